@@ -1,0 +1,189 @@
+//! One byte budget over all memory that grows with load: memtables, log buffers, caches, index
+//! and filter blocks, requests in flight.
+//!
+//! Owned by whoever opens a database (several databases may share one). Charging never fails and
+//! never blocks: going over the budget raises [`Pressure`], on which writers slow down and caches
+//! shrink; nothing is killed. Invariant: the total is the sum of the classes, each of which is the
+//! sum of the live [`Charge`]s of that class. Thread-safe; a charge is two relaxed atomic adds.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+/// What memory is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryClass {
+    /// Memtable slabs, active and immutable.
+    Memtable,
+    /// Write-ahead log buffers and rings.
+    Log,
+    /// Cached data blocks.
+    BlockCache,
+    /// Index and filter blocks held by open table readers.
+    TableReader,
+    /// Requests and replies in flight in a front end.
+    Request,
+    /// Buffers of running flush and compaction jobs.
+    Job,
+}
+
+impl MemoryClass {
+    /// Every class, in the order in which reports list them.
+    pub const ALL: [Self; 6] =
+        [Self::Memtable, Self::Log, Self::BlockCache, Self::TableReader, Self::Request, Self::Job];
+
+    /// The class as reports spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memtable => "memtable",
+            Self::Log => "log",
+            Self::BlockCache => "block_cache",
+            Self::TableReader => "table_reader",
+            Self::Request => "request",
+            Self::Job => "job",
+        }
+    }
+}
+
+/// How close the use is to the budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pressure {
+    /// Under 90 %.
+    None,
+    /// From 90 % on: caches give back, flushes start early.
+    High,
+    /// Over the budget: writers are slowed.
+    Over,
+}
+
+/// A byte budget; see the module.
+pub struct ByteBudget {
+    limit_bytes: AtomicU64,
+    used: [AtomicI64; MemoryClass::ALL.len()],
+}
+
+impl ByteBudget {
+    /// A budget of `limit_bytes`; `u64::MAX` for none.
+    #[must_use]
+    pub fn new(limit_bytes: u64) -> Arc<Self> {
+        Arc::new(Self { limit_bytes: AtomicU64::new(limit_bytes), used: Default::default() })
+    }
+
+    /// A budget without a limit.
+    #[must_use]
+    pub fn unlimited() -> Arc<Self> {
+        Self::new(u64::MAX)
+    }
+
+    /// The limit in bytes.
+    #[must_use]
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes the limit; holders notice at their next look at [`ByteBudget::pressure`].
+    pub fn set_limit_bytes(&self, bytes: u64) {
+        self.limit_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes charged to one class.
+    #[must_use]
+    pub fn used_bytes(&self, class: MemoryClass) -> u64 {
+        self.used[class as usize].load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Bytes charged in all.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        MemoryClass::ALL.iter().map(|&class| self.used_bytes(class)).sum()
+    }
+
+    /// How close the use is to the limit.
+    #[must_use]
+    pub fn pressure(&self) -> Pressure {
+        let (used, limit) = (self.total_bytes(), self.limit_bytes());
+        if used > limit {
+            Pressure::Over
+        } else if used / 9 >= limit / 10 {
+            Pressure::High
+        } else {
+            Pressure::None
+        }
+    }
+
+    /// Charges `bytes` without a guard; the caller promises to [`ByteBudget::release`] them.
+    pub fn charge(&self, class: MemoryClass, bytes: u64) {
+        self.used[class as usize].fetch_add(bytes as i64, Ordering::Relaxed);
+    }
+
+    /// Gives back what [`ByteBudget::charge`] took.
+    pub fn release(&self, class: MemoryClass, bytes: u64) {
+        self.used[class as usize].fetch_sub(bytes as i64, Ordering::Relaxed);
+    }
+
+    /// Charges `bytes` until the returned guard is dropped.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>, class: MemoryClass, bytes: u64) -> Charge {
+        self.charge(class, bytes);
+        Charge { budget: Arc::clone(self), class, bytes }
+    }
+}
+
+impl fmt::Debug for ByteBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("ByteBudget");
+        out.field("limit_bytes", &self.limit_bytes());
+        for class in MemoryClass::ALL {
+            out.field(class.name(), &self.used_bytes(class));
+        }
+        out.finish()
+    }
+}
+
+/// Bytes charged to a budget until this is dropped.
+#[derive(Debug)]
+pub struct Charge {
+    budget: Arc<ByteBudget>,
+    class: MemoryClass,
+    bytes: u64,
+}
+
+impl Charge {
+    /// Changes how many bytes this guard holds.
+    pub fn resize(&mut self, bytes: u64) {
+        self.budget.charge(self.class, bytes);
+        self.budget.release(self.class, self.bytes);
+        self.bytes = bytes;
+    }
+
+    /// Bytes held.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.release(self.class, self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn charges_come_back_and_pressure_follows() {
+        let budget = ByteBudget::new(100);
+        let mut held = budget.hold(MemoryClass::Memtable, 50);
+        assert_eq!(budget.pressure(), Pressure::None);
+        held.resize(95);
+        assert_eq!(budget.pressure(), Pressure::High);
+        let more = budget.hold(MemoryClass::BlockCache, 6);
+        assert_eq!(budget.pressure(), Pressure::Over);
+        drop((held, more));
+        assert_eq!(budget.total_bytes(), 0);
+    }
+}

@@ -1,0 +1,95 @@
+//! Time behind a trait: the system's clock in production, one that a test winds by hand.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A source of time. Shared by all threads of a database.
+pub trait Clock: Send + Sync + fmt::Debug + 'static {
+    /// Nanoseconds since some fixed moment; never goes back.
+    fn now_ns(&self) -> u64;
+    /// Milliseconds since the Unix epoch; may jump when an operator sets the clock.
+    fn unix_ms(&self) -> u64;
+    /// Blocks the calling thread for `duration` of this clock's time.
+    fn sleep(&self, duration: Duration);
+}
+
+/// The operating system's clock.
+#[derive(Debug)]
+pub struct SystemClock {
+    origin: Instant,
+}
+
+impl SystemClock {
+    /// A clock whose monotonic time starts now.
+    #[must_use]
+    pub fn new() -> Self {
+        #[expect(clippy::disallowed_methods, reason = "this is the clock that all others ask")]
+        let origin = Instant::now();
+        Self { origin }
+    }
+
+    /// The same behind a shared pointer.
+    #[must_use]
+    pub fn shared() -> Arc<dyn Clock> {
+        Arc::new(Self::new())
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn now_ns(&self) -> u64 {
+        self.origin.elapsed().as_nanos() as u64
+    }
+
+    fn unix_ms(&self) -> u64 {
+        #[expect(clippy::disallowed_methods, reason = "this is the clock that all others ask")]
+        let now = SystemTime::now();
+        now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    }
+
+    fn sleep(&self, duration: Duration) {
+        #[expect(clippy::disallowed_methods, reason = "this is the clock that all others ask")]
+        std::thread::sleep(duration);
+    }
+}
+
+/// A clock that moves only when told to. `sleep` advances it at once and does not block.
+#[derive(Debug)]
+pub struct ManualClock {
+    now_ns: AtomicU64,
+    unix_start_ms: u64,
+}
+
+impl ManualClock {
+    /// A clock that stands at `unix_ms` and monotonic 0.
+    #[must_use]
+    pub fn new(unix_ms: u64) -> Self {
+        Self { now_ns: AtomicU64::new(0), unix_start_ms: unix_ms }
+    }
+
+    /// Moves both times on.
+    pub fn advance(&self, duration: Duration) {
+        self.now_ns.fetch_add(duration.as_nanos() as u64, Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now_ns(&self) -> u64 {
+        self.now_ns.load(Ordering::SeqCst)
+    }
+
+    fn unix_ms(&self) -> u64 {
+        self.unix_start_ms + self.now_ns() / 1_000_000
+    }
+
+    fn sleep(&self, duration: Duration) {
+        self.advance(duration);
+    }
+}

@@ -1,0 +1,204 @@
+//! The byte codec of every on-disk format: little-endian fixed integers, LEB128 varints and
+//! length-prefixed byte strings.
+//!
+//! Writing appends to a `Vec<u8>`; reading goes through a [`Reader`], whose every method checks
+//! bounds and returns `None` past the end, so that a decoder of foreign bytes cannot panic.
+
+/// Longest encoding of a 64-bit varint.
+pub const VARINT64_BYTES_MAX: usize = 10;
+
+/// Appends a `u8`.
+pub fn put_u8(out: &mut Vec<u8>, value: u8) {
+    out.push(value);
+}
+
+/// Appends a `u32`, little-endian.
+pub fn put_u32(out: &mut Vec<u8>, value: u32) {
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+/// Appends a `u64`, little-endian.
+pub fn put_u64(out: &mut Vec<u8>, value: u64) {
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+/// Appends a varint of one to ten bytes.
+#[inline]
+pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Appends the length as a varint, then the bytes.
+#[inline]
+pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// How many bytes [`put_varint`] writes for `value`.
+#[inline]
+#[must_use]
+pub fn varint_len(value: u64) -> usize {
+    (70 - (value | 1).leading_zeros() as usize) / 7
+}
+
+/// Reads a varint at the start of `bytes`; the value and how many bytes it took.
+/// `None` if it is cut off, longer than ten bytes or over 64 bits.
+#[inline]
+#[must_use]
+pub fn get_varint(bytes: &[u8]) -> Option<(u64, usize)> {
+    let first = *bytes.first()?;
+    if first < 0x80 {
+        return Some((u64::from(first), 1));
+    }
+    let mut value = u64::from(first & 0x7f);
+    let mut shift = 7;
+    for (index, &byte) in bytes.iter().enumerate().skip(1).take(VARINT64_BYTES_MAX - 1) {
+        let part = u64::from(byte & 0x7f);
+        if shift == 63 && part > 1 {
+            return None;
+        }
+        value |= part << shift;
+        if byte < 0x80 {
+            return Some((value, index + 1));
+        }
+        shift += 7;
+    }
+    None
+}
+
+/// A cursor over foreign bytes. Every read checks bounds; a failed read leaves the cursor where
+/// it was.
+#[derive(Clone, Debug)]
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    position: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// A cursor at the start of `bytes`.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, position: 0 }
+    }
+
+    /// Bytes read so far.
+    #[must_use]
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The bytes not read yet.
+    #[must_use]
+    pub fn rest(&self) -> &'a [u8] {
+        &self.bytes[self.position..]
+    }
+
+    /// Whether everything was read.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.position == self.bytes.len()
+    }
+
+    /// Reads `len` bytes.
+    #[inline]
+    pub fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let end = self.position.checked_add(len)?;
+        let taken = self.bytes.get(self.position..end)?;
+        self.position = end;
+        Some(taken)
+    }
+
+    /// Reads a byte.
+    pub fn u8(&mut self) -> Option<u8> {
+        self.take(1).map(|bytes| bytes[0])
+    }
+
+    /// Reads a little-endian `u32`.
+    pub fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    /// Reads a little-endian `u64`.
+    pub fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    /// Reads a varint.
+    #[inline]
+    pub fn varint(&mut self) -> Option<u64> {
+        let (value, len) = get_varint(&self.bytes[self.position..])?;
+        self.position += len;
+        Some(value)
+    }
+
+    /// Reads a varint that must fit a `u32`.
+    pub fn varint32(&mut self) -> Option<u32> {
+        let before = self.position;
+        let value = u32::try_from(self.varint()?).ok();
+        if value.is_none() {
+            self.position = before;
+        }
+        value
+    }
+
+    /// Reads a length-prefixed byte string.
+    #[inline]
+    pub fn bytes(&mut self) -> Option<&'a [u8]> {
+        let before = self.position;
+        let len = usize::try_from(self.varint()?).ok()?;
+        let taken = self.take(len);
+        if taken.is_none() {
+            self.position = before;
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn varints_round_trip_at_every_width() {
+        for bit in 0..64 {
+            for value in [(1u64 << bit) - 1, 1 << bit, (1 << bit) | 1] {
+                let mut out = Vec::new();
+                put_varint(&mut out, value);
+                assert_eq!(out.len(), varint_len(value), "{value}");
+                assert_eq!(get_varint(&out), Some((value, out.len())));
+                for cut in 0..out.len() {
+                    assert_eq!(get_varint(&out[..cut]), None);
+                }
+            }
+        }
+        let mut out = Vec::new();
+        put_varint(&mut out, u64::MAX);
+        assert_eq!(get_varint(&out), Some((u64::MAX, 10)));
+    }
+
+    #[test]
+    fn overlong_varints_are_refused() {
+        assert_eq!(get_varint(&[0xff; 11]), None);
+        let mut sixty_five_bits = [0xff; 10];
+        sixty_five_bits[9] = 2;
+        assert_eq!(get_varint(&sixty_five_bits), None);
+    }
+
+    #[test]
+    fn a_failed_read_leaves_the_cursor() {
+        let mut out = Vec::new();
+        put_varint(&mut out, 5);
+        out.extend_from_slice(b"abc");
+        let mut reader = Reader::new(&out);
+        assert_eq!(reader.bytes(), None);
+        assert_eq!(reader.position(), 0);
+        assert_eq!(reader.varint(), Some(5));
+        assert_eq!(reader.take(3), Some(&b"abc"[..]));
+        assert!(reader.is_empty());
+    }
+}

@@ -1,0 +1,196 @@
+//! The one error type that crosses crate boundaries: a kind chosen by what the caller can do, a
+//! sentence that says what was wrong and what to do, and the cause.
+
+use std::fmt;
+use std::path::Path;
+
+/// `Result` with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What the caller can do about an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Correct the call: a key too long, an unknown column family, a setting out of range.
+    InvalidArgument,
+    /// Try again later: the thing is busy, or the call would have had to wait.
+    Busy,
+    /// The thing asked for does not exist.
+    NotFound,
+    /// Stored bytes are not what was written: restore the named file from a copy.
+    Corrupt,
+    /// The device or the operating system refused: look at the named file and the cause.
+    Io,
+    /// The database no longer takes writes, because of an earlier I/O error; reads go on.
+    ReadOnly,
+    /// Somebody else owns this now, or the handle was closed.
+    Fenced,
+    /// The format or feature is of another version than this program.
+    Unsupported,
+}
+
+impl ErrorKind {
+    /// The kind as it is printed.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "invalid argument",
+            Self::Busy => "busy",
+            Self::NotFound => "not found",
+            Self::Corrupt => "corruption",
+            Self::Io => "i/o error",
+            Self::ReadOnly => "read only",
+            Self::Fenced => "closed",
+            Self::Unsupported => "unsupported",
+        }
+    }
+}
+
+/// An error: what the caller can do, what happened to what, and why.
+///
+/// Cheap to clone, so that one failure can be told to every waiter of a group commit and kept as
+/// the sticky state of a database.
+#[derive(Clone)]
+pub struct Error {
+    inner: std::sync::Arc<Inner>,
+}
+
+struct Inner {
+    kind: ErrorKind,
+    context: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync + 'static>>,
+}
+
+impl Error {
+    /// An error without a cause. `context` is a sentence for the person at the console.
+    pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
+        Self { inner: std::sync::Arc::new(Inner { kind, context: context.into(), source: None }) }
+    }
+
+    /// An error with a cause.
+    pub fn with_source(
+        kind: ErrorKind,
+        context: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync + 'static>>,
+    ) -> Self {
+        Self {
+            inner: std::sync::Arc::new(Inner {
+                kind,
+                context: context.into(),
+                source: Some(source.into()),
+            }),
+        }
+    }
+
+    /// [`ErrorKind::InvalidArgument`].
+    pub fn invalid(context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidArgument, context)
+    }
+
+    /// [`ErrorKind::Busy`].
+    pub fn busy(context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Busy, context)
+    }
+
+    /// [`ErrorKind::NotFound`].
+    pub fn not_found(context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NotFound, context)
+    }
+
+    /// [`ErrorKind::Unsupported`].
+    pub fn unsupported(context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unsupported, context)
+    }
+
+    /// [`ErrorKind::Corrupt`] in `file` at byte `offset`: `what` names the damaged thing and how
+    /// it is damaged ("data block: checksum 0x… does not match 0x…").
+    pub fn corrupt(file: &Path, offset: u64, what: impl fmt::Display) -> Self {
+        Self::new(
+            ErrorKind::Corrupt,
+            format!("{}: corrupt at offset {offset}: {what}", file.display()),
+        )
+    }
+
+    /// [`ErrorKind::Io`] while `doing` ("read 4096 bytes at 0 of") with `file`.
+    pub fn io(doing: &str, file: &Path, source: std::io::Error) -> Self {
+        let kind = match source.kind() {
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            _ => ErrorKind::Io,
+        };
+        Self::with_source(kind, format!("cannot {doing} {}", file.display()), source)
+    }
+
+    /// What the caller can do.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.inner.kind
+    }
+
+    /// The sentence, without kind and cause.
+    #[must_use]
+    pub fn context(&self) -> &str {
+        &self.inner.context
+    }
+
+    /// The operating system's error, if one is the cause.
+    #[must_use]
+    pub fn io_kind(&self) -> Option<std::io::ErrorKind> {
+        self.inner.source.as_ref()?.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
+    }
+
+    /// Whether the cause is a full device or an exceeded quota: it may go away by itself.
+    #[must_use]
+    pub fn is_no_space(&self) -> bool {
+        matches!(
+            self.io_kind(),
+            Some(std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+        )
+    }
+
+    /// The same error with `outer: ` before its sentence.
+    #[must_use]
+    pub fn context_at(&self, outer: impl fmt::Display) -> Self {
+        let context = format!("{outer}: {}", self.inner.context);
+        match &self.inner.source {
+            None => Self::new(self.inner.kind, context),
+            Some(_) => Self::with_source(self.inner.kind, context, Shared(self.clone())),
+        }
+    }
+}
+
+/// Keeps the chain of causes when an error is wrapped.
+#[derive(Debug)]
+struct Shared(Error);
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0.inner.source {
+            Some(source) => source.fmt(f),
+            None => f.write_str(&self.0.inner.context),
+        }
+    }
+}
+
+impl std::error::Error for Shared {}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.inner.kind.name(), self.inner.context)?;
+        match &self.inner.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.inner.source.as_ref().map(|source| &**source as _)
+    }
+}

@@ -1,0 +1,42 @@
+//! Threads behind a trait, so that a test can count them, name them or run none.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A spawned thread; `join` waits for its end.
+pub struct Joiner(std::thread::JoinHandle<()>);
+
+impl fmt::Debug for Joiner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Joiner({:?})", self.0.thread().name())
+    }
+}
+
+impl Joiner {
+    /// Waits until the thread has ended. `Err` if it panicked.
+    pub fn join(self) -> Result<()> {
+        let name = self.0.thread().name().unwrap_or("unnamed").to_owned();
+        self.0.join().map_err(|_| Error::new(ErrorKind::Fenced, format!("thread {name} panicked")))
+    }
+}
+
+/// Starts threads.
+pub trait Spawn: Send + Sync + fmt::Debug + 'static {
+    /// Runs `body` on a new thread named `name` (at most 15 bytes show in `top`).
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Joiner>;
+}
+
+/// Threads of the operating system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemSpawn;
+
+impl Spawn for SystemSpawn {
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Joiner> {
+        std::thread::Builder::new().name(name.to_owned()).spawn(body).map(Joiner).map_err(
+            |source| {
+                Error::with_source(ErrorKind::Io, format!("cannot start thread {name}"), source)
+            },
+        )
+    }
+}

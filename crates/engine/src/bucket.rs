@@ -1,0 +1,172 @@
+//! Bucket maps: how a column family's key space is cut into buckets (BucketLSM §V-A).
+//!
+//! Immutable; a change makes a new map of the next epoch. Invariants: boundaries are strictly
+//! ascending and none is empty; bucket `i` holds the keys from boundary `i - 1` (inclusive, the
+//! first from the empty key) to boundary `i` (exclusive, the last without end). There is always at
+//! least one bucket.
+
+use archipelago_base::{Epoch, Error, Result};
+
+use crate::key::KeyRange;
+
+/// Most buckets that a map may have.
+pub const BUCKETS_MAX: usize = 1024;
+
+/// A map of key space to buckets; see the module.
+#[derive(Clone, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+pub struct BucketMap {
+    epoch: u64,
+    boundaries: Vec<Vec<u8>>,
+}
+
+impl BucketMap {
+    /// One bucket, epoch 0: what a column family starts with.
+    #[must_use]
+    pub fn single() -> Self {
+        Self::default()
+    }
+
+    /// A map of `boundaries`. `InvalidArgument` if they are not strictly ascending, one is empty
+    /// or there are too many.
+    pub fn new(epoch: Epoch, boundaries: Vec<Vec<u8>>) -> Result<Self> {
+        if boundaries.len() >= BUCKETS_MAX {
+            return Err(Error::invalid(format!(
+                "{} buckets are too many: at most {BUCKETS_MAX}",
+                boundaries.len() + 1
+            )));
+        }
+        let ascending = boundaries.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || boundaries.first().is_some_and(Vec::is_empty) {
+            return Err(Error::invalid(
+                "bucket boundaries must be non-empty keys in strictly ascending order",
+            ));
+        }
+        Ok(Self { epoch: epoch.0, boundaries })
+    }
+
+    /// Generation of the map; larger is later.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch)
+    }
+
+    /// How many buckets.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a map is never empty")]
+    pub fn len(&self) -> usize {
+        self.boundaries.len() + 1
+    }
+
+    /// The keys at which the buckets meet.
+    #[must_use]
+    pub fn boundaries(&self) -> &[Vec<u8>] {
+        &self.boundaries
+    }
+
+    /// Index of the bucket that holds `key`.
+    #[inline]
+    #[must_use]
+    pub fn bucket_of(&self, key: &[u8]) -> usize {
+        if self.boundaries.is_empty() {
+            return 0;
+        }
+        self.boundaries.partition_point(|boundary| boundary.as_slice() <= key)
+    }
+
+    /// First key of bucket `index`.
+    #[must_use]
+    pub fn start(&self, index: usize) -> &[u8] {
+        if index == 0 { &[] } else { &self.boundaries[index - 1] }
+    }
+
+    /// First key past bucket `index`; `None` for the last.
+    #[must_use]
+    pub fn end(&self, index: usize) -> Option<&[u8]> {
+        self.boundaries.get(index).map(Vec::as_slice)
+    }
+
+    /// The key range of bucket `index`.
+    #[must_use]
+    pub fn range(&self, index: usize) -> KeyRange {
+        KeyRange { start: self.start(index).to_vec(), end: self.end(index).map(<[u8]>::to_vec) }
+    }
+
+    /// The indexes of all buckets that hold keys of `range`.
+    #[must_use]
+    pub fn buckets_of(&self, range: &KeyRange) -> std::ops::Range<usize> {
+        let first = self.bucket_of(&range.start);
+        let last = match &range.end {
+            None => self.len() - 1,
+            Some(end) => self.boundaries.partition_point(|boundary| boundary < end),
+        };
+        first..last.max(first) + 1
+    }
+
+    /// The map with bucket `index` cut at `key`. `InvalidArgument` if the key does not lie
+    /// strictly inside that bucket.
+    pub fn split(&self, index: usize, key: &[u8]) -> Result<Self> {
+        if index >= self.len() || self.bucket_of(key) != index || key == self.start(index) {
+            return Err(Error::invalid(format!(
+                "cannot split bucket {index} at \"{}\": the key must lie inside the bucket, past \
+                 its first key",
+                key.escape_ascii()
+            )));
+        }
+        let mut boundaries = self.boundaries.clone();
+        boundaries.insert(index, key.to_vec());
+        Self::new(Epoch(self.epoch + 1), boundaries)
+    }
+
+    /// The map with buckets `index` and `index + 1` made one.
+    pub fn merge(&self, index: usize) -> Result<Self> {
+        if index + 1 >= self.len() {
+            return Err(Error::invalid(format!(
+                "cannot merge bucket {index} with its right neighbour: there are {} buckets",
+                self.len()
+            )));
+        }
+        let mut boundaries = self.boundaries.clone();
+        boundaries.remove(index);
+        Self::new(Epoch(self.epoch + 1), boundaries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(boundaries: &[&str]) -> BucketMap {
+        BucketMap::new(Epoch(1), boundaries.iter().map(|b| b.as_bytes().to_vec()).collect())
+            .expect("valid")
+    }
+
+    #[test]
+    fn keys_find_their_buckets() {
+        let map = map(&["g", "p"]);
+        for (key, bucket) in [("", 0), ("f", 0), ("g", 1), ("o", 1), ("p", 2), ("z", 2)] {
+            assert_eq!(map.bucket_of(key.as_bytes()), bucket, "{key}");
+            assert!(map.range(bucket).contains(key.as_bytes()));
+        }
+        let range = |a: &str, b: Option<&str>| KeyRange {
+            start: a.into(),
+            end: b.map(|b| b.as_bytes().to_vec()),
+        };
+        assert_eq!(map.buckets_of(&range("a", Some("g"))), 0..1);
+        assert_eq!(map.buckets_of(&range("a", Some("h"))), 0..2);
+        assert_eq!(map.buckets_of(&range("g", None)), 1..3);
+    }
+
+    #[test]
+    fn split_and_merge_are_inverse_and_checked() {
+        let before = map(&["g", "p"]);
+        let split = before.split(1, b"k").expect("inside");
+        assert_eq!(split.boundaries(), map(&["g", "k", "p"]).boundaries());
+        assert_eq!(split.epoch(), Epoch(2));
+        assert_eq!(split.merge(1).expect("inside").boundaries(), before.boundaries());
+        assert!(before.split(1, b"g").is_err());
+        assert!(before.split(1, b"z").is_err());
+        assert!(before.split(0, b"").is_err());
+        assert!(before.merge(2).is_err());
+        assert!(BucketMap::new(Epoch(1), vec![b"b".to_vec(), b"a".to_vec()]).is_err());
+    }
+}

@@ -1,0 +1,193 @@
+//! What users plug into a column family by name: merge operators and compaction filters.
+//!
+//! By name, because a job that runs in another process must find the same code there: a job's
+//! spec carries the name, the executor looks it up in its own [`Registry`].
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use archipelago_base::{Error, Result};
+
+/// Combines merge operands with a base value. Must be associative over operands, deterministic,
+/// and the same in every process that opens the database.
+pub trait MergeOperator: Send + Sync + 'static {
+    /// The name that column families are stored with.
+    fn name(&self) -> &str;
+    /// The value of `key` after applying `operands` (oldest first) to `base` (`None`: no value).
+    /// An error is returned to the reader, or stops the compaction with the operands kept.
+    fn full_merge(&self, key: &[u8], base: Option<&[u8]>, operands: &[&[u8]]) -> Result<Vec<u8>>;
+    /// Two or more operands (oldest first) as one; `None` if they cannot be combined without the
+    /// base, which is always right.
+    fn partial_merge(&self, _key: &[u8], _operands: &[&[u8]]) -> Option<Vec<u8>> {
+        None
+    }
+}
+
+/// What a compaction filter decides about a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FilterDecision {
+    /// Keep it.
+    Keep,
+    /// Remove it; older versions stay hidden.
+    Remove,
+    /// Keep the key with another value.
+    Change(Vec<u8>),
+}
+
+/// Looks at the newest version of every key that a compaction passes and no snapshot needs.
+pub trait CompactionFilter: Send + Sync + 'static {
+    /// The name that column families are stored with.
+    fn name(&self) -> &str;
+    /// What becomes of `key`, whose user value is `value` and whose expiry, if it has one, is
+    /// `expires_at_ms`. `now_ms` is the time at which the job started (Unix milliseconds).
+    fn filter(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        expires_at_ms: Option<u64>,
+        now_ms: u64,
+    ) -> FilterDecision;
+}
+
+/// The extensions that a process knows, by name.
+#[derive(Clone)]
+pub struct Registry {
+    merge_operators: BTreeMap<String, Arc<dyn MergeOperator>>,
+    compaction_filters: BTreeMap<String, Arc<dyn CompactionFilter>>,
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry")
+            .field("merge_operators", &self.merge_operators.keys())
+            .field("compaction_filters", &self.compaction_filters.keys())
+            .finish()
+    }
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        let mut registry =
+            Self { merge_operators: BTreeMap::new(), compaction_filters: BTreeMap::new() };
+        registry.add_merge_operator(Arc::new(CounterMerge));
+        registry.add_merge_operator(Arc::new(AppendMerge));
+        registry.add_compaction_filter(Arc::new(TtlFilter));
+        registry
+    }
+}
+
+impl Registry {
+    /// Adds (or replaces) a merge operator under its name.
+    pub fn add_merge_operator(&mut self, operator: Arc<dyn MergeOperator>) {
+        self.merge_operators.insert(operator.name().to_owned(), operator);
+    }
+
+    /// Adds (or replaces) a compaction filter under its name.
+    pub fn add_compaction_filter(&mut self, filter: Arc<dyn CompactionFilter>) {
+        self.compaction_filters.insert(filter.name().to_owned(), filter);
+    }
+
+    /// The merge operator of that name.
+    pub fn merge_operator(&self, name: &str) -> Result<Arc<dyn MergeOperator>> {
+        self.merge_operators
+            .get(name)
+            .cloned()
+            .ok_or_else(|| unknown("merge operator", name, self.merge_operators.keys()))
+    }
+
+    /// The compaction filter of that name.
+    pub fn compaction_filter(&self, name: &str) -> Result<Arc<dyn CompactionFilter>> {
+        self.compaction_filters
+            .get(name)
+            .cloned()
+            .ok_or_else(|| unknown("compaction filter", name, self.compaction_filters.keys()))
+    }
+}
+
+fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a String>) -> Error {
+    let known: Vec<&str> = known.map(String::as_str).collect();
+    Error::invalid(format!(
+        "no {what} named \"{name}\" is registered in this process (there are: {}); register it \
+         before the database is opened",
+        known.join(", ")
+    ))
+}
+
+/// Adds u64 operands to a u64 value, wrapping; both are 8 bytes, little-endian. No value counts
+/// as 0. Name: `u64-counter`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CounterMerge;
+
+impl CounterMerge {
+    fn number(key: &[u8], what: &str, bytes: &[u8]) -> Result<u64> {
+        bytes.try_into().map(u64::from_le_bytes).map_err(|_| {
+            Error::invalid(format!(
+                "u64-counter: the {what} of key \"{}\" has {} bytes instead of 8",
+                key.escape_ascii(),
+                bytes.len()
+            ))
+        })
+    }
+}
+
+impl MergeOperator for CounterMerge {
+    fn name(&self) -> &str {
+        "u64-counter"
+    }
+
+    fn full_merge(&self, key: &[u8], base: Option<&[u8]>, operands: &[&[u8]]) -> Result<Vec<u8>> {
+        let mut sum = base.map_or(Ok(0), |base| Self::number(key, "value", base))?;
+        for operand in operands {
+            sum = sum.wrapping_add(Self::number(key, "operand", operand)?);
+        }
+        Ok(sum.to_le_bytes().to_vec())
+    }
+
+    fn partial_merge(&self, key: &[u8], operands: &[&[u8]]) -> Option<Vec<u8>> {
+        self.full_merge(key, None, operands).ok()
+    }
+}
+
+/// Appends the operands' bytes to the value. Name: `append`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AppendMerge;
+
+impl MergeOperator for AppendMerge {
+    fn name(&self) -> &str {
+        "append"
+    }
+
+    fn full_merge(&self, _key: &[u8], base: Option<&[u8]>, operands: &[&[u8]]) -> Result<Vec<u8>> {
+        let mut value = base.unwrap_or_default().to_vec();
+        operands.iter().for_each(|operand| value.extend_from_slice(operand));
+        Ok(value)
+    }
+
+    fn partial_merge(&self, _key: &[u8], operands: &[&[u8]]) -> Option<Vec<u8>> {
+        Some(operands.concat())
+    }
+}
+
+/// Removes expired records. Name: `ttl`. Reads hide them at once; this gives their space back.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TtlFilter;
+
+impl CompactionFilter for TtlFilter {
+    fn name(&self) -> &str {
+        "ttl"
+    }
+
+    fn filter(
+        &self,
+        _key: &[u8],
+        _value: &[u8],
+        expires_at_ms: Option<u64>,
+        now_ms: u64,
+    ) -> FilterDecision {
+        match expires_at_ms {
+            Some(expiry) if expiry <= now_ms => FilterDecision::Remove,
+            _ => FilterDecision::Keep,
+        }
+    }
+}

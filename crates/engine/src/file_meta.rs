@@ -1,0 +1,126 @@
+//! What the manifest knows of an SST.
+
+use archipelago_base::{FileNo, SeqNo};
+
+use crate::key::KeyRange;
+
+/// An SST as a version sees it. Immutable; shared by all versions that hold the file.
+///
+/// Bounds: `smallest` is the smallest user key of a point record or range-tombstone start.
+/// `largest` is the largest user key of a point record, or the end of a range tombstone; in the
+/// latter case, if no point record lies at that key, `largest_exclusive` is set: the file says
+/// nothing about `largest` itself.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct FileMeta {
+    /// Number of the file; its name is `NNNNNN.sst`.
+    pub no: u64,
+    /// Random id that the file's blocks are bound to.
+    pub unique_id: [u8; 16],
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// CRC-32C of the whole file.
+    pub checksum: u32,
+    /// See the type.
+    pub smallest: Vec<u8>,
+    /// See the type.
+    pub largest: Vec<u8>,
+    /// See the type.
+    pub largest_exclusive: bool,
+    /// Smallest sequence number in the file.
+    pub smallest_seq: u64,
+    /// Largest sequence number in the file.
+    pub largest_seq: u64,
+    /// Point records.
+    pub entries: u64,
+    /// Point records that delete.
+    pub deletions: u64,
+    /// Range tombstones.
+    pub range_deletions: u64,
+    /// Bytes of user keys and values before encoding.
+    pub raw_bytes: u64,
+    /// For an ingested file: every record reads as if written with this sequence number.
+    pub global_seq: Option<u64>,
+    /// Key in the middle of the file (the median of its index keys): where a bucket would be cut.
+    pub median_key: Vec<u8>,
+    /// Unix milliseconds when it was written.
+    pub created_unix_ms: u64,
+}
+
+impl FileMeta {
+    /// The number as its type.
+    #[must_use]
+    pub fn file_no(&self) -> FileNo {
+        FileNo(self.no)
+    }
+
+    /// The largest sequence number as its type.
+    #[must_use]
+    pub fn largest_seq(&self) -> SeqNo {
+        SeqNo(self.largest_seq)
+    }
+
+    /// Whether the file may say something about `key`.
+    #[inline]
+    #[must_use]
+    pub fn contains(&self, key: &[u8]) -> bool {
+        self.smallest.as_slice() <= key && !self.ends_before(key)
+    }
+
+    /// Whether all that the file says lies before `key`.
+    #[inline]
+    #[must_use]
+    pub fn ends_before(&self, key: &[u8]) -> bool {
+        match self.largest.as_slice().cmp(key) {
+            std::cmp::Ordering::Less => true,
+            std::cmp::Ordering::Equal => self.largest_exclusive,
+            std::cmp::Ordering::Greater => false,
+        }
+    }
+
+    /// Whether the file may say something about a key of `range`.
+    #[must_use]
+    pub fn overlaps(&self, range: &KeyRange) -> bool {
+        !self.ends_before(&range.start)
+            && range.end.as_ref().is_none_or(|end| self.smallest.as_slice() < end.as_slice())
+    }
+
+    /// Whether the two files may say something about the same key.
+    #[must_use]
+    pub fn overlaps_file(&self, other: &Self) -> bool {
+        !self.ends_before(&other.smallest) && !other.ends_before(&self.smallest)
+    }
+
+    /// Whether everything that the file says lies in `range`.
+    #[must_use]
+    pub fn within(&self, range: &KeyRange) -> bool {
+        self.smallest >= range.start
+            && range.end.as_ref().is_none_or(|end| {
+                self.largest < *end || (self.largest == *end && self.largest_exclusive)
+            })
+    }
+}
+
+/// Name of an SST.
+#[must_use]
+pub fn sst_name(no: FileNo) -> String {
+    format!("{:06}.sst", no.0)
+}
+
+/// Name of a log segment.
+#[must_use]
+pub fn log_name(no: FileNo) -> String {
+    format!("{:06}.log", no.0)
+}
+
+/// Name of a manifest.
+#[must_use]
+pub fn manifest_name(no: FileNo) -> String {
+    format!("MANIFEST-{:06}", no.0)
+}
+
+/// Name of the file that names the current manifest.
+pub const CURRENT_NAME: &str = "CURRENT";
+/// Name of the lock file.
+pub const LOCK_NAME: &str = "LOCK";
+/// Name of the file that says that a directory is a database, and of which format version.
+pub const IDENTITY_NAME: &str = "IDENTITY";

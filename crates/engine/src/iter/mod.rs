@@ -1,0 +1,66 @@
+//! Iterators over internal keys.
+
+use archipelago_base::Result;
+
+/// A cursor over records in internal-key order ([`crate::key::compare`]): a memtable shard, a
+/// block, a table, a level, or several of them merged.
+///
+/// A fresh cursor is not valid until it is placed by a seek. `key` and `value` may be called only
+/// while it is valid, and what they return holds until the next call that moves the cursor. An
+/// error makes the cursor invalid, and [`InternalIterator::status`] tells it; a cursor that just
+/// ran off an end has status `Ok`. Not shared between threads, may move between them.
+pub trait InternalIterator: Send {
+    /// Whether the cursor stands on a record.
+    fn valid(&self) -> bool;
+    /// To the first record.
+    fn seek_to_first(&mut self);
+    /// To the last record.
+    fn seek_to_last(&mut self);
+    /// To the first record whose encoded internal key is at or after `target`.
+    fn seek(&mut self, target: &[u8]);
+    /// To the last record whose encoded internal key is at or before `target`.
+    fn seek_for_prev(&mut self, target: &[u8]);
+    /// To the next record. The cursor must be valid.
+    fn next(&mut self);
+    /// To the previous record. The cursor must be valid.
+    fn prev(&mut self);
+    /// The encoded internal key.
+    fn key(&self) -> &[u8];
+    /// The stored value.
+    fn value(&self) -> &[u8];
+    /// The error that made the cursor invalid, if one did.
+    fn status(&self) -> Result<()>;
+}
+
+impl<T: InternalIterator + ?Sized> InternalIterator for Box<T> {
+    fn valid(&self) -> bool {
+        (**self).valid()
+    }
+    fn seek_to_first(&mut self) {
+        (**self).seek_to_first();
+    }
+    fn seek_to_last(&mut self) {
+        (**self).seek_to_last();
+    }
+    fn seek(&mut self, target: &[u8]) {
+        (**self).seek(target);
+    }
+    fn seek_for_prev(&mut self, target: &[u8]) {
+        (**self).seek_for_prev(target);
+    }
+    fn next(&mut self) {
+        (**self).next();
+    }
+    fn prev(&mut self) {
+        (**self).prev();
+    }
+    fn key(&self) -> &[u8] {
+        (**self).key()
+    }
+    fn value(&self) -> &[u8] {
+        (**self).value()
+    }
+    fn status(&self) -> Result<()> {
+        (**self).status()
+    }
+}

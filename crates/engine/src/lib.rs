@@ -1,0 +1,23 @@
+//! The LSM engine: an ordered, crash-safe key-value store whose unit is the bucket.
+//!
+//! Layer 3. It knows no network: files come from [`archipelago_env::FileSystem`], memtable memory
+//! from a slab source. `ARCHITECTURE.md` follows one write and one read through the modules.
+
+pub mod bucket;
+pub mod extension;
+pub mod file_meta;
+pub mod iter;
+pub mod key;
+pub mod live_file;
+pub mod lookup;
+pub mod options;
+pub mod pinned;
+pub mod tombstone;
+
+pub mod cache;
+pub mod compaction;
+pub mod flush;
+pub mod manifest;
+pub mod memtable;
+pub mod sst;
+pub mod wal;

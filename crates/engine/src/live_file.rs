@@ -1,0 +1,100 @@
+//! An SST that some version holds, and what happens when none does any more.
+//!
+//! Versions, iterators and jobs share `Arc<LiveFile>`. A file that a manifest edit removed is
+//! marked ([`LiveFile::mark_obsolete`]); when the last holder lets go, its number lands in the
+//! [`Trash`], from where the database removes it. Nobody counts references by hand.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::ArcSwapOption;
+use archipelago_base::FileNo;
+use parking_lot::Mutex;
+
+use crate::file_meta::FileMeta;
+use crate::sst::TableReader;
+
+/// Files that nobody needs any more.
+#[derive(Debug, Default)]
+pub struct Trash {
+    files: Mutex<Vec<FileNo>>,
+}
+
+impl Trash {
+    /// Adds a file.
+    pub fn push(&self, no: FileNo) {
+        self.files.lock().push(no);
+    }
+
+    /// Takes all files out.
+    #[must_use]
+    pub fn take(&self) -> Vec<FileNo> {
+        std::mem::take(&mut self.files.lock())
+    }
+
+    /// Whether nothing waits to be removed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.files.lock().is_empty()
+    }
+}
+
+/// See the module.
+pub struct LiveFile {
+    meta: FileMeta,
+    /// The open table, kept here so that a read finds it without a look-up; managed by
+    /// `crate::sst::TableCache`.
+    pub(crate) reader: ArcSwapOption<TableReader>,
+    /// Set by readers, cleared by the table cache's clock hand.
+    pub(crate) used: AtomicBool,
+    obsolete: AtomicBool,
+    trash: Arc<Trash>,
+}
+
+impl LiveFile {
+    /// A file that a version holds now.
+    #[must_use]
+    pub fn new(meta: FileMeta, trash: Arc<Trash>) -> Arc<Self> {
+        Arc::new(Self {
+            meta,
+            reader: ArcSwapOption::empty(),
+            used: AtomicBool::new(false),
+            obsolete: AtomicBool::new(false),
+            trash,
+        })
+    }
+
+    /// What the manifest knows of it.
+    #[must_use]
+    pub fn meta(&self) -> &FileMeta {
+        &self.meta
+    }
+
+    /// No later version holds the file: it goes to the trash with its last holder.
+    pub fn mark_obsolete(&self) {
+        self.obsolete.store(true, Ordering::Release);
+    }
+}
+
+impl Deref for LiveFile {
+    type Target = FileMeta;
+
+    fn deref(&self) -> &FileMeta {
+        &self.meta
+    }
+}
+
+impl std::fmt::Debug for LiveFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LiveFile({})", self.meta.no)
+    }
+}
+
+impl Drop for LiveFile {
+    fn drop(&mut self) {
+        if *self.obsolete.get_mut() {
+            self.trash.push(self.meta.file_no());
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Settings of a database and of a column family: few, grouped, validated together.
+
+use archipelago_base::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::bucket::BUCKETS_MAX;
+
+/// Number of levels, L0 included.
+pub const LEVELS: usize = 7;
+
+/// How recovery treats the end of the write-ahead log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecoveryMode {
+    /// A torn record at the very end was not acknowledged as synced: it is dropped. Damage before
+    /// the synced-through offset, or followed by a valid record, is corruption. The default.
+    #[default]
+    TolerateTornTail,
+    /// Any damage is corruption.
+    Strict,
+}
+
+/// Who runs flushes and compactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackgroundMode {
+    /// Threads of the database.
+    #[default]
+    Threads,
+    /// Nobody until a test calls `Db::step_background`.
+    Manual,
+}
+
+/// How blocks are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compression {
+    /// As they are.
+    None,
+    /// LZ4 block format: fast.
+    #[default]
+    Lz4,
+    /// Zstandard level 1: dense.
+    Zstd,
+}
+
+/// Settings of a database. `Default` suits a small server; see each field.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DbOptions {
+    /// Create the database if the directory has none. Default true.
+    pub create_if_missing: bool,
+    /// Fail if the directory already has a database. Default false.
+    pub error_if_exists: bool,
+    /// Open for reading only: no log, no background work, no lock. Default false.
+    pub read_only: bool,
+    /// Flush and compaction threads. Default 2.
+    pub max_background_jobs: usize,
+    /// Who runs background work. Default threads.
+    pub background: BackgroundMode,
+    /// Bytes of a log segment. Default 64 MiB.
+    pub wal_segment_bytes: u64,
+    /// Bound on all live log segments: beyond it, what pins the oldest is flushed.
+    /// Default 0: four times the sum of all write buffers.
+    pub wal_bytes_max: u64,
+    /// What recovery does with a damaged end of the log. Default: tolerate a torn tail.
+    pub recovery_mode: RecoveryMode,
+    /// Limit on background writes, bytes a second, flush first. Default 0: none.
+    pub rate_limit_bytes_per_s: u64,
+    /// Budget over all memory. Default 0: half of what the machine or its cgroup allows.
+    pub memory_budget_bytes: u64,
+    /// Capacity of the block cache, strict; index and filter blocks count. Default 256 MiB.
+    pub block_cache_bytes: u64,
+    /// Most open table readers. Default 10,000.
+    pub table_readers_max: usize,
+    /// User reads bypass the page cache. Default false.
+    pub direct_reads: bool,
+    /// Flush and compaction bypass the page cache. Default false.
+    pub direct_background_io: bool,
+    /// Readahead of compaction inputs in bytes. Default 2 MiB.
+    pub compaction_readahead_bytes: u64,
+    /// Time every get and write into histograms (a few dozen nanoseconds each). Default false.
+    pub latency_histograms: bool,
+}
+
+impl Default for DbOptions {
+    fn default() -> Self {
+        Self {
+            create_if_missing: true,
+            error_if_exists: false,
+            read_only: false,
+            max_background_jobs: 2,
+            background: BackgroundMode::Threads,
+            wal_segment_bytes: 64 << 20,
+            wal_bytes_max: 0,
+            recovery_mode: RecoveryMode::TolerateTornTail,
+            rate_limit_bytes_per_s: 0,
+            memory_budget_bytes: 0,
+            block_cache_bytes: 256 << 20,
+            table_readers_max: 10_000,
+            direct_reads: false,
+            direct_background_io: false,
+            compaction_readahead_bytes: 2 << 20,
+            latency_histograms: false,
+        }
+    }
+}
+
+impl DbOptions {
+    /// Checks every field; the error names the field, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        at_least("max_background_jobs", self.max_background_jobs as u64, 1)?;
+        at_most("max_background_jobs", self.max_background_jobs as u64, 256)?;
+        at_least("wal_segment_bytes", self.wal_segment_bytes, 64 << 10)?;
+        at_most("wal_segment_bytes", self.wal_segment_bytes, 2 << 30)?;
+        at_least("table_readers_max", self.table_readers_max as u64, 16)?;
+        at_most("compaction_readahead_bytes", self.compaction_readahead_bytes, 1 << 30)?;
+        if self.read_only && self.error_if_exists {
+            return Err(Error::invalid("read_only needs a database, error_if_exists refuses one"));
+        }
+        Ok(())
+    }
+}
+
+/// Settings of a column family; kept in the manifest, so that a later open without them uses
+/// these again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CfOptions {
+    /// Memtable size at which it is sealed. Default 64 MiB.
+    pub write_buffer_bytes: u64,
+    /// Most memtables, the active one included, before writers wait. Default 4.
+    pub write_buffers_max: usize,
+    /// Buckets that the first memtable's keys are cut into. Default 0: as many as background jobs.
+    /// 1 is a classic L0.
+    pub buckets: usize,
+    /// Bits per key of the Bloom filters; 0 for none. Default 10.
+    pub bloom_bits_per_key: u32,
+    /// Data block size before compression. Default 4 KiB.
+    pub block_bytes: usize,
+    /// Compression of all levels but the last non-empty one. Default LZ4.
+    pub compression: Compression,
+    /// Compression of the last level. Default Zstd.
+    pub compression_last: Compression,
+    /// L0 files in a bucket at which they are compacted. Default 4.
+    pub l0_compaction_trigger: usize,
+    /// L0 files in the fullest bucket at which writes slow down. Default 20.
+    pub l0_slowdown: usize,
+    /// L0 files in the fullest bucket at which writes stop. Default 36.
+    pub l0_stop: usize,
+    /// Largest size of the base level (the one L0 compacts to). Default 256 MiB.
+    pub level_base_bytes: u64,
+    /// Each level holds this many times the one above. Default 10.
+    pub level_multiplier: u64,
+    /// Size at which an output file is closed. Default 64 MiB.
+    pub target_file_bytes: u64,
+    /// Compaction debt at which writes slow down. Default 64 GiB.
+    pub pending_bytes_slowdown: u64,
+    /// Compaction debt at which writes stop. Default 256 GiB.
+    pub pending_bytes_stop: u64,
+    /// Name of the merge operator, if the family has one.
+    pub merge_operator: Option<String>,
+    /// Name of the compaction filter, if the family has one. Expired records go without one.
+    pub compaction_filter: Option<String>,
+}
+
+impl Default for CfOptions {
+    fn default() -> Self {
+        Self {
+            write_buffer_bytes: 64 << 20,
+            write_buffers_max: 4,
+            buckets: 0,
+            bloom_bits_per_key: 10,
+            block_bytes: 4 << 10,
+            compression: Compression::Lz4,
+            compression_last: Compression::Zstd,
+            l0_compaction_trigger: 4,
+            l0_slowdown: 20,
+            l0_stop: 36,
+            level_base_bytes: 256 << 20,
+            level_multiplier: 10,
+            target_file_bytes: 64 << 20,
+            pending_bytes_slowdown: 64 << 30,
+            pending_bytes_stop: 256 << 30,
+            merge_operator: None,
+            compaction_filter: None,
+        }
+    }
+}
+
+impl CfOptions {
+    /// Checks every field; the error names the field, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        at_least("write_buffer_bytes", self.write_buffer_bytes, 4 << 10)?;
+        at_most("write_buffer_bytes", self.write_buffer_bytes, 16 << 30)?;
+        at_least("write_buffers_max", self.write_buffers_max as u64, 2)?;
+        at_most("buckets", self.buckets as u64, BUCKETS_MAX as u64)?;
+        at_most("bloom_bits_per_key", u64::from(self.bloom_bits_per_key), 64)?;
+        at_least("block_bytes", self.block_bytes as u64, 256)?;
+        at_most("block_bytes", self.block_bytes as u64, 4 << 20)?;
+        at_least("l0_compaction_trigger", self.l0_compaction_trigger as u64, 1)?;
+        at_least("l0_slowdown", self.l0_slowdown as u64, self.l0_compaction_trigger as u64)?;
+        at_least("l0_stop", self.l0_stop as u64, self.l0_slowdown as u64)?;
+        at_least("level_base_bytes", self.level_base_bytes, 4 << 10)?;
+        at_least("level_multiplier", self.level_multiplier, 2)?;
+        at_least("target_file_bytes", self.target_file_bytes, 4 << 10)?;
+        at_least("pending_bytes_stop", self.pending_bytes_stop, self.pending_bytes_slowdown)?;
+        Ok(())
+    }
+}
+
+fn at_least(name: &str, value: u64, least: u64) -> Result<()> {
+    if value < least {
+        return Err(Error::invalid(format!("{name} is {value}: it must be at least {least}")));
+    }
+    Ok(())
+}
+
+fn at_most(name: &str, value: u64, most: u64) -> Result<()> {
+    if value > most {
+        return Err(Error::invalid(format!("{name} is {value}: it must be at most {most}")));
+    }
+    Ok(())
+}
+
+/// Settings of one write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteOptions {
+    /// On return the write survives power loss, not only `kill -9`. Default false.
+    pub sync: bool,
+    /// Write to the log. Without it, the write is lost if the process ends before its memtable is
+    /// flushed. Default true.
+    pub wal: bool,
+    /// Fail with `Busy` instead of waiting when writes are stalled. Default false.
+    pub no_slowdown: bool,
+}
+
+impl Default for WriteOptions {
+    fn default() -> Self {
+        Self { sync: false, wal: true, no_slowdown: false }
+    }
+}
+
+impl WriteOptions {
+    /// The default with `sync`.
+    #[must_use]
+    pub fn synced() -> Self {
+        Self { sync: true, ..Self::default() }
+    }
+}

@@ -1,0 +1,206 @@
+//! The `FileSystem` trait: what a caller guarantees and what an implementation must do.
+//!
+//! Paths are plain; an implementation keeps no current directory. Every error names the file.
+//! Durability: creating, renaming or removing a file survives power loss only after
+//! [`FileSystem::sync_dir`] of its directory; its bytes only after a sync of the file.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::{Epoch, Result};
+
+use crate::context::IoContext;
+
+/// How a [`WritableFile`] is created.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CreateOptions {
+    /// Bypass the page cache. The implementation buffers and aligns; the caller need not.
+    pub direct: bool,
+    /// Expected size, 0 if unknown: space may be reserved, the final length is what was written.
+    pub size_hint_bytes: u64,
+}
+
+/// How a [`RandomFile`] is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// Bypass the page cache. The implementation aligns; the caller need not.
+    pub direct: bool,
+}
+
+/// A file that is written once, front to back.
+pub trait WritableFile: Send + fmt::Debug {
+    /// Appends `data`. Not durable, possibly buffered. After an error the file is unusable.
+    fn append(&mut self, data: &[u8]) -> Result<()>;
+    /// Hands everything appended to the operating system: survives a kill of the process.
+    fn flush(&mut self) -> Result<()>;
+    /// Everything appended survives power loss. Implies [`WritableFile::flush`].
+    fn sync(&mut self) -> Result<()>;
+    /// Bytes appended so far.
+    fn len(&self) -> u64;
+    /// Whether nothing was appended.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// An immutable file that is read anywhere, by many threads at once.
+pub trait RandomFile: Send + Sync + fmt::Debug {
+    /// Fills `buf` from `offset`. Reading past the end is an error that says so.
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()>;
+    /// Reads many ranges; the default reads one after another.
+    fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        for (offset, buf) in requests.iter_mut() {
+            self.read_exact_at(*offset, buf, context)?;
+        }
+        Ok(())
+    }
+    /// Tells that `len` bytes at `offset` will be read soon. A hint; may do nothing.
+    fn prefetch(&self, _offset: u64, _len: u64) {}
+    /// Length of the file in bytes.
+    fn len(&self) -> u64;
+    /// Whether the file has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// How a log segment is created.
+#[derive(Clone, Debug)]
+pub struct LogOptions {
+    /// The segment's incarnation, which the caller puts into every record. Larger than that of
+    /// any earlier segment of the database.
+    pub incarnation: Epoch,
+    /// Expected final size.
+    pub size_hint_bytes: u64,
+    /// A segment that is no longer needed and whose space may be used again: it is renamed to
+    /// the new path and overwritten from the start without being truncated, so that it may hold
+    /// old records behind the new ones.
+    pub recycle: Option<PathBuf>,
+}
+
+/// The open write-ahead log segment. Callers append one at a time (the trait takes `&mut`).
+pub trait LogFile: Send + fmt::Debug {
+    /// Appends `parts` one after another. On return the bytes survive `kill -9` of this process
+    /// (not power loss). Returns the offset of the first byte. After an error the segment takes
+    /// no more appends; the caller goes on in a new segment.
+    fn append(&mut self, parts: &[&[u8]]) -> Result<u64>;
+    /// Bytes appended so far.
+    fn len(&self) -> u64;
+    /// Whether nothing was appended.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// A handle that makes everything appended *before the call of* [`LogSync::sync`] survive
+    /// power loss; it may be used by another thread while appends go on.
+    fn sync_handle(&self) -> Arc<dyn LogSync>;
+    /// Ends the segment: everything appended reaches the segment's own file (survives a kill of
+    /// the process), and the memory that the open segment took is given back. Does not sync.
+    fn finish(&mut self) -> Result<()>;
+}
+
+/// See [`LogFile::sync_handle`].
+pub trait LogSync: Send + Sync + fmt::Debug {
+    /// Makes everything appended before this call durable. Returns the offset through which the
+    /// log is durable now. The first error is sticky: every later call fails too.
+    fn sync(&self) -> Result<u64>;
+}
+
+/// The end of a segment that was open when the process ended, where it did not all lie in the
+/// segment's file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogTail {
+    /// Where in the segment `bytes` begin.
+    pub offset: u64,
+    /// What was appended from there on. May be damaged after power loss: records are checked.
+    pub bytes: Vec<u8>,
+}
+
+/// A held lock; dropping it (or the end of the process) releases it.
+pub trait FileLock: Send + Sync + fmt::Debug {}
+
+/// One entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    /// Name within the directory.
+    pub name: String,
+    /// Whether it is a directory itself.
+    pub is_dir: bool,
+    /// Length in bytes; 0 for directories.
+    pub len: u64,
+}
+
+/// A file system; see the module.
+pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
+    /// Creates (or truncates) a file for writing.
+    fn create(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: CreateOptions,
+    ) -> Result<Box<dyn WritableFile>>;
+    /// Opens a file for reading anywhere.
+    fn open(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Arc<dyn RandomFile>>;
+    /// Creates a log segment at `path`. How appends are made to survive (write, mapping, network
+    /// quorum) is the implementation's affair.
+    fn create_log(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: LogOptions,
+    ) -> Result<Box<dyn LogFile>>;
+    /// What the log segment at `path` of `incarnation` holds beyond (or over) its file's bytes,
+    /// after a crash. `None` if the file alone is everything.
+    fn log_tail(&self, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>>;
+    /// Forgets every kept log tail in `dir`, after recovery has made it unneeded.
+    fn clear_log_tails(&self, dir: &Path) -> Result<()>;
+    /// Reads a whole file.
+    fn read(&self, path: &Path, context: IoContext) -> Result<Vec<u8>> {
+        let file = self.open(path, context, OpenOptions::default())?;
+        let mut bytes = vec![0; file.len() as usize];
+        file.read_exact_at(0, &mut bytes, context)?;
+        Ok(bytes)
+    }
+    /// Replaces `path` by a file with `bytes`, atomically and durably: writes `path.tmp`, syncs,
+    /// renames, syncs the directory. After an error the old file stands.
+    fn write_atomic(&self, path: &Path, bytes: &[u8], context: IoContext) -> Result<()> {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".tmp");
+        let temporary = PathBuf::from(name);
+        let mut file = self.create(&temporary, context, CreateOptions::default())?;
+        file.append(bytes)?;
+        file.sync()?;
+        drop(file);
+        self.rename(&temporary, path)?;
+        self.sync_dir(path.parent().unwrap_or(Path::new(".")))
+    }
+    /// Renames a file, replacing `to`.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+    /// Makes `to` another name of the file `from`; `Unsupported` where the file system cannot
+    /// (the caller copies).
+    fn link(&self, from: &Path, to: &Path) -> Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> Result<()>;
+    /// Lists a directory, sorted by name.
+    fn list(&self, dir: &Path) -> Result<Vec<DirEntry>>;
+    /// Length of a file in bytes.
+    fn len(&self, path: &Path) -> Result<u64>;
+    /// Whether a file or directory exists.
+    fn exists(&self, path: &Path) -> Result<bool>;
+    /// Creates a directory and its parents; existing ones are fine.
+    fn create_dir_all(&self, dir: &Path) -> Result<()>;
+    /// Removes a directory and everything in it.
+    fn remove_dir_all(&self, dir: &Path) -> Result<()>;
+    /// Makes creations, renames and removals in `dir` survive power loss.
+    fn sync_dir(&self, dir: &Path) -> Result<()>;
+    /// Takes the exclusive lock file at `path`; `Busy`, with the holder's process id where it is
+    /// known, if another process (or another open in this one) holds it.
+    fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>>;
+    /// Bytes free on the device that holds `dir`; `None` if unknown.
+    fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;
+}

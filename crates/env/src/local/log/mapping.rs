@@ -46,9 +46,7 @@ impl Mapping {
         }
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address that the kernel chooses; the file has the length.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), FILE_BYTES, protection, flags, file, 0)
-        }?;
+        let base = unsafe { mmap(std::ptr::null_mut(), FILE_BYTES, protection, flags, file, 0) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::FAULT)?;
         let mapping = Self { base };
         let address = mapping.base.as_ptr().cast::<c_void>();
@@ -67,7 +65,7 @@ impl Mapping {
 
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(at % 8 == 0 && at + 8 <= PAGE_BYTES);
+        debug_assert!(at.is_multiple_of(8) && at + 8 <= PAGE_BYTES);
         // SAFETY: `at` is one of the constants of the layout, 8-byte aligned and within the header
         // page of the mapping, which lives as long as `self`; the word is only accessed atomically.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast::<u64>()) }

@@ -32,11 +32,7 @@ use crate::fs::{LogFile, LogOptions, LogTail};
 
 /// Creates the log segment `path`, on a ring where that is safe. See
 /// [`crate::FileSystem::create_log`].
-pub fn create(
-    path: &Path,
-    _context: IoContext,
-    options: &LogOptions,
-) -> Result<Box<dyn LogFile>> {
+pub fn create(path: &Path, _context: IoContext, options: &LogOptions) -> Result<Box<dyn LogFile>> {
     let dir = directory(path);
     let ring = if mapping_is_safe(dir) { ring::take(dir).ok().flatten() } else { None };
     let Some(ring) = ring else { return plain_log::create(path, options) };

@@ -202,6 +202,11 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     /// Takes the exclusive lock file at `path`; `Busy`, with the holder's process id where it is
     /// known, if another process (or another open in this one) holds it.
     fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>>;
+    /// A number that stays the same until the machine restarts: what was written (not synced)
+    /// under the same number cannot have been lost to a power failure. `None` if unknown.
+    fn boot_id(&self) -> Option<[u8; 16]> {
+        None
+    }
     /// Bytes free on the device that holds `dir`; `None` if unknown.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;
 }

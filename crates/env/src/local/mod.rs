@@ -20,6 +20,7 @@ mod aligned;
 mod buffered;
 mod direct;
 mod lock;
+pub mod log;
 mod plain_log;
 
 use std::fs::{self, File};
@@ -102,18 +103,22 @@ impl FileSystem for LocalFs {
     fn create_log(
         &self,
         path: &Path,
-        _context: IoContext,
+        context: IoContext,
         options: LogOptions,
     ) -> Result<Box<dyn LogFile>> {
-        plain_log::create(path, &options)
+        log::create(path, context, &options)
     }
 
-    fn log_tail(&self, _path: &Path, _incarnation: Epoch) -> Result<Option<LogTail>> {
-        Ok(None)
+    fn log_tail(&self, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
+        log::tail(path, incarnation)
     }
 
-    fn clear_log_tails(&self, _dir: &Path) -> Result<()> {
-        Ok(())
+    fn clear_log_tails(&self, dir: &Path) -> Result<()> {
+        log::clear_tails(dir)
+    }
+
+    fn boot_id(&self) -> Option<[u8; 16]> {
+        log::boot_id()
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {

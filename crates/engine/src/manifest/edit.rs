@@ -240,16 +240,22 @@ impl Change {
                     Some(Self::SetCfOptions { cf, options: Box::new(options_of(bytes)?) })
                 }
             },
-            4 => level(reader)
-                .zip(meta(reader))
-                .map(|(level, meta)| Self::AddFile { cf, level, meta: Box::new(meta) }),
-            5 => level(reader)
-                .zip(reader.varint())
-                .map(|(level, no)| Self::RemoveFile { cf, level, no: FileNo(no) }),
+            4 => level(reader).zip(meta(reader)).map(|(level, meta)| Self::AddFile {
+                cf,
+                level,
+                meta: Box::new(meta),
+            }),
+            5 => level(reader).zip(reader.varint()).map(|(level, no)| Self::RemoveFile {
+                cf,
+                level,
+                no: FileNo(no),
+            }),
             6 => bucket_map(reader).map(|map| Self::SetBucketMap { cf, map }),
-            _ => key_range(reader)
-                .zip(seq(reader))
-                .map(|(range, seq)| Self::FlushedThrough { cf, range, seq }),
+            _ => key_range(reader).zip(seq(reader)).map(|(range, seq)| Self::FlushedThrough {
+                cf,
+                range,
+                seq,
+            }),
         })
     }
 }

@@ -240,8 +240,7 @@ impl<'a> ManifestReader<'a> {
     /// Reads the header and the snapshot, without which a manifest is never pointed to.
     pub fn begin(&mut self) -> Result<(Header, VersionEdit)> {
         let record = self.expect_record("header")?;
-        let header =
-            Header::decode(record.payload).map_err(|e| self.located(record.offset, &e))?;
+        let header = Header::decode(record.payload).map_err(|e| self.located(record.offset, &e))?;
         if header.no != self.no {
             return Err(self.corrupt(0, format_args!("header says manifest {}", header.no)));
         }

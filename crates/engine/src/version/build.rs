@@ -225,12 +225,7 @@ fn by_bucket(map: &BucketMap, mut files: Vec<Arc<LiveFile>>) -> Result<Vec<Vec<A
 }
 
 /// Bytes of the L0 files in buckets that are due, and of the base level's files that they overlap.
-fn l0_due(
-    map: &BucketMap,
-    l0: &[Vec<Arc<LiveFile>>],
-    base: &Level,
-    trigger: usize,
-) -> (u64, u64) {
+fn l0_due(map: &BucketMap, l0: &[Vec<Arc<LiveFile>>], base: &Level, trigger: usize) -> (u64, u64) {
     let (mut due, mut share) = (0u64, 0u64);
     for (bucket, files) in l0.iter().enumerate().filter(|(_, files)| files.len() >= trigger) {
         due = due.saturating_add(total_bytes(files));

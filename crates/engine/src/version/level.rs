@@ -123,8 +123,8 @@ impl Level {
     #[must_use]
     pub fn overlapping_file(&self, meta: &FileMeta) -> &[Arc<LiveFile>] {
         let from = self.position(&meta.smallest);
-        let to = from
-            + self.files[from..].partition_point(|file| !meta.ends_before(&file.smallest));
+        let to =
+            from + self.files[from..].partition_point(|file| !meta.ends_before(&file.smallest));
         &self.files[from..to]
     }
 }

@@ -201,9 +201,7 @@ impl Version {
     pub fn files(&self) -> impl Iterator<Item = (usize, &Arc<LiveFile>)> {
         let l0 = self.l0.iter().flatten().map(|file| (0, file));
         let below = self.levels.iter().enumerate();
-        l0.chain(
-            below.flat_map(|(index, level)| level.files().iter().map(move |f| (index + 1, f))),
-        )
+        l0.chain(below.flat_map(|(index, level)| level.files().iter().map(move |f| (index + 1, f))))
     }
 
     /// The deepest level that has files; 0 if there is none below L0.

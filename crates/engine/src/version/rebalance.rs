@@ -32,8 +32,7 @@ pub fn can_change_map(
         if flushes.iter().any(|flush| flush.overlaps(&range)) {
             return Err(Error::busy(format!("bucket {bucket} is being flushed: try again")));
         }
-        let compacting =
-            |job: &&Running| job.cf == version.cf() && job.range.overlaps(&range);
+        let compacting = |job: &&Running| job.cf == version.cf() && job.range.overlaps(&range);
         if let Some(job) = running.iter().find(compacting) {
             return Err(Error::busy(format!(
                 "bucket {bucket} is being compacted from level {} to level {}: try again",

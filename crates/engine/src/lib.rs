@@ -20,4 +20,6 @@ pub mod flush;
 pub mod manifest;
 pub mod memtable;
 pub mod sst;
+pub mod stall;
+pub mod version;
 pub mod wal;

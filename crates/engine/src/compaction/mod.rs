@@ -1,1 +1,3 @@
 //! Being built.
+
+pub mod pick;

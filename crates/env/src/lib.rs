@@ -12,6 +12,7 @@ mod failure;
 pub mod fault;
 mod forward;
 pub mod fs;
+pub mod host;
 pub mod limit;
 pub mod local;
 pub mod mem;

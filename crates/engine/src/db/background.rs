@@ -19,7 +19,8 @@ use crate::db::flushing::FlushTask;
 use crate::db::inner::{DbInner, State};
 use crate::db::memtable::Memtable;
 use crate::file_meta::sst_name;
-use crate::manifest::{Built, VersionEdit};
+use crate::manifest::VersionEdit;
+use crate::version::Version;
 use crate::stats::Ticker;
 
 /// How long an idle worker sleeps before it looks by itself.
@@ -80,19 +81,7 @@ impl Db {
     /// retried.
     pub fn step_background(&self) -> Result<bool> {
         self.inner.check_open()?;
-        self.inner.enforce_log_bound();
-        let task = {
-            let mut state = self.inner.state.lock();
-            self.inner.next_task(&mut state)
-        };
-        let Some(task) = task else {
-            self.inner.remove_obsolete();
-            return Ok(false);
-        };
-        let result = self.inner.run_task(&task);
-        self.inner.note_result(&task, &result);
-        self.inner.remove_obsolete();
-        result.map(|()| true)
+        self.inner.step()
     }
 
     /// Waits until no background work is due or running. In manual mode: steps until there is
@@ -118,6 +107,23 @@ impl Db {
 }
 
 impl DbInner {
+    /// See [`Db::step_background`].
+    pub(crate) fn step(&self) -> Result<bool> {
+        self.enforce_log_bound();
+        let task = {
+            let mut state = self.state.lock();
+            self.next_task(&mut state)
+        };
+        let Some(task) = task else {
+            self.remove_obsolete();
+            return Ok(false);
+        };
+        let result = self.run_task(&task);
+        self.note_result(&task, &result);
+        self.remove_obsolete();
+        result.map(|()| true)
+    }
+
     /// A worker's life.
     fn work(&self) {
         loop {
@@ -246,7 +252,7 @@ impl DbInner {
     }
 
     /// Publishes versions (manifest and state locks held).
-    pub(crate) fn republish_built(&self, state: &mut State, built: Built) {
+    pub(crate) fn republish_built(&self, state: &mut State, built: Vec<(CfId, Arc<Version>)>) {
         for (cf, version) in built {
             if let Some(family) = self.family(cf) {
                 self.republish(state, &family, Some(version));

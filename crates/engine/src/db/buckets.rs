@@ -6,6 +6,7 @@ use archipelago_base::{Error, Result};
 
 use crate::bucket::BucketMap;
 use crate::compaction::pick::{RangePick, pick_range};
+use crate::db::family::Family;
 use crate::db::inner::DbInner;
 use crate::db::{ColumnFamily, Db};
 use crate::event::Event;
@@ -74,7 +75,7 @@ impl Db {
         self.check_family(cf)?;
         self.inner.check_open()?;
         self.inner.refuse_read_only()?;
-        self.inner.flush_family(cf)
+        self.inner.flush_family(&cf.family)
     }
 
     /// Compacts the keys of `range` down to the last level that has any, dropping what may be
@@ -192,27 +193,27 @@ impl DbInner {
         Ok(())
     }
 
-    fn flush_family(&self, cf: &ColumnFamily) -> Result<()> {
+    pub(crate) fn flush_family(&self, family: &std::sync::Arc<Family>) -> Result<()> {
         let newest = loop {
             let mut commit = self.committer.lock();
-            let active = commit.active_of(cf.id()).cloned();
-            let Some(active) = active else { return cf.family.check_alive() };
+            let active = commit.active_of(family.id).cloned();
+            let Some(active) = active else { return family.check_alive() };
             if active.is_empty() {
                 break active.id;
             }
-            if self.may_seal(&cf.family) {
-                self.seal_active(&mut commit, &cf.family);
+            if self.may_seal(family) {
+                self.seal_active(&mut commit, family);
                 break active.id + 1;
             }
             drop(commit);
             self.progress_or_step()?;
         };
         let pending = |state: &crate::db::inner::State| {
-            let tracker = state.flushes.get(&cf.id());
+            let tracker = state.flushes.get(&family.id);
             tracker.is_some_and(|t| t.queue.iter().any(|sealed| sealed.memtable.id < newest))
         };
         while pending(&self.state.lock()) {
-            cf.family.check_alive()?;
+            family.check_alive()?;
             self.progress_or_step()?;
         }
         Ok(())

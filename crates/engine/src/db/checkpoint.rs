@@ -46,11 +46,11 @@ impl Db {
 
 impl DbInner {
     fn checkpoint(&self, dir: &Path) -> Result<()> {
-        let (pictures, current) = {
-            let mut manifest = self.manifest.lock();
+        let (pictures, exporter) = {
+            let manifest = self.manifest.lock();
             let pictures: Vec<_> =
                 self.live_families().iter().map(|family| family.current.load_full()).collect();
-            (pictures, manifest.write_copy(dir)?)
+            (pictures, manifest.exporter())
         };
         for (_, file) in pictures.iter().flat_map(|picture| picture.version.files()) {
             let name = sst_name(file.file_no());
@@ -61,7 +61,7 @@ impl DbInner {
             copy(&*self.fs, &self.path_of(&name), &dir.join(&name), FileClass::Wal)?;
         }
         self.fs.sync_dir(dir)?;
-        current.publish(&*self.fs, dir)
+        exporter.write(dir)
     }
 
     /// Ends the open log segment and tells all closed ones.

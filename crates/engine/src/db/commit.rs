@@ -29,7 +29,7 @@ use crossbeam_utils::{Backoff, CachePadded};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::db::memtable::{Granted, Memtable};
-use crate::wal::{LogRecord, LogWriter};
+use crate::wal::{Entry, LogSyncer, LogWriter};
 
 /// Spins before a waiter parks on the commit lock.
 const SPINS_MAX: usize = 40;
@@ -162,6 +162,10 @@ pub(crate) struct Committer {
     state: CachePadded<Mutex<CommitState>>,
     waiting: CachePadded<Mutex<Vec<Arc<Ticket>>>>,
     visible: CachePadded<AtomicU64>,
+    /// The last sequence number given out; stored under the commit lock.
+    appended: CachePadded<AtomicU64>,
+    /// Syncs the open log and its predecessors; set with the log.
+    syncer: Mutex<Option<LogSyncer>>,
     /// The sequence number through which the log is known durable; the lock makes one leader.
     durable: Mutex<SeqNo>,
 }
@@ -173,6 +177,8 @@ impl Committer {
             state: CachePadded::new(Mutex::new(state)),
             waiting: CachePadded::new(Mutex::new(Vec::new())),
             visible: CachePadded::new(AtomicU64::new(last_seq.0)),
+            appended: CachePadded::new(AtomicU64::new(last_seq.0)),
+            syncer: Mutex::new(None),
             durable: Mutex::new(SeqNo::ZERO),
         }
     }
@@ -188,9 +194,31 @@ impl Committer {
         self.state.lock()
     }
 
+    /// Moves the visible sequence number (commit lock held, everything before is visible).
+    pub(crate) fn set_visible(&self, seq: SeqNo) {
+        self.visible.store(seq.0, Ordering::Release);
+    }
+
+    /// Sets the open log.
+    pub(crate) fn set_log(&self, log: LogWriter) {
+        *self.syncer.lock() = Some(log.syncer());
+        self.state.lock().log = Some(log);
+    }
+
+    /// What syncs the log, if there is one.
+    pub(crate) fn syncer(&self) -> Option<LogSyncer> {
+        self.syncer.lock().clone()
+    }
+
+    /// Takes the commit lock if it is free.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, CommitState>> {
+        self.state.try_lock()
+    }
+
     /// Sets where the order starts, after recovery.
     pub(crate) fn start_at(&self, last_seq: SeqNo) {
         self.state.lock().last_seq = last_seq;
+        self.appended.store(last_seq.0, Ordering::Release);
         self.visible.store(last_seq.0, Ordering::Release);
     }
 
@@ -199,6 +227,7 @@ impl Committer {
         if let Some(mut state) = self.state.try_lock() {
             let outcome = grant_one(&mut state, host, write);
             self.serve_tickets(&mut state, host);
+            self.appended.store(state.last_seq.0, Ordering::Release);
             return outcome;
         }
         self.submit_as_ticket(host, write)
@@ -221,11 +250,13 @@ impl Committer {
             }
             if let Some(mut state) = self.state.try_lock() {
                 self.serve_tickets(&mut state, host);
+                self.appended.store(state.last_seq.0, Ordering::Release);
             }
             std::hint::spin_loop();
         }
         let mut state = self.state.lock();
         self.serve_tickets(&mut state, host);
+        self.appended.store(state.last_seq.0, Ordering::Release);
         drop(state);
         ticket.take().expect("served under the lock, by this thread or an earlier holder")
     }
@@ -272,13 +303,10 @@ impl Committer {
         if *durable >= seq {
             return Ok(false);
         }
-        let (handle, target) = {
-            let mut state = self.state.lock();
-            let target = state.last_seq;
-            (state.log.as_mut().map(LogWriter::sync_handle), target)
-        };
-        if let Some(handle) = handle {
-            handle.sync()?;
+        // Everything given out was appended before, so the sync covers it.
+        let target = SeqNo(self.appended.load(Ordering::Acquire));
+        if let Some(syncer) = self.syncer() {
+            syncer.sync()?;
         }
         *durable = target;
         Ok(true)
@@ -306,7 +334,11 @@ fn grant_one(
         host.prepare_log(state)?;
         let first_seq = state.last_seq.next();
         if let Some(log) = &mut state.log {
-            log.append(first_seq, write.payload, write.payload_crc)?;
+            log.append(&Entry {
+                first_seq,
+                payload: write.payload,
+                payload_crc: write.payload_crc,
+            })?;
             host.appended(write.payload.len() as u64, 1);
         }
     }
@@ -346,7 +378,7 @@ fn append_group(
     let mut bytes = 0;
     for ticket in group {
         if ticket.wal {
-            records.push(LogRecord {
+            records.push(Entry {
                 first_seq: next,
                 payload: &ticket.payload,
                 payload_crc: ticket.payload_crc,
@@ -369,7 +401,7 @@ fn take_grant(state: &mut CommitState, write: &Submission<'_>) -> Grant {
     assert!(last_seq <= SeqNo::MAX, "sequence numbers exhausted");
     state.last_seq = last_seq;
     let log = match (&state.log, write.wal) {
-        (Some(log), true) => Some(log.file_no()),
+        (Some(log), true) => Some(log.position().no),
         _ => None,
     };
     let grant = |state: &CommitState, share: &Share| {

@@ -2,7 +2,6 @@
 //! specs have in common.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use archipelago_base::{CfId, Result};
 
@@ -259,7 +258,7 @@ impl DbInner {
         let options = &family.options;
         let count =
             OutputSpec::file_numbers_wanted(input_bytes, options.target_file_bytes, cuts.len());
-        let first = self.file_numbers.fetch_add(count, Ordering::Relaxed);
+        let first = self.file_numbers.allocate_many(count).0;
         let target_file_bytes = if level == 0 { u64::MAX } else { options.target_file_bytes };
         OutputSpec {
             dir: self.dir.clone(),

@@ -71,7 +71,7 @@ impl DbInner {
         let id = manifest.next_cf_id();
         let mut edit = VersionEdit::new();
         edit.push(Change::CreateCf {
-            id,
+            cf: id,
             name: name.to_owned(),
             options: Box::new(options.clone()),
         });
@@ -100,7 +100,7 @@ impl DbInner {
         let mut manifest = self.manifest.lock();
         family.check_alive()?;
         let mut edit = VersionEdit::new();
-        edit.push(Change::DropCf { id: family.id });
+        edit.push(Change::DropCf { cf: family.id });
         manifest.apply(edit)?;
         family.dropped.store(true, Ordering::Release);
         commit.set_active(family.id, None);

@@ -211,7 +211,7 @@ impl DbInner {
             let mut manifest = self.manifest.lock();
             family.check_alive()?;
             let open = self.open_log_no();
-            edit.push(Change::LogFloor { no: self.log_floor(&self.state.lock(), open) });
+            edit.push(Change::LogFloor(self.log_floor(&self.state.lock(), open)));
             let built = manifest.apply(edit)?;
             let mut state = self.state.lock();
             self.mark_installed(&mut state, task);

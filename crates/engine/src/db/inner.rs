@@ -111,6 +111,8 @@ pub(crate) struct State {
     pub(crate) failures_in_row: u32,
     /// When the pause is over.
     pub(crate) retry_at_ns: u64,
+    /// A closed log segment is not whole: everything in memory is to be flushed at once.
+    pub(crate) leave_log: bool,
     /// Memtables that a worker is readying.
     pub(crate) readying: Vec<u64>,
     /// When positive, background picks nothing new (ingest, family drop, map change).

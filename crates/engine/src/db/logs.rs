@@ -7,6 +7,7 @@
 //! log growing.
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 use archipelago_base::{Error, FileNo, Result};
 
@@ -22,7 +23,7 @@ const SPARE_LOGS_MAX: usize = 2;
 impl CommitHost for DbInner {
     fn prepare_log(&self, state: &mut CommitState) -> Result<()> {
         match &state.log {
-            Some(log) if log.should_rotate() || log.has_failed() => self.rotate_log(state),
+            Some(log) if log.should_rotate() || log.is_broken() => self.rotate_log(state),
             Some(_) => Ok(()),
             None => Err(Error::new(
                 archipelago_base::ErrorKind::ReadOnly,
@@ -61,17 +62,20 @@ impl CommitHost for DbInner {
 impl DbInner {
     /// Ends the open segment and starts the next (commit lock held).
     pub(crate) fn rotate_log(&self, commit: &mut CommitState) -> Result<()> {
-        let (no, incarnation) = {
-            let mut manifest = self.log_numbers.lock();
-            manifest.next()?
-        };
+        let Some(log) = commit.log.as_mut() else { return self.refuse_read_only() };
+        let no = self.file_numbers.allocate();
         let recycle = self.state.lock().spare_logs.pop();
-        let log = commit.log.as_mut().expect("checked by the caller");
-        let ended = LogSegment { no: log.file_no(), bytes: log.segment_bytes() };
-        log.rotate(no, incarnation, recycle)?;
+        let closed = log.rotate(&self.path_of(&log_name(no)), no, recycle)?;
+        self.open_log.store(no.0, Ordering::Release);
+        let ended = LogSegment { no: closed.segment.no, bytes: closed.segment.len };
         let mut state = self.state.lock();
         state.logs.push_back(ended);
-        drop(state);
+        if let Some(error) = closed.unfinished {
+            // Its records are in memory; once they are in tables the segment does not matter.
+            state.leave_log = true;
+            drop(state);
+            self.fail_soft("closing a log segment", &error);
+        }
         self.wake();
         Ok(())
     }
@@ -97,6 +101,9 @@ impl DbInner {
     /// Removes (or keeps for reuse) the segments below `floor`, oldest first. The manifest must
     /// say durably that they are not needed.
     pub(crate) fn drop_logs_below(&self, floor: FileNo) {
+        if let Some(syncer) = self.committer.syncer() {
+            syncer.forget_before(floor);
+        }
         let mut remove: Vec<PathBuf> = Vec::new();
         {
             let mut state = self.state.lock();
@@ -152,7 +159,8 @@ impl DbInner {
                 None => return,
             }
         };
-        let mut commit = self.committer.lock();
+        // A busy lock means that a writer or an ingestion is at work: the next step tries again.
+        let Some(mut commit) = self.committer.try_lock() else { return };
         for family in self.live_families() {
             let pins = commit
                 .active_of(family.id)

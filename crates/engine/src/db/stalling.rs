@@ -27,16 +27,19 @@ const DELAYED: u8 = 1;
 const STOPPED: u8 = 2;
 
 impl DbInner {
+    fn stall_decision(&self, family: &Family) -> StallDecision {
+        let current = family.current.load();
+        stall(&StallInput {
+            memtables_immutable: current.immutables.len(),
+            budget_used: self.budget.total_bytes(),
+            budget_limit: self.budget.limit_bytes(),
+            ..StallInput::of(&current.version)
+        })
+    }
+
     /// Makes the decision again for one family.
     pub(crate) fn recompute_stall(&self, family: &Family) {
-        let current = family.current.load();
-        let decision = stall(&StallInput {
-            options: &family.options,
-            l0_files_fullest: current.version.l0.iter().map(Vec::len).max().unwrap_or(0),
-            immutable_memtables: current.immutables.len(),
-            pending_bytes: current.version.pending_compaction_bytes,
-            pressure: self.budget.pressure(),
-        });
+        let decision = self.stall_decision(family);
         let (throttle, rate) = match decision {
             StallDecision::None => (FREE, u64::MAX),
             StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
@@ -90,7 +93,7 @@ impl DbInner {
                 FREE => return Ok(()),
                 DELAYED => {
                     let rate = family.delayed_rate.load(Ordering::Relaxed);
-                    let wait = self.delays.charge(&*self.clock, bytes, rate).min(DELAY_MAX);
+                    let wait = self.delays.admit(bytes, rate).min(DELAY_MAX);
                     if !wait.is_zero() {
                         self.clock.sleep(wait);
                     }
@@ -146,15 +149,7 @@ impl DbInner {
     }
 
     fn stall_cause(&self, family: &Family) -> StallCause {
-        let current = family.current.load();
-        let decision = stall(&StallInput {
-            options: &family.options,
-            l0_files_fullest: current.version.l0.iter().map(Vec::len).max().unwrap_or(0),
-            immutable_memtables: current.immutables.len(),
-            pending_bytes: current.version.pending_compaction_bytes,
-            pressure: self.budget.pressure(),
-        });
-        match decision {
+        match self.stall_decision(family) {
             StallDecision::Delay { cause, .. } | StallDecision::Stop { cause } => cause,
             StallDecision::None => StallCause::L0Files,
         }

@@ -41,7 +41,12 @@ pub struct FileNumbers(AtomicU64);
 impl FileNumbers {
     /// A number that no file of this database has or had.
     pub fn allocate(&self) -> FileNo {
-        FileNo(self.0.fetch_add(1, Ordering::Relaxed))
+        self.allocate_many(1)
+    }
+
+    /// The first of `count` such numbers in a row.
+    pub fn allocate_many(&self, count: u64) -> FileNo {
+        FileNo(self.0.fetch_add(count, Ordering::Relaxed))
     }
 
     /// The number that comes next.
@@ -243,18 +248,18 @@ impl VersionSet {
         Ok(())
     }
 
-    /// Writes a database with the current state into another directory of the same file system:
-    /// `IDENTITY`, a manifest and `CURRENT`, durable on return. The caller puts the files there
-    /// first.
-    pub fn export(&self, dir: &Path) -> Result<()> {
-        let fs = self.fs.as_ref();
+    /// The current state, to be written into another directory later ([`Exporter::write`]).
+    #[must_use]
+    pub fn exporter(&self) -> Exporter {
         let no = self.numbers.allocate();
         let mut state = self.state.clone();
         state.next_file_no = state.next_file_no.max(self.numbers.next());
-        Identity { format: FORMAT_VERSION, db_id: self.db_id }.store(fs, dir)?;
-        let header = Header { db_id: self.db_id, no };
-        ManifestWriter::create(fs, dir, &header, &state.snapshot(), IoPurpose::Maintenance)?;
-        set_current(fs, dir, no)
+        Exporter { fs: Arc::clone(&self.fs), db_id: self.db_id, no, state }
+    }
+
+    /// Writes a database with the current state into another directory: see [`Exporter::write`].
+    pub fn export(&self, dir: &Path) -> Result<()> {
+        self.exporter().write(dir)
     }
 
     /// A log incarnation larger than any before, reserved in the manifest before it is handed out.
@@ -342,6 +347,29 @@ impl VersionSet {
     #[must_use]
     pub fn torn_bytes(&self) -> u64 {
         self.torn_bytes
+    }
+}
+
+/// The state of a [`VersionSet`] at one moment, for a checkpoint.
+#[derive(Debug)]
+pub struct Exporter {
+    fs: Arc<dyn FileSystem>,
+    db_id: [u8; 16],
+    no: FileNo,
+    state: State,
+}
+
+impl Exporter {
+    /// Writes a database with this state into another directory of the same file system:
+    /// `IDENTITY`, a manifest and `CURRENT`, durable on return. The caller puts the files there
+    /// first.
+    pub fn write(&self, dir: &Path) -> Result<()> {
+        let fs = self.fs.as_ref();
+        Identity { format: FORMAT_VERSION, db_id: self.db_id }.store(fs, dir)?;
+        let header = Header { db_id: self.db_id, no: self.no };
+        let snapshot = self.state.snapshot();
+        ManifestWriter::create(fs, dir, &header, &snapshot, IoPurpose::Maintenance)?;
+        set_current(fs, dir, self.no)
     }
 }
 

@@ -272,6 +272,13 @@ impl LogWriter {
         Ok(Appended { segment: self.segment.no, end_offset: self.len })
     }
 
+    /// Whether an append failed: the segment takes no more until it is rotated.
+    #[inline]
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
     /// Whether the segment has reached its size.
     #[inline]
     #[must_use]

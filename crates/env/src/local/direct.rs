@@ -25,8 +25,8 @@ use crate::fs::{RandomFile, WritableFile};
 
 const WRITE_BUFFER_BYTES: usize = 1 << 20;
 
-/// Up to here a thread keeps its read buffer.
-const KEPT_BUFFER_BYTES: usize = 1 << 20;
+/// Up to here a thread keeps its read buffer: an unaligned 2 MiB of readahead.
+const KEPT_BUFFER_BYTES: usize = (2 << 20) + BLOCK_BYTES;
 
 /// Opens `path` with `O_DIRECT` if `direct`; where the file system refuses, without it, and says
 /// so once. The flag tells which it became.

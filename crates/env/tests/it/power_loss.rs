@@ -37,11 +37,17 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// What the model knows of a file: all its bytes, and how many must have survived what.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 struct Known {
     bytes: Vec<u8>,
     flushed: usize,
     synced: usize,
+}
+
+impl std::fmt::Debug for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes, {} flushed, {} synced", self.bytes.len(), self.flushed, self.synced)
+    }
 }
 
 type Namespace = BTreeMap<u8, usize>;
@@ -164,7 +170,10 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(200)
+    })]
 
     #[test]
     fn what_was_synced_survives_and_nothing_else_is_invented(

@@ -17,6 +17,7 @@ pub mod tombstone;
 pub mod cache;
 pub mod compaction;
 pub mod flush;
+pub mod job;
 pub mod manifest;
 pub mod memtable;
 pub mod sst;

@@ -28,7 +28,8 @@ pub struct OpenOptions {
     pub direct: bool,
 }
 
-/// A file that is written once, front to back.
+/// A file that is written once, front to back. What was neither flushed nor synced may be lost
+/// when it is dropped.
 pub trait WritableFile: Send + fmt::Debug {
     /// Appends `data`. Not durable, possibly buffered. After an error the file is unusable.
     fn append(&mut self, data: &[u8]) -> Result<()>;
@@ -192,7 +193,7 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     fn len(&self, path: &Path) -> Result<u64>;
     /// Whether a file or directory exists.
     fn exists(&self, path: &Path) -> Result<bool>;
-    /// Creates a directory and its parents; existing ones are fine.
+    /// Creates a directory and its parents, durably; existing ones are fine.
     fn create_dir_all(&self, dir: &Path) -> Result<()>;
     /// Removes a directory and everything in it.
     fn remove_dir_all(&self, dir: &Path) -> Result<()>;

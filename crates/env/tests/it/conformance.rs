@@ -3,9 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use archipelago_base::clock::SystemClock;
 use archipelago_base::{Epoch, Error, ErrorKind};
+use archipelago_env::fault::FaultFs;
+use archipelago_env::limit::{LimitedFs, RateLimiter};
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
+use archipelago_env::stats::CountingFs;
 use archipelago_env::{CreateOptions, FileSystem, LogOptions, OpenOptions};
 use tempfile::TempDir;
 
@@ -288,4 +292,16 @@ fn local_direct_conforms() {
     // The system's temporary directory may be in memory; the build directory is on a disk.
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     conforms(LocalFs::shared(), dir.path(), true);
+}
+
+#[test]
+fn decorators_without_work_conform() {
+    let clock = SystemClock::shared();
+    let fs: Arc<dyn FileSystem> = Arc::new(FaultFs::new(Arc::new(MemFs::new()), 0));
+    let fs = Arc::new(CountingFs::new(fs));
+    let fs = LimitedFs::new(fs, Arc::new(RateLimiter::new(0)), clock);
+    conforms(Arc::new(fs), Path::new("/db"), false);
+
+    let dir = TempDir::new().unwrap();
+    conforms(Arc::new(FaultFs::new(LocalFs::shared(), 0)), dir.path(), false);
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 use proptest::prelude::*;
@@ -12,6 +13,8 @@ use crate::key::{Kind, compare, encode, user_key};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
 
 const NOW_MS: u64 = 1000;
+
+type Record = (Vec<u8>, Vec<u8>);
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -28,7 +31,7 @@ struct World {
     ops: Vec<Op>,
     /// Ends of the children's shares of `ops`, oldest child first.
     cuts: Vec<usize>,
-    /// The oldest child is a level of files that hold this many user keys each.
+    /// All children but the newest are levels of files that hold this many user keys each.
     keys_per_file: usize,
 }
 
@@ -64,7 +67,7 @@ impl World {
     }
 
     /// The shares of the children, newest first: records, tombstones and largest sequence number.
-    fn shares(&self) -> Vec<(Vec<(Vec<u8>, Vec<u8>)>, Vec<RangeTombstone>, SeqNo)> {
+    fn shares(&self) -> Vec<(Vec<Record>, Vec<RangeTombstone>, SeqNo)> {
         let mut shares = Vec::new();
         let mut from = 0;
         let ends = self.cuts.iter().copied().chain([self.ops.len()]);
@@ -73,7 +76,9 @@ impl World {
             for index in from..end.max(from) {
                 let seq = SeqNo(index as u64 + 1);
                 match &self.ops[index] {
-                    Op::Put(key, value) => records.push((encode(key, seq, Kind::Put), value.clone())),
+                    Op::Put(key, value) => {
+                        records.push((encode(key, seq, Kind::Put), value.clone()))
+                    }
                     Op::PutExpiring(key, value, expiry) => records.push((
                         encode(key, seq, Kind::PutExpiring),
                         [&expiry.to_le_bytes()[..], value].concat(),
@@ -97,29 +102,47 @@ impl World {
     }
 
     fn open(&self, view: View) -> UserIterator {
-        let mut shares = self.shares();
-        let oldest = shares.pop().expect("there is always one share");
         let mut children = Vec::new();
         let mut sources: Vec<Box<dyn TombstoneSource>> = Vec::new();
-        for (records, tombstones, max_seq) in shares {
-            children.push(Child::new(Box::new(VecIterator::new(records)), max_seq));
-            sources.push(Box::new(Arc::new(TombstoneSet::new(&tombstones))));
+        for (index, (records, tombstones, max_seq)) in self.shares().into_iter().enumerate() {
+            if index == 0 {
+                children.push(Child::new(Box::new(VecIterator::new(records)), max_seq));
+                sources.push(Box::new(Arc::new(TombstoneSet::new(&tombstones))));
+                continue;
+            }
+            let level = Level::cut(&records, &tombstones, self.keys_per_file);
+            let deletes = level.files.iter().filter(|file| !file.tombstones.is_empty()).cloned();
+            sources.push(Box::new(LevelTombstones::new(deletes.collect())));
+            children.push(Child::new(Box::new(LevelIterator::new(level)), max_seq));
         }
-        let level = Level::cut(oldest.0, &oldest.1, self.keys_per_file);
-        let deletes = level.files.iter().filter(|file| !file.tombstones.is_empty()).cloned();
-        sources.push(Box::new(LevelTombstones::new(deletes.collect())));
-        children.push(Child::new(Box::new(LevelIterator::new(level)), oldest.2));
         UserIterator::new(MergingIterator::new(children), Some(Box::new(sources)), view)
     }
 }
 
+/// A file with the bounds that [`crate::file_meta::FileMeta`] would have.
 #[derive(Clone)]
 struct File {
     records: VecIterator,
     tombstones: Arc<TombstoneSet>,
     smallest: Vec<u8>,
-    /// Past all that the file says; `None` for the last of the level.
-    end: Option<Vec<u8>>,
+    largest: Vec<u8>,
+    largest_exclusive: bool,
+}
+
+impl File {
+    fn new(records: Vec<Record>, tombstones: &[RangeTombstone]) -> Option<Self> {
+        let points = || records.iter().map(|(key, _)| user_key(key));
+        let starts = tombstones.iter().map(|tombstone| tombstone.start.as_slice());
+        let ends = tombstones.iter().map(|tombstone| tombstone.end.as_slice());
+        let largest = points().chain(ends).max()?.to_vec();
+        Some(Self {
+            smallest: points().chain(starts).min()?.to_vec(),
+            largest_exclusive: !points().any(|key| key == largest),
+            largest,
+            tombstones: Arc::new(TombstoneSet::new(tombstones)),
+            records: VecIterator::new(records.clone()),
+        })
+    }
 }
 
 impl TombstoneFile for File {
@@ -128,7 +151,7 @@ impl TombstoneFile for File {
     }
 
     fn largest(&self) -> &[u8] {
-        self.end.as_deref().unwrap_or(b"\xff\xff")
+        &self.largest
     }
 
     fn tombstones(&self) -> Result<Arc<TombstoneSet>> {
@@ -138,36 +161,25 @@ impl TombstoneFile for File {
 
 struct Level {
     files: Vec<File>,
+    opened: Arc<AtomicUsize>,
 }
 
 impl Level {
-    /// Files of `keys_per_file` user keys each, tombstones clipped to them; a key of a tombstone
-    /// bound counts as well, so that some files have no point records.
-    fn cut(
-        records: Vec<(Vec<u8>, Vec<u8>)>,
-        tombstones: &[RangeTombstone],
-        keys_per_file: usize,
-    ) -> Self {
-        let mut keys: BTreeSet<Vec<u8>> =
-            records.iter().map(|(key, _)| user_key(key).to_vec()).collect();
-        keys.extend(tombstones.iter().map(|tombstone| tombstone.start.clone()));
+    /// Files of `keys_per_file` user keys each, tombstones clipped to them. A tombstone's start
+    /// counts as a key, so that some files have no point records.
+    fn cut(records: &[Record], tombstones: &[RangeTombstone], keys_per_file: usize) -> Self {
+        let mut keys: BTreeSet<&[u8]> = records.iter().map(|(key, _)| user_key(key)).collect();
+        keys.extend(tombstones.iter().map(|tombstone| tombstone.start.as_slice()));
         let starts: Vec<_> = keys.into_iter().step_by(keys_per_file.max(1)).collect();
-        let files = starts.iter().enumerate().map(|(index, start)| {
-            let end = starts.get(index + 1);
-            let inside = |key: &[u8]| key >= start.as_slice() && end.is_none_or(|end| key < end);
+        let files = starts.iter().enumerate().filter_map(|(index, &start)| {
+            let end = starts.get(index + 1).copied();
+            let inside = |key: &[u8]| key >= start && end.is_none_or(|end| key < end);
             let own = records.iter().filter(|(key, _)| inside(user_key(key))).cloned().collect();
-            let clipped: Vec<_> = tombstones
-                .iter()
-                .filter_map(|tombstone| tombstone.clipped(start, end.map(Vec::as_slice)))
-                .collect();
-            File {
-                records: VecIterator::new(own),
-                tombstones: Arc::new(TombstoneSet::new(&clipped)),
-                smallest: start.clone(),
-                end: end.cloned(),
-            }
+            let clipped: Vec<_> =
+                tombstones.iter().filter_map(|tombstone| tombstone.clipped(start, end)).collect();
+            File::new(own, &clipped)
         });
-        Self { files: files.collect() }
+        Self { files: files.collect(), opened: Arc::default() }
     }
 }
 
@@ -177,7 +189,8 @@ impl FileOpener for Level {
     }
 
     fn ends_before(&self, index: usize, key: &[u8]) -> bool {
-        self.files[index].end.as_deref().is_some_and(|end| end <= key)
+        let file = &self.files[index];
+        file.largest.as_slice() < key || (file.largest_exclusive && file.largest == key)
     }
 
     fn smallest(&self, index: usize) -> &[u8] {
@@ -185,13 +198,14 @@ impl FileOpener for Level {
     }
 
     fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
+        self.opened.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(self.files[index].records.clone()))
     }
 }
 
 /// Few keys, so that they meet; of several lengths, so that one is a prefix of another and some
 /// differ only past the eighth byte.
-fn key() -> impl Strategy<Value = Vec<u8>> {
+fn key() -> impl Strategy<Value = Vec<u8>> + Clone {
     prop_oneof![
         (0u8..8).prop_map(|n| vec![b'a' + n]),
         (0u8..4, 0u8..4).prop_map(|(a, b)| vec![b'a' + 2 * a, b]),
@@ -201,15 +215,15 @@ fn key() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op(key: impl Strategy<Value = Vec<u8>> + Clone + 'static) -> impl Strategy<Value = Op> {
     let value = || prop::collection::vec(any::<u8>(), 0..6);
     prop_oneof![
-        6 => (key(), value()).prop_map(|(key, value)| Op::Put(key, value)),
-        3 => key().prop_map(Op::Delete),
-        4 => (key(), value()).prop_map(|(key, value)| Op::Merge(key, value)),
-        2 => (key(), value(), NOW_MS - 1..NOW_MS + 3)
+        6 => (key.clone(), value()).prop_map(|(key, value)| Op::Put(key, value)),
+        3 => key.clone().prop_map(Op::Delete),
+        4 => (key.clone(), value()).prop_map(|(key, value)| Op::Merge(key, value)),
+        2 => (key.clone(), value(), NOW_MS - 1..NOW_MS + 3)
             .prop_map(|(key, value, expiry)| Op::PutExpiring(key, value, expiry)),
-        1 => (key(), key()).prop_map(|(a, b)| if a <= b {
+        1 => (key.clone(), key.clone()).prop_map(|(a, b)| if a <= b {
             Op::DeleteRange(a, b)
         } else {
             Op::DeleteRange(b, a)
@@ -217,13 +231,17 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Half of them with so few keys that each has many versions.
 fn world() -> impl Strategy<Value = World> {
-    (prop::collection::vec(op(), 1..150), prop::collection::vec(any::<prop::sample::Index>(), 0..6), 1usize..8)
-        .prop_map(|(ops, cuts, keys_per_file)| {
-            let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(ops.len() + 1)).collect();
-            cuts.sort_unstable();
-            World { ops, cuts, keys_per_file }
-        })
+    let many = prop::collection::vec(op(key()), 1..150);
+    let few = (0u8..4).prop_map(|n| vec![b'b' + n]);
+    let few = prop::collection::vec(op(few), 1..150);
+    let cuts = prop::collection::vec(any::<prop::sample::Index>(), 0..6);
+    (prop_oneof![many, few], cuts, 1usize..8).prop_map(|(ops, cuts, keys_per_file)| {
+        let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(ops.len() + 1)).collect();
+        cuts.sort_unstable();
+        World { ops, cuts, keys_per_file }
+    })
 }
 
 #[derive(Clone, Debug)]
@@ -367,4 +385,269 @@ proptest! {
             }
         }
     }
+}
+
+/// Counts the moves of a cursor, and fails at one of them.
+struct Watched {
+    inner: VecIterator,
+    moves: Arc<AtomicUsize>,
+    fails_at: usize,
+}
+
+impl Watched {
+    fn boxed(inner: VecIterator, fails_at: usize) -> (Box<Self>, Arc<AtomicUsize>) {
+        let moves = Arc::new(AtomicUsize::new(0));
+        (Box::new(Self { inner, moves: moves.clone(), fails_at }), moves)
+    }
+
+    fn moved(&self) {
+        self.moves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn failed(&self) -> bool {
+        self.moves.load(Ordering::Relaxed) >= self.fails_at
+    }
+}
+
+impl InternalIterator for Watched {
+    fn valid(&self) -> bool {
+        !self.failed() && self.inner.valid()
+    }
+    fn seek_to_first(&mut self) {
+        self.moved();
+        self.inner.seek_to_first();
+    }
+    fn seek_to_last(&mut self) {
+        self.moved();
+        self.inner.seek_to_last();
+    }
+    fn seek(&mut self, target: &[u8]) {
+        self.moved();
+        self.inner.seek(target);
+    }
+    fn seek_for_prev(&mut self, target: &[u8]) {
+        self.moved();
+        self.inner.seek_for_prev(target);
+    }
+    fn next(&mut self) {
+        self.moved();
+        self.inner.next();
+    }
+    fn prev(&mut self) {
+        self.moved();
+        self.inner.prev();
+    }
+    fn key(&self) -> &[u8] {
+        assert!(self.valid(), "key of an invalid cursor");
+        self.inner.key()
+    }
+    fn value(&self) -> &[u8] {
+        assert!(self.valid(), "value of an invalid cursor");
+        self.inner.value()
+    }
+    fn status(&self) -> Result<()> {
+        if self.failed() {
+            return Err(Error::new(ErrorKind::Corrupt, "000007.sst: corrupt at offset 42"));
+        }
+        Ok(())
+    }
+}
+
+fn puts(count: u64, first_seq: u64) -> VecIterator {
+    let record = |n: u64| {
+        (encode(&n.to_be_bytes(), SeqNo(first_seq + n), Kind::Put), n.to_le_bytes().to_vec())
+    };
+    VecIterator::new((0..count).map(record).collect())
+}
+
+#[test]
+fn an_error_of_a_child_ends_the_scan_and_is_told() {
+    for fails_at in 1..40 {
+        for backward in [false, true] {
+            let (watched, _) = Watched::boxed(puts(30, 1), fails_at);
+            let children = vec![
+                Child::new(Box::new(puts(30, 100)), SeqNo::MAX),
+                Child::new(watched, SeqNo::MAX),
+            ];
+            let merge = MergingIterator::new(children);
+            let mut iter = UserIterator::new(merge, None, View::new(SeqNo::MAX, 0));
+            let mut seen = 0;
+            if backward {
+                iter.seek_to_last()
+            } else {
+                iter.seek_to_first()
+            }
+            while iter.valid() {
+                seen += 1;
+                if backward { iter.prev() } else { iter.next() }
+            }
+            if fails_at <= 30 {
+                assert!(seen < 30, "a missing child must not look like an end: {fails_at}");
+                assert_eq!(iter.status().unwrap_err().kind(), ErrorKind::Corrupt);
+                assert!(iter.status().unwrap_err().context().contains("offset 42"));
+            } else if fails_at > 31 {
+                assert_eq!(seen, 30);
+                iter.status().unwrap();
+            }
+        }
+    }
+}
+
+struct Unopenable(Level, usize);
+
+impl FileOpener for Unopenable {
+    fn count(&self) -> usize {
+        self.0.count()
+    }
+    fn ends_before(&self, index: usize, key: &[u8]) -> bool {
+        self.0.ends_before(index, key)
+    }
+    fn smallest(&self, index: usize) -> &[u8] {
+        self.0.smallest(index)
+    }
+    fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
+        if index == self.1 {
+            return Err(Error::new(ErrorKind::Io, "cannot open 000008.sst"));
+        }
+        self.0.open(index)
+    }
+}
+
+fn ten_files() -> Level {
+    let records: Vec<_> =
+        (0..100u8).map(|n| (encode(&[n], SeqNo(1), Kind::Put), vec![n])).collect();
+    Level::cut(&records, &[], 10)
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_is_an_error_and_the_next_seek_starts_afresh() {
+    let mut iter = LevelIterator::new(Unopenable(ten_files(), 4));
+    iter.seek_to_first();
+    let mut seen = 0;
+    while iter.valid() {
+        seen += 1;
+        iter.next();
+    }
+    assert_eq!(seen, 40);
+    assert_eq!(iter.status().unwrap_err().kind(), ErrorKind::Io);
+    iter.seek(&encode(&[60], SeqNo::MAX, Kind::SEEK));
+    assert!(iter.valid());
+    iter.status().unwrap();
+    assert_eq!(iter.value(), [60]);
+}
+
+#[test]
+fn files_are_opened_when_the_cursor_gets_there_and_once() {
+    let level = ten_files();
+    let opened = level.opened.clone();
+    let mut iter = LevelIterator::new(level);
+    assert_eq!(opened.load(Ordering::Relaxed), 0);
+    for from in [30, 32, 31] {
+        iter.seek(&encode(&[from], SeqNo::MAX, Kind::SEEK));
+        assert_eq!(iter.value(), [from]);
+    }
+    assert_eq!(opened.load(Ordering::Relaxed), 1, "seeks within a file keep it open");
+    iter.seek(&encode(&[35], SeqNo::MAX, Kind::SEEK));
+    for n in 35..45 {
+        assert_eq!(iter.value(), [n]);
+        iter.next();
+    }
+    assert_eq!(opened.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn a_deleted_range_is_jumped_over_in_older_children() {
+    let count = 10_000;
+    for backward in [false, true] {
+        let (old, moves) = Watched::boxed(puts(count, 1), usize::MAX);
+        let newer = encode(&500u64.to_be_bytes(), SeqNo(count + 50), Kind::Put);
+        let newer = VecIterator::new(vec![(newer, b"new".to_vec())]);
+        let children =
+            vec![Child::new(Box::new(newer), SeqNo::MAX), Child::new(old, SeqNo(count + 1))];
+        let deleted = RangeTombstone {
+            start: 10u64.to_be_bytes().to_vec(),
+            end: (count - 10).to_be_bytes().to_vec(),
+            seq: SeqNo(count + 10),
+        };
+        let source: Box<dyn TombstoneSource> = Box::new(Arc::new(TombstoneSet::new(&[deleted])));
+        let merge = MergingIterator::new(children);
+        let mut iter = UserIterator::new(merge, Some(source), View::new(SeqNo::MAX, 0));
+        let mut seen = Vec::new();
+        if backward {
+            iter.seek_to_last()
+        } else {
+            iter.seek_to_first()
+        }
+        while iter.valid() {
+            seen.push(u64::from_be_bytes(iter.key().try_into().unwrap()));
+            if backward { iter.prev() } else { iter.next() }
+        }
+        seen.sort_unstable();
+        let expected: Vec<_> = (0..10).chain([500]).chain(count - 10..count).collect();
+        assert_eq!(seen, expected);
+        let moves = moves.load(Ordering::Relaxed);
+        assert!(moves < 60, "{moves} moves (backward: {backward})");
+    }
+}
+
+#[test]
+fn many_versions_of_a_key_cost_a_seek_and_not_a_walk() {
+    let mut records: Vec<_> =
+        (1..5000).map(|seq| (encode(b"hot", SeqNo(seq), Kind::Put), vec![1])).collect();
+    records.push((encode(b"a", SeqNo(1), Kind::Put), vec![2]));
+    records.push((encode(b"z", SeqNo(1), Kind::Put), vec![3]));
+    for snapshot in [1, 2500, 4999] {
+        for backward in [false, true] {
+            let (watched, moves) = Watched::boxed(VecIterator::new(records.clone()), usize::MAX);
+            let merge = MergingIterator::new(vec![Child::new(watched, SeqNo::MAX)]);
+            let mut iter = UserIterator::new(merge, None, View::new(SeqNo(snapshot), 0));
+            let mut keys = Vec::new();
+            if backward {
+                iter.seek_to_last()
+            } else {
+                iter.seek_to_first()
+            }
+            while iter.valid() {
+                keys.push((iter.key().to_vec(), iter.seq().0));
+                if backward { iter.prev() } else { iter.next() }
+            }
+            keys.sort();
+            let expected = [(b"a".to_vec(), 1), (b"hot".to_vec(), snapshot), (b"z".to_vec(), 1)];
+            assert_eq!(keys, expected);
+            assert!(moves.load(Ordering::Relaxed) < 40, "{}", moves.load(Ordering::Relaxed));
+        }
+    }
+}
+
+#[test]
+fn a_merge_operand_without_an_operator_and_a_damaged_record_are_errors() {
+    let merge_record = (encode(b"k", SeqNo(1), Kind::Merge), b"x".to_vec());
+    let unknown_kind = (encode(b"k", SeqNo(1), Kind::SEEK), Vec::new());
+    let no_expiry = (encode(b"k", SeqNo(1), Kind::PutExpiring), vec![0; 7]);
+    let range_delete = (encode(b"k", SeqNo(1), Kind::RangeDelete), Vec::new());
+    for (record, kind) in [
+        (merge_record, ErrorKind::InvalidArgument),
+        (unknown_kind, ErrorKind::Corrupt),
+        (no_expiry, ErrorKind::Corrupt),
+        (range_delete, ErrorKind::Corrupt),
+    ] {
+        let child = Child::new(Box::new(VecIterator::new(vec![record])), SeqNo::MAX);
+        let merge = MergingIterator::new(vec![child]);
+        let mut iter = UserIterator::new(merge, None, View::new(SeqNo::MAX, 0));
+        iter.seek_to_first();
+        assert!(!iter.valid());
+        assert_eq!(iter.status().unwrap_err().kind(), kind);
+        assert!(iter.status().unwrap_err().context().contains("\"k\""));
+        iter.seek_to_last();
+        assert!(!iter.valid());
+        assert_eq!(iter.status().unwrap_err().kind(), kind);
+    }
+}
+
+#[test]
+fn prefixes_end_before_the_next_key_that_lacks_them() {
+    assert_eq!(prefix_end(b"ab"), Some(b"ac".to_vec()));
+    assert_eq!(prefix_end(b"a\xff\xff"), Some(b"b".to_vec()));
+    assert_eq!(prefix_end(b"\xff"), None);
+    assert_eq!(prefix_end(b""), None);
 }

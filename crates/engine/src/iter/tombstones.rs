@@ -133,7 +133,11 @@ fn add_set(
         }
         after => {
             let before = at.checked_sub(1).map(|before| fragments[before].end.as_slice());
-            span.add(before.unwrap_or(start), after.map(|next| next.start.as_slice()).or(end), None);
+            span.add(
+                before.unwrap_or(start),
+                after.map(|next| next.start.as_slice()).or(end),
+                None,
+            );
         }
     }
 }

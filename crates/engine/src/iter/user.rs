@@ -454,10 +454,9 @@ fn classify(record: KeyRef<'_>, merge: &MergingIterator, now_ms: u64) -> Result<
             };
             let expires_at_ms = u64::from_le_bytes(*expiry);
             Ok(match expires_at_ms.cmp(&now_ms) {
-                Ordering::Greater => Newest::Value {
-                    value_start: EXPIRY_BYTES,
-                    expires_at_ms: Some(expires_at_ms),
-                },
+                Ordering::Greater => {
+                    Newest::Value { value_start: EXPIRY_BYTES, expires_at_ms: Some(expires_at_ms) }
+                }
                 _ => Newest::Deleted,
             })
         }

@@ -26,7 +26,6 @@ impl VecIterator {
         entries.sort_by(|a, b| compare(&a.0, &b.0));
         Self { at: entries.len(), entries: Arc::new(entries) }
     }
-
 }
 
 impl InternalIterator for VecIterator {

@@ -1,8 +1,8 @@
 //! A decorator that counts what is read and written, by file class and purpose: the numbers that
 //! write amplification is made of.
 //!
-//! Counts what callers ask for, before buffering, alignment and caches of the file system
-//! inside. Compactions count as one purpose whatever their levels. A failed operation is not counted.
+//! Counts what callers ask for, before buffering, alignment and caches of the file system inside.
+//! Compactions count as one purpose whatever their levels. A failed operation is not counted.
 //! Thread-safe; an operation costs two relaxed adds to counters of the thread's own stripe.
 
 use std::path::Path;

@@ -1,14 +1,14 @@
 //! Faults on command: a decorator that lets operations of any file system fail by script.
 //!
 //! A [`Rule`] says which operations (kind, path, offsets), which of the matches (every, the nth,
-//! a seeded chance, at most so many) and how ([`Fault`]). Rules may be added, cleared and switched off
-//! while files are open. Counters tell how often each operation was seen and failed, so that
-//! a test can first count a run's operations and then fail each of them in turn.
+//! a seeded chance, at most so many) and how ([`Fault`]). Rules may be added, cleared and
+//! switched off while files are open. Counters tell how often each operation was seen and failed,
+//! so that a test can first count a run's operations and then fail each of them in turn.
 //!
-//! Invariants: 1. an operation that fails has done nothing to the file system inside, but for a short append;
-//! 2. a writer, log or log sync fails for ever after its first failure; 3. the same
-//! operations, script and seed fail the same way. Handles are clones of one script. Without rules it costs
-//! an atomic add an operation.
+//! Invariants: 1. an operation that fails has done nothing to the file system inside, but for a
+//! short append; 2. a writer, log or log sync fails for ever after its first failure; 3. the same
+//! operations, script and seed fail the same way. Handles are clones of one script. Without rules
+//! it costs an atomic add an operation.
 //!
 //! ```
 //! use std::{path::Path, sync::Arc};
@@ -47,8 +47,8 @@ pub struct FaultFs {
 }
 
 impl FaultFs {
-    /// Decorates `inner`, without rules. `seed` decides what [`When::Chance`], [`Fault::FlipByte`] and
-    /// [`Fault::ShortAppend`] leave open.
+    /// Decorates `inner`, without rules. `seed` decides what [`When::Chance`],
+    /// [`Fault::FlipByte`] and [`Fault::ShortAppend`] leave open.
     #[must_use]
     pub fn new(inner: Arc<dyn FileSystem>, seed: u64) -> Self {
         Self { inner, script: Arc::new(Script::new(seed)) }

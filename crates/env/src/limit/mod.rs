@@ -1,16 +1,16 @@
 //! The rate limiter that flush and compaction share, flush first.
 //!
-//! A token bucket, refilled every [`REFILL_PERIOD`]. A request that the bucket cannot serve joins the
-//! queue of its priority and sleeps until the next refill; whichever sleeper wakes first hands
-//! out the refill to the queues, first come first served within a priority, and whoever finds
-//! itself served goes on. A large request is served in parts, a refill at a time, so that a flush that
-//! comes later does not wait for the whole of it.
+//! A token bucket, refilled every [`REFILL_PERIOD`]. A request that the bucket cannot serve joins
+//! the queue of its priority and sleeps until the next refill; whichever sleeper wakes first
+//! hands out the refill to the queues, first come first served within a priority, and whoever
+//! finds itself served goes on. A large request is served in parts, a refill at a time, so that a
+//! flush that comes later does not wait for the whole of it.
 //!
 //! Invariants: 1. over any stretch of time no more is granted than the rate times the stretch
-//! plus [`BURST_PERIODS`] refills; 2. while flushes wait, compactions get a tenth of each refill and no
-//! more, so that neither stops the other for ever; 3. the bucket is empty while anybody waits.
-//! Thread-safe; one lock. Cost: an unlimited request is one relaxed load; a limited one that finds
-//! tokens a short lock; a waiting one also a sleep per refill.
+//! plus [`BURST_PERIODS`] refills; 2. while flushes wait, compactions get a tenth of each refill
+//! and no more, so that neither stops the other for ever; 3. the bucket is empty while anybody
+//! waits. Thread-safe; one lock. Cost: an unlimited request is one relaxed load; a limited one
+//! that finds tokens a short lock; a waiting one also a sleep per refill.
 
 mod file;
 
@@ -138,12 +138,8 @@ impl State {
 
     fn hand_out(&mut self) {
         let [flush, compaction] = &mut self.queues;
-        if flush.left.is_empty() && compaction.left.is_empty() {
-            return;
-        }
-        let kept =
-            if compaction.left.is_empty() { 0 } else { self.tokens.div_ceil(COMPACTION_SHARE) };
-        let kept = if self.tokens > 1 { kept } else { 0 };
+        let both_wait = !flush.left.is_empty() && !compaction.left.is_empty();
+        let kept = if both_wait { self.tokens / COMPACTION_SHARE } else { 0 };
         let unused = flush.grant(self.tokens - kept);
         let unused = compaction.grant(unused + kept);
         self.tokens = flush.grant(unused);
@@ -203,9 +199,6 @@ impl RateLimiter {
             clock.sleep(Duration::from_nanos(due_ns.saturating_sub(now_ns).max(1)));
             now_ns = clock.now_ns();
             state = self.state.lock();
-            if state.queues[index].served > ticket {
-                break;
-            }
         }
         if now_ns > started_ns {
             let stats = &mut state.stats[index];

@@ -5,6 +5,8 @@
 mod conformance;
 mod faults;
 mod limits;
+mod local;
+mod power_loss;
 mod statistics;
 
 use archipelago_env::{FileClass, IoContext, IoPurpose};

@@ -6,7 +6,8 @@
 //! function of its own.
 
 pub mod below;
-mod cover;
+pub(crate) mod cover;
 mod fold;
 pub mod iterator;
+pub mod job;
 pub mod stripes;

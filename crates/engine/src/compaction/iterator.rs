@@ -215,7 +215,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
     }
 
     /// To the next record. It must be valid. After an error it is not valid any more.
-    pub fn next(&mut self) -> Result<()> {
+    pub fn advance(&mut self) -> Result<()> {
         match self.current {
             Current::End => return Ok(()),
             Current::Input => self.consume(),

@@ -10,5 +10,4 @@ pub(crate) mod cover;
 mod fold;
 pub mod iterator;
 pub mod job;
-pub mod pick;
 pub mod stripes;

@@ -2,9 +2,11 @@
 //!
 //! [`InternalIterator`] is the cursor that shards, tables, levels and merges of them share.
 //! [`MergingIterator`] merges several, [`LevelIterator`] walks sorted disjoint files and opens each
-//! when it gets there, [`UserIterator`] turns versions, merge operands, range tombstones
-//! ([`TombstoneSource`]) and expiry into one value per key, as of a snapshot.
+//! when it gets there, [`ClippedIterator`] leaves out what lies outside a range, [`UserIterator`]
+//! turns versions, merge operands, range tombstones ([`TombstoneSource`]) and expiry into one value
+//! per key, as of a snapshot.
 
+mod clipped;
 mod concat;
 mod merging;
 mod operands;
@@ -17,6 +19,7 @@ mod tests;
 
 use archipelago_base::Result;
 
+pub use clipped::ClippedIterator;
 pub use concat::{FileOpener, LevelIterator};
 pub use merging::{Child, MergingIterator};
 pub use tombstones::{LevelTombstones, TombstoneFile, TombstoneSource, TombstoneSpan};

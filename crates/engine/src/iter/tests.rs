@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::extension::{AppendMerge, MergeOperator};
-use crate::key::{Kind, compare, encode, user_key};
+use crate::key::{KeyRange, Kind, compare, encode, user_key};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
 
 const NOW_MS: u64 = 1000;
@@ -344,10 +344,11 @@ proptest! {
     }
 
     #[test]
-    fn a_merge_of_cursors_walks_like_one_sorted_vector(
+    fn merges_levels_and_clips_walk_like_one_sorted_vector(
         world in world(),
         moves in moves(),
         tripled in any::<bool>(),
+        bounds in (key(), prop::option::of(key())),
     ) {
         let mut shares: Vec<_> = world.shares().into_iter().map(|share| share.0).collect();
         if tripled {
@@ -355,34 +356,61 @@ proptest! {
         }
         let mut all: Vec<_> = shares.concat();
         all.sort_by(|a, b| compare(&a.0, &b.0));
-        let children = shares.into_iter().map(|share| {
-            Child::new(Box::new(VecIterator::new(share)), SeqNo::MAX)
-        });
-        let mut iter = MergingIterator::new(children.collect());
-        let mut at: Option<usize> = None;
-        for step in moves {
-            let seek = |key: &[u8]| encode(key, SeqNo(world.ops.len() as u64 / 2), Kind::SEEK);
-            match &step {
-                Move::First => { iter.seek_to_first(); at = Some(0) }
-                Move::Last => { iter.seek_to_last(); at = all.len().checked_sub(1) }
-                Move::Seek(key) => {
-                    let target = seek(key);
-                    iter.seek(&target);
-                    at = Some(all.partition_point(|(key, _)| compare(key, &target).is_lt()));
-                }
-                Move::SeekForPrev(key) => {
-                    let target = seek(key);
-                    iter.seek_for_prev(&target);
-                    at = all.partition_point(|(key, _)| compare(key, &target).is_le()).checked_sub(1);
-                }
-                Move::Next => if let Some(here) = at { iter.next(); at = Some(here + 1) },
-                Move::Prev => if let Some(here) = at { iter.prev(); at = here.checked_sub(1) },
+        let children = || shares.iter().map(|share| {
+            Child::new(Box::new(VecIterator::new(share.clone())), SeqNo::MAX)
+        }).collect();
+        walk(&mut MergingIterator::new(children()), &all, &moves);
+        walk(&mut LevelIterator::new(Level::cut(&all, &[], world.keys_per_file)), &all, &moves);
+        let range = KeyRange { start: bounds.0, end: bounds.1 };
+        let merge = MergingIterator::new(children());
+        let mut clipped = ClippedIterator::new(merge, range.clone());
+        all.retain(|(key, _)| range.contains(user_key(key)));
+        walk(&mut clipped, &all, &moves);
+    }
+}
+
+/// Checks that `iter` holds `all` and moves over it rightly.
+fn walk(iter: &mut dyn InternalIterator, all: &[Record], moves: &[Move]) {
+    let seek = |key: &[u8]| encode(key, SeqNo(40), Kind::SEEK);
+    let mut at: Option<usize> = None;
+    for step in moves {
+        match step {
+            Move::First => {
+                iter.seek_to_first();
+                at = Some(0);
             }
-            at = at.filter(|&at| at < all.len());
-            prop_assert_eq!(iter.valid(), at.is_some());
-            if let Some(at) = at {
-                prop_assert_eq!((iter.key(), iter.value()), (&all[at].0[..], &all[at].1[..]));
+            Move::Last => {
+                iter.seek_to_last();
+                at = all.len().checked_sub(1);
             }
+            Move::Seek(key) => {
+                let target = seek(key);
+                iter.seek(&target);
+                at = Some(all.partition_point(|(key, _)| compare(key, &target).is_lt()));
+            }
+            Move::SeekForPrev(key) => {
+                let target = seek(key);
+                iter.seek_for_prev(&target);
+                at = all.partition_point(|(key, _)| compare(key, &target).is_le()).checked_sub(1);
+            }
+            Move::Next => {
+                if let Some(here) = at {
+                    iter.next();
+                    at = Some(here + 1);
+                }
+            }
+            Move::Prev => {
+                if let Some(here) = at {
+                    iter.prev();
+                    at = here.checked_sub(1);
+                }
+            }
+        }
+        at = at.filter(|&at| at < all.len());
+        iter.status().expect("nothing fails here");
+        assert_eq!(iter.valid(), at.is_some());
+        if let Some(at) = at {
+            assert_eq!((iter.key(), iter.value()), (&all[at].0[..], &all[at].1[..]));
         }
     }
 }
@@ -650,4 +678,23 @@ fn prefixes_end_before_the_next_key_that_lacks_them() {
     assert_eq!(prefix_end(b"a\xff\xff"), Some(b"b".to_vec()));
     assert_eq!(prefix_end(b"\xff"), None);
     assert_eq!(prefix_end(b""), None);
+}
+
+#[test]
+fn a_tombstone_does_not_delete_records_of_its_own_sequence_number() {
+    let records = [(b"b", 4), (b"c", 5), (b"d", 6)]
+        .map(|(key, seq)| (encode(key, SeqNo(seq), Kind::Put), Vec::new()));
+    let all = RangeTombstone { start: b"a".to_vec(), end: b"z".to_vec(), seq: SeqNo(5) };
+    let source: Box<dyn TombstoneSource> = Box::new(Arc::new(TombstoneSet::new(&[all])));
+    let child = Child::new(Box::new(VecIterator::new(records.to_vec())), SeqNo(6));
+    let merge = MergingIterator::new(vec![child]);
+    let mut iter = UserIterator::new(merge, Some(source), View::new(SeqNo::MAX, 0));
+    iter.seek_to_first();
+    assert_eq!(iter.key(), b"c");
+    iter.next();
+    assert_eq!(iter.key(), b"d");
+    iter.prev();
+    assert_eq!(iter.key(), b"c");
+    iter.prev();
+    assert!(!iter.valid());
 }

@@ -157,7 +157,7 @@ pub(crate) fn drive<I: InternalIterator>(
     input.start()?;
     while input.valid() {
         writer.add(input.key(), input.value(), input.starts_key())?;
-        input.next()?;
+        input.advance()?;
     }
     check(input.counts())?;
     writer.finish()

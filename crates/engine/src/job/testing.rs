@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use archipelago_base::clock::SystemClock;
 use archipelago_base::SeqNo;
+use archipelago_base::clock::SystemClock;
 use archipelago_env::mem::MemFs;
 use archipelago_env::{IoContext, IoPurpose, OpenOptions};
 
@@ -118,9 +118,9 @@ impl Executor {
         records: &[Record],
         tombstones: &[RangeTombstone],
     ) -> ShardRef {
-        let records = records.iter().map(|(key, seq, kind, value)| {
-            (key::encode(key, SeqNo(*seq), *kind), value.clone())
-        });
+        let records = records
+            .iter()
+            .map(|(key, seq, kind, value)| (key::encode(key, SeqNo(*seq), *kind), value.clone()));
         let tombstones = Arc::new(TombstoneSet::new(tombstones));
         self.shards.0.insert(no, Arc::new(VecShard { records: records.collect(), tombstones }));
         ShardRef { memtable: no, shard: 0 }

@@ -256,7 +256,7 @@ impl Case {
             let place = (record.user_key[0], std::cmp::Reverse(record.seq.0));
             out.records.insert(place, (record.kind, iter.value().to_vec()));
             before = Some(iter.key().to_vec());
-            iter.next().unwrap();
+            iter.advance().unwrap();
         }
         let counts = iter.counts().clone();
         assert_eq!(counts.records_in, counts.records_out + counts.dropped.total());
@@ -388,7 +388,7 @@ fn impossible_inputs_are_errors_that_name_the_key() {
             CompactionIterator::new(Records { entries, at: 0 }, TombstoneSet::default(), rules);
         let mut result = iter.start();
         while result.is_ok() && iter.valid() {
-            result = iter.next();
+            result = iter.advance();
         }
         result.unwrap_err()
     };

@@ -199,6 +199,20 @@ fn hostile_files_do_not_panic() {
 }
 
 #[test]
+fn the_fuzz_corpus_is_survived() {
+    let mut rng = Rng::with_seed(0xf11e);
+    for whole in corpus("sst") {
+        let bytes = Bytes::default();
+        for _ in 0..300 {
+            bytes.lock().clone_from(&whole);
+            use_all(&bytes, &numbered(60));
+            mutate(&mut bytes.lock(), &mut rng);
+            use_all(&bytes, &numbered(60));
+        }
+    }
+}
+
+#[test]
 fn hostile_blocks_do_not_panic() {
     use crate::sst::data_block::{Cursor, DataBlock, DataBlockBuilder};
     use crate::sst::index::{IndexBlock, IndexBuilder};

@@ -55,9 +55,9 @@ impl Table for Arc<Shard> {
 fn walk(iter: &mut dyn InternalIterator, forward: bool) -> usize {
     let mut bytes = 0;
     if forward {
-        iter.seek_to_first()
+        iter.seek_to_first();
     } else {
-        iter.seek_to_last()
+        iter.seek_to_last();
     }
     while iter.valid() {
         bytes += usize::from(iter.key()[0]) + usize::from(iter.value()[0]);
@@ -67,11 +67,13 @@ fn walk(iter: &mut dyn InternalIterator, forward: bool) -> usize {
 }
 
 #[derive(Default)]
-struct Locked(RwLock<BTreeMap<(Key, u64), Box<[u8]>>>);
+struct Locked(RwLock<Map>);
+
+type Map = BTreeMap<(Key, u64), Vec<u8>>;
 
 impl Table for Locked {
     fn put(&self, key: &[u8], seq: u64) {
-        let entry = ((key.to_vec(), !seq), VALUE.as_slice().into());
+        let entry = ((key.to_vec(), !seq), VALUE.to_vec());
         self.0.write().insert(entry.0, entry.1);
     }
     fn get(&self, key: &[u8]) -> bool {
@@ -82,7 +84,7 @@ impl Table for Locked {
     fn scan(&self, forward: bool) -> usize {
         let map = self.0.read();
         let touch =
-            |(key, value): (&(Key, u64), &Box<[u8]>)| usize::from(key.0[0]) + usize::from(value[0]);
+            |entry: (&(Key, u64), &Vec<u8>)| usize::from(entry.0.0[0]) + usize::from(entry.1[0]);
         if forward { map.iter().map(touch).sum() } else { map.iter().rev().map(touch).sum() }
     }
 }

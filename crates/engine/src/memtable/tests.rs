@@ -15,7 +15,8 @@ use crate::key::{self, Kind};
 use crate::lookup::Lookup;
 use crate::tombstone::RangeTombstone;
 
-type Model = BTreeMap<(Vec<u8>, std::cmp::Reverse<u64>), Vec<u8>>;
+type ModelKey = (Vec<u8>, std::cmp::Reverse<u64>);
+type Model = BTreeMap<ModelKey, Vec<u8>>;
 
 fn pool() -> Arc<SlabPool> {
     SlabPool::new(ByteBudget::unlimited())
@@ -27,13 +28,13 @@ fn put(shard: &Shard, model: &mut Model, key: &[u8], seq: u64, kind: Kind, value
     model.insert((key.to_vec(), std::cmp::Reverse(trailer)), value.to_vec());
 }
 
-fn encoded(model_key: &(Vec<u8>, std::cmp::Reverse<u64>)) -> Vec<u8> {
+fn encoded(model_key: &ModelKey) -> Vec<u8> {
     let mut out = model_key.0.clone();
     out.extend_from_slice(&model_key.1.0.to_le_bytes());
     out
 }
 
-fn split(encoded: &[u8]) -> (Vec<u8>, std::cmp::Reverse<u64>) {
+fn split(encoded: &[u8]) -> ModelKey {
     (key::user_key(encoded).to_vec(), std::cmp::Reverse(key::trailer(encoded)))
 }
 
@@ -42,9 +43,7 @@ fn here(iter: &dyn InternalIterator) -> Option<(Vec<u8>, Vec<u8>)> {
     iter.valid().then(|| (iter.key().to_vec(), iter.value().to_vec()))
 }
 
-fn of_model(
-    entry: Option<(&(Vec<u8>, std::cmp::Reverse<u64>), &Vec<u8>)>,
-) -> Option<(Vec<u8>, Vec<u8>)> {
+fn of_model(entry: Option<(&ModelKey, &Vec<u8>)>) -> Option<(Vec<u8>, Vec<u8>)> {
     entry.map(|(key, value)| (encoded(key), value.clone()))
 }
 
@@ -363,9 +362,9 @@ fn walk_beside_writers(
     let mut last: Option<Vec<u8>> = None;
     let mut iter = shard.iter();
     if forward {
-        iter.seek_to_first()
+        iter.seek_to_first();
     } else {
-        iter.seek_to_last()
+        iter.seek_to_last();
     }
     while iter.valid() {
         let key = key::user_key(iter.key());

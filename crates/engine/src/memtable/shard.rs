@@ -340,8 +340,10 @@ impl Shard {
 
     /// Visits the reference of every record in order.
     pub(super) fn each_record(&self, mut visit: impl FnMut(RecordRef)) {
-        self.each_leaf(|snap, record| {
-            (0..snap).for_each(|at| visit(record(at)));
+        self.each_leaf(|count, record| {
+            // SAFETY: records that the index holds.
+            (0..count).for_each(|at| unsafe { self.kv.prefetch(record(at)) });
+            (0..count).for_each(|at| visit(record(at)));
         });
     }
 

@@ -10,7 +10,7 @@ use archipelago_base::{Result, SeqNo};
 use super::InternalIterator;
 use crate::key::{KeyRange, Kind, encode, user_key};
 
-/// See the module.
+/// The records of a cursor that lie in a range of user keys.
 pub struct ClippedIterator<I: InternalIterator> {
     inner: I,
     range: KeyRange,

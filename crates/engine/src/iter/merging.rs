@@ -45,7 +45,7 @@ struct Entry {
     child: u32,
 }
 
-/// See the module.
+/// Several cursors as one: every record of each, in order. An error of one makes all invalid.
 pub struct MergingIterator {
     children: Vec<Child>,
     heap: Vec<Entry>,

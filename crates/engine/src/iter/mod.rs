@@ -13,6 +13,7 @@ mod operands;
 mod tombstones;
 mod user;
 mod vec;
+mod view;
 
 #[cfg(test)]
 mod tests;
@@ -23,8 +24,9 @@ pub use clipped::ClippedIterator;
 pub use concat::{FileOpener, LevelIterator};
 pub use merging::{Child, MergingIterator};
 pub use tombstones::{LevelTombstones, TombstoneFile, TombstoneSource, TombstoneSpan};
-pub use user::{UserIterator, View, prefix_end};
+pub use user::UserIterator;
 pub use vec::VecIterator;
+pub use view::{View, prefix_end};
 
 /// A cursor over records in internal-key order ([`crate::key::compare`]): a memtable shard, a
 /// block, a table, a level, or several of them merged.

@@ -13,7 +13,7 @@ use archipelago_base::Result;
 use super::InternalIterator;
 use crate::key::compare;
 
-/// See the module.
+/// A cursor over sorted records in memory; clones share them.
 #[derive(Clone, Debug)]
 pub struct VecIterator {
     records: Arc<Records>,

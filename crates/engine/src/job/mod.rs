@@ -18,6 +18,8 @@
 
 mod files;
 pub mod output;
+#[cfg(test)]
+mod process_tests;
 pub mod spec;
 #[cfg(test)]
 pub(crate) mod testing;

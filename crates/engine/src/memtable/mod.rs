@@ -44,6 +44,8 @@ mod split;
 mod tree;
 
 #[cfg(test)]
+mod image_tests;
+#[cfg(test)]
 mod model_tests;
 #[cfg(test)]
 mod tests;

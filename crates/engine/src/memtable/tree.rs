@@ -300,6 +300,7 @@ impl Tree {
         let (mut height, mut node) = self.root()?;
         while height > 0 {
             let inner = self.inner(node);
+            inner.node.prefetch();
             let prefix = self.prefix(inner.node.skip, target, records);
             node = loop {
                 let snap = snapshot(&inner.node);
@@ -313,6 +314,7 @@ impl Tree {
             };
             height -= 1;
         }
+        self.node(node).prefetch();
         Some(node)
     }
 

@@ -15,14 +15,14 @@ fn large_values_and_many_versions_cross_blocks() {
     for seq in 1..400u64 {
         records.insert((b"hot".to_vec(), Reverse(seq)), (Kind::Put, vec![seq as u8; 30]));
     }
-    let large: Vec<u8> = (0..5_000_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
+    let large: Vec<u8> = (0..3_000_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
     records.insert((b"large".to_vec(), Reverse(7)), (Kind::Put, large));
-    records.insert((b"large".to_vec(), Reverse(3)), (Kind::Put, vec![0; 3 << 20]));
+    records.insert((b"large".to_vec(), Reverse(3)), (Kind::Put, vec![0; 2 << 20]));
     records.insert((vec![b'm'; key::KEY_BYTES_MAX], Reverse(1)), (Kind::Put, b"v".to_vec()));
     for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
         let (bytes, meta) = build(&records, &[], tiny(compression));
         let table = open(&bytes, &meta);
-        for snapshot in [1, 3, 57, 200, 399, 1000] {
+        for snapshot in [3, 57, 399, 1000] {
             for user_key in [&b"hot"[..], b"large", b"hos", b"hou"] {
                 let expected = expected_versions(&records, user_key, snapshot);
                 assert!(versions(&table, user_key, snapshot) == expected, "@{snapshot}");

@@ -1,10 +1,11 @@
 //! Reading and writing past the page cache with `O_DIRECT`.
 //!
-//! Offsets, lengths and memory are aligned here; callers need not care. Writer invariants: 1. `buffer` holds the
-//! bytes from `buffer_at`, a block boundary, on; 2. whole blocks that were handed over leave the buffer, a partial
-//! last one stays, since it is written again when more is appended; 3. after `flush` the file's
-//! length is exact (the padding of the last block is cut off). A reader takes aligned requests
-//! straight into the caller's memory and others through a buffer of the thread.
+//! Offsets, lengths and memory are aligned here; callers need not care. Writer invariants: 1.
+//! `buffer` holds the bytes from `buffer_at`, a block boundary, on; 2. whole blocks that were
+//! handed over leave the buffer, a partial last one stays, since it is written again when more is
+//! appended; 3. after `flush` the file's length is exact (the padding of the last block is cut
+//! off). A reader takes aligned requests straight into the caller's memory and others through a
+//! buffer of the thread.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -24,8 +25,8 @@ use crate::fs::{RandomFile, WritableFile};
 
 const WRITE_BUFFER_BYTES: usize = 1 << 20;
 
-/// Up to here a thread keeps its read buffer.
-const KEPT_BUFFER_BYTES: usize = 1 << 20;
+/// Up to here a thread keeps its read buffer: an unaligned 2 MiB of readahead.
+const KEPT_BUFFER_BYTES: usize = (2 << 20) + BLOCK_BYTES;
 
 /// Opens `path` with `O_DIRECT` if `direct`; where the file system refuses, without it, and says
 /// so once. The flag tells which it became.

@@ -214,3 +214,18 @@ fn a_segment_that_cannot_be_synced_is_let_go_once_it_is_not_needed() {
     assert_eq!(writer.syncer().sync().unwrap().segment, FileNo(3));
     assert_eq!(bench.tolerant(&[1, 3]).unwrap().0, [1, 10, 30]);
 }
+
+#[test]
+fn a_lost_end_is_corruption_if_the_machine_has_not_restarted() {
+    let bench = Bench::disk();
+    let mut writer = bench.writer(1, None);
+    let written = fill(&mut writer, 1, 10);
+    writer.rotate(&bench.path(2), FileNo(2), None).unwrap();
+    append(&mut writer, 200);
+    drop(writer);
+    let bytes = bench.bytes(1);
+    bench.overwrite(1, &bytes[..written[8].1 as usize]);
+    let error = bench.tolerant(&[1, 2]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.context().contains("1.log"), "{error}");
+}

@@ -9,9 +9,13 @@
 
 pub mod context;
 mod failure;
+pub mod fault;
+mod forward;
 pub mod fs;
+pub mod limit;
 pub mod local;
 pub mod mem;
+pub mod stats;
 
 pub use context::{FileClass, IoContext, IoPurpose};
 pub use fs::{

@@ -160,7 +160,9 @@ impl BufferedReader {
         let start = run[0].0;
         let mut vectors: Vec<_> = run.iter_mut().map(|(_, buf)| IoSliceMut::new(buf)).collect();
         let got = rustix::io::retry_on_intr(|| rustix::io::preadv(&self.file, &mut vectors, start))
-            .map_err(|cause| self.failed(start, 0, cause.into()))?;
+            .map_err(|cause| {
+                self.failed(start, run.iter().map(|(_, buf)| buf.len()).sum(), cause.into())
+            })?;
         let through = start + got as u64;
         for (offset, buf) in run {
             if *offset + buf.len() as u64 > through {

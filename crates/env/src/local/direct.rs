@@ -1,10 +1,11 @@
 //! Reading and writing past the page cache with `O_DIRECT`.
 //!
-//! Offsets, lengths and memory are aligned here; callers need not care. Writer invariants: 1. `buffer` holds the
-//! bytes from `buffer_at`, a block boundary, on; 2. whole blocks that were handed over leave the buffer, a partial
-//! last one stays, since it is written again when more is appended; 3. after `flush` the file's
-//! length is exact (the padding of the last block is cut off). A reader takes aligned requests
-//! straight into the caller's memory and others through a buffer of the thread.
+//! Offsets, lengths and memory are aligned here; callers need not care. Writer invariants: 1.
+//! `buffer` holds the bytes from `buffer_at`, a block boundary, on; 2. whole blocks that were
+//! handed over leave the buffer, a partial last one stays, since it is written again when more is
+//! appended; 3. after `flush` the file's length is exact (the padding of the last block is cut
+//! off). A reader takes aligned requests straight into the caller's memory and others through a
+//! buffer of the thread.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};

@@ -2,8 +2,8 @@
 //! for file systems on which a mapped log is unsafe.
 //!
 //! Invariants: 1. an append that returned is in the page cache, whole; 2. after a failed append
-//! or sync the segment fails for ever; 3. `durable` never exceeds `written`. Cost: one system call an
-//! append. A sync that finds another's finished behind its own start does nothing.
+//! or sync the segment fails for ever; 3. `durable` never exceeds `written`. Cost: one system
+//! call an append. A sync that finds another's finished behind its own start does nothing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};

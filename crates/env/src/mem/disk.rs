@@ -2,8 +2,9 @@
 //! and the changes in between, in order.
 //!
 //! Invariants: 1. applying `journal` to `durable` gives `names`; 2. directories themselves are
-//! durable once created (`FileSystem::create_dir_all` promises it); 3. a change carries its inode, so
-//! that it can be applied whatever became of the changes before it in other directories.
+//! durable once created (`FileSystem::create_dir_all` promises it); 3. a change carries its
+//! inode, so that it can be applied whatever became of the changes before it in other
+//! directories.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};

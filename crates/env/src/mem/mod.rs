@@ -7,16 +7,17 @@
 //!   that only the seed decides: a prefix of the unsynced bytes of each file (for a recycled log
 //!   segment: over its old bytes), now and then followed by a few zeroed or garbage sectors; a
 //!   prefix of the unsynced changes of each directory;
-//! - after `kill -9` ([`MemFs::kill_clone`]): all that was handed over. A [`WritableFile`] holds back
-//!   up to 64 KiB until its `flush` or `sync`; a log append is handed over at once.
+//! - after `kill -9` ([`MemFs::kill_clone`]): all that was handed over. A [`WritableFile`] holds
+//!   back up to 64 KiB until its `flush` or `sync`; a log append is handed over at once.
 //!
 //! A test that wants to lose power at every interesting moment sets [`MemFs::on_sync`].
 //!
 //! Invariants: 1. what an operation reported as durable is in every crash clone; 2. a clone
 //! shares nothing with its origin; 3. the same operations and the same seed give the same clone.
-//! Thread-safe: one lock for the names, one per file; the callback runs under none. Operations fail only as
-//! a real disk's would (missing files, files in the way); for device errors wrap it in
-//! [`crate::fault::FaultFs`]. A clone copies no bytes until a file is written.
+//! Thread-safe: one lock for the names, one per file; the callback runs under none. Operations
+//! fail only as a real disk's would (missing files, files in the way); for device errors wrap it
+//! in [`crate::fault::FaultFs`]. A clone copies the bytes of files with
+//! unsynced ones only.
 
 mod disk;
 mod handles;

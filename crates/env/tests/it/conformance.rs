@@ -3,9 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use archipelago_base::clock::SystemClock;
 use archipelago_base::{Epoch, Error, ErrorKind};
+use archipelago_env::fault::FaultFs;
+use archipelago_env::limit::{LimitedFs, RateLimiter};
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
+use archipelago_env::stats::CountingFs;
 use archipelago_env::{CreateOptions, FileSystem, LogOptions, OpenOptions};
 use tempfile::TempDir;
 
@@ -250,7 +254,7 @@ fn the_free_space_is_sane(bench: &Bench) {
     }
 }
 
-fn conforms(fs: Arc<dyn FileSystem>, dir: &Path, direct: bool) {
+fn conforms(fs: &Arc<dyn FileSystem>, dir: &Path, direct: bool) {
     let checks = [
         written_bytes_are_read_back,
         reads_may_begin_and_end_anywhere,
@@ -267,25 +271,41 @@ fn conforms(fs: Arc<dyn FileSystem>, dir: &Path, direct: bool) {
     for (index, check) in checks.iter().enumerate() {
         let dir = dir.join(format!("check{index}"));
         fs.create_dir_all(&dir).unwrap();
-        check(&Bench { fs: Arc::clone(&fs), dir, direct });
+        check(&Bench { fs: Arc::clone(fs), dir, direct });
     }
+}
+
+fn shared(fs: impl FileSystem) -> Arc<dyn FileSystem> {
+    Arc::new(fs)
 }
 
 #[test]
 fn memory_conforms() {
-    conforms(Arc::new(MemFs::new()), Path::new("/db"), false);
-    conforms(Arc::new(MemFs::new()), Path::new("relative"), false);
+    conforms(&shared(MemFs::new()), Path::new("/db"), false);
+    conforms(&shared(MemFs::new()), Path::new("relative"), false);
 }
 
 #[test]
 fn local_buffered_conforms() {
     let dir = TempDir::new().unwrap();
-    conforms(LocalFs::shared(), dir.path(), false);
+    conforms(&LocalFs::shared(), dir.path(), false);
 }
 
 #[test]
 fn local_direct_conforms() {
     // The system's temporary directory may be in memory; the build directory is on a disk.
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    conforms(LocalFs::shared(), dir.path(), true);
+    conforms(&LocalFs::shared(), dir.path(), true);
+}
+
+#[test]
+fn decorators_without_work_conform() {
+    let clock = SystemClock::shared();
+    let fs: Arc<dyn FileSystem> = Arc::new(FaultFs::new(Arc::new(MemFs::new()), 0));
+    let fs = Arc::new(CountingFs::new(fs));
+    let fs = LimitedFs::new(fs, Arc::new(RateLimiter::new(0)), clock);
+    conforms(&shared(fs), Path::new("/db"), false);
+
+    let dir = TempDir::new().unwrap();
+    conforms(&shared(FaultFs::new(LocalFs::shared(), 0)), dir.path(), false);
 }

@@ -269,10 +269,10 @@ mod tests {
                 i.active_fill = (d * 4.0).fract();
             }),
             (StallCause::PendingBytes, |i, d| {
-                i.pending_bytes = (d * f64::from(1 << 30) * 4.0) as u64
+                i.pending_bytes = (d * f64::from(1 << 30) * 4.0) as u64;
             }),
             (StallCause::Budget, |i, d| {
-                (i.budget_used, i.budget_limit) = ((d * 1.5e6) as u64, 1_000_000)
+                (i.budget_used, i.budget_limit) = ((d * 1.5e6) as u64, 1_000_000);
             }),
         ];
         for (cause, set) in causes {

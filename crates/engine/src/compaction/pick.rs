@@ -185,21 +185,19 @@ impl Pick {
 
 /// The smallest range that covers every key of `files`; empty for no file.
 fn hull<'a>(files: impl IntoIterator<Item = &'a Arc<LiveFile>>) -> KeyRange {
-    let mut bounds: Option<(&[u8], (&[u8], bool))> = None;
+    let mut start: Option<&[u8]> = None;
+    // The largest key, and whether it belongs to the range.
+    let (mut last, mut inclusive): (&[u8], bool) = (&[], false);
     for file in files {
-        let last: (&[u8], bool) = (&file.largest, !file.largest_exclusive);
-        bounds = Some(match bounds {
-            None => (&file.smallest, last),
-            Some((start, end)) => (start.min(&file.smallest), end.max(last)),
-        });
+        start = Some(start.map_or(file.smallest.as_slice(), |start| start.min(&file.smallest)));
+        (last, inclusive) = (last, inclusive).max((&file.largest, !file.largest_exclusive));
     }
-    let (start, (last, inclusive)) = bounds.unwrap_or_default();
     let mut end = last.to_vec();
     if inclusive {
         // The first key after `last`.
         end.push(0);
     }
-    KeyRange { start: start.to_vec(), end: Some(end) }
+    KeyRange { start: start.unwrap_or_default().to_vec(), end: Some(end) }
 }
 
 /// The picker's view of one column family.

@@ -336,3 +336,39 @@ fn a_last_level_file_full_of_deletes_is_rewritten_once_no_snapshot_needs_them() 
     input.jobs_max = 0;
     assert!(pick(&input).is_none(), "enough jobs run");
 }
+
+#[test]
+fn a_job_neither_writes_where_another_does_nor_passes_it() {
+    // Files at hand share nothing with the running jobs; only the ranges speak (as with an
+    // ingested file, or one that a change of the base level left behind).
+    let mut options = options();
+    options.l0_compaction_trigger = 1;
+    let mut builder = VersionBuilder::new(&Version::empty(CF, Arc::new(options)));
+    builder.set_map(BucketMap::new(Epoch(1), vec![b"m".to_vec()]).expect("valid")).expect("newer");
+    builder.add(0, meta(1, b"c", b"d", (9, 9))).expect("new");
+    builder.add(LAST_LEVEL, meta(2, b"d", b"x", (1, 1))).expect("new");
+    let version = builder.finish(&Arc::default()).expect("possible").version;
+    let job = |start: &[u8], to| Running {
+        cf: CF,
+        range: KeyRange { start: start.to_vec(), end: Some(b"z".to_vec()) },
+        from: 0,
+        to,
+        files: vec![99],
+    };
+    let picked = |running: &[Running], level: usize| {
+        let input =
+            PickInput { version: &version, running, jobs_max: 9, oldest_snapshot: SeqNo::MAX };
+        let by_hand = pick_range(&version, running, level, &KeyRange::all());
+        let by_hand = matches!(by_hand, RangePick::Ready(_));
+        assert_eq!(pick(&input).is_some(), by_hand);
+        by_hand
+    };
+    assert!(picked(&[], 0));
+    assert!(!picked(&[job(b"c", LAST_LEVEL)], 0), "writes the same range of the same level");
+    assert!(!picked(&[job(b"n", LAST_LEVEL)], 0), "the straddling file reaches there");
+    assert!(picked(&[job(b"y", LAST_LEVEL)], 0), "another range");
+    assert!(!picked(&[job(b"c", LAST_LEVEL - 2)], 0), "older data would end up above");
+    let mut other = job(b"c", LAST_LEVEL);
+    other.cf = CfId(7);
+    assert!(picked(&[other], 0), "another column family");
+}

@@ -223,7 +223,7 @@ fn random_stores_stay_ordered_and_drain() {
         [("one bucket", &[][..]), ("four", &[250, 500, 750]), ("uneven", &[10, 20, 900])]
     {
         let (mut merged, mut intra, mut concurrent) = (0, 0, 0);
-        for seed in 0..3 {
+        for seed in 0..2 {
             for jobs_max in [1, 3, 8] {
                 let sim = random_run(seed, boundaries, jobs_max);
                 merged += sim.merged;
@@ -231,7 +231,7 @@ fn random_stores_stay_ordered_and_drain() {
                 concurrent = concurrent.max(sim.concurrent);
             }
         }
-        assert!(merged > 50, "{name}");
+        assert!(merged > 30, "{name}");
         assert!(boundaries.is_empty() || concurrent >= 4, "{name}: {concurrent} jobs at once");
         assert!(!boundaries.is_empty() || intra > 0, "{name}: a blocked bucket merges in L0");
     }

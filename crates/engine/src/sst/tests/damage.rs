@@ -67,7 +67,7 @@ fn every_flipped_byte_is_found_and_named() {
     for options in [tiny(Compression::Lz4), TableOptions { bloom_bits_per_key: 4, ..plain() }] {
         let (bytes, meta) = build(&records, &tombstones, options);
         let whole = bytes.lock().clone();
-        for at in 0..whole.len() {
+        for (at, &before) in whole.iter().enumerate() {
             bytes.lock()[at] ^= 1 << (at % 8);
             // With and without what the manifest knows.
             for meta in [Some(&meta), None] {
@@ -83,7 +83,7 @@ fn every_flipped_byte_is_found_and_named() {
                 assert!(kinds.contains(&error.kind()), "{error}");
                 assert!(error.kind() != ErrorKind::Corrupt || error.context().contains("offset"));
             }
-            bytes.lock()[at] = whole[at];
+            bytes.lock()[at] = before;
         }
         open(&bytes, &meta).verify(context()).unwrap();
     }

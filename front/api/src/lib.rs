@@ -26,6 +26,7 @@ pub use archipelago_base::budget::{ByteBudget, MemoryClass};
 pub use archipelago_base::clock::{Clock, ManualClock, SystemClock};
 pub use archipelago_base::metrics::Summary;
 pub use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
+pub use archipelago_compute::{ComputeNode, Settings, default_dir, load_settings};
 pub use archipelago_engine::db::{
     BucketInfo, ColumnFamily, Components, Db, Entry, IngestOptions, Iter, LevelInfo, ReadOptions,
     Report, Snapshot, VerifyReport,

@@ -68,7 +68,7 @@ fn msetnx_and_mget_see_all_or_nothing() {
                 let mut wins = 0;
                 for round in 0..100 {
                     let keys = [format!("a{round}"), format!("b{round}")];
-                    let (x, y) = if thread % 2 == 0 { (0, 1) } else { (1, 0) };
+                    let (x, y) = if thread.is_multiple_of(2) { (0, 1) } else { (1, 0) };
                     let set = format!("MSETNX {} {thread} {} {thread}", keys[x], keys[y]);
                     wins += usize::from(client.ask(&set) == ":1");
                     let both = client.ask(&format!("MGET a{round} b{round}"));

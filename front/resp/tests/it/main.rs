@@ -1,5 +1,8 @@
 //! The server over memory, as a client sees it on the wire.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "the network under test runs in real time")]
+
 mod client;
 mod commands;
 mod concurrency;

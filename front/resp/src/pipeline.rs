@@ -95,6 +95,7 @@ impl Pipeline {
         }
         self.flush_sets(session);
         session.settle();
+        self.charge_memory();
         early
     }
 

@@ -128,6 +128,13 @@ impl Session {
         Ok(entry)
     }
 
+    /// Whether there is a record at `key`, counted as a hit or a miss.
+    pub(crate) fn exists(&self, key: &[u8]) -> Result<bool, Refusal> {
+        let there = self.shared.store.exists(key)?;
+        self.count_read(there);
+        Ok(there)
+    }
+
     pub(crate) fn count_read(&self, hit: bool) {
         bump(if hit { &self.tally.hits } else { &self.tally.misses }, 1);
     }

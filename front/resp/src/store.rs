@@ -88,6 +88,11 @@ pub trait Store: Send + Sync + 'static {
     /// The record at `key`.
     fn get(&self, key: &[u8]) -> Result<Option<Entry>>;
 
+    /// Whether there is a record at `key`; cheaper than [`Store::get`] where the value is large.
+    fn exists(&self, key: &[u8]) -> Result<bool> {
+        Ok(self.get(key)?.is_some())
+    }
+
     /// The records at `keys`, in their order, all as of one moment.
     fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<Entry>>>;
 

@@ -11,7 +11,7 @@ use crate::store::Op;
 pub(super) fn del(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if let (2, key) = (args.len(), args.get(1)) {
         let _guard = session.shared.locks.lock(key);
-        let there = session.shared.store.get(key)?.is_some();
+        let there = session.shared.store.exists(key)?;
         if there {
             session.shared.store.write(&[Op::Delete { key }])?;
         }
@@ -34,7 +34,7 @@ pub(super) fn del(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
 /// A key that is asked for twice counts twice.
 pub(super) fn exists(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if args.len() == 2 {
-        reply.flag(session.read(args.get(1))?.is_some());
+        reply.flag(session.exists(args.get(1))?);
         return Ok(());
     }
     let keys: Vec<&[u8]> = args.from(1).collect();
@@ -45,7 +45,7 @@ pub(super) fn exists(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 }
 
 pub(super) fn type_of(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let there = session.read(args.get(1))?.is_some();
+    let there = session.exists(args.get(1))?;
     reply.simple(if there { "string" } else { "none" });
     Ok(())
 }
@@ -68,7 +68,7 @@ fn move_value(session: &Session, args: Args<'_>, if_free: bool) -> Result<bool, 
     let _guard = session.shared.locks.lock_many([from, to].into_iter());
     let store = &session.shared.store;
     let entry = store.get(from)?.ok_or(Refusal::NO_SUCH_KEY)?;
-    if if_free && store.get(to)?.is_some() {
+    if if_free && store.exists(to)? {
         return Ok(false);
     }
     if from != to {

@@ -119,7 +119,7 @@ pub(super) fn set(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
 pub(super) fn setnx(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let key = args.get(1);
     let _guard = session.shared.locks.lock(key);
-    let free = session.shared.store.get(key)?.is_none();
+    let free = !session.shared.store.exists(key)?;
     if free {
         session.put(key, args.get(2), None)?;
     }

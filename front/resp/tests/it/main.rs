@@ -12,3 +12,4 @@ mod lifecycle;
 mod ordered;
 mod protocol;
 mod scan;
+mod store_faults;

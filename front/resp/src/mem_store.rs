@@ -64,9 +64,9 @@ impl Store for MemStore {
         Ok(records.get(key).and_then(|record| self.entry(record)))
     }
 
-    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<Entry>>> {
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
         let records = self.records.read();
-        let find = |key: &&[u8]| records.get(*key).and_then(|record| self.entry(record));
+        let find = |key: &&[u8]| Some(self.entry(records.get(*key)?)?.value);
         Ok(keys.iter().map(find).collect())
     }
 

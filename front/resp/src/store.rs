@@ -93,8 +93,8 @@ pub trait Store: Send + Sync + 'static {
         Ok(self.get(key)?.is_some())
     }
 
-    /// The records at `keys`, in their order, all as of one moment.
-    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<Entry>>>;
+    /// The values of `keys`, in their order, all as of one moment.
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>>;
 
     /// Applies `ops` in order, all or none. On return they survive what the store's own default
     /// promises (`kill -9` of the process, unless it is in memory).

@@ -21,8 +21,8 @@ pub(super) fn del(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
     let mut seen = HashSet::with_capacity(args.len());
     let keys: Vec<&[u8]> = args.from(1).filter(|key| seen.insert(*key)).collect();
     let _guard = session.shared.locks.lock_many(keys.iter().copied());
-    let entries = session.shared.store.multi_get(&keys)?;
-    let there = keys.iter().zip(&entries).filter(|(_, entry)| entry.is_some());
+    let values = session.shared.store.multi_get(&keys)?;
+    let there = keys.iter().zip(&values).filter(|(_, value)| value.is_some());
     let ops: Vec<Op<'_>> = there.map(|(key, _)| Op::Delete { key }).collect();
     if !ops.is_empty() {
         session.shared.store.write(&ops)?;
@@ -38,9 +38,9 @@ pub(super) fn exists(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         return Ok(());
     }
     let keys: Vec<&[u8]> = args.from(1).collect();
-    let entries = session.shared.store.multi_get(&keys)?;
-    entries.iter().for_each(|entry| session.count_read(entry.is_some()));
-    reply.count(entries.iter().flatten().count());
+    let values = session.shared.store.multi_get(&keys)?;
+    values.iter().for_each(|value| session.count_read(value.is_some()));
+    reply.count(values.iter().flatten().count());
     Ok(())
 }
 

@@ -17,9 +17,9 @@ pub(super) fn mget(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
     let keys: Vec<&[u8]> = args.from(1).collect();
     let start = reply.len();
     reply.array(keys.len());
-    for entry in session.shared.store.multi_get(&keys)? {
-        session.count_read(entry.is_some());
-        reply.bulk_or_null(entry.as_ref().map(|entry| &entry.value[..]));
+    for value in session.shared.store.multi_get(&keys)? {
+        session.count_read(value.is_some());
+        reply.bulk_or_null(value.as_deref());
         check_reply_size(session, reply.len() - start, "ask for fewer keys at once")?;
     }
     Ok(())

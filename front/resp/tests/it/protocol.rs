@@ -71,6 +71,22 @@ fn large_values_come_back() {
 }
 
 #[test]
+fn what_is_announced_and_not_sent_costs_nothing() {
+    let budget = ByteBudget::new(1 << 30);
+    let shared = std::sync::Arc::clone(&budget);
+    let (server, _clock) = start_with(move |options| options.budget = shared);
+    let mut liars: Vec<Client> = (0..50).map(|_| Client::connect(&server)).collect();
+    for liar in &mut liars {
+        liar.send(b"PING\r\n*1048576\r\n$1073741824\r\nx");
+        assert_eq!(liar.reply(), "+PONG");
+    }
+    let mut client = Client::connect(&server);
+    client.expect(&[("PING", "+PONG")]);
+    let held = budget.used_bytes(MemoryClass::Request);
+    assert!(held <= 51 * (8 << 10), "{held}");
+}
+
+#[test]
 fn garbage_is_answered_and_the_connection_closed() {
     let (server, _clock) = start_with(|options| {
         options.limits.bulk_bytes_max = 4096;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_resp::mem_store::MemStore;
-use archipelago_resp::store::{Entry, KeyRange, Op, Store, Visit};
+use archipelago_resp::store::{Entry, KeyRange, Op, PinnedSlice, Store, Visit};
 use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, encode};
@@ -28,7 +28,7 @@ impl Store for Faulty {
         self.records.get(key)
     }
 
-    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<Entry>>> {
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
         self.records.multi_get(keys)
     }
 

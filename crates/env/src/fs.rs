@@ -28,7 +28,8 @@ pub struct OpenOptions {
     pub direct: bool,
 }
 
-/// A file that is written once, front to back.
+/// A file that is written once, front to back. What was neither flushed nor synced may be lost
+/// when it is dropped.
 pub trait WritableFile: Send + fmt::Debug {
     /// Appends `data`. Not durable, possibly buffered. After an error the file is unusable.
     fn append(&mut self, data: &[u8]) -> Result<()>;
@@ -192,7 +193,7 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     fn len(&self, path: &Path) -> Result<u64>;
     /// Whether a file or directory exists.
     fn exists(&self, path: &Path) -> Result<bool>;
-    /// Creates a directory and its parents; existing ones are fine.
+    /// Creates a directory and its parents, durably; existing ones are fine.
     fn create_dir_all(&self, dir: &Path) -> Result<()>;
     /// Removes a directory and everything in it.
     fn remove_dir_all(&self, dir: &Path) -> Result<()>;
@@ -201,6 +202,11 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     /// Takes the exclusive lock file at `path`; `Busy`, with the holder's process id where it is
     /// known, if another process (or another open in this one) holds it.
     fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>>;
+    /// A number that stays the same until the machine restarts: what was written (not synced)
+    /// under the same number cannot have been lost to a power failure. `None` if unknown.
+    fn boot_id(&self) -> Option<[u8; 16]> {
+        None
+    }
     /// Bytes free on the device that holds `dir`; `None` if unknown.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;
 }

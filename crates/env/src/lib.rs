@@ -1,12 +1,22 @@
 //! Files as the engine sees them: a [`FileSystem`] trait whose every operation says what it is
-//! for ([`IoContext`]), the local one ([`local::LocalFs`]), one in memory that can lose power and
-//! fail on command ([`mem::MemFs`]), and the rate limiter that flush and compaction share.
+//! for ([`IoContext`]), the local one ([`local::LocalFs`]), one in memory that can lose power
+//! ([`mem::MemFs`]), and decorators over any of them: faults on command ([`fault::FaultFs`]),
+//! statistics ([`stats::CountingFs`]) and the rate limiter that flush and compaction share
+//! ([`limit::RateLimiter`]).
 //!
 //! Layer 1. The engine runs unchanged over a local disk, over tiers and over storage nodes,
 //! because it knows only this trait.
 
 pub mod context;
+mod failure;
+pub mod fault;
+mod forward;
 pub mod fs;
+pub mod host;
+pub mod limit;
+pub mod local;
+pub mod mem;
+pub mod stats;
 
 pub use context::{FileClass, IoContext, IoPurpose};
 pub use fs::{

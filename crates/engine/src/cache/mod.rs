@@ -1,1 +1,304 @@
-//! Being built.
+//! The block cache: checked, uncompressed blocks of all open tables, in a strict byte capacity.
+//!
+//! Owned by the database (databases may share one); table readers fill it. Data blocks, and index
+//! and filter partitions of large files, lie in it alike. Invariants:
+//! 1. the weights of all cached blocks never exceed the capacity: it is split over shards, each of
+//!    which evicts before it admits; a weight is the block's memory with its share of the table;
+//! 2. a block that is evicted while somebody pins it stays in memory and in the budget
+//!    (`MemoryClass::BlockCache`) until the last pin goes;
+//! 3. a block larger than its shard is not admitted, its reader just keeps it.
+//!
+//! Thread-safe: a hit takes a shard's read lock and clones an `Arc`, no allocation. Eviction is
+//! quick_cache's CLOCK-Pro. Nothing here fails.
+
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::budget::{ByteBudget, MemoryClass, Pressure};
+use archipelago_base::metrics::Counters;
+use quick_cache::sync::Cache;
+use quick_cache::{Lifecycle, OptionsBuilder, Weighter};
+
+use crate::sst::Block;
+
+/// Smallest shard: a smaller cache has fewer shards.
+const SHARD_BYTES_MIN: u64 = 512 << 10;
+/// Most shards.
+const SHARDS_MAX: u64 = 64;
+/// What a block is expected to weigh, to size the memory of evicted keys.
+const BLOCK_BYTES_EXPECTED: u64 = 4 << 10;
+
+/// What a block is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockKind {
+    /// Records.
+    Data,
+    /// A partition of an index.
+    Index,
+    /// A partition of a filter.
+    Filter,
+}
+
+impl BlockKind {
+    /// Every kind, in the order of reports.
+    pub const ALL: [Self; 3] = [Self::Data, Self::Index, Self::Filter];
+
+    /// The kind as reports spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Index => "index",
+            Self::Filter => "filter",
+        }
+    }
+}
+
+/// Which block: the file's unique id and the offset in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockKey {
+    /// Unique id of the file, as two words.
+    pub file: [u64; 2],
+    /// Offset of the block.
+    pub offset: u64,
+}
+
+impl BlockKey {
+    /// The key of the block at `offset` of the file with this unique id.
+    #[must_use]
+    pub fn new(unique_id: &[u8; 16], offset: u64) -> Self {
+        let id = u128::from_le_bytes(*unique_id);
+        Self { file: [id as u64, (id >> 64) as u64], offset }
+    }
+}
+
+impl Hash for BlockKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let place = self.file[0] ^ self.offset.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = u128::from(place) * 0xd6e8_feb8_6659_fd93;
+        state.write_u64((mixed >> 64) as u64 ^ mixed as u64 ^ self.file[1]);
+    }
+}
+
+/// Passes on the hash that [`BlockKey`] made.
+#[derive(Clone, Copy, Debug, Default)]
+struct Passing(u64);
+
+impl BuildHasher for Passing {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        Self(0)
+    }
+}
+
+impl Hasher for Passing {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 ^= archipelago_base::checksum::hash64(bytes);
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}
+
+#[derive(Clone, Debug)]
+struct ByMemory;
+
+impl Weighter<BlockKey, Arc<Block>> for ByMemory {
+    fn weight(&self, _key: &BlockKey, block: &Arc<Block>) -> u64 {
+        block.memory_bytes() as u64
+    }
+}
+
+/// Counters of the cache: what happened, per [`BlockKind`].
+type Events = Counters<12>;
+
+#[derive(Clone, Copy)]
+enum Event {
+    Hit,
+    Miss,
+    Insert,
+    Evict,
+}
+
+fn counter(kind: BlockKind, event: Event) -> usize {
+    kind as usize * 4 + event as usize
+}
+
+#[derive(Clone, Debug)]
+struct Evictions(Arc<Events>);
+
+impl Lifecycle<BlockKey, Arc<Block>> for Evictions {
+    /// Evicted blocks, dropped once the shard's lock is released.
+    type RequestState = Vec<Arc<Block>>;
+
+    fn begin_request(&self) -> Self::RequestState {
+        Vec::new()
+    }
+
+    fn on_evict(&self, state: &mut Self::RequestState, _key: BlockKey, block: Arc<Block>) {
+        self.0.add(counter(block.kind(), Event::Evict), 1);
+        state.push(block);
+    }
+}
+
+/// What the cache did with blocks of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Look-ups that found the block.
+    pub hits: u64,
+    /// Look-ups that did not.
+    pub misses: u64,
+    /// Blocks put in.
+    pub inserts: u64,
+    /// Blocks pushed out by others, or by a smaller capacity.
+    pub evictions: u64,
+}
+
+/// See the module.
+pub struct BlockCache {
+    cache: Cache<BlockKey, Arc<Block>, ByMemory, Passing, Evictions>,
+    capacity_bytes: AtomicU64,
+    budget: Arc<ByteBudget>,
+    events: Arc<Events>,
+}
+
+impl BlockCache {
+    /// A cache of at most `capacity_bytes` (0: nothing is kept), charged to `budget`.
+    #[must_use]
+    pub fn new(capacity_bytes: u64, budget: &Arc<ByteBudget>) -> Arc<Self> {
+        let events = Arc::new(Events::default());
+        let shards = match capacity_bytes {
+            0 => SHARDS_MAX / 4,
+            bytes => (bytes / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX),
+        };
+        let shards = if shards.is_power_of_two() { shards } else { shards.next_power_of_two() / 2 };
+        let items = (capacity_bytes / BLOCK_BYTES_EXPECTED).max(shards * 32);
+        let options = OptionsBuilder::new()
+            .shards(shards as usize)
+            .estimated_items_capacity(usize::try_from(items).unwrap_or(usize::MAX))
+            .weight_capacity(capacity_bytes / shards * shards)
+            .build()
+            .expect("both capacities are given");
+        let evictions = Evictions(Arc::clone(&events));
+        let cache = Cache::with_options(options, ByMemory, Passing::default(), evictions);
+        Arc::new(Self {
+            cache,
+            capacity_bytes: AtomicU64::new(capacity_bytes),
+            budget: Arc::clone(budget),
+            events,
+        })
+    }
+
+    /// The block, if it is cached. `kind` is what the caller expects, for the counters.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, key: &BlockKey, kind: BlockKind) -> Option<Arc<Block>> {
+        let found = self.cache.get(key);
+        let event = if found.is_some() { Event::Hit } else { Event::Miss };
+        self.events.add(counter(kind, event), 1);
+        found
+    }
+
+    /// Puts a block in, if it fits. Either way the caller gets it shared.
+    pub fn insert(&self, key: BlockKey, mut block: Block) -> Arc<Block> {
+        let bytes = block.memory_bytes() as u64;
+        if bytes > self.cache.shard_capacity() {
+            return Arc::new(block);
+        }
+        block.set_charge(self.budget.hold(MemoryClass::BlockCache, bytes));
+        self.events.add(counter(block.kind(), Event::Insert), 1);
+        let block = Arc::new(block);
+        self.cache.insert(key, Arc::clone(&block));
+        block
+    }
+
+    /// Forgets a block, so that the next reader reads it anew.
+    pub fn remove(&self, key: &BlockKey) {
+        self.cache.remove(key);
+    }
+
+    /// Forgets every block.
+    pub fn clear(&self) {
+        self.cache.clear();
+    }
+
+    /// The capacity in bytes.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes the capacity; on return no more than that is cached.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.capacity_bytes.store(bytes, Ordering::Relaxed);
+        self.apply(bytes);
+    }
+
+    fn apply(&self, bytes: u64) {
+        let shards = self.cache.num_shards() as u64;
+        self.cache.set_capacity(bytes / shards * shards);
+    }
+
+    /// Under pressure: evicts until at most `bytes` are cached. The capacity comes back with
+    /// [`BlockCache::set_capacity`] or once the budget has room again ([`BlockCache::relax`]).
+    pub fn shrink_to(&self, bytes: u64) {
+        self.apply(bytes.min(self.capacity_bytes()));
+    }
+
+    /// Ends what [`BlockCache::shrink_to`] began, if the budget is under no pressure.
+    pub fn relax(&self) {
+        if self.budget.pressure() == Pressure::None && self.cache.capacity() < self.capacity_bytes()
+        {
+            self.apply(self.capacity_bytes());
+        }
+    }
+
+    /// Bytes cached now, with everything around them.
+    #[must_use]
+    pub fn usage_bytes(&self) -> u64 {
+        self.cache.weight()
+    }
+
+    /// Blocks cached now.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.cache.len()
+    }
+
+    /// Whether no block is cached.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.cache.is_empty()
+    }
+
+    /// What happened to blocks of one kind since the cache was made.
+    #[must_use]
+    pub fn stats(&self, kind: BlockKind) -> CacheStats {
+        let get = |event| self.events.get(counter(kind, event));
+        CacheStats {
+            hits: get(Event::Hit),
+            misses: get(Event::Miss),
+            inserts: get(Event::Insert),
+            evictions: get(Event::Evict),
+        }
+    }
+}
+
+impl std::fmt::Debug for BlockCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BlockCache")
+            .field("capacity_bytes", &self.capacity_bytes())
+            .field("usage_bytes", &self.usage_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,27 @@
-//! Iterators over internal keys.
+//! Iterators: from cursors over internal keys up to the user's view of a column family.
+//!
+//! [`InternalIterator`] is the cursor that shards, tables, levels and merges of them share.
+//! [`MergingIterator`] merges several, [`LevelIterator`] walks sorted disjoint files and opens each
+//! when it gets there, [`UserIterator`] turns versions, merge operands, range tombstones
+//! ([`TombstoneSource`]) and expiry into one value per key, as of a snapshot.
+
+mod concat;
+mod merging;
+mod operands;
+mod tombstones;
+mod user;
+mod vec;
+
+#[cfg(test)]
+mod tests;
 
 use archipelago_base::Result;
+
+pub use concat::{FileOpener, LevelIterator};
+pub use merging::{Child, MergingIterator};
+pub use tombstones::{LevelTombstones, TombstoneFile, TombstoneSource, TombstoneSpan};
+pub use user::{UserIterator, View, prefix_end};
+pub use vec::VecIterator;
 
 /// A cursor over records in internal-key order ([`crate::key::compare`]): a memtable shard, a
 /// block, a table, a level, or several of them merged.
@@ -24,7 +45,20 @@ pub trait InternalIterator: Send {
     fn next(&mut self);
     /// To the previous record. The cursor must be valid.
     fn prev(&mut self);
-    /// The encoded internal key.
+    /// [`InternalIterator::next`], and then whether the cursor is valid: one call instead of two
+    /// in a scan.
+    #[inline]
+    fn advance(&mut self) -> bool {
+        self.next();
+        self.valid()
+    }
+    /// [`InternalIterator::prev`], and then whether the cursor is valid.
+    #[inline]
+    fn retreat(&mut self) -> bool {
+        self.prev();
+        self.valid()
+    }
+    /// The encoded internal key, at least eight bytes.
     fn key(&self) -> &[u8];
     /// The stored value.
     fn value(&self) -> &[u8];
@@ -53,6 +87,12 @@ impl<T: InternalIterator + ?Sized> InternalIterator for Box<T> {
     }
     fn prev(&mut self) {
         (**self).prev();
+    }
+    fn advance(&mut self) -> bool {
+        (**self).advance()
+    }
+    fn retreat(&mut self) -> bool {
+        (**self).retreat()
     }
     fn key(&self) -> &[u8] {
         (**self).key()

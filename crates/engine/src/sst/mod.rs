@@ -1,5 +1,46 @@
-//! Being built.
+//! Sorted string tables: immutable files of records in internal-key order.
+//!
+//! [`TableBuilder`] writes one, [`TableReader`] answers look-ups and makes cursors
+//! ([`TableIter`]), [`TableCache`] keeps a bounded number of readers open, [`SstWriter`] makes
+//! files for ingestion. The format is described byte by byte in `docs/formats/sst.md`.
+//!
+//! | module | concept |
+//! | --- | --- |
+//! | `format` | block frame, compression, footer |
+//! | `data_block` | records with shared prefixes, restarts, hash index; search and cursor |
+//! | `index` | separators and block handles; one level or two |
+//! | `filter` | the blocked Bloom filter |
+//! | `properties` | what a file says of itself |
+//! | `block` | a block in memory, as the cache holds it |
+//! | `builder`, `writer` | writing |
+//! | `reader`, `multi`, `iter`, `readahead`, `verify`, `dump` | reading |
+//! | `table_cache` | open readers |
 
-/// Placeholder until the table module lands.
-#[derive(Debug)]
-pub struct TableReader;
+mod block;
+mod builder;
+mod data_block;
+mod dump;
+pub mod filter;
+mod format;
+mod index;
+mod iter;
+mod multi;
+mod properties;
+mod readahead;
+mod reader;
+mod table_cache;
+mod verify;
+mod writer;
+
+pub use block::Block;
+pub use builder::{TableBuilder, TableOptions};
+pub use format::FORMAT_VERSION;
+pub use iter::TableIter;
+pub use properties::Properties;
+pub use reader::{TableReadOptions, TableReader};
+pub use table_cache::{TableCache, TableGuard};
+pub use verify::read_file_meta;
+pub use writer::SstWriter;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,280 @@
+//! Background work: who picks what next, and what happens to a job that fails.
+//!
+//! Order: ready a sealed memtable, flush, compact. Picks happen under the state lock and mark what
+//! they take as running; jobs run without locks. In threads mode `max_background_jobs` workers
+//! loop; in manual mode a test calls [`Db::step_background`]. A failed job is counted and told, and
+//! nothing is picked until a pause (doubling, at most a second) is over.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_base::{CfId, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::db::Db;
+use crate::db::compacting::CompactionTask;
+use crate::db::flushing::FlushTask;
+use crate::db::inner::{DbInner, State};
+use crate::db::memtable::Memtable;
+use crate::file_meta::sst_name;
+use crate::manifest::VersionEdit;
+use crate::version::Version;
+use crate::stats::Ticker;
+
+/// How long an idle worker sleeps before it looks by itself.
+const IDLE_WAIT: Duration = Duration::from_millis(500);
+const RETRY_PAUSE_MAX_MS: u64 = 1000;
+
+/// Something for a worker to do.
+pub(crate) enum Task {
+    Ready(CfId, Arc<Memtable>),
+    Flush(FlushTask),
+    Compact(CompactionTask),
+}
+
+impl Task {
+    fn name(&self) -> String {
+        match self {
+            Self::Ready(cf, _) => format!("sealing a memtable of column family {cf}"),
+            Self::Flush(task) => format!("flush of column family \"{}\"", task.family.name),
+            Self::Compact(task) => format!(
+                "compaction of column family \"{}\" from L{} to L{}",
+                task.family.name,
+                task.pick.from(),
+                task.pick.to()
+            ),
+        }
+    }
+}
+
+/// The worker threads of an open database.
+#[derive(Debug, Default)]
+pub(crate) struct Workers(Mutex<Vec<Joiner>>);
+
+impl Workers {
+    /// Starts them, unless the database is stepped by hand or read only.
+    pub(crate) fn start(inner: &Arc<DbInner>) -> Result<Self> {
+        let workers = Self::default();
+        if inner.is_manual() || inner.options.read_only {
+            return Ok(workers);
+        }
+        for index in 0..inner.options.max_background_jobs {
+            let inner = Arc::clone(inner);
+            let body = Box::new(move || inner.work());
+            workers.0.lock().push(SystemSpawn.spawn(&format!("archi-bg-{index}"), body)?);
+        }
+        Ok(workers)
+    }
+
+    /// Waits for all of them to end (`closing` must be set).
+    pub(crate) fn join(&self) -> Result<()> {
+        let joiners = std::mem::take(&mut *self.0.lock());
+        joiners.into_iter().map(Joiner::join).fold(Ok(()), Result::and)
+    }
+}
+
+impl Db {
+    /// Runs one step of background work on the calling thread; `false` if there was nothing to do.
+    /// For databases opened with `BackgroundMode::Manual`; the step's error is returned, not
+    /// retried.
+    pub fn step_background(&self) -> Result<bool> {
+        self.inner.check_open()?;
+        self.inner.step()
+    }
+
+    /// Waits until no background work is due or running. In manual mode: steps until there is
+    /// none. Fails with the error of background work that fails.
+    pub fn wait_for_background(&self) -> Result<()> {
+        if self.inner.is_manual() {
+            while self.step_background()? {}
+            return Ok(());
+        }
+        let mut state = self.inner.state.lock();
+        loop {
+            self.inner.check_open()?;
+            if let Some(error) = self.inner.health.failing() {
+                return Err(error);
+            }
+            if state.running.is_empty() && !self.inner.has_work(&mut state) {
+                return Ok(());
+            }
+            self.inner.wake();
+            self.inner.progress.wait_for(&mut state, Duration::from_millis(20));
+        }
+    }
+}
+
+impl DbInner {
+    /// See [`Db::step_background`].
+    pub(crate) fn step(&self) -> Result<bool> {
+        self.enforce_log_bound();
+        let task = {
+            let mut state = self.state.lock();
+            self.next_task(&mut state)
+        };
+        let Some(task) = task else {
+            self.remove_obsolete();
+            return Ok(false);
+        };
+        let result = self.run_task(&task);
+        self.note_result(&task, &result);
+        self.remove_obsolete();
+        result.map(|()| true)
+    }
+
+    /// A worker's life.
+    fn work(&self) {
+        loop {
+            let task = {
+                let mut state = self.state.lock();
+                if self.closing.load(Ordering::Acquire) {
+                    return;
+                }
+                match self.next_task(&mut state) {
+                    Some(task) => task,
+                    None => {
+                        let pause = self.pause(&state);
+                        self.work.wait_for(&mut state, pause);
+                        drop(state);
+                        self.enforce_log_bound();
+                        self.remove_obsolete();
+                        continue;
+                    }
+                }
+            };
+            self.wake();
+            let result = self.run_task(&task);
+            self.note_result(&task, &result);
+            self.remove_obsolete();
+        }
+    }
+
+    fn pause(&self, state: &State) -> Duration {
+        if state.failures_in_row == 0 {
+            return IDLE_WAIT;
+        }
+        let ms = 1u64 << state.failures_in_row.min(10);
+        Duration::from_millis(ms.min(RETRY_PAUSE_MAX_MS))
+    }
+
+    /// The next thing to do, marked as taken.
+    pub(crate) fn next_task(&self, state: &mut State) -> Option<Task> {
+        if state.paused > 0 || self.options.read_only || self.health.is_read_only() {
+            return None;
+        }
+        if state.failures_in_row > 0 && !self.is_manual() {
+            let now = self.clock.now_ns();
+            if now < state.retry_at_ns {
+                return None;
+            }
+        }
+        if let Some((cf, memtable)) = self.claim_to_ready(state) {
+            return Some(Task::Ready(cf, memtable));
+        }
+        if let Some(flush) = self.next_flush(state) {
+            return Some(Task::Flush(flush));
+        }
+        self.next_compaction(state).map(Task::Compact)
+    }
+
+    fn claim_to_ready(&self, state: &mut State) -> Option<(CfId, Arc<Memtable>)> {
+        let (cf, memtable) = self.next_to_ready(state)?;
+        if state.readying.contains(&memtable.id) {
+            return None;
+        }
+        state.readying.push(memtable.id);
+        Some((cf, memtable))
+    }
+
+    /// Whether something is due, without taking it.
+    fn has_work(&self, state: &mut State) -> bool {
+        if self.options.read_only || self.health.is_read_only() {
+            return false;
+        }
+        if state.flushes.values().any(|tracker| !tracker.queue.is_empty()) {
+            return true;
+        }
+        match self.next_compaction(state) {
+            Some(task) => {
+                state.running.retain(|job| job.id != task.job_id);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn run_task(&self, task: &Task) -> Result<()> {
+        match task {
+            Task::Ready(cf, memtable) => {
+                self.ready_memtable(*cf, memtable);
+                self.state.lock().readying.retain(|id| *id != memtable.id);
+                Ok(())
+            }
+            Task::Flush(task) => self.run_flush_task(task),
+            Task::Compact(task) => self.run_compaction_task(task),
+        }
+    }
+
+    /// Counts a failure and sets the pause, or clears an earlier failure.
+    fn note_result(&self, task: &Task, result: &Result<()>) {
+        match result {
+            Ok(()) => {
+                let mut state = self.state.lock();
+                if state.failures_in_row > 0 && !matches!(task, Task::Ready(..)) {
+                    state.failures_in_row = 0;
+                    self.health.clear_failing();
+                }
+            }
+            Err(_) if self.closing.load(Ordering::Acquire) => {}
+            Err(error) => {
+                {
+                    let mut state = self.state.lock();
+                    state.failures_in_row = state.failures_in_row.saturating_add(1);
+                    let pause = self.pause(&state).as_nanos() as u64;
+                    state.retry_at_ns = self.clock.now_ns() + pause;
+                }
+                if error.kind() == ErrorKind::Corrupt {
+                    self.fail_read_only(&task.name(), error);
+                } else {
+                    self.fail_soft(&task.name(), error);
+                }
+            }
+        }
+    }
+
+    /// Applies an edit that changes no memtable, and publishes the versions.
+    pub(crate) fn apply_edit(&self, edit: VersionEdit) -> Result<()> {
+        let mut manifest = self.manifest.lock();
+        let built = manifest.apply(edit)?;
+        self.republish_built(&mut self.state.lock(), built);
+        Ok(())
+    }
+
+    /// Publishes versions (manifest and state locks held).
+    pub(crate) fn republish_built(&self, state: &mut State, built: Vec<(CfId, Arc<Version>)>) {
+        for (cf, version) in built {
+            if let Some(family) = self.family(cf) {
+                self.republish(state, &family, Some(version));
+            }
+        }
+    }
+
+    /// Removes the files that no version, iterator or job holds any more.
+    pub(crate) fn remove_obsolete(&self) {
+        if self.trash.is_empty() || self.state.lock().deletions_held > 0 {
+            return;
+        }
+        for no in self.trash.take() {
+            self.tables.evict(no);
+            match self.fs.remove(&self.path_of(&sst_name(no))) {
+                Ok(()) => self.stats.add(Ticker::FilesRemoved, 1),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    tracing::warn!(%error, "an obsolete table could not be removed; the next open does");
+                }
+            }
+        }
+    }
+}

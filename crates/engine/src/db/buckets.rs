@@ -1,0 +1,275 @@
+//! Buckets by hand: list, split, merge; and flush and compaction of a range on request.
+
+use std::time::Duration;
+
+use archipelago_base::{Error, Result};
+
+use crate::bucket::BucketMap;
+use crate::compaction::pick::{RangePick, pick_range};
+use crate::db::family::Family;
+use crate::db::inner::DbInner;
+use crate::db::{ColumnFamily, Db};
+use crate::event::Event;
+use crate::key::KeyRange;
+use crate::manifest::{Change, VersionEdit};
+use crate::options::LEVELS;
+use crate::stats::Ticker;
+use crate::version::rebalance::can_change_map;
+
+/// A bucket as statistics show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketInfo {
+    /// Index in the map.
+    pub index: usize,
+    /// Its keys.
+    pub range: KeyRange,
+    /// L0 files.
+    pub l0_files: usize,
+    /// Bytes of its L0 files.
+    pub l0_bytes: u64,
+    /// Base-level files that overlap it.
+    pub base_files: usize,
+    /// Bytes in the shards of active and immutable memtables that hold its keys (shards of an
+    /// older map count to the bucket that holds their first key).
+    pub memtable_bytes: u64,
+    /// Running flushes and compactions that touch it.
+    pub jobs: usize,
+}
+
+impl Db {
+    /// The buckets of a column family, in key order.
+    pub fn buckets(&self, cf: &ColumnFamily) -> Result<Vec<BucketInfo>> {
+        self.check_family(cf)?;
+        Ok(self.inner.buckets(cf))
+    }
+
+    /// Cuts bucket `index` in two at `key`, or, if `None`, in the middle of its data. `Busy`, with
+    /// the reason, while the bucket has L0 files or a running job; `InvalidArgument` if the key
+    /// does not lie inside the bucket. Survives power loss on return.
+    pub fn split_bucket(&self, cf: &ColumnFamily, index: usize, key: Option<&[u8]>) -> Result<()> {
+        self.check_family(cf)?;
+        self.inner.change_map(cf, |inner, map| {
+            if index >= map.len() {
+                return Err(Error::invalid(format!(
+                    "there is no bucket {index}: column family \"{}\" has {}",
+                    cf.name(),
+                    map.len()
+                )));
+            }
+            let middle = match key {
+                Some(key) => key.to_vec(),
+                None => inner.bucket_middle(cf, map, index)?,
+            };
+            Ok((index..index + 1, map.split(index, &middle)?))
+        })
+    }
+
+    /// Makes bucket `index` and its right neighbour one. `Busy` as in [`Db::split_bucket`].
+    pub fn merge_buckets(&self, cf: &ColumnFamily, index: usize) -> Result<()> {
+        self.check_family(cf)?;
+        self.inner.change_map(cf, |_, map| Ok((index..index + 2, map.merge(index)?)))
+    }
+
+    /// Writes all memtables of the family to L0 and waits for it.
+    pub fn flush(&self, cf: &ColumnFamily) -> Result<()> {
+        self.check_family(cf)?;
+        self.inner.check_open()?;
+        self.inner.refuse_read_only()?;
+        self.inner.flush_family(&cf.family)
+    }
+
+    /// Compacts the keys of `range` down to the last level that has any, dropping what may be
+    /// dropped, and waits for it. Flushes first.
+    pub fn compact_range(&self, cf: &ColumnFamily, range: &KeyRange) -> Result<()> {
+        self.flush(cf)?;
+        self.inner.compact_range(cf, range)
+    }
+}
+
+impl DbInner {
+    fn buckets(&self, cf: &ColumnFamily) -> Vec<BucketInfo> {
+        let current = cf.family.current.load_full();
+        let version = &current.version;
+        let state = self.state.lock();
+        let running = state.compactions();
+        let flushes = state.flush_ranges(cf.id());
+        drop(state);
+        let map = version.map();
+        let mut infos: Vec<BucketInfo> = (0..map.len())
+            .map(|index| {
+                let range = map.range(index);
+                let jobs = running
+                    .iter()
+                    .filter(|job| job.cf == cf.id() && job.range.overlaps(&range))
+                    .count()
+                    + flushes.iter().filter(|flush| flush.overlaps(&range)).count();
+                BucketInfo {
+                    index,
+                    l0_files: version.l0(index).len(),
+                    l0_bytes: version.l0(index).iter().map(|file| file.size_bytes).sum(),
+                    base_files: version.overlapping(version.base_level(), &range).len(),
+                    memtable_bytes: 0,
+                    jobs,
+                    range,
+                }
+            })
+            .collect();
+        let active = &current.active;
+        for (index, shard) in active.shards.iter().enumerate() {
+            infos[map.bucket_of(active.map.start(index))].memtable_bytes += shard.data_bytes();
+        }
+        for immutable in &current.immutables {
+            for (index, shard) in immutable.shards.iter().enumerate() {
+                let Some(shard) = shard else { continue };
+                let bucket = map.bucket_of(immutable.map.start(index));
+                infos[bucket].memtable_bytes += shard.data_bytes();
+            }
+        }
+        infos
+    }
+
+    /// The median of the medians of the bucket's base-level files, or of its memtable shard.
+    fn bucket_middle(&self, cf: &ColumnFamily, map: &BucketMap, index: usize) -> Result<Vec<u8>> {
+        let current = cf.family.current.load_full();
+        let range = map.range(index);
+        let inside = |key: &Vec<u8>| range.contains(key) && *key != range.start;
+        let mut medians: Vec<Vec<u8>> = (1..LEVELS)
+            .flat_map(|level| current.version.overlapping(level, &range))
+            .map(|file| file.median_key.clone())
+            .filter(inside)
+            .collect();
+        if medians.is_empty() {
+            let active = &current.active;
+            let shard = &active.shards[active.map.bucket_of(&range.start)];
+            medians.extend(shard.median_key().filter(inside));
+        }
+        medians.sort_unstable();
+        let middle = medians.len() / 2;
+        medians.get(middle).cloned().ok_or_else(|| {
+            Error::invalid(format!(
+                "bucket {index} has no data to find its middle: name the key to split at"
+            ))
+        })
+    }
+
+    /// Changes the map as `change` says: it gives the touched buckets and the new map.
+    fn change_map(
+        &self,
+        cf: &ColumnFamily,
+        change: impl FnOnce(&Self, &BucketMap) -> Result<(std::ops::Range<usize>, BucketMap)>,
+    ) -> Result<()> {
+        self.check_open()?;
+        self.refuse_read_only()?;
+        self.health.check_writable()?;
+        self.state.lock().paused += 1;
+        let result = self.change_map_paused(cf, change);
+        self.state.lock().paused -= 1;
+        self.wake();
+        result
+    }
+
+    fn change_map_paused(
+        &self,
+        cf: &ColumnFamily,
+        change: impl FnOnce(&Self, &BucketMap) -> Result<(std::ops::Range<usize>, BucketMap)>,
+    ) -> Result<()> {
+        let mut manifest = self.manifest.lock();
+        let version = std::sync::Arc::clone(&cf.family.current.load().version);
+        let (touched, map) = change(self, version.map())?;
+        {
+            let state = self.state.lock();
+            let flushes = state.flush_ranges(cf.id());
+            can_change_map(&version, touched, &state.compactions(), &flushes)?;
+        }
+        let (epoch, buckets) = (map.epoch(), map.len());
+        let mut edit = VersionEdit::new();
+        edit.push(Change::SetBucketMap { cf: cf.id(), map });
+        let built = manifest.apply(edit)?;
+        self.republish_built(&mut self.state.lock(), built);
+        drop(manifest);
+        self.stats.add(Ticker::BucketMapChanges, 1);
+        let reason = "by hand".to_owned();
+        self.listeners.tell(&Event::BucketMapChanged { cf: cf.id(), epoch, buckets, reason });
+        Ok(())
+    }
+
+    pub(crate) fn flush_family(&self, family: &std::sync::Arc<Family>) -> Result<()> {
+        let newest = loop {
+            let mut commit = self.committer.lock();
+            let active = commit.active_of(family.id).cloned();
+            let Some(active) = active else { return family.check_alive() };
+            if active.is_empty() {
+                break active.id;
+            }
+            if self.may_seal(family) {
+                self.seal_active(&mut commit, family);
+                break active.id + 1;
+            }
+            drop(commit);
+            self.progress_or_step()?;
+        };
+        let pending = |state: &crate::db::inner::State| {
+            let tracker = state.flushes.get(&family.id);
+            tracker.is_some_and(|t| t.queue.iter().any(|sealed| sealed.memtable.id < newest))
+        };
+        while pending(&self.state.lock()) {
+            family.check_alive()?;
+            self.progress_or_step()?;
+        }
+        Ok(())
+    }
+
+    fn compact_range(&self, cf: &ColumnFamily, range: &KeyRange) -> Result<()> {
+        self.check_open()?;
+        self.refuse_read_only()?;
+        let last = cf.family.current.load().version.last_used_level();
+        let end = last.max(cf.family.current.load().version.base_level());
+        for level in 0..end {
+            while !self.compact_level(cf, level, range)? {}
+        }
+        Ok(())
+    }
+
+    /// One step of bringing a level's files in `range` down; whether it is done.
+    fn compact_level(&self, cf: &ColumnFamily, level: usize, range: &KeyRange) -> Result<bool> {
+        cf.family.check_alive()?;
+        self.check_open()?;
+        let mut state = self.state.lock();
+        let version = std::sync::Arc::clone(&cf.family.current.load().version);
+        match pick_range(&version, &state.compactions(), level, range) {
+            RangePick::Done => Ok(true),
+            RangePick::Blocked => {
+                drop(state);
+                self.progress_or_step()?;
+                Ok(false)
+            }
+            RangePick::Ready(pick) => {
+                let task = state.start_compaction(std::sync::Arc::clone(&cf.family), version, pick);
+                drop(state);
+                let result = self.run_compaction_task(&task);
+                drop(task);
+                self.remove_obsolete();
+                result.map(|()| false)
+            }
+        }
+    }
+
+    /// Waits for background progress, or makes some in manual mode.
+    pub(crate) fn progress_or_step(&self) -> Result<()> {
+        self.check_open()?;
+        self.health.check_writable()?;
+        if self.is_manual() {
+            if !self.step()? {
+                return Err(Error::busy("no background step is left, but the work is not done"));
+            }
+            return Ok(());
+        }
+        if let Some(error) = self.health.failing() {
+            return Err(error);
+        }
+        self.wake();
+        let mut state = self.state.lock();
+        self.progress.wait_for(&mut state, Duration::from_millis(20));
+        Ok(())
+    }
+}

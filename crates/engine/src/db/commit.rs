@@ -1,0 +1,420 @@
+//! The commit point: one order for all writes, one log, publication in that order.
+//!
+//! A write goes through four steps: *submit* (under the commit lock: room in the memtables,
+//! sequence numbers, log append), *insert* (no lock: many writers at once), *publish* (the visible
+//! sequence number moves over it, in order), *sync* (if asked for; one leader syncs for all who
+//! wait). Thread-safe; every field says what guards it.
+//!
+//! Group commit: a writer that finds the commit lock taken leaves a ticket and waits for the lock;
+//! whoever gets the lock appends all tickets with one append call. One writer alone takes the
+//! lock, appends from its own buffer and copies nothing.
+//!
+//! Invariants:
+//! 1. Sequence numbers are given out under the lock and only after the append of their record
+//!    succeeded, so the sequence has no holes and publication cannot wait for ever.
+//! 2. `visible` only grows, and passes a write only when it and all before it are inserted.
+//! 3. A record is in the log before any reader can see it.
+//!
+//! Failure: an append that fails is told to every writer of its group and nothing of the group is
+//! inserted. A sync that fails makes the database read only (`db::health`): what was published
+//! stays readable, but nobody was told that it is durable.
+//!
+//! Cost: alone, one uncontended lock and one copy into the log; no allocation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::{CfId, FileNo, Result, SeqNo};
+use crossbeam_utils::{Backoff, CachePadded};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::db::memtable::{Granted, Memtable};
+use crate::wal::{Entry, LogSyncer, LogWriter};
+
+/// Spins before a waiter parks on the commit lock.
+const SPINS_MAX: usize = 40;
+
+/// What the commit lock guards.
+pub(crate) struct CommitState {
+    /// The last sequence number given out.
+    pub(crate) last_seq: SeqNo,
+    /// The open log; `None` when the database is read only.
+    pub(crate) log: Option<LogWriter>,
+    /// Active memtables by column family id.
+    pub(crate) active: Vec<Option<Arc<Memtable>>>,
+}
+
+impl CommitState {
+    pub(crate) fn active_of(&self, cf: CfId) -> Option<&Arc<Memtable>> {
+        self.active.get(cf.0 as usize)?.as_ref()
+    }
+
+    pub(crate) fn set_active(&mut self, cf: CfId, memtable: Option<Arc<Memtable>>) {
+        let index = cf.0 as usize;
+        if self.active.len() <= index {
+            self.active.resize(index + 1, None);
+        }
+        self.active[index] = memtable;
+    }
+}
+
+/// How many bytes of a write go to which column family.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    pub(crate) cf: CfId,
+    pub(crate) bytes: u64,
+}
+
+/// A write as the commit lock sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct Submission<'a> {
+    pub(crate) payload: &'a [u8],
+    pub(crate) payload_crc: u32,
+    pub(crate) records: u64,
+    pub(crate) shares: &'a [Share],
+    pub(crate) wal: bool,
+}
+
+/// Leave to insert: the write's place in the order and the memtables that take it.
+pub(crate) struct Grant {
+    pub(crate) first_seq: SeqNo,
+    pub(crate) last_seq: SeqNo,
+    pub(crate) log: Option<FileNo>,
+    memtables: Memtables,
+}
+
+enum Memtables {
+    One(CfId, Granted),
+    Many(Vec<(CfId, Granted)>),
+}
+
+impl Grant {
+    /// The memtable of a column family of the write.
+    pub(crate) fn memtable(&self, cf: CfId) -> &Memtable {
+        match &self.memtables {
+            Memtables::One(id, granted) => {
+                assert_eq!(*id, cf, "the write has no grant for this family");
+                &granted.0
+            }
+            Memtables::Many(all) => {
+                let found = all.iter().find(|(id, _)| *id == cf);
+                &found.expect("every family of a write was granted").1.0
+            }
+        }
+    }
+}
+
+/// What came of a submission.
+pub(crate) enum Outcome {
+    Granted(Grant),
+    /// The memtable of this family is full and cannot be sealed yet: wait, then submit again.
+    MustWait(CfId),
+}
+
+/// What the committer needs from the database, under the commit lock.
+pub(crate) trait CommitHost {
+    /// Makes sure the open log takes an append: rotates a full or failed segment.
+    fn prepare_log(&self, state: &mut CommitState) -> Result<()>;
+    /// Makes sure that the family's active memtable takes `bytes` more: seals a full one.
+    /// `Ok(false)` if it is full and must not be sealed yet.
+    fn prepare_memtable(&self, state: &mut CommitState, share: &Share) -> Result<bool>;
+    /// Counts an append of `bytes` that took the records of `writes` writes.
+    fn appended(&self, bytes: u64, writes: u64);
+}
+
+/// A write that waits for another thread to append it.
+struct Ticket {
+    payload: Vec<u8>,
+    payload_crc: u32,
+    records: u64,
+    shares: Vec<Share>,
+    wal: bool,
+    outcome: Mutex<Option<Result<Outcome>>>,
+    done: std::sync::atomic::AtomicBool,
+}
+
+impl Ticket {
+    fn submission(&self) -> Submission<'_> {
+        Submission {
+            payload: &self.payload,
+            payload_crc: self.payload_crc,
+            records: self.records,
+            shares: &self.shares,
+            wal: self.wal,
+        }
+    }
+
+    fn finish(&self, outcome: Result<Outcome>) {
+        *self.outcome.lock() = Some(outcome);
+        self.done.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> Option<Result<Outcome>> {
+        if !self.done.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(self.outcome.lock().take().expect("a ticket is taken once, by its owner"))
+    }
+}
+
+/// See the module.
+pub(crate) struct Committer {
+    state: CachePadded<Mutex<CommitState>>,
+    waiting: CachePadded<Mutex<Vec<Arc<Ticket>>>>,
+    visible: CachePadded<AtomicU64>,
+    /// The last sequence number given out; stored under the commit lock.
+    appended: CachePadded<AtomicU64>,
+    /// Syncs the open log and its predecessors; set with the log.
+    syncer: Mutex<Option<LogSyncer>>,
+    /// The sequence number through which the log is known durable; the lock makes one leader.
+    durable: Mutex<SeqNo>,
+}
+
+impl Committer {
+    pub(crate) fn new(last_seq: SeqNo) -> Self {
+        let state = CommitState { last_seq, log: None, active: Vec::new() };
+        Self {
+            state: CachePadded::new(Mutex::new(state)),
+            waiting: CachePadded::new(Mutex::new(Vec::new())),
+            visible: CachePadded::new(AtomicU64::new(last_seq.0)),
+            appended: CachePadded::new(AtomicU64::new(last_seq.0)),
+            syncer: Mutex::new(None),
+            durable: Mutex::new(SeqNo::ZERO),
+        }
+    }
+
+    /// The last sequence number that readers see.
+    #[inline]
+    pub(crate) fn visible(&self) -> SeqNo {
+        SeqNo(self.visible.load(Ordering::Acquire))
+    }
+
+    /// Takes the commit lock.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, CommitState> {
+        self.state.lock()
+    }
+
+    /// Moves the visible sequence number (commit lock held, everything before is visible).
+    pub(crate) fn set_visible(&self, seq: SeqNo) {
+        self.visible.store(seq.0, Ordering::Release);
+    }
+
+    /// Sets the open log.
+    pub(crate) fn set_log(&self, log: LogWriter) {
+        *self.syncer.lock() = Some(log.syncer());
+        self.state.lock().log = Some(log);
+    }
+
+    /// What syncs the log, if there is one.
+    pub(crate) fn syncer(&self) -> Option<LogSyncer> {
+        self.syncer.lock().clone()
+    }
+
+    /// Takes the commit lock if it is free.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, CommitState>> {
+        self.state.try_lock()
+    }
+
+    /// Sets where the order starts, after recovery.
+    pub(crate) fn start_at(&self, last_seq: SeqNo) {
+        self.state.lock().last_seq = last_seq;
+        self.appended.store(last_seq.0, Ordering::Release);
+        self.visible.store(last_seq.0, Ordering::Release);
+    }
+
+    /// Gives a write its place in the order and appends it to the log.
+    pub(crate) fn submit(&self, host: &dyn CommitHost, write: &Submission<'_>) -> Result<Outcome> {
+        if let Some(mut state) = self.state.try_lock() {
+            let outcome = grant_one(&mut state, host, write);
+            self.serve_tickets(&mut state, host);
+            self.appended.store(state.last_seq.0, Ordering::Release);
+            return outcome;
+        }
+        self.submit_as_ticket(host, write)
+    }
+
+    fn submit_as_ticket(&self, host: &dyn CommitHost, write: &Submission<'_>) -> Result<Outcome> {
+        let ticket = Arc::new(Ticket {
+            payload: write.payload.to_vec(),
+            payload_crc: write.payload_crc,
+            records: write.records,
+            shares: write.shares.to_vec(),
+            wal: write.wal,
+            outcome: Mutex::new(None),
+            done: std::sync::atomic::AtomicBool::new(false),
+        });
+        self.waiting.lock().push(Arc::clone(&ticket));
+        for _ in 0..SPINS_MAX {
+            if let Some(outcome) = ticket.take() {
+                return outcome;
+            }
+            if let Some(mut state) = self.state.try_lock() {
+                self.serve_tickets(&mut state, host);
+                self.appended.store(state.last_seq.0, Ordering::Release);
+            }
+            std::hint::spin_loop();
+        }
+        let mut state = self.state.lock();
+        self.serve_tickets(&mut state, host);
+        self.appended.store(state.last_seq.0, Ordering::Release);
+        drop(state);
+        ticket.take().expect("served under the lock, by this thread or an earlier holder")
+    }
+
+    /// Appends what others left while the lock was taken.
+    fn serve_tickets(&self, state: &mut CommitState, host: &dyn CommitHost) {
+        loop {
+            let tickets = std::mem::take(&mut *self.waiting.lock());
+            match tickets.as_slice() {
+                [] => return,
+                [one] => one.finish(grant_one(state, host, &one.submission())),
+                many => grant_group(state, host, many),
+            }
+        }
+    }
+
+    /// Makes an inserted write visible once all before it are.
+    pub(crate) fn publish(&self, grant: Grant) {
+        let before = grant.first_seq.0 - 1;
+        let last = grant.last_seq.0;
+        drop(grant);
+        let backoff = Backoff::new();
+        while self.visible.load(Ordering::Acquire) != before {
+            // The predecessor is between its append and its insert: a memory copy, unless it
+            // was descheduled, which `snooze` yields to.
+            backoff.snooze();
+        }
+        self.visible.store(last, Ordering::Release);
+    }
+
+    /// Waits until everything given out so far is visible (the caller holds the commit lock, so
+    /// nothing new is given out).
+    pub(crate) fn wait_all_visible(&self, state: &CommitState) {
+        let backoff = Backoff::new();
+        while self.visible() < state.last_seq {
+            backoff.snooze();
+        }
+    }
+
+    /// Makes the log durable at least through `seq`; one caller syncs for all who wait. Returns
+    /// whether this caller had to sync.
+    pub(crate) fn sync_through(&self, seq: SeqNo) -> Result<bool> {
+        let mut durable = self.durable.lock();
+        if *durable >= seq {
+            return Ok(false);
+        }
+        // Everything given out was appended before, so the sync covers it.
+        let target = SeqNo(self.appended.load(Ordering::Acquire)).max(seq);
+        if let Some(syncer) = self.syncer() {
+            syncer.sync()?;
+        }
+        *durable = target;
+        Ok(true)
+    }
+}
+
+fn prepare(state: &mut CommitState, host: &dyn CommitHost, write: &Submission<'_>) -> Result<Option<CfId>> {
+    for share in write.shares {
+        if !host.prepare_memtable(state, share)? {
+            return Ok(Some(share.cf));
+        }
+    }
+    Ok(None)
+}
+
+fn grant_one(
+    state: &mut CommitState,
+    host: &dyn CommitHost,
+    write: &Submission<'_>,
+) -> Result<Outcome> {
+    if let Some(full) = prepare(state, host, write)? {
+        return Ok(Outcome::MustWait(full));
+    }
+    if write.wal {
+        host.prepare_log(state)?;
+        let first_seq = state.last_seq.next();
+        if let Some(log) = &mut state.log {
+            log.append(&Entry {
+                first_seq,
+                payload: write.payload,
+                payload_crc: write.payload_crc,
+            })?;
+            host.appended(write.payload.len() as u64, 1);
+        }
+    }
+    Ok(Outcome::Granted(take_grant(state, write)))
+}
+
+/// Appends a group with one call. A write that must wait is left out of the group.
+fn grant_group(state: &mut CommitState, host: &dyn CommitHost, tickets: &[Arc<Ticket>]) {
+    let mut group: Vec<&Arc<Ticket>> = Vec::with_capacity(tickets.len());
+    for ticket in tickets {
+        match prepare(state, host, &ticket.submission()) {
+            Ok(None) => group.push(ticket),
+            Ok(Some(full)) => ticket.finish(Ok(Outcome::MustWait(full))),
+            Err(error) => ticket.finish(Err(error)),
+        }
+    }
+    if let Err(error) = append_group(state, host, &group) {
+        group.iter().for_each(|ticket| ticket.finish(Err(error.clone())));
+        return;
+    }
+    for ticket in group {
+        ticket.finish(Ok(Outcome::Granted(take_grant(state, &ticket.submission()))));
+    }
+}
+
+fn append_group(
+    state: &mut CommitState,
+    host: &dyn CommitHost,
+    group: &[&Arc<Ticket>],
+) -> Result<()> {
+    if !group.iter().any(|ticket| ticket.wal) {
+        return Ok(());
+    }
+    host.prepare_log(state)?;
+    let mut next = state.last_seq.next();
+    let mut records = Vec::with_capacity(group.len());
+    let mut bytes = 0;
+    for ticket in group {
+        if ticket.wal {
+            records.push(Entry {
+                first_seq: next,
+                payload: &ticket.payload,
+                payload_crc: ticket.payload_crc,
+            });
+            bytes += ticket.payload.len() as u64;
+        }
+        next = SeqNo(next.0 + ticket.records);
+    }
+    if let Some(log) = &mut state.log {
+        log.append_many(&records)?;
+        host.appended(bytes, records.len() as u64);
+    }
+    Ok(())
+}
+
+/// Gives out sequence numbers and memtables to a write whose record is in the log.
+fn take_grant(state: &mut CommitState, write: &Submission<'_>) -> Grant {
+    let first_seq = state.last_seq.next();
+    let last_seq = SeqNo(state.last_seq.0 + write.records);
+    assert!(last_seq <= SeqNo::MAX, "sequence numbers exhausted");
+    state.last_seq = last_seq;
+    let log = match (&state.log, write.wal) {
+        (Some(log), true) => Some(log.position().no),
+        _ => None,
+    };
+    let grant = |state: &CommitState, share: &Share| {
+        let memtable = state.active_of(share.cf).expect("prepared under this lock");
+        memtable.grant(share.bytes, log);
+        (share.cf, Granted(Arc::clone(memtable)))
+    };
+    let memtables = match write.shares {
+        [only] => {
+            let (cf, granted) = grant(state, only);
+            Memtables::One(cf, granted)
+        }
+        many => Memtables::Many(many.iter().map(|share| grant(state, share)).collect()),
+    };
+    Grant { first_seq, last_seq, log, memtables }
+}

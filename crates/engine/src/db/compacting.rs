@@ -1,0 +1,299 @@
+//! Compactions: from the pure pick to a spec, a run and an install; and what flush and compaction
+//! specs have in common.
+
+use std::sync::Arc;
+
+use archipelago_base::{CfId, Result};
+
+use crate::compaction::below::{Below, range_of};
+use crate::compaction::job::{CompactionSpec, Input, run_compaction};
+use crate::compaction::pick::{Pick, PickInput, Running, pick};
+use crate::db::family::Family;
+use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
+use crate::event::Event;
+use crate::flush::ShardSource;
+use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
+use crate::job::{JobContext, JobOutput};
+use crate::key::KeyRange;
+use crate::manifest::VersionEdit;
+use crate::options::LEVELS;
+use crate::stats::{Ticker, Timer};
+use crate::version::{LAST_LEVEL, Version};
+
+/// A compaction that was picked: it is among the running jobs.
+pub(crate) struct CompactionTask {
+    pub(crate) job_id: u64,
+    pub(crate) family: Arc<Family>,
+    /// What the pick was made from; holds its files.
+    pub(crate) version: Arc<Version>,
+    pub(crate) pick: Pick,
+}
+
+impl State {
+    /// The running compactions.
+    pub(crate) fn compactions(&self) -> Vec<Running> {
+        let kinds = self.running.iter().map(|job| &job.kind);
+        kinds
+            .filter_map(|kind| match kind {
+                RunningKind::Compaction(running) => Some(running.clone()),
+                RunningKind::Flush { .. } => None,
+            })
+            .collect()
+    }
+
+    /// The ranges of a family's running flushes.
+    pub(crate) fn flush_ranges(&self, of: CfId) -> Vec<KeyRange> {
+        let kinds = self.running.iter().map(|job| &job.kind);
+        kinds
+            .filter_map(|kind| match kind {
+                RunningKind::Flush { cf, range } if *cf == of => Some(range.clone()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Notes a compaction as running.
+    pub(crate) fn start_compaction(
+        &mut self,
+        family: Arc<Family>,
+        version: Arc<Version>,
+        pick: Pick,
+    ) -> CompactionTask {
+        let job_id = self.next_job_id;
+        self.next_job_id += 1;
+        let kind = RunningKind::Compaction(pick.running(family.id));
+        self.running.push(RunningJob { id: job_id, kind });
+        CompactionTask { job_id, family, version, pick }
+    }
+}
+
+impl DbInner {
+    /// Compactions that may run at once: one background job is left for flushes.
+    pub(crate) fn compactions_max(&self) -> usize {
+        self.options.max_background_jobs.saturating_sub(1).max(1)
+    }
+
+    /// The next compaction of any family, the fullest bucket first; noted as running.
+    pub(crate) fn next_compaction(&self, state: &mut State) -> Option<CompactionTask> {
+        let running = state.compactions();
+        if running.len() >= self.compactions_max() {
+            return None;
+        }
+        let mut families = self.live_families();
+        families.sort_by_key(|family| {
+            std::cmp::Reverse(family.current.load().version.l0_files_max())
+        });
+        for family in families {
+            let version = Arc::clone(&family.current.load().version);
+            let oldest_snapshot = self.oldest_snapshot();
+            let picked = pick(&PickInput {
+                version: &version,
+                running: &running,
+                jobs_max: self.compactions_max(),
+                oldest_snapshot,
+            });
+            if let Some(pick) = picked {
+                return Some(state.start_compaction(family, version, pick));
+            }
+        }
+        None
+    }
+
+    fn oldest_snapshot(&self) -> archipelago_base::SeqNo {
+        let (live, _) = self.snapshots.list(|| self.visible());
+        live.first().copied().unwrap_or(archipelago_base::SeqNo::MAX)
+    }
+
+    /// Runs a picked compaction and installs it; afterwards it is not running any more.
+    pub(crate) fn run_compaction_task(&self, task: &CompactionTask) -> Result<()> {
+        let result = self.compact_and_install(task);
+        let mut state = self.state.lock();
+        state.running.retain(|job| job.id != task.job_id);
+        drop(state);
+        self.recompute_stall(&task.family);
+        self.progress.notify_all();
+        result
+    }
+
+    fn compact_and_install(&self, task: &CompactionTask) -> Result<()> {
+        if let Pick::TrivialMove { .. } = &task.pick {
+            self.stats.add(Ticker::TrivialMoves, 1);
+            return self.install_compaction(task, None);
+        }
+        let spec = self.compaction_spec(task);
+        let output = run_compaction(&spec, &self.job_context(&crate::flush::NoShards))?;
+        self.fault_point("compaction.before_install")?;
+        self.install_compaction(task, Some(output))
+    }
+
+    fn compaction_spec(&self, task: &CompactionTask) -> CompactionSpec {
+        let CompactionTask { family, version, pick, .. } = task;
+        let range = pick.range();
+        let to = pick.to();
+        let cuts = if to == 0 || to == version.base_level() {
+            version.map().boundaries().to_vec()
+        } else {
+            Vec::new()
+        };
+        let below = match pick {
+            Pick::IntraL0 { .. } => Below::Everything,
+            _ => Below::Runs(
+                (to + 1..LEVELS)
+                    .map(|level| {
+                        version.overlapping(level, &range).iter().map(|f| range_of(f)).collect()
+                    })
+                    .collect(),
+            ),
+        };
+        let grandparents = if to > 0 && to < LAST_LEVEL {
+            version
+                .overlapping(to + 1, &range)
+                .iter()
+                .filter_map(|file| {
+                    Some(Grandparent { end: range_of(file).end?, bytes: file.size_bytes })
+                })
+                .collect()
+        } else {
+            Vec::new()
+        };
+        let inputs = pick
+            .inputs()
+            .map(|(level, file)| Input { level: level as u8, meta: file.meta().clone() })
+            .collect();
+        CompactionSpec {
+            cf: family.id.0,
+            from: pick.from() as u8,
+            inputs,
+            range,
+            subrange: None,
+            retention: self.retention(family, below),
+            output: self.output_spec(family, to, cuts, grandparents, pick.input_bytes()),
+            readahead_bytes: self.options.compaction_readahead_bytes as u32,
+            direct_reads: self.options.direct_background_io,
+        }
+    }
+
+    fn install_compaction(&self, task: &CompactionTask, output: Option<JobOutput>) -> Result<()> {
+        let CompactionTask { family, pick, .. } = task;
+        let (cf, from, to) = (family.id, pick.from(), pick.to());
+        let mut edit = VersionEdit::new();
+        let mut inputs = Vec::new();
+        for (level, file) in pick.inputs() {
+            edit.remove_file(cf, level, file.file_no());
+            inputs.push(file.no);
+        }
+        match &output {
+            Some(output) => {
+                for meta in &output.files {
+                    edit.add_file(cf, to, meta.clone());
+                }
+            }
+            None => {
+                for (_, file) in pick.inputs() {
+                    edit.add_file(cf, to, file.meta().clone());
+                }
+            }
+        }
+        {
+            let mut manifest = self.manifest.lock();
+            family.check_alive()?;
+            let built = manifest.apply(edit)?;
+            self.republish_built(&mut self.state.lock(), built);
+        }
+        let output = output.unwrap_or_default();
+        self.stats.add(Ticker::Compactions, 1);
+        self.stats.add(Ticker::CompactionBytesRead, output.bytes_read);
+        self.stats.add(Ticker::CompactionBytesWritten, output.bytes_written);
+        self.count_job(&output);
+        self.stats.record(Timer::Compaction, output.duration_ns);
+        let bucket = match pick {
+            Pick::L0ToBase { bucket, .. } | Pick::IntraL0 { bucket, .. } => Some(*bucket),
+            _ => None,
+        };
+        self.listeners.tell(&Event::CompactionInstalled {
+            cf,
+            from,
+            to,
+            bucket,
+            inputs,
+            outputs: output.files.iter().map(|meta| meta.no).collect(),
+            bytes_read: output.bytes_read,
+            bytes_written: output.bytes_written,
+            duration_ns: output.duration_ns,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn count_job(&self, output: &JobOutput) {
+        self.stats.add(Ticker::RecordsDropped, output.counts.dropped.total());
+        if output.counts.merge_errors > 0 {
+            self.stats.add(Ticker::MergeErrors, output.counts.merge_errors);
+            let error = output.counts.merge_error.clone().unwrap_or_default();
+            tracing::warn!(error, "a merge operator refused operands; they were kept");
+        }
+    }
+
+    /// What a job may forget now.
+    pub(crate) fn retention(&self, family: &Family, below: Below) -> Retention {
+        let (snapshots, visible) = self.snapshots.list(|| self.visible());
+        Retention {
+            visible_seq: visible.0,
+            snapshots: snapshots.into_iter().map(|seq| seq.0).collect(),
+            below,
+            now_ms: self.clock.unix_ms(),
+            merge_operator: family.options.merge_operator.clone(),
+            compaction_filter: family.options.compaction_filter.clone(),
+        }
+    }
+
+    /// How a job that reads `input_bytes` writes its outputs.
+    pub(crate) fn output_spec(
+        &self,
+        family: &Family,
+        level: usize,
+        cuts: Vec<Vec<u8>>,
+        grandparents: Vec<Grandparent>,
+        input_bytes: u64,
+    ) -> OutputSpec {
+        let options = &family.options;
+        let count =
+            OutputSpec::file_numbers_wanted(input_bytes, options.target_file_bytes, cuts.len());
+        let first = self.file_numbers.allocate_many(count).0;
+        let target_file_bytes = if level == 0 { u64::MAX } else { options.target_file_bytes };
+        OutputSpec {
+            dir: self.dir.clone(),
+            cf_name: family.name.clone(),
+            level: level as u8,
+            file_numbers: FileNumbers { first, count },
+            unique_seed: self.unique_seed(),
+            target_file_bytes,
+            cuts,
+            grandparents,
+            block_bytes: options.block_bytes as u32,
+            compression: if level == LAST_LEVEL {
+                options.compression_last
+            } else {
+                options.compression
+            },
+            bloom_bits_per_key: options.bloom_bits_per_key,
+            created_unix_ms: self.clock.unix_ms(),
+            direct_io: self.options.direct_background_io,
+        }
+    }
+
+    /// What a job that runs here is given.
+    pub(crate) fn job_context<'a>(&'a self, shards: &'a dyn ShardSource) -> JobContext<'a> {
+        JobContext {
+            fs: Arc::clone(&self.fs),
+            registry: self.registry.clone(),
+            clock: Arc::clone(&self.clock),
+            limiter: Some(Arc::clone(&self.limiter)),
+            cancel: Arc::clone(&self.closing),
+            shards,
+            cache: Arc::clone(&self.cache),
+            budget: Arc::clone(&self.budget),
+            more_file_numbers: None,
+            progress: Arc::default(),
+        }
+    }
+}

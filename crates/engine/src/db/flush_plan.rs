@@ -1,0 +1,157 @@
+//! Which shards to flush next: a pure decision over a family's sealed memtables.
+//!
+//! Rules (blueprint §1): a job is a key range of one map epoch, taken oldest first from a prefix of
+//! the sealed memtables; for any key range, installs follow memtable order. A memtable with
+//! records that no log has is flushed whole, by one job, so that its installs are one edit.
+//! Cost: O(sealed memtables × buckets).
+
+use archipelago_base::Epoch;
+
+use crate::bucket::BucketMap;
+use crate::db::inner::ShardState;
+use crate::key::KeyRange;
+
+/// A sealed memtable as the decision sees it.
+pub(crate) struct SealedView<'a> {
+    pub(crate) map: &'a BucketMap,
+    pub(crate) shards: &'a [ShardState],
+    /// Has its filters; nobody inserts any more.
+    pub(crate) ready: bool,
+    pub(crate) unlogged: bool,
+}
+
+/// What to flush: for each of `memtables` (positions in the queue, oldest first) the shards
+/// `shards`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FlushPlan {
+    /// Positions in the queue: a contiguous run, oldest first.
+    pub(crate) memtables: std::ops::Range<usize>,
+    /// Shards of each of them.
+    pub(crate) shards: std::ops::Range<usize>,
+    /// The keys that these shards hold.
+    pub(crate) range: KeyRange,
+}
+
+/// The next flush of a family, `None` if nothing may be flushed now.
+pub(crate) fn plan_flush(queue: &[SealedView<'_>]) -> Option<FlushPlan> {
+    for (position, sealed) in queue.iter().enumerate() {
+        if !sealed.ready {
+            return None;
+        }
+        if sealed.unlogged {
+            if let Some(plan) = plan_whole(queue, position) {
+                return Some(plan);
+            }
+            continue;
+        }
+        for shard in 0..sealed.shards.len() {
+            if sealed.shards[shard] == ShardState::Pending
+                && is_oldest(queue, position, &sealed.map.range(shard))
+            {
+                return Some(plan_shard(queue, position, shard));
+            }
+        }
+    }
+    None
+}
+
+/// Whether everything older in `range` is installed.
+fn is_oldest(queue: &[SealedView<'_>], position: usize, range: &KeyRange) -> bool {
+    queue[..position].iter().all(|older| {
+        older
+            .map
+            .buckets_of(range)
+            .all(|bucket| older.shards[bucket] == ShardState::Installed)
+    })
+}
+
+fn plan_whole(queue: &[SealedView<'_>], position: usize) -> Option<FlushPlan> {
+    let sealed = &queue[position];
+    let idle = sealed.shards.iter().all(|shard| *shard != ShardState::Running);
+    let pending = sealed.shards.contains(&ShardState::Pending);
+    (idle && pending && is_oldest(queue, position, &KeyRange::all())).then(|| FlushPlan {
+        memtables: position..position + 1,
+        shards: 0..sealed.shards.len(),
+        range: KeyRange::all(),
+    })
+}
+
+/// The shard and the same shard of as many younger memtables of the same epoch as are ready.
+fn plan_shard(queue: &[SealedView<'_>], position: usize, shard: usize) -> FlushPlan {
+    let epoch: Epoch = queue[position].map.epoch();
+    let more = queue[position + 1..]
+        .iter()
+        .take_while(|next| {
+            next.ready
+                && !next.unlogged
+                && next.map.epoch() == epoch
+                && next.shards[shard] != ShardState::Running
+        })
+        .count();
+    FlushPlan {
+        memtables: position..position + 1 + more,
+        shards: shard..shard + 1,
+        range: queue[position].map.range(shard),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ShardState::{Installed, Pending, Running};
+
+    fn map(epoch: u64, boundaries: &[&str]) -> BucketMap {
+        let boundaries = boundaries.iter().map(|b| b.as_bytes().to_vec()).collect();
+        BucketMap::new(Epoch(epoch), boundaries).expect("valid")
+    }
+
+    fn view<'a>(map: &'a BucketMap, shards: &'a [ShardState]) -> SealedView<'a> {
+        SealedView { map, shards, ready: true, unlogged: false }
+    }
+
+    #[test]
+    fn the_same_shard_of_younger_memtables_goes_along() {
+        let map = map(1, &["m"]);
+        let queue = [
+            view(&map, &[Running, Pending]),
+            view(&map, &[Pending, Pending]),
+            view(&map, &[Pending, Pending]),
+        ];
+        let plan = plan_flush(&queue).expect("a plan");
+        assert_eq!((plan.memtables, plan.shards), (0..3, 1..2));
+        assert_eq!(plan.range, map.range(1));
+    }
+
+    #[test]
+    fn a_younger_shard_waits_for_older_ones_of_another_epoch() {
+        let (one, two) = (map(1, &[]), map(2, &["m"]));
+        let running = [view(&one, &[Running]), view(&two, &[Pending, Pending])];
+        assert_eq!(plan_flush(&running), None);
+        let pending = [view(&one, &[Pending]), view(&two, &[Pending, Pending])];
+        assert_eq!(plan_flush(&pending).expect("a plan").memtables, 0..1);
+        let done = [view(&one, &[Installed]), view(&two, &[Pending, Pending])];
+        assert_eq!(plan_flush(&done).expect("a plan").memtables, 1..2);
+    }
+
+    #[test]
+    fn unlogged_memtables_go_whole_and_alone() {
+        let map = map(1, &["m"]);
+        let mut second = view(&map, &[Pending, Installed]);
+        second.unlogged = true;
+        let queue = [view(&map, &[Pending, Installed]), second];
+        assert_eq!(plan_flush(&queue).expect("a plan").memtables, 0..1);
+        let mut second = view(&map, &[Pending, Installed]);
+        second.unlogged = true;
+        let queue = [view(&map, &[Installed, Installed]), second];
+        let plan = plan_flush(&queue).expect("a plan");
+        assert_eq!((plan.memtables, plan.shards, plan.range), (1..2, 0..2, KeyRange::all()));
+    }
+
+    #[test]
+    fn nothing_passes_a_memtable_that_is_not_ready() {
+        let map = map(1, &["m"]);
+        let mut first = view(&map, &[Pending, Pending]);
+        first.ready = false;
+        assert_eq!(plan_flush(&[first, view(&map, &[Pending, Pending])]), None);
+    }
+}

@@ -1,0 +1,288 @@
+//! Flushes: planning (under the state lock), running (no lock), installing (manifest lock).
+//!
+//! A sealed memtable is first *readied* (filters built, empty shards marked installed) by a
+//! background step, once its last writer has inserted. Then shards leave by
+//! [`crate::db::flush_plan`]. Before an install the log is synced through the job's highest
+//! sequence number, so that power loss cannot keep half a batch: what a file holds, the log holds.
+//!
+//! Failure: a job that fails leaves its shards pending and no files; it is tried again.
+
+use std::sync::Arc;
+
+use archipelago_base::{CfId, FileNo, Result, SeqNo};
+
+use crate::bucket::BucketMap;
+use crate::compaction::below::Below;
+use crate::db::family::Family;
+use crate::db::flush_plan::{FlushPlan, SealedView, plan_flush};
+use crate::db::inner::{DbInner, RunningJob, RunningKind, ShardState, State};
+use crate::db::memtable::{Immutable, Memtable};
+use crate::event::Event;
+use crate::flush::{FlushSpec, ShardRef, ShardSource, run_flush};
+use crate::job::JobOutput;
+use crate::key::KeyRange;
+use crate::manifest::{Change, VersionEdit};
+use crate::memtable::SealedShard;
+use crate::stats::{Ticker, Timer};
+
+/// A flush that was planned: its shards are marked running.
+pub(crate) struct FlushTask {
+    pub(crate) job_id: u64,
+    pub(crate) family: Arc<Family>,
+    /// Oldest first.
+    pub(crate) memtables: Vec<Arc<Memtable>>,
+    pub(crate) shards: std::ops::Range<usize>,
+    pub(crate) range: KeyRange,
+}
+
+impl FlushTask {
+    /// Everything of the family in the range with at most this sequence number is in the job or
+    /// in older files.
+    fn through(&self) -> SeqNo {
+        self.memtables.iter().map(|memtable| memtable.last_seq()).max().unwrap_or_default()
+    }
+
+    fn data_bytes(&self) -> u64 {
+        self.memtables
+            .iter()
+            .flat_map(|memtable| &memtable.shards[self.shards.clone()])
+            .map(|shard| shard.data_bytes())
+            .sum()
+    }
+}
+
+impl ShardSource for FlushTask {
+    fn shard(&self, wanted: &ShardRef) -> Result<Arc<dyn SealedShard>> {
+        let memtable = self.memtables.iter().find(|memtable| memtable.id == wanted.memtable);
+        let shard = memtable.and_then(|memtable| memtable.shards.get(wanted.shard as usize));
+        shard.map(|shard| Arc::clone(shard) as Arc<dyn SealedShard>).ok_or_else(|| {
+            archipelago_base::Error::not_found(format!(
+                "shard {} of memtable {}",
+                wanted.shard, wanted.memtable
+            ))
+        })
+    }
+}
+
+impl DbInner {
+    /// A sealed memtable that has to be readied.
+    pub(crate) fn next_to_ready(&self, state: &State) -> Option<(CfId, Arc<Memtable>)> {
+        state.flushes.iter().find_map(|(cf, tracker)| {
+            let sealed = tracker.queue.iter().find(|sealed| !sealed.ready)?;
+            Some((*cf, Arc::clone(&sealed.memtable)))
+        })
+    }
+
+    /// Builds the filters of a sealed memtable and marks its empty shards installed.
+    pub(crate) fn ready_memtable(&self, cf: CfId, memtable: &Arc<Memtable>) {
+        let backoff = crossbeam_utils::Backoff::new();
+        while !memtable.is_quiet() {
+            backoff.snooze();
+        }
+        for shard in &memtable.shards {
+            shard.seal();
+        }
+        let Some(family) = self.family(cf) else { return };
+        let mut state = self.state.lock();
+        let Some(tracker) = state.flushes.get_mut(&cf) else { return };
+        let Some(sealed) = tracker.queue.iter_mut().find(|s| s.memtable.id == memtable.id) else {
+            return;
+        };
+        let mut view = Immutable::clone(&sealed.view);
+        for (index, shard) in memtable.shards.iter().enumerate() {
+            if shard.entries() == 0 && !shard.has_tombstones() {
+                sealed.shards[index] = ShardState::Installed;
+                view.shards[index] = None;
+            }
+        }
+        sealed.view = Arc::new(view);
+        sealed.ready = true;
+        tracker.queue.retain(|sealed| !sealed.view.is_installed());
+        self.republish(&mut state, &family, None);
+        drop(state);
+        self.recompute_stall(&family);
+        self.progress.notify_all();
+        self.wake();
+    }
+
+    /// The next flush of any family; its shards are marked running.
+    pub(crate) fn next_flush(&self, state: &mut State) -> Option<FlushTask> {
+        let families: Vec<CfId> = state.flushes.keys().copied().collect();
+        families.into_iter().find_map(|cf| self.next_flush_of(state, cf))
+    }
+
+    fn next_flush_of(&self, state: &mut State, cf: CfId) -> Option<FlushTask> {
+        let family = self.family(cf)?;
+        let tracker = state.flushes.get_mut(&cf)?;
+        let views: Vec<SealedView<'_>> = tracker
+            .queue
+            .iter()
+            .map(|sealed| SealedView {
+                map: &sealed.memtable.map,
+                shards: &sealed.shards,
+                ready: sealed.ready,
+                unlogged: sealed.memtable.has_unlogged(),
+            })
+            .collect();
+        let FlushPlan { memtables, shards, range } = plan_flush(&views)?;
+        drop(views);
+        let mut taken = Vec::with_capacity(memtables.len());
+        for sealed in tracker.queue.range_mut(memtables) {
+            for shard in shards.clone() {
+                if sealed.shards[shard] == ShardState::Pending {
+                    sealed.shards[shard] = ShardState::Running;
+                }
+            }
+            taken.push(Arc::clone(&sealed.memtable));
+        }
+        let job_id = state.next_job_id;
+        state.next_job_id += 1;
+        let kind = RunningKind::Flush { cf, range: range.clone() };
+        state.running.push(RunningJob { id: job_id, kind });
+        Some(FlushTask { job_id, family, memtables: taken, shards, range })
+    }
+
+    /// Runs a planned flush and installs it; afterwards its shards are installed or pending again.
+    pub(crate) fn run_flush_task(&self, task: &FlushTask) -> Result<()> {
+        let result = self.flush_and_install(task);
+        let mut state = self.state.lock();
+        state.running.retain(|job| job.id != task.job_id);
+        if result.is_err()
+            && let Some(tracker) = state.flushes.get_mut(&task.family.id)
+        {
+            let ids: Vec<u64> = task.memtables.iter().map(|memtable| memtable.id).collect();
+            for sealed in tracker.queue.iter_mut().filter(|s| ids.contains(&s.memtable.id)) {
+                for shard in task.shards.clone() {
+                    if sealed.shards[shard] == ShardState::Running {
+                        sealed.shards[shard] = ShardState::Pending;
+                    }
+                }
+            }
+        }
+        drop(state);
+        self.recompute_stall(&task.family);
+        self.progress.notify_all();
+        result
+    }
+
+    fn flush_and_install(&self, task: &FlushTask) -> Result<()> {
+        self.set_first_map(task)?;
+        let spec = self.flush_spec(task);
+        let output = run_flush(&spec, &self.job_context(task))?;
+        self.fault_point("flush.before_install")?;
+        if task.memtables.iter().any(|memtable| memtable.oldest_log().is_some()) {
+            self.sync_log(task.through())?;
+        }
+        self.install_flush(task, output)
+    }
+
+    pub(crate) fn flush_spec(&self, task: &FlushTask) -> FlushSpec {
+        let version = Arc::clone(&task.family.current.load().version);
+        let cuts = version.map().boundaries().to_vec();
+        let shards = task
+            .memtables
+            .iter()
+            .flat_map(|memtable| {
+                task.shards.clone().map(|shard| ShardRef {
+                    memtable: memtable.id,
+                    shard: shard as u32,
+                })
+            })
+            .collect();
+        FlushSpec {
+            cf: task.family.id.0,
+            range: task.range.clone(),
+            shards,
+            retention: self.retention(&task.family, Below::Everything),
+            output: self.output_spec(&task.family, 0, cuts, Vec::new(), task.data_bytes()),
+        }
+    }
+
+    fn install_flush(&self, task: &FlushTask, output: JobOutput) -> Result<()> {
+        let family = &task.family;
+        let cf = family.id;
+        let mut edit = VersionEdit::new();
+        for meta in &output.files {
+            edit.add_file(cf, 0, meta.clone());
+        }
+        edit.flushed_through(cf, task.range.clone(), task.through());
+        let (files, bytes) = (output.files.iter().map(|meta| meta.no).collect(), output.bytes_written);
+        let floor = {
+            let mut manifest = self.manifest.lock();
+            family.check_alive()?;
+            let open = self.open_log_no();
+            edit.push(Change::LogFloor(self.log_floor(&self.state.lock(), open)));
+            let built = manifest.apply(edit)?;
+            let mut state = self.state.lock();
+            self.mark_installed(&mut state, task);
+            self.republish_built(&mut state, built);
+            self.log_floor(&state, open)
+        };
+        self.drop_logs_below(floor);
+        self.stats.add(Ticker::Flushes, 1);
+        self.stats.add(Ticker::FlushBytesWritten, output.bytes_written);
+        self.count_job(&output);
+        self.stats.record(Timer::Flush, output.duration_ns);
+        self.listeners.tell(&Event::FlushInstalled {
+            cf,
+            range: task.range.clone(),
+            files,
+            bytes,
+            duration_ns: output.duration_ns,
+        });
+        Ok(())
+    }
+
+    fn mark_installed(&self, state: &mut State, task: &FlushTask) {
+        let Some(tracker) = state.flushes.get_mut(&task.family.id) else { return };
+        for memtable in &task.memtables {
+            let found = tracker.queue.iter_mut().find(|sealed| sealed.memtable.id == memtable.id);
+            let Some(sealed) = found else { continue };
+            let mut view = Immutable::clone(&sealed.view);
+            for shard in task.shards.clone() {
+                assert_ne!(sealed.shards[shard], ShardState::Pending, "installed what ran");
+                sealed.shards[shard] = ShardState::Installed;
+                view.shards[shard] = None;
+            }
+            sealed.view = Arc::new(view);
+        }
+        tracker.queue.retain(|sealed| !sealed.view.is_installed());
+    }
+
+    /// The open log segment's number; what is below it may go once nothing pins it.
+    fn open_log_no(&self) -> FileNo {
+        FileNo(self.open_log.load(std::sync::atomic::Ordering::Acquire))
+    }
+
+    /// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C).
+    pub(crate) fn set_first_map(&self, task: &FlushTask) -> Result<()> {
+        let family = &task.family;
+        let wanted = match family.options.buckets {
+            0 => self.options.max_background_jobs,
+            buckets => buckets,
+        };
+        let [memtable] = task.memtables.as_slice() else { return Ok(()) };
+        let [shard] = &*memtable.shards else { return Ok(()) };
+        let version = Arc::clone(&family.current.load().version);
+        if wanted <= 1 || version.map().epoch().0 > 0 || version.l0_files_max() > 0 {
+            return Ok(());
+        }
+        let boundaries = shard.split_keys(wanted);
+        if boundaries.is_empty() {
+            return Ok(());
+        }
+        let map = BucketMap::new(archipelago_base::Epoch(1), boundaries)?;
+        let buckets = map.len();
+        let mut edit = VersionEdit::new();
+        edit.push(Change::SetBucketMap { cf: family.id, map });
+        self.apply_edit(edit)?;
+        self.stats.add(Ticker::BucketMapChanges, 1);
+        self.listeners.tell(&Event::BucketMapChanged {
+            cf: family.id,
+            epoch: archipelago_base::Epoch(1),
+            buckets,
+            reason: "the first memtable's key distribution".to_owned(),
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! What went wrong and what it stops.
+//!
+//! Two states beside health. *Failing*: a background job or an append failed for a cause that may
+//! go away (a full disk); it is tried again, writes that would have to wait for it fail with its
+//! error instead of hanging. *Read only*: a sync failed or a file is damaged, so what is on disk
+//! is unknown; writes are refused until `Db::resume` or a reopen; reads go on. Errors are never
+//! dropped: each is counted, told to listeners and shown in stats.
+
+use archipelago_base::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+const HEALTHY: u8 = 0;
+const FAILING: u8 = 1;
+const READ_ONLY: u8 = 2;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    level: AtomicU8,
+    cause: Mutex<Option<Error>>,
+}
+
+impl Health {
+    /// Refuses when read only. One relaxed load when healthy.
+    #[inline]
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.level.load(Ordering::Relaxed) < READ_ONLY {
+            return Ok(());
+        }
+        let cause = self.cause.lock().clone();
+        Err(cause.map_or_else(
+            || Error::new(ErrorKind::ReadOnly, "the database is read only"),
+            |cause| {
+                Error::with_source(
+                    ErrorKind::ReadOnly,
+                    "the database takes no writes since an earlier error; mend its cause, then \
+                     call resume or reopen",
+                    cause,
+                )
+            },
+        ))
+    }
+
+    /// The error that background work fails with at the moment, if it does.
+    pub(crate) fn failing(&self) -> Option<Error> {
+        if self.level.load(Ordering::Acquire) == HEALTHY {
+            return None;
+        }
+        self.cause.lock().clone()
+    }
+
+    /// Background work failed; it will be tried again.
+    pub(crate) fn set_failing(&self, error: &Error) {
+        let mut cause = self.cause.lock();
+        if self.level.load(Ordering::Relaxed) < READ_ONLY {
+            *cause = Some(error.clone());
+            self.level.store(FAILING, Ordering::Release);
+        }
+    }
+
+    /// No more writes until resumed. The first cause stays.
+    pub(crate) fn set_read_only(&self, error: &Error) {
+        let mut cause = self.cause.lock();
+        if self.level.load(Ordering::Relaxed) < READ_ONLY {
+            *cause = Some(error.clone());
+            self.level.store(READ_ONLY, Ordering::Release);
+        }
+    }
+
+    /// Background work succeeded again.
+    pub(crate) fn clear_failing(&self) {
+        if self.level.load(Ordering::Relaxed) != FAILING {
+            return;
+        }
+        let mut cause = self.cause.lock();
+        if self.level.load(Ordering::Relaxed) == FAILING {
+            *cause = None;
+            self.level.store(HEALTHY, Ordering::Release);
+        }
+    }
+
+    /// Forgets everything, after a successful resume.
+    pub(crate) fn clear(&self) {
+        let mut cause = self.cause.lock();
+        *cause = None;
+        self.level.store(HEALTHY, Ordering::Release);
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.level.load(Ordering::Acquire) == READ_ONLY
+    }
+
+    /// "healthy", or what is wrong.
+    pub(crate) fn text(&self) -> String {
+        match (self.level.load(Ordering::Acquire), self.cause.lock().as_ref()) {
+            (FAILING, Some(cause)) => format!("failing, being tried again: {cause}"),
+            (READ_ONLY, Some(cause)) => format!("read only: {cause}"),
+            _ => "healthy".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The state of an open database, who guards which part of it, and the lock order.
+//!
+//! Locks, in the order in which they may be taken: the **commit lock** (`db::commit`: sequence
+//! numbers, log, active memtables), the **manifest lock** (`manifest`: installs, one at a time,
+//! held over the manifest's I/O), the **state lock** (`state`: sealed memtables, running jobs, log
+//! segments; never held over I/O). Reads take none of them: they load a family's
+//! [`SuperVersion`](crate::db::family::SuperVersion) and the visible sequence number.
+//!
+//! Invariants:
+//! 1. A family's super version changes only under the state lock.
+//! 2. A version is published only while the manifest lock is held since its edit was applied, so
+//!    super versions follow the manifest's order.
+//! 3. A log segment is removed only when no unflushed record lies in it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::clock::Clock;
+use archipelago_base::random::Rng;
+use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_env::limit::RateLimiter;
+use archipelago_env::{FileLock, FileSystem};
+use parking_lot::{Condvar, Mutex};
+
+use crate::cache::BlockCache;
+use crate::compaction::pick::Running;
+use crate::db::commit::Committer;
+use crate::db::family::{Family, SuperVersion};
+use crate::db::health::Health;
+use crate::db::memtable::{Immutable, Memtable};
+use crate::db::open::FaultPoint;
+use crate::db::snapshot::Snapshots;
+use crate::event::{Event, Listeners};
+use crate::extension::Registry;
+use crate::live_file::Trash;
+use crate::manifest::VersionSet;
+use crate::memtable::SlabPool;
+use crate::manifest::FileNumbers;
+use crate::options::{CfOptions, DbOptions};
+use crate::sst::TableCache;
+use crate::stall::DelayController;
+use crate::stats::{Statistics, Ticker};
+use crate::version::Version;
+
+/// What becomes of one shard of a sealed memtable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ShardState {
+    /// Waits for a flush.
+    Pending,
+    /// A flush job has it.
+    Running,
+    /// Its records are in installed files (or it has none).
+    Installed,
+}
+
+/// A sealed memtable on its way to L0.
+pub(crate) struct Sealed {
+    pub(crate) memtable: Arc<Memtable>,
+    pub(crate) view: Arc<Immutable>,
+    pub(crate) shards: Vec<ShardState>,
+    /// Whether its shards have filters and empty ones are marked installed.
+    pub(crate) ready: bool,
+}
+
+/// The sealed memtables of a family, oldest first.
+#[derive(Default)]
+pub(crate) struct FlushTracker {
+    pub(crate) queue: VecDeque<Sealed>,
+}
+
+/// A live log segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LogSegment {
+    pub(crate) no: FileNo,
+    pub(crate) bytes: u64,
+}
+
+/// A running job, as scheduling sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct RunningJob {
+    pub(crate) id: u64,
+    pub(crate) kind: RunningKind,
+}
+
+/// What a running job holds.
+#[derive(Clone, Debug)]
+pub(crate) enum RunningKind {
+    /// A flush of a family's key range.
+    Flush { cf: CfId, range: crate::key::KeyRange },
+    /// A compaction.
+    Compaction(Running),
+}
+
+/// What the state lock guards.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) flushes: BTreeMap<CfId, FlushTracker>,
+    pub(crate) running: Vec<RunningJob>,
+    /// Closed segments that are still needed, oldest first.
+    pub(crate) logs: VecDeque<LogSegment>,
+    /// Segments whose space may be used again.
+    pub(crate) spare_logs: Vec<PathBuf>,
+    /// While positive, nothing is deleted (a checkpoint copies).
+    pub(crate) deletions_held: usize,
+    pub(crate) next_job_id: u64,
+    /// Background failures in a row, for the pause before the next try.
+    pub(crate) failures_in_row: u32,
+    /// When the pause is over.
+    pub(crate) retry_at_ns: u64,
+    /// A closed log segment is not whole: everything in memory is to be flushed at once.
+    pub(crate) leave_log: bool,
+    /// Memtables that a worker is readying.
+    pub(crate) readying: Vec<u64>,
+    /// When positive, background picks nothing new (ingest, family drop, map change).
+    pub(crate) paused: usize,
+}
+
+/// See the module.
+pub(crate) struct DbInner {
+    pub(crate) token: u64,
+    pub(crate) dir: PathBuf,
+    pub(crate) options: DbOptions,
+    pub(crate) fs: Arc<dyn FileSystem>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) registry: Registry,
+    pub(crate) listeners: Listeners,
+    pub(crate) budget: Arc<ByteBudget>,
+    pub(crate) slabs: Arc<SlabPool>,
+    pub(crate) cache: Arc<BlockCache>,
+    pub(crate) tables: Arc<TableCache>,
+    pub(crate) limiter: Arc<RateLimiter>,
+    pub(crate) stats: Arc<Statistics>,
+    pub(crate) committer: Committer,
+    /// Families by id. Swapped only under the manifest lock.
+    pub(crate) families: ArcSwap<Vec<Option<Arc<Family>>>>,
+    pub(crate) snapshots: Arc<Snapshots>,
+    pub(crate) manifest: Mutex<VersionSet>,
+    pub(crate) state: Mutex<State>,
+    /// Background workers wait here for work.
+    pub(crate) work: Condvar,
+    /// Stalled writers and waiters for background progress wait here.
+    pub(crate) progress: Condvar,
+    pub(crate) health: Health,
+    pub(crate) trash: Arc<Trash>,
+    pub(crate) closing: Arc<AtomicBool>,
+    pub(crate) closed: AtomicBool,
+    pub(crate) next_memtable_id: AtomicU64,
+    pub(crate) opened_ns: u64,
+    /// Number of the open log segment.
+    pub(crate) open_log: AtomicU64,
+    pub(crate) file_numbers: Arc<FileNumbers>,
+    pub(crate) database_id: [u8; 16],
+    pub(crate) delays: DelayController,
+    pub(crate) rng: Mutex<Rng>,
+    pub(crate) family_overrides: BTreeMap<String, CfOptions>,
+    pub(crate) fault: Option<FaultPoint>,
+    pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
+}
+
+impl DbInner {
+    /// `Fenced` once closed.
+    #[inline]
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Fenced, "the database is closed"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn family(&self, cf: CfId) -> Option<Arc<Family>> {
+        self.families.load().get(cf.0 as usize)?.clone()
+    }
+
+    /// All families that are not dropped.
+    pub(crate) fn live_families(&self) -> Vec<Arc<Family>> {
+        self.families.load().iter().flatten().cloned().collect()
+    }
+
+    /// The last sequence number that readers see.
+    #[inline]
+    pub(crate) fn visible(&self) -> SeqNo {
+        self.committer.visible()
+    }
+
+    pub(crate) fn new_memtable(&self, version: &Version) -> Arc<Memtable> {
+        let id = self.next_memtable_id.fetch_add(1, Ordering::Relaxed);
+        Memtable::new(id, Arc::clone(version.map()), &self.slabs)
+    }
+
+    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Swaps a family's super version (state lock held, as the borrow of `State` shows).
+    pub(crate) fn publish(&self, _state: &mut State, family: &Family, next: SuperVersion) {
+        family.current.store(Arc::new(next));
+    }
+
+    /// A new super version with another version and the tracker's immutables.
+    pub(crate) fn republish(
+        &self,
+        state: &mut State,
+        family: &Family,
+        version: Option<Arc<Version>>,
+    ) {
+        let current = family.current.load_full();
+        let immutables = state.flushes.get(&family.id).map_or_else(Vec::new, |tracker| {
+            tracker.queue.iter().rev().map(|sealed| Arc::clone(&sealed.view)).collect()
+        });
+        let next = SuperVersion {
+            active: Arc::clone(&current.active),
+            immutables,
+            version: version.unwrap_or_else(|| Arc::clone(&current.version)),
+        };
+        self.publish(state, family, next);
+    }
+
+    /// Counts and tells a background failure that is tried again.
+    pub(crate) fn fail_soft(&self, job: &str, error: &Error) {
+        self.stats.add(Ticker::BackgroundErrors, 1);
+        tracing::warn!(job, %error, "background job failed; it will be tried again");
+        self.health.set_failing(error);
+        self.listeners
+            .tell(&Event::BackgroundError { job: job.to_owned(), error: error.clone() });
+        self.progress.notify_all();
+    }
+
+    /// Counts and tells a failure after which the database takes no writes.
+    pub(crate) fn fail_read_only(&self, job: &str, error: &Error) {
+        self.stats.add(Ticker::BackgroundErrors, 1);
+        tracing::error!(job, %error, "the database is read only now");
+        self.health.set_read_only(error);
+        self.listeners
+            .tell(&Event::BackgroundError { job: job.to_owned(), error: error.clone() });
+        self.progress.notify_all();
+    }
+
+    /// Wakes background workers.
+    pub(crate) fn wake(&self) {
+        self.work.notify_all();
+    }
+}

@@ -1,0 +1,189 @@
+//! Log segments: rotation under the commit lock, pins, removal and reuse.
+//!
+//! A segment is *pinned* by every memtable that holds a record of it and is not installed. Those
+//! that nothing pins are removed oldest first, a few of them kept to be overwritten (recycling
+//! makes a sync cheaper and saves the file system work). When all live segments together exceed
+//! `wal_bytes_max`, the families that pin the oldest are sealed, so that cold data cannot keep the
+//! log growing.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use archipelago_base::{Error, FileNo, Result};
+
+use crate::db::commit::{CommitHost, CommitState, Share};
+use crate::db::inner::{DbInner, LogSegment, ShardState, State};
+use crate::db::memtable::Memtable;
+use crate::file_meta::log_name;
+use crate::stats::Ticker;
+
+/// Unneeded segments that are kept for reuse.
+const SPARE_LOGS_MAX: usize = 2;
+
+impl CommitHost for DbInner {
+    fn prepare_log(&self, state: &mut CommitState) -> Result<()> {
+        match &state.log {
+            Some(log) if log.should_rotate() || log.is_broken() => self.rotate_log(state),
+            Some(_) => Ok(()),
+            None => Err(Error::new(
+                archipelago_base::ErrorKind::ReadOnly,
+                "the database was opened read only",
+            )),
+        }
+    }
+
+    fn prepare_memtable(&self, state: &mut CommitState, share: &Share) -> Result<bool> {
+        let Some(active) = state.active_of(share.cf) else {
+            return Err(Error::invalid(format!("column family {} was dropped", share.cf)));
+        };
+        let family = self.family(share.cf).ok_or_else(|| {
+            Error::invalid(format!("column family {} was dropped", share.cf))
+        })?;
+        if active.is_empty()
+            || active.charged_bytes() + share.bytes <= family.options.write_buffer_bytes
+        {
+            return Ok(true);
+        }
+        if !self.may_seal(&family) {
+            return Ok(false);
+        }
+        self.seal_active(state, &family);
+        Ok(true)
+    }
+
+    fn appended(&self, bytes: u64, writes: u64) {
+        self.stats.add(Ticker::WalBytes, bytes);
+        if writes > 1 {
+            self.stats.add(Ticker::WritesGrouped, writes - 1);
+        }
+    }
+}
+
+impl DbInner {
+    /// Ends the open segment and starts the next (commit lock held).
+    pub(crate) fn rotate_log(&self, commit: &mut CommitState) -> Result<()> {
+        let Some(log) = commit.log.as_mut() else { return self.refuse_read_only() };
+        let no = self.file_numbers.allocate();
+        let recycle = self.state.lock().spare_logs.pop();
+        let closed = log.rotate(&self.path_of(&log_name(no)), no, recycle)?;
+        self.open_log.store(no.0, Ordering::Release);
+        let ended = LogSegment { no: closed.segment.no, bytes: closed.segment.len };
+        let mut state = self.state.lock();
+        state.logs.push_back(ended);
+        if let Some(error) = closed.unfinished {
+            // Its records are in memory; once they are in tables the segment does not matter.
+            state.leave_log = true;
+            drop(state);
+            self.fail_soft("closing a log segment", &error);
+        }
+        self.wake();
+        Ok(())
+    }
+
+    /// The oldest log segment that some unflushed record lies in. Everything older may go.
+    /// `open` is the open segment.
+    pub(crate) fn log_floor(&self, state: &State, open: FileNo) -> FileNo {
+        let mut floor = open;
+        for family in self.live_families() {
+            let active = family.current.load();
+            if let Some(no) = active.active.oldest_log() {
+                floor = floor.min(no);
+            }
+        }
+        for sealed in state.flushes.values().flat_map(|tracker| &tracker.queue) {
+            if let Some(no) = pinned_by(&sealed.memtable, &sealed.shards) {
+                floor = floor.min(no);
+            }
+        }
+        floor
+    }
+
+    /// Removes (or keeps for reuse) the segments below `floor`, oldest first. The manifest must
+    /// say durably that they are not needed.
+    pub(crate) fn drop_logs_below(&self, floor: FileNo) {
+        if let Some(syncer) = self.committer.syncer() {
+            syncer.forget_before(floor);
+        }
+        let mut remove: Vec<PathBuf> = Vec::new();
+        {
+            let mut state = self.state.lock();
+            if state.deletions_held > 0 {
+                return;
+            }
+            while state.logs.front().is_some_and(|segment| segment.no < floor) {
+                let Some(segment) = state.logs.pop_front() else { break };
+                let path = self.path_of(&log_name(segment.no));
+                if state.spare_logs.len() < SPARE_LOGS_MAX {
+                    state.spare_logs.push(path);
+                } else {
+                    remove.push(path);
+                }
+            }
+        }
+        for path in remove {
+            match self.fs.remove(&path) {
+                Ok(()) => self.stats.add(Ticker::FilesRemoved, 1),
+                Err(error) => tracing::warn!(%error, "a log segment could not be removed"),
+            }
+        }
+    }
+
+    /// Bytes of all live log segments that are closed.
+    pub(crate) fn closed_log_bytes(state: &State) -> u64 {
+        state.logs.iter().map(|segment| segment.bytes).sum()
+    }
+
+    /// The bound on live log segments.
+    pub(crate) fn log_bytes_max(&self) -> u64 {
+        if self.options.wal_bytes_max > 0 {
+            return self.options.wal_bytes_max;
+        }
+        let buffers: u64 = self
+            .live_families()
+            .iter()
+            .map(|family| family.options.write_buffer_bytes * family.options.write_buffers_max as u64)
+            .sum();
+        buffers.max(self.options.wal_segment_bytes) * 4
+    }
+
+    /// Seals the families that pin the oldest segment, if the log is over its bound. Called by
+    /// background workers, without locks.
+    pub(crate) fn enforce_log_bound(&self) {
+        let oldest = {
+            let state = self.state.lock();
+            if Self::closed_log_bytes(&state) <= self.log_bytes_max() {
+                return;
+            }
+            match state.logs.front() {
+                Some(segment) => segment.no,
+                None => return,
+            }
+        };
+        // A busy lock means that a writer or an ingestion is at work: the next step tries again.
+        let Some(mut commit) = self.committer.try_lock() else { return };
+        for family in self.live_families() {
+            let pins = commit
+                .active_of(family.id)
+                .and_then(|active| active.oldest_log())
+                .is_some_and(|no| no <= oldest);
+            if pins && self.may_seal(&family) {
+                self.seal_active(&mut commit, &family);
+            }
+        }
+    }
+}
+
+/// The oldest segment that an immutable memtable pins: by shard once nobody inserts any more.
+fn pinned_by(memtable: &Memtable, shards: &[ShardState]) -> Option<FileNo> {
+    if !memtable.is_quiet() {
+        return memtable.oldest_log();
+    }
+    memtable
+        .shards
+        .iter()
+        .zip(shards)
+        .filter(|(_, state)| **state != ShardState::Installed)
+        .filter_map(|(shard, _)| shard.oldest_log())
+        .min()
+        .map(FileNo)
+}

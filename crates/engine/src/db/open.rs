@@ -1,0 +1,536 @@
+//! Opening: what a directory holds becomes a running database.
+//!
+//! Steps: 1. check settings and look at the directory (nothing is changed if it is refused);
+//! 2. take the lock; 3. recover the manifest, or create it; 4. replay the log into memtables,
+//! skipping what each range's flushed-through sequence number covers; 5. flush what was replayed
+//! and install **all** of it, of all families, in one edit that also moves the log floor past the
+//! old segments: the replayed log may not be durable, so installing a part could keep half a batch
+//! over a power loss; 6. start a new log segment, remove what nothing refers to.
+//!
+//! A crash at any point of this leaves the old state: only step 5's edit changes it. Cost: reads
+//! the log once; memory is bounded by writing full memtables to files before the edit.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::random::{Rng, entropy_seed, unique_id};
+use archipelago_base::{Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_env::FileSystem;
+use archipelago_env::limit::RateLimiter;
+use archipelago_env::local::LocalFs;
+use parking_lot::{Condvar, Mutex};
+
+use crate::cache::BlockCache;
+use crate::db::commit::Committer;
+use crate::db::family::{Family, SuperVersion};
+use crate::db::flushing::FlushTask;
+use crate::db::health::Health;
+use crate::db::inner::{DbInner, State};
+use crate::db::memtable::{Memtable, RECORD_OVERHEAD_BYTES};
+use crate::db::snapshot::Snapshots;
+use crate::event::Listeners;
+use crate::extension::Registry;
+use crate::file_meta::{LOCK_NAME, log_name};
+use crate::flush::run_flush;
+use crate::key::KeyRange;
+use crate::live_file::Trash;
+use crate::manifest::{Change, DirectoryState, VersionEdit, VersionSet, file_number, inspect};
+use crate::memtable::SlabPool;
+use crate::options::{CfOptions, DbOptions};
+use crate::sst::TableCache;
+use crate::stall::DelayController;
+use crate::wal::{LogChain, LogConfig, LogWriter, SegmentFile, SegmentRef};
+
+/// Called at named points of background work; an error makes the step fail there.
+pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
+
+/// What a database is made of besides its settings.
+#[derive(Clone)]
+pub struct Components {
+    /// Where files are. Default: the local file system.
+    pub fs: Arc<dyn FileSystem>,
+    /// What time it is. Default: the system's clock.
+    pub clock: Arc<dyn Clock>,
+    /// Merge operators and compaction filters. Default: the built-in ones.
+    pub registry: Registry,
+    /// Who is told of events. Default: nobody.
+    pub listeners: Listeners,
+    /// The byte budget, if it is shared with others. Default: one of its own, by
+    /// `DbOptions::memory_budget_bytes`.
+    pub budget: Option<Arc<ByteBudget>>,
+    /// Settings of column families by name: for families that exist they replace the stored ones,
+    /// for `default` they are used at creation.
+    pub families: BTreeMap<String, CfOptions>,
+    /// Seed of unique ids; `None` for entropy.
+    pub seed: Option<u64>,
+    /// Fault points, for tests.
+    pub fault_point: Option<FaultPoint>,
+}
+
+impl Default for Components {
+    fn default() -> Self {
+        Self {
+            fs: Arc::new(LocalFs::new()),
+            clock: SystemClock::shared(),
+            registry: Registry::default(),
+            listeners: Listeners::default(),
+            budget: None,
+            families: BTreeMap::new(),
+            seed: None,
+            fault_point: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Components {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Components").field("fs", &self.fs).finish_non_exhaustive()
+    }
+}
+
+/// Handles of one open database are told from those of another by this.
+static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
+
+pub(crate) fn open(
+    dir: &Path,
+    options: DbOptions,
+    components: Components,
+) -> Result<Arc<DbInner>> {
+    options.validate()?;
+    for (name, family) in &components.families {
+        family.validate().map_err(|e| e.context_at(format!("column family \"{name}\"")))?;
+    }
+    let fs = Arc::clone(&components.fs);
+    check_directory(&*fs, dir, &options)?;
+    let lock = if options.read_only {
+        None
+    } else {
+        fs.create_dir_all(dir)?;
+        Some(fs.lock(&dir.join(LOCK_NAME))?)
+    };
+    let trash = Arc::new(Trash::default());
+    let mut rng = Rng::with_seed(components.seed.unwrap_or_else(entropy_seed));
+    let manifest = match inspect(&*fs, dir)? {
+        DirectoryState::Database(_) => {
+            VersionSet::recover(Arc::clone(&fs), dir, options.read_only, Arc::clone(&trash))?
+        }
+        DirectoryState::Absent => {
+            let default = components.families.get("default").cloned().unwrap_or_default();
+            let db_id = unique_id(&mut rng);
+            VersionSet::create(Arc::clone(&fs), dir, db_id, &default, Arc::clone(&trash))?
+        }
+    };
+    let inner = assemble(dir, options, components, manifest, trash, rng)?;
+    *inner.lock.lock() = lock;
+    inner.open_families()?;
+    inner.recover_log()?;
+    inner.remove_strays()?;
+    Ok(inner)
+}
+
+/// Refuses a directory that cannot be opened as asked, before anything is changed.
+fn check_directory(fs: &dyn FileSystem, dir: &Path, options: &DbOptions) -> Result<()> {
+    let state = if fs.exists(dir)? { inspect(fs, dir)? } else { DirectoryState::Absent };
+    match state {
+        DirectoryState::Database(_) if options.error_if_exists => Err(Error::invalid(format!(
+            "{} has a database already, and error_if_exists is set",
+            dir.display()
+        ))),
+        DirectoryState::Absent if options.read_only || !options.create_if_missing => {
+            Err(Error::not_found(format!("{} has no database", dir.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn assemble(
+    dir: &Path,
+    options: DbOptions,
+    components: Components,
+    manifest: VersionSet,
+    trash: Arc<Trash>,
+    rng: Rng,
+) -> Result<Arc<DbInner>> {
+    let budget = components.budget.unwrap_or_else(|| ByteBudget::new(budget_bytes(&options)));
+    let cache = BlockCache::new(options.block_cache_bytes, &budget);
+    let tables = TableCache::new(
+        Arc::clone(&components.fs),
+        dir.to_owned(),
+        Arc::clone(&cache),
+        Arc::clone(&budget),
+        options.table_readers_max,
+        options.direct_reads,
+    );
+    let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
+    let last_seq = manifest.last_seq();
+    Ok(Arc::new(DbInner {
+        token: NEXT_TOKEN.fetch_add(1, Ordering::Relaxed),
+        dir: dir.to_owned(),
+        slabs: SlabPool::new(Arc::clone(&budget)),
+        budget,
+        cache,
+        tables: Arc::new(tables),
+        limiter: Arc::new(limiter),
+        stats: Arc::default(),
+        committer: Committer::new(last_seq),
+        families: ArcSwap::from_pointee(Vec::new()),
+        snapshots: Arc::new(Snapshots::default()),
+        file_numbers: Arc::clone(manifest.file_numbers()),
+        database_id: *manifest.db_id(),
+        manifest: Mutex::new(manifest),
+        state: Mutex::new(State::default()),
+        work: Condvar::new(),
+        progress: Condvar::new(),
+        health: Health::default(),
+        trash,
+        closing: Arc::new(AtomicBool::new(false)),
+        closed: AtomicBool::new(false),
+        next_memtable_id: AtomicU64::new(1),
+        open_log: AtomicU64::new(0),
+        delays: DelayController::new(Arc::clone(&components.clock)),
+        rng: Mutex::new(rng),
+        opened_ns: components.clock.now_ns(),
+        lock: Mutex::new(None),
+        fs: components.fs,
+        clock: components.clock,
+        registry: components.registry,
+        listeners: components.listeners,
+        family_overrides: components.families,
+        fault: components.fault_point,
+        options,
+    }))
+}
+
+/// Half of what the machine (or its cgroup) allows, unless set.
+fn budget_bytes(options: &DbOptions) -> u64 {
+    match options.memory_budget_bytes {
+        0 => archipelago_env::host::memory_bytes().map_or(u64::MAX, |bytes| bytes / 2),
+        bytes => bytes,
+    }
+}
+
+impl DbInner {
+    /// Makes the families that the manifest knows, with stored or given settings.
+    fn open_families(&self) -> Result<()> {
+        let mut edit = VersionEdit::new();
+        let mut opened = Vec::new();
+        {
+            let manifest = self.manifest.lock();
+            for (id, name, version) in manifest.column_families() {
+                let stored = CfOptions::clone(version.options());
+                let options = self.family_overrides.get(name).cloned().unwrap_or(stored.clone());
+                if options != stored && !self.options.read_only {
+                    let options = Box::new(options.clone());
+                    edit.push(Change::SetCfOptions { cf: id, options });
+                }
+                opened.push((id, name.to_owned(), options, Arc::clone(version)));
+            }
+        }
+        let known = |name: &String| name == "default" || opened.iter().any(|(_, n, _, _)| n == name);
+        if let Some(unknown) = self.family_overrides.keys().find(|name| !known(name)) {
+            return Err(Error::invalid(format!(
+                "settings were given for column family \"{unknown}\", which does not exist in {}; \
+                 create it first",
+                self.dir.display()
+            )));
+        }
+        let mut commit = self.committer.lock();
+        for (id, name, options, version) in opened {
+            let active = self.new_memtable(&version);
+            let first =
+                SuperVersion { active: Arc::clone(&active), immutables: Vec::new(), version };
+            let family = Family::new(id, name, options, &self.registry, first)?;
+            commit.set_active(id, Some(active));
+            self.set_family(id, Some(family));
+        }
+        drop(commit);
+        if edit.changes.is_empty() {
+            return Ok(());
+        }
+        self.apply_edit(edit)
+    }
+
+    /// Steps 4 to 6 of the module.
+    fn recover_log(&self) -> Result<()> {
+        let floor = self.manifest.lock().log_floor();
+        let mut segments: Vec<SegmentFile> = Vec::new();
+        for entry in self.fs.list(&self.dir)? {
+            let Some(no) = file_number(&entry.name) else { continue };
+            if entry.name == log_name(no) && no >= floor {
+                segments.push(SegmentFile { no, path: self.path_of(&entry.name) });
+            }
+        }
+        segments.sort_by_key(|segment| segment.no);
+        let mut replay = Replay { inner: self, outputs: VersionEdit::new(), last_seq: SeqNo::ZERO };
+        let chain = LogChain {
+            segments: &segments,
+            mode: self.options.recovery_mode,
+            database_id: self.database_id,
+        };
+        let recovered = crate::wal::recover(&*self.fs, &chain, &mut |first_seq, batch| {
+            replay.apply(first_seq, batch.iter())
+        })?;
+        if let Some(lost) = &recovered.lost {
+            tracing::warn!(lost, "the end of the log was not whole; unsynced writes were lost");
+        }
+        let last_seq = replay
+            .last_seq
+            .max(recovered.last_seq.unwrap_or_default())
+            .max(self.manifest.lock().last_seq());
+        if self.options.read_only {
+            self.committer.start_at(last_seq);
+            return Ok(());
+        }
+        replay.flush_all()?;
+        let mut edit = replay.outputs;
+        let next_log = self.file_numbers.allocate();
+        edit.push(Change::LastSeq(last_seq));
+        edit.push(Change::LogFloor(next_log));
+        self.apply_edit(edit)?;
+        self.committer.start_at(last_seq);
+        self.fs.clear_log_tails(&self.dir)?;
+        self.start_log(next_log, recovered.previous)
+    }
+
+    fn start_log(&self, no: FileNo, previous: Option<SegmentRef>) -> Result<()> {
+        let config = LogConfig {
+            database_id: self.database_id,
+            segment_bytes: self.options.wal_segment_bytes,
+            seed: self.rng.lock().u64(..),
+        };
+        let path = self.path_of(&log_name(no));
+        let log =
+            LogWriter::create(Arc::clone(&self.fs), config, &path, no, previous, None)?;
+        self.committer.set_log(log);
+        self.open_log.store(no.0, Ordering::Release);
+        Ok(())
+    }
+
+    /// Removes what interrupted work left: tables of no version, old manifests and log segments,
+    /// temporary files. Failures are logged; the next open tries again.
+    fn remove_strays(&self) -> Result<()> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        let (live, manifest_no) = {
+            let manifest = self.manifest.lock();
+            let live: std::collections::HashSet<u64> = manifest
+                .column_families()
+                .flat_map(|(_, _, version)| version.files().map(|(_, file)| file.no))
+                .collect();
+            (live, manifest.manifest_no())
+        };
+        let open_log = self.open_log.load(Ordering::Acquire);
+        for entry in self.fs.list(&self.dir)? {
+            let name = entry.name.as_str();
+            let stray = match file_number(name) {
+                _ if entry.is_dir => false,
+                _ if name.ends_with(".tmp") => true,
+                Some(no) if name.ends_with(".sst") => !live.contains(&no.0),
+                Some(no) if name.ends_with(".log") => no.0 < open_log,
+                Some(no) if name.starts_with("MANIFEST-") => no != manifest_no,
+                _ => false,
+            };
+            if stray && let Err(error) = self.fs.remove(&self.path_of(name)) {
+                tracing::warn!(%error, "a stray file could not be removed");
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails where a test wants a background step to fail.
+    pub(crate) fn fault_point(&self, name: &str) -> Result<()> {
+        self.fault.as_ref().map_or(Ok(()), |fault| fault(name))
+    }
+
+    /// A fresh random number for the unique ids of a job's files.
+    pub(crate) fn unique_seed(&self) -> u64 {
+        self.rng.lock().u64(..)
+    }
+}
+
+/// The log's records on their way into memtables and files.
+struct Replay<'a> {
+    inner: &'a DbInner,
+    /// What the one edit of recovery will say.
+    outputs: VersionEdit,
+    last_seq: SeqNo,
+}
+
+impl Replay<'_> {
+    fn apply<'b>(
+        &mut self,
+        first_seq: SeqNo,
+        ops: impl Iterator<Item = Result<crate::wal::BatchOp<'b>>>,
+    ) -> Result<()> {
+        let mut seq = first_seq;
+        for op in ops {
+            let op = op?;
+            self.last_seq = self.last_seq.max(seq);
+            // A family that was dropped after the write was logged: nothing to restore.
+            if let Some(family) = self.inner.family(op.cf) {
+                self.apply_one(&family, seq, &op)?;
+            }
+            seq = SeqNo(seq.0 + 1);
+        }
+        Ok(())
+    }
+
+    fn apply_one(
+        &mut self,
+        family: &Arc<Family>,
+        seq: SeqNo,
+        op: &crate::wal::BatchOp<'_>,
+    ) -> Result<()> {
+        let current = family.current.load_full();
+        let flushed = current.version.flushed_through();
+        let bytes = (op.key.len() + op.value.len()) as u64 + RECORD_OVERHEAD_BYTES;
+        if op.kind == crate::key::Kind::RangeDelete {
+            // Clipped to the ranges that do not have it yet.
+            let whole = crate::tombstone::RangeTombstone {
+                start: op.key.to_vec(),
+                end: op.value.to_vec(),
+                seq,
+            };
+            for (range, through) in flushed.ranges() {
+                let part = whole.clipped(&range.start, range.end.as_deref());
+                if let Some(part) = part.filter(|_| through < seq) {
+                    current.active.insert(seq, op.kind, &part.start, &part.end, None);
+                }
+            }
+        } else if flushed.get(op.key) < seq {
+            current.active.insert(seq, op.kind, op.key, op.value, None);
+        } else {
+            return Ok(());
+        }
+        current.active.charge_replayed(bytes);
+        if current.active.charged_bytes() >= family.options.write_buffer_bytes
+            && !self.inner.options.read_only
+        {
+            self.flush(family, &current.active)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a family's memtable to files that the final edit will install.
+    fn flush(&mut self, family: &Arc<Family>, memtable: &Arc<Memtable>) -> Result<()> {
+        memtable.close_at(self.last_seq);
+        memtable.shards.iter().for_each(|shard| shard.seal());
+        let task = FlushTask {
+            job_id: 0,
+            family: Arc::clone(family),
+            memtables: vec![Arc::clone(memtable)],
+            shards: 0..memtable.shards.len(),
+            range: KeyRange::all(),
+        };
+        self.inner.set_first_map(&task)?;
+        let output = run_flush(&self.inner.flush_spec(&task), &self.inner.job_context(&task))?;
+        for meta in output.files {
+            self.outputs.add_file(family.id, 0, meta);
+        }
+        self.outputs.flushed_through(family.id, KeyRange::all(), self.last_seq);
+        let version = Arc::clone(&family.current.load().version);
+        let active = self.inner.new_memtable(&version);
+        self.inner.committer.lock().set_active(family.id, Some(Arc::clone(&active)));
+        let next = SuperVersion { active, immutables: Vec::new(), version };
+        self.inner.publish(&mut self.inner.state.lock(), family, next);
+        Ok(())
+    }
+
+    fn flush_all(&mut self) -> Result<()> {
+        for family in self.inner.live_families() {
+            let active = Arc::clone(&family.current.load().active);
+            if !active.is_empty() {
+                self.flush(&family, &active)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How a database ends.
+impl DbInner {
+    /// Stops background work, makes what was written durable, releases the lock. Once.
+    pub(crate) fn shut_down(&self, workers: &crate::db::background::Workers) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let flushed = self.flush_unlogged();
+        self.closed.store(true, Ordering::Release);
+        self.closing.store(true, Ordering::Release);
+        self.work.notify_all();
+        self.progress.notify_all();
+        let joined = workers.join();
+        let ended = self.end_log();
+        self.remove_obsolete();
+        *self.lock.lock() = None;
+        flushed.and(joined).and(ended)
+    }
+
+    /// Flushes memtables with records that no log has.
+    fn flush_unlogged(&self) -> Result<()> {
+        if self.options.read_only || self.health.is_read_only() {
+            return Ok(());
+        }
+        for family in self.live_families() {
+            let current = family.current.load_full();
+            let sealed = self.state.lock().flushes.get(&family.id).is_some_and(|tracker| {
+                tracker.queue.iter().any(|sealed| sealed.memtable.has_unlogged())
+            });
+            if sealed || current.active.has_unlogged() {
+                self.flush_family(&family)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn end_log(&self) -> Result<()> {
+        let mut commit = self.committer.lock();
+        let Some(mut log) = commit.log.take() else { return Ok(()) };
+        drop(commit);
+        let synced = log.syncer().sync().map(|_| ());
+        let closed = log.finish();
+        match (synced, closed.unfinished) {
+            (Err(error), _) => Err(error.context_at("the log could not be synced at close")),
+            (Ok(()), Some(error)) => Err(error),
+            (Ok(()), None) => Ok(()),
+        }
+    }
+
+    /// See `Db::resume`.
+    pub(crate) fn resume(&self) -> Result<()> {
+        self.refuse_read_only()?;
+        let cause = self.health.failing();
+        if cause.as_ref().is_some_and(|error| error.kind() == ErrorKind::Corrupt) {
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                "the cause is corruption: restore the damaged file from a copy and reopen",
+            ));
+        }
+        self.health.clear();
+        self.state.lock().failures_in_row = 0;
+        let result = self.leave_old_log();
+        if let Err(error) = &result {
+            self.fail_read_only("resume", error);
+        }
+        result
+    }
+
+    /// Starts a new log segment and flushes everything that older segments hold, so that their
+    /// state does not matter any more.
+    fn leave_old_log(&self) -> Result<()> {
+        {
+            let mut commit = self.committer.lock();
+            self.rotate_log(&mut commit)?;
+        }
+        for family in self.live_families() {
+            self.flush_family(&family)?;
+        }
+        self.sync_log(self.visible())
+    }
+}

@@ -1,0 +1,248 @@
+//! Statistics as values and as text: levels, buckets, tickers, timers, memory, write
+//! amplification, stalls; and properties by name.
+
+use std::fmt::Write as _;
+
+use archipelago_base::Result;
+use archipelago_base::budget::MemoryClass;
+
+use crate::db::buckets::BucketInfo;
+use crate::db::{ColumnFamily, Db};
+use crate::options::LEVELS;
+use crate::stats::{Ticker, Timer};
+
+/// A level of a column family.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LevelInfo {
+    /// The level; 0 is L0.
+    pub level: usize,
+    /// Files.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The size that the level should have at most; 0 for L0.
+    pub target_bytes: u64,
+    /// How urgent its compaction is; due from 1 on.
+    pub score: f64,
+    /// Point records.
+    pub entries: u64,
+    /// Point records that delete.
+    pub deletions: u64,
+}
+
+/// A picture of one column family and of the database's counters.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Name of the family.
+    pub family: String,
+    /// Level by level.
+    pub levels: Vec<LevelInfo>,
+    /// Bucket by bucket.
+    pub buckets: Vec<BucketInfo>,
+    /// Bytes written to log and tables per byte of keys and values written, since the open.
+    pub write_amplification: f64,
+    /// Bytes flushed and compacted per byte of keys and values written, since the open.
+    pub table_write_amplification: f64,
+    /// Compaction debt in bytes.
+    pub pending_compaction_bytes: u64,
+    /// Immutable memtables.
+    pub immutable_memtables: usize,
+    /// "healthy", or what is wrong.
+    pub health: String,
+}
+
+impl Db {
+    /// A picture of `cf`.
+    pub fn report(&self, cf: &ColumnFamily) -> Result<Report> {
+        self.check_family(cf)?;
+        let current = cf.family.current.load_full();
+        let version = &current.version;
+        let mut levels: Vec<LevelInfo> = (0..LEVELS)
+            .map(|level| LevelInfo {
+                level,
+                files: version.file_count(level),
+                bytes: version.bytes(level),
+                target_bytes: if level == 0 { 0 } else { version.targets().bytes[level] },
+                score: version.score(level),
+                entries: 0,
+                deletions: 0,
+            })
+            .collect();
+        for (level, file) in version.files() {
+            levels[level].entries += file.entries;
+            levels[level].deletions += file.deletions;
+        }
+        let stats = &self.inner.stats;
+        let user = stats.get(Ticker::UserBytesWritten).max(1) as f64;
+        let tables = (stats.get(Ticker::FlushBytesWritten)
+            + stats.get(Ticker::CompactionBytesWritten)) as f64;
+        Ok(Report {
+            family: cf.name().to_owned(),
+            levels,
+            buckets: self.buckets(cf)?,
+            write_amplification: (tables + stats.get(Ticker::WalBytes) as f64) / user,
+            table_write_amplification: tables / user,
+            pending_compaction_bytes: version.pending_compaction_bytes(),
+            immutable_memtables: current.immutables.len(),
+            health: self.inner.health.text(),
+        })
+    }
+
+    /// Everything as text, for people.
+    #[must_use]
+    pub fn stats_text(&self) -> String {
+        let mut out = String::new();
+        for name in self.list_families() {
+            let Ok(family) = self.family(&name) else { continue };
+            if let Ok(report) = self.report(&family) {
+                write_family(&mut out, &report);
+            }
+        }
+        self.write_memory(&mut out);
+        self.write_counters(&mut out);
+        out
+    }
+
+    /// A property by name, as text; `None` if there is no such property. Names, each also with
+    /// `rocksdb.` instead of `archipelago.`: `archipelago.stats`, `.levelstats`, `.bucketstats`,
+    /// `.num-files-at-levelN`, `.estimate-num-keys`, `.num-immutable-mem-table`,
+    /// `.cur-size-all-mem-tables`, `.estimate-pending-compaction-bytes`, `.num-snapshots`,
+    /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`,
+    /// `.background-errors`, `.health`, `.latest-sequence-number`.
+    #[must_use]
+    pub fn property(&self, cf: &ColumnFamily, name: &str) -> Option<String> {
+        let name = name.strip_prefix("archipelago.").or_else(|| name.strip_prefix("rocksdb."))?;
+        let report = self.report(cf).ok()?;
+        if let Some(level) = name.strip_prefix("num-files-at-level") {
+            let level: usize = level.parse().ok()?;
+            return report.levels.get(level).map(|level| level.files.to_string());
+        }
+        let number = |value: u64| Some(value.to_string());
+        match name {
+            "stats" => Some(self.stats_text()),
+            "levelstats" => Some(levels_text(&report)),
+            "bucketstats" => Some(buckets_text(&report)),
+            "estimate-num-keys" => number(self.estimate_keys(cf)),
+            "num-immutable-mem-table" => number(report.immutable_memtables as u64),
+            "cur-size-all-mem-tables" => {
+                number(self.inner.budget.used_bytes(MemoryClass::Memtable))
+            }
+            "estimate-pending-compaction-bytes" => number(report.pending_compaction_bytes),
+            "num-snapshots" => number(self.inner.snapshots.count() as u64),
+            "total-sst-files-size" => number(report.levels.iter().map(|level| level.bytes).sum()),
+            "num-running-jobs" => number(self.inner.state.lock().running.len() as u64),
+            "block-cache-usage" => number(self.inner.budget.used_bytes(MemoryClass::BlockCache)),
+            "background-errors" => number(self.inner.stats.get(Ticker::BackgroundErrors)),
+            "health" => Some(report.health),
+            "latest-sequence-number" => number(self.inner.visible().0),
+            _ => None,
+        }
+    }
+
+    /// Estimate of live keys: records in memtables and tables less twice the deletes.
+    #[must_use]
+    pub fn estimate_keys(&self, cf: &ColumnFamily) -> u64 {
+        let current = cf.family.current.load_full();
+        let tables = current.version.files();
+        let (entries, deletions) = tables
+            .fold((0, 0), |sum, (_, file)| (sum.0 + file.entries, sum.1 + file.deletions));
+        let immutable: u64 = current
+            .immutables
+            .iter()
+            .flat_map(|immutable| immutable.shards.iter().flatten())
+            .map(|shard| shard.entries())
+            .sum();
+        (entries + immutable + current.active.entries()).saturating_sub(2 * deletions)
+    }
+
+    fn write_memory(&self, out: &mut String) {
+        let budget = &self.inner.budget;
+        let _ = writeln!(out, "\nMemory (budget {} bytes)", budget.limit_bytes());
+        for class in MemoryClass::ALL {
+            let _ = writeln!(out, "  {:<14} {:>14}", class.name(), budget.used_bytes(class));
+        }
+    }
+
+    fn write_counters(&self, out: &mut String) {
+        let stats = &self.inner.stats;
+        let seconds = (self.inner.clock.now_ns() - self.inner.opened_ns) as f64 / 1e9;
+        let _ = writeln!(out, "\nCounters since the open {seconds:.1} s ago");
+        for &ticker in Ticker::ALL {
+            let _ = writeln!(out, "  {:<26} {:>16}", ticker.name(), stats.get(ticker));
+        }
+        let _ = writeln!(
+            out,
+            "\n{:<16} {:>10} {:>12} {:>12} {:>12} {:>12} {:>14}",
+            "Timer", "count", "mean", "p50", "p99", "p99.9", "max"
+        );
+        for &timer in Timer::ALL {
+            let s = stats.summary(timer);
+            let _ = writeln!(
+                out,
+                "{:<16} {:>10} {:>12.0} {:>12} {:>12} {:>12} {:>14}",
+                timer.name(),
+                s.count,
+                s.mean,
+                s.p50,
+                s.p99,
+                s.p999,
+                s.max
+            );
+        }
+        let _ = writeln!(out, "\nHealth: {}", self.inner.health.text());
+    }
+}
+
+fn write_family(out: &mut String, report: &Report) {
+    let _ = writeln!(out, "Column family \"{}\"", report.family);
+    out.push_str(&levels_text(report));
+    out.push_str(&buckets_text(report));
+    let _ = writeln!(
+        out,
+        "write amplification {:.2} (tables alone {:.2}), compaction debt {} bytes, immutable \
+         memtables {}",
+        report.write_amplification,
+        report.table_write_amplification,
+        report.pending_compaction_bytes,
+        report.immutable_memtables
+    );
+}
+
+fn levels_text(report: &Report) -> String {
+    let mut out = String::from(
+        "Level  Files        Bytes       Target  Score      Entries    Deletions\n",
+    );
+    for level in &report.levels {
+        let _ = writeln!(
+            out,
+            "L{:<5} {:>5} {:>12} {:>12} {:>6.2} {:>12} {:>12}",
+            level.level,
+            level.files,
+            level.bytes,
+            level.target_bytes,
+            level.score,
+            level.entries,
+            level.deletions
+        );
+    }
+    out
+}
+
+fn buckets_text(report: &Report) -> String {
+    let mut out =
+        String::from("Bucket  L0 files     L0 bytes  Base files  Memtable bytes  Jobs  From\n");
+    for bucket in &report.buckets {
+        let _ = writeln!(
+            out,
+            "{:<7} {:>8} {:>12} {:>11} {:>15} {:>5}  \"{}\"",
+            bucket.index,
+            bucket.l0_files,
+            bucket.l0_bytes,
+            bucket.base_files,
+            bucket.memtable_bytes,
+            bucket.jobs,
+            bucket.range.start.escape_ascii()
+        );
+    }
+    out
+}

@@ -1,0 +1,49 @@
+//! Sealing: the active memtable of a family becomes immutable and a new one takes its place.
+
+use std::sync::Arc;
+
+use crate::db::commit::CommitState;
+use crate::db::family::{Family, SuperVersion};
+use crate::db::inner::{DbInner, Sealed, ShardState};
+use crate::db::memtable::Immutable;
+use crate::event::Event;
+use crate::options::BackgroundMode;
+
+impl DbInner {
+    pub(crate) fn is_manual(&self) -> bool {
+        self.options.background == BackgroundMode::Manual
+    }
+
+    /// Whether the family has room for one more immutable memtable.
+    pub(crate) fn may_seal(&self, family: &Family) -> bool {
+        family.current.load().immutables.len() + 1 < family.options.write_buffers_max
+    }
+
+    /// Seals the active memtable (commit lock held). Nothing happens if it is empty.
+    pub(crate) fn seal_active(&self, commit: &mut CommitState, family: &Arc<Family>) {
+        let Some(old) = commit.active_of(family.id).cloned() else { return };
+        if old.is_empty() {
+            return;
+        }
+        old.close_at(commit.last_seq);
+        let bytes = old.charged_bytes();
+        {
+            let mut state = self.state.lock();
+            let current = family.current.load_full();
+            let next = self.new_memtable(&current.version);
+            commit.set_active(family.id, Some(Arc::clone(&next)));
+            let view = Arc::new(Immutable::of(&old));
+            let mut immutables = Vec::with_capacity(current.immutables.len() + 1);
+            immutables.push(Arc::clone(&view));
+            immutables.extend(current.immutables.iter().cloned());
+            let shards = vec![ShardState::Pending; old.shards.len()];
+            let sealed = Sealed { memtable: old, view, shards, ready: false };
+            state.flushes.entry(family.id).or_default().queue.push_back(sealed);
+            let version = Arc::clone(&current.version);
+            self.publish(&mut state, family, SuperVersion { active: next, immutables, version });
+        }
+        self.recompute_stall(family);
+        self.listeners.tell(&Event::MemtableSealed { cf: family.id, bytes });
+        self.wake();
+    }
+}

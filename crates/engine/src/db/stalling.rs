@@ -1,0 +1,166 @@
+//! Back-pressure: what the pure decision (`crate::stall`) says, carried out.
+//!
+//! After every change of the picture (seal, install) the decision is made again for the family
+//! and stored in its `throttle`; a write of a healthy family pays one relaxed load for it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use archipelago_base::{CfId, Error, Result};
+
+use crate::db::commit::Share;
+use crate::db::family::Family;
+use crate::db::inner::DbInner;
+use crate::event::Event;
+use crate::options::WriteOptions;
+use crate::stall::{StallCause, StallDecision, StallInput, stall};
+use crate::stats::{Ticker, Timer};
+
+/// Longest single wait before the picture is looked at again.
+const WAIT_MAX: Duration = Duration::from_millis(50);
+/// Longest delay of one write. Back-pressure is many small waits, never one long.
+const DELAY_MAX: Duration = Duration::from_millis(20);
+
+const FREE: u8 = 0;
+const DELAYED: u8 = 1;
+const STOPPED: u8 = 2;
+
+impl DbInner {
+    fn stall_decision(&self, family: &Family) -> StallDecision {
+        let current = family.current.load();
+        stall(&StallInput {
+            memtables_immutable: current.immutables.len(),
+            budget_used: self.budget.total_bytes(),
+            budget_limit: self.budget.limit_bytes(),
+            ..StallInput::of(&current.version)
+        })
+    }
+
+    /// Makes the decision again for one family.
+    pub(crate) fn recompute_stall(&self, family: &Family) {
+        let decision = self.stall_decision(family);
+        let (throttle, rate) = match decision {
+            StallDecision::None => (FREE, u64::MAX),
+            StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
+            StallDecision::Stop { .. } => (STOPPED, 0),
+        };
+        family.delayed_rate.store(rate, Ordering::Relaxed);
+        let before = family.throttle.swap(throttle, Ordering::Relaxed);
+        if before != throttle {
+            let state = format!("{}: {decision:?}", family.name);
+            tracing::debug!(state, "stall state changed");
+            self.listeners.tell(&Event::StallChanged { state });
+        }
+        if before > throttle {
+            self.progress.notify_all();
+        }
+    }
+
+    /// Slows or holds a write as its families' throttles say.
+    #[inline]
+    pub(crate) fn stall(&self, shares: &[Share], options: &WriteOptions) -> Result<()> {
+        let families = self.families.load();
+        for share in shares {
+            let Some(Some(family)) = families.get(share.cf.0 as usize) else { continue };
+            if family.throttle.load(Ordering::Relaxed) != FREE {
+                self.stall_on(family, share.bytes, options)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn stall_on(&self, family: &Arc<Family>, bytes: u64, options: &WriteOptions) -> Result<()> {
+        if options.no_slowdown {
+            return Err(Error::busy(format!(
+                "writes of column family \"{}\" are slowed down by compaction debt",
+                family.name
+            )));
+        }
+        let started = self.clock.now_ns();
+        let cause = self.stall_cause(family);
+        let result = self.hold_writer(family, bytes);
+        let waited = self.clock.now_ns() - started;
+        self.stats.record(Timer::Stall, waited);
+        self.stats.add(ticker_of(cause), waited);
+        result
+    }
+
+    fn hold_writer(&self, family: &Arc<Family>, bytes: u64) -> Result<()> {
+        loop {
+            match family.throttle.load(Ordering::Relaxed) {
+                FREE => return Ok(()),
+                DELAYED => {
+                    let rate = family.delayed_rate.load(Ordering::Relaxed);
+                    let wait = self.delays.admit(bytes, rate).min(DELAY_MAX);
+                    if !wait.is_zero() {
+                        self.clock.sleep(wait);
+                    }
+                    return Ok(());
+                }
+                _ => self.wait_for_progress(&family.name)?,
+            }
+            self.recompute_stall(family);
+        }
+    }
+
+    /// Waits until a full memtable may be sealed.
+    #[cold]
+    pub(crate) fn wait_for_memtable(&self, cf: CfId, options: &WriteOptions) -> Result<()> {
+        let Some(family) = self.family(cf) else { return Ok(()) };
+        if options.no_slowdown {
+            return Err(Error::busy(format!(
+                "all memtables of column family \"{}\" are full and wait for their flush",
+                family.name
+            )));
+        }
+        let started = self.clock.now_ns();
+        let mut result = Ok(());
+        while result.is_ok() && !self.may_seal(&family) {
+            result = self.wait_for_progress(&family.name);
+        }
+        let waited = self.clock.now_ns() - started;
+        self.stats.record(Timer::Stall, waited);
+        self.stats.add(Ticker::StallMemtablesNs, waited);
+        result
+    }
+
+    /// One wait for background progress; fails if background work fails, so that a writer gets
+    /// the reason instead of hanging.
+    fn wait_for_progress(&self, family: &str) -> Result<()> {
+        self.check_open()?;
+        self.health.check_writable()?;
+        if let Some(error) = self.health.failing() {
+            return Err(error.context_at(format!(
+                "the write has to wait for background work of column family \"{family}\", which \
+                 fails"
+            )));
+        }
+        if self.is_manual() {
+            return Err(Error::busy(
+                "the write has to wait for background work, which is stepped by hand",
+            ));
+        }
+        self.wake();
+        let mut state = self.state.lock();
+        self.progress.wait_for(&mut state, WAIT_MAX);
+        Ok(())
+    }
+
+    fn stall_cause(&self, family: &Family) -> StallCause {
+        match self.stall_decision(family) {
+            StallDecision::Delay { cause, .. } | StallDecision::Stop { cause } => cause,
+            StallDecision::None => StallCause::L0Files,
+        }
+    }
+}
+
+fn ticker_of(cause: StallCause) -> Ticker {
+    match cause {
+        StallCause::L0Files => Ticker::StallL0Ns,
+        StallCause::Memtables => Ticker::StallMemtablesNs,
+        StallCause::PendingBytes => Ticker::StallPendingNs,
+        StallCause::Budget => Ticker::StallBudgetNs,
+    }
+}

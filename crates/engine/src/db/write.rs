@@ -1,0 +1,312 @@
+//! The write path: check, stall if need be, commit (`db::commit`), insert, publish, sync.
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+
+use archipelago_base::checksum::crc;
+use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
+
+use crate::db::commit::{Grant, Outcome, Share, Submission};
+use crate::db::inner::DbInner;
+use crate::db::memtable::RECORD_OVERHEAD_BYTES;
+use crate::db::{ColumnFamily, Db};
+use crate::event::Event;
+use crate::key::{KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
+use crate::options::WriteOptions;
+use crate::stats::{Ticker, Timer};
+use crate::wal::WriteBatch;
+
+/// Families of a write that need no allocation.
+type Shares = Vec<Share>;
+
+thread_local! {
+    /// The batch that single-record writes of this thread are encoded in.
+    static SINGLE: RefCell<WriteBatch> = RefCell::new(WriteBatch::new());
+    /// The share list of this thread's writes.
+    static SHARES: RefCell<Shares> = const { RefCell::new(Vec::new()) };
+}
+
+/// Buffers larger than this are given back after a write.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+impl Db {
+    /// Sets `key` to `value` in the default column family. Survives `kill -9` on return.
+    ///
+    /// Errors: `InvalidArgument` if the key is over 64 KiB or the value over 1 GiB; `ReadOnly`,
+    /// `Io` if the log cannot be written. After an error nothing was written, except after a
+    /// failed sync, when it is unknown.
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.put_with(self.default_family(), key, value, &WriteOptions::default())
+    }
+
+    /// [`Db::put`] into any column family, with options.
+    pub fn put_with(
+        &self,
+        cf: &ColumnFamily,
+        key: &[u8],
+        value: &[u8],
+        options: &WriteOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.single(options, |batch| batch.put_cf(cf.id(), key, value))
+    }
+
+    /// Sets `key` to `value` until `expires_at_ms` (Unix milliseconds); from then on it reads as
+    /// deleted, at once.
+    pub fn put_expiring(
+        &self,
+        cf: &ColumnFamily,
+        key: &[u8],
+        value: &[u8],
+        expires_at_ms: u64,
+        options: &WriteOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.single(options, |batch| batch.put_expiring_cf(cf.id(), key, value, expires_at_ms))
+    }
+
+    /// Deletes `key` in the default column family. Deleting a key that is not there is fine.
+    pub fn delete(&self, key: &[u8]) -> Result<()> {
+        self.delete_with(self.default_family(), key, &WriteOptions::default())
+    }
+
+    /// [`Db::delete`] in any column family, with options.
+    pub fn delete_with(
+        &self,
+        cf: &ColumnFamily,
+        key: &[u8],
+        options: &WriteOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.single(options, |batch| batch.delete_cf(cf.id(), key))
+    }
+
+    /// Deletes every key from `start` (inclusive) to `end` (exclusive), in one record.
+    /// `InvalidArgument` if `end` is before `start`.
+    pub fn delete_range(
+        &self,
+        cf: &ColumnFamily,
+        start: &[u8],
+        end: &[u8],
+        options: &WriteOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.single(options, |batch| batch.delete_range_cf(cf.id(), start, end))
+    }
+
+    /// Adds an operand for the family's merge operator. `InvalidArgument` if it has none.
+    pub fn merge(
+        &self,
+        cf: &ColumnFamily,
+        key: &[u8],
+        operand: &[u8],
+        options: &WriteOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.single(options, |batch| batch.merge_cf(cf.id(), key, operand))
+    }
+
+    /// Applies a batch: all of its records become visible at once, and all or none survive a
+    /// crash, over any number of column families. Returns the sequence number of its last record
+    /// (of the last visible write, if the batch is empty).
+    pub fn write(&self, batch: &WriteBatch, options: &WriteOptions) -> Result<SeqNo> {
+        self.inner.write(batch, options)
+    }
+
+    fn single(&self, options: &WriteOptions, fill: impl FnOnce(&mut WriteBatch)) -> Result<()> {
+        SINGLE.with_borrow_mut(|batch| {
+            batch.clear();
+            fill(batch);
+            let result = self.inner.write(batch, options).map(|_| ());
+            if batch.byte_len() > KEPT_BYTES_MAX {
+                *batch = WriteBatch::new();
+            }
+            result
+        })
+    }
+}
+
+impl DbInner {
+    pub(crate) fn write(&self, batch: &WriteBatch, options: &WriteOptions) -> Result<SeqNo> {
+        let started = self.options.latency_histograms.then(|| self.clock.now_ns());
+        let result = SHARES.with_borrow_mut(|shares| {
+            shares.clear();
+            let user_bytes = self.check_batch(batch, shares, options)?;
+            if shares.is_empty() {
+                return Ok(self.committer.visible());
+            }
+            self.stall(shares, options)?;
+            let grant = self.submit(batch, shares, options)?;
+            let last_seq = self.insert(batch, grant)?;
+            self.stats.add(Ticker::Writes, 1);
+            self.stats.add(Ticker::RecordsWritten, batch.len() as u64);
+            self.stats.add(Ticker::UserBytesWritten, user_bytes);
+            Ok(last_seq)
+        });
+        if let (Ok(last_seq), true, true) = (&result, options.sync, options.wal) {
+            self.sync_log(*last_seq)?;
+        }
+        if let Some(started) = started {
+            self.stats.record(Timer::Write, self.clock.now_ns() - started);
+        }
+        result
+    }
+
+    /// Checks every record and sums the bytes by family. Returns the bytes of keys and values.
+    fn check_batch(
+        &self,
+        batch: &WriteBatch,
+        shares: &mut Shares,
+        options: &WriteOptions,
+    ) -> Result<u64> {
+        self.check_open()?;
+        self.health.check_writable()?;
+        if options.sync && !options.wal {
+            return Err(Error::invalid(
+                "a write without the log cannot be synced: set wal, or flush afterwards",
+            ));
+        }
+        let families = self.families.load();
+        let mut user_bytes = 0;
+        for op in batch.iter() {
+            let op = op?;
+            let family = families
+                .get(op.cf.0 as usize)
+                .and_then(Option::as_ref)
+                .ok_or_else(|| unknown_family(op.cf))?;
+            family.check_alive()?;
+            check_limits(op.kind, op.key, op.value)?;
+            if op.kind == Kind::Merge && family.merge.is_none() {
+                return Err(Error::invalid(format!(
+                    "column family \"{}\" has no merge operator: set merge_operator",
+                    family.name
+                )));
+            }
+            let bytes = (op.key.len() + op.value.len()) as u64;
+            user_bytes += bytes;
+            let bytes = bytes + RECORD_OVERHEAD_BYTES;
+            match shares.iter_mut().find(|share| share.cf == op.cf) {
+                Some(share) => share.bytes += bytes,
+                None => shares.push(Share { cf: op.cf, bytes }),
+            }
+        }
+        Ok(user_bytes)
+    }
+
+    fn submit(
+        &self,
+        batch: &WriteBatch,
+        shares: &[Share],
+        options: &WriteOptions,
+    ) -> Result<Grant> {
+        let payload = batch.data();
+        let write = Submission {
+            payload,
+            payload_crc: if options.wal { crc(payload) } else { 0 },
+            records: batch.len() as u64,
+            shares,
+            wal: options.wal,
+        };
+        loop {
+            match self.committer.submit(self, &write) {
+                Ok(Outcome::Granted(grant)) => return Ok(grant),
+                Ok(Outcome::MustWait(cf)) => self.wait_for_memtable(cf, options)?,
+                Err(error) => return Err(self.note_append_error(error)),
+            }
+        }
+    }
+
+    /// Inserts a granted write and publishes it. Decoding cannot fail: `check_batch` did it.
+    fn insert(&self, batch: &WriteBatch, grant: Grant) -> Result<SeqNo> {
+        let mut seq = grant.first_seq;
+        for op in batch.iter() {
+            let op = op?;
+            grant.memtable(op.cf).insert(seq, op.kind, op.key, op.value, grant.log);
+            seq = SeqNo(seq.0 + 1);
+        }
+        assert_eq!(seq.0, grant.last_seq.0 + 1, "a batch has as many records as it says");
+        let last_seq = grant.last_seq;
+        self.committer.publish(grant);
+        Ok(last_seq)
+    }
+
+    /// Makes the log durable through `seq`.
+    pub(crate) fn sync_log(&self, seq: SeqNo) -> Result<()> {
+        let started = self.clock.now_ns();
+        match self.committer.sync_through(seq) {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                self.stats.add(Ticker::WalSyncs, 1);
+                self.stats.record(Timer::WalSync, self.clock.now_ns() - started);
+                Ok(())
+            }
+            Err(error) => {
+                let error = error.context_at("the log could not be synced");
+                self.fail_read_only("log sync", &error);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl DbInner {
+    /// Tells of an append that failed. The next write tries a new segment.
+    #[cold]
+    fn note_append_error(&self, error: Error) -> Error {
+        let error = error.context_at("the write was not logged and not applied");
+        if error.kind() == ErrorKind::Io {
+            self.stats.add(Ticker::BackgroundErrors, 1);
+            let job = "log append".to_owned();
+            self.listeners.tell(&Event::BackgroundError { job, error: error.clone() });
+        }
+        error
+    }
+}
+
+fn unknown_family(cf: CfId) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("column family {cf} does not exist in this database (it may have been dropped)"),
+    )
+}
+
+pub(crate) fn check_key(key: &[u8]) -> Result<()> {
+    if key.len() > KEY_BYTES_MAX {
+        return Err(Error::invalid(format!(
+            "a key of {} bytes is too long: at most {KEY_BYTES_MAX}",
+            key.len()
+        )));
+    }
+    Ok(())
+}
+
+fn check_limits(kind: Kind, key: &[u8], value: &[u8]) -> Result<()> {
+    check_key(key)?;
+    if kind == Kind::RangeDelete {
+        check_key(value)?;
+        if value < key {
+            return Err(Error::invalid(format!(
+                "delete_range: the end \"{}\" is before the start \"{}\"",
+                value.escape_ascii(),
+                key.escape_ascii()
+            )));
+        }
+        return Ok(());
+    }
+    if value.len() > VALUE_BYTES_MAX {
+        return Err(Error::invalid(format!(
+            "a value of {} bytes is too long: at most {VALUE_BYTES_MAX}",
+            value.len()
+        )));
+    }
+    Ok(())
+}
+
+impl DbInner {
+    /// Whether writes of `cf` would wait or be slowed now.
+    pub(crate) fn would_stall(&self, cf: CfId) -> bool {
+        let families = self.families.load();
+        let family = families.get(cf.0 as usize).and_then(Option::as_ref);
+        family.is_some_and(|family| family.throttle.load(Ordering::Relaxed) != 0)
+    }
+}

@@ -1,0 +1,121 @@
+//! What happens inside, told to whoever listens.
+
+use std::sync::Arc;
+
+use archipelago_base::{CfId, Epoch, Error};
+
+use crate::key::KeyRange;
+
+/// Something that happened. Delivered after the fact, outside all locks of the write path, in
+/// order per listener.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A memtable was sealed.
+    MemtableSealed {
+        /// Column family.
+        cf: CfId,
+        /// Bytes of its records.
+        bytes: u64,
+    },
+    /// A flush was installed.
+    FlushInstalled {
+        /// Column family.
+        cf: CfId,
+        /// Keys that it covered.
+        range: KeyRange,
+        /// Numbers of the files it made.
+        files: Vec<u64>,
+        /// Their bytes.
+        bytes: u64,
+        /// How long the job ran.
+        duration_ns: u64,
+    },
+    /// A compaction was installed (a trivial move is one that wrote nothing).
+    CompactionInstalled {
+        /// Column family.
+        cf: CfId,
+        /// Level of the upper inputs.
+        from: usize,
+        /// Level of the outputs.
+        to: usize,
+        /// Bucket, when the inputs came from L0.
+        bucket: Option<usize>,
+        /// Numbers of the inputs.
+        inputs: Vec<u64>,
+        /// Numbers of the outputs.
+        outputs: Vec<u64>,
+        /// Bytes read.
+        bytes_read: u64,
+        /// Bytes written.
+        bytes_written: u64,
+        /// How long the job ran.
+        duration_ns: u64,
+    },
+    /// The bucket map of a family changed.
+    BucketMapChanged {
+        /// Column family.
+        cf: CfId,
+        /// The new map's epoch.
+        epoch: Epoch,
+        /// How many buckets there are now.
+        buckets: usize,
+        /// Why.
+        reason: String,
+    },
+    /// The stall state of writes changed.
+    StallChanged {
+        /// What writers do now ("none", "delay l0", "stop memtables", …).
+        state: String,
+    },
+    /// A column family was created or dropped.
+    ColumnFamilyChanged {
+        /// Column family.
+        cf: CfId,
+        /// Whether it was created (else dropped).
+        created: bool,
+    },
+    /// Files were ingested.
+    Ingested {
+        /// Column family.
+        cf: CfId,
+        /// Numbers of the files.
+        files: Vec<u64>,
+    },
+    /// A background job failed; it is tried again or the database goes read only.
+    BackgroundError {
+        /// What failed.
+        job: String,
+        /// Why.
+        error: Error,
+    },
+}
+
+/// Is told of events. Called on background and writer threads: must be quick and must not call
+/// back into the database.
+pub trait EventListener: Send + Sync + 'static {
+    /// Something happened.
+    fn on_event(&self, event: &Event);
+}
+
+/// All listeners of a database.
+#[derive(Clone, Default)]
+pub struct Listeners(Vec<Arc<dyn EventListener>>);
+
+impl Listeners {
+    /// Adds a listener.
+    pub fn add(&mut self, listener: Arc<dyn EventListener>) {
+        self.0.push(listener);
+    }
+
+    /// Tells all of them.
+    pub fn tell(&self, event: &Event) {
+        self.0.iter().for_each(|listener| listener.on_event(event));
+    }
+}
+
+impl std::fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} listeners", self.0.len())
+    }
+}

@@ -1,0 +1,273 @@
+//! "Which range delete covers this key?", for a scan.
+//!
+//! A range tombstone of a file covers keys of older levels wherever the cursors stand: the file may
+//! hold no point record near them, or none at all. So a scan does not collect tombstones from the
+//! cursors that it passes; it asks a [`TombstoneSource`] by key. Sequence numbers order all
+//! writes of a database, so one question over all shards and levels is enough: a record is deleted
+//! if the newest visible tombstone that covers its key is newer than it, wherever either lies.
+//!
+//! The answer is a [`TombstoneSpan`]: the newest delete and the largest range of keys around the
+//! asked one for which the answer is the same, so that following keys cost one comparison.
+//! Invariants of an answer: the span holds the key; for *every* key in it the newest visible delete
+//! is [`TombstoneSpan::newest`].
+//!
+//! Cost: nothing while no source has a tombstone; else a binary search per source for each span.
+
+use std::sync::Arc;
+
+use archipelago_base::{Result, SeqNo};
+
+use crate::tombstone::TombstoneSet;
+
+/// A range of keys and the newest visible delete that covers all of it.
+#[derive(Clone, Debug)]
+pub struct TombstoneSpan {
+    newest: SeqNo,
+    start: Vec<u8>,
+    end: Vec<u8>,
+    /// `end` says nothing: the span has no end.
+    endless: bool,
+}
+
+impl Default for TombstoneSpan {
+    fn default() -> Self {
+        Self { newest: SeqNo::ZERO, start: Vec::new(), end: Vec::new(), endless: true }
+    }
+}
+
+impl TombstoneSpan {
+    /// Sequence number of the newest delete; [`SeqNo::ZERO`] if there is none. Records with a
+    /// smaller one are deleted.
+    #[inline]
+    #[must_use]
+    pub fn newest(&self) -> SeqNo {
+        self.newest
+    }
+
+    /// First key.
+    #[must_use]
+    pub fn start(&self) -> &[u8] {
+        &self.start
+    }
+
+    /// First key past it; `None` if it has no end, which is never so for a covered span.
+    #[must_use]
+    pub fn end(&self) -> Option<&[u8]> {
+        (!self.endless).then_some(&self.end)
+    }
+
+    /// All keys, no delete: what a question starts with.
+    pub fn reset(&mut self) {
+        self.newest = SeqNo::ZERO;
+        self.start.clear();
+        self.endless = true;
+    }
+
+    /// A source says: from `start` to `end` (`None`: no end), which holds the asked key, my newest
+    /// visible delete is `newest`, if there is one.
+    pub fn add(&mut self, start: &[u8], end: Option<&[u8]>, newest: Option<SeqNo>) {
+        if start > self.start.as_slice() {
+            self.start.clear();
+            self.start.extend_from_slice(start);
+        }
+        if let Some(end) = end
+            && (self.endless || end < self.end.as_slice())
+        {
+            self.end.clear();
+            self.end.extend_from_slice(end);
+            self.endless = false;
+        }
+        self.newest = self.newest.max(newest.unwrap_or_default());
+    }
+
+    fn ends_before_or_at(&self, key: &[u8]) -> bool {
+        !self.endless && self.end.as_slice() <= key
+    }
+}
+
+/// Range tombstones that can be asked by key.
+pub trait TombstoneSource: Send {
+    /// Whether there are none at all. Asked once, when the scan starts.
+    fn is_empty(&self) -> bool;
+    /// Narrows `span`, which holds `key`, by what is known here: one call of
+    /// [`TombstoneSpan::add`] at most. Deletes newer than `snapshot` do not count.
+    fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()>;
+}
+
+impl TombstoneSource for Arc<TombstoneSet> {
+    fn is_empty(&self) -> bool {
+        TombstoneSet::is_empty(self)
+    }
+
+    fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()> {
+        add_set(self, key, snapshot, &[], None, span);
+        Ok(())
+    }
+}
+
+/// All of several sources.
+impl TombstoneSource for Vec<Box<dyn TombstoneSource>> {
+    fn is_empty(&self) -> bool {
+        self.iter().all(|source| source.is_empty())
+    }
+
+    fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()> {
+        self.iter_mut().try_for_each(|source| source.covering(key, snapshot, span))
+    }
+}
+
+/// Adds what `set` says about `key`; the set says nothing outside `start..end`.
+fn add_set(
+    set: &TombstoneSet,
+    key: &[u8],
+    snapshot: SeqNo,
+    start: &[u8],
+    end: Option<&[u8]>,
+    span: &mut TombstoneSpan,
+) {
+    let fragments = set.fragments();
+    let at = fragments.partition_point(|fragment| fragment.end.as_slice() <= key);
+    match fragments.get(at) {
+        Some(fragment) if fragment.start.as_slice() <= key => {
+            span.add(&fragment.start, Some(&fragment.end), fragment.newest_visible(snapshot));
+        }
+        after => {
+            let before = at.checked_sub(1).map(|before| fragments[before].end.as_slice());
+            span.add(
+                before.unwrap_or(start),
+                after.map(|next| next.start.as_slice()).or(end),
+                None,
+            );
+        }
+    }
+}
+
+/// A file that has range tombstones.
+pub trait TombstoneFile: Send {
+    /// A user key at or before the start of each.
+    fn smallest(&self) -> &[u8];
+    /// A user key at or after the end (exclusive) of each: no tombstone of the file covers it.
+    fn largest(&self) -> &[u8];
+    /// The tombstones; opens the file if need be.
+    fn tombstones(&self) -> Result<Arc<TombstoneSet>>;
+}
+
+/// The range tombstones of sorted, disjoint files: those files of a level that have any, or one
+/// file of L0. Each file's are loaded when the first question about a key within its bounds comes.
+pub struct LevelTombstones<F: TombstoneFile> {
+    files: Vec<F>,
+    loaded: Vec<Option<Arc<TombstoneSet>>>,
+}
+
+impl<F: TombstoneFile> LevelTombstones<F> {
+    /// Of `files` in key order.
+    #[must_use]
+    pub fn new(files: Vec<F>) -> Self {
+        Self { loaded: files.iter().map(|_| None).collect(), files }
+    }
+}
+
+impl<F: TombstoneFile> TombstoneSource for LevelTombstones<F> {
+    fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()> {
+        let at = self.files.partition_point(|file| file.largest() <= key);
+        let before = at.checked_sub(1).map_or(&[][..], |before| self.files[before].largest());
+        match self.files.get(at) {
+            Some(file) if file.smallest() <= key => {
+                let set = match &mut self.loaded[at] {
+                    Some(set) => set,
+                    empty => empty.insert(file.tombstones()?),
+                };
+                add_set(set, key, snapshot, file.smallest(), Some(file.largest()), span);
+            }
+            after => span.add(before, after.map(F::smallest), None),
+        }
+        Ok(())
+    }
+}
+
+/// A source with the last answer, for a scan that goes one way.
+pub(super) struct Covering {
+    /// `None`: no tombstones, every question is free.
+    source: Option<Box<dyn TombstoneSource>>,
+    span: TombstoneSpan,
+    state: SpanState,
+    /// Deleted records seen in the span.
+    deleted_seen: u32,
+}
+
+/// What is known of the span's relation to the next key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SpanState {
+    /// It answers nothing.
+    Empty,
+    /// It is an answer, but the cursor has jumped since.
+    Jumped,
+    /// The cursor was in it and has gone one way since.
+    Following,
+}
+
+impl Covering {
+    pub(super) fn new(source: Option<Box<dyn TombstoneSource>>) -> Self {
+        let source = source.filter(|source| !source.is_empty());
+        Self { source, span: TombstoneSpan::default(), state: SpanState::Empty, deleted_seen: 0 }
+    }
+
+    /// The cursor is about to be placed anew or to turn.
+    pub(super) fn jump(&mut self) {
+        self.deleted_seen = 0;
+        if self.state == SpanState::Following {
+            self.state = SpanState::Jumped;
+        }
+    }
+
+    /// The newest visible delete that covers `key`, [`SeqNo::ZERO`] for none. Between two jumps
+    /// keys must go up (`BACK`: down).
+    #[inline]
+    pub(super) fn newest<const BACK: bool>(
+        &mut self,
+        key: &[u8],
+        snapshot: SeqNo,
+    ) -> Result<SeqNo> {
+        if self.source.is_none() {
+            return Ok(SeqNo::ZERO);
+        }
+        let out_of_start = || key < self.span.start.as_slice();
+        let inside = match self.state {
+            SpanState::Empty => false,
+            SpanState::Jumped => !out_of_start() && !self.span.ends_before_or_at(key),
+            SpanState::Following if BACK => !out_of_start(),
+            SpanState::Following => !self.span.ends_before_or_at(key),
+        };
+        if !inside {
+            self.ask(key, snapshot)?;
+        }
+        self.state = SpanState::Following;
+        Ok(self.span.newest)
+    }
+
+    fn ask(&mut self, key: &[u8], snapshot: SeqNo) -> Result<()> {
+        self.state = SpanState::Empty;
+        self.deleted_seen = 0;
+        self.span.reset();
+        match &mut self.source {
+            Some(source) => source.covering(key, snapshot, &mut self.span),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts a deleted record in the span; true once, when there are so many that jumping to the
+    /// span's end is worth a seek.
+    pub(super) fn worth_a_jump(&mut self) -> bool {
+        const DELETED_BEFORE_JUMP: u32 = 8;
+        self.deleted_seen = self.deleted_seen.saturating_add(1);
+        self.deleted_seen == DELETED_BEFORE_JUMP
+    }
+
+    pub(super) fn span(&self) -> &TombstoneSpan {
+        &self.span
+    }
+}

@@ -1,0 +1,473 @@
+//! The user's view of a column family: one value per key, as of a snapshot.
+//!
+//! Owned by the public iterator. Over a [`MergingIterator`] of all shards and levels and a
+//! [`TombstoneSource`] it shows, per user key, the newest visible version: deleted, range-deleted
+//! and expired ones not at all, merge operands folded onto their base. Invariants:
+//! 1. [`Place::Cursor`] (forwards only): the merge stands on the newest visible record of the
+//!    current key, whose value is shown where it lies. Nothing was copied.
+//! 2. [`Place::Copied`]: `key` and `value` hold the current entry. Forwards, the merge stands on
+//!    some record after the one that decided the value, of this key or the next; backwards, on
+//!    the last record before all of this key's.
+//! 3. Both directions, and every mix of them, show the same entries.
+//!
+//! A record is deleted by a range tombstone that is newer than it, wherever either lies; a chain of
+//! merge operands ends there as at a delete. An expired record is a delete; operands on a base that
+//! expires are folded onto it until then and onto nothing afterwards.
+//!
+//! Failure: an error of a child, a damaged record or a merge operator that refuses makes the
+//! iterator invalid until the next seek; [`UserIterator::status`] tells it. Cost: forwards a step is
+//! one step of the merge and a copy of the key that is left; backwards it copies key and value.
+//! After [`STEPS_BEFORE_RESEEK`] hidden records of one key a seek jumps over the rest of them.
+
+mod backward;
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use archipelago_base::{Error, ErrorKind, Result, SeqNo};
+
+use super::operands::{Operands, Pushed};
+use super::tombstones::Covering;
+use super::{InternalIterator, MergingIterator, TombstoneSource};
+use crate::extension::MergeOperator;
+use crate::key::{KeyRef, Kind, TRAILER_BYTES, encode_into, user_key};
+
+/// How many hidden records of one key are stepped over before a seek.
+const STEPS_BEFORE_RESEEK: u32 = 8;
+/// Bytes of the expiry at the start of a [`Kind::PutExpiring`] value.
+const EXPIRY_BYTES: usize = 8;
+
+/// What a [`UserIterator`] shows.
+#[derive(Clone)]
+pub struct View {
+    /// Writes with a larger sequence number are invisible.
+    pub snapshot: SeqNo,
+    /// First key that is shown; empty for the first of all.
+    pub lower: Vec<u8>,
+    /// First key that is not shown any more; `None` for no end.
+    pub upper: Option<Vec<u8>>,
+    /// Folds merge operands; a merge operand without one is an error.
+    pub operator: Option<Arc<dyn MergeOperator>>,
+    /// Unix milliseconds: records that expire then or earlier read as deleted.
+    pub now_ms: u64,
+}
+
+impl View {
+    /// All keys as of `snapshot` at `now_ms`, without a merge operator.
+    #[must_use]
+    pub fn new(snapshot: SeqNo, now_ms: u64) -> Self {
+        Self { snapshot, lower: Vec::new(), upper: None, operator: None, now_ms }
+    }
+
+    /// Also hides keys that do not start with `prefix`.
+    #[must_use]
+    pub fn with_prefix(mut self, prefix: &[u8]) -> Self {
+        if prefix > self.lower.as_slice() {
+            self.lower = prefix.to_vec();
+        }
+        if let Some(end) = prefix_end(prefix)
+            && self.upper.as_ref().is_none_or(|upper| end < *upper)
+        {
+            self.upper = Some(end);
+        }
+        self
+    }
+}
+
+/// The first key after all that start with `prefix`; `None` if there is none.
+#[must_use]
+pub fn prefix_end(prefix: &[u8]) -> Option<Vec<u8>> {
+    let last = prefix.iter().rposition(|&byte| byte != u8::MAX)?;
+    let mut end = prefix[..=last].to_vec();
+    end[last] += 1;
+    Some(end)
+}
+
+/// Where the current entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// There is none.
+    Nowhere,
+    /// Under the merge; the user's value starts at this offset of the stored one.
+    Cursor { value_start: usize },
+    /// In `key` and `value`.
+    Copied,
+}
+
+/// Which records a forward search passes over, besides those after the snapshot.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hidden {
+    Nothing,
+    /// Those of `self.key`, whose newest version was dealt with.
+    OlderVersions,
+    /// None, but `self.key` is the key of the records after the snapshot that were seen last.
+    NewerVersions,
+}
+
+/// What the newest visible version of a key makes of it.
+#[derive(Clone, Copy)]
+enum Newest {
+    Deleted,
+    Value { value_start: usize, expires_at_ms: Option<u64> },
+    Operand,
+}
+
+/// See the module.
+pub struct UserIterator {
+    merge: MergingIterator,
+    covering: Covering,
+    view: View,
+    place: Place,
+    /// The last placement went backwards: the merge stands before the current key.
+    backward: bool,
+    seq: SeqNo,
+    expires_at_ms: Option<u64>,
+    key: Vec<u8>,
+    value: Vec<u8>,
+    operands: Operands,
+    /// An encoded internal key to seek.
+    target: Vec<u8>,
+    error: Option<Error>,
+}
+
+impl UserIterator {
+    /// What `view` shows of `merge`, minus what the range tombstones delete. The children of the
+    /// merge may leave out what lies outside the view's bounds. Not valid before the first seek.
+    #[must_use]
+    pub fn new(
+        merge: MergingIterator,
+        tombstones: Option<Box<dyn TombstoneSource>>,
+        view: View,
+    ) -> Self {
+        Self {
+            merge,
+            covering: Covering::new(tombstones),
+            view,
+            place: Place::Nowhere,
+            backward: false,
+            seq: SeqNo::ZERO,
+            expires_at_ms: None,
+            key: Vec::new(),
+            value: Vec::new(),
+            operands: Operands::default(),
+            target: Vec::new(),
+            error: None,
+        }
+    }
+
+    /// Whether the iterator stands on an entry.
+    #[inline]
+    #[must_use]
+    pub fn valid(&self) -> bool {
+        self.place != Place::Nowhere
+    }
+
+    /// The error that made it invalid, if one did; `Ok` at either end.
+    pub fn status(&self) -> Result<()> {
+        self.error.clone().map_or(Ok(()), Err)
+    }
+
+    /// The current key; must be valid, as for the following. Holds until the next move.
+    #[inline]
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        match self.place {
+            Place::Cursor { .. } => user_key(self.merge.key()),
+            _ => &self.key,
+        }
+    }
+
+    /// The current value.
+    #[inline]
+    #[must_use]
+    pub fn value(&self) -> &[u8] {
+        match self.place {
+            Place::Cursor { value_start } => &self.merge.value()[value_start..],
+            _ => &self.value,
+        }
+    }
+
+    /// Sequence number of the newest visible write to the current key.
+    #[must_use]
+    pub fn seq(&self) -> SeqNo {
+        self.seq
+    }
+
+    /// Until when (Unix milliseconds) the current value holds, if it expires.
+    #[must_use]
+    pub fn expires_at_ms(&self) -> Option<u64> {
+        self.expires_at_ms
+    }
+
+    /// To the first entry within the bounds.
+    pub fn seek_to_first(&mut self) {
+        self.seek(&[]);
+    }
+
+    /// To the first entry at or after `key`.
+    pub fn seek(&mut self, key: &[u8]) {
+        self.begin(false);
+        let from = key.max(self.view.lower.as_slice());
+        if self.view.upper.as_deref().is_some_and(|upper| upper <= from) {
+            return;
+        }
+        self.target.clear();
+        encode_into(&mut self.target, from, self.view.snapshot, Kind::SEEK);
+        self.merge.seek(&self.target);
+        let found = self.find_next(Hidden::Nothing);
+        self.end(found);
+    }
+
+    /// To the last entry within the bounds.
+    pub fn seek_to_last(&mut self) {
+        self.begin(true);
+        match &self.view.upper {
+            None => self.merge.seek_to_last(),
+            Some(upper) if *upper <= self.view.lower => return,
+            Some(upper) => {
+                self.target.clear();
+                encode_into(&mut self.target, upper, SeqNo::MAX, Kind::SEEK);
+                self.merge.seek_for_prev(&self.target);
+            }
+        }
+        let found = self.find_prev();
+        self.end(found);
+    }
+
+    /// To the last entry at or before `key`.
+    pub fn seek_for_prev(&mut self, key: &[u8]) {
+        if self.view.upper.as_deref().is_some_and(|upper| upper <= key) {
+            return self.seek_to_last();
+        }
+        self.begin(true);
+        if key < self.view.lower.as_slice() {
+            return;
+        }
+        self.target.clear();
+        encode_into(&mut self.target, key, SeqNo::ZERO, Kind::Delete);
+        self.merge.seek_for_prev(&self.target);
+        let found = self.find_prev();
+        self.end(found);
+    }
+
+    /// To the next entry. Stays invalid if it is.
+    #[inline]
+    pub fn next(&mut self) {
+        match self.place {
+            Place::Nowhere => return,
+            Place::Cursor { .. } => {
+                self.key.clear();
+                self.key.extend_from_slice(user_key(self.merge.key()));
+                self.merge.next();
+            }
+            Place::Copied if self.backward => {
+                self.begin(false);
+                self.seek_past_key();
+            }
+            Place::Copied => {}
+        }
+        let found = self.find_next(Hidden::OlderVersions);
+        self.end(found);
+    }
+
+    /// To the previous entry. Stays invalid if it is.
+    pub fn prev(&mut self) {
+        if !self.valid() {
+            return;
+        }
+        if !self.backward {
+            if let Place::Cursor { .. } = self.place {
+                self.key.clear();
+                self.key.extend_from_slice(user_key(self.merge.key()));
+            }
+            self.begin(true);
+            self.seek_before_key();
+        }
+        let found = self.find_prev();
+        self.end(found);
+    }
+
+    /// Forgets the current entry, for a placement that goes forwards or backwards.
+    fn begin(&mut self, backward: bool) {
+        self.place = Place::Nowhere;
+        self.error = None;
+        self.backward = backward;
+        self.covering.jump();
+    }
+
+    #[inline]
+    fn end(&mut self, found: Result<()>) {
+        if let Err(error) = found {
+            self.place = Place::Nowhere;
+            self.error = Some(error);
+        }
+    }
+
+    /// Places the merge after all records of `self.key`, or at the very last of them.
+    fn seek_past_key(&mut self) {
+        self.target.clear();
+        encode_into(&mut self.target, &self.key, SeqNo::ZERO, Kind::Delete);
+        self.merge.seek(&self.target);
+    }
+
+    /// Places the merge at the last record before all those of `self.key`.
+    fn seek_before_key(&mut self) {
+        self.target.clear();
+        encode_into(&mut self.target, &self.key, SeqNo::MAX, Kind::SEEK);
+        self.merge.seek_for_prev(&self.target);
+    }
+
+    /// Shows the first entry at or after the merge's position whose records are not `hidden`.
+    fn find_next(&mut self, mut hidden: Hidden) -> Result<()> {
+        self.place = Place::Nowhere;
+        let mut steps = 0;
+        while self.merge.valid() {
+            let record = decode(self.merge.key())?;
+            if hidden == Hidden::OlderVersions && record.user_key == self.key {
+                steps += 1;
+                if steps == STEPS_BEFORE_RESEEK {
+                    self.seek_past_key();
+                } else {
+                    self.merge.next();
+                }
+                continue;
+            }
+            if self.view.upper.as_deref().is_some_and(|upper| record.user_key >= upper) {
+                return Ok(());
+            }
+            if record.seq > self.view.snapshot {
+                steps = self.pass_newer(hidden, steps)?;
+                hidden = Hidden::NewerVersions;
+                continue;
+            }
+            let seq = record.seq;
+            let newest = self.covering.newest::<false>(record.user_key, self.view.snapshot)?;
+            if seq < newest {
+                self.pass_range_deleted(newest);
+                continue;
+            }
+            match classify(record, &self.merge, self.view.now_ms)? {
+                Newest::Value { value_start, expires_at_ms } => {
+                    self.seq = seq;
+                    self.expires_at_ms = expires_at_ms;
+                    self.place = Place::Cursor { value_start };
+                    return Ok(());
+                }
+                Newest::Operand => {
+                    self.seq = seq;
+                    self.key.clear();
+                    self.key.extend_from_slice(record.user_key);
+                    return self.fold_from_newest(newest);
+                }
+                Newest::Deleted => {
+                    self.key.clear();
+                    self.key.extend_from_slice(record.user_key);
+                    hidden = Hidden::OlderVersions;
+                    steps = 0;
+                    self.merge.next();
+                }
+            }
+        }
+        self.merge.status()
+    }
+
+    /// Passes over a record after the snapshot; `steps` and the result count those of one key.
+    fn pass_newer(&mut self, hidden: Hidden, steps: u32) -> Result<u32> {
+        let key = user_key(self.merge.key());
+        if hidden != Hidden::NewerVersions || self.key != key {
+            self.key.clear();
+            self.key.extend_from_slice(key);
+            self.merge.next();
+            return Ok(1);
+        }
+        if steps + 1 == STEPS_BEFORE_RESEEK {
+            self.target.clear();
+            encode_into(&mut self.target, &self.key, self.view.snapshot, Kind::SEEK);
+            self.merge.seek(&self.target);
+        } else {
+            self.merge.next();
+        }
+        Ok(steps + 1)
+    }
+
+    /// Passes over a record that the range delete `newest` hides, and at the right moment over the
+    /// rest of the deleted range in all children that have nothing newer.
+    fn pass_range_deleted(&mut self, newest: SeqNo) {
+        if !self.covering.worth_a_jump() {
+            return self.merge.next();
+        }
+        let Some(end) = self.covering.span().end() else { return self.merge.next() };
+        let until = self.view.upper.as_deref().map_or(end, |upper| upper.min(end));
+        self.merge.skip_deleted_to(until, newest);
+    }
+
+    /// Folds the operands of `self.key`, on whose newest the merge stands, onto their base and
+    /// shows the result. Records older than `newest_delete` do not count.
+    fn fold_from_newest(&mut self, newest_delete: SeqNo) -> Result<()> {
+        self.operands.clear();
+        self.expires_at_ms = None;
+        let mut base_start = None;
+        while self.merge.valid() {
+            let record = decode(self.merge.key())?;
+            if record.user_key != self.key || record.seq < newest_delete {
+                break;
+            }
+            match classify(record, &self.merge, self.view.now_ms)? {
+                Newest::Operand => self.operands.push(self.merge.value()),
+                Newest::Deleted => break,
+                Newest::Value { value_start, expires_at_ms } => {
+                    base_start = Some(value_start);
+                    self.expires_at_ms = expires_at_ms;
+                    break;
+                }
+            }
+            self.merge.next();
+        }
+        self.merge.status()?;
+        let base = base_start.map(|start| &self.merge.value()[start..]);
+        let operator = self.view.operator.as_deref();
+        self.value = self.operands.fold(operator, &self.key, base, Pushed::NewestFirst)?;
+        self.place = Place::Copied;
+        Ok(())
+    }
+}
+
+/// The internal key, checked.
+#[inline]
+fn decode(encoded: &[u8]) -> Result<KeyRef<'_>> {
+    KeyRef::decode(encoded).ok_or_else(|| {
+        let (key, trailer) = encoded.split_at(encoded.len().saturating_sub(TRAILER_BYTES));
+        damaged(key, format_args!("its internal key ends in the unknown kind {trailer:02x?}"))
+    })
+}
+
+/// What `record`, on which `merge` stands, makes of its key if it is the newest that counts.
+#[inline]
+fn classify(record: KeyRef<'_>, merge: &MergingIterator, now_ms: u64) -> Result<Newest> {
+    match record.kind {
+        Kind::Put => Ok(Newest::Value { value_start: 0, expires_at_ms: None }),
+        Kind::Delete => Ok(Newest::Deleted),
+        Kind::Merge => Ok(Newest::Operand),
+        Kind::PutExpiring => {
+            let Some(expiry) = merge.value().first_chunk::<EXPIRY_BYTES>() else {
+                return Err(damaged(record.user_key, "its value is too short for its expiry"));
+            };
+            let expires_at_ms = u64::from_le_bytes(*expiry);
+            Ok(match expires_at_ms.cmp(&now_ms) {
+                Ordering::Greater => {
+                    Newest::Value { value_start: EXPIRY_BYTES, expires_at_ms: Some(expires_at_ms) }
+                }
+                _ => Newest::Deleted,
+            })
+        }
+        kind => Err(damaged(record.user_key, format_args!("{kind:?} is not a point record"))),
+    }
+}
+
+#[cold]
+fn damaged(key: &[u8], what: impl std::fmt::Display) -> Error {
+    Error::new(
+        ErrorKind::Corrupt,
+        format!("a record of key \"{}\" is damaged: {what}", key.escape_ascii()),
+    )
+}

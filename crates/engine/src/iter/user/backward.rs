@@ -1,0 +1,137 @@
+//! Going backwards: the versions of a key come oldest first, so the one that counts is known only
+//! when they are all passed, and has to be copied.
+
+use archipelago_base::{Result, SeqNo};
+
+use super::super::InternalIterator;
+use super::super::operands::Pushed;
+use super::{Newest, Place, STEPS_BEFORE_RESEEK, UserIterator, classify, decode};
+use crate::key::{Kind, encode_into, user_key};
+
+/// What is known of a key after some of its versions, oldest first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    /// No version that counts, or a delete: operands after it have no base.
+    NoBase,
+    /// A value, copied.
+    Base,
+}
+
+impl UserIterator {
+    /// Shows the last entry at or before the merge's position, which must be no position between
+    /// versions of a key.
+    pub(super) fn find_prev(&mut self) -> Result<()> {
+        self.place = Place::Nowhere;
+        while self.merge.valid() {
+            let key = user_key(self.merge.key());
+            if key < self.view.lower.as_slice() {
+                return Ok(());
+            }
+            self.key.clear();
+            self.key.extend_from_slice(key);
+            let newest_delete = self.covering.newest::<true>(&self.key, self.view.snapshot)?;
+            if self.collect(newest_delete)? {
+                self.place = Place::Copied;
+                return Ok(());
+            }
+        }
+        self.merge.status()
+    }
+
+    /// Passes all versions of `self.key`, on whose oldest the merge stands; whether the key has a
+    /// value, which then is in `self.value`. Records older than `newest_delete` do not count.
+    fn collect(&mut self, newest_delete: SeqNo) -> Result<bool> {
+        self.operands.clear();
+        self.expires_at_ms = None;
+        let mut seen = Seen::NoBase;
+        let mut range_deleted = false;
+        let mut steps = 0;
+        while self.merge.valid() {
+            let record = decode(self.merge.key())?;
+            if record.user_key != self.key {
+                break;
+            }
+            steps += 1;
+            if record.seq > self.view.snapshot {
+                if steps > STEPS_BEFORE_RESEEK {
+                    self.seek_before_key();
+                    break;
+                }
+                self.merge.prev();
+                continue;
+            }
+            if steps > STEPS_BEFORE_RESEEK {
+                return self.collect_by_seek();
+            }
+            if record.seq < newest_delete {
+                range_deleted = true;
+            } else {
+                range_deleted = false;
+                self.seq = record.seq;
+                match classify(record, &self.merge, self.view.now_ms)? {
+                    Newest::Operand => self.operands.push(self.merge.value()),
+                    Newest::Deleted => {
+                        seen = Seen::NoBase;
+                        self.operands.clear();
+                        self.expires_at_ms = None;
+                    }
+                    Newest::Value { value_start, expires_at_ms } => {
+                        seen = Seen::Base;
+                        self.operands.clear();
+                        self.value.clear();
+                        self.value.extend_from_slice(&self.merge.value()[value_start..]);
+                        self.expires_at_ms = expires_at_ms;
+                    }
+                }
+            }
+            self.merge.prev();
+        }
+        self.merge.status()?;
+        if range_deleted && self.covering.worth_a_jump() && self.merge.valid() {
+            let start = self.covering.span().start().max(&self.view.lower);
+            self.merge.skip_deleted_before(start, newest_delete);
+        }
+        if self.operands.is_empty() {
+            return Ok(seen == Seen::Base);
+        }
+        let base = (seen == Seen::Base).then_some(self.value.as_slice());
+        let operator = self.view.operator.as_deref();
+        self.value = self.operands.fold(operator, &self.key, base, Pushed::OldestFirst)?;
+        Ok(true)
+    }
+
+    /// [`UserIterator::collect`] for a key with many versions: finds the newest by a seek.
+    fn collect_by_seek(&mut self) -> Result<bool> {
+        self.target.clear();
+        encode_into(&mut self.target, &self.key, self.view.snapshot, Kind::SEEK);
+        self.merge.seek(&self.target);
+        let found = self.copy_newest()?;
+        self.seek_before_key();
+        Ok(found)
+    }
+
+    /// Copies the value that the newest visible version of `self.key`, on which the merge stands,
+    /// gives it; whether it has one.
+    fn copy_newest(&mut self) -> Result<bool> {
+        self.merge.status()?;
+        if !self.merge.valid() {
+            return Ok(false);
+        }
+        let record = decode(self.merge.key())?;
+        let newest_delete = self.covering.newest::<true>(&self.key, self.view.snapshot)?;
+        if record.user_key != self.key || record.seq < newest_delete {
+            return Ok(false);
+        }
+        self.seq = record.seq;
+        match classify(record, &self.merge, self.view.now_ms)? {
+            Newest::Deleted => Ok(false),
+            Newest::Operand => self.fold_from_newest(newest_delete).map(|()| true),
+            Newest::Value { value_start, expires_at_ms } => {
+                self.value.clear();
+                self.value.extend_from_slice(&self.merge.value()[value_start..]);
+                self.expires_at_ms = expires_at_ms;
+                Ok(true)
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The two small text files that say what a directory is: `IDENTITY` and `CURRENT`.
+//!
+//! Both end with a line `crc32c <hex>` over the bytes before it, and are replaced atomically.
+//! `IDENTITY` is the first file of a new database and never changes; opening a directory looks at
+//! it before anything else and changes nothing unless it fits.
+
+use std::path::Path;
+
+use archipelago_base::checksum::crc;
+use archipelago_base::{Error, ErrorKind, FileNo, Result};
+use archipelago_env::{FileSystem, IoContext, IoPurpose};
+
+use crate::file_meta::{CURRENT_NAME, IDENTITY_NAME, LOCK_NAME, manifest_name};
+use crate::manifest::FORMAT_VERSION;
+
+const FIRST_LINE: &str = "archipelago database";
+
+/// What `IDENTITY` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Format version of the database.
+    pub format: u32,
+    /// Random id of the database.
+    pub db_id: [u8; 16],
+}
+
+/// What a directory holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectoryState {
+    /// Nothing, or what an interrupted creation left: a database can be created here.
+    Absent,
+    /// A database of this format version.
+    Database(Identity),
+}
+
+/// The bytes and a line with their checksum.
+fn sealed(mut text: String) -> Vec<u8> {
+    let line = format!("crc32c {:08x}\n", crc(text.as_bytes()));
+    text.push_str(&line);
+    text.into_bytes()
+}
+
+/// The text before the checksum line, if it fits.
+fn unsealed(bytes: &[u8]) -> Option<&str> {
+    let text = str::from_utf8(bytes).ok()?;
+    let body = text.get(..text.strip_suffix('\n')?.rfind('\n')? + 1)?;
+    (sealed(body.to_owned()) == bytes).then_some(body)
+}
+
+/// An id as it is printed: 32 hexadecimal digits.
+#[must_use]
+pub fn id_text(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn id_of(text: &str) -> Option<[u8; 16]> {
+    if text.len() != 32 {
+        return None;
+    }
+    u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
+}
+
+impl Identity {
+    /// The file's bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        sealed(format!("{FIRST_LINE}\nformat {}\nid {}\n", self.format, id_text(&self.db_id)))
+    }
+
+    /// The identity of a file's bytes; `path` is for messages. `InvalidArgument` if it is not a
+    /// file of ours, `Unsupported` for another format version, `Corrupt` if it is damaged.
+    pub fn decode(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let text = String::from_utf8_lossy(bytes);
+        let mut lines = text.lines();
+        // Damage in one place leaves the first or the second line of ours as it was.
+        let body = unsealed(bytes);
+        if body.is_none() && lines.next() != Some(FIRST_LINE) && !text.contains("\nformat ") {
+            return Err(Error::invalid(format!(
+                "{} was not written by Archipelago: the directory belongs to something else",
+                path.display()
+            )));
+        }
+        let corrupt = |what: &str| Error::corrupt(path, 0, what);
+        let body = body.ok_or_else(|| corrupt("checksum does not match"))?;
+        let field = |name: &str| body.lines().find_map(|line| line.strip_prefix(name));
+        let format = field("format ").and_then(|format| format.parse().ok());
+        let format: u32 = format.ok_or_else(|| corrupt("no format version"))?;
+        if format != FORMAT_VERSION {
+            return Err(Error::unsupported(format!(
+                "{}: database of format version {format}; this program reads version \
+                 {FORMAT_VERSION} only: use the program that wrote it",
+                path.display()
+            )));
+        }
+        let db_id = field("id ").and_then(id_of).ok_or_else(|| corrupt("no database id"))?;
+        Ok(Self { format, db_id })
+    }
+
+    /// Writes the file into `dir`, atomically and durably.
+    pub fn store(&self, fs: &dyn FileSystem, dir: &Path) -> Result<()> {
+        let context = IoContext::manifest(IoPurpose::ForegroundWrite);
+        fs.write_atomic(&dir.join(IDENTITY_NAME), &self.encode(), context)
+    }
+}
+
+/// Makes manifest `no` the one that counts, atomically and durably. After an error either one may
+/// be found by the next open.
+pub fn set_current(fs: &dyn FileSystem, dir: &Path, no: FileNo) -> Result<()> {
+    let bytes = sealed(format!("{}\n", manifest_name(no)));
+    let context = IoContext::manifest(IoPurpose::ForegroundWrite);
+    fs.write_atomic(&dir.join(CURRENT_NAME), &bytes, context)
+}
+
+/// The number of the manifest that counts.
+pub fn current(fs: &dyn FileSystem, dir: &Path) -> Result<FileNo> {
+    let path = dir.join(CURRENT_NAME);
+    let bytes = fs.read(&path, IoContext::manifest(IoPurpose::Recovery))?;
+    let number = unsealed(&bytes)
+        .and_then(|body| body.strip_suffix('\n')?.strip_prefix("MANIFEST-")?.parse().ok());
+    number.map(FileNo).ok_or_else(|| {
+        Error::corrupt(&path, 0, "does not name a manifest, or its checksum does not match")
+    })
+}
+
+/// Says what `dir` holds. Changes nothing. `InvalidArgument` if it is neither empty nor a database
+/// of ours, `Unsupported` for another format version, `Corrupt` if the database lost its
+/// `IDENTITY` or `CURRENT`.
+pub fn inspect(fs: &dyn FileSystem, dir: &Path) -> Result<DirectoryState> {
+    let entries = match fs.list(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(DirectoryState::Absent),
+        entries => entries?,
+    };
+    let has = |name: &str| entries.iter().any(|entry| entry.name == name);
+    let data = entries.iter().find(|entry| {
+        entry.name.ends_with(".sst") || entry.name.ends_with(".log") || entry.name == CURRENT_NAME
+    });
+    if has(IDENTITY_NAME) {
+        let path = dir.join(IDENTITY_NAME);
+        let bytes = fs.read(&path, IoContext::manifest(IoPurpose::Recovery))?;
+        let identity = Identity::decode(&path, &bytes)?;
+        if has(CURRENT_NAME) {
+            return Ok(DirectoryState::Database(identity));
+        }
+        return match data {
+            // Creation writes IDENTITY first and CURRENT last.
+            None => Ok(DirectoryState::Absent),
+            Some(_) => Err(Error::corrupt(
+                &dir.join(CURRENT_NAME),
+                0,
+                "the file is missing though the database has data: restore it from a copy",
+            )),
+        };
+    }
+    let ours = |name: &str| {
+        name == LOCK_NAME || name == "lost+found" || name == format!("{IDENTITY_NAME}.tmp")
+    };
+    match entries.iter().find(|entry| !ours(&entry.name)) {
+        None => Ok(DirectoryState::Absent),
+        Some(foreign) => Err(Error::invalid(format!(
+            "{} is not a database: it has no {IDENTITY_NAME} file, but \"{}\"; choose an empty or \
+             new directory",
+            dir.display(),
+            foreign.name
+        ))),
+    }
+}

@@ -1,0 +1,426 @@
+//! The set of all current versions, and the manifest that keeps it.
+//!
+//! Owned by the database under its manifest lock. [`VersionSet::apply`] costs a copy of the table
+//! of column families, the new versions of those touched, one write and one sync. The manifest is
+//! started anew, with a snapshot, by the first edit after an open, after a failed write, and when
+//! it has grown past four times its snapshot (at least 1 MiB).
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::{CfId, Epoch, Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_env::{DirEntry, FileSystem, IoContext, IoPurpose};
+
+use crate::file_meta::{IDENTITY_NAME, manifest_name, sst_name};
+use crate::live_file::Trash;
+use crate::manifest::FORMAT_VERSION;
+use crate::manifest::edit::{Change, VersionEdit};
+use crate::manifest::identity::{DirectoryState, Identity, current, inspect, set_current};
+use crate::manifest::log::{Header, ManifestReader, ManifestWriter};
+use crate::manifest::state::{State, StateBuilder};
+use crate::options::CfOptions;
+use crate::version::Version;
+
+/// A manifest is not started anew before it has this many bytes.
+const ROTATE_BYTES_MIN: u64 = 1 << 20;
+/// How many times its snapshot a manifest may grow to.
+const ROTATE_GROWTH: u64 = 4;
+/// Log incarnations that one edit reserves.
+const INCARNATIONS_RESERVED: u64 = 64;
+/// Name of the column family that every database has.
+pub const DEFAULT_CF_NAME: &str = "default";
+
+/// Hands out file numbers, to any thread, without an edit: every edit carries the next one, and
+/// recovery starts past every number in the directory.
+#[derive(Debug)]
+pub struct FileNumbers(AtomicU64);
+
+impl FileNumbers {
+    /// A number that no file of this database has or had.
+    pub fn allocate(&self) -> FileNo {
+        self.allocate_many(1)
+    }
+
+    /// The first of `count` such numbers in a row.
+    pub fn allocate_many(&self, count: u64) -> FileNo {
+        FileNo(self.0.fetch_add(count, Ordering::Relaxed))
+    }
+
+    /// The number that comes next.
+    #[must_use]
+    pub fn next(&self) -> FileNo {
+        FileNo(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct VersionSet {
+    fs: Arc<dyn FileSystem>,
+    dir: PathBuf,
+    db_id: [u8; 16],
+    read_only: bool,
+    trash: Arc<Trash>,
+    numbers: Arc<FileNumbers>,
+    state: State,
+    /// Reserved by an edit, not handed out yet.
+    incarnations: Range<u64>,
+    /// `None`: the next edit starts a new manifest.
+    writer: Option<ManifestWriter>,
+    /// What `CURRENT` names as far as is known.
+    manifest_no: FileNo,
+    rotate_at_bytes: u64,
+    /// Manifests to be removed once `CURRENT` is known to name another.
+    stale: Vec<FileNo>,
+    /// A write failed and no later edit succeeded.
+    unsettled: bool,
+    torn_bytes: u64,
+}
+
+impl VersionSet {
+    /// Creates a database in `dir`, with the default column family. Durable on return.
+    /// `InvalidArgument` if the directory holds something, a database included.
+    pub fn create(
+        fs: Arc<dyn FileSystem>,
+        dir: &Path,
+        db_id: [u8; 16],
+        default_cf: &CfOptions,
+        trash: Arc<Trash>,
+    ) -> Result<Self> {
+        default_cf.validate()?;
+        if let DirectoryState::Database(_) = inspect(fs.as_ref(), dir)? {
+            return Err(Error::invalid(format!("{} has a database already", dir.display())));
+        }
+        fs.create_dir_all(dir)?;
+        Identity { format: FORMAT_VERSION, db_id }.store(fs.as_ref(), dir)?;
+        let mut edit = VersionEdit::new();
+        let options = Box::new(default_cf.clone());
+        let name = DEFAULT_CF_NAME.to_owned();
+        edit.push(Change::CreateCf { cf: CfId::DEFAULT, name, options });
+        let mut set = Self::new(fs, dir, db_id, trash, State::default());
+        set.numbers = Arc::new(FileNumbers(AtomicU64::new(1)));
+        set.apply(edit)?;
+        Ok(set)
+    }
+
+    fn new(
+        fs: Arc<dyn FileSystem>,
+        dir: &Path,
+        db_id: [u8; 16],
+        trash: Arc<Trash>,
+        state: State,
+    ) -> Self {
+        Self {
+            fs,
+            dir: dir.to_owned(),
+            db_id,
+            read_only: false,
+            trash,
+            numbers: Arc::new(FileNumbers(AtomicU64::new(state.next_file_no.0))),
+            incarnations: state.next_incarnation.0..state.next_incarnation.0,
+            state,
+            writer: None,
+            manifest_no: FileNo(0),
+            rotate_at_bytes: 0,
+            stale: Vec::new(),
+            unsettled: false,
+            torn_bytes: 0,
+        }
+    }
+
+    /// Reads the database in `dir` back. Writes nothing: the first edit starts a new manifest.
+    /// `NotFound` if there is none, `Corrupt` (with file and offset) if the manifest is damaged or
+    /// names a file that is missing or has another length, `Unsupported` for another format.
+    pub fn recover(
+        fs: Arc<dyn FileSystem>,
+        dir: &Path,
+        read_only: bool,
+        trash: Arc<Trash>,
+    ) -> Result<Self> {
+        let DirectoryState::Database(identity) = inspect(fs.as_ref(), dir)? else {
+            return Err(Error::not_found(format!("{} has no database", dir.display())));
+        };
+        let no = current(fs.as_ref(), dir)?;
+        let path = dir.join(manifest_name(no));
+        let context = IoContext::manifest(IoPurpose::Recovery);
+        let bytes = fs.read(&path, context).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Error::corrupt(&path, 0, "CURRENT names it, but it is missing"),
+            _ => error,
+        })?;
+        let mut reader = ManifestReader::new(path, no, &bytes);
+        let (header, snapshot) = reader.begin()?;
+        if header.db_id != identity.db_id {
+            return Err(reader.corrupt(0, format_args!("belongs to another {IDENTITY_NAME}")));
+        }
+        let mut builder = StateBuilder::new(State::default());
+        builder.apply(&snapshot).map_err(|error| reader.located(0, &error))?;
+        while let Some(record) = reader.next()? {
+            let edit = reader.decode(&record)?;
+            builder.apply(&edit).map_err(|error| reader.located(record.offset, &error))?;
+        }
+        let end = reader.offset();
+        let applied = builder.finish(&trash).map_err(|error| reader.located(end, &error))?;
+        let entries = fs.list(dir)?;
+        let mut state = applied.state;
+        check_files(&state, dir, &entries)?;
+        let used = entries.iter().filter_map(|entry| file_number(&entry.name)).max();
+        let past = used.map_or(0, |FileNo(used)| used.saturating_add(1));
+        state.next_file_no = state.next_file_no.max(FileNo(past));
+        let mut set = Self::new(fs, dir, header.db_id, trash, state);
+        set.read_only = read_only;
+        set.manifest_no = no;
+        set.torn_bytes = reader.torn_bytes();
+        Ok(set)
+    }
+
+    /// Applies `edit`: builds the versions that it makes, appends it to the manifest, syncs, and
+    /// only then takes them over. Returns the new versions of the column families that changed; the
+    /// files that they no longer hold go to the trash with their last reader.
+    ///
+    /// `Corrupt`, `NotFound` or `InvalidArgument`: the edit is impossible, nothing changed. Any
+    /// other error comes from a write or sync: nothing changed in memory, but **the next open may
+    /// or may not find the edit**, so its files must stay until a later edit has succeeded. That
+    /// edit (any edit) starts a new manifest and settles it: this one did not happen.
+    pub fn apply(&mut self, mut edit: VersionEdit) -> Result<Vec<(CfId, Arc<Version>)>> {
+        if self.read_only {
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                format!("{} is open for reading only", self.dir.display()),
+            ));
+        }
+        if self.numbers.next() > self.state.next_file_no {
+            edit.push(Change::NextFileNo(self.numbers.next()));
+        }
+        if edit.changes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut builder = StateBuilder::new(self.state.clone());
+        builder.apply(&edit)?;
+        let applied = builder.finish(&self.trash)?;
+        self.unsettled = true;
+        self.persist(&edit, &applied.state)?;
+        self.unsettled = false;
+        self.state = applied.state;
+        self.numbers.0.fetch_max(self.state.next_file_no.0, Ordering::Relaxed);
+        applied.removed.iter().for_each(|file| file.mark_obsolete());
+        Ok(applied.published)
+    }
+
+    /// Makes `edit`, after which the state is `state`, durable.
+    fn persist(&mut self, edit: &VersionEdit, state: &State) -> Result<()> {
+        match self.writer.take() {
+            Some(mut writer) if writer.bytes() < self.rotate_at_bytes => {
+                writer.append(edit)?;
+                match writer.mark() {
+                    Ok(()) => self.writer = Some(writer),
+                    Err(error) => tracing::warn!(%error, "manifest mark failed; starting anew"),
+                }
+                Ok(())
+            }
+            _ => self.rotate(state),
+        }
+    }
+
+    /// Starts a new manifest with a snapshot of `state`.
+    fn rotate(&mut self, state: &State) -> Result<()> {
+        let no = self.numbers.allocate();
+        // Until CURRENT is known to name another, none of these may go.
+        self.stale.push(no);
+        let mut state = state.clone();
+        state.next_file_no = state.next_file_no.max(self.numbers.next());
+        let header = Header { db_id: self.db_id, no };
+        let fs = self.fs.as_ref();
+        let snapshot = state.snapshot();
+        let purpose = IoPurpose::ForegroundWrite;
+        let writer = ManifestWriter::create(fs, &self.dir, &header, &snapshot, purpose)?;
+        set_current(fs, &self.dir, no)?;
+        self.stale.push(std::mem::replace(&mut self.manifest_no, no));
+        self.rotate_at_bytes = ROTATE_BYTES_MIN.max(ROTATE_GROWTH.saturating_mul(writer.bytes()));
+        self.writer = Some(writer);
+        for old in std::mem::take(&mut self.stale).into_iter().filter(|&old| old != no && old.0 > 0)
+        {
+            // One that stays is removed by the next open.
+            let _ = fs.remove(&self.dir.join(manifest_name(old)));
+        }
+        Ok(())
+    }
+
+    /// The current state, to be written into another directory later ([`Exporter::write`]).
+    #[must_use]
+    pub fn exporter(&self) -> Exporter {
+        let no = self.numbers.allocate();
+        let mut state = self.state.clone();
+        state.next_file_no = state.next_file_no.max(self.numbers.next());
+        Exporter { fs: Arc::clone(&self.fs), db_id: self.db_id, no, state }
+    }
+
+    /// Writes a database with the current state into another directory: see [`Exporter::write`].
+    pub fn export(&self, dir: &Path) -> Result<()> {
+        self.exporter().write(dir)
+    }
+
+    /// Reads the manifest back and checks every record.
+    pub fn verify(&self) -> Result<()> {
+        if self.unsettled {
+            return Ok(());
+        }
+        let no = current(self.fs.as_ref(), &self.dir)?;
+        let path = self.dir.join(manifest_name(no));
+        let bytes = self.fs.read(&path, IoContext::manifest(IoPurpose::Maintenance))?;
+        let mut reader = ManifestReader::new(path, no, &bytes);
+        reader.begin()?;
+        while let Some(record) = reader.next()? {
+            reader.decode(&record)?;
+        }
+        Ok(())
+    }
+
+    /// A log incarnation larger than any before, reserved in the manifest before it is handed out.
+    pub fn next_incarnation(&mut self) -> Result<Epoch> {
+        if self.incarnations.is_empty() {
+            let from = self.state.next_incarnation.0;
+            let to = from.saturating_add(INCARNATIONS_RESERVED);
+            let mut edit = VersionEdit::new();
+            edit.push(Change::NextIncarnation(Epoch(to)));
+            self.apply(edit)?;
+            self.incarnations = from..to;
+        }
+        let next = self.incarnations.next();
+        next.map(Epoch).ok_or_else(|| Error::unsupported("log incarnations are exhausted"))
+    }
+
+    /// Hands out file numbers.
+    #[must_use]
+    pub fn file_numbers(&self) -> &Arc<FileNumbers> {
+        &self.numbers
+    }
+
+    /// Where removed files go with their last reader.
+    #[must_use]
+    pub fn trash(&self) -> &Arc<Trash> {
+        &self.trash
+    }
+
+    /// An id for a new column family. It counts as used once an edit creates it.
+    #[must_use]
+    pub fn next_cf_id(&self) -> CfId {
+        self.state.next_cf_id
+    }
+
+    /// The current version of a column family.
+    #[must_use]
+    pub fn version(&self, cf: CfId) -> Option<&Arc<Version>> {
+        self.state.cfs.get(&cf).map(|known| &known.version)
+    }
+
+    /// Every column family: id, name, current version.
+    pub fn column_families(&self) -> impl Iterator<Item = (CfId, &str, &Arc<Version>)> {
+        self.state.cfs.iter().map(|(&cf, known)| (cf, &*known.name, &known.version))
+    }
+
+    /// The column family of that name.
+    #[must_use]
+    pub fn cf_named(&self, name: &str) -> Option<CfId> {
+        self.column_families().find(|(_, known, _)| *known == name).map(|(cf, _, _)| cf)
+    }
+
+    /// The largest sequence number that the manifest knows of; the log may hold later ones.
+    #[must_use]
+    pub fn last_seq(&self) -> SeqNo {
+        self.state.last_seq
+    }
+
+    /// The oldest log segment that is needed.
+    #[must_use]
+    pub fn log_floor(&self) -> FileNo {
+        self.state.log_floor
+    }
+
+    /// Random id of the database.
+    #[must_use]
+    pub fn db_id(&self) -> &[u8; 16] {
+        &self.db_id
+    }
+
+    /// The manifest that counts. Others in the directory are left-overs of interrupted work,
+    /// unless the last edit failed ([`VersionSet::is_unsettled`]).
+    #[must_use]
+    pub fn manifest_no(&self) -> FileNo {
+        self.manifest_no
+    }
+
+    /// Whether the next open might find something else than this set says: a write failed and no
+    /// later edit succeeded.
+    #[must_use]
+    pub fn is_unsettled(&self) -> bool {
+        self.unsettled
+    }
+
+    /// Bytes of an edit that was cut off when the manifest was last written, found by recovery.
+    #[must_use]
+    pub fn torn_bytes(&self) -> u64 {
+        self.torn_bytes
+    }
+}
+
+/// The state of a [`VersionSet`] at one moment, for a checkpoint.
+#[derive(Debug)]
+pub struct Exporter {
+    fs: Arc<dyn FileSystem>,
+    db_id: [u8; 16],
+    no: FileNo,
+    state: State,
+}
+
+impl Exporter {
+    /// Writes a database with this state into another directory of the same file system:
+    /// `IDENTITY`, a manifest and `CURRENT`, durable on return. The caller puts the files there
+    /// first.
+    pub fn write(&self, dir: &Path) -> Result<()> {
+        let fs = self.fs.as_ref();
+        Identity { format: FORMAT_VERSION, db_id: self.db_id }.store(fs, dir)?;
+        let header = Header { db_id: self.db_id, no: self.no };
+        let snapshot = self.state.snapshot();
+        ManifestWriter::create(fs, dir, &header, &snapshot, IoPurpose::Maintenance)?;
+        set_current(fs, dir, self.no)
+    }
+}
+
+/// The number in the name of a table, log segment or manifest.
+#[must_use]
+pub fn file_number(name: &str) -> Option<FileNo> {
+    let digits = match name.strip_prefix("MANIFEST-") {
+        Some(digits) => digits,
+        None => name.split_once('.').map_or("", |(digits, _)| digits),
+    };
+    let all_digits = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if all_digits { digits.parse().ok().map(FileNo) } else { None }
+}
+
+/// Every file of the state is in the directory with its length, and in one column family only.
+fn check_files(state: &State, dir: &Path, entries: &[DirEntry]) -> Result<()> {
+    let lengths: HashMap<&str, u64> = entries.iter().map(|e| (e.name.as_str(), e.len)).collect();
+    let mut seen = HashMap::new();
+    for (&cf, known) in &state.cfs {
+        for (_, file) in known.version.files() {
+            let name = sst_name(file.file_no());
+            let path = dir.join(&name);
+            if let Some(other) = seen.insert(file.no, cf) {
+                let what = format!("the manifest has it in column families {other} and {cf}");
+                return Err(Error::corrupt(&path, 0, what));
+            }
+            match lengths.get(name.as_str()) {
+                Some(&len) if len == file.size_bytes => {}
+                Some(&len) => {
+                    let what = format!("{len} bytes long instead of {}", file.size_bytes);
+                    return Err(Error::corrupt(&path, len.min(file.size_bytes), what));
+                }
+                None => return Err(Error::corrupt(&path, 0, "the file is missing")),
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! All that a manifest says, and how an edit changes it.
+//!
+//! A [`State`] is a value: cloning it costs a few words per column family. A [`StateBuilder`]
+//! applies edits to a copy; nothing is visible until the owner takes the result over.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use archipelago_base::{CfId, Epoch, Error, FileNo, Result, SeqNo};
+
+use crate::key::KeyRange;
+use crate::live_file::{LiveFile, Trash};
+use crate::manifest::damaged;
+use crate::manifest::edit::{CF_NAME_BYTES_MAX, Change, VersionEdit};
+use crate::version::{Version, VersionBuilder};
+
+/// A column family as the manifest knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct CfState {
+    pub(crate) name: Arc<str>,
+    pub(crate) version: Arc<Version>,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    pub(crate) cfs: BTreeMap<CfId, CfState>,
+    pub(crate) next_file_no: FileNo,
+    pub(crate) last_seq: SeqNo,
+    pub(crate) next_cf_id: CfId,
+    pub(crate) log_floor: FileNo,
+    pub(crate) next_incarnation: Epoch,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            cfs: BTreeMap::new(),
+            next_file_no: FileNo(1),
+            last_seq: SeqNo::ZERO,
+            next_cf_id: CfId(0),
+            log_floor: FileNo(0),
+            next_incarnation: Epoch(1),
+        }
+    }
+}
+
+impl State {
+    /// The edit that makes this state from nothing.
+    pub(crate) fn snapshot(&self) -> VersionEdit {
+        let mut edit = VersionEdit::new();
+        for (&cf, CfState { name, version }) in &self.cfs {
+            let options = Box::new(version.options().as_ref().clone());
+            edit.push(Change::CreateCf { cf, name: name.to_string(), options });
+            if version.map().epoch() > Epoch(0) {
+                edit.push(Change::SetBucketMap { cf, map: version.map().as_ref().clone() });
+            }
+            for (level, file) in version.files() {
+                edit.add_file(cf, level, file.meta().clone());
+            }
+            let flushed = version.flushed_through().ranges();
+            for (range, seq) in flushed.filter(|(_, seq)| *seq > SeqNo::ZERO) {
+                edit.flushed_through(cf, range, seq);
+            }
+        }
+        edit.push(Change::NextFileNo(self.next_file_no));
+        edit.push(Change::LastSeq(self.last_seq));
+        edit.push(Change::NextCfId(self.next_cf_id));
+        edit.push(Change::LogFloor(self.log_floor));
+        edit.push(Change::NextIncarnation(self.next_incarnation));
+        edit
+    }
+}
+
+/// What an edit made.
+#[derive(Debug)]
+pub(crate) struct Applied {
+    pub(crate) state: State,
+    /// The versions that changed or are new.
+    pub(crate) published: Vec<(CfId, Arc<Version>)>,
+    /// Files that no column family holds any more.
+    pub(crate) removed: Vec<Arc<LiveFile>>,
+}
+
+/// Applies edits to a copy of a state.
+#[derive(Debug)]
+pub(crate) struct StateBuilder {
+    state: State,
+    touched: BTreeMap<CfId, VersionBuilder>,
+    removed: Vec<Arc<LiveFile>>,
+}
+
+impl StateBuilder {
+    pub(crate) fn new(state: State) -> Self {
+        Self { state, touched: BTreeMap::new(), removed: Vec::new() }
+    }
+
+    /// Applies an edit. After an error the builder must be dropped. A file's departure counts
+    /// before any arrival and the end of a column family after all else, wherever they stand.
+    pub(crate) fn apply(&mut self, edit: &VersionEdit) -> Result<()> {
+        let rank = |change: &Change| match change {
+            Change::AddFile { .. } => 1,
+            Change::DropCf { .. } => 2,
+            _ => 0,
+        };
+        for turn in 0..3 {
+            for change in edit.changes.iter().filter(|change| rank(change) == turn) {
+                self.apply_change(change)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_change(&mut self, change: &Change) -> Result<()> {
+        let state = &mut self.state;
+        match change {
+            Change::CreateCf { cf, name, options } => {
+                check_new(state, *cf, name)?;
+                options.validate()?;
+                let version = Version::empty(*cf, Arc::new(options.as_ref().clone()));
+                self.touched.insert(*cf, VersionBuilder::new(&version));
+                state.cfs.insert(*cf, CfState { name: name.as_str().into(), version });
+                let next = cf.0.checked_add(1).ok_or_else(|| damaged("last column family id"))?;
+                state.next_cf_id = state.next_cf_id.max(CfId(next));
+            }
+            Change::DropCf { cf } => {
+                if *cf == CfId::DEFAULT {
+                    return Err(Error::invalid("the default column family cannot be dropped"));
+                }
+                let dropped = state.cfs.remove(cf).ok_or_else(|| unknown(*cf))?;
+                self.touched.remove(cf);
+                self.removed.extend(dropped.version.files().map(|(_, file)| Arc::clone(file)));
+            }
+            Change::SetCfOptions { cf, options } => {
+                options.validate()?;
+                self.touch(*cf)?.set_options(options.as_ref().clone());
+            }
+            Change::AddFile { cf, level, meta } => {
+                let next = meta.no.checked_add(1).ok_or_else(|| damaged("last file number"))?;
+                state.next_file_no = state.next_file_no.max(FileNo(next));
+                state.last_seq = state.last_seq.max(meta.largest_seq());
+                self.touch(*cf)?.add(*level, meta.as_ref().clone())?;
+            }
+            Change::RemoveFile { cf, level, no } => self.touch(*cf)?.remove(*level, no.0)?,
+            Change::SetBucketMap { cf, map } => self.touch(*cf)?.set_map(map.clone())?,
+            Change::FlushedThrough { cf, range, seq } => self.raise(*cf, range, *seq)?,
+            Change::NextFileNo(no) => state.next_file_no = state.next_file_no.max(*no),
+            Change::LastSeq(seq) => state.last_seq = state.last_seq.max(*seq),
+            Change::NextCfId(cf) => state.next_cf_id = state.next_cf_id.max(*cf),
+            Change::LogFloor(no) => state.log_floor = state.log_floor.max(*no),
+            Change::NextIncarnation(epoch) => {
+                state.next_incarnation = state.next_incarnation.max(*epoch);
+            }
+            Change::Synced(_) => {}
+        }
+        Ok(())
+    }
+
+    fn raise(&mut self, cf: CfId, range: &KeyRange, seq: SeqNo) -> Result<()> {
+        self.touch(cf)?.raise_flushed(range, seq);
+        Ok(())
+    }
+
+    fn touch(&mut self, cf: CfId) -> Result<&mut VersionBuilder> {
+        let known = self.state.cfs.get(&cf).ok_or_else(|| unknown(cf))?;
+        Ok(self.touched.entry(cf).or_insert_with(|| VersionBuilder::new(&known.version)))
+    }
+
+    /// The state after all edits. New files belong to `trash`.
+    pub(crate) fn finish(self, trash: &Arc<Trash>) -> Result<Applied> {
+        let Self { mut state, touched, mut removed } = self;
+        let mut published = Vec::with_capacity(touched.len());
+        for (cf, builder) in touched {
+            let built = builder
+                .finish(trash)
+                .map_err(|error| error.context_at(format_args!("column family {cf}")))?;
+            if let Some(known) = state.cfs.get_mut(&cf) {
+                known.version = Arc::clone(&built.version);
+            }
+            published.push((cf, built.version));
+            removed.extend(built.removed);
+        }
+        Ok(Applied { state, published, removed })
+    }
+}
+
+fn unknown(cf: CfId) -> Error {
+    Error::not_found(format!("there is no column family {cf}"))
+}
+
+fn check_new(state: &State, cf: CfId, name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > CF_NAME_BYTES_MAX {
+        return Err(Error::invalid(format!(
+            "the name of a column family has 1 to {CF_NAME_BYTES_MAX} bytes, not {}",
+            name.len()
+        )));
+    }
+    if state.cfs.values().any(|known| *known.name == *name) {
+        return Err(Error::invalid(format!("a column family \"{name}\" exists already")));
+    }
+    if state.cfs.contains_key(&cf) || (cf < state.next_cf_id) {
+        return Err(damaged(format!("column family id {cf} was used before")));
+    }
+    Ok(())
+}

@@ -1,0 +1,422 @@
+//! A memtable shard: the records of one bucket, sorted, while they are written and after.
+//!
+//! Owner: a memtable. Life: inserts and reads at once; then [`Shard::seal`], after which nothing
+//! is added; freed with the last `Arc`, which gives the slabs back to the pool.
+//!
+//! Invariants:
+//! 1. No two records have the same (key, sequence number); the caller sees to it.
+//! 2. A record that [`Shard::insert`] returned from is found by every read that begins after.
+//! 3. After the seal the counters, the tombstones and the filter do not change.
+//!
+//! Thread-safety: every method from any thread. Reads never wait for a writer, except that the
+//! first [`Shard::tombstones`] after a new range tombstone builds the set under a lock. Failure:
+//! inserts cannot fail; a process without memory aborts. Source: O³-LSM §4.2.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::ArcSwap;
+use archipelago_base::SeqNo;
+use archipelago_base::checksum::hash64;
+use crossbeam_utils::Backoff;
+use parking_lot::Mutex;
+
+use super::SealedShard;
+use super::cursor::ShardIter;
+use super::filter::Filter;
+use super::kv::{KvBlock, RecordRef};
+use super::node::{NO_NODE, snapshot};
+use super::search::{Past, Target, partition, partition_full};
+use super::slab::SlabPool;
+use super::tree::{Tree, View};
+use crate::iter::InternalIterator;
+use crate::key::{self, Kind};
+use crate::lookup::{Found, Lookup, Visit};
+use crate::tombstone::{RangeTombstone, TombstoneSet};
+
+/// A memtable shard; see the module.
+pub struct Shard {
+    kv: KvBlock,
+    tree: Tree,
+    counters: Counters,
+    tombstones: Tombstones,
+    oldest_log: AtomicU64,
+    sealed: AtomicBool,
+    filter: OnceLock<Filter>,
+}
+
+/// Written under the tree's lock, read by anyone.
+struct Counters {
+    entries: AtomicU64,
+    deletions: AtomicU64,
+    data_bytes: AtomicU64,
+    /// Record bytes with padding: equals the reserved bytes when no insert is in flight.
+    indexed_bytes: AtomicU64,
+    smallest_seq: AtomicU64,
+    largest_seq: AtomicU64,
+}
+
+struct Tombstones {
+    /// How many there are; stored after the list has them.
+    count: AtomicUsize,
+    bytes: AtomicU64,
+    list: Mutex<Vec<RangeTombstone>>,
+    /// The set of the first `.0` of the list.
+    set: ArcSwap<(usize, Arc<TombstoneSet>)>,
+}
+
+/// Adds without a read-modify-write: callers hold a lock.
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+}
+
+impl Shard {
+    /// An empty shard. It takes no memory from the pool before the first insert.
+    #[must_use]
+    pub fn new(pool: &Arc<SlabPool>) -> Arc<Self> {
+        Arc::new(Self {
+            kv: KvBlock::new(pool),
+            tree: Tree::new(pool),
+            counters: Counters {
+                entries: AtomicU64::new(0),
+                deletions: AtomicU64::new(0),
+                data_bytes: AtomicU64::new(0),
+                indexed_bytes: AtomicU64::new(0),
+                smallest_seq: AtomicU64::new(u64::MAX),
+                largest_seq: AtomicU64::new(0),
+            },
+            tombstones: Tombstones {
+                count: AtomicUsize::new(0),
+                bytes: AtomicU64::new(0),
+                list: Mutex::new(Vec::new()),
+                set: ArcSwap::from_pointee((0, Arc::default())),
+            },
+            oldest_log: AtomicU64::new(u64::MAX),
+            sealed: AtomicBool::new(false),
+            filter: OnceLock::new(),
+        })
+    }
+
+    /// Adds a record. When it returns, every read that begins sees it.
+    ///
+    /// `key` is at most [`key::KEY_BYTES_MAX`] and `value` at most [`key::VALUE_BYTES_MAX`] bytes
+    /// long, (`key`, `seq`) is not in the shard yet, `kind` is one of a point record, and the
+    /// shard is not sealed: all for the caller to see to. The value is stored as given.
+    pub fn insert(&self, key: &[u8], seq: SeqNo, kind: Kind, value: &[u8]) {
+        debug_assert!(!self.is_sealed(), "insert into a sealed shard");
+        debug_assert!(Kind::from_byte(kind as u8).is_some_and(|kind| kind != Kind::RangeDelete));
+        let trailer = key::pack(seq, kind);
+        let (record, len, padded) = self.kv.append(key, trailer, value);
+        self.tree.insert(&Target::new(key, trailer), record, &self.kv, || {
+            let counters = &self.counters;
+            add(&counters.entries, 1);
+            add(&counters.data_bytes, len as u64);
+            if kind == Kind::Delete {
+                add(&counters.deletions, 1);
+            }
+            if seq.0 < counters.smallest_seq.load(Ordering::Relaxed) {
+                counters.smallest_seq.store(seq.0, Ordering::Relaxed);
+            }
+            if seq.0 > counters.largest_seq.load(Ordering::Relaxed) {
+                counters.largest_seq.store(seq.0, Ordering::Relaxed);
+            }
+            let indexed = counters.indexed_bytes.load(Ordering::Relaxed) + padded as u64;
+            counters.indexed_bytes.store(indexed, Ordering::Release);
+        });
+    }
+
+    /// Adds a range tombstone, already clipped to the shard's bucket.
+    pub fn insert_tombstone(&self, tombstone: RangeTombstone) {
+        debug_assert!(!self.is_sealed(), "insert into a sealed shard");
+        let bytes = tombstone.start.len() + tombstone.end.len() + size_of::<RangeTombstone>();
+        self.tombstones.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        let mut list = self.tombstones.list.lock();
+        list.push(tombstone);
+        self.tombstones.count.store(list.len(), Ordering::Release);
+    }
+
+    /// The range tombstones as they were added.
+    pub(super) fn tombstone_list(&self) -> Vec<RangeTombstone> {
+        self.tombstones.list.lock().clone()
+    }
+
+    /// Whether there are range tombstones: one atomic load.
+    #[inline]
+    #[must_use]
+    pub fn has_tombstones(&self) -> bool {
+        self.tombstones.count.load(Ordering::Acquire) != 0
+    }
+
+    /// The range tombstones. Built anew, under a lock, at the first call after one was added.
+    #[must_use]
+    pub fn tombstones(&self) -> Arc<TombstoneSet> {
+        let count = self.tombstones.count.load(Ordering::Acquire);
+        let set = self.tombstones.set.load();
+        if set.0 >= count {
+            return Arc::clone(&set.1);
+        }
+        let list = self.tombstones.list.lock();
+        let set = self.tombstones.set.load();
+        if set.0 == list.len() {
+            return Arc::clone(&set.1);
+        }
+        let set = Arc::new(TombstoneSet::new(&list));
+        self.tombstones.set.store(Arc::new((list.len(), Arc::clone(&set))));
+        set
+    }
+
+    /// Shows `visit` the versions of a key that the snapshot sees, newest first, until it breaks.
+    /// Range tombstones are not consulted; that is for the caller, whatever the filter says.
+    #[inline]
+    pub fn lookup(&self, lookup: &Lookup<'_>, mut visit: impl FnMut(&Found<'_>) -> Visit) {
+        if !self.may_contain(lookup.hash) {
+            return;
+        }
+        let mut target = Target::new(lookup.key, key::pack(lookup.snapshot, Kind::SEEK));
+        let Some(leaf) = self.tree.descend(&target, &self.kv, |_, _, _, _, _| {}) else { return };
+        let mut node = self.tree.node(leaf);
+        let mut snap = snapshot(node);
+        let prefix = self.tree.prefix(node.skip, &target, &self.kv);
+        let view = View { node, snap: &snap };
+        let found = partition(&view, (0, snap.count()), prefix, &target, Past::Before, &self.kv);
+        let mut at = found.expect("records of a live shard always decode");
+        loop {
+            while at == snap.count() {
+                let next = node.next.load(Ordering::Acquire);
+                if next == NO_NODE {
+                    return;
+                }
+                node = self.tree.node(next);
+                snap = snapshot(node);
+                let view = View { node, snap: &snap };
+                let range = (0, snap.count());
+                let found = partition_full(&view, range, &target, Past::Before, &self.kv);
+                at = found.expect("records of a live shard always decode");
+            }
+            // SAFETY: a record that the index holds.
+            let record = unsafe { self.kv.record(node.record(snap.slot(at))) };
+            let trailer = key::trailer(record.key);
+            if key::user_key(record.key) != lookup.key {
+                return;
+            }
+            let Some(kind) = Kind::from_byte(trailer as u8) else { return };
+            let seq = key::trailer_seq(trailer);
+            let found = Found { seq, kind, value: record.value, pinner: None };
+            if visit(&found).is_break() || trailer == 0 {
+                return;
+            }
+            target.trailer = trailer - 1;
+            at += 1;
+        }
+    }
+
+    /// A cursor over all point records; see [`ShardIter`].
+    #[must_use]
+    pub fn iter(self: &Arc<Self>) -> ShardIter {
+        ShardIter::new(Arc::clone(self), false)
+    }
+
+    /// How many point records.
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        self.counters.entries.load(Ordering::Relaxed)
+    }
+
+    /// How many of them are deletes.
+    #[must_use]
+    pub fn deletions(&self) -> u64 {
+        self.counters.deletions.load(Ordering::Relaxed)
+    }
+
+    /// How many range tombstones were added.
+    #[must_use]
+    pub fn tombstone_count(&self) -> usize {
+        self.tombstones.count.load(Ordering::Acquire)
+    }
+
+    /// Whether the shard holds neither a record nor a range tombstone.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries() == 0 && !self.has_tombstones()
+    }
+
+    /// Bytes of records as stored (without padding), and of range tombstones.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        self.counters.data_bytes.load(Ordering::Relaxed)
+            + self.tombstones.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Memory in use: slabs of records and index, range tombstones and the filter.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.kv.bytes()
+            + self.tree.bytes()
+            + self.tombstones.bytes.load(Ordering::Relaxed)
+            + self.filter.get().map_or(0, |filter| filter.bytes() as u64)
+    }
+
+    /// Smallest sequence number; [`SeqNo::MAX`] of an empty shard.
+    #[must_use]
+    pub fn smallest_seq(&self) -> SeqNo {
+        let point = self.counters.smallest_seq.load(Ordering::Relaxed);
+        let ranges = if self.has_tombstones() { self.range_seqs().0 } else { u64::MAX };
+        SeqNo(point.min(ranges).min(SeqNo::MAX.0))
+    }
+
+    /// Largest sequence number; [`SeqNo::ZERO`] of an empty shard.
+    #[must_use]
+    pub fn largest_seq(&self) -> SeqNo {
+        let point = self.counters.largest_seq.load(Ordering::Relaxed);
+        let ranges = if self.has_tombstones() { self.range_seqs().1 } else { 0 };
+        SeqNo(point.max(ranges))
+    }
+
+    fn range_seqs(&self) -> (u64, u64) {
+        let list = self.tombstones.list.lock();
+        list.iter().fold((u64::MAX, 0), |(low, high), tombstone| {
+            (low.min(tombstone.seq.0), high.max(tombstone.seq.0))
+        })
+    }
+
+    /// Notes that a record of this shard lies in log segment `log`.
+    #[inline]
+    pub fn note_log(&self, log: u64) {
+        if log < self.oldest_log.load(Ordering::Relaxed) {
+            self.oldest_log.fetch_min(log, Ordering::Relaxed);
+        }
+    }
+
+    /// The oldest log segment that was noted: it must be kept until this shard is flushed.
+    #[must_use]
+    pub fn oldest_log(&self) -> Option<u64> {
+        let log = self.oldest_log.load(Ordering::Relaxed);
+        (log != u64::MAX).then_some(log)
+    }
+
+    /// Makes the shard immutable and builds its filter. Waits for inserts that are in flight;
+    /// none may begin after. Reads go on meanwhile; a second call does nothing.
+    ///
+    /// Costs a walk over all keys (about 40 ns for each): call it off the write path. Reads are
+    /// right without it, only slower.
+    pub fn seal(&self) {
+        self.sealed.store(true, Ordering::Release);
+        let backoff = Backoff::new();
+        while self.counters.indexed_bytes.load(Ordering::Acquire) != self.kv.reserved_bytes() {
+            backoff.snooze();
+        }
+        self.filter.get_or_init(|| self.build_filter());
+    }
+
+    /// Whether [`Shard::seal`] was called.
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.sealed.load(Ordering::Acquire)
+    }
+
+    fn build_filter(&self) -> Filter {
+        let mut filter = Filter::new(self.entries());
+        let mut last: &[u8] = &[];
+        let mut first = true;
+        self.each_record(|record| {
+            // SAFETY: a record that the index holds.
+            let user_key = unsafe { key::user_key(self.kv.key(record)) };
+            if first || user_key != last {
+                filter.insert(hash64(user_key));
+                (first, last) = (false, user_key);
+            }
+        });
+        filter
+    }
+
+    /// Whether a key with this hash may be in the shard; always `true` before the seal. Says
+    /// nothing about range tombstones.
+    #[inline]
+    #[must_use]
+    pub fn may_contain(&self, hash: u64) -> bool {
+        self.filter.get().is_none_or(|filter| filter.may_contain(hash))
+    }
+
+    /// Visits the reference of every record in order.
+    pub(super) fn each_record(&self, mut visit: impl FnMut(RecordRef)) {
+        self.each_leaf(|snap, record| {
+            (0..snap).for_each(|at| visit(record(at)));
+        });
+    }
+
+    /// Visits every leaf in order: how many entries, and each one's reference by position.
+    fn each_leaf(&self, mut visit: impl FnMut(usize, &dyn Fn(usize) -> RecordRef)) {
+        let first = Target::new(&[], u64::MAX);
+        let mut leaf = self.tree.descend(&first, &self.kv, |_, _, _, _, _| {}).unwrap_or(NO_NODE);
+        while leaf != NO_NODE {
+            let node = self.tree.node(leaf);
+            let snap = snapshot(node);
+            visit(snap.count(), &|at| node.record(snap.slot(at)));
+            leaf = node.next.load(Ordering::Acquire);
+        }
+    }
+
+    /// At most `parts - 1` user keys, strictly ascending, that cut the entries into `parts`
+    /// nearly equal parts; fewer if many entries share a key. No part is empty. Looks at every
+    /// leaf's header and at one record for each cut.
+    #[must_use]
+    pub fn split_keys(&self, parts: usize) -> Vec<Vec<u8>> {
+        let total = self.entries() as usize;
+        let mut keys: Vec<Vec<u8>> = Vec::new();
+        let mut first: Option<RecordRef> = None;
+        let (mut seen, mut part) = (0, 1);
+        self.each_leaf(|count, record| {
+            let first = *first.get_or_insert_with(|| record(0));
+            while part < parts && part * total / parts < seen + count {
+                let cut = record(part * total / parts - seen);
+                // SAFETY: both are records that the index holds.
+                let (cut, first) = unsafe { (self.kv.key(cut), self.kv.key(first)) };
+                let (cut, first) = (key::user_key(cut), key::user_key(first));
+                if cut > first && keys.last().is_none_or(|last| last.as_slice() < cut) {
+                    keys.push(cut.to_vec());
+                }
+                part += 1;
+            }
+            seen += count;
+        });
+        keys
+    }
+
+    /// The user key that halves the entries; `None` if all share one key.
+    #[must_use]
+    pub fn median_key(&self) -> Option<Vec<u8>> {
+        self.split_keys(2).pop()
+    }
+
+    #[inline(always)]
+    pub(super) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    #[inline(always)]
+    pub(super) fn kv(&self) -> &KvBlock {
+        &self.kv
+    }
+
+    pub(super) fn filter(&self) -> Option<&Filter> {
+        self.filter.get()
+    }
+}
+
+impl SealedShard for Shard {
+    fn verified_iter(self: Arc<Self>) -> Box<dyn InternalIterator> {
+        Box::new(ShardIter::new(self, true))
+    }
+    fn tombstones(&self) -> Arc<TombstoneSet> {
+        Self::tombstones(self)
+    }
+    fn entries(&self) -> u64 {
+        Self::entries(self)
+    }
+    fn data_bytes(&self) -> u64 {
+        Self::data_bytes(self)
+    }
+    fn seq_range(&self) -> (SeqNo, SeqNo) {
+        (self.smallest_seq(), self.largest_seq())
+    }
+}

@@ -1,0 +1,298 @@
+//! Slabs: the memory of memtable shards, handed out by one pool for each database.
+//!
+//! Owner: the database owns the [`SlabPool`]; every shard owns the slabs of its two
+//! [`SlabTable`]s (records, index nodes) and gives them back when it is dropped.
+//!
+//! Invariants:
+//! 1. A slab is a power of two of [`SLAB_BYTES_MIN`]..=[`SLAB_BYTES_MAX`] bytes, or larger and
+//!    made for one record. Its address never changes while the shard lives (never a realloc).
+//! 2. A slab's number in its table never changes; a table's array of addresses is replaced by a
+//!    longer copy and the old one is kept until the table is dropped, so that a reader may hold
+//!    either.
+//! 3. The pool has charged the budget ([`MemoryClass::Memtable`]) for every byte that is in a
+//!    shard or kept for reuse.
+//!
+//! Thread-safety: the pool and [`SlabTable::base`] may be used by any thread; slabs are added to
+//! a table under its lock. Failure: when the system has no memory left the process aborts, as
+//! with any allocation of Rust's. Cost: taking a kept slab is one short lock; its pages stay
+//! faulted in, which doubles the speed of inserts against fresh memory.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use archipelago_base::budget::{ByteBudget, MemoryClass, Pressure};
+use parking_lot::Mutex;
+
+/// Smallest slab: what an almost empty shard takes for its index.
+pub const SLAB_BYTES_MIN: usize = 8 << 10;
+/// Largest slab that is shared by several records.
+pub const SLAB_BYTES_MAX: usize = 1 << 20;
+
+/// Slab sizes that the pool keeps.
+const CLASSES: usize = (SLAB_BYTES_MAX / SLAB_BYTES_MIN).trailing_zeros() as usize + 1;
+/// Slabs start on a page of their own, so that a cache line never lies in two.
+const ALIGN_BYTES: usize = 4096;
+/// How much free memory a pool keeps by default.
+const KEEP_BYTES_DEFAULT: u64 = 64 << 20;
+
+/// One piece of memory; freed or kept by [`SlabPool::give`].
+#[derive(Debug)]
+pub(super) struct Slab {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a slab is plain memory without an owner thread; who may touch which part of it is
+// settled by the record arena and the index.
+unsafe impl Send for Slab {}
+// SAFETY: a shared slab gives only its address and its size.
+unsafe impl Sync for Slab {}
+
+impl Slab {
+    /// Where the slab starts.
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// How long it is.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Makes slabs, keeps the freed ones for the next shard, and charges the budget for both.
+///
+/// Kept memory is at most the limit set by [`SlabPool::set_keep_bytes`] (default 64 MiB), and
+/// nothing is kept while the budget is under pressure.
+pub struct SlabPool {
+    budget: Arc<ByteBudget>,
+    free: [Mutex<Vec<Slab>>; CLASSES],
+    free_bytes: AtomicU64,
+    keep_bytes: AtomicU64,
+}
+
+impl SlabPool {
+    /// An empty pool that charges `budget`.
+    #[must_use]
+    pub fn new(budget: Arc<ByteBudget>) -> Arc<Self> {
+        Arc::new(Self {
+            budget,
+            free: Default::default(),
+            free_bytes: AtomicU64::new(0),
+            keep_bytes: AtomicU64::new(KEEP_BYTES_DEFAULT),
+        })
+    }
+
+    /// How many bytes of freed slabs to keep for reuse; a good value is the size of one memtable.
+    pub fn set_keep_bytes(&self, bytes: u64) {
+        self.keep_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that are kept for reuse now.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        self.free_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Frees all memory that is kept for reuse.
+    pub fn trim(&self) {
+        for class in &self.free {
+            for slab in std::mem::take(&mut *class.lock()) {
+                self.free_bytes.fetch_sub(slab.bytes as u64, Ordering::Relaxed);
+                self.free_slab(&slab);
+            }
+        }
+    }
+
+    /// A slab of at least `bytes` bytes: rounded up to a power of two up to
+    /// [`SLAB_BYTES_MAX`], to whole pages above. Its contents are anything.
+    pub(super) fn take(&self, bytes: usize) -> Slab {
+        if bytes > SLAB_BYTES_MAX {
+            return self.allocate(bytes.next_multiple_of(ALIGN_BYTES));
+        }
+        let bytes = bytes.max(SLAB_BYTES_MIN).next_power_of_two();
+        if let Some(slab) = self.free[class_of(bytes)].lock().pop() {
+            self.free_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+            return slab;
+        }
+        self.allocate(bytes)
+    }
+
+    /// Takes a slab back. Nobody may touch its memory any more.
+    pub(super) fn give(&self, slab: Slab) {
+        let bytes = slab.bytes as u64;
+        let keep = slab.bytes <= SLAB_BYTES_MAX
+            && self.free_bytes() + bytes <= self.keep_bytes.load(Ordering::Relaxed)
+            && self.budget.pressure() == Pressure::None;
+        if keep {
+            self.free_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.free[class_of(slab.bytes)].lock().push(slab);
+        } else {
+            self.free_slab(&slab);
+        }
+    }
+
+    fn allocate(&self, bytes: usize) -> Slab {
+        let layout = layout(bytes);
+        // SAFETY: the layout's size is not zero.
+        let base = unsafe { alloc(layout) };
+        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
+        self.budget.charge(MemoryClass::Memtable, bytes as u64);
+        Slab { base, bytes }
+    }
+
+    fn free_slab(&self, slab: &Slab) {
+        self.budget.release(MemoryClass::Memtable, slab.bytes as u64);
+        // SAFETY: `allocate` made it with this layout, and the caller gives it up.
+        unsafe { dealloc(slab.base.as_ptr(), layout(slab.bytes)) };
+    }
+}
+
+impl Drop for SlabPool {
+    fn drop(&mut self) {
+        self.trim();
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, ALIGN_BYTES).expect("slab sizes stay far under isize::MAX")
+}
+
+fn class_of(bytes: usize) -> usize {
+    (bytes / SLAB_BYTES_MIN).trailing_zeros() as usize
+}
+
+/// The slabs of one kind of one shard, by number.
+pub(super) struct SlabTable {
+    pool: Arc<SlabPool>,
+    array: AtomicPtr<AtomicPtr<u8>>,
+    bytes: AtomicU64,
+    grow: Mutex<Grow>,
+}
+
+/// What only a thread that adds a slab touches.
+struct Grow {
+    slabs: Vec<Slab>,
+    /// The arrays, each twice as long as the one before; the last is current.
+    arrays: Vec<*mut [AtomicPtr<u8>]>,
+}
+
+// SAFETY: the arrays are owned by the table and freed only by its drop.
+unsafe impl Send for Grow {}
+
+impl SlabTable {
+    pub(super) fn new(pool: &Arc<SlabPool>) -> Self {
+        Self {
+            pool: Arc::clone(pool),
+            array: AtomicPtr::new(std::ptr::null_mut()),
+            bytes: AtomicU64::new(0),
+            grow: Mutex::new(Grow { slabs: Vec::new(), arrays: Vec::new() }),
+        }
+    }
+
+    /// Memory taken from the pool.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Adds a slab of at least `bytes`; its number, address and size. Panics if there would be
+    /// more than `count_max` slabs: references could not name it.
+    pub(super) fn add(&self, bytes: usize, count_max: usize) -> (usize, NonNull<u8>, usize) {
+        let slab = self.pool.take(bytes);
+        let (base, bytes) = (slab.base(), slab.bytes());
+        let mut grow = self.grow.lock();
+        let number = grow.slabs.len();
+        assert!(number < count_max, "memtable shard over {count_max} slabs: seal it earlier");
+        grow.slabs.push(slab);
+        if grow.arrays.last().is_none_or(|array| array.len() == number) {
+            self.lengthen(&mut grow);
+        }
+        let array = *grow.arrays.last().expect("just made sure that there is one");
+        // SAFETY: the table owns the array until its drop; `number` is below its length.
+        unsafe { (&(*array))[number].store(base.as_ptr(), Ordering::Release) };
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        (number, base, bytes)
+    }
+
+    fn lengthen(&self, grow: &mut Grow) {
+        let len = (grow.slabs.len() * 2).max(8);
+        let array: Box<[AtomicPtr<u8>]> = (0..len)
+            .map(|at| {
+                let base = grow.slabs.get(at).map_or(std::ptr::null_mut(), |s| s.base().as_ptr());
+                AtomicPtr::new(base)
+            })
+            .collect();
+        let array = Box::into_raw(array);
+        grow.arrays.push(array);
+        self.array.store(array.cast(), Ordering::Release);
+    }
+
+    /// Where slab `number` starts.
+    ///
+    /// # Safety
+    /// The number must come from [`SlabTable::add`], and that call must happen before this one:
+    /// the number was read from a reference that was published (Release) after it.
+    #[inline(always)]
+    pub(super) unsafe fn base(&self, number: usize) -> *mut u8 {
+        let array = self.array.load(Ordering::Acquire);
+        // SAFETY: `add` put the slab into this array or an earlier one, and every array holds
+        // what the earlier ones held; arrays live as long as the table.
+        unsafe { (*array.add(number)).load(Ordering::Relaxed) }
+    }
+}
+
+impl Drop for SlabTable {
+    fn drop(&mut self) {
+        let grow = self.grow.get_mut();
+        for slab in grow.slabs.drain(..) {
+            self.pool.give(slab);
+        }
+        for array in grow.arrays.drain(..) {
+            // SAFETY: `lengthen` leaked this box; nobody reads the table any more.
+            drop(unsafe { Box::from_raw(array) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_slabs_are_used_again_and_the_budget_knows() {
+        let budget = ByteBudget::unlimited();
+        let pool = SlabPool::new(Arc::clone(&budget));
+        let table = SlabTable::new(&pool);
+        for number in 0..40 {
+            let (at, base, bytes) = table.add(1 << 20, 100);
+            assert_eq!((at, bytes), (number, 1 << 20));
+            // SAFETY: just added.
+            assert_eq!(unsafe { table.base(at) }, base.as_ptr());
+        }
+        let used = || budget.used_bytes(MemoryClass::Memtable);
+        assert_eq!((table.bytes(), used()), (40 << 20, 40 << 20));
+        drop(table);
+        assert_eq!(pool.free_bytes(), 40 << 20);
+        let again = pool.take(600 << 10);
+        assert_eq!(used(), 40 << 20, "no new memory");
+        pool.set_keep_bytes(0);
+        pool.give(again);
+        assert_eq!(used(), 39 << 20);
+        pool.trim();
+        assert_eq!((used(), pool.free_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_pool_under_pressure_keeps_nothing() {
+        let budget = ByteBudget::new(100);
+        let pool = SlabPool::new(Arc::clone(&budget));
+        let huge = pool.take(SLAB_BYTES_MAX + 1);
+        assert_eq!(huge.bytes() % ALIGN_BYTES, 0);
+        pool.give(huge);
+        let slab = pool.take(1);
+        pool.give(slab);
+        assert_eq!(budget.total_bytes(), 0);
+    }
+}

@@ -1,0 +1,141 @@
+//! A block in memory, as the block cache holds it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_base::budget::Charge;
+use archipelago_base::{Error, Result};
+
+use super::data_block::DataBlock;
+use super::filter::BloomRef;
+use super::format::Handle;
+use super::index::IndexBlock;
+use crate::cache::BlockKind;
+use crate::lookup::Pinner;
+use crate::pinned::{PinOwner, PinnedSlice};
+
+/// What a cached block costs besides its bytes: itself, its counts, its slot in the cache.
+const OVERHEAD_BYTES: usize = size_of::<Block>() + 16 + 96;
+
+/// A checked and uncompressed block. Immutable; shared by the cache and whoever reads it.
+#[derive(Debug)]
+pub struct Block {
+    body: Body,
+    /// The bytes that the block counts in the budget, from the time it enters the cache until its
+    /// last holder lets go.
+    charge: Option<Charge>,
+}
+
+#[derive(Debug)]
+enum Body {
+    Data(DataBlock),
+    Index(IndexBlock),
+    Filter(Vec<u8>),
+}
+
+impl Block {
+    /// Reads a payload of `kind` that lies at `handle` of a file of `file_bytes`.
+    pub(super) fn parse(
+        kind: BlockKind,
+        payload: Vec<u8>,
+        path: &Path,
+        handle: Handle,
+        file_bytes: u64,
+    ) -> Result<Self> {
+        let damaged = |what: &str| Error::corrupt(path, handle.offset, what);
+        let body = match kind {
+            BlockKind::Data => {
+                Body::Data(DataBlock::parse(payload).map_err(|_| damaged("data block: malformed"))?)
+            }
+            BlockKind::Index => Body::Index(
+                IndexBlock::parse(payload, file_bytes)
+                    .map_err(|_| damaged("index block: malformed"))?,
+            ),
+            BlockKind::Filter => {
+                BloomRef::new(&payload).ok_or_else(|| damaged("filter block: malformed"))?;
+                Body::Filter(payload)
+            }
+        };
+        Ok(Self { body, charge: None })
+    }
+
+    /// What kind of block it is.
+    #[must_use]
+    pub fn kind(&self) -> BlockKind {
+        match self.body {
+            Body::Data(_) => BlockKind::Data,
+            Body::Index(_) => BlockKind::Index,
+            Body::Filter(_) => BlockKind::Filter,
+        }
+    }
+
+    /// Bytes of memory that the block takes, with everything around it.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        OVERHEAD_BYTES
+            + match &self.body {
+                Body::Data(block) => block.memory_bytes(),
+                Body::Index(block) => block.memory_bytes(),
+                Body::Filter(bytes) => bytes.capacity(),
+            }
+    }
+
+    /// Makes the block hold `charge` as long as it lives.
+    pub(crate) fn set_charge(&mut self, charge: Charge) {
+        self.charge = Some(charge);
+    }
+
+    #[inline]
+    pub(super) fn data(&self) -> Option<&DataBlock> {
+        match &self.body {
+            Body::Data(block) => Some(block),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn index(&self) -> Option<&IndexBlock> {
+        match &self.body {
+            Body::Index(block) => Some(block),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn filter(&self) -> Option<BloomRef<'_>> {
+        match &self.body {
+            Body::Filter(bytes) => BloomRef::new(bytes),
+            _ => None,
+        }
+    }
+
+    /// The memory of a data block, for another one.
+    pub(super) fn into_data_bytes(self) -> Vec<u8> {
+        match self.body {
+            Body::Data(block) => block.into_bytes(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl PinOwner for Block {
+    fn bytes(&self) -> &[u8] {
+        match &self.body {
+            Body::Data(block) => block.bytes(),
+            Body::Filter(bytes) => bytes,
+            Body::Index(_) => &[],
+        }
+    }
+}
+
+/// Pins values of a data block.
+pub(super) struct BlockPinner<'a>(pub(super) &'a Arc<Block>);
+
+impl Pinner for BlockPinner<'_> {
+    fn pin(&self, value: &[u8]) -> PinnedSlice {
+        let start = value.as_ptr().addr().wrapping_sub(self.0.bytes().as_ptr().addr());
+        let end = start.saturating_add(value.len());
+        let owner: Arc<dyn PinOwner> = Arc::clone(self.0) as _;
+        PinnedSlice::pinned(owner, start..end).unwrap_or_else(|| PinnedSlice::owned(value.to_vec()))
+    }
+}

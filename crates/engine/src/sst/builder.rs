@@ -1,0 +1,439 @@
+//! Writes a table: records in order, then everything that finds them again.
+//!
+//! Owned by one job or one ingest writer. Invariants:
+//! 1. records come in strictly ascending internal-key order (asserted);
+//! 2. a block is cut before the record that would make it longer than `block_bytes`, so only a
+//!    single large record makes a larger block;
+//! 3. [`TableBuilder::finish`] syncs the file; before it the file is not a table, after an error
+//!    the builder is of no more use and the file is garbage.
+//!
+//! Cost per record: two copies of its bytes, one hash of its key, two checksums; no allocation.
+//! Index and filter hashes stay in memory until the end: about 20 bytes a block, 8 bytes a key.
+
+use std::path::{Path, PathBuf};
+
+use archipelago_base::checksum::{crc_append, hash64};
+use archipelago_base::codec::{put_bytes, put_u64, put_varint};
+use archipelago_base::{CfId, Error, FileNo, Result};
+use archipelago_env::WritableFile;
+
+use super::data_block::{DataBlockBuilder, common_prefix};
+use super::filter;
+use super::format::{Compressor, FOOTER_BYTES, Footer, Handle, RECORD_BYTES_MAX, seal_block};
+use super::index::{IndexBuilder, separator};
+use super::properties::Properties;
+use crate::file_meta::FileMeta;
+use crate::key::{self, Kind, TRAILER_BYTES as KEY_TRAILER_BYTES};
+use crate::options::Compression;
+use crate::tombstone::RangeTombstone;
+
+/// How a table is written.
+#[derive(Clone, Debug)]
+pub struct TableOptions {
+    /// Data block size before compression, in bytes. Default 4 KiB.
+    pub block_bytes: usize,
+    /// How data blocks are compressed. Default LZ4.
+    pub compression: Compression,
+    /// Bits per key of the filter; 0 for none. Default 10.
+    pub bloom_bits_per_key: u32,
+    /// Records between restart points. Default 16.
+    pub restart_interval: usize,
+    /// Index and filter bytes up to which they are one block each, which an open reader holds in
+    /// memory; beyond, both are cut into partitions that go through the block cache.
+    /// Default 2 MiB.
+    pub pinned_bytes_max: usize,
+    /// Size of an index partition. Default 4 KiB.
+    pub partition_bytes: usize,
+    /// Unix milliseconds to note as the time of writing. Default 0.
+    pub created_unix_ms: u64,
+    /// Column family to note. Default the default one.
+    pub cf: CfId,
+    /// Its name. Default empty.
+    pub cf_name: String,
+}
+
+impl Default for TableOptions {
+    fn default() -> Self {
+        Self {
+            block_bytes: 4 << 10,
+            compression: Compression::Lz4,
+            bloom_bits_per_key: 10,
+            restart_interval: 16,
+            pinned_bytes_max: 2 << 20,
+            partition_bytes: 4 << 10,
+            created_unix_ms: 0,
+            cf: CfId::DEFAULT,
+            cf_name: String::new(),
+        }
+    }
+}
+
+/// See the module.
+pub struct TableBuilder {
+    out: Output,
+    no: FileNo,
+    options: TableOptions,
+    block: DataBlockBuilder,
+    compressor: Compressor,
+    index: IndexBuilder,
+    /// The last block, whose separator waits for the next key.
+    pending: Option<Handle>,
+    hashes: Vec<u64>,
+    /// For every block, how many hashes there are once its keys are in.
+    hashes_through: Vec<usize>,
+    last_key: Vec<u8>,
+    last_hash: u64,
+    scratch: Vec<u8>,
+    tombstones: Vec<RangeTombstone>,
+    properties: Properties,
+    middle_of_first: Vec<u8>,
+}
+
+/// The file, its running length and checksum.
+struct Output {
+    file: Box<dyn WritableFile>,
+    path: PathBuf,
+    unique_id: [u8; 16],
+    offset: u64,
+    crc: u32,
+    buffer: Vec<u8>,
+}
+
+impl Output {
+    fn block(&mut self, payload: &[u8], kind: Compression) -> Result<Handle> {
+        let handle = Handle { offset: self.offset, size: payload.len() as u32 };
+        self.buffer.clear();
+        self.buffer.extend_from_slice(payload);
+        seal_block(&mut self.buffer, 0, kind, &self.unique_id, self.offset);
+        self.write()?;
+        Ok(handle)
+    }
+
+    /// Writes what is in the buffer.
+    fn write(&mut self) -> Result<()> {
+        self.file.append(&self.buffer)?;
+        self.crc = crc_append(self.crc, &self.buffer);
+        self.offset += self.buffer.len() as u64;
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for TableBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TableBuilder({}, {} records)", self.out.path.display(), self.entries())
+    }
+}
+
+impl TableBuilder {
+    /// Writes into `file`, which is empty and lies at `path` (for errors). `unique_id` must be
+    /// fresh: no other file may have it.
+    #[must_use]
+    pub fn new(
+        file: Box<dyn WritableFile>,
+        path: &Path,
+        no: FileNo,
+        unique_id: [u8; 16],
+        options: TableOptions,
+    ) -> Self {
+        let buffer = Vec::with_capacity(options.block_bytes * 2);
+        let properties = Properties {
+            smallest_seq: u64::MAX,
+            compression: options.compression,
+            bloom_bits_per_key: options.bloom_bits_per_key,
+            created_unix_ms: options.created_unix_ms,
+            cf: options.cf,
+            cf_name: options.cf_name.clone(),
+            ..Properties::default()
+        };
+        Self {
+            out: Output { file, path: path.to_owned(), unique_id, offset: 0, crc: 0, buffer },
+            no,
+            block: DataBlockBuilder::new(options.restart_interval, options.block_bytes),
+            compressor: Compressor::new(options.compression),
+            options,
+            index: IndexBuilder::default(),
+            pending: None,
+            hashes: Vec::new(),
+            hashes_through: Vec::new(),
+            last_key: Vec::new(),
+            last_hash: 0,
+            scratch: Vec::new(),
+            tombstones: Vec::new(),
+            properties,
+            middle_of_first: Vec::new(),
+        }
+    }
+
+    /// Adds a point record behind all others.
+    ///
+    /// Panics if `internal_key` is not behind the last one, or is none: a job that does this
+    /// would write a file that loses records.
+    pub fn add(&mut self, internal_key: &[u8], value: &[u8]) -> Result<()> {
+        assert!(internal_key.len() >= KEY_TRAILER_BYTES, "not an internal key");
+        if internal_key.len() + value.len() > RECORD_BYTES_MAX {
+            return Err(Error::invalid(format!(
+                "a record of {} bytes is too large for a table (at most {RECORD_BYTES_MAX})",
+                internal_key.len() + value.len(),
+            )));
+        }
+        let user_key = key::user_key(internal_key);
+        let trailer = key::trailer(internal_key);
+        let first = self.last_key.is_empty();
+        let mut same_key = false;
+        let mut shared = 0;
+        if !first {
+            let last = key::user_key(&self.last_key);
+            shared = common_prefix(last, user_key);
+            same_key = shared == last.len() && shared == user_key.len();
+            let ascending = match same_key {
+                true => trailer < key::trailer(&self.last_key),
+                false => last.get(shared) < user_key.get(shared),
+            };
+            assert!(ascending, "records out of order in {}", self.out.path.display());
+        }
+        if !self.block.is_empty() && self.block_is_full(internal_key.len() - shared, value.len()) {
+            self.cut_block()?;
+        }
+        if let Some(handle) = self.pending.take() {
+            self.index_block(handle, Some((user_key, same_key)));
+        }
+        if !same_key {
+            self.last_hash = hash64(user_key);
+            if self.options.bloom_bits_per_key > 0 {
+                self.hashes.push(self.last_hash);
+            }
+        }
+        let new_in_block = !same_key || self.block.is_empty();
+        self.block.add(internal_key, value, shared, new_in_block.then_some(self.last_hash));
+        self.last_key.truncate(shared);
+        self.last_key.extend_from_slice(&internal_key[shared..]);
+        if first {
+            self.properties.smallest = user_key.to_vec();
+        }
+        self.count(trailer, user_key.len(), value.len());
+        Ok(())
+    }
+
+    fn block_is_full(&self, key_bytes: usize, value_bytes: usize) -> bool {
+        self.block.payload_bytes() + key_bytes + value_bytes + 6 > self.options.block_bytes
+    }
+
+    fn count(&mut self, trailer: u64, key_bytes: usize, value_bytes: usize) {
+        let properties = &mut self.properties;
+        properties.entries += 1;
+        properties.raw_key_bytes += key_bytes as u64;
+        properties.raw_value_bytes += value_bytes as u64;
+        let seq = key::trailer_seq(trailer).0;
+        properties.smallest_seq = properties.smallest_seq.min(seq);
+        properties.largest_seq = properties.largest_seq.max(seq);
+        match Kind::from_byte(trailer as u8) {
+            Some(Kind::Delete) => properties.deletions += 1,
+            Some(Kind::Merge) => properties.merges += 1,
+            Some(Kind::PutExpiring) => properties.expiring += 1,
+            _ => {}
+        }
+    }
+
+    /// Adds a range tombstone, in any order; an empty one is ignored.
+    pub fn add_tombstone(&mut self, tombstone: &RangeTombstone) -> Result<()> {
+        if tombstone.start < tombstone.end {
+            let properties = &mut self.properties;
+            properties.range_deletions += 1;
+            properties.smallest_seq = properties.smallest_seq.min(tombstone.seq.0);
+            properties.largest_seq = properties.largest_seq.max(tombstone.seq.0);
+            self.tombstones.push(tombstone.clone());
+        }
+        Ok(())
+    }
+
+    /// About how long the file would be if it ended here.
+    #[must_use]
+    pub fn estimated_bytes(&self) -> u64 {
+        let filter = filter::bloom_bytes(self.hashes.len(), self.options.bloom_bits_per_key);
+        let tombstones: usize =
+            self.tombstones.iter().map(|t| t.start.len() + t.end.len() + 12).sum();
+        let open = if self.block.is_empty() { 0 } else { self.block.payload_bytes() };
+        self.out.offset + (open + self.index.estimated_bytes() + filter + tombstones) as u64 + 256
+    }
+
+    /// Point records added.
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        self.properties.entries
+    }
+
+    /// Whether neither a record nor a tombstone was added.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.properties.entries == 0 && self.tombstones.is_empty()
+    }
+
+    /// The user key of the last record; `None` before the first.
+    #[must_use]
+    pub fn last_user_key(&self) -> Option<&[u8]> {
+        if self.last_key.is_empty() { None } else { Some(key::user_key(&self.last_key)) }
+    }
+
+    fn cut_block(&mut self) -> Result<()> {
+        if self.index.len() == 0 {
+            self.middle_of_first.clear();
+            self.middle_of_first
+                .extend_from_slice(self.block.middle_key().map_or(&[], key::user_key));
+        }
+        let (payload, kind) = self.compressor.pack(self.block.finish())?;
+        let handle = self.out.block(payload, kind)?;
+        self.block.reset();
+        self.hashes_through.push(self.hashes.len());
+        self.pending = Some(handle);
+        self.properties.data_blocks += 1;
+        Ok(())
+    }
+
+    /// Names the last block in the index, now that the key behind it is known: `next` is that
+    /// key, and whether it is the same as the last one.
+    fn index_block(&mut self, handle: Handle, next: Option<(&[u8], bool)>) {
+        let last = key::user_key(&self.last_key);
+        match next {
+            Some((_, true)) => {
+                let trailer = key::trailer(&self.last_key);
+                self.index.add(last, Some(trailer), handle, Handle::default());
+            }
+            Some((next, false)) => {
+                separator(last, next, &mut self.scratch);
+                self.index.add(&self.scratch, None, handle, Handle::default());
+            }
+            None => self.index.add(last, None, handle, Handle::default()),
+        }
+    }
+
+    /// Writes what is left, syncs the file and tells what the manifest must know.
+    pub fn finish(mut self) -> Result<FileMeta> {
+        if !self.block.is_empty() {
+            self.cut_block()?;
+        }
+        if let Some(handle) = self.pending.take() {
+            self.index_block(handle, None);
+        }
+        self.properties.data_bytes = self.out.offset;
+        let (index, filter, partitioned) = self.write_index_and_filter()?;
+        let tombstones = self.write_tombstones()?;
+        self.set_bounds();
+        let mut payload = Vec::new();
+        self.properties.encode(&mut payload);
+        let properties = self.out.block(&payload, Compression::None)?;
+        let footer = Footer {
+            filter,
+            index,
+            tombstones,
+            properties,
+            partitioned,
+            unique_id: self.out.unique_id,
+            file_bytes: self.out.offset + FOOTER_BYTES as u64,
+        };
+        self.out.buffer.clear();
+        footer.encode(&mut self.out.buffer);
+        self.out.write()?;
+        self.out.file.sync()?;
+        let (size, crc) = (self.out.offset, self.out.crc);
+        Ok(self.properties.to_meta(self.no, self.out.unique_id, size, crc))
+    }
+
+    fn write_index_and_filter(&mut self) -> Result<(Handle, Handle, bool)> {
+        let bits = self.options.bloom_bits_per_key;
+        let filter_bytes = filter::bloom_bytes(self.hashes.len(), bits);
+        let whole = self.index.estimated_bytes() + filter_bytes <= self.options.pinned_bytes_max;
+        if whole || self.index.len() < 2 {
+            let filter = self.write_filter(0, self.hashes.len())?;
+            let index = self.write_index(0, self.index.len())?;
+            return Ok((index, filter, false));
+        }
+        let mut top = IndexBuilder::default();
+        let mut start = 0;
+        while start < self.index.len() {
+            let mut end = start + 1;
+            while end < self.index.len()
+                && self.index.estimated_bytes_of(start, end + 1) <= self.options.partition_bytes
+            {
+                end += 1;
+            }
+            let filter = self.write_filter(self.first_hash(start), self.hashes_through[end - 1])?;
+            let handle = self.write_index(start, end)?;
+            top.add(self.index.key(end - 1), self.index.continues(end - 1), handle, filter);
+            start = end;
+        }
+        let mut payload = Vec::new();
+        top.encode(0, top.len(), true, &mut payload);
+        let index = self.out.block(&payload, Compression::None)?;
+        self.properties.index_bytes += payload.len() as u64;
+        Ok((index, Handle::default(), true))
+    }
+
+    /// The first hash of a partition that begins with block `start`. Where the block before ends
+    /// within the versions of a key, that key belongs to both.
+    fn first_hash(&self, start: usize) -> usize {
+        let Some(before) = start.checked_sub(1) else { return 0 };
+        let first = self.hashes_through[before];
+        let straddles = self.index.continues(before).is_some();
+        if straddles { first.saturating_sub(1) } else { first }
+    }
+
+    fn write_filter(&mut self, first: usize, end: usize) -> Result<Handle> {
+        let mut payload = Vec::new();
+        filter::build(&self.hashes[first..end], self.options.bloom_bits_per_key, &mut payload);
+        if payload.is_empty() {
+            return Ok(Handle::default());
+        }
+        self.properties.filter_bytes += payload.len() as u64;
+        self.out.block(&payload, Compression::None)
+    }
+
+    fn write_index(&mut self, start: usize, end: usize) -> Result<Handle> {
+        let mut payload = Vec::new();
+        self.index.encode(start, end, false, &mut payload);
+        self.properties.index_bytes += payload.len() as u64;
+        self.out.block(&payload, Compression::None)
+    }
+
+    fn write_tombstones(&mut self) -> Result<Handle> {
+        if self.tombstones.is_empty() {
+            return Ok(Handle::default());
+        }
+        self.tombstones.sort();
+        let mut payload = Vec::new();
+        put_varint(&mut payload, self.tombstones.len() as u64);
+        for tombstone in &self.tombstones {
+            put_bytes(&mut payload, &tombstone.start);
+            put_bytes(&mut payload, &tombstone.end);
+            put_u64(&mut payload, tombstone.seq.0);
+        }
+        self.out.block(&payload, Compression::None)
+    }
+
+    fn set_bounds(&mut self) {
+        let blocks = self.index.len();
+        let properties = &mut self.properties;
+        if properties.entries > 0 {
+            properties.largest = key::user_key(&self.last_key).to_vec();
+            properties.median_key = match blocks {
+                1 => std::mem::take(&mut self.middle_of_first),
+                _ => self.index.key((blocks - 1) / 2).to_vec(),
+            };
+        }
+        let pointless = properties.entries == 0;
+        if let Some(first) = self.tombstones.first()
+            && (pointless || first.start < properties.smallest)
+        {
+            properties.smallest = first.start.clone();
+        }
+        if let Some(end) = self.tombstones.iter().map(|tombstone| &tombstone.end).max()
+            && (pointless || *end > properties.largest)
+        {
+            properties.largest = end.clone();
+            properties.largest_exclusive = true;
+        }
+        if pointless {
+            properties.median_key = properties.smallest.clone();
+        }
+        properties.smallest_seq = properties.smallest_seq.min(properties.largest_seq);
+    }
+}

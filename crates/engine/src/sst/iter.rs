@@ -1,0 +1,367 @@
+//! A cursor over a table's records, forward and backward.
+//!
+//! Owned by one thread at a time. Invariants:
+//! 1. the cursor is valid iff it stands on a record of `block`; `leaf`/`position` name that block
+//!    in the index;
+//! 2. an error is kept in `status` and makes the cursor invalid; a seek begins anew.
+//!
+//! Cost: a step within a block copies the record's own key bytes, no allocation; a step back
+//! decodes a restart interval once and then walks what it decoded.
+
+use std::sync::Arc;
+
+use archipelago_base::{Error, Result};
+
+use super::block::Block;
+use super::data_block::Cursor;
+use super::format::Handle;
+use super::index::IndexBlock;
+use super::readahead::Readahead;
+use super::reader::{TableReadOptions, TableReader};
+use crate::cache::BlockKind;
+use crate::iter::InternalIterator;
+use crate::key::{self, Kind};
+
+/// See the module.
+#[derive(Debug)]
+pub struct TableIter {
+    table: Arc<TableReader>,
+    options: TableReadOptions,
+    /// Position in the top index; unused in a file of one index block.
+    top: usize,
+    /// The index partition that `position` is in; `None` in a file of one index block.
+    leaf: Option<Arc<Block>>,
+    position: usize,
+    block: Option<Arc<Block>>,
+    handle: Handle,
+    cursor: Cursor,
+    readahead: Readahead,
+    status: Option<Error>,
+}
+
+impl TableReader {
+    /// A cursor over all point records.
+    #[must_use]
+    pub fn iter(self: &Arc<Self>, options: TableReadOptions) -> TableIter {
+        TableIter {
+            table: Arc::clone(self),
+            options,
+            top: 0,
+            leaf: None,
+            position: 0,
+            block: None,
+            handle: Handle::default(),
+            cursor: Cursor::default(),
+            readahead: Readahead::default(),
+            status: None,
+        }
+    }
+}
+
+/// Where in the index a placement begins.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    First,
+    Last,
+    At(&'a [u8], u64),
+}
+
+impl TableIter {
+    fn index(&self) -> Option<&IndexBlock> {
+        if !self.table.footer.partitioned {
+            return Some(&self.table.index);
+        }
+        self.leaf.as_ref()?.index()
+    }
+
+    /// Loads the index partition `self.top` names.
+    fn load_leaf(&mut self) -> Result<()> {
+        let entry = self.table.index.entry(self.top);
+        let block = self.table.block(entry.handle, BlockKind::Index, &self.options)?;
+        if block.index().is_none_or(IndexBlock::is_top) {
+            return Err(self.table.mixed_up(entry.handle));
+        }
+        self.leaf = Some(block);
+        Ok(())
+    }
+
+    /// Places the index position; false if there is no such block.
+    fn place(&mut self, place: Place<'_>) -> Result<bool> {
+        let find = |index: &IndexBlock| match place {
+            Place::First => 0,
+            Place::Last => index.len().saturating_sub(1),
+            Place::At(user_key, trailer) => index.search(user_key, trailer),
+        };
+        if self.table.footer.partitioned {
+            self.top = find(&self.table.index);
+            if self.top >= self.table.index.len() {
+                return Ok(false);
+            }
+            self.load_leaf()?;
+        }
+        let Some((position, len)) = self.index().map(|index| (find(index), index.len())) else {
+            return Ok(false);
+        };
+        self.position = position;
+        Ok(position < len)
+    }
+
+    /// To the next block; false behind the last.
+    fn step_forward(&mut self) -> Result<bool> {
+        self.position += 1;
+        if self.position < self.index().map_or(0, IndexBlock::len) {
+            return Ok(true);
+        }
+        if !self.table.footer.partitioned || self.top + 1 >= self.table.index.len() {
+            return Ok(false);
+        }
+        self.top += 1;
+        self.load_leaf()?;
+        self.position = 0;
+        Ok(self.index().is_some_and(|index| index.len() > 0))
+    }
+
+    /// To the block before; false before the first.
+    fn step_back(&mut self) -> Result<bool> {
+        if self.position > 0 {
+            self.position -= 1;
+            return Ok(true);
+        }
+        if !self.table.footer.partitioned || self.top == 0 {
+            return Ok(false);
+        }
+        self.top -= 1;
+        self.load_leaf()?;
+        self.position = self.index().map_or(0, IndexBlock::len).saturating_sub(1);
+        Ok(self.index().is_some_and(|index| index.len() > 0))
+    }
+
+    /// Loads the block at the index position.
+    fn load_block(&mut self) -> Result<()> {
+        let Some(index) = self.index() else { return Ok(()) };
+        let handle = index.entry(self.position).handle;
+        if self.block.is_some() && self.handle == handle {
+            return Ok(());
+        }
+        let spare = self.block.take();
+        let block = self.readahead.block(&self.table, handle, &self.options, spare)?;
+        if block.data().is_none() {
+            return Err(self.table.mixed_up(handle));
+        }
+        self.block = Some(block);
+        self.handle = handle;
+        Ok(())
+    }
+
+    /// Moves the cursor within the current block.
+    #[inline]
+    fn in_block(
+        &mut self,
+        act: impl FnOnce(
+            &mut Cursor,
+            &super::data_block::DataBlock,
+        ) -> Result<(), super::data_block::Damaged>,
+    ) -> Result<()> {
+        let Some(data) = self.block.as_ref().and_then(|block| block.data()) else {
+            self.cursor.invalidate();
+            return Ok(());
+        };
+        act(&mut self.cursor, data).map_err(|_| self.table.damaged(self.handle))?;
+        if self.cursor.valid() {
+            self.present()?;
+        }
+        Ok(())
+    }
+
+    /// Checks the record's kind and gives it the global sequence number, if there is one.
+    #[inline]
+    fn present(&mut self) -> Result<()> {
+        let stored = key::trailer(self.cursor.key());
+        if Kind::from_byte(stored as u8).is_none() {
+            let what = format!("data block: record of unknown kind {}", stored as u8);
+            return Err(Error::corrupt(&self.table.path, self.handle.offset, what));
+        }
+        if let Some(global) = self.table.global_seq {
+            self.cursor.set_trailer(global.0 << 8 | (stored & 0xff));
+        }
+        Ok(())
+    }
+
+    /// With the cursor invalid: to the first record of the next block that has one.
+    fn forward_to_record(&mut self) -> Result<()> {
+        while !self.cursor.valid() {
+            if !self.step_forward()? {
+                return Ok(());
+            }
+            self.load_block()?;
+            self.in_block(Cursor::seek_to_first)?;
+        }
+        Ok(())
+    }
+
+    /// With the cursor invalid: to the last record of the block before.
+    fn back_to_record(&mut self) -> Result<()> {
+        while !self.cursor.valid() {
+            if !self.step_back()? {
+                return Ok(());
+            }
+            self.load_block()?;
+            self.in_block(Cursor::seek_to_last)?;
+        }
+        Ok(())
+    }
+
+    fn try_seek(&mut self, target: &[u8]) -> Result<()> {
+        if target.len() < key::TRAILER_BYTES {
+            return Err(Error::invalid("seek to what is no internal key"));
+        }
+        let Some(global) = self.table.global_seq else { return self.seek_stored(target) };
+        // All records are stored with sequence number 0 and one version per key.
+        let wanted = key::trailer(target);
+        self.seek_stored(&key::encode(
+            key::user_key(target),
+            archipelago_base::SeqNo::MAX,
+            Kind::SEEK,
+        ))?;
+        if self.cursor.valid()
+            && key::user_key(self.cursor.key()) == key::user_key(target)
+            && (global.0 << 8 | (key::trailer(self.cursor.key()) & 0xff)) > wanted
+        {
+            self.try_next()?;
+        }
+        Ok(())
+    }
+
+    fn seek_stored(&mut self, target: &[u8]) -> Result<()> {
+        let (user_key, trailer) = (key::user_key(target), key::trailer(target));
+        if !self.place(Place::At(user_key, trailer))? {
+            return Ok(());
+        }
+        self.load_block()?;
+        self.in_block(|cursor, data| cursor.seek(data, target))?;
+        self.forward_to_record()
+    }
+
+    fn try_seek_to_first(&mut self) -> Result<()> {
+        if !self.place(Place::First)? {
+            return Ok(());
+        }
+        self.load_block()?;
+        self.in_block(Cursor::seek_to_first)?;
+        self.forward_to_record()
+    }
+
+    fn try_seek_to_last(&mut self) -> Result<()> {
+        if !self.place(Place::Last)? {
+            return Ok(());
+        }
+        self.load_block()?;
+        self.in_block(Cursor::seek_to_last)?;
+        self.back_to_record()
+    }
+
+    fn try_seek_for_prev(&mut self, target: &[u8]) -> Result<()> {
+        self.try_seek(target)?;
+        if !self.cursor.valid() {
+            return self.try_seek_to_last();
+        }
+        if key::compare(self.cursor.key(), target).is_gt() {
+            return self.try_prev();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn try_next(&mut self) -> Result<()> {
+        self.in_block(Cursor::next)?;
+        if self.cursor.valid() {
+            return Ok(());
+        }
+        self.forward_to_record()
+    }
+
+    fn try_prev(&mut self) -> Result<()> {
+        self.in_block(Cursor::prev)?;
+        if self.cursor.valid() {
+            return Ok(());
+        }
+        self.back_to_record()
+    }
+
+    /// Begins a new placement: forgets an earlier error.
+    fn begin(&mut self) {
+        self.status = None;
+        self.cursor.invalidate();
+    }
+
+    #[inline]
+    fn end(&mut self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            self.status = Some(error);
+            self.cursor.invalidate();
+            self.block = None;
+        }
+    }
+}
+
+impl InternalIterator for TableIter {
+    #[inline]
+    fn valid(&self) -> bool {
+        self.cursor.valid()
+    }
+
+    fn seek_to_first(&mut self) {
+        self.begin();
+        let outcome = self.try_seek_to_first();
+        self.end(outcome);
+    }
+
+    fn seek_to_last(&mut self) {
+        self.begin();
+        let outcome = self.try_seek_to_last();
+        self.end(outcome);
+    }
+
+    fn seek(&mut self, target: &[u8]) {
+        self.begin();
+        let outcome = self.try_seek(target);
+        self.end(outcome);
+    }
+
+    fn seek_for_prev(&mut self, target: &[u8]) {
+        self.begin();
+        let outcome = self.try_seek_for_prev(target);
+        self.end(outcome);
+    }
+
+    #[inline]
+    fn next(&mut self) {
+        let outcome = self.try_next();
+        self.end(outcome);
+    }
+
+    fn prev(&mut self) {
+        let outcome = self.try_prev();
+        self.end(outcome);
+    }
+
+    #[inline]
+    fn key(&self) -> &[u8] {
+        self.cursor.key()
+    }
+
+    #[inline]
+    fn value(&self) -> &[u8] {
+        match self.block.as_ref().and_then(|block| block.data()) {
+            Some(data) => self.cursor.value(data),
+            None => &[],
+        }
+    }
+
+    fn status(&self) -> Result<()> {
+        match &self.status {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+}

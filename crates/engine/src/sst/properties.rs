@@ -1,0 +1,252 @@
+//! What a file says of itself: counts, bounds, and how it was made.
+//!
+//! Stored as fields `tag (u8) ++ length (varint) ++ bytes`, tags ascending; numbers are varints.
+//! Unknown tags above [`TAG_OPTIONAL`] may be skipped; any other unknown tag is refused.
+
+use std::path::Path;
+
+use archipelago_base::codec::{Reader, put_bytes, put_u8, put_varint};
+use archipelago_base::{CfId, Error, FileNo, Result, SeqNo};
+
+use crate::file_meta::FileMeta;
+use crate::options::Compression;
+
+/// The only order of keys there is.
+const COMPARATOR: &[u8] = b"bytewise";
+/// Tags from here on may be skipped by a reader that does not know them.
+const TAG_OPTIONAL: u8 = 128;
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Properties {
+    /// Point records.
+    pub entries: u64,
+    /// Point records that delete.
+    pub deletions: u64,
+    /// Point records that are merge operands.
+    pub merges: u64,
+    /// Point records that expire.
+    pub expiring: u64,
+    /// Range tombstones.
+    pub range_deletions: u64,
+    /// Bytes of user keys before encoding.
+    pub raw_key_bytes: u64,
+    /// Bytes of values before encoding.
+    pub raw_value_bytes: u64,
+    /// Bytes of data blocks as stored.
+    pub data_bytes: u64,
+    /// Data blocks.
+    pub data_blocks: u64,
+    /// Bytes of index blocks as stored.
+    pub index_bytes: u64,
+    /// Bytes of filter blocks as stored.
+    pub filter_bytes: u64,
+    /// As in [`FileMeta`].
+    pub smallest: Vec<u8>,
+    /// As in [`FileMeta`].
+    pub largest: Vec<u8>,
+    /// As in [`FileMeta`].
+    pub largest_exclusive: bool,
+    /// Smallest sequence number.
+    pub smallest_seq: u64,
+    /// Largest sequence number.
+    pub largest_seq: u64,
+    /// As in [`FileMeta`].
+    pub median_key: Vec<u8>,
+    /// How data blocks were to be compressed.
+    pub compression: Compression,
+    /// Bits per key of the filter; 0 without one.
+    pub bloom_bits_per_key: u32,
+    /// Unix milliseconds when it was written.
+    pub created_unix_ms: u64,
+    /// Column family that it was written for.
+    pub cf: CfId,
+    /// Name of that column family then.
+    pub cf_name: String,
+}
+
+impl Properties {
+    /// Appends the payload of the properties block.
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        let mut scratch = Vec::new();
+        let mut number = |out: &mut Vec<u8>, tag: u8, value: u64| {
+            scratch.clear();
+            put_varint(&mut scratch, value);
+            put_u8(out, tag);
+            put_bytes(out, &scratch);
+        };
+        for (tag, value) in self.numbers() {
+            number(out, tag, value);
+        }
+        let texts: [(u8, &[u8]); 6] = [
+            (64, COMPARATOR),
+            (65, &self.smallest),
+            (66, &self.largest),
+            (67, &self.median_key),
+            (68, self.cf_name.as_bytes()),
+            // Reserved: how the blocks are encrypted; empty for not at all.
+            (69, b""),
+        ];
+        for (tag, bytes) in texts {
+            put_u8(out, tag);
+            put_bytes(out, bytes);
+        }
+    }
+
+    fn numbers(&self) -> [(u8, u64); 18] {
+        let compression = match self.compression {
+            Compression::None => 0,
+            Compression::Lz4 => 1,
+            Compression::Zstd => 2,
+        };
+        [
+            (1, self.entries),
+            (2, self.deletions),
+            (3, self.merges),
+            (4, self.expiring),
+            (5, self.range_deletions),
+            (6, self.raw_key_bytes),
+            (7, self.raw_value_bytes),
+            (8, self.data_bytes),
+            (9, self.data_blocks),
+            (10, self.index_bytes),
+            (11, self.filter_bytes),
+            (12, u64::from(self.largest_exclusive)),
+            (13, self.smallest_seq),
+            (14, self.largest_seq),
+            (15, compression),
+            (16, u64::from(self.bloom_bits_per_key)),
+            (17, self.created_unix_ms),
+            (18, u64::from(self.cf.0)),
+        ]
+    }
+
+    /// Decodes the payload that lies at `offset`.
+    pub(super) fn decode(bytes: &[u8], path: &Path, offset: u64) -> Result<Self> {
+        let corrupt = |what: &str| Error::corrupt(path, offset, format!("properties: {what}"));
+        let mut out = Self::default();
+        let mut reader = Reader::new(bytes);
+        let mut last = 0;
+        let mut known = 0;
+        while !reader.is_empty() {
+            let tag = reader.u8().ok_or_else(|| corrupt("cut off"))?;
+            let value = reader.bytes().ok_or_else(|| corrupt("cut off"))?;
+            if tag <= last {
+                return Err(corrupt("fields out of order"));
+            }
+            last = tag;
+            match out.set(tag, value) {
+                Field::Known => known += 1,
+                Field::Unknown if tag >= TAG_OPTIONAL => {}
+                Field::Unsupported(what) => {
+                    return Err(Error::unsupported(format!("{}: {what}", path.display())));
+                }
+                Field::Unknown | Field::Damaged => {
+                    return Err(corrupt(&format!("field {tag} is not understood")));
+                }
+            }
+        }
+        if known != 24 {
+            return Err(corrupt("fields are missing"));
+        }
+        if out.smallest_seq > out.largest_seq || out.largest_seq > SeqNo::MAX.0 {
+            return Err(corrupt("impossible sequence numbers"));
+        }
+        Ok(out)
+    }
+
+    fn set(&mut self, tag: u8, value: &[u8]) -> Field {
+        match tag {
+            0 | 19..=63 | 70.. => return Field::Unknown,
+            64 if value == COMPARATOR => {}
+            64 => return Field::Unsupported("another comparator than bytewise"),
+            65 => self.smallest = value.to_vec(),
+            66 => self.largest = value.to_vec(),
+            67 => self.median_key = value.to_vec(),
+            68 => match std::str::from_utf8(value) {
+                Ok(name) => self.cf_name = name.to_owned(),
+                Err(_) => return Field::Damaged,
+            },
+            69 if value.is_empty() => {}
+            69 => return Field::Unsupported("encrypted"),
+            1..=18 => {
+                let mut reader = Reader::new(value);
+                let number = reader.varint().filter(|_| reader.is_empty());
+                return match number.and_then(|number| self.set_number(tag, number)) {
+                    Some(()) => Field::Known,
+                    None => Field::Damaged,
+                };
+            }
+        }
+        Field::Known
+    }
+
+    fn set_number(&mut self, tag: u8, value: u64) -> Option<()> {
+        match tag {
+            1 => self.entries = value,
+            2 => self.deletions = value,
+            3 => self.merges = value,
+            4 => self.expiring = value,
+            5 => self.range_deletions = value,
+            6 => self.raw_key_bytes = value,
+            7 => self.raw_value_bytes = value,
+            8 => self.data_bytes = value,
+            9 => self.data_blocks = value,
+            10 => self.index_bytes = value,
+            11 => self.filter_bytes = value,
+            12 => {
+                self.largest_exclusive = match value {
+                    0 => false,
+                    1 => true,
+                    _ => return None,
+                };
+            }
+            13 => self.smallest_seq = value,
+            14 => self.largest_seq = value,
+            15 => {
+                let kinds = [Compression::None, Compression::Lz4, Compression::Zstd];
+                self.compression = kinds.get(usize::try_from(value).ok()?).copied()?;
+            }
+            16 => self.bloom_bits_per_key = u32::try_from(value).ok()?,
+            17 => self.created_unix_ms = value,
+            18 => self.cf = CfId(u32::try_from(value).ok()?),
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// What the manifest should know of the file.
+    pub(super) fn to_meta(
+        &self,
+        no: FileNo,
+        unique_id: [u8; 16],
+        size_bytes: u64,
+        checksum: u32,
+    ) -> FileMeta {
+        FileMeta {
+            no: no.0,
+            unique_id,
+            size_bytes,
+            checksum,
+            smallest: self.smallest.clone(),
+            largest: self.largest.clone(),
+            largest_exclusive: self.largest_exclusive,
+            smallest_seq: self.smallest_seq,
+            largest_seq: self.largest_seq,
+            entries: self.entries,
+            deletions: self.deletions,
+            range_deletions: self.range_deletions,
+            raw_bytes: self.raw_key_bytes.saturating_add(self.raw_value_bytes),
+            global_seq: None,
+            median_key: self.median_key.clone(),
+            created_unix_ms: self.created_unix_ms,
+        }
+    }
+}
+
+enum Field {
+    Known,
+    Unknown,
+    Damaged,
+    Unsupported(&'static str),
+}

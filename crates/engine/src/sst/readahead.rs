@@ -1,0 +1,129 @@
+//! Reads ahead for a cursor over a table.
+//!
+//! With the block cache: once three blocks in a row were read from the file, the operating system
+//! is asked to read growing windows ahead. Past the cache: one large read fills a buffer that
+//! blocks are taken from, and each block reuses the memory of the one before. Owned by one cursor.
+
+use std::sync::Arc;
+
+use archipelago_base::Result;
+
+use super::block::Block;
+use super::format::{Handle, TRAILER_BYTES, open_block_into};
+use super::reader::{TableReadOptions, TableReader, read_raw};
+use crate::cache::BlockKind;
+
+/// First window of readahead, doubled at every use.
+const WINDOW_BYTES_MIN: u64 = 16 << 10;
+/// Largest window, unless the options say otherwise.
+const WINDOW_BYTES_MAX: u64 = 256 << 10;
+/// Blocks read from the file in a row before readahead begins.
+const SEQUENTIAL_BLOCKS: u32 = 3;
+
+/// Reads ahead; see the module.
+#[derive(Debug, Default)]
+pub(super) struct Readahead {
+    /// Where the last block read from the file ended.
+    last_end: u64,
+    sequential: u32,
+    window_bytes: u64,
+    /// How far the operating system was asked to read.
+    asked_to: u64,
+    /// Bytes of the file from `buffer_at` on.
+    buffer: Vec<u8>,
+    buffer_at: u64,
+}
+
+impl Readahead {
+    pub(super) fn block(
+        &mut self,
+        table: &TableReader,
+        handle: Handle,
+        options: &TableReadOptions,
+        spare: Option<Arc<Block>>,
+    ) -> Result<Arc<Block>> {
+        if !options.fill_cache && options.readahead_bytes > 0 && !options.cache_only {
+            return self.block_from_buffer(table, handle, options, spare);
+        }
+        if let Some(block) = table.cached_block(handle, BlockKind::Data) {
+            return Ok(block);
+        }
+        if options.cache_only {
+            return Err(table.would_need_io(handle));
+        }
+        self.ask(table, handle, options);
+        let raw = read_raw(&*table.file, handle, options.context)?;
+        table.admit(handle, BlockKind::Data, raw, options)
+    }
+
+    /// Before a block is read from the file: asks for more behind it if the reads are sequential.
+    fn ask(&mut self, table: &TableReader, handle: Handle, options: &TableReadOptions) {
+        let end = handle.end().unwrap_or(u64::MAX);
+        self.sequential = if handle.offset == self.last_end { self.sequential + 1 } else { 0 };
+        self.last_end = end;
+        if self.sequential < SEQUENTIAL_BLOCKS {
+            self.window_bytes = 0;
+            self.asked_to = 0;
+            return;
+        }
+        if end + self.window_bytes / 2 <= self.asked_to {
+            return;
+        }
+        let most = options.readahead_bytes.max(WINDOW_BYTES_MAX);
+        self.window_bytes = (self.window_bytes * 2).clamp(WINDOW_BYTES_MIN, most);
+        let from = self.asked_to.max(handle.offset);
+        let to = (end + self.window_bytes).min(table.properties.data_bytes);
+        if to > from {
+            table.file.prefetch(from, to - from);
+            self.asked_to = to;
+        }
+    }
+
+    fn block_from_buffer(
+        &mut self,
+        table: &TableReader,
+        handle: Handle,
+        options: &TableReadOptions,
+        spare: Option<Arc<Block>>,
+    ) -> Result<Arc<Block>> {
+        let len = handle.size as usize + TRAILER_BYTES;
+        let start = match self.buffered(handle, len) {
+            Some(start) => start,
+            None => {
+                self.fill(table, handle, len, options)?;
+                0
+            }
+        };
+        let mut payload = spare
+            .and_then(|block| Arc::try_unwrap(block).ok())
+            .map_or_else(Vec::new, Block::into_data_bytes);
+        let raw = &self.buffer[start..start + len];
+        let unique_id = &table.footer.unique_id;
+        open_block_into(raw, &mut payload, &table.path, unique_id, handle.offset)?;
+        let file_bytes = table.footer.file_bytes;
+        Block::parse(BlockKind::Data, payload, &table.path, handle, file_bytes).map(Arc::new)
+    }
+
+    fn buffered(&self, handle: Handle, len: usize) -> Option<usize> {
+        let start = usize::try_from(handle.offset.checked_sub(self.buffer_at)?).ok()?;
+        (start.checked_add(len)? <= self.buffer.len()).then_some(start)
+    }
+
+    fn fill(
+        &mut self,
+        table: &TableReader,
+        handle: Handle,
+        len: usize,
+        options: &TableReadOptions,
+    ) -> Result<()> {
+        let rest = table.properties.data_bytes.saturating_sub(handle.offset);
+        let bytes = options.readahead_bytes.min(rest).max(len as u64) as usize;
+        self.buffer_at = handle.offset;
+        self.buffer.resize(bytes, 0);
+        let read = table.file.read_exact_at(handle.offset, &mut self.buffer, options.context);
+        if read.is_err() {
+            self.buffer.clear();
+        }
+        read
+    }
+}

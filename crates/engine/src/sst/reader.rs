@@ -1,0 +1,459 @@
+//! An open table: its footer, properties, range tombstones, and the index and filter that stay in
+//! memory; reads blocks through the block cache.
+//!
+//! Shared by the table cache, versions' readers and iterators. Immutable after opening, so
+//! thread-safe without a lock. Invariants:
+//! 1. every block is checked (checksum, place, frame) before it is used or cached;
+//! 2. what the reader holds is charged to `MemoryClass::TableReader` until it is dropped; data
+//!    blocks and partitions are in the block cache, which counts them;
+//! 3. with a global sequence number every record reads with that number, whatever is stored.
+//!
+//! Failure: damage is an error that names file and offset; nothing is cached then and the next
+//! read tries again. Cost of a warm point look-up: one filter line, one search of an array of
+//! eight-byte heads, one cache look-up, one in-block hash probe and a scan of half a restart
+//! interval; two more cache look-ups in a file with partitions. Opening costs three to five reads.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::budget::{ByteBudget, Charge, MemoryClass};
+use archipelago_base::codec::Reader;
+use archipelago_base::{Error, Result, SeqNo};
+use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
+
+use super::block::{Block, BlockPinner};
+use super::data_block::Versions;
+use super::filter::BloomRef;
+use super::format::{FOOTER_BYTES, Footer, Handle, TRAILER_BYTES, open_block};
+use super::index::IndexBlock;
+use super::properties::Properties;
+use crate::cache::{BlockCache, BlockKey, BlockKind};
+use crate::file_meta::FileMeta;
+use crate::key::{self, Kind};
+use crate::lookup::{Found, Lookup, Visit};
+use crate::tombstone::{RangeTombstone, TombstoneSet};
+
+/// How a table is read.
+#[derive(Clone, Copy, Debug)]
+pub struct TableReadOptions {
+    /// Who reads, and for what.
+    pub context: IoContext,
+    /// Put blocks that are read into the block cache.
+    pub fill_cache: bool,
+    /// For iterators. With `fill_cache`: how far ahead the operating system is asked to read once
+    /// an iterator moves on sequentially, at most (0: 256 KiB). Without it, and not 0: read this
+    /// many bytes at a time into a buffer of the iterator's own, past the block cache.
+    pub readahead_bytes: u64,
+    /// Fail with `Busy` where I/O would be needed.
+    pub cache_only: bool,
+}
+
+impl TableReadOptions {
+    /// A user's read: fills the cache, may do I/O.
+    #[must_use]
+    pub fn foreground() -> Self {
+        Self {
+            context: IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead),
+            fill_cache: true,
+            readahead_bytes: 0,
+            cache_only: false,
+        }
+    }
+
+    /// A job's read: `readahead_bytes` at a time, past the cache.
+    #[must_use]
+    pub fn job(context: IoContext, readahead_bytes: u64) -> Self {
+        Self { context, fill_cache: false, readahead_bytes, cache_only: false }
+    }
+}
+
+/// See the module.
+pub struct TableReader {
+    pub(super) file: Arc<dyn RandomFile>,
+    pub(super) path: PathBuf,
+    pub(super) footer: Footer,
+    pub(super) properties: Properties,
+    pub(super) tombstones: Arc<TombstoneSet>,
+    /// The only index block, or the top one.
+    pub(super) index: IndexBlock,
+    /// The whole-file filter.
+    filter: Option<Vec<u8>>,
+    pub(super) global_seq: Option<SeqNo>,
+    /// Checksum of the whole file, where the manifest knows it.
+    pub(super) checksum: Option<u32>,
+    cache: Arc<BlockCache>,
+    _charge: Charge,
+}
+
+impl std::fmt::Debug for TableReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TableReader({})", self.path.display())
+    }
+}
+
+impl TableReader {
+    /// Opens `file`, which lies at `path` (for errors). With `meta` its length and unique id must
+    /// be those of the manifest, and its global sequence number applies.
+    pub fn open(
+        file: Arc<dyn RandomFile>,
+        path: &Path,
+        meta: Option<&FileMeta>,
+        cache: &Arc<BlockCache>,
+        budget: &Arc<ByteBudget>,
+    ) -> Result<Arc<Self>> {
+        let footer = read_footer(&*file, path)?;
+        if let Some(meta) = meta {
+            check_meta(&footer, meta, path)?;
+        }
+        let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
+        let read = |handle: Handle| read_payload(&*file, path, &footer, handle, context);
+        let properties =
+            Properties::decode(&read(footer.properties)?, path, footer.properties.offset)?;
+        let global_seq = meta.and_then(|meta| meta.global_seq).map(SeqNo);
+        if global_seq.is_some() && properties.largest_seq != 0 {
+            let what = "a global sequence number over records that have their own";
+            return Err(Error::corrupt(path, footer.properties.offset, what));
+        }
+        let index = IndexBlock::parse(read(footer.index)?, footer.file_bytes)
+            .ok()
+            .filter(|index| index.is_top() == footer.partitioned)
+            .ok_or_else(|| Error::corrupt(path, footer.index.offset, "index block: malformed"))?;
+        let filter = match footer.filter.is_some() {
+            true => Some(read(footer.filter)?),
+            false => None,
+        };
+        if filter.as_deref().is_some_and(|filter| BloomRef::new(filter).is_none()) {
+            return Err(Error::corrupt(path, footer.filter.offset, "filter block: malformed"));
+        }
+        let tombstones = match footer.tombstones.is_some() {
+            true => decode_tombstones(&read(footer.tombstones)?, global_seq).ok_or_else(|| {
+                Error::corrupt(path, footer.tombstones.offset, "range tombstones: malformed")
+            })?,
+            false => TombstoneSet::default(),
+        };
+        let bytes = size_of::<Self>()
+            + index.memory_bytes()
+            + filter.as_ref().map_or(0, Vec::capacity)
+            + footer.tombstones.size as usize * 2
+            + footer.properties.size as usize;
+        Ok(Arc::new(Self {
+            file,
+            path: path.to_owned(),
+            footer,
+            properties,
+            tombstones: Arc::new(tombstones),
+            index,
+            filter,
+            global_seq,
+            checksum: meta.map(|meta| meta.checksum),
+            cache: Arc::clone(cache),
+            _charge: budget.hold(MemoryClass::TableReader, bytes as u64),
+        }))
+    }
+
+    /// Where the file lies.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the file says of itself.
+    #[must_use]
+    pub fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    /// The random id that the file's blocks are bound to.
+    #[must_use]
+    pub fn unique_id(&self) -> &[u8; 16] {
+        &self.footer.unique_id
+    }
+
+    /// Length of the file in bytes.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.footer.file_bytes
+    }
+
+    /// The file's range tombstones.
+    #[must_use]
+    pub fn tombstones(&self) -> &Arc<TombstoneSet> {
+        &self.tombstones
+    }
+
+    /// Bytes of memory that the open reader holds besides the block cache.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self._charge.bytes()
+    }
+
+    /// Whether the whole-file filter allows a key with this hash; true where there is none or it
+    /// is partitioned. No I/O. Range tombstones are not in the filter.
+    #[inline]
+    #[must_use]
+    pub fn may_contain(&self, hash: u64) -> bool {
+        match self.filter.as_deref().and_then(BloomRef::new) {
+            Some(filter) => filter.may_contain(hash),
+            None => true,
+        }
+    }
+
+    /// Visits the versions of a key that the look-up's snapshot sees, newest first, until the
+    /// visitor breaks. Range tombstones are not consulted.
+    pub fn lookup(
+        &self,
+        lookup: &Lookup<'_>,
+        options: &TableReadOptions,
+        visit: &mut dyn FnMut(&Found<'_>) -> Visit,
+    ) -> Result<()> {
+        if !self.may_contain(lookup.hash) {
+            return Ok(());
+        }
+        let Some(trailer) = self.seek_trailer(lookup.snapshot) else { return Ok(()) };
+        if !self.footer.partitioned {
+            return self.lookup_in(&self.index, lookup, trailer, options, visit).map(|_| ());
+        }
+        let top = &self.index;
+        for position in top.search(lookup.key, trailer)..top.len() {
+            let entry = top.entry(position);
+            if entry.filter.is_some() {
+                let block = self.block(entry.filter, BlockKind::Filter, options)?;
+                let filter = block.filter().ok_or_else(|| self.mixed_up(entry.filter))?;
+                if !filter.may_contain(lookup.hash) {
+                    return Ok(());
+                }
+            }
+            let block = self.block(entry.handle, BlockKind::Index, options)?;
+            let leaf = block.index().ok_or_else(|| self.mixed_up(entry.handle))?;
+            if self.lookup_in(leaf, lookup, trailer, options, visit)?.is_break() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks a key up by one index block; `Continue` if its versions go on in the next one.
+    fn lookup_in(
+        &self,
+        index: &IndexBlock,
+        lookup: &Lookup<'_>,
+        trailer: u64,
+        options: &TableReadOptions,
+        visit: &mut dyn FnMut(&Found<'_>) -> Visit,
+    ) -> Result<Visit> {
+        let start = index.search(lookup.key, trailer);
+        for position in start..index.len() {
+            let entry = index.entry(position);
+            let block = self.block(entry.handle, BlockKind::Data, options)?;
+            let outcome = self.lookup_in_block(&block, entry.handle, lookup, trailer, visit)?;
+            if outcome.is_break() || entry.continues.is_none() {
+                return Ok(Visit::Break(()));
+            }
+        }
+        Ok(Visit::Continue(()))
+    }
+
+    /// Visits the key's versions in one block; `Continue` if the block ended before the key did.
+    pub(super) fn lookup_in_block(
+        &self,
+        block: &Arc<Block>,
+        handle: Handle,
+        lookup: &Lookup<'_>,
+        trailer: u64,
+        visit: &mut dyn FnMut(&Found<'_>) -> Visit,
+    ) -> Result<Visit> {
+        let data = block.data().ok_or_else(|| self.mixed_up(handle))?;
+        let damaged = |_| self.damaged(handle);
+        let pinner = BlockPinner(block);
+        let mut versions: Versions<'_> =
+            data.versions(lookup.key, trailer, lookup.hash).map_err(damaged)?;
+        while let Some((stored, value)) = versions.next().map_err(damaged)? {
+            let Some(kind) = Kind::from_byte(stored as u8) else {
+                let what = format!("data block: record of unknown kind {}", stored as u8);
+                return Err(Error::corrupt(&self.path, handle.offset, what));
+            };
+            let seq = self.global_seq.unwrap_or(key::trailer_seq(stored));
+            if visit(&Found { seq, kind, value, pinner: Some(&pinner) }).is_break() {
+                return Ok(Visit::Break(()));
+            }
+        }
+        if versions.ran_out() { Ok(Visit::Continue(())) } else { Ok(Visit::Break(())) }
+    }
+
+    /// The trailer at which versions that `snapshot` sees begin; `None` if it sees none.
+    #[inline]
+    pub(super) fn seek_trailer(&self, snapshot: SeqNo) -> Option<u64> {
+        match self.global_seq {
+            None => Some(key::pack(snapshot, Kind::SEEK)),
+            Some(global) if global <= snapshot => Some(u64::MAX),
+            Some(_) => None,
+        }
+    }
+
+    /// The block at `handle`, from the cache or the file.
+    #[inline]
+    pub(super) fn block(
+        &self,
+        handle: Handle,
+        kind: BlockKind,
+        options: &TableReadOptions,
+    ) -> Result<Arc<Block>> {
+        let key = BlockKey::new(&self.footer.unique_id, handle.offset);
+        match self.cache.get(&key, kind) {
+            Some(block) => Ok(block),
+            None => self.read_block(handle, kind, options),
+        }
+    }
+
+    /// The block, if it is in the cache.
+    pub(super) fn cached_block(&self, handle: Handle, kind: BlockKind) -> Option<Arc<Block>> {
+        self.cache.get(&BlockKey::new(&self.footer.unique_id, handle.offset), kind)
+    }
+
+    #[cold]
+    fn read_block(
+        &self,
+        handle: Handle,
+        kind: BlockKind,
+        options: &TableReadOptions,
+    ) -> Result<Arc<Block>> {
+        if options.cache_only {
+            return Err(self.would_need_io(handle));
+        }
+        let raw = read_raw(&*self.file, handle, options.context)?;
+        self.admit(handle, kind, raw, options)
+    }
+
+    /// Checks a block as read, and caches it if the options say so.
+    pub(super) fn admit(
+        &self,
+        handle: Handle,
+        kind: BlockKind,
+        raw: Vec<u8>,
+        options: &TableReadOptions,
+    ) -> Result<Arc<Block>> {
+        let payload = open_block(raw, &self.path, &self.footer.unique_id, handle.offset)?;
+        let block = Block::parse(kind, payload, &self.path, handle, self.footer.file_bytes)?;
+        if !options.fill_cache {
+            return Ok(Arc::new(block));
+        }
+        let key = BlockKey::new(&self.footer.unique_id, handle.offset);
+        Ok(self.cache.insert(key, block))
+    }
+
+    pub(super) fn would_need_io(&self, handle: Handle) -> Error {
+        Error::busy(format!("{}: would need I/O at {}", self.path.display(), handle.offset))
+    }
+
+    #[cold]
+    pub(super) fn damaged(&self, handle: Handle) -> Error {
+        Error::corrupt(&self.path, handle.offset, "data block: malformed record")
+    }
+
+    #[cold]
+    pub(super) fn mixed_up(&self, handle: Handle) -> Error {
+        Error::corrupt(&self.path, handle.offset, "block of another kind than the index says")
+    }
+
+    /// About how many bytes of the file lie before `user_key`.
+    pub fn approximate_offset(&self, user_key: &[u8]) -> Result<u64> {
+        let options = TableReadOptions::foreground();
+        let mut position = self.index.search(user_key, u64::MAX);
+        if position == self.index.len() {
+            return Ok(self.properties.data_bytes);
+        }
+        let entry = self.index.entry(position);
+        if !self.footer.partitioned {
+            return Ok(entry.handle.offset);
+        }
+        let block = self.block(entry.handle, BlockKind::Index, &options)?;
+        let leaf = block.index().ok_or_else(|| self.mixed_up(entry.handle))?;
+        position = leaf.search(user_key, u64::MAX);
+        Ok(match position == leaf.len() {
+            true => self.properties.data_bytes,
+            false => leaf.entry(position).handle.offset,
+        })
+    }
+
+    /// At most `count` keys that cut the file into about equal parts, ascending, from the index
+    /// that is in memory (for a file with partitions: one key a partition). No I/O.
+    #[must_use]
+    pub fn index_keys(&self, count: usize) -> Vec<Vec<u8>> {
+        let (prefix, entries) = (self.index.prefix(), self.index.len());
+        let parts = (count + 1).min(entries.max(1));
+        let mut keys: Vec<Vec<u8>> = (1..parts)
+            .map(|part| {
+                let entry = self.index.entry(part * entries / parts - 1);
+                [prefix, entry.suffix].concat()
+            })
+            .collect();
+        keys.dedup();
+        keys
+    }
+}
+
+fn check_meta(footer: &Footer, meta: &FileMeta, path: &Path) -> Result<()> {
+    let at = footer.file_bytes - FOOTER_BYTES as u64;
+    if footer.file_bytes != meta.size_bytes {
+        let what = format!(
+            "the file has {} bytes, the manifest says {}",
+            footer.file_bytes, meta.size_bytes
+        );
+        return Err(Error::corrupt(path, at, what));
+    }
+    if footer.unique_id != meta.unique_id {
+        return Err(Error::corrupt(path, at, "unique id is not the one in the manifest"));
+    }
+    Ok(())
+}
+
+fn read_footer(file: &dyn RandomFile, path: &Path) -> Result<Footer> {
+    let len = file.len();
+    let Some(at) = len.checked_sub(FOOTER_BYTES as u64) else {
+        let what = format!("footer: the file has only {len} bytes: not an SST, or cut off");
+        return Err(Error::corrupt(path, 0, what));
+    };
+    let mut bytes = [0; FOOTER_BYTES];
+    let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
+    file.read_exact_at(at, &mut bytes, context)?;
+    Footer::decode(&bytes, path, len)
+}
+
+/// Reads a block with its trailer, unchecked. The handle lies within the file.
+pub(super) fn read_raw(
+    file: &dyn RandomFile,
+    handle: Handle,
+    context: IoContext,
+) -> Result<Vec<u8>> {
+    let mut raw = vec![0; handle.size as usize + TRAILER_BYTES];
+    file.read_exact_at(handle.offset, &mut raw, context)?;
+    Ok(raw)
+}
+
+/// Reads, checks and unpacks a block.
+pub(super) fn read_payload(
+    file: &dyn RandomFile,
+    path: &Path,
+    footer: &Footer,
+    handle: Handle,
+    context: IoContext,
+) -> Result<Vec<u8>> {
+    let raw = read_raw(file, handle, context)?;
+    open_block(raw, path, &footer.unique_id, handle.offset)
+}
+
+/// Decodes the range-tombstone block; `None` if it is malformed.
+pub(super) fn decode_tombstones(bytes: &[u8], global_seq: Option<SeqNo>) -> Option<TombstoneSet> {
+    let mut reader = Reader::new(bytes);
+    let count = reader.varint()?;
+    let mut tombstones = Vec::new();
+    for _ in 0..count {
+        let (start, end) = (reader.bytes()?.to_vec(), reader.bytes()?.to_vec());
+        let seq = SeqNo(reader.u64()?);
+        if start >= end || seq > SeqNo::MAX {
+            return None;
+        }
+        tombstones.push(RangeTombstone { start, end, seq: global_seq.unwrap_or(seq) });
+    }
+    reader.is_empty().then(|| TombstoneSet::new(&tombstones))
+}

@@ -1,0 +1,234 @@
+//! Open table readers, a bounded number of them.
+//!
+//! Owned by the database. The reader of a file lies in its [`LiveFile`], so that a read finds it
+//! with one load and without a look-up; the cache only knows which files have one. Invariants:
+//! 1. a file has at most one reader at a time (opening holds a lock of the file's shard);
+//! 2. after every open at most `readers_max` files hold a reader, unless all were used since the
+//!    clock hand passed twice over all of them;
+//! 3. a reader that is closed lives on until whoever uses it lets go.
+//!
+//! Thread-safe. A failed open leaves nothing behind; the next read tries again. The list of open
+//! files holds them weakly: a file that goes away takes its reader along.
+
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use archipelago_base::budget::{ByteBudget, Pressure};
+use archipelago_base::{FileNo, Result};
+use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
+use parking_lot::Mutex;
+
+use super::reader::TableReader;
+use crate::cache::BlockCache;
+use crate::file_meta::sst_name;
+use crate::live_file::LiveFile;
+
+/// Locks that files are opened under.
+const SHARDS: usize = 16;
+/// Readers that an open closes at most while the budget is under pressure.
+const CLOSE_UNDER_PRESSURE: usize = 2;
+
+/// See the module.
+pub struct TableCache {
+    fs: Arc<dyn FileSystem>,
+    dir: PathBuf,
+    cache: Arc<BlockCache>,
+    budget: Arc<ByteBudget>,
+    readers_max: usize,
+    direct: bool,
+    opening: [Mutex<()>; SHARDS],
+    open: Mutex<OpenList>,
+}
+
+/// Files that hold a reader, and the clock hand.
+#[derive(Default)]
+struct OpenList {
+    files: Vec<Weak<LiveFile>>,
+    hand: usize,
+}
+
+/// A reader for the duration of one operation, without counting references where possible.
+pub enum TableGuard {
+    /// It was open.
+    Held(arc_swap::Guard<Option<Arc<TableReader>>>),
+    /// It was opened.
+    Opened(Arc<TableReader>),
+}
+
+impl TableGuard {
+    /// The reader to keep.
+    #[must_use]
+    pub fn to_arc(&self) -> Arc<TableReader> {
+        match self {
+            Self::Held(guard) => Arc::clone(guard.as_ref().expect("made only of an open reader")),
+            Self::Opened(reader) => Arc::clone(reader),
+        }
+    }
+}
+
+impl Deref for TableGuard {
+    type Target = TableReader;
+
+    #[inline]
+    fn deref(&self) -> &TableReader {
+        match self {
+            Self::Held(guard) => guard.as_ref().expect("made only of an open reader"),
+            Self::Opened(reader) => reader,
+        }
+    }
+}
+
+impl std::fmt::Debug for TableCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TableCache({}, {} open)", self.dir.display(), self.open_readers())
+    }
+}
+
+impl TableCache {
+    /// Opens files of `dir` on `fs`; `direct`: past the page cache.
+    #[must_use]
+    pub fn new(
+        fs: Arc<dyn FileSystem>,
+        dir: PathBuf,
+        cache: Arc<BlockCache>,
+        budget: Arc<ByteBudget>,
+        readers_max: usize,
+        direct: bool,
+    ) -> Self {
+        Self {
+            fs,
+            dir,
+            cache,
+            budget,
+            readers_max: readers_max.max(1),
+            direct,
+            opening: Default::default(),
+            open: Mutex::default(),
+        }
+    }
+
+    /// The file's reader, to keep as long as one likes.
+    pub fn get(&self, file: &Arc<LiveFile>) -> Result<Arc<TableReader>> {
+        touch(file);
+        match file.reader.load_full() {
+            Some(reader) => Ok(reader),
+            None => self.open(file),
+        }
+    }
+
+    /// The file's reader for one operation: cheaper than [`TableCache::get`]. Do not keep many
+    /// guards, nor one for long.
+    #[inline]
+    pub fn load(&self, file: &Arc<LiveFile>) -> Result<TableGuard> {
+        touch(file);
+        let guard = file.reader.load();
+        if guard.is_some() {
+            return Ok(TableGuard::Held(guard));
+        }
+        drop(guard);
+        self.open(file).map(TableGuard::Opened)
+    }
+
+    /// The block cache that readers use.
+    #[must_use]
+    pub fn block_cache(&self) -> &Arc<BlockCache> {
+        &self.cache
+    }
+
+    #[cold]
+    fn open(&self, file: &Arc<LiveFile>) -> Result<Arc<TableReader>> {
+        let meta = file.meta();
+        let _opening = self.opening[meta.no as usize % SHARDS].lock();
+        if let Some(reader) = file.reader.load_full() {
+            return Ok(reader);
+        }
+        let path = self.dir.join(sst_name(meta.file_no()));
+        let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
+        let handle = self.fs.open(&path, context, OpenOptions { direct: self.direct })?;
+        let reader = TableReader::open(handle, &path, Some(meta), &self.cache, &self.budget)?;
+        file.reader.store(Some(Arc::clone(&reader)));
+        let closed = {
+            let mut open = self.open.lock();
+            open.files.push(Arc::downgrade(file));
+            let extra = match self.budget.pressure() {
+                Pressure::None => 0,
+                Pressure::High | Pressure::Over => CLOSE_UNDER_PRESSURE,
+            };
+            open.close_beyond(self.readers_max, extra, meta.file_no())
+        };
+        drop(closed);
+        Ok(reader)
+    }
+
+    /// Closes the reader of file `no`, if it has one.
+    pub fn evict(&self, no: FileNo) {
+        let mut closed = Vec::new();
+        let mut open = self.open.lock();
+        open.files.retain(|file| match file.upgrade() {
+            Some(file) if file.meta().file_no() == no => {
+                closed.push((file.reader.swap(None), file));
+                false
+            }
+            Some(file) => {
+                closed.push((None, file));
+                true
+            }
+            None => false,
+        });
+        drop(open);
+        drop(closed);
+    }
+
+    /// Files that hold a reader now.
+    #[must_use]
+    pub fn open_readers(&self) -> usize {
+        let files: Vec<_> = self.open.lock().files.clone();
+        files.iter().filter(|file| file.strong_count() > 0).count()
+    }
+}
+
+#[inline]
+fn touch(file: &LiveFile) {
+    if !file.used.load(Ordering::Relaxed) {
+        file.used.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a pass of the hand closed or held; dropped outside the lock.
+type Closed = Vec<(Option<Arc<TableReader>>, Arc<LiveFile>)>;
+
+impl OpenList {
+    /// Moves the hand until at most `most` files are open and `extra` more were closed, at most
+    /// twice around. `spared` was opened just now.
+    fn close_beyond(&mut self, most: usize, extra: usize, spared: FileNo) -> Closed {
+        let mut closed = Closed::new();
+        let mut extra = extra;
+        // Two steps at every open find what went away with its file.
+        let mut steps = if self.files.len() > most || extra > 0 { self.files.len() * 2 } else { 2 };
+        while steps > 0 && !self.files.is_empty() {
+            steps -= 1;
+            self.hand %= self.files.len();
+            let Some(file) = self.files[self.hand].upgrade() else {
+                self.files.swap_remove(self.hand);
+                continue;
+            };
+            let wanted = self.files.len() > most || extra > 0;
+            let reader = match wanted && file.meta().file_no() != spared {
+                true if !file.used.swap(false, Ordering::Relaxed) => file.reader.swap(None),
+                _ => None,
+            };
+            if reader.is_some() {
+                if self.files.len() <= most {
+                    extra -= 1;
+                }
+                self.files.swap_remove(self.hand);
+            } else {
+                self.hand += 1;
+            }
+            closed.push((reader, file));
+        }
+        closed
+    }
+}

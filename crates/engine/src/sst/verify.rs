@@ -1,0 +1,301 @@
+//! Reads a whole table and checks everything that can be checked.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::checksum::{crc_append, hash64};
+use archipelago_base::{Error, FileNo, Result};
+use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
+
+use super::data_block::{Cursor, DataBlock};
+use super::filter::BloomRef;
+use super::format::{FOOTER_BYTES, Footer, Handle};
+use super::index::{Entry, IndexBlock};
+use super::properties::Properties;
+use super::reader::{TableReader, decode_tombstones, read_payload};
+use crate::cache::BlockCache;
+use crate::file_meta::FileMeta;
+use crate::key::{self, Kind};
+
+/// Bytes read at a time for the checksum of the file.
+const CHUNK_BYTES: usize = 1 << 20;
+
+impl TableReader {
+    /// Reads the file again, past every cache, and checks: the checksum of the file (where the
+    /// manifest knows it) and of every block; that blocks lie without gaps; the order of records
+    /// and their bounds in the index; that filters know their keys; the counts in the properties.
+    /// Costs two reads of the whole file.
+    pub fn verify(&self, context: IoContext) -> Result<()> {
+        let mut tail = [0; FOOTER_BYTES];
+        let at = self.footer.file_bytes - FOOTER_BYTES as u64;
+        self.file.read_exact_at(at, &mut tail, context)?;
+        let footer = Footer::decode(&tail, &self.path, self.file.len())?;
+        if footer != self.footer {
+            return Err(Error::corrupt(
+                &self.path,
+                at,
+                "footer: changed since the file was opened",
+            ));
+        }
+        let mut check = Check::new(self, context);
+        check.index()?;
+        check.rest()?;
+        check.counts()?;
+        if let Some(expected) = self.checksum {
+            let computed = checksum(&*self.file, context)?;
+            if computed != expected {
+                let what = format!(
+                    "checksum of the file is {computed:#010x}, the manifest says {expected:#010x}"
+                );
+                return Err(Error::corrupt(&self.path, 0, what));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// CRC-32C of a whole file.
+fn checksum(file: &dyn RandomFile, context: IoContext) -> Result<u32> {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let (mut crc, mut at) = (0, 0);
+    while at < file.len() {
+        let len = (file.len() - at).min(CHUNK_BYTES as u64) as usize;
+        file.read_exact_at(at, &mut chunk[..len], context)?;
+        crc = crc_append(crc, &chunk[..len]);
+        at += len as u64;
+    }
+    Ok(crc)
+}
+
+/// Verifies the file at `path` and tells what a manifest would know of it as file `no`: for files
+/// that were made elsewhere. `global_seq` is `None`; whoever ingests the file chooses it.
+pub fn read_file_meta(file: &Arc<dyn RandomFile>, path: &Path, no: FileNo) -> Result<FileMeta> {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(0, &budget);
+    let reader = TableReader::open(Arc::clone(file), path, None, &cache, &budget)?;
+    let context = IoContext::new(FileClass::Sst, IoPurpose::Ingest);
+    reader.verify(context)?;
+    let crc = checksum(&**file, context)?;
+    let unique_id = reader.footer.unique_id;
+    Ok(reader.properties.to_meta(no, unique_id, reader.footer.file_bytes, crc))
+}
+
+/// A check under way.
+struct Check<'a> {
+    table: &'a TableReader,
+    context: IoContext,
+    /// Where the blocks seen so far end.
+    data_end: u64,
+    /// Blocks behind the data, to be checked for gaps.
+    others: Vec<Handle>,
+    last_key: Vec<u8>,
+    seen: Properties,
+    filter: Option<Vec<u8>>,
+}
+
+impl<'a> Check<'a> {
+    fn new(table: &'a TableReader, context: IoContext) -> Self {
+        let seen = Properties { smallest_seq: u64::MAX, ..Properties::default() };
+        let (last_key, others) = (Vec::new(), Vec::new());
+        Self { table, context, data_end: 0, others, last_key, seen, filter: None }
+    }
+
+    fn corrupt(&self, offset: u64, what: &str) -> Error {
+        Error::corrupt(&self.table.path, offset, what)
+    }
+
+    fn read(&mut self, handle: Handle) -> Result<Vec<u8>> {
+        let table = self.table;
+        read_payload(&*table.file, &table.path, &table.footer, handle, self.context)
+    }
+
+    fn read_index(&mut self, handle: Handle) -> Result<IndexBlock> {
+        let payload = self.read(handle)?;
+        self.others.push(handle);
+        self.seen.index_bytes += u64::from(handle.size);
+        IndexBlock::parse(payload, self.table.footer.file_bytes)
+            .map_err(|_| self.corrupt(handle.offset, "index block: malformed"))
+    }
+
+    fn read_filter(&mut self, handle: Handle) -> Result<()> {
+        self.filter = None;
+        if handle.is_some() {
+            let payload = self.read(handle)?;
+            BloomRef::new(&payload)
+                .ok_or_else(|| self.corrupt(handle.offset, "filter block: malformed"))?;
+            self.others.push(handle);
+            self.seen.filter_bytes += u64::from(handle.size);
+            self.filter = Some(payload);
+        }
+        Ok(())
+    }
+
+    /// Every index block and the data below.
+    fn index(&mut self) -> Result<()> {
+        let footer = &self.table.footer;
+        let index = self.read_index(footer.index)?;
+        if index.is_top() != footer.partitioned {
+            return Err(self.corrupt(footer.index.offset, "index block: wrong level"));
+        }
+        if !footer.partitioned {
+            self.read_filter(footer.filter)?;
+            return self.data_blocks(&index, footer.index);
+        }
+        for position in 0..index.len() {
+            let entry = index.entry(position);
+            self.read_filter(entry.filter)?;
+            let leaf = self.read_index(entry.handle)?;
+            if leaf.is_top() || leaf.len() == 0 {
+                return Err(self.corrupt(entry.handle.offset, "index block: wrong level"));
+            }
+            self.data_blocks(&leaf, entry.handle)?;
+            self.check_bound(&index, &entry, footer.index)?;
+        }
+        Ok(())
+    }
+
+    fn data_blocks(&mut self, index: &IndexBlock, at: Handle) -> Result<()> {
+        for position in 0..index.len() {
+            let entry = index.entry(position);
+            if entry.handle.offset != self.data_end {
+                return Err(self.corrupt(entry.handle.offset, "data block: not behind the last"));
+            }
+            self.data_end = entry.handle.end().unwrap_or(u64::MAX);
+            let payload = self.read(entry.handle)?;
+            let block = DataBlock::parse(payload)
+                .map_err(|_| self.corrupt(entry.handle.offset, "data block: malformed"))?;
+            self.records(&block, entry.handle)?;
+            self.check_bound(index, &entry, at)?;
+            self.seen.data_blocks += 1;
+        }
+        Ok(())
+    }
+
+    /// That the separator of a block is not before its last key, and says whether it goes on.
+    fn check_bound(&self, index: &IndexBlock, entry: &Entry<'_>, at: Handle) -> Result<()> {
+        let separator = [index.prefix(), entry.suffix].concat();
+        let last = key::user_key(&self.last_key);
+        let fits = match entry.continues {
+            None => separator.as_slice() >= last,
+            Some(trailer) => separator == last && trailer == key::trailer(&self.last_key),
+        };
+        if fits { Ok(()) } else { Err(self.corrupt(at.offset, "index block: wrong separator")) }
+    }
+
+    fn records(&mut self, block: &DataBlock, handle: Handle) -> Result<()> {
+        let malformed =
+            || Error::corrupt(&self.table.path, handle.offset, "data block: malformed record");
+        let mut cursor = Cursor::default();
+        cursor.seek_to_first(block).map_err(|_| malformed())?;
+        while cursor.valid() {
+            if !self.last_key.is_empty() && key::compare(&self.last_key, cursor.key()).is_ge() {
+                return Err(self.corrupt(handle.offset, "data block: records out of order"));
+            }
+            let (user_key, trailer) = (key::user_key(cursor.key()), key::trailer(cursor.key()));
+            let hash = hash64(user_key);
+            let known = self.filter.as_deref().and_then(BloomRef::new);
+            if known.is_some_and(|filter| !filter.may_contain(hash)) {
+                return Err(self.corrupt(handle.offset, "filter does not know a key of this block"));
+            }
+            let value = cursor.value(block);
+            let found = block.versions(user_key, trailer, hash).and_then(|mut all| all.next());
+            if found != Ok(Some((trailer, value))) {
+                return Err(self.corrupt(handle.offset, "data block: hash index misses a key"));
+            }
+            count(&mut self.seen, trailer, user_key, value)
+                .ok_or_else(|| self.corrupt(handle.offset, "data block: record of unknown kind"))?;
+            self.last_key.clear();
+            self.last_key.extend_from_slice(cursor.key());
+            cursor.next(block).map_err(|_| malformed())?;
+        }
+        Ok(())
+    }
+
+    /// What lies behind the data: tombstones and properties, and that there are no gaps.
+    fn rest(&mut self) -> Result<()> {
+        let table = self.table;
+        let footer = &table.footer;
+        if footer.tombstones.is_some() {
+            let payload = self.read(footer.tombstones)?;
+            let set = decode_tombstones(&payload, table.global_seq);
+            if set.as_ref() != Some(&*table.tombstones) {
+                return Err(self.corrupt(footer.tombstones.offset, "range tombstones: malformed"));
+            }
+            self.others.push(footer.tombstones);
+        }
+        let payload = self.read(footer.properties)?;
+        let properties = Properties::decode(&payload, &table.path, footer.properties.offset)?;
+        if properties != table.properties {
+            return Err(self.corrupt(footer.properties.offset, "properties: changed"));
+        }
+        self.others.push(footer.properties);
+        self.others.sort_by_key(|handle| handle.offset);
+        let mut end = self.data_end;
+        for handle in &self.others {
+            if handle.offset != end {
+                return Err(self.corrupt(end, "bytes that belong to no block"));
+            }
+            end = handle.end().unwrap_or(u64::MAX);
+        }
+        if end != footer.file_bytes - FOOTER_BYTES as u64 {
+            return Err(self.corrupt(end, "bytes that belong to no block"));
+        }
+        Ok(())
+    }
+
+    fn counts(&self) -> Result<()> {
+        let (seen, said) = (&self.seen, &self.table.properties);
+        let pairs = [
+            ("entries", seen.entries, said.entries),
+            ("deletions", seen.deletions, said.deletions),
+            ("merge operands", seen.merges, said.merges),
+            ("expiring records", seen.expiring, said.expiring),
+            ("key bytes", seen.raw_key_bytes, said.raw_key_bytes),
+            ("value bytes", seen.raw_value_bytes, said.raw_value_bytes),
+            ("data blocks", seen.data_blocks, said.data_blocks),
+            ("data bytes", self.data_end, said.data_bytes),
+            ("index bytes", seen.index_bytes, said.index_bytes),
+            ("filter bytes", seen.filter_bytes, said.filter_bytes),
+        ];
+        for (name, seen, said) in pairs {
+            if seen != said {
+                let what = format!("properties: {said} {name}, but the file has {seen}");
+                return Err(self.corrupt(self.table.footer.properties.offset, &what));
+            }
+        }
+        let bounded = seen.entries == 0
+            || (said.smallest_seq <= seen.smallest_seq
+                && seen.largest_seq <= said.largest_seq
+                && said.smallest <= seen.smallest
+                && key::user_key(&self.last_key) <= said.largest.as_slice());
+        match bounded {
+            true => Ok(()),
+            false => Err(self.corrupt(
+                self.table.footer.properties.offset,
+                "properties: a record lies outside the bounds",
+            )),
+        }
+    }
+}
+
+/// Counts a record; `None` if its kind is unknown.
+fn count(seen: &mut Properties, trailer: u64, user_key: &[u8], value: &[u8]) -> Option<()> {
+    match Kind::from_byte(trailer as u8)? {
+        Kind::Delete => seen.deletions += 1,
+        Kind::Merge => seen.merges += 1,
+        Kind::PutExpiring => seen.expiring += 1,
+        Kind::Put => {}
+        _ => return None,
+    }
+    if seen.entries == 0 {
+        seen.smallest = user_key.to_vec();
+    }
+    seen.entries += 1;
+    seen.raw_key_bytes += user_key.len() as u64;
+    seen.raw_value_bytes += value.len() as u64;
+    let seq = key::trailer_seq(trailer).0;
+    seen.smallest_seq = seen.smallest_seq.min(seq);
+    seen.largest_seq = seen.largest_seq.max(seq);
+    Some(())
+}

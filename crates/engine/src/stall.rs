@@ -1,0 +1,327 @@
+//! Back-pressure: how much slower writers must go so that flushes and compactions keep up.
+//!
+//! [`stall`] is pure. Each cause has a debt between a *slowdown* and a *stop* threshold; let `d`
+//! be how far it is between the two, from 0 to 1. The allowed rate falls geometrically:
+//!
+//! > rate(d) = peak · (low / peak)^d
+//!
+//! from `peak`, the ingest rate measured while nothing was delayed, to `low`, a quarter of the
+//! rate at which background work was measured to drain the debt. So there is no cliff: at the slowdown
+//! threshold writers go as fast as before, each further step of debt costs the same *factor*,
+//! and since the rate passes the drain rate well before `d` = 1 the debt settles there instead of
+//! running into the stop. The slowest cause wins. L0 counts the fullest bucket's files, not the
+//! total (BucketLSM §V-D). Over the byte budget writers slow down but never stop: caches give back
+//! meanwhile, and a stop could wait for memory that a waiting reader holds.
+//!
+//! [`DelayController`] turns decisions into waits: a token bucket over the clock, one atomic word,
+//! thread-safe; without a delay it costs one branch.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use archipelago_base::clock::Clock;
+
+use crate::options::CfOptions;
+use crate::version::Version;
+
+/// No writer is slowed below this many bytes a second, short of a stop.
+const RATE_BYTES_PER_S_MIN: u64 = 256 << 10;
+/// What counts as the peak before anything was measured.
+const PEAK_BYTES_PER_S_DEFAULT: u64 = 64 << 20;
+/// How far the rate falls below the peak when no drain rate was measured.
+const UNMEASURED_FALL: u64 = 64;
+/// The rate at the end of the slope as a part of the drain rate: 1 / this.
+const DRAIN_SHARE: u64 = 4;
+/// The longest that one write waits before it looks at the state again.
+pub const WAIT_MAX: Duration = Duration::from_secs(1);
+/// Waits shorter than this are saved up: a sleep takes longer than they do.
+const WAIT_MIN: Duration = Duration::from_millis(1);
+
+/// Why writers are slowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StallCause {
+    /// The fullest bucket has many L0 files.
+    L0Files,
+    /// Memtables wait for their flush.
+    Memtables,
+    /// Much is to be compacted.
+    PendingBytes,
+    /// Memory is over the byte budget.
+    Budget,
+}
+
+impl StallCause {
+    /// Every cause, in the order in which reports list them.
+    pub const ALL: [Self; 4] = [Self::L0Files, Self::Memtables, Self::PendingBytes, Self::Budget];
+
+    /// The cause as reports spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::L0Files => "l0_files",
+            Self::Memtables => "memtables",
+            Self::PendingBytes => "pending_compaction_bytes",
+            Self::Budget => "memory_budget",
+        }
+    }
+}
+
+/// What a decision is made from: one column family's debt, and measured rates.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StallInput {
+    /// L0 files of the fullest bucket.
+    pub l0_files: usize,
+    /// Slowdown threshold for them.
+    pub l0_slowdown: usize,
+    /// Stop threshold for them.
+    pub l0_stop: usize,
+    /// Sealed memtables that are not flushed yet.
+    pub memtables_immutable: usize,
+    /// How full the active memtable is, from 0 to 1.
+    pub active_fill: f64,
+    /// Most memtables, the active one included.
+    pub memtables_max: usize,
+    /// Compaction debt in bytes.
+    pub pending_bytes: u64,
+    /// Slowdown threshold for it.
+    pub pending_slowdown: u64,
+    /// Stop threshold for it.
+    pub pending_stop: u64,
+    /// Bytes charged to the budget.
+    pub budget_used: u64,
+    /// The budget; 0 or `u64::MAX` for none.
+    pub budget_limit: u64,
+    /// Ingest rate measured while writers were not delayed, bytes a second; 0 if not measured.
+    pub peak_bytes_per_s: u64,
+    /// Rate at which flushes and compactions got rid of ingested bytes; 0 if not measured.
+    pub drain_bytes_per_s: u64,
+}
+
+impl StallInput {
+    /// The part that a version and its settings say; the rest is zero.
+    #[must_use]
+    pub fn of(version: &Version) -> Self {
+        let options: &CfOptions = version.options();
+        Self {
+            l0_files: version.l0_files_max(),
+            l0_slowdown: options.l0_slowdown,
+            l0_stop: options.l0_stop,
+            memtables_max: options.write_buffers_max,
+            pending_bytes: version.pending_compaction_bytes(),
+            pending_slowdown: options.pending_bytes_slowdown,
+            pending_stop: options.pending_bytes_stop,
+            ..Self::default()
+        }
+    }
+}
+
+/// What writers are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StallDecision {
+    /// Full speed.
+    None,
+    /// All writers together at most this fast.
+    Delay {
+        /// Why.
+        cause: StallCause,
+        /// Bytes a second.
+        bytes_per_s: u64,
+    },
+    /// Wait until the state has changed.
+    Stop {
+        /// Why.
+        cause: StallCause,
+    },
+}
+
+/// How far `debt` is between the thresholds: `None` below the first, 1 or more from the second on.
+fn between(debt: f64, slowdown: f64, stop: f64) -> Option<f64> {
+    if debt < slowdown {
+        None
+    } else if debt >= stop {
+        Some(1.0)
+    } else {
+        Some((debt - slowdown) / (stop - slowdown))
+    }
+}
+
+/// The debts of all causes, from 0 to 1.
+fn debts(input: &StallInput) -> [(StallCause, Option<f64>); 4] {
+    let max = input.memtables_max.max(2) as f64;
+    let memtables = input.memtables_immutable as f64 + input.active_fill.clamp(0.0, 1.0);
+    // With few memtables, one that is being flushed is the normal state.
+    let spare = if input.memtables_max >= 4 { 1.0 } else { 0.5 };
+    let limit = match input.budget_limit {
+        0 => f64::INFINITY,
+        limit => limit as f64,
+    };
+    let l0 = (input.l0_files as f64, input.l0_slowdown as f64, input.l0_stop as f64);
+    let pending =
+        (input.pending_bytes as f64, input.pending_slowdown as f64, input.pending_stop as f64);
+    [
+        (StallCause::L0Files, between(l0.0, l0.1, l0.2)),
+        (StallCause::Memtables, between(memtables, max - spare, max)),
+        (StallCause::PendingBytes, between(pending.0, pending.1, pending.2)),
+        (StallCause::Budget, between(input.budget_used as f64, limit, limit * 1.5)),
+    ]
+}
+
+/// How fast writers may go; see the module.
+#[must_use]
+pub fn stall(input: &StallInput) -> StallDecision {
+    let mut worst: Option<(f64, StallCause)> = None;
+    for (cause, debt) in debts(input) {
+        let Some(debt) = debt else { continue };
+        if debt >= 1.0 && cause != StallCause::Budget {
+            return StallDecision::Stop { cause };
+        }
+        if worst.is_none_or(|(most, _)| debt > most) {
+            worst = Some((debt, cause));
+        }
+    }
+    let Some((debt, cause)) = worst else { return StallDecision::None };
+    let drain = input.drain_bytes_per_s;
+    let peak = match input.peak_bytes_per_s {
+        0 => PEAK_BYTES_PER_S_DEFAULT.max(drain),
+        peak => peak.max(RATE_BYTES_PER_S_MIN),
+    };
+    let low = match drain {
+        0 => peak / UNMEASURED_FALL,
+        drain => drain / DRAIN_SHARE,
+    };
+    let low = low.clamp(RATE_BYTES_PER_S_MIN, peak) as f64;
+    let rate = peak as f64 * (low / peak as f64).powf(debt);
+    StallDecision::Delay { cause, bytes_per_s: (rate as u64).max(RATE_BYTES_PER_S_MIN) }
+}
+
+/// Spreads a rate over writers; see the module.
+#[derive(Debug)]
+pub struct DelayController {
+    clock: Arc<dyn Clock>,
+    /// When the bytes admitted so far are paid for, in the clock's nanoseconds.
+    paid_until_ns: AtomicU64,
+}
+
+impl DelayController {
+    /// A controller that owes nothing.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, paid_until_ns: AtomicU64::new(0) }
+    }
+
+    /// Admits a write of `bytes` at `bytes_per_s` (of a [`StallDecision::Delay`]) and says how long
+    /// the writer must wait first: at most [`WAIT_MAX`].
+    ///
+    /// The cost of what does not fit that bound is forgiven, so that one huge write does not
+    /// hold up everybody for minutes.
+    #[must_use]
+    pub fn admit(&self, bytes: u64, bytes_per_s: u64) -> Duration {
+        let now = self.clock.now_ns();
+        let cost = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s.max(1));
+        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        let most = now.saturating_add(WAIT_MAX.as_nanos() as u64);
+        let pay = |paid: u64| Some(paid.max(now).saturating_add(cost).min(most));
+        let update = self.paid_until_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
+        let (Ok(paid) | Err(paid)) = update;
+        let until = pay(paid).unwrap_or(now);
+        let wait = Duration::from_nanos(until.saturating_sub(now));
+        if wait < WAIT_MIN { Duration::ZERO } else { wait }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_base::clock::ManualClock;
+
+    use super::*;
+
+    fn input() -> StallInput {
+        StallInput {
+            l0_slowdown: 20,
+            l0_stop: 36,
+            memtables_max: 4,
+            pending_slowdown: 1 << 30,
+            pending_stop: 4 << 30,
+            peak_bytes_per_s: 400 << 20,
+            drain_bytes_per_s: 40 << 20,
+            ..StallInput::default()
+        }
+    }
+
+    fn rate(input: &StallInput) -> u64 {
+        match stall(input) {
+            StallDecision::None => u64::MAX,
+            StallDecision::Delay { bytes_per_s, .. } => bytes_per_s,
+            StallDecision::Stop { .. } => 0,
+        }
+    }
+
+    #[test]
+    fn every_cause_slows_without_a_cliff_and_only_debt_at_the_limit_stops() {
+        type Set = fn(&mut StallInput, f64);
+        let causes: [(StallCause, Set); 4] = [
+            (StallCause::L0Files, |i, d| {
+                (i.l0_files, i.l0_slowdown, i.l0_stop) = ((d * 1e4) as usize, 5000, 10_000);
+            }),
+            (StallCause::Memtables, |i, d| {
+                i.memtables_immutable = (d * 4.0) as usize;
+                i.active_fill = (d * 4.0).fract();
+            }),
+            (StallCause::PendingBytes, |i, d| {
+                i.pending_bytes = (d * f64::from(1 << 30) * 4.0) as u64
+            }),
+            (StallCause::Budget, |i, d| {
+                (i.budget_used, i.budget_limit) = ((d * 1.5e6) as u64, 1_000_000)
+            }),
+        ];
+        for (cause, set) in causes {
+            let mut before = input().peak_bytes_per_s;
+            let mut slowed = false;
+            for step in 0..1000 {
+                let mut at = input();
+                set(&mut at, f64::from(step) / 1000.0);
+                let now = rate(&at).min(input().peak_bytes_per_s);
+                assert!(now <= before, "{cause:?}: more debt must not be faster");
+                assert!(now * 100 >= before * 95, "{cause:?} at {step}: cliff {before} to {now}");
+                slowed |= now < before;
+                before = now;
+            }
+            assert!(slowed, "{cause:?}");
+            assert!(before < input().drain_bytes_per_s / 2, "{cause:?}: debt must shrink at last");
+            let mut at = input();
+            set(&mut at, 1.0);
+            let stops = stall(&at) == StallDecision::Stop { cause };
+            assert_eq!(stops, cause != StallCause::Budget, "{cause:?}");
+        }
+        assert_eq!(stall(&input()), StallDecision::None);
+    }
+
+    #[test]
+    fn writers_settle_at_the_drain_rate_short_of_the_stop() {
+        let mut at = input();
+        let mut debt = 0.0f64;
+        for _ in 0..100_000 {
+            at.pending_bytes = debt as u64;
+            let ingest = rate(&at).min(at.peak_bytes_per_s);
+            assert!(ingest > 0, "ran into the stop");
+            debt = (debt + (ingest as f64 - at.drain_bytes_per_s as f64) * 0.01).max(0.0);
+        }
+        let settled = rate(&at) as f64 / at.drain_bytes_per_s as f64;
+        assert!((0.9..1.1).contains(&settled), "{settled}");
+    }
+
+    #[test]
+    fn waits_add_up_to_the_rate() {
+        let clock = Arc::new(ManualClock::new(0));
+        let controller = DelayController::new(Arc::clone(&clock) as Arc<dyn Clock>);
+        for _ in 0..10_000 {
+            let wait = controller.admit(100, 1_000_000);
+            assert!(wait < Duration::from_millis(2));
+            clock.sleep(wait);
+        }
+        let seconds = clock.now_ns() as f64 / 1e9;
+        assert!((0.99..1.01).contains(&seconds), "1 MB at 1 MB/s took {seconds} s");
+        assert_eq!(controller.admit(u64::MAX, 1), WAIT_MAX);
+    }
+}

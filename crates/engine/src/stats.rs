@@ -1,0 +1,167 @@
+//! What the engine counts: tickers, latency histograms and stall times, as values.
+//!
+//! Owned by a database, shared with its jobs and readers. A bump is one relaxed add in the
+//! calling thread's stripe. Text and tables are made in `db::report`.
+
+use archipelago_base::metrics::{Counters, Histogram, Summary};
+
+macro_rules! tickers {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// What is counted since the database was opened.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Ticker {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Ticker {
+            /// Every ticker, in report order.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The ticker as reports spell it.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+tickers! {
+    /// Write calls.
+    Writes = "writes",
+    /// Records written.
+    RecordsWritten = "records.written",
+    /// Bytes of keys and values that users wrote.
+    UserBytesWritten = "user.bytes.written",
+    /// Bytes appended to the log.
+    WalBytes = "wal.bytes",
+    /// Log syncs.
+    WalSyncs = "wal.syncs",
+    /// Writes whose log record another thread appended for them.
+    WritesGrouped = "writes.grouped",
+    /// Point look-ups.
+    Gets = "gets",
+    /// Point look-ups that found a value.
+    GetsFound = "gets.found",
+    /// Look-ups answered by a memtable.
+    GetsMemtable = "gets.memtable",
+    /// Tables that look-ups searched (past their filters).
+    TablesSearched = "gets.tables.searched",
+    /// Tables that a filter spared.
+    FilterUseful = "filter.useful",
+    /// Iterators made.
+    Iterators = "iterators",
+    /// Seeks of iterators.
+    Seeks = "seeks",
+    /// Flush jobs installed.
+    Flushes = "flushes",
+    /// Bytes that flushes wrote.
+    FlushBytesWritten = "flush.bytes.written",
+    /// Compaction jobs installed.
+    Compactions = "compactions",
+    /// Files that moved down a level without being rewritten.
+    TrivialMoves = "compactions.trivial",
+    /// Bytes that compactions read.
+    CompactionBytesRead = "compaction.bytes.read",
+    /// Bytes that compactions wrote.
+    CompactionBytesWritten = "compaction.bytes.written",
+    /// Records that compactions and flushes dropped.
+    RecordsDropped = "records.dropped",
+    /// Background jobs that failed.
+    BackgroundErrors = "background.errors",
+    /// Merges that an operator refused during a job; the operands were kept.
+    MergeErrors = "merge.errors",
+    /// Files removed because no version needed them.
+    FilesRemoved = "files.removed",
+    /// Bytes of ingested files.
+    IngestBytes = "ingest.bytes",
+    /// Bucket map changes.
+    BucketMapChanges = "bucket.map.changes",
+    /// Nanoseconds writers waited because of the fullest bucket's L0 files.
+    StallL0Ns = "stall.l0.ns",
+    /// Nanoseconds writers waited because of immutable memtables.
+    StallMemtablesNs = "stall.memtables.ns",
+    /// Nanoseconds writers waited because of compaction debt.
+    StallPendingNs = "stall.pending.ns",
+    /// Nanoseconds writers waited because of the byte budget.
+    StallBudgetNs = "stall.budget.ns",
+}
+
+const TICKERS: usize = Ticker::ALL.len();
+
+/// What takes long enough to be timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Timer {
+    /// A write call, nanoseconds.
+    Write,
+    /// A point look-up, nanoseconds.
+    Get,
+    /// A log sync, nanoseconds.
+    WalSync,
+    /// A flush job, nanoseconds.
+    Flush,
+    /// A compaction job, nanoseconds.
+    Compaction,
+    /// A wait because of a stall, nanoseconds.
+    Stall,
+}
+
+impl Timer {
+    /// Every timer, in report order.
+    pub const ALL: &[Self] =
+        &[Self::Write, Self::Get, Self::WalSync, Self::Flush, Self::Compaction, Self::Stall];
+
+    /// The timer as reports spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write.ns",
+            Self::Get => "get.ns",
+            Self::WalSync => "wal.sync.ns",
+            Self::Flush => "flush.ns",
+            Self::Compaction => "compaction.ns",
+            Self::Stall => "stall.ns",
+        }
+    }
+}
+
+/// Tickers and histograms of one database.
+#[derive(Debug, Default)]
+pub struct Statistics {
+    tickers: Counters<TICKERS>,
+    timers: [Histogram; Timer::ALL.len()],
+}
+
+impl Statistics {
+    /// Adds to a ticker.
+    #[inline]
+    pub fn add(&self, ticker: Ticker, value: u64) {
+        self.tickers.add(ticker as usize, value);
+    }
+
+    /// A ticker's value.
+    #[must_use]
+    pub fn get(&self, ticker: Ticker) -> u64 {
+        self.tickers.get(ticker as usize)
+    }
+
+    /// Records a duration.
+    #[inline]
+    pub fn record(&self, timer: Timer, ns: u64) {
+        self.timers[timer as usize].record(ns);
+    }
+
+    /// A histogram's summary.
+    #[must_use]
+    pub fn summary(&self, timer: Timer) -> Summary {
+        self.timers[timer as usize].summary()
+    }
+
+    /// Sets everything back to zero.
+    pub fn reset(&self) {
+        self.tickers.reset();
+        self.timers.iter().for_each(Histogram::reset);
+    }
+}

@@ -1,0 +1,235 @@
+//! From one version to the next.
+//!
+//! A [`VersionBuilder`] collects what an edit (at recovery: what all edits together) changes and
+//! checks that it is possible. Invariants: a removal names a file that is there; an addition has a
+//! number that is not; a number that is removed and added in one edit is the same file at another
+//! level, which keeps its [`LiveFile`] and thus its open reader. Nothing changes until
+//! [`VersionBuilder::finish`], whose cost is one pass over the files and a sort of what changed.
+//! Errors are `Corrupt`: no sound job makes such edits, damaged or foreign manifests do.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use archipelago_base::{Epoch, Result, SeqNo};
+
+use crate::bucket::BucketMap;
+use crate::file_meta::FileMeta;
+use crate::key::KeyRange;
+use crate::live_file::{LiveFile, Trash};
+use crate::options::{CfOptions, LEVELS};
+use crate::version::sizes::{self, level_targets};
+use crate::version::{FlushedThrough, Level, Version, impossible, total_bytes};
+
+/// What [`VersionBuilder::finish`] makes.
+#[derive(Debug)]
+pub struct Built {
+    /// The new version.
+    pub version: Arc<Version>,
+    /// Files of the old version that the new one does not hold: to be marked obsolete when the
+    /// edit is durable, and not before.
+    pub removed: Vec<Arc<LiveFile>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct VersionBuilder {
+    base: Arc<Version>,
+    options: Arc<CfOptions>,
+    map: Arc<BucketMap>,
+    flushed_through: Option<FlushedThrough>,
+    added: HashMap<u64, (usize, FileMeta)>,
+    /// Files of `base`, by number, and the level that they were removed from.
+    removed: HashMap<u64, usize>,
+}
+
+impl VersionBuilder {
+    /// A builder that has changed nothing yet.
+    #[must_use]
+    pub fn new(base: &Arc<Version>) -> Self {
+        Self {
+            base: Arc::clone(base),
+            options: Arc::clone(base.options()),
+            map: Arc::clone(base.map()),
+            flushed_through: None,
+            added: HashMap::new(),
+            removed: HashMap::new(),
+        }
+    }
+
+    /// Adds a file to `level`.
+    pub fn add(&mut self, level: usize, meta: FileMeta) -> Result<()> {
+        if level >= LEVELS {
+            return Err(impossible(format!("file {} added to level {level}", meta.no)));
+        }
+        if meta.smallest > meta.largest || meta.smallest_seq > meta.largest_seq {
+            return Err(impossible(format!("file {}: its bounds are swapped", meta.no)));
+        }
+        let no = meta.no;
+        if self.added.insert(no, (level, meta)).is_some() {
+            return Err(impossible(format!("file {no} added twice")));
+        }
+        Ok(())
+    }
+
+    /// Removes a file from `level`.
+    pub fn remove(&mut self, level: usize, no: u64) -> Result<()> {
+        if let Some((at, _)) = self.added.get(&no)
+            && *at == level
+        {
+            self.added.remove(&no);
+            return Ok(());
+        }
+        let known = match level {
+            0 => self.base.l0.iter().flatten().any(|file| file.no == no),
+            1..LEVELS => self.base.level(level).files().iter().any(|file| file.no == no),
+            _ => false,
+        };
+        if !known || self.removed.insert(no, level).is_some() {
+            return Err(impossible(format!("file {no} removed from level {level} is not there")));
+        }
+        Ok(())
+    }
+
+    /// Replaces the bucket map by one of a later epoch.
+    pub fn set_map(&mut self, map: BucketMap) -> Result<()> {
+        let (Epoch(before), Epoch(after)) = (self.map.epoch(), map.epoch());
+        if after <= before {
+            return Err(impossible(format!("bucket map epoch {after} after {before}")));
+        }
+        self.map = Arc::new(map);
+        Ok(())
+    }
+
+    /// Replaces the settings.
+    pub fn set_options(&mut self, options: CfOptions) {
+        self.options = Arc::new(options);
+    }
+
+    /// The settings as changed so far.
+    #[must_use]
+    pub fn options(&self) -> &Arc<CfOptions> {
+        &self.options
+    }
+
+    /// Raises the flushed-through number of `range` to at least `seq`.
+    pub fn raise_flushed(&mut self, range: &KeyRange, seq: SeqNo) {
+        let base = &self.base.flushed_through;
+        self.flushed_through.get_or_insert_with(|| base.as_ref().clone()).raise(range, seq);
+    }
+
+    /// The new version. New files belong to `trash`.
+    pub fn finish(mut self, trash: &Arc<Trash>) -> Result<Built> {
+        let mut fresh: [Vec<Arc<LiveFile>>; LEVELS] = Default::default();
+        let mut gone = Vec::new();
+        let mut touched = [false; LEVELS];
+        for (level, file) in self.base.files() {
+            if self.removed.get(&file.no) != Some(&level) {
+                if self.added.contains_key(&file.no) {
+                    return Err(impossible(format!("file {} added twice", file.no)));
+                }
+                continue;
+            }
+            touched[level] = true;
+            match self.added.remove(&file.no) {
+                None => gone.push(Arc::clone(file)),
+                Some((to, meta)) if meta == *file.meta() => {
+                    touched[to] = true;
+                    fresh[to].push(Arc::clone(file));
+                }
+                Some(_) => {
+                    return Err(impossible(format!("file {} moved and changed", file.no)));
+                }
+            }
+        }
+        for (level, meta) in self.added.drain().map(|(_, added)| added) {
+            touched[level] = true;
+            fresh[level].push(LiveFile::new(meta, Arc::clone(trash)));
+        }
+        let version = self.assemble(fresh, &touched)?;
+        Ok(Built { version: Arc::new(version), removed: gone })
+    }
+
+    /// Whether the file stays where `base` has it.
+    fn stays(&self, level: usize, file: &LiveFile) -> bool {
+        self.removed.get(&file.no) != Some(&level)
+    }
+
+    fn assemble(
+        &self,
+        fresh: [Vec<Arc<LiveFile>>; LEVELS],
+        touched: &[bool; LEVELS],
+    ) -> Result<Version> {
+        let mut fresh = fresh.into_iter();
+        let mut l0 = fresh.next().unwrap_or_default();
+        l0.extend(self.base.l0.iter().flatten().filter(|f| self.stays(0, f)).cloned());
+        let l0 = by_bucket(&self.map, l0)?;
+        let mut levels = self.base.levels.clone();
+        for ((level, mut files), slot) in (1..).zip(fresh).zip(&mut levels) {
+            if touched[level] {
+                let kept = slot.files().iter().filter(|file| self.stays(level, file));
+                files.extend(kept.cloned());
+                let new = Level::new(files)
+                    .map_err(|error| error.context_at(format_args!("level {level}")))?;
+                *slot = Arc::new(new);
+            }
+        }
+        let mut sizes = [0; LEVELS];
+        for (size, level) in sizes[1..].iter_mut().zip(&levels) {
+            *size = level.bytes();
+        }
+        let options = Arc::clone(&self.options);
+        let targets = level_targets(&sizes, options.level_base_bytes, options.level_multiplier);
+        let mut scores: [f64; LEVELS] =
+            std::array::from_fn(|level| sizes::score(level, sizes[level], &targets));
+        let l0_files_max = l0.iter().map(Vec::len).max().unwrap_or(0);
+        scores[0] = l0_files_max as f64 / options.l0_compaction_trigger.max(1) as f64;
+        let base = &levels[targets.base_level - 1];
+        let (due, share) = l0_due(&self.map, &l0, base, options.l0_compaction_trigger);
+        let pending_bytes = sizes::pending_bytes(&sizes, &targets, due, share);
+        let flushed_through = match &self.flushed_through {
+            None => Arc::clone(&self.base.flushed_through),
+            Some(raised) => Arc::new(raised.clone()),
+        };
+        Ok(Version {
+            cf: self.base.cf,
+            options,
+            map: Arc::clone(&self.map),
+            l0,
+            levels,
+            flushed_through,
+            targets,
+            scores,
+            pending_bytes,
+            l0_files_max,
+        })
+    }
+}
+
+/// L0 files by the bucket that holds them, newest first.
+fn by_bucket(map: &BucketMap, mut files: Vec<Arc<LiveFile>>) -> Result<Vec<Vec<Arc<LiveFile>>>> {
+    files.sort_by_key(|file| std::cmp::Reverse((file.largest_seq, file.no)));
+    let mut buckets = vec![Vec::new(); map.len()];
+    for file in files {
+        let bucket = map.bucket_of(&file.smallest);
+        if !file.within(&map.range(bucket)) {
+            return Err(impossible(format!(
+                "L0 file {} (\"{}\" to \"{}\") reaches outside its bucket {bucket}",
+                file.no,
+                file.smallest.escape_ascii(),
+                file.largest.escape_ascii()
+            )));
+        }
+        buckets[bucket].push(file);
+    }
+    Ok(buckets)
+}
+
+/// Bytes of the L0 files in buckets that are due, and of the base level's files that they overlap.
+fn l0_due(map: &BucketMap, l0: &[Vec<Arc<LiveFile>>], base: &Level, trigger: usize) -> (u64, u64) {
+    let (mut due, mut share) = (0u64, 0u64);
+    for (bucket, files) in l0.iter().enumerate().filter(|(_, files)| files.len() >= trigger) {
+        due = due.saturating_add(total_bytes(files));
+        share = share.saturating_add(total_bytes(base.overlapping(&map.range(bucket))));
+    }
+    (due, share)
+}

@@ -1,0 +1,243 @@
+//! Versions: immutable pictures of a column family's files.
+//!
+//! A [`Version`] is built by a [`VersionBuilder`] from the one before and a manifest edit, owned
+//! by [`crate::manifest::VersionSet`] and shared as `Arc<Version>` by everybody who reads: a
+//! reader that holds one sees a consistent set of files for as long as it wants, without a lock.
+//! A file lives until the last version that holds it is gone (see [`crate::live_file`]).
+//!
+//! Invariants ([`Version::check`]):
+//! 1. An L0 file lies within exactly one bucket of the map.
+//! 2. A bucket's L0 files are ordered newest first: by largest sequence number, then by number.
+//! 3. Files of one level below L0 share no key and are sorted by key.
+//! 4. No file number occurs twice.
+//! 5. Levels between L0 and the base level are empty.
+//! 6. For one key, what lies in a higher level is newer than what lies in a lower one. (Kept by
+//!    whoever writes edits; it cannot be seen from the outside of the files.)
+//!
+//! All that pickers and stalls ask for (base level, targets, scores, debt) is computed once, when
+//! the version is built. A look-up is a binary search and allocates nothing. Levels that an edit
+//! does not touch are shared with the version before.
+
+mod build;
+mod flushed;
+mod level;
+pub mod rebalance;
+pub mod sizes;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use archipelago_base::{CfId, Error, ErrorKind, Result};
+
+use crate::bucket::BucketMap;
+use crate::key::KeyRange;
+use crate::live_file::LiveFile;
+use crate::options::{CfOptions, LEVELS};
+
+pub use build::{Built, VersionBuilder};
+pub use flushed::FlushedThrough;
+pub use level::Level;
+pub use sizes::{LAST_LEVEL, LevelTargets};
+
+/// An edit or a version that no sound sequence of jobs can make.
+pub(crate) fn impossible(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Corrupt, what)
+}
+
+/// Length of `files` in bytes; saturates, because lengths come from a manifest.
+pub(crate) fn total_bytes<'a>(files: impl IntoIterator<Item = &'a Arc<LiveFile>>) -> u64 {
+    files.into_iter().fold(0, |sum: u64, file| sum.saturating_add(file.size_bytes))
+}
+
+/// The files of one column family at one moment; see the module.
+#[derive(Debug)]
+pub struct Version {
+    cf: CfId,
+    options: Arc<CfOptions>,
+    map: Arc<BucketMap>,
+    /// Per bucket of `map`, newest first.
+    l0: Vec<Vec<Arc<LiveFile>>>,
+    /// Levels 1 to 6 at index level − 1.
+    levels: [Arc<Level>; LEVELS - 1],
+    flushed_through: Arc<FlushedThrough>,
+    targets: LevelTargets,
+    scores: [f64; LEVELS],
+    pending_bytes: u64,
+    l0_files_max: usize,
+}
+
+impl Version {
+    /// A column family without files and with one bucket.
+    #[must_use]
+    pub fn empty(cf: CfId, options: Arc<CfOptions>) -> Arc<Self> {
+        let targets =
+            sizes::level_targets(&[0; LEVELS], options.level_base_bytes, options.level_multiplier);
+        Arc::new(Self {
+            cf,
+            options,
+            map: Arc::new(BucketMap::single()),
+            l0: vec![Vec::new()],
+            levels: Default::default(),
+            flushed_through: Arc::default(),
+            targets,
+            scores: [0.0; LEVELS],
+            pending_bytes: 0,
+            l0_files_max: 0,
+        })
+    }
+
+    /// The column family.
+    #[must_use]
+    pub fn cf(&self) -> CfId {
+        self.cf
+    }
+
+    /// Its settings when this version was made.
+    #[must_use]
+    pub fn options(&self) -> &Arc<CfOptions> {
+        &self.options
+    }
+
+    /// Its bucket map.
+    #[must_use]
+    pub fn map(&self) -> &Arc<BucketMap> {
+        &self.map
+    }
+
+    /// The L0 files of bucket `bucket`, newest first.
+    #[inline]
+    #[must_use]
+    pub fn l0(&self, bucket: usize) -> &[Arc<LiveFile>] {
+        &self.l0[bucket]
+    }
+
+    /// The L0 files of the bucket that holds `key`, newest first.
+    #[inline]
+    #[must_use]
+    pub fn l0_of(&self, key: &[u8]) -> &[Arc<LiveFile>] {
+        &self.l0[self.map.bucket_of(key)]
+    }
+
+    /// Level `level`, from 1 on.
+    #[inline]
+    #[must_use]
+    pub fn level(&self, level: usize) -> &Level {
+        assert!(level > 0, "L0 is kept by bucket");
+        &self.levels[level - 1]
+    }
+
+    /// The files of `level` (from 1 on) that may say something about a key of `range`.
+    #[must_use]
+    pub fn overlapping(&self, level: usize, range: &KeyRange) -> &[Arc<LiveFile>] {
+        self.level(level).overlapping(range)
+    }
+
+    /// The file of `level` (from 1 on) that may say something about `key`.
+    #[inline]
+    #[must_use]
+    pub fn file_for(&self, level: usize, key: &[u8]) -> Option<&Arc<LiveFile>> {
+        self.level(level).file_for(key)
+    }
+
+    /// Through which sequence number each key range lies in tables.
+    #[must_use]
+    pub fn flushed_through(&self) -> &FlushedThrough {
+        &self.flushed_through
+    }
+
+    /// The level that L0 compacts to.
+    #[must_use]
+    pub fn base_level(&self) -> usize {
+        self.targets.base_level
+    }
+
+    /// How large each level should be.
+    #[must_use]
+    pub fn targets(&self) -> &LevelTargets {
+        &self.targets
+    }
+
+    /// How urgent it is to compact `level`: due from 1 on for L0 (the fullest bucket's files over
+    /// the trigger), over 1 for the others (size over target).
+    #[must_use]
+    pub fn score(&self, level: usize) -> f64 {
+        self.scores[level]
+    }
+
+    /// Compaction debt in bytes: what is to be rewritten until every level is within its target.
+    #[must_use]
+    pub fn pending_compaction_bytes(&self) -> u64 {
+        self.pending_bytes
+    }
+
+    /// L0 files of the fullest bucket.
+    #[must_use]
+    pub fn l0_files_max(&self) -> usize {
+        self.l0_files_max
+    }
+
+    /// Length of all files of `level` in bytes.
+    #[must_use]
+    pub fn bytes(&self, level: usize) -> u64 {
+        match level {
+            0 => total_bytes(self.l0.iter().flatten()),
+            _ => self.level(level).bytes(),
+        }
+    }
+
+    /// How many files `level` has.
+    #[must_use]
+    pub fn file_count(&self, level: usize) -> usize {
+        match level {
+            0 => self.l0.iter().map(Vec::len).sum(),
+            _ => self.level(level).files().len(),
+        }
+    }
+
+    /// Every file with its level: L0 by bucket and newest first, then level by level in key order.
+    pub fn files(&self) -> impl Iterator<Item = (usize, &Arc<LiveFile>)> {
+        let l0 = self.l0.iter().flatten().map(|file| (0, file));
+        let below = self.levels.iter().enumerate();
+        l0.chain(below.flat_map(|(index, level)| level.files().iter().map(move |f| (index + 1, f))))
+    }
+
+    /// The deepest level that has files; 0 if there is none below L0.
+    #[must_use]
+    pub fn last_used_level(&self) -> usize {
+        (1..LEVELS).rev().find(|&level| !self.level(level).files().is_empty()).unwrap_or(0)
+    }
+
+    /// Checks every invariant that can be seen from here; `Corrupt` names the first that is
+    /// broken.
+    pub fn check(&self) -> Result<()> {
+        let mut seen = HashSet::new();
+        if let Some((_, twice)) = self.files().find(|(_, file)| !seen.insert(file.no)) {
+            return Err(impossible(format!("file {} occurs twice", twice.no)));
+        }
+        if self.l0.len() != self.map.len() {
+            return Err(impossible("L0 is not cut by the bucket map"));
+        }
+        for (bucket, files) in self.l0.iter().enumerate() {
+            let range = self.map.range(bucket);
+            if let Some(file) = files.iter().find(|file| !file.within(&range)) {
+                return Err(impossible(format!(
+                    "L0 file {} reaches outside its bucket {bucket}",
+                    file.no
+                )));
+            }
+            if !files.is_sorted_by_key(|file| std::cmp::Reverse((file.largest_seq, file.no))) {
+                return Err(impossible(format!("L0 of bucket {bucket} is not newest first")));
+            }
+        }
+        for level in 1..LEVELS {
+            Level::new(self.level(level).files().to_vec())?;
+            if level < self.base_level() && !self.level(level).files().is_empty() {
+                return Err(impossible(format!("level {level} above the base level has files")));
+            }
+        }
+        Ok(())
+    }
+}

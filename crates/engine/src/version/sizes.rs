@@ -1,0 +1,135 @@
+//! How large each level should be, how far over it is, and how much work that is: pure functions.
+//!
+//! Levels are sized from the bottom up: the largest level sets the scale, each level above it
+//! should hold a multiplier less, and the first that would fall to the base size or below is the
+//! *base level*, to which L0 compacts. Levels between L0 and the base level stay empty. So the
+//! last level always holds about (multiplier − 1) / multiplier of all data, whatever the size of
+//! the store: space and write amplification do not jump as it grows. The idea is that of
+//! RocksDB's dynamic level sizes; one difference is stated at [`level_targets`].
+
+use crate::options::LEVELS;
+
+/// Index of the last level.
+pub const LAST_LEVEL: usize = LEVELS - 1;
+
+/// What the sizes of the levels ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LevelTargets {
+    /// The level that L0 compacts to.
+    pub base_level: usize,
+    /// Bytes that a level should hold at most; `u64::MAX` for L0, which is counted in files, and
+    /// for the last, 0 for the levels between L0 and the base level.
+    pub bytes: [u64; LEVELS],
+}
+
+/// The base level and the targets for levels of `sizes` bytes.
+///
+/// The base level is never below the first level that holds files: what lies higher must first
+/// sink. (RocksDB also raises the target of the levels that it no longer needs; here they keep
+/// theirs, and sink when they grow.)
+#[must_use]
+pub fn level_targets(sizes: &[u64; LEVELS], base_bytes: u64, multiplier: u64) -> LevelTargets {
+    let multiplier = multiplier.max(2);
+    let largest = sizes[1..].iter().copied().max().unwrap_or(0);
+    let first_used = (1..LEVELS).find(|&level| sizes[level] > 0).unwrap_or(LAST_LEVEL);
+    let mut bytes = [0; LEVELS];
+    bytes[0] = u64::MAX;
+    bytes[LAST_LEVEL] = u64::MAX;
+    let (mut level, mut target) = (LAST_LEVEL, largest);
+    while level > 1 && (target > base_bytes || level > first_used) {
+        level -= 1;
+        target /= multiplier;
+        // A level above a nearly empty one still takes a share of the base size.
+        bytes[level] = target.max(base_bytes / multiplier).max(1);
+    }
+    LevelTargets { base_level: level, bytes }
+}
+
+/// How urgent it is to compact a level: its size over its target; 0 for the last level, more than
+/// 1 when it is over. L0's is the fullest bucket's file count over the trigger.
+#[must_use]
+pub fn score(level: usize, size: u64, targets: &LevelTargets) -> f64 {
+    if level == 0 || level >= LAST_LEVEL || size == 0 {
+        return 0.0;
+    }
+    size as f64 / targets.bytes[level].max(1) as f64
+}
+
+/// Bytes that compactions must rewrite until every level is within its target. `l0` are the bytes
+/// of the L0 files that are due and `base_share` those of the base level that they overlap.
+///
+/// What is over in one level falls into the next and may push that one over; every byte that
+/// falls rewrites its share of the level below.
+#[must_use]
+pub fn pending_bytes(
+    sizes: &[u64; LEVELS],
+    targets: &LevelTargets,
+    l0: u64,
+    base_share: u64,
+) -> u64 {
+    let mut pending = if l0 > 0 { l0.saturating_add(base_share) } else { 0 };
+    let mut incoming = l0;
+    for level in targets.base_level..LAST_LEVEL {
+        let size = sizes[level].saturating_add(incoming);
+        let over = size.saturating_sub(targets.bytes[level]);
+        if over > 0 {
+            let fan_out = sizes[level + 1] as f64 / size as f64;
+            pending = pending.saturating_add((over as f64 * (1.0 + fan_out)) as u64);
+        }
+        incoming = over;
+    }
+    pending
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1 << 20;
+
+    fn sizes(of: &[(usize, u64)]) -> [u64; LEVELS] {
+        let mut sizes = [0; LEVELS];
+        of.iter().for_each(|&(level, size)| sizes[level] = size * MB);
+        sizes
+    }
+
+    fn targets(of: &[(usize, u64)]) -> LevelTargets {
+        level_targets(&sizes(of), 256 * MB, 10)
+    }
+
+    #[test]
+    fn an_empty_store_compacts_to_the_last_level_and_the_base_rises_as_it_grows() {
+        assert_eq!(targets(&[]).base_level, 6);
+        assert_eq!(targets(&[(6, 256)]).base_level, 6);
+        let grown = targets(&[(6, 2000)]);
+        assert_eq!((grown.base_level, grown.bytes[5]), (5, 200 * MB));
+        let large = targets(&[(6, 30_000), (5, 100)]);
+        assert_eq!((large.base_level, large.bytes[5], large.bytes[4]), (3, 3000 * MB, 300 * MB));
+        assert_eq!(large.bytes[3], 30 * MB);
+        assert_eq!((large.bytes[2], large.bytes[1]), (0, 0));
+        assert_eq!(targets(&[(6, u64::MAX / MB)]).base_level, 1);
+    }
+
+    #[test]
+    fn the_base_level_is_never_below_a_level_that_holds_files() {
+        let shrunk = targets(&[(3, 10), (6, 50)]);
+        assert_eq!(shrunk.base_level, 3);
+        assert!(shrunk.bytes[3] >= 25 * MB, "{shrunk:?}");
+        // All in a middle level: it is over its target, so it sinks.
+        let odd = targets(&[(4, 5000)]);
+        assert!(odd.base_level <= 4);
+        assert!(score(4, 5000 * MB, &odd) > 1.0);
+    }
+
+    #[test]
+    fn debt_is_what_is_over_and_what_it_rewrites_below() {
+        let at = sizes(&[(5, 300), (6, 2000)]);
+        let targets = level_targets(&at, 256 * MB, 10);
+        assert_eq!(pending_bytes(&sizes(&[(5, 200), (6, 2000)]), &targets, 0, 0), 0);
+        let debt = pending_bytes(&at, &targets, 0, 0);
+        assert_eq!(debt / MB, 100 + 100 * 2000 / 300);
+        assert!(pending_bytes(&at, &targets, 64 * MB, 30 * MB) > debt + 94 * MB);
+        assert!(score(5, 300 * MB, &targets) > 1.4);
+        assert_eq!(score(6, u64::MAX, &targets), 0.0);
+    }
+}

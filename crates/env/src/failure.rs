@@ -1,0 +1,32 @@
+//! The few errors that every file system here words alike.
+
+use std::io;
+use std::path::Path;
+
+use archipelago_base::Error;
+
+/// `path` does not exist.
+pub(crate) fn not_found(doing: &str, path: &Path) -> Error {
+    Error::io(doing, path, io::ErrorKind::NotFound.into())
+}
+
+/// A read of `len` bytes at `offset` of a file that ends at `end`.
+#[cold]
+pub(crate) fn past_end(path: &Path, offset: u64, len: usize, end: u64) -> Error {
+    let cause = io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        format!("reading past the end: the file has {end} bytes"),
+    );
+    Error::io(&format!("read {len} bytes at {offset} of"), path, cause)
+}
+
+/// The lock file at `path` is held by the process `pid`, if that is known.
+#[cold]
+pub(crate) fn locked(path: &Path, pid: Option<u32>) -> Error {
+    let holder = match pid {
+        Some(pid) if pid == std::process::id() => format!("this process (pid {pid})"),
+        Some(pid) => format!("process {pid}"),
+        None => "another process".to_owned(),
+    };
+    Error::busy(format!("{} is locked by {holder}: close it there first", path.display()))
+}

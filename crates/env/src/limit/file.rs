@@ -1,0 +1,125 @@
+//! Files that ask the limiter before they write.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_base::Result;
+use archipelago_base::clock::Clock;
+
+use super::{Priority, RateLimiter};
+use crate::context::IoContext;
+use crate::forward::forward_names;
+use crate::fs::{
+    CreateOptions, FileSystem, LogFile, LogOptions, OpenOptions, RandomFile, WritableFile,
+};
+
+/// Small appends are charged together from this many bytes on.
+const CHARGE_BYTES: u64 = 64 << 10;
+
+/// A file whose appends are charged to a limiter, before they reach the file inside (but for the
+/// last 64 KiB, which are charged at the next `flush` or `sync`).
+#[derive(Debug)]
+pub struct LimitedFile {
+    inner: Box<dyn WritableFile>,
+    limiter: Arc<RateLimiter>,
+    clock: Arc<dyn Clock>,
+    priority: Priority,
+    owed: u64,
+}
+
+impl LimitedFile {
+    /// Decorates `inner`.
+    #[must_use]
+    pub fn new(
+        inner: Box<dyn WritableFile>,
+        limiter: Arc<RateLimiter>,
+        clock: Arc<dyn Clock>,
+        priority: Priority,
+    ) -> Self {
+        Self { inner, limiter, clock, priority, owed: 0 }
+    }
+
+    fn pay(&mut self) {
+        self.limiter.request(self.owed, self.priority, &*self.clock);
+        self.owed = 0;
+    }
+}
+
+impl WritableFile for LimitedFile {
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        self.owed += data.len() as u64;
+        if self.owed >= CHARGE_BYTES {
+            self.pay();
+        }
+        self.inner.append(data)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.pay();
+        self.inner.flush()
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.pay();
+        self.inner.sync()
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+}
+
+/// A file system whose files, where they are created for a purpose that [`Priority::of`] knows,
+/// are [`LimitedFile`]s. Logs and reads are not limited.
+#[derive(Clone, Debug)]
+pub struct LimitedFs {
+    inner: Arc<dyn FileSystem>,
+    limiter: Arc<RateLimiter>,
+    clock: Arc<dyn Clock>,
+}
+
+impl LimitedFs {
+    /// Decorates `inner`.
+    #[must_use]
+    pub fn new(
+        inner: Arc<dyn FileSystem>,
+        limiter: Arc<RateLimiter>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        Self { inner, limiter, clock }
+    }
+}
+
+impl FileSystem for LimitedFs {
+    fn create(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: CreateOptions,
+    ) -> Result<Box<dyn WritableFile>> {
+        let file = self.inner.create(path, context, options)?;
+        let Some(priority) = Priority::of(context.purpose) else { return Ok(file) };
+        let (limiter, clock) = (Arc::clone(&self.limiter), Arc::clone(&self.clock));
+        Ok(Box::new(LimitedFile::new(file, limiter, clock, priority)))
+    }
+
+    fn open(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Arc<dyn RandomFile>> {
+        self.inner.open(path, context, options)
+    }
+
+    fn create_log(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: LogOptions,
+    ) -> Result<Box<dyn LogFile>> {
+        self.inner.create_log(path, context, options)
+    }
+
+    forward_names!(inner);
+}

@@ -1,0 +1,212 @@
+//! Reading and writing through the page cache.
+//!
+//! A writer gathers appends in 256 KiB; larger ones go straight to the system. A reader is one
+//! `pread` per request, or one `preadv` for requests that touch each other. The kernel's own
+//! readahead is switched off for foreground reads of tables: they are random, and whoever scans
+//! calls `prefetch`.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut, Write as _};
+use std::num::NonZeroU64;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use archipelago_base::{Error, Result};
+use rustix::fs::{Advice, FallocateFlags};
+
+use crate::context::{FileClass, IoContext, IoPurpose};
+use crate::failure::past_end;
+use crate::fs::{RandomFile, WritableFile};
+
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Most ranges that one `preadv` or `pwritev` takes.
+pub(super) const VECTORS_MAX: usize = 1024;
+
+#[derive(Debug)]
+pub(super) struct BufferedWriter {
+    file: File,
+    path: PathBuf,
+    buffer: Vec<u8>,
+    len: u64,
+    reserved: Reservation,
+    failed: Option<Error>,
+}
+
+impl BufferedWriter {
+    pub(super) fn new(file: File, path: &Path, size_hint_bytes: u64) -> Self {
+        let reserved = Reservation::make(&file, size_hint_bytes);
+        let (path, buffer) = (path.to_owned(), Vec::new());
+        Self { file, path, buffer, len: 0, reserved, failed: None }
+    }
+
+    fn write_buffer(&mut self) -> Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let written = self.file.write_all(&self.buffer);
+        self.buffer.clear();
+        self.or_fail("write to", written)
+    }
+
+    fn or_fail(&mut self, doing: &str, outcome: io::Result<()>) -> Result<()> {
+        outcome.map_err(|source| {
+            let error = Error::io(doing, &self.path, source);
+            self.failed = Some(error.clone());
+            error
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl WritableFile for BufferedWriter {
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        self.check()?;
+        if self.buffer.len() + data.len() > BUFFER_BYTES {
+            self.write_buffer()?;
+        }
+        if data.len() >= BUFFER_BYTES {
+            let written = self.file.write_all(data);
+            self.or_fail("write to", written)?;
+        } else {
+            if self.buffer.capacity() == 0 {
+                self.buffer.reserve_exact(BUFFER_BYTES);
+            }
+            self.buffer.extend_from_slice(data);
+        }
+        self.len += data.len() as u64;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.check()?;
+        self.write_buffer()
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.flush()?;
+        let synced = self.file.sync_data();
+        self.or_fail("sync", synced)
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+impl Drop for BufferedWriter {
+    fn drop(&mut self) {
+        let handed_over = self.len - self.buffer.len() as u64;
+        self.reserved.give_back(&self.file, handed_over);
+    }
+}
+
+/// Space reserved beyond the end of a file that is being written.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    bytes: u64,
+}
+
+impl Reservation {
+    /// Reserves `bytes` where the file system can. A hint: a device that is too full says so
+    /// when it is written to.
+    pub(super) fn make(file: &File, bytes: u64) -> Self {
+        let made =
+            bytes > 0 && rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes).is_ok();
+        Self { bytes: if made { bytes } else { 0 } }
+    }
+
+    /// Gives back what lies beyond `len`, the file's length.
+    pub(super) fn give_back(&self, file: &File, len: u64) {
+        if self.bytes > len {
+            // Failing costs some space until the file is removed, nothing else.
+            drop(file.set_len(len));
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct BufferedReader {
+    file: File,
+    path: PathBuf,
+    len: u64,
+}
+
+impl BufferedReader {
+    pub(super) fn new(file: File, path: &Path, len: u64, context: IoContext) -> Self {
+        let advice = match (context.class, context.purpose) {
+            (FileClass::Sst, IoPurpose::ForegroundRead) => Advice::Random,
+            _ => Advice::Sequential,
+        };
+        // Advice that is not taken changes nothing but speed.
+        let _ = rustix::fs::fadvise(&file, 0, None, advice);
+        Self { file, path: path.to_owned(), len }
+    }
+
+    #[cold]
+    fn failed(&self, offset: u64, len: usize, source: io::Error) -> Error {
+        if source.kind() == io::ErrorKind::UnexpectedEof {
+            return past_end(&self.path, offset, len, self.len);
+        }
+        Error::io(&format!("read {len} bytes at {offset} of"), &self.path, source)
+    }
+
+    /// Reads `run`, whose ranges follow one another without gaps, in one call; what a short
+    /// read leaves is read range by range.
+    fn read_run(&self, run: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        let start = run[0].0;
+        let mut vectors: Vec<_> = run.iter_mut().map(|(_, buf)| IoSliceMut::new(buf)).collect();
+        let got = rustix::io::retry_on_intr(|| rustix::io::preadv(&self.file, &mut vectors, start))
+            .map_err(|cause| {
+                self.failed(start, run.iter().map(|(_, buf)| buf.len()).sum(), cause.into())
+            })?;
+        let through = start + got as u64;
+        for (offset, buf) in run {
+            if *offset + buf.len() as u64 > through {
+                self.read_exact_at(*offset, buf, context)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RandomFile for BufferedReader {
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8], _context: IoContext) -> Result<()> {
+        self.file
+            .read_exact_at(buf, offset)
+            .map_err(|source| self.failed(offset, buf.len(), source))
+    }
+
+    fn read_many(&self, mut requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        while !requests.is_empty() {
+            let (run, rest) = requests.split_at_mut(run_len(requests));
+            match run {
+                [(offset, buf)] => self.read_exact_at(*offset, buf, context)?,
+                run => self.read_run(run, context)?,
+            }
+            requests = rest;
+        }
+        Ok(())
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        if let Some(len) = NonZeroU64::new(len) {
+            let _ = rustix::fs::fadvise(&self.file, offset, Some(len), Advice::WillNeed);
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+/// How many of the first requests follow one another without a gap; at least one.
+pub(super) fn run_len(requests: &[(u64, &mut [u8])]) -> usize {
+    let joined = requests
+        .windows(2)
+        .take_while(|pair| pair[0].0.checked_add(pair[0].1.len() as u64) == Some(pair[1].0));
+    (joined.count() + 1).min(VECTORS_MAX)
+}

@@ -1,0 +1,252 @@
+//! Reading and writing past the page cache with `O_DIRECT`.
+//!
+//! Offsets, lengths and memory are aligned here; callers need not care. Writer invariants: 1.
+//! `buffer` holds the bytes from `buffer_at`, a block boundary, on; 2. whole blocks that were
+//! handed over leave the buffer, a partial last one stays, since it is written again when more is
+//! appended; 3. after `flush` the file's length is exact (the padding of the last block is cut
+//! off). A reader takes aligned requests straight into the caller's memory and others through a
+//! buffer of the thread.
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+use archipelago_base::{Error, Result};
+use rustix::fs::OFlags;
+
+use super::aligned::{AlignedBuffer, BLOCK_BYTES, is_aligned};
+use super::buffered::{Reservation, run_len};
+use crate::context::IoContext;
+use crate::failure::past_end;
+use crate::fs::{RandomFile, WritableFile};
+
+const WRITE_BUFFER_BYTES: usize = 1 << 20;
+
+/// Up to here a thread keeps its read buffer: an unaligned 2 MiB of readahead.
+const KEPT_BUFFER_BYTES: usize = (2 << 20) + BLOCK_BYTES;
+
+/// Opens `path` with `O_DIRECT` if `direct`; where the file system refuses, without it, and says
+/// so once. The flag tells which it became.
+pub(super) fn open(how: &OpenOptions, path: &Path, direct: bool) -> io::Result<(File, bool)> {
+    if direct {
+        let mut direct_how = how.clone();
+        direct_how.custom_flags(OFlags::DIRECT.bits() as i32);
+        match direct_how.open(path) {
+            Err(refused) if refused.kind() == io::ErrorKind::InvalidInput => note_refusal(path),
+            other => return Ok((other?, true)),
+        }
+    }
+    Ok((how.open(path)?, false))
+}
+
+fn note_refusal(path: &Path) {
+    static NOTED: Once = Once::new();
+    NOTED.call_once(|| {
+        tracing::warn!(
+            path = %path.display(),
+            "the file system refuses direct I/O; files on it go through the page cache"
+        );
+    });
+}
+
+#[derive(Debug)]
+pub(super) struct DirectWriter {
+    file: File,
+    path: PathBuf,
+    buffer: AlignedBuffer,
+    filled: usize,
+    buffer_at: u64,
+    /// Whether the buffer holds bytes that were not handed over.
+    pending: bool,
+    reserved: Reservation,
+    failed: Option<Error>,
+}
+
+impl DirectWriter {
+    pub(super) fn new(file: File, path: &Path, size_hint_bytes: u64) -> Self {
+        let reserved = Reservation::make(&file, size_hint_bytes);
+        Self {
+            file,
+            path: path.to_owned(),
+            buffer: AlignedBuffer::new(WRITE_BUFFER_BYTES),
+            filled: 0,
+            buffer_at: 0,
+            pending: false,
+            reserved,
+            failed: None,
+        }
+    }
+
+    /// Writes the buffer, padded to whole blocks, and keeps only a partial last block.
+    fn write_buffer(&mut self) -> io::Result<()> {
+        let padded = self.filled.next_multiple_of(BLOCK_BYTES);
+        let whole = self.filled / BLOCK_BYTES * BLOCK_BYTES;
+        let bytes = self.buffer.as_mut_slice();
+        bytes[self.filled..padded].fill(0);
+        self.file.write_all_at(&bytes[..padded], self.buffer_at)?;
+        if padded > self.filled {
+            self.file.set_len(self.buffer_at + self.filled as u64)?;
+        }
+        bytes.copy_within(whole..self.filled, 0);
+        self.filled -= whole;
+        self.buffer_at += whole as u64;
+        self.pending = false;
+        Ok(())
+    }
+
+    fn or_fail(&mut self, doing: &str, outcome: io::Result<()>) -> Result<()> {
+        outcome.map_err(|source| {
+            let error = Error::io(doing, &self.path, source);
+            self.failed = Some(error.clone());
+            error
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl WritableFile for DirectWriter {
+    fn append(&mut self, mut data: &[u8]) -> Result<()> {
+        self.check()?;
+        while !data.is_empty() {
+            let room = self.buffer.capacity() - self.filled;
+            let (now, later) = data.split_at(room.min(data.len()));
+            self.buffer.as_mut_slice()[self.filled..self.filled + now.len()].copy_from_slice(now);
+            self.filled += now.len();
+            self.pending = true;
+            if self.filled == self.buffer.capacity() {
+                let written = self.write_buffer();
+                self.or_fail("write to", written)?;
+            }
+            data = later;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.check()?;
+        if !self.pending {
+            return Ok(());
+        }
+        let written = self.write_buffer();
+        self.or_fail("write to", written)
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.flush()?;
+        let synced = self.file.sync_data();
+        self.or_fail("sync", synced)
+    }
+
+    fn len(&self) -> u64 {
+        self.buffer_at + self.filled as u64
+    }
+}
+
+impl Drop for DirectWriter {
+    fn drop(&mut self) {
+        let handed_over = if self.pending { self.buffer_at } else { self.len() };
+        self.reserved.give_back(&self.file, handed_over);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct DirectReader {
+    file: File,
+    path: PathBuf,
+    len: u64,
+}
+
+impl DirectReader {
+    pub(super) fn new(file: File, path: &Path, len: u64) -> Self {
+        Self { file, path: path.to_owned(), len }
+    }
+
+    fn check(&self, offset: u64, len: usize) -> Result<()> {
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(past_end(&self.path, offset, len, self.len)),
+        }
+    }
+
+    /// Reads `len` bytes at `offset` through the thread's buffer and shows them to `take`.
+    fn bounce(&self, offset: u64, len: usize, take: impl FnOnce(&[u8])) -> Result<()> {
+        thread_local!(static KEPT: RefCell<Option<AlignedBuffer>> = const { RefCell::new(None) });
+        let skip = (offset % BLOCK_BYTES as u64) as usize;
+        let blocks = (skip + len).next_multiple_of(BLOCK_BYTES);
+        let kept = KEPT.with_borrow_mut(Option::take);
+        let mut buffer = match kept {
+            Some(kept) if kept.capacity() >= blocks => kept,
+            _ => AlignedBuffer::new(blocks),
+        };
+        let read =
+            self.fill(offset - skip as u64, &mut buffer.as_mut_slice()[..blocks], skip + len);
+        if read.is_ok() {
+            take(&buffer.as_slice()[skip..skip + len]);
+        }
+        if buffer.capacity() <= KEPT_BUFFER_BYTES {
+            KEPT.set(Some(buffer));
+        }
+        read.map_err(|source| {
+            Error::io(&format!("read {len} bytes at {offset} of"), &self.path, source)
+        })
+    }
+
+    /// Reads aligned, until at least `needed` bytes are there.
+    fn fill(&self, offset: u64, buf: &mut [u8], needed: usize) -> io::Result<()> {
+        let mut done = 0;
+        while done < needed {
+            match self.file.read_at(&mut buf[done..], offset + done as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(got) => done += got,
+                Err(again) if again.kind() == io::ErrorKind::Interrupted => (),
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RandomFile for DirectReader {
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8], _context: IoContext) -> Result<()> {
+        self.check(offset, buf.len())?;
+        if is_aligned(offset, buf) {
+            let len = buf.len();
+            return self.fill(offset, buf, len).map_err(|source| {
+                Error::io(&format!("read {len} bytes at {offset} of"), &self.path, source)
+            });
+        }
+        self.bounce(offset, buf.len(), |bytes| buf.copy_from_slice(bytes))
+    }
+
+    fn read_many(&self, mut requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        while !requests.is_empty() {
+            let (run, rest) = requests.split_at_mut(run_len(requests));
+            if let [(offset, buf)] = run {
+                self.read_exact_at(*offset, buf, context)?;
+            } else {
+                let offset = run[0].0;
+                let len = run.iter().map(|(_, buf)| buf.len()).sum();
+                self.check(offset, len)?;
+                self.bounce(offset, len, |mut bytes| {
+                    for (_, buf) in run {
+                        let (mine, later) = bytes.split_at(buf.len());
+                        buf.copy_from_slice(mine);
+                        bytes = later;
+                    }
+                })?;
+            }
+            requests = rest;
+        }
+        Ok(())
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+}

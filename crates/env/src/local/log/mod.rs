@@ -1,0 +1,97 @@
+//! Log segments of the local file system: a small mapped ring takes each append as a memory copy;
+//! a drainer thread moves it to the segment's file in large writes.
+//!
+//! The ring is a file in the segment's directory (`wal-0.ring`; 4 MiB and a page), allocated and
+//! prefaulted before use. Its pages belong to the kernel, so what was appended survives
+//! `kill -9`; [`tail`] finds it. Durability against power loss comes from the segment's file
+//! alone: a sync drains, then calls `fdatasync`.
+//!
+//! Where a mapping could fault (network, copy-on-write and unknown file systems) and where the
+//! ring cannot be made (no space), a segment falls back to one `write` for each append.
+//!
+//! `docs/formats/wal.md` has the layout, `docs/decisions/0002-wal-ring.md` the figures.
+//! Thread-safe as [`LogFile`] and [`LogSync`](crate::fs::LogSync) say. A directory is used by one process
+//! (the database's lock file sees to it).
+
+mod layout;
+mod mapping;
+mod ring;
+mod segment;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::path::Path;
+
+use archipelago_base::{Epoch, Error, Result};
+
+use self::segment::RingLog;
+use super::plain_log;
+use crate::context::IoContext;
+use crate::fs::{LogFile, LogOptions, LogTail};
+
+/// Creates the log segment `path`, on a ring where that is safe. See
+/// [`crate::FileSystem::create_log`].
+pub fn create(path: &Path, _context: IoContext, options: &LogOptions) -> Result<Box<dyn LogFile>> {
+    let dir = directory(path);
+    let ring = if mapping_is_safe(dir) { ring::take(dir).ok().flatten() } else { None };
+    let Some(ring) = ring else { return plain_log::create(path, options) };
+    match open_segment(path, options) {
+        Ok(file) => Ok(Box::new(RingLog::new(path.to_owned(), file, options.incarnation, ring))),
+        Err(error) => {
+            ring.release(true);
+            Err(error)
+        }
+    }
+}
+
+/// What the rings beside `path` hold of `incarnation` that its file may not. See
+/// [`crate::FileSystem::log_tail`].
+pub fn tail(path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
+    ring::tail(directory(path), incarnation)
+}
+
+/// Empties the rings in `dir` that no open segment uses. See
+/// [`crate::FileSystem::clear_log_tails`].
+pub fn clear_tails(dir: &Path) -> Result<()> {
+    ring::clear(dir)
+}
+
+/// The kernel's random number of this boot. See [`crate::FileSystem::boot_id`].
+#[must_use]
+pub fn boot_id() -> Option<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).ok().map(u128::to_le_bytes)
+}
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    }
+}
+
+/// Whether writing to allocated pages of a mapped file cannot fail there for want of space or of a
+/// server: file systems that overwrite in place.
+fn mapping_is_safe(dir: &Path) -> bool {
+    const EXT: u64 = 0xef53;
+    const XFS: u64 = 0x5846_5342;
+    const TMPFS: u64 = 0x0102_1994;
+    let kind = rustix::fs::statfs(dir).map(|stat| stat.f_type as u64);
+    matches!(kind, Ok(EXT | XFS | TMPFS))
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the lowest layer")]
+fn open_segment(path: &Path, options: &LogOptions) -> Result<File> {
+    if let Some(old) = &options.recycle {
+        std::fs::rename(old, path).map_err(|error| Error::io("rename", old, error))?;
+    }
+    let fresh = options.recycle.is_none();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(fresh)
+        .open(path)
+        .map_err(|error| Error::io("create", path, error))
+}

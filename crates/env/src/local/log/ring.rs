@@ -1,0 +1,213 @@
+//! A ring and its drainer thread, and the pool that hands rings to segments.
+//!
+//! Owned by the open segment ([`super::segment::RingLog`]), which keeps it until it is dropped; a segment
+//! that is created meanwhile in the same directory takes over the ring of one that is finished,
+//! so that a rotation maps nothing. Invariants: 1. a ring serves one open segment at a time;
+//! 2. a ring that holds bytes that are nowhere else (a drain failed, the process was killed) is
+//! given to no segment until [`clear`] has been called: the next segment gets another file.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::Thread;
+
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_base::{Epoch, Error, Result};
+use parking_lot::Mutex;
+
+use super::layout::{self, FILE_BYTES, INCARNATION_AT};
+use super::mapping::Mapping;
+use super::segment::Open;
+use crate::fs::LogTail;
+
+const PREFIX: &str = "wal-";
+const SUFFIX: &str = ".ring";
+/// Rings of one directory. More than two means that drains failed again and again.
+const RINGS_MAX: usize = 64;
+
+/// What the drainer thread shares with the appender.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) mapping: Mapping,
+    open: Mutex<Option<Arc<Open>>>,
+    drainer: OnceLock<Thread>,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    /// Tells the drainer that there is a chunk to write. A system call only if it sleeps.
+    #[inline]
+    pub(super) fn wake(&self) {
+        if let Some(drainer) = self.drainer.get() {
+            drainer.unpark();
+        }
+    }
+
+    fn drain_until_stopped(&self) {
+        // Whoever wakes before this is set finds a thread that has not slept yet.
+        let _set = self.drainer.set(std::thread::current());
+        while !self.stop.load(Ordering::Acquire) {
+            let open = self.open.lock().clone();
+            let busy = open.is_some_and(|open| open.drain_chunk());
+            if !busy {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+/// A mapped ring; see the module.
+#[derive(Debug)]
+pub(super) struct Ring {
+    path: PathBuf,
+    pub(super) shared: Arc<Shared>,
+    serving: AtomicBool,
+    joiner: Option<Joiner>,
+}
+
+impl Ring {
+    fn map(path: PathBuf, file: &File) -> Result<Self> {
+        let mapping = Mapping::new(file).map_err(|error| Error::io("map", &path, error))?;
+        let shared = Arc::new(Shared {
+            mapping,
+            open: Mutex::new(None),
+            drainer: OnceLock::new(),
+            stop: AtomicBool::new(false),
+        });
+        let drained = Arc::clone(&shared);
+        let body = Box::new(move || drained.drain_until_stopped());
+        let joiner = Some(SystemSpawn.spawn("wal-drain", body)?);
+        Ok(Self { path, shared, serving: AtomicBool::new(true), joiner })
+    }
+
+    /// Gives the ring to a segment. The caller has claimed it.
+    pub(super) fn serve(&self, open: Arc<Open>) {
+        self.shared.mapping.assign(open.incarnation().0);
+        *self.shared.open.lock() = Some(open);
+    }
+
+    /// The segment is finished. Unless it is whole, the ring is kept as it is.
+    pub(super) fn release(&self, whole: bool) {
+        *self.shared.open.lock() = None;
+        if whole {
+            self.serving.store(false, Ordering::Release);
+        }
+    }
+
+    fn claim(&self) -> bool {
+        !self.serving.swap(true, Ordering::AcqRel)
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake();
+        if let Some(joiner) = self.joiner.take() {
+            // A panic of the drainer has shown as an unfinished drain already.
+            let _joined = joiner.join();
+        }
+    }
+}
+
+static POOL: Mutex<Vec<Weak<Ring>>> = Mutex::new(Vec::new());
+
+fn ring_path(dir: &Path, index: usize) -> PathBuf {
+    dir.join(format!("{PREFIX}{index}{SUFFIX}"))
+}
+
+fn open_file(path: &Path, create: bool) -> std::io::Result<File> {
+    std::fs::OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)
+}
+
+/// A ring in `dir` that serves no segment and holds nothing, claimed for the caller. `Ok(None)`
+/// if every ring that there may be is taken.
+pub(super) fn take(dir: &Path) -> Result<Option<Arc<Ring>>> {
+    let dir = &dir.canonicalize().map_err(|error| Error::io("find", dir, error))?;
+    let mut pool = POOL.lock();
+    pool.retain(|ring| ring.strong_count() > 0);
+    let live: Vec<Arc<Ring>> = pool.iter().filter_map(Weak::upgrade).collect();
+    let here = |ring: &&Arc<Ring>| ring.path.parent() == Some(dir);
+    if let Some(ring) = live.iter().filter(here).find(|ring| ring.claim()) {
+        return Ok(Some(Arc::clone(ring)));
+    }
+    for index in 0..RINGS_MAX {
+        let path = ring_path(dir, index);
+        if live.iter().any(|ring| ring.path == path) {
+            continue;
+        }
+        let file = open_file(&path, true).map_err(|error| Error::io("create", &path, error))?;
+        if layout::read_header(&file, &path)?.is_some_and(|header| header.is_dirty()) {
+            continue;
+        }
+        let mapped = Ring::map(path.clone(), &file);
+        let ring = match mapped {
+            Ok(ring) => Arc::new(ring),
+            Err(error) => {
+                give_space_back(&path);
+                return Err(error);
+            }
+        };
+        pool.push(Arc::downgrade(&ring));
+        return Ok(Some(ring));
+    }
+    Ok(None)
+}
+
+/// Removes a ring file that could not be mapped: it may hold the last free bytes of the device.
+#[expect(clippy::disallowed_methods, reason = "this is the lowest layer")]
+fn give_space_back(path: &Path) {
+    // If it stays, it is tried again with the next segment.
+    let _removed = std::fs::remove_file(path);
+}
+
+fn ring_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |error| Error::io("list", dir, error);
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name.starts_with(PREFIX) && name.ends_with(SUFFIX) {
+            paths.push(path);
+        }
+    }
+    Ok(paths)
+}
+
+/// What the rings in `dir` hold of `incarnation`.
+pub(super) fn tail(dir: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
+    for path in ring_files(dir)? {
+        let file = std::fs::OpenOptions::new().read(true).open(&path);
+        let file = file.map_err(|error| Error::io("open", &path, error))?;
+        if let Some(tail) = layout::read_tail(&file, &path, incarnation)? {
+            return Ok(Some(tail));
+        }
+    }
+    Ok(None)
+}
+
+/// Empties every ring in `dir` that no open segment of this process uses; keeps the first one's
+/// file for the next segment.
+#[expect(clippy::disallowed_methods, reason = "this is the lowest layer")]
+pub(super) fn clear(dir: &Path) -> Result<()> {
+    let dir = &dir.canonicalize().map_err(|error| Error::io("find", dir, error))?;
+    let pool = POOL.lock();
+    let live: Vec<Arc<Ring>> = pool.iter().filter_map(Weak::upgrade).collect();
+    for path in ring_files(dir)? {
+        if live.iter().any(|ring| ring.path == path) {
+            continue;
+        }
+        if path != ring_path(dir, 0) {
+            std::fs::remove_file(&path).map_err(|error| Error::io("remove", &path, error))?;
+            continue;
+        }
+        let file = open_file(&path, false).map_err(|error| Error::io("open", &path, error))?;
+        let len = file.metadata().map_err(|error| Error::io("look at", &path, error))?.len();
+        if len >= FILE_BYTES as u64 {
+            std::os::unix::fs::FileExt::write_all_at(&file, &[0; 8], INCARNATION_AT as u64)
+                .map_err(|error| Error::io("write", &path, error))?;
+        }
+    }
+    Ok(())
+}

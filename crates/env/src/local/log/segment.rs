@@ -1,0 +1,283 @@
+//! [`RingLog`]: an open segment whose appends go to a ring.
+//!
+//! Owned by the log writer (`&mut`); [`RingSync`] handles are shared. Invariants: 1. `appended`
+//! moves only after the bytes were copied, `drained` only after `pwrite` returned; 2. chunks are
+//! written in order, under the `drain` lock, by whoever needs it: the drainer thread (whole chunks), a
+//! sync (everything), an append that finds the ring full; 3. a segment's first append is in its
+//! file on return, so that its header can always be read.
+//!
+//! Failure: the first error of a drain is sticky for appends and syncs; the bytes stay in the
+//! ring, where recovery finds them, and [`RingLog::finish`] tries once more. The first error of an
+//! `fdatasync` is sticky for syncs.
+//!
+//! Cost of an append: one copy and one release store; a wake-up of the drainer every
+//! [`CHUNK_BYTES`]. It waits only if the ring is full.
+
+use std::fs::File;
+use std::io::IoSlice;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use super::layout::RING_BYTES;
+use super::ring::{Ring, Shared};
+use crate::fs::{LogFile, LogSync};
+
+/// The drainer writes this much at once, at multiples of it.
+pub(super) const CHUNK_BYTES: u64 = 256 << 10;
+/// An append of at least this much goes to the file directly.
+const WRITE_THROUGH_BYTES: u64 = 512 << 10;
+
+/// The part of an open segment that the drainer and the sync handles share.
+#[derive(Debug)]
+pub(super) struct Open {
+    path: PathBuf,
+    file: File,
+    incarnation: Epoch,
+    ring: Arc<Shared>,
+    drain: Mutex<Drain>,
+    /// Whether `drain.error` is set: what an append looks at.
+    failed: AtomicBool,
+    sync_error: Mutex<Option<Error>>,
+}
+
+#[derive(Debug, Default)]
+struct Drain {
+    /// Bytes of the segment that are in its file.
+    drained: u64,
+    /// The ring serves another segment now, or none.
+    finished: bool,
+    error: Option<Error>,
+}
+
+impl Open {
+    pub(super) fn new(path: PathBuf, file: File, incarnation: Epoch, ring: Arc<Shared>) -> Self {
+        Self {
+            path,
+            file,
+            incarnation,
+            ring,
+            drain: Mutex::default(),
+            failed: AtomicBool::new(false),
+            sync_error: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn incarnation(&self) -> Epoch {
+        self.incarnation
+    }
+
+    /// Writes the next whole chunk, if there is one. Whether there may be more.
+    pub(super) fn drain_chunk(&self) -> bool {
+        let mut drain = self.drain.lock();
+        if drain.finished || drain.error.is_some() {
+            return false;
+        }
+        let whole = self.ring.mapping.appended() / CHUNK_BYTES * CHUNK_BYTES;
+        if drain.drained >= whole {
+            return false;
+        }
+        let next = (drain.drained / CHUNK_BYTES + 1) * CHUNK_BYTES;
+        self.write_through(&mut drain, next.min(whole)).is_ok()
+    }
+
+    /// Writes everything that was appended before the call; how much that is.
+    fn drain_all(&self) -> Result<u64> {
+        let mut drain = self.drain.lock();
+        if drain.finished {
+            return drain.error.clone().map_or(Ok(drain.drained), Err);
+        }
+        let target = self.ring.mapping.appended();
+        self.write_through(&mut drain, target)?;
+        Ok(target)
+    }
+
+    fn write_through(&self, drain: &mut Drain, target: u64) -> Result<()> {
+        if let Some(error) = &drain.error {
+            return Err(error.clone());
+        }
+        let mapping = &self.ring.mapping;
+        while drain.drained < target {
+            let piece = mapping.piece(drain.drained, target);
+            if let Err(error) = self.file.write_all_at(piece, drain.drained) {
+                return Err(self.fail(drain, "append to", error));
+            }
+            drain.drained += piece.len() as u64;
+            mapping.set_drained(drain.drained);
+        }
+        Ok(())
+    }
+
+    fn fail(&self, drain: &mut Drain, doing: &str, error: std::io::Error) -> Error {
+        let error = Error::io(doing, &self.path, error);
+        drain.error = Some(error.clone());
+        self.failed.store(true, Ordering::Release);
+        error
+    }
+
+    #[cold]
+    fn drain_error(&self) -> Error {
+        let error = self.drain.lock().error.clone();
+        error.unwrap_or_else(|| Error::new(ErrorKind::Io, "a log segment failed"))
+    }
+}
+
+/// See [`LogFile::sync_handle`].
+#[derive(Debug)]
+struct RingSync {
+    open: Arc<Open>,
+}
+
+impl LogSync for RingSync {
+    fn sync(&self) -> Result<u64> {
+        let through = self.open.drain_all()?;
+        // Concurrent calls wait here: the first error must stop them all.
+        let mut failed = self.open.sync_error.lock();
+        if let Some(error) = &*failed {
+            return Err(error.clone());
+        }
+        self.open.file.sync_data().map_err(|error| {
+            let error = Error::io("sync", &self.open.path, error);
+            *failed = Some(error.clone());
+            error
+        })?;
+        Ok(through)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct RingLog {
+    open: Arc<Open>,
+    ring: Arc<Ring>,
+    len: u64,
+    /// What `drained` was when last looked at.
+    drained_seen: u64,
+    finished: bool,
+}
+
+impl RingLog {
+    pub(super) fn new(path: PathBuf, file: File, incarnation: Epoch, ring: Arc<Ring>) -> Self {
+        let open = Arc::new(Open::new(path, file, incarnation, Arc::clone(&ring.shared)));
+        ring.serve(Arc::clone(&open));
+        Self { open, ring, len: 0, drained_seen: 0, finished: false }
+    }
+
+    /// Waits until `total` more bytes fit into the ring.
+    #[cold]
+    fn make_room(&mut self, total: u64) -> Result<()> {
+        self.drained_seen = self.open.ring.mapping.drained();
+        if self.len + total - self.drained_seen > RING_BYTES as u64 {
+            self.drained_seen = self.open.drain_all()?;
+        }
+        Ok(())
+    }
+
+    /// Writes a large append behind everything earlier, without the ring.
+    #[cold]
+    fn append_through(&mut self, parts: &[&[u8]], total: u64) -> Result<()> {
+        self.open.drain_all()?;
+        let mut drain = self.open.drain.lock();
+        if let Err(error) = write_parts(&self.open.file, parts, self.len) {
+            return Err(self.open.fail(&mut drain, "append to", error));
+        }
+        // In this order a kill in between leaves a ring that holds nothing.
+        drain.drained = self.len + total;
+        self.open.ring.mapping.set_drained(drain.drained);
+        self.open.ring.mapping.set_appended(drain.drained);
+        self.drained_seen = drain.drained;
+        Ok(())
+    }
+}
+
+fn write_parts(file: &File, parts: &[&[u8]], mut offset: u64) -> std::io::Result<()> {
+    let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+    let mut slices = &mut slices[..];
+    IoSlice::advance_slices(&mut slices, 0);
+    while !slices.is_empty() {
+        let count = slices.len().min(1024);
+        let written = match rustix::io::pwritev(file, &slices[..count], offset) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(written) => written,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(errno) => return Err(errno.into()),
+        };
+        offset += written as u64;
+        IoSlice::advance_slices(&mut slices, written);
+    }
+    Ok(())
+}
+
+impl LogFile for RingLog {
+    #[inline]
+    fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        if self.finished || self.open.failed.load(Ordering::Relaxed) {
+            return Err(match self.finished {
+                true => Error::new(ErrorKind::Fenced, "the log segment is finished"),
+                false => self.open.drain_error(),
+            });
+        }
+        let start = self.len;
+        let total: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        if total >= WRITE_THROUGH_BYTES || start == 0 {
+            self.append_through(parts, total)?;
+            self.len += total;
+            return Ok(start);
+        }
+        if start + total - self.drained_seen > RING_BYTES as u64 {
+            self.make_room(total)?;
+        }
+        let mapping = &self.open.ring.mapping;
+        let mut at = start;
+        for part in parts {
+            mapping.write(at, part);
+            at += part.len() as u64;
+        }
+        self.len = at;
+        mapping.set_appended(at);
+        if at / CHUNK_BYTES != start / CHUNK_BYTES {
+            self.open.ring.wake();
+        }
+        Ok(start)
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn sync_handle(&self) -> Arc<dyn LogSync> {
+        Arc::new(RingSync { open: Arc::clone(&self.open) })
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        if self.finished {
+            return self.open.drain_all().map(|_| ());
+        }
+        self.finished = true;
+        let mut drain = self.open.drain.lock();
+        // The cause of an earlier failure (a full device) may be gone: writing the same bytes
+        // to the same place again is safe. A torn direct append lies behind `appended`.
+        if drain.error.take().is_some() {
+            self.open.failed.store(false, Ordering::Release);
+        }
+        let target = self.open.ring.mapping.appended();
+        let result = self.open.write_through(&mut drain, target);
+        drain.finished = true;
+        drop(drain);
+        self.ring.release(result.is_ok());
+        result
+    }
+}
+
+impl Drop for RingLog {
+    fn drop(&mut self) {
+        if !self.finished {
+            // What cannot be written stays in the ring, where recovery finds it.
+            let _kept = self.finish();
+        }
+    }
+}

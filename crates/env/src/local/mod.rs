@@ -1,0 +1,215 @@
+//! Files of the local operating system.
+//!
+//! [`LocalFs`] has no state of its own: handles of it are interchangeable. What it adds to the
+//! system calls:
+//! - writers gather appends (buffered, or aligned for `O_DIRECT`), reserve space ahead and give
+//!   back what they did not need;
+//! - readers turn neighbouring requests into one system call, and align for `O_DIRECT`;
+//! - a file system that refuses `O_DIRECT` is used through the page cache, with one warning
+//!   per process;
+//! - every error names the file.
+//!
+//! Invariants: 1. after a failed write or sync a writer fails for ever: an fsync is never
+//! retried, since the kernel reports a lost page once only; 2. a created directory is durable
+//! (its parent is synced); 3. nothing is buffered in this process across `flush` or `sync`.
+//! Thread-safety: as the traits say. A failed `sync_dir` may be retried.
+
+#![expect(clippy::disallowed_methods, reason = "the layer that all other file access goes through")]
+
+mod aligned;
+mod buffered;
+mod direct;
+mod lock;
+pub mod log;
+mod plain_log;
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use rustix::io::Errno;
+
+use self::buffered::{BufferedReader, BufferedWriter};
+use self::direct::{DirectReader, DirectWriter};
+use crate::context::IoContext;
+use crate::fs::{
+    CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogTail, OpenOptions,
+    RandomFile, WritableFile,
+};
+
+/// The local file system; see the module.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LocalFs;
+
+impl LocalFs {
+    /// A handle of the local file system.
+    #[must_use]
+    pub fn new() -> Self {
+        Self
+    }
+
+    /// The same behind a shared pointer.
+    #[must_use]
+    pub fn shared() -> Arc<dyn FileSystem> {
+        Arc::new(Self)
+    }
+}
+
+/// The parent of a bare file name is the current directory.
+fn dir_or_here(dir: &Path) -> &Path {
+    if dir.as_os_str().is_empty() { Path::new(".") } else { dir }
+}
+
+impl FileSystem for LocalFs {
+    fn create(
+        &self,
+        path: &Path,
+        _context: IoContext,
+        options: CreateOptions,
+    ) -> Result<Box<dyn WritableFile>> {
+        let mut how = fs::OpenOptions::new();
+        how.write(true).create(true).truncate(true);
+        let (file, is_direct) = direct::open(&how, path, options.direct)
+            .map_err(|source| Error::io("create", path, source))?;
+        let hint = options.size_hint_bytes;
+        if is_direct {
+            return Ok(Box::new(DirectWriter::new(file, path, hint)));
+        }
+        Ok(Box::new(BufferedWriter::new(file, path, hint)))
+    }
+
+    fn open(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Arc<dyn RandomFile>> {
+        let failed = |source| Error::io("open", path, source);
+        let mut how = fs::OpenOptions::new();
+        how.read(true);
+        let (file, is_direct) = direct::open(&how, path, options.direct).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if metadata.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        }
+        if is_direct {
+            return Ok(Arc::new(DirectReader::new(file, path, metadata.len())));
+        }
+        Ok(Arc::new(BufferedReader::new(file, path, metadata.len(), context)))
+    }
+
+    fn create_log(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: LogOptions,
+    ) -> Result<Box<dyn LogFile>> {
+        log::create(path, context, &options)
+    }
+
+    fn log_tail(&self, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
+        log::tail(path, incarnation)
+    }
+
+    fn clear_log_tails(&self, dir: &Path) -> Result<()> {
+        log::clear_tails(dir)
+    }
+
+    fn boot_id(&self) -> Option<[u8; 16]> {
+        log::boot_id()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        fs::rename(from, to).map_err(|source| {
+            Error::io(&format!("rename to {} the file", to.display()), from, source)
+        })
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> Result<()> {
+        let doing = || format!("link to {} the file", to.display());
+        match rustix::fs::link(from, to) {
+            Ok(()) => Ok(()),
+            Err(cause @ (Errno::XDEV | Errno::PERM | Errno::OPNOTSUPP | Errno::MLINK)) => {
+                let context = format!("cannot {} {}", doing(), from.display());
+                Err(Error::with_source(ErrorKind::Unsupported, context, io::Error::from(cause)))
+            }
+            Err(cause) => Err(Error::io(&doing(), from, cause.into())),
+        }
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        fs::remove_file(path).map_err(|source| Error::io("remove", path, source))
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<DirEntry>> {
+        let failed = |source| Error::io("list", dir, source);
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(dir_or_here(dir)).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let metadata = match entry.metadata() {
+                Ok(metadata) => metadata,
+                Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
+                Err(other) => return Err(Error::io("examine", &entry.path(), other)),
+            };
+            let is_dir = metadata.is_dir();
+            let len = if is_dir { 0 } else { metadata.len() };
+            let name = entry.file_name().to_string_lossy().into_owned();
+            entries.push(DirEntry { name, is_dir, len });
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    fn len(&self, path: &Path) -> Result<u64> {
+        let failed = |source| Error::io("find the length of", path, source);
+        let metadata = fs::metadata(path).map_err(failed)?;
+        if metadata.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        }
+        Ok(metadata.len())
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        dir_or_here(path).try_exists().map_err(|source| Error::io("examine", path, source))
+    }
+
+    fn create_dir_all(&self, dir: &Path) -> Result<()> {
+        let dir = dir_or_here(dir);
+        let failed = |source| Error::io("create directory", dir, source);
+        match fs::create_dir(dir) {
+            Ok(()) => (),
+            Err(_) if dir.is_dir() => return Ok(()),
+            Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
+                self.create_dir_all(dir.parent().unwrap_or(Path::new("/")))?;
+                match fs::create_dir(dir) {
+                    Err(_) if dir.is_dir() => (),
+                    other => other.map_err(failed)?,
+                }
+            }
+            Err(other) => return Err(failed(other)),
+        }
+        self.sync_dir(dir.parent().unwrap_or(Path::new("/")))
+    }
+
+    fn remove_dir_all(&self, dir: &Path) -> Result<()> {
+        fs::remove_dir_all(dir).map_err(|source| Error::io("remove directory", dir, source))
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<()> {
+        let failed = |source| Error::io("sync directory", dir, source);
+        let opened = File::open(dir_or_here(dir)).map_err(failed)?;
+        opened.sync_all().map_err(failed)
+    }
+
+    fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>> {
+        Ok(Box::new(lock::LocalLock::take(path)?))
+    }
+
+    fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
+        let room = rustix::fs::statvfs(dir_or_here(dir))
+            .map_err(|cause| Error::io("find the free space of", dir, cause.into()))?;
+        Ok(Some(room.f_bavail.saturating_mul(room.f_frsize)))
+    }
+}

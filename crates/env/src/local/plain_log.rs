@@ -1,0 +1,141 @@
+//! A log segment written with one `pwritev` per append: the simplest that survives `kill -9`,
+//! for file systems on which a mapped log is unsafe.
+//!
+//! Invariants: 1. an append that returned is in the page cache, whole; 2. after a failed append
+//! or sync the segment fails for ever; 3. `durable` never exceeds `written`. Cost: one system
+//! call an append. A sync that finds another's finished behind its own start does nothing.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::{Error, Result};
+use parking_lot::Mutex;
+
+use super::buffered::VECTORS_MAX;
+use crate::fs::{LogFile, LogOptions, LogSync};
+
+/// Creates the segment `path`, over the space of `options.recycle` if there is one.
+pub(super) fn create(path: &Path, options: &LogOptions) -> Result<Box<dyn LogFile>> {
+    let failed = |source| Error::io("create log", path, source);
+    if let Some(old) = &options.recycle {
+        std::fs::rename(old, path).map_err(|source| {
+            Error::io(&format!("recycle as {} the log", path.display()), old, source)
+        })?;
+    }
+    let mut how = OpenOptions::new();
+    how.write(true).create(true).truncate(options.recycle.is_none());
+    let file = how.open(path).map_err(failed)?;
+    let sync_file = file.try_clone().map_err(failed)?;
+    let written = Arc::new(AtomicU64::new(0));
+    let sync = Arc::new(PlainLogSync {
+        file: sync_file,
+        path: path.to_owned(),
+        written: Arc::clone(&written),
+        state: Mutex::default(),
+    });
+    Ok(Box::new(PlainLog { file, path: path.to_owned(), written, sync, failed: None }))
+}
+
+#[derive(Debug)]
+struct PlainLog {
+    file: File,
+    path: PathBuf,
+    written: Arc<AtomicU64>,
+    sync: Arc<PlainLogSync>,
+    failed: Option<Error>,
+}
+
+impl PlainLog {
+    fn write(&self, offset: u64, parts: &[&[u8]]) -> io::Result<u64> {
+        if let [only] = parts {
+            self.file.write_all_at(only, offset)?;
+            return Ok(offset + only.len() as u64);
+        }
+        let mut vectors: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut left = vectors.as_mut_slice();
+        let mut at = offset;
+        IoSlice::advance_slices(&mut left, 0);
+        while !left.is_empty() {
+            let got =
+                match rustix::io::pwritev(&self.file, &left[..left.len().min(VECTORS_MAX)], at) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Err(rustix::io::Errno::INTR) => continue,
+                    other => other?,
+                };
+            at += got as u64;
+            IoSlice::advance_slices(&mut left, got);
+        }
+        Ok(at)
+    }
+}
+
+impl LogFile for PlainLog {
+    fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let offset = self.len();
+        match self.write(offset, parts) {
+            Ok(end) => {
+                self.written.store(end, Ordering::Release);
+                Ok(offset)
+            }
+            Err(source) => {
+                let error = Error::io(&format!("append at {offset} to log"), &self.path, source);
+                self.failed = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    fn sync_handle(&self) -> Arc<dyn LogSync> {
+        Arc::clone(&self.sync) as Arc<dyn LogSync>
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct PlainLogSync {
+    file: File,
+    path: PathBuf,
+    written: Arc<AtomicU64>,
+    state: Mutex<SyncState>,
+}
+
+#[derive(Debug, Default)]
+struct SyncState {
+    durable: u64,
+    failed: Option<Error>,
+}
+
+impl LogSync for PlainLogSync {
+    fn sync(&self) -> Result<u64> {
+        let target = self.written.load(Ordering::Acquire);
+        let mut state = self.state.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        if state.durable >= target && target > 0 {
+            return Ok(state.durable);
+        }
+        let through = self.written.load(Ordering::Acquire);
+        if let Err(source) = self.file.sync_data() {
+            let error = Error::io("sync log", &self.path, source);
+            state.failed = Some(error.clone());
+            return Err(error);
+        }
+        state.durable = through;
+        Ok(through)
+    }
+}

@@ -1,0 +1,313 @@
+//! A file system in memory that can lose power.
+//!
+//! [`MemFs`] is a handle: clones of it are the same disk. It knows of every file what was synced,
+//! and of every directory which creations, renames and removals were. From that it makes
+//! *other* disks as they would look
+//! - after power loss ([`MemFs::crash_clone`]): all that was synced, and of the rest a random share
+//!   that only the seed decides: a prefix of the unsynced bytes of each file (for a recycled log
+//!   segment: over its old bytes), now and then followed by a few zeroed or garbage sectors; a
+//!   prefix of the unsynced changes of each directory;
+//! - after `kill -9` ([`MemFs::kill_clone`]): all that was handed over. A [`WritableFile`] holds
+//!   back up to 64 KiB until its `flush` or `sync`; a log append is handed over at once.
+//!
+//! A test that wants to lose power at every interesting moment sets [`MemFs::on_sync`].
+//!
+//! Invariants: 1. what an operation reported as durable is in every crash clone; 2. a clone
+//! shares nothing with its origin; 3. the same operations and the same seed give the same clone.
+//! Thread-safe: one lock for the names, one per file; the callback runs under none. Operations
+//! fail only as a real disk's would (missing files, files in the way); for device errors wrap it
+//! in [`crate::fault::FaultFs`]. A clone copies the bytes of files with
+//! unsynced ones only.
+
+mod disk;
+mod handles;
+mod inode;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::random::Rng;
+use archipelago_base::{Epoch, Error, Result};
+use parking_lot::Mutex;
+
+use self::disk::{Disk, Entry, parent, plain};
+use self::handles::{MemLock, MemLog, MemLogSync, MemReader, MemWriter};
+use self::inode::Inode;
+use crate::context::IoContext;
+use crate::failure::{locked, not_found};
+use crate::fs::{
+    CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogTail, OpenOptions,
+    RandomFile, WritableFile,
+};
+
+/// Called after each sync of a file, a log or a directory, with its path.
+pub type OnSync = Arc<dyn Fn(&MemFs, &Path) + Send + Sync>;
+
+/// A disk in memory; see the module.
+#[derive(Clone, Default)]
+pub struct MemFs {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    disk: Mutex<Disk>,
+    on_sync: Mutex<Option<OnSync>>,
+    sync_count: AtomicU64,
+}
+
+impl fmt::Debug for MemFs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemFs").field("sync_count", &self.sync_count()).finish_non_exhaustive()
+    }
+}
+
+impl MemFs {
+    /// An empty disk. The roots `/` and `` exist.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The disk as it would look after power loss now. Another disk, which holds no locks and
+    /// has no callback; everything on it is synced. The same `seed` gives the same clone.
+    #[must_use]
+    pub fn crash_clone(&self, seed: u64) -> Self {
+        let disk = self.shared.disk.lock().after_power_loss(&mut Rng::with_seed(seed));
+        Self::of(disk)
+    }
+
+    /// The disk as it would look after `kill -9` now. Another disk, which holds no locks and has
+    /// no callback; what was not synced is still not.
+    #[must_use]
+    pub fn kill_clone(&self) -> Self {
+        let disk = self.shared.disk.lock().after_kill();
+        Self::of(disk)
+    }
+
+    fn of(disk: Disk) -> Self {
+        let shared = Shared { disk: Mutex::new(disk), ..Shared::default() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Calls `callback` after every sync of a file, a log or a directory from now on, on the
+    /// thread that synced. It may clone this disk; a sync of its own would call it again.
+    pub fn on_sync(&self, callback: OnSync) {
+        *self.shared.on_sync.lock() = Some(callback);
+    }
+
+    /// Calls no callback any more.
+    pub fn clear_on_sync(&self) {
+        *self.shared.on_sync.lock() = None;
+    }
+
+    /// How many syncs of files, logs and directories there were.
+    #[must_use]
+    pub fn sync_count(&self) -> u64 {
+        self.shared.sync_count.load(Ordering::Relaxed)
+    }
+
+    fn synced(&self, path: &Path) {
+        self.shared.sync_count.fetch_add(1, Ordering::Relaxed);
+        let callback = self.shared.on_sync.lock().clone();
+        if let Some(callback) = callback {
+            callback(self, path);
+        }
+    }
+
+    fn unlock(&self, path: &Path) {
+        self.shared.disk.lock().locks.remove(path);
+    }
+
+    fn file(&self, doing: &str, path: &Path) -> Result<Arc<Inode>> {
+        let disk = self.shared.disk.lock();
+        let path = plain(path);
+        match disk.file(&path) {
+            Some(inode) => Ok(Arc::clone(inode)),
+            None if disk.is_dir(&path) => {
+                Err(Error::io(doing, &path, io::ErrorKind::IsADirectory.into()))
+            }
+            None => Err(not_found(doing, &path)),
+        }
+    }
+
+    fn made_file(disk: &mut Disk, doing: &str, path: &Path) -> Result<Arc<Inode>> {
+        if disk.is_dir(path) {
+            return Err(Error::io(doing, path, io::ErrorKind::IsADirectory.into()));
+        }
+        disk.create(path).ok_or_else(|| not_found(doing, path))
+    }
+}
+
+impl FileSystem for MemFs {
+    fn create(
+        &self,
+        path: &Path,
+        _context: IoContext,
+        _options: CreateOptions,
+    ) -> Result<Box<dyn WritableFile>> {
+        let path = plain(path);
+        let inode = Self::made_file(&mut self.shared.disk.lock(), "create", &path)?;
+        if inode.len() > 0 {
+            inode.truncate();
+        }
+        Ok(Box::new(MemWriter { fs: self.clone(), path, inode, buffer: Vec::new() }))
+    }
+
+    fn open(
+        &self,
+        path: &Path,
+        _context: IoContext,
+        _options: OpenOptions,
+    ) -> Result<Arc<dyn RandomFile>> {
+        let inode = self.file("open", path)?;
+        let len = inode.len() as u64;
+        Ok(Arc::new(MemReader { path: plain(path), inode, len }))
+    }
+
+    fn create_log(
+        &self,
+        path: &Path,
+        _context: IoContext,
+        options: LogOptions,
+    ) -> Result<Box<dyn LogFile>> {
+        let path = plain(path);
+        if let Some(old) = &options.recycle {
+            self.rename(old, &path)?;
+        }
+        let inode = Self::made_file(&mut self.shared.disk.lock(), "create log", &path)?;
+        if options.recycle.is_some() {
+            inode.rewind();
+        } else if inode.len() > 0 {
+            inode.truncate();
+        }
+        Ok(Box::new(MemLog { sync: Arc::new(MemLogSync { fs: self.clone(), path, inode }) }))
+    }
+
+    fn log_tail(&self, _path: &Path, _incarnation: Epoch) -> Result<Option<LogTail>> {
+        Ok(None)
+    }
+
+    fn clear_log_tails(&self, _dir: &Path) -> Result<()> {
+        Ok(())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        let (from, to) = (plain(from), plain(to));
+        let mut disk = self.shared.disk.lock();
+        let doing = || format!("rename to {} the file", to.display());
+        let inode = disk.file(&from).cloned().ok_or_else(|| not_found(&doing(), &from))?;
+        if !disk.is_dir(parent(&to)) {
+            return Err(not_found(&doing(), &from));
+        }
+        if disk.is_dir(&to) {
+            return Err(Error::io(&doing(), &from, io::ErrorKind::IsADirectory.into()));
+        }
+        if from != to {
+            disk.rename(inode, &from, &to);
+        }
+        Ok(())
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> Result<()> {
+        let inode = self.file("link", from)?;
+        let to = plain(to);
+        let doing = || format!("link to {} the file", to.display());
+        let mut disk = self.shared.disk.lock();
+        if disk.names.contains_key(&to) {
+            return Err(Error::io(&doing(), from, io::ErrorKind::AlreadyExists.into()));
+        }
+        if !disk.is_dir(parent(&to)) {
+            return Err(not_found(&doing(), from));
+        }
+        disk.link(inode, &to);
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        self.file("remove", path)?;
+        self.shared.disk.lock().remove(&plain(path));
+        Ok(())
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<DirEntry>> {
+        let dir = plain(dir);
+        let disk = self.shared.disk.lock();
+        if !disk.is_dir(&dir) {
+            return Err(not_found("list", &dir));
+        }
+        let inside = disk.names.range(dir.clone()..).take_while(|(path, _)| path.starts_with(&dir));
+        let entries = inside.filter(|(path, _)| path.parent() == Some(&dir));
+        let entries = entries.map(|(path, entry)| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            match entry {
+                Entry::Dir => DirEntry { name, is_dir: true, len: 0 },
+                Entry::File(inode) => DirEntry { name, is_dir: false, len: inode.len() as u64 },
+            }
+        });
+        let mut entries: Vec<_> = entries.collect();
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    fn len(&self, path: &Path) -> Result<u64> {
+        Ok(self.file("find the length of", path)?.len() as u64)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        let path = plain(path);
+        let disk = self.shared.disk.lock();
+        Ok(disk.is_dir(&path) || disk.names.contains_key(&path))
+    }
+
+    fn create_dir_all(&self, dir: &Path) -> Result<()> {
+        let dir = plain(dir);
+        if self.shared.disk.lock().create_dirs(&dir) {
+            return Ok(());
+        }
+        Err(Error::io("create directory", &dir, io::ErrorKind::NotADirectory.into()))
+    }
+
+    fn remove_dir_all(&self, dir: &Path) -> Result<()> {
+        let dir = plain(dir);
+        let mut disk = self.shared.disk.lock();
+        if !disk.is_dir(&dir) || dir.parent().is_none() {
+            return Err(not_found("remove directory", &dir));
+        }
+        disk.remove_tree(&dir);
+        Ok(())
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<()> {
+        let dir = plain(dir);
+        {
+            let mut disk = self.shared.disk.lock();
+            if !disk.is_dir(&dir) {
+                return Err(not_found("sync directory", &dir));
+            }
+            disk.sync_dir(&dir);
+        }
+        self.synced(&dir);
+        Ok(())
+    }
+
+    fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>> {
+        let path = plain(path);
+        let mut disk = self.shared.disk.lock();
+        if disk.locks.contains(&path) {
+            return Err(locked(&path, Some(std::process::id())));
+        }
+        Self::made_file(&mut disk, "lock", &path)?;
+        disk.locks.insert(path.clone());
+        Ok(MemLock::boxed(self, &path))
+    }
+
+    fn free_bytes(&self, _dir: &Path) -> Result<Option<u64>> {
+        Ok(None)
+    }
+}

@@ -1,0 +1,315 @@
+//! A decorator that counts what is read and written, by file class and purpose: the numbers that
+//! write amplification is made of.
+//!
+//! Counts what callers ask for, before buffering, alignment and caches of the file system inside.
+//! Compactions count as one purpose whatever their levels. A failed operation is not counted.
+//! Thread-safe; an operation costs two relaxed adds to counters of the thread's own stripe.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_base::Result;
+use archipelago_base::metrics::Counters;
+
+use crate::context::{FileClass, IoContext, IoPurpose};
+use crate::forward::forward_names;
+use crate::fs::{
+    CreateOptions, FileSystem, LogFile, LogOptions, LogSync, OpenOptions, RandomFile, WritableFile,
+};
+
+const CLASSES: usize = 4;
+const PURPOSES: usize = 8;
+const COUNTS: usize = 5;
+const CELLS: usize = CLASSES * PURPOSES;
+
+/// What is counted in a cell; the order of the counters.
+#[derive(Clone, Copy)]
+enum Count {
+    ReadOps,
+    ReadBytes,
+    WriteOps,
+    WriteBytes,
+    Syncs,
+}
+
+fn purpose_index(purpose: IoPurpose) -> usize {
+    match purpose {
+        IoPurpose::ForegroundRead => 0,
+        IoPurpose::ForegroundWrite => 1,
+        IoPurpose::Recovery => 2,
+        IoPurpose::Flush => 3,
+        IoPurpose::Compaction { .. } => 4,
+        IoPurpose::Gc => 5,
+        IoPurpose::Ingest => 6,
+        IoPurpose::Maintenance => 7,
+    }
+}
+
+fn cell_index(class: FileClass, purpose: IoPurpose) -> usize {
+    class as usize * PURPOSES + purpose_index(purpose)
+}
+
+/// What was done to files of one class for one purpose, or a sum of such.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoCounts {
+    /// Ranges read.
+    pub read_ops: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Appends.
+    pub write_ops: u64,
+    /// Bytes appended.
+    pub write_bytes: u64,
+    /// Syncs of files and logs.
+    pub syncs: u64,
+}
+
+impl IoCounts {
+    fn zip(self, other: Self, join: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            read_ops: join(self.read_ops, other.read_ops),
+            read_bytes: join(self.read_bytes, other.read_bytes),
+            write_ops: join(self.write_ops, other.write_ops),
+            write_bytes: join(self.write_bytes, other.write_bytes),
+            syncs: join(self.syncs, other.syncs),
+        }
+    }
+}
+
+/// All counts at a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoStats {
+    cells: [IoCounts; CELLS],
+}
+
+impl IoStats {
+    /// What was done to files of `class` for `purpose`. The levels of a compaction do not matter.
+    #[must_use]
+    pub fn of(&self, class: FileClass, purpose: IoPurpose) -> IoCounts {
+        self.cells[cell_index(class, purpose)]
+    }
+
+    /// What was done to files of `class`, for whatever purpose.
+    #[must_use]
+    pub fn of_class(&self, class: FileClass) -> IoCounts {
+        let start = class as usize * PURPOSES;
+        sum(self.cells[start..start + PURPOSES].iter())
+    }
+
+    /// What was done for `purpose`, to whatever files.
+    #[must_use]
+    pub fn of_purpose(&self, purpose: IoPurpose) -> IoCounts {
+        sum(self.cells.iter().skip(purpose_index(purpose)).step_by(PURPOSES))
+    }
+
+    /// Everything.
+    #[must_use]
+    pub fn total(&self) -> IoCounts {
+        sum(self.cells.iter())
+    }
+
+    /// What was done since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut cells = self.cells;
+        for (cell, before) in cells.iter_mut().zip(&earlier.cells) {
+            *cell = cell.zip(*before, u64::saturating_sub);
+        }
+        Self { cells }
+    }
+}
+
+fn sum<'a>(cells: impl Iterator<Item = &'a IoCounts>) -> IoCounts {
+    cells.fold(IoCounts::default(), |total, cell| total.zip(*cell, |a, b| a + b))
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    counters: Counters<{ CELLS * COUNTS }>,
+}
+
+impl Tally {
+    fn add(&self, cell: usize, count: Count, value: u64) {
+        self.counters.add(cell * COUNTS + count as usize, value);
+    }
+
+    fn read(&self, context: IoContext, ops: usize, bytes: u64) {
+        let cell = cell_index(context.class, context.purpose);
+        self.add(cell, Count::ReadOps, ops as u64);
+        self.add(cell, Count::ReadBytes, bytes);
+    }
+
+    fn wrote(&self, cell: usize, bytes: u64) {
+        self.add(cell, Count::WriteOps, 1);
+        self.add(cell, Count::WriteBytes, bytes);
+    }
+}
+
+/// A file system that counts; see the module. Clones share the counters.
+#[derive(Clone, Debug)]
+pub struct CountingFs {
+    inner: Arc<dyn FileSystem>,
+    tally: Arc<Tally>,
+}
+
+impl CountingFs {
+    /// Decorates `inner`, counting from zero.
+    #[must_use]
+    pub fn new(inner: Arc<dyn FileSystem>) -> Self {
+        Self { inner, tally: Arc::default() }
+    }
+
+    /// The counts now.
+    #[must_use]
+    pub fn snapshot(&self) -> IoStats {
+        let mut stats = IoStats::default();
+        for (index, cell) in stats.cells.iter_mut().enumerate() {
+            let get = |count: Count| self.tally.counters.get(index * COUNTS + count as usize);
+            *cell = IoCounts {
+                read_ops: get(Count::ReadOps),
+                read_bytes: get(Count::ReadBytes),
+                write_ops: get(Count::WriteOps),
+                write_bytes: get(Count::WriteBytes),
+                syncs: get(Count::Syncs),
+            };
+        }
+        stats
+    }
+}
+
+impl FileSystem for CountingFs {
+    fn create(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: CreateOptions,
+    ) -> Result<Box<dyn WritableFile>> {
+        let inner = self.inner.create(path, context, options)?;
+        let cell = cell_index(context.class, context.purpose);
+        Ok(Box::new(CountingWriter { inner, tally: Arc::clone(&self.tally), cell }))
+    }
+
+    fn open(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Arc<dyn RandomFile>> {
+        let inner = self.inner.open(path, context, options)?;
+        Ok(Arc::new(CountingReader { inner, tally: Arc::clone(&self.tally) }))
+    }
+
+    fn create_log(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: LogOptions,
+    ) -> Result<Box<dyn LogFile>> {
+        let inner = self.inner.create_log(path, context, options)?;
+        let cell = cell_index(context.class, context.purpose);
+        Ok(Box::new(CountingLog { inner, tally: Arc::clone(&self.tally), cell }))
+    }
+
+    forward_names!(inner);
+}
+
+#[derive(Debug)]
+struct CountingWriter {
+    inner: Box<dyn WritableFile>,
+    tally: Arc<Tally>,
+    cell: usize,
+}
+
+impl WritableFile for CountingWriter {
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        self.inner.append(data)?;
+        self.tally.wrote(self.cell, data.len() as u64);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.inner.flush()
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.inner.sync()?;
+        self.tally.add(self.cell, Count::Syncs, 1);
+        Ok(())
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+}
+
+#[derive(Debug)]
+struct CountingReader {
+    inner: Arc<dyn RandomFile>,
+    tally: Arc<Tally>,
+}
+
+impl RandomFile for CountingReader {
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
+        self.inner.read_exact_at(offset, buf, context)?;
+        self.tally.read(context, 1, buf.len() as u64);
+        Ok(())
+    }
+
+    fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        self.inner.read_many(requests, context)?;
+        let bytes = requests.iter().map(|(_, buf)| buf.len() as u64).sum();
+        self.tally.read(context, requests.len(), bytes);
+        Ok(())
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        self.inner.prefetch(offset, len);
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+}
+
+#[derive(Debug)]
+struct CountingLog {
+    inner: Box<dyn LogFile>,
+    tally: Arc<Tally>,
+    cell: usize,
+}
+
+impl LogFile for CountingLog {
+    fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        let offset = self.inner.append(parts)?;
+        self.tally.wrote(self.cell, parts.iter().map(|part| part.len() as u64).sum());
+        Ok(offset)
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn sync_handle(&self) -> Arc<dyn LogSync> {
+        let (inner, tally) = (self.inner.sync_handle(), Arc::clone(&self.tally));
+        Arc::new(CountingLogSync { inner, tally, cell: self.cell })
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.inner.finish()
+    }
+}
+
+#[derive(Debug)]
+struct CountingLogSync {
+    inner: Arc<dyn LogSync>,
+    tally: Arc<Tally>,
+    cell: usize,
+}
+
+impl LogSync for CountingLogSync {
+    fn sync(&self) -> Result<u64> {
+        let through = self.inner.sync()?;
+        self.tally.add(self.cell, Count::Syncs, 1);
+        Ok(through)
+    }
+}

@@ -1,0 +1,101 @@
+//! What only the operating system's files do: full devices, foreign devices, reserved space.
+
+use std::path::Path;
+
+use archipelago_base::{Epoch, ErrorKind};
+use archipelago_env::local::LocalFs;
+use archipelago_env::{CreateOptions, FileSystem, LogOptions, OpenOptions};
+use rustix::fs::stat;
+use tempfile::TempDir;
+
+use crate::any;
+
+/// A device on which every write finds no space. It refuses direct I/O, too.
+const FULL: &str = "/dev/full";
+
+#[test]
+fn a_full_device_is_named_and_the_first_error_stays() {
+    let fs = LocalFs::new();
+    for direct in [false, true] {
+        let options = CreateOptions { direct, size_hint_bytes: 1 << 20 };
+        let mut file = fs.create(Path::new(FULL), any(), options).unwrap();
+        file.append(b"fits the buffer").unwrap();
+        let first = file.flush().unwrap_err();
+        assert!(first.is_no_space() && first.to_string().contains(FULL), "{first}");
+        for again in [file.flush(), file.append(b"more"), file.sync()] {
+            assert_eq!(again.unwrap_err().to_string(), first.to_string());
+        }
+        let mut file = fs.create(Path::new(FULL), any(), options).unwrap();
+        assert!(file.append(&vec![0; 3 << 20]).unwrap_err().is_no_space());
+    }
+}
+
+#[test]
+fn space_that_was_reserved_and_not_needed_is_given_back() {
+    let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let fs = LocalFs::new();
+    for direct in [false, true] {
+        let path = dir.path().join("file");
+        let options = CreateOptions { direct, size_hint_bytes: 8 << 20 };
+        let mut file = fs.create(&path, any(), options).unwrap();
+        file.append(&[1; 100_000]).unwrap();
+        file.sync().unwrap();
+        drop(file);
+        let stat = stat(&path).unwrap();
+        assert_eq!(stat.st_size, 100_000);
+        assert!(stat.st_blocks * 512 < 1 << 20, "{} blocks stay reserved", stat.st_blocks);
+    }
+}
+
+#[test]
+fn linking_to_another_device_is_unsupported() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("file");
+    LocalFs.write_atomic(&path, b"x", any()).unwrap();
+    let error = LocalFs.link(&path, Path::new("/dev/archipelago-test-link")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+}
+
+#[test]
+fn a_file_that_shrank_is_an_error_and_not_stale_bytes() {
+    let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("file");
+    for direct in [false, true] {
+        LocalFs.write_atomic(&path, &[5; 10_000], any()).unwrap();
+        let file = LocalFs.open(&path, any(), OpenOptions { direct }).unwrap();
+        drop(LocalFs.create(&path, any(), CreateOptions::default()).unwrap());
+        let error = file.read_exact_at(5000, &mut [0; 100], any()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(error.to_string().contains("file"), "{error}");
+    }
+}
+
+#[test]
+fn a_log_syncs_on_one_thread_while_another_appends() {
+    let dir = TempDir::new().unwrap();
+    let options = LogOptions { incarnation: Epoch(1), size_hint_bytes: 1 << 20, recycle: None };
+    let path = dir.path().join("log");
+    let mut log = LocalFs.create_log(&path, any(), options).unwrap();
+    let syncs: Vec<_> = (0..2).map(|_| log.sync_handle()).collect();
+    std::thread::scope(|scope| {
+        for sync in &syncs {
+            scope.spawn(move || {
+                let mut through = 0;
+                for _ in 0..10 {
+                    let now = sync.sync().unwrap();
+                    assert!(now >= through, "what is durable only grows");
+                    through = now;
+                }
+            });
+        }
+        for index in 0..2000u32 {
+            assert_eq!(log.append(&[&index.to_le_bytes()]).unwrap(), u64::from(index) * 4);
+        }
+    });
+    assert_eq!(syncs[0].sync().unwrap(), 8000);
+    log.finish().unwrap();
+    drop(log);
+    let bytes = LocalFs.read(&path, any()).unwrap();
+    let expected: Vec<u8> = (0..2000u32).flat_map(u32::to_le_bytes).collect();
+    assert_eq!(bytes[..8000], expected);
+}

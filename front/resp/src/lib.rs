@@ -19,6 +19,7 @@ mod clients;
 mod commands;
 mod connection;
 mod cursors;
+pub mod engine_store;
 mod glob;
 mod locks;
 pub mod mem_store;

@@ -77,7 +77,7 @@ impl Store for MemStore {
             {
                 let len = key.len();
                 return Err(Error::invalid(format!(
-                    "the key is {len} bytes long: at most {KEY_BYTES_MAX}"
+                    "a key of {len} bytes is too long: at most {KEY_BYTES_MAX}"
                 )));
             }
         }

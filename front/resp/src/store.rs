@@ -103,7 +103,7 @@ pub trait Store: Send + Sync + 'static {
     /// Shows the records of `range` in key order, or from its end with `reverse`.
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()>;
 
-    /// About how many keys there are; exact only where that is cheap.
+    /// About how many keys there are; exact only where that is cheap. May take milliseconds.
     fn approximate_count(&self) -> Result<u64>;
 
     /// The store's own lines for INFO: `name:value`, one a line, no headings.

@@ -90,11 +90,11 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("range", -3, READONLY | LONG, NONE, ordered::range, GENERIC, "The keys and values from one key up to another, in order."),
     command("delrange", 3, WRITE | LONG, NONE, ordered::delrange, GENERIC, "Removes the keys from one key up to another."),
 
-    command("dbsize", 1, READONLY | FAST, NONE, server::dbsize, SERVER, "About how many keys there are."),
+    command("dbsize", 1, READONLY | LONG, NONE, server::dbsize, SERVER, "About how many keys there are."),
     command("flushdb", -1, WRITE | LONG, NONE, server::flush, SERVER, "Removes every key."),
     command("flushall", -1, WRITE | LONG, NONE, server::flush, SERVER, "Removes every key."),
     command("time", 1, FAST, NONE, server::time, SERVER, "The server's time: seconds and microseconds."),
-    command("info", -1, 0, NONE, info::info, SERVER, "Facts and figures about the server."),
+    command("info", -1, LONG, NONE, info::info, SERVER, "Facts and figures about the server."),
     command("config", -2, ADMIN, NONE, server::config, SERVER, "Shows settings."),
     command("command", -1, 0, NONE, introspection::command, SERVER, "Describes the commands."),
     command("shutdown", -1, ADMIN, NONE, server::shutdown, SERVER, "Ends the server in good order."),

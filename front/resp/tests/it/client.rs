@@ -7,6 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, ManualClock};
+use archipelago_engine::db::{Components, Db};
+use archipelago_engine::options::{DbOptions, WriteOptions};
+use archipelago_env::mem::MemFs;
+use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::mem_store::MemStore;
 use archipelago_resp::{Server, ServerOptions};
 
@@ -18,7 +22,33 @@ pub(crate) fn start() -> (Server, Arc<ManualClock>) {
     start_with(|_| {})
 }
 
-/// The same with other settings.
+/// Runs `test` against a server over memory and one over the engine.
+pub(crate) fn on_each_store(test: impl Fn(&Server, &ManualClock)) {
+    let (server, clock) = start();
+    test(&server, &clock);
+    let clock = Arc::new(ManualClock::new(START_MS));
+    let (_db, server) = over_engine(&Arc::new(MemFs::new()), &clock);
+    test(&server, &clock);
+}
+
+/// A server over an engine whose files are in `fs`, and its database.
+pub(crate) fn over_engine(fs: &Arc<MemFs>, clock: &Arc<ManualClock>) -> (Db, Server) {
+    let components = Components {
+        fs: Arc::clone(fs) as _,
+        clock: Arc::clone(clock) as _,
+        ..Components::default()
+    };
+    let db = Db::open_with("/data", DbOptions::default(), components).unwrap();
+    let store = Arc::new(EngineStore::new(db.clone(), WriteOptions::default()));
+    let options = ServerOptions {
+        clock: Arc::clone(clock) as _,
+        worker_threads: 2,
+        ..ServerOptions::default()
+    };
+    (db, Server::start("127.0.0.1:0", store, options).unwrap())
+}
+
+/// [`start`] with other settings.
 pub(crate) fn start_with(change: impl FnOnce(&mut ServerOptions)) -> (Server, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(START_MS));
     let shared: Arc<dyn Clock> = Arc::clone(&clock) as _;

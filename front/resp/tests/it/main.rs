@@ -7,6 +7,7 @@ mod client;
 mod commands;
 mod concurrency;
 mod connection;
+mod engine;
 mod expiry;
 mod lifecycle;
 mod ordered;

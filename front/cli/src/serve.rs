@@ -1,0 +1,98 @@
+//! `archipelago serve`: opens the database, serves it over RESP, ends in good order on SIGTERM,
+//! SIGINT or a client's SHUTDOWN.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::{Error, Result};
+use archipelago_engine::db::{Components, Db};
+use archipelago_engine::options::{DbOptions, WriteOptions};
+use archipelago_resp::engine_store::EngineStore;
+use archipelago_resp::{Server, ServerOptions};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Flags of `archipelago serve`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct ServeArgs {
+    /// Directory of the data; created if it is not there
+    #[arg(long, value_name = "DIR", default_value = "./archipelago-data")]
+    dir: PathBuf,
+    /// Address to listen on
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6379")]
+    listen: String,
+    /// Acknowledge a write only when it survives power loss, not only the end of the process
+    #[arg(long)]
+    sync: bool,
+    /// Most clients at a time
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    clients_max: usize,
+    /// Close clients that say nothing for so many seconds; 0 for never
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    idle_timeout: u64,
+    /// Threads that serve clients; 0 for as many as there are cores
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    threads: usize,
+    /// Budget over all memory in MiB; 0 for half of what the machine or its cgroup allows
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    memory_mib: u64,
+}
+
+/// Serves until told to end. On return everything acknowledged is in the database's files.
+pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    let budget = ByteBudget::new(budget_bytes(args.memory_mib)?);
+    let components = Components { budget: Some(Arc::clone(&budget)), ..Components::default() };
+    let options = ServerOptions {
+        worker_threads: args.threads,
+        clients_max: args.clients_max,
+        idle_timeout: (args.idle_timeout > 0).then(|| Duration::from_secs(args.idle_timeout)),
+        budget,
+        clock: Arc::clone(&components.clock),
+        ..ServerOptions::default()
+    };
+    options.validate()?;
+    let db = Db::open_with(&args.dir, DbOptions::default(), components)?;
+    let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
+    let store = Arc::new(EngineStore::new(db.clone(), write_options));
+    let server = Server::start(&args.listen, store, options)?;
+    let addr = server.local_addr();
+    println!("Archipelago serves {} on {addr}", args.dir.display());
+    println!("Connect with: redis-cli -h {} -p {}", addr.ip(), addr.port());
+    if !addr.ip().is_loopback() {
+        println!("Warning: there are no passwords; whoever reaches {addr} can read and write");
+    }
+    server.wait_or(signalled());
+    println!("Stopping: finishing commands in flight");
+    if !server.shutdown() {
+        println!("Some clients did not read their replies in time and were cut off");
+    }
+    db.close()?;
+    println!("Stopped");
+    Ok(())
+}
+
+fn budget_bytes(memory_mib: u64) -> Result<u64> {
+    match memory_mib {
+        0 => Ok(archipelago_env::host::memory_bytes().map_or(u64::MAX, |bytes| bytes / 2)),
+        mib => mib.checked_mul(1 << 20).ok_or_else(|| {
+            Error::invalid(format!("--memory-mib {mib}: that is more than 64 bits of bytes"))
+        }),
+    }
+}
+
+/// Ready on SIGTERM or SIGINT.
+async fn signalled() {
+    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        (Ok(mut terminate), Ok(mut interrupt)) => {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        }
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::warn!(%error, "signals cannot be watched: stop with SHUTDOWN");
+            std::future::pending::<()>().await;
+        }
+    }
+}

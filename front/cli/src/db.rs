@@ -122,9 +122,9 @@ enum SstAction {
     Dump {
         /// The file.
         file: PathBuf,
-        /// Print every record too.
-        #[arg(long)]
-        records: bool,
+        /// Print at most this many records too.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        records: usize,
     },
 }
 
@@ -249,7 +249,11 @@ fn verify(db: &Database) -> Result<()> {
         report.files,
         report.bytes,
         report.log_records,
-        if report.is_clean() { "all whole".to_owned() } else { format!("{} damaged", report.errors.len()) }
+        if report.is_clean() {
+            "all whole".to_owned()
+        } else {
+            format!("{} damaged", report.errors.len())
+        }
     ))?;
     if report.is_clean() {
         return Ok(());
@@ -262,7 +266,7 @@ fn verify(db: &Database) -> Result<()> {
 
 fn dump_manifest(dir: &Path) -> Result<()> {
     let fs = LocalFs::shared();
-    let lock = fs.lock(&dir.join("LOCK"))?;
+    let lock = archipelago::inspect::lock(&*fs, dir)?;
     let mut text = String::new();
     let dumped = archipelago::inspect::dump_manifest(&*fs, dir, &mut text);
     drop(lock);
@@ -270,7 +274,7 @@ fn dump_manifest(dir: &Path) -> Result<()> {
     dumped
 }
 
-fn dump_sst(path: &Path, records: bool) -> Result<()> {
+fn dump_sst(path: &Path, records: usize) -> Result<()> {
     let text = archipelago::inspect::dump_sst(&LocalFs::shared(), path, records)?;
     print(&text)
 }

@@ -26,7 +26,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the store: all roles in one process, RESP over TCP.
-    Serve(serve::Serve),
+    Serve(serve::ServeArgs),
     /// Look into a database, change it, check it, copy it. Nobody else may have it open.
     Db(db::Db),
     /// Measure: RocksDB's benchmark names and flags (`archipelago bench --help`).
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
     let result = match Arguments::parse().command {
-        Command::Serve(serve) => serve.run(),
+        Command::Serve(serve) => serve::run(&serve),
         Command::Db(db) => db.run(),
         Command::Bench { flags } => return archipelago_bench::main(flags),
     };

@@ -12,7 +12,8 @@ pub(crate) fn unescape(text: &str) -> Result<Vec<u8>> {
             out.push(byte);
             continue;
         }
-        let wrong = || Error::invalid(format!("\"{text}\": after a backslash comes xNN, n, r, t, 0 or \\"));
+        let wrong =
+            || Error::invalid(format!("\"{text}\": after a backslash comes xNN, n, r, t, 0 or \\"));
         out.push(match bytes.next().ok_or_else(wrong)? {
             b'n' => b'\n',
             b'r' => b'\r',

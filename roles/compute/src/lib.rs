@@ -64,8 +64,8 @@ impl ComputeNode {
 /// Reads a settings file. The error says which line is wrong and what is allowed.
 pub fn load_settings(path: &Path) -> Result<Settings> {
     #[expect(clippy::disallowed_methods, reason = "the operator's file, not the store's")]
-    let bytes = std::fs::read(path)
-        .map_err(|source| Error::io("read the settings file", path, source))?;
+    let bytes =
+        std::fs::read(path).map_err(|source| Error::io("read the settings file", path, source))?;
     let text = String::from_utf8(bytes).map_err(|_| {
         Error::invalid(format!("the settings file {} is not UTF-8 text", path.display()))
     })?;

@@ -159,7 +159,11 @@ impl Drop for Server {
     }
 }
 
-fn resolve(listen: &str) -> Result<SocketAddr> {
+/// The address that `listen` (`HOST:PORT`) names; the first, if it names several.
+///
+/// # Errors
+/// `InvalidArgument` if it names none.
+pub fn resolve(listen: &str) -> Result<SocketAddr> {
     let advice = "write it as HOST:PORT, such as 127.0.0.1:6379";
     let mut addrs = listen.to_socket_addrs().map_err(|source| {
         let what = format!("cannot resolve the listen address {listen:?}: {advice}");

@@ -50,6 +50,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         print!("{}", settings.to_toml()?);
         return Ok(());
     }
+    archipelago_resp::server::resolve(&args.listen)?;
     let node = ComputeNode::open(&args.dir, &settings)?;
     let options = ServerOptions {
         worker_threads: args.threads,

@@ -35,6 +35,15 @@ pub(crate) enum Task {
 }
 
 impl Task {
+    /// Whether its family was dropped.
+    fn is_moot(&self) -> bool {
+        match self {
+            Self::Ready(..) => false,
+            Self::Flush(task) => task.family.check_alive().is_err(),
+            Self::Compact(task) => task.family.check_alive().is_err(),
+        }
+    }
+
     fn name(&self) -> String {
         match self {
             Self::Ready(cf, _) => format!("sealing a memtable of column family {cf}"),
@@ -227,7 +236,8 @@ impl DbInner {
                     self.health.clear_failing();
                 }
             }
-            Err(_) if self.closing.load(Ordering::Acquire) => {}
+            // Ended because the database closes or the family was dropped: nothing is wrong.
+            Err(_) if self.closing.load(Ordering::Acquire) || task.is_moot() => {}
             Err(error) => {
                 {
                     let mut state = self.state.lock();

@@ -169,7 +169,7 @@ impl DbInner {
         self.set_first_map(task)?;
         let spec = self.flush_spec(task);
         let output = run_flush(&spec, &self.job_context(task))?;
-        self.fault_point("flush.before_install")?;
+        self.may_install(&task.family, "flush.before_install", &output)?;
         if task.memtables.iter().any(|memtable| memtable.oldest_log().is_some()) {
             self.sync_log(task.through())?;
         }
@@ -219,6 +219,7 @@ impl DbInner {
             self.log_floor(&state, open)
         };
         self.drop_logs_below(floor);
+        self.drain.add(task.data_bytes());
         self.stats.add(Ticker::Flushes, 1);
         self.stats.add(Ticker::FlushBytesWritten, output.bytes_written);
         self.count_job(&output);

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use archipelago_base::budget::ByteBudget;
@@ -43,7 +44,7 @@ use crate::manifest::{Change, DirectoryState, VersionEdit, VersionSet, file_numb
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
-use crate::stall::DelayController;
+use crate::stall::{DelayController, RateMeter};
 use crate::wal::{LogChain, LogConfig, LogWriter, SegmentFile, SegmentRef};
 
 /// Called at named points of background work; an error makes the step fail there.
@@ -92,6 +93,10 @@ impl std::fmt::Debug for Components {
         f.debug_struct("Components").field("fs", &self.fs).finish_non_exhaustive()
     }
 }
+
+/// Over how long the rates behind the write delays are measured.
+const INGEST_WINDOW: Duration = Duration::from_millis(100);
+const DRAIN_WINDOW: Duration = Duration::from_secs(2);
 
 /// Handles of one open database are told from those of another by this.
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
@@ -189,6 +194,9 @@ fn assemble(
         next_memtable_id: AtomicU64::new(1),
         open_log: AtomicU64::new(0),
         delays: DelayController::new(Arc::clone(&components.clock)),
+        ingest: RateMeter::new(Arc::clone(&components.clock), INGEST_WINDOW),
+        drain: RateMeter::new(Arc::clone(&components.clock), DRAIN_WINDOW),
+        last_seal_ns: AtomicU64::new(0),
         rng: Mutex::new(rng),
         opened_ns: components.clock.now_ns(),
         lock: Mutex::new(None),

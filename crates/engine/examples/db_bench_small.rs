@@ -46,7 +46,11 @@ fn main() {
             found += u64::from(db.get(&buf).unwrap().is_some());
         }
         let s = start.elapsed().as_secs_f64();
-        println!("readrandom {round} {:.3} us/op {:.0} ops/s found {found}", s * 1e6 / reads as f64, reads as f64 / s);
+        println!(
+            "readrandom {round} {:.3} us/op {:.0} ops/s found {found}",
+            s * 1e6 / reads as f64,
+            reads as f64 / s
+        );
     }
     let start = Instant::now();
     let mut iter = db.iter(db.default_family(), &Default::default()).unwrap();

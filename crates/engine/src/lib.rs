@@ -16,8 +16,8 @@ pub mod pinned;
 pub mod tombstone;
 
 pub mod cache;
-pub mod db;
 pub mod compaction;
+pub mod db;
 pub mod flush;
 pub mod job;
 pub mod manifest;

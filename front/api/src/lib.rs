@@ -26,6 +26,7 @@ pub use archipelago_base::budget::{ByteBudget, MemoryClass};
 pub use archipelago_base::clock::{Clock, ManualClock, SystemClock};
 pub use archipelago_base::metrics::Summary;
 pub use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
+pub use archipelago_compute::{ComputeNode, Settings, default_dir, load_settings};
 pub use archipelago_engine::db::{
     BucketInfo, ColumnFamily, Components, Db, Entry, IngestOptions, Iter, LevelInfo, ReadOptions,
     Report, Snapshot, VerifyReport,
@@ -46,6 +47,39 @@ pub use archipelago_env as env;
 
 pub mod inspect {
     //! Looking into a database's files without opening it.
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use archipelago_base::budget::ByteBudget;
+    use archipelago_base::{ErrorKind, Result};
+    use archipelago_engine::cache::BlockCache;
     pub use archipelago_engine::manifest::dump as dump_manifest;
-    pub use archipelago_engine::sst::{TableReader, read_file_meta};
+    use archipelago_engine::sst::{TableReadOptions, TableReader};
+    use archipelago_env::{FileClass, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions};
+
+    /// Takes the lock of the database in `dir`; `Busy` if it is open elsewhere, `NotFound` if
+    /// there is no database.
+    pub fn lock(fs: &dyn FileSystem, dir: &Path) -> Result<Box<dyn FileLock>> {
+        let path = dir.join(archipelago_engine::file_meta::LOCK_NAME);
+        if !fs.exists(&path)? {
+            return Err(archipelago_base::Error::new(
+                ErrorKind::NotFound,
+                format!("{} has no database", dir.display()),
+            ));
+        }
+        fs.lock(&path)
+    }
+
+    /// The table at `path` as text: properties, range tombstones, and at most `records` of its
+    /// records.
+    pub fn dump_sst(fs: &Arc<dyn FileSystem>, path: &Path, records: usize) -> Result<String> {
+        let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+        let file = fs.open(path, context, OpenOptions::default())?;
+        let budget = ByteBudget::unlimited();
+        let cache = BlockCache::new(0, &budget);
+        let table = TableReader::open(file, path, None, &cache, &budget)?;
+        let mut text = String::new();
+        table.dump(&mut text, records, TableReadOptions::job(context, 1 << 20))?;
+        Ok(text)
+    }
 }

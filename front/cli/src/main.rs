@@ -1,2 +1,57 @@
-//! Work in progress.
-fn main() {}
+//! `archipelago`: the one binary. `serve` runs a store that Redis clients talk to, `db` looks into
+//! and mends a database that nobody serves, `bench` measures.
+
+mod db;
+mod serve;
+mod text;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// An ordered key-value store for disaggregated data centres.
+///
+/// Start one with `archipelago serve` and talk to it with any Redis client.
+#[derive(Debug, Parser)]
+#[command(name = "archipelago", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the store: all roles in one process, RESP over TCP.
+    Serve(serve::ServeArgs),
+    /// Look into a database, change it, check it, copy it. Nobody else may have it open.
+    Db(db::Db),
+    /// Measure: RocksDB's benchmark names and flags (`archipelago bench --help`).
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// Everything that the benchmark is told.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+        flags: Vec<OsString>,
+    },
+}
+
+fn main() -> ExitCode {
+    let level = tracing_subscriber::EnvFilter::try_from_env("ARCHIPELAGO_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
+    let result = match Arguments::parse().command {
+        Command::Serve(serve) => serve::run(&serve),
+        Command::Db(db) => db.run(),
+        Command::Bench { flags } => return archipelago_bench::main(flags),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("archipelago: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,1 +1,38 @@
-//! Work in progress.
+//! The Redis face of Archipelago: a server that speaks RESP2 and RESP3 over TCP, on top of an
+//! ordered [`store::Store`].
+//!
+//! Layer 6. Async stops here: the network is tokio's, commands are synchronous functions over the
+//! synchronous store. One task serves one connection (`connection` → `pipeline` → `session` →
+//! `commands`); read-modify-write commands are atomic by striped key locks (`locks`).
+//!
+//! Costs: a command allocates nothing on its way in ([`request`]) and its reply is written
+//! straight into the connection's output (`reply`); a pipeline is answered by one write to the
+//! socket, and its consecutive SETs are one write of the store. An idle connection holds 4 KiB and
+//! its task. Store calls run on the runtime's workers, because most answer from memory within
+//! microseconds; commands that may take long (many keys, whole ranges, stalled writes) are moved
+//! off the workers first, so that other connections go on.
+//!
+//! Strings are the only type. DBSIZE is about right where the store's count is.
+
+mod args;
+mod clients;
+mod commands;
+mod connection;
+mod cursors;
+pub mod engine_store;
+mod glob;
+mod locks;
+pub mod mem_store;
+mod numbers;
+pub mod options;
+mod pipeline;
+mod refusal;
+mod reply;
+pub mod request;
+pub mod server;
+mod session;
+mod shared;
+pub mod store;
+
+pub use options::ServerOptions;
+pub use server::{Server, ShutdownHandle};

@@ -1,1 +1,79 @@
-//! Work in progress.
+//! The compute role: it owns the column families of a database (log writer, memtables, versions,
+//! caches) and serves them to front ends.
+//!
+//! In this first form it runs embedded: [`ComputeNode::open`] opens the engine over the local
+//! file system by [`Settings`] (a TOML file or defaults) under one byte budget, and
+//! [`ComputeNode::close`] ends it in order: memtables with unlogged records flushed, the log
+//! synced, the lock released. Layer 5: it depends on the engine, never on another role.
+
+mod settings;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::{Error, Result};
+use archipelago_engine::db::{Components, Db};
+
+pub use settings::Settings;
+
+/// A running compute node: one database and the byte budget that it shares with its front ends.
+#[derive(Debug)]
+pub struct ComputeNode {
+    db: Db,
+    budget: Arc<ByteBudget>,
+}
+
+impl ComputeNode {
+    /// Opens (by default also creates) the database in `dir` by `settings`. Errors as
+    /// [`Db::open`]; a directory that cannot be used says so before anything is changed.
+    pub fn open(dir: &Path, settings: &Settings) -> Result<Self> {
+        let limit = match settings.database.memory_budget_bytes {
+            0 => archipelago_env::host::memory_bytes().map_or(u64::MAX, |bytes| bytes / 2),
+            bytes => bytes,
+        };
+        let budget = ByteBudget::new(limit);
+        let components = Components {
+            budget: Some(Arc::clone(&budget)),
+            families: settings.families.clone(),
+            ..Components::default()
+        };
+        let db = Db::open_with(dir, settings.database.clone(), components)?;
+        Ok(Self { db, budget })
+    }
+
+    /// The database.
+    #[must_use]
+    pub fn db(&self) -> &Db {
+        &self.db
+    }
+
+    /// The byte budget over everything that grows with load; front ends charge their requests to
+    /// it.
+    #[must_use]
+    pub fn budget(&self) -> &Arc<ByteBudget> {
+        &self.budget
+    }
+
+    /// Closes the database; errors as [`Db::close`].
+    pub fn close(self) -> Result<()> {
+        self.db.close()
+    }
+}
+
+/// Reads a settings file. The error says which line is wrong and what is allowed.
+pub fn load_settings(path: &Path) -> Result<Settings> {
+    #[expect(clippy::disallowed_methods, reason = "the operator's file, not the store's")]
+    let bytes =
+        std::fs::read(path).map_err(|source| Error::io("read the settings file", path, source))?;
+    let text = String::from_utf8(bytes).map_err(|_| {
+        Error::invalid(format!("the settings file {} is not UTF-8 text", path.display()))
+    })?;
+    Settings::parse(&text).map_err(|e| e.context_at(format!("settings file {}", path.display())))
+}
+
+/// Where a node keeps its data unless told otherwise.
+#[must_use]
+pub fn default_dir() -> PathBuf {
+    PathBuf::from("./archipelago-data")
+}

@@ -20,8 +20,8 @@ use crate::db::inner::{DbInner, State};
 use crate::db::memtable::Memtable;
 use crate::file_meta::sst_name;
 use crate::manifest::VersionEdit;
-use crate::version::Version;
 use crate::stats::Ticker;
+use crate::version::Version;
 
 /// How long an idle worker sleeps before it looks by itself.
 const IDLE_WAIT: Duration = Duration::from_millis(500);

@@ -313,7 +313,11 @@ impl Committer {
     }
 }
 
-fn prepare(state: &mut CommitState, host: &dyn CommitHost, write: &Submission<'_>) -> Result<Option<CfId>> {
+fn prepare(
+    state: &mut CommitState,
+    host: &dyn CommitHost,
+    write: &Submission<'_>,
+) -> Result<Option<CfId>> {
     for share in write.shares {
         if !host.prepare_memtable(state, share)? {
             return Ok(Some(share.cf));

@@ -80,9 +80,8 @@ impl DbInner {
             return None;
         }
         let mut families = self.live_families();
-        families.sort_by_key(|family| {
-            std::cmp::Reverse(family.current.load().version.l0_files_max())
-        });
+        families
+            .sort_by_key(|family| std::cmp::Reverse(family.current.load().version.l0_files_max()));
         for family in families {
             let version = Arc::clone(&family.current.load().version);
             let oldest_snapshot = self.oldest_snapshot();

@@ -58,10 +58,7 @@ pub(crate) fn plan_flush(queue: &[SealedView<'_>]) -> Option<FlushPlan> {
 /// Whether everything older in `range` is installed.
 fn is_oldest(queue: &[SealedView<'_>], position: usize, range: &KeyRange) -> bool {
     queue[..position].iter().all(|older| {
-        older
-            .map
-            .buckets_of(range)
-            .all(|bucket| older.shards[bucket] == ShardState::Installed)
+        older.map.buckets_of(range).all(|bucket| older.shards[bucket] == ShardState::Installed)
     })
 }
 

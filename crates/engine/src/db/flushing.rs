@@ -183,10 +183,9 @@ impl DbInner {
             .memtables
             .iter()
             .flat_map(|memtable| {
-                task.shards.clone().map(|shard| ShardRef {
-                    memtable: memtable.id,
-                    shard: shard as u32,
-                })
+                task.shards
+                    .clone()
+                    .map(|shard| ShardRef { memtable: memtable.id, shard: shard as u32 })
             })
             .collect();
         FlushSpec {
@@ -206,7 +205,8 @@ impl DbInner {
             edit.add_file(cf, 0, meta.clone());
         }
         edit.flushed_through(cf, task.range.clone(), task.through());
-        let (files, bytes) = (output.files.iter().map(|meta| meta.no).collect(), output.bytes_written);
+        let (files, bytes) =
+            (output.files.iter().map(|meta| meta.no).collect(), output.bytes_written);
         let floor = {
             let mut manifest = self.manifest.lock();
             family.check_alive()?;

@@ -17,10 +17,10 @@ use std::sync::Arc;
 use archipelago_base::{Error, ErrorKind, FileNo, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 
+use crate::bucket::BucketMap;
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input, run_compaction};
 use crate::db::checkpoint::copy;
-use crate::bucket::BucketMap;
 use crate::db::commit::CommitState;
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, State};
@@ -245,9 +245,10 @@ impl DbInner {
 /// The deepest level to which a file over `range` can go without passing something that overlaps;
 /// `None` if that is L0.
 fn deepest_level(version: &Version, range: &KeyRange) -> Option<usize> {
-    let l0 = version.map().buckets_of(range).any(|bucket| {
-        version.l0(bucket).iter().any(|file| file.overlaps(range))
-    });
+    let l0 = version
+        .map()
+        .buckets_of(range)
+        .any(|bucket| version.l0(bucket).iter().any(|file| file.overlaps(range)));
     if l0 {
         return None;
     }

@@ -37,9 +37,9 @@ use crate::db::snapshot::Snapshots;
 use crate::event::{Event, Listeners};
 use crate::extension::Registry;
 use crate::live_file::Trash;
+use crate::manifest::FileNumbers;
 use crate::manifest::VersionSet;
 use crate::memtable::SlabPool;
-use crate::manifest::FileNumbers;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
 use crate::stall::DelayController;
@@ -224,8 +224,7 @@ impl DbInner {
         self.stats.add(Ticker::BackgroundErrors, 1);
         tracing::warn!(job, %error, "background job failed; it will be tried again");
         self.health.set_failing(error);
-        self.listeners
-            .tell(&Event::BackgroundError { job: job.to_owned(), error: error.clone() });
+        self.listeners.tell(&Event::BackgroundError { job: job.to_owned(), error: error.clone() });
         self.progress.notify_all();
     }
 
@@ -234,8 +233,7 @@ impl DbInner {
         self.stats.add(Ticker::BackgroundErrors, 1);
         tracing::error!(job, %error, "the database is read only now");
         self.health.set_read_only(error);
-        self.listeners
-            .tell(&Event::BackgroundError { job: job.to_owned(), error: error.clone() });
+        self.listeners.tell(&Event::BackgroundError { job: job.to_owned(), error: error.clone() });
         self.progress.notify_all();
     }
 

@@ -36,9 +36,9 @@ impl CommitHost for DbInner {
         let Some(active) = state.active_of(share.cf) else {
             return Err(Error::invalid(format!("column family {} was dropped", share.cf)));
         };
-        let family = self.family(share.cf).ok_or_else(|| {
-            Error::invalid(format!("column family {} was dropped", share.cf))
-        })?;
+        let family = self
+            .family(share.cf)
+            .ok_or_else(|| Error::invalid(format!("column family {} was dropped", share.cf)))?;
         if active.is_empty()
             || active.charged_bytes() + share.bytes <= family.options.write_buffer_bytes
         {
@@ -141,7 +141,9 @@ impl DbInner {
         let buffers: u64 = self
             .live_families()
             .iter()
-            .map(|family| family.options.write_buffer_bytes * family.options.write_buffers_max as u64)
+            .map(|family| {
+                family.options.write_buffer_bytes * family.options.write_buffers_max as u64
+            })
             .sum();
         buffers.max(self.options.wal_segment_bytes) * 4
     }

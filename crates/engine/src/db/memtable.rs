@@ -117,7 +117,14 @@ impl Memtable {
     }
 
     /// Inserts one record; a range tombstone is clipped into every shard that it touches.
-    pub(crate) fn insert(&self, seq: SeqNo, kind: Kind, key: &[u8], value: &[u8], log: Option<FileNo>) {
+    pub(crate) fn insert(
+        &self,
+        seq: SeqNo,
+        kind: Kind,
+        key: &[u8],
+        value: &[u8],
+        log: Option<FileNo>,
+    ) {
         if kind == Kind::RangeDelete {
             self.insert_range_delete(seq, key, value, log);
             return;

@@ -96,11 +96,7 @@ impl std::fmt::Debug for Components {
 /// Handles of one open database are told from those of another by this.
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 
-pub(crate) fn open(
-    dir: &Path,
-    options: DbOptions,
-    components: Components,
-) -> Result<Arc<DbInner>> {
+pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Result<Arc<DbInner>> {
     options.validate()?;
     for (name, family) in &components.families {
         family.validate().map_err(|e| e.context_at(format!("column family \"{name}\"")))?;
@@ -231,7 +227,8 @@ impl DbInner {
                 opened.push((id, name.to_owned(), options, Arc::clone(version)));
             }
         }
-        let known = |name: &String| name == "default" || opened.iter().any(|(_, n, _, _)| n == name);
+        let known =
+            |name: &String| name == "default" || opened.iter().any(|(_, n, _, _)| n == name);
         if let Some(unknown) = self.family_overrides.keys().find(|name| !known(name)) {
             return Err(Error::invalid(format!(
                 "settings were given for column family \"{unknown}\", which does not exist in {}; \
@@ -304,8 +301,7 @@ impl DbInner {
             seed: self.rng.lock().u64(..),
         };
         let path = self.path_of(&log_name(no));
-        let log =
-            LogWriter::create(Arc::clone(&self.fs), config, &path, no, previous, None)?;
+        let log = LogWriter::create(Arc::clone(&self.fs), config, &path, no, previous, None)?;
         self.committer.set_log(log);
         self.open_log.store(no.0, Ordering::Release);
         Ok(())

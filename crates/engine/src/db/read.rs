@@ -185,11 +185,7 @@ impl<'a> Gather<'a> {
         ControlFlow::Break(())
     }
 
-    fn fold(
-        &self,
-        base: Option<PinnedSlice>,
-        expires_at_ms: Option<u64>,
-    ) -> Result<Option<Entry>> {
+    fn fold(&self, base: Option<PinnedSlice>, expires_at_ms: Option<u64>) -> Result<Option<Entry>> {
         let seq = self.newest.unwrap_or_default();
         if self.operands.is_empty() {
             return Ok(base.map(|value| Entry { value, expires_at_ms, seq }));

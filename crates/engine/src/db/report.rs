@@ -144,8 +144,8 @@ impl Db {
     pub fn estimate_keys(&self, cf: &ColumnFamily) -> u64 {
         let current = cf.family.current.load_full();
         let tables = current.version.files();
-        let (entries, deletions) = tables
-            .fold((0, 0), |sum, (_, file)| (sum.0 + file.entries, sum.1 + file.deletions));
+        let (entries, deletions) =
+            tables.fold((0, 0), |sum, (_, file)| (sum.0 + file.entries, sum.1 + file.deletions));
         let immutable: u64 = current
             .immutables
             .iter()
@@ -209,9 +209,8 @@ fn write_family(out: &mut String, report: &Report) {
 }
 
 fn levels_text(report: &Report) -> String {
-    let mut out = String::from(
-        "Level  Files        Bytes       Target  Score      Entries    Deletions\n",
-    );
+    let mut out =
+        String::from("Level  Files        Bytes       Target  Score      Entries    Deletions\n");
     for level in &report.levels {
         let _ = writeln!(
             out,

@@ -372,17 +372,11 @@ fn tombstones(opening: &Opening) -> Vec<Box<dyn TombstoneSource>> {
     sources
 }
 
-fn file_tombstones(
-    opening: &Opening,
-    files: &[Arc<LiveFile>],
-) -> Option<Box<dyn TombstoneSource>> {
+fn file_tombstones(opening: &Opening, files: &[Arc<LiveFile>]) -> Option<Box<dyn TombstoneSource>> {
     let with: Vec<WithTombstones> = files
         .iter()
         .filter(|file| file.range_deletions > 0)
-        .map(|file| WithTombstones {
-            file: Arc::clone(file),
-            tables: Arc::clone(&opening.tables),
-        })
+        .map(|file| WithTombstones { file: Arc::clone(file), tables: Arc::clone(&opening.tables) })
         .collect();
     (!with.is_empty()).then(|| Box::new(LevelTombstones::new(with)) as _)
 }

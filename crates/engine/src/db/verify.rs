@@ -73,8 +73,7 @@ impl Db {
         for picture in &pictures {
             for (level, file) in picture.version.files() {
                 let context = IoContext::sst(IoPurpose::Maintenance, level as u8);
-                let checked =
-                    self.inner.tables.get(file).and_then(|table| table.verify(context));
+                let checked = self.inner.tables.get(file).and_then(|table| table.verify(context));
                 report.errors.extend(checked.err());
                 report.files += 1;
                 report.bytes += file.size_bytes;

@@ -71,12 +71,7 @@ impl Db {
     }
 
     /// [`Db::delete`] in any column family, with options.
-    pub fn delete_with(
-        &self,
-        cf: &ColumnFamily,
-        key: &[u8],
-        options: &WriteOptions,
-    ) -> Result<()> {
+    pub fn delete_with(&self, cf: &ColumnFamily, key: &[u8], options: &WriteOptions) -> Result<()> {
         self.check_family(cf)?;
         self.single(options, |batch| batch.delete_cf(cf.id(), key))
     }

@@ -102,10 +102,7 @@ fn deletes_hide_and_snapshots_remember() {
 fn batches_span_families_and_dropped_families_refuse() {
     let fs = MemFs::new();
     let db = open(&fs);
-    let counters = CfOptions {
-        merge_operator: Some("u64-counter".to_owned()),
-        ..small_family()
-    };
+    let counters = CfOptions { merge_operator: Some("u64-counter".to_owned()), ..small_family() };
     let hits = db.create_family("hits", counters).unwrap();
     let mut batch = WriteBatch::new();
     batch.put_cf(db.default_family().id(), b"page", b"home");
@@ -180,11 +177,8 @@ fn ingested_files_are_newer_than_what_was_there() {
         assert_eq!(contents(&db).len(), 600);
         db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
     }
-    let twice = db.ingest(
-        db.default_family(),
-        &["/new.sst", "/new.sst"],
-        &IngestOptions::default(),
-    );
+    let twice =
+        db.ingest(db.default_family(), &["/new.sst", "/new.sst"], &IngestOptions::default());
     assert_eq!(twice.unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 
@@ -233,8 +227,7 @@ fn bad_calls_are_refused_and_change_nothing() {
     db.put(&vec![1; 64 << 10], b"longest").unwrap();
     db.put(b"", b"").unwrap();
     assert_eq!(db.get(b"").unwrap().as_deref(), Some(&b""[..]));
-    let backwards =
-        db.delete_range(db.default_family(), b"b", b"a", &WriteOptions::default());
+    let backwards = db.delete_range(db.default_family(), b"b", b"a", &WriteOptions::default());
     assert_eq!(kind(backwards), ErrorKind::InvalidArgument);
     let unsyncable = WriteOptions { sync: true, wal: false, ..WriteOptions::default() };
     let refused = db.put_with(db.default_family(), b"a", b"b", &unsyncable);

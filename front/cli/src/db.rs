@@ -1,0 +1,280 @@
+//! `archipelago db`: an operator's tools over a database that nobody serves.
+//!
+//! Every tool takes the lock file, so that it refuses a database that is open elsewhere.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use archipelago::env::local::LocalFs;
+use archipelago::{
+    ColumnFamily, Db as Database, DbOptions, Error, ErrorKind, KeyRange, ReadOptions, Result,
+    WriteOptions,
+};
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::text::{escape, unescape};
+
+/// Tools for a database that nobody serves. Keys and values are text; bytes that are not
+/// printable are written \xNN, in what you give and in what is printed.
+#[derive(Debug, Args)]
+pub(crate) struct Db {
+    /// The database's directory.
+    #[arg(long, value_name = "DIR", default_value = "./archipelago-data", global = true)]
+    dir: PathBuf,
+    /// The column family.
+    #[arg(long, value_name = "NAME", default_value = "default", global = true)]
+    family: String,
+    #[command(subcommand)]
+    tool: Tool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Tool {
+    /// Print the value of a key; fails if there is none.
+    Get { key: String },
+    /// Set a key. On return it survives power loss.
+    Put { key: String, value: String },
+    /// Delete a key. On return this survives power loss.
+    Delete { key: String },
+    /// Print keys and values in order, a pair a line, a tab between them.
+    Scan {
+        /// First key.
+        #[arg(long)]
+        from: Option<String>,
+        /// First key that is not printed any more.
+        #[arg(long)]
+        to: Option<String>,
+        /// Only keys that start with this.
+        #[arg(long)]
+        prefix: Option<String>,
+        /// At most this many.
+        #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
+        limit: u64,
+        /// From the last to the first.
+        #[arg(long)]
+        reverse: bool,
+        /// Keys alone.
+        #[arg(long)]
+        keys_only: bool,
+    },
+    /// Print levels, buckets, memory and counters.
+    Stats,
+    /// Print the buckets, or change the bucket map by hand.
+    Buckets {
+        #[command(subcommand)]
+        change: Option<BucketChange>,
+    },
+    /// Read every live file in full and check every checksum.
+    Verify,
+    /// Compact a range of keys (everything, unless told) down to the last level.
+    Compact {
+        /// First key.
+        #[arg(long)]
+        from: Option<String>,
+        /// First key that is not compacted any more.
+        #[arg(long)]
+        to: Option<String>,
+    },
+    /// Make a copy that can be opened on its own; tables are linked where that is possible.
+    Checkpoint {
+        /// Where; must not exist or be empty.
+        target: PathBuf,
+    },
+    /// The manifest: what the database consists of.
+    Manifest {
+        #[command(subcommand)]
+        action: Dump,
+    },
+    /// A table.
+    Sst {
+        #[command(subcommand)]
+        action: SstAction,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum BucketChange {
+    /// Cut a bucket in two.
+    Split {
+        /// Its index.
+        bucket: usize,
+        /// Where; in the middle of its data unless told.
+        #[arg(long)]
+        at: Option<String>,
+    },
+    /// Make a bucket and its right neighbour one.
+    Merge {
+        /// Index of the left one.
+        bucket: usize,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum Dump {
+    /// Print every record.
+    Dump,
+}
+
+#[derive(Debug, Subcommand)]
+enum SstAction {
+    /// Print properties, index and, if asked, records.
+    Dump {
+        /// The file.
+        file: PathBuf,
+        /// Print at most this many records too.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        records: usize,
+    },
+}
+
+impl Db {
+    pub(crate) fn run(self) -> Result<()> {
+        match &self.tool {
+            Tool::Manifest { action: Dump::Dump } => return dump_manifest(&self.dir),
+            Tool::Sst { action: SstAction::Dump { file, records } } => {
+                return dump_sst(file, *records);
+            }
+            _ => {}
+        }
+        let options = DbOptions { create_if_missing: false, ..DbOptions::default() };
+        let db = Database::open(&self.dir, options)?;
+        let cf = db.family(&self.family)?;
+        let result = run_tool(&db, &cf, self.tool);
+        result.and(db.close())
+    }
+}
+
+fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
+    match tool {
+        Tool::Get { key } => get(db, cf, &key),
+        Tool::Put { key, value } => {
+            db.put_with(cf, &unescape(&key)?, &unescape(&value)?, &WriteOptions::synced())
+        }
+        Tool::Delete { key } => db.delete_with(cf, &unescape(&key)?, &WriteOptions::synced()),
+        Tool::Scan { .. } => scan(db, cf, tool),
+        Tool::Stats => print(&db.stats_text()),
+        Tool::Buckets { change: None } => {
+            print(&db.property(cf, "archipelago.bucketstats").unwrap_or_default())
+        }
+        Tool::Buckets { change: Some(BucketChange::Split { bucket, at }) } => {
+            let at = at.as_deref().map(unescape).transpose()?;
+            db.split_bucket(cf, bucket, at.as_deref())
+        }
+        Tool::Buckets { change: Some(BucketChange::Merge { bucket }) } => {
+            db.merge_buckets(cf, bucket)
+        }
+        Tool::Verify => verify(db),
+        Tool::Compact { from, to } => {
+            let start = from.as_deref().map(unescape).transpose()?.unwrap_or_default();
+            let end = to.as_deref().map(unescape).transpose()?;
+            let bar = spinner("compacting");
+            let result = db.compact_range(cf, &KeyRange { start, end });
+            bar.finish_and_clear();
+            result
+        }
+        Tool::Checkpoint { target } => db.checkpoint(target),
+        Tool::Manifest { .. } | Tool::Sst { .. } => Ok(()),
+    }
+}
+
+fn print(text: &str) -> Result<()> {
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(|source| Error::io("write to", Path::new("standard output"), source))
+}
+
+fn get(db: &Database, cf: &ColumnFamily, key: &str) -> Result<()> {
+    match db.get_with(cf, &unescape(key)?, &ReadOptions::default())? {
+        Some(value) => print(&format!("{}\n", escape(&value))),
+        None => Err(Error::not_found(format!("there is no key \"{key}\""))),
+    }
+}
+
+fn scan(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
+    let Tool::Scan { from, to, prefix, limit, reverse, keys_only } = tool else { return Ok(()) };
+    let options = ReadOptions {
+        lower_bound: from.as_deref().map(unescape).transpose()?,
+        upper_bound: to.as_deref().map(unescape).transpose()?,
+        prefix: prefix.as_deref().map(unescape).transpose()?,
+        fill_cache: false,
+        ..ReadOptions::default()
+    };
+    let mut iter = db.iter(cf, &options)?;
+    if reverse {
+        iter.seek_to_last();
+    } else {
+        iter.seek_to_first();
+    }
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let failed = |source| Error::io("write to", Path::new("standard output"), source);
+    let mut left = limit;
+    while iter.valid() && left > 0 {
+        if keys_only {
+            writeln!(out, "{}", escape(iter.key())).map_err(failed)?;
+        } else {
+            writeln!(out, "{}\t{}", escape(iter.key()), escape(iter.value())).map_err(failed)?;
+        }
+        left -= 1;
+        if reverse {
+            iter.prev();
+        } else {
+            iter.next();
+        }
+    }
+    out.flush().map_err(failed)?;
+    iter.status()
+}
+
+fn spinner(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message(what);
+    bar.enable_steady_tick(std::time::Duration::from_millis(120));
+    bar
+}
+
+fn verify(db: &Database) -> Result<()> {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}") {
+        bar.set_style(style);
+    }
+    let report = db.verify(|done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    })?;
+    bar.finish_and_clear();
+    for error in &report.errors {
+        eprintln!("{error}");
+    }
+    print(&format!(
+        "{} tables, {} bytes, {} log records checked: {}\n",
+        report.files,
+        report.bytes,
+        report.log_records,
+        if report.is_clean() {
+            "all whole".to_owned()
+        } else {
+            format!("{} damaged", report.errors.len())
+        }
+    ))?;
+    if report.is_clean() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Corrupt,
+        "the files named above are damaged: restore them from a checkpoint or a replica",
+    ))
+}
+
+fn dump_manifest(dir: &Path) -> Result<()> {
+    let fs = LocalFs::shared();
+    let lock = archipelago::inspect::lock(&*fs, dir)?;
+    let mut text = String::new();
+    let dumped = archipelago::inspect::dump_manifest(&*fs, dir, &mut text);
+    drop(lock);
+    print(&text)?;
+    dumped
+}
+
+fn dump_sst(path: &Path, records: usize) -> Result<()> {
+    let text = archipelago::inspect::dump_sst(&LocalFs::shared(), path, records)?;
+    print(&text)
+}

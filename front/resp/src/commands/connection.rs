@@ -1,0 +1,235 @@
+//! Commands about the connection itself: PING, ECHO, HELLO, AUTH, SELECT, CLIENT, QUIT, RESET.
+
+use std::sync::atomic::Ordering;
+
+use crate::args::Args;
+use crate::clients::Names;
+use crate::numbers::parse_i64;
+use crate::refusal::{Handled, Refusal};
+use crate::reply::{Reply, Version};
+use crate::session::{ReplyMode, Session};
+
+/// What INFO and HELLO call the version of Redis whose behaviour is followed; clients switch
+/// features by it.
+pub(crate) const REDIS_VERSION: &str = "7.2.0";
+
+const NO_PASSWORD: Refusal = Refusal::fixed(
+    "ERR AUTH <password> called without any password configured for the default user. \
+     This server has no passwords yet; connect without AUTH",
+);
+
+pub(super) fn ping(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    match args.len() {
+        1 => reply.simple("PONG"),
+        2 => reply.bulk(args.get(1)),
+        _ => return Err(Refusal::arity("ping")),
+    }
+    Ok(())
+}
+
+pub(super) fn echo(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    reply.bulk(args.get(1));
+    Ok(())
+}
+
+pub(super) fn auth(_: &Session, _: Args<'_>, _: &mut Reply) -> Handled {
+    Err(NO_PASSWORD)
+}
+
+pub(super) fn select(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    match args.integer(1)? {
+        0 => reply.ok(),
+        _ => return Err(Refusal::fixed("ERR DB index is out of range")),
+    }
+    Ok(())
+}
+
+pub(super) fn quit(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
+    session.closing.set(true);
+    reply.ok();
+    Ok(())
+}
+
+pub(super) fn reset(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
+    use_version(session, reply, Version::Resp2);
+    session.client.names.lock().name.clear();
+    session.reply_mode.set(ReplyMode::On);
+    reply.simple("RESET");
+    Ok(())
+}
+
+fn use_version(session: &Session, reply: &mut Reply, version: Version) {
+    reply.set_version(version);
+    session.client.version.store(version.number(), Ordering::Relaxed);
+}
+
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`. All is checked before anything is changed.
+pub(super) fn hello(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let version = match args.try_get(1) {
+        None => reply.version(),
+        Some(b"2") => Version::Resp2,
+        Some(b"3") => Version::Resp3,
+        Some(other) if parse_i64(other).is_none() => {
+            return Err(Refusal::fixed("ERR Protocol version is not an integer or out of range"));
+        }
+        Some(_) => return Err(Refusal::fixed("NOPROTO unsupported protocol version")),
+    };
+    let (mut at, mut name) = (2, None);
+    while at < args.len() {
+        if args.is(at, "auth") && at + 2 < args.len() {
+            return Err(NO_PASSWORD);
+        } else if args.is(at, "setname") && at + 1 < args.len() {
+            name = Some(client_text("name", args.get(at + 1))?);
+            at += 2;
+        } else {
+            let option = args.text(at);
+            return Err(Refusal::said(format!("ERR Syntax error in HELLO option '{option}'")));
+        }
+    }
+    if let Some(name) = name {
+        session.client.names.lock().name = name;
+    }
+    use_version(session, reply, version);
+    reply.map(7);
+    for (key, value) in [("server", "redis"), ("version", REDIS_VERSION)] {
+        reply.bulk(key.as_bytes());
+        reply.bulk(value.as_bytes());
+    }
+    for (key, value) in [("proto", version.number()), ("id", session.client.id as i64)] {
+        reply.bulk(key.as_bytes());
+        reply.integer(value);
+    }
+    for (key, value) in [("mode", "standalone"), ("role", "master")] {
+        reply.bulk(key.as_bytes());
+        reply.bulk(value.as_bytes());
+    }
+    reply.bulk(b"modules");
+    reply.array(0);
+    Ok(())
+}
+
+/// A text that CLIENT LIST can show: printable, without blanks.
+fn client_text(what: &str, bytes: &[u8]) -> Result<String, Refusal> {
+    let fine = bytes.len() <= 1024 && bytes.iter().all(u8::is_ascii_graphic);
+    let text = std::str::from_utf8(bytes).ok().filter(|_| fine);
+    text.map(str::to_owned).ok_or_else(|| {
+        Refusal::said(format!(
+            "ERR Client {what} cannot contain spaces, newlines or special characters."
+        ))
+    })
+}
+
+pub(super) fn client(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let word = args.text(1).to_ascii_lowercase();
+    let client = &session.client;
+    match (&word[..], args.len()) {
+        ("id", 2) => reply.integer(client.id as i64),
+        ("getname", 2) => {
+            let name = client.names.lock().name.clone();
+            reply.bulk_or_null((!name.is_empty()).then_some(name.as_bytes()));
+        }
+        ("setname", 3) => {
+            client.names.lock().name = client_text("names", args.get(2))?;
+            reply.ok();
+        }
+        ("setinfo", 4) => {
+            set_info(&mut client.names.lock(), args)?;
+            reply.ok();
+        }
+        ("info", 2) => reply.verbatim(&(client.line(session.shared.now_ms()) + "\n")),
+        ("list", _) => list(session, args, reply)?,
+        ("no-evict" | "no-touch", 3) if args.is(2, "on") || args.is(2, "off") => reply.ok(),
+        ("no-evict" | "no-touch", 3) => return Err(Refusal::SYNTAX),
+        ("reply", 3) => set_reply_mode(session, args, reply)?,
+        ("kill", 3 | 4) => kill(session, args, reply)?,
+        (
+            "id" | "getname" | "setname" | "setinfo" | "info" | "no-evict" | "no-touch" | "reply"
+            | "kill",
+            _,
+        ) => return Err(Refusal::arity(&format!("client|{word}"))),
+        _ => return Err(unknown_subcommand(args, "CLIENT")),
+    }
+    Ok(())
+}
+
+/// `command` has no such subcommand.
+pub(super) fn unknown_subcommand(args: Args<'_>, command: &str) -> Refusal {
+    let word = args.text(1);
+    Refusal::said(format!("ERR unknown subcommand '{word}' of {command}"))
+}
+
+fn set_info(names: &mut Names, args: Args<'_>) -> Handled {
+    if args.is(2, "lib-name") {
+        names.lib_name = client_text("lib-name", args.get(3))?;
+    } else if args.is(2, "lib-ver") {
+        names.lib_version = client_text("lib-ver", args.get(3))?;
+    } else {
+        let option = args.text(2);
+        return Err(Refusal::said(format!("ERR Unrecognized option '{option}'")));
+    }
+    Ok(())
+}
+
+fn set_reply_mode(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if args.is(2, "on") {
+        session.reply_mode.set(ReplyMode::On);
+        reply.ok();
+    } else if args.is(2, "off") {
+        session.reply_mode.set(ReplyMode::Off);
+    } else if !args.is(2, "skip") {
+        return Err(Refusal::SYNTAX);
+    } else if session.reply_mode.get() == ReplyMode::On {
+        session.reply_mode.set(ReplyMode::SkipNext);
+    }
+    Ok(())
+}
+
+/// `CLIENT LIST [TYPE type | ID id…]`.
+fn list(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let mut clients = session.shared.clients.all();
+    if args.len() > 3 && args.is(2, "id") {
+        let mut ids = Vec::new();
+        for index in 3..args.len() {
+            let invalid = |_| Refusal::fixed("ERR Invalid client ID");
+            ids.push(args.integer(index).map_err(invalid)? as u64);
+        }
+        clients.retain(|client| ids.contains(&client.id));
+    } else if args.len() == 4 && args.is(2, "type") {
+        match args.text(3).to_ascii_lowercase().as_str() {
+            "normal" => {}
+            "master" | "replica" | "slave" | "pubsub" => clients.clear(),
+            other => return Err(Refusal::said(format!("ERR Unknown client type '{other}'"))),
+        }
+    } else if args.len() > 2 {
+        return Err(Refusal::SYNTAX);
+    }
+    let now_ms = session.shared.now_ms();
+    let lines: Vec<String> = clients.iter().map(|client| client.line(now_ms) + "\n").collect();
+    reply.verbatim(&lines.concat());
+    Ok(())
+}
+
+/// `CLIENT KILL addr` or `CLIENT KILL ID id | ADDR addr`. The other connection finishes what it
+/// has received.
+fn kill(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let (by_id, target) = match args.len() {
+        3 => (false, args.text(2)),
+        _ if args.is(2, "id") => (true, args.text(3)),
+        _ if args.is(2, "addr") => (false, args.text(3)),
+        _ => return Err(Refusal::SYNTAX),
+    };
+    let mut killed = 0;
+    for client in session.shared.clients.all() {
+        let it = if by_id { client.id.to_string() } else { client.peer.to_string() };
+        if it == target {
+            client.ask_to_stop();
+            killed += 1;
+        }
+    }
+    match (args.len(), killed) {
+        (3, 0) => return Err(Refusal::fixed("ERR No such client")),
+        (3, _) => reply.ok(),
+        _ => reply.count(killed),
+    }
+    Ok(())
+}

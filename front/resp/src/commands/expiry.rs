@@ -1,0 +1,174 @@
+//! Expiry: the EXPIRE family sets it, the TTL family shows it, PERSIST takes it off.
+//!
+//! A record holds its expiry as Unix milliseconds. Setting it rewrites the record.
+
+use crate::args::Args;
+use crate::refusal::{Handled, Refusal};
+use crate::reply::Reply;
+use crate::session::Session;
+
+/// How a command counts time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// From now.
+    Seconds,
+    /// From now.
+    Millis,
+    /// Since the Unix epoch.
+    SecondsAt,
+    /// Since the Unix epoch.
+    MillisAt,
+}
+
+/// `amount` as Unix milliseconds; before the epoch is 0, which is past.
+pub(super) fn absolute_ms(
+    session: &Session,
+    unit: Unit,
+    amount: i64,
+    command: &str,
+) -> Result<u64, Refusal> {
+    let now_ms = session.shared.now_ms() as i64;
+    let at_ms = match unit {
+        Unit::Seconds => amount.checked_mul(1000).and_then(|ms| ms.checked_add(now_ms)),
+        Unit::Millis => amount.checked_add(now_ms),
+        Unit::SecondsAt => amount.checked_mul(1000),
+        Unit::MillisAt => Some(amount),
+    };
+    at_ms.map(|ms| ms.max(0) as u64).ok_or_else(|| Refusal::expire_time(command))
+}
+
+pub(super) fn expire(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    set_expiry(session, args, reply, Unit::Seconds, "expire")
+}
+
+pub(super) fn pexpire(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    set_expiry(session, args, reply, Unit::Millis, "pexpire")
+}
+
+pub(super) fn expireat(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    set_expiry(session, args, reply, Unit::SecondsAt, "expireat")
+}
+
+pub(super) fn pexpireat(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    set_expiry(session, args, reply, Unit::MillisAt, "pexpireat")
+}
+
+/// NX, XX, GT and LT of the EXPIRE family.
+#[derive(Clone, Copy, Default)]
+struct Conditions {
+    if_none: bool,
+    if_some: bool,
+    if_later: bool,
+    if_earlier: bool,
+}
+
+impl Conditions {
+    fn parse(args: Args<'_>) -> Result<Self, Refusal> {
+        let mut conditions = Self::default();
+        for index in 3..args.len() {
+            if args.is(index, "nx") {
+                conditions.if_none = true;
+            } else if args.is(index, "xx") {
+                conditions.if_some = true;
+            } else if args.is(index, "gt") {
+                conditions.if_later = true;
+            } else if args.is(index, "lt") {
+                conditions.if_earlier = true;
+            } else {
+                let option = args.text(index);
+                return Err(Refusal::said(format!("ERR Unsupported option {option}")));
+            }
+        }
+        let Self { if_none, if_some, if_later, if_earlier } = conditions;
+        if if_none && (if_some || if_later || if_earlier) {
+            return Err(Refusal::fixed(
+                "ERR NX and XX, GT or LT options at the same time are not compatible",
+            ));
+        }
+        if if_later && if_earlier {
+            return Err(Refusal::fixed(
+                "ERR GT and LT options at the same time are not compatible",
+            ));
+        }
+        Ok(conditions)
+    }
+
+    /// Whether an expiry of `old` may become `new`. No expiry is later than any.
+    fn allow(self, old: Option<u64>, new: u64) -> bool {
+        !(self.if_none && old.is_some()
+            || self.if_some && old.is_none()
+            || self.if_later && old.is_none_or(|old| new <= old)
+            || self.if_earlier && old.is_some_and(|old| new >= old))
+    }
+}
+
+fn set_expiry(
+    session: &Session,
+    args: Args<'_>,
+    reply: &mut Reply,
+    unit: Unit,
+    command: &str,
+) -> Handled {
+    let at_ms = absolute_ms(session, unit, args.integer(2)?, command)?;
+    let conditions = Conditions::parse(args)?;
+    let key = args.get(1);
+    let _guard = session.shared.locks.lock(key);
+    let done = match session.shared.store.get(key)? {
+        Some(entry) if conditions.allow(entry.expires_at_ms, at_ms) => {
+            session.put(key, &entry.value, Some(at_ms))?;
+            true
+        }
+        _ => false,
+    };
+    reply.flag(done);
+    Ok(())
+}
+
+pub(super) fn persist(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let key = args.get(1);
+    let _guard = session.shared.locks.lock(key);
+    let done = match session.shared.store.get(key)? {
+        Some(entry) if entry.expires_at_ms.is_some() => {
+            session.put(key, &entry.value, None)?;
+            true
+        }
+        _ => false,
+    };
+    reply.flag(done);
+    Ok(())
+}
+
+pub(super) fn ttl(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    // Rounded to the nearest second, so that EXPIRE k 10 shows 10.
+    show(session, args, reply, |at_ms, now_ms| (at_ms.saturating_sub(now_ms) + 500) / 1000)
+}
+
+pub(super) fn pttl(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    show(session, args, reply, |at_ms, now_ms| at_ms.saturating_sub(now_ms))
+}
+
+pub(super) fn expiretime(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    show(session, args, reply, |at_ms, _| (at_ms.saturating_add(500)) / 1000)
+}
+
+pub(super) fn pexpiretime(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    show(session, args, reply, |at_ms, _| at_ms)
+}
+
+/// -2 without the key, -1 without an expiry, else what `figure` makes of expiry and now.
+fn show(
+    session: &Session,
+    args: Args<'_>,
+    reply: &mut Reply,
+    figure: impl Fn(u64, u64) -> u64,
+) -> Handled {
+    let value = match session.read(args.get(1))? {
+        None => -2,
+        Some(entry) => match entry.expires_at_ms {
+            None => -1,
+            Some(at_ms) => figure(at_ms, session.shared.now_ms()) as i64,
+        },
+    };
+    reply.integer(value);
+    Ok(())
+}

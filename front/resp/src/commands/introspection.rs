@@ -1,0 +1,118 @@
+//! COMMAND and its subcommands: the table of commands, told to clients.
+
+use super::connection::unknown_subcommand;
+use super::{COMMANDS, Command, find, flag};
+use crate::args::Args;
+use crate::glob;
+use crate::refusal::{Handled, Refusal};
+use crate::reply::Reply;
+use crate::session::Session;
+
+pub(super) fn command(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if args.len() == 1 {
+        reply.array(COMMANDS.len());
+        COMMANDS.iter().for_each(|command| describe(command, reply));
+    } else if args.is(1, "count") && args.len() == 2 {
+        reply.count(COMMANDS.len());
+    } else if args.is(1, "info") {
+        info(args, reply);
+    } else if args.is(1, "docs") {
+        docs(args, reply);
+    } else if args.is(1, "list") {
+        list(args, reply)?;
+    } else if args.is(1, "getkeys") && args.len() > 2 {
+        get_keys(args, reply)?;
+    } else {
+        return Err(unknown_subcommand(args, "COMMAND"));
+    }
+    Ok(())
+}
+
+/// The ten elements that COMMAND has of each.
+fn describe(command: &Command, reply: &mut Reply) {
+    reply.array(10);
+    reply.bulk(command.name.as_bytes());
+    reply.integer(i64::from(command.arity));
+    let named = || flag::NAMES.iter().filter(|(bit, _)| command.has(*bit));
+    reply.set(named().count());
+    for (_, name) in named() {
+        reply.simple(name);
+    }
+    for position in [command.keys.0, command.keys.1, command.keys.2] {
+        reply.integer(i64::from(position));
+    }
+    // Access categories, tips, key specifications, subcommands: none.
+    reply.set(0);
+    reply.array(0);
+    reply.array(0);
+    reply.array(0);
+}
+
+fn info(args: Args<'_>, reply: &mut Reply) {
+    if args.len() == 2 {
+        reply.array(COMMANDS.len());
+        return COMMANDS.iter().for_each(|command| describe(command, reply));
+    }
+    reply.array(args.len() - 2);
+    for name in args.from(2) {
+        match find(name) {
+            Some(command) => describe(command, reply),
+            None => reply.null(),
+        }
+    }
+}
+
+fn docs(args: Args<'_>, reply: &mut Reply) {
+    let asked: Vec<&Command> = match args.len() {
+        2 => COMMANDS.iter().collect(),
+        _ => args.from(2).filter_map(find).collect(),
+    };
+    reply.map(asked.len());
+    for command in asked {
+        reply.bulk(command.name.as_bytes());
+        let facts = [("summary", command.summary), ("since", "0.1.0"), ("group", command.group)];
+        reply.map(facts.len());
+        for (key, value) in facts {
+            reply.bulk(key.as_bytes());
+            reply.bulk(value.as_bytes());
+        }
+    }
+}
+
+/// `COMMAND LIST [FILTERBY PATTERN pattern]`; there are no modules and no access categories.
+fn list(args: Args<'_>, reply: &mut Reply) -> Handled {
+    let shown: Vec<&Command> = match args.len() {
+        2 => COMMANDS.iter().collect(),
+        5 if args.is(2, "filterby") && args.is(3, "pattern") => {
+            let pattern = args.get(4).to_ascii_lowercase();
+            let fits = |command: &&Command| glob::matches(&pattern, command.name.as_bytes());
+            COMMANDS.iter().filter(fits).collect()
+        }
+        5 if args.is(2, "filterby") && (args.is(3, "module") || args.is(3, "aclcat")) => Vec::new(),
+        _ => return Err(Refusal::SYNTAX),
+    };
+    reply.array(shown.len());
+    for command in shown {
+        reply.bulk(command.name.as_bytes());
+    }
+    Ok(())
+}
+
+/// `COMMAND GETKEYS command…`: which of its arguments are keys.
+fn get_keys(args: Args<'_>, reply: &mut Reply) -> Handled {
+    let command = find(args.get(2))
+        .filter(|command| command.takes(args.len() - 2))
+        .ok_or(Refusal::fixed("ERR Invalid command specified"))?;
+    let (first, last, step) = command.keys;
+    if first == 0 {
+        return Err(Refusal::fixed("ERR The command has no key arguments"));
+    }
+    let last = if last < 0 { args.len() as i32 - 2 + last } else { last };
+    let places: Vec<usize> =
+        (first..=last).step_by(step as usize).map(|place| place as usize + 2).collect();
+    reply.array(places.len());
+    for place in places {
+        reply.bulk(args.get(place));
+    }
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! Commands on keys whatever their values: DEL, UNLINK, EXISTS, TOUCH, TYPE, RENAME, RENAMENX.
+
+use std::collections::HashSet;
+
+use crate::args::Args;
+use crate::refusal::{Handled, Refusal};
+use crate::reply::Reply;
+use crate::session::Session;
+use crate::store::Op;
+
+pub(super) fn del(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if let (2, key) = (args.len(), args.get(1)) {
+        let _guard = session.shared.locks.lock(key);
+        let there = session.shared.store.exists(key)?;
+        if there {
+            session.shared.store.write(&[Op::Delete { key }])?;
+        }
+        reply.flag(there);
+        return Ok(());
+    }
+    let mut seen = HashSet::with_capacity(args.len());
+    let keys: Vec<&[u8]> = args.from(1).filter(|key| seen.insert(*key)).collect();
+    let _guard = session.shared.locks.lock_many(keys.iter().copied());
+    let values = session.shared.store.multi_get(&keys)?;
+    let there = keys.iter().zip(&values).filter(|(_, value)| value.is_some());
+    let ops: Vec<Op<'_>> = there.map(|(key, _)| Op::Delete { key }).collect();
+    if !ops.is_empty() {
+        session.shared.store.write(&ops)?;
+    }
+    reply.count(ops.len());
+    Ok(())
+}
+
+/// A key that is asked for twice counts twice.
+pub(super) fn exists(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if args.len() == 2 {
+        reply.flag(session.exists(args.get(1))?);
+        return Ok(());
+    }
+    let keys: Vec<&[u8]> = args.from(1).collect();
+    let values = session.shared.store.multi_get(&keys)?;
+    values.iter().for_each(|value| session.count_read(value.is_some()));
+    reply.count(values.iter().flatten().count());
+    Ok(())
+}
+
+pub(super) fn type_of(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let there = session.exists(args.get(1))?;
+    reply.simple(if there { "string" } else { "none" });
+    Ok(())
+}
+
+pub(super) fn rename(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    move_value(session, args, false)?;
+    reply.ok();
+    Ok(())
+}
+
+pub(super) fn renamenx(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let moved = move_value(session, args, true)?;
+    reply.flag(moved);
+    Ok(())
+}
+
+/// Moves value and expiry from the first key to the second, in one write.
+fn move_value(session: &Session, args: Args<'_>, if_free: bool) -> Result<bool, Refusal> {
+    let (from, to) = (args.get(1), args.get(2));
+    let _guard = session.shared.locks.lock_many([from, to].into_iter());
+    let store = &session.shared.store;
+    let entry = store.get(from)?.ok_or(Refusal::NO_SUCH_KEY)?;
+    if if_free && store.exists(to)? {
+        return Ok(false);
+    }
+    if from != to {
+        let expires_at_ms = entry.expires_at_ms;
+        store.write(&[
+            Op::Put { key: to, value: &entry.value, expires_at_ms },
+            Op::Delete { key: from },
+        ])?;
+    }
+    Ok(true)
+}

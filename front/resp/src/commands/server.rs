@@ -1,0 +1,120 @@
+//! Commands about the whole server: DBSIZE, FLUSHDB, TIME, CONFIG, SHUTDOWN, WAIT; and the refusal
+//! of transactions.
+
+use super::connection::unknown_subcommand;
+use crate::args::Args;
+use crate::glob;
+use crate::refusal::{Handled, Refusal};
+use crate::reply::Reply;
+use crate::session::Session;
+use crate::store::Op;
+
+pub(super) fn dbsize(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
+    let keys = session.shared.store.approximate_count()?;
+    reply.integer(i64::try_from(keys).unwrap_or(i64::MAX));
+    Ok(())
+}
+
+/// `FLUSHDB [ASYNC|SYNC]`: one range delete, the same either way.
+pub(super) fn flush(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let fine = args.len() == 1 || args.len() == 2 && (args.is(1, "async") || args.is(1, "sync"));
+    if !fine {
+        return Err(Refusal::SYNTAX);
+    }
+    let _guard = session.shared.locks.lock_all();
+    session.shared.store.write(&[Op::DeleteRange { start: b"", end: None }])?;
+    reply.ok();
+    Ok(())
+}
+
+pub(super) fn time(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
+    let now_ms = session.shared.now_ms();
+    reply.array(2);
+    reply.bulk((now_ms / 1000).to_string().as_bytes());
+    reply.bulk((now_ms % 1000 * 1000).to_string().as_bytes());
+    Ok(())
+}
+
+pub(super) fn wait(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    args.integer(1)?;
+    if args.integer(2)? < 0 {
+        return Err(Refusal::fixed("ERR timeout is negative"));
+    }
+    reply.integer(0);
+    Ok(())
+}
+
+pub(super) fn no_transactions(_: &Session, args: Args<'_>, _: &mut Reply) -> Handled {
+    let name = args.text(0).to_ascii_uppercase();
+    Err(Refusal::said(format!(
+        "ERR {name} is not supported yet: this server has no transactions; \
+         single commands, MSET and MSETNX are atomic"
+    )))
+}
+
+/// `SHUTDOWN [NOSAVE|SAVE] [NOW] [FORCE]`: what is acknowledged is safe whatever is said. Closes
+/// without a reply, as clients expect.
+pub(super) fn shutdown(session: &Session, args: Args<'_>, _: &mut Reply) -> Handled {
+    for index in 1..args.len() {
+        if args.is(index, "abort") {
+            return Err(Refusal::fixed("ERR No shutdown in progress."));
+        }
+        if !["nosave", "save", "now", "force"].iter().any(|word| args.is(index, word)) {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    session.closing.set(true);
+    session.shared.shutdown_request.send();
+    Ok(())
+}
+
+/// What CONFIG GET shows: settings by the names that clients and tools ask for.
+fn settings(session: &Session) -> Vec<(&'static str, String)> {
+    let options = &session.shared.options;
+    let budget = options.budget.limit_bytes();
+    let timeout = options.idle_timeout.map_or(0, |timeout| timeout.as_secs().max(1));
+    vec![
+        ("appendonly", "yes".to_owned()),
+        ("appendfsync", "everysec".to_owned()),
+        ("bind", String::new()),
+        ("databases", "1".to_owned()),
+        ("io-threads", options.worker_threads.to_string()),
+        ("maxclients", options.clients_max.to_string()),
+        ("maxmemory", if budget == u64::MAX { 0 } else { budget }.to_string()),
+        ("maxmemory-policy", "noeviction".to_owned()),
+        ("port", session.shared.port.to_string()),
+        ("proto-max-bulk-len", options.limits.bulk_bytes_max.to_string()),
+        ("client-query-buffer-limit", options.limits.request_bytes_max.to_string()),
+        ("save", String::new()),
+        ("timeout", timeout.to_string()),
+    ]
+}
+
+pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if args.is(1, "get") {
+        if args.len() < 3 {
+            return Err(Refusal::arity("config|get"));
+        }
+        let patterns: Vec<Vec<u8>> = args.from(2).map(<[u8]>::to_ascii_lowercase).collect();
+        let mut shown = settings(session);
+        shown.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes())));
+        reply.map(shown.len());
+        for (name, value) in shown {
+            reply.bulk(name.as_bytes());
+            reply.bulk(value.as_bytes());
+        }
+        return Ok(());
+    }
+    if args.is(1, "resetstat") && args.len() == 2 {
+        session.shared.stats.reset();
+        session.shared.last_look.lock().1 = 0;
+        reply.ok();
+        return Ok(());
+    }
+    if args.is(1, "set") || args.is(1, "rewrite") {
+        return Err(Refusal::fixed(
+            "ERR settings cannot be changed while the server runs: restart it with other flags",
+        ));
+    }
+    Err(unknown_subcommand(args, "CONFIG"))
+}

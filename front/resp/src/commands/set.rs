@@ -1,0 +1,203 @@
+//! SET with its options, and the commands that are SET under another name: SETNX, SETEX, PSETEX,
+//! GETSET, GETDEL, GETEX.
+
+use super::expiry::{Unit, absolute_ms};
+use crate::args::Args;
+use crate::refusal::{Handled, Refusal};
+use crate::reply::Reply;
+use crate::session::Session;
+use crate::store::Op;
+
+/// When SET acts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Condition {
+    Always,
+    /// NX: the key is not there.
+    Absent,
+    /// XX: it is.
+    Present,
+}
+
+/// What becomes of the expiry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Expiry {
+    /// There is none from now on.
+    None,
+    /// KEEPTTL: stays what it was.
+    Keep,
+    At(u64),
+}
+
+struct SetOptions {
+    condition: Condition,
+    expiry: Expiry,
+    /// GET: answer the old value.
+    get: bool,
+}
+
+/// The option at `at` that sets an expiry, if it is one: EX, PX, EXAT, PXAT and their number.
+fn expiry_option(
+    session: &Session,
+    args: Args<'_>,
+    at: usize,
+    command: &str,
+) -> Result<Option<u64>, Refusal> {
+    let unit = [
+        ("ex", Unit::Seconds),
+        ("px", Unit::Millis),
+        ("exat", Unit::SecondsAt),
+        ("pxat", Unit::MillisAt),
+    ];
+    let Some((_, unit)) = unit.into_iter().find(|(word, _)| args.is(at, word)) else {
+        return Ok(None);
+    };
+    if at + 1 >= args.len() {
+        return Err(Refusal::SYNTAX);
+    }
+    let amount = args.integer(at + 1)?;
+    if amount <= 0 {
+        return Err(Refusal::expire_time(command));
+    }
+    Ok(Some(absolute_ms(session, unit, amount, command)?))
+}
+
+fn set_options(session: &Session, args: Args<'_>) -> Result<SetOptions, Refusal> {
+    let mut options = SetOptions { condition: Condition::Always, expiry: Expiry::None, get: false };
+    let mut at = 3;
+    while at < args.len() {
+        let unconditional = options.condition == Condition::Always;
+        let unexpiring = options.expiry == Expiry::None;
+        if args.is(at, "nx") && (unconditional || options.condition == Condition::Absent) {
+            options.condition = Condition::Absent;
+        } else if args.is(at, "xx") && (unconditional || options.condition == Condition::Present) {
+            options.condition = Condition::Present;
+        } else if args.is(at, "get") {
+            options.get = true;
+        } else if args.is(at, "keepttl") && unexpiring {
+            options.expiry = Expiry::Keep;
+        } else if let Some(at_ms) = expiry_option(session, args, at, "set")?
+            && unexpiring
+        {
+            options.expiry = Expiry::At(at_ms);
+            at += 1;
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+        at += 1;
+    }
+    Ok(options)
+}
+
+pub(super) fn set(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let options = set_options(session, args)?;
+    let (key, value) = (args.get(1), args.get(2));
+    let _guard = session.shared.locks.lock(key);
+    let reads =
+        options.get || options.condition != Condition::Always || options.expiry == Expiry::Keep;
+    let old = if reads { session.shared.store.get(key)? } else { None };
+    let acts = match options.condition {
+        Condition::Always => true,
+        Condition::Absent => old.is_none(),
+        Condition::Present => old.is_some(),
+    };
+    if acts {
+        let expires_at_ms = match options.expiry {
+            Expiry::None => None,
+            Expiry::Keep => old.as_ref().and_then(|entry| entry.expires_at_ms),
+            Expiry::At(at_ms) => Some(at_ms),
+        };
+        session.put(key, value, expires_at_ms)?;
+    }
+    match (options.get, acts) {
+        (true, _) => reply.bulk_or_null(old.as_ref().map(|entry| &entry.value[..])),
+        (false, true) => reply.ok(),
+        (false, false) => reply.null(),
+    }
+    Ok(())
+}
+
+pub(super) fn setnx(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let key = args.get(1);
+    let _guard = session.shared.locks.lock(key);
+    let free = !session.shared.store.exists(key)?;
+    if free {
+        session.put(key, args.get(2), None)?;
+    }
+    reply.flag(free);
+    Ok(())
+}
+
+pub(super) fn setex(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    set_for(session, args, reply, Unit::Seconds, "setex")
+}
+
+pub(super) fn psetex(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    set_for(session, args, reply, Unit::Millis, "psetex")
+}
+
+fn set_for(
+    session: &Session,
+    args: Args<'_>,
+    reply: &mut Reply,
+    unit: Unit,
+    command: &str,
+) -> Handled {
+    let amount = args.integer(2)?;
+    if amount <= 0 {
+        return Err(Refusal::expire_time(command));
+    }
+    let at_ms = absolute_ms(session, unit, amount, command)?;
+    let key = args.get(1);
+    let _guard = session.shared.locks.lock(key);
+    session.put(key, args.get(3), Some(at_ms))?;
+    reply.ok();
+    Ok(())
+}
+
+pub(super) fn getset(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let key = args.get(1);
+    let _guard = session.shared.locks.lock(key);
+    let old = session.read(key)?;
+    session.put(key, args.get(2), None)?;
+    reply.bulk_or_null(old.as_ref().map(|entry| &entry.value[..]));
+    Ok(())
+}
+
+pub(super) fn getdel(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let key = args.get(1);
+    let _guard = session.shared.locks.lock(key);
+    let old = session.read(key)?;
+    if old.is_some() {
+        session.shared.store.write(&[Op::Delete { key }])?;
+    }
+    reply.bulk_or_null(old.as_ref().map(|entry| &entry.value[..]));
+    Ok(())
+}
+
+/// `GETEX key [EX s | PX ms | EXAT s | PXAT ms | PERSIST]`.
+pub(super) fn getex(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let expiry = match args.len() {
+        2 => Expiry::Keep,
+        3 if args.is(2, "persist") => Expiry::None,
+        4 => match expiry_option(session, args, 2, "getex")? {
+            Some(at_ms) => Expiry::At(at_ms),
+            None => return Err(Refusal::SYNTAX),
+        },
+        _ => return Err(Refusal::SYNTAX),
+    };
+    let key = args.get(1);
+    let _guard = session.shared.locks.lock(key);
+    let entry = session.read(key)?;
+    if let Some(entry) = &entry {
+        let expires_at_ms = match expiry {
+            Expiry::None => None,
+            Expiry::Keep => entry.expires_at_ms,
+            Expiry::At(at_ms) => Some(at_ms),
+        };
+        if expires_at_ms != entry.expires_at_ms {
+            session.put(key, &entry.value, expires_at_ms)?;
+        }
+    }
+    reply.bulk_or_null(entry.as_ref().map(|entry| &entry.value[..]));
+    Ok(())
+}

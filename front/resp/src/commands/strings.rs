@@ -1,0 +1,163 @@
+//! Commands on values as byte strings: GET, MGET, MSET, MSETNX, APPEND, STRLEN, GETRANGE,
+//! SETRANGE.
+
+use crate::args::Args;
+use crate::refusal::{Handled, Refusal};
+use crate::reply::Reply;
+use crate::session::Session;
+use crate::store::{Op, VALUE_BYTES_MAX};
+
+pub(super) fn get(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let entry = session.read(args.get(1))?;
+    reply.bulk_or_null(entry.as_ref().map(|entry| &entry.value[..]));
+    Ok(())
+}
+
+pub(super) fn mget(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let keys: Vec<&[u8]> = args.from(1).collect();
+    let start = reply.len();
+    reply.array(keys.len());
+    for value in session.shared.store.multi_get(&keys)? {
+        session.count_read(value.is_some());
+        reply.bulk_or_null(value.as_deref());
+        check_reply_size(session, reply.len() - start, "ask for fewer keys at once")?;
+    }
+    Ok(())
+}
+
+/// Refuses a reply that has grown too large.
+pub(super) fn check_reply_size(session: &Session, bytes: usize, advice: &str) -> Handled {
+    let most = session.shared.options.reply_bytes_max;
+    if bytes > most {
+        return Err(Refusal::said(format!("ERR the reply would exceed {most} bytes: {advice}")));
+    }
+    Ok(())
+}
+
+/// The pairs of MSET as operations.
+fn puts<'a>(args: Args<'a>, name: &str) -> Result<Vec<Op<'a>>, Refusal> {
+    if args.len().is_multiple_of(2) {
+        return Err(Refusal::arity(name));
+    }
+    let put =
+        |at: usize| Op::Put { key: args.get(at), value: args.get(at + 1), expires_at_ms: None };
+    Ok((1..args.len()).step_by(2).map(put).collect())
+}
+
+pub(super) fn mset(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let ops = puts(args, "mset")?;
+    let _guard = session.shared.locks.lock_many(args.from(1).step_by(2));
+    session.shared.store.write(&ops)?;
+    reply.ok();
+    Ok(())
+}
+
+pub(super) fn msetnx(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let ops = puts(args, "msetnx")?;
+    let keys: Vec<&[u8]> = args.from(1).step_by(2).collect();
+    let _guard = session.shared.locks.lock_many(keys.iter().copied());
+    let free = session.shared.store.multi_get(&keys)?.iter().all(Option::is_none);
+    if free {
+        session.shared.store.write(&ops)?;
+    }
+    reply.flag(free);
+    Ok(())
+}
+
+pub(super) fn strlen(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let entry = session.read(args.get(1))?;
+    reply.count(entry.map_or(0, |entry| entry.value.len()));
+    Ok(())
+}
+
+pub(super) fn append(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let (key, tail) = (args.get(1), args.get(2));
+    let _guard = session.shared.locks.lock(key);
+    let len = match session.shared.store.get(key)? {
+        None => {
+            session.put(key, tail, None)?;
+            tail.len()
+        }
+        Some(entry) => {
+            check_value_size(entry.value.len(), tail.len())?;
+            let mut value = Vec::with_capacity(entry.value.len() + tail.len());
+            value.extend_from_slice(&entry.value);
+            value.extend_from_slice(tail);
+            session.put(key, &value, entry.expires_at_ms)?;
+            value.len()
+        }
+    };
+    reply.count(len);
+    Ok(())
+}
+
+fn check_value_size(a: usize, b: usize) -> Handled {
+    match a.checked_add(b) {
+        Some(len) if len <= VALUE_BYTES_MAX => Ok(()),
+        _ => Err(Refusal::TOO_LONG),
+    }
+}
+
+/// The part that `start` and `end` name: both inclusive, negative from the end, clipped.
+fn slice(len: usize, start: i64, end: i64) -> std::ops::Range<usize> {
+    let len = len as i64;
+    let from_end = |at: i64| if at < 0 { len.saturating_add(at) } else { at };
+    let (start, end) = (from_end(start).max(0), from_end(end).min(len - 1));
+    if start > end { 0..0 } else { start as usize..end as usize + 1 }
+}
+
+pub(super) fn getrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let (start, end) = (args.integer(2)?, args.integer(3)?);
+    match session.read(args.get(1))? {
+        None => reply.bulk(b""),
+        Some(entry) => reply.bulk(&entry.value[slice(entry.value.len(), start, end)]),
+    }
+    Ok(())
+}
+
+pub(super) fn setrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let (key, offset, patch) = (args.get(1), args.integer(2)?, args.get(3));
+    let offset =
+        usize::try_from(offset).map_err(|_| Refusal::fixed("ERR offset is out of range"))?;
+    let _guard = session.shared.locks.lock(key);
+    let entry = session.shared.store.get(key)?;
+    if patch.is_empty() {
+        reply.count(entry.map_or(0, |entry| entry.value.len()));
+        return Ok(());
+    }
+    check_value_size(offset, patch.len())?;
+    let (mut value, expires_at_ms) = match entry {
+        Some(entry) => (entry.value.into_vec(), entry.expires_at_ms),
+        None => (Vec::new(), None),
+    };
+    let end = offset + patch.len();
+    if value.len() < end {
+        value.resize(end, 0);
+    }
+    value[offset..end].copy_from_slice(patch);
+    session.put(key, &value, expires_at_ms)?;
+    reply.count(value.len());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slice;
+
+    #[test]
+    fn slices_are_clipped() {
+        for (start, end, expected) in [
+            (0, 3, 0..4),
+            (-3, -1, 2..5),
+            (0, -1, 0..5),
+            (3, 1, 0..0),
+            (10, 20, 0..0),
+            (-100, 1, 0..2),
+            (i64::MIN, i64::MAX, 0..5),
+            (0, -100, 0..0),
+        ] {
+            assert_eq!(slice(5, start, end), expected, "{start} {end}");
+        }
+        assert_eq!(slice(0, 0, -1), 0..0);
+    }
+}

@@ -1,0 +1,107 @@
+//! All commands, as data: COMMAND, the arity check and the choice of thread read this table.
+
+use super::flag::{ADMIN, DENYOOM, FAST, LONG, READONLY, WRITE};
+use super::{
+    Command, Handler, connection, counters, expiry, info, introspection, keyspace, ordered, scan,
+    server, set, strings,
+};
+
+/// No keys.
+const NONE: (i32, i32, i32) = (0, 0, 0);
+/// The first argument.
+const ONE: (i32, i32, i32) = (1, 1, 1);
+/// All arguments.
+const ALL: (i32, i32, i32) = (1, -1, 1);
+/// Every other argument, from the first.
+const PAIRS: (i32, i32, i32) = (1, -1, 2);
+
+const CONNECTION: &str = "connection";
+const GENERIC: &str = "generic";
+const SERVER: &str = "server";
+const STRING: &str = "string";
+const TRANSACTIONS: &str = "transactions";
+
+const fn command(
+    name: &'static str,
+    arity: i32,
+    flags: u16,
+    keys: (i32, i32, i32),
+    handler: Handler,
+    group: &'static str,
+    summary: &'static str,
+) -> Command {
+    Command { name, arity, flags, keys, group, summary, handler }
+}
+
+/// Every command that the server knows.
+#[rustfmt::skip]
+pub(crate) static COMMANDS: &[Command] = &[
+    command("ping", -1, FAST, NONE, connection::ping, CONNECTION, "Answers PONG or the message."),
+    command("echo", 2, FAST, NONE, connection::echo, CONNECTION, "Answers the message."),
+    command("hello", -1, FAST, NONE, connection::hello, CONNECTION, "Chooses the protocol version."),
+    command("auth", -2, FAST, NONE, connection::auth, CONNECTION, "Refused: there are no passwords yet."),
+    command("select", 2, FAST, NONE, connection::select, CONNECTION, "Selects database 0, the only one."),
+    command("client", -2, 0, NONE, connection::client, CONNECTION, "Names, lists and sets up connections."),
+    command("quit", -1, FAST, NONE, connection::quit, CONNECTION, "Closes the connection."),
+    command("reset", 1, FAST, NONE, connection::reset, CONNECTION, "Sets the connection back to its start."),
+
+    command("get", 2, READONLY | FAST, ONE, strings::get, STRING, "The value of a key."),
+    command("set", -3, WRITE | DENYOOM, ONE, set::set, STRING, "Sets a key, perhaps with conditions and an expiry."),
+    command("setnx", 3, WRITE | DENYOOM | FAST, ONE, set::setnx, STRING, "Sets a key that is not there."),
+    command("setex", 4, WRITE | DENYOOM, ONE, set::setex, STRING, "Sets a key for some seconds."),
+    command("psetex", 4, WRITE | DENYOOM, ONE, set::psetex, STRING, "Sets a key for some milliseconds."),
+    command("getset", 3, WRITE | DENYOOM | FAST, ONE, set::getset, STRING, "Sets a key and answers its old value."),
+    command("getdel", 2, WRITE | FAST, ONE, set::getdel, STRING, "Removes a key and answers its value."),
+    command("getex", -2, WRITE | FAST, ONE, set::getex, STRING, "The value of a key, whose expiry it sets."),
+    command("mget", -2, READONLY | FAST, ALL, strings::mget, STRING, "The values of several keys at one moment."),
+    command("mset", -3, WRITE | DENYOOM, PAIRS, strings::mset, STRING, "Sets several keys, all or none."),
+    command("msetnx", -3, WRITE | DENYOOM, PAIRS, strings::msetnx, STRING, "Sets several keys if none of them is there."),
+    command("append", 3, WRITE | DENYOOM | FAST, ONE, strings::append, STRING, "Appends to a value."),
+    command("strlen", 2, READONLY | FAST, ONE, strings::strlen, STRING, "The length of a value."),
+    command("getrange", 4, READONLY, ONE, strings::getrange, STRING, "A part of a value."),
+    command("substr", 4, READONLY, ONE, strings::getrange, STRING, "The old name of GETRANGE."),
+    command("setrange", 4, WRITE | DENYOOM, ONE, strings::setrange, STRING, "Overwrites a part of a value."),
+    command("incr", 2, WRITE | DENYOOM | FAST, ONE, counters::incr, STRING, "Adds one to an integer."),
+    command("decr", 2, WRITE | DENYOOM | FAST, ONE, counters::decr, STRING, "Takes one from an integer."),
+    command("incrby", 3, WRITE | DENYOOM | FAST, ONE, counters::incrby, STRING, "Adds to an integer."),
+    command("decrby", 3, WRITE | DENYOOM | FAST, ONE, counters::decrby, STRING, "Takes from an integer."),
+    command("incrbyfloat", 3, WRITE | DENYOOM | FAST, ONE, counters::incrbyfloat, STRING, "Adds to a number."),
+
+    command("del", -2, WRITE, ALL, keyspace::del, GENERIC, "Removes keys; answers how many were there."),
+    command("unlink", -2, WRITE | FAST, ALL, keyspace::del, GENERIC, "The same as DEL."),
+    command("exists", -2, READONLY | FAST, ALL, keyspace::exists, GENERIC, "How many of the keys are there."),
+    command("touch", -2, READONLY | FAST, ALL, keyspace::exists, GENERIC, "The same as EXISTS: there is no access time."),
+    command("type", 2, READONLY | FAST, ONE, keyspace::type_of, GENERIC, "The type of a key: string or none."),
+    command("rename", 3, WRITE, (1, 2, 1), keyspace::rename, GENERIC, "Moves a value to another key."),
+    command("renamenx", 3, WRITE | FAST, (1, 2, 1), keyspace::renamenx, GENERIC, "Moves a value to a key that is not there."),
+    command("keys", 2, READONLY | LONG, NONE, scan::keys, GENERIC, "Every key that fits a pattern."),
+    command("scan", -2, READONLY, NONE, scan::scan, GENERIC, "Some keys, and a cursor to go on with."),
+    command("expire", -3, WRITE | FAST, ONE, expiry::expire, GENERIC, "Sets the expiry of a key in seconds from now."),
+    command("pexpire", -3, WRITE | FAST, ONE, expiry::pexpire, GENERIC, "Sets the expiry of a key in milliseconds from now."),
+    command("expireat", -3, WRITE | FAST, ONE, expiry::expireat, GENERIC, "Sets the expiry of a key to a Unix time in seconds."),
+    command("pexpireat", -3, WRITE | FAST, ONE, expiry::pexpireat, GENERIC, "Sets the expiry of a key to a Unix time in milliseconds."),
+    command("ttl", 2, READONLY | FAST, ONE, expiry::ttl, GENERIC, "Seconds until a key expires."),
+    command("pttl", 2, READONLY | FAST, ONE, expiry::pttl, GENERIC, "Milliseconds until a key expires."),
+    command("expiretime", 2, READONLY | FAST, ONE, expiry::expiretime, GENERIC, "Unix time in seconds at which a key expires."),
+    command("pexpiretime", 2, READONLY | FAST, ONE, expiry::pexpiretime, GENERIC, "Unix time in milliseconds at which a key expires."),
+    command("persist", 2, WRITE | FAST, ONE, expiry::persist, GENERIC, "Takes the expiry off a key."),
+    command("wait", 3, 0, NONE, server::wait, GENERIC, "Answers 0: there are no replicas."),
+
+    command("range", -3, READONLY | LONG, NONE, ordered::range, GENERIC, "The keys and values from one key up to another, in order."),
+    command("delrange", 3, WRITE | LONG, NONE, ordered::delrange, GENERIC, "Removes the keys from one key up to another."),
+
+    command("dbsize", 1, READONLY | LONG, NONE, server::dbsize, SERVER, "About how many keys there are."),
+    command("flushdb", -1, WRITE | LONG, NONE, server::flush, SERVER, "Removes every key."),
+    command("flushall", -1, WRITE | LONG, NONE, server::flush, SERVER, "Removes every key."),
+    command("time", 1, FAST, NONE, server::time, SERVER, "The server's time: seconds and microseconds."),
+    command("info", -1, LONG, NONE, info::info, SERVER, "Facts and figures about the server."),
+    command("config", -2, ADMIN, NONE, server::config, SERVER, "Shows settings."),
+    command("command", -1, 0, NONE, introspection::command, SERVER, "Describes the commands."),
+    command("shutdown", -1, ADMIN, NONE, server::shutdown, SERVER, "Ends the server in good order."),
+
+    command("multi", 1, FAST, NONE, server::no_transactions, TRANSACTIONS, "Not supported yet."),
+    command("exec", 1, FAST, NONE, server::no_transactions, TRANSACTIONS, "Not supported yet."),
+    command("discard", 1, FAST, NONE, server::no_transactions, TRANSACTIONS, "Not supported yet."),
+    command("watch", -2, FAST, NONE, server::no_transactions, TRANSACTIONS, "Not supported yet."),
+    command("unwatch", 1, FAST, NONE, server::no_transactions, TRANSACTIONS, "Not supported yet."),
+];

@@ -1,0 +1,183 @@
+//! The engine as a [`Store`]: one column family of an open database is the keyspace.
+//!
+//! Owned by the server; the database stays open as long as this lives. Thread-safe, without a lock
+//! of its own. Costs: a write encodes its operations once, into a batch that its thread reuses; a
+//! scan opens an iterator with the range as its bounds, so that files outside are not touched.
+
+use std::cell::RefCell;
+use std::ops::Bound;
+
+use archipelago_base::Result;
+use archipelago_engine::db::{ColumnFamily, Db, ReadOptions};
+use archipelago_engine::options::WriteOptions;
+use archipelago_engine::wal::WriteBatch;
+
+use crate::store::{Entry, KeyRange, Op, PinnedSlice, Store, Visit};
+
+/// Fewer keys are counted one by one (a few milliseconds at most): people expect small counts to
+/// be exact, and none after FLUSHDB. The engine's estimate counts overwritten and deleted records
+/// until they are compacted away.
+const COUNTED_KEYS_MAX: u64 = 10_000;
+
+/// A thread's batch is given back after a write that made it larger than this.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+thread_local! {
+    static BATCH: RefCell<WriteBatch> = const { RefCell::new(WriteBatch::new()) };
+}
+
+/// Properties of the database that INFO shows.
+const PROPERTIES: [&str; 10] = [
+    "health",
+    "estimate-num-keys",
+    "latest-sequence-number",
+    "cur-size-all-mem-tables",
+    "num-immutable-mem-table",
+    "total-sst-files-size",
+    "estimate-pending-compaction-bytes",
+    "block-cache-usage",
+    "num-running-jobs",
+    "background-errors",
+];
+
+/// See the module.
+#[derive(Debug)]
+pub struct EngineStore {
+    db: Db,
+    family: ColumnFamily,
+    write_options: WriteOptions,
+}
+
+impl EngineStore {
+    /// The default column family of `db`, whose writes return as `write_options` say.
+    #[must_use]
+    pub fn new(db: Db, write_options: WriteOptions) -> Self {
+        let family = db.default_family().clone();
+        Self { db, family, write_options }
+    }
+
+    /// Encodes `op`. A range without an end is the keys up to the last one there is: the caller
+    /// (the server, holding all key locks) lets nobody write behind it meanwhile.
+    fn encode(&self, batch: &mut WriteBatch, op: &Op<'_>) -> Result<()> {
+        let cf = self.family.id();
+        match *op {
+            Op::Put { key, value, expires_at_ms: None } => batch.put_cf(cf, key, value),
+            Op::Put { key, value, expires_at_ms: Some(at_ms) } => {
+                batch.put_expiring_cf(cf, key, value, at_ms);
+            }
+            Op::Delete { key } => batch.delete_cf(cf, key),
+            Op::DeleteRange { start, end: Some(end) } => {
+                if start < end {
+                    batch.delete_range_cf(cf, start, end);
+                }
+            }
+            Op::DeleteRange { start, end: None } => {
+                let mut iter = self.db.iter(&self.family, &ReadOptions::default())?;
+                iter.seek_to_last();
+                iter.status()?;
+                if iter.valid() && iter.key() >= start {
+                    batch.delete_range_cf(cf, start, iter.key());
+                    batch.delete_cf(cf, iter.key());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The smallest key after `key`.
+fn successor(key: &[u8]) -> Vec<u8> {
+    let mut next = Vec::with_capacity(key.len() + 1);
+    next.extend_from_slice(key);
+    next.push(0);
+    next
+}
+
+impl Store for EngineStore {
+    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+        let entry = self.db.get_entry(&self.family, key, &ReadOptions::default())?;
+        Ok(entry.map(|entry| Entry { value: entry.value, expires_at_ms: entry.expires_at_ms }))
+    }
+
+    fn exists(&self, key: &[u8]) -> Result<bool> {
+        self.db.contains(&self.family, key, &ReadOptions::default())
+    }
+
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
+        self.db.multi_get(&self.family, keys, &ReadOptions::default())
+    }
+
+    fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        BATCH.with_borrow_mut(|batch| {
+            batch.clear();
+            let encoded = ops.iter().try_for_each(|op| self.encode(batch, op));
+            let written = encoded.and_then(|()| self.db.write(batch, &self.write_options));
+            if batch.byte_len() > KEPT_BYTES_MAX {
+                *batch = WriteBatch::new();
+            }
+            written.map(|_| ())
+        })
+    }
+
+    fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let options = ReadOptions {
+            lower_bound: match range.from {
+                Bound::Included(from) => Some(from.to_vec()),
+                Bound::Excluded(from) => Some(successor(from)),
+                Bound::Unbounded => None,
+            },
+            upper_bound: match range.to {
+                Bound::Included(to) => Some(successor(to)),
+                Bound::Excluded(to) => Some(to.to_vec()),
+                Bound::Unbounded => None,
+            },
+            ..ReadOptions::default()
+        };
+        let mut iter = self.db.iter(&self.family, &options)?;
+        if reverse {
+            iter.seek_to_last();
+        } else {
+            iter.seek_to_first();
+        }
+        while iter.valid() {
+            if visit(iter.key(), iter.value(), iter.expires_at_ms()).is_break() {
+                return Ok(());
+            }
+            if reverse { iter.prev() } else { iter.next() }
+        }
+        iter.status()
+    }
+
+    fn approximate_count(&self) -> Result<u64> {
+        let options = ReadOptions { fill_cache: false, ..ReadOptions::default() };
+        let mut iter = self.db.iter(&self.family, &options)?;
+        iter.seek_to_first();
+        let mut count = 0;
+        while iter.valid() && count < COUNTED_KEYS_MAX {
+            count += 1;
+            iter.next();
+        }
+        iter.status()?;
+        if count < COUNTED_KEYS_MAX {
+            return Ok(count);
+        }
+        Ok(self.db.estimate_keys(&self.family).max(count))
+    }
+
+    fn info(&self) -> String {
+        let mut text = "engine:archipelago\n".to_owned();
+        for name in PROPERTIES {
+            if let Some(value) = self.db.property(&self.family, &format!("archipelago.{name}")) {
+                text.push_str(&format!("{}:{}\n", name.replace('-', "_"), value.trim()));
+            }
+        }
+        text
+    }
+
+    fn would_stall(&self) -> bool {
+        self.db.would_stall(&self.family)
+    }
+}

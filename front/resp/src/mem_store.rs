@@ -1,0 +1,140 @@
+//! A [`Store`] in memory, for tests and for measuring the server alone. Nothing survives the
+//! process.
+//!
+//! Invariant: expired records stay in the map until they are overwritten or removed, but no
+//! method shows them. Thread-safe by one reader-writer lock; a scan holds it for reading, so a
+//! visitor must not call back into the store.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::{Error, Result};
+use parking_lot::RwLock;
+
+use crate::store::{Entry, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit};
+
+struct Record {
+    value: Vec<u8>,
+    expires_at_ms: Option<u64>,
+}
+
+/// See the module.
+pub struct MemStore {
+    records: RwLock<BTreeMap<Vec<u8>, Record>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl std::fmt::Debug for MemStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MemStore({} records)", self.records.read().len())
+    }
+}
+
+impl Default for MemStore {
+    fn default() -> Self {
+        Self::new(SystemClock::shared())
+    }
+}
+
+impl MemStore {
+    /// An empty store whose records expire by `clock`.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { records: RwLock::new(BTreeMap::new()), clock }
+    }
+
+    fn now_if(&self, any_expiry: bool) -> u64 {
+        if any_expiry { self.clock.unix_ms() } else { 0 }
+    }
+
+    fn entry(&self, record: &Record) -> Option<Entry> {
+        let expired = record.expires_at_ms.is_some_and(|at| at <= self.now_if(true));
+        (!expired).then(|| Entry {
+            value: PinnedSlice::owned(record.value.clone()),
+            expires_at_ms: record.expires_at_ms,
+        })
+    }
+}
+
+impl Store for MemStore {
+    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+        let records = self.records.read();
+        Ok(records.get(key).and_then(|record| self.entry(record)))
+    }
+
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
+        let records = self.records.read();
+        let find = |key: &&[u8]| Some(self.entry(records.get(*key)?)?.value);
+        Ok(keys.iter().map(find).collect())
+    }
+
+    fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        for op in ops {
+            if let Op::Put { key, .. } | Op::Delete { key } = op
+                && key.len() > KEY_BYTES_MAX
+            {
+                let len = key.len();
+                return Err(Error::invalid(format!(
+                    "a key of {len} bytes is too long: at most {KEY_BYTES_MAX}"
+                )));
+            }
+        }
+        let mut records = self.records.write();
+        for op in ops {
+            match *op {
+                Op::Put { key, value, expires_at_ms } => {
+                    let record = Record { value: value.to_vec(), expires_at_ms };
+                    match records.get_mut(key) {
+                        Some(slot) => *slot = record,
+                        None => drop(records.insert(key.to_vec(), record)),
+                    }
+                }
+                Op::Delete { key } => drop(records.remove(key)),
+                Op::DeleteRange { start, end } => match end {
+                    Some(end) if end <= start => {}
+                    Some(end) => {
+                        let mut tail = records.split_off(start);
+                        records.append(&mut tail.split_off(end));
+                    }
+                    None => drop(records.split_off(start)),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let records = self.records.read();
+        let bounds: (Bound<&[u8]>, Bound<&[u8]>) = (range.from, range.to);
+        let now_ms = self.clock.unix_ms();
+        let mut show = |key: &[u8], record: &Record| {
+            if record.expires_at_ms.is_some_and(|at| at <= now_ms) {
+                return true;
+            }
+            visit(key, &record.value, record.expires_at_ms).is_continue()
+        };
+        let mut walk = records.range::<[u8], _>(bounds);
+        loop {
+            let next = if reverse { walk.next_back() } else { walk.next() };
+            match next {
+                Some((key, record)) if show(key, record) => {}
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn approximate_count(&self) -> Result<u64> {
+        let now_ms = self.clock.unix_ms();
+        let live = |record: &&Record| record.expires_at_ms.is_none_or(|at| at > now_ms);
+        Ok(self.records.read().values().filter(live).count() as u64)
+    }
+
+    fn info(&self) -> String {
+        format!("engine:memory\nrecords:{}\n", self.records.read().len())
+    }
+}

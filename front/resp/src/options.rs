@@ -1,0 +1,85 @@
+//! Settings of a server and what it must be given.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::{Error, Result};
+
+use crate::request::Limits;
+
+/// Settings of a [`crate::Server`]. `Default` suits a small server.
+#[derive(Clone)]
+pub struct ServerOptions {
+    /// Threads that serve connections. Default 0: as many as there are cores.
+    pub worker_threads: usize,
+    /// Most connections; one more is told so and closed. Default 10,000.
+    pub clients_max: usize,
+    /// A connection that says nothing for so long is closed. Default `None`: never.
+    pub idle_timeout: Option<Duration>,
+    /// How long a shutdown waits for commands in flight and for slow readers. Default 10 s.
+    pub shutdown_grace: Duration,
+    /// Bounds on a request.
+    pub limits: Limits,
+    /// Largest reply of a command that collects many records (KEYS, RANGE, MGET), in bytes; a
+    /// larger one is refused with advice. Default 1 GiB.
+    pub reply_bytes_max: usize,
+    /// Where the memory of requests and replies is charged, as class Request. Default: a budget
+    /// without a limit. While it is over its limit, large requests are read more slowly.
+    pub budget: Arc<ByteBudget>,
+    /// The clock for expiry times; the store's own should be the same. Default: the system's.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl fmt::Debug for ServerOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerOptions")
+            .field("worker_threads", &self.worker_threads)
+            .field("clients_max", &self.clients_max)
+            .field("idle_timeout", &self.idle_timeout)
+            .field("shutdown_grace", &self.shutdown_grace)
+            .field("limits", &self.limits)
+            .field("reply_bytes_max", &self.reply_bytes_max)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            worker_threads: 0,
+            clients_max: 10_000,
+            idle_timeout: None,
+            shutdown_grace: Duration::from_secs(10),
+            limits: Limits::default(),
+            reply_bytes_max: 1 << 30,
+            budget: ByteBudget::unlimited(),
+            clock: SystemClock::shared(),
+        }
+    }
+}
+
+impl ServerOptions {
+    /// Checks every field; the error names the field, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        let between = |name: &str, value: usize, least: usize, most: usize| {
+            if (least..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::invalid(format!("{name} is {value}: it must lie in {least}..={most}")))
+        };
+        between("worker_threads", self.worker_threads, 0, 1024)?;
+        between("clients_max", self.clients_max, 1, 1_000_000)?;
+        between("limits.args_max", self.limits.args_max, 16, 1 << 24)?;
+        between("limits.bulk_bytes_max", self.limits.bulk_bytes_max, 1024, 1 << 30)?;
+        between("limits.inline_bytes_max", self.limits.inline_bytes_max, 1024, 1 << 20)?;
+        between("limits.request_bytes_max", self.limits.request_bytes_max, 4096, 3 << 30)?;
+        between("reply_bytes_max", self.reply_bytes_max, 4096, 3 << 30)?;
+        if self.idle_timeout == Some(Duration::ZERO) {
+            return Err(Error::invalid("idle_timeout is 0: leave it out for no timeout"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,67 @@
+//! Why a command was not done, and how a client is told.
+
+use std::borrow::Cow;
+
+use archipelago_base::{Error, ErrorKind};
+
+/// What a handler returns; the reply is written by then.
+pub(crate) type Handled = Result<(), Refusal>;
+
+/// A command that was not done. Its effect on the store is none, unless the store's error says
+/// otherwise.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The error line without its leading minus, code word first.
+    Said(Cow<'static, str>),
+    /// The store failed.
+    Store(Error),
+}
+
+impl Refusal {
+    pub(crate) const SYNTAX: Self = Self::fixed("ERR syntax error");
+    pub(crate) const NOT_AN_INTEGER: Self =
+        Self::fixed("ERR value is not an integer or out of range");
+    pub(crate) const NOT_A_FLOAT: Self = Self::fixed("ERR value is not a valid float");
+    pub(crate) const OVERFLOW: Self = Self::fixed("ERR increment or decrement would overflow");
+    pub(crate) const NO_SUCH_KEY: Self = Self::fixed("ERR no such key");
+    pub(crate) const TOO_LONG: Self =
+        Self::fixed("ERR string exceeds maximum allowed size (proto-max-bulk-len)");
+
+    /// A line known at compile time.
+    pub(crate) const fn fixed(line: &'static str) -> Self {
+        Self::Said(Cow::Borrowed(line))
+    }
+
+    /// A line made now.
+    pub(crate) fn said(line: impl Into<String>) -> Self {
+        Self::Said(Cow::Owned(line.into()))
+    }
+
+    /// The wrong number of arguments for `command`.
+    pub(crate) fn arity(command: &str) -> Self {
+        Self::said(format!("ERR wrong number of arguments for '{command}' command"))
+    }
+
+    /// An expiry that is not in the future or does not fit.
+    pub(crate) fn expire_time(command: &str) -> Self {
+        Self::said(format!("ERR invalid expire time in '{command}' command"))
+    }
+
+    /// The error line. The code tells a client what to do: try again later, or see to the disk.
+    pub(crate) fn line(&self) -> Cow<'_, str> {
+        match self {
+            Self::Said(line) => Cow::Borrowed(line),
+            Self::Store(error) => Cow::Owned(match error.kind() {
+                ErrorKind::Busy => format!("TRYAGAIN {error}"),
+                ErrorKind::ReadOnly | ErrorKind::Io => format!("MISCONF {error}"),
+                _ => format!("ERR {error}"),
+            }),
+        }
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self::Store(error)
+    }
+}

@@ -1,0 +1,210 @@
+//! The server: its runtime, its listener, its end.
+//!
+//! Owned by whoever started it. The interface is synchronous; the server has a tokio runtime of
+//! its own, so it must not be started, stopped or dropped inside another one. Dropping it shuts
+//! it down.
+
+use std::future::Future;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::{Error, ErrorKind, Result};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+use crate::clients::NotLetIn;
+use crate::connection;
+use crate::options::ServerOptions;
+use crate::shared::{Shared, Stat};
+use crate::store::Store;
+
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: u32 = 4096;
+
+/// Pause after a failed accept (no file descriptors left, for one).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// A running server; see the module.
+pub struct Server {
+    shared: Arc<Shared>,
+    local_addr: SocketAddr,
+    /// `None` once shut down.
+    running: Option<(Runtime, JoinHandle<()>)>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Server({})", self.local_addr)
+    }
+}
+
+/// Asks a server to end, from any thread or signal handler's thread.
+#[derive(Clone)]
+pub struct ShutdownHandle(Arc<Shared>);
+
+impl std::fmt::Debug for ShutdownHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ShutdownHandle")
+    }
+}
+
+impl ShutdownHandle {
+    /// Makes [`Server::wait`] return, now or when it is called.
+    pub fn request(&self) {
+        self.0.shutdown_request.send();
+    }
+}
+
+fn failed(what: String) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::with_source(ErrorKind::Io, what, source)
+}
+
+impl Server {
+    /// Listens on `listen` (`HOST:PORT`; port 0 for a free one) and serves `store` from threads
+    /// of its own. Returns as soon as clients can connect.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for settings out of range or an address that does not resolve; `Io` when
+    /// the port is taken or the operating system refuses.
+    pub fn start(listen: &str, store: Arc<dyn Store>, options: ServerOptions) -> Result<Self> {
+        options.validate()?;
+        let addr = resolve(listen)?;
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.enable_all().thread_name("resp");
+        if options.worker_threads > 0 {
+            builder.worker_threads(options.worker_threads);
+        }
+        let runtime =
+            builder.build().map_err(failed("cannot start the server's threads".to_owned()))?;
+        let listener = runtime
+            .block_on(async { bind(addr) })
+            .map_err(failed(format!("cannot listen on {addr}")))?;
+        let local_addr =
+            listener.local_addr().map_err(failed(format!("cannot listen on {addr}")))?;
+        let shared = Arc::new(Shared::new(store, options, local_addr.port()));
+        let accepting = runtime.spawn(accept(listener, Arc::clone(&shared)));
+        tracing::info!(%local_addr, "RESP server is up");
+        Ok(Self { shared, local_addr, running: Some((runtime, accepting)) })
+    }
+
+    /// Where it listens, with the port that was chosen.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// How many clients are connected.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.shared.clients.len()
+    }
+
+    /// A handle that makes [`Server::wait`] return.
+    #[must_use]
+    pub fn shutdown_handle(&self) -> ShutdownHandle {
+        ShutdownHandle(Arc::clone(&self.shared))
+    }
+
+    /// Blocks until a client sends SHUTDOWN or a [`ShutdownHandle`] is used. The server goes on
+    /// until [`Server::shutdown`].
+    pub fn wait(&self) {
+        self.wait_or(std::future::pending::<()>());
+    }
+
+    /// Like [`Server::wait`], but returns also when `other` is ready: a signal, for one. `other`
+    /// runs in the server's runtime, so that tokio's signal streams may be made inside it.
+    pub fn wait_or(&self, other: impl Future<Output = ()>) {
+        if let Some((runtime, _)) = &self.running {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = self.shared.shutdown_request.received() => {}
+                    () = other => {}
+                }
+            });
+        }
+    }
+
+    /// Stops accepting, lets every connection finish the commands that it has received and send
+    /// their replies, closes them, ends the threads. Returns whether all was done within
+    /// [`ServerOptions::shutdown_grace`]; what was not is cut off.
+    pub fn shutdown(mut self) -> bool {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> bool {
+        let Some((runtime, accepting)) = self.running.take() else { return true };
+        let grace = self.shared.options.shutdown_grace;
+        accepting.abort();
+        self.shared.clients.close();
+        let emptied = runtime.block_on(async {
+            let empty = self.shared.clients.wait_until_empty();
+            tokio::time::timeout(grace, empty).await.is_ok()
+        });
+        if !emptied {
+            let left = self.shared.clients.len();
+            tracing::warn!(left, "connections were cut off at shutdown");
+        }
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        emptied
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The address that `listen` (`HOST:PORT`) names; the first, if it names several.
+///
+/// # Errors
+/// `InvalidArgument` if it names none.
+pub fn resolve(listen: &str) -> Result<SocketAddr> {
+    let advice = "write it as HOST:PORT, such as 127.0.0.1:6379";
+    let mut addrs = listen.to_socket_addrs().map_err(|source| {
+        let what = format!("cannot resolve the listen address {listen:?}: {advice}");
+        Error::with_source(ErrorKind::InvalidArgument, what, source)
+    })?;
+    let none = || Error::invalid(format!("the listen address {listen:?} has no host: {advice}"));
+    addrs.next().ok_or_else(none)
+}
+
+fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(addr)?;
+    socket.listen(BACKLOG)
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => admit(&shared, stream, peer).await,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn admit(shared: &Arc<Shared>, mut stream: TcpStream, peer: SocketAddr) {
+    let local = stream.local_addr().unwrap_or(peer);
+    match shared.clients.enter((peer, local), shared.now_ms(), shared.options.clients_max) {
+        Ok(client) => {
+            shared.add(Stat::Connections, 1);
+            shared.note_clients(shared.clients.len() as u64);
+            tokio::spawn(connection::serve(Arc::clone(shared), client, stream));
+        }
+        Err(NotLetIn::Full) => {
+            shared.add(Stat::Rejected, 1);
+            // The line fits the socket's empty buffer: this does not wait for the client.
+            let _ = stream.write_all(b"-ERR max number of clients reached\r\n").await;
+        }
+        Err(NotLetIn::Closed) => {}
+    }
+}

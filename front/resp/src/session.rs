@@ -1,0 +1,176 @@
+//! One connection's state, and how a command is looked up, run and answered.
+//!
+//! Owned by the connection's task, used by one thread at a time. Synchronous: no handler waits on
+//! the network.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use crate::args::Args;
+use crate::clients::Client;
+use crate::commands::{self, Command, flag};
+use crate::refusal::{Handled, Refusal};
+use crate::reply::Reply;
+use crate::shared::{Shared, Stat};
+use crate::store::{Entry, Op};
+
+/// Whether replies are sent (CLIENT REPLY).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReplyMode {
+    On,
+    Off,
+    /// Not to the command that is asked next.
+    SkipNext,
+}
+
+/// Commands with more keys, and scans of more records, leave the runtime's workers.
+pub(crate) const INLINE_KEYS_MAX: usize = 256;
+
+/// Figures of a connection since they were last added to the server's.
+#[derive(Default)]
+struct Tally {
+    commands: Cell<u64>,
+    hits: Cell<u64>,
+    misses: Cell<u64>,
+    errors: Cell<u64>,
+}
+
+fn bump(cell: &Cell<u64>, by: u64) {
+    cell.set(cell.get() + by);
+}
+
+/// See the module.
+pub(crate) struct Session {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) client: Arc<Client>,
+    pub(crate) reply_mode: Cell<ReplyMode>,
+    /// The connection closes once its replies are sent.
+    pub(crate) closing: Cell<bool>,
+    tally: Tally,
+}
+
+impl Session {
+    pub(crate) fn new(shared: Arc<Shared>, client: Arc<Client>) -> Self {
+        let tally = Tally::default();
+        let (reply_mode, closing) = (Cell::new(ReplyMode::On), Cell::new(false));
+        Self { shared, client, reply_mode, closing, tally }
+    }
+
+    /// Runs one command and writes its reply.
+    pub(crate) fn execute(&self, args: Args<'_>, reply: &mut Reply) {
+        let (mark, mode) = (reply.len(), self.reply_mode.get());
+        bump(&self.tally.commands, 1);
+        let done = match commands::find(args.get(0)) {
+            None => Err(unknown_command(args)),
+            Some(command) if !command.takes(args.len()) => Err(Refusal::arity(command.name)),
+            Some(command) => self.run(command, args, reply),
+        };
+        if let Err(refusal) = done {
+            bump(&self.tally.errors, 1);
+            reply.truncate(mark);
+            reply.error(&refusal.line());
+        }
+        // Only CLIENT REPLY changes the mode, and only CLIENT REPLY ON is answered then.
+        match (mode, self.reply_mode.get()) {
+            (ReplyMode::On, _) | (_, ReplyMode::On) => {}
+            (ReplyMode::SkipNext, ReplyMode::SkipNext) => {
+                reply.truncate(mark);
+                self.reply_mode.set(ReplyMode::On);
+            }
+            _ => reply.truncate(mark),
+        }
+    }
+
+    fn run(&self, command: &Command, args: Args<'_>, reply: &mut Reply) -> Handled {
+        let long = command.has(flag::LONG)
+            || args.len() > INLINE_KEYS_MAX
+            || (command.has(flag::WRITE) && self.shared.store.would_stall());
+        if long {
+            return tokio::task::block_in_place(|| (command.handler)(self, args, reply));
+        }
+        (command.handler)(self, args, reply)
+    }
+
+    /// Writes plain SETs of one pipeline as one batch and answers each. All or none are written;
+    /// none on an error, which each of them is answered with.
+    pub(crate) fn set_batch(&self, ops: &[Op<'_>], reply: &mut Reply) {
+        bump(&self.tally.commands, ops.len() as u64);
+        let write = || {
+            let _guard = match ops {
+                [Op::Put { key, .. }] => self.shared.locks.lock(key),
+                _ => self.shared.locks.lock_many(ops.iter().map(|op| match *op {
+                    Op::Put { key, .. } | Op::Delete { key } => key,
+                    Op::DeleteRange { start, .. } => start,
+                })),
+            };
+            self.shared.store.write(ops)
+        };
+        let done = if self.shared.store.would_stall() {
+            tokio::task::block_in_place(write)
+        } else {
+            write()
+        };
+        match done {
+            Ok(()) => ops.iter().for_each(|_| reply.ok()),
+            Err(error) => {
+                let line = Refusal::Store(error);
+                bump(&self.tally.errors, ops.len() as u64);
+                ops.iter().for_each(|_| reply.error(&line.line()));
+            }
+        }
+    }
+
+    /// The record at `key`, counted as a hit or a miss.
+    #[inline]
+    pub(crate) fn read(&self, key: &[u8]) -> Result<Option<Entry>, Refusal> {
+        let entry = self.shared.store.get(key)?;
+        self.count_read(entry.is_some());
+        Ok(entry)
+    }
+
+    /// Whether there is a record at `key`, counted as a hit or a miss.
+    pub(crate) fn exists(&self, key: &[u8]) -> Result<bool, Refusal> {
+        let there = self.shared.store.exists(key)?;
+        self.count_read(there);
+        Ok(there)
+    }
+
+    pub(crate) fn count_read(&self, hit: bool) {
+        bump(if hit { &self.tally.hits } else { &self.tally.misses }, 1);
+    }
+
+    /// Writes `value` to `key`; an expiry that has come removes the key instead. The caller holds
+    /// the key's stripe.
+    pub(crate) fn put(&self, key: &[u8], value: &[u8], expires_at_ms: Option<u64>) -> Handled {
+        let gone = expires_at_ms.is_some_and(|at| at <= self.shared.now_ms());
+        let op = if gone { Op::Delete { key } } else { Op::Put { key, value, expires_at_ms } };
+        Ok(self.shared.store.write(&[op])?)
+    }
+
+    /// Adds this connection's figures to the server's.
+    pub(crate) fn settle(&self) {
+        let commands = self.tally.commands.take();
+        if commands == 0 {
+            return;
+        }
+        let shared = &self.shared;
+        shared.add(Stat::Commands, commands);
+        shared.add(Stat::Hits, self.tally.hits.take());
+        shared.add(Stat::Misses, self.tally.misses.take());
+        shared.add(Stat::ErrorReplies, self.tally.errors.take());
+        let order = std::sync::atomic::Ordering::Relaxed;
+        self.client.commands.fetch_add(commands, order);
+        self.client.active_ms.store(shared.now_ms(), order);
+    }
+}
+
+fn unknown_command(args: Args<'_>) -> Refusal {
+    let mut line = format!("ERR unknown command '{}', with args beginning with: ", args.text(0));
+    for index in 1..args.len().min(20) {
+        if line.len() > 256 {
+            break;
+        }
+        line.push_str(&format!("'{}' ", args.text(index)));
+    }
+    Refusal::said(line)
+}

@@ -1,0 +1,109 @@
+//! What all connections of a server share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::metrics::Counters;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::clients::Clients;
+use crate::cursors::Cursors;
+use crate::locks::KeyLocks;
+use crate::options::ServerOptions;
+use crate::store::Store;
+
+/// A figure that INFO shows.
+#[derive(Clone, Copy)]
+pub(crate) enum Stat {
+    Commands,
+    Connections,
+    Rejected,
+    InputBytes,
+    OutputBytes,
+    Hits,
+    Misses,
+    ErrorReplies,
+    ProtocolErrors,
+}
+
+/// How many [`Stat`]s there are.
+const STATS: usize = 9;
+
+/// See the module. All of it is thread-safe.
+pub(crate) struct Shared {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) options: ServerOptions,
+    pub(crate) locks: KeyLocks,
+    pub(crate) cursors: Cursors,
+    pub(crate) clients: Clients,
+    pub(crate) stats: Counters<STATS>,
+    pub(crate) port: u16,
+    pub(crate) started_ms: u64,
+    /// Forty hexadecimal digits, new at every start.
+    pub(crate) run_id: String,
+    pub(crate) shutdown_request: ShutdownRequest,
+    /// For instantaneous_ops_per_sec: when INFO last looked, and at how many commands.
+    pub(crate) last_look: Mutex<(u64, u64)>,
+    pub(crate) clients_peak: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(store: Arc<dyn Store>, options: ServerOptions, port: u16) -> Self {
+        let started_ms = options.clock.unix_ms();
+        let mut random = fastrand::Rng::new();
+        let run_id = (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect();
+        Self {
+            store,
+            options,
+            locks: KeyLocks::new(),
+            cursors: Cursors::new(random.u64(..)),
+            clients: Clients::default(),
+            stats: Counters::default(),
+            port,
+            started_ms,
+            run_id,
+            shutdown_request: ShutdownRequest::default(),
+            last_look: Mutex::new((started_ms, 0)),
+            clients_peak: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.options.clock.unix_ms()
+    }
+
+    pub(crate) fn add(&self, stat: Stat, value: u64) {
+        if value > 0 {
+            self.stats.add(stat as usize, value);
+        }
+    }
+
+    pub(crate) fn stat(&self, stat: Stat) -> u64 {
+        self.stats.get(stat as usize)
+    }
+
+    pub(crate) fn note_clients(&self, now: u64) {
+        self.clients_peak.fetch_max(now, Ordering::Relaxed);
+    }
+}
+
+/// Somebody's wish that the server end.
+#[derive(Default)]
+pub(crate) struct ShutdownRequest {
+    notify: Notify,
+}
+
+impl ShutdownRequest {
+    /// Wakes the one who waits, now or later.
+    pub(crate) fn send(&self) {
+        self.notify.notify_one();
+    }
+
+    /// Returns when it was sent.
+    pub(crate) async fn received(&self) {
+        self.notify.notified().await;
+        // Whoever waits later is to see it too.
+        self.notify.notify_one();
+    }
+}

@@ -1,0 +1,151 @@
+//! Commands about the connection and the server, in both protocol versions.
+
+use crate::client::{Client, start, start_with};
+
+#[test]
+fn both_versions() {
+    let (server, _clock) = start();
+    let mut two = Client::connect(&server);
+    two.expect(
+        &[
+            ("PING", "+PONG"),
+            ("PING hi", "$2 hi"),
+            ("PING a b", "-ERR wrong number of arguments for 'ping' command"),
+            ("ECHO hi", "$2 hi"),
+            ("GET absent", "$-1"),
+            ("CONFIG GET save", "*2 $4 save $0 "),
+            ("CLIENT GETNAME", "$-1"),
+            ("TIME", "*2 $7 1000000 $1 0"),
+            ("WAIT 1 0", ":0"),
+            ("SELECT 0", "+OK"),
+            ("SELECT 1", "-ERR DB index is out of range"),
+            ("SELECT x", "-ERR value is not an integer or out of range"),
+        ]
+        .map(|(line, reply)| (line, reply.trim_end())),
+    );
+    assert!(two.ask("INFO").starts_with('$'));
+    let mut three = Client::resp3(&server);
+    three.expect(&[
+        ("GET absent", "_"),
+        ("MGET absent", "*1 _"),
+        ("CONFIG GET databases", "%1 $9 databases $1 1"),
+        ("CLIENT GETNAME", "_"),
+        ("SET k v XX", "_"),
+    ]);
+    assert!(three.ask("INFO server").starts_with('='));
+    assert!(three.ask("CLIENT LIST").starts_with('='));
+    assert!(
+        three.ask("COMMAND INFO get").starts_with("*1 *10 $3 get :2 ~2 +readonly +fast :1 :1 :1")
+    );
+    assert!(three.ask("COMMAND DOCS get").starts_with("%1 $3 get %3 $7 summary"));
+}
+
+#[test]
+fn hello() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    let reply = client.ask("HELLO");
+    assert!(reply.starts_with("*14 $6 server $5 redis $7 version"), "{reply}");
+    assert!(reply.contains("$5 proto :2 $2 id :1 $4 mode $10 standalone $4 role $6 master"));
+    client.expect(&[
+        ("HELLO 4", "-NOPROTO unsupported protocol version"),
+        ("HELLO x", "-ERR Protocol version is not an integer or out of range"),
+        ("HELLO 3 SETNAME", "-ERR Syntax error in HELLO option 'SETNAME'"),
+        ("CLIENT GETNAME", "$-1"),
+    ]);
+    assert!(client.ask("HELLO 3 AUTH default secret").starts_with("-ERR AUTH <password> called"));
+    assert!(client.ask("AUTH secret").starts_with("-ERR AUTH <password> called"));
+    assert!(client.ask("HELLO 2 SETNAME me").starts_with("*14 "));
+    client.expect(&[("CLIENT GETNAME", "$2 me"), ("RESET", "+RESET"), ("CLIENT GETNAME", "$-1")]);
+}
+
+#[test]
+fn client_and_its_subcommands() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    let mut other = Client::connect(&server);
+    other.expect(&[("CLIENT ID", ":2"), ("CLIENT SETNAME other", "+OK")]);
+    client.expect(&[
+        ("CLIENT ID", ":1"),
+        ("CLIENT SETINFO LIB-NAME redis-rs", "+OK"),
+        ("CLIENT SETINFO LIB-VER 1.0", "+OK"),
+        ("CLIENT SETINFO COLOUR blue", "-ERR Unrecognized option 'COLOUR'"),
+        ("CLIENT NO-EVICT on", "+OK"),
+        ("CLIENT NO-TOUCH off", "+OK"),
+        ("CLIENT NO-TOUCH maybe", "-ERR syntax error"),
+        ("CLIENT SETNAME", "-ERR wrong number of arguments for 'client|setname' command"),
+        ("CLIENT TELEPORT", "-ERR unknown subcommand 'TELEPORT' of CLIENT"),
+    ]);
+    assert!(client.call(&["CLIENT", "SETNAME", "a b"]).starts_with("-ERR Client names cannot"));
+    let info = client.ask("CLIENT INFO");
+    assert!(info.contains("id=1 ") && info.contains("lib-name=redis-rs lib-ver=1.0"), "{info}");
+    let list = client.ask("CLIENT LIST");
+    assert!(list.contains("id=1 ") && list.contains("name=other"), "{list}");
+    assert!(!client.ask("CLIENT LIST ID 2").contains("id=1 "));
+    client.expect(&[("CLIENT KILL ID 2", ":1"), ("CLIENT KILL ID 2000", ":0")]);
+    assert_eq!(other.try_reply(), None);
+}
+
+#[test]
+fn reply_modes() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    for line in ["CLIENT REPLY SKIP", "PING", "ECHO 1", "CLIENT REPLY OFF", "SET k v", "NOPE"] {
+        client.send_words(&line.split(' ').collect::<Vec<_>>());
+    }
+    assert_eq!(client.reply(), "$1 1");
+    client.expect(&[("CLIENT REPLY ON", "+OK"), ("GET k", "$1 v")]);
+}
+
+#[test]
+fn command_describes_the_table() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    let count: usize = client.ask("COMMAND COUNT")[1..].parse().unwrap();
+    assert!(client.ask("COMMAND").starts_with(&format!("*{count} *10 ")));
+    assert!(client.ask("COMMAND LIST").starts_with(&format!("*{count} ")));
+    client.expect(&[
+        ("COMMAND LIST FILTERBY PATTERN PEXPIRE*", "*3 $7 pexpire $9 pexpireat $11 pexpiretime"),
+        ("COMMAND INFO nope", "*1 $-1"),
+        ("COMMAND GETKEYS MSET a 1 b 2", "*2 $1 a $1 b"),
+        ("COMMAND GETKEYS DEL a b c", "*3 $1 a $1 b $1 c"),
+        ("COMMAND GETKEYS PING", "-ERR The command has no key arguments"),
+        ("COMMAND DANCE", "-ERR unknown subcommand 'DANCE' of COMMAND"),
+    ]);
+}
+
+#[test]
+fn info_and_config() {
+    let (server, _clock) = start_with(|options| options.clients_max = 77);
+    let mut client = Client::connect(&server);
+    client.expect(&[("SET k v", "+OK"), ("GET k", "$1 v"), ("GET absent", "$-1")]);
+    let info = client.ask("INFO");
+    for part in [
+        "# Server redis_version:",
+        "# Clients connected_clients:1 ",
+        "maxclients:77 ",
+        "# Memory used_memory:",
+        "used_memory_request:",
+        "# Stats total_connections_received:1 total_commands_processed:4 ",
+        "keyspace_hits:1 keyspace_misses:1 ",
+        "# Keyspace db0:keys=1,",
+        "# Archipelago engine:memory ",
+    ] {
+        assert!(info.contains(part), "{part} in {info}");
+    }
+    let stats = client.ask("INFO stats keyspace");
+    assert!(
+        stats.contains("# Stats") && stats.contains("# Keyspace") && !stats.contains("# Server")
+    );
+    client.expect(&[
+        ("CONFIG GET maxclients appendonly", "*4 $10 appendonly $3 yes $10 maxclients $2 77"),
+        ("CONFIG GET MAXMEMORY", "*2 $9 maxmemory $1 0"),
+        ("CONFIG GET nothing", "*0"),
+        ("CONFIG GET", "-ERR wrong number of arguments for 'config|get' command"),
+        ("CONFIG RESETSTAT", "+OK"),
+        ("CONFIG POKE", "-ERR unknown subcommand 'POKE' of CONFIG"),
+    ]);
+    assert!(client.ask("CONFIG SET save 1").starts_with("-ERR settings cannot be changed"));
+    assert!(client.ask("CONFIG GET *").contains("$4 save"));
+    assert!(client.ask("INFO stats").contains("total_connections_received:0"));
+}

@@ -1,0 +1,85 @@
+//! What only a server over the engine shows: flushed data, restarts, its own figures.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::clock::ManualClock;
+use archipelago_env::mem::MemFs;
+
+use crate::client::{Client, START_MS, encode, over_engine};
+
+#[test]
+fn data_survives_a_restart_and_a_flush() {
+    let fs = Arc::new(MemFs::new());
+    let clock = Arc::new(ManualClock::new(START_MS));
+    for round in 0..3 {
+        let (db, server) = over_engine(&fs, &clock);
+        let mut client = Client::connect(&server);
+        client.expect(&[
+            ("INCR rounds", [":1", ":2", ":3"][round]),
+            ("APPEND log x", [":1", ":2", ":3"][round]),
+            ("DBSIZE", [":2", ":3", ":3"][round]),
+            ("SET brief v EX 100", "+OK"),
+        ]);
+        if round == 1 {
+            db.flush(db.default_family()).unwrap();
+            client.expect(&[("TTL brief", ":100"), ("INCRBY rounds 0", ":2")]);
+        }
+        clock.advance(Duration::from_secs(50));
+        assert!(server.shutdown());
+        drop(client);
+        db.close().unwrap();
+    }
+    let (_db, server) = over_engine(&fs, &clock);
+    let mut client = Client::connect(&server);
+    client.expect(&[("TTL brief", ":50"), ("GET log", "$3 xxx")]);
+    clock.advance(Duration::from_secs(50));
+    client.expect(&[("GET brief", "$-1"), ("KEYS *", "*2 $3 log $6 rounds")]);
+}
+
+#[test]
+fn ranges_over_flushed_and_fresh_records() {
+    let clock = Arc::new(ManualClock::new(START_MS));
+    let (db, server) = over_engine(&Arc::new(MemFs::new()), &clock);
+    let mut client = Client::connect(&server);
+    let put = |client: &mut Client, from: usize| {
+        let mut pipeline = Vec::new();
+        for n in (from..2000).step_by(2) {
+            pipeline.extend(encode(&["SET", &format!("k{n:04}"), &n.to_string()]));
+        }
+        client.send(&pipeline);
+        for _ in (from..2000).step_by(2) {
+            assert_eq!(client.reply(), "+OK");
+        }
+    };
+    put(&mut client, 0);
+    db.flush(db.default_family()).unwrap();
+    put(&mut client, 1);
+    client.expect(&[
+        ("DBSIZE", ":2000"),
+        ("RANGE k0009 k0012", "*6 $5 k0009 $1 9 $5 k0010 $2 10 $5 k0011 $2 11"),
+        ("RANGE - + REV KEYS LIMIT 2", "*2 $5 k1999 $5 k1998"),
+        ("MGET k0000 k0001 nothing k1999", "*4 $1 0 $1 1 $-1 $4 1999"),
+        ("DELRANGE k0100 k1900", "+OK"),
+        ("DBSIZE", ":200"),
+        ("DEL k0000 k0001 k0100", ":2"),
+        ("FLUSHALL", "+OK"),
+        ("DBSIZE", ":0"),
+        ("FLUSHALL", "+OK"),
+        ("RANGE - +", "*0"),
+        ("SET k0500 v", "+OK"),
+        ("RANGE - + KEYS", "*1 $5 k0500"),
+    ]);
+    // The largest key there can be goes too.
+    let largest = vec![0xff; 64 << 10];
+    assert_eq!(client.call(&[&b"SET"[..], &largest, b"v"]), "+OK");
+    assert_eq!(client.call(&[&b"EXISTS"[..], &largest]), ":1");
+    // A scan that stands on it goes on behind it, which is nowhere.
+    client.expect(&[("DELRANGE - l", "+OK")]);
+    let step = client.ask("SCAN 0 COUNT 1");
+    let cursor = step.split(' ').nth(2).unwrap().to_owned();
+    client.expect(&[(&format!("SCAN {cursor}"), "*2 $1 0 *0")]);
+    client.expect(&[("FLUSHDB", "+OK"), ("DBSIZE", ":0")]);
+    let info = client.ask("INFO archipelago");
+    assert!(info.contains("engine:archipelago health:healthy estimate_num_keys:"), "{info}");
+}

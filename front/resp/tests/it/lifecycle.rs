@@ -1,0 +1,109 @@
+//! Start, limits on connections, shutdown.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::ErrorKind;
+use archipelago_resp::mem_store::MemStore;
+use archipelago_resp::{Server, ServerOptions};
+
+use crate::client::{Client, encode, start, start_with};
+
+#[test]
+fn shutdown_finishes_what_was_received_and_closes() {
+    let (server, _clock) = start();
+    let addr = server.local_addr();
+    let mut idle = Client::connect(&server);
+    let mut half = Client::connect(&server);
+    let mut busy = Client::connect(&server);
+    idle.expect(&[("PING", "+PONG")]);
+    half.send(b"*2\r\n$3\r\nGET\r\n$10\r\nabc");
+    busy.send(&encode(&["INCR", "n"]).repeat(1000));
+    assert_eq!(busy.reply(), ":1");
+    assert!(server.shutdown(), "within the grace");
+    assert_eq!(idle.try_reply(), None);
+    assert_eq!(half.try_reply(), None);
+    // Every command that ran was answered: replies come without a gap up to the end.
+    let mut last = 1;
+    while let Some(reply) = busy.try_reply() {
+        last += 1;
+        assert_eq!(reply, format!(":{last}"));
+    }
+    assert!(TcpStream::connect(addr).is_err(), "the port is free");
+}
+
+#[test]
+fn the_shutdown_command_and_the_handle_end_the_wait() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    client.expect(&[
+        ("SHUTDOWN ABORT", "-ERR No shutdown in progress."),
+        ("SHUTDOWN LATER", "-ERR syntax error"),
+    ]);
+    client.send_words(&["SHUTDOWN", "NOSAVE"]);
+    assert_eq!(client.try_reply(), None);
+    server.wait();
+    server.shutdown_handle().request();
+    server.wait();
+    server.wait_or(std::future::ready(()));
+    assert!(server.shutdown());
+}
+
+#[test]
+fn too_many_clients_are_told_so() {
+    let (server, _clock) = start_with(|options| options.clients_max = 2);
+    let mut first = Client::connect(&server);
+    let mut second = Client::connect(&server);
+    first.expect(&[("PING", "+PONG")]);
+    second.expect(&[("PING", "+PONG")]);
+    let mut third = Client::connect(&server);
+    assert_eq!(third.reply(), "-ERR max number of clients reached");
+    assert_eq!(third.try_reply(), None);
+    second.send_words(&["QUIT"]);
+    assert_eq!((second.reply(), second.try_reply()), ("+OK".into(), None));
+    while server.clients() == 2 {
+        std::thread::yield_now();
+    }
+    Client::connect(&server).expect(&[("PING", "+PONG")]);
+}
+
+#[test]
+fn idle_connections_are_closed_if_asked_for() {
+    let (server, _clock) =
+        start_with(|options| options.idle_timeout = Some(Duration::from_millis(100)));
+    let mut client = Client::connect(&server);
+    client.expect(&[("PING", "+PONG")]);
+    assert_eq!(client.try_reply(), None);
+}
+
+#[test]
+fn a_reader_that_does_not_read_is_cut_off_at_shutdown() {
+    let (server, _clock) =
+        start_with(|options| options.shutdown_grace = Duration::from_millis(200));
+    let mut client = Client::connect(&server);
+    assert_eq!(client.call(&["SET", "k", &"v".repeat(1 << 20)]), "+OK");
+    client.send(&encode(&["GET", "k"]).repeat(64));
+    let mut other = Client::connect(&server);
+    // The one that does not read holds up itself only.
+    other.expect(&[("PING", "+PONG")]);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!server.shutdown());
+}
+
+#[test]
+fn bad_settings_and_addresses_are_refused() {
+    let store = Arc::new(MemStore::default());
+    let start = |listen: &str, options: ServerOptions| {
+        Server::start(listen, Arc::clone(&store) as _, options).expect_err("refused")
+    };
+    let none = ServerOptions { clients_max: 0, ..ServerOptions::default() };
+    let error = start("127.0.0.1:0", none);
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.context().starts_with("clients_max is 0"), "{error}");
+    assert_eq!(start("nonsense", ServerOptions::default()).kind(), ErrorKind::InvalidArgument);
+    let (taken, _clock) = crate::client::start();
+    let error = start(&taken.local_addr().to_string(), ServerOptions::default());
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert!(error.context().contains("cannot listen on 127.0.0.1:"), "{error}");
+}

@@ -1,0 +1,16 @@
+//! The server over memory, as a client sees it on the wire.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "the network under test runs in real time")]
+
+mod client;
+mod commands;
+mod concurrency;
+mod connection;
+mod engine;
+mod expiry;
+mod lifecycle;
+mod ordered;
+mod protocol;
+mod scan;
+mod store_faults;

@@ -1,0 +1,118 @@
+//! Pipelines, torn and malformed requests, limits.
+
+use std::time::Duration;
+
+use archipelago_base::budget::{ByteBudget, MemoryClass};
+
+use crate::client::{Client, encode, start, start_with};
+
+#[test]
+fn a_pipeline_is_answered_in_order() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    let mut pipeline = Vec::new();
+    for n in 0..1500 {
+        pipeline.extend(encode(&["SET", "k", &n.to_string()]));
+        if n % 3 == 0 {
+            pipeline.extend(encode(&["GET", "k"]));
+            pipeline.extend(encode(&["INCR", "k"]));
+        }
+        if n % 100 == 0 {
+            pipeline.extend(b"PING inline\r\n");
+        }
+    }
+    client.send(&pipeline);
+    for n in 0..1500 {
+        assert_eq!(client.reply(), "+OK", "{n}");
+        if n % 3 == 0 {
+            assert_eq!(client.reply(), format!("${} {n}", n.to_string().len()));
+            assert_eq!(client.reply(), format!(":{}", n + 1));
+        }
+        if n % 100 == 0 {
+            assert_eq!(client.reply(), "$6 inline");
+        }
+    }
+}
+
+#[test]
+fn commands_may_come_in_pieces() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    let bytes = [encode(&["SET", "key", "a\r\nb"]), encode(&["STRLEN", "key"])].concat();
+    for byte in bytes {
+        client.send(&[byte]);
+        std::thread::sleep(Duration::from_micros(300));
+    }
+    assert_eq!((client.reply(), client.reply()), ("+OK".into(), ":4".into()));
+}
+
+#[test]
+fn large_values_come_back() {
+    let budget = ByteBudget::new(1 << 30);
+    let shared = std::sync::Arc::clone(&budget);
+    let (server, _clock) = start_with(move |options| options.budget = shared);
+    let mut client = Client::connect(&server);
+    let value: Vec<u8> = (0..8 << 20).map(|n: u32| (n % 251) as u8).collect();
+    assert_eq!(client.call(&[&b"SET"[..], b"big", &value]), "+OK");
+    assert_eq!(client.ask("STRLEN big"), format!(":{}", value.len()));
+    client.send_words(&["GETRANGE", "big", "251", "255"]);
+    assert_eq!(client.reply(), "$5 \0\u{1}\u{2}\u{3}\u{4}");
+    // Four replies of 8 MiB to one pipeline: sent in turn, not held together.
+    client.send(&encode(&["GET", "big"]).repeat(4));
+    for _ in 0..4 {
+        assert!(client.reply().len() > value.len() / 2);
+    }
+    // What the large requests took is given back, and an idle connection holds little.
+    client.expect(&[("PING", "+PONG"), ("PING", "+PONG")]);
+    let held = budget.used_bytes(MemoryClass::Request);
+    assert!(held > 0 && held <= 256 << 10, "{held}");
+    drop((client, server));
+    assert_eq!(budget.used_bytes(MemoryClass::Request), 0);
+}
+
+#[test]
+fn what_is_announced_and_not_sent_costs_nothing() {
+    let budget = ByteBudget::new(1 << 30);
+    let shared = std::sync::Arc::clone(&budget);
+    let (server, _clock) = start_with(move |options| options.budget = shared);
+    let mut liars: Vec<Client> = (0..50).map(|_| Client::connect(&server)).collect();
+    for liar in &mut liars {
+        liar.send(b"PING\r\n*1048576\r\n$1073741824\r\nx");
+        assert_eq!(liar.reply(), "+PONG");
+    }
+    let mut client = Client::connect(&server);
+    client.expect(&[("PING", "+PONG")]);
+    let held = budget.used_bytes(MemoryClass::Request);
+    assert!(held <= 51 * (8 << 10), "{held}");
+}
+
+#[test]
+fn garbage_is_answered_and_the_connection_closed() {
+    let (server, _clock) = start_with(|options| {
+        options.limits.bulk_bytes_max = 4096;
+        options.limits.request_bytes_max = 64 << 10;
+        options.limits.inline_bytes_max = 1024;
+    });
+    let long_inline = vec![b'x'; 5000];
+    let many = encode(&vec!["x".repeat(4000); 17]);
+    let cases: [(&[u8], &str); 7] = [
+        (b"*1\r\n:5\r\n", "expected '$', got ':'"),
+        (b"*abc\r\n", "invalid multibulk length"),
+        (b"*1048577\r\n", "invalid multibulk length"),
+        (b"*1\r\n$4097\r\n", "invalid bulk length"),
+        (b"get \"k\r\n", "unbalanced quotes in request"),
+        (&long_inline, "too big inline request"),
+        (&many, "too big request"),
+    ];
+    for (bytes, what) in cases {
+        let mut client = Client::connect(&server);
+        // What came before is done and answered.
+        client.send(&[&encode(&["SET", "k", "v"])[..], b"PING\r\n", bytes].concat());
+        assert_eq!((client.reply(), client.reply()), ("+OK".into(), "+PONG".into()));
+        assert_eq!(client.reply(), format!("-ERR Protocol error: {what}"));
+        assert_eq!(client.try_reply(), None, "{what}");
+    }
+    let mut client = Client::connect(&server);
+    client.expect(&[("PING", "+PONG")]);
+    assert!(client.ask("INFO stats").contains("protocol_errors:7"));
+}

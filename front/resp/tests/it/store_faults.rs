@@ -1,0 +1,119 @@
+//! What clients see of a store that stalls or fails.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_resp::mem_store::MemStore;
+use archipelago_resp::store::{Entry, KeyRange, Op, PinnedSlice, Store, Visit};
+use archipelago_resp::{Server, ServerOptions};
+
+use crate::client::{Client, encode};
+
+/// A store in memory whose writes can be made to wait or to fail, and reads of key `bad` to fail.
+#[derive(Default)]
+struct Faulty {
+    records: MemStore,
+    stalled: AtomicBool,
+    refusing: Mutex<Option<Error>>,
+}
+
+impl Store for Faulty {
+    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+        if key == b"bad" {
+            let file = std::path::Path::new("/data/000007.sst");
+            return Err(Error::corrupt(file, 4096, "data block: wrong checksum"));
+        }
+        self.records.get(key)
+    }
+
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
+        self.records.multi_get(keys)
+    }
+
+    fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        while self.stalled.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let refusal = self.refusing.lock().unwrap().clone();
+        refusal.map_or_else(|| self.records.write(ops), Err)
+    }
+
+    fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
+        self.records.scan(range, reverse, visit)
+    }
+
+    fn approximate_count(&self) -> Result<u64> {
+        self.records.approximate_count()
+    }
+
+    fn info(&self) -> String {
+        String::new()
+    }
+
+    fn would_stall(&self) -> bool {
+        self.stalled.load(Ordering::SeqCst)
+    }
+}
+
+fn start() -> (Server, Arc<Faulty>) {
+    let store = Arc::new(Faulty::default());
+    // One worker: a write that held it would hold everybody.
+    let options = ServerOptions { worker_threads: 1, ..ServerOptions::default() };
+    (Server::start("127.0.0.1:0", Arc::clone(&store) as _, options).unwrap(), store)
+}
+
+#[test]
+fn stalled_writes_do_not_hold_up_other_connections() {
+    let (server, store) = start();
+    let mut reader = Client::connect(&server);
+    reader.expect(&[("SET there v", "+OK")]);
+    store.stalled.store(true, Ordering::SeqCst);
+    let mut writers: Vec<Client> = (0..20).map(|_| Client::connect(&server)).collect();
+    for (n, writer) in writers.iter_mut().enumerate() {
+        let key = format!("k{n}");
+        let line = if n % 2 == 0 { vec!["SET", &key, "v"] } else { vec!["INCR", &key] };
+        writer.send(&encode(&line).repeat(2));
+    }
+    for _ in 0..100 {
+        reader.expect(&[("PING", "+PONG"), ("GET there", "$1 v")]);
+    }
+    store.stalled.store(false, Ordering::SeqCst);
+    for (n, writer) in writers.iter_mut().enumerate() {
+        let expected = if n % 2 == 0 { ["+OK", "+OK"] } else { [":1", ":2"] };
+        assert_eq!([writer.reply(), writer.reply()], expected);
+    }
+    assert!(server.shutdown());
+}
+
+#[test]
+fn errors_tell_what_to_do_and_change_nothing() {
+    let (server, store) = start();
+    let mut client = Client::connect(&server);
+    client.expect(&[("SET n 1", "+OK")]);
+    for (kind, code) in [
+        (ErrorKind::ReadOnly, "-MISCONF read only: disk full"),
+        (ErrorKind::Io, "-MISCONF i/o error: disk full"),
+        (ErrorKind::Busy, "-TRYAGAIN busy: disk full"),
+        (ErrorKind::InvalidArgument, "-ERR invalid argument: disk full"),
+    ] {
+        *store.refusing.lock().unwrap() = Some(Error::new(kind, "disk full"));
+        // Every SET of a batch is answered with the error.
+        client.send(&[encode(&["SET", "n", "5"]).repeat(3), encode(&["GET", "n"])].concat());
+        assert_eq!([client.reply(), client.reply(), client.reply()], [code, code, code]);
+        assert_eq!(client.reply(), "$1 1", "reads go on");
+        for line in ["INCR n", "DEL n", "FLUSHDB", "MSET n 7", "EXPIRE n 5", "GETDEL n"] {
+            assert_eq!(client.ask(line), code, "{line}");
+        }
+    }
+    *store.refusing.lock().unwrap() = None;
+    client.expect(&[
+        ("INCR n", ":2"),
+        (
+            "GET bad",
+            "-ERR corruption: /data/000007.sst: corrupt at offset 4096: data block: wrong checksum",
+        ),
+        ("PING", "+PONG"),
+    ]);
+}

@@ -1,0 +1,70 @@
+//! Settings of a compute node, as an operator writes them in TOML.
+
+use std::collections::BTreeMap;
+
+use archipelago_base::{Error, Result};
+use archipelago_engine::options::{CfOptions, DbOptions};
+use serde::{Deserialize, Serialize};
+
+/// Settings of a compute node. Everything has a default; unknown names are refused.
+///
+/// ```
+/// let settings = archipelago_compute::Settings::parse(
+///     "[database]\nmax_background_jobs = 4\n[families.default]\nbuckets = 8\n",
+/// )?;
+/// assert_eq!(settings.database.max_background_jobs, 4);
+/// # Ok::<(), archipelago_base::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// The database: see [`DbOptions`].
+    pub database: DbOptions,
+    /// Column families by name: see [`CfOptions`]. Those that are not named keep the settings
+    /// that they were stored with.
+    pub families: BTreeMap<String, CfOptions>,
+}
+
+impl Settings {
+    /// Parses and validates TOML. The error names the line, the setting, its value and what is
+    /// allowed.
+    pub fn parse(text: &str) -> Result<Self> {
+        let settings: Self =
+            toml::from_str(text).map_err(|error| Error::invalid(error.to_string()))?;
+        settings.validate()?;
+        Ok(settings)
+    }
+
+    /// Checks all settings together.
+    pub fn validate(&self) -> Result<()> {
+        self.database.validate().map_err(|error| error.context_at("[database]"))?;
+        for (name, family) in &self.families {
+            family.validate().map_err(|error| error.context_at(format!("[families.{name}]")))?;
+        }
+        Ok(())
+    }
+
+    /// The settings as TOML, every one with its value.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string_pretty(self).map_err(|error| Error::invalid(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back_and_mistakes_are_named() {
+        let mut settings = Settings::default();
+        settings.families.insert("default".to_owned(), CfOptions::default());
+        let text = settings.to_toml().unwrap();
+        assert_eq!(Settings::parse(&text).unwrap(), settings);
+        let unknown = Settings::parse("[database]\nmax_jobs = 3\n").unwrap_err().to_string();
+        assert!(unknown.contains("max_jobs"), "{unknown}");
+        let out_of_range =
+            Settings::parse("[families.default]\nwrite_buffers_max = 1\n").unwrap_err();
+        let text = out_of_range.to_string();
+        assert!(text.contains("families.default") && text.contains("at least 2"), "{text}");
+    }
+}

@@ -142,20 +142,13 @@ fn run_cargo(root: &Path, step: &CargoStep, times: &mut Times) -> Result<(), ()>
     command.args(step.args).envs(step.env.iter().copied()).current_dir(root);
     let (took, status) = timed(|| command.status());
     times.add(step.name, took);
-    match status {
-        Ok(status) if status.success() => {
-            println!("==> {}: ok, {:.1} s", step.name, took.as_secs_f64());
-            Ok(())
-        }
-        Ok(status) => {
-            println!("==> {}: FAILED ({status}): {}", step.name, step.hint);
-            Err(())
-        }
-        Err(e) => {
-            println!("==> {}: FAILED: cargo does not start: {e}", step.name);
-            Err(())
-        }
+    let status = status.map_err(|e| println!("==> {}: cargo does not start: {e}", step.name))?;
+    if status.success() {
+        println!("==> {}: ok, {:.1} s", step.name, took.as_secs_f64());
+        return Ok(());
     }
+    println!("==> {}: FAILED ({status}): {}", step.name, step.hint);
+    Err(())
 }
 
 #[expect(clippy::disallowed_methods, reason = "a build tool tells real time; nothing replays it")]
@@ -195,7 +188,14 @@ mod tests {
         let step = |args| CargoStep { name: "sample", args, env: &[], hint: "none", slow: false };
         let mut times = Times::default();
         assert!(run_cargo(Path::new("."), &step(&["--version"]), &mut times).is_ok());
-        assert!(run_cargo(Path::new("."), &step(&["no-such-command"]), &mut times).is_err());
+        assert!(
+            run_cargo(
+                Path::new("."),
+                &step(&["--quiet", "fmt", "--check", "--", "no-such-file.rs"]),
+                &mut times
+            )
+            .is_err()
+        );
         assert_eq!(times.0.len(), 2);
     }
 

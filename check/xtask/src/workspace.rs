@@ -51,10 +51,12 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// Asks cargo. Uses the committed lock file and changes nothing.
+    /// Asks cargo. Uses the committed lock file and changes nothing; packages that only other
+    /// platforms need are neither downloaded nor seen.
     pub(crate) fn load() -> Result<Self, String> {
         let output = Command::new(env!("CARGO"))
             .args(["metadata", "--format-version", "1", "--locked"])
+            .args(["--filter-platform", &host()?])
             .output()
             .map_err(|e| format!("cargo metadata does not start: {e}"))?;
         if !output.status.success() {
@@ -116,6 +118,15 @@ impl Workspace {
         }
         seen
     }
+}
+
+/// The platform that cargo builds for here: `x86_64-unknown-linux-gnu`.
+fn host() -> Result<String, String> {
+    let output = Command::new(env!("CARGO")).arg("-vV").output();
+    let output = output.map_err(|e| format!("cargo does not start: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).ok_or_else(|| "cargo -vV names no host".to_owned())
 }
 
 fn member(root: &Path, package: &Value) -> Result<Member, String> {

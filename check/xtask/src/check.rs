@@ -1,0 +1,208 @@
+//! `cargo xtask check`: the steps, in order, each with its time.
+//!
+//! What costs less stands first. A check of the sources takes under a second, so all of them run
+//! and report before the first failure ends the command; a cargo step that fails ends it at once.
+//! What cargo and the tests print goes straight to the terminal.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::report::Finding;
+use crate::sources::{self, Source};
+use crate::workspace::Workspace;
+use crate::{dependencies, layers, links, names, size, unsafety};
+
+/// A cargo command as a step.
+struct CargoStep {
+    name: &'static str,
+    args: &'static [&'static str],
+    env: &'static [(&'static str, &'static str)],
+    /// What to do when it fails.
+    hint: &'static str,
+    /// Left out by `--fast`.
+    slow: bool,
+}
+
+const FORMAT: CargoStep = CargoStep {
+    name: "format",
+    args: &["fmt", "--all", "--check"],
+    env: &[],
+    hint: "run `cargo fmt`",
+    slow: false,
+};
+
+const BUILDING: &[CargoStep] = &[
+    CargoStep {
+        name: "clippy",
+        args: &["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"],
+        env: &[],
+        hint: "mend what clippy says above; an exception is `#[expect(lint, reason = \"…\")]`",
+        slow: false,
+    },
+    CargoStep {
+        name: "docs",
+        args: &["doc", "--locked", "--workspace", "--no-deps"],
+        env: &[("RUSTDOCFLAGS", "-D warnings")],
+        hint: "mend the links and warnings that rustdoc names above",
+        slow: false,
+    },
+    CargoStep {
+        name: "tests",
+        args: &["test", "--locked", "--workspace"],
+        env: &[],
+        hint: "the names of the failed tests stand above; `cargo test -p CRATE NAME` runs one",
+        slow: true,
+    },
+    CargoStep {
+        name: "crash run",
+        args: &["run", "--locked", "--quiet", "-p", "archipelago-crash", "--", "--cycles", "20"],
+        env: &[],
+        hint: "the output above names the seed and the cycle: the same seed replays it",
+        slow: true,
+    },
+];
+
+/// Runs all steps, or with `fast` those that run no tests. The error is the last line to print.
+pub(crate) fn run(fast: bool) -> Result<(), String> {
+    let workspace = Workspace::load()?;
+    let mut times = Times::default();
+    let mut failed: Vec<&str> = Vec::new();
+
+    if run_cargo(&workspace.root, &FORMAT, &mut times).is_err() {
+        failed.push(FORMAT.name);
+    }
+    failed.extend(check_sources(&workspace, &mut times)?);
+    if failed.is_empty() {
+        for step in BUILDING.iter().filter(|step| !(fast && step.slow)) {
+            if run_cargo(&workspace.root, step, &mut times).is_err() {
+                failed.push(step.name);
+                break;
+            }
+        }
+    }
+    times.print();
+    if failed.is_empty() {
+        println!("check: all passed");
+        return Ok(());
+    }
+    Err(format!("check: FAILED: {}", failed.join(", ")))
+}
+
+/// Runs the checks that read sources and pages; returns the names of those that found something.
+fn check_sources(workspace: &Workspace, times: &mut Times) -> Result<Vec<&'static str>, String> {
+    let root = &workspace.root;
+    let mut failed = Vec::new();
+    let mut report = |name, took, findings: Vec<Finding>| {
+        times.add(name, took);
+        println!("==> {name}: {}", outcome(findings.len()));
+        for finding in &findings {
+            println!("    {finding}");
+        }
+        if !findings.is_empty() {
+            failed.push(name);
+        }
+    };
+
+    let (took, loaded) = timed(|| sources::load(root));
+    let loaded: Vec<Source> = loaded?;
+    report("parse sources", took, Vec::new());
+    let (took, found) = timed(|| layers::check(workspace));
+    report("layers", took, found);
+    let allow = read(root, size::ALLOW_PATH)?;
+    let (took, found) = timed(|| size::check(&loaded, &allow));
+    report("sizes", took, found);
+    let (took, found) = timed(|| dependencies::check(workspace, &loaded));
+    report("unused dependencies", took, found);
+    let (took, found) = timed(|| names::check(&loaded));
+    report("names and notes", took, found);
+    let allow = read(root, unsafety::ALLOW_PATH)?;
+    let (took, found) = timed(|| unsafety::check(&loaded, &allow));
+    report("unsafe", took, found);
+    let (took, found) = timed(|| links::check(root));
+    report("links", took, found?);
+    Ok(failed)
+}
+
+fn outcome(findings: usize) -> String {
+    match findings {
+        0 => "ok".to_owned(),
+        1 => "1 finding".to_owned(),
+        n => format!("{n} findings"),
+    }
+}
+
+fn read(root: &Path, path: &str) -> Result<String, String> {
+    std::fs::read_to_string(root.join(path)).map_err(|e| format!("{path}: {e}"))
+}
+
+fn run_cargo(root: &Path, step: &CargoStep, times: &mut Times) -> Result<(), ()> {
+    println!("==> {}: cargo {}", step.name, step.args.join(" "));
+    let mut command = Command::new(env!("CARGO"));
+    command.args(step.args).envs(step.env.iter().copied()).current_dir(root);
+    let (took, status) = timed(|| command.status());
+    times.add(step.name, took);
+    let status = status.map_err(|e| println!("==> {}: cargo does not start: {e}", step.name))?;
+    if status.success() {
+        println!("==> {}: ok, {:.1} s", step.name, took.as_secs_f64());
+        return Ok(());
+    }
+    println!("==> {}: FAILED ({status}): {}", step.name, step.hint);
+    Err(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "a build tool tells real time; nothing replays it")]
+fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
+    let start = Instant::now();
+    let value = work();
+    (start.elapsed(), value)
+}
+
+/// What each step took, for the table at the end.
+#[derive(Default)]
+struct Times(Vec<(&'static str, Duration)>);
+
+impl Times {
+    fn add(&mut self, name: &'static str, took: Duration) {
+        self.0.push((name, took));
+    }
+
+    fn print(&self) {
+        println!("==> times");
+        for (name, took) in &self.0 {
+            println!("    {name:<20} {:>8.1} s", took.as_secs_f64());
+        }
+        let all: Duration = self.0.iter().map(|(_, took)| *took).sum();
+        println!("    {:<20} {:>8.1} s", "all", all.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{BUILDING, CargoStep, FORMAT, Times, run_cargo};
+
+    #[test]
+    fn a_cargo_step_that_fails_is_a_failure() {
+        let step = |args| CargoStep { name: "sample", args, env: &[], hint: "none", slow: false };
+        let mut times = Times::default();
+        assert!(run_cargo(Path::new("."), &step(&["--version"]), &mut times).is_ok());
+        assert!(
+            run_cargo(
+                Path::new("."),
+                &step(&["--quiet", "fmt", "--check", "--", "no-such-file.rs"]),
+                &mut times
+            )
+            .is_err()
+        );
+        assert_eq!(times.0.len(), 2);
+    }
+
+    #[test]
+    fn the_tests_step_is_the_command_of_the_readme() {
+        let tests = BUILDING.iter().find(|s| s.name == "tests").expect("a step");
+        assert_eq!(tests.args, ["test", "--locked", "--workspace"]);
+        assert!(tests.slow && !FORMAT.slow);
+    }
+}

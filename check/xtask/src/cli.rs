@@ -1,0 +1,91 @@
+//! The command line of `xtask`.
+
+/// What `cargo xtask` answers to a question about itself.
+pub(crate) const USAGE: &str = "\
+usage: cargo xtask check [--fast]
+           everything that .ci/run checks; --fast leaves out the tests and the crash run
+       cargo xtask fuzz [TARGET] [--seconds N]
+           runs one fuzz target, or all of them in turn, for N seconds each (60 by default)";
+
+/// A parsed command line.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    /// Run the checks.
+    Check {
+        /// Without tests and crash run.
+        fast: bool,
+    },
+    /// Run fuzz targets.
+    Fuzz {
+        /// One target by name, or all.
+        target: Option<String>,
+        /// Seconds for each target.
+        seconds: u64,
+    },
+    /// Print the usage.
+    Help,
+}
+
+/// Reads the arguments after the program's name.
+pub(crate) fn parse(args: impl Iterator<Item = String>) -> Result<Command, String> {
+    let mut args = args;
+    match args.next().as_deref() {
+        None | Some("help" | "--help" | "-h") => Ok(Command::Help),
+        Some("check") => {
+            let mut fast = false;
+            for arg in args {
+                match arg.as_str() {
+                    "--fast" => fast = true,
+                    other => return Err(format!("check: unknown argument `{other}`")),
+                }
+            }
+            Ok(Command::Check { fast })
+        }
+        Some("fuzz") => parse_fuzz(args),
+        Some(other) => Err(format!("unknown command `{other}`")),
+    }
+}
+
+fn parse_fuzz(mut args: impl Iterator<Item = String>) -> Result<Command, String> {
+    let mut target = None;
+    let mut seconds = 60;
+    while let Some(arg) = args.next() {
+        if arg == "--seconds" {
+            let text = args.next().ok_or("--seconds: a number is missing")?;
+            seconds = text.parse().map_err(|_| format!("--seconds: `{text}` is not a number"))?;
+        } else if arg.starts_with('-') || target.is_some() {
+            return Err(format!("fuzz: unknown argument `{arg}`"));
+        } else {
+            target = Some(arg);
+        }
+    }
+    Ok(Command::Fuzz { target, seconds })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Command, parse};
+
+    fn of(line: &str) -> Result<Command, String> {
+        parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn commands_and_flags_are_read() {
+        assert_eq!(of("check"), Ok(Command::Check { fast: false }));
+        assert_eq!(of("check --fast"), Ok(Command::Check { fast: true }));
+        assert_eq!(
+            of("fuzz sst --seconds 5"),
+            Ok(Command::Fuzz { target: Some("sst".into()), seconds: 5 })
+        );
+        assert_eq!(of(""), Ok(Command::Help));
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_name() {
+        assert!(of("check --quick").is_err_and(|m| m.contains("--quick")));
+        assert!(of("chekc").is_err_and(|m| m.contains("chekc")));
+        assert!(of("fuzz sst --seconds soon").is_err_and(|m| m.contains("soon")));
+        assert!(of("fuzz sst wal").is_err_and(|m| m.contains("wal")));
+    }
+}

@@ -1,0 +1,100 @@
+//! `cargo xtask fuzz`: runs the fuzz targets where a nightly toolchain with cargo-fuzz is there.
+//!
+//! The corpora need neither: ordinary tests replay them. This command is for finding new inputs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::sources::{ROOTS, files};
+use crate::workspace::Workspace;
+
+/// Runs one target, or all of them in turn, for `seconds` each.
+pub(crate) fn run(target: Option<&str>, seconds: u64) -> Result<(), String> {
+    let root = Workspace::load()?.root;
+    let targets = choose(targets(&root)?, target)?;
+    if !answers(&["+nightly", "fuzz", "--version"]) {
+        return Err("fuzzing needs a nightly toolchain and cargo-fuzz: \
+                    `rustup toolchain install nightly`, `cargo install cargo-fuzz`. \
+                    `cargo test` replays the corpora without them."
+            .to_owned());
+    }
+    for Target { name, fuzz_dir } in targets {
+        println!("fuzz: {name} of {} for {seconds} s", fuzz_dir.display());
+        let status = Command::new("cargo")
+            .args(["+nightly", "fuzz", "run", "--fuzz-dir"])
+            .arg(root.join(&fuzz_dir))
+            .args([&name, "--", &format!("-max_total_time={seconds}")])
+            .current_dir(root.join(&fuzz_dir))
+            .status()
+            .map_err(|e| format!("cargo fuzz does not start: {e}"))?;
+        if !status.success() {
+            let artifacts = fuzz_dir.join("artifacts").join(&name);
+            return Err(format!(
+                "fuzz: {name} failed; the input lies in {}: make it a case of the corpus",
+                artifacts.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Target {
+    name: String,
+    fuzz_dir: PathBuf,
+}
+
+/// Every `fuzz/fuzz_targets/*.rs` of the workspace.
+fn targets(root: &Path) -> Result<Vec<Target>, String> {
+    let mut found = Vec::new();
+    for path in files(root, ROOTS, "rs")? {
+        let dir = path.parent().filter(|dir| dir.ends_with("fuzz/fuzz_targets"));
+        if let (Some(dir), Some(name)) = (dir.and_then(Path::parent), path.file_stem()) {
+            let name = name.to_string_lossy().into_owned();
+            found.push(Target { name, fuzz_dir: dir.to_owned() });
+        }
+    }
+    Ok(found)
+}
+
+fn choose(all: Vec<Target>, wanted: Option<&str>) -> Result<Vec<Target>, String> {
+    let Some(wanted) = wanted else { return Ok(all) };
+    let names: Vec<String> = all.iter().map(|t| t.name.clone()).collect();
+    let chosen: Vec<Target> = all.into_iter().filter(|t| t.name == wanted).collect();
+    if chosen.is_empty() {
+        return Err(format!("fuzz: no target `{wanted}`; there are: {}", names.join(", ")));
+    }
+    Ok(chosen)
+}
+
+fn answers(args: &[&str]) -> bool {
+    let mut command = Command::new("cargo");
+    let silent = command.args(args).stdout(Stdio::null()).stderr(Stdio::null());
+    silent.status().is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{choose, targets};
+    use crate::workspace::Workspace;
+
+    #[test]
+    fn targets_are_found_and_each_is_named_in_a_manifest() {
+        let root = Workspace::load().expect("cargo metadata").root;
+        let found = targets(&root).expect("readable");
+        assert!(found.iter().any(|t| t.name == "wal_segment"), "{found:?}");
+        for target in found {
+            let manifest = target.fuzz_dir.join("Cargo.toml");
+            let text = std::fs::read_to_string(root.join(&manifest)).expect("a manifest");
+            let line = format!("name = \"{}\"", target.name);
+            assert!(text.contains(&line), "{}: add a [[bin]] {}", manifest.display(), target.name);
+        }
+    }
+
+    #[test]
+    fn an_unknown_target_is_refused_with_the_names_there_are() {
+        let root = Workspace::load().expect("cargo metadata").root;
+        let error = choose(targets(&root).expect("readable"), Some("nonsense")).expect_err("none");
+        assert!(error.contains("nonsense") && error.contains("wal_segment"), "{error}");
+    }
+}

@@ -4,6 +4,7 @@
 //! from a slab source. `ARCHITECTURE.md` follows one write and one read through the modules.
 
 pub mod bucket;
+pub mod event;
 pub mod extension;
 pub mod file_meta;
 pub mod iter;
@@ -15,11 +16,14 @@ pub mod pinned;
 pub mod tombstone;
 
 pub mod cache;
+pub mod db;
 pub mod compaction;
 pub mod flush;
+pub mod job;
 pub mod manifest;
 pub mod memtable;
 pub mod sst;
 pub mod stall;
+pub mod stats;
 pub mod version;
 pub mod wal;

@@ -1,3 +1,13 @@
-//! Being built.
+//! Compaction: what may be forgotten when sorted runs are merged, and the job that merges them.
+//!
+//! [`iterator`] turns merged inputs into the records to write (pure: no file, no clock, no lock),
+//! by the snapshots in [`stripes`] and what lies older below ([`below`]); [`job`] runs one
+//! compaction from a serialised spec. Choosing what to compact is not here but in the picker, a
+//! function of its own.
 
-pub mod pick;
+pub mod below;
+pub(crate) mod cover;
+mod fold;
+pub mod iterator;
+pub mod job;
+pub mod stripes;

@@ -135,7 +135,8 @@ impl DbInner {
                 match self.next_task(&mut state) {
                     Some(task) => task,
                     None => {
-                        self.work.wait_for(&mut state, self.pause(&state));
+                        let pause = self.pause(&state);
+                        self.work.wait_for(&mut state, pause);
                         drop(state);
                         self.enforce_log_bound();
                         self.remove_obsolete();

@@ -304,7 +304,7 @@ impl Committer {
             return Ok(false);
         }
         // Everything given out was appended before, so the sync covers it.
-        let target = SeqNo(self.appended.load(Ordering::Acquire));
+        let target = SeqNo(self.appended.load(Ordering::Acquire)).max(seq);
         if let Some(syncer) = self.syncer() {
             syncer.sync()?;
         }

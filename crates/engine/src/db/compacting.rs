@@ -262,6 +262,7 @@ impl DbInner {
         let target_file_bytes = if level == 0 { u64::MAX } else { options.target_file_bytes };
         OutputSpec {
             dir: self.dir.clone(),
+            cf_name: family.name.clone(),
             level: level as u8,
             file_numbers: FileNumbers { first, count },
             unique_seed: self.unique_seed(),

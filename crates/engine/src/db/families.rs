@@ -15,9 +15,6 @@ use crate::event::Event;
 use crate::manifest::{Change, VersionEdit};
 use crate::options::CfOptions;
 
-/// Name of the column family that every database has.
-pub const DEFAULT_FAMILY: &str = "default";
-
 impl Db {
     /// The column family named `name`. `InvalidArgument` lists those that there are.
     pub fn family(&self, name: &str) -> Result<ColumnFamily> {

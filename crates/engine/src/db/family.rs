@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use archipelago_base::{CfId, Error, ErrorKind, Result};
 
 use crate::db::memtable::{Immutable, Memtable};
-use crate::extension::{CompactionFilter, MergeOperator, Registry};
+use crate::extension::{MergeOperator, Registry};
 use crate::options::CfOptions;
 use crate::version::Version;
 
@@ -28,7 +28,6 @@ pub(crate) struct Family {
     pub(crate) name: String,
     pub(crate) options: CfOptions,
     pub(crate) merge: Option<Arc<dyn MergeOperator>>,
-    pub(crate) filter: Option<Arc<dyn CompactionFilter>>,
     /// Swapped only under the state lock.
     pub(crate) current: ArcSwap<SuperVersion>,
     pub(crate) dropped: AtomicBool,
@@ -46,13 +45,12 @@ impl Family {
         registry: &Registry,
         first: SuperVersion,
     ) -> Result<Arc<Self>> {
-        let (merge, filter) = Self::extensions(&name, &options, registry)?;
+        let merge = Self::extensions(&name, &options, registry)?;
         Ok(Arc::new(Self {
             id,
             name,
             options,
             merge,
-            filter,
             current: ArcSwap::from_pointee(first),
             dropped: AtomicBool::new(false),
             throttle: AtomicU8::new(0),
@@ -60,18 +58,19 @@ impl Family {
         }))
     }
 
-    /// Looks the family's extensions up; the error says which one this process lacks.
-    #[expect(clippy::type_complexity, reason = "a pair of optional extensions, used once")]
+    /// Checks that this process has the family's extensions (the error says which one it lacks);
+    /// gives the merge operator. Jobs look the filter up by its name.
     pub(crate) fn extensions(
         name: &str,
         options: &CfOptions,
         registry: &Registry,
-    ) -> Result<(Option<Arc<dyn MergeOperator>>, Option<Arc<dyn CompactionFilter>>)> {
+    ) -> Result<Option<Arc<dyn MergeOperator>>> {
         let at = |error: Error| error.context_at(format!("column family \"{name}\""));
         let merge = options.merge_operator.as_deref().map(|name| registry.merge_operator(name));
         let filter =
             options.compaction_filter.as_deref().map(|name| registry.compaction_filter(name));
-        Ok((merge.transpose().map_err(at)?, filter.transpose().map_err(at)?))
+        filter.transpose().map_err(at)?;
+        merge.transpose().map_err(at)
     }
 
     /// `Fenced` if the family was dropped.

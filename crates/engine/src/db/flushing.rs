@@ -176,7 +176,7 @@ impl DbInner {
         self.install_flush(task, output)
     }
 
-    fn flush_spec(&self, task: &FlushTask) -> FlushSpec {
+    pub(crate) fn flush_spec(&self, task: &FlushTask) -> FlushSpec {
         let version = Arc::clone(&task.family.current.load().version);
         let cuts = version.map().boundaries().to_vec();
         let shards = task
@@ -255,7 +255,7 @@ impl DbInner {
     }
 
     /// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C).
-    fn set_first_map(&self, task: &FlushTask) -> Result<()> {
+    pub(crate) fn set_first_map(&self, task: &FlushTask) -> Result<()> {
         let family = &task.family;
         let wanted = match family.options.buckets {
             0 => self.options.max_background_jobs,

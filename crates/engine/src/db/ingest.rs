@@ -119,7 +119,7 @@ impl DbInner {
         }
         let context = IoContext::new(FileClass::Sst, IoPurpose::Ingest);
         let file = self.fs.open(&target, context, OpenOptions::default())?;
-        read_file_meta(file, path, no)
+        read_file_meta(&file, path, no)
             .map_err(|e| e.context_at(format!("cannot ingest {}", path.display())))
     }
 
@@ -172,18 +172,18 @@ impl DbInner {
         pieces: &[FileMeta],
     ) -> Result<()> {
         let current = family.current.load_full();
-        let holds = |map: &BucketMap, shards: &mut dyn Iterator<Item = (usize, &Arc<Shard>)>| {
-            shards.any(|(bucket, shard)| {
-                let any = shard.entries() > 0 || shard.has_tombstones();
-                any && pieces.iter().any(|meta| meta.overlaps(&map.range(bucket)))
-            })
+        let holds = |map: &BucketMap, bucket: usize, shard: &Shard| {
+            let any = shard.entries() > 0 || shard.has_tombstones();
+            any && pieces.iter().any(|meta| meta.overlaps(&map.range(bucket)))
         };
         let active = &current.active;
-        let mut overlaps = holds(&active.map, &mut active.shards.iter().enumerate());
+        let mut overlaps =
+            active.shards.iter().enumerate().any(|(at, shard)| holds(&active.map, at, shard));
         for immutable in &current.immutables {
             let shards = immutable.shards.iter().enumerate();
-            let mut shards = shards.filter_map(|(i, shard)| Some((i, shard.as_ref()?)));
-            overlaps |= holds(&immutable.map, &mut shards);
+            overlaps |= shards
+                .filter_map(|(at, shard)| Some((at, shard.as_ref()?)))
+                .any(|(at, shard)| holds(&immutable.map, at, shard));
         }
         if !overlaps {
             return Ok(());

@@ -188,7 +188,7 @@ impl DbInner {
 
     pub(crate) fn new_memtable(&self, version: &Version) -> Arc<Memtable> {
         let id = self.next_memtable_id.fetch_add(1, Ordering::Relaxed);
-        Memtable::new(id, Arc::clone(&version.map), &self.slabs)
+        Memtable::new(id, Arc::clone(version.map()), &self.slabs)
     }
 
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {

@@ -146,11 +146,6 @@ impl Memtable {
         }
     }
 
-    /// Bytes of slabs that all shards hold.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.memory_bytes()).sum()
-    }
-
     pub(crate) fn entries(&self) -> u64 {
         self.shards.iter().map(|shard| shard.entries()).sum()
     }
@@ -168,7 +163,6 @@ impl Drop for Granted {
 /// An immutable memtable as readers see it: the shards that are not installed yet.
 #[derive(Clone)]
 pub(crate) struct Immutable {
-    pub(crate) id: u64,
     pub(crate) map: Arc<BucketMap>,
     /// `None` once all of the shard's ranges are installed (or it was empty).
     pub(crate) shards: Vec<Option<Arc<Shard>>>,
@@ -177,7 +171,6 @@ pub(crate) struct Immutable {
 impl Immutable {
     pub(crate) fn of(memtable: &Memtable) -> Self {
         Self {
-            id: memtable.id,
             map: Arc::clone(&memtable.map),
             shards: memtable.shards.iter().cloned().map(Some).collect(),
         }

@@ -38,7 +38,7 @@ use archipelago_base::{Error, Result, SeqNo};
 pub use buckets::BucketInfo;
 pub use family::ColumnFamily;
 pub use ingest::IngestOptions;
-pub use open::Components;
+pub use open::{Components, FaultPoint};
 pub use read::Entry;
 pub use read_options::ReadOptions;
 pub use report::{LevelInfo, Report};

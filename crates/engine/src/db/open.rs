@@ -19,7 +19,7 @@ use arc_swap::ArcSwap;
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
-use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_base::{Error, ErrorKind, FileNo, Result, SeqNo};
 use archipelago_env::FileSystem;
 use archipelago_env::limit::RateLimiter;
 use archipelago_env::local::LocalFs;
@@ -44,7 +44,6 @@ use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
 use crate::stall::DelayController;
-use crate::stats::Statistics;
 use crate::wal::{LogChain, LogConfig, LogWriter, SegmentFile, SegmentRef};
 
 /// Called at named points of background work; an error makes the step fail there.
@@ -120,7 +119,7 @@ pub(crate) fn open(
         DirectoryState::Database(_) => {
             VersionSet::recover(Arc::clone(&fs), dir, options.read_only, Arc::clone(&trash))?
         }
-        DirectoryState::Empty => {
+        DirectoryState::Absent => {
             let default = components.families.get("default").cloned().unwrap_or_default();
             let db_id = unique_id(&mut rng);
             VersionSet::create(Arc::clone(&fs), dir, db_id, &default, Arc::clone(&trash))?
@@ -136,13 +135,13 @@ pub(crate) fn open(
 
 /// Refuses a directory that cannot be opened as asked, before anything is changed.
 fn check_directory(fs: &dyn FileSystem, dir: &Path, options: &DbOptions) -> Result<()> {
-    let state = if fs.exists(dir)? { inspect(fs, dir)? } else { DirectoryState::Empty };
+    let state = if fs.exists(dir)? { inspect(fs, dir)? } else { DirectoryState::Absent };
     match state {
         DirectoryState::Database(_) if options.error_if_exists => Err(Error::invalid(format!(
             "{} has a database already, and error_if_exists is set",
             dir.display()
         ))),
-        DirectoryState::Empty if options.read_only || !options.create_if_missing => {
+        DirectoryState::Absent if options.read_only || !options.create_if_missing => {
             Err(Error::not_found(format!("{} has no database", dir.display())))
         }
         _ => Ok(()),
@@ -158,7 +157,7 @@ fn assemble(
     rng: Rng,
 ) -> Result<Arc<DbInner>> {
     let budget = components.budget.unwrap_or_else(|| ByteBudget::new(budget_bytes(&options)));
-    let cache = BlockCache::new(options.block_cache_bytes, Arc::clone(&budget));
+    let cache = BlockCache::new(options.block_cache_bytes, &budget);
     let tables = TableCache::new(
         Arc::clone(&components.fs),
         dir.to_owned(),
@@ -533,10 +532,5 @@ impl DbInner {
             self.flush_family(&family)?;
         }
         self.sync_log(self.visible())
-    }
-
-    /// The id of a family's column, for messages.
-    pub(crate) fn family_name(&self, cf: CfId) -> String {
-        self.family(cf).map_or_else(|| cf.to_string(), |family| family.name.clone())
     }
 }

@@ -345,20 +345,20 @@ impl DbInner {
         let options = ReadOptions::default();
         let (current, seq) = self.picture(family, &options);
         let lookup = Lookup::new(key, seq);
-        let mut latest = None;
-        let mut visit = |found: &Found<'_>| {
-            latest = latest.max(Some(found.seq));
+        let newest = std::cell::Cell::new(None);
+        let visit = |found: &Found<'_>| {
+            newest.set(newest.get().max(Some(found.seq)));
             ControlFlow::Break(())
         };
         let active = &current.active;
         let shard = &active.shards[active.map.bucket_of(key)];
         let immutables = current.immutables.iter().filter_map(|i| i.shard_of(key));
         for shard in std::iter::once(shard).chain(immutables) {
-            shard.lookup(&lookup, &mut visit);
+            shard.lookup(&lookup, visit);
             let covering = shard.tombstones().max_covering(key, seq);
-            latest = latest.max(covering);
-            if latest.is_some() {
-                return Ok(latest);
+            newest.set(newest.get().max(covering));
+            if newest.get().is_some() {
+                return Ok(newest.get());
             }
         }
         let table_options = table_options(&options);
@@ -366,14 +366,10 @@ impl DbInner {
         let levels = (1..LEVELS).filter_map(|level| version.file_for(level, key));
         for file in version.l0_of(key).iter().filter(|file| file.contains(key)).chain(levels) {
             let table = self.tables.get(file)?;
-            latest = latest.max(table.tombstones().max_covering(key, seq));
-            let mut visit = |found: &Found<'_>| {
-                latest = latest.max(Some(found.seq));
-                ControlFlow::Break(())
-            };
-            table.lookup(&lookup, &table_options, &mut visit)?;
-            if latest.is_some() {
-                return Ok(latest);
+            newest.set(newest.get().max(table.tombstones().max_covering(key, seq)));
+            table.lookup(&lookup, &table_options, &mut |found| visit(found))?;
+            if newest.get().is_some() {
+                return Ok(newest.get());
             }
         }
         Ok(None)

@@ -10,6 +10,7 @@ use crate::db::commit::{Grant, Outcome, Share, Submission};
 use crate::db::inner::DbInner;
 use crate::db::memtable::RECORD_OVERHEAD_BYTES;
 use crate::db::{ColumnFamily, Db};
+use crate::event::Event;
 use crate::key::{KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
 use crate::options::WriteOptions;
 use crate::stats::{Ticker, Timer};
@@ -245,6 +246,20 @@ impl DbInner {
                 Err(error)
             }
         }
+    }
+}
+
+impl DbInner {
+    /// Tells of an append that failed. The next write tries a new segment.
+    #[cold]
+    fn note_append_error(&self, error: Error) -> Error {
+        let error = error.context_at("the write was not logged and not applied");
+        if error.kind() == ErrorKind::Io {
+            self.stats.add(Ticker::BackgroundErrors, 1);
+            let job = "log append".to_owned();
+            self.listeners.tell(&Event::BackgroundError { job, error: error.clone() });
+        }
+        error
     }
 }
 

@@ -1,1 +1,106 @@
-//! Being built.
+//! Flush: the shards of sealed memtables within a key range become L0 files.
+//!
+//! A flush is a compaction of memtables: shadowed versions and covered records are dropped on the
+//! way by the same rules ([`crate::compaction::iterator`]). The owner chooses the range (of one
+//! epoch of the bucket map) and the memtables (a prefix of the immutable ones, oldest first),
+//! syncs the log through the job's highest sequence number before it installs the outputs, and
+//! frees a shard when all its ranges are installed. See [`crate::job`] for what holds for every
+//! job. Paper: O³-LSM §4.4.
+
+use std::sync::Arc;
+
+use archipelago_base::{CfId, Error, ErrorKind, Result};
+use archipelago_env::{IoContext, IoPurpose};
+use serde::{Deserialize, Serialize};
+
+use crate::compaction::cover::union;
+use crate::compaction::iterator::CompactionIterator;
+use crate::iter::{Child, MergingIterator};
+use crate::job::output::OutputWriter;
+use crate::job::spec::{OutputSpec, Retention};
+use crate::job::{JobContext, JobOutput, drive};
+use crate::key::KeyRange;
+use crate::memtable::SealedShard;
+
+/// A shard of a sealed memtable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ShardRef {
+    /// Number of the memtable; larger is newer.
+    pub memtable: u64,
+    /// Index of the shard in it.
+    pub shard: u32,
+}
+
+/// Where a flush finds its shards: the owner's memtables, or images that were sent here.
+pub trait ShardSource: Sync {
+    /// The shard; `NotFound` if it is not here.
+    fn shard(&self, shard: &ShardRef) -> Result<Arc<dyn SealedShard>>;
+}
+
+/// A place without shards, for executors that only compact.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoShards;
+
+impl ShardSource for NoShards {
+    fn shard(&self, shard: &ShardRef) -> Result<Arc<dyn SealedShard>> {
+        Err(Error::not_found(format!(
+            "shard {} of memtable {}: there are no memtables here",
+            shard.shard, shard.memtable
+        )))
+    }
+}
+
+/// A flush as a value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlushSpec {
+    /// The column family.
+    pub cf: u32,
+    /// Keys that are flushed; the shards may hold others, which are left out.
+    pub range: KeyRange,
+    /// The shards that hold keys of the range, of all memtables that are flushed.
+    pub shards: Vec<ShardRef>,
+    /// What may be forgotten.
+    pub retention: Retention,
+    /// Where and how outputs are written; level 0.
+    pub output: OutputSpec,
+}
+
+/// Runs a flush. On `Ok` the outputs survive power loss; see [`crate::job`] for failures.
+pub fn run_flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+    flush(spec, context).map_err(|error| {
+        error.context_at(format_args!("flush of {} shards of cf {}", spec.shards.len(), spec.cf))
+    })
+}
+
+fn flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+    let started_ns = context.clock.now_ns();
+    let rules = spec.retention.rules(&spec.range, context)?;
+    let mut shards = Vec::with_capacity(spec.shards.len());
+    for shard in &spec.shards {
+        shards.push(context.shards.shard(shard)?);
+    }
+    let sets: Vec<_> = shards.iter().map(|shard| shard.tombstones()).collect();
+    let tombstones = union(sets.iter().map(|set| &**set), &spec.range);
+    let children = shards
+        .iter()
+        .map(|shard| Child::new(Arc::clone(shard).verified_iter(), shard.seq_range().1))
+        .collect();
+    let mut input = CompactionIterator::new(MergingIterator::new(children), tombstones, rules);
+    let io = IoContext::sst(IoPurpose::Flush, spec.output.level);
+    let kept = input.tombstones().clone();
+    let writer = OutputWriter::new(&spec.output, CfId(spec.cf), &spec.range, kept, io, context)?;
+    let files = drive(&mut input, writer, context, |counts| {
+        let expected: u64 = shards.iter().map(|shard| shard.entries()).sum();
+        if spec.range == KeyRange::all() && counts.records_in != expected {
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("{} records were read of {expected}", counts.records_in),
+            ));
+        }
+        Ok(())
+    })?;
+    Ok(context.output(files, input.counts().clone(), started_ns))
+}
+
+#[cfg(test)]
+mod tests;

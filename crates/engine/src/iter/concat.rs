@@ -26,7 +26,7 @@ pub trait FileOpener: Send {
     fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>>;
 }
 
-/// See the module.
+/// Sorted, disjoint parts as one cursor; a part is opened when the cursor gets there.
 pub struct LevelIterator<O: FileOpener> {
     opener: O,
     open: Option<(usize, Box<dyn InternalIterator>)>,

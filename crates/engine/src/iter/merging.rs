@@ -45,7 +45,7 @@ struct Entry {
     child: u32,
 }
 
-/// See the module.
+/// Several cursors as one: every record of each, in order. An error of one makes all invalid.
 pub struct MergingIterator {
     children: Vec<Child>,
     heap: Vec<Entry>,
@@ -100,9 +100,13 @@ impl MergingIterator {
     #[inline]
     fn before<const BACK: bool>(&self, a: Entry, b: Entry) -> bool {
         let (a, b) = if BACK { (b, a) } else { (a, b) };
-        if a.prefix != b.prefix {
-            return a.prefix < b.prefix;
-        }
+        if a.prefix == b.prefix { self.before_by_key(a, b) } else { a.prefix < b.prefix }
+    }
+
+    /// Whether `a`'s key is smaller than `b`'s. Apart, so that the prefixes' comparison can be
+    /// inlined without a branch.
+    #[inline(never)]
+    fn before_by_key(&self, a: Entry, b: Entry) -> bool {
         let key = |entry: Entry| self.children[entry.child as usize].iter.key();
         compare(key(a), key(b)).then(a.child.cmp(&b.child)).is_lt()
     }
@@ -139,10 +143,9 @@ impl MergingIterator {
             if below >= self.heap.len() {
                 break;
             }
-            if below + 1 < self.heap.len()
-                && self.before::<BACK>(self.heap[below + 1], self.heap[below])
-            {
-                below += 1;
+            if below + 1 < self.heap.len() {
+                let right = self.before::<BACK>(self.heap[below + 1], self.heap[below]);
+                below += usize::from(right);
             }
             if !self.before::<BACK>(self.heap[below], entry) {
                 break;

@@ -2,26 +2,31 @@
 //!
 //! [`InternalIterator`] is the cursor that shards, tables, levels and merges of them share.
 //! [`MergingIterator`] merges several, [`LevelIterator`] walks sorted disjoint files and opens each
-//! when it gets there, [`UserIterator`] turns versions, merge operands, range tombstones
-//! ([`TombstoneSource`]) and expiry into one value per key, as of a snapshot.
+//! when it gets there, [`ClippedIterator`] leaves out what lies outside a range, [`UserIterator`]
+//! turns versions, merge operands, range tombstones ([`TombstoneSource`]) and expiry into one value
+//! per key, as of a snapshot.
 
+mod clipped;
 mod concat;
 mod merging;
 mod operands;
 mod tombstones;
 mod user;
 mod vec;
+mod view;
 
 #[cfg(test)]
 mod tests;
 
 use archipelago_base::Result;
 
+pub use clipped::ClippedIterator;
 pub use concat::{FileOpener, LevelIterator};
 pub use merging::{Child, MergingIterator};
 pub use tombstones::{LevelTombstones, TombstoneFile, TombstoneSource, TombstoneSpan};
-pub use user::{UserIterator, View, prefix_end};
+pub use user::UserIterator;
 pub use vec::VecIterator;
+pub use view::{View, prefix_end};
 
 /// A cursor over records in internal-key order ([`crate::key::compare`]): a memtable shard, a
 /// block, a table, a level, or several of them merged.

@@ -6,6 +6,9 @@
 //! writes of a database, so one question over all shards and levels is enough: a record is deleted
 //! if the newest visible tombstone that covers its key is newer than it, wherever either lies.
 //!
+//! Whoever builds the sources takes the snapshot's sequence number *first* and the tombstone sets
+//! afterwards: then every delete that the snapshot sees is in a set, and newer ones do not count.
+//!
 //! The answer is a [`TombstoneSpan`]: the newest delete and the largest range of keys around the
 //! asked one for which the answer is the same, so that following keys cost one comparison.
 //! Invariants of an answer: the span holds the key; for *every* key in it the newest visible delete

@@ -22,66 +22,18 @@
 mod backward;
 
 use std::cmp::Ordering;
-use std::sync::Arc;
 
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
 use super::operands::{Operands, Pushed};
 use super::tombstones::Covering;
-use super::{InternalIterator, MergingIterator, TombstoneSource};
-use crate::extension::MergeOperator;
+use super::{InternalIterator, MergingIterator, TombstoneSource, View};
 use crate::key::{KeyRef, Kind, TRAILER_BYTES, encode_into, user_key};
 
 /// How many hidden records of one key are stepped over before a seek.
 const STEPS_BEFORE_RESEEK: u32 = 8;
 /// Bytes of the expiry at the start of a [`Kind::PutExpiring`] value.
 const EXPIRY_BYTES: usize = 8;
-
-/// What a [`UserIterator`] shows.
-#[derive(Clone)]
-pub struct View {
-    /// Writes with a larger sequence number are invisible.
-    pub snapshot: SeqNo,
-    /// First key that is shown; empty for the first of all.
-    pub lower: Vec<u8>,
-    /// First key that is not shown any more; `None` for no end.
-    pub upper: Option<Vec<u8>>,
-    /// Folds merge operands; a merge operand without one is an error.
-    pub operator: Option<Arc<dyn MergeOperator>>,
-    /// Unix milliseconds: records that expire then or earlier read as deleted.
-    pub now_ms: u64,
-}
-
-impl View {
-    /// All keys as of `snapshot` at `now_ms`, without a merge operator.
-    #[must_use]
-    pub fn new(snapshot: SeqNo, now_ms: u64) -> Self {
-        Self { snapshot, lower: Vec::new(), upper: None, operator: None, now_ms }
-    }
-
-    /// Also hides keys that do not start with `prefix`.
-    #[must_use]
-    pub fn with_prefix(mut self, prefix: &[u8]) -> Self {
-        if prefix > self.lower.as_slice() {
-            self.lower = prefix.to_vec();
-        }
-        if let Some(end) = prefix_end(prefix)
-            && self.upper.as_ref().is_none_or(|upper| end < *upper)
-        {
-            self.upper = Some(end);
-        }
-        self
-    }
-}
-
-/// The first key after all that start with `prefix`; `None` if there is none.
-#[must_use]
-pub fn prefix_end(prefix: &[u8]) -> Option<Vec<u8>> {
-    let last = prefix.iter().rposition(|&byte| byte != u8::MAX)?;
-    let mut end = prefix[..=last].to_vec();
-    end[last] += 1;
-    Some(end)
-}
 
 /// Where the current entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +64,7 @@ enum Newest {
     Operand,
 }
 
-/// See the module.
+/// One value per user key, as of a snapshot, within bounds: what the public iterator wraps.
 pub struct UserIterator {
     merge: MergingIterator,
     covering: Covering,

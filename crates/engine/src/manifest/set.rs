@@ -262,6 +262,22 @@ impl VersionSet {
         self.exporter().write(dir)
     }
 
+    /// Reads the manifest back and checks every record.
+    pub fn verify(&self) -> Result<()> {
+        if self.unsettled {
+            return Ok(());
+        }
+        let no = current(self.fs.as_ref(), &self.dir)?;
+        let path = self.dir.join(manifest_name(no));
+        let bytes = self.fs.read(&path, IoContext::manifest(IoPurpose::Maintenance))?;
+        let mut reader = ManifestReader::new(path, no, &bytes);
+        reader.begin()?;
+        while let Some(record) = reader.next()? {
+            reader.decode(&record)?;
+        }
+        Ok(())
+    }
+
     /// A log incarnation larger than any before, reserved in the manifest before it is handed out.
     pub fn next_incarnation(&mut self) -> Result<Epoch> {
         if self.incarnations.is_empty() {

@@ -25,6 +25,8 @@ mod source;
 pub mod writer;
 
 pub use batch::{BatchOp, BatchView, WriteBatch};
-pub use reader::{End, LogChain, RecoveredLog, SegmentEnd, SegmentFile, read_segment, recover};
+pub use reader::{
+    End, LogChain, ReadRequest, RecoveredLog, SegmentEnd, SegmentFile, read_segment, recover,
+};
 pub use record::{Entry, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentRef};
 pub use writer::{Appended, Durable, LogConfig, LogSyncer, LogWriter};

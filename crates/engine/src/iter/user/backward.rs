@@ -66,7 +66,6 @@ impl UserIterator {
             if record.seq < newest_delete {
                 range_deleted = true;
             } else {
-                range_deleted = false;
                 self.seq = record.seq;
                 match classify(record, &self.merge, self.view.now_ms)? {
                     Newest::Operand => self.operands.push(self.merge.value()),

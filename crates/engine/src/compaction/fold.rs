@@ -1,0 +1,238 @@
+//! Folding merge operands (rule 6 of [`super::iterator`]), and the queue of records made here.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use archipelago_base::{Error, Result, SeqNo};
+
+use super::iterator::{CompactionIterator, EXPIRY_BYTES, decode, expiry_of};
+use crate::iter::InternalIterator;
+use crate::key::{self, Kind, VALUE_BYTES_MAX};
+
+/// Records of one user key, newest first, in buffers that are used again.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// Encoded key of the record at `at`.
+    encoded: Vec<u8>,
+    records: Vec<(SeqNo, Kind, Range<usize>)>,
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Queue {
+    fn clear(&mut self) {
+        self.records.clear();
+        self.bytes.clear();
+        self.at = 0;
+    }
+
+    fn push(&mut self, seq: SeqNo, kind: Kind, value: &[u8]) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(value);
+        self.records.push((seq, kind, start..self.bytes.len()));
+    }
+
+    fn len(&self) -> u64 {
+        self.records.len() as u64
+    }
+
+    /// The one record `(user_key, seq, kind)` with `value`.
+    pub(super) fn set(&mut self, user_key: &[u8], seq: SeqNo, kind: Kind, value: &[u8]) {
+        self.clear();
+        self.push(seq, kind, value);
+        self.place(user_key);
+    }
+
+    /// The one record of a value, with an expiry if there is one.
+    pub(super) fn set_value(
+        &mut self,
+        user_key: &[u8],
+        seq: SeqNo,
+        expiry: Option<u64>,
+        value: &[u8],
+    ) {
+        self.clear();
+        let kind = match expiry {
+            None => Kind::Put,
+            Some(expiry) => {
+                self.bytes.extend_from_slice(&expiry.to_le_bytes());
+                Kind::PutExpiring
+            }
+        };
+        self.bytes.extend_from_slice(value);
+        self.records.push((seq, kind, 0..self.bytes.len()));
+        self.place(user_key);
+    }
+
+    fn place(&mut self, user_key: &[u8]) {
+        let (seq, kind, _) = &self.records[self.at];
+        self.encoded.clear();
+        key::encode_into(&mut self.encoded, user_key, *seq, *kind);
+    }
+
+    /// To the next record; whether there is one.
+    pub(super) fn advance(&mut self, user_key: &[u8]) -> bool {
+        self.at += 1;
+        let more = self.at < self.records.len();
+        if more {
+            self.place(user_key);
+        }
+        more
+    }
+
+    pub(super) fn key(&self) -> &[u8] {
+        &self.encoded
+    }
+
+    pub(super) fn value(&self) -> &[u8] {
+        &self.bytes[self.records[self.at].2.clone()]
+    }
+
+    /// All values, oldest first.
+    fn oldest_first(&self) -> Vec<&[u8]> {
+        self.records.iter().rev().map(|(_, _, range)| &self.bytes[range.clone()]).collect()
+    }
+}
+
+/// What the operands of a stripe stand on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Base {
+    /// Not known here: in an older stripe, or below.
+    Unknown,
+    /// No value; the input does not stand on it.
+    Nothing,
+    /// The record that the input stands on.
+    Record(SeqNo, Kind),
+}
+
+impl<I: InternalIterator> CompactionIterator<'_, I> {
+    /// Folds the operands of the current key from the record that the input stands on (the
+    /// newest of `stripe`, of sequence number `newest`) into the queue.
+    pub(super) fn fold(&mut self, newest: SeqNo, stripe: usize) -> Result<()> {
+        self.queue.clear();
+        let mut seq = newest;
+        let base = loop {
+            self.queue.push(seq, Kind::Merge, self.input.value());
+            self.consume();
+            match self.next_of_stripe(stripe)? {
+                Err(base) => break base,
+                Ok((next, Kind::Merge)) => seq = next,
+                Ok((next, kind)) => break Base::Record(next, kind),
+            }
+        };
+        match base {
+            Base::Unknown => self.fold_partly(newest),
+            _ => self.fold_fully(newest, base)?,
+        }
+        self.queue.place(&self.key);
+        Ok(())
+    }
+
+    /// The next version of the current key within `stripe`, or what its end there says about
+    /// the operands' base.
+    fn next_of_stripe(&mut self, stripe: usize) -> Result<Result<(SeqNo, Kind), Base>> {
+        let tombstone = self.cover.newest(self.rules.stripes.upper(stripe));
+        let in_stripe = |seq: SeqNo| self.rules.stripes.of(seq) == Some(stripe);
+        let end = match tombstone {
+            Some(seq) if in_stripe(seq) => Base::Nothing,
+            _ => Base::Unknown,
+        };
+        while self.input.valid() {
+            let encoded = self.input.key();
+            let record = decode(encoded)?;
+            if record.user_key != self.key.as_slice() {
+                break;
+            }
+            let trailer = key::trailer(encoded);
+            let (seq, kind) = (record.seq, record.kind);
+            match self.last_trailer.map_or(Ordering::Greater, |last| trailer.cmp(&last)) {
+                Ordering::Less => {}
+                Ordering::Equal => {
+                    self.counts.dropped.shadowed += 1;
+                    self.consume();
+                    continue;
+                }
+                Ordering::Greater => return Err(self.out_of_order()),
+            }
+            if self.rules.stripes.of(seq) != Some(stripe) {
+                return Ok(Err(end));
+            }
+            if tombstone.is_some_and(|tombstone| tombstone > seq) {
+                return Ok(Err(Base::Nothing));
+            }
+            self.last_trailer = Some(trailer);
+            return Ok(Ok((seq, kind)));
+        }
+        self.input.status()?;
+        // The key's history in the inputs ends here.
+        if end == Base::Unknown && !self.below.may_hold(&self.key) {
+            return Ok(Err(Base::Nothing));
+        }
+        Ok(Err(end))
+    }
+
+    /// Operands without a known base: one operand if the operator can.
+    fn fold_partly(&mut self, newest: SeqNo) {
+        let operands = self.queue.len();
+        let Some(operator) = self.rules.merge_operator.as_ref().filter(|_| operands > 1) else {
+            return;
+        };
+        let folded = operator.partial_merge(&self.key, &self.queue.oldest_first());
+        if let Some(folded) = folded.filter(|value| value.len() <= VALUE_BYTES_MAX) {
+            self.queue.set(&self.key, newest, Kind::Merge, &folded);
+            self.counts.dropped.merged += operands - 1;
+        }
+    }
+
+    /// Operands on a known base: a value, or everything as it was if the operator fails.
+    fn fold_fully(&mut self, newest: SeqNo, base: Base) -> Result<()> {
+        let (value, expiry) = match base {
+            Base::Record(_, Kind::Put) => (Some(self.input.value()), None),
+            Base::Record(_, Kind::PutExpiring) => {
+                let stored = self.input.value();
+                let expiry = expiry_of(&self.key, stored)?;
+                let live = expiry > self.rules.now_ms;
+                (live.then(|| &stored[EXPIRY_BYTES..]), live.then_some(expiry))
+            }
+            _ => (None, None),
+        };
+        let folded = match &self.rules.merge_operator {
+            None => Err(Error::invalid("the column family has no merge operator")),
+            Some(operator) => {
+                operator.full_merge(&self.key, value, &self.queue.oldest_first()).and_then(fits)
+            }
+        };
+        let operands = self.queue.len();
+        match folded {
+            Ok(folded) => {
+                self.queue.set_value(&self.key, newest, expiry, &folded);
+                self.counts.dropped.merged += operands - 1;
+                if let Base::Record(..) = base {
+                    self.counts.dropped.merged += 1;
+                    self.consume();
+                }
+            }
+            Err(error) => {
+                if let Base::Record(seq, kind) = base {
+                    self.queue.push(seq, kind, self.input.value());
+                    self.consume();
+                }
+                self.counts.merge_errors += 1;
+                self.counts
+                    .merge_error
+                    .get_or_insert_with(|| format!("key \"{}\": {error}", self.key.escape_ascii()));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn fits(value: Vec<u8>) -> Result<Vec<u8>> {
+    if value.len() > VALUE_BYTES_MAX {
+        return Err(Error::invalid(format!(
+            "the merge operator made a value of {} bytes: at most {VALUE_BYTES_MAX} are allowed",
+            value.len()
+        )));
+    }
+    Ok(value)
+}

@@ -1,0 +1,435 @@
+//! `CompactionIterator`: from merged inputs to the records that a flush or compaction writes.
+//!
+//! Owned by one job, used by one thread. It reads a merged cursor once, front to back, and holds
+//! one user key's state. Numbered rules; "stripe" is explained in [`super::stripes`]:
+//!
+//! 1. A record above `visible` is kept as it is.
+//! 2. Within a stripe, only the newest version of a key survives (operands: rule 6).
+//! 3. A record older than a range tombstone of its own stripe is dropped. The tombstones
+//!    themselves go into the outputs, the newest per stripe and fragment, except those of the
+//!    oldest stripe over ranges with nothing older below ([`CompactionIterator::tombstones`]).
+//! 4. A delete is dropped in the oldest stripe if nothing older lies below its key.
+//! 5. A record whose expiry has passed at the job's `now_ms` is a delete, in every stripe: expiry
+//!    goes by the wall clock, so no snapshot sees it either. This is final: if the clock is set
+//!    back afterwards, what a job met stays deleted, what none met becomes visible again.
+//! 6. Merge operands of a key within a stripe are folded: into a value when the base is known (a
+//!    put, a delete, a range tombstone, or the end of the key's history), else by the operator's
+//!    partial merge if it has one. A base with an expiry gives a result with that expiry. If the
+//!    operator fails, operands and base are kept as they are and the failure is reported.
+//! 7. The compaction filter sees the first version of a key, if it is a live value that no
+//!    snapshot sees (not operands, nor what was just folded: the next job shows it that).
+//!    Removal is a delete (rule 4). Expired records never get there.
+//! 8. Sequence numbers stay. Zeroing them at the bottom would compress better, but
+//!    flushed-through numbers and "the latest sequence number of a key" are read from records.
+//! 9. Every input record is either written or counted under a reason
+//!    (`records_in == records_out + dropped`), so that none is lost silently.
+//!
+//! Failure: an error of the input or a record that cannot be ends the iteration with that error.
+//! Cost: no allocation per record, except what a merge operator or filter returns; one copy of
+//! each user key; values are passed on where they lie.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use archipelago_base::{Error, ErrorKind, Result, SeqNo};
+
+use super::below::{Below, BelowCursor};
+use super::cover::{Cover, retained};
+use super::fold::Queue;
+use super::stripes::Stripes;
+use crate::extension::{CompactionFilter, FilterDecision, MergeOperator};
+use crate::iter::InternalIterator;
+use crate::key::{self, KeyRange, KeyRef, Kind};
+use crate::tombstone::TombstoneSet;
+
+/// Length of the expiry before the value of a [`Kind::PutExpiring`].
+pub(super) const EXPIRY_BYTES: usize = 8;
+
+/// What a job may forget; resolved from its spec.
+pub struct Rules<'a> {
+    /// The keys of this job: input records outside are not read.
+    pub range: &'a KeyRange,
+    /// Where readers look.
+    pub stripes: Stripes,
+    /// What lies older below.
+    pub below: &'a Below,
+    /// Unix milliseconds that expiry goes by.
+    pub now_ms: u64,
+    /// The column family's merge operator.
+    pub merge_operator: Option<Arc<dyn MergeOperator>>,
+    /// The column family's compaction filter.
+    pub filter: Option<Arc<dyn CompactionFilter>>,
+}
+
+/// Records dropped, by reason. A record that became a delete was not dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Dropped {
+    /// A newer version in the same stripe hides them.
+    pub shadowed: u64,
+    /// A range tombstone in the same stripe covers them.
+    pub covered: u64,
+    /// Deletes with nothing left to delete.
+    pub deletes: u64,
+    /// Expired, with nothing left to hide.
+    pub expired: u64,
+    /// Removed by the filter, with nothing left to hide.
+    pub filtered: u64,
+    /// Operands and bases folded into another record.
+    pub merged: u64,
+}
+
+impl Dropped {
+    /// All reasons together.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.shadowed + self.covered + self.deletes + self.expired + self.filtered + self.merged
+    }
+}
+
+/// What an iteration has done so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Counts {
+    /// Point records read.
+    pub records_in: u64,
+    /// Point records given out.
+    pub records_out: u64,
+    /// Records dropped, by reason.
+    pub dropped: Dropped,
+    /// Records given out with another kind or value: expired, or filtered.
+    pub rewritten: u64,
+    /// Folds that failed; their records were kept.
+    pub merge_errors: u64,
+    /// The first failure's sentence.
+    pub merge_error: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Current {
+    End,
+    /// The record on which the input stands.
+    Input,
+    /// The record on which the queue stands.
+    Queue,
+}
+
+/// See the module.
+pub struct CompactionIterator<'a, I> {
+    pub(super) input: I,
+    pub(super) rules: Rules<'a>,
+    pub(super) cover: Cover,
+    pub(super) below: BelowCursor<'a>,
+    tombstones: TombstoneSet,
+    /// The user key that was entered last.
+    pub(super) key: Vec<u8>,
+    /// Trailer of the last record of `key` that was looked at; `None` before the first key.
+    pub(super) last_trailer: Option<u64>,
+    /// Whether the record looked at is the first of its key.
+    first_of_key: bool,
+    /// Whether a record of `key` was given out before the current one.
+    continues_key: bool,
+    given_of_key: bool,
+    /// Stripe of `key` in which all older versions are hidden.
+    pub(super) done: Option<usize>,
+    /// Whether a range tombstone hides them.
+    done_by_range: bool,
+    current: Current,
+    /// Records to give out before the input goes on.
+    pub(super) queue: Queue,
+    pub(super) counts: Counts,
+}
+
+impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
+    /// An iteration over `input` and its range tombstones by `rules`; not placed yet.
+    pub fn new(input: I, tombstones: TombstoneSet, rules: Rules<'a>) -> Self {
+        let written = retained(&tombstones, &rules.stripes, rules.below);
+        Self {
+            below: BelowCursor::new(rules.below),
+            input,
+            rules,
+            cover: Cover::new(tombstones),
+            tombstones: written,
+            key: Vec::new(),
+            last_trailer: None,
+            first_of_key: false,
+            continues_key: false,
+            given_of_key: false,
+            done: None,
+            done_by_range: false,
+            current: Current::End,
+            queue: Queue::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// To the first record of the range. Called once.
+    pub fn start(&mut self) -> Result<()> {
+        if self.rules.range.start.is_empty() {
+            self.input.seek_to_first();
+        } else {
+            let target = key::encode(&self.rules.range.start, SeqNo::MAX, Kind::SEEK);
+            self.input.seek(&target);
+        }
+        self.settle()
+    }
+
+    /// Whether there is a record.
+    #[inline]
+    pub fn valid(&self) -> bool {
+        self.current != Current::End
+    }
+
+    /// The record's encoded internal key. It must be valid.
+    #[inline]
+    pub fn key(&self) -> &[u8] {
+        match self.current {
+            Current::Queue => self.queue.key(),
+            _ => self.input.key(),
+        }
+    }
+
+    /// The record's stored value. It must be valid.
+    #[inline]
+    pub fn value(&self) -> &[u8] {
+        match self.current {
+            Current::Queue => self.queue.value(),
+            _ => self.input.value(),
+        }
+    }
+
+    /// Whether the record is the first of its user key: an output may be cut before it.
+    #[inline]
+    pub fn starts_key(&self) -> bool {
+        !self.continues_key
+    }
+
+    /// The range tombstones that the outputs must carry, within the range.
+    #[must_use]
+    pub fn tombstones(&self) -> &TombstoneSet {
+        &self.tombstones
+    }
+
+    /// What was done so far; complete once the iterator is not valid any more.
+    #[must_use]
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// To the next record. It must be valid. After an error it is not valid any more.
+    pub fn advance(&mut self) -> Result<()> {
+        match self.current {
+            Current::End => return Ok(()),
+            Current::Input => self.consume(),
+            Current::Queue => {
+                if self.queue.advance(&self.key) {
+                    self.give(Current::Queue);
+                    return Ok(());
+                }
+            }
+        }
+        self.settle()
+    }
+
+    /// Moves the input past the record that it stands on.
+    #[inline]
+    pub(super) fn consume(&mut self) {
+        self.counts.records_in += 1;
+        self.input.next();
+    }
+
+    #[inline]
+    fn give(&mut self, from: Current) {
+        self.counts.records_out += 1;
+        self.continues_key = self.given_of_key;
+        self.given_of_key = true;
+        self.current = from;
+    }
+
+    /// Gives out the next record at or after the input's position.
+    fn settle(&mut self) -> Result<()> {
+        self.current = Current::End;
+        while let Some((seq, kind)) = self.look()? {
+            let Some(stripe) = self.rules.stripes.of(seq) else {
+                self.give(Current::Input);
+                return Ok(());
+            };
+            if self.done == Some(stripe) {
+                if self.done_by_range {
+                    self.counts.dropped.covered += 1;
+                } else {
+                    self.counts.dropped.shadowed += 1;
+                }
+                self.consume();
+                continue;
+            }
+            self.done = Some(stripe);
+            self.done_by_range =
+                self.cover.newest(self.rules.stripes.upper(stripe)).is_some_and(|t| t > seq);
+            if self.done_by_range {
+                self.counts.dropped.covered += 1;
+                self.consume();
+                continue;
+            }
+            if let Some(from) = self.take(seq, kind, stripe)? {
+                self.give(from);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Decodes the record that the input stands on and enters its key; `None` at the end.
+    #[inline]
+    fn look(&mut self) -> Result<Option<(SeqNo, Kind)>> {
+        loop {
+            if !self.input.valid() {
+                self.input.status()?;
+                return Ok(None);
+            }
+            let encoded = self.input.key();
+            let record = decode(encoded)?;
+            let trailer = key::trailer(encoded);
+            let order = match self.last_trailer {
+                None => Ordering::Greater,
+                Some(_) => record.user_key.cmp(self.key.as_slice()),
+            };
+            let (seq, kind) = (record.seq, record.kind);
+            match order {
+                Ordering::Greater => {
+                    let end = self.rules.range.end.as_deref();
+                    if end.is_some_and(|end| record.user_key >= end) {
+                        return Ok(None);
+                    }
+                    self.key.clear();
+                    self.key.extend_from_slice(record.user_key);
+                    self.cover.enter(&self.key);
+                    self.done = None;
+                    self.first_of_key = true;
+                    self.given_of_key = false;
+                }
+                Ordering::Equal => match self.last_trailer.map(|last| trailer.cmp(&last)) {
+                    Some(Ordering::Less) => self.first_of_key = false,
+                    Some(Ordering::Equal) => {
+                        self.counts.dropped.shadowed += 1;
+                        self.consume();
+                        continue;
+                    }
+                    _ => return Err(self.out_of_order()),
+                },
+                Ordering::Less => return Err(self.out_of_order()),
+            }
+            self.last_trailer = Some(trailer);
+            return Ok(Some((seq, kind)));
+        }
+    }
+
+    /// The newest record of `stripe`, not covered: what is given out for it, if anything.
+    #[inline]
+    fn take(&mut self, seq: SeqNo, kind: Kind, stripe: usize) -> Result<Option<Current>> {
+        match kind {
+            Kind::Put if self.rules.filter.is_none() => Ok(Some(Current::Input)),
+            Kind::Put => self.filtered(seq, stripe, None),
+            Kind::Delete => {
+                if stripe == 0 && !self.below.may_hold(&self.key) {
+                    self.counts.dropped.deletes += 1;
+                    self.consume();
+                    return Ok(None);
+                }
+                Ok(Some(Current::Input))
+            }
+            Kind::PutExpiring => {
+                let expiry = expiry_of(&self.key, self.input.value())?;
+                if expiry <= self.rules.now_ms {
+                    let dropped = self.hide(seq, stripe);
+                    self.counts.dropped.expired += u64::from(dropped);
+                    return Ok((!dropped).then_some(Current::Queue));
+                }
+                self.filtered(seq, stripe, Some(expiry))
+            }
+            Kind::Merge => self.fold(seq, stripe).map(|()| Some(Current::Queue)),
+            Kind::SingleDelete | Kind::RangeDelete | Kind::Indirect | Kind::WideEntity => {
+                Err(corrupt(&self.key, format_args!("a {kind:?} among point records")))
+            }
+        }
+    }
+
+    /// Makes the record a delete; whether it could be dropped altogether. Consumes it.
+    fn hide(&mut self, seq: SeqNo, stripe: usize) -> bool {
+        self.consume();
+        if stripe == 0 && !self.below.may_hold(&self.key) {
+            return true;
+        }
+        self.counts.rewritten += 1;
+        self.queue.set(&self.key, seq, Kind::Delete, &[]);
+        false
+    }
+
+    /// Applies the filter to a live value (rule 7).
+    fn filtered(
+        &mut self,
+        seq: SeqNo,
+        stripe: usize,
+        expiry: Option<u64>,
+    ) -> Result<Option<Current>> {
+        let Some(filter) = &self.rules.filter else { return Ok(Some(Current::Input)) };
+        if !self.first_of_key || self.rules.stripes.snapshot_sees(seq) {
+            return Ok(Some(Current::Input));
+        }
+        let stored = self.input.value();
+        let value = if expiry.is_some() { &stored[EXPIRY_BYTES..] } else { stored };
+        match filter.filter(&self.key, value, expiry, self.rules.now_ms) {
+            FilterDecision::Keep => Ok(Some(Current::Input)),
+            FilterDecision::Remove => {
+                let dropped = self.hide(seq, stripe);
+                self.counts.dropped.filtered += u64::from(dropped);
+                Ok((!dropped).then_some(Current::Queue))
+            }
+            FilterDecision::Change(value) => {
+                if value.len() > key::VALUE_BYTES_MAX {
+                    return Err(Error::invalid(format!(
+                        "compaction filter \"{}\" made a value of {} bytes for key \"{}\": at \
+                         most {} are allowed",
+                        filter.name(),
+                        value.len(),
+                        self.key.escape_ascii(),
+                        key::VALUE_BYTES_MAX
+                    )));
+                }
+                self.counts.rewritten += 1;
+                self.consume();
+                self.queue.set_value(&self.key, seq, expiry, &value);
+                Ok(Some(Current::Queue))
+            }
+        }
+    }
+
+    pub(super) fn out_of_order(&self) -> Error {
+        corrupt(&self.key, "the next input record is out of order")
+    }
+}
+
+/// Decodes a key that must be of a kind of this version.
+#[inline]
+pub(super) fn decode(encoded: &[u8]) -> Result<KeyRef<'_>> {
+    KeyRef::decode(encoded)
+        .ok_or_else(|| corrupt(encoded, "not an internal key of a kind that this version knows"))
+}
+
+/// The expiry of a stored [`Kind::PutExpiring`] value.
+pub(super) fn expiry_of(key: &[u8], stored: &[u8]) -> Result<u64> {
+    match stored.first_chunk::<EXPIRY_BYTES>() {
+        Some(bytes) => Ok(u64::from_le_bytes(*bytes)),
+        None => Err(corrupt(key, "its value is too short for an expiry")),
+    }
+}
+
+/// An input record that cannot be. The job adds which one it is.
+#[cold]
+pub(super) fn corrupt(key: &[u8], what: impl std::fmt::Display) -> Error {
+    Error::new(
+        ErrorKind::Corrupt,
+        format!("input record of key \"{}\": {what}", key.escape_ascii()),
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,263 @@
+//! The compaction job: from input files and a spec to output files.
+//!
+//! See [`crate::job`] for what holds for every job and [`super::iterator`] for what is dropped.
+//! Inputs are read front to back with readahead, past the block cache. Files of L0 are one child
+//! of the merge each; those of another level, which are disjoint, are one child together, so that
+//! a job costs at most one comparison per record and L0 file more than its levels. Only files
+//! with range tombstones are opened before their turn.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::{CfId, Error, ErrorKind, Result};
+use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
+use serde::{Deserialize, Serialize};
+
+use super::cover::union;
+use super::iterator::{CompactionIterator, Counts};
+use crate::cache::BlockCache;
+use crate::file_meta::{FileMeta, sst_name};
+
+use crate::iter::{Child, FileOpener, InternalIterator, LevelIterator, MergingIterator};
+use crate::job::output::OutputWriter;
+use crate::job::spec::{OutputSpec, Retention};
+use crate::job::{JobContext, JobOutput, MeteredRead, Progress, drive};
+use crate::key::KeyRange;
+use crate::sst::{TableReadOptions, TableReader};
+
+/// An input file and its level.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Input {
+    /// Level that the file is in.
+    pub level: u8,
+    /// The file.
+    pub meta: FileMeta,
+}
+
+/// A compaction as a value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompactionSpec {
+    /// The column family.
+    pub cf: u32,
+    /// Level of the upper inputs; the outputs' level is in `output`.
+    pub from: u8,
+    /// The files, in the directory of the outputs. L0 files in any order.
+    pub inputs: Vec<Input>,
+    /// Keys that the job has claimed. Every input lies within them.
+    pub range: KeyRange,
+    /// The part of the keys that this job handles, if several share the inputs: each has another
+    /// part, together they cover the range, and the owner installs all outputs in one edit.
+    pub subrange: Option<KeyRange>,
+    /// What may be forgotten.
+    pub retention: Retention,
+    /// Where and how outputs are written.
+    pub output: OutputSpec,
+    /// Bytes that are read ahead of each input.
+    pub readahead_bytes: u32,
+    /// Bypass the page cache when reading.
+    pub direct_reads: bool,
+}
+
+impl CompactionSpec {
+    /// Bytes of all inputs.
+    #[must_use]
+    pub fn input_bytes(&self) -> u64 {
+        self.inputs.iter().map(|input| input.meta.size_bytes).sum()
+    }
+
+    /// The job for people: "compaction of cf 0 from L0 to L6 (4 files)".
+    #[must_use]
+    pub fn describe(&self) -> String {
+        format!(
+            "compaction of cf {} from L{} to L{} ({} files)",
+            self.cf,
+            self.from,
+            self.output.level,
+            self.inputs.len()
+        )
+    }
+
+    fn io(&self, level: u8) -> IoContext {
+        IoContext::sst(IoPurpose::Compaction { from: self.from, to: self.output.level }, level)
+    }
+
+    fn validate(&self) -> Result<()> {
+        if self.inputs.is_empty() {
+            return Err(Error::invalid("job spec: no inputs"));
+        }
+        for Input { level, meta } in &self.inputs {
+            if !meta.within(&self.range) {
+                return Err(Error::invalid(format!(
+                    "job spec: input {} of L{level} reaches out of the keys that the job claims",
+                    sst_name(meta.file_no())
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs a compaction. On `Ok` the outputs survive power loss; see [`crate::job`] for failures.
+pub fn run_compaction(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+    compact(spec, context).map_err(|error| error.context_at(spec.describe()))
+}
+
+fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+    let started_ns = context.clock.now_ns();
+    spec.validate()?;
+    let range = spec.subrange.as_ref().unwrap_or(&spec.range);
+    let rules = spec.retention.rules(range, context)?;
+    let files = open_inputs(spec, range, context)?;
+    let early = files.iter().filter_map(|file| file.early.as_ref());
+    let tombstones = union(early.map(|table| &**table.tombstones()), range);
+    let merged = MergingIterator::new(children(spec, files)?);
+    let mut input = CompactionIterator::new(merged, tombstones, rules);
+    let kept = input.tombstones().clone();
+    let io = spec.io(spec.output.level);
+    let writer = OutputWriter::new(&spec.output, CfId(spec.cf), range, kept, io, context)?;
+    let files = drive(&mut input, writer, context, |counts| check_complete(spec, counts))?;
+    Ok(context.output(files, input.counts().clone(), started_ns))
+}
+
+/// Whole files were given, so all of their records must have come out.
+fn check_complete(spec: &CompactionSpec, counts: &Counts) -> Result<()> {
+    let expected: u64 = spec.inputs.iter().map(|input| input.meta.entries).sum();
+    if spec.subrange.is_none() && counts.records_in != expected {
+        let names: Vec<_> = spec.inputs.iter().map(|i| sst_name(i.meta.file_no())).collect();
+        return Err(Error::new(
+            ErrorKind::Corrupt,
+            format!(
+                "{} records were read of {expected} that the files' metadata tells of, in {}",
+                counts.records_in,
+                names.join(", ")
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// What opening an input needs; owned, because cursors are.
+struct Tables {
+    fs: Arc<dyn FileSystem>,
+    dir: PathBuf,
+    cache: Arc<BlockCache>,
+    budget: Arc<ByteBudget>,
+    cancel: Arc<AtomicBool>,
+    progress: Arc<Progress>,
+    readahead_bytes: u64,
+    direct: bool,
+}
+
+/// An input.
+struct InputFile {
+    level: u8,
+    io: IoContext,
+    meta: FileMeta,
+    /// Opened before its turn, because of its range tombstones.
+    early: Option<Arc<TableReader>>,
+    tables: Arc<Tables>,
+}
+
+impl InputFile {
+    fn table(&self) -> Result<Arc<TableReader>> {
+        if let Some(table) = &self.early {
+            return Ok(Arc::clone(table));
+        }
+        let tables = &*self.tables;
+        let path = tables.dir.join(sst_name(self.meta.file_no()));
+        let file = tables.fs.open(&path, self.io, OpenOptions { direct: tables.direct })?;
+        let (cancel, progress) = (Arc::clone(&tables.cancel), Arc::clone(&tables.progress));
+        let file = Arc::new(MeteredRead::new(file, cancel, progress));
+        TableReader::open(file, &path, Some(&self.meta), &tables.cache, &tables.budget)
+    }
+
+    fn cursor(&self) -> Result<Box<dyn InternalIterator>> {
+        let options = TableReadOptions::job(self.io, self.tables.readahead_bytes);
+        Ok(Box::new(self.table()?.iter(options)))
+    }
+}
+
+/// The inputs that have something in `range`, those with range tombstones opened.
+fn open_inputs(
+    spec: &CompactionSpec,
+    range: &KeyRange,
+    context: &JobContext<'_>,
+) -> Result<Vec<InputFile>> {
+    let tables = Arc::new(Tables {
+        fs: Arc::clone(&context.fs),
+        dir: spec.output.dir.clone(),
+        cache: Arc::clone(&context.cache),
+        budget: Arc::clone(&context.budget),
+        cancel: Arc::clone(&context.cancel),
+        progress: Arc::clone(&context.progress),
+        readahead_bytes: u64::from(spec.readahead_bytes),
+        direct: spec.direct_reads,
+    });
+    let mut files = Vec::with_capacity(spec.inputs.len());
+    for input in spec.inputs.iter().filter(|input| input.meta.overlaps(range)) {
+        let mut file = InputFile {
+            level: input.level,
+            io: spec.io(input.level),
+            meta: input.meta.clone(),
+            early: None,
+            tables: Arc::clone(&tables),
+        };
+        if file.meta.range_deletions > 0 {
+            file.early = Some(file.table()?);
+        }
+        files.push(file);
+    }
+    Ok(files)
+}
+
+/// The children of the merge: each L0 file, and each other level.
+fn children(spec: &CompactionSpec, files: Vec<InputFile>) -> Result<Vec<Child>> {
+    let mut children = Vec::new();
+    let mut levels: BTreeMap<u8, Vec<InputFile>> = BTreeMap::new();
+    for file in files {
+        if file.level == 0 {
+            children.push(Child::new(file.cursor()?, file.meta.largest_seq()));
+        } else {
+            levels.entry(file.level).or_default().push(file);
+        }
+    }
+    for (level, mut files) in levels {
+        files.sort_by(|a, b| a.meta.smallest.cmp(&b.meta.smallest));
+        if files.windows(2).any(|pair| pair[0].meta.overlaps_file(&pair[1].meta)) {
+            return Err(Error::invalid(format!(
+                "job spec: inputs of L{level} of {} overlap",
+                spec.describe()
+            )));
+        }
+        let newest = files.iter().map(|file| file.meta.largest_seq()).max().unwrap_or_default();
+        children.push(Child::new(Box::new(LevelIterator::new(Level(files))), newest));
+    }
+    Ok(children)
+}
+
+/// Disjoint inputs of one level, in key order, opened one after another.
+struct Level(Vec<InputFile>);
+
+impl FileOpener for Level {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn ends_before(&self, index: usize, key: &[u8]) -> bool {
+        self.0[index].meta.ends_before(key)
+    }
+
+    fn smallest(&self, index: usize) -> &[u8] {
+        &self.0[index].meta.smallest
+    }
+
+    fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
+        self.0[index].cursor()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! Snapshot stripes: the intervals of sequence numbers between which nobody can look.
+//!
+//! With snapshots `s1 < s2 < … < sn` and a job's `visible` sequence number, stripe `i` holds the
+//! sequence numbers in `(s(i-1), s(i)]`, the last one ending at `visible`. Invariants: every
+//! reader, now or later, looks at the upper end of a stripe or above `visible`; so within one
+//! stripe only the newest version of a key matters. Above `visible` writes are being published,
+//! anyone may look at any point: everything there is kept.
+//!
+//! The owner must read `visible` *before* it lists the snapshots: a snapshot taken in between is
+//! then in the list, one taken after it is at or above `visible`.
+
+use archipelago_base::SeqNo;
+
+/// The stripes of one job; see the module. A query costs a binary search over the snapshots, one
+/// comparison for records older than all of them.
+#[derive(Clone, Debug)]
+pub struct Stripes {
+    /// Upper ends, ascending; the last is `visible`.
+    uppers: Vec<SeqNo>,
+    /// Newest snapshot, also one above `visible`.
+    newest_snapshot: Option<SeqNo>,
+}
+
+impl Stripes {
+    /// Stripes between `snapshots` (in any order) up to `visible`; snapshots above it make no
+    /// stripes, as everything there is kept anyway.
+    #[must_use]
+    pub fn new(snapshots: &[u64], visible: SeqNo) -> Self {
+        let mut uppers: Vec<SeqNo> =
+            snapshots.iter().map(|&s| SeqNo(s)).filter(|&s| s <= visible).collect();
+        uppers.sort_unstable();
+        uppers.dedup();
+        let newest_snapshot = snapshots.iter().map(|&s| SeqNo(s)).max();
+        if uppers.last() != Some(&visible) {
+            uppers.push(visible);
+        }
+        Self { uppers, newest_snapshot }
+    }
+
+    /// The stripe of `seq`; `None` above `visible`.
+    #[inline]
+    #[must_use]
+    pub fn of(&self, seq: SeqNo) -> Option<usize> {
+        if seq <= self.uppers[0] {
+            return Some(0);
+        }
+        let at = self.uppers.partition_point(|&upper| upper < seq);
+        (at < self.uppers.len()).then_some(at)
+    }
+
+    /// The sequence number at which stripe `at` is looked at.
+    #[inline]
+    #[must_use]
+    pub fn upper(&self, at: usize) -> SeqNo {
+        self.uppers[at]
+    }
+
+    /// Whether a snapshot may see a record of `seq`.
+    #[inline]
+    #[must_use]
+    pub fn snapshot_sees(&self, seq: SeqNo) -> bool {
+        self.newest_snapshot.is_some_and(|snapshot| seq <= snapshot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stripes_end_at_snapshots_and_at_visible() {
+        let stripes = Stripes::new(&[20, 10, 10, 99], SeqNo(30));
+        let of = |seq| stripes.of(SeqNo(seq));
+        assert_eq!(
+            [of(1), of(10), of(11), of(20), of(21), of(30)].map(Option::unwrap),
+            [0, 0, 1, 1, 2, 2]
+        );
+        assert_eq!(of(31), None);
+        assert!(stripes.snapshot_sees(SeqNo(99)) && !stripes.snapshot_sees(SeqNo(100)));
+        let none = Stripes::new(&[], SeqNo(0));
+        assert_eq!((none.of(SeqNo(0)), none.of(SeqNo(1))), (Some(0), None));
+        assert!(!none.snapshot_sees(SeqNo(0)));
+    }
+}

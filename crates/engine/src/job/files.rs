@@ -1,0 +1,115 @@
+//! Files of a job: their bytes are counted, writes are charged to the rate limiter, and a
+//! cancelled job stops at its next read or write.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use archipelago_base::Result;
+use archipelago_env::limit::{LimitedFile, Priority};
+use archipelago_env::{IoContext, IoPurpose, RandomFile, WritableFile};
+
+use super::{JobContext, Progress, check_cancelled};
+
+/// An output being written.
+pub(crate) struct MeteredWrite {
+    file: Box<dyn WritableFile>,
+    cancel: Arc<AtomicBool>,
+    progress: Arc<Progress>,
+}
+
+impl MeteredWrite {
+    pub(crate) fn new(
+        file: Box<dyn WritableFile>,
+        purpose: IoPurpose,
+        context: &JobContext<'_>,
+    ) -> Self {
+        let file: Box<dyn WritableFile> = match (&context.limiter, Priority::of(purpose)) {
+            (Some(limiter), Some(priority)) => Box::new(LimitedFile::new(
+                file,
+                Arc::clone(limiter),
+                Arc::clone(&context.clock),
+                priority,
+            )),
+            _ => file,
+        };
+        let (cancel, progress) = (Arc::clone(&context.cancel), Arc::clone(&context.progress));
+        Self { file, cancel, progress }
+    }
+}
+
+impl fmt::Debug for MeteredWrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MeteredWrite({:?})", self.file)
+    }
+}
+
+impl WritableFile for MeteredWrite {
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        check_cancelled(&self.cancel)?;
+        self.file.append(data)?;
+        self.progress.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.file.flush()
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.file.sync()
+    }
+
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+}
+
+/// An input being read.
+pub(crate) struct MeteredRead {
+    file: Arc<dyn RandomFile>,
+    cancel: Arc<AtomicBool>,
+    progress: Arc<Progress>,
+}
+
+impl MeteredRead {
+    pub(crate) fn new(
+        file: Arc<dyn RandomFile>,
+        cancel: Arc<AtomicBool>,
+        progress: Arc<Progress>,
+    ) -> Self {
+        Self { file, cancel, progress }
+    }
+
+    fn count(&self, bytes: usize) {
+        self.progress.bytes_read.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for MeteredRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MeteredRead({:?})", self.file)
+    }
+}
+
+impl RandomFile for MeteredRead {
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
+        check_cancelled(&self.cancel)?;
+        self.count(buf.len());
+        self.file.read_exact_at(offset, buf, context)
+    }
+
+    fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        check_cancelled(&self.cancel)?;
+        self.count(requests.iter().map(|(_, buf)| buf.len()).sum());
+        self.file.read_many(requests, context)
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        self.file.prefetch(offset, len);
+    }
+
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+}

@@ -1,0 +1,164 @@
+//! Jobs are values: a flush or a compaction is a function from a serialisable spec, files and
+//! memory to output files, and never touches a database.
+//!
+//! [`crate::flush::run_flush`] and [`crate::compaction::job::run_compaction`] are the functions;
+//! here is what they share: the parts of their specs ([`spec`]), what they are given
+//! ([`JobContext`]) and give back ([`JobOutput`]), how outputs are written ([`output`]), and how
+//! specs and outputs travel ([`wire`]). Invariants:
+//!
+//! 1. A job reads nothing but its spec, its context and the files and shards that the spec names;
+//!    merge operators and filters are found by name. So it runs the same in another process.
+//! 2. Outputs exist for readers only after the owner's manifest edit. When a job returns `Ok` its
+//!    outputs survive power loss; when it fails or is cancelled it has removed what it wrote, as
+//!    far as the file system let it (the rest is garbage that the next start collects).
+//! 3. Nothing is lost silently: a compaction of whole files must have read as many records as the
+//!    files' metadata says, else it fails; all dropped records are counted by reason.
+//!
+//! Each job runs on one thread. A context may be shared by many jobs at once.
+
+mod files;
+pub mod output;
+pub mod spec;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod wire;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::clock::Clock;
+use archipelago_base::{Error, ErrorKind, FileNo, Result};
+use archipelago_env::FileSystem;
+use archipelago_env::limit::RateLimiter;
+
+pub(crate) use files::{MeteredRead, MeteredWrite};
+
+use crate::cache::BlockCache;
+use crate::compaction::iterator::{CompactionIterator, Counts};
+use crate::extension::Registry;
+use crate::file_meta::FileMeta;
+use crate::flush::ShardSource;
+use crate::iter::InternalIterator;
+use crate::job::output::OutputWriter;
+
+/// How far a running job is; read by others while it runs.
+#[derive(Debug, Default)]
+pub struct Progress {
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+}
+
+impl Progress {
+    /// File bytes read so far.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// File bytes written so far.
+    #[must_use]
+    pub fn bytes_written(&self) -> u64 {
+        self.bytes_written.load(Ordering::Relaxed)
+    }
+}
+
+/// What the executor of a job gives it. One per job (it counts the job's bytes).
+pub struct JobContext<'a> {
+    /// Where inputs are and outputs go.
+    pub fs: Arc<dyn FileSystem>,
+    /// The merge operators and filters that this process knows.
+    pub registry: Registry,
+    /// Times the job. (What expires goes by the spec's `now_ms`.)
+    pub clock: Arc<dyn Clock>,
+    /// What writes are charged to, if they are limited (and `fs` does not do so itself).
+    pub limiter: Option<Arc<RateLimiter>>,
+    /// Set from outside to end the job with an error soon.
+    pub cancel: Arc<AtomicBool>,
+    /// Where a flush finds its shards.
+    pub shards: &'a dyn ShardSource,
+    /// Cache that readers of inputs are tied to; inputs' data blocks are not put into it.
+    pub cache: Arc<BlockCache>,
+    /// Budget that readers of inputs charge their index and filter blocks to.
+    pub budget: Arc<ByteBudget>,
+    /// More file numbers when the spec's are used up; `None` where nobody can be asked.
+    pub more_file_numbers: Option<&'a (dyn Fn() -> FileNo + Sync)>,
+    /// The job's counters.
+    pub progress: Arc<Progress>,
+}
+
+impl JobContext<'_> {
+    /// `Err` (`Fenced`) if the job was cancelled.
+    #[inline]
+    pub fn check_cancelled(&self) -> Result<()> {
+        check_cancelled(&self.cancel)
+    }
+}
+
+impl fmt::Debug for JobContext<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobContext")
+            .field("registry", &self.registry)
+            .field("cancel", &self.cancel)
+            .field("progress", &self.progress)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn check_cancelled(cancel: &AtomicBool) -> Result<()> {
+    if cancel.load(Ordering::Relaxed) {
+        return Err(Error::new(ErrorKind::Fenced, "the job was cancelled"));
+    }
+    Ok(())
+}
+
+/// What a job gives back: files to install, and figures.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct JobOutput {
+    /// The outputs in key order, synced, as is their directory. They share no user key.
+    pub files: Vec<FileMeta>,
+    /// Records in, out and dropped.
+    pub counts: Counts,
+    /// File bytes read.
+    pub bytes_read: u64,
+    /// File bytes written.
+    pub bytes_written: u64,
+    /// How long it took.
+    pub duration_ns: u64,
+}
+
+impl JobContext<'_> {
+    pub(crate) fn output(
+        &self,
+        files: Vec<FileMeta>,
+        counts: Counts,
+        started_ns: u64,
+    ) -> JobOutput {
+        JobOutput {
+            files,
+            counts,
+            bytes_read: self.progress.bytes_read(),
+            bytes_written: self.progress.bytes_written(),
+            duration_ns: self.clock.now_ns().saturating_sub(started_ns),
+        }
+    }
+}
+
+/// Writes everything that `input` gives out. `check` sees the counts before the outputs are
+/// declared good; if it fails, they are removed.
+pub(crate) fn drive<I: InternalIterator>(
+    input: &mut CompactionIterator<'_, I>,
+    mut writer: OutputWriter<'_>,
+    context: &JobContext<'_>,
+    check: impl FnOnce(&Counts) -> Result<()>,
+) -> Result<Vec<FileMeta>> {
+    context.check_cancelled()?;
+    input.start()?;
+    while input.valid() {
+        writer.add(input.key(), input.value(), input.starts_key())?;
+        input.advance()?;
+    }
+    check(input.counts())?;
+    writer.finish()
+}

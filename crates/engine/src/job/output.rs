@@ -1,0 +1,233 @@
+//! Writing a job's outputs: where one ends and the next begins, and range tombstones in each.
+//!
+//! Owned by one job. Invariants:
+//!
+//! 1. All versions of a user key lie in one output; outputs are disjoint and ascending.
+//! 2. The key space of the job is cut into intervals, one per output. An output carries all point
+//!    records of its interval and every range tombstone clipped to it, so that rule 1 holds for
+//!    tombstones too. An interval with tombstones alone makes an output without points.
+//! 3. A boundary of `cuts` always ends an interval. Otherwise one ends before a new user key, when
+//!    the output has reached its target size or would overlap more than
+//!    [`GRANDPARENT_TARGETS`] target sizes of the level below.
+//! 4. Until [`OutputWriter::finish`] has returned `Ok`, dropping the writer removes every file
+//!    that it has created; a file that cannot be removed is logged and left as garbage.
+//!
+//! Cost: per record nothing beyond the table builder; per user key two comparisons. One sync per
+//! output and one of the directory.
+
+use std::path::PathBuf;
+
+use archipelago_base::{CfId, Error, FileNo, Result};
+use archipelago_env::{CreateOptions, IoContext};
+
+use super::spec::OutputSpec;
+use super::{JobContext, MeteredWrite};
+use crate::file_meta::{FileMeta, sst_name};
+use crate::key::{KeyRange, user_key};
+use crate::sst::TableBuilder;
+use crate::tombstone::{RangeTombstone, TombstoneSet};
+
+/// An output overlaps at most about this many target sizes of the level below.
+pub const GRANDPARENT_TARGETS: u64 = 10;
+
+/// See the module.
+pub struct OutputWriter<'a> {
+    spec: &'a OutputSpec,
+    cf: CfId,
+    io: IoContext,
+    context: &'a JobContext<'a>,
+    tombstones: TombstoneSet,
+    /// First fragment that may reach past `low`.
+    fragment: usize,
+    open: Option<TableBuilder>,
+    /// Start of the current interval.
+    low: Vec<u8>,
+    /// End of the job's keys.
+    end: Option<&'a [u8]>,
+    next_cut: usize,
+    next_grandparent: usize,
+    overlap_bytes: u64,
+    numbers_used: u64,
+    files: Vec<FileMeta>,
+    /// Paths to remove if the job fails.
+    created: Vec<PathBuf>,
+}
+
+impl<'a> OutputWriter<'a> {
+    /// A writer of the job's keys in `range`, with the `tombstones` that the outputs must carry.
+    pub fn new(
+        spec: &'a OutputSpec,
+        cf: CfId,
+        range: &'a KeyRange,
+        tombstones: TombstoneSet,
+        io: IoContext,
+        context: &'a JobContext<'a>,
+    ) -> Result<Self> {
+        spec.validate()?;
+        Ok(Self {
+            next_cut: spec.cuts.partition_point(|cut| *cut <= range.start),
+            spec,
+            cf,
+            io,
+            context,
+            tombstones,
+            fragment: 0,
+            open: None,
+            low: range.start.clone(),
+            end: range.end.as_deref(),
+            next_grandparent: 0,
+            overlap_bytes: 0,
+            numbers_used: 0,
+            files: Vec::new(),
+            created: Vec::new(),
+        })
+    }
+
+    /// Adds a record, in internal-key order; `starts_key` if it is the first of its user key.
+    #[inline]
+    pub fn add(&mut self, key: &[u8], value: &[u8], starts_key: bool) -> Result<()> {
+        if starts_key {
+            self.enter(user_key(key))?;
+        }
+        let builder = match &mut self.open {
+            Some(builder) => builder,
+            None => self.create()?,
+        };
+        builder.add(key, value)
+    }
+
+    /// Ends the interval before `key` if it must end there.
+    #[inline]
+    fn enter(&mut self, key: &[u8]) -> Result<()> {
+        let spec = self.spec;
+        while let Some(cut) = spec.cuts.get(self.next_cut).filter(|cut| cut.as_slice() <= key) {
+            self.next_cut += 1;
+            self.end_interval(Some(cut))?;
+        }
+        while let Some(file) = spec.grandparents.get(self.next_grandparent) {
+            if file.end.as_slice() > key {
+                break;
+            }
+            self.next_grandparent += 1;
+            if self.open.is_some() {
+                self.overlap_bytes = self.overlap_bytes.saturating_add(file.bytes);
+            }
+        }
+        let full = self.open.as_ref().is_some_and(|builder| {
+            builder.estimated_bytes() >= spec.target_file_bytes
+                || self.overlap_bytes > spec.target_file_bytes.saturating_mul(GRANDPARENT_TARGETS)
+        });
+        if full {
+            self.end_interval(Some(key))?;
+        }
+        Ok(())
+    }
+
+    /// Ends the last interval and makes everything durable. The outputs in key order.
+    pub fn finish(mut self) -> Result<Vec<FileMeta>> {
+        let spec = self.spec;
+        while let Some(cut) = spec.cuts.get(self.next_cut) {
+            if self.end.is_some_and(|end| end <= cut.as_slice()) {
+                break;
+            }
+            self.next_cut += 1;
+            self.end_interval(Some(cut))?;
+        }
+        self.end_interval(self.end)?;
+        if !self.created.is_empty() {
+            self.context.fs.sync_dir(spec.dir())?;
+        }
+        self.context.check_cancelled()?;
+        self.created.clear();
+        Ok(std::mem::take(&mut self.files))
+    }
+
+    /// Closes the output of the keys from `low` to `high`, if there is anything to say there.
+    fn end_interval(&mut self, high: Option<&[u8]>) -> Result<()> {
+        for tombstone in self.tombstones_until(high) {
+            let builder = match &mut self.open {
+                Some(builder) => builder,
+                None => self.create()?,
+            };
+            builder.add_tombstone(&tombstone)?;
+        }
+        if let Some(builder) = self.open.take() {
+            self.files.push(builder.finish()?);
+        }
+        self.overlap_bytes = 0;
+        if let Some(high) = high {
+            self.low.clear();
+            self.low.extend_from_slice(high);
+        }
+        Ok(())
+    }
+
+    /// The tombstones between `low` and `high`, clipped.
+    fn tombstones_until(&mut self, high: Option<&[u8]>) -> Vec<RangeTombstone> {
+        let fragments = self.tombstones.fragments();
+        let mut clipped = Vec::new();
+        while let Some(fragment) = fragments.get(self.fragment) {
+            for &seq in &fragment.seqs {
+                let whole = RangeTombstone {
+                    start: fragment.start.clone(),
+                    end: fragment.end.clone(),
+                    seq,
+                };
+                clipped.extend(whole.clipped(&self.low, high));
+            }
+            if high.is_some_and(|high| fragment.end.as_slice() > high) {
+                break;
+            }
+            self.fragment += 1;
+        }
+        clipped
+    }
+
+    fn number(&mut self) -> Result<FileNo> {
+        let numbers = self.spec.file_numbers;
+        if self.numbers_used < numbers.count {
+            let no = numbers.first.checked_add(self.numbers_used);
+            self.numbers_used += 1;
+            return no
+                .map(FileNo)
+                .ok_or_else(|| Error::invalid("job spec: its file numbers overflow"));
+        }
+        match self.context.more_file_numbers {
+            Some(more) => Ok(more()),
+            None => Err(Error::invalid(format!(
+                "the job needs more than the {} file numbers from {} on that its spec sets \
+                 aside: give it more",
+                numbers.count, numbers.first
+            ))),
+        }
+    }
+
+    #[cold]
+    fn create(&mut self) -> Result<&mut TableBuilder> {
+        let no = self.number()?;
+        let path = self.spec.dir().join(sst_name(no));
+        let options = CreateOptions { direct: self.spec.direct_io, ..CreateOptions::default() };
+        let file = self.context.fs.create(&path, self.io, options)?;
+        self.created.push(path.clone());
+        let file = Box::new(MeteredWrite::new(file, self.io.purpose, self.context));
+        let builder = TableBuilder::new(
+            file,
+            &path,
+            no,
+            self.spec.unique_id(no),
+            self.spec.table_options(self.cf),
+        );
+        Ok(self.open.insert(builder))
+    }
+}
+
+impl Drop for OutputWriter<'_> {
+    fn drop(&mut self) {
+        self.open = None;
+        for path in &self.created {
+            if let Err(error) = self.context.fs.remove(path) {
+                tracing::warn!(%error, "cannot remove the output of a failed job");
+            }
+        }
+    }
+}

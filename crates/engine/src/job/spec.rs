@@ -1,0 +1,161 @@
+//! What the specs of flushes and compactions share: what may be forgotten, and how outputs are
+//! written.
+
+use std::path::{Path, PathBuf};
+
+use archipelago_base::random::{self, Rng};
+use archipelago_base::{CfId, Error, FileNo, Result, SeqNo};
+use serde::{Deserialize, Serialize};
+
+use super::JobContext;
+use crate::compaction::below::Below;
+use crate::compaction::iterator::Rules;
+use crate::compaction::stripes::Stripes;
+use crate::key::KeyRange;
+use crate::options::{Compression, LEVELS};
+use crate::sst::TableOptions;
+
+/// What a job may forget; see [`crate::compaction::iterator`] for the rules.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retention {
+    /// Newest published sequence number. The owner reads it *before* it lists the snapshots.
+    pub visible_seq: u64,
+    /// Sequence numbers of all live snapshots, in any order.
+    pub snapshots: Vec<u64>,
+    /// All data of the column family that is older than the inputs and not among them.
+    pub below: Below,
+    /// Unix milliseconds that expiry goes by.
+    pub now_ms: u64,
+    /// Name of the column family's merge operator, if it has one.
+    pub merge_operator: Option<String>,
+    /// Name of the column family's compaction filter, if it has one.
+    pub compaction_filter: Option<String>,
+}
+
+impl Retention {
+    /// The rules for the keys of `range`. `InvalidArgument` if the operator or the filter is not
+    /// registered in this process.
+    pub(crate) fn rules<'a>(
+        &'a self,
+        range: &'a KeyRange,
+        context: &JobContext<'_>,
+    ) -> Result<Rules<'a>> {
+        self.below.validate()?;
+        if self.visible_seq > SeqNo::MAX.0 {
+            return Err(Error::invalid("job spec: visible_seq is past the largest there is"));
+        }
+        let operator = self.merge_operator.as_deref();
+        let filter = self.compaction_filter.as_deref();
+        Ok(Rules {
+            range,
+            stripes: Stripes::new(&self.snapshots, SeqNo(self.visible_seq)),
+            below: &self.below,
+            now_ms: self.now_ms,
+            merge_operator: operator
+                .map(|name| context.registry.merge_operator(name))
+                .transpose()?,
+            filter: filter.map(|name| context.registry.compaction_filter(name)).transpose()?,
+        })
+    }
+}
+
+/// File numbers that the owner has set aside for a job: `first`, `first + 1`, … Numbers that are
+/// not used are lost, which costs nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileNumbers {
+    /// The first.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// The size of a file of the level below the outputs' level, for bounding what a later compaction
+/// of one output must read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grandparent {
+    /// First key past the file.
+    pub end: Vec<u8>,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+/// How a job's outputs are written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputSpec {
+    /// Name of the column family, which the outputs note.
+    pub cf_name: String,
+    /// Directory of the outputs.
+    pub dir: PathBuf,
+    /// Level that they go to.
+    pub level: u8,
+    /// Their numbers. If they run out, [`JobContext::more_file_numbers`] is asked.
+    pub file_numbers: FileNumbers,
+    /// Random number of the job: the outputs' unique ids come from it and their numbers.
+    pub unique_seed: u64,
+    /// An output is closed at this size (before the next user key, so that it may be larger).
+    pub target_file_bytes: u64,
+    /// Keys, ascending, that no output may straddle: the boundaries of the bucket map for outputs
+    /// in L0 and in the base level.
+    pub cuts: Vec<Vec<u8>>,
+    /// Files of the level below the outputs', ascending; empty if there are none.
+    pub grandparents: Vec<Grandparent>,
+    /// Data block size before compression, in bytes.
+    pub block_bytes: u32,
+    /// Compression of the blocks.
+    pub compression: Compression,
+    /// Bits per key of the Bloom filter; 0 for none.
+    pub bloom_bits_per_key: u32,
+    /// Unix milliseconds that the outputs are stamped with.
+    pub created_unix_ms: u64,
+    /// Bypass the page cache when writing.
+    pub direct_io: bool,
+}
+
+impl OutputSpec {
+    /// An upper estimate of how many file numbers a job needs whose inputs have `input_bytes`:
+    /// twice the files that the bytes fill, one per cut, and some for grandparent overlap.
+    #[must_use]
+    pub fn file_numbers_wanted(input_bytes: u64, target_file_bytes: u64, cuts: usize) -> u64 {
+        let full = input_bytes / target_file_bytes.max(1);
+        full.saturating_mul(2).saturating_add(cuts as u64).saturating_add(64)
+    }
+
+    /// Checks what writing relies on.
+    pub(crate) fn validate(&self) -> Result<()> {
+        if usize::from(self.level) >= LEVELS {
+            return Err(Error::invalid(format!(
+                "job spec: level {} does not exist, there are {LEVELS}",
+                self.level
+            )));
+        }
+        if !self.cuts.windows(2).all(|pair| pair[0] < pair[1]) {
+            return Err(Error::invalid("job spec: cuts are not ascending"));
+        }
+        if !self.grandparents.windows(2).all(|pair| pair[0].end < pair[1].end) {
+            return Err(Error::invalid("job spec: grandparents are not ascending"));
+        }
+        Ok(())
+    }
+
+    /// The unique id of output `no`.
+    pub(crate) fn unique_id(&self, no: FileNo) -> [u8; 16] {
+        let seed = self.unique_seed ^ no.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        random::unique_id(&mut Rng::with_seed(seed))
+    }
+
+    pub(crate) fn table_options(&self, cf: CfId) -> TableOptions {
+        TableOptions {
+            block_bytes: self.block_bytes as usize,
+            compression: self.compression,
+            bloom_bits_per_key: self.bloom_bits_per_key,
+            created_unix_ms: self.created_unix_ms,
+            cf,
+            cf_name: self.cf_name.clone(),
+            ..TableOptions::default()
+        }
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+}

@@ -1,0 +1,201 @@
+use std::path::PathBuf;
+
+use archipelago_base::random::Rng;
+
+use super::*;
+use crate::compaction::below::Below;
+use crate::compaction::job::Input;
+use crate::file_meta::FileMeta;
+use crate::flush::ShardRef;
+use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
+use crate::key::KeyRange;
+use crate::options::Compression;
+
+fn range(start: &str, end: Option<&str>) -> KeyRange {
+    KeyRange { start: start.into(), end: end.map(|end| end.as_bytes().to_vec()) }
+}
+
+fn retention() -> Retention {
+    Retention {
+        visible_seq: 300,
+        snapshots: vec![7, 299],
+        below: Below::Runs(vec![vec![range("a", Some("b"))], vec![]]),
+        now_ms: 1000,
+        merge_operator: Some("append".into()),
+        compaction_filter: None,
+    }
+}
+
+fn output_spec() -> OutputSpec {
+    OutputSpec {
+        cf_name: "default".into(),
+        dir: PathBuf::from("db"),
+        level: 1,
+        file_numbers: FileNumbers { first: 12, count: 3 },
+        unique_seed: 5,
+        target_file_bytes: 64,
+        cuts: vec![b"m".to_vec()],
+        grandparents: vec![Grandparent { end: b"z".to_vec(), bytes: 9 }],
+        block_bytes: 4096,
+        compression: Compression::Lz4,
+        bloom_bits_per_key: 10,
+        created_unix_ms: 77,
+        direct_io: false,
+    }
+}
+
+fn meta() -> FileMeta {
+    FileMeta {
+        no: 3,
+        unique_id: [1; 16],
+        size_bytes: 200,
+        checksum: 0xdead_beef,
+        smallest: b"a".to_vec(),
+        largest: b"c".to_vec(),
+        largest_exclusive: true,
+        smallest_seq: 1,
+        largest_seq: 2,
+        entries: 3,
+        deletions: 1,
+        range_deletions: 1,
+        raw_bytes: 30,
+        global_seq: None,
+        median_key: b"b".to_vec(),
+        created_unix_ms: 76,
+    }
+}
+
+fn flush_spec() -> FlushSpec {
+    FlushSpec {
+        cf: 2,
+        range: range("", Some("q")),
+        shards: vec![ShardRef { memtable: 4, shard: 1 }],
+        retention: retention(),
+        output: output_spec(),
+    }
+}
+
+fn compaction_spec() -> CompactionSpec {
+    CompactionSpec {
+        cf: 2,
+        from: 0,
+        inputs: vec![Input { level: 0, meta: meta() }],
+        range: KeyRange::all(),
+        subrange: Some(range("a", None)),
+        retention: Retention { below: Below::Everything, ..retention() },
+        output: output_spec(),
+        readahead_bytes: 1 << 20,
+        direct_reads: true,
+    }
+}
+
+fn job_output() -> JobOutput {
+    JobOutput { files: vec![meta()], bytes_read: 1, bytes_written: 2, ..JobOutput::default() }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn messages_come_back_and_their_bytes_do_not_change() {
+    let flush = encode(&flush_spec()).unwrap();
+    assert_eq!(decode::<FlushSpec>(&flush).unwrap(), flush_spec());
+    let compaction = encode(&compaction_spec()).unwrap();
+    assert_eq!(decode::<CompactionSpec>(&compaction).unwrap(), compaction_spec());
+    let output = encode(&job_output()).unwrap();
+    assert_eq!(decode::<JobOutput>(&output).unwrap(), job_output());
+    assert_eq!(
+        hex(&flush),
+        "01010200010171010401ac020207ab02010201016101016200e8070106617070656e640007646566\
+         61756c74026462010c03054001016d01017a098020010a4d002a42eead"
+    );
+    assert_eq!(
+        hex(&compaction),
+        "0102020001000301010101010101010101010101010101c801effdb6f50d01610163010102030101\
+         1e0001624c000001016100ac020207ab0200e8070106617070656e64000764656661756c74026462\
+         010c03054001016d01017a098020010a4d00808040017e62af97"
+    );
+    assert_eq!(
+        hex(&output),
+        "0103010301010101010101010101010101010101c801effdb6f50d016101630101020301011e0001\
+         624c00000000000000000000000102004e0853f9"
+    );
+}
+
+#[test]
+fn other_versions_and_other_messages_are_refused() {
+    let mut message = encode(&flush_spec()).unwrap();
+    let error = decode::<CompactionSpec>(&message).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    message[0] = 2;
+    let error = decode::<FlushSpec>(&message).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.context().contains("version 2"), "{error}");
+    assert_eq!(decode::<FlushSpec>(&[]).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(decode::<FlushSpec>(&[VERSION]).unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+/// Decodes as every kind of message.
+fn decode_all(message: &[u8]) -> usize {
+    [
+        decode::<FlushSpec>(message).is_ok(),
+        decode::<CompactionSpec>(message).is_ok(),
+        decode::<JobOutput>(message).is_ok(),
+    ]
+    .into_iter()
+    .filter(|ok| *ok)
+    .count()
+}
+
+/// Appends a right checksum, so that the damage reaches the decoder of the value.
+fn sealed(mut body: Vec<u8>) -> Vec<u8> {
+    let sum = crc(&body);
+    body.extend_from_slice(&sum.to_le_bytes());
+    body
+}
+
+#[test]
+fn damage_is_an_error_and_never_a_panic() {
+    let mut rng = Rng::with_seed(1);
+    let valid = [
+        encode(&flush_spec()).unwrap(),
+        encode(&compaction_spec()).unwrap(),
+        encode(&job_output()).unwrap(),
+    ];
+    for message in &valid {
+        assert_eq!(decode_all(message), 1);
+        for cut in 0..message.len() {
+            assert_eq!(decode_all(&message[..cut]), 0);
+        }
+        for bit in 0..message.len() * 8 {
+            let mut damaged = message.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode_all(&damaged), 0, "bit {bit}");
+        }
+        for _ in 0..3000 {
+            let mut body = message[..message.len() - CRC_BYTES].to_vec();
+            for _ in 0..rng.usize(1..4) {
+                let at = rng.usize(HEADER_BYTES..body.len());
+                body[at] = rng.u8(..);
+            }
+            body.truncate(rng.usize(body.len() / 2..=body.len()));
+            decode_all(&sealed(body));
+        }
+    }
+    // A list that claims to be longer than memory.
+    let huge = [VERSION, JobOutput::TAG, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1];
+    assert_eq!(decode_all(&sealed(huge.to_vec())), 0);
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the corpus lies in the source tree")]
+fn the_fuzz_corpus_replays() {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/job_wire");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        decode_all(&std::fs::read(entry.unwrap().path()).unwrap());
+        seen += 1;
+    }
+    assert!(seen >= 3);
+}

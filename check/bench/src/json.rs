@@ -64,6 +64,9 @@ pub(crate) fn write_file(path: &Path, value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_vec_pretty(value)
         .map_err(|error| Error::invalid(format!("the report does not fit JSON: {error}")))?;
     text.push(b'\n');
-    let context = IoContext::new(IoPurpose::Foreground, FileClass::Other);
-    LocalFs::new().write_atomic(path, &text, context)
+    let context = IoContext::new(FileClass::Other, IoPurpose::ForegroundWrite);
+    let path = std::path::absolute(path).map_err(|error| {
+        Error::invalid(format!("{} is not a path: {error}", path.display()))
+    })?;
+    LocalFs::new().write_atomic(&path, &text, context)
 }

@@ -240,6 +240,11 @@ pub(crate) struct Mixgraph {
     /// Number of key ranges
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub(crate) keyrange_num: u64,
+    /// Key ranges without --key_dist_*: the keys of a range alike (not in db_bench, which takes no
+    /// ranges then)
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
+    pub(crate) keyrange_random: bool,
     /// Value sizes: k of the generalised Pareto distribution
     #[arg(long, default_value_t = 0.2615, allow_negative_numbers = true)]
     pub(crate) value_k: f64,

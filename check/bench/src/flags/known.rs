@@ -101,7 +101,7 @@ const REFUSED: &[&str] = &[
 
 /// Flags of this program that db_bench does not have.
 pub(crate) const OURS_ONLY: &[&str] = &[
-    "buckets", "json", "ycsb_distribution", "ycsb_max_scan", "ycsb_theta",
+    "buckets", "json", "keyrange_random", "ycsb_distribution", "ycsb_max_scan", "ycsb_theta",
 ];
 
 /// Whether the flag is accepted without effect.

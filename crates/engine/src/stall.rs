@@ -13,7 +13,7 @@
 //! total (BucketLSM §V-D). Over the byte budget writers slow down but never stop: caches give back
 //! meanwhile, and a stop could wait for memory that a waiting reader holds.
 //!
-//! [`DelayController`] turns decisions into waits: a token bucket over the clock, one atomic word,
+//! [`RateMeter`] measures both rates; [`DelayController`] turns decisions into waits: a token bucket over the clock, one atomic word,
 //! thread-safe; without a delay it costs one branch.
 
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::Clock;
+use parking_lot::Mutex;
 
 use crate::options::CfOptions;
 use crate::version::Version;
@@ -37,6 +38,9 @@ const DRAIN_SHARE: u64 = 4;
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Waits shorter than this are saved up: a sleep takes longer than they do.
 const WAIT_MIN: Duration = Duration::from_millis(1);
+
+/// In this time a measured rate that is not reached again falls to 1/e.
+const RATE_MEMORY_S: f64 = 60.0;
 
 /// Why writers are slowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,7 +82,8 @@ pub struct StallInput {
     pub l0_stop: usize,
     /// Sealed memtables that are not flushed yet.
     pub memtables_immutable: usize,
-    /// How full the active memtable is, from 0 to 1.
+    /// How full the active memtable is, from 0 to 1. Decide before it is sealed: one more
+    /// immutable memtable than `memtables_max - 1` is a stop.
     pub active_fill: f64,
     /// Most memtables, the active one included.
     pub memtables_max: usize,
@@ -92,9 +97,11 @@ pub struct StallInput {
     pub budget_used: u64,
     /// The budget; 0 or `u64::MAX` for none.
     pub budget_limit: u64,
-    /// Ingest rate measured while writers were not delayed, bytes a second; 0 if not measured.
+    /// What a [`RateMeter`] of ingested bytes measured while writers were not delayed; 0 if not
+    /// measured.
     pub peak_bytes_per_s: u64,
-    /// Rate at which flushes and compactions got rid of ingested bytes; 0 if not measured.
+    /// What a [`RateMeter`] of the ingested bytes that background work got rid of measured (for
+    /// L0, those that left it); 0 if not measured.
     pub drain_bytes_per_s: u64,
 }
 
@@ -195,6 +202,64 @@ pub fn stall(input: &StallInput) -> StallDecision {
     StallDecision::Delay { cause, bytes_per_s: (rate as u64).max(RATE_BYTES_PER_S_MIN) }
 }
 
+/// Measures what a rate reaches: the largest over a window, slowly forgotten. One for the bytes
+/// that writers ingest while they are not delayed, one for those that background work drains
+/// (with a window of seconds, because a flush ends all at once). `add` is one relaxed atomic add.
+#[derive(Debug)]
+pub struct RateMeter {
+    clock: Arc<dyn Clock>,
+    window: Duration,
+    total: AtomicU64,
+    state: Mutex<Window>,
+}
+
+#[derive(Debug)]
+struct Window {
+    since_ns: u64,
+    total_before: u64,
+    bytes_per_s: f64,
+}
+
+impl RateMeter {
+    /// A meter that has measured nothing.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>, window: Duration) -> Self {
+        let since_ns = clock.now_ns();
+        let state = Mutex::new(Window { since_ns, total_before: 0, bytes_per_s: 0.0 });
+        Self { clock, window, total: AtomicU64::new(0), state }
+    }
+
+    /// Counts bytes.
+    pub fn add(&self, bytes: u64) {
+        self.total.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The rate in bytes a second; 0 before the first window has ended. Ends the window if it is
+    /// over, so call it now and then, whenever a decision is made.
+    pub fn rate(&self) -> u64 {
+        let mut window = self.state.lock();
+        let now = self.clock.now_ns();
+        let elapsed = Duration::from_nanos(now.saturating_sub(window.since_ns));
+        if elapsed >= self.window && !elapsed.is_zero() {
+            let total = self.total.load(Ordering::Relaxed);
+            let seconds = elapsed.as_secs_f64();
+            let measured = total.wrapping_sub(window.total_before) as f64 / seconds;
+            let remembered = window.bytes_per_s * (-seconds / RATE_MEMORY_S).exp();
+            let bytes_per_s = measured.max(remembered);
+            *window = Window { since_ns: now, total_before: total, bytes_per_s };
+        }
+        window.bytes_per_s as u64
+    }
+
+    /// Forgets what was counted since the window began: call it while writers are delayed, whose
+    /// rate says nothing about what they could do.
+    pub fn restart_window(&self) {
+        let mut window = self.state.lock();
+        window.since_ns = self.clock.now_ns();
+        window.total_before = self.total.load(Ordering::Relaxed);
+    }
+}
+
 /// Spreads a rate over writers; see the module.
 #[derive(Debug)]
 pub struct DelayController {
@@ -269,10 +334,10 @@ mod tests {
                 i.active_fill = (d * 4.0).fract();
             }),
             (StallCause::PendingBytes, |i, d| {
-                i.pending_bytes = (d * f64::from(1 << 30) * 4.0) as u64
+                i.pending_bytes = (d * f64::from(1 << 30) * 4.0) as u64;
             }),
             (StallCause::Budget, |i, d| {
-                (i.budget_used, i.budget_limit) = ((d * 1.5e6) as u64, 1_000_000)
+                (i.budget_used, i.budget_limit) = ((d * 1.5e6) as u64, 1_000_000);
             }),
         ];
         for (cause, set) in causes {
@@ -309,6 +374,30 @@ mod tests {
         }
         let settled = rate(&at) as f64 / at.drain_bytes_per_s as f64;
         assert!((0.9..1.1).contains(&settled), "{settled}");
+    }
+
+    #[test]
+    fn a_meter_remembers_what_was_reached_and_not_what_was_delayed() {
+        let clock = Arc::new(ManualClock::new(0));
+        let second = Duration::from_secs(1);
+        let meter = RateMeter::new(Arc::clone(&clock) as Arc<dyn Clock>, second);
+        assert_eq!(meter.rate(), 0);
+        meter.add(5_000_000);
+        clock.advance(second);
+        assert_eq!(meter.rate(), 5_000_000);
+        for _ in 0..10 {
+            meter.add(1000);
+            clock.advance(second);
+            assert!(meter.rate() > 4_000_000, "an idle moment is not slowness");
+        }
+        for _ in 0..10 {
+            meter.add(100_000_000);
+            meter.restart_window();
+            clock.advance(second);
+        }
+        assert!(meter.rate() < 5_000_000);
+        clock.advance(600 * second);
+        assert!(meter.rate() < 1000, "but it is forgotten");
     }
 
     #[test]

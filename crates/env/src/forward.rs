@@ -15,6 +15,10 @@ macro_rules! forward_names {
             self.$inner.clear_log_tails(dir)
         }
 
+        fn boot_id(&self) -> Option<[u8; 16]> {
+            self.$inner.boot_id()
+        }
+
         fn rename(
             &self,
             from: &std::path::Path,

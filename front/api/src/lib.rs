@@ -1,1 +1,51 @@
-//! Work in progress.
+//! **Archipelago**: an ordered key-value store for disaggregated data centres.
+//!
+//! This crate is what a program embeds: open a directory, put, get, iterate. It is synchronous;
+//! every call may be made from any thread.
+//!
+//! ```
+//! use archipelago::{Db, DbOptions, ReadOptions};
+//!
+//! let dir = tempfile::tempdir()?;
+//! let db = Db::open(dir.path(), DbOptions::default())?;
+//! db.put(b"reef:1", b"coral")?;
+//! db.put(b"reef:2", b"sponge")?;
+//! assert_eq!(db.get(b"reef:1")?.as_deref(), Some(&b"coral"[..]));
+//! let mut iter = db.iter(db.default_family(), &ReadOptions::new().prefix(b"reef:"))?;
+//! iter.seek_to_last();
+//! assert_eq!(iter.value(), b"sponge");
+//! drop(iter);
+//! db.close()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Durability: a write that returned survives `kill -9` of the process; with
+//! [`WriteOptions::sync`] it survives power loss. [`Db`] tells the rest.
+
+pub use archipelago_base::budget::{ByteBudget, MemoryClass};
+pub use archipelago_base::clock::{Clock, ManualClock, SystemClock};
+pub use archipelago_base::metrics::Summary;
+pub use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
+pub use archipelago_engine::db::{
+    BucketInfo, ColumnFamily, Components, Db, Entry, IngestOptions, Iter, LevelInfo, ReadOptions,
+    Report, Snapshot, VerifyReport,
+};
+pub use archipelago_engine::event::{Event, EventListener, Listeners};
+pub use archipelago_engine::extension::{
+    CompactionFilter, FilterDecision, MergeOperator, Registry,
+};
+pub use archipelago_engine::key::KeyRange;
+pub use archipelago_engine::options::{
+    BackgroundMode, CfOptions, Compression, DbOptions, RecoveryMode, WriteOptions,
+};
+pub use archipelago_engine::pinned::PinnedSlice;
+pub use archipelago_engine::sst::{SstWriter, TableOptions};
+pub use archipelago_engine::stats::{Statistics, Ticker, Timer};
+pub use archipelago_engine::wal::WriteBatch;
+pub use archipelago_env as env;
+
+pub mod inspect {
+    //! Looking into a database's files without opening it.
+    pub use archipelago_engine::manifest::dump as dump_manifest;
+    pub use archipelago_engine::sst::{TableReader, read_file_meta};
+}

@@ -1,1 +1,77 @@
+//! The cache keeps to its capacity and its charges.
 
+use super::*;
+use crate::sst::tests_block as block;
+
+fn key(n: u64) -> BlockKey {
+    BlockKey { file: [n % 7, 1], offset: n * 4096 }
+}
+
+#[test]
+fn the_capacity_is_never_exceeded() {
+    let budget = ByteBudget::unlimited();
+    for capacity in [100_000u64, 1 << 20, 5_000_000] {
+        let cache = BlockCache::new(capacity, &budget);
+        std::thread::scope(|scope| {
+            for thread in 0..3u64 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    for n in 0..4000u64 {
+                        let n = (n * 31 + thread) % 3000;
+                        let len = 100 + (n % 97 * 90) as usize;
+                        if cache.get(&key(n), BlockKind::Data).is_none() {
+                            cache.insert(key(n), block(len));
+                        }
+                        assert!(cache.usage_bytes() <= capacity);
+                    }
+                });
+            }
+        });
+        assert!(cache.usage_bytes() > capacity * 3 / 4, "{} of {capacity}", cache.usage_bytes());
+        assert_eq!(budget.used_bytes(MemoryClass::BlockCache), cache.usage_bytes());
+        let stats = cache.stats(BlockKind::Data);
+        assert_eq!(stats.hits + stats.misses, 12_000);
+        assert_eq!(stats.misses, stats.inserts);
+        assert!(stats.evictions > 0 && stats.evictions <= stats.inserts);
+        cache.shrink_to(capacity / 2);
+        assert!(cache.usage_bytes() <= capacity / 2);
+        cache.relax();
+        cache.set_capacity(0);
+        assert_eq!((cache.usage_bytes(), cache.len()), (0, 0));
+        assert_eq!(budget.used_bytes(MemoryClass::BlockCache), 0);
+    }
+}
+
+#[test]
+fn a_capacity_of_zero_works_and_can_grow() {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(0, &budget);
+    drop(cache.insert(key(1), block(10)));
+    assert!(cache.get(&key(1), BlockKind::Data).is_none());
+    cache.set_capacity(1 << 20);
+    cache.insert(key(1), block(10));
+    assert!(cache.get(&key(1), BlockKind::Data).is_some());
+    cache.remove(&key(1));
+    assert!(cache.is_empty());
+}
+
+#[test]
+fn a_pinned_block_stays_in_the_budget() {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(1 << 20, &budget);
+    let held = cache.insert(key(1), block(1000));
+    cache.clear();
+    assert_eq!(cache.usage_bytes(), 0);
+    assert_eq!(budget.used_bytes(MemoryClass::BlockCache), held.memory_bytes() as u64);
+    drop(held);
+    assert_eq!(budget.total_bytes(), 0);
+}
+
+#[test]
+fn a_block_larger_than_the_cache_is_served_and_not_kept() {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(1 << 16, &budget);
+    let held = cache.insert(key(1), block(1 << 20));
+    assert!(held.memory_bytes() > 1 << 20);
+    assert!(cache.is_empty());
+}

@@ -214,6 +214,11 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         &self.counts
     }
 
+    /// Whether the input has no more records, also none past the range.
+    pub fn read_to_end(&self) -> bool {
+        !self.input.valid()
+    }
+
     /// To the next record. It must be valid. After an error it is not valid any more.
     pub fn advance(&mut self) -> Result<()> {
         match self.current {

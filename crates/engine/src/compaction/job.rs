@@ -118,7 +118,7 @@ fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>
     let kept = input.tombstones().clone();
     let io = spec.io(spec.output.level);
     let writer = OutputWriter::new(&spec.output, CfId(spec.cf), range, kept, io, context)?;
-    let files = drive(&mut input, writer, context, |counts| check_complete(spec, counts))?;
+    let files = drive(&mut input, writer, context, |input| check_complete(spec, input.counts()))?;
     Ok(context.output(files, input.counts().clone(), started_ns))
 }
 

@@ -10,4 +10,5 @@ pub(crate) mod cover;
 mod fold;
 pub mod iterator;
 pub mod job;
+pub mod pick;
 pub mod stripes;

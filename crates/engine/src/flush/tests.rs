@@ -1,7 +1,9 @@
 use std::sync::atomic::Ordering;
 
 use archipelago_base::FileNo;
+use archipelago_base::clock::ManualClock;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
+use archipelago_env::limit::{Priority, RateLimiter};
 use archipelago_env::mem::MemFs;
 
 use super::*;
@@ -108,6 +110,36 @@ fn a_failed_flush_names_the_file_and_leaves_nothing() {
             assert_eq!(executor.tables(), Vec::<String>::new(), "{operation:?} {nth}");
         }
     }
+}
+
+#[test]
+fn missing_records_are_corruption() {
+    let mut executor = Executor::new();
+    let records = [put("b", 1, ""), put("c", 2, "")];
+    let shard = executor.memtable(1, &records, &[]);
+    executor.pretend_entries(1, 3);
+    let mut spec = executor.flush_spec(vec![shard]);
+    spec.range = range("a", Some("d"));
+    let error = run_flush(&spec, &executor.context()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.context().contains("2 records were read of 3"), "{error}");
+    spec.range = range("a", Some("c"));
+    assert!(run_flush(&spec, &executor.context()).is_ok(), "a part cannot be checked");
+}
+
+#[test]
+fn writes_are_charged_to_the_limiter() {
+    let mut executor = Executor::new();
+    let spec = spec_of_three(&mut executor);
+    let limiter = Arc::new(RateLimiter::new(100 << 20));
+    let context = JobContext {
+        limiter: Some(Arc::clone(&limiter)),
+        clock: Arc::new(ManualClock::new(0)),
+        ..executor.context()
+    };
+    let output = run_flush(&spec, &context).unwrap();
+    assert!(output.bytes_written > 30_000);
+    assert_eq!(limiter.stats(Priority::Flush).bytes, output.bytes_written);
 }
 
 #[test]

@@ -11,13 +11,15 @@
 //! 2. Outputs exist for readers only after the owner's manifest edit. When a job returns `Ok` its
 //!    outputs survive power loss; when it fails or is cancelled it has removed what it wrote, as
 //!    far as the file system let it (the rest is garbage that the next start collects).
-//! 3. Nothing is lost silently: a compaction of whole files must have read as many records as the
-//!    files' metadata says, else it fails; all dropped records are counted by reason.
+//! 3. Nothing is lost silently: a job over whole files (whole shards) must have read as many
+//!    records as their metadata says, else it fails; all dropped records are counted by reason.
 //!
 //! Each job runs on one thread. A context may be shared by many jobs at once.
 
 mod files;
 pub mod output;
+#[cfg(test)]
+mod process_tests;
 pub mod spec;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -145,13 +147,13 @@ impl JobContext<'_> {
     }
 }
 
-/// Writes everything that `input` gives out. `check` sees the counts before the outputs are
+/// Writes everything that `input` gives out. `check` sees its counts before the outputs are
 /// declared good; if it fails, they are removed.
 pub(crate) fn drive<I: InternalIterator>(
     input: &mut CompactionIterator<'_, I>,
     mut writer: OutputWriter<'_>,
     context: &JobContext<'_>,
-    check: impl FnOnce(&Counts) -> Result<()>,
+    check: impl FnOnce(&CompactionIterator<'_, I>) -> Result<()>,
 ) -> Result<Vec<FileMeta>> {
     context.check_cancelled()?;
     input.start()?;
@@ -159,6 +161,6 @@ pub(crate) fn drive<I: InternalIterator>(
         writer.add(input.key(), input.value(), input.starts_key())?;
         input.advance()?;
     }
-    check(input.counts())?;
+    check(input)?;
     writer.finish()
 }

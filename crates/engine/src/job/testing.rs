@@ -47,6 +47,7 @@ pub(crate) fn range(start: &str, end: Option<&str>) -> KeyRange {
 pub(crate) struct VecShard {
     records: Vec<(Vec<u8>, Vec<u8>)>,
     tombstones: Arc<TombstoneSet>,
+    entries: u64,
 }
 
 impl SealedShard for VecShard {
@@ -59,7 +60,7 @@ impl SealedShard for VecShard {
     }
 
     fn entries(&self) -> u64 {
-        self.records.len() as u64
+        self.entries
     }
 
     fn data_bytes(&self) -> u64 {
@@ -118,12 +119,19 @@ impl Executor {
         records: &[Record],
         tombstones: &[RangeTombstone],
     ) -> ShardRef {
+        let entries = records.len() as u64;
         let records = records
             .iter()
-            .map(|(key, seq, kind, value)| (key::encode(key, SeqNo(*seq), *kind), value.clone()));
+            .map(|(key, seq, kind, value)| (key::encode(key, SeqNo(*seq), *kind), value.clone()))
+            .collect();
         let tombstones = Arc::new(TombstoneSet::new(tombstones));
-        self.shards.0.insert(no, Arc::new(VecShard { records: records.collect(), tombstones }));
+        self.shards.0.insert(no, Arc::new(VecShard { records, tombstones, entries }));
         ShardRef { memtable: no, shard: 0 }
+    }
+
+    /// Makes a memtable claim to have `entries` records.
+    pub(crate) fn pretend_entries(&mut self, no: u64, entries: u64) {
+        self.shards.0.get_mut(&no).and_then(Arc::get_mut).unwrap().entries = entries;
     }
 
     pub(crate) fn context(&self) -> JobContext<'_> {

@@ -71,10 +71,10 @@ impl Identity {
     /// file of ours, `Unsupported` for another format version, `Corrupt` if it is damaged.
     pub fn decode(path: &Path, bytes: &[u8]) -> Result<Self> {
         let text = String::from_utf8_lossy(bytes);
-        let mut lines = text.lines();
-        // Damage in one place leaves the first or the second line of ours as it was.
         let body = unsealed(bytes);
-        if body.is_none() && lines.next() != Some(FIRST_LINE) && !text.contains("\nformat ") {
+        // Damage in one place leaves one of these as it was.
+        let ours = text.starts_with(FIRST_LINE) || text.contains("\nid ");
+        if body.is_none() && !ours {
             return Err(Error::invalid(format!(
                 "{} was not written by Archipelago: the directory belongs to something else",
                 path.display()

@@ -292,6 +292,12 @@ impl VersionSet {
         next.map(Epoch).ok_or_else(|| Error::unsupported("log incarnations are exhausted"))
     }
 
+    /// The edit that makes the current state from nothing: what a new manifest begins with.
+    #[must_use]
+    pub fn snapshot(&self) -> VersionEdit {
+        self.state.snapshot()
+    }
+
     /// Hands out file numbers.
     #[must_use]
     pub fn file_numbers(&self) -> &Arc<FileNumbers> {

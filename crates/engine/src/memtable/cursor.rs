@@ -21,6 +21,9 @@ use super::tree::View;
 use crate::iter::InternalIterator;
 use crate::key::KeyRef;
 
+/// How many records ahead a cursor asks for.
+const AHEAD: usize = 6;
+
 /// A cursor over a [`Shard`]; see the module.
 pub struct ShardIter {
     /// Borrows from `shard`: declared first, so that it is dropped first.
@@ -66,6 +69,16 @@ impl ShardIter {
             return;
         }
         self.current = Some(record);
+    }
+
+    /// Asks for the record at a position of the leaf, if there is one.
+    #[inline]
+    fn prefetch(&self, at: usize) {
+        if at < self.snap.count() {
+            let record = self.node().record(self.snap.slot(at));
+            // SAFETY: a record that the index holds.
+            unsafe { self.shard.kv().prefetch(record) };
+        }
     }
 
     fn clear(&mut self) {
@@ -204,7 +217,9 @@ impl InternalIterator for ShardIter {
                 return;
             }
             self.at = 0;
+            (0..AHEAD).for_each(|at| self.prefetch(at));
         }
+        self.prefetch(self.at + AHEAD);
         self.settle();
     }
 
@@ -217,8 +232,10 @@ impl InternalIterator for ShardIter {
                 return;
             }
             self.at = self.snap.count();
+            (1..=AHEAD).for_each(|back| self.prefetch(self.at.wrapping_sub(back)));
         }
         self.at -= 1;
+        self.prefetch(self.at.wrapping_sub(AHEAD));
         self.settle();
     }
 

@@ -22,7 +22,7 @@ pub(super) struct Filter {
 /// Block of a hash among `blocks`.
 #[inline]
 fn block_of(hash: u64, blocks: usize) -> usize {
-    ((hash >> 32) * blocks as u64 >> 32) as usize
+    (((hash >> 32) * blocks as u64) >> 32) as usize
 }
 
 /// Words and masks that a hash probes.

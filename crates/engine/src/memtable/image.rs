@@ -19,6 +19,7 @@ use archipelago_base::{Error, ErrorKind, Result, SeqNo, checksum};
 
 use super::filter::may_contain_in;
 use super::kv::{Record, RecordRef, UNIT_BYTES, place};
+use super::node::prefetch;
 use super::packed::{self, Layout, Packed};
 use super::search::{Past, Records, Target};
 use super::{SealedShard, Shard};
@@ -465,6 +466,9 @@ impl SealedShard for SealedImage {
     }
 }
 
+/// How many records ahead a cursor asks for; those of a memtable lie in the order of writing.
+const AHEAD: usize = 6;
+
 /// A cursor over a [`SealedImage`].
 pub struct ImageIter {
     image: Arc<SealedImage>,
@@ -499,6 +503,9 @@ impl ImageIter {
             return;
         }
         let parts = self.image.parts();
+        if let Some(ahead) = parts.index.get(at + AHEAD).and_then(|record| parts.tail(record)) {
+            prefetch(ahead.as_ptr(), ahead.len().min(128));
+        }
         let record = parts.record(parts.index.record(at));
         let record = record.filter(|record| !self.verify || record.is_intact());
         let Some(record) = record.filter(|record| KeyRef::decode(record.key).is_some()) else {

@@ -2,9 +2,9 @@
 //!
 //! A memtable is a vector of [`Shard`]s, one for each bucket of the map that it was born with;
 //! the write path owns it. A shard is position-independent (O³-LSM §4.2, one step further):
-//! records lie in a KV-block ([`kv`]), an index-block ([`tree`]) refers to them, and every
+//! records lie in a KV-block (`kv`), an index-block (`tree`) refers to them, and every
 //! reference is a slab number and an offset, never an address. A sealed shard can be written as
-//! an image ([`image`]) that another process searches where it lands.
+//! an image (`image`) that another process searches where it lands.
 //!
 //! ```text
 //! Shard ── KvBlock ── SlabTable ── slabs of records      SlabPool (one per database)
@@ -43,6 +43,8 @@ mod slab;
 mod split;
 mod tree;
 
+#[cfg(test)]
+mod image_tests;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]

@@ -29,6 +29,9 @@ pub(super) const ORDER_WORDS: usize = 8;
 /// Reference to no node.
 pub(super) const NO_NODE: u32 = u32::MAX;
 
+/// Bytes at a node's start that a search reads.
+const SEARCHED_BYTES: usize = std::mem::offset_of!(Node, records);
+
 /// An order over slots: `order[position]` is a slot.
 pub(super) type Order = [u8; ORDER_WORDS * 8];
 
@@ -103,6 +106,21 @@ pub(super) fn publish(cells: &impl Cells, order: &Order, count: usize) {
     cells.set_word(version << 8 | count as u64);
 }
 
+/// Asks for the cache lines of `bytes` bytes from `at` on. Says nothing about their contents.
+#[inline(always)]
+pub(super) fn prefetch(at: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a hint; it reads nothing and cannot fault, whatever the address.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, bytes);
+}
+
 /// A node: a leaf as it stands, the first part of an [`Inner`] otherwise.
 #[repr(C, align(64))]
 pub(super) struct Node {
@@ -162,6 +180,12 @@ impl Node {
             prefixes: [const { AtomicU64::new(0) }; SLOTS],
             records: [const { AtomicU32::new(0) }; SLOTS],
         }
+    }
+
+    /// Asks for the lines that a search reads: header, orders and prefixes.
+    #[inline(always)]
+    pub(super) fn prefetch(&self) {
+        prefetch(std::ptr::from_ref(self).cast(), SEARCHED_BYTES);
     }
 
     /// The prefix in a slot.

@@ -142,6 +142,12 @@ impl<'a> Packed<'a> {
         u32::from_le_bytes(self.records()[position])
     }
 
+    /// The record at a position, if there is one.
+    #[inline]
+    pub(super) fn get(&self, position: usize) -> Option<RecordRef> {
+        self.records().get(position).copied().map(u32::from_le_bytes)
+    }
+
     /// First position that the search does not go past. `None` if a record on the way is
     /// damaged.
     pub(super) fn search(

@@ -128,7 +128,7 @@ impl Shard {
     /// Adds a range tombstone, already clipped to the shard's bucket.
     pub fn insert_tombstone(&self, tombstone: RangeTombstone) {
         debug_assert!(!self.is_sealed(), "insert into a sealed shard");
-        let bytes = tombstone.start.len() + tombstone.end.len() + size_of::<RangeTombstone>();
+        let bytes = tombstone.start.len() + tombstone.end.len() + size_of::<SeqNo>();
         self.tombstones.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         let mut list = self.tombstones.list.lock();
         list.push(tombstone);
@@ -253,6 +253,7 @@ impl Shard {
         self.kv.bytes()
             + self.tree.bytes()
             + self.tombstones.bytes.load(Ordering::Relaxed)
+            + (self.tombstone_count() * size_of::<RangeTombstone>()) as u64
             + self.filter.get().map_or(0, |filter| filter.bytes() as u64)
     }
 
@@ -339,8 +340,10 @@ impl Shard {
 
     /// Visits the reference of every record in order.
     pub(super) fn each_record(&self, mut visit: impl FnMut(RecordRef)) {
-        self.each_leaf(|snap, record| {
-            (0..snap).for_each(|at| visit(record(at)));
+        self.each_leaf(|count, record| {
+            // SAFETY: records that the index holds.
+            (0..count).for_each(|at| unsafe { self.kv.prefetch(record(at)) });
+            (0..count).for_each(|at| visit(record(at)));
         });
     }
 

@@ -157,15 +157,15 @@ impl Tree {
         let mut new = NewChild { ..*new };
         for step in path.steps[..path.height].iter().rev() {
             let inner = self.inner(step.node);
-            let snap = snapshot(&inner.node);
+            let (snap, at) = (snapshot(&inner.node), step.at as usize);
             if snap.count() < SLOTS {
                 // SAFETY: the separator is complete; readers see it after this publication.
                 let separator = unsafe { records.key(new.separator) };
                 let prefix = self.prefix(inner.node.skip, &Target::encoded(separator), records);
                 inner.set_child(snap.count(), new.right);
-                inner.node.insert(step.at + 1, &snap, prefix, new.separator);
+                inner.node.insert(at + 1, &snap, prefix, new.separator);
                 if let Some(left) = new.left {
-                    inner.set_child(snap.slot(step.at), left);
+                    inner.set_child(snap.slot(at), left);
                 }
                 return;
             }
@@ -192,8 +192,8 @@ impl Tree {
         new: &NewChild,
         records: &KvBlock,
     ) -> NewChild {
-        let Fences { low, high } = step.fences;
-        if new.left.is_none() && step.at == SLOTS - 1 {
+        let (Fences { low, high }, at) = (step.fences, step.at as usize);
+        if new.left.is_none() && at == SLOTS - 1 {
             let fences = Fences { low: new.separator, high };
             let right = self.add_inner(self.skip_of(fences, GUESS, records));
             self.inner(right).set_child(0, new.right);
@@ -203,7 +203,7 @@ impl Tree {
         // SAFETY: the separator is complete.
         let key = unsafe { records.key(new.separator) };
         let prefix = self.prefix(inner.node.skip, &Target::encoded(key), records);
-        let entries = Entries::of_inner(inner, snap, step.at + 1, prefix, new);
+        let entries = Entries::of_inner(inner, snap, at + 1, prefix, new);
         let separator = entries.records[CUT];
         let skip = |low, high| self.skip_of(Fences { low, high }, entries.skip, records);
         let (left_skip, right_skip) = (skip(low, separator), skip(separator, high));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use archipelago_base::SeqNo;
 use archipelago_base::budget::ByteBudget;
@@ -14,7 +15,8 @@ use crate::key::{self, Kind};
 use crate::lookup::Lookup;
 use crate::tombstone::RangeTombstone;
 
-type Model = BTreeMap<(Vec<u8>, std::cmp::Reverse<u64>), Vec<u8>>;
+type ModelKey = (Vec<u8>, std::cmp::Reverse<u64>);
+type Model = BTreeMap<ModelKey, Vec<u8>>;
 
 fn pool() -> Arc<SlabPool> {
     SlabPool::new(ByteBudget::unlimited())
@@ -26,13 +28,13 @@ fn put(shard: &Shard, model: &mut Model, key: &[u8], seq: u64, kind: Kind, value
     model.insert((key.to_vec(), std::cmp::Reverse(trailer)), value.to_vec());
 }
 
-fn encoded(model_key: &(Vec<u8>, std::cmp::Reverse<u64>)) -> Vec<u8> {
+fn encoded(model_key: &ModelKey) -> Vec<u8> {
     let mut out = model_key.0.clone();
     out.extend_from_slice(&model_key.1.0.to_le_bytes());
     out
 }
 
-fn split(encoded: &[u8]) -> (Vec<u8>, std::cmp::Reverse<u64>) {
+fn split(encoded: &[u8]) -> ModelKey {
     (key::user_key(encoded).to_vec(), std::cmp::Reverse(key::trailer(encoded)))
 }
 
@@ -41,9 +43,7 @@ fn here(iter: &dyn InternalIterator) -> Option<(Vec<u8>, Vec<u8>)> {
     iter.valid().then(|| (iter.key().to_vec(), iter.value().to_vec()))
 }
 
-fn of_model(
-    entry: Option<(&(Vec<u8>, std::cmp::Reverse<u64>), &Vec<u8>)>,
-) -> Option<(Vec<u8>, Vec<u8>)> {
+fn of_model(entry: Option<(&ModelKey, &Vec<u8>)>) -> Option<(Vec<u8>, Vec<u8>)> {
     entry.map(|(key, value)| (encoded(key), value.clone()))
 }
 
@@ -291,4 +291,113 @@ fn the_oldest_log_is_remembered() {
     assert_eq!(shard.oldest_log(), None);
     [7, 9, 5, 6].into_iter().for_each(|log| shard.note_log(log));
     assert_eq!(shard.oldest_log(), Some(5));
+}
+
+/// Two writers, a reader and a walker: acknowledged records are found, order holds.
+#[test]
+fn readers_see_what_was_acknowledged_while_writers_insert() {
+    const KEYS: usize = 12_000;
+    let shard = Shard::new(&pool());
+    let mut rng = Rng::with_seed(5);
+    let mut random: Vec<Vec<u8>> =
+        (0..KEYS as u64).map(|at| format!("shared-prefix-{:09}", at * 7).into_bytes()).collect();
+    rng.shuffle(&mut random);
+    let ascending: Vec<Vec<u8>> =
+        (0..KEYS as u64).map(|at| format!("shared-prefix-{:09}a", at * 5).into_bytes()).collect();
+    let all = [random, ascending];
+    let index: BTreeMap<&[u8], (usize, usize)> = all
+        .iter()
+        .enumerate()
+        .flat_map(|(writer, keys)| {
+            keys.iter().enumerate().map(move |(at, key)| (key.as_slice(), (writer, at)))
+        })
+        .collect();
+    let acknowledged = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    let done = || acknowledged.iter().all(|count| count.load(Ordering::Acquire) == KEYS);
+    std::thread::scope(|scope| {
+        for (writer, keys) in all.iter().enumerate() {
+            let (shard, acknowledged) = (&shard, &acknowledged);
+            scope.spawn(move || {
+                for (at, key) in keys.iter().enumerate() {
+                    let seq = SeqNo((at * 2 + writer) as u64);
+                    shard.insert(key, seq, Kind::Put, key);
+                    acknowledged[writer].store(at + 1, Ordering::Release);
+                }
+            });
+        }
+        scope.spawn(|| {
+            let mut rng = Rng::with_seed(6);
+            while !done() {
+                let writer = rng.usize(..2);
+                let count = acknowledged[writer].load(Ordering::Acquire);
+                if count > 0 {
+                    let recent = rng.bool() && count > 8;
+                    let at = if recent { count - 1 - rng.usize(..8) } else { rng.usize(..count) };
+                    let key = &all[writer][at];
+                    assert_eq!(of_shard(&shard, key, SeqNo::MAX.0).len(), 1, "{at} of {count}");
+                }
+            }
+        });
+        let mut forward = true;
+        while !done() {
+            walk_beside_writers(&shard, &index, &acknowledged, forward);
+            forward = !forward;
+        }
+    });
+    walk_beside_writers(&shard, &index, &acknowledged, true);
+    assert_eq!(shard.entries(), 2 * KEYS as u64);
+    shard.seal();
+    let image = SealedImage::open(image_of(&shard)).unwrap();
+    assert!(index.keys().all(|key| of_image(&image, key, SeqNo::MAX.0).len() == 1));
+}
+
+fn walk_beside_writers(
+    shard: &Arc<Shard>,
+    index: &BTreeMap<&[u8], (usize, usize)>,
+    acknowledged: &[AtomicUsize; 2],
+    forward: bool,
+) {
+    let before = [0, 1].map(|writer| acknowledged[writer].load(Ordering::Acquire));
+    let mut seen = [0, 0];
+    let mut last: Option<Vec<u8>> = None;
+    let mut iter = shard.iter();
+    if forward {
+        iter.seek_to_first();
+    } else {
+        iter.seek_to_last();
+    }
+    while iter.valid() {
+        let key = key::user_key(iter.key());
+        assert_eq!(key, iter.value());
+        let ordered = last.as_deref().is_none_or(|last| (last < key) == forward && last != key);
+        assert!(ordered, "{last:?} before {key:?}");
+        let (writer, at) = index[key];
+        seen[writer] += usize::from(at < before[writer]);
+        last = Some(key.to_vec());
+        if forward { iter.next() } else { iter.prev() }
+    }
+    assert_eq!(seen, before, "every record that was acknowledged before the walk");
+}
+
+#[test]
+fn a_seal_waits_for_the_records_in_flight() {
+    let shard = Shard::new(&pool());
+    std::thread::scope(|scope| {
+        for writer in 0..2u64 {
+            let shard = &shard;
+            scope.spawn(move || {
+                for at in 0..2000u64 {
+                    let seq = SeqNo(at * 2 + writer);
+                    shard.insert(&(at * 31 % 2000).to_be_bytes(), seq, Kind::Put, b"value");
+                }
+            });
+        }
+    });
+    shard.seal();
+    shard.seal();
+    assert!(shard.may_contain(archipelago_base::checksum::hash64(&7u64.to_be_bytes())));
+    let strangers = (10_000..20_000u64)
+        .filter(|key| shard.may_contain(archipelago_base::checksum::hash64(&key.to_be_bytes())))
+        .count();
+    assert!(strangers < 300, "{strangers} strangers pass the filter");
 }

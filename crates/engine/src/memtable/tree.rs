@@ -38,7 +38,7 @@ const UNIT_BYTES: usize = 64;
 const UNIT_BITS: u32 = (SLAB_BYTES_MAX / UNIT_BYTES).trailing_zeros();
 const SLABS_MAX: usize = (1 << (32 - UNIT_BITS)) - 1;
 /// Levels of inner nodes that a tree can have; 2^32 records need at most seven.
-pub(super) const HEIGHT_MAX: usize = 12;
+pub(super) const HEIGHT_MAX: usize = 10;
 /// Bytes by which the guess is shorter than what the first keys share, so that it still holds
 /// when ascending keys have run on for a while.
 const GUESS_SLACK_BYTES: usize = 4;
@@ -53,12 +53,14 @@ pub(super) struct Fences {
     pub(super) high: RecordRef,
 }
 
+const NO_FENCES: Fences = Fences { low: NO_RECORD, high: NO_RECORD };
+
 /// An inner node on the way down.
 #[derive(Clone, Copy)]
 pub(super) struct Step {
     pub(super) node: u32,
     /// The position that was taken.
-    pub(super) at: usize,
+    pub(super) at: u32,
     pub(super) fences: Fences,
 }
 
@@ -300,6 +302,7 @@ impl Tree {
         let (mut height, mut node) = self.root()?;
         while height > 0 {
             let inner = self.inner(node);
+            inner.node.prefetch();
             let prefix = self.prefix(inner.node.skip, target, records);
             node = loop {
                 let snap = snapshot(&inner.node);
@@ -313,18 +316,17 @@ impl Tree {
             };
             height -= 1;
         }
+        self.node(node).prefetch();
         Some(node)
     }
 
-    /// The way down, remembered. `None` if the tree is empty.
-    fn find(&self, target: &Target<'_>, records: &KvBlock) -> Option<Path> {
-        let none = Fences { low: NO_RECORD, high: NO_RECORD };
-        let step = Step { node: NO_NODE, at: 0, fences: none };
-        let mut path = Path { steps: [step; HEIGHT_MAX], height: 0, leaf: NO_NODE, fences: none };
-        let mut fences = none;
+    /// The way down, remembered in `path`. `false` if the tree is empty.
+    #[inline]
+    fn find(&self, target: &Target<'_>, records: &KvBlock, path: &mut Path) -> bool {
+        let mut fences = NO_FENCES;
         let mut height = 0;
-        path.leaf = self.descend(target, records, |_, inner, snap, node, at| {
-            path.steps[height] = Step { node, at, fences };
+        let leaf = self.descend(target, records, |_, inner, snap, node, at| {
+            path.steps[height] = Step { node, at: at as u32, fences };
             height += 1;
             if at > 0 {
                 fences.low = inner.node.record(snap.slot(at));
@@ -332,10 +334,11 @@ impl Tree {
             if at + 1 < snap.count() {
                 fences.high = inner.node.record(snap.slot(at + 1));
             }
-        })?;
+        });
         path.height = height;
         path.fences = fences;
-        Some(path)
+        path.leaf = leaf.unwrap_or(NO_NODE);
+        leaf.is_some()
     }
 
     /// Puts a record into the index; `done` runs under the write lock once readers can see it.
@@ -348,24 +351,30 @@ impl Tree {
         done: impl FnOnce(),
     ) {
         let splits = self.splits.load(Ordering::Acquire);
-        let found = self.find(target, records).map(|path| {
-            let (snap, at) = self.place(&path, target, records);
-            (path, snap, at)
-        });
-        let locked = self.writer.lock();
-        let found = if self.splits.load(Ordering::Relaxed) == splits {
-            found
-        } else {
-            self.find(target, records).map(|path| (path, Snapshot::EMPTY, 0))
+        let mut path = Path {
+            steps: [Step { node: NO_NODE, at: 0, fences: NO_FENCES }; HEIGHT_MAX],
+            height: 0,
+            leaf: NO_NODE,
+            fences: NO_FENCES,
         };
-        match found {
-            None => self.plant(target, record),
-            Some((path, mut snap, mut at)) => {
-                if self.node(path.leaf).current_word() != snap.word {
-                    (snap, at) = self.place(&path, target, records);
-                }
-                self.insert_at(&path, &snap, at, target, record, records);
+        let (mut snap, mut at) = (Snapshot::EMPTY, 0);
+        let mut found = self.find(target, records, &mut path);
+        if found {
+            at = self.place(&path, target, records, &mut snap);
+        }
+        let locked = self.writer.lock();
+        if self.splits.load(Ordering::Relaxed) != splits {
+            found = self.find(target, records, &mut path);
+            // Perhaps of another leaf, whose word may be the same by chance.
+            snap = Snapshot::EMPTY;
+        }
+        if found {
+            if self.node(path.leaf).current_word() != snap.word {
+                at = self.place(&path, target, records, &mut snap);
             }
+            self.insert_at(&path, &snap, at, target, record, records);
+        } else {
+            self.plant(target, record);
         }
         done();
         drop(locked);
@@ -373,14 +382,19 @@ impl Tree {
 
     /// Where in the leaf the target belongs.
     #[inline]
-    fn place(&self, path: &Path, target: &Target<'_>, records: &KvBlock) -> (Snapshot, usize) {
+    fn place(
+        &self,
+        path: &Path,
+        target: &Target<'_>,
+        records: &KvBlock,
+        snap: &mut Snapshot,
+    ) -> usize {
         let node = self.node(path.leaf);
-        let snap = snapshot(node);
+        *snap = snapshot(node);
         let prefix = self.prefix(node.skip, target, records);
-        let view = View { node, snap: &snap };
-        let at = partition(&view, (0, snap.count()), prefix, target, Past::Before, records)
-            .expect("records of a live shard always decode");
-        (snap, at)
+        let view = View { node, snap };
+        partition(&view, (0, snap.count()), prefix, target, Past::Before, records)
+            .expect("records of a live shard always decode")
     }
 
     /// The first entry. Writer only; the root may have come since the caller looked.

@@ -139,3 +139,13 @@ impl Pinner for BlockPinner<'_> {
         PinnedSlice::pinned(owner, start..end).unwrap_or_else(|| PinnedSlice::owned(value.to_vec()))
     }
 }
+
+/// A data block with one record of `bytes` bytes, for tests of the cache.
+#[cfg(test)]
+pub(crate) fn block_of(bytes: usize) -> Block {
+    let mut builder = super::data_block::DataBlockBuilder::new(16, bytes);
+    builder.add(&[1; 8], &vec![0; bytes], 0, None);
+    let payload = builder.finish().to_vec();
+    let handle = Handle { offset: 0, size: payload.len() as u32 };
+    Block::parse(BlockKind::Data, payload, Path::new("test"), handle, u64::MAX).unwrap()
+}

@@ -10,8 +10,8 @@
 //!    are the last record's.
 //!
 //! In memory the first eight bytes of each separator (behind the prefix) lie in one array, which a
-//! search halves without touching the entries: 8 bytes per block, counted in
-//! [`IndexBlock::memory_bytes`]. Everything is checked when a block is loaded.
+//! search halves without touching the entries, and the handles in another: 32 bytes per block,
+//! counted in [`IndexBlock::memory_bytes`]. Everything is checked when a block is loaded.
 
 use std::cmp::Ordering;
 
@@ -122,11 +122,21 @@ impl IndexBuilder {
     }
 }
 
+/// Where the block of an entry lies.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place {
+    /// The block.
+    pub(super) handle: Handle,
+    /// Whether the next block begins with the same user key.
+    pub(super) continues: bool,
+}
+
 /// An index block in memory.
 #[derive(Debug)]
 pub(super) struct IndexBlock {
     bytes: Vec<u8>,
     heads: Box<[u64]>,
+    places: Box<[Place]>,
     prefix_at: usize,
     prefix_bytes: usize,
     offsets_at: usize,
@@ -161,8 +171,10 @@ impl IndexBlock {
             return Err(Damaged);
         }
         let heads = vec![0; count as usize].into_boxed_slice();
+        let places = vec![Place::default(); count as usize].into_boxed_slice();
         let mut at = reader.position();
-        let mut block = Self { heads, prefix_at, prefix_bytes, offsets_at, top: level == 1, bytes };
+        let mut block =
+            Self { heads, places, prefix_at, prefix_bytes, offsets_at, top: level == 1, bytes };
         for index in 0..block.len() {
             if block.offset(index) != at {
                 return Err(Damaged);
@@ -176,7 +188,9 @@ impl IndexBlock {
             if index > 0 && !block.follows(index - 1, &entry) {
                 return Err(Damaged);
             }
+            let (handle, continues) = (entry.handle, entry.continues.is_some());
             block.heads[index] = head;
+            block.places[index] = Place { handle, continues };
             at = end;
         }
         if at != offsets_at { Err(Damaged) } else { Ok(block) }
@@ -206,7 +220,7 @@ impl IndexBlock {
 
     /// Bytes of memory held.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.bytes.capacity() + self.heads.len() * 8
+        self.bytes.capacity() + self.heads.len() * (8 + size_of::<Place>())
     }
 
     /// What all separators begin with.
@@ -233,6 +247,12 @@ impl IndexBlock {
             false => Handle::default(),
         };
         Some((Entry { suffix, continues, handle, filter }, at + reader.position()))
+    }
+
+    /// Where the block of entry `index` lies, which must exist.
+    #[inline]
+    pub(super) fn place(&self, index: usize) -> Place {
+        self.places[index]
     }
 
     /// Entry `index`, which must exist.

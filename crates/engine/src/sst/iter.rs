@@ -139,7 +139,7 @@ impl TableIter {
     /// Loads the block at the index position.
     fn load_block(&mut self) -> Result<()> {
         let Some(index) = self.index() else { return Ok(()) };
-        let handle = index.entry(self.position).handle;
+        let handle = index.place(self.position).handle;
         if self.block.is_some() && self.handle == handle {
             return Ok(());
         }

@@ -33,6 +33,8 @@ mod verify;
 mod writer;
 
 pub use block::Block;
+#[cfg(test)]
+pub(crate) use block::block_of as tests_block;
 pub use builder::{TableBuilder, TableOptions};
 pub use format::FORMAT_VERSION;
 pub use iter::TableIter;

@@ -161,7 +161,7 @@ fn candidate(
     if at == index.len() {
         return None;
     }
-    let entry = index.entry(at);
-    let continues = entry.continues.is_some();
-    Some(Candidate { lookup: position, trailer, handle: entry.handle, continues })
+    let place = index.place(at);
+    let (handle, continues) = (place.handle, place.continues);
+    Some(Candidate { lookup: position, trailer, handle, continues })
 }

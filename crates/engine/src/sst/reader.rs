@@ -243,10 +243,10 @@ impl TableReader {
     ) -> Result<Visit> {
         let start = index.search(lookup.key, trailer);
         for position in start..index.len() {
-            let entry = index.entry(position);
-            let block = self.block(entry.handle, BlockKind::Data, options)?;
-            let outcome = self.lookup_in_block(&block, entry.handle, lookup, trailer, visit)?;
-            if outcome.is_break() || entry.continues.is_none() {
+            let place = index.place(position);
+            let block = self.block(place.handle, BlockKind::Data, options)?;
+            let outcome = self.lookup_in_block(&block, place.handle, lookup, trailer, visit)?;
+            if outcome.is_break() || !place.continues {
                 return Ok(Visit::Break(()));
             }
         }

@@ -22,11 +22,13 @@ pub mod batch;
 pub mod reader;
 pub mod record;
 mod source;
+#[cfg(test)]
+mod tests;
 pub mod writer;
 
 pub use batch::{BatchOp, BatchView, WriteBatch};
 pub use reader::{
     End, LogChain, ReadRequest, RecoveredLog, SegmentEnd, SegmentFile, read_segment, recover,
 };
-pub use record::{Entry, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentRef};
-pub use writer::{Appended, Durable, LogConfig, LogSyncer, LogWriter};
+pub use record::{Entry, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentRef, payload_crc};
+pub use writer::{Appended, Closed, Durable, LogConfig, LogSyncer, LogWriter};

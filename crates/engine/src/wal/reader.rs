@@ -262,7 +262,6 @@ impl<'a> Segment<'a> {
 
     /// The record at `at` in the first view that has it whole. `Err` is what is wrong with the
     /// best that there is; `Err(None)` if nothing there is a header of this use.
-    #[expect(clippy::type_complexity, reason = "an I/O error is not a damaged record")]
     fn record_at(&mut self, at: u64) -> Result<Result<(View, RecordHeader), Option<String>>> {
         let mut problem = None;
         for &view in self.source.views() {

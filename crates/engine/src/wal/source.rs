@@ -71,10 +71,10 @@ impl Source {
             _ => end,
         };
         if end <= tail_start {
-            return self.from_file(offset, len);
+            return self.read_file(offset, len);
         }
         if offset < tail_start {
-            let Some(head) = self.from_file(offset, tail_start - offset)? else {
+            let Some(head) = self.read_file(offset, tail_start - offset)? else {
                 return Ok(None);
             };
             let mut joint = head.to_vec();
@@ -87,7 +87,7 @@ impl Source {
         Ok(self.tail.as_ref().and_then(|tail| tail.bytes.get(from..from + len as usize)))
     }
 
-    fn from_file(&mut self, offset: u64, len: u64) -> Result<Option<&[u8]>> {
+    fn read_file(&mut self, offset: u64, len: u64) -> Result<Option<&[u8]>> {
         let file_len = self.file.len();
         let end = offset + len;
         if end > file_len {

@@ -52,6 +52,9 @@ impl InternalIterator for Records {
     }
 }
 
+/// The value and its expiry, if there is one.
+type Found = Option<(Vec<u8>, Option<u64>)>;
+
 /// Records and tombstones, as a tree or a part of one holds them.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Data {
@@ -95,7 +98,7 @@ impl Data {
         at: u64,
         now_ms: u64,
         operator: &dyn MergeOperator,
-    ) -> Result<Option<(Vec<u8>, Option<u64>)>, ()> {
+    ) -> Result<Found, ()> {
         let covers = |t: &&RangeTombstone| t.start[0] <= key && key < t.end[0] && t.seq.0 <= at;
         let deleted = self.tombstones.iter().filter(covers).map(|t| t.seq.0).max().unwrap_or(0);
         let mut operands: Vec<&[u8]> = Vec::new();

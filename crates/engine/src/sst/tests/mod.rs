@@ -127,3 +127,15 @@ fn numbered(count: u64) -> Records {
 fn file_named(path: &Path, error: &archipelago_base::Error) -> bool {
     error.to_string().contains(&path.display().to_string())
 }
+
+/// Inputs that the fuzzer starts from, replayed by tests.
+fn corpus(target: &str) -> Vec<Vec<u8>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let entries = std::fs::read_dir(dir).expect("the corpus is there");
+    entries
+        .map(|entry| {
+            #[expect(clippy::disallowed_methods, reason = "the corpus lies in the source tree")]
+            std::fs::read(entry.unwrap().path()).unwrap()
+        })
+        .collect()
+}

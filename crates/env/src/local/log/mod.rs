@@ -35,7 +35,7 @@ use crate::fs::{LogFile, LogOptions, LogTail};
 pub fn create(path: &Path, _context: IoContext, options: &LogOptions) -> Result<Box<dyn LogFile>> {
     let dir = directory(path);
     let ring = if mapping_is_safe(dir) { ring::take(dir).ok().flatten() } else { None };
-    let Some(ring) = ring else { return plain_log::create(path, options) };
+    let Some(ring) = ring else { return create_plain(path, options) };
     match open_segment(path, options) {
         Ok(file) => Ok(Box::new(RingLog::new(path.to_owned(), file, options.incarnation, ring))),
         Err(error) => {
@@ -43,6 +43,11 @@ pub fn create(path: &Path, _context: IoContext, options: &LogOptions) -> Result<
             Err(error)
         }
     }
+}
+
+/// Creates the log segment `path` without a ring: one `write` for each append.
+pub fn create_plain(path: &Path, options: &LogOptions) -> Result<Box<dyn LogFile>> {
+    plain_log::create(path, options)
 }
 
 /// What the rings beside `path` hold of `incarnation` that its file may not. See

@@ -1,0 +1,168 @@
+//! A flush and a compaction in another process, which is given nothing but an encoded spec and a
+//! directory: this test binary, started again with [`JOB_DIR`] set.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use archipelago_base::SeqNo;
+use archipelago_base::clock::SystemClock;
+use archipelago_env::local::LocalFs;
+use archipelago_env::{CreateOptions, FileClass, IoContext, IoPurpose};
+
+use super::testing::*;
+use super::wire::{self, Message};
+use super::*;
+use crate::compaction::job::{CompactionSpec, Input, run_compaction};
+use crate::flush::{FlushSpec, ShardRef, run_flush};
+use crate::key::Kind;
+use crate::memtable::{SealedImage, SealedShard, Shard, SlabPool};
+
+/// Directory of the job that a child process shall run.
+const JOB_DIR: &str = "ARCHIPELAGO_TEST_JOB_DIR";
+const IO: IoContext =
+    IoContext { class: FileClass::Other, purpose: IoPurpose::Maintenance, level: None };
+
+/// Sealed shards as files of a directory.
+struct ImageDir(PathBuf, LocalFs);
+
+impl ImageDir {
+    fn path(dir: &Path, shard: &ShardRef) -> PathBuf {
+        dir.join(format!("{}-{}.image", shard.memtable, shard.shard))
+    }
+}
+
+impl ShardSource for ImageDir {
+    fn shard(&self, shard: &ShardRef) -> Result<Arc<dyn SealedShard>> {
+        Ok(SealedImage::open(self.1.read(&Self::path(&self.0, shard), IO)?)?)
+    }
+}
+
+fn write(dir: &Path, name: &str, bytes: &[u8]) {
+    LocalFs::new().write_atomic(&dir.join(name), bytes, IO).unwrap();
+}
+
+/// What the child process does; nothing when the tests run.
+#[test]
+fn child_process() {
+    let Some(dir) = std::env::var_os(JOB_DIR).map(PathBuf::from) else { return };
+    let fs = LocalFs::new();
+    let budget = ByteBudget::unlimited();
+    let images = ImageDir(dir.clone(), LocalFs::new());
+    let context = JobContext {
+        fs: Arc::new(LocalFs::new()),
+        registry: Registry::default(),
+        clock: SystemClock::shared(),
+        limiter: None,
+        cancel: Arc::default(),
+        shards: &images,
+        cache: BlockCache::new(1 << 20, &budget),
+        budget,
+        more_file_numbers: None,
+        progress: Arc::default(),
+    };
+    let message = fs.read(&dir.join("job.spec"), IO).unwrap();
+    let output = if message[1] == FlushSpec::TAG {
+        wire::decode(&message).and_then(|spec| run_flush(&spec, &context))
+    } else {
+        wire::decode(&message).and_then(|spec| run_compaction(&spec, &context))
+    };
+    match output {
+        Ok(output) => write(&dir, "job.out", &wire::encode(&output).unwrap()),
+        Err(error) => write(&dir, "job.err", error.to_string().as_bytes()),
+    }
+}
+
+/// Runs a job in a child process.
+fn remote<T: Message>(dir: &Path, spec: &T) -> Result<JobOutput, String> {
+    write(dir, "job.spec", &wire::encode(spec).unwrap());
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "job::process_tests::child_process"])
+        .env(JOB_DIR, dir)
+        .output()
+        .unwrap();
+    assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));
+    let fs = LocalFs::new();
+    if fs.exists(&dir.join("job.err")).unwrap() {
+        return Err(String::from_utf8(fs.read(&dir.join("job.err"), IO).unwrap()).unwrap());
+    }
+    Ok(wire::decode(&fs.read(&dir.join("job.out"), IO).unwrap()).unwrap())
+}
+
+/// Writes the image of a sealed shard with `records`.
+fn image(dir: &Path, memtable: u64, records: &[Record], deleted: &[(&str, &str, u64)]) -> ShardRef {
+    let shard = Shard::new(&SlabPool::new(ByteBudget::unlimited()));
+    for (key, seq, kind, value) in records {
+        shard.insert(key, SeqNo(*seq), *kind, value);
+    }
+    for (start, end, seq) in deleted {
+        shard.insert_tombstone(tombstone(start, end, *seq));
+    }
+    shard.seal();
+    let mut bytes = Vec::new();
+    shard.write_image(&mut bytes).unwrap();
+    let name = ShardRef { memtable, shard: 3 };
+    let path = ImageDir::path(dir, &name);
+    let mut file = LocalFs::new().create(&path, IO, CreateOptions::default()).unwrap();
+    file.append(&bytes).unwrap();
+    file.sync().unwrap();
+    name
+}
+
+fn read_all(
+    dir: &Path,
+    files: &[FileMeta],
+) -> (Vec<Record>, Vec<crate::tombstone::RangeTombstone>) {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(1 << 20, &budget);
+    let mut all = (vec![], vec![]);
+    for meta in files {
+        let path = dir.join(crate::file_meta::sst_name(meta.file_no()));
+        let (records, deleted) = contents(&LocalFs::new(), &path, meta, &cache, &budget, IO);
+        all.0.extend(records);
+        all.1.extend(deleted);
+    }
+    all
+}
+
+#[test]
+fn jobs_run_in_another_process() {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path();
+    let here = Executor::new();
+    let mut files: Vec<Input> = Vec::new();
+    let old: Vec<Record> =
+        (0..500).map(|i| put(&format!("k{i:03}"), i + 1, &format!("old {i}"))).collect();
+    let new = [
+        record("k007", 600, Kind::Merge, "+"),
+        record("k008", 601, Kind::Delete, ""),
+        put("k009", 602, "new"),
+    ];
+    for (memtable, records, deleted) in
+        [(1, &old[..], &[][..]), (2, &new[..], &[("k100", "k400", 603)][..])]
+    {
+        let shard = image(dir, memtable, records, deleted);
+        let mut spec = here.flush_spec(vec![shard]);
+        spec.output.dir = dir.to_owned();
+        spec.output.cuts = vec![b"k250".to_vec()];
+        let output = remote(dir, &spec).unwrap();
+        assert_eq!(output.files.len(), 2, "cut at the boundary");
+        files.extend(inputs(0, &output.files));
+    }
+    let mut spec = here.compaction_spec(files);
+    spec.output.dir = dir.to_owned();
+    spec.output.target_file_bytes = 1_000;
+    let output = remote(dir, &spec).unwrap();
+    assert!(output.files.len() > 1);
+    assert_disjoint(&output.files);
+    let mut expected = old;
+    expected.retain(|(key, ..)| !(&b"k100"[..]..&b"k400"[..]).contains(&key.as_slice()));
+    expected[7] = put("k007", 600, "old 7+");
+    expected[9] = put("k009", 602, "new");
+    expected.remove(8);
+    assert_eq!(read_all(dir, &output.files), (expected, vec![]));
+
+    let mut spec: CompactionSpec = spec;
+    spec.retention.merge_operator = Some("of the owner alone".into());
+    let error = remote(dir, &spec).unwrap_err();
+    assert!(error.contains("\"of the owner alone\" is registered in this process"), "{error}");
+}

@@ -1,0 +1,6 @@
+//! Tests of the database through its public API.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod basics;
+mod support;

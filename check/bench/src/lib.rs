@@ -10,6 +10,7 @@
 //! made beforehand, keys are written into a buffer that is kept, random numbers come from wyrand,
 //! and nobody asks for the time per operation unless a flag needs it.
 
+mod compare;
 mod flags;
 mod histogram;
 mod json;
@@ -41,6 +42,12 @@ use store::Result;
 /// 0 on success, 1 if a benchmark failed, 2 for wrong usage.
 #[must_use]
 pub fn main(args: Vec<OsString>) -> ExitCode {
+    if args.first().is_some_and(|word| word == "compare") {
+        return match compare::compare(&args[1..]) {
+            Ok(result) => answer(result),
+            Err(stop) => refuse(&stop),
+        };
+    }
     match flags::read(&args) {
         Ok((flags, ignored)) => {
             note_ignored(&ignored);

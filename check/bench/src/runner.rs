@@ -20,7 +20,7 @@ use crate::report::{header, histograms, result_line, say};
 use crate::store::{self, Db, Error, FileSystem, LocalFs, Result, Ticker};
 use crate::tally::{Progress, Total};
 use crate::values::ValuePool;
-use crate::workloads::{self, Bench, Message, Run, Spec, Worker, ycsb};
+use crate::workloads::{self, Bench, Run, Spec, Worker, ycsb};
 
 /// What the database and the process had written at some moment.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-pub(crate) use archipelago_base::{Error, ErrorKind, Result};
+pub(crate) use archipelago_base::{Error, Result};
 pub(crate) use archipelago_engine::{
     db::{ColumnFamily, Components, Db, ReadOptions},
     key::KeyRange,
     manifest::{DirectoryState, inspect},
     options::{CfOptions, Compression, DbOptions, WriteOptions},
-    stats::{Ticker, Timer},
+    stats::Ticker,
     wal::WriteBatch,
 };
 pub(crate) use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, local::LocalFs};

@@ -12,9 +12,7 @@ use std::ffi::OsString;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-pub(crate) use groups::{
-    CompareFlags, CompressionType, Flags, Load, Mixgraph, Output, Storage, Ycsb,
-};
+pub(crate) use groups::{CompareFlags, CompressionType, Flags, Mixgraph};
 pub(crate) use known::OURS_ONLY;
 pub(crate) use spelling::Spelled;
 

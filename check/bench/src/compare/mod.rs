@@ -24,7 +24,7 @@ use crate::flags::{self, CompareFlags, Flags, OURS_ONLY, Spelled, Stop};
 use crate::json;
 use crate::report::say;
 use crate::store::{CfOptions, Error, FileSystem, LocalFs, Result};
-use run::{Program, Side, SideRun};
+use run::{Program, Side};
 use table::Comparison;
 
 /// Flags that a side gets from here, not from the user's.

@@ -202,12 +202,9 @@ mod tests {
         }
         let text = histogram.text();
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "Count: 6000 Average: 5.4513  StdDev: 1.63");
+        assert_eq!(lines[0], "Count: 6000 Average: 5.4513  StdDev: 1.59");
         assert_eq!(lines[1], "Min: 3  Median: 4.3366  Max: 10");
-        assert_eq!(
-            lines[2],
-            "Percentiles: P50: 4.34 P75: 5.31 P99: 9.44 P99.9: 9.94 P99.99: 9.99"
-        );
+        assert_eq!(lines[2], "Percentiles: P50: 4.34 P75: 5.31 P99: 9.44 P99.9: 9.94 P99.99: 9.99");
         assert_eq!(lines[3], "------------------------------------------------------");
         assert_eq!(lines[4], "(       2,       3 ]       34   0.567%   0.567% ");
         assert_eq!(lines[5], "(       3,       4 ]     2445  40.750%  41.317% ########");
@@ -227,8 +224,7 @@ mod tests {
 
     #[test]
     fn merging_is_recording_both() {
-        let (mut both, mut one, mut other) =
-            (Histogram::new(), Histogram::new(), Histogram::new());
+        let (mut both, mut one, mut other) = (Histogram::new(), Histogram::new(), Histogram::new());
         for ns in (0..5_000_000).step_by(997) {
             both.record_ns(ns);
             if ns % 2 == 0 { one.record_ns(ns) } else { other.record_ns(ns) }

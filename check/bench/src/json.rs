@@ -65,8 +65,7 @@ pub(crate) fn write_file(path: &Path, value: &impl Serialize) -> Result<()> {
         .map_err(|error| Error::invalid(format!("the report does not fit JSON: {error}")))?;
     text.push(b'\n');
     let context = IoContext::new(FileClass::Other, IoPurpose::ForegroundWrite);
-    let path = std::path::absolute(path).map_err(|error| {
-        Error::invalid(format!("{} is not a path: {error}", path.display()))
-    })?;
+    let path = std::path::absolute(path)
+        .map_err(|error| Error::invalid(format!("{} is not a path: {error}", path.display())))?;
     LocalFs::new().write_atomic(&path, &text, context)
 }

@@ -220,8 +220,7 @@ impl Runner {
 
     fn written(&self) -> Result<Written> {
         let stats = self.db()?.statistics();
-        let tickers =
-            [Ticker::WalBytes, Ticker::FlushBytesWritten, Ticker::CompactionBytesWritten];
+        let tickers = [Ticker::WalBytes, Ticker::FlushBytesWritten, Ticker::CompactionBytesWritten];
         Ok(Written {
             user_bytes: stats.get(Ticker::UserBytesWritten),
             store_bytes: tickers.into_iter().map(|ticker| stats.get(ticker)).sum(),

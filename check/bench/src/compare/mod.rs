@@ -29,8 +29,19 @@ use table::Comparison;
 
 /// Flags that a side gets from here, not from the user's.
 const SET_HERE: &[&str] = &[
-    "benchmarks", "db", "json", "runs", "db_bench", "db_bench_flags", "markdown", "bloom_bits",
-    "use_existing_db", "report_interval_seconds", "report_file", "seed", "help",
+    "benchmarks",
+    "db",
+    "json",
+    "runs",
+    "db_bench",
+    "db_bench_flags",
+    "markdown",
+    "bloom_bits",
+    "use_existing_db",
+    "report_interval_seconds",
+    "report_file",
+    "seed",
+    "help",
 ];
 
 /// What ends each run.

@@ -37,11 +37,16 @@ Boolean flags: --sync, --sync=1, --sync=true, --nosync, --sync=0. One dash is as
 /// A run of benchmarks.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "archipelago bench", bin_name = "archipelago bench", about = ABOUT,
-          after_help = TEACH, disable_version_flag = true)]
+          after_help = TEACH, rename_all = "snake_case", disable_version_flag = true)]
 pub(crate) struct Flags {
     /// What to run, in order.
-    #[arg(long, value_delimiter = ',', default_value = "fillseq,fillrandom,overwrite,\
-          readrandom,readseq,seekrandom", value_name = "NAMES")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "fillseq,fillrandom,overwrite,\
+          readrandom,readseq,seekrandom",
+        value_name = "NAMES"
+    )]
     pub(crate) benchmarks: Vec<String>,
     #[command(flatten)]
     pub(crate) load: Load,
@@ -57,7 +62,7 @@ pub(crate) struct Flags {
 
 /// How much of what is read and written.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Load")]
+#[command(rename_all = "snake_case", next_help_heading = "Load")]
 pub(crate) struct Load {
     /// Keys in the key space, and operations unless --reads or --writes say otherwise
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
@@ -151,7 +156,7 @@ impl CompressionType {
 
 /// The database.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Database")]
+#[command(rename_all = "snake_case", next_help_heading = "Database")]
 pub(crate) struct Storage {
     /// Directory of the database; default: archipelago-bench in the temporary directory
     #[arg(long, value_name = "DIR")]
@@ -217,7 +222,7 @@ pub(crate) struct Storage {
 
 /// Parameters of mixgraph: Cao et al., FAST 2020, as db_bench names them.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "mixgraph")]
+#[command(rename_all = "snake_case", next_help_heading = "mixgraph")]
 pub(crate) struct Mixgraph {
     /// Hotness of keys: a of f(x) = a x^b; 0 in a or b: all keys alike
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
@@ -304,7 +309,7 @@ pub(crate) struct Mixgraph {
 
 /// YCSB (not in db_bench).
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "YCSB (not in db_bench)")]
+#[command(rename_all = "snake_case", next_help_heading = "YCSB (not in db_bench)")]
 pub(crate) struct Ycsb {
     /// How records are picked; default: latest for ycsbd, zipfian for the others
     #[arg(long)]
@@ -319,7 +324,7 @@ pub(crate) struct Ycsb {
 
 /// What is reported, and where.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Report")]
+#[command(rename_all = "snake_case", next_help_heading = "Report")]
 pub(crate) struct Output {
     /// Time every operation and print the distribution
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
@@ -353,7 +358,7 @@ db_bench is in Debian's package rocksdb-tools.";
 /// A comparison.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "archipelago bench compare", bin_name = "archipelago bench compare",
-          about = COMPARE_ABOUT, after_help = COMPARE_TEACH, disable_version_flag = true)]
+          about = COMPARE_ABOUT, after_help = COMPARE_TEACH, rename_all = "snake_case", disable_version_flag = true)]
 pub(crate) struct CompareFlags {
     /// Runs of each side
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]

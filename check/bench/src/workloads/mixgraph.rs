@@ -27,11 +27,8 @@ const PACED_AT_ONCE: u64 = 100;
 
 /// The value below which a share `u` of a generalised Pareto distribution lies above.
 fn pareto(u: f64, theta: f64, k: f64, sigma: f64) -> u64 {
-    let value = if k == 0.0 {
-        theta - sigma * u.ln()
-    } else {
-        theta + sigma * (u.powf(-k) - 1.0) / k
-    };
+    let value =
+        if k == 0.0 { theta - sigma * u.ln() } else { theta + sigma * (u.powf(-k) - 1.0) / k };
     value.ceil() as u64
 }
 
@@ -326,9 +323,7 @@ mod tests {
             let key = ranges.key(below(&mut rng, 3_000_000), &given);
             seen[(key / ranges.keys_each) as usize] += 1.0 / 200_000.0;
         }
-        let hotness = |x: f64| {
-            14.18 * (-2.917 * x).exp() + 0.0164 * (-0.08082 * x).exp()
-        };
+        let hotness = |x: f64| 14.18 * (-2.917 * x).exp() + 0.0164 * (-0.08082 * x).exp();
         let all: f64 = (1..=30).map(|x| hotness(f64::from(x))).sum();
         seen.sort_by(|a, b| b.total_cmp(a));
         for (x, &share) in (1..=5).zip(&seen) {

@@ -20,7 +20,11 @@ pub(super) fn backward(worker: &mut Worker<'_>) -> Result<()> {
 fn walk(worker: &mut Worker<'_>, reverse: bool) -> Result<()> {
     let reads = worker.bench.flags.reads();
     let mut iter = worker.db.iter(worker.cf, &worker.read_options)?;
-    if reverse { iter.seek_to_last() } else { iter.seek_to_first() }
+    if reverse {
+        iter.seek_to_last()
+    } else {
+        iter.seek_to_first()
+    }
     let mut read = 0;
     while read < reads && iter.valid() {
         worker.pace_read(read);

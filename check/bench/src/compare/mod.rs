@@ -33,6 +33,7 @@ const SET_HERE: &[&str] = &[
     "db",
     "json",
     "runs",
+    "archipelago",
     "db_bench",
     "db_bench_flags",
     "markdown",
@@ -177,8 +178,11 @@ fn program(
         }
         Side::Archipelago => {
             args.insert(0, "bench".to_owned());
-            std::env::current_exe()
-                .map_err(|error| Error::io("find", Path::new("the own program"), error))?
+            match &flags.archipelago {
+                Some(path) => path.clone(),
+                None => std::env::current_exe()
+                    .map_err(|error| Error::io("find", Path::new("the own program"), error))?,
+            }
         }
     };
     Ok(Program { path, args })

@@ -366,6 +366,9 @@ pub(crate) struct CompareFlags {
     /// The other side's program
     #[arg(long, default_value = "/usr/bin/db_bench", value_name = "PROGRAM")]
     pub(crate) db_bench: PathBuf,
+    /// This side's program; default: the one that runs
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) archipelago: Option<PathBuf>,
     /// More flags for db_bench alone, space-separated
     #[arg(long, default_value = "", allow_hyphen_values = true, value_name = "FLAGS")]
     pub(crate) db_bench_flags: String,

@@ -29,10 +29,10 @@ fn every_benchmark_runs() {
     let results = bench(
         dir.path(),
         &[
-            "--benchmarks=fillseq,fillrandom,overwrite,readrandom,readmissing,readseq,\
-             readreverse,seekrandom,multireadrandom,readwhilewriting,readrandomwriterandom,\
-             mixgraph,flush,deleterandom,compact,waitforcompaction,stats,levelstats,bucketstats,\
-             fillsync,ycsba,ycsbb,ycsbc,ycsbd,ycsbe,ycsbf,fillseq,readseq,readmissing",
+            "--benchmarks=ycsba,ycsbb,ycsbc,ycsbd,ycsbe,ycsbf,fillseq,fillrandom,overwrite,\
+             readrandom,readmissing,readseq,readreverse,seekrandom,multireadrandom,\
+             readwhilewriting,readrandomwriterandom,mixgraph,flush,deleterandom,compact,\
+             waitforcompaction,stats,levelstats,bucketstats,fillsync,fillseq,readseq",
             "--num=1000",
             "--seed=7",
             "--seek_nexts=10",
@@ -55,7 +55,7 @@ fn every_benchmark_runs() {
     let scanned = named(&results, "readseq")["ops"].as_u64().expect("ops");
     assert_eq!(named(&results, "readreverse")["ops"], scanned, "both see every key");
     assert_eq!(named(&results, "mixgraph")["ops"], 1000);
-    assert_eq!(named(&results, "ycsbload")["ops"], 1000, "fillsync left an empty key space");
+    assert_eq!(named(&results, "ycsbload")["ops"], 1000, "an empty database is loaded");
     assert_eq!(named(&results, "ycsbc")["found"], 1000, "every record is there");
     let all = results.iter().filter(|result| result["name"] == "readseq").last();
     assert_eq!(all.expect("a scan")["ops"], 1000, "fillseq wrote every key");
@@ -136,4 +136,58 @@ fn the_interval_report_has_a_line_per_interval() {
     assert_eq!(lines[0], "secs_elapsed,interval_qps");
     let rate: f64 = lines[1].split_once(',').expect("two fields").1.parse().expect("a number");
     assert!((5_000.0..20_000.0).contains(&rate), "10,000 writes a second are allowed: {rate}");
+}
+
+/// A program that prints what `lines` says, as a side of a comparison.
+fn side(dir: &Path, name: &str, lines: &str) -> String {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = dir.join(name);
+    // Each run makes its directory, as a database does; a table of ten bytes stands in it.
+    let script = format!(
+        "#!/bin/sh\nfor arg; do case $arg in --db=*) mkdir -p ${{arg#--db=}}; \
+         printf 0123456789 > ${{arg#--db=}}/1.sst;; esac; done\ncat <<'END'\n{lines}END\n"
+    );
+    #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
+    std::fs::write(&path, script).expect("a script");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).expect("an executable script");
+    path.display().to_string()
+}
+
+#[test]
+fn a_comparison_gives_ratios_of_both_sides() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let rate = " seconds 1000 operations;   10.0 MB/s\n";
+    let ours = format!(
+        "fillrandom   :       1.000 micros/op 3000 ops/sec 0.001{rate}\
+         fillrandom   : settled 0.500 seconds after its end; 3.0 MB of tables\n"
+    );
+    let ours = side(dir.path(), "ours", &ours);
+    let line = format!("fillrandom   :       1.000 micros/op 2000 ops/sec 0.001{rate}");
+    let theirs = side(dir.path(), "theirs", &line);
+    let (json, db) = (dir.path().join("ratios.json"), dir.path().join("runs"));
+    let args = [
+        "compare".to_owned(),
+        "--benchmarks=fillrandom".to_owned(),
+        "--runs=3".to_owned(),
+        "--markdown".to_owned(),
+        format!("--archipelago={ours}"),
+        format!("--db_bench={theirs}"),
+        format!("--db={}", db.display()),
+        format!("--json={}", json.display()),
+    ];
+    let args = args.map(OsString::from).into();
+    assert_eq!(archipelago_bench::main(args), ExitCode::SUCCESS);
+    let text = std::fs::read_to_string(json).expect("the result file");
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    let row = &report["benchmarks"][0];
+    assert_eq!(
+        (row["what"].as_str(), row["ratio_of_medians"].as_f64()),
+        (Some("fillrandom"), Some(1.5))
+    );
+    assert_eq!(report["runs"].as_array().map(Vec::len), Some(6));
+    assert_eq!(report["runs"][0]["settle_seconds"], 0.5);
+    assert_eq!(report["runs"][1]["settled_bytes"], 10);
+    assert_eq!(report["runs"][1]["user_bytes"], 116_000);
+    assert!(!db.exists(), "nothing is left behind");
 }

@@ -47,7 +47,7 @@ pub(crate) struct Counts {
     pub(crate) seeks: u64,
     /// Bytes of values written, where their size varies.
     pub(crate) value_bytes: u64,
-    /// Entries that scans wanted.
+    /// Entries that scans read.
     pub(crate) scan_entries: u64,
 }
 

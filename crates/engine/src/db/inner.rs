@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use archipelago_base::budget::ByteBudget;
+use archipelago_base::budget::{ByteBudget, Charge};
 use archipelago_base::clock::Clock;
 use archipelago_base::random::Rng;
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
@@ -165,6 +165,8 @@ pub(crate) struct DbInner {
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
     pub(crate) fault: Option<FaultPoint>,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
+    /// The log's buffer, counted while the database is open.
+    pub(crate) _log_buffer: Charge,
 }
 
 impl DbInner {

@@ -196,7 +196,12 @@ impl DbInner {
 
     pub(crate) fn new_memtable(&self, version: &Version) -> Arc<Memtable> {
         let id = self.next_memtable_id.fetch_add(1, Ordering::Relaxed);
-        Memtable::new(id, Arc::clone(version.map()), &self.slabs)
+        Memtable::new(
+            id,
+            Arc::clone(version.map()),
+            version.options().write_buffer_bytes,
+            &self.slabs,
+        )
     }
 
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {

@@ -265,7 +265,7 @@ impl DbInner {
             0 => self.options.max_background_jobs,
             buckets => buckets,
         };
-        let [memtable] = task.memtables.as_slice() else { return Ok(()) };
+        let Some(memtable) = task.memtables.first() else { return Ok(()) };
         let [shard] = &*memtable.shards else { return Ok(()) };
         let version = Arc::clone(&family.current.load().version);
         if wanted <= 1 || version.map().epoch().0 > 0 || version.l0_files_max() > 0 {

@@ -7,6 +7,8 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 fn archipelago() -> Command {
     Command::new(env!("CARGO_BIN_EXE_archipelago"))
 }
@@ -44,9 +46,8 @@ impl Served {
         assert_eq!(String::from_utf8_lossy(&got), expected);
     }
 
-    fn signal(&self, name: &str) {
-        let id = self.child.id().to_string();
-        assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 }
 
@@ -76,7 +77,7 @@ fn what_was_acknowledged_survives_kill_9_and_the_tools_find_it() {
     assert!(!busy.status.success());
     let why = String::from_utf8_lossy(&busy.stderr);
     assert!(why.contains("LOCK") && why.contains(&served.child.id().to_string()), "{why}");
-    served.signal("-KILL");
+    served.signal(Signal::KILL);
     served.child.wait().unwrap();
     assert_eq!(text(&db(&dir, &["get", "reef"])), "coral\n");
     assert_eq!(text(&db(&dir, &["scan"])), "reef\tcoral\nvisits\t2\n");
@@ -100,7 +101,7 @@ fn sigterm_ends_it_in_order_and_buckets_change_by_hand() {
     let dir = root.path().join("data");
     let mut served = Served::start(&dir);
     served.say("MSET a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
-    served.signal("-TERM");
+    served.signal(Signal::TERM);
     assert!(served.child.wait().unwrap().success());
     text(&db(&dir, &["compact"]));
     text(&db(&dir, &["buckets", "merge", "0"]));

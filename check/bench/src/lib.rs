@@ -1,7 +1,128 @@
-//! Work in progress.
+//! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago, and
+//! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn.
+//!
+//! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
+//! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
+//! `report` make the result line, `json` the result file; `compare` runs both sides. Only `store`
+//! names the database's crate.
+//!
+//! The harness must not be slower than what it is compared with: values are slices of a buffer
+//! made beforehand, keys are written into a buffer that is kept, random numbers come from wyrand,
+//! and nobody asks for the time per operation unless a flag needs it.
+
+mod compare;
+mod flags;
+mod histogram;
+mod json;
+mod keys;
+mod pace;
+mod process;
+mod progress;
+mod report;
+mod runner;
+mod store;
+mod tally;
+mod values;
+mod workloads;
+mod zipf;
+
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::ExitCode;
-/// Being built.
-pub fn main(_: Vec<OsString>) -> ExitCode {
-    ExitCode::FAILURE
+
+use archipelago_base::clock::{Clock, SystemClock};
+
+use flags::{Flags, Stop};
+use json::RunReport;
+use runner::Runner;
+use store::Result;
+
+/// Runs `archipelago bench` with `args`, everything behind that word. Prints to standard output
+/// what db_bench prints there; errors, notes and the progress bar go to standard error. Exit code
+/// 0 on success, 1 if a benchmark failed, 2 for wrong usage.
+#[must_use]
+pub fn main(args: Vec<OsString>) -> ExitCode {
+    if args.first().is_some_and(|word| word == "compare") {
+        return match compare::compare(&args[1..]) {
+            Ok(result) => answer(result),
+            Err(stop) => refuse(&stop),
+        };
+    }
+    match flags::read(&args) {
+        Ok((flags, ignored)) => {
+            note_ignored(&ignored);
+            answer(run(flags))
+        }
+        Err(stop) => refuse(&stop),
+    }
+}
+
+fn run(flags: Flags) -> Result<()> {
+    let written_to = flags.output.json.clone();
+    let report = RunReport {
+        program: "archipelago bench",
+        version: env!("CARGO_PKG_VERSION"),
+        unix_ms: SystemClock::new().unix_ms(),
+        flags: described(&flags),
+        results: Runner::new(flags)?.run()?,
+    };
+    match written_to {
+        Some(path) => json::write_file(&path, &report),
+        None => Ok(()),
+    }
+}
+
+/// The settings that a reader of the result file needs to repeat it.
+fn described(flags: &Flags) -> BTreeMap<String, String> {
+    let (load, storage) = (&flags.load, &flags.storage);
+    [
+        ("num", load.num.to_string()),
+        ("threads", load.threads.to_string()),
+        ("duration", load.duration.to_string()),
+        ("key_size", load.key_size.to_string()),
+        ("value_size", load.value_size.to_string()),
+        ("batch_size", load.batch_size.to_string()),
+        ("seed", load.seed.to_string()),
+        ("sync", load.sync.to_string()),
+        ("disable_wal", load.disable_wal.to_string()),
+        ("compression_type", format!("{:?}", storage.compression_type).to_lowercase()),
+        ("write_buffer_size", storage.write_buffer_size.to_string()),
+        ("max_write_buffer_number", storage.max_write_buffer_number.to_string()),
+        ("cache_size", storage.cache_size.to_string()),
+        ("bloom_bits", storage.bloom_bits.to_string()),
+        ("max_background_jobs", storage.max_background_jobs.to_string()),
+        ("buckets", storage.buckets.to_string()),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect()
+}
+
+fn note_ignored(ignored: &[String]) {
+    if !ignored.is_empty() {
+        eprintln!("note: without effect on Archipelago: --{}", ignored.join(", --"));
+    }
+}
+
+fn answer(result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn refuse(stop: &Stop) -> ExitCode {
+    match stop {
+        Stop::Clap(error) => {
+            let _ = error.print();
+            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+        }
+        Stop::Usage(text) => {
+            eprintln!("error: {text}");
+            ExitCode::from(2)
+        }
+    }
 }

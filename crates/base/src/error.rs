@@ -132,10 +132,19 @@ impl Error {
         &self.inner.context
     }
 
-    /// The operating system's error, if one is the cause.
+    /// The operating system's error, if one is the cause, at any depth.
     #[must_use]
     pub fn io_kind(&self) -> Option<std::io::ErrorKind> {
-        self.inner.source.as_ref()?.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
+        let mut source: &(dyn std::error::Error + 'static) = &**self.inner.source.as_ref()?;
+        loop {
+            if let Some(error) = source.downcast_ref::<std::io::Error>() {
+                return Some(error.kind());
+            }
+            source = match source.downcast_ref::<Shared>() {
+                Some(Shared(error)) => &**error.inner.source.as_ref()?,
+                None => source.source()?,
+            };
+        }
     }
 
     /// Whether the cause is a full device or an exceeded quota: it may go away by itself.
@@ -192,5 +201,22 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.inner.source.as_ref().map(|source| &**source as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_device_is_still_seen_behind_added_context() {
+        let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let error = Error::io("append to", Path::new("/db/000004.log"), full);
+        assert!(error.is_no_space());
+        let told = error.context_at("the write was not logged").context_at("column family 1");
+        assert!(told.is_no_space());
+        let wrapped = Error::with_source(ErrorKind::ReadOnly, "no writes", told);
+        assert!(wrapped.is_no_space());
+        assert!(!Error::invalid("no cause").is_no_space());
     }
 }

@@ -234,6 +234,11 @@ impl RateMeter {
         self.total.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Sets how many bytes were counted in all, where somebody else counts them.
+    pub fn set_total(&self, bytes: u64) {
+        self.total.store(bytes, Ordering::Relaxed);
+    }
+
     /// The rate in bytes a second; 0 before the first window has ended. Ends the window if it is
     /// over, so call it now and then, whenever a decision is made.
     pub fn rate(&self) -> u64 {

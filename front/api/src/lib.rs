@@ -25,6 +25,8 @@
 pub use archipelago_base::budget::{ByteBudget, MemoryClass};
 pub use archipelago_base::clock::{Clock, ManualClock, SystemClock};
 pub use archipelago_base::metrics::Summary;
+pub use archipelago_base::random::{Rng, entropy_seed};
+pub use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 pub use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 pub use archipelago_compute::{ComputeNode, Settings, default_dir, load_settings};
 pub use archipelago_engine::db::{

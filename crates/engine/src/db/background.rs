@@ -35,6 +35,15 @@ pub(crate) enum Task {
 }
 
 impl Task {
+    /// Whether its family was dropped.
+    fn is_moot(&self) -> bool {
+        match self {
+            Self::Ready(..) => false,
+            Self::Flush(task) => task.family.check_alive().is_err(),
+            Self::Compact(task) => task.family.check_alive().is_err(),
+        }
+    }
+
     fn name(&self) -> String {
         match self {
             Self::Ready(cf, _) => format!("sealing a memtable of column family {cf}"),
@@ -110,6 +119,7 @@ impl DbInner {
     /// See [`Db::step_background`].
     pub(crate) fn step(&self) -> Result<bool> {
         self.enforce_log_bound();
+        self.relieve_pressure();
         let task = {
             let mut state = self.state.lock();
             self.next_task(&mut state)
@@ -139,6 +149,7 @@ impl DbInner {
                         self.work.wait_for(&mut state, pause);
                         drop(state);
                         self.enforce_log_bound();
+                        self.relieve_pressure();
                         self.remove_obsolete();
                         continue;
                     }
@@ -147,6 +158,7 @@ impl DbInner {
             self.wake();
             let result = self.run_task(&task);
             self.note_result(&task, &result);
+            self.relieve_pressure();
             self.remove_obsolete();
         }
     }
@@ -227,7 +239,8 @@ impl DbInner {
                     self.health.clear_failing();
                 }
             }
-            Err(_) if self.closing.load(Ordering::Acquire) => {}
+            // Ended because the database closes or the family was dropped: nothing is wrong.
+            Err(_) if self.closing.load(Ordering::Acquire) || task.is_moot() => {}
             Err(error) => {
                 {
                     let mut state = self.state.lock();

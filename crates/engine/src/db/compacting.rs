@@ -2,7 +2,9 @@
 //! specs have in common.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, Result};
 
 use crate::compaction::below::{Below, range_of};
@@ -11,6 +13,7 @@ use crate::compaction::pick::{Pick, PickInput, Running, pick};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
 use crate::event::Event;
+use crate::file_meta::sst_name;
 use crate::flush::ShardSource;
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
 use crate::job::{JobContext, JobOutput};
@@ -19,6 +22,11 @@ use crate::manifest::VersionEdit;
 use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
 use crate::version::{LAST_LEVEL, Version};
+
+/// Memory of a job's output: the block that is built, the write buffer, index and filter.
+pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
+/// For how long after a seal a background job is left for flushes.
+const FLUSH_RESERVE_NS: u64 = 1_000_000_000;
 
 /// A compaction that was picked: it is among the running jobs.
 pub(crate) struct CompactionTask {
@@ -68,9 +76,13 @@ impl State {
 }
 
 impl DbInner {
-    /// Compactions that may run at once: one background job is left for flushes.
+    /// Compactions that may run at once: while memtables are being sealed one background job is
+    /// left for flushes, so that none waits for a compaction to end.
     pub(crate) fn compactions_max(&self) -> usize {
-        self.options.max_background_jobs.saturating_sub(1).max(1)
+        let jobs = self.options.max_background_jobs;
+        let sealed_ns = self.last_seal_ns.load(Ordering::Relaxed);
+        let quiet = sealed_ns == 0 || self.clock.now_ns() - sealed_ns > FLUSH_RESERVE_NS;
+        if quiet { jobs } else { jobs.saturating_sub(1).max(1) }
     }
 
     /// The next compaction of any family, the fullest bucket first; noted as running.
@@ -120,8 +132,10 @@ impl DbInner {
             return self.install_compaction(task, None);
         }
         let spec = self.compaction_spec(task);
+        let buffers = spec.inputs.len() as u64 * self.options.compaction_readahead_bytes;
+        let _held = self.budget.hold(MemoryClass::Job, buffers + JOB_OUTPUT_BYTES);
         let output = run_compaction(&spec, &self.job_context(&crate::flush::NoShards))?;
-        self.fault_point("compaction.before_install")?;
+        self.may_install(&task.family, "compaction.before_install", &output)?;
         self.install_compaction(task, Some(output))
     }
 
@@ -221,6 +235,23 @@ impl DbInner {
             duration_ns: output.duration_ns,
         });
         Ok(())
+    }
+
+    /// Whether a job's outputs may be installed; if not, they are removed.
+    pub(crate) fn may_install(
+        &self,
+        family: &Family,
+        fault_point: &str,
+        output: &JobOutput,
+    ) -> Result<()> {
+        let may = family.check_alive().and_then(|()| self.fault_point(fault_point));
+        if may.is_err() {
+            for meta in &output.files {
+                // What stays is removed by the next open.
+                let _ = self.fs.remove(&self.path_of(&sst_name(meta.file_no())));
+            }
+        }
+        may
     }
 
     pub(crate) fn count_job(&self, output: &JobOutput) {

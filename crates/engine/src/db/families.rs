@@ -93,8 +93,12 @@ impl DbInner {
             return Err(Error::invalid("the default column family cannot be dropped"));
         }
         let mut commit = self.committer.lock();
-        let mut manifest = self.manifest.lock();
         family.check_alive()?;
+        // Power loss must not keep the drop and lose the writes before it: data may have been
+        // moved from this family to another.
+        self.committer.wait_all_visible(&commit);
+        self.sync_log(commit.last_seq)?;
+        let mut manifest = self.manifest.lock();
         let mut edit = VersionEdit::new();
         edit.push(Change::DropCf { cf: family.id });
         manifest.apply(edit)?;

@@ -9,10 +9,12 @@
 
 use std::sync::Arc;
 
+use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, FileNo, Result, SeqNo};
 
 use crate::bucket::BucketMap;
 use crate::compaction::below::Below;
+use crate::db::compacting::JOB_OUTPUT_BYTES;
 use crate::db::family::Family;
 use crate::db::flush_plan::{FlushPlan, SealedView, plan_flush};
 use crate::db::inner::{DbInner, RunningJob, RunningKind, ShardState, State};
@@ -168,8 +170,9 @@ impl DbInner {
     fn flush_and_install(&self, task: &FlushTask) -> Result<()> {
         self.set_first_map(task)?;
         let spec = self.flush_spec(task);
+        let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
         let output = run_flush(&spec, &self.job_context(task))?;
-        self.fault_point("flush.before_install")?;
+        self.may_install(&task.family, "flush.before_install", &output)?;
         if task.memtables.iter().any(|memtable| memtable.oldest_log().is_some()) {
             self.sync_log(task.through())?;
         }
@@ -219,6 +222,7 @@ impl DbInner {
             self.log_floor(&state, open)
         };
         self.drop_logs_below(floor);
+        self.drain.add(task.data_bytes());
         self.stats.add(Ticker::Flushes, 1);
         self.stats.add(Ticker::FlushBytesWritten, output.bytes_written);
         self.count_job(&output);

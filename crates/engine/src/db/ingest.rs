@@ -9,6 +9,9 @@
 //! deepest level where nothing at or above overlaps it and no running compaction writes there;
 //! else to L0, which takes only files within one bucket.
 //!
+//! What was written before an ingestion is synced before it, so that power loss cannot keep the
+//! later and lose the earlier.
+//!
 //! Failure: nothing is visible before the manifest edit; copies that were made are removed.
 
 use std::path::{Path, PathBuf};
@@ -212,6 +215,8 @@ impl DbInner {
             return Ok(false);
         }
         self.flush_overlapping(&mut commit, family, &pieces)?;
+        // The files survive power loss from here on: what was written before must do so too.
+        self.sync_log(commit.last_seq)?;
         let mut manifest = self.manifest.lock();
         let version = Arc::clone(&family.current.load().version);
         let seq = commit.last_seq.next();

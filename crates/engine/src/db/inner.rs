@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use archipelago_base::budget::ByteBudget;
+use archipelago_base::budget::{ByteBudget, Charge};
 use archipelago_base::clock::Clock;
 use archipelago_base::random::Rng;
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
@@ -42,7 +42,7 @@ use crate::manifest::VersionSet;
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
-use crate::stall::DelayController;
+use crate::stall::{DelayController, RateMeter};
 use crate::stats::{Statistics, Ticker};
 use crate::version::Version;
 
@@ -155,10 +155,18 @@ pub(crate) struct DbInner {
     pub(crate) file_numbers: Arc<FileNumbers>,
     pub(crate) database_id: [u8; 16],
     pub(crate) delays: DelayController,
+    /// What users write, while they are not delayed.
+    pub(crate) ingest: RateMeter,
+    /// What flushes bring to tables.
+    pub(crate) drain: RateMeter,
+    /// When a memtable was last sealed, by the clock.
+    pub(crate) last_seal_ns: AtomicU64,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
     pub(crate) fault: Option<FaultPoint>,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
+    /// The log's buffer, counted while the database is open.
+    pub(crate) _log_buffer: Charge,
 }
 
 impl DbInner {

@@ -14,9 +14,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use archipelago_base::budget::ByteBudget;
+use archipelago_base::budget::{ByteBudget, MemoryClass};
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
 use archipelago_base::{Error, ErrorKind, FileNo, Result, SeqNo};
@@ -43,7 +44,7 @@ use crate::manifest::{Change, DirectoryState, VersionEdit, VersionSet, file_numb
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
-use crate::stall::DelayController;
+use crate::stall::{DelayController, RateMeter};
 use crate::wal::{LogChain, LogConfig, LogWriter, SegmentFile, SegmentRef};
 
 /// Called at named points of background work; an error makes the step fail there.
@@ -92,6 +93,13 @@ impl std::fmt::Debug for Components {
         f.debug_struct("Components").field("fs", &self.fs).finish_non_exhaustive()
     }
 }
+
+/// Over how long the rates behind the write delays are measured.
+const INGEST_WINDOW: Duration = Duration::from_millis(100);
+const DRAIN_WINDOW: Duration = Duration::from_secs(2);
+
+/// What a local log keeps in memory: its ring.
+const LOG_BUFFER_BYTES: u64 = 4 << 20;
 
 /// Handles of one open database are told from those of another by this.
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
@@ -162,6 +170,10 @@ fn assemble(
         options.table_readers_max,
         options.direct_reads,
     );
+    let log_buffer = match options.read_only {
+        true => budget.hold(MemoryClass::Log, 0),
+        false => budget.hold(MemoryClass::Log, LOG_BUFFER_BYTES),
+    };
     let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
     let last_seq = manifest.last_seq();
     Ok(Arc::new(DbInner {
@@ -189,9 +201,13 @@ fn assemble(
         next_memtable_id: AtomicU64::new(1),
         open_log: AtomicU64::new(0),
         delays: DelayController::new(Arc::clone(&components.clock)),
+        ingest: RateMeter::new(Arc::clone(&components.clock), INGEST_WINDOW),
+        drain: RateMeter::new(Arc::clone(&components.clock), DRAIN_WINDOW),
+        last_seal_ns: AtomicU64::new(0),
         rng: Mutex::new(rng),
         opened_ns: components.clock.now_ns(),
         lock: Mutex::new(None),
+        _log_buffer: log_buffer,
         fs: components.fs,
         clock: components.clock,
         registry: components.registry,

@@ -1,6 +1,7 @@
 //! Sealing: the active memtable of a family becomes immutable and a new one takes its place.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::db::commit::CommitState;
 use crate::db::family::{Family, SuperVersion};
@@ -42,6 +43,7 @@ impl DbInner {
             let version = Arc::clone(&current.version);
             self.publish(&mut state, family, SuperVersion { active: next, immutables, version });
         }
+        self.last_seal_ns.store(self.clock.now_ns(), Ordering::Relaxed);
         self.recompute_stall(family);
         self.listeners.tell(&Event::MemtableSealed { cf: family.id, bytes });
         self.wake();

@@ -29,10 +29,15 @@ const STOPPED: u8 = 2;
 impl DbInner {
     fn stall_decision(&self, family: &Family) -> StallDecision {
         let current = family.current.load();
+        self.ingest.set_total(self.stats.get(Ticker::UserBytesWritten));
         stall(&StallInput {
             memtables_immutable: current.immutables.len(),
             budget_used: self.budget.total_bytes(),
             budget_limit: self.budget.limit_bytes(),
+            active_fill: current.active.charged_bytes() as f64
+                / family.options.write_buffer_bytes as f64,
+            peak_bytes_per_s: self.ingest.rate(),
+            drain_bytes_per_s: self.drain.rate(),
             ..StallInput::of(&current.version)
         })
     }
@@ -92,7 +97,9 @@ impl DbInner {
             match family.throttle.load(Ordering::Relaxed) {
                 FREE => return Ok(()),
                 DELAYED => {
-                    let rate = family.delayed_rate.load(Ordering::Relaxed);
+                    self.ingest.restart_window();
+                    self.recompute_stall(family);
+                    let rate = family.delayed_rate.load(Ordering::Relaxed).max(1);
                     let wait = self.delays.admit(bytes, rate).min(DELAY_MAX);
                     if !wait.is_zero() {
                         self.clock.sleep(wait);

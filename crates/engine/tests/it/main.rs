@@ -3,4 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod basics;
+mod crash;
+mod model;
 mod support;

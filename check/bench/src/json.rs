@@ -1,0 +1,71 @@
+//! The result file of `--json`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::histogram::Quantiles;
+use crate::store::{Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result};
+
+/// The file: the settings and every benchmark's result, in order.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct RunReport {
+    pub(crate) program: &'static str,
+    pub(crate) version: &'static str,
+    pub(crate) unix_ms: u64,
+    pub(crate) flags: BTreeMap<String, String>,
+    pub(crate) results: Vec<Outcome>,
+}
+
+/// One benchmark's result. What was not measured is null.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Outcome {
+    pub(crate) name: String,
+    pub(crate) threads: u64,
+    pub(crate) ops: u64,
+    pub(crate) seconds: f64,
+    pub(crate) ops_per_s: f64,
+    pub(crate) micros_per_op: f64,
+    pub(crate) mb_per_s: f64,
+    /// What the result line says in its parentheses.
+    pub(crate) message: String,
+    /// Keys that were there, of those looked for.
+    pub(crate) found: Option<u64>,
+    pub(crate) looked_for: Option<u64>,
+    /// By kind of operation; with `--histogram`.
+    pub(crate) latency: BTreeMap<&'static str, Quantiles>,
+    /// Bytes of the tables, and of all files, at the end.
+    pub(crate) table_bytes: Option<u64>,
+    pub(crate) disk_bytes: Option<u64>,
+    /// Bytes that the process wrote during the benchmark.
+    pub(crate) bytes_written: Option<u64>,
+    /// Most memory of the process so far.
+    pub(crate) peak_rss_bytes: Option<u64>,
+    /// Bytes written to log and tables per byte of keys and values, during the benchmark.
+    pub(crate) write_amplification: Option<f64>,
+    /// Of a write benchmark that `waitforcompaction` follows: from its end until there was nothing
+    /// left to compact.
+    pub(crate) settle_seconds: Option<f64>,
+    /// The same figures from its start until then.
+    pub(crate) settled: Option<Settled>,
+}
+
+/// A write benchmark and the compaction that it caused.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Settled {
+    pub(crate) table_bytes: Option<u64>,
+    pub(crate) bytes_written: Option<u64>,
+    pub(crate) write_amplification: Option<f64>,
+}
+
+/// Writes `value` to `path`, whole or not at all.
+pub(crate) fn write_file(path: &Path, value: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(value)
+        .map_err(|error| Error::invalid(format!("the report does not fit JSON: {error}")))?;
+    text.push(b'\n');
+    let context = IoContext::new(FileClass::Other, IoPurpose::ForegroundWrite);
+    let path = std::path::absolute(path)
+        .map_err(|error| Error::invalid(format!("{} is not a path: {error}", path.display())))?;
+    LocalFs::new().write_atomic(&path, &text, context)
+}

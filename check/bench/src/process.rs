@@ -1,0 +1,67 @@
+//! What the kernel counts for a process: bytes written and the most memory.
+//!
+//! Read from `/proc`; where there is none, figures are missing, not wrong. These are the kernel's
+//! files, not the store's, so they do not go through a `FileSystem`.
+
+/// Figures of one process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Bytes that it caused to be written to storage; on a file system without storage (tmpfs),
+    /// bytes that it passed to `write`.
+    pub(crate) bytes_written: Option<u64>,
+    /// Most resident memory so far, shared pages included.
+    pub(crate) peak_rss_bytes: Option<u64>,
+}
+
+/// This process.
+pub(crate) fn own_usage() -> Usage {
+    Usage { bytes_written: bytes_written("self"), peak_rss_bytes: peak_rss_bytes("self") }
+}
+
+/// Bytes written by process `pid`; also of one that ended and was not waited for.
+pub(crate) fn bytes_written(pid: &str) -> Option<u64> {
+    written_of(&std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?)
+}
+
+/// Most resident memory of process `pid` so far; of one that still runs.
+///
+/// Asked for while it runs, not by `wait4`: the kernel's figure there starts at the size of the
+/// process that forked.
+pub(crate) fn peak_rss_bytes(pid: &str) -> Option<u64> {
+    peak_of(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+fn written_of(io: &str) -> Option<u64> {
+    match field(io, "write_bytes:")? {
+        0 => field(io, "wchar:"),
+        bytes => Some(bytes),
+    }
+}
+
+fn peak_of(status: &str) -> Option<u64> {
+    field(status, "VmHWM:")?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found() {
+        let io = "rchar: 9\nwchar: 700\nsyscr: 1\nwrite_bytes: 4096\ncancelled_write_bytes: 3\n";
+        assert_eq!(written_of(io), Some(4096));
+        assert_eq!(written_of("wchar: 700\nwrite_bytes: 0\n"), Some(700));
+        assert_eq!(written_of(""), None);
+        assert_eq!(peak_of("VmPeak: 7 kB\nVmHWM:\t    20 kB\n"), Some(20480));
+    }
+
+    #[test]
+    fn this_process_has_memory() {
+        assert!(own_usage().peak_rss_bytes.is_none_or(|bytes| bytes > 100_000));
+    }
+}

@@ -1,0 +1,367 @@
+//! Runs the benchmarks of a list, in order, on one database.
+//!
+//! Owned by the main thread. Per benchmark: a fresh database if it wants one; as many workers as
+//! asked for, which start together; their tallies summed; the result line; an entry of the JSON
+//! report. An error of any worker ends the run: figures of a broken run are worth nothing.
+
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::random::entropy_seed;
+
+use crate::flags::Flags;
+use crate::json::{Outcome, Settled};
+use crate::pace::Rate;
+use crate::process::own_usage;
+use crate::progress::{IntervalReport, Watch};
+use crate::report::{header, histograms, result_line, say};
+use crate::store::{self, Db, Error, FileSystem, LocalFs, Result, Ticker};
+use crate::tally::{Progress, Total};
+use crate::values::ValuePool;
+use crate::workloads::{self, Bench, Run, Spec, Worker, ycsb};
+
+/// What the database and the process had written at some moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Written {
+    user_bytes: u64,
+    store_bytes: u64,
+    process_bytes: Option<u64>,
+}
+
+/// The last write benchmark, until what it left behind is compacted.
+#[derive(Clone, Copy, Debug)]
+struct Unsettled {
+    /// Its place among the results.
+    result: usize,
+    before: Written,
+    ended_ns: u64,
+}
+
+/// A run.
+pub(crate) struct Runner {
+    flags: Flags,
+    dir: PathBuf,
+    clock: SystemClock,
+    pool: ValuePool,
+    db: Option<Db>,
+    /// YCSB records.
+    records: AtomicU64,
+    /// Seed of the next worker; each gets one of its own.
+    seed: u64,
+    interval_report: Option<IntervalReport>,
+    unsettled: Option<Unsettled>,
+    results: Vec<Outcome>,
+}
+
+impl Runner {
+    /// A run of `flags`; nothing is opened yet.
+    pub(crate) fn new(flags: Flags) -> Result<Self> {
+        let clock = SystemClock::new();
+        let seconds = flags.output.report_interval_seconds;
+        let interval_report = match seconds {
+            0 => None,
+            _ => Some(IntervalReport::create(&flags.output.report_file, seconds, &clock)?),
+        };
+        let seed = match flags.load.seed {
+            0 => {
+                let seed = entropy_seed() >> 1;
+                say(&format!("Set seed to {seed} because --seed was 0"));
+                seed
+            }
+            seed => seed,
+        };
+        let largest = flags.load.value_size.max(flags.mixgraph.mix_max_value_size as usize);
+        Ok(Self {
+            dir: flags.dir(),
+            pool: ValuePool::new(flags.load.compression_ratio, largest),
+            records: AtomicU64::new(flags.load.num),
+            flags,
+            clock,
+            db: None,
+            seed,
+            interval_report,
+            unsettled: None,
+            results: Vec::new(),
+        })
+    }
+
+    /// Runs every benchmark and closes the database. Names are checked before anything is done.
+    pub(crate) fn run(mut self) -> Result<Vec<Outcome>> {
+        let names = self.flags.benchmarks.iter().map(String::as_str).filter(|n| !n.is_empty());
+        let specs = names
+            .map(|name| {
+                workloads::find(name).ok_or_else(|| {
+                    Error::invalid(format!(
+                        "unknown benchmark '{name}'; there are: {}",
+                        workloads::NAMES.join(", ")
+                    ))
+                })
+            })
+            .collect::<Result<Vec<Spec>>>()?;
+        say(&header(&self.flags));
+        for spec in specs {
+            self.run_one(&spec)?;
+        }
+        if self.flags.output.statistics
+            && let Some(db) = &self.db
+        {
+            say(&format!("STATISTICS:\n{}", db.stats_text()));
+        }
+        if let Some(db) = self.db.take() {
+            db.close()?;
+        }
+        Ok(self.results)
+    }
+
+    fn run_one(&mut self, spec: &Spec) -> Result<()> {
+        if spec.fresh {
+            if self.flags.storage.use_existing_db {
+                say(&format!("{:<12} : skipped (--use_existing_db is true)", spec.name));
+                return Ok(());
+            }
+            self.unsettled = None;
+            if let Some(db) = self.db.take() {
+                db.close()?;
+            }
+            store::destroy(&self.dir)?;
+        }
+        if self.db.is_none() {
+            if !spec.fresh && !self.flags.storage.use_existing_db && self.results.is_empty() {
+                store::destroy(&self.dir)?;
+            }
+            self.db = Some(store::open(&self.dir, &self.flags)?);
+        }
+        match spec.run {
+            Run::Action(action) => action(self),
+            Run::Workers(..) => {
+                if spec.ycsb {
+                    self.load_ycsb()?;
+                }
+                self.run_workers(spec)
+            }
+        }
+    }
+
+    /// The open database.
+    pub(crate) fn db(&self) -> Result<&Db> {
+        self.db.as_ref().ok_or_else(|| Error::invalid("no database is open"))
+    }
+
+    /// Loads the YCSB records into an empty database.
+    fn load_ycsb(&mut self) -> Result<()> {
+        let db = self.db()?;
+        let mut iter = db.iter(db.default_family(), &store::ReadOptions::default())?;
+        iter.seek_to_first();
+        iter.status()?;
+        let empty = !iter.valid();
+        drop(iter);
+        if empty { self.run_workers(&ycsb::load_spec()) } else { Ok(()) }
+    }
+
+    fn run_workers(&mut self, spec: &Spec) -> Result<()> {
+        let Run::Workers(_, message) = spec.run else { return Ok(()) };
+        say(&format!("DB path: [{}]", self.dir.display()));
+        let before = self.written()?;
+        let total = self.measure(spec)?;
+        let message = message(&total.counts);
+        say(&result_line(spec.name, &total, &message));
+        if self.flags.output.histogram {
+            let text = histograms(&total);
+            say(text.trim_end_matches('\n'));
+            say("");
+        }
+        let after = self.written()?;
+        let outcome = self.outcome(spec, &total, message.trim(), (before, after))?;
+        if spec.writes {
+            let ended_ns = self.clock.now_ns();
+            let result = self.results.len();
+            self.unsettled = Some(Unsettled { result, before, ended_ns });
+        }
+        self.results.push(outcome);
+        Ok(())
+    }
+
+    /// Runs the workers and sums up what those count that are counted.
+    fn measure(&mut self, spec: &Spec) -> Result<Total> {
+        let Run::Workers(body, _) = spec.run else {
+            return Err(Error::invalid(format!("{} has no workers", spec.name)));
+        };
+        let db = self.db()?.clone();
+        let threads = self.flags.load.threads;
+        let all = threads + u64::from(spec.with_writer);
+        let progress: Vec<Progress> = (0..all).map(|_| Progress::default()).collect();
+        let load = &self.flags.load;
+        let bench = Bench {
+            flags: &self.flags,
+            spec,
+            db: &db,
+            clock: &self.clock,
+            pool: &self.pool,
+            progress: &progress,
+            write_rate: Rate::new(load.benchmark_write_rate_limit),
+            read_rate: Rate::new(load.benchmark_read_rate_limit),
+            working: AtomicU64::new(threads),
+            records: &self.records,
+            seed: self.seed,
+        };
+        self.seed = self.seed.wrapping_add(all);
+        let timed = load.duration > 0 && spec.name != "fillseq";
+        let watch = Watch {
+            name: spec.name,
+            expected: if timed { 0 } else { threads * self.flags.reads_and_writes() },
+            progress: &progress[..threads as usize],
+            clock: &self.clock,
+            report: self.interval_report.as_mut(),
+        };
+        sum(run_threads(&bench, all, body, watch))
+    }
+
+    fn written(&self) -> Result<Written> {
+        let stats = self.db()?.statistics();
+        let tickers = [Ticker::WalBytes, Ticker::FlushBytesWritten, Ticker::CompactionBytesWritten];
+        Ok(Written {
+            user_bytes: stats.get(Ticker::UserBytesWritten),
+            store_bytes: tickers.into_iter().map(|ticker| stats.get(ticker)).sum(),
+            process_bytes: own_usage().bytes_written,
+        })
+    }
+
+    fn table_bytes(&self) -> Result<u64> {
+        let db = self.db()?;
+        Ok(db.report(db.default_family())?.levels.iter().map(|level| level.bytes).sum())
+    }
+
+    fn outcome(
+        &self,
+        spec: &Spec,
+        total: &Total,
+        message: &str,
+        (before, after): (Written, Written),
+    ) -> Result<Outcome> {
+        let looked = (total.counts.looked > 0 && !spec.synced).then_some(total.counts.looked);
+        let latency = total
+            .histograms()
+            .filter_map(|(kind, histogram)| Some((kind.name(), histogram.quantiles()?)))
+            .collect();
+        Ok(Outcome {
+            name: spec.name.to_owned(),
+            threads: self.flags.load.threads,
+            ops: total.ops(),
+            seconds: total.seconds(),
+            ops_per_s: total.ops_per_second(),
+            micros_per_op: total.micros_per_op(),
+            mb_per_s: total.mb_per_second(),
+            message: message.trim_matches(['(', ')', ' ']).to_owned(),
+            found: looked.map(|_| total.counts.found),
+            looked_for: looked,
+            latency,
+            table_bytes: Some(self.table_bytes()?),
+            disk_bytes: disk_bytes(&self.dir),
+            bytes_written: process_delta(before, after),
+            peak_rss_bytes: own_usage().peak_rss_bytes,
+            write_amplification: amplification(before, after),
+            settle_seconds: None,
+            settled: None,
+        })
+    }
+
+    /// Completes the last write benchmark's entry, now that nothing is left to compact; a line
+    /// that says so.
+    pub(crate) fn note_settled(&mut self) -> Option<String> {
+        let unsettled = self.unsettled.take()?;
+        let after = self.written().ok()?;
+        let table_bytes = self.table_bytes().ok()?;
+        let seconds = (self.clock.now_ns() - unsettled.ended_ns) as f64 / 1e9;
+        let amplification = amplification(unsettled.before, after);
+        let result = &mut self.results[unsettled.result];
+        result.settle_seconds = Some(seconds);
+        result.settled = Some(Settled {
+            table_bytes: Some(table_bytes),
+            bytes_written: process_delta(unsettled.before, after),
+            write_amplification: amplification,
+        });
+        let amplification = match amplification {
+            Some(ratio) => format!("; write amplification {ratio:.2}"),
+            None => String::new(),
+        };
+        Some(format!(
+            "{:<12} : settled {seconds:.3} seconds after its end; {:.1} MB of tables{amplification}",
+            result.name,
+            table_bytes as f64 / 1_048_576.0
+        ))
+    }
+}
+
+fn amplification(before: Written, after: Written) -> Option<f64> {
+    let user = after.user_bytes.saturating_sub(before.user_bytes);
+    let store = after.store_bytes.saturating_sub(before.store_bytes);
+    (user > 0).then(|| store as f64 / user as f64)
+}
+
+fn process_delta(before: Written, after: Written) -> Option<u64> {
+    Some(after.process_bytes?.saturating_sub(before.process_bytes?))
+}
+
+/// Bytes of the files in `dir`; a file that goes away meanwhile counts as gone.
+fn disk_bytes(dir: &std::path::Path) -> Option<u64> {
+    let fs = LocalFs::new();
+    let entries = fs.list(dir).ok()?;
+    Some(entries.iter().filter_map(|entry| fs.len(&dir.join(&entry.name)).ok()).sum())
+}
+
+/// Runs `body` on `all` threads that start together; the tallies of the counted ones.
+fn run_threads(
+    bench: &Bench<'_>,
+    all: u64,
+    body: workloads::Body,
+    watch: Watch<'_>,
+) -> Vec<Result<Option<Total>>> {
+    let start = Barrier::new(all as usize);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..all as usize)
+            .map(|index| {
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    let mut worker = Worker::start(bench, index);
+                    let is_writer = worker.is_writer();
+                    let result = body(&mut worker);
+                    if !is_writer {
+                        bench.working.fetch_sub(1, Ordering::Relaxed);
+                    }
+                    let total = worker.tally.end();
+                    result.map(|()| (!is_writer).then_some(total))
+                })
+            })
+            .collect();
+        if watch.is_wanted() {
+            let ended = &ended;
+            scope.spawn(move || watch.run(ended));
+        }
+        let results = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(panicked())))
+            .collect();
+        ended.store(true, Ordering::Release);
+        results
+    })
+}
+
+fn panicked() -> Error {
+    Error::invalid("a worker thread panicked")
+}
+
+fn sum(totals: Vec<Result<Option<Total>>>) -> Result<Total> {
+    let mut sum: Option<Total> = None;
+    for total in totals {
+        match (&mut sum, total?) {
+            (_, None) => {}
+            (Some(sum), Some(total)) => sum.add(total),
+            (empty, total) => *empty = total,
+        }
+    }
+    sum.ok_or_else(|| Error::invalid("no worker was counted"))
+}

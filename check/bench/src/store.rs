@@ -1,0 +1,77 @@
+//! The one place that names the database's crate, and how the flags become its settings.
+
+use std::path::Path;
+
+pub(crate) use archipelago_base::{Error, Result};
+pub(crate) use archipelago_engine::{
+    db::{ColumnFamily, Components, Db, ReadOptions},
+    key::KeyRange,
+    manifest::{DirectoryState, inspect},
+    options::{CfOptions, Compression, DbOptions, WriteOptions},
+    stats::Ticker,
+    wal::WriteBatch,
+};
+pub(crate) use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, local::LocalFs};
+
+use crate::flags::{CompressionType, Flags};
+
+/// Settings of the database that the flags ask for.
+pub(crate) fn db_options(flags: &Flags) -> DbOptions {
+    let defaults = DbOptions::default();
+    DbOptions {
+        max_background_jobs: flags.storage.max_background_jobs,
+        rate_limit_bytes_per_s: flags.storage.rate_limiter_bytes_per_sec,
+        block_cache_bytes: flags.storage.cache_size,
+        table_readers_max: usize::try_from(flags.storage.open_files)
+            .unwrap_or(defaults.table_readers_max),
+        direct_reads: flags.storage.use_direct_reads,
+        direct_background_io: flags.storage.use_direct_io_for_flush_and_compaction,
+        latency_histograms: flags.output.statistics,
+        ..defaults
+    }
+}
+
+/// Settings of its default column family.
+pub(crate) fn family_options(flags: &Flags) -> CfOptions {
+    let storage = &flags.storage;
+    let compression = match storage.compression_type {
+        CompressionType::None => Compression::None,
+        CompressionType::Lz4 => Compression::Lz4,
+        CompressionType::Zstd => Compression::Zstd,
+    };
+    let defaults = CfOptions::default();
+    CfOptions {
+        write_buffer_bytes: storage.write_buffer_size,
+        write_buffers_max: storage.max_write_buffer_number,
+        buckets: storage.buckets,
+        bloom_bits_per_key: u32::try_from(storage.bloom_bits)
+            .unwrap_or(defaults.bloom_bits_per_key),
+        block_bytes: storage.block_size,
+        compression,
+        compression_last: compression,
+        l0_compaction_trigger: storage.level0_file_num_compaction_trigger,
+        l0_slowdown: storage.level0_slowdown_writes_trigger,
+        l0_stop: storage.level0_stop_writes_trigger,
+        level_base_bytes: storage.max_bytes_for_level_base,
+        target_file_bytes: storage.target_file_size_base,
+        ..defaults
+    }
+}
+
+/// Opens the database in `dir`, or creates it.
+pub(crate) fn open(dir: &Path, flags: &Flags) -> Result<Db> {
+    let families = [("default".to_owned(), family_options(flags))].into();
+    Db::open_with(dir, db_options(flags), Components { families, ..Components::default() })
+}
+
+/// Removes the database in `dir`. A directory that holds something else is refused, untouched.
+pub(crate) fn destroy(dir: &Path) -> Result<()> {
+    let fs = LocalFs::new();
+    if !fs.exists(dir)? {
+        return Ok(());
+    }
+    match inspect(&fs, dir)? {
+        DirectoryState::Database(_) => fs.remove_dir_all(dir),
+        DirectoryState::Absent => Ok(()),
+    }
+}

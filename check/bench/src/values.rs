@@ -1,0 +1,95 @@
+//! Values that compress to a chosen share of their size: slices of one buffer made beforehand.
+//!
+//! The buffer is a run of 100-byte pieces; each piece is a short random string, repeated. Shared
+//! by all workers, read only; a value costs an addition and a comparison.
+
+use archipelago_base::random::Rng;
+
+/// Size of the buffer, unless a value can be larger.
+const POOL_BYTES: usize = 1 << 20;
+const PIECE_BYTES: usize = 100;
+const SEED: u64 = 301;
+
+/// The buffer.
+#[derive(Debug)]
+pub(crate) struct ValuePool {
+    bytes: Vec<u8>,
+}
+
+impl ValuePool {
+    /// A buffer for values of at most `largest` bytes which compress to `ratio` of their size.
+    pub(crate) fn new(ratio: f64, largest: usize) -> Self {
+        let mut rng = Rng::with_seed(SEED);
+        let size = POOL_BYTES.max(largest);
+        let random = ((PIECE_BYTES as f64 * ratio) as usize).clamp(1, PIECE_BYTES);
+        let mut bytes = Vec::with_capacity(size + PIECE_BYTES);
+        while bytes.len() < size {
+            let start = bytes.len();
+            bytes.extend((0..random).map(|_| rng.u8(b' '..=b'~')));
+            for at in start + random..start + PIECE_BYTES {
+                bytes.push(bytes[at - random]);
+            }
+        }
+        Self { bytes }
+    }
+
+    /// A cursor at the start.
+    pub(crate) fn cursor(&self) -> Values<'_> {
+        Values { bytes: &self.bytes, at: 0 }
+    }
+}
+
+/// Hands out values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Values<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Values<'a> {
+    /// The next `len` bytes; `len` is at most the `largest` that the pool was made for.
+    #[inline]
+    pub(crate) fn take(&mut self, len: usize) -> &'a [u8] {
+        if self.at + len > self.bytes.len() {
+            self.at = 0;
+        }
+        let value = &self.bytes[self.at..self.at + len];
+        self.at += len;
+        value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of the distinct part of each piece.
+    fn distinct_share(pool: &ValuePool) -> f64 {
+        let pieces = pool.bytes.chunks_exact(PIECE_BYTES).take(100);
+        let shares = pieces.map(|piece| {
+            let period = (1..PIECE_BYTES).find(|&p| piece[p..] == piece[..PIECE_BYTES - p]);
+            period.unwrap_or(PIECE_BYTES) as f64 / PIECE_BYTES as f64
+        });
+        shares.sum::<f64>() / 100.0
+    }
+
+    #[test]
+    fn the_random_share_is_the_compression_ratio() {
+        for ratio in [0.1, 0.5, 1.0] {
+            let share = distinct_share(&ValuePool::new(ratio, 100));
+            assert!((share - ratio).abs() < 0.02, "{ratio}: {share}");
+        }
+    }
+
+    #[test]
+    fn values_have_the_length_and_differ() {
+        let pool = ValuePool::new(0.5, 3 << 20);
+        let mut values = pool.cursor();
+        let (first, second) = (values.take(100), values.take(100));
+        assert_ne!(first, second);
+        assert_eq!(values.take(3 << 20).len(), 3 << 20);
+        for _ in 0..100_000 {
+            assert_eq!(values.take(1000).len(), 1000);
+        }
+    }
+}

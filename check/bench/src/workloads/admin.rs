@@ -1,0 +1,60 @@
+//! Actions on the database.
+
+use super::Worker;
+use crate::report::say;
+use crate::runner::Runner;
+use crate::store::{KeyRange, Result};
+
+/// `compact`: the whole key space; the first worker's.
+pub(super) fn compact(worker: &mut Worker<'_>) -> Result<()> {
+    if worker.index > 0 {
+        return Ok(());
+    }
+    worker.db.compact_range(worker.cf, &KeyRange::all())
+}
+
+/// `waitforcompaction`.
+pub(super) fn wait_for_compaction(runner: &mut Runner) -> Result<()> {
+    let db = runner.db()?;
+    say(&format!("waitforcompaction({}): started", db.dir().display()));
+    db.wait_for_background()?;
+    say(&format!("waitforcompaction({}): finished", db.dir().display()));
+    if let Some(text) = runner.note_settled() {
+        say(&text);
+    }
+    Ok(())
+}
+
+/// `flush`.
+pub(super) fn flush(runner: &mut Runner) -> Result<()> {
+    let db = runner.db()?;
+    db.flush(db.default_family())?;
+    say("flush memtable");
+    Ok(())
+}
+
+/// `stats`.
+pub(super) fn stats(runner: &mut Runner) -> Result<()> {
+    say(&format!("\n{}", runner.db()?.stats_text()));
+    Ok(())
+}
+
+/// `levelstats`, as db_bench prints it.
+pub(super) fn level_stats(runner: &mut Runner) -> Result<()> {
+    let db = runner.db()?;
+    let mut text = String::from("\nLevel Files Size(MB)\n--------------------\n");
+    for level in db.report(db.default_family())?.levels {
+        let mib = level.bytes as f64 / 1_048_576.0;
+        text += &format!("{:3} {:8} {mib:8.0}\n", level.level, level.files);
+    }
+    say(&text);
+    Ok(())
+}
+
+/// `bucketstats`.
+pub(super) fn bucket_stats(runner: &mut Runner) -> Result<()> {
+    let db = runner.db()?;
+    let text = db.property(db.default_family(), "archipelago.bucketstats");
+    say(&format!("\n{}", text.unwrap_or_default()));
+    Ok(())
+}

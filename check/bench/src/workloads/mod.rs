@@ -1,0 +1,242 @@
+//! The benchmarks by name, and what their loops work with.
+//!
+//! A benchmark is either a loop that every worker thread runs ([`Run::Workers`]) or an action on
+//! the database ([`Run::Action`]). Per operation the harness spends a random number, a key into a
+//! buffer that is kept, a slice of the value pool and two counters; it looks at the clock only for
+//! `--histogram`, `--duration` and rate limits.
+
+pub(crate) mod admin;
+mod fill;
+mod mixed;
+mod mixgraph;
+mod read;
+mod scan;
+pub(crate) mod ycsb;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::clock::SystemClock;
+use archipelago_base::random::Rng;
+
+use crate::flags::Flags;
+use crate::keys::{KeyMaker, KeyPicker};
+use crate::pace::{Limit, Rate};
+use crate::runner::Runner;
+use crate::store::{ColumnFamily, Db, ReadOptions, Result, WriteOptions};
+use crate::tally::{Counts, Progress, Tally};
+use crate::values::{ValuePool, Values};
+
+/// Every benchmark.
+pub(crate) const NAMES: &[&str] = &[
+    "fillseq",
+    "fillrandom",
+    "fillsync",
+    "overwrite",
+    "deleterandom",
+    "readrandom",
+    "readmissing",
+    "readseq",
+    "readreverse",
+    "seekrandom",
+    "multireadrandom",
+    "readwhilewriting",
+    "readrandomwriterandom",
+    "mixgraph",
+    "ycsba",
+    "ycsbb",
+    "ycsbc",
+    "ycsbd",
+    "ycsbe",
+    "ycsbf",
+    "compact",
+    "waitforcompaction",
+    "flush",
+    "stats",
+    "levelstats",
+    "bucketstats",
+];
+
+/// A loop for worker threads.
+pub(crate) type Body = fn(&mut Worker<'_>) -> Result<()>;
+/// What the result line says besides the figures.
+pub(crate) type Message = fn(&Counts) -> String;
+
+/// How a benchmark runs.
+#[derive(Clone, Copy)]
+pub(crate) enum Run {
+    /// On `--threads` threads.
+    Workers(Body, Message),
+    /// Once, on the main thread.
+    Action(fn(&mut Runner) -> Result<()>),
+}
+
+/// A benchmark.
+#[derive(Clone, Copy)]
+pub(crate) struct Spec {
+    pub(crate) name: &'static str,
+    pub(crate) run: Run,
+    /// Starts with an empty database.
+    pub(crate) fresh: bool,
+    /// Writes, so that its compaction may go on after it.
+    pub(crate) writes: bool,
+    /// Has one more worker, which writes beside the others.
+    pub(crate) with_writer: bool,
+    /// Bytes that keys have beyond `--key_size`.
+    pub(crate) longer_keys: usize,
+    /// The key space is a thousandth, and every write is synced.
+    pub(crate) synced: bool,
+    /// Needs the YCSB records.
+    pub(crate) ycsb: bool,
+}
+
+impl Spec {
+    const fn new(name: &'static str, run: Run) -> Self {
+        Self {
+            name,
+            run,
+            fresh: false,
+            writes: false,
+            with_writer: false,
+            longer_keys: 0,
+            synced: false,
+            ycsb: false,
+        }
+    }
+
+    const fn fresh(self) -> Self {
+        Self { fresh: true, writes: true, ..self }
+    }
+
+    const fn writing(self) -> Self {
+        Self { writes: true, ..self }
+    }
+}
+
+/// The benchmark called `name`.
+pub(crate) fn find(name: &str) -> Option<Spec> {
+    use Run::{Action, Workers};
+    let name = *NAMES.iter().find(|known| **known == name)?;
+    let workers = |body, message| Spec::new(name, Workers(body, message));
+    let action = |action| Spec::new(name, Action(action));
+    Some(match name {
+        "fillseq" => workers(fill::sequential, quiet).fresh(),
+        "fillrandom" => workers(fill::random, quiet).fresh(),
+        "fillsync" => Spec { synced: true, ..workers(fill::random, fill::ops_message).fresh() },
+        "overwrite" => workers(fill::random, quiet).writing(),
+        "deleterandom" => workers(fill::delete, quiet).writing(),
+        "readrandom" => workers(read::random, read::found_line),
+        "readmissing" => Spec { longer_keys: 1, ..workers(read::random, read::found_line) },
+        "readseq" => workers(scan::forward, quiet),
+        "readreverse" => workers(scan::backward, quiet),
+        "seekrandom" => workers(scan::seek, read::found_line),
+        "multireadrandom" => workers(read::many, read::found),
+        "readwhilewriting" => Spec {
+            with_writer: true,
+            ..workers(mixed::read_while_writing, read::found_line).writing()
+        },
+        "readrandomwriterandom" => workers(mixed::read_write, mixed::message).writing(),
+        "mixgraph" => workers(mixgraph::run, mixgraph::message).writing(),
+        "compact" => workers(admin::compact, quiet).writing(),
+        "waitforcompaction" => action(admin::wait_for_compaction),
+        "flush" => action(admin::flush),
+        "stats" => action(admin::stats),
+        "levelstats" => action(admin::level_stats),
+        "bucketstats" => action(admin::bucket_stats),
+        _ => Spec { ycsb: true, ..ycsb::find(name, workers)? },
+    })
+}
+
+fn quiet(_: &Counts) -> String {
+    String::new()
+}
+
+/// What the workers of one benchmark share.
+pub(crate) struct Bench<'a> {
+    pub(crate) flags: &'a Flags,
+    pub(crate) spec: &'a Spec,
+    pub(crate) db: &'a Db,
+    pub(crate) clock: &'a SystemClock,
+    pub(crate) pool: &'a ValuePool,
+    pub(crate) progress: &'a [Progress],
+    /// Bytes of writes.
+    pub(crate) write_rate: Rate,
+    /// Read operations.
+    pub(crate) read_rate: Rate,
+    /// Counted workers that have not ended.
+    pub(crate) working: AtomicU64,
+    /// YCSB records that exist, or are being inserted.
+    pub(crate) records: &'a AtomicU64,
+    pub(crate) seed: u64,
+}
+
+/// One thread's share of a benchmark.
+pub(crate) struct Worker<'a> {
+    pub(crate) bench: &'a Bench<'a>,
+    pub(crate) db: &'a Db,
+    pub(crate) cf: &'a ColumnFamily,
+    pub(crate) index: usize,
+    pub(crate) rng: Rng,
+    pub(crate) picker: KeyPicker,
+    pub(crate) keys: KeyMaker,
+    pub(crate) values: Values<'a>,
+    pub(crate) write_options: WriteOptions,
+    pub(crate) read_options: ReadOptions,
+    pub(crate) tally: Tally<'a>,
+}
+
+impl<'a> Worker<'a> {
+    /// Worker number `index`; its time starts now.
+    pub(crate) fn start(bench: &'a Bench<'a>, index: usize) -> Self {
+        let (flags, spec) = (bench.flags, bench.spec);
+        let num = if spec.synced { (flags.load.num / 1000).max(1) } else { flags.load.num };
+        let write_options = WriteOptions {
+            sync: flags.load.sync || spec.synced,
+            wal: !flags.load.disable_wal,
+            ..WriteOptions::default()
+        };
+        Self {
+            bench,
+            db: bench.db,
+            cf: bench.db.default_family(),
+            index,
+            rng: Rng::with_seed(bench.seed.wrapping_add(index as u64)),
+            picker: KeyPicker::new(num, flags.load.read_random_exp_range),
+            keys: KeyMaker::new(flags, spec.longer_keys),
+            values: bench.pool.cursor(),
+            write_options,
+            read_options: ReadOptions::default(),
+            tally: Tally::start(bench.clock, &bench.progress[index], flags.output.histogram),
+        }
+    }
+
+    /// At most `ops` operations, or `--duration` seconds.
+    fn limit(&self, ops: u64) -> Limit<'a> {
+        let load = &self.bench.flags.load;
+        Limit::new(self.bench.clock, ops, load.duration, load.ops_between_duration_checks)
+    }
+
+    /// Whether this is the worker that writes beside the others.
+    pub(crate) fn is_writer(&self) -> bool {
+        self.bench.spec.with_writer && self.index as u64 == self.bench.flags.load.threads
+    }
+
+    /// Waits for a read's turn. Asks for a hundred at once, as db_bench does.
+    #[inline]
+    fn pace_read(&self, reads: u64) {
+        const AT_ONCE: u64 = 100;
+        if reads % AT_ONCE == 0 {
+            self.bench.read_rate.request(self.bench.clock, AT_ONCE);
+        }
+    }
+
+    /// Waits until `bytes` more may be written.
+    #[inline]
+    fn pace_write(&self, bytes: u64) {
+        self.bench.write_rate.request(self.bench.clock, bytes);
+    }
+
+    /// Whether counted workers are still at it.
+    fn others_work(&self) -> bool {
+        self.bench.working.load(Ordering::Relaxed) > 0
+    }
+}

@@ -1,0 +1,57 @@
+//! Point reads.
+
+use super::Worker;
+use crate::keys::KeyMaker;
+use crate::store::Result;
+use crate::tally::{Counts, OpKind};
+
+/// `readrandom`, `readmissing`.
+pub(super) fn random(worker: &mut Worker<'_>) -> Result<()> {
+    let mut limit = worker.limit(worker.bench.flags.reads());
+    let (mut read, mut found) = (0, 0);
+    while limit.more(1) {
+        worker.pace_read(read);
+        let key = worker.keys.set(worker.picker.next(&mut worker.rng));
+        read += 1;
+        if let Some(value) = worker.db.get_with(worker.cf, key, &worker.read_options)? {
+            found += 1;
+            worker.tally.add_bytes(key.len() + value.len());
+        }
+        worker.tally.finished(1, OpKind::Read);
+    }
+    worker.tally.counts.looked += read;
+    worker.tally.counts.found += found;
+    Ok(())
+}
+
+/// `multireadrandom`: `--batch_size` keys at once.
+pub(super) fn many(worker: &mut Worker<'_>) -> Result<()> {
+    let at_once = worker.bench.flags.load.batch_size;
+    let mut limit = worker.limit(worker.bench.flags.reads());
+    let mut keys: Vec<KeyMaker> = (0..at_once).map(|_| worker.keys.clone()).collect();
+    while limit.more(at_once) {
+        for key in &mut keys {
+            key.set(worker.picker.next(&mut worker.rng));
+        }
+        let slices: Vec<&[u8]> = keys.iter().map(KeyMaker::get).collect();
+        let values = worker.db.multi_get(worker.cf, &slices, &worker.read_options)?;
+        for value in values.iter().flatten() {
+            worker.tally.counts.found += 1;
+            worker.tally.add_bytes(slices[0].len() + value.len());
+        }
+        worker.tally.counts.looked += at_once;
+        worker.bench.read_rate.request(worker.bench.clock, at_once);
+        worker.tally.finished(at_once, OpKind::Read);
+    }
+    Ok(())
+}
+
+/// "(63 of 100 found)"
+pub(super) fn found(counts: &Counts) -> String {
+    format!("({} of {} found)", counts.found, counts.looked)
+}
+
+/// The same and an empty line.
+pub(super) fn found_line(counts: &Counts) -> String {
+    found(counts) + "\n"
+}

@@ -1,0 +1,190 @@
+//! The YCSB core workloads (Cooper et al., "Benchmarking cloud serving systems with YCSB", SoCC
+//! 2010): a update-heavy, b read-mostly, c read-only, d read-latest, e short ranges, f
+//! read-modify-write.
+//!
+//! A record is one key and one value of `--value_size`. Records are loaded in scattered order.
+
+use std::sync::atomic::Ordering;
+
+use super::{Body, Message, Spec, Worker};
+use crate::keys::below;
+use crate::store::Result;
+use crate::tally::{Counts, OpKind};
+use crate::zipf::{Chooser, Distribution};
+
+/// Shares of a hundred operations; the rest are read-modify-writes.
+#[derive(Clone, Copy, Debug)]
+struct Mix {
+    reads: u64,
+    updates: u64,
+    inserts: u64,
+    scans: u64,
+    newest: bool,
+}
+
+const NONE: Mix = Mix { reads: 0, updates: 0, inserts: 0, scans: 0, newest: false };
+const A: Mix = Mix { reads: 50, updates: 50, ..NONE };
+const B: Mix = Mix { reads: 95, updates: 5, ..NONE };
+const C: Mix = Mix { reads: 100, ..NONE };
+const D: Mix = Mix { reads: 95, inserts: 5, newest: true, ..NONE };
+const E: Mix = Mix { scans: 95, inserts: 5, ..NONE };
+const F: Mix = Mix { reads: 50, ..NONE };
+
+/// The workload called `name`.
+pub(super) fn find(name: &str, workers: impl Fn(Body, Message) -> Spec) -> Option<Spec> {
+    let body: Body = match name {
+        "ycsba" => |worker| run(worker, A),
+        "ycsbb" => |worker| run(worker, B),
+        "ycsbc" => return Some(workers(|worker| run(worker, C), message)),
+        "ycsbd" => |worker| run(worker, D),
+        "ycsbe" => |worker| run(worker, E),
+        "ycsbf" => |worker| run(worker, F),
+        _ => return None,
+    };
+    Some(workers(body, message).writing())
+}
+
+/// Writes the records that the workloads start from.
+pub(crate) fn load_spec() -> Spec {
+    Spec::new("ycsbload", super::Run::Workers(load, super::quiet)).writing()
+}
+
+/// Each worker loads a part. Record numbers go up in steps that have no factor in common with
+/// their count, so that each is hit once, far from the one before.
+fn load(worker: &mut Worker<'_>) -> Result<()> {
+    let flags = worker.bench.flags;
+    let (num, threads) = (flags.load.num, flags.load.threads);
+    let step = stride(num);
+    let index = worker.index as u64;
+    for at in num * index / threads..num * (index + 1) / threads {
+        let number = (u128::from(at) * u128::from(step) % u128::from(num)) as u64;
+        let key = worker.keys.set(number);
+        let value = worker.values.take(flags.load.value_size);
+        worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
+        worker.tally.add_bytes(key.len() + value.len());
+        worker.tally.finished(1, OpKind::Write);
+    }
+    Ok(())
+}
+
+/// The first number from about 0.618 `num` on that shares no factor with it.
+fn stride(num: u64) -> u64 {
+    let start = (num as f64 * 0.618_033_988_75) as u64;
+    (start.max(1)..).find(|&step| common_factor(step, num) == 1).unwrap_or(1)
+}
+
+fn common_factor(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+fn run(worker: &mut Worker<'_>, mix: Mix) -> Result<()> {
+    let flags = worker.bench.flags;
+    let default = if mix.newest { Distribution::Latest } else { Distribution::Zipfian };
+    let distribution = flags.ycsb.ycsb_distribution.unwrap_or(default);
+    let records = worker.bench.records.load(Ordering::Relaxed);
+    let chooser = Chooser::new(distribution, records, flags.ycsb.ycsb_theta);
+    let mut limit = worker.limit(flags.reads_and_writes());
+    while limit.more(1) {
+        let dice = below(&mut worker.rng, 100);
+        if dice < mix.inserts {
+            insert(worker)?;
+            continue;
+        }
+        let records = worker.bench.records.load(Ordering::Relaxed);
+        let number = chooser.next(&mut worker.rng, records);
+        worker.keys.set(number);
+        let dice = dice - mix.inserts;
+        if dice < mix.reads {
+            read(worker)?;
+            worker.tally.finished(1, OpKind::Read);
+        } else if dice < mix.reads + mix.updates {
+            update(worker)?;
+            worker.tally.finished(1, OpKind::Update);
+        } else if dice < mix.reads + mix.updates + mix.scans {
+            scan(worker)?;
+        } else {
+            read(worker)?;
+            update(worker)?;
+            worker.tally.finished(1, OpKind::Other);
+        }
+    }
+    Ok(())
+}
+
+fn read(worker: &mut Worker<'_>) -> Result<()> {
+    let key = worker.keys.get();
+    worker.tally.counts.reads += 1;
+    worker.tally.counts.looked += 1;
+    if let Some(value) = worker.db.get_with(worker.cf, key, &worker.read_options)? {
+        worker.tally.counts.found += 1;
+        worker.tally.add_bytes(key.len() + value.len());
+    }
+    Ok(())
+}
+
+fn update(worker: &mut Worker<'_>) -> Result<()> {
+    let key = worker.keys.get();
+    let value = worker.values.take(worker.bench.flags.load.value_size);
+    worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
+    worker.tally.counts.updates += 1;
+    worker.tally.add_bytes(key.len() + value.len());
+    Ok(())
+}
+
+fn insert(worker: &mut Worker<'_>) -> Result<()> {
+    let number = worker.bench.records.fetch_add(1, Ordering::Relaxed);
+    let key = worker.keys.set(number);
+    let value = worker.values.take(worker.bench.flags.load.value_size);
+    worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
+    worker.tally.counts.inserts += 1;
+    worker.tally.add_bytes(key.len() + value.len());
+    worker.tally.finished(1, OpKind::Write);
+    Ok(())
+}
+
+fn scan(worker: &mut Worker<'_>) -> Result<()> {
+    let wanted = 1 + below(&mut worker.rng, worker.bench.flags.ycsb.ycsb_max_scan);
+    let mut iter = worker.db.iter(worker.cf, &worker.read_options)?;
+    iter.seek(worker.keys.get());
+    let mut read = 0;
+    while read < wanted && iter.valid() {
+        worker.tally.add_bytes(iter.key().len() + iter.value().len());
+        iter.next();
+        read += 1;
+    }
+    iter.status()?;
+    worker.tally.counts.seeks += 1;
+    worker.tally.counts.scan_entries += read;
+    worker.tally.finished(1, OpKind::Seek);
+    Ok(())
+}
+
+fn message(counts: &Counts) -> String {
+    let Counts { reads, updates, inserts, seeks, found, .. } = counts;
+    format!("( reads:{reads} updates:{updates} inserts:{inserts} scans:{seeks} found:{found})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_hits_every_record_once() {
+        for num in [1, 2, 3, 10, 1000, 1024, 4097] {
+            let step = stride(num);
+            let mut seen: Vec<u64> = (0..num).map(|at| at * step % num).collect();
+            seen.sort_unstable();
+            assert!(seen.iter().enumerate().all(|(at, &number)| at as u64 == number), "{num}");
+        }
+    }
+
+    #[test]
+    fn shares_make_a_hundred() {
+        for mix in [A, B, C, D, E] {
+            assert_eq!(mix.reads + mix.updates + mix.inserts + mix.scans, 100, "{mix:?}");
+        }
+    }
+}

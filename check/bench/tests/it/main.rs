@@ -1,0 +1,193 @@
+//! Every benchmark, run small through the library's entry, as the program calls it.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+/// Runs `archipelago bench` in `dir`; the results of its JSON file.
+fn bench(dir: &Path, words: &[&str]) -> Vec<Value> {
+    let json = dir.join("result.json");
+    let mut args: Vec<OsString> = words.iter().map(OsString::from).collect();
+    args.push(format!("--db={}", dir.join("db").display()).into());
+    args.push(format!("--json={}", json.display()).into());
+    assert_eq!(archipelago_bench::main(args), ExitCode::SUCCESS, "{words:?}");
+    let text = std::fs::read_to_string(json).expect("the result file");
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    report["results"].as_array().expect("results").clone()
+}
+
+fn named<'v>(results: &'v [Value], name: &str) -> &'v Value {
+    let found = results.iter().find(|result| result["name"] == name);
+    found.unwrap_or_else(|| panic!("{name} is missing in {results:?}"))
+}
+
+#[test]
+fn every_benchmark_runs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let results = bench(
+        dir.path(),
+        &[
+            "--benchmarks=ycsba,ycsbb,ycsbc,ycsbd,ycsbe,ycsbf,fillseq,fillrandom,overwrite,\
+             readrandom,readmissing,readseq,readreverse,seekrandom,multireadrandom,\
+             readwhilewriting,readrandomwriterandom,mixgraph,flush,deleterandom,compact,\
+             waitforcompaction,stats,levelstats,bucketstats,fillsync,fillseq,readseq",
+            "--num=1000",
+            "--seed=7",
+            "--seek_nexts=10",
+            "--mix_get_ratio=0.5",
+            "--mix_put_ratio=0.3",
+            "--mix_seek_ratio=0.2",
+            "--compression_type=none",
+            "--write_buffer_size=65536",
+            "--histogram",
+            "--statistics",
+        ],
+    );
+    for result in &results {
+        assert!(result["ops_per_s"].as_f64().is_some_and(|ops| ops > 0.0), "{result}");
+    }
+    // 1000 draws of 1000 keys leave 63 % of the keys; overwriting raises that to 86 %.
+    let found = named(&results, "readrandom")["found"].as_u64().expect("found");
+    assert!((800..930).contains(&found), "{found}");
+    assert_eq!(named(&results, "readmissing")["found"], 0);
+    let scanned = named(&results, "readseq")["ops"].as_u64().expect("ops");
+    assert_eq!(named(&results, "readreverse")["ops"], scanned, "both see every key");
+    assert_eq!(named(&results, "mixgraph")["ops"], 1000);
+    assert_eq!(named(&results, "ycsbload")["ops"], 1000, "an empty database is loaded");
+    assert_eq!(named(&results, "ycsbc")["found"], 1000, "every record is there");
+    let all = results.iter().filter(|result| result["name"] == "readseq").last();
+    assert_eq!(all.expect("a scan")["ops"], 1000, "fillseq wrote every key");
+    assert!(named(&results, "overwrite")["latency"]["write"]["p99_ns"].as_u64() > Some(0));
+}
+
+#[test]
+fn a_write_benchmark_reports_when_it_settled() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let results = bench(
+        dir.path(),
+        &[
+            "--benchmarks=fillrandom,waitforcompaction",
+            "--num=5000",
+            "--write_buffer_size=65536",
+            "--batch_size=10",
+            "--threads=2",
+        ],
+    );
+    let fill = named(&results, "fillrandom");
+    assert_eq!(fill["ops"], 10_000);
+    assert!(fill["settle_seconds"].as_f64().is_some_and(|seconds| seconds >= 0.0), "{fill}");
+    let amplification = fill["settled"]["write_amplification"].as_f64().expect("a ratio");
+    assert!(amplification > 1.0 && amplification < 50.0, "{amplification}");
+    assert!(fill["table_bytes"].as_u64().is_some_and(|bytes| bytes > 100_000), "{fill}");
+}
+
+#[test]
+fn an_existing_database_is_kept_when_asked() {
+    let dir = tempfile::tempdir().expect("a directory");
+    bench(dir.path(), &["--benchmarks=fillseq", "--num=500"]);
+    let kept = bench(
+        dir.path(),
+        &["--benchmarks=fillrandom,readrandom", "--num=500", "--use_existing_db"],
+    );
+    assert_eq!(kept.len(), 1, "fillrandom wants a fresh database and is skipped");
+    assert_eq!(named(&kept, "readrandom")["found"], 500);
+}
+
+#[test]
+fn a_foreign_directory_is_left_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("letter.txt");
+    std::fs::copy("/etc/hostname", &file).expect("a file");
+    let args = ["--benchmarks=fillseq", "--num=10"].map(OsString::from);
+    let args = args.into_iter().chain([format!("--db={}", dir.path().display()).into()]);
+    assert_eq!(archipelago_bench::main(args.collect()), ExitCode::FAILURE);
+    assert!(file.exists());
+}
+
+#[test]
+fn a_name_that_is_unknown_fails_before_anything_runs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let db = dir.path().join("db");
+    let args = ["--benchmarks=fillseq,fillfoo".to_owned(), format!("--db={}", db.display())];
+    let args = args.map(OsString::from).into();
+    assert_eq!(archipelago_bench::main(args), ExitCode::FAILURE);
+    assert!(!db.exists());
+}
+
+#[test]
+fn the_interval_report_has_a_line_per_interval() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let csv = dir.path().join("report.csv");
+    bench(
+        dir.path(),
+        &[
+            "--benchmarks=fillrandom",
+            "--num=1000",
+            "--duration=2",
+            "--report_interval_seconds=1",
+            "--benchmark_write_rate_limit=1160000",
+            &format!("--report_file={}", csv.display()),
+        ],
+    );
+    let text = std::fs::read_to_string(csv).expect("the report");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "secs_elapsed,interval_qps");
+    let rate: f64 = lines[1].split_once(',').expect("two fields").1.parse().expect("a number");
+    assert!((5_000.0..20_000.0).contains(&rate), "10,000 writes a second are allowed: {rate}");
+}
+
+/// A program that prints what `lines` says, as a side of a comparison.
+fn side(dir: &Path, name: &str, lines: &str) -> String {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = dir.join(name);
+    // Each run makes its directory, as a database does; a table of ten bytes stands in it.
+    let script = format!(
+        "#!/bin/sh\nfor arg; do case $arg in --db=*) mkdir -p ${{arg#--db=}}; \
+         printf 0123456789 > ${{arg#--db=}}/1.sst;; esac; done\ncat <<'END'\n{lines}END\n"
+    );
+    #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
+    std::fs::write(&path, script).expect("a script");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).expect("an executable script");
+    path.display().to_string()
+}
+
+#[test]
+fn a_comparison_gives_ratios_of_both_sides() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let rate = " seconds 1000 operations;   10.0 MB/s\n";
+    let ours = format!(
+        "fillrandom   :       1.000 micros/op 3000 ops/sec 0.001{rate}\
+         fillrandom   : settled 0.500 seconds after its end; 3.0 MB of tables\n"
+    );
+    let ours = side(dir.path(), "ours", &ours);
+    let line = format!("fillrandom   :       1.000 micros/op 2000 ops/sec 0.001{rate}");
+    let theirs = side(dir.path(), "theirs", &line);
+    let (json, db) = (dir.path().join("ratios.json"), dir.path().join("runs"));
+    let args = [
+        "compare".to_owned(),
+        "--benchmarks=fillrandom".to_owned(),
+        "--runs=3".to_owned(),
+        "--markdown".to_owned(),
+        format!("--archipelago={ours}"),
+        format!("--db_bench={theirs}"),
+        format!("--db={}", db.display()),
+        format!("--json={}", json.display()),
+    ];
+    let args = args.map(OsString::from).into();
+    assert_eq!(archipelago_bench::main(args), ExitCode::SUCCESS);
+    let text = std::fs::read_to_string(json).expect("the result file");
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    let row = &report["benchmarks"][0];
+    assert_eq!(
+        (row["what"].as_str(), row["ratio_of_medians"].as_f64()),
+        (Some("fillrandom"), Some(1.5))
+    );
+    assert_eq!(report["runs"].as_array().map(Vec::len), Some(6));
+    assert_eq!(report["runs"][0]["settle_seconds"], 0.5);
+    assert_eq!(report["runs"][1]["settled_bytes"], 10);
+    assert_eq!(report["runs"][1]["user_bytes"], 116_000);
+    assert!(!db.exists(), "nothing is left behind");
+}

@@ -1,0 +1,172 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+/// Shown for `--help` and after a mistake.
+pub(crate) const USAGE: &str = "\
+usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [--threads N]
+                         [--kill-after-ms-max N] [--cycles-per-database N] [--sabotage]
+
+  --cycles N               how often to kill and check (default 20)
+  --seed S                 decides operations, settings and when to kill (default: random, printed)
+  --dir D                  where to work, in a directory of its own (default: the temporary directory)
+  --ops-per-cycle N        most operations of a cycle, over all threads (default 40000)
+  --threads N              writing threads (default 4)
+  --kill-after-ms-max N    the kill comes within so many milliseconds (default 600)
+  --cycles-per-database N  then a new one with other settings is begun (default 10)
+  --sabotage               damage the database before the check; succeeds if that is seen";
+
+/// What to do.
+pub(crate) enum Command {
+    /// Say how it is used.
+    Help,
+    /// Kill and check.
+    Parent(Arguments),
+    /// Write until killed.
+    Child(ChildArguments),
+}
+
+/// See [`USAGE`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Arguments {
+    pub(crate) cycles: u64,
+    pub(crate) seed: Option<u64>,
+    pub(crate) dir: Option<PathBuf>,
+    pub(crate) ops_per_cycle: u64,
+    pub(crate) threads: u64,
+    pub(crate) kill_after_ms_max: u64,
+    pub(crate) cycles_per_database: u64,
+    pub(crate) sabotage: bool,
+}
+
+/// What the parent tells the child.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ChildArguments {
+    pub(crate) dir: PathBuf,
+    pub(crate) seed: u64,
+    /// Decides the settings of the open.
+    pub(crate) open_seed: u64,
+    pub(crate) ops_per_thread: u64,
+    /// By thread: the number of its first operation.
+    pub(crate) first: Vec<u64>,
+}
+
+impl ChildArguments {
+    /// The command line that gives these arguments.
+    pub(crate) fn to_command_line(&self) -> Vec<String> {
+        let first: Vec<String> = self.first.iter().map(u64::to_string).collect();
+        vec![
+            "--child".to_owned(),
+            self.dir.display().to_string(),
+            self.seed.to_string(),
+            self.open_seed.to_string(),
+            self.ops_per_thread.to_string(),
+            first.join(","),
+        ]
+    }
+
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut next = || arguments.next().ok_or_else(|| "--child takes five values".to_owned());
+        let dir = PathBuf::from(next()?);
+        let (seed, open_seed) = (number("seed", &next()?)?, number("open seed", &next()?)?);
+        let ops_per_thread = number("operations", &next()?)?;
+        let first = next()?.split(',').map(|n| number("first", n)).collect::<Result<_, _>>()?;
+        Ok(Self { dir, seed, open_seed, ops_per_thread, first })
+    }
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Self {
+            cycles: 20,
+            seed: None,
+            dir: None,
+            ops_per_cycle: 40_000,
+            threads: 4,
+            kill_after_ms_max: 600,
+            cycles_per_database: 10,
+            sabotage: false,
+        }
+    }
+}
+
+impl Arguments {
+    /// Reads the command line (without the program's name).
+    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
+        let mut parsed = Self::default();
+        while let Some(name) = arguments.next() {
+            let mut value =
+                || arguments.next().ok_or_else(|| format!("{name} needs a value behind it"));
+            match name.as_str() {
+                "--help" | "-h" => return Ok(Command::Help),
+                "--child" => return ChildArguments::parse(arguments).map(Command::Child),
+                "--cycles" => parsed.cycles = number(&name, &value()?)?,
+                "--seed" => parsed.seed = Some(number(&name, &value()?)?),
+                "--dir" => parsed.dir = Some(PathBuf::from(value()?)),
+                "--ops-per-cycle" => parsed.ops_per_cycle = number(&name, &value()?)?,
+                "--threads" => parsed.threads = number(&name, &value()?)?,
+                "--kill-after-ms-max" => parsed.kill_after_ms_max = number(&name, &value()?)?,
+                "--cycles-per-database" => parsed.cycles_per_database = number(&name, &value()?)?,
+                "--sabotage" => parsed.sabotage = true,
+                _ => return Err(format!("unknown argument {name}")),
+            }
+        }
+        if !(1..=64).contains(&parsed.threads) {
+            return Err(format!("--threads is {}: 1 to 64 are possible", parsed.threads));
+        }
+        if parsed.cycles_per_database == 0 {
+            return Err("--cycles-per-database is 0: it must be at least 1".to_owned());
+        }
+        Ok(Command::Parent(parsed))
+    }
+
+    /// The command that repeats the run.
+    pub(crate) fn replay(&self, seed: u64) -> String {
+        format!(
+            "archipelago-crash --seed {seed} --cycles {} --ops-per-cycle {} --threads {} \
+             --kill-after-ms-max {} --cycles-per-database {}{}",
+            self.cycles,
+            self.ops_per_cycle,
+            self.threads,
+            self.kill_after_ms_max,
+            self.cycles_per_database,
+            if self.sabotage { " --sabotage" } else { "" }
+        )
+    }
+}
+
+fn number(name: &str, value: &str) -> Result<u64, String> {
+    let digits = value.replace('_', "");
+    digits.parse().map_err(|_| format!("{name}: \"{value}\" is not a number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Command, String> {
+        Arguments::parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn the_replay_command_gives_the_same_arguments() {
+        let Ok(Command::Parent(first)) = parse("--cycles 7 --threads 3 --sabotage") else {
+            panic!("parent arguments")
+        };
+        let line = first.replay(99);
+        let Ok(Command::Parent(again)) = parse(line.trim_start_matches("archipelago-crash "))
+        else {
+            panic!("parent arguments")
+        };
+        assert_eq!(again, Arguments { seed: Some(99), ..first });
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let problem = |line| parse(line).err().unwrap_or_default();
+        assert!(problem("--cycles many").contains("\"many\" is not a number"));
+        assert!(problem("--cycle 3").contains("unknown argument --cycle"));
+        assert!(problem("--seed").contains("--seed needs a value"));
+        assert!(problem("--threads 0").contains("--threads is 0"));
+    }
+}

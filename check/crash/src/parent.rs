@@ -1,0 +1,220 @@
+//! The watching process: starts the writer, kills it, checks what is left.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use archipelago::env::FileSystem as _;
+use archipelago::env::local::LocalFs;
+use archipelago::{Db, Error, SystemClock, WriteOptions};
+
+use crate::acks;
+use crate::arguments::{Arguments, ChildArguments};
+use crate::check::{Progress, read};
+use crate::settings::{COUNTERS, FAMILIES, Rng, family_name, open};
+
+/// The database's directory inside the working directory.
+pub(crate) fn database_path(dir: &Path) -> PathBuf {
+    dir.join("db")
+}
+
+/// The acknowledgements inside the working directory.
+pub(crate) fn acks_path(dir: &Path) -> PathBuf {
+    dir.join("acks")
+}
+
+/// Ways to damage a database, each of which the check must see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sabotage {
+    LostWrite,
+    HalfBatch,
+    MergedTwice,
+}
+
+const SABOTAGES: [Sabotage; 3] = [Sabotage::LostWrite, Sabotage::HalfBatch, Sabotage::MergedTwice];
+
+struct Session<'a> {
+    arguments: &'a Arguments,
+    dir: PathBuf,
+    rng: Rng,
+    progress: Progress,
+    /// Operations acknowledged and kills that hit while the writer ran.
+    operations: u64,
+    kills: u64,
+}
+
+/// Runs all cycles. `Err` tells of the violation, and how to repeat the run.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
+    let seed = arguments.seed.unwrap_or_else(archipelago::entropy_seed);
+    let base = arguments.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let dir = base.join(format!("archipelago-crash-{}", std::process::id()));
+    println!("seed {seed}; working in {}", dir.display());
+    let mut session = Session {
+        arguments,
+        dir: dir.clone(),
+        rng: Rng::with_seed(seed),
+        progress: Progress::new(0, arguments.threads),
+        operations: 0,
+        kills: 0,
+    };
+    let result = if arguments.sabotage { session.sabotages() } else { session.cycles() };
+    match result {
+        Ok(()) => {
+            println!(
+                "passed: {} cycles, {} kills, {} acknowledged operations",
+                if arguments.sabotage { SABOTAGES.len() as u64 } else { arguments.cycles },
+                session.kills,
+                session.operations
+            );
+            LocalFs::new().remove_dir_all(&dir).map_err(|error| error.to_string())
+        }
+        Err(problem) => Err(format!(
+            "FAILED: {problem}\nthe database is kept in {}\nto run it again: {}",
+            database_path(&dir).display(),
+            arguments.replay(seed)
+        )),
+    }
+}
+
+impl Session<'_> {
+    fn cycles(&mut self) -> Result<(), String> {
+        for cycle in 0..self.arguments.cycles {
+            if cycle % self.arguments.cycles_per_database == 0 {
+                self.begin_database().map_err(|error| error.to_string())?;
+            }
+            self.cycle(None).map_err(|problem| format!("cycle {cycle}: {problem}"))?;
+            println!(
+                "cycle {} of {}: {} operations so far, {} kills",
+                cycle + 1,
+                self.arguments.cycles,
+                self.operations,
+                self.kills
+            );
+        }
+        Ok(())
+    }
+
+    fn sabotages(&mut self) -> Result<(), String> {
+        for sabotage in SABOTAGES {
+            self.begin_database().map_err(|error| error.to_string())?;
+            // The writer must have got somewhere before there is something to damage.
+            while self.progress.done.iter().any(|&done| done < 200) {
+                self.cycle(None)?;
+            }
+            match self.cycle(Some(sabotage)) {
+                Ok(()) => return Err(format!("{sabotage:?} was not seen")),
+                Err(problem) => println!("{sabotage:?} is seen: {problem}"),
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_database(&mut self) -> archipelago::Result<()> {
+        let fs = LocalFs::new();
+        if fs.exists(&self.dir)? {
+            fs.remove_dir_all(&self.dir)?;
+        }
+        fs.create_dir_all(&self.dir)?;
+        self.progress = Progress::new(self.rng.u64(..), self.arguments.threads);
+        Ok(())
+    }
+
+    /// Write, kill, check.
+    fn cycle(&mut self, sabotage: Option<Sabotage>) -> Result<(), String> {
+        let text = |error: Error| error.to_string();
+        acks::create(&acks_path(&self.dir)).map_err(text)?;
+        let child = ChildArguments {
+            dir: self.dir.clone(),
+            seed: self.progress.seed,
+            open_seed: self.rng.u64(..),
+            ops_per_thread: self.arguments.ops_per_cycle.div_ceil(self.arguments.threads),
+            first: self.progress.done.clone(),
+        };
+        self.write_and_kill(&child)?;
+        let acknowledged = acks::read(&acks_path(&self.dir), &self.progress.done).map_err(text)?;
+        let before: u64 = self.progress.done.iter().sum();
+        let path = database_path(&self.dir);
+        let db = open(&path, self.progress.seed, self.rng.u64(..))
+            .map_err(|error| format!("cannot open the database after the kill: {error}"))?;
+        if let Some(sabotage) = sabotage {
+            self.damage(&db, sabotage, &acknowledged).map_err(text)?;
+        }
+        let found = read(&db, acknowledged.len()).map_err(text)??;
+        self.progress.settle(&acknowledged, &found)?;
+        let report = db.verify(|_, _| {}).map_err(text)?;
+        if let Some(error) = report.errors.first() {
+            return Err(format!("verification: {error}"));
+        }
+        db.close().map_err(text)?;
+        self.operations += self.progress.done.iter().sum::<u64>() - before;
+        Ok(())
+    }
+
+    fn write_and_kill(&mut self, arguments: &ChildArguments) -> Result<(), String> {
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut child = Command::new(program)
+            .args(arguments.to_command_line())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start the writer: {error}"))?;
+        // Often early, to hit recovery; sometimes late, to hit compactions.
+        let most = self.arguments.kill_after_ms_max.max(1);
+        let most = if self.rng.u32(..4) == 0 { most / 10 + 1 } else { most };
+        let wait = Duration::from_micros(self.rng.u64(..most * 1000));
+        SystemClock::shared().sleep(wait);
+        self.end(&mut child)
+    }
+
+    /// Kills the writer, by its own process id, and makes sure that it did not fail by itself.
+    fn end(&mut self, child: &mut Child) -> Result<(), String> {
+        let text = |error: std::io::Error| error.to_string();
+        if child.try_wait().map_err(text)?.is_none() {
+            child.kill().map_err(text)?;
+            self.kills += 1;
+        }
+        let status = child.wait().map_err(text)?;
+        if status.code().is_none() || status.success() {
+            return Ok(());
+        }
+        let mut said = String::new();
+        if let Some(mut stderr) = child.stderr.take() {
+            std::io::Read::read_to_string(&mut stderr, &mut said).map_err(text)?;
+        }
+        Err(format!("the writer failed by itself ({status}): {said}"))
+    }
+
+    /// Does to the database what the engine must never do.
+    fn damage(&mut self, db: &Db, how: Sabotage, acknowledged: &[u64]) -> archipelago::Result<()> {
+        let mut expected = Progress::new(self.progress.seed, self.arguments.threads);
+        let found = read(db, acknowledged.len())?.map_err(Error::invalid)?;
+        expected.settle(acknowledged, &found).map_err(Error::invalid)?;
+        let model = &expected.models[0];
+        let options = WriteOptions::default();
+        let missing = || Error::not_found("something to damage");
+        match how {
+            Sabotage::LostWrite => {
+                let ((family, key), _) = model
+                    .own
+                    .iter()
+                    .find(|((family, _), _)| *family < COUNTERS)
+                    .ok_or_else(missing)?;
+                db.delete_with(&db.family(family_name(*family))?, key, &options)
+            }
+            Sabotage::HalfBatch => {
+                // One key of a multi-key stamp goes back to what it could never be: another stamp.
+                let ((family, key), _) = model
+                    .own
+                    .iter()
+                    .rfind(|((family, _), _)| *family < FAMILIES.len())
+                    .ok_or_else(missing)?;
+                db.put_with(&db.family(family_name(*family))?, key, b"t00-000000000-", &options)
+            }
+            Sabotage::MergedTwice => {
+                let key = model.shared.keys().next().ok_or_else(missing)?;
+                db.merge(&db.family(family_name(COUNTERS))?, key, &1u64.to_le_bytes(), &options)
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! How the database is opened: chosen by a seed, small, so that seconds of writing make flushes,
+//! compactions and log rotations.
+
+use std::path::Path;
+
+use archipelago::{CfOptions, Components, Compression, Db, DbOptions, Result};
+
+pub(crate) use archipelago::Rng;
+
+/// The column families for everything but counting.
+pub(crate) const FAMILIES: [&str; 3] = ["default", "wide", "plain"];
+/// Index of the family of counters, behind those.
+pub(crate) const COUNTERS: usize = FAMILIES.len();
+/// Its name.
+pub(crate) const COUNTERS_NAME: &str = "counters";
+
+/// The name of a family by its index.
+pub(crate) fn family_name(index: usize) -> &'static str {
+    FAMILIES.get(index).copied().unwrap_or(COUNTERS_NAME)
+}
+
+fn family_options(seed: u64, index: usize) -> CfOptions {
+    let mut rng = Rng::with_seed(seed ^ 0xfa51 ^ ((index as u64) << 40));
+    let compression = [Compression::None, Compression::Lz4, Compression::Zstd];
+    CfOptions {
+        write_buffer_bytes: rng.u64(16..128) << 10,
+        write_buffers_max: rng.usize(2..5),
+        buckets: [1, 3, 16][rng.usize(..3)],
+        block_bytes: [512, 4096][rng.usize(..2)],
+        compression: compression[rng.usize(..3)],
+        compression_last: compression[rng.usize(..3)],
+        l0_compaction_trigger: rng.usize(2..5),
+        level_base_bytes: rng.u64(64..512) << 10,
+        level_multiplier: rng.u64(3..10),
+        target_file_bytes: rng.u64(32..256) << 10,
+        merge_operator: (index == COUNTERS).then(|| "u64-counter".to_owned()),
+        ..CfOptions::default()
+    }
+}
+
+/// Opens the database of `seed`; `open_seed` decides what may differ from open to open. Creates
+/// what is missing, families included (a kill may have come between them).
+pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64) -> Result<Db> {
+    let mut rng = Rng::with_seed(open_seed);
+    let options = DbOptions {
+        max_background_jobs: rng.usize(1..5),
+        wal_segment_bytes: rng.u64(64..512) << 10,
+        wal_bytes_max: if rng.bool() { rng.u64(256..4096) << 10 } else { 0 },
+        block_cache_bytes: rng.u64(1..16) << 20,
+        ..DbOptions::default()
+    };
+    let families = [("default".to_owned(), family_options(seed, 0))].into_iter().collect();
+    let db = Db::open_with(dir, options, Components { families, ..Components::default() })?;
+    let known = db.list_families();
+    for index in 1..=COUNTERS {
+        let name = family_name(index);
+        if !known.iter().any(|known| known == name) {
+            db.create_family(name, family_options(seed, index))?;
+        }
+    }
+    Ok(db)
+}

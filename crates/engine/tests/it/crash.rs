@@ -1,0 +1,252 @@
+//! Power loss and `kill -9` over a disk in memory, at the sync points and between the steps of
+//! seeded runs.
+//!
+//! After a power loss the database must hold a prefix of the write order, no shorter than what was
+//! acknowledged as synced; after a kill exactly what was acknowledged. `ARCHIPELAGO_CRASH_FULL=1`
+//! looks at every sync point, with more seeds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::ErrorKind;
+use archipelago_base::random::Rng;
+use archipelago_engine::db::Db;
+use archipelago_env::FileSystem;
+use archipelago_env::mem::MemFs;
+use parking_lot::Mutex;
+
+use crate::model::{self, Model, Op, Script};
+
+/// A disk after power loss, and which prefixes it may hold.
+struct Crashed {
+    disk: MemFs,
+    label: String,
+    least: usize,
+    most: usize,
+}
+
+/// What the callback at sync points knows and collects.
+#[derive(Default)]
+struct Watch {
+    /// At least so many operations survive.
+    synced: AtomicU64,
+    /// At most so many (the one under way counts).
+    begun: AtomicU64,
+    crashed: Mutex<Vec<Crashed>>,
+}
+
+struct Run {
+    seed: u64,
+    disk: MemFs,
+    fs: Arc<dyn FileSystem>,
+    db: Option<Db>,
+    script: Script,
+    model: Model,
+    ops: Vec<Op>,
+    /// The hash after each number of operations.
+    hashes: Vec<u64>,
+    watch: Arc<Watch>,
+    checked: usize,
+}
+
+impl Run {
+    fn new(seed: u64, one_in: u64, seeds: u64) -> Self {
+        let disk = MemFs::new();
+        let fs: Arc<dyn FileSystem> = Arc::new(disk.clone());
+        let db = model::create(Arc::clone(&fs), model::manual());
+        let watch = Arc::new(Watch::default());
+        let seen = Arc::clone(&watch);
+        let rng = Mutex::new(Rng::with_seed(seed ^ 0x5eed));
+        disk.on_sync(Arc::new(move |disk, path| {
+            let mut rng = rng.lock();
+            for _ in 0..seeds {
+                if rng.u64(..one_in) > 0 {
+                    continue;
+                }
+                let crash_seed = rng.u64(..);
+                seen.crashed.lock().push(Crashed {
+                    disk: disk.crash_clone(crash_seed),
+                    label: format!("power loss {crash_seed:#x} after a sync of {}", path.display()),
+                    least: seen.synced.load(Ordering::Relaxed) as usize,
+                    most: seen.begun.load(Ordering::Relaxed) as usize,
+                });
+            }
+        }));
+        Self {
+            seed,
+            disk,
+            fs,
+            db: Some(db),
+            script: Script::new(seed),
+            model: Model::default(),
+            ops: Vec::new(),
+            hashes: vec![0],
+            watch,
+            checked: 0,
+        }
+    }
+
+    fn db(&self) -> &Db {
+        self.db.as_ref().expect("open between the steps of a run")
+    }
+
+    /// One operation; afterwards everything up to it may count as durable.
+    fn operate(&mut self) {
+        let op = self.script.op(&self.model);
+        self.model.apply(&op);
+        self.ops.push(op.clone());
+        self.hashes.push(self.model.hash);
+        self.watch.begun.store(self.ops.len() as u64, Ordering::Relaxed);
+        model::perform_stepping(self.db(), &self.fs, &op)
+            .unwrap_or_else(|error| panic!("seed {}: {op:?}: {error}", self.seed));
+        // Creating a family promises the family only.
+        let durable = !matches!(op, Op::Write { sync: false, .. } | Op::Create);
+        if durable {
+            self.all_synced();
+        }
+    }
+
+    fn all_synced(&self) {
+        self.watch.synced.store(self.ops.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Something that changes no contents.
+    fn disturb(&mut self) {
+        let rng = &mut self.script.rng;
+        let (dice, which, at) = (rng.u32(..100), rng.usize(..3), rng.u32(..120));
+        let family = self.db().family(model::FAMILIES[which]).unwrap();
+        let allowed = |result: archipelago_base::Result<()>| match result {
+            Err(error) if !matches!(error.kind(), ErrorKind::Busy | ErrorKind::InvalidArgument) => {
+                panic!("{error}")
+            }
+            _ => {}
+        };
+        let middle = format!("key{at:04}").into_bytes();
+        match dice {
+            0..60 => drop(self.db().step_background().unwrap()),
+            60..66 => self.db().flush(&family).unwrap(),
+            66..69 => self.db().wait_for_background().unwrap(),
+            69..79 => {
+                let bucket = self
+                    .db()
+                    .buckets(&family)
+                    .unwrap()
+                    .iter()
+                    .position(|bucket| bucket.range.contains(&middle));
+                allowed(self.db().split_bucket(&family, bucket.unwrap(), Some(&middle)));
+            }
+            79..86 => allowed(self.db().merge_buckets(&family, at as usize % 3)),
+            86..88 => {
+                let all = archipelago_engine::key::KeyRange::all();
+                self.db().compact_range(&family, &all).unwrap();
+            }
+            88..90 => {
+                self.db().sync().unwrap();
+                self.all_synced();
+            }
+            90..91 => self.reopen(),
+            _ => {}
+        }
+    }
+
+    fn reopen(&mut self) {
+        self.db.take().expect("open").close().unwrap();
+        self.all_synced();
+        self.db = Some(model::open_over(Arc::clone(&self.fs), model::manual()).unwrap());
+    }
+
+    /// The prefix that the disk holds; panics if it holds none of the allowed ones.
+    fn check(&self, crashed: &Crashed) {
+        let what = |what: &str| {
+            format!("seed {}, operation {}, {}: {what}", self.seed, self.ops.len(), crashed.label)
+        };
+        let open = |disk: &MemFs| {
+            model::open_over(Arc::new(disk.clone()), model::manual())
+                .unwrap_or_else(|error| panic!("{}", what(&format!("cannot open: {error}"))))
+        };
+        let db = open(&crashed.disk);
+        let got =
+            model::contents(&db).unwrap_or_else(|error| panic!("{}", what(&error.to_string())));
+        let hash = model::hash(&got);
+        if !self.hashes[crashed.least..=crashed.most].contains(&hash) {
+            self.explain(crashed, &got, &what("holds no allowed prefix"));
+        }
+        let report = db.verify(|_, _| {}).unwrap();
+        assert!(report.is_clean(), "{}", what(&format!("{:?}", report.errors)));
+        // A crash right behind the recovery, and a clean reopen, change nothing.
+        for disk in [crashed.disk.crash_clone(self.seed), crashed.disk.kill_clone()] {
+            let again = model::contents(&open(&disk)).unwrap();
+            assert_eq!(model::hash(&again), hash, "{}", what("a second recovery differs"));
+        }
+        db.wait_for_background().unwrap();
+        db.close().unwrap();
+        let again = model::contents(&open(&crashed.disk)).unwrap();
+        assert_eq!(model::hash(&again), hash, "{}", what("compaction or a reopen changed it"));
+    }
+
+    /// Panics with the nearest prefix and how it differs.
+    fn explain(&self, crashed: &Crashed, got: &model::Contents, what: &str) -> ! {
+        let mut model = Model::default();
+        let mut nearest = (usize::MAX, 0, Vec::new());
+        for (index, op) in std::iter::once(None).chain(self.ops.iter().map(Some)).enumerate() {
+            if let Some(op) = op {
+                model.apply(op);
+            }
+            let found = model::differences(got, &model.contents);
+            if found.len() < nearest.0 {
+                nearest = (found.len(), index, found);
+            }
+        }
+        let (count, index, mut found) = nearest;
+        found.truncate(8);
+        let next = self.ops.get(index);
+        panic!(
+            "{what}: allowed {}..={}, nearest is {index} with {count} differences: {found:#?}\n\
+             the next operation would be {next:?}",
+            crashed.least, crashed.most
+        );
+    }
+
+    fn check_crashed(&mut self) {
+        let crashed = std::mem::take(&mut *self.watch.crashed.lock());
+        for crashed in crashed {
+            self.check(&crashed);
+            self.checked += 1;
+        }
+    }
+
+    fn check_kill(&mut self) {
+        let now = self.ops.len();
+        let disk = self.disk.kill_clone();
+        self.check(&Crashed { disk, label: "kill".to_owned(), least: now, most: now });
+        self.checked += 1;
+    }
+}
+
+fn full() -> bool {
+    std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some()
+}
+
+fn run(seed: u64, steps: usize, one_in: u64) -> usize {
+    let (one_in, seeds) = if full() { (1, 3) } else { (one_in, 1) };
+    let mut run = Run::new(seed, one_in, seeds);
+    for step in 0..steps {
+        run.operate();
+        run.check_crashed();
+        run.disturb();
+        run.check_crashed();
+        if step % 40 == 17 || full() && step % 5 == 0 {
+            run.check_kill();
+        }
+    }
+    let got = model::contents(run.db()).unwrap();
+    assert_eq!(model::differences(&got, &run.model.contents), Vec::<String>::new());
+    run.checked
+}
+
+#[test]
+fn every_sync_point_leaves_a_prefix_of_the_writes() {
+    let runs = if full() { 20 } else { 4 };
+    let checked: usize = (0..runs).map(|seed| run(seed, 300, 12)).sum();
+    assert!(checked > 60, "only {checked} crashes were looked at");
+}

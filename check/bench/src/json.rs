@@ -44,8 +44,8 @@ pub(crate) struct Outcome {
     pub(crate) peak_rss_bytes: Option<u64>,
     /// Bytes written to log and tables per byte of keys and values, during the benchmark.
     pub(crate) write_amplification: Option<f64>,
-    /// Of a write benchmark that `waitforcompaction` follows: from its end until there was nothing
-    /// left to compact.
+    /// Of a write benchmark that `waitforcompaction` follows: from its end to the end of the
+    /// last flush or compaction.
     pub(crate) settle_seconds: Option<f64>,
     /// The same figures from its start until then.
     pub(crate) settled: Option<Settled>,

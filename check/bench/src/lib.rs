@@ -41,6 +41,7 @@ use store::Result;
 /// what db_bench prints there; errors, notes and the progress bar go to standard error. Exit code
 /// 0 on success, 1 if a benchmark failed, 2 for wrong usage.
 #[must_use]
+#[expect(clippy::needless_pass_by_value, reason = "the program hands its arguments over")]
 pub fn main(args: Vec<OsString>) -> ExitCode {
     if args.first().is_some_and(|word| word == "compare") {
         return match compare::compare(&args[1..]) {

@@ -5,8 +5,8 @@
 //! report. An error of any worker ends the run: figures of a broken run are worth nothing.
 
 use std::path::PathBuf;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
@@ -17,7 +17,7 @@ use crate::pace::Rate;
 use crate::process::own_usage;
 use crate::progress::{IntervalReport, Watch};
 use crate::report::{header, histograms, result_line, say};
-use crate::store::{self, Db, Error, FileSystem, LocalFs, Result, Ticker};
+use crate::store::{self, Db, Error, FileSystem, LastJob, LocalFs, Result, Ticker};
 use crate::tally::{Progress, Total};
 use crate::values::ValuePool;
 use crate::workloads::{self, Bench, Run, Spec, Worker, ycsb};
@@ -43,7 +43,8 @@ struct Unsettled {
 pub(crate) struct Runner {
     flags: Flags,
     dir: PathBuf,
-    clock: SystemClock,
+    clock: Arc<SystemClock>,
+    last_job: Arc<LastJob>,
     pool: ValuePool,
     db: Option<Db>,
     /// YCSB records.
@@ -58,7 +59,7 @@ pub(crate) struct Runner {
 impl Runner {
     /// A run of `flags`; nothing is opened yet.
     pub(crate) fn new(flags: Flags) -> Result<Self> {
-        let clock = SystemClock::new();
+        let clock = Arc::new(SystemClock::new());
         let seconds = flags.output.report_interval_seconds;
         let interval_report = match seconds {
             0 => None,
@@ -78,6 +79,7 @@ impl Runner {
             pool: ValuePool::new(flags.load.compression_ratio, largest),
             records: AtomicU64::new(flags.load.num),
             flags,
+            last_job: Arc::new(LastJob::new(Arc::clone(&clock))),
             clock,
             db: None,
             seed,
@@ -131,7 +133,7 @@ impl Runner {
             if !spec.fresh && !self.flags.storage.use_existing_db && self.results.is_empty() {
                 store::destroy(&self.dir)?;
             }
-            self.db = Some(store::open(&self.dir, &self.flags)?);
+            self.db = Some(store::open(&self.dir, &self.flags, Arc::clone(&self.last_job))?);
         }
         match spec.run {
             Run::Action(action) => action(self),
@@ -273,7 +275,7 @@ impl Runner {
         let unsettled = self.unsettled.take()?;
         let after = self.written().ok()?;
         let table_bytes = self.table_bytes().ok()?;
-        let seconds = (self.clock.now_ns() - unsettled.ended_ns) as f64 / 1e9;
+        let seconds = self.last_job.ended_ns().saturating_sub(unsettled.ended_ns) as f64 / 1e9;
         let amplification = amplification(unsettled.before, after);
         let result = &mut self.results[unsettled.result];
         result.settle_seconds = Some(seconds);

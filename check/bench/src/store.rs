@@ -1,10 +1,15 @@
 //! The one place that names the database's crate, and how the flags become its settings.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::clock::{Clock, SystemClock};
 
 pub(crate) use archipelago_base::{Error, Result};
 pub(crate) use archipelago_engine::{
     db::{ColumnFamily, Components, Db, ReadOptions},
+    event::{Event, EventListener, Listeners},
     key::KeyRange,
     manifest::{DirectoryState, inspect},
     options::{CfOptions, Compression, DbOptions, WriteOptions},
@@ -58,10 +63,40 @@ pub(crate) fn family_options(flags: &Flags) -> CfOptions {
     }
 }
 
-/// Opens the database in `dir`, or creates it.
-pub(crate) fn open(dir: &Path, flags: &Flags) -> Result<Db> {
+/// Knows when the last flush or compaction was installed.
+#[derive(Debug)]
+pub(crate) struct LastJob {
+    clock: Arc<SystemClock>,
+    ended_ns: AtomicU64,
+}
+
+impl LastJob {
+    /// None was installed yet.
+    pub(crate) fn new(clock: Arc<SystemClock>) -> Self {
+        Self { clock, ended_ns: AtomicU64::new(0) }
+    }
+
+    /// When; 0 if there was none.
+    pub(crate) fn ended_ns(&self) -> u64 {
+        self.ended_ns.load(Ordering::Acquire)
+    }
+}
+
+impl EventListener for LastJob {
+    fn on_event(&self, event: &Event) {
+        if matches!(event, Event::FlushInstalled { .. } | Event::CompactionInstalled { .. }) {
+            self.ended_ns.fetch_max(self.clock.now_ns(), Ordering::AcqRel);
+        }
+    }
+}
+
+/// Opens the database in `dir`, or creates it; tells `last_job` of its background work.
+pub(crate) fn open(dir: &Path, flags: &Flags, last_job: Arc<LastJob>) -> Result<Db> {
     let families = [("default".to_owned(), family_options(flags))].into();
-    Db::open_with(dir, db_options(flags), Components { families, ..Components::default() })
+    let mut listeners = Listeners::default();
+    listeners.add(last_job);
+    let components = Components { families, listeners, ..Components::default() };
+    Db::open_with(dir, db_options(flags), components)
 }
 
 /// Removes the database in `dir`. A directory that holds something else is refused, untouched.

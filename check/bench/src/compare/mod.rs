@@ -62,6 +62,12 @@ fn check(flags: &CompareFlags) -> Result<()> {
             "db_bench has no {name}: mixgraph is the mixed workload that both have"
         )));
     }
+    if flags.bench.storage.use_existing_db || flags.bench.output.report_interval_seconds > 0 {
+        return Err(Error::invalid(
+            "--use_existing_db and --report_interval_seconds do not go with compare: each run has \
+             a fresh database, and db_bench writes a report file of its own",
+        ));
+    }
     for name in flags.bench.benchmarks.iter().filter(|name| !name.is_empty()) {
         if crate::workloads::find(name).is_none() {
             return Err(Error::invalid(format!("unknown benchmark '{name}'")));
@@ -87,6 +93,12 @@ fn run_both(flags: &CompareFlags, spelled: &Spelled) -> Result<()> {
     let fs = LocalFs::new();
     fs.create_dir_all(&base)?;
     let shared = shared_args(&spelled.args);
+    if !spelled.ignored.is_empty() {
+        eprintln!(
+            "note: left out on both sides: --{} (--db_bench_flags gives flags to db_bench alone)",
+            spelled.ignored.join(", --")
+        );
+    }
     let mut comparison = Comparison::new(flags);
     let result = (0..flags.runs).try_for_each(|round| {
         for side in [Side::Archipelago, Side::RocksDb] {

@@ -62,7 +62,7 @@ pub(crate) struct SideRun {
     pub(crate) write_amplification: Option<f64>,
     /// Bytes of the database's tables when nothing was left to compact.
     pub(crate) settled_bytes: u64,
-    /// From the last write benchmark's end until then.
+    /// From the last write benchmark's end to the end of the last flush or compaction.
     pub(crate) settle_seconds: Option<f64>,
 }
 

@@ -93,16 +93,16 @@ impl Comparison {
             _ => "each write logged: it survives kill -9",
         };
         let flags_text = format!(
-            "{} runs each, alternating; {} keys of {} B, values of {} B, {} threads, compression \
-             {}, memtable {} MiB, cache {} MiB, {} background jobs; {promise}",
+            "{} runs each, alternating; {} keys of {} B, values of {} B, threads: {}, compression: \
+             {}, memtable: {}, cache: {}, background jobs: {}; {promise}",
             flags.runs,
             load.num,
             load.key_size,
             load.value_size,
             load.threads,
             storage.compression_type.header_name(),
-            storage.write_buffer_size >> 20,
-            storage.cache_size >> 20,
+            size(storage.write_buffer_size),
+            size(storage.cache_size),
             storage.max_background_jobs,
         );
         Self { flags_text, runs: Vec::new() }
@@ -208,6 +208,11 @@ fn table(rows: &[Row], decimals: usize, markdown: bool) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
+}
+
+/// "64 MiB", "100 KiB".
+fn size(bytes: u64) -> String {
+    if bytes >= 1 << 20 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
 }
 
 /// "1.53×"; a dash where there is no ratio.

@@ -37,9 +37,13 @@ Boolean flags: --sync, --sync=1, --sync=true, --nosync, --sync=0. One dash is as
 /// A run of benchmarks.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "archipelago bench", bin_name = "archipelago bench", about = ABOUT,
-          after_help = TEACH, rename_all = "snake_case", disable_version_flag = true)]
+          after_help = TEACH, rename_all = "snake_case", disable_version_flag = true,
+          disable_help_flag = true)]
 pub(crate) struct Flags {
-    /// What to run, in order.
+    /// Print this help
+    #[arg(short = 'h', long, action = clap::ArgAction::HelpShort)]
+    pub(crate) help: Option<bool>,
+    /// What to run, in order
     #[arg(
         long,
         value_delimiter = ',',
@@ -358,7 +362,8 @@ db_bench is in Debian's package rocksdb-tools.";
 /// A comparison.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "archipelago bench compare", bin_name = "archipelago bench compare",
-          about = COMPARE_ABOUT, after_help = COMPARE_TEACH, rename_all = "snake_case", disable_version_flag = true)]
+          about = COMPARE_ABOUT, after_help = COMPARE_TEACH, rename_all = "snake_case",
+          disable_version_flag = true, disable_help_flag = true)]
 pub(crate) struct CompareFlags {
     /// Runs of each side
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
@@ -408,7 +413,8 @@ impl Flags {
         }
         let mix = &self.mixgraph;
         let ratios = [mix.mix_get_ratio, mix.mix_put_ratio, mix.mix_seek_ratio];
-        if ratios.iter().any(|&ratio| ratio < 0.0) || !(ratios.iter().sum::<f64>() > 0.0) {
+        let is_bad = |ratio: &f64| !ratio.is_finite() || *ratio < 0.0;
+        if ratios.iter().any(is_bad) || ratios.iter().sum::<f64>() == 0.0 {
             return Err("--mix_get_ratio, --mix_put_ratio and --mix_seek_ratio must not be \
                         negative, and one must be above 0"
                 .to_owned());

@@ -9,8 +9,8 @@ mod spelling;
 
 use std::ffi::OsString;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{ArgAction, Command, CommandFactory, FromArgMatches};
 
 pub(crate) use groups::{CompareFlags, CompressionType, Flags, Mixgraph};
 pub(crate) use known::OURS_ONLY;
@@ -35,7 +35,7 @@ impl From<clap::Error> for Stop {
 pub(crate) fn read(args: &[OsString]) -> Result<(Flags, Vec<String>), Stop> {
     let Spelled { args, ignored } = spelling::spell(args).map_err(Stop::Usage)?;
     let args = std::iter::once("archipelago bench".to_owned()).chain(args);
-    let flags = Flags::try_parse_from(args).map_err(explain)?;
+    let flags: Flags = parse(args)?;
     flags.check().map_err(Stop::Usage)?;
     Ok((flags, ignored))
 }
@@ -45,9 +45,31 @@ pub(crate) fn read_compare(args: &[OsString]) -> Result<(CompareFlags, Spelled),
     let spelled = spelling::spell(args).map_err(Stop::Usage)?;
     let args = spelled.args.iter().cloned();
     let args = std::iter::once("archipelago bench compare".to_owned()).chain(args);
-    let flags = CompareFlags::try_parse_from(args).map_err(explain)?;
+    let flags: CompareFlags = parse(args)?;
     flags.bench.check().map_err(Stop::Usage)?;
     Ok((flags, spelled))
+}
+
+fn parse<F: CommandFactory + FromArgMatches>(
+    args: impl Iterator<Item = String>,
+) -> Result<F, Stop> {
+    let command = with_short_value_names(F::command());
+    let matches = command.try_get_matches_from(args).map_err(explain)?;
+    F::from_arg_matches(&matches).map_err(explain)
+}
+
+/// `--num <N>` instead of `--num <NUM>`: names that repeat the flag's only widen the help.
+fn with_short_value_names(command: Command) -> Command {
+    command.mut_args(|arg| {
+        let own = arg.get_id().as_str().to_ascii_uppercase();
+        let is_plain = arg.get_value_names().is_none_or(|names| names.iter().all(|n| **n == own));
+        let takes_value = matches!(arg.get_action(), ArgAction::Set);
+        match (is_plain && takes_value, arg.is_require_equals_set()) {
+            (false, _) => arg,
+            (true, true) => arg.value_name("BOOL"),
+            (true, false) => arg.value_name("N"),
+        }
+    })
 }
 
 /// Says of an unknown flag whether db_bench has it.

@@ -224,7 +224,7 @@ impl<'a> Worker<'a> {
     #[inline]
     fn pace_read(&self, reads: u64) {
         const AT_ONCE: u64 = 100;
-        if reads % AT_ONCE == 0 {
+        if reads.is_multiple_of(AT_ONCE) {
             self.bench.read_rate.request(self.bench.clock, AT_ONCE);
         }
     }

@@ -21,9 +21,9 @@ fn walk(worker: &mut Worker<'_>, reverse: bool) -> Result<()> {
     let reads = worker.bench.flags.reads();
     let mut iter = worker.db.iter(worker.cf, &worker.read_options)?;
     if reverse {
-        iter.seek_to_last()
+        iter.seek_to_last();
     } else {
-        iter.seek_to_first()
+        iter.seek_to_first();
     }
     let mut read = 0;
     while read < reads && iter.valid() {

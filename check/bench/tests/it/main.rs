@@ -57,7 +57,7 @@ fn every_benchmark_runs() {
     assert_eq!(named(&results, "mixgraph")["ops"], 1000);
     assert_eq!(named(&results, "ycsbload")["ops"], 1000, "an empty database is loaded");
     assert_eq!(named(&results, "ycsbc")["found"], 1000, "every record is there");
-    let all = results.iter().filter(|result| result["name"] == "readseq").last();
+    let all = results.iter().rfind(|result| result["name"] == "readseq");
     assert_eq!(all.expect("a scan")["ops"], 1000, "fillseq wrote every key");
     assert!(named(&results, "overwrite")["latency"]["write"]["p99_ns"].as_u64() > Some(0));
 }

@@ -119,6 +119,7 @@ impl DbInner {
     /// See [`Db::step_background`].
     pub(crate) fn step(&self) -> Result<bool> {
         self.enforce_log_bound();
+        self.relieve_pressure();
         let task = {
             let mut state = self.state.lock();
             self.next_task(&mut state)
@@ -148,6 +149,7 @@ impl DbInner {
                         self.work.wait_for(&mut state, pause);
                         drop(state);
                         self.enforce_log_bound();
+                        self.relieve_pressure();
                         self.remove_obsolete();
                         continue;
                     }
@@ -156,6 +158,7 @@ impl DbInner {
             self.wake();
             let result = self.run_task(&task);
             self.note_result(&task, &result);
+            self.relieve_pressure();
             self.remove_obsolete();
         }
     }

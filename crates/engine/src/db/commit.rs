@@ -161,6 +161,9 @@ impl Ticket {
 pub(crate) struct Committer {
     state: CachePadded<Mutex<CommitState>>,
     waiting: CachePadded<Mutex<Vec<Arc<Ticket>>>>,
+    /// At least as many as wait; counted up before a ticket is left, whose owner then looks for
+    /// the lock.
+    tickets: CachePadded<AtomicU64>,
     visible: CachePadded<AtomicU64>,
     /// The last sequence number given out; stored under the commit lock.
     appended: CachePadded<AtomicU64>,
@@ -176,6 +179,7 @@ impl Committer {
         Self {
             state: CachePadded::new(Mutex::new(state)),
             waiting: CachePadded::new(Mutex::new(Vec::new())),
+            tickets: CachePadded::new(AtomicU64::new(0)),
             visible: CachePadded::new(AtomicU64::new(last_seq.0)),
             appended: CachePadded::new(AtomicU64::new(last_seq.0)),
             syncer: Mutex::new(None),
@@ -243,6 +247,7 @@ impl Committer {
             outcome: Mutex::new(None),
             done: std::sync::atomic::AtomicBool::new(false),
         });
+        self.tickets.fetch_add(1, Ordering::AcqRel);
         self.waiting.lock().push(Arc::clone(&ticket));
         for _ in 0..SPINS_MAX {
             if let Some(outcome) = ticket.take() {
@@ -263,8 +268,9 @@ impl Committer {
 
     /// Appends what others left while the lock was taken.
     fn serve_tickets(&self, state: &mut CommitState, host: &dyn CommitHost) {
-        loop {
+        while self.tickets.load(Ordering::Acquire) > 0 {
             let tickets = std::mem::take(&mut *self.waiting.lock());
+            self.tickets.fetch_sub(tickets.len() as u64, Ordering::AcqRel);
             match tickets.as_slice() {
                 [] => return,
                 [one] => one.finish(grant_one(state, host, &one.submission())),

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, Result};
 
 use crate::compaction::below::{Below, range_of};
@@ -22,6 +23,8 @@ use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
 use crate::version::{LAST_LEVEL, Version};
 
+/// Memory of a job's output: the block that is built, the write buffer, index and filter.
+pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
 /// For how long after a seal a background job is left for flushes.
 const FLUSH_RESERVE_NS: u64 = 1_000_000_000;
 
@@ -129,6 +132,8 @@ impl DbInner {
             return self.install_compaction(task, None);
         }
         let spec = self.compaction_spec(task);
+        let buffers = spec.inputs.len() as u64 * self.options.compaction_readahead_bytes;
+        let _held = self.budget.hold(MemoryClass::Job, buffers + JOB_OUTPUT_BYTES);
         let output = run_compaction(&spec, &self.job_context(&crate::flush::NoShards))?;
         self.may_install(&task.family, "compaction.before_install", &output)?;
         self.install_compaction(task, Some(output))

@@ -9,10 +9,12 @@
 
 use std::sync::Arc;
 
+use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, FileNo, Result, SeqNo};
 
 use crate::bucket::BucketMap;
 use crate::compaction::below::Below;
+use crate::db::compacting::JOB_OUTPUT_BYTES;
 use crate::db::family::Family;
 use crate::db::flush_plan::{FlushPlan, SealedView, plan_flush};
 use crate::db::inner::{DbInner, RunningJob, RunningKind, ShardState, State};
@@ -168,6 +170,7 @@ impl DbInner {
     fn flush_and_install(&self, task: &FlushTask) -> Result<()> {
         self.set_first_map(task)?;
         let spec = self.flush_spec(task);
+        let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
         let output = run_flush(&spec, &self.job_context(task))?;
         self.may_install(&task.family, "flush.before_install", &output)?;
         if task.memtables.iter().any(|memtable| memtable.oldest_log().is_some()) {
@@ -262,7 +265,7 @@ impl DbInner {
             0 => self.options.max_background_jobs,
             buckets => buckets,
         };
-        let [memtable] = task.memtables.as_slice() else { return Ok(()) };
+        let Some(memtable) = task.memtables.first() else { return Ok(()) };
         let [shard] = &*memtable.shards else { return Ok(()) };
         let version = Arc::clone(&family.current.load().version);
         if wanted <= 1 || version.map().epoch().0 > 0 || version.l0_files_max() > 0 {

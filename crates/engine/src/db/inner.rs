@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use archipelago_base::budget::ByteBudget;
+use archipelago_base::budget::{ByteBudget, Charge};
 use archipelago_base::clock::Clock;
 use archipelago_base::random::Rng;
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
@@ -165,6 +165,8 @@ pub(crate) struct DbInner {
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
     pub(crate) fault: Option<FaultPoint>,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
+    /// The log's buffer, counted while the database is open.
+    pub(crate) _log_buffer: Charge,
 }
 
 impl DbInner {
@@ -194,7 +196,12 @@ impl DbInner {
 
     pub(crate) fn new_memtable(&self, version: &Version) -> Arc<Memtable> {
         let id = self.next_memtable_id.fetch_add(1, Ordering::Relaxed);
-        Memtable::new(id, Arc::clone(version.map()), &self.slabs)
+        Memtable::new(
+            id,
+            Arc::clone(version.map()),
+            version.options().write_buffer_bytes,
+            &self.slabs,
+        )
     }
 
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {

@@ -36,14 +36,11 @@ impl CommitHost for DbInner {
         let Some(active) = state.active_of(share.cf) else {
             return Err(Error::invalid(format!("column family {} was dropped", share.cf)));
         };
-        let family = self
-            .family(share.cf)
-            .ok_or_else(|| Error::invalid(format!("column family {} was dropped", share.cf)))?;
-        if active.is_empty()
-            || active.charged_bytes() + share.bytes <= family.options.write_buffer_bytes
-        {
+        if active.has_room(share.bytes) {
             return Ok(true);
         }
+        let gone = || Error::invalid(format!("column family {} was dropped", share.cf));
+        let family = self.family(share.cf).ok_or_else(gone)?;
         if !self.may_seal(&family) {
             return Ok(false);
         }

@@ -34,6 +34,8 @@ pub(crate) struct Memtable {
     pub(crate) id: u64,
     pub(crate) map: Arc<BucketMap>,
     pub(crate) shards: Box<[Arc<Shard>]>,
+    /// Size at which it is sealed.
+    limit_bytes: u64,
     writers: AtomicU64,
     /// Bytes granted so far; changed only under the commit lock.
     charged_bytes: AtomicU64,
@@ -44,12 +46,18 @@ pub(crate) struct Memtable {
 }
 
 impl Memtable {
-    pub(crate) fn new(id: u64, map: Arc<BucketMap>, pool: &Arc<SlabPool>) -> Arc<Self> {
+    pub(crate) fn new(
+        id: u64,
+        map: Arc<BucketMap>,
+        limit_bytes: u64,
+        pool: &Arc<SlabPool>,
+    ) -> Arc<Self> {
         let shards = (0..map.len()).map(|_| Shard::new(pool)).collect();
         Arc::new(Self {
             id,
             map,
             shards,
+            limit_bytes,
             writers: AtomicU64::new(0),
             charged_bytes: AtomicU64::new(0),
             oldest_log: AtomicU64::new(NO_LOG),
@@ -70,6 +78,13 @@ impl Memtable {
             Some(_) => {}
             None => self.unlogged.store(true, Ordering::Release),
         }
+    }
+
+    /// Whether `bytes` more fit; an empty memtable takes anything.
+    #[inline]
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        let charged = self.charged_bytes();
+        charged == 0 || charged + bytes <= self.limit_bytes
     }
 
     /// Counts bytes that recovery inserts.

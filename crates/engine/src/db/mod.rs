@@ -20,6 +20,7 @@ mod inner;
 mod logs;
 mod memtable;
 mod open;
+mod pressure;
 mod read;
 mod read_options;
 mod report;

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use archipelago_base::budget::ByteBudget;
+use archipelago_base::budget::{ByteBudget, MemoryClass};
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
 use archipelago_base::{Error, ErrorKind, FileNo, Result, SeqNo};
@@ -98,6 +98,9 @@ impl std::fmt::Debug for Components {
 const INGEST_WINDOW: Duration = Duration::from_millis(100);
 const DRAIN_WINDOW: Duration = Duration::from_secs(2);
 
+/// What a local log keeps in memory: its ring.
+const LOG_BUFFER_BYTES: u64 = 4 << 20;
+
 /// Handles of one open database are told from those of another by this.
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 
@@ -167,6 +170,10 @@ fn assemble(
         options.table_readers_max,
         options.direct_reads,
     );
+    let log_buffer = match options.read_only {
+        true => budget.hold(MemoryClass::Log, 0),
+        false => budget.hold(MemoryClass::Log, LOG_BUFFER_BYTES),
+    };
     let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
     let last_seq = manifest.last_seq();
     Ok(Arc::new(DbInner {
@@ -200,6 +207,7 @@ fn assemble(
         rng: Mutex::new(rng),
         opened_ns: components.clock.now_ns(),
         lock: Mutex::new(None),
+        _log_buffer: log_buffer,
         fs: components.fs,
         clock: components.clock,
         registry: components.registry,

@@ -127,9 +127,12 @@ impl Run {
             60..66 => self.db().flush(&family).unwrap(),
             66..69 => self.db().wait_for_background().unwrap(),
             69..79 => {
-                let bucket = self.db().buckets(&family).unwrap().iter().position(|bucket| {
-                    bucket.range.contains(&middle)
-                });
+                let bucket = self
+                    .db()
+                    .buckets(&family)
+                    .unwrap()
+                    .iter()
+                    .position(|bucket| bucket.range.contains(&middle));
                 allowed(self.db().split_bucket(&family, bucket.unwrap(), Some(&middle)));
             }
             79..86 => allowed(self.db().merge_buckets(&family, at as usize % 3)),
@@ -162,7 +165,8 @@ impl Run {
                 .unwrap_or_else(|error| panic!("{}", what(&format!("cannot open: {error}"))))
         };
         let db = open(&crashed.disk);
-        let got = model::contents(&db).unwrap_or_else(|error| panic!("{}", what(&error.to_string())));
+        let got =
+            model::contents(&db).unwrap_or_else(|error| panic!("{}", what(&error.to_string())));
         let hash = model::hash(&got);
         if !self.hashes[crashed.least..=crashed.most].contains(&hash) {
             self.explain(crashed, &got, &what("holds no allowed prefix"));

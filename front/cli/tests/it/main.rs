@@ -1,0 +1,146 @@
+//! The binary as a person uses it: serve, talk to it, kill it, look into its files.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn archipelago() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_archipelago"))
+}
+
+/// A served store; killed when dropped.
+struct Served {
+    child: Child,
+    address: String,
+    /// Kept open, so that the child can go on printing.
+    _lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Served {
+    fn start(dir: &Path) -> Self {
+        let mut child = archipelago()
+            .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
+            .arg(dir)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let first = lines.next().unwrap().unwrap();
+        let address = first.rsplit(' ').next().unwrap().to_owned();
+        let second = lines.next().unwrap().unwrap();
+        assert!(second.starts_with("Connect with: redis-cli -h 127.0.0.1 -p "), "{second}");
+        Self { child, address, _lines: lines }
+    }
+
+    /// Sends inline commands, returns as many bytes of replies as are expected.
+    fn say(&self, commands: &str, expected: &str) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.write_all(commands.as_bytes()).unwrap();
+        let mut got = vec![0; expected.len()];
+        stream.read_exact(&mut got).unwrap();
+        assert_eq!(String::from_utf8_lossy(&got), expected);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn db(dir: &Path, args: &[&str]) -> Output {
+    archipelago().arg("db").arg("--dir").arg(dir).args(args).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn what_was_acknowledged_survives_kill_9_and_the_tools_find_it() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let mut served = Served::start(&dir);
+    served.say("SET reef coral\r\nINCR visits\r\nINCR visits\r\n", "+OK\r\n:1\r\n:2\r\n");
+    let busy = db(&dir, &["get", "reef"]);
+    assert!(!busy.status.success());
+    let why = String::from_utf8_lossy(&busy.stderr);
+    assert!(why.contains("LOCK") && why.contains(&served.child.id().to_string()), "{why}");
+    served.signal(Signal::KILL);
+    served.child.wait().unwrap();
+    assert_eq!(text(&db(&dir, &["get", "reef"])), "coral\n");
+    assert_eq!(text(&db(&dir, &["scan"])), "reef\tcoral\nvisits\t2\n");
+    text(&db(&dir, &["put", "a\\x00b", "bytes"]));
+    assert_eq!(text(&db(&dir, &["scan", "--prefix", "a", "--keys-only"])), "a\\x00b\n");
+    text(&db(&dir, &["delete", "reef"]));
+    text(&db(&dir, &["compact"]));
+    assert!(text(&db(&dir, &["verify"])).ends_with("all whole\n"));
+    let copy = root.path().join("copy");
+    text(&db(&dir, &["checkpoint", copy.to_str().unwrap()]));
+    assert_eq!(text(&db(&copy, &["scan"])), "a\\x00b\tbytes\nvisits\t2\n");
+    assert!(text(&db(&dir, &["manifest", "dump"])).contains("create column family 0"));
+    assert!(text(&db(&dir, &["stats"])).contains("write amplification"));
+    let missing = db(&dir, &["get", "reef"]);
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("there is no key \"reef\""));
+}
+
+#[test]
+fn sigterm_ends_it_in_order_and_buckets_change_by_hand() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let mut served = Served::start(&dir);
+    served.say("MSET a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
+    served.signal(Signal::TERM);
+    assert!(served.child.wait().unwrap().success());
+    text(&db(&dir, &["compact"]));
+    text(&db(&dir, &["buckets", "merge", "0"]));
+    let refused = db(&dir, &["buckets", "merge", "0"]);
+    assert!(!refused.status.success());
+    text(&db(&dir, &["buckets", "split", "0", "--at", "c"]));
+    assert_eq!(text(&db(&dir, &["buckets"])).lines().count(), 3);
+    assert_eq!(text(&db(&dir, &["scan"])), "a\t1\nb\t2\nc\t3\nd\t4\n");
+}
+
+#[test]
+fn mistakes_are_explained_and_change_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let nothing = root.path().join("nothing");
+    let missing = db(&nothing, &["scan"]);
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("has no database"));
+    assert!(!nothing.exists());
+    let listen = archipelago()
+        .args(["serve", "--listen", "nowhere", "--dir"])
+        .arg(&nothing)
+        .output()
+        .unwrap();
+    assert!(!listen.status.success());
+    assert!(!nothing.exists());
+    let settings = archipelago().args(["serve", "--print-settings"]).output().unwrap();
+    let path = root.path().join("settings.toml");
+    let mut file = text(&settings);
+    assert!(file.contains("max_background_jobs = 2"), "{file}");
+    file = file.replace("max_background_jobs = 2", "max_background_jobs = 0");
+    #[expect(clippy::disallowed_methods, reason = "an operator's file")]
+    std::fs::write(&path, file).unwrap();
+    let wrong = archipelago()
+        .args(["serve", "--dir"])
+        .arg(&nothing)
+        .arg("--config")
+        .arg(&path)
+        .output()
+        .unwrap();
+    let why = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(why.contains("max_background_jobs is 0: it must be at least 1"), "{why}");
+    assert!(!nothing.exists());
+}

@@ -20,7 +20,7 @@ pub struct LevelInfo {
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// The size that the level should have at most; 0 for L0.
+    /// The size that the level should have at most; 0 for L0, `u64::MAX` where there is no bound.
     pub target_bytes: u64,
     /// How urgent its compaction is; due from 1 on.
     pub score: f64,
@@ -208,6 +208,11 @@ fn write_family(out: &mut String, report: &Report) {
     );
 }
 
+/// A level without a bound (the last) shows as a dash.
+fn target_text(bytes: u64) -> String {
+    if bytes == u64::MAX { "-".to_owned() } else { bytes.to_string() }
+}
+
 fn levels_text(report: &Report) -> String {
     let mut out =
         String::from("Level  Files        Bytes       Target  Score      Entries    Deletions\n");
@@ -218,7 +223,7 @@ fn levels_text(report: &Report) -> String {
             level.level,
             level.files,
             level.bytes,
-            level.target_bytes,
+            target_text(level.target_bytes),
             level.score,
             level.entries,
             level.deletions

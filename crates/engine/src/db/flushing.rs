@@ -176,7 +176,7 @@ impl DbInner {
         if task.memtables.iter().any(|memtable| memtable.oldest_log().is_some()) {
             self.sync_log(task.through())?;
         }
-        self.install_flush(task, output)
+        self.install_flush(task, &output)
     }
 
     pub(crate) fn flush_spec(&self, task: &FlushTask) -> FlushSpec {
@@ -200,7 +200,7 @@ impl DbInner {
         }
     }
 
-    fn install_flush(&self, task: &FlushTask, output: JobOutput) -> Result<()> {
+    fn install_flush(&self, task: &FlushTask, output: &JobOutput) -> Result<()> {
         let family = &task.family;
         let cf = family.id;
         let mut edit = VersionEdit::new();
@@ -225,7 +225,7 @@ impl DbInner {
         self.drain.add(task.data_bytes());
         self.stats.add(Ticker::Flushes, 1);
         self.stats.add(Ticker::FlushBytesWritten, output.bytes_written);
-        self.count_job(&output);
+        self.count_job(output);
         self.stats.record(Timer::Flush, output.duration_ns);
         self.listeners.tell(&Event::FlushInstalled {
             cf,

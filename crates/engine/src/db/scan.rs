@@ -92,7 +92,6 @@ impl Iter {
 
     /// To the next key. Panics if the cursor is not valid.
     #[inline]
-    #[expect(clippy::should_implement_trait, reason = "a cursor, not an std iterator")]
     pub fn next(&mut self) {
         assert!(self.cursor.valid(), "next() on a cursor that stands on no key");
         self.cursor.next();

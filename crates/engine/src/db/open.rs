@@ -473,7 +473,7 @@ impl DbInner {
     }
 
     /// Flushes memtables with records that no log has.
-    fn flush_unlogged(&self) -> Result<()> {
+    pub(crate) fn flush_unlogged(&self) -> Result<()> {
         if self.options.read_only || self.health.is_read_only() {
             return Ok(());
         }

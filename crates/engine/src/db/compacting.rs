@@ -6,14 +6,14 @@ use std::sync::Arc;
 use archipelago_base::{CfId, Result};
 
 use crate::compaction::below::{Below, range_of};
-use crate::compaction::job::{CompactionSpec, Input, run_compaction};
+use crate::compaction::job::{CompactionSpec, Input};
 use crate::compaction::pick::{Pick, PickInput, Running, pick};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
 use crate::event::Event;
 use crate::flush::ShardSource;
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
-use crate::job::{JobContext, JobOutput};
+use crate::job::{JobContext, JobOutput, executor};
 use crate::key::KeyRange;
 use crate::manifest::VersionEdit;
 use crate::options::LEVELS;
@@ -121,7 +121,8 @@ impl DbInner {
             return self.install_compaction(task, None);
         }
         let spec = self.compaction_spec(task);
-        let output = run_compaction(&spec, &self.job_context(&crate::flush::NoShards))?;
+        let output = self.executor.compact(&spec, &self.job_context(&crate::flush::NoShards))?;
+        executor::check(&output, &spec.range, &spec.output)?;
         self.fault_point("compaction.before_install")?;
         self.install_compaction(task, Some(output))
     }

@@ -18,8 +18,8 @@ use crate::db::flush_plan::{FlushPlan, SealedView, plan_flush};
 use crate::db::inner::{DbInner, RunningJob, RunningKind, ShardState, State};
 use crate::db::memtable::{Immutable, Memtable};
 use crate::event::Event;
-use crate::flush::{FlushSpec, ShardRef, ShardSource, run_flush};
-use crate::job::JobOutput;
+use crate::flush::{FlushSpec, ShardRef, ShardSource};
+use crate::job::{JobOutput, executor};
 use crate::key::KeyRange;
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::SealedShard;
@@ -168,7 +168,8 @@ impl DbInner {
     fn flush_and_install(&self, task: &FlushTask) -> Result<()> {
         self.set_first_map(task)?;
         let spec = self.flush_spec(task);
-        let output = run_flush(&spec, &self.job_context(task))?;
+        let output = self.executor.flush(&spec, &self.job_context(task))?;
+        executor::check(&output, &spec.range, &spec.output)?;
         self.fault_point("flush.before_install")?;
         if task.memtables.iter().any(|memtable| memtable.oldest_log().is_some()) {
             self.sync_log(task.through())?;

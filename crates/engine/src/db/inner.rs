@@ -36,6 +36,7 @@ use crate::db::open::FaultPoint;
 use crate::db::snapshot::Snapshots;
 use crate::event::{Event, Listeners};
 use crate::extension::Registry;
+use crate::job::executor::JobExecutor;
 use crate::live_file::Trash;
 use crate::manifest::VersionSet;
 use crate::memtable::SlabPool;
@@ -157,6 +158,7 @@ pub(crate) struct DbInner {
     pub(crate) delays: DelayController,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
+    pub(crate) executor: Arc<dyn JobExecutor>,
     pub(crate) fault: Option<FaultPoint>,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
 }

@@ -37,6 +37,7 @@ use crate::event::Listeners;
 use crate::extension::Registry;
 use crate::file_meta::{LOCK_NAME, log_name};
 use crate::flush::run_flush;
+use crate::job::executor::{JobExecutor, LocalExecutor};
 use crate::key::KeyRange;
 use crate::live_file::Trash;
 use crate::manifest::{Change, DirectoryState, VersionEdit, VersionSet, file_number, inspect};
@@ -66,6 +67,9 @@ pub struct Components {
     /// Settings of column families by name: for families that exist they replace the stored ones,
     /// for `default` they are used at creation.
     pub families: BTreeMap<String, CfOptions>,
+    /// Who runs flushes and compactions. Default: the database's own background threads. (What
+    /// recovery and ingestion write runs where they are called.)
+    pub executor: Arc<dyn JobExecutor>,
     /// Seed of unique ids; `None` for entropy.
     pub seed: Option<u64>,
     /// Fault points, for tests.
@@ -81,6 +85,7 @@ impl Default for Components {
             listeners: Listeners::default(),
             budget: None,
             families: BTreeMap::new(),
+            executor: Arc::new(LocalExecutor),
             seed: None,
             fault_point: None,
         }
@@ -201,6 +206,7 @@ fn assemble(
         registry: components.registry,
         listeners: components.listeners,
         family_overrides: components.families,
+        executor: components.executor,
         fault: components.fault_point,
         options,
     }))

@@ -262,10 +262,9 @@ impl DbInner {
             0 => self.options.max_background_jobs,
             buckets => buckets,
         };
-        let [memtable] = task.memtables.as_slice() else { return Ok(()) };
+        let [memtable, ..] = task.memtables.as_slice() else { return Ok(()) };
         let [shard] = &*memtable.shards else { return Ok(()) };
-        let version = Arc::clone(&family.current.load().version);
-        if wanted <= 1 || version.map().epoch().0 > 0 || version.l0_files_max() > 0 {
+        if wanted <= 1 || family.current.load().version.map().epoch().0 > 0 {
             return Ok(());
         }
         let boundaries = shard.split_keys(wanted);
@@ -274,9 +273,19 @@ impl DbInner {
         }
         let map = BucketMap::new(archipelago_base::Epoch(1), boundaries)?;
         let buckets = map.len();
-        let mut edit = VersionEdit::new();
-        edit.push(Change::SetBucketMap { cf: family.id, map });
-        self.apply_edit(edit)?;
+        {
+            let mut manifest = self.manifest.lock();
+            // Looked at under the lock: an ingestion may just have put a file into L0, which the
+            // new map would cut through.
+            let version = Arc::clone(&family.current.load().version);
+            if version.map().epoch().0 > 0 || version.l0_files_max() > 0 {
+                return Ok(());
+            }
+            let mut edit = VersionEdit::new();
+            edit.push(Change::SetBucketMap { cf: family.id, map });
+            let built = manifest.apply(edit)?;
+            self.republish_built(&mut self.state.lock(), built);
+        }
         self.stats.add(Ticker::BucketMapChanges, 1);
         self.listeners.tell(&Event::BucketMapChanged {
             cf: family.id,

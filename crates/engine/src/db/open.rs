@@ -434,7 +434,11 @@ impl Replay<'_> {
             shards: 0..memtable.shards.len(),
             range: KeyRange::all(),
         };
-        self.inner.set_first_map(&task)?;
+        // A file that waits for the final edit lies in the one bucket there was.
+        let waits = |change: &Change| matches!(change, Change::AddFile { cf, .. } if *cf == family.id);
+        if !self.outputs.changes.iter().any(waits) {
+            self.inner.set_first_map(&task)?;
+        }
         let output = run_flush(&self.inner.flush_spec(&task), &self.inner.job_context(&task))?;
         for meta in output.files {
             self.outputs.add_file(family.id, 0, meta);

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod api;
 mod basics;
+mod concurrent;
+mod metamorphic;
+mod model;
 mod remote_jobs;
 mod support;

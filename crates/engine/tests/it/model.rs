@@ -1,0 +1,110 @@
+//! The whole database against a simple model, operation by operation, in one thread.
+//!
+//! A case is a seed. `ARCHIPELAGO_MODEL_SEED=n` runs one case and prints its steps;
+//! `ARCHIPELAGO_MODEL_SECONDS=n` runs fresh cases for that long.
+
+mod files;
+mod found;
+mod oracle;
+mod runner;
+mod steps;
+
+use std::time::Duration;
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_engine::options::{BackgroundMode, CfOptions, Compression, DbOptions};
+use archipelago_env::mem::MemFs;
+
+pub(crate) use runner::{Disk, Runner, Setting};
+pub(crate) use steps::Generator;
+
+const CASES: u64 = 400;
+const STEPS: usize = 100;
+
+/// Tells how to see a failed case again.
+struct OnFailure {
+    seed: u64,
+    step: usize,
+}
+
+impl Drop for OnFailure {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "step {} of case {} failed; replay: ARCHIPELAGO_MODEL_SEED={} cargo test -p \
+                 archipelago-engine --test it -- model:: --nocapture",
+                self.step, self.seed, self.seed
+            );
+        }
+    }
+}
+
+/// Small sizes, different in every case.
+fn setting(seed: u64) -> Setting {
+    let mut rng = fastrand::Rng::with_seed(seed ^ 0x5e77);
+    let mut one_of = |choices: &[usize]| choices[rng.usize(..choices.len())];
+    let family = CfOptions {
+        write_buffer_bytes: one_of(&[4 << 10, 8 << 10, 64 << 10]) as u64,
+        write_buffers_max: one_of(&[2, 4]),
+        level_base_bytes: one_of(&[4 << 10, 16 << 10]) as u64,
+        level_multiplier: 2,
+        target_file_bytes: one_of(&[4 << 10, 16 << 10]) as u64,
+        block_bytes: one_of(&[256, 1024]),
+        buckets: one_of(&[1, 3, 16]),
+        bloom_bits_per_key: one_of(&[0, 10]) as u32,
+        l0_compaction_trigger: one_of(&[1, 2, 4]),
+        compression: Compression::None,
+        compression_last: Compression::Lz4,
+        ..CfOptions::default()
+    };
+    let db = DbOptions {
+        background: BackgroundMode::Manual,
+        wal_segment_bytes: 64 << 10,
+        block_cache_bytes: one_of(&[0, 1 << 20]) as u64,
+        max_background_jobs: 3,
+        ..DbOptions::default()
+    };
+    Setting { db, family, disk: Disk::Memory(MemFs::new()) }
+}
+
+fn run(seed: u64, verbose: bool) {
+    let mut failure = OnFailure { seed, step: 0 };
+    let mut generator = Generator::new(seed, seed % 2 == 0);
+    let mut runner = Runner::new(setting(seed));
+    for at in 0..STEPS {
+        failure.step = at;
+        let step = generator.step();
+        if verbose {
+            eprintln!("{at}: {step:?}");
+        }
+        runner.run(&step);
+    }
+    failure.step = STEPS;
+    runner.check_all();
+    let report = runner.db.verify(|_, _| {}).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    runner.db.close().unwrap();
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+#[test]
+fn the_database_does_what_the_model_does() {
+    if let Some(seed) = number("ARCHIPELAGO_MODEL_SEED") {
+        return run(seed, true);
+    }
+    let Some(seconds) = number("ARCHIPELAGO_MODEL_SECONDS") else {
+        return (0..CASES).for_each(|seed| run(seed, false));
+    };
+    let clock = SystemClock::new();
+    let until = clock.now_ns() + Duration::from_secs(seconds).as_nanos() as u64;
+    let first = archipelago_base::random::entropy_seed() >> 16;
+    let mut cases = 0;
+    while clock.now_ns() < until {
+        run(first + cases, false);
+        cases += 1;
+    }
+    eprintln!("{cases} cases from {first} on");
+}

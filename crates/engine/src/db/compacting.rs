@@ -122,8 +122,13 @@ impl DbInner {
         }
         let spec = self.compaction_spec(task);
         let output = run_compaction(&spec, &self.job_context(&crate::flush::NoShards))?;
-        self.fault_point("compaction.before_install")?;
-        self.install_compaction(task, Some(output))
+        let installed = self
+            .fault_point("compaction.before_install")
+            .and_then(|()| self.install_compaction(task, Some(&output)));
+        if installed.is_err() {
+            self.discard(&output);
+        }
+        installed
     }
 
     fn compaction_spec(&self, task: &CompactionTask) -> CompactionSpec {
@@ -173,7 +178,7 @@ impl DbInner {
         }
     }
 
-    fn install_compaction(&self, task: &CompactionTask, output: Option<JobOutput>) -> Result<()> {
+    fn install_compaction(&self, task: &CompactionTask, output: Option<&JobOutput>) -> Result<()> {
         let CompactionTask { family, pick, .. } = task;
         let (cf, from, to) = (family.id, pick.from(), pick.to());
         let mut edit = VersionEdit::new();
@@ -182,7 +187,7 @@ impl DbInner {
             edit.remove_file(cf, level, file.file_no());
             inputs.push(file.no);
         }
-        match &output {
+        match output {
             Some(output) => {
                 for meta in &output.files {
                     edit.add_file(cf, to, meta.clone());
@@ -200,11 +205,12 @@ impl DbInner {
             let built = manifest.apply(edit)?;
             self.republish_built(&mut self.state.lock(), built);
         }
-        let output = output.unwrap_or_default();
+        let nothing = JobOutput::default();
+        let output = output.unwrap_or(&nothing);
         self.stats.add(Ticker::Compactions, 1);
         self.stats.add(Ticker::CompactionBytesRead, output.bytes_read);
         self.stats.add(Ticker::CompactionBytesWritten, output.bytes_written);
-        self.count_job(&output);
+        self.count_job(output);
         self.stats.record(Timer::Compaction, output.duration_ns);
         let bucket = match pick {
             Pick::L0ToBase { bucket, .. } | Pick::IntraL0 { bucket, .. } => Some(*bucket),

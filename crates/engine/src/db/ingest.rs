@@ -67,7 +67,7 @@ impl Db {
         }
         let mut taken = Vec::new();
         let result = self.inner.ingest(&cf.family, files, options, &mut taken);
-        if result.is_err() && !self.inner.manifest.lock().is_unsettled() {
+        if result.is_ok() || !self.inner.manifest.lock().is_unsettled() {
             for no in taken {
                 // What stays is removed by the next open.
                 let _ = self.inner.fs.remove(&self.inner.path_of(&sst_name(no)));
@@ -95,7 +95,10 @@ impl DbInner {
             // Cut by the map of now; checked again under the lock.
             let version = Arc::clone(&family.current.load().version);
             let pieces = self.cut_at_buckets(family, &version, &metas, taken)?;
+            let kept: Vec<FileNo> = pieces.iter().map(FileMeta::file_no).collect();
             if self.install_ingest(family, &version, pieces)? {
+                // Files that were cut, and pieces that had to be cut again.
+                taken.retain(|no| !kept.contains(no));
                 return Ok(());
             }
         }
@@ -194,6 +197,11 @@ impl DbInner {
         self.seal_active(commit, family);
         while !family.current.load().immutables.is_empty() {
             family.check_alive()?;
+            if self.state.lock().leave_log {
+                return Err(Error::busy(
+                    "the log has to be left after an earlier error before files can be ingested;                      try again",
+                ));
+            }
             self.progress_or_step()?;
         }
         Ok(())

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_base::random::Rng;
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
@@ -55,7 +55,11 @@ pub(crate) fn family_options(family: &str) -> CfOptions {
 /// Opens the database of a run (the families must exist).
 pub(crate) fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions) -> Result<Db> {
     let families = [("default".to_owned(), family_options("default"))].into_iter().collect();
-    Db::open_with("/db", options, Components { fs, families, seed: Some(7), ..Components::default() })
+    Db::open_with(
+        "/db",
+        options,
+        Components { fs, families, seed: Some(7), ..Components::default() },
+    )
 }
 
 /// Creates the database of a run with its families.
@@ -122,10 +126,10 @@ pub(crate) struct Model {
 impl Model {
     fn set(&mut self, family: &'static str, key: &[u8], value: Option<Vec<u8>>) {
         let entries = self.contents.entry(family).or_default();
-        let old = match &value {
+        let old = match value {
             Some(value) => {
-                self.hash ^= hash_of(family, key, value);
-                entries.insert(key.to_vec(), value.clone())
+                self.hash ^= hash_of(family, key, &value);
+                entries.insert(key.to_vec(), value)
             }
             None => entries.remove(key),
         };
@@ -140,7 +144,8 @@ impl Model {
             Change::Delete(key) => self.set(family, key, None),
             Change::DeleteRange(from, to) => {
                 let entries = self.contents.entry(family).or_default();
-                let gone: Vec<_> = entries.range(from.clone()..to.clone()).map(|e| e.0.clone()).collect();
+                let gone: Vec<_> =
+                    entries.range(from.clone()..to.clone()).map(|e| e.0.clone()).collect();
                 gone.iter().for_each(|key| self.set(family, key, None));
             }
             Change::Merge(key, operand) => {
@@ -218,7 +223,7 @@ impl Script {
                 Change::Merge(self.key(), self.rng.u64(1..9).to_le_bytes().to_vec())
             }
             "texts" if dice < 50 => Change::Merge(self.key(), self.value(20)),
-            _ if dice < 80 && family != "counters" => Change::Put(self.key(), self.value(300)),
+            _ if dice < 80 && family != "counters" => Change::Put(self.key(), self.value(1500)),
             _ if dice < 95 => Change::Delete(self.key()),
             _ => {
                 let (from, to) = self.range(30);
@@ -256,10 +261,8 @@ impl Script {
         let mut keys: Vec<u32> = (0..self.rng.usize(2..40)).map(|_| self.rng.u32(..KEYS)).collect();
         keys.sort_unstable();
         keys.dedup();
-        let entries: Vec<_> = keys
-            .iter()
-            .map(|key| (format!("key{key:04}").into_bytes(), self.value(100)))
-            .collect();
+        let entries: Vec<_> =
+            keys.iter().map(|key| (format!("key{key:04}").into_bytes(), self.value(100))).collect();
         let cut = entries.len() / 2;
         let files = [&entries[..cut], &entries[cut..]];
         let files = files.iter().filter(|file| !file.is_empty()).map(|file| file.to_vec());
@@ -380,7 +383,9 @@ pub(crate) fn differences(got: &Contents, want: &Contents) -> Vec<String> {
         let keys: std::collections::BTreeSet<_> = got.keys().chain(want.keys()).collect();
         for key in keys {
             if got.get(key) != want.get(key) {
-                let show = |v: Option<&Vec<u8>>| v.map(|v| v[..v.len().min(24)].escape_ascii().to_string());
+                let show = |v: Option<&Vec<u8>>| {
+                    v.map(|v| v[..v.len().min(24)].escape_ascii().to_string())
+                };
                 found.push(format!(
                     "{family}/{}: {:?} instead of {:?}",
                     key.escape_ascii(),

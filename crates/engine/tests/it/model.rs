@@ -69,7 +69,7 @@ fn setting(seed: u64) -> Setting {
 
 fn run(seed: u64, verbose: bool) {
     let mut failure = OnFailure { seed, step: 0 };
-    let mut generator = Generator::new(seed, seed % 2 == 0);
+    let mut generator = Generator::new(seed, seed.is_multiple_of(2));
     let mut runner = Runner::new(setting(seed));
     for at in 0..STEPS {
         failure.step = at;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use archipelago_base::{Error, Result, SeqNo};
 
-use super::iterator::{CompactionIterator, EXPIRY_BYTES, decode, expiry_of};
+use super::iterator::{CompactionIterator, decode, expiry_of};
 use crate::iter::InternalIterator;
 use crate::key::{self, Kind, VALUE_BYTES_MAX};
 
@@ -122,6 +122,11 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         };
         match base {
             Base::Unknown => self.fold_partly(newest),
+            Base::Record(seq, Kind::PutExpiring) if self.base_is_live()? => {
+                self.fold_partly(newest);
+                self.queue.push(seq, Kind::PutExpiring, self.input.value());
+                self.consume();
+            }
             _ => self.fold_fully(newest, base)?,
         }
         self.queue.place(&self.key);
@@ -171,7 +176,13 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         Ok(Err(end))
     }
 
-    /// Operands without a known base: one operand if the operator can.
+    /// Whether the expiring record on which the input stands has not expired. Operands on it must
+    /// stay apart from it: once it expires, readers see them on no value.
+    fn base_is_live(&self) -> Result<bool> {
+        Ok(expiry_of(&self.key, self.input.value())? > self.rules.now_ms)
+    }
+
+    /// Operands that stay apart from their base: one operand if the operator can.
     fn fold_partly(&mut self, newest: SeqNo) {
         let operands = self.queue.len();
         let Some(operator) = self.rules.merge_operator.as_ref().filter(|_| operands > 1) else {
@@ -186,15 +197,9 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
 
     /// Operands on a known base: a value, or everything as it was if the operator fails.
     fn fold_fully(&mut self, newest: SeqNo, base: Base) -> Result<()> {
-        let (value, expiry) = match base {
-            Base::Record(_, Kind::Put) => (Some(self.input.value()), None),
-            Base::Record(_, Kind::PutExpiring) => {
-                let stored = self.input.value();
-                let expiry = expiry_of(&self.key, stored)?;
-                let live = expiry > self.rules.now_ms;
-                (live.then(|| &stored[EXPIRY_BYTES..]), live.then_some(expiry))
-            }
-            _ => (None, None),
+        let value = match base {
+            Base::Record(_, Kind::Put) => Some(self.input.value()),
+            _ => None,
         };
         let folded = match &self.rules.merge_operator {
             None => Err(Error::invalid("the column family has no merge operator")),
@@ -205,7 +210,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         let operands = self.queue.len();
         match folded {
             Ok(folded) => {
-                self.queue.set_value(&self.key, newest, expiry, &folded);
+                self.queue.set_value(&self.key, newest, None, &folded);
                 self.counts.dropped.merged += operands - 1;
                 if let Base::Record(..) = base {
                     self.counts.dropped.merged += 1;

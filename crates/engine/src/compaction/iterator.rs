@@ -13,9 +13,11 @@
 //!    goes by the wall clock, so no snapshot sees it either. This is final: if the clock is set
 //!    back afterwards, what a job met stays deleted, what none met becomes visible again.
 //! 6. Merge operands of a key within a stripe are folded: into a value when the base is known (a
-//!    put, a delete, a range tombstone, or the end of the key's history), else by the operator's
-//!    partial merge if it has one. A base with an expiry gives a result with that expiry. If the
-//!    operator fails, operands and base are kept as they are and the failure is reported.
+//!    put, a delete, an expired record, a range tombstone, or the end of the key's history), else
+//!    by the operator's partial merge if it has one. A base that has yet to expire is kept under
+//!    its operands: after its expiry, readers see them on no value, whether or not a job ran in
+//!    between. If the operator fails, operands and base are kept as they are and the failure is
+//!    reported.
 //! 7. The compaction filter sees the first version of a key, if it is a live value that no
 //!    snapshot sees (not operands, nor what was just folded: the next job shows it that).
 //!    Removal is a delete (rule 4). Expired records never get there.
@@ -43,7 +45,7 @@ use crate::key::{self, KeyRange, KeyRef, Kind};
 use crate::tombstone::TombstoneSet;
 
 /// Length of the expiry before the value of a [`Kind::PutExpiring`].
-pub(super) const EXPIRY_BYTES: usize = 8;
+const EXPIRY_BYTES: usize = 8;
 
 /// What a job may forget; resolved from its spec.
 pub struct Rules<'a> {

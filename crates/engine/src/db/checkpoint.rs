@@ -1,8 +1,8 @@
 //! Checkpoints: a second database with the same content, made while this one runs.
 //!
 //! Tables are linked where the file system can (immutable, so sharing is safe), copied otherwise;
-//! live log segments are always copied. Order: deletions are held, the manifest's picture is
-//! written, then the log is rotated and its segments copied. So the log holds everything that the
+//! live log segments are always copied. Order: memtables with records that no log has are flushed,
+//! deletions are held, the manifest's picture is written, then the log is rotated and its segments copied. So the log holds everything that the
 //! picture lacks, and recovery skips what it has. `CURRENT` is written last: before it, the
 //! directory is no database.
 
@@ -19,7 +19,8 @@ const COPY_CHUNK_BYTES: usize = 1 << 20;
 
 impl Db {
     /// Makes a checkpoint in `dir`, which must not exist or be empty. On return it survives power
-    /// loss and can be opened as a database of its own.
+    /// loss and can be opened as a database of its own; it holds every write that returned before
+    /// the call, those that went past the log too.
     pub fn checkpoint(&self, dir: impl AsRef<Path>) -> Result<()> {
         self.inner.check_open()?;
         let dir = dir.as_ref();
@@ -30,6 +31,7 @@ impl Db {
                 dir.display()
             )));
         }
+        self.inner.flush_unlogged()?;
         fs.create_dir_all(dir)?;
         self.inner.state.lock().deletions_held += 1;
         let result = self.inner.checkpoint(dir);

@@ -14,6 +14,8 @@
 //!    succeeded, so the sequence has no holes and publication cannot wait for ever.
 //! 2. `visible` only grows, and passes a write only when it and all before it are inserted.
 //! 3. A record is in the log before any reader can see it.
+//! 4. A granted writer takes no lock before it has published: holders of the commit lock may wait
+//!    for that (ingestion does).
 //!
 //! Failure: an append that fails is told to every writer of its group and nothing of the group is
 //! inserted. A sync that fails makes the database read only (`db::health`): what was published
@@ -35,6 +37,8 @@ use crate::wal::{Entry, LogSyncer, LogWriter};
 const SPINS_BEFORE_TICKET: usize = 30;
 /// Spins before a waiter parks on the commit lock.
 const SPINS_MAX: usize = 40;
+/// How long a waiter waits for the commit lock before it looks at its ticket again.
+const TICKET_LOOK: std::time::Duration = std::time::Duration::from_micros(100);
 
 /// What the commit lock guards.
 pub(crate) struct CommitState {
@@ -273,11 +277,17 @@ impl Committer {
             }
             std::hint::spin_loop();
         }
-        let mut state = self.state.lock();
-        self.serve_tickets(&mut state, host);
-        self.appended.store(state.last_seq.0, Ordering::Release);
-        drop(state);
-        ticket.take().expect("served under the lock, by this thread or an earlier holder")
+        // Not a plain lock: who has it now may wait for the very write that the holder before it
+        // granted (`wait_all_visible`).
+        loop {
+            if let Some(mut state) = self.state.try_lock_for(TICKET_LOOK) {
+                self.serve_tickets(&mut state, host);
+                self.appended.store(state.last_seq.0, Ordering::Release);
+            }
+            if let Some(outcome) = ticket.take() {
+                return outcome;
+            }
+        }
     }
 
     /// Appends what others left while the lock was taken.

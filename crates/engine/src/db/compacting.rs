@@ -8,7 +8,7 @@ use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, Result};
 
 use crate::compaction::below::{Below, range_of};
-use crate::compaction::job::{CompactionSpec, Input, run_compaction};
+use crate::compaction::job::{CompactionSpec, Input};
 use crate::compaction::pick::{Pick, PickInput, Running, pick};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
@@ -16,7 +16,7 @@ use crate::event::Event;
 use crate::file_meta::sst_name;
 use crate::flush::ShardSource;
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
-use crate::job::{JobContext, JobOutput};
+use crate::job::{JobContext, JobOutput, executor};
 use crate::key::KeyRange;
 use crate::manifest::VersionEdit;
 use crate::options::LEVELS;
@@ -134,7 +134,8 @@ impl DbInner {
         let spec = self.compaction_spec(task);
         let buffers = spec.inputs.len() as u64 * self.options.compaction_readahead_bytes;
         let _held = self.budget.hold(MemoryClass::Job, buffers + JOB_OUTPUT_BYTES);
-        let output = run_compaction(&spec, &self.job_context(&crate::flush::NoShards))?;
+        let output = self.executor.compact(&spec, &self.job_context(&crate::flush::NoShards))?;
+        executor::check(&output, &spec.range, &spec.output)?;
         self.may_install(&task.family, "compaction.before_install", &output)?;
         self.install_compaction(task, Some(output))
     }

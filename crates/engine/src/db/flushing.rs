@@ -20,8 +20,8 @@ use crate::db::flush_plan::{FlushPlan, SealedView, plan_flush};
 use crate::db::inner::{DbInner, RunningJob, RunningKind, ShardState, State};
 use crate::db::memtable::{Immutable, Memtable};
 use crate::event::Event;
-use crate::flush::{FlushSpec, ShardRef, ShardSource, run_flush};
-use crate::job::JobOutput;
+use crate::flush::{FlushSpec, ShardRef, ShardSource};
+use crate::job::{JobOutput, executor};
 use crate::key::KeyRange;
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::SealedShard;
@@ -171,12 +171,13 @@ impl DbInner {
         self.set_first_map(task)?;
         let spec = self.flush_spec(task);
         let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
-        let output = run_flush(&spec, &self.job_context(task))?;
+        let output = self.executor.flush(&spec, &self.job_context(task))?;
+        executor::check(&output, &spec.range, &spec.output)?;
         self.may_install(&task.family, "flush.before_install", &output)?;
         if task.memtables.iter().any(|memtable| memtable.oldest_log().is_some()) {
             self.sync_log(task.through())?;
         }
-        self.install_flush(task, output)
+        self.install_flush(task, &output)
     }
 
     pub(crate) fn flush_spec(&self, task: &FlushTask) -> FlushSpec {
@@ -200,7 +201,7 @@ impl DbInner {
         }
     }
 
-    fn install_flush(&self, task: &FlushTask, output: JobOutput) -> Result<()> {
+    fn install_flush(&self, task: &FlushTask, output: &JobOutput) -> Result<()> {
         let family = &task.family;
         let cf = family.id;
         let mut edit = VersionEdit::new();
@@ -225,7 +226,7 @@ impl DbInner {
         self.drain.add(task.data_bytes());
         self.stats.add(Ticker::Flushes, 1);
         self.stats.add(Ticker::FlushBytesWritten, output.bytes_written);
-        self.count_job(&output);
+        self.count_job(output);
         self.stats.record(Timer::Flush, output.duration_ns);
         self.listeners.tell(&Event::FlushInstalled {
             cf,
@@ -267,8 +268,7 @@ impl DbInner {
         };
         let Some(memtable) = task.memtables.first() else { return Ok(()) };
         let [shard] = &*memtable.shards else { return Ok(()) };
-        let version = Arc::clone(&family.current.load().version);
-        if wanted <= 1 || version.map().epoch().0 > 0 || version.l0_files_max() > 0 {
+        if wanted <= 1 || family.current.load().version.map().epoch().0 > 0 {
             return Ok(());
         }
         let boundaries = shard.split_keys(wanted);
@@ -277,9 +277,19 @@ impl DbInner {
         }
         let map = BucketMap::new(archipelago_base::Epoch(1), boundaries)?;
         let buckets = map.len();
-        let mut edit = VersionEdit::new();
-        edit.push(Change::SetBucketMap { cf: family.id, map });
-        self.apply_edit(edit)?;
+        {
+            let mut manifest = self.manifest.lock();
+            // Looked at under the lock: an ingestion may just have put a file into L0, which the
+            // new map would cut through.
+            let version = Arc::clone(&family.current.load().version);
+            if version.map().epoch().0 > 0 || version.l0_files_max() > 0 {
+                return Ok(());
+            }
+            let mut edit = VersionEdit::new();
+            edit.push(Change::SetBucketMap { cf: family.id, map });
+            let built = manifest.apply(edit)?;
+            self.republish_built(&mut self.state.lock(), built);
+        }
         self.stats.add(Ticker::BucketMapChanges, 1);
         self.listeners.tell(&Event::BucketMapChanged {
             cf: family.id,

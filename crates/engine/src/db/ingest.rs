@@ -12,7 +12,8 @@
 //! What was written before an ingestion is synced before it, so that power loss cannot keep the
 //! later and lose the earlier.
 //!
-//! Failure: nothing is visible before the manifest edit; copies that were made are removed.
+//! Failure: nothing is visible before the manifest edit; copies that were made are removed, as are
+//! after success those that were cut.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,7 +68,8 @@ impl Db {
         }
         let mut taken = Vec::new();
         let result = self.inner.ingest(&cf.family, files, options, &mut taken);
-        if result.is_err() && !self.inner.manifest.lock().is_unsettled() {
+        // What was not installed: everything after an error, files that were cut after success.
+        if result.is_ok() || !self.inner.manifest.lock().is_unsettled() {
             for no in taken {
                 // What stays is removed by the next open.
                 let _ = self.inner.fs.remove(&self.inner.path_of(&sst_name(no)));
@@ -95,7 +97,8 @@ impl DbInner {
             // Cut by the map of now; checked again under the lock.
             let version = Arc::clone(&family.current.load().version);
             let pieces = self.cut_at_buckets(family, &version, &metas, taken)?;
-            if self.install_ingest(family, &version, pieces)? {
+            if let Some(installed) = self.install_ingest(family, &version, pieces)? {
+                taken.retain(|no| !installed.contains(&no.0));
                 return Ok(());
             }
         }
@@ -199,20 +202,20 @@ impl DbInner {
         Ok(())
     }
 
-    /// Places and installs the files; `false` if something changed so that the caller has to cut
-    /// again.
+    /// Places and installs the files; their numbers, or `None` if something changed so that the
+    /// caller has to cut again.
     fn install_ingest(
         &self,
         family: &Arc<Family>,
         cut_by: &Version,
         mut pieces: Vec<FileMeta>,
-    ) -> Result<bool> {
+    ) -> Result<Option<Vec<u64>>> {
         let mut commit = self.committer.lock();
         self.committer.wait_all_visible(&commit);
         family.check_alive()?;
         let current = family.current.load_full();
         if current.version.map().epoch() != cut_by.map().epoch() {
-            return Ok(false);
+            return Ok(None);
         }
         self.flush_overlapping(&mut commit, family, &pieces)?;
         // The files survive power loss from here on: what was written before must do so too.
@@ -224,7 +227,7 @@ impl DbInner {
         {
             let state = self.state.lock();
             for piece in &mut pieces {
-                let Some(level) = place(&version, &state, family, piece) else { return Ok(false) };
+                let Some(level) = place(&version, &state, family, piece) else { return Ok(None) };
                 (piece.global_seq, piece.smallest_seq, piece.largest_seq) =
                     (Some(seq.0), seq.0, seq.0);
                 edit.add_file(family.id, level, piece.clone());
@@ -239,11 +242,11 @@ impl DbInner {
         drop(commit);
         let bytes = pieces.iter().map(|meta| meta.size_bytes).sum();
         self.stats.add(Ticker::IngestBytes, bytes);
-        let files = pieces.iter().map(|meta| meta.no).collect();
-        self.listeners.tell(&Event::Ingested { cf: family.id, files });
+        let files: Vec<u64> = pieces.iter().map(|meta| meta.no).collect();
+        self.listeners.tell(&Event::Ingested { cf: family.id, files: files.clone() });
         self.recompute_stall(family);
         self.wake();
-        Ok(true)
+        Ok(Some(files))
     }
 }
 

@@ -36,6 +36,7 @@ use crate::db::open::FaultPoint;
 use crate::db::snapshot::Snapshots;
 use crate::event::{Event, Listeners};
 use crate::extension::Registry;
+use crate::job::executor::JobExecutor;
 use crate::live_file::Trash;
 use crate::manifest::FileNumbers;
 use crate::manifest::VersionSet;
@@ -163,6 +164,7 @@ pub(crate) struct DbInner {
     pub(crate) last_seal_ns: AtomicU64,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
+    pub(crate) executor: Arc<dyn JobExecutor>,
     pub(crate) fault: Option<FaultPoint>,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
     /// The log's buffer, counted while the database is open.

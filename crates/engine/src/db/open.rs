@@ -38,6 +38,7 @@ use crate::event::Listeners;
 use crate::extension::Registry;
 use crate::file_meta::{LOCK_NAME, log_name};
 use crate::flush::run_flush;
+use crate::job::executor::{JobExecutor, LocalExecutor};
 use crate::key::KeyRange;
 use crate::live_file::Trash;
 use crate::manifest::{Change, DirectoryState, VersionEdit, VersionSet, file_number, inspect};
@@ -67,6 +68,9 @@ pub struct Components {
     /// Settings of column families by name: for families that exist they replace the stored ones,
     /// for `default` they are used at creation.
     pub families: BTreeMap<String, CfOptions>,
+    /// Who runs flushes and compactions. Default: the database's own background threads. (What
+    /// recovery and ingestion write runs where they are called.)
+    pub executor: Arc<dyn JobExecutor>,
     /// Seed of unique ids; `None` for entropy.
     pub seed: Option<u64>,
     /// Fault points, for tests.
@@ -82,6 +86,7 @@ impl Default for Components {
             listeners: Listeners::default(),
             budget: None,
             families: BTreeMap::new(),
+            executor: Arc::new(LocalExecutor),
             seed: None,
             fault_point: None,
         }
@@ -213,6 +218,7 @@ fn assemble(
         registry: components.registry,
         listeners: components.listeners,
         family_overrides: components.families,
+        executor: components.executor,
         fault: components.fault_point,
         options,
     }))
@@ -440,7 +446,12 @@ impl Replay<'_> {
             shards: 0..memtable.shards.len(),
             range: KeyRange::all(),
         };
-        self.inner.set_first_map(&task)?;
+        // A file that waits for the final edit lies in the one bucket there was.
+        let waits =
+            |change: &Change| matches!(change, Change::AddFile { cf, .. } if *cf == family.id);
+        if !self.outputs.changes.iter().any(waits) {
+            self.inner.set_first_map(&task)?;
+        }
         let output = run_flush(&self.inner.flush_spec(&task), &self.inner.job_context(&task))?;
         for meta in output.files {
             self.outputs.add_file(family.id, 0, meta);
@@ -485,7 +496,7 @@ impl DbInner {
     }
 
     /// Flushes memtables with records that no log has.
-    fn flush_unlogged(&self) -> Result<()> {
+    pub(crate) fn flush_unlogged(&self) -> Result<()> {
         if self.options.read_only || self.health.is_read_only() {
             return Ok(());
         }

@@ -325,7 +325,7 @@ impl DbInner {
         options: &TableReadOptions,
         gather: &mut Gather<'_>,
     ) -> Result<()> {
-        let table = self.tables.get(file)?;
+        let table = self.tables.get_for(file, options.cache_only)?;
         gather.cover(table.tombstones().max_covering(lookup.key, lookup.snapshot));
         if !table.may_contain(lookup.hash) {
             self.stats.add(Ticker::FilterUseful, 1);
@@ -461,7 +461,7 @@ impl DbInner {
         options: &TableReadOptions,
         gathers: &mut [Gather<'_>],
     ) -> Result<()> {
-        let table = self.tables.get(file)?;
+        let table = self.tables.get_for(file, options.cache_only)?;
         let mut wanted = Vec::with_capacity(group.len());
         for &index in group {
             let lookup = &lookups[index];

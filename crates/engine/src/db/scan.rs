@@ -26,7 +26,7 @@ use crate::key::KeyRange;
 use crate::live_file::LiveFile;
 use crate::memtable::Shard;
 use crate::options::LEVELS;
-use crate::sst::{TableCache, TableReadOptions};
+use crate::sst::{TableCache, TableReadOptions, TableReader};
 use crate::stats::Ticker;
 use crate::tombstone::TombstoneSet;
 use crate::version::Version;
@@ -92,7 +92,6 @@ impl Iter {
 
     /// To the next key. Panics if the cursor is not valid.
     #[inline]
-    #[expect(clippy::should_implement_trait, reason = "a cursor, not an std iterator")]
     pub fn next(&mut self) {
         assert!(self.cursor.valid(), "next() on a cursor that stands on no key");
         self.cursor.next();
@@ -169,6 +168,12 @@ struct Opening {
     tables: Arc<TableCache>,
     options: TableReadOptions,
     bounds: KeyRange,
+}
+
+impl Opening {
+    fn table(&self, file: &Arc<LiveFile>) -> Result<Arc<TableReader>> {
+        self.tables.get_for(file, self.options.cache_only)
+    }
 }
 
 fn scan(inner: &Arc<DbInner>, family: &Arc<Family>, options: &ReadOptions) -> Iter {
@@ -317,7 +322,7 @@ impl FileOpener for BucketParts {
         let files = self.version().l0(self.buckets[index]);
         let mut children = Vec::with_capacity(files.len());
         for file in files.iter().filter(|file| file.overlaps(&self.opening.bounds)) {
-            let table = self.opening.tables.get(file)?;
+            let table = self.opening.table(file)?;
             let iter = Box::new(table.iter(self.opening.options));
             children.push(Child::new(iter, SeqNo(file.largest_seq)));
         }
@@ -345,7 +350,7 @@ impl FileOpener for FileParts {
     }
 
     fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
-        let table = self.opening.tables.get(&self.files[index])?;
+        let table = self.opening.table(&self.files[index])?;
         Ok(Box::new(table.iter(self.opening.options)))
     }
 }
@@ -376,7 +381,11 @@ fn file_tombstones(opening: &Opening, files: &[Arc<LiveFile>]) -> Option<Box<dyn
     let with: Vec<WithTombstones> = files
         .iter()
         .filter(|file| file.range_deletions > 0)
-        .map(|file| WithTombstones { file: Arc::clone(file), tables: Arc::clone(&opening.tables) })
+        .map(|file| WithTombstones {
+            file: Arc::clone(file),
+            tables: Arc::clone(&opening.tables),
+            cache_only: opening.options.cache_only,
+        })
         .collect();
     (!with.is_empty()).then(|| Box::new(LevelTombstones::new(with)) as _)
 }
@@ -384,6 +393,7 @@ fn file_tombstones(opening: &Opening, files: &[Arc<LiveFile>]) -> Option<Box<dyn
 struct WithTombstones {
     file: Arc<LiveFile>,
     tables: Arc<TableCache>,
+    cache_only: bool,
 }
 
 impl TombstoneFile for WithTombstones {
@@ -396,6 +406,6 @@ impl TombstoneFile for WithTombstones {
     }
 
     fn tombstones(&self) -> Result<Arc<TombstoneSet>> {
-        Ok(Arc::clone(self.tables.get(&self.file)?.tombstones()))
+        Ok(Arc::clone(self.tables.get_for(&self.file, self.cache_only)?.tombstones()))
     }
 }

@@ -21,7 +21,7 @@ type Shares = Vec<Share>;
 
 thread_local! {
     /// The batch that single-record writes of this thread are encoded in.
-    static SINGLE: RefCell<WriteBatch> = RefCell::new(WriteBatch::new());
+    static SINGLE: RefCell<WriteBatch> = const { RefCell::new(WriteBatch::new()) };
     /// The share list of this thread's writes.
     static SHARES: RefCell<Shares> = const { RefCell::new(Vec::new()) };
 }
@@ -206,7 +206,7 @@ impl DbInner {
             match self.committer.submit(self, &write) {
                 Ok(Outcome::Granted(grant)) => return Ok(grant),
                 Ok(Outcome::MustWait(cf)) => self.wait_for_memtable(cf, options)?,
-                Err(error) => return Err(self.note_append_error(error)),
+                Err(error) => return Err(self.note_append_error(&error)),
             }
         }
     }
@@ -247,7 +247,7 @@ impl DbInner {
 impl DbInner {
     /// Tells of an append that failed. The next write tries a new segment.
     #[cold]
-    fn note_append_error(&self, error: Error) -> Error {
+    fn note_append_error(&self, error: &Error) -> Error {
         let error = error.context_at("the write was not logged and not applied");
         if error.kind() == ErrorKind::Io {
             self.stats.add(Ticker::BackgroundErrors, 1);

@@ -4,7 +4,7 @@
 //! [`crate::flush::run_flush`] and [`crate::compaction::job::run_compaction`] are the functions;
 //! here is what they share: the parts of their specs ([`spec`]), what they are given
 //! ([`JobContext`]) and give back ([`JobOutput`]), how outputs are written ([`output`]), and how
-//! specs and outputs travel ([`wire`]). Invariants:
+//! specs and outputs travel ([`wire`]), and who runs them for a database ([`executor`]). Invariants:
 //!
 //! 1. A job reads nothing but its spec, its context and the files and shards that the spec names;
 //!    merge operators and filters are found by name. So it runs the same in another process.
@@ -16,6 +16,7 @@
 //!
 //! Each job runs on one thread. A context may be shared by many jobs at once.
 
+pub mod executor;
 mod files;
 pub mod output;
 #[cfg(test)]

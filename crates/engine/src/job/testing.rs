@@ -67,6 +67,10 @@ impl SealedShard for VecShard {
         self.records.iter().map(|(key, value)| (key.len() + value.len()) as u64).sum()
     }
 
+    fn write_image(&self, _out: &mut Vec<u8>) -> Result<()> {
+        Err(Error::unsupported("a shard in vectors has no image"))
+    }
+
     fn seq_range(&self) -> (SeqNo, SeqNo) {
         (SeqNo::ZERO, SeqNo::MAX)
     }

@@ -143,7 +143,12 @@ impl StateBuilder {
             }
             Change::RemoveFile { cf, level, no } => self.touch(*cf)?.remove(*level, no.0)?,
             Change::SetBucketMap { cf, map } => self.touch(*cf)?.set_map(map.clone())?,
-            Change::FlushedThrough { cf, range, seq } => self.raise(*cf, range, *seq)?,
+            Change::FlushedThrough { cf, range, seq } => {
+                // Recovery skips what lies below it: no later write may get such a number, also
+                // if all records up to it that were written past the log are lost.
+                state.last_seq = state.last_seq.max(*seq);
+                self.raise(*cf, range, *seq)?;
+            }
             Change::NextFileNo(no) => state.next_file_no = state.next_file_no.max(*no),
             Change::LastSeq(seq) => state.last_seq = state.last_seq.max(*seq),
             Change::NextCfId(cf) => state.next_cf_id = state.next_cf_id.max(*cf),

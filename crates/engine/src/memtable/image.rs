@@ -461,6 +461,10 @@ impl SealedShard for SealedImage {
     fn data_bytes(&self) -> u64 {
         Self::data_bytes(self)
     }
+    fn write_image(&self, out: &mut Vec<u8>) -> Result<()> {
+        out.extend_from_slice(self.owner.bytes());
+        Ok(())
+    }
     fn seq_range(&self) -> (SeqNo, SeqNo) {
         (self.header.smallest_seq, self.header.largest_seq)
     }

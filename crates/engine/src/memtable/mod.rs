@@ -52,7 +52,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use archipelago_base::SeqNo;
+use archipelago_base::{Result, SeqNo};
 
 use crate::iter::InternalIterator;
 use crate::tombstone::TombstoneSet;
@@ -73,6 +73,8 @@ pub trait SealedShard: Send + Sync {
     fn entries(&self) -> u64;
     /// Their bytes as stored, tombstones included.
     fn data_bytes(&self) -> u64;
+    /// Appends the shard's image ([`SealedImage`]) to `out`: how it travels to another process.
+    fn write_image(&self, out: &mut Vec<u8>) -> Result<()>;
     /// Smallest and largest sequence number; (`SeqNo::MAX`, `SeqNo::ZERO`) of an empty shard.
     fn seq_range(&self) -> (SeqNo, SeqNo);
 }

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
-use archipelago_base::SeqNo;
 use archipelago_base::checksum::hash64;
+use archipelago_base::{Result, SeqNo};
 use crossbeam_utils::Backoff;
 use parking_lot::Mutex;
 
@@ -418,6 +418,9 @@ impl SealedShard for Shard {
     }
     fn data_bytes(&self) -> u64 {
         Self::data_bytes(self)
+    }
+    fn write_image(&self, out: &mut Vec<u8>) -> Result<()> {
+        Self::write_image(self, out)
     }
     fn seq_range(&self) -> (SeqNo, SeqNo) {
         (self.smallest_seq(), self.largest_seq())

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use archipelago_base::budget::{ByteBudget, Pressure};
-use archipelago_base::{FileNo, Result};
+use archipelago_base::{Error, FileNo, Result};
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 use parking_lot::Mutex;
 
@@ -129,6 +129,16 @@ impl TableCache {
         }
         drop(guard);
         self.open(file).map(TableGuard::Opened)
+    }
+
+    /// [`TableCache::get`], or `Busy` ("would need I/O") if `cache_only` and the file would have to
+    /// be opened.
+    pub fn get_for(&self, file: &Arc<LiveFile>, cache_only: bool) -> Result<Arc<TableReader>> {
+        if cache_only && file.reader.load().is_none() {
+            let path = self.dir.join(sst_name(file.file_no()));
+            return Err(Error::busy(format!("{}: would need I/O to open it", path.display())));
+        }
+        self.get(file)
     }
 
     /// The block cache that readers use.

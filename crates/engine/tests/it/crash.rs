@@ -15,7 +15,7 @@ use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
-use crate::model::{self, Model, Op, Script};
+use crate::crash_model::{self as model, Model, Op, Script};
 
 /// A disk after power loss, and which prefixes it may hold.
 struct Crashed {

@@ -2,7 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod api;
 mod basics;
+mod concurrent;
 mod crash;
+mod crash_model;
+mod metamorphic;
 mod model;
+mod remote_jobs;
 mod support;

@@ -289,16 +289,12 @@ proptest! {
                     after.read(key, at, NOW_MS, &operator),
                     "key {} at {}", key, at
                 );
-                let merges = before.records.iter().any(|((k, _), (kind, _))| {
-                    *k == key && *kind == Kind::Merge
-                });
-                if !merges {
-                    let later = NOW_MS + 600;
-                    prop_assert_eq!(
-                        before.read(key, at, later, &operator),
-                        after.read(key, at, later, &operator)
-                    );
-                }
+                let later = NOW_MS + 600;
+                prop_assert_eq!(
+                    before.read(key, at, later, &operator),
+                    after.read(key, at, later, &operator),
+                    "key {} at {} after all expiries", key, at
+                );
             }
         }
     }
@@ -316,8 +312,11 @@ proptest! {
                 .map(|(_, (kind, _))| *kind)
                 .collect();
             if counts.merge_errors == 0 && !older(key) {
-                prop_assert!(versions.len() <= 1, "{:?}", versions);
-                prop_assert!(!versions.contains(&Kind::Delete) && !versions.contains(&Kind::Merge));
+                prop_assert!(!versions.contains(&Kind::Delete));
+                if versions.last() != Some(&Kind::PutExpiring) {
+                    prop_assert!(versions.len() <= 1, "{:?}", versions);
+                    prop_assert!(!versions.contains(&Kind::Merge));
+                }
             }
         }
         for tombstone in &out.tombstones {
@@ -373,6 +372,29 @@ proptest! {
             TombstoneSet::new(&whole.tombstones).iter().map(|t| t.seq).max()
         );
     }
+}
+
+#[test]
+fn operands_stay_apart_from_a_base_that_has_yet_to_expire() {
+    let run = |expiry: u64| {
+        let mut job = Data::default();
+        let ops = [Op::Put(0, b'o'), Op::PutExpiring(0, expiry, b'b'), Op::Merge(0, b'c')];
+        let ops = ops.into_iter().chain([Op::Merge(0, b'd')]);
+        ops.enumerate().for_each(|(at, op)| job.add(at as u64 + 1, &op));
+        let older = Data::default();
+        let case = Case { older, job, snapshots: vec![], visible: 4, last: 4, partial: true };
+        let (out, counts) = case.run(&KeyRange::all(), false);
+        let records: Vec<_> =
+            out.records.into_iter().map(|((_, seq), (kind, value))| (seq.0, kind, value)).collect();
+        (records, counts.dropped)
+    };
+    let (records, dropped) = run(NOW_MS + 1);
+    let base = [&(NOW_MS + 1).to_le_bytes()[..], b"b"].concat();
+    let kept = [(4, Kind::Merge, b"cd".to_vec()), (2, Kind::PutExpiring, base)];
+    assert_eq!(records, kept, "after the expiry a reader must find \"cd\"");
+    assert_eq!((dropped.merged, dropped.shadowed), (1, 1));
+    let (records, _) = run(NOW_MS);
+    assert_eq!(records, [(4, Kind::Put, b"cd".to_vec())], "the base is gone for good");
 }
 
 #[test]

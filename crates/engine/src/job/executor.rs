@@ -1,0 +1,72 @@
+//! Where a database's jobs run: the seam at which offloading attaches.
+//!
+//! The database plans a job and installs its outputs; in between it hands the spec to its
+//! [`JobExecutor`]. The default one runs it on the calling background thread. Another one sends
+//! the spec ([`super::wire`]) and the images of a flush's shards elsewhere, waits, and gives back
+//! what came. Invariants:
+//!
+//! 1. An executor returns `Ok` only when the outputs survive power loss where the database's file
+//!    system finds them, under the file numbers and in the directory of the spec.
+//! 2. The database believes an output only as far as [`check`] does; a wrong one is an error of the
+//!    job, which is tried again.
+//!
+//! Thread-safety: called by many background threads at once. Failure: any error leaves the job
+//! undone; outputs that it left are garbage that the next open collects. `Corrupt` makes the
+//! database read only, so an executor must give trouble on the way there another kind (`Io`).
+
+use archipelago_base::{Error, ErrorKind, Result};
+
+use super::spec::OutputSpec;
+use super::{JobContext, JobOutput};
+use crate::compaction::job::{CompactionSpec, run_compaction};
+use crate::flush::{FlushSpec, run_flush};
+use crate::key::KeyRange;
+
+/// See the module.
+pub trait JobExecutor: Send + Sync + 'static {
+    /// Runs a flush; its shards are in `context`.
+    fn flush(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput>;
+    /// Runs a compaction.
+    fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>;
+}
+
+/// Runs jobs on the thread that asks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LocalExecutor;
+
+impl JobExecutor for LocalExecutor {
+    fn flush(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        run_flush(spec, context)
+    }
+
+    fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        run_compaction(spec, context)
+    }
+}
+
+/// Whether an output is one of the spec: its files have the spec's numbers, lie in its range in
+/// order, and account for every record.
+pub(crate) fn check(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> Result<()> {
+    let refuse = |what: String| {
+        Err(Error::new(ErrorKind::Io, format!("the executor's output is not usable: {what}")))
+    };
+    let numbers = &spec.file_numbers;
+    for file in &output.files {
+        if file.no < numbers.first || file.no - numbers.first >= numbers.count {
+            return refuse(format!("file {} was not set aside for the job", file.no));
+        }
+        let inside = range.end.as_ref().is_none_or(|end| file.ends_before(end));
+        if file.smallest < range.start || !inside {
+            return refuse(format!("file {} reaches out of the job's range", file.no));
+        }
+    }
+    let in_order = |pair: &[crate::file_meta::FileMeta]| pair[0].ends_before(&pair[1].smallest);
+    if !output.files.windows(2).all(in_order) {
+        return refuse("its files overlap".to_owned());
+    }
+    let counts = &output.counts;
+    if counts.records_in != counts.records_out + counts.dropped.total() {
+        return refuse(format!("{} records went in, not all came out", counts.records_in));
+    }
+    Ok(())
+}

@@ -1,0 +1,347 @@
+//! Many threads at once, bounded by numbers of operations, under checks that hold at any moment:
+//! what a thread wrote it reads; stamps of a key only grow; a batch is seen whole or not at all.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use archipelago_base::ErrorKind;
+use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
+use archipelago_engine::key::KeyRange;
+use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::sst::{SstWriter, TableOptions};
+use archipelago_engine::stats::Ticker;
+use archipelago_engine::wal::WriteBatch;
+use archipelago_env::FileSystem;
+use archipelago_env::local::LocalFs;
+use archipelago_env::mem::MemFs;
+
+use crate::support::{small_db, small_family};
+
+const WRITERS: u64 = 3;
+const BATCHES: u64 = 300;
+/// Keys of each writer in each of two families; every batch writes all of them.
+const KEYS: u64 = 8;
+
+/// Writer `writer`'s key `n`: those of all writers are mixed over the key space.
+fn key(writer: u64, n: u64) -> Vec<u8> {
+    format!("{n:02}-{writer}").into_bytes()
+}
+
+fn value(stamp: u64) -> Vec<u8> {
+    let mut value = stamp.to_le_bytes().to_vec();
+    value.resize(8 + (stamp % 7 * 30) as usize, stamp as u8);
+    value
+}
+
+fn stamp(value: &[u8]) -> u64 {
+    let stamp = u64::from_le_bytes(value[..8].try_into().unwrap());
+    assert_eq!(value, self::value(stamp), "the value of stamp {stamp} is not whole");
+    stamp
+}
+
+struct World {
+    db: Db,
+    families: [ColumnFamily; 2],
+    fs: Arc<dyn FileSystem>,
+    scratch: std::path::PathBuf,
+    /// The last acknowledged stamp of each writer.
+    acknowledged: [AtomicU64; WRITERS as usize],
+    writers_left: AtomicU64,
+    failed: AtomicBool,
+}
+
+impl World {
+    fn writing(&self) -> bool {
+        self.writers_left.load(Ordering::Acquire) > 0 && !self.failed.load(Ordering::Acquire)
+    }
+
+    /// One in three batches deletes the range of all keys of the writer in passing.
+    fn write(&self, writer: u64) {
+        for stamp in 1..=BATCHES {
+            let mut batch = WriteBatch::new();
+            for n in 0..KEYS {
+                for family in &self.families {
+                    let key = key(writer, n);
+                    if stamp % 3 == 0 {
+                        let end = [&key[..], &[0]].concat();
+                        batch.delete_range_cf(family.id(), &key, &end);
+                    }
+                    batch.put_cf(family.id(), &key, &value(stamp));
+                }
+            }
+            let options = WriteOptions { sync: stamp % 50 == 0, ..WriteOptions::default() };
+            self.db.write(&batch, &options).unwrap();
+            self.acknowledged[writer as usize].store(stamp, Ordering::Release);
+        }
+        self.writers_left.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// All stamps that a reader sees must be one per writer, not older than what was
+    /// acknowledged before.
+    fn check_picture(&self, seen: &[(u64, u64)], before: &[u64], last: &mut [u64]) {
+        for writer in 0..WRITERS {
+            let mut stamps: Vec<u64> =
+                seen.iter().filter(|(of, _)| *of == writer).map(|(_, stamp)| *stamp).collect();
+            let count = stamps.len();
+            stamps.dedup();
+            assert!(stamps.len() <= 1, "writer {writer}: a torn batch: {stamps:?}");
+            let stamp = stamps.first().copied().unwrap_or(0);
+            assert!(stamp == 0 || count as u64 % KEYS == 0, "{count} keys of writer {writer}");
+            assert!(stamp >= before[writer as usize], "{stamp} after {before:?}");
+            assert!(stamp >= last[writer as usize], "{stamp} after {last:?}");
+            last[writer as usize] = stamp;
+        }
+    }
+
+    fn acknowledged(&self) -> Vec<u64> {
+        self.acknowledged.iter().map(|stamp| stamp.load(Ordering::Acquire)).collect()
+    }
+
+    fn read_points(&self, family: &ColumnFamily) {
+        let (mut last, mut last_seq) = (vec![0; WRITERS as usize], 0);
+        let keys: Vec<(u64, Vec<u8>)> =
+            (0..KEYS).flat_map(|n| (0..WRITERS).map(move |w| (w, key(w, n)))).collect();
+        let slices: Vec<&[u8]> = keys.iter().map(|(_, key)| key.as_slice()).collect();
+        while self.writing() {
+            let before = self.acknowledged();
+            let found = self.db.multi_get(family, &slices, &ReadOptions::default()).unwrap();
+            let seen: Vec<(u64, u64)> = keys
+                .iter()
+                .zip(&found)
+                .filter_map(|((writer, _), value)| Some((*writer, stamp(value.as_ref()?))))
+                .collect();
+            self.check_picture(&seen, &before, &mut last);
+            let seq = self.db.latest_seq(family, slices[0]).unwrap().map_or(0, |seq| seq.0);
+            assert!(seq >= last_seq, "the latest sequence number of a key went back");
+            last_seq = seq;
+        }
+    }
+
+    /// Iterators, forwards and backwards, and gets, in both families as of one snapshot.
+    fn read_snapshots(&self) {
+        let mut last = vec![0; WRITERS as usize];
+        while self.writing() {
+            let before = self.acknowledged();
+            let snapshot = self.db.snapshot();
+            let options = ReadOptions::new().snapshot(&snapshot);
+            let forward = self.scan(&self.families[0], &options, true);
+            let mut seen = forward.clone();
+            let mut backward = self.scan(&self.families[1], &options, false);
+            backward.reverse();
+            assert_eq!(forward, backward, "two families as of one snapshot");
+            seen.extend(backward);
+            for n in 0..KEYS {
+                let got = self.db.get_with(&self.families[1], &key(0, n), &options).unwrap();
+                seen.extend(got.map(|value| (0, stamp(&value))));
+            }
+            self.check_picture(&seen, &before, &mut last);
+        }
+    }
+
+    fn scan(&self, family: &ColumnFamily, options: &ReadOptions, up: bool) -> Vec<(u64, u64)> {
+        let mut iter = self.db.iter(family, options).unwrap();
+        let mut seen = Vec::new();
+        if up {
+            iter.seek_to_first()
+        } else {
+            iter.seek_to_last()
+        }
+        while iter.valid() {
+            let (_, writer) = std::str::from_utf8(iter.key()).unwrap().split_once('-').unwrap();
+            seen.push((writer.parse().unwrap(), stamp(iter.value())));
+            if up { iter.next() } else { iter.prev() }
+        }
+        iter.status().unwrap();
+        seen
+    }
+
+    /// Iterators without a snapshot see one moment, too.
+    fn read_iterators(&self, family: &ColumnFamily) {
+        let mut last = vec![0; WRITERS as usize];
+        while self.writing() {
+            let before = self.acknowledged();
+            let seen = self.scan(family, &ReadOptions::default(), true);
+            self.check_picture(&seen, &before, &mut last);
+        }
+    }
+
+    /// Everything that an operator may do meanwhile.
+    fn operate(&self) {
+        let mut rng = fastrand::Rng::with_seed(3);
+        let mut rounds = 0;
+        while self.writing() {
+            rounds += 1;
+            let family = &self.families[rng.usize(..2)];
+            let count = self.db.buckets(family).unwrap().len();
+            let result = match rng.u32(..7) {
+                0 => self.db.flush(family),
+                1 => self.db.compact_range(family, &KeyRange::all()),
+                2 => self.db.split_bucket(family, rng.usize(..count), Some(&key(0, rounds % KEYS))),
+                3 => self.db.merge_buckets(family, rng.usize(..count)),
+                4 => self.copy(rounds),
+                5 => self.ingest(family, rounds),
+                _ => self.create_and_drop(),
+            };
+            if let Err(error) = result {
+                let kind = error.kind();
+                let refused = matches!(kind, ErrorKind::Busy | ErrorKind::InvalidArgument);
+                assert!(refused, "{error}");
+            }
+            assert!(!self.db.stats_text().is_empty());
+        }
+        assert!(rounds > 0);
+    }
+
+    /// A checkpoint is a picture, too.
+    fn copy(&self, round: u64) -> archipelago_base::Result<()> {
+        let before = self.acknowledged();
+        let dir = self.scratch.join(format!("copy{round}"));
+        self.db.checkpoint(&dir)?;
+        let components = Components { fs: Arc::clone(&self.fs), ..Components::default() };
+        let copy = Db::open_with(&dir, small_db(), components)?;
+        for name in ["default", "second"] {
+            let family = copy.family(name)?;
+            let mut iter = copy.iter(&family, &ReadOptions::default())?;
+            let mut seen = Vec::new();
+            iter.seek_to_first();
+            while iter.valid() {
+                let (_, writer) = std::str::from_utf8(iter.key()).unwrap().split_once('-').unwrap();
+                seen.push((writer.parse().unwrap(), stamp(iter.value())));
+                iter.next();
+            }
+            iter.status()?;
+            self.check_picture(&seen, &before, &mut vec![0; WRITERS as usize]);
+        }
+        copy.close()?;
+        self.fs.remove_dir_all(&dir)
+    }
+
+    /// Ingests a range delete over keys that nobody has, across all buckets' boundaries.
+    fn ingest(&self, family: &ColumnFamily, round: u64) -> archipelago_base::Result<()> {
+        let path = self.scratch.join(format!("ingest{round}"));
+        let mut writer = SstWriter::create(&self.fs, &path, TableOptions::default())?;
+        for n in 0..KEYS {
+            writer.delete(format!("{n:02}~").as_bytes())?;
+        }
+        writer.finish()?;
+        self.db.ingest(family, &[&path], &IngestOptions { link: round % 2 == 0 })?;
+        self.fs.remove(&path)
+    }
+
+    fn create_and_drop(&self) -> archipelago_base::Result<()> {
+        let family = self.db.create_family("passing", small_family())?;
+        self.db.put_with(&family, b"a", b"b", &WriteOptions::default())?;
+        self.db.drop_family(&family)
+    }
+}
+
+/// Tells the other threads to end when one fails.
+struct EndAll<'a>(&'a World);
+
+impl Drop for EndAll<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.failed.store(true, Ordering::Release);
+        }
+    }
+}
+
+fn run(fs: Arc<dyn FileSystem>, dir: &Path) {
+    let family = CfOptions { write_buffer_bytes: 8 << 10, ..small_family() };
+    let options =
+        DbOptions { background: BackgroundMode::Threads, max_background_jobs: 3, ..small_db() };
+    let components = Components {
+        fs: Arc::clone(&fs),
+        families: [("default".to_owned(), family.clone())].into_iter().collect(),
+        ..Components::default()
+    };
+    let reopened = Components { fs: Arc::clone(&fs), ..Components::default() };
+    let db = Db::open_with(dir.join("db"), options.clone(), components).unwrap();
+    let second = db.create_family("second", family).unwrap();
+    let world = World {
+        families: [db.default_family().clone(), second],
+        db,
+        fs,
+        scratch: dir.to_owned(),
+        acknowledged: Default::default(),
+        writers_left: AtomicU64::new(WRITERS),
+        failed: AtomicBool::new(false),
+    };
+    let world = &world;
+    std::thread::scope(|threads| {
+        let mut bodies: Vec<Box<dyn FnOnce() + Send>> = vec![
+            Box::new(|| world.read_points(&world.families[0])),
+            Box::new(|| world.read_snapshots()),
+            Box::new(|| world.read_iterators(&world.families[1])),
+            Box::new(|| world.operate()),
+        ];
+        for writer in 0..WRITERS {
+            bodies.push(Box::new(move || world.write(writer)));
+        }
+        for body in bodies {
+            threads.spawn(move || {
+                let _end = EndAll(world);
+                body();
+            });
+        }
+    });
+    world.db.wait_for_background().unwrap();
+    let check = |db: &Db| {
+        for name in ["default", "second"] {
+            let family = db.family(name).unwrap();
+            for (writer, n) in (0..WRITERS).flat_map(|w| (0..KEYS).map(move |n| (w, n))) {
+                let got = db.get_with(&family, &key(writer, n), &ReadOptions::default()).unwrap();
+                assert_eq!(stamp(&got.unwrap()), BATCHES);
+            }
+        }
+        assert!(db.verify(|_, _| {}).unwrap().is_clean());
+    };
+    check(&world.db);
+    world.db.clone().close().unwrap();
+    let db = Db::open_with(dir.join("db"), options, reopened).unwrap();
+    check(&db);
+}
+
+#[test]
+fn readers_see_whole_batches_whatever_goes_on_in_memory() {
+    run(Arc::new(MemFs::new()), Path::new("/w"));
+}
+
+#[test]
+fn readers_see_whole_batches_whatever_goes_on_on_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    run(Arc::new(LocalFs::new()), dir.path());
+}
+
+#[test]
+fn synced_writes_of_many_threads_survive_kill_and_power_loss() {
+    const THREADS: u64 = 8;
+    const WRITES: u64 = 150;
+    let fs = MemFs::new();
+    let options = DbOptions { background: BackgroundMode::Threads, ..small_db() };
+    let components = crate::support::over(&fs, small_family());
+    let db = Db::open_with("/db", options, components).unwrap();
+    std::thread::scope(|threads| {
+        for thread in 0..THREADS {
+            let db = &db;
+            threads.spawn(move || {
+                for n in 0..WRITES {
+                    let key = format!("{thread}-{n:04}");
+                    let cf = db.default_family();
+                    db.put_with(cf, key.as_bytes(), &value(n), &WriteOptions::synced()).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(db.statistics().get(Ticker::Writes), THREADS * WRITES);
+    assert!(db.statistics().get(Ticker::WritesGrouped) < THREADS * WRITES);
+    for left in [fs.kill_clone(), fs.crash_clone(1), fs.crash_clone(2)] {
+        let db = Db::open_with("/db", small_db(), crate::support::over(&left, small_family()));
+        let db = db.unwrap();
+        for (thread, n) in (0..THREADS).flat_map(|t| (0..WRITES).map(move |n| (t, n))) {
+            let got = db.get(format!("{thread}-{n:04}").as_bytes()).unwrap();
+            assert_eq!(stamp(&got.unwrap()), n);
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! What the crash and fault tests share: seeded operations, what the database must hold after
+//! each of them, and how what it holds is read.
+//!
+//! The contents after every operation are kept as one hash, so that "the surviving state is some
+//! prefix of the write order" is a search in a list. The hash is the exclusive or of one hash per
+//! entry: an operation changes it in proportion to what it touches.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use archipelago_base::random::Rng;
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::sst::{SstWriter, TableOptions};
+use archipelago_engine::wal::WriteBatch;
+use archipelago_env::FileSystem;
+
+use crate::support::{small_db, small_family};
+
+/// Families that every run has; a fourth comes and goes.
+pub(crate) const FAMILIES: [&str; 3] = ["default", "counters", "texts"];
+pub(crate) const GUEST: &str = "guest";
+/// Keys of a family.
+const KEYS: u32 = 120;
+
+/// The merge operator of a family.
+fn operator(family: &str) -> Option<&'static str> {
+    match family {
+        "counters" => Some("u64-counter"),
+        "texts" => Some("append"),
+        _ => None,
+    }
+}
+
+/// Settings under which a few hundred operations make seals, flushes and compactions.
+pub(crate) fn family_options(family: &str) -> CfOptions {
+    let buckets = match family {
+        "default" => 3,
+        "counters" => 16,
+        _ => 1,
+    };
+    CfOptions {
+        write_buffer_bytes: 8 << 10,
+        level_base_bytes: 24 << 10,
+        target_file_bytes: 8 << 10,
+        l0_compaction_trigger: 2,
+        buckets,
+        merge_operator: operator(family).map(str::to_owned),
+        ..small_family()
+    }
+}
+
+/// Opens the database of a run (the families must exist).
+pub(crate) fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions) -> Result<Db> {
+    let families = [("default".to_owned(), family_options("default"))].into_iter().collect();
+    Db::open_with(
+        "/db",
+        options,
+        Components { fs, families, seed: Some(7), ..Components::default() },
+    )
+}
+
+/// Creates the database of a run with its families.
+pub(crate) fn create(fs: Arc<dyn FileSystem>, options: DbOptions) -> Db {
+    let db = open_over(fs, options).unwrap();
+    for family in &FAMILIES[1..] {
+        db.create_family(family, family_options(family)).unwrap();
+    }
+    db
+}
+
+/// Stepped by hand.
+pub(crate) fn manual() -> DbOptions {
+    small_db()
+}
+
+/// One change of one key or range.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    Put(Vec<u8>, Vec<u8>),
+    Delete(Vec<u8>),
+    DeleteRange(Vec<u8>, Vec<u8>),
+    Merge(Vec<u8>, Vec<u8>),
+}
+
+/// One operation: happens as a whole or not at all.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    /// Changes by family.
+    Write { changes: Vec<(&'static str, Change)>, sync: bool },
+    /// Files of puts that become part of a family.
+    Ingest { family: &'static str, files: Vec<Vec<(Vec<u8>, Vec<u8>)>> },
+    /// The guest family comes into being.
+    Create,
+    /// The guest family goes with all that it has.
+    Drop,
+}
+
+/// What each family holds.
+pub(crate) type Contents = BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>>;
+
+fn hash_of(family: &str, key: &[u8], value: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (family, key, value).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The hash of contents.
+pub(crate) fn hash(contents: &Contents) -> u64 {
+    contents
+        .iter()
+        .flat_map(|(family, entries)| entries.iter().map(|(k, v)| hash_of(family, k, v)))
+        .fold(0, |all, one| all ^ one)
+}
+
+/// What the database must hold.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Model {
+    pub(crate) contents: Contents,
+    pub(crate) hash: u64,
+    pub(crate) has_guest: bool,
+}
+
+impl Model {
+    fn set(&mut self, family: &'static str, key: &[u8], value: Option<Vec<u8>>) {
+        let entries = self.contents.entry(family).or_default();
+        let old = match &value {
+            Some(value) => {
+                self.hash ^= hash_of(family, key, value);
+                entries.insert(key.to_vec(), value.clone())
+            }
+            None => entries.remove(key),
+        };
+        if let Some(old) = old {
+            self.hash ^= hash_of(family, key, &old);
+        }
+    }
+
+    fn change(&mut self, family: &'static str, change: &Change) {
+        match change {
+            Change::Put(key, value) => self.set(family, key, Some(value.clone())),
+            Change::Delete(key) => self.set(family, key, None),
+            Change::DeleteRange(from, to) => {
+                let entries = self.contents.entry(family).or_default();
+                let gone: Vec<_> =
+                    entries.range(from.clone()..to.clone()).map(|e| e.0.clone()).collect();
+                gone.iter().for_each(|key| self.set(family, key, None));
+            }
+            Change::Merge(key, operand) => {
+                let old = self.contents.get(family).and_then(|entries| entries.get(key)).cloned();
+                let new = merged(family, old.as_deref(), operand);
+                self.set(family, key, Some(new));
+            }
+        }
+    }
+
+    /// Carries `op` out.
+    pub(crate) fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Write { changes, .. } => {
+                changes.iter().for_each(|(family, change)| self.change(family, change));
+            }
+            Op::Ingest { family, files } => {
+                for (key, value) in files.iter().flatten() {
+                    self.set(family, key, Some(value.clone()));
+                }
+            }
+            Op::Create => self.has_guest = true,
+            Op::Drop => {
+                self.has_guest = false;
+                let gone: Vec<_> =
+                    self.contents.get(GUEST).into_iter().flatten().map(|e| e.0.clone()).collect();
+                gone.iter().for_each(|key| self.set(GUEST, key, None));
+            }
+        }
+    }
+}
+
+fn merged(family: &str, old: Option<&[u8]>, operand: &[u8]) -> Vec<u8> {
+    if family == "counters" {
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+        return (old.map_or(0, number) + number(operand)).to_le_bytes().to_vec();
+    }
+    let mut whole = old.unwrap_or_default().to_vec();
+    whole.extend_from_slice(operand);
+    whole
+}
+
+/// Makes operations.
+pub(crate) struct Script {
+    pub(crate) rng: Rng,
+    made: u64,
+}
+
+impl Script {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { rng: Rng::with_seed(seed), made: 0 }
+    }
+
+    fn key(&mut self) -> Vec<u8> {
+        format!("key{:04}", self.rng.u32(..KEYS)).into_bytes()
+    }
+
+    fn range(&mut self, widest: u32) -> (Vec<u8>, Vec<u8>) {
+        let from = self.rng.u32(..KEYS);
+        let to = from + self.rng.u32(..widest);
+        (format!("key{from:04}").into_bytes(), format!("key{to:04}").into_bytes())
+    }
+
+    fn value(&mut self, most: usize) -> Vec<u8> {
+        self.made += 1;
+        let fill = self.rng.usize(..most);
+        format!("{:06}{}", self.made, "x".repeat(fill)).into_bytes()
+    }
+
+    fn change(&mut self, family: &'static str) -> Change {
+        let dice = self.rng.u32(..100);
+        match family {
+            // A counter is only merged or removed: a value of another form has no sum.
+            "counters" if dice < 90 => {
+                Change::Merge(self.key(), self.rng.u64(1..9).to_le_bytes().to_vec())
+            }
+            "texts" if dice < 50 => Change::Merge(self.key(), self.value(20)),
+            _ if dice < 80 && family != "counters" => Change::Put(self.key(), self.value(300)),
+            _ if dice < 95 => Change::Delete(self.key()),
+            _ => {
+                let (from, to) = self.range(30);
+                Change::DeleteRange(from, to)
+            }
+        }
+    }
+
+    fn family(&mut self, model: &Model) -> &'static str {
+        let most = if model.has_guest { 4 } else { 3 };
+        match self.rng.usize(..most) {
+            3 => GUEST,
+            index => FAMILIES[index],
+        }
+    }
+
+    /// A write of one to eight changes.
+    pub(crate) fn write(&mut self, model: &Model) -> Op {
+        let len = if self.rng.bool() { 1 } else { self.rng.usize(2..9) };
+        let mut changes = Vec::with_capacity(len);
+        for _ in 0..len {
+            let family = self.family(model);
+            changes.push((family, self.change(family)));
+        }
+        Op::Write { changes, sync: self.rng.u32(..100) < 12 }
+    }
+
+    fn ingest(&mut self, model: &Model) -> Op {
+        let family = loop {
+            match self.family(model) {
+                "counters" => {}
+                family => break family,
+            }
+        };
+        let mut keys: Vec<u32> = (0..self.rng.usize(2..40)).map(|_| self.rng.u32(..KEYS)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let entries: Vec<_> =
+            keys.iter().map(|key| (format!("key{key:04}").into_bytes(), self.value(100))).collect();
+        let cut = entries.len() / 2;
+        let files = [&entries[..cut], &entries[cut..]];
+        let files = files.iter().filter(|file| !file.is_empty()).map(|file| file.to_vec());
+        Op::Ingest { family, files: files.collect() }
+    }
+
+    /// Any operation.
+    pub(crate) fn op(&mut self, model: &Model) -> Op {
+        match self.rng.u32(..100) {
+            0 if model.has_guest => Op::Drop,
+            0..2 if !model.has_guest => Op::Create,
+            2..4 => self.ingest(model),
+            _ => self.write(model),
+        }
+    }
+}
+
+fn batch_of(db: &Db, changes: &[(&'static str, Change)]) -> Result<WriteBatch> {
+    let mut batch = WriteBatch::new();
+    for (family, change) in changes {
+        let cf = db.family(family)?.id();
+        match change {
+            Change::Put(key, value) => batch.put_cf(cf, key, value),
+            Change::Delete(key) => batch.delete_cf(cf, key),
+            Change::DeleteRange(from, to) => batch.delete_range_cf(cf, from, to),
+            Change::Merge(key, operand) => batch.merge_cf(cf, key, operand),
+        }
+    }
+    Ok(batch)
+}
+
+/// Carries `op` out on the database; `fs` takes the files to ingest.
+pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op) -> Result<()> {
+    match op {
+        Op::Write { changes, sync } => {
+            let batch = batch_of(db, changes)?;
+            let options = WriteOptions { sync: *sync, ..WriteOptions::default() };
+            db.write(&batch, &options).map(|_| ())
+        }
+        Op::Ingest { family, files } => {
+            let mut paths = Vec::new();
+            for (index, entries) in files.iter().enumerate() {
+                let path = format!("/ingest{index}.sst");
+                let mut writer =
+                    SstWriter::create(fs, std::path::Path::new(&path), TableOptions::default())?;
+                for (key, value) in entries {
+                    writer.put(key, value)?;
+                }
+                writer.finish()?;
+                paths.push(path);
+            }
+            db.ingest(&db.family(family)?, &paths, &IngestOptions::default())
+        }
+        Op::Create => db.create_family(GUEST, family_options(GUEST)).map(|_| ()),
+        Op::Drop => db.drop_family(&db.family(GUEST)?),
+    }
+}
+
+/// Carries `op` out, stepping background work while it has to wait for it.
+pub(crate) fn perform_stepping(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op) -> Result<()> {
+    loop {
+        match perform(db, fs, op) {
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                if !db.step_background()? {
+                    return Err(error);
+                }
+            }
+            done => return done,
+        }
+    }
+}
+
+fn entries(db: &Db, cf: &ColumnFamily) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+    let mut iter = db.iter(cf, &ReadOptions::default())?;
+    let mut forward = Vec::new();
+    iter.seek_to_first();
+    while iter.valid() {
+        forward.push((iter.key().to_vec(), iter.value().to_vec()));
+        iter.next();
+    }
+    iter.status()?;
+    let mut backward = Vec::new();
+    iter.seek_to_last();
+    while iter.valid() {
+        backward.push((iter.key().to_vec(), iter.value().to_vec()));
+        iter.prev();
+    }
+    iter.status()?;
+    backward.reverse();
+    assert_eq!(forward, backward, "an iterator sees the same in both directions");
+    for (key, value) in forward.iter().step_by(7) {
+        let got = db.get_with(cf, key, &ReadOptions::default())?;
+        assert_eq!(got.as_deref(), Some(value.as_slice()), "get sees what an iterator sees");
+    }
+    Ok(forward.into_iter().collect())
+}
+
+/// Everything that the database holds, read in both directions.
+pub(crate) fn contents(db: &Db) -> Result<Contents> {
+    let mut all = Contents::new();
+    for name in db.list_families() {
+        let known = FAMILIES.iter().chain([&GUEST]).find(|known| **known == name);
+        let known = known.ok_or_else(|| Error::not_found(format!("a model of {name}")))?;
+        let entries = entries(db, &db.family(&name)?)?;
+        if !entries.is_empty() {
+            all.insert(known, entries);
+        }
+    }
+    Ok(all)
+}
+
+/// The first differences between what is there and what should be.
+pub(crate) fn differences(got: &Contents, want: &Contents) -> Vec<String> {
+    let mut found = Vec::new();
+    let none = BTreeMap::new();
+    for family in FAMILIES.iter().chain([&GUEST]) {
+        let (got, want) = (got.get(family).unwrap_or(&none), want.get(family).unwrap_or(&none));
+        let keys: std::collections::BTreeSet<_> = got.keys().chain(want.keys()).collect();
+        for key in keys {
+            if got.get(key) != want.get(key) {
+                let show = |v: Option<&Vec<u8>>| {
+                    v.map(|v| v[..v.len().min(24)].escape_ascii().to_string())
+                };
+                found.push(format!(
+                    "{family}/{}: {:?} instead of {:?}",
+                    key.escape_ascii(),
+                    show(got.get(key)),
+                    show(want.get(key))
+                ));
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,97 @@
+//! The same operations under many settings: every read must answer the same, byte for byte.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_engine::options::{BackgroundMode, CfOptions, Compression, DbOptions};
+use archipelago_env::local::LocalFs;
+use archipelago_env::mem::MemFs;
+
+use crate::model::{Disk, Generator, Runner, Setting};
+use crate::support::{small_db, small_family};
+
+const SEEDS: std::ops::Range<u64> = 1000..1004;
+const STEPS: usize = 250;
+
+/// The settings, each with a name; `dir` is for those that use the real file system.
+fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
+    let memory =
+        |db: DbOptions, family: CfOptions| Setting { db, family, disk: Disk::Memory(MemFs::new()) };
+    let local = |name: &str, db: DbOptions, family: CfOptions| Setting {
+        db,
+        family,
+        disk: Disk::Local(Arc::new(LocalFs::new()), dir.join(name)),
+    };
+    let threads = || DbOptions { background: BackgroundMode::Threads, ..small_db() };
+    let tiny = || CfOptions {
+        write_buffer_bytes: 4 << 10,
+        level_base_bytes: 4 << 10,
+        target_file_bytes: 4 << 10,
+        level_multiplier: 2,
+        l0_compaction_trigger: 1,
+        block_bytes: 256,
+        ..small_family()
+    };
+    let direct = DbOptions { direct_reads: true, direct_background_io: true, ..small_db() };
+    let defaults = DbOptions { background: BackgroundMode::Manual, ..DbOptions::default() };
+    let family = |change: fn(&mut CfOptions)| {
+        let mut family = small_family();
+        change(&mut family);
+        family
+    };
+    vec![
+        ("defaults", memory(defaults, CfOptions::default())),
+        ("one bucket", memory(small_db(), family(|f| f.buckets = 1))),
+        ("16 buckets", memory(small_db(), family(|f| f.buckets = 16))),
+        ("tiny", memory(small_db(), tiny())),
+        ("tiny, one bucket", memory(small_db(), CfOptions { buckets: 1, ..tiny() })),
+        ("tiny, threads", memory(DbOptions { max_background_jobs: 4, ..threads() }, tiny())),
+        (
+            "zstd, no filters, large blocks",
+            memory(
+                small_db(),
+                family(|f| {
+                    f.compression = Compression::Zstd;
+                    f.bloom_bits_per_key = 0;
+                    f.block_bytes = 4096;
+                }),
+            ),
+        ),
+        (
+            "no compression, no cache, timed",
+            memory(
+                DbOptions { block_cache_bytes: 0, latency_histograms: true, ..small_db() },
+                family(|f| {
+                    f.compression = Compression::None;
+                    f.compression_last = Compression::None;
+                }),
+            ),
+        ),
+        ("files", local("files", small_db(), tiny())),
+        ("files, direct", local("direct", direct, tiny())),
+        ("files, threads", local("threads", threads(), small_family())),
+    ]
+}
+
+#[test]
+fn settings_change_no_answer() {
+    for seed in SEEDS {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first: Option<(&str, Vec<u64>)> = None;
+        for (name, setting) in settings(dir.path()) {
+            eprintln!("seed {seed}, {name}");
+            let mut generator = Generator::new(seed, false);
+            let mut runner = Runner::new(setting);
+            (0..STEPS).for_each(|_| runner.run(&generator.step()));
+            runner.check_all();
+            let answers = std::mem::take(&mut runner.transcript);
+            assert!(answers.len() > STEPS / 5);
+            match &first {
+                None => first = Some((name, answers)),
+                Some((other, expected)) => {
+                    assert!(answers == *expected, "seed {seed}: \"{name}\" is not \"{other}\"");
+                }
+            }
+        }
+    }
+}

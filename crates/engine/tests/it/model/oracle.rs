@@ -1,0 +1,158 @@
+//! The model: every key's whole history in a `BTreeMap`, read by the rules that users are told.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::steps::universe;
+
+/// What happened to a key.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Event {
+    Put(Vec<u8>),
+    /// Value and expiry.
+    Expiring(Vec<u8>, u64),
+    Delete,
+    Merge(Vec<u8>),
+}
+
+/// One entry of a key's history.
+#[derive(Clone, Debug)]
+pub(crate) struct Version {
+    pub(crate) seq: u64,
+    pub(crate) event: Event,
+    pub(crate) logged: bool,
+}
+
+/// What a reader finds under a key.
+#[derive(Clone, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+    pub(crate) expires_at_ms: Option<u64>,
+    pub(crate) seq: u64,
+}
+
+impl fmt::Debug for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let head = self.value.get(..12).unwrap_or(&self.value).escape_ascii();
+        let (key, len) = (self.key.escape_ascii(), self.value.len());
+        write!(f, "{key}@{}={head}({len})", self.seq)?;
+        self.expires_at_ms.map_or(Ok(()), |expiry| write!(f, " until {expiry}"))
+    }
+}
+
+/// A column family's histories, oldest version first.
+#[derive(Clone, Debug)]
+pub(crate) struct Family {
+    pub(crate) name: String,
+    /// Values are counters, merged by adding; else merging appends.
+    pub(crate) counter: bool,
+    histories: BTreeMap<Vec<u8>, Vec<Version>>,
+    /// Sequence numbers at which a memtable was sealed, oldest first.
+    pub(crate) seals: Vec<u64>,
+}
+
+impl Family {
+    pub(crate) fn new(name: &str, counter: bool) -> Self {
+        let name = name.to_owned();
+        Self { name, counter, histories: BTreeMap::new(), seals: Vec::new() }
+    }
+
+    /// The value of a stamp.
+    pub(crate) fn value(&self, stamp: u64, len: usize) -> Vec<u8> {
+        if self.counter {
+            return stamp.to_le_bytes().to_vec();
+        }
+        let mut value = format!("<{stamp}>").into_bytes();
+        value.extend((0..len).map(|at| (stamp as usize * 31 + at * at) as u8));
+        value
+    }
+
+    pub(crate) fn add(&mut self, key: &[u8], version: Version) {
+        self.histories.entry(key.to_vec()).or_default().push(version);
+    }
+
+    pub(crate) fn delete_range(&mut self, start: &[u8], end: &[u8], seq: u64, logged: bool) {
+        for key in universe() {
+            if start <= key.as_slice() && key.as_slice() < end {
+                self.add(&key, Version { seq, event: Event::Delete, logged });
+            }
+        }
+    }
+
+    /// What a reader as of `at` finds at the time `now_ms`.
+    pub(crate) fn read(&self, key: &[u8], at: u64, now_ms: u64) -> Option<Row> {
+        let mut operands: Vec<&[u8]> = Vec::new();
+        let (mut base, mut expires_at_ms, mut newest) = (None, None, None);
+        for version in self.histories.get(key)?.iter().rev().filter(|v| v.seq <= at) {
+            newest.get_or_insert(version.seq);
+            match &version.event {
+                Event::Merge(operand) => {
+                    operands.push(operand);
+                    continue;
+                }
+                Event::Put(value) => base = Some(value),
+                Event::Expiring(value, expiry) if *expiry > now_ms => {
+                    (base, expires_at_ms) = (Some(value), Some(*expiry));
+                }
+                Event::Expiring(..) | Event::Delete => {}
+            }
+            break;
+        }
+        if base.is_none() && operands.is_empty() {
+            return None;
+        }
+        let mut value = base.cloned().unwrap_or_default();
+        for operand in operands.iter().rev() {
+            if self.counter {
+                let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+                let sum = number(&value).wrapping_add(number(operand));
+                value = sum.to_le_bytes().to_vec();
+            } else {
+                value.extend_from_slice(operand);
+            }
+        }
+        Some(Row { key: key.to_vec(), value, expires_at_ms, seq: newest? })
+    }
+
+    /// Everything that a reader as of `at` finds.
+    pub(crate) fn rows(&self, at: u64, now_ms: u64) -> Vec<Row> {
+        self.histories.keys().filter_map(|key| self.read(key, at, now_ms)).collect()
+    }
+
+    /// The newest thing that happened to a key.
+    pub(crate) fn newest(&self, key: &[u8]) -> Option<u64> {
+        Some(self.histories.get(key)?.last()?.seq)
+    }
+
+    /// The newest thing that happened to any key.
+    pub(crate) fn newest_of_all(&self) -> u64 {
+        self.histories
+            .values()
+            .filter_map(|versions| versions.last())
+            .map(|v| v.seq)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Whether something after `seq` is in no log.
+    pub(crate) fn has_unlogged_after(&self, seq: u64) -> bool {
+        self.histories.values().flatten().any(|version| version.seq > seq && !version.logged)
+    }
+
+    /// The family as it would be had the process been killed with memory after `flushed`
+    /// unflushed.
+    pub(crate) fn without_unlogged_after(&self, flushed: u64) -> Self {
+        let mut left = self.clone();
+        for versions in left.histories.values_mut() {
+            versions.retain(|version| version.logged || version.seq <= flushed);
+        }
+        left
+    }
+
+    /// Notes that everything is in files or the log for good.
+    pub(crate) fn settle(&mut self) {
+        self.seals.clear();
+        self.histories.values_mut().flatten().for_each(|version| version.logged = true);
+    }
+}

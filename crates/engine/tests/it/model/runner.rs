@@ -1,0 +1,612 @@
+//! Carries steps out on a database and on the model, and compares what both show.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fmt::Debug;
+use std::hash::{Hash, Hasher};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::clock::ManualClock;
+use archipelago_base::{CfId, ErrorKind, Result};
+use archipelago_engine::db::{ColumnFamily, Components, Db, Iter, ReadOptions, Snapshot};
+use archipelago_engine::event::{Event as Told, EventListener, Listeners};
+use archipelago_engine::key::KeyRange;
+use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::wal::WriteBatch;
+use archipelago_env::FileSystem;
+use archipelago_env::mem::MemFs;
+use parking_lot::Mutex;
+
+use super::oracle::{Event, Family, Row, Version};
+use super::steps::{Bounds, KeyNo, Move, Record, Step, universe};
+
+/// Where a case's database lies.
+#[derive(Clone)]
+pub(crate) enum Disk {
+    Memory(MemFs),
+    Local(Arc<dyn FileSystem>, PathBuf),
+}
+
+/// What a case runs under.
+#[derive(Clone)]
+pub(crate) struct Setting {
+    pub(crate) db: DbOptions,
+    pub(crate) family: CfOptions,
+    pub(crate) disk: Disk,
+}
+
+/// Which families' memtables were sealed since it was last asked.
+#[derive(Default)]
+struct Seals(Mutex<Vec<CfId>>);
+
+impl EventListener for Seals {
+    fn on_event(&self, event: &Told) {
+        if let Told::MemtableSealed { cf, .. } = event {
+            self.0.lock().push(*cf);
+        }
+    }
+}
+
+struct Held {
+    iter: Iter,
+    rows: Vec<Row>,
+    at: Option<usize>,
+}
+
+pub(crate) struct Runner {
+    setting: Setting,
+    pub(super) db: Db,
+    pub(super) families: Vec<(Family, ColumnFamily)>,
+    clock: Arc<ManualClock>,
+    seals: Arc<Seals>,
+    keys: Vec<Vec<u8>>,
+    snapshots: Vec<Snapshot>,
+    held: Vec<Held>,
+    /// Sequence number of the last record.
+    seq: u64,
+    copies: u32,
+    /// A hash of every read's answer.
+    pub(crate) transcript: Vec<u64>,
+}
+
+fn is_counter(name: &str) -> bool {
+    name == "counter" || name == "y"
+}
+
+impl Setting {
+    fn dir(&self) -> PathBuf {
+        match &self.disk {
+            Disk::Memory(_) => PathBuf::from("/db"),
+            Disk::Local(_, dir) => dir.join("db"),
+        }
+    }
+
+    pub(super) fn fs(&self) -> Arc<dyn FileSystem> {
+        match &self.disk {
+            Disk::Memory(fs) => Arc::new(fs.clone()),
+            Disk::Local(fs, _) => Arc::clone(fs),
+        }
+    }
+
+    fn family(&self, name: &str) -> CfOptions {
+        let operator = if is_counter(name) { "u64-counter" } else { "append" };
+        CfOptions {
+            merge_operator: Some(operator.to_owned()),
+            compaction_filter: (name == "x").then(|| "ttl".to_owned()),
+            ..self.family.clone()
+        }
+    }
+
+    fn is_manual(&self) -> bool {
+        self.db.background == BackgroundMode::Manual
+    }
+}
+
+impl Runner {
+    pub(crate) fn new(setting: Setting) -> Self {
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        let seals = Arc::new(Seals::default());
+        let mut components = Self::components(&setting, &clock, &seals);
+        components.families.insert("default".to_owned(), setting.family("default"));
+        let db = Db::open_with(setting.dir(), setting.db.clone(), components).unwrap();
+        let default = (Family::new("default", false), db.default_family().clone());
+        let mut runner = Self {
+            families: vec![default],
+            db,
+            clock,
+            seals,
+            keys: universe(),
+            snapshots: Vec::new(),
+            held: Vec::new(),
+            seq: 0,
+            copies: 0,
+            transcript: Vec::new(),
+            setting,
+        };
+        runner.create_family("counter");
+        runner
+    }
+
+    fn components(setting: &Setting, clock: &Arc<ManualClock>, seals: &Arc<Seals>) -> Components {
+        let mut listeners = Listeners::default();
+        listeners.add(Arc::clone(seals) as _);
+        let clock = Arc::clone(clock) as _;
+        Components { fs: setting.fs(), clock, listeners, seed: Some(7), ..Components::default() }
+    }
+
+    fn now_ms(&self) -> u64 {
+        use archipelago_base::clock::Clock;
+        self.clock.unix_ms()
+    }
+
+    /// Does one step.
+    pub(crate) fn run(&mut self, step: &Step) {
+        let before = self.seq;
+        match step {
+            Step::Write { records, wal, sync } => self.write(records, *wal, *sync),
+            Step::Advance { ms } => self.clock.advance(Duration::from_millis(*ms)),
+            Step::TakeSnapshot => {
+                let snapshot = self.db.snapshot();
+                assert_eq!(snapshot.seq().0, self.seq);
+                self.snapshots.push(snapshot);
+            }
+            Step::DropSnapshot { snapshot } => {
+                if !self.snapshots.is_empty() {
+                    self.snapshots.swap_remove(snapshot % self.snapshots.len());
+                }
+            }
+            Step::Get { cf, key, snapshot } => self.get(*cf, *key, *snapshot),
+            Step::MultiGet { cf, keys, snapshot } => self.multi_get(*cf, keys, *snapshot),
+            Step::LatestSeq { cf, key } => self.latest_seq(*cf, *key),
+            Step::Scan { cf, snapshot, bounds, moves } => {
+                self.scan(*cf, *snapshot, bounds, moves);
+            }
+            Step::HoldIterator { cf, snapshot } => self.hold(*cf, *snapshot),
+            Step::MoveHeld { iterator, moves } => self.move_held(*iterator, moves),
+            Step::CheckAll => self.check_all(),
+            Step::Reopen => self.reopen(),
+            Step::Kill => self.kill(),
+            _ => self.upkeep(step),
+        }
+        for cf in std::mem::take(&mut *self.seals.0.lock()) {
+            let family = self.families.iter_mut().find(|(_, handle)| handle.id() == cf);
+            if let Some((model, _)) = family {
+                model.seals.push(before);
+            }
+        }
+        assert_eq!(self.db.latest_seq_of_all().0, self.seq);
+    }
+
+    fn upkeep(&mut self, step: &Step) {
+        match step {
+            Step::Flush { cf } => self.db.flush(self.handle(*cf)).unwrap(),
+            Step::Background { steps } if self.setting.is_manual() => {
+                for _ in 0..*steps {
+                    self.db.step_background().unwrap();
+                }
+            }
+            Step::Background { .. } => self.db.wait_for_background().unwrap(),
+            Step::CompactRange { cf, start, end } => {
+                let end = self.keys.get(*end).cloned();
+                let range = KeyRange { start: self.keys[*start].clone(), end };
+                self.db.compact_range(self.handle(*cf), &range).unwrap();
+            }
+            Step::Split { cf, bucket, key } => {
+                let cf = self.handle(*cf);
+                let index = bucket % self.db.buckets(cf).unwrap().len();
+                let key = key.map(|key| self.keys[key].as_slice());
+                allow_refusal(self.db.split_bucket(cf, index, key));
+            }
+            Step::Join { cf, bucket } => {
+                let cf = self.handle(*cf);
+                let index = bucket % self.db.buckets(cf).unwrap().len();
+                allow_refusal(self.db.merge_buckets(cf, index));
+            }
+            Step::Ingest { cf, tables, link } => self.ingest(*cf, tables, *link),
+            Step::Checkpoint => self.checkpoint(),
+            Step::CreateFamily => {
+                let used = |name: &str| self.families.iter().any(|(model, _)| model.name == name);
+                if let Some(name) = ["x", "y", "w"].into_iter().find(|name| !used(name)) {
+                    self.create_family(name);
+                }
+            }
+            Step::DropFamily { cf } => {
+                let at = cf % self.families.len();
+                if at > 1 {
+                    let (_, handle) = self.families.remove(at);
+                    self.db.drop_family(&handle).unwrap();
+                    let gone = self.db.contains(&handle, b"a", &ReadOptions::default());
+                    assert_eq!(gone.unwrap_err().kind(), ErrorKind::Fenced);
+                }
+            }
+            other => unreachable!("{other:?} is not upkeep"),
+        }
+    }
+
+    fn create_family(&mut self, name: &str) {
+        let handle = self.db.create_family(name, self.setting.family(name)).unwrap();
+        self.families.push((Family::new(name, is_counter(name)), handle));
+    }
+
+    pub(super) fn handle(&self, cf: usize) -> &ColumnFamily {
+        &self.families[cf % self.families.len()].1
+    }
+
+    pub(super) fn fs(&self) -> Arc<dyn FileSystem> {
+        self.setting.fs()
+    }
+
+    pub(super) fn dir_beside(&mut self, name: &str) -> PathBuf {
+        self.copies += 1;
+        self.setting.dir().with_file_name(format!("{name}{}", self.copies))
+    }
+
+    pub(super) fn key(&self, key: KeyNo) -> &[u8] {
+        &self.keys[key]
+    }
+
+    pub(super) fn advance_seq(&mut self) -> u64 {
+        self.seq += 1;
+        self.seq
+    }
+
+    /// Repeats what is refused as long as background work is due that nobody else does.
+    pub(super) fn patiently<T>(&self, what: impl Fn() -> Result<T>) -> T {
+        loop {
+            match what() {
+                Ok(done) => return done,
+                Err(error) if error.kind() == ErrorKind::Busy && self.setting.is_manual() => {
+                    assert!(self.db.step_background().unwrap(), "busy for ever: {error}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn write(&mut self, records: &[(usize, Record)], wal: bool, sync: bool) {
+        let now_ms = self.now_ms();
+        let mut batch = WriteBatch::new();
+        for (cf, record) in records {
+            let (model, handle) = &self.families[cf % self.families.len()];
+            let id = handle.id();
+            match record {
+                Record::Put { key, stamp, len } => {
+                    batch.put_cf(id, self.key(*key), &model.value(*stamp, *len));
+                }
+                Record::Expiring { key, stamp, len, ms_ahead } => {
+                    let value = model.value(*stamp, *len);
+                    batch.put_expiring_cf(id, self.key(*key), &value, now_ms + ms_ahead);
+                }
+                Record::Delete { key } => batch.delete_cf(id, self.key(*key)),
+                Record::DeleteRange { start, end } => {
+                    batch.delete_range_cf(id, self.key(*start), self.key(*end));
+                }
+                Record::Merge { key, stamp } => {
+                    batch.merge_cf(id, self.key(*key), &model.value(*stamp, 0));
+                }
+            }
+        }
+        let options = WriteOptions { sync, wal, ..WriteOptions::default() };
+        let last = self.patiently(|| self.db.write(&batch, &options));
+        for (cf, record) in records {
+            let seq = self.advance_seq();
+            self.note(*cf, record, seq, now_ms, wal);
+        }
+        assert_eq!(last.0, self.seq);
+    }
+
+    /// Adds a record to the model.
+    pub(super) fn note(&mut self, cf: usize, record: &Record, seq: u64, now_ms: u64, logged: bool) {
+        let at = cf % self.families.len();
+        let model = &mut self.families[at].0;
+        let (key, event) = match *record {
+            Record::Put { key, stamp, len } => (key, Event::Put(model.value(stamp, len))),
+            Record::Expiring { key, stamp, len, ms_ahead } => {
+                (key, Event::Expiring(model.value(stamp, len), now_ms + ms_ahead))
+            }
+            Record::Delete { key } => (key, Event::Delete),
+            Record::DeleteRange { start, end } => {
+                return model.delete_range(&self.keys[start], &self.keys[end], seq, logged);
+            }
+            Record::Merge { key, stamp } => (key, Event::Merge(model.value(stamp, 0))),
+        };
+        model.add(&self.keys[key], Version { seq, event, logged });
+    }
+
+    fn tell(&mut self, answer: &impl Debug) {
+        let mut hasher = DefaultHasher::new();
+        format!("{answer:?}").hash(&mut hasher);
+        self.transcript.push(hasher.finish());
+    }
+
+    /// Options to read as of a snapshot, and its sequence number.
+    fn as_of(&self, snapshot: Option<usize>) -> (ReadOptions, u64) {
+        match snapshot {
+            Some(at) if !self.snapshots.is_empty() => {
+                let snapshot = &self.snapshots[at % self.snapshots.len()];
+                (ReadOptions::new().snapshot(snapshot), snapshot.seq().0)
+            }
+            _ => (ReadOptions::default(), self.seq),
+        }
+    }
+
+    fn get(&mut self, cf: usize, key: KeyNo, snapshot: Option<usize>) {
+        let (options, at) = self.as_of(snapshot);
+        let (model, handle) = &self.families[cf % self.families.len()];
+        let expected = model.read(self.key(key), at, self.now_ms());
+        let entry = self.db.get_entry(handle, self.key(key), &options).unwrap();
+        let found = entry.map(|entry| Row {
+            key: self.key(key).to_vec(),
+            value: entry.value.to_vec(),
+            expires_at_ms: entry.expires_at_ms,
+            seq: entry.seq.0,
+        });
+        assert_eq!(found, expected, "get at {at}");
+        let contains = self.db.contains(handle, self.key(key), &options).unwrap();
+        assert_eq!(contains, expected.is_some());
+        self.tell(&found);
+    }
+
+    fn multi_get(&mut self, cf: usize, keys: &[KeyNo], snapshot: Option<usize>) {
+        let (options, at) = self.as_of(snapshot);
+        let (model, handle) = &self.families[cf % self.families.len()];
+        let keys: Vec<&[u8]> = keys.iter().map(|&key| self.key(key)).collect();
+        let found = self.db.multi_get(handle, &keys, &options).unwrap();
+        let found: Vec<_> = found.into_iter().map(|value| value.map(|v| v.to_vec())).collect();
+        let now_ms = self.now_ms();
+        let expected: Vec<_> =
+            keys.iter().map(|key| model.read(key, at, now_ms).map(|row| row.value)).collect();
+        assert_eq!(found, expected, "multi_get at {at}");
+        self.tell(&found);
+    }
+
+    /// The newest write of a live key is known; that of a dead one at least to whoever has a
+    /// snapshot from before it.
+    fn latest_seq(&mut self, cf: usize, key: KeyNo) {
+        let (model, handle) = &self.families[cf % self.families.len()];
+        let found = self.db.latest_seq(handle, self.key(key)).unwrap().map(|seq| seq.0);
+        let newest = model.newest(self.key(key));
+        let live = model.read(self.key(key), self.seq, self.now_ms());
+        if live.is_some() {
+            assert_eq!(found, newest);
+        } else if let Some(newest) = newest {
+            assert!(found.is_none_or(|found| found <= newest), "{found:?} but {newest}");
+            let before = self.snapshots.iter().map(|s| s.seq().0).filter(|s| *s < newest).max();
+            if let Some(before) = before {
+                assert!(found.is_some_and(|found| found > before), "{found:?} after {before}");
+            }
+        }
+        self.tell(&live.and(found));
+    }
+
+    fn scan(&mut self, cf: usize, snapshot: Option<usize>, bounds: &Bounds, moves: &[Move]) {
+        let (mut options, at) = self.as_of(snapshot);
+        options.lower_bound = bounds.lower.map(|key| self.key(key).to_vec());
+        options.upper_bound = bounds.upper.map(|key| self.key(key).to_vec());
+        options.prefix = bounds.prefix.map(|prefix| prefix.as_bytes().to_vec());
+        let (model, handle) = &self.families[cf % self.families.len()];
+        let iter = match self.db.iter(handle, &options) {
+            Ok(iter) => iter,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+                assert!(options.lower_bound > options.upper_bound, "{error}");
+                return;
+            }
+        };
+        let mut rows = model.rows(at, self.now_ms());
+        rows.retain(|row| {
+            options.lower_bound.as_ref().is_none_or(|lower| *lower <= row.key)
+                && options.upper_bound.as_ref().is_none_or(|upper| row.key < *upper)
+                && options.prefix.as_ref().is_none_or(|prefix| row.key.starts_with(prefix))
+        });
+        let mut held = Held { iter, rows, at: None };
+        let shown = held.walk(moves, &self.keys);
+        self.tell(&shown);
+    }
+
+    fn hold(&mut self, cf: usize, snapshot: Option<usize>) {
+        let (options, at) = self.as_of(snapshot);
+        let (model, handle) = &self.families[cf % self.families.len()];
+        let iter = self.db.iter(handle, &options).unwrap();
+        let rows = model.rows(at, self.now_ms());
+        if self.held.len() == 3 {
+            self.held.remove(0);
+        }
+        self.held.push(Held { iter, rows, at: None });
+    }
+
+    fn move_held(&mut self, iterator: usize, moves: &[Move]) {
+        if self.held.is_empty() {
+            return;
+        }
+        let at = iterator % self.held.len();
+        let shown = self.held[at].walk(moves, &self.keys);
+        self.tell(&shown);
+    }
+
+    /// Every family, whole, in both directions, now and as of every snapshot.
+    pub(crate) fn check_all(&mut self) {
+        for cf in 0..self.families.len() {
+            for snapshot in std::iter::once(None).chain((0..self.snapshots.len()).map(Some)) {
+                let (options, at) = self.as_of(snapshot);
+                let (model, handle) = &self.families[cf];
+                let expected = model.rows(at, self.now_ms());
+                let found = contents(&self.db, handle, &options);
+                assert_eq!(found, expected, "family \"{}\" at {at}", model.name);
+                self.tell(&found);
+            }
+        }
+    }
+
+    fn forget_readers(&mut self) {
+        self.held.clear();
+        self.snapshots.clear();
+    }
+
+    fn open_again(&mut self) {
+        let components = Self::components(&self.setting, &self.clock, &self.seals);
+        self.db = Db::open_with(self.setting.dir(), self.setting.db.clone(), components).unwrap();
+        let mut names: Vec<&str> = self.families.iter().map(|(m, _)| m.name.as_str()).collect();
+        let mut listed = self.db.list_families();
+        names.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(listed, names);
+        for (model, handle) in &mut self.families {
+            *handle = self.db.family(&model.name).unwrap();
+        }
+    }
+
+    fn reopen(&mut self) {
+        self.forget_readers();
+        self.db.clone().close().unwrap();
+        self.open_again();
+        self.families.iter_mut().for_each(|(model, _)| model.settle());
+        // Range deletes of nothing past the log leave no trace.
+        let newest = self.families.iter().map(|(model, _)| model.newest_of_all()).max();
+        let seq = self.db.latest_seq_of_all().0;
+        assert!(newest <= Some(seq) && seq <= self.seq, "{seq} of {}", self.seq);
+        self.seq = seq;
+        self.check_all();
+    }
+
+    /// `kill -9`: logged writes stay, of the others those of unflushed memtables go, a memtable
+    /// with all of them or none.
+    fn kill(&mut self) {
+        let Disk::Memory(fs) = &self.setting.disk else { return self.reopen() };
+        let left = fs.kill_clone();
+        self.forget_readers();
+        self.setting.disk = Disk::Memory(left);
+        self.open_again();
+        let now_ms = self.now_ms();
+        let mut newest = 0;
+        let mut lost = false;
+        for (model, handle) in &mut self.families {
+            let found = contents(&self.db, handle, &ReadOptions::default());
+            let mut candidates: Vec<u64> = model.seals.iter().rev().copied().collect();
+            candidates.push(0);
+            let survivor = candidates.iter().find_map(|&flushed| {
+                let left = model.without_unlogged_after(flushed);
+                lost |= model.has_unlogged_after(flushed);
+                (left.rows(u64::MAX, now_ms) == found).then_some(left)
+            });
+            let Some(mut survivor) = survivor else {
+                let all = model.rows(u64::MAX, now_ms);
+                panic!("{}: {found:?} are not what survives of {all:?}", model.name);
+            };
+            survivor.settle();
+            newest = newest.max(survivor.newest_of_all());
+            *model = survivor;
+        }
+        let seq = self.db.latest_seq_of_all().0;
+        assert!(if lost { newest <= seq && seq <= self.seq } else { seq == self.seq }, "{seq}");
+        self.seq = seq;
+        self.check_all();
+    }
+
+    /// Opens another copy of the database and compares.
+    pub(super) fn check_copy(&mut self, dir: &std::path::Path) {
+        for read_only in [true, false] {
+            let options = DbOptions { read_only, ..self.setting.db.clone() };
+            let components = Self::components(&self.setting, &self.clock, &Arc::default());
+            let copy = Db::open_with(dir, options, components).unwrap();
+            for (model, _) in &self.families {
+                let handle = copy.family(&model.name).unwrap();
+                let found = contents(&copy, &handle, &ReadOptions::default());
+                let expected = model.rows(u64::MAX, self.now_ms());
+                assert_eq!(found, expected, "copy of \"{}\", {read_only}", model.name);
+            }
+            copy.close().unwrap();
+        }
+    }
+}
+
+fn allow_refusal(result: Result<()>) {
+    if let Err(error) = result {
+        let refused = matches!(error.kind(), ErrorKind::Busy | ErrorKind::InvalidArgument);
+        assert!(refused, "{error}");
+    }
+}
+
+fn row_of(iter: &Iter) -> Row {
+    Row {
+        key: iter.key().to_vec(),
+        value: iter.value().to_vec(),
+        expires_at_ms: iter.expires_at_ms(),
+        seq: iter.seq().0,
+    }
+}
+
+/// All rows, which must be the same in both directions.
+pub(crate) fn contents(db: &Db, cf: &ColumnFamily, options: &ReadOptions) -> Vec<Row> {
+    let mut iter = db.iter(cf, options).unwrap();
+    let (mut forward, mut backward) = (Vec::new(), Vec::new());
+    iter.seek_to_first();
+    while iter.valid() {
+        forward.push(row_of(&iter));
+        iter.next();
+    }
+    iter.status().unwrap();
+    iter.seek_to_last();
+    while iter.valid() {
+        backward.push(row_of(&iter));
+        iter.prev();
+    }
+    iter.status().unwrap();
+    backward.reverse();
+    assert_eq!(backward, forward, "backward differs from forward");
+    forward
+}
+
+impl Held {
+    /// Moves the iterator and compares what it shows after each move.
+    fn walk(&mut self, moves: &[Move], keys: &[Vec<u8>]) -> Vec<Option<Row>> {
+        let mut shown = Vec::new();
+        for step in moves {
+            self.step(*step, keys);
+            self.iter.status().unwrap();
+            let found = self.iter.valid().then(|| row_of(&self.iter));
+            assert_eq!(found.as_ref(), self.at.map(|at| &self.rows[at]), "after {step:?}");
+            shown.push(found);
+        }
+        shown
+    }
+
+    fn step(&mut self, step: Move, keys: &[Vec<u8>]) {
+        let target = |key: KeyNo, after: bool| {
+            let mut target = keys[key].clone();
+            target.extend(after.then_some(0));
+            target
+        };
+        let (rows, iter) = (&self.rows, &mut self.iter);
+        self.at = match step {
+            Move::First => {
+                iter.seek_to_first();
+                (!rows.is_empty()).then_some(0)
+            }
+            Move::Last => {
+                iter.seek_to_last();
+                rows.len().checked_sub(1)
+            }
+            Move::Seek { key, after } => {
+                let target = target(key, after);
+                iter.seek(&target);
+                rows.iter().position(|row| row.key >= target)
+            }
+            Move::SeekForPrev { key, after } => {
+                let target = target(key, after);
+                iter.seek_for_prev(&target);
+                rows.iter().rposition(|row| row.key <= target)
+            }
+            Move::Next | Move::Prev if self.at.is_none() => None,
+            Move::Next => {
+                iter.next();
+                self.at.map(|at| at + 1).filter(|at| *at < rows.len())
+            }
+            Move::Prev => {
+                iter.prev();
+                self.at.and_then(|at| at.checked_sub(1))
+            }
+        };
+    }
+}

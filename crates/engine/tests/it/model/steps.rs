@@ -1,0 +1,280 @@
+//! What a case does: steps made from a seed alone, so that the same seed does the same under any
+//! settings.
+
+/// A key of the universe, by its index.
+pub(crate) type KeyNo = usize;
+
+/// All keys that cases use, ascending: some share prefixes, one is empty, one is all ones.
+pub(crate) fn universe() -> Vec<Vec<u8>> {
+    let mut keys: Vec<Vec<u8>> = vec![Vec::new(), vec![0], vec![0xff, 0xff]];
+    for prefix in ["a", "reef:", "reef:1:", "z"] {
+        keys.extend((0..9).map(|n| format!("{prefix}{:02}", n * 3).into_bytes()));
+    }
+    keys.push(vec![b'm'; 300]);
+    keys.sort();
+    keys
+}
+
+/// One record of a batch; `stamp` is unique and becomes its value.
+#[derive(Clone, Debug)]
+pub(crate) enum Record {
+    Put { key: KeyNo, stamp: u64, len: usize },
+    Expiring { key: KeyNo, stamp: u64, len: usize, ms_ahead: u64 },
+    Delete { key: KeyNo },
+    DeleteRange { start: KeyNo, end: KeyNo },
+    Merge { key: KeyNo, stamp: u64 },
+}
+
+/// A move of an iterator; `after` seeks a little past the key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Move {
+    First,
+    Last,
+    Seek { key: KeyNo, after: bool },
+    SeekForPrev { key: KeyNo, after: bool },
+    Next,
+    Prev,
+}
+
+/// What an iterator shows.
+#[derive(Clone, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) lower: Option<KeyNo>,
+    pub(crate) upper: Option<KeyNo>,
+    pub(crate) prefix: Option<&'static str>,
+}
+
+/// One file to ingest.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    /// By ascending key; no `Expiring`, no `DeleteRange`.
+    pub(crate) points: Vec<Record>,
+    pub(crate) ranges: Vec<(KeyNo, KeyNo)>,
+}
+
+/// One step. Families, snapshots and buckets are numbers that the runner takes modulo how many
+/// there are.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Write { records: Vec<(usize, Record)>, wal: bool, sync: bool },
+    Advance { ms: u64 },
+    TakeSnapshot,
+    DropSnapshot { snapshot: usize },
+    Get { cf: usize, key: KeyNo, snapshot: Option<usize> },
+    MultiGet { cf: usize, keys: Vec<KeyNo>, snapshot: Option<usize> },
+    LatestSeq { cf: usize, key: KeyNo },
+    Scan { cf: usize, snapshot: Option<usize>, bounds: Bounds, moves: Vec<Move> },
+    HoldIterator { cf: usize, snapshot: Option<usize> },
+    MoveHeld { iterator: usize, moves: Vec<Move> },
+    Flush { cf: usize },
+    Background { steps: usize },
+    CompactRange { cf: usize, start: KeyNo, end: KeyNo },
+    Split { cf: usize, bucket: usize, key: Option<KeyNo> },
+    Join { cf: usize, bucket: usize },
+    Ingest { cf: usize, tables: Vec<Table>, link: bool },
+    Checkpoint,
+    CreateFamily,
+    DropFamily { cf: usize },
+    Reopen,
+    Kill,
+    CheckAll,
+}
+
+/// Makes the steps of a case.
+pub(crate) struct Generator {
+    rng: fastrand::Rng,
+    keys: usize,
+    next_stamp: u64,
+    /// Whether some writes go past the log.
+    unlogged: bool,
+}
+
+impl Generator {
+    pub(crate) fn new(seed: u64, unlogged: bool) -> Self {
+        let rng = fastrand::Rng::with_seed(seed);
+        Self { rng, keys: universe().len(), next_stamp: 1, unlogged }
+    }
+
+    fn key(&mut self) -> KeyNo {
+        self.rng.usize(..self.keys)
+    }
+
+    fn stamp(&mut self) -> u64 {
+        self.next_stamp += 1;
+        self.next_stamp
+    }
+
+    fn one_in(&mut self, n: u32) -> bool {
+        self.rng.u32(..n) == 0
+    }
+
+    fn some_snapshot(&mut self) -> Option<usize> {
+        self.one_in(3).then(|| self.rng.usize(..8))
+    }
+
+    fn span(&mut self) -> (KeyNo, KeyNo) {
+        let (a, b) = (self.key(), self.key());
+        // Short ones more often, so that not everything is always deleted.
+        if self.one_in(3) { (a.min(b), a.max(b)) } else { (a, (a + b % 5).min(self.keys - 1)) }
+    }
+
+    fn len(&mut self) -> usize {
+        match self.rng.u32(..20) {
+            0 => 3000,
+            1..=4 => self.rng.usize(..600),
+            _ => self.rng.usize(..60),
+        }
+    }
+
+    fn record(&mut self) -> Record {
+        let (key, stamp) = (self.key(), self.stamp());
+        match self.rng.u32(..20) {
+            0..=8 => Record::Put { key, stamp, len: self.len() },
+            9..=11 => {
+                let ms_ahead = self.rng.u64(..4000);
+                Record::Expiring { key, stamp, len: self.len(), ms_ahead }
+            }
+            12..=13 => Record::Delete { key },
+            14 => {
+                let (start, end) = self.span();
+                Record::DeleteRange { start, end }
+            }
+            _ => Record::Merge { key, stamp },
+        }
+    }
+
+    fn write(&mut self) -> Step {
+        let count = if self.one_in(3) { self.rng.usize(1..12) } else { 1 };
+        let cf = self.rng.usize(..8);
+        let many = self.one_in(2);
+        let records = (0..count)
+            .map(|_| (if many { self.rng.usize(..8) } else { cf }, self.record()))
+            .collect();
+        let wal = !(self.unlogged && self.one_in(6));
+        Step::Write { records, wal, sync: wal && self.one_in(8) }
+    }
+
+    fn moves(&mut self) -> Vec<Move> {
+        let count = self.rng.usize(1..14);
+        let mut moves: Vec<Move> = (0..count)
+            .map(|_| {
+                let (key, after) = (self.key(), self.one_in(3));
+                match self.rng.u32(..10) {
+                    0 => Move::First,
+                    1 => Move::Last,
+                    2 => Move::Seek { key, after },
+                    3 => Move::SeekForPrev { key, after },
+                    4..=6 => Move::Prev,
+                    _ => Move::Next,
+                }
+            })
+            .collect();
+        if matches!(moves[0], Move::Next | Move::Prev) {
+            moves[0] = if self.rng.bool() { Move::First } else { Move::Last };
+        }
+        moves
+    }
+
+    fn scan(&mut self) -> Step {
+        let bound = |own: &mut Self| own.one_in(3).then(|| own.key());
+        let (lower, upper) = (bound(self), bound(self));
+        let prefix = match self.rng.u32(..6) {
+            0 => Some("reef:"),
+            1 => Some("reef:1:0"),
+            2 => Some("nothing"),
+            _ => None,
+        };
+        Step::Scan {
+            cf: self.rng.usize(..8),
+            snapshot: self.some_snapshot(),
+            bounds: Bounds { lower, upper, prefix },
+            moves: self.moves(),
+        }
+    }
+
+    fn table(&mut self, keys: std::ops::Range<KeyNo>) -> Table {
+        let mut chosen: Vec<KeyNo> = keys.clone().filter(|_| self.rng.u32(..3) == 0).collect();
+        if self.one_in(6) {
+            chosen.clear();
+        }
+        let points: Vec<Record> = chosen
+            .into_iter()
+            .map(|key| match self.rng.u32(..6) {
+                0 => Record::Delete { key },
+                1 => Record::Merge { key, stamp: self.stamp() },
+                _ => Record::Put { key, stamp: self.stamp(), len: self.len() },
+            })
+            .collect();
+        let mut ranges = Vec::new();
+        while keys.len() > 1 && (self.one_in(3) || (points.is_empty() && ranges.is_empty())) {
+            let start = self.rng.usize(keys.start..keys.end - 1);
+            ranges.push((start, self.rng.usize(start + 1..keys.end)));
+        }
+        Table { points, ranges }
+    }
+
+    fn ingest(&mut self) -> Step {
+        let (a, b) = (self.key(), self.key());
+        let (start, end) = (a.min(b), (a.max(b) + 2).min(self.keys));
+        let start = start.min(end - 2);
+        let mut tables = Vec::new();
+        let middle = (start + end) / 2;
+        if self.one_in(3) && middle - start > 1 && end - middle > 1 {
+            tables.push(self.table(middle..end));
+            tables.push(self.table(start..middle));
+        } else {
+            tables.push(self.table(start..end));
+        }
+        Step::Ingest { cf: self.rng.usize(..8), tables, link: self.rng.bool() }
+    }
+
+    fn read(&mut self) -> Step {
+        let (cf, key, snapshot) = (self.rng.usize(..8), self.key(), self.some_snapshot());
+        match self.rng.u32(..10) {
+            0..=2 => Step::Get { cf, key, snapshot },
+            3..=4 => {
+                let count = self.rng.usize(..30);
+                Step::MultiGet { cf, keys: (0..count).map(|_| self.key()).collect(), snapshot }
+            }
+            5 => Step::LatestSeq { cf, key },
+            6 => Step::HoldIterator { cf, snapshot },
+            7 => Step::MoveHeld { iterator: key, moves: self.moves() },
+            _ => self.scan(),
+        }
+    }
+
+    fn upkeep(&mut self) -> Step {
+        let cf = self.rng.usize(..8);
+        match self.rng.u32(..40) {
+            0..=6 => Step::Flush { cf },
+            7..=16 => Step::Background { steps: self.rng.usize(1..6) },
+            17..=20 => {
+                let (start, end) = self.span();
+                Step::CompactRange { cf, start, end: end + 1 }
+            }
+            21..=24 => {
+                let key = (!self.one_in(3)).then(|| self.key());
+                Step::Split { cf, bucket: self.rng.usize(..8), key }
+            }
+            25..=26 => Step::Join { cf, bucket: self.rng.usize(..8) },
+            27..=31 => self.ingest(),
+            32 => Step::Checkpoint,
+            33 => Step::CreateFamily,
+            34 => Step::DropFamily { cf },
+            35..=36 => Step::Reopen,
+            37..=38 => Step::Kill,
+            _ => Step::CheckAll,
+        }
+    }
+
+    pub(crate) fn step(&mut self) -> Step {
+        match self.rng.u32(..100) {
+            0..=49 => self.write(),
+            50..=74 => self.read(),
+            75..=78 => Step::TakeSnapshot,
+            79..=81 => Step::DropSnapshot { snapshot: self.rng.usize(..8) },
+            82..=84 => Step::Advance { ms: self.rng.u64(..2500) },
+            _ => self.upkeep(),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Flushes and compactions of an open database in other processes: each is given an encoded spec,
+//! the images of its shards and the directory, and nothing else. The process is this test binary,
+//! started again with [`JOB_DIR`] set.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::clock::SystemClock;
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_engine::cache::BlockCache;
+use archipelago_engine::compaction::job::{CompactionSpec, run_compaction};
+use archipelago_engine::db::{Components, Db, ReadOptions};
+use archipelago_engine::event::{Event, EventListener};
+use archipelago_engine::extension::Registry;
+use archipelago_engine::flush::{FlushSpec, ShardRef, ShardSource, run_flush};
+use archipelago_engine::job::executor::JobExecutor;
+use archipelago_engine::job::wire::{self, Message};
+use archipelago_engine::job::{JobContext, JobOutput};
+use archipelago_engine::key::KeyRange;
+use archipelago_engine::memtable::{SealedImage, SealedShard};
+use archipelago_engine::options::{CfOptions, WriteOptions};
+use archipelago_engine::stats::Ticker;
+use archipelago_env::local::LocalFs;
+use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
+use parking_lot::Mutex;
+
+use crate::support::{small_db, small_family};
+
+/// Directory of the job that a child process shall run.
+const JOB_DIR: &str = "ARCHIPELAGO_TEST_REMOTE_JOB_DIR";
+const IO: IoContext =
+    IoContext { class: FileClass::Other, purpose: IoPurpose::Maintenance, level: None };
+
+/// Images of shards in a directory.
+struct Images(PathBuf);
+
+fn image_path(dir: &Path, shard: &ShardRef) -> PathBuf {
+    dir.join(format!("{}-{}.image", shard.memtable, shard.shard))
+}
+
+impl ShardSource for Images {
+    fn shard(&self, shard: &ShardRef) -> Result<Arc<dyn SealedShard>> {
+        Ok(SealedImage::open(LocalFs::new().read(&image_path(&self.0, shard), IO)?)?)
+    }
+}
+
+/// What the child process does; nothing when the tests run.
+#[test]
+fn child_process() {
+    let Some(dir) = std::env::var_os(JOB_DIR).map(PathBuf::from) else { return };
+    let budget = ByteBudget::unlimited();
+    let images = Images(dir.clone());
+    let context = JobContext {
+        fs: Arc::new(LocalFs::new()),
+        registry: Registry::default(),
+        clock: SystemClock::shared(),
+        limiter: None,
+        cancel: Arc::default(),
+        shards: &images,
+        cache: BlockCache::new(1 << 20, &budget),
+        budget,
+        more_file_numbers: None,
+        progress: Arc::default(),
+    };
+    let message = LocalFs::new().read(&dir.join("spec"), IO).unwrap();
+    let output = if message[1] == FlushSpec::TAG {
+        run_flush(&wire::decode(&message).unwrap(), &context)
+    } else {
+        run_compaction(&wire::decode(&message).unwrap(), &context)
+    };
+    let bytes = wire::encode(&output.unwrap()).unwrap();
+    LocalFs::new().write_atomic(&dir.join("output"), &bytes, IO).unwrap();
+}
+
+/// Sends every job to a process of its own.
+struct Processes {
+    scratch: PathBuf,
+    jobs: AtomicU64,
+    /// Jobs from this number on have nobody to run them, while it is set.
+    nobody: Mutex<bool>,
+    /// Outputs are tampered with while it is set.
+    forge: Mutex<bool>,
+}
+
+impl Processes {
+    fn job_dir(&self) -> Result<PathBuf> {
+        if *self.nobody.lock() {
+            return Err(Error::new(ErrorKind::Io, "no executor answers"));
+        }
+        let no = self.jobs.fetch_add(1, Ordering::Relaxed);
+        let dir = self.scratch.join(format!("job{no}"));
+        LocalFs::new().create_dir_all(&dir)?;
+        Ok(dir)
+    }
+
+    fn run<T: Message>(&self, dir: &Path, spec: &T) -> Result<JobOutput> {
+        let fs = LocalFs::new();
+        fs.write_atomic(&dir.join("spec"), &wire::encode(spec)?, IO)?;
+        let ran = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "remote_jobs::child_process"])
+            .env(JOB_DIR, dir)
+            .output()
+            .unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+        let mut output: JobOutput = wire::decode(&fs.read(&dir.join("output"), IO)?)?;
+        if *self.forge.lock() {
+            output.files.iter_mut().for_each(|file| file.no += 1_000_000);
+        }
+        Ok(output)
+    }
+}
+
+impl JobExecutor for Processes {
+    fn flush(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        let dir = self.job_dir()?;
+        for shard in &spec.shards {
+            let mut image = Vec::new();
+            context.shards.shard(shard)?.write_image(&mut image)?;
+            LocalFs::new().write_atomic(&image_path(&dir, shard), &image, IO)?;
+        }
+        self.run(&dir, spec)
+    }
+
+    fn compact(&self, spec: &CompactionSpec, _context: &JobContext<'_>) -> Result<JobOutput> {
+        self.run(&self.job_dir()?, spec)
+    }
+}
+
+/// Numbers of the files that flushes and compactions installed.
+#[derive(Default)]
+struct Installed(Mutex<(Vec<u64>, Vec<u64>)>);
+
+impl EventListener for Installed {
+    fn on_event(&self, event: &Event) {
+        match event {
+            Event::FlushInstalled { files, .. } => self.0.lock().0.extend(files),
+            Event::CompactionInstalled { outputs, .. } => self.0.lock().1.extend(outputs),
+            _ => {}
+        }
+    }
+}
+
+fn key(n: u32) -> Vec<u8> {
+    format!("key{n:05}").into_bytes()
+}
+
+/// What the database must hold after all writes of the test.
+fn check(db: &Db) {
+    for n in 0..1500u32 {
+        let expected = match n {
+            100..200 => None,
+            _ if n % 10 == 0 => Some(format!("second {n}+more")),
+            _ => Some(format!("first {n}")),
+        };
+        let got = db.get(&key(n)).unwrap();
+        assert_eq!(got.as_deref(), expected.as_deref().map(str::as_bytes), "{n}");
+    }
+}
+
+#[test]
+fn other_processes_run_the_flushes_and_compactions_of_a_database() {
+    let temporary = tempfile::tempdir().unwrap();
+    let executor = Arc::new(Processes {
+        scratch: temporary.path().join("jobs"),
+        jobs: AtomicU64::new(0),
+        nobody: Mutex::new(false),
+        forge: Mutex::new(false),
+    });
+    let installed = Arc::new(Installed::default());
+    let family = CfOptions {
+        merge_operator: Some("append".to_owned()),
+        write_buffer_bytes: 64 << 10,
+        ..small_family()
+    };
+    let mut components = Components {
+        families: [("default".to_owned(), family)].into_iter().collect(),
+        executor: Arc::clone(&executor) as _,
+        ..Components::default()
+    };
+    components.listeners.add(Arc::clone(&installed) as _);
+    let dir = temporary.path().join("db");
+    let db = Db::open_with(&dir, small_db(), components).unwrap();
+    let cf = db.default_family();
+    for n in 0..1500 {
+        db.put(&key(n), format!("first {n}").as_bytes()).unwrap();
+    }
+    db.flush(cf).unwrap();
+    let snapshot = db.snapshot();
+    for n in (0..1500).step_by(10) {
+        db.put(&key(n), format!("second {n}").as_bytes()).unwrap();
+        db.merge(cf, &key(n), b"+more", &WriteOptions::default()).unwrap();
+    }
+    db.delete_range(cf, &key(100), &key(200), &WriteOptions::default()).unwrap();
+
+    *executor.nobody.lock() = true;
+    assert_eq!(db.flush(cf).unwrap_err().kind(), ErrorKind::Io);
+    check(&db);
+    *executor.nobody.lock() = false;
+    *executor.forge.lock() = true;
+    let error = db.flush(cf).unwrap_err();
+    assert!(error.to_string().contains("not set aside"), "{error}");
+    check(&db);
+    *executor.forge.lock() = false;
+
+    db.flush(cf).unwrap();
+    check(&db);
+    db.compact_range(cf, &KeyRange::all()).unwrap();
+    check(&db);
+    let then = ReadOptions::new().snapshot(&snapshot);
+    let old = db.get_with(cf, &key(110), &then).unwrap();
+    assert_eq!(old.as_deref(), Some(&b"first 110"[..]));
+    assert!(db.verify(|_, _| {}).unwrap().is_clean());
+
+    let (flushed, compacted) = std::mem::take(&mut *installed.0.lock());
+    assert!(!flushed.is_empty() && !compacted.is_empty(), "{flushed:?} {compacted:?}");
+    assert_eq!(db.statistics().get(Ticker::BackgroundErrors), 2);
+    drop(snapshot);
+    db.close().unwrap();
+    let db = Db::open(&dir, small_db()).unwrap();
+    check(&db);
+}

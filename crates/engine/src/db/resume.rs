@@ -33,8 +33,8 @@ use crate::key::KeyRange;
 use crate::manifest::{Change, VersionEdit};
 use crate::stats::Ticker;
 
-/// How long background work tries to get the commit lock, which an ingestion may hold while it
-/// waits for background work.
+/// How long one attempt waits for the commit lock, which an ingestion may hold while it waits for
+/// background work, which is paused meanwhile.
 const LOCK_WAIT: Duration = Duration::from_millis(100);
 
 /// Holds background picks off until dropped.
@@ -83,7 +83,7 @@ impl DbInner {
 
     /// Leaves the log for background work; `false` if somebody has the commit lock for long.
     pub(crate) fn leave_log_in_background(&self) -> Result<bool> {
-        let result = self.leave_log_within(Some(LOCK_WAIT));
+        let result = self.try_leave_log();
         if let Err(error) = &result {
             self.note_pause();
             self.fail_soft("leaving a log segment that is not whole", error);
@@ -100,20 +100,20 @@ impl DbInner {
     }
 
     /// See the module.
-    pub(crate) fn leave_log(&self) -> Result<()> {
-        self.leave_log_within(None).map(|_| ())
+    fn leave_log(&self) -> Result<()> {
+        while !self.try_leave_log()? {
+            self.check_open()?;
+            let mut state = self.state.lock();
+            self.progress.wait_for(&mut state, Duration::from_millis(20));
+        }
+        Ok(())
     }
 
-    fn leave_log_within(&self, patience: Option<Duration>) -> Result<bool> {
+    /// One attempt; `false` if the commit lock did not become free.
+    fn try_leave_log(&self) -> Result<bool> {
         let _paused = Paused::new(self);
         self.wait_for_flushes()?;
-        let mut commit = match patience {
-            None => self.committer.lock(),
-            Some(patience) => match self.committer.try_lock_for(patience) {
-                Some(commit) => commit,
-                None => return Ok(false),
-            },
-        };
+        let Some(mut commit) = self.committer.try_lock_for(LOCK_WAIT) else { return Ok(false) };
         self.committer.wait_all_visible(&commit);
         self.rotate_log(&mut commit)?;
         for family in self.live_families() {

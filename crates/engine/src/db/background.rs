@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use archipelago_base::budget::Pressure;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{CfId, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -110,6 +111,7 @@ impl DbInner {
     /// See [`Db::step_background`].
     pub(crate) fn step(&self) -> Result<bool> {
         self.enforce_log_bound();
+        self.balance_cache();
         let task = {
             let mut state = self.state.lock();
             self.next_task(&mut state)
@@ -138,6 +140,7 @@ impl DbInner {
                         let pause = self.pause(&state);
                         self.work.wait_for(&mut state, pause);
                         drop(state);
+                        self.balance_cache();
                         self.enforce_log_bound();
                         self.remove_obsolete();
                         continue;
@@ -147,7 +150,17 @@ impl DbInner {
             self.wake();
             let result = self.run_task(&task);
             self.note_result(&task, &result);
+            self.balance_cache();
             self.remove_obsolete();
+        }
+    }
+
+    /// Halves what the block cache holds while the byte budget is nearly used up, and gives it its
+    /// capacity back afterwards.
+    fn balance_cache(&self) {
+        match self.budget.pressure() {
+            Pressure::None => self.cache.relax(),
+            Pressure::High | Pressure::Over => self.cache.shrink_to(self.cache.usage_bytes() / 2),
         }
     }
 

@@ -63,7 +63,7 @@ fn listeners_are_told_of_everything_that_changes_files_or_families() {
     db.split_bucket(cf, 0, None).unwrap();
     let other = db.create_family("other", small_family()).unwrap();
     db.drop_family(&other).unwrap();
-    let shared: Arc<dyn FileSystem> = Arc::new(fs.clone());
+    let shared: Arc<dyn FileSystem> = Arc::new(fs);
     let mut writer =
         SstWriter::create(&shared, "/t.sst".as_ref(), TableOptions::default()).unwrap();
     writer.put(b"zz", b"ingested").unwrap();
@@ -389,7 +389,7 @@ fn a_read_only_open_sees_all_and_changes_nothing() {
     fill(&db, cf, 0..500, &[1; 60]);
     db.put(b"last", b"only in the log").unwrap();
     let reader = DbOptions { read_only: true, ..small_db() };
-    for left in [fs.kill_clone(), fs.clone()] {
+    for left in [fs.kill_clone(), fs] {
         let before = names(&left, "/db");
         let components = Components { fs: Arc::new(left.clone()), ..Components::default() };
         let copy = Db::open_with("/db", reader.clone(), components).unwrap();

@@ -87,7 +87,10 @@ impl World {
             stamps.dedup();
             assert!(stamps.len() <= 1, "writer {writer}: a torn batch: {stamps:?}");
             let stamp = stamps.first().copied().unwrap_or(0);
-            assert!(stamp == 0 || count as u64 % KEYS == 0, "{count} keys of writer {writer}");
+            assert!(
+                stamp == 0 || (count as u64).is_multiple_of(KEYS),
+                "{count} keys of writer {writer}"
+            );
             assert!(stamp >= before[writer as usize], "{stamp} after {before:?}");
             assert!(stamp >= last[writer as usize], "{stamp} after {last:?}");
             last[writer as usize] = stamp;
@@ -143,9 +146,9 @@ impl World {
         let mut iter = self.db.iter(family, options).unwrap();
         let mut seen = Vec::new();
         if up {
-            iter.seek_to_first()
+            iter.seek_to_first();
         } else {
-            iter.seek_to_last()
+            iter.seek_to_last();
         }
         while iter.valid() {
             let (_, writer) = std::str::from_utf8(iter.key()).unwrap().split_once('-').unwrap();
@@ -225,7 +228,7 @@ impl World {
             writer.delete(format!("{n:02}~").as_bytes())?;
         }
         writer.finish()?;
-        self.db.ingest(family, &[&path], &IngestOptions { link: round % 2 == 0 })?;
+        self.db.ingest(family, &[&path], &IngestOptions { link: round.is_multiple_of(2) })?;
         self.fs.remove(&path)
     }
 

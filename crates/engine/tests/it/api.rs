@@ -320,6 +320,17 @@ fn a_value_from_a_cached_block_is_pinned_and_outlives_its_file() {
         db.get(&key(n)).unwrap();
     }
     assert!(budget.used_bytes(MemoryClass::BlockCache) <= (64 << 10) + (8 << 10));
+    let cached = || budget.used_bytes(MemoryClass::BlockCache);
+    let (full, unlimited) = (cached(), budget.limit_bytes());
+    budget.set_limit_bytes(budget.total_bytes());
+    db.step_background().unwrap();
+    assert!(cached() < full * 3 / 4, "caches shrink when memory is short: {} of {full}", cached());
+    budget.set_limit_bytes(unlimited);
+    db.step_background().unwrap();
+    for n in 1000..3000 {
+        db.get(&key(n)).unwrap();
+    }
+    assert!(cached() > full * 3 / 4, "and grow again: {} of {full}", cached());
     assert_eq!(pinned, [5; 100]);
     assert_eq!(many[1].as_ref().unwrap(), &[6; 100]);
     drop(db);

@@ -19,7 +19,7 @@ use archipelago_env::mem::MemFs;
 use crate::support::{small_db, small_family};
 
 const WRITERS: u64 = 3;
-const BATCHES: u64 = 300;
+const BATCHES: u64 = 150;
 /// Keys of each writer in each of two families; every batch writes all of them.
 const KEYS: u64 = 8;
 
@@ -217,7 +217,7 @@ impl World {
         self.fs.remove_dir_all(&dir)
     }
 
-    /// Ingests a range delete over keys that nobody has, across all buckets' boundaries.
+    /// Ingests deletes of keys that nobody has, across all buckets' boundaries.
     fn ingest(&self, family: &ColumnFamily, round: u64) -> archipelago_base::Result<()> {
         let path = self.scratch.join(format!("ingest{round}"));
         let mut writer = SstWriter::create(&self.fs, &path, TableOptions::default())?;
@@ -287,6 +287,7 @@ fn run(fs: Arc<dyn FileSystem>, dir: &Path) {
         }
     });
     world.db.wait_for_background().unwrap();
+    eprintln!("{}", world.db.stats_text());
     let check = |db: &Db| {
         for name in ["default", "second"] {
             let family = db.family(name).unwrap();

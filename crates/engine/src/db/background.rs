@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use archipelago_base::budget::Pressure;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{CfId, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -161,7 +160,6 @@ impl DbInner {
                         let pause = self.pause(&state);
                         self.work.wait_for(&mut state, pause);
                         drop(state);
-                        self.balance_cache();
                         self.enforce_log_bound();
                         self.relieve_pressure();
                         self.remove_obsolete();
@@ -174,15 +172,6 @@ impl DbInner {
             self.note_result(&task, &result);
             self.relieve_pressure();
             self.remove_obsolete();
-        }
-    }
-
-    /// Halves what the block cache holds while the byte budget is nearly used up, and gives it its
-    /// capacity back afterwards.
-    fn balance_cache(&self) {
-        match self.budget.pressure() {
-            Pressure::None => self.cache.relax(),
-            Pressure::High | Pressure::Over => self.cache.shrink_to(self.cache.usage_bytes() / 2),
         }
     }
 

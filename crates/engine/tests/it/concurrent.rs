@@ -44,6 +44,8 @@ struct World {
     db: Db,
     families: [ColumnFamily; 2],
     fs: Arc<dyn FileSystem>,
+    /// The disk, if it is one that can be cloned.
+    memory: Option<MemFs>,
     scratch: std::path::PathBuf,
     /// The last acknowledged stamp of each writer.
     acknowledged: [AtomicU64; WRITERS as usize],
@@ -128,9 +130,9 @@ impl World {
             let before = self.acknowledged();
             let snapshot = self.db.snapshot();
             let options = ReadOptions::new().snapshot(&snapshot);
-            let forward = self.scan(&self.families[0], &options, true);
+            let forward = scan(&self.db, &self.families[0], &options, true);
             let mut seen = forward.clone();
-            let mut backward = self.scan(&self.families[1], &options, false);
+            let mut backward = scan(&self.db, &self.families[1], &options, false);
             backward.reverse();
             assert_eq!(forward, backward, "two families as of one snapshot");
             seen.extend(backward);
@@ -142,29 +144,12 @@ impl World {
         }
     }
 
-    fn scan(&self, family: &ColumnFamily, options: &ReadOptions, up: bool) -> Vec<(u64, u64)> {
-        let mut iter = self.db.iter(family, options).unwrap();
-        let mut seen = Vec::new();
-        if up {
-            iter.seek_to_first();
-        } else {
-            iter.seek_to_last();
-        }
-        while iter.valid() {
-            let (_, writer) = std::str::from_utf8(iter.key()).unwrap().split_once('-').unwrap();
-            seen.push((writer.parse().unwrap(), stamp(iter.value())));
-            if up { iter.next() } else { iter.prev() }
-        }
-        iter.status().unwrap();
-        seen
-    }
-
     /// Iterators without a snapshot see one moment, too.
     fn read_iterators(&self, family: &ColumnFamily) {
         let mut last = vec![0; WRITERS as usize];
         while self.writing() {
             let before = self.acknowledged();
-            let seen = self.scan(family, &ReadOptions::default(), true);
+            let seen = scan(&self.db, family, &ReadOptions::default(), true);
             self.check_picture(&seen, &before, &mut last);
         }
     }
@@ -177,13 +162,14 @@ impl World {
             rounds += 1;
             let family = &self.families[rng.usize(..2)];
             let count = self.db.buckets(family).unwrap().len();
-            let result = match rng.u32(..7) {
+            let result = match rng.u32(..8) {
                 0 => self.db.flush(family),
                 1 => self.db.compact_range(family, &KeyRange::all()),
                 2 => self.db.split_bucket(family, rng.usize(..count), Some(&key(0, rounds % KEYS))),
                 3 => self.db.merge_buckets(family, rng.usize(..count)),
                 4 => self.copy(rounds),
                 5 => self.ingest(family, rounds),
+                6 => self.kill(),
                 _ => self.create_and_drop(),
             };
             if let Err(error) = result {
@@ -201,23 +187,33 @@ impl World {
         let before = self.acknowledged();
         let dir = self.scratch.join(format!("copy{round}"));
         self.db.checkpoint(&dir)?;
-        let components = Components { fs: Arc::clone(&self.fs), ..Components::default() };
-        let copy = Db::open_with(&dir, small_db(), components)?;
+        self.check_copy(Arc::clone(&self.fs), &dir, &before)?;
+        self.fs.remove_dir_all(&dir)
+    }
+
+    /// And so is what a `kill -9` leaves at any moment.
+    fn kill(&self) -> archipelago_base::Result<()> {
+        let Some(fs) = &self.memory else { return Ok(()) };
+        let before = self.acknowledged();
+        let left = Arc::new(fs.kill_clone());
+        self.check_copy(left, &self.scratch.join("db"), &before)
+    }
+
+    fn check_copy(
+        &self,
+        fs: Arc<dyn FileSystem>,
+        dir: &Path,
+        before: &[u64],
+    ) -> archipelago_base::Result<()> {
+        let copy = Db::open_with(dir, small_db(), Components { fs, ..Components::default() })?;
+        let mut last = vec![0; WRITERS as usize];
         for name in ["default", "second"] {
             let family = copy.family(name)?;
-            let mut iter = copy.iter(&family, &ReadOptions::default())?;
-            let mut seen = Vec::new();
-            iter.seek_to_first();
-            while iter.valid() {
-                let (_, writer) = std::str::from_utf8(iter.key()).unwrap().split_once('-').unwrap();
-                seen.push((writer.parse().unwrap(), stamp(iter.value())));
-                iter.next();
-            }
-            iter.status()?;
-            self.check_picture(&seen, &before, &mut vec![0; WRITERS as usize]);
+            let seen = scan(&copy, &family, &ReadOptions::default(), true);
+            self.check_picture(&seen, before, &mut last);
         }
-        copy.close()?;
-        self.fs.remove_dir_all(&dir)
+        assert!(copy.verify(|_, _| {})?.is_clean());
+        copy.close()
     }
 
     /// Ingests deletes of keys that nobody has, across all buckets' boundaries.
@@ -239,6 +235,24 @@ impl World {
     }
 }
 
+/// The writers and stamps of all entries, upwards or downwards.
+fn scan(db: &Db, family: &ColumnFamily, options: &ReadOptions, up: bool) -> Vec<(u64, u64)> {
+    let mut iter = db.iter(family, options).unwrap();
+    let mut seen = Vec::new();
+    if up {
+        iter.seek_to_first();
+    } else {
+        iter.seek_to_last();
+    }
+    while iter.valid() {
+        let (_, writer) = std::str::from_utf8(iter.key()).unwrap().split_once('-').unwrap();
+        seen.push((writer.parse().unwrap(), stamp(iter.value())));
+        if up { iter.next() } else { iter.prev() }
+    }
+    iter.status().unwrap();
+    seen
+}
+
 /// Tells the other threads to end when one fails.
 struct EndAll<'a>(&'a World);
 
@@ -250,7 +264,7 @@ impl Drop for EndAll<'_> {
     }
 }
 
-fn run(fs: Arc<dyn FileSystem>, dir: &Path) {
+fn run(fs: Arc<dyn FileSystem>, memory: Option<MemFs>, dir: &Path) {
     let family = CfOptions { write_buffer_bytes: 8 << 10, ..small_family() };
     let options =
         DbOptions { background: BackgroundMode::Threads, max_background_jobs: 3, ..small_db() };
@@ -266,6 +280,7 @@ fn run(fs: Arc<dyn FileSystem>, dir: &Path) {
         families: [db.default_family().clone(), second],
         db,
         fs,
+        memory,
         scratch: dir.to_owned(),
         acknowledged: Default::default(),
         writers_left: AtomicU64::new(WRITERS),
@@ -309,13 +324,14 @@ fn run(fs: Arc<dyn FileSystem>, dir: &Path) {
 
 #[test]
 fn readers_see_whole_batches_whatever_goes_on_in_memory() {
-    run(Arc::new(MemFs::new()), Path::new("/w"));
+    let fs = MemFs::new();
+    run(Arc::new(fs.clone()), Some(fs), Path::new("/w"));
 }
 
 #[test]
 fn readers_see_whole_batches_whatever_goes_on_on_disk() {
     let dir = tempfile::tempdir().unwrap();
-    run(Arc::new(LocalFs::new()), dir.path());
+    run(Arc::new(LocalFs::new()), None, dir.path());
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod files;
 mod found;
 mod oracle;
 mod runner;
+mod shown;
 mod steps;
 
 use std::time::Duration;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use archipelago_base::clock::ManualClock;
 use archipelago_base::{CfId, ErrorKind, Result};
-use archipelago_engine::db::{ColumnFamily, Components, Db, Iter, ReadOptions, Snapshot};
+use archipelago_engine::db::{ColumnFamily, Components, Db, ReadOptions, Snapshot};
 use archipelago_engine::event::{Event as Told, EventListener, Listeners};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
@@ -19,6 +19,7 @@ use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use super::oracle::{Event, Family, Row, Version};
+use super::shown::{Held, contents};
 use super::steps::{Bounds, KeyNo, Move, Record, Step, universe};
 
 /// Where a case's database lies.
@@ -46,12 +47,6 @@ impl EventListener for Seals {
             self.0.lock().push(*cf);
         }
     }
-}
-
-struct Held {
-    iter: Iter,
-    rows: Vec<Row>,
-    at: Option<usize>,
 }
 
 pub(crate) struct Runner {
@@ -530,88 +525,5 @@ fn allow_refusal(result: Result<()>) {
     if let Err(error) = result {
         let refused = matches!(error.kind(), ErrorKind::Busy | ErrorKind::InvalidArgument);
         assert!(refused, "{error}");
-    }
-}
-
-fn row_of(iter: &Iter) -> Row {
-    Row {
-        key: iter.key().to_vec(),
-        value: iter.value().to_vec(),
-        expires_at_ms: iter.expires_at_ms(),
-        seq: iter.seq().0,
-    }
-}
-
-/// All rows, which must be the same in both directions.
-pub(crate) fn contents(db: &Db, cf: &ColumnFamily, options: &ReadOptions) -> Vec<Row> {
-    let mut iter = db.iter(cf, options).unwrap();
-    let (mut forward, mut backward) = (Vec::new(), Vec::new());
-    iter.seek_to_first();
-    while iter.valid() {
-        forward.push(row_of(&iter));
-        iter.next();
-    }
-    iter.status().unwrap();
-    iter.seek_to_last();
-    while iter.valid() {
-        backward.push(row_of(&iter));
-        iter.prev();
-    }
-    iter.status().unwrap();
-    backward.reverse();
-    assert_eq!(backward, forward, "backward differs from forward");
-    forward
-}
-
-impl Held {
-    /// Moves the iterator and compares what it shows after each move.
-    fn walk(&mut self, moves: &[Move], keys: &[Vec<u8>]) -> Vec<Option<Row>> {
-        let mut shown = Vec::new();
-        for step in moves {
-            self.step(*step, keys);
-            self.iter.status().unwrap();
-            let found = self.iter.valid().then(|| row_of(&self.iter));
-            assert_eq!(found.as_ref(), self.at.map(|at| &self.rows[at]), "after {step:?}");
-            shown.push(found);
-        }
-        shown
-    }
-
-    fn step(&mut self, step: Move, keys: &[Vec<u8>]) {
-        let target = |key: KeyNo, after: bool| {
-            let mut target = keys[key].clone();
-            target.extend(after.then_some(0));
-            target
-        };
-        let (rows, iter) = (&self.rows, &mut self.iter);
-        self.at = match step {
-            Move::First => {
-                iter.seek_to_first();
-                (!rows.is_empty()).then_some(0)
-            }
-            Move::Last => {
-                iter.seek_to_last();
-                rows.len().checked_sub(1)
-            }
-            Move::Seek { key, after } => {
-                let target = target(key, after);
-                iter.seek(&target);
-                rows.iter().position(|row| row.key >= target)
-            }
-            Move::SeekForPrev { key, after } => {
-                let target = target(key, after);
-                iter.seek_for_prev(&target);
-                rows.iter().rposition(|row| row.key <= target)
-            }
-            Move::Next | Move::Prev if self.at.is_none() => None,
-            Move::Next => {
-                iter.next();
-                self.at.map(|at| at + 1).filter(|at| *at < rows.len())
-            }
-            Move::Prev => {
-                iter.prev();
-                self.at.and_then(|at| at.checked_sub(1))
-            }
-        };
     }
 }

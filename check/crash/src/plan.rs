@@ -69,7 +69,7 @@ pub(crate) fn operation(seed: u64, thread: u64, n: u64) -> Operation {
         63..80 => vec![Change::Add { key: any(rng), count: rng.u64(1..100) }],
         _ => batch(rng, thread, &stamp),
     };
-    Operation { changes, sync: rng.u32(..100) < 4 }
+    Operation { changes, sync: rng.u32(..100) == 0 }
 }
 
 /// The same stamp under several keys, over families and buckets, and some counting.

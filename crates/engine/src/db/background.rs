@@ -9,12 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use archipelago_base::budget::Pressure;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{CfId, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use crate::db::Db;
 use crate::db::compacting::CompactionTask;
+use crate::db::family::Family;
 use crate::db::flushing::FlushTask;
 use crate::db::inner::{DbInner, State};
 use crate::db::memtable::Memtable;
@@ -120,6 +122,10 @@ impl DbInner {
     pub(crate) fn step(&self) -> Result<bool> {
         self.enforce_log_bound();
         self.relieve_pressure();
+        let due = self.is_due_to_leave(&self.state.lock());
+        if due && self.leave_log_in_background()? {
+            return Ok(true);
+        }
         let task = {
             let mut state = self.state.lock();
             self.next_task(&mut state)
@@ -142,12 +148,20 @@ impl DbInner {
                 if self.closing.load(Ordering::Acquire) {
                     return;
                 }
+                if self.is_due_to_leave(&state) {
+                    drop(state);
+                    if let Ok(true) = self.leave_log_in_background() {
+                        continue;
+                    }
+                    state = self.state.lock();
+                }
                 match self.next_task(&mut state) {
                     Some(task) => task,
                     None => {
                         let pause = self.pause(&state);
                         self.work.wait_for(&mut state, pause);
                         drop(state);
+                        self.balance_cache();
                         self.enforce_log_bound();
                         self.relieve_pressure();
                         self.remove_obsolete();
@@ -163,6 +177,15 @@ impl DbInner {
         }
     }
 
+    /// Halves what the block cache holds while the byte budget is nearly used up, and gives it its
+    /// capacity back afterwards.
+    fn balance_cache(&self) {
+        match self.budget.pressure() {
+            Pressure::None => self.cache.relax(),
+            Pressure::High | Pressure::Over => self.cache.shrink_to(self.cache.usage_bytes() / 2),
+        }
+    }
+
     fn pause(&self, state: &State) -> Duration {
         if state.failures_in_row == 0 {
             return IDLE_WAIT;
@@ -171,16 +194,29 @@ impl DbInner {
         Duration::from_millis(ms.min(RETRY_PAUSE_MAX_MS))
     }
 
+    /// Whether the pause after a failure is not over.
+    pub(crate) fn is_pausing(&self, state: &State) -> bool {
+        state.failures_in_row > 0 && !self.is_manual() && self.clock.now_ns() < state.retry_at_ns
+    }
+
+    /// Counts a failure and begins the pause after it.
+    pub(crate) fn note_pause(&self) {
+        let mut state = self.state.lock();
+        state.failures_in_row = state.failures_in_row.saturating_add(1);
+        let pause = self.pause(&state).as_nanos() as u64;
+        state.retry_at_ns = self.clock.now_ns() + pause;
+    }
+
     /// The next thing to do, marked as taken.
     pub(crate) fn next_task(&self, state: &mut State) -> Option<Task> {
-        if state.paused > 0 || self.options.read_only || self.health.is_read_only() {
+        // A log that is to be left cannot be synced, and no flush installs without that.
+        if state.paused > 0
+            || state.leave_log
+            || self.options.read_only
+            || self.health.is_read_only()
+            || self.is_pausing(state)
+        {
             return None;
-        }
-        if state.failures_in_row > 0 && !self.is_manual() {
-            let now = self.clock.now_ns();
-            if now < state.retry_at_ns {
-                return None;
-            }
         }
         if let Some((cf, memtable)) = self.claim_to_ready(state) {
             return Some(Task::Ready(cf, memtable));
@@ -205,7 +241,7 @@ impl DbInner {
         if self.options.read_only || self.health.is_read_only() {
             return false;
         }
-        if state.flushes.values().any(|tracker| !tracker.queue.is_empty()) {
+        if state.leave_log || state.flushes.values().any(|tracker| !tracker.queue.is_empty()) {
             return true;
         }
         match self.next_compaction(state) {
@@ -224,8 +260,8 @@ impl DbInner {
                 self.state.lock().readying.retain(|id| *id != memtable.id);
                 Ok(())
             }
-            Task::Flush(task) => self.run_flush_task(task),
-            Task::Compact(task) => self.run_compaction_task(task),
+            Task::Flush(task) => unless_dropped(&task.family, self.run_flush_task(task)),
+            Task::Compact(task) => unless_dropped(&task.family, self.run_compaction_task(task)),
         }
     }
 
@@ -242,12 +278,7 @@ impl DbInner {
             // Ended because the database closes or the family was dropped: nothing is wrong.
             Err(_) if self.closing.load(Ordering::Acquire) || task.is_moot() => {}
             Err(error) => {
-                {
-                    let mut state = self.state.lock();
-                    state.failures_in_row = state.failures_in_row.saturating_add(1);
-                    let pause = self.pause(&state).as_nanos() as u64;
-                    state.retry_at_ns = self.clock.now_ns() + pause;
-                }
+                self.note_pause();
                 if error.kind() == ErrorKind::Corrupt {
                     self.fail_read_only(&task.name(), error);
                 } else {
@@ -289,5 +320,13 @@ impl DbInner {
                 }
             }
         }
+    }
+}
+
+/// A job of a family that was dropped while it ran has nothing to install: no failure.
+fn unless_dropped(family: &Family, result: Result<()>) -> Result<()> {
+    match family.dropped.load(Ordering::Acquire) {
+        true => Ok(()),
+        false => result,
     }
 }

@@ -225,6 +225,14 @@ impl Committer {
         self.state.try_lock()
     }
 
+    /// Takes the commit lock if it becomes free within `patience`.
+    pub(crate) fn try_lock_for(
+        &self,
+        patience: std::time::Duration,
+    ) -> Option<MutexGuard<'_, CommitState>> {
+        self.state.try_lock_for(patience)
+    }
+
     /// Sets where the order starts, after recovery.
     pub(crate) fn start_at(&self, last_seq: SeqNo) {
         self.state.lock().last_seq = last_seq;

@@ -13,7 +13,6 @@ use crate::compaction::pick::{Pick, PickInput, Running, pick};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
 use crate::event::Event;
-use crate::file_meta::sst_name;
 use crate::flush::ShardSource;
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
 use crate::job::{JobContext, JobOutput, executor};
@@ -135,9 +134,13 @@ impl DbInner {
         let buffers = spec.inputs.len() as u64 * self.options.compaction_readahead_bytes;
         let _held = self.budget.hold(MemoryClass::Job, buffers + JOB_OUTPUT_BYTES);
         let output = self.executor.compact(&spec, &self.job_context(&crate::flush::NoShards))?;
-        executor::check(&output, &spec.range, &spec.output)?;
-        self.may_install(&task.family, "compaction.before_install", &output)?;
-        self.install_compaction(task, Some(output))
+        let installed = executor::check(&output, &spec.range, &spec.output)
+            .and_then(|()| self.fault_point("compaction.before_install"))
+            .and_then(|()| self.install_compaction(task, Some(&output)));
+        if installed.is_err() {
+            self.discard(&output);
+        }
+        installed
     }
 
     fn compaction_spec(&self, task: &CompactionTask) -> CompactionSpec {
@@ -187,7 +190,7 @@ impl DbInner {
         }
     }
 
-    fn install_compaction(&self, task: &CompactionTask, output: Option<JobOutput>) -> Result<()> {
+    fn install_compaction(&self, task: &CompactionTask, output: Option<&JobOutput>) -> Result<()> {
         let CompactionTask { family, pick, .. } = task;
         let (cf, from, to) = (family.id, pick.from(), pick.to());
         let mut edit = VersionEdit::new();
@@ -196,7 +199,7 @@ impl DbInner {
             edit.remove_file(cf, level, file.file_no());
             inputs.push(file.no);
         }
-        match &output {
+        match output {
             Some(output) => {
                 for meta in &output.files {
                     edit.add_file(cf, to, meta.clone());
@@ -214,11 +217,12 @@ impl DbInner {
             let built = manifest.apply(edit)?;
             self.republish_built(&mut self.state.lock(), built);
         }
-        let output = output.unwrap_or_default();
+        let nothing = JobOutput::default();
+        let output = output.unwrap_or(&nothing);
         self.stats.add(Ticker::Compactions, 1);
         self.stats.add(Ticker::CompactionBytesRead, output.bytes_read);
         self.stats.add(Ticker::CompactionBytesWritten, output.bytes_written);
-        self.count_job(&output);
+        self.count_job(output);
         self.stats.record(Timer::Compaction, output.duration_ns);
         let bucket = match pick {
             Pick::L0ToBase { bucket, .. } | Pick::IntraL0 { bucket, .. } => Some(*bucket),
@@ -236,23 +240,6 @@ impl DbInner {
             duration_ns: output.duration_ns,
         });
         Ok(())
-    }
-
-    /// Whether a job's outputs may be installed; if not, they are removed.
-    pub(crate) fn may_install(
-        &self,
-        family: &Family,
-        fault_point: &str,
-        output: &JobOutput,
-    ) -> Result<()> {
-        let may = family.check_alive().and_then(|()| self.fault_point(fault_point));
-        if may.is_err() {
-            for meta in &output.files {
-                // What stays is removed by the next open.
-                let _ = self.fs.remove(&self.path_of(&sst_name(meta.file_no())));
-            }
-        }
-        may
     }
 
     pub(crate) fn count_job(&self, output: &JobOutput) {

@@ -20,6 +20,7 @@ use crate::db::flush_plan::{FlushPlan, SealedView, plan_flush};
 use crate::db::inner::{DbInner, RunningJob, RunningKind, ShardState, State};
 use crate::db::memtable::{Immutable, Memtable};
 use crate::event::Event;
+use crate::file_meta::sst_name;
 use crate::flush::{FlushSpec, ShardRef, ShardSource};
 use crate::job::{JobOutput, executor};
 use crate::key::KeyRange;
@@ -42,6 +43,13 @@ impl FlushTask {
     /// in older files.
     fn through(&self) -> SeqNo {
         self.memtables.iter().map(|memtable| memtable.last_seq()).max().unwrap_or_default()
+    }
+
+    /// Whether it flushes that shard.
+    pub(crate) fn takes(&self, family: CfId, memtable: &Memtable, shard: usize) -> bool {
+        self.family.id == family
+            && self.shards.contains(&shard)
+            && self.memtables.iter().any(|taken| taken.id == memtable.id)
     }
 
     fn data_bytes(&self) -> u64 {
@@ -172,12 +180,35 @@ impl DbInner {
         let spec = self.flush_spec(task);
         let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
         let output = self.executor.flush(&spec, &self.job_context(task))?;
-        executor::check(&output, &spec.range, &spec.output)?;
-        self.may_install(&task.family, "flush.before_install", &output)?;
+        let installed = executor::check(&output, &spec.range, &spec.output)
+            .and_then(|()| self.fault_point("flush.before_install"))
+            .and_then(|()| self.sync_before_install(task))
+            .and_then(|()| self.install_flush(task, &output));
+        if installed.is_err() {
+            self.discard(&output);
+        }
+        installed
+    }
+
+    /// What the files hold, the log must hold durably.
+    fn sync_before_install(&self, task: &FlushTask) -> Result<()> {
         if task.memtables.iter().any(|memtable| memtable.oldest_log().is_some()) {
             self.sync_log(task.through())?;
         }
-        self.install_flush(task, &output)
+        Ok(())
+    }
+
+    /// Removes the outputs of a job that was not installed. They stay if the next open might find
+    /// the edit that names them.
+    pub(crate) fn discard(&self, output: &JobOutput) {
+        if self.manifest.lock().is_unsettled() {
+            return;
+        }
+        for meta in &output.files {
+            if let Err(error) = self.fs.remove(&self.path_of(&sst_name(meta.file_no()))) {
+                tracing::warn!(%error, "cannot remove the output of a failed job");
+            }
+        }
     }
 
     pub(crate) fn flush_spec(&self, task: &FlushTask) -> FlushSpec {
@@ -214,13 +245,15 @@ impl DbInner {
         let floor = {
             let mut manifest = self.manifest.lock();
             family.check_alive()?;
-            let open = self.open_log_no();
-            edit.push(Change::LogFloor(self.log_floor(&self.state.lock(), open)));
+            // A segment may go (or be overwritten) only once the manifest says so: the floor that
+            // the logs are dropped below is the one in the edit.
+            let floor = self.log_floor(&self.state.lock(), self.open_log_no(), task);
+            edit.push(Change::LogFloor(floor));
             let built = manifest.apply(edit)?;
             let mut state = self.state.lock();
             self.mark_installed(&mut state, task);
             self.republish_built(&mut state, built);
-            self.log_floor(&state, open)
+            floor
         };
         self.drop_logs_below(floor);
         self.drain.add(task.data_bytes());
@@ -255,7 +288,7 @@ impl DbInner {
     }
 
     /// The open log segment's number; what is below it may go once nothing pins it.
-    fn open_log_no(&self) -> FileNo {
+    pub(crate) fn open_log_no(&self) -> FileNo {
         FileNo(self.open_log.load(std::sync::atomic::Ordering::Acquire))
     }
 

@@ -3,7 +3,8 @@
 //! Two states beside health. *Failing*: a background job or an append failed for a cause that may
 //! go away (a full disk); it is tried again, writes that would have to wait for it fail with its
 //! error instead of hanging. *Read only*: a sync failed or a file is damaged, so what is on disk
-//! is unknown; writes are refused until `Db::resume` or a reopen; reads go on. Errors are never
+//! is unknown; writes are refused until `Db::resume` or a reopen; reads go on. Where the cause was a
+//! full device, background work resumes by itself (`db::resume`). Errors are never
 //! dropped: each is counted, told to listeners and shown in stats.
 
 use archipelago_base::{Error, ErrorKind, Result};

@@ -197,6 +197,11 @@ impl DbInner {
         self.seal_active(commit, family);
         while !family.current.load().immutables.is_empty() {
             family.check_alive()?;
+            if self.state.lock().leave_log {
+                return Err(Error::busy(
+                    "the log has to be left after an earlier error before files can be ingested;                      try again",
+                ));
+            }
             self.progress_or_step()?;
         }
         Ok(())

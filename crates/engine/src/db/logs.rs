@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering;
 use archipelago_base::{Error, FileNo, Result};
 
 use crate::db::commit::{CommitHost, CommitState, Share};
-use crate::db::inner::{DbInner, LogSegment, ShardState, State};
+use crate::db::flushing::FlushTask;
+use crate::db::inner::{DbInner, LogSegment, Sealed, ShardState, State};
 use crate::db::memtable::Memtable;
 use crate::file_meta::log_name;
 use crate::stats::Ticker;
@@ -77,9 +78,9 @@ impl DbInner {
         Ok(())
     }
 
-    /// The oldest log segment that some unflushed record lies in. Everything older may go.
-    /// `open` is the open segment.
-    pub(crate) fn log_floor(&self, state: &State, open: FileNo) -> FileNo {
+    /// The oldest log segment that some unflushed record lies in once `leaving` is installed.
+    /// Everything older may go then. `open` is the open segment.
+    pub(crate) fn log_floor(&self, state: &State, open: FileNo, leaving: &FlushTask) -> FileNo {
         let mut floor = open;
         for family in self.live_families() {
             let active = family.current.load();
@@ -87,9 +88,14 @@ impl DbInner {
                 floor = floor.min(no);
             }
         }
-        for sealed in state.flushes.values().flat_map(|tracker| &tracker.queue) {
-            if let Some(no) = pinned_by(&sealed.memtable, &sealed.shards) {
-                floor = floor.min(no);
+        for (&cf, tracker) in &state.flushes {
+            for Sealed { memtable, shards, .. } in &tracker.queue {
+                let stays = |shard: usize| {
+                    shards[shard] != ShardState::Installed && !leaving.takes(cf, memtable, shard)
+                };
+                if let Some(no) = pinned_by(memtable, stays) {
+                    floor = floor.min(no);
+                }
             }
         }
         floor
@@ -117,8 +123,30 @@ impl DbInner {
                 }
             }
         }
-        for path in remove {
-            match self.fs.remove(&path) {
+        self.remove_logs(&remove);
+    }
+
+    /// Removes the segments below `floor` without keeping any for reuse: the device may have
+    /// refused one of them.
+    pub(crate) fn remove_logs_below(&self, floor: FileNo) {
+        if let Some(syncer) = self.committer.syncer() {
+            syncer.forget_before(floor);
+        }
+        let remove: Vec<PathBuf> = {
+            let mut state = self.state.lock();
+            if state.deletions_held > 0 {
+                return;
+            }
+            let gone = state.logs.iter().take_while(|segment| segment.no < floor).count();
+            let gone = state.logs.drain(..gone).collect::<Vec<_>>();
+            gone.into_iter().map(|segment| self.path_of(&log_name(segment.no))).collect()
+        };
+        self.remove_logs(&remove);
+    }
+
+    fn remove_logs(&self, paths: &[PathBuf]) {
+        for path in paths {
+            match self.fs.remove(path) {
                 Ok(()) => self.stats.add(Ticker::FilesRemoved, 1),
                 Err(error) => tracing::warn!(%error, "a log segment could not be removed"),
             }
@@ -173,16 +201,16 @@ impl DbInner {
 }
 
 /// The oldest segment that an immutable memtable pins: by shard once nobody inserts any more.
-fn pinned_by(memtable: &Memtable, shards: &[ShardState]) -> Option<FileNo> {
+fn pinned_by(memtable: &Memtable, stays: impl Fn(usize) -> bool) -> Option<FileNo> {
     if !memtable.is_quiet() {
         return memtable.oldest_log();
     }
     memtable
         .shards
         .iter()
-        .zip(shards)
-        .filter(|(_, state)| **state != ShardState::Installed)
-        .filter_map(|(shard, _)| shard.oldest_log())
+        .enumerate()
+        .filter(|(index, _)| stays(*index))
+        .filter_map(|(_, shard)| shard.oldest_log())
         .min()
         .map(FileNo)
 }

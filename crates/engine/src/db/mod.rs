@@ -24,6 +24,7 @@ mod pressure;
 mod read;
 mod read_options;
 mod report;
+mod resume;
 mod scan;
 mod seal;
 mod snapshot;
@@ -163,6 +164,7 @@ impl Db {
     /// Makes everything that was written before this call survive power loss.
     pub fn sync(&self) -> Result<()> {
         self.inner.check_open()?;
+        self.inner.leave_log_before_sync()?;
         self.inner.sync_log(self.inner.visible())
     }
 

@@ -20,7 +20,7 @@ use arc_swap::ArcSwap;
 use archipelago_base::budget::{ByteBudget, MemoryClass};
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
-use archipelago_base::{Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_base::{Error, FileNo, Result, SeqNo};
 use archipelago_env::FileSystem;
 use archipelago_env::limit::RateLimiter;
 use archipelago_env::local::LocalFs;
@@ -48,7 +48,9 @@ use crate::sst::TableCache;
 use crate::stall::{DelayController, RateMeter};
 use crate::wal::{LogChain, LogConfig, LogWriter, SegmentFile, SegmentRef};
 
-/// Called at named points of background work; an error makes the step fail there.
+/// Called at named points of background work; an error makes the step fail there:
+/// `flush.before_install`, `compaction.before_install`, `recovery.before_install`,
+/// `resume.before_install`.
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// What a database is made of besides its settings.
@@ -306,6 +308,7 @@ impl DbInner {
             return Ok(());
         }
         replay.flush_all()?;
+        self.fault_point("recovery.before_install")?;
         let mut edit = replay.outputs;
         let next_log = self.file_numbers.allocate();
         edit.push(Change::LastSeq(last_seq));
@@ -483,7 +486,11 @@ impl DbInner {
         if self.closed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let flushed = self.flush_unlogged();
+        let left = match self.health.is_read_only() {
+            true => Ok(()),
+            false => self.leave_log_before_sync(),
+        };
+        let flushed = left.and_then(|()| self.flush_unlogged());
         self.closed.store(true, Ordering::Release);
         self.closing.store(true, Ordering::Release);
         self.work.notify_all();
@@ -515,45 +522,20 @@ impl DbInner {
     fn end_log(&self) -> Result<()> {
         let mut commit = self.committer.lock();
         let Some(mut log) = commit.log.take() else { return Ok(()) };
+        let after = commit.last_seq.next();
         drop(commit);
         let synced = log.syncer().sync().map(|_| ());
+        if synced.is_ok()
+            && !log.is_broken()
+            && let Err(error) = log.mark_synced(after)
+        {
+            tracing::warn!(%error, "the end of the log could not be marked as synced");
+        }
         let closed = log.finish();
         match (synced, closed.unfinished) {
             (Err(error), _) => Err(error.context_at("the log could not be synced at close")),
             (Ok(()), Some(error)) => Err(error),
             (Ok(()), None) => Ok(()),
         }
-    }
-
-    /// See `Db::resume`.
-    pub(crate) fn resume(&self) -> Result<()> {
-        self.refuse_read_only()?;
-        let cause = self.health.failing();
-        if cause.as_ref().is_some_and(|error| error.kind() == ErrorKind::Corrupt) {
-            return Err(Error::new(
-                ErrorKind::ReadOnly,
-                "the cause is corruption: restore the damaged file from a copy and reopen",
-            ));
-        }
-        self.health.clear();
-        self.state.lock().failures_in_row = 0;
-        let result = self.leave_old_log();
-        if let Err(error) = &result {
-            self.fail_read_only("resume", error);
-        }
-        result
-    }
-
-    /// Starts a new log segment and flushes everything that older segments hold, so that their
-    /// state does not matter any more.
-    fn leave_old_log(&self) -> Result<()> {
-        {
-            let mut commit = self.committer.lock();
-            self.rotate_log(&mut commit)?;
-        }
-        for family in self.live_families() {
-            self.flush_family(&family)?;
-        }
-        self.sync_log(self.visible())
     }
 }

@@ -139,6 +139,7 @@ impl DbInner {
             Ok(last_seq)
         });
         if let (Ok(last_seq), true, true) = (&result, options.sync, options.wal) {
+            self.leave_log_before_sync()?;
             self.sync_log(*last_seq)?;
         }
         if let Some(started) = started {

@@ -162,6 +162,9 @@ impl StateBuilder {
     }
 
     fn raise(&mut self, cf: CfId, range: &KeyRange, seq: SeqNo) -> Result<()> {
+        // Sequence numbers that a flush covers must not be given out again, also if no file has
+        // them (writes without the log that were deleted, or lost with the log's tail).
+        self.state.last_seq = self.state.last_seq.max(seq);
         self.touch(cf)?.raise_flushed(range, seq);
         Ok(())
     }

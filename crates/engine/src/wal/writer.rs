@@ -21,10 +21,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::random::Rng;
-use archipelago_base::{Epoch, Error, ErrorKind, FileNo, Result};
+use archipelago_base::{Epoch, Error, ErrorKind, FileNo, Result, SeqNo};
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, LogFile, LogOptions, LogSync};
 use parking_lot::Mutex;
 
+use super::batch::WriteBatch;
 use super::record::{
     Entry, PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, RecordType, SEGMENT_HEADER_BYTES,
     SEGMENT_NO_MAX, SegmentHeader, SegmentRef, incarnation_of, segment_seed,
@@ -220,8 +221,19 @@ impl LogWriter {
     }
 
     /// Appends the records of a group in order, with as few calls to the file system as possible.
-    /// On return all of them survive `kill -9`; after an error any number of them may.
+    /// On return all of them survive `kill -9`. After an error none counts once the log is rotated:
+    /// the next segment's header says that this one ended before them. Until then a recovery may
+    /// find any number of them.
     pub fn append_many(&mut self, entries: &[Entry<'_>]) -> Result<Appended> {
+        let start = self.len;
+        let appended = self.append_groups(entries);
+        if appended.is_err() {
+            self.len = start;
+        }
+        appended
+    }
+
+    fn append_groups(&mut self, entries: &[Entry<'_>]) -> Result<Appended> {
         let mut appended = Appended { segment: self.segment.no, end_offset: self.len };
         for group in entries.chunks(GROUP) {
             let mut headers = [[0u8; RECORD_HEADER_BYTES]; GROUP];
@@ -270,6 +282,19 @@ impl LogWriter {
         }
         self.len = self.log.len();
         Ok(Appended { segment: self.segment.no, end_offset: self.len })
+    }
+
+    /// Appends a record without operations, after a sync, so that damage of the records before
+    /// it is told from a torn tail. `seq` is larger than that of any operation. Nothing if the
+    /// segment has no records.
+    pub fn mark_synced(&mut self, seq: SeqNo) -> Result<()> {
+        if self.len <= SEGMENT_HEADER_BYTES as u64 {
+            return Ok(());
+        }
+        let empty = WriteBatch::new();
+        let payload_crc = archipelago_base::checksum::crc(empty.data());
+        let mark = Entry { first_seq: seq, payload: empty.data(), payload_crc };
+        self.append(&mark).map(|_| ())
     }
 
     /// Whether an append failed: the segment takes no more until it is rotated.

@@ -63,7 +63,7 @@ fn listeners_are_told_of_everything_that_changes_files_or_families() {
     db.split_bucket(cf, 0, None).unwrap();
     let other = db.create_family("other", small_family()).unwrap();
     db.drop_family(&other).unwrap();
-    let shared: Arc<dyn FileSystem> = Arc::new(fs.clone());
+    let shared: Arc<dyn FileSystem> = Arc::new(fs);
     let mut writer =
         SstWriter::create(&shared, "/t.sst".as_ref(), TableOptions::default()).unwrap();
     writer.put(b"zz", b"ingested").unwrap();
@@ -320,6 +320,17 @@ fn a_value_from_a_cached_block_is_pinned_and_outlives_its_file() {
         db.get(&key(n)).unwrap();
     }
     assert!(budget.used_bytes(MemoryClass::BlockCache) <= (64 << 10) + (8 << 10));
+    let cached = || budget.used_bytes(MemoryClass::BlockCache);
+    let (full, unlimited) = (cached(), budget.limit_bytes());
+    budget.set_limit_bytes(budget.total_bytes());
+    db.step_background().unwrap();
+    assert!(cached() < full * 3 / 4, "caches shrink when memory is short: {} of {full}", cached());
+    budget.set_limit_bytes(unlimited);
+    db.step_background().unwrap();
+    for n in 1000..3000 {
+        db.get(&key(n)).unwrap();
+    }
+    assert!(cached() > full * 3 / 4, "and grow again: {} of {full}", cached());
     assert_eq!(pinned, [5; 100]);
     assert_eq!(many[1].as_ref().unwrap(), &[6; 100]);
     drop(db);
@@ -378,7 +389,7 @@ fn a_read_only_open_sees_all_and_changes_nothing() {
     fill(&db, cf, 0..500, &[1; 60]);
     db.put(b"last", b"only in the log").unwrap();
     let reader = DbOptions { read_only: true, ..small_db() };
-    for left in [fs.kill_clone(), fs.clone()] {
+    for left in [fs.kill_clone(), fs] {
         let before = names(&left, "/db");
         let components = Components { fs: Arc::new(left.clone()), ..Components::default() };
         let copy = Db::open_with("/db", reader.clone(), components).unwrap();

@@ -19,7 +19,7 @@ use archipelago_env::mem::MemFs;
 use crate::support::{small_db, small_family};
 
 const WRITERS: u64 = 3;
-const BATCHES: u64 = 300;
+const BATCHES: u64 = 150;
 /// Keys of each writer in each of two families; every batch writes all of them.
 const KEYS: u64 = 8;
 
@@ -87,7 +87,7 @@ impl World {
             stamps.dedup();
             assert!(stamps.len() <= 1, "writer {writer}: a torn batch: {stamps:?}");
             let stamp = stamps.first().copied().unwrap_or(0);
-            assert!(stamp == 0 || count as u64 % KEYS == 0, "{count} keys of writer {writer}");
+            assert!(stamp == 0 || (count as u64).is_multiple_of(KEYS), "{count} keys of writer {writer}");
             assert!(stamp >= before[writer as usize], "{stamp} after {before:?}");
             assert!(stamp >= last[writer as usize], "{stamp} after {last:?}");
             last[writer as usize] = stamp;
@@ -143,9 +143,9 @@ impl World {
         let mut iter = self.db.iter(family, options).unwrap();
         let mut seen = Vec::new();
         if up {
-            iter.seek_to_first()
+            iter.seek_to_first();
         } else {
-            iter.seek_to_last()
+            iter.seek_to_last();
         }
         while iter.valid() {
             let (_, writer) = std::str::from_utf8(iter.key()).unwrap().split_once('-').unwrap();
@@ -217,7 +217,7 @@ impl World {
         self.fs.remove_dir_all(&dir)
     }
 
-    /// Ingests a range delete over keys that nobody has, across all buckets' boundaries.
+    /// Ingests deletes of keys that nobody has, across all buckets' boundaries.
     fn ingest(&self, family: &ColumnFamily, round: u64) -> archipelago_base::Result<()> {
         let path = self.scratch.join(format!("ingest{round}"));
         let mut writer = SstWriter::create(&self.fs, &path, TableOptions::default())?;
@@ -225,7 +225,7 @@ impl World {
             writer.delete(format!("{n:02}~").as_bytes())?;
         }
         writer.finish()?;
-        self.db.ingest(family, &[&path], &IngestOptions { link: round % 2 == 0 })?;
+        self.db.ingest(family, &[&path], &IngestOptions { link: round.is_multiple_of(2) })?;
         self.fs.remove(&path)
     }
 
@@ -287,6 +287,7 @@ fn run(fs: Arc<dyn FileSystem>, dir: &Path) {
         }
     });
     world.db.wait_for_background().unwrap();
+    eprintln!("{}", world.db.stats_text());
     let check = |db: &Db| {
         for name in ["default", "second"] {
             let family = db.family(name).unwrap();

@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::ErrorKind;
 use archipelago_base::random::Rng;
-use archipelago_engine::db::Db;
+use archipelago_engine::db::{Db, ReadOptions};
+use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Model, Op, Script};
+use crate::support::over;
 
 /// A disk after power loss, and which prefixes it may hold.
 struct Crashed {
@@ -249,4 +251,67 @@ fn every_sync_point_leaves_a_prefix_of_the_writes() {
     let runs = if full() { 20 } else { 4 };
     let checked: usize = (0..runs).map(|seed| run(seed, 300, 12)).sum();
     assert!(checked > 60, "only {checked} crashes were looked at");
+}
+
+/// A database with one bucket and small buffers, without background threads.
+fn plain(disk: &MemFs) -> Db {
+    let family = CfOptions { buckets: 1, ..model::family_options("default") };
+    Db::open_with("/db", model::manual(), over(disk, family)).unwrap()
+}
+
+#[test]
+fn a_log_segment_is_overwritten_only_once_the_manifest_does_not_need_it() {
+    let disk = MemFs::new();
+    let db = plain(&disk);
+    let value = [b'v'; 1000];
+    let mut flushed = 0u32;
+    for round in 0..6 {
+        for n in 0..70 {
+            let key = format!("{:05}", round * 70 + n);
+            while let Err(error) = db.put(key.as_bytes(), &value) {
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                db.step_background().unwrap();
+            }
+            if n % 10 != 3 {
+                continue;
+            }
+            // The rename of a segment that is overwritten is not durable yet.
+            for seed in 0..4 {
+                let left = plain(&disk.crash_clone(u64::from(n) * 10 + seed));
+                for key in 0..flushed {
+                    let got = left.get(format!("{key:05}").as_bytes()).unwrap();
+                    assert!(got.is_some(), "round {round}, {n}, seed {seed}: {key} of {flushed}");
+                }
+            }
+        }
+        db.flush(db.default_family()).unwrap();
+        flushed = (round + 1) * 70;
+    }
+}
+
+#[test]
+fn sequence_numbers_that_a_flush_covers_are_not_given_out_again() {
+    let disk = MemFs::new();
+    let db = plain(&disk);
+    let other = db.create_family("other", CfOptions::default()).unwrap();
+    let unlogged = WriteOptions { wal: false, ..WriteOptions::default() };
+    db.put_with(&other, b"without a log", b"1", &unlogged).unwrap();
+    for n in 0..50u8 {
+        db.put(&[n], b"logged, not synced").unwrap();
+    }
+    // Covers every number so far, but only the first of them is in its file.
+    db.flush(&other).unwrap();
+    let left = (0..64).map(|seed| disk.crash_clone(seed)).find(|disk| {
+        let db = plain(&disk.kill_clone());
+        (0..50u8).all(|n| db.get(&[n]).unwrap().is_none())
+    });
+    let left = left.expect("a power loss that takes the whole log");
+    let db = plain(&left);
+    let other = db.family("other").unwrap();
+    db.put_with(&other, b"later", b"2", &WriteOptions::synced()).unwrap();
+    let db = plain(&left.crash_clone(1));
+    let other = db.family("other").unwrap();
+    for key in [&b"without a log"[..], b"later"] {
+        assert!(db.get_with(&other, key, &ReadOptions::default()).unwrap().is_some());
+    }
 }

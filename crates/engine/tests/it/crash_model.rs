@@ -126,10 +126,10 @@ pub(crate) struct Model {
 impl Model {
     fn set(&mut self, family: &'static str, key: &[u8], value: Option<Vec<u8>>) {
         let entries = self.contents.entry(family).or_default();
-        let old = match &value {
+        let old = match value {
             Some(value) => {
-                self.hash ^= hash_of(family, key, value);
-                entries.insert(key.to_vec(), value.clone())
+                self.hash ^= hash_of(family, key, &value);
+                entries.insert(key.to_vec(), value)
             }
             None => entries.remove(key),
         };
@@ -223,7 +223,7 @@ impl Script {
                 Change::Merge(self.key(), self.rng.u64(1..9).to_le_bytes().to_vec())
             }
             "texts" if dice < 50 => Change::Merge(self.key(), self.value(20)),
-            _ if dice < 80 && family != "counters" => Change::Put(self.key(), self.value(300)),
+            _ if dice < 80 && family != "counters" => Change::Put(self.key(), self.value(1500)),
             _ if dice < 95 => Change::Delete(self.key()),
             _ => {
                 let (from, to) = self.range(30);

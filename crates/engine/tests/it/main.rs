@@ -5,8 +5,10 @@
 mod api;
 mod basics;
 mod concurrent;
+mod corruption;
 mod crash;
 mod crash_model;
+mod faults;
 mod metamorphic;
 mod model;
 mod remote_jobs;

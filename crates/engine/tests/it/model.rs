@@ -69,7 +69,7 @@ fn setting(seed: u64) -> Setting {
 
 fn run(seed: u64, verbose: bool) {
     let mut failure = OnFailure { seed, step: 0 };
-    let mut generator = Generator::new(seed, seed % 2 == 0);
+    let mut generator = Generator::new(seed, seed.is_multiple_of(2));
     let mut runner = Runner::new(setting(seed));
     for at in 0..STEPS {
         failure.step = at;
@@ -90,21 +90,25 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-#[test]
-fn the_database_does_what_the_model_does() {
-    if let Some(seed) = number("ARCHIPELAGO_MODEL_SEED") {
-        return run(seed, true);
-    }
-    let Some(seconds) = number("ARCHIPELAGO_MODEL_SECONDS") else {
-        return (0..CASES).for_each(|seed| run(seed, false));
-    };
+/// The cases to run: `usual`, or fresh ones for as long as the environment says.
+pub(crate) fn seeds(usual: std::ops::Range<u64>) -> Box<dyn Iterator<Item = u64>> {
+    let Some(seconds) = number("ARCHIPELAGO_MODEL_SECONDS") else { return Box::new(usual) };
     let clock = SystemClock::new();
     let until = clock.now_ns() + Duration::from_secs(seconds).as_nanos() as u64;
     let first = archipelago_base::random::entropy_seed() >> 16;
-    let mut cases = 0;
-    while clock.now_ns() < until {
-        run(first + cases, false);
-        cases += 1;
+    Box::new((first..).take_while(move |seed| {
+        let more = clock.now_ns() < until;
+        if !more {
+            eprintln!("{} cases from {first} on", seed - first);
+        }
+        more
+    }))
+}
+
+#[test]
+fn the_database_does_what_the_model_does() {
+    match number("ARCHIPELAGO_MODEL_SEED") {
+        Some(seed) => run(seed, true),
+        None => seeds(0..CASES).for_each(|seed| run(seed, false)),
     }
-    eprintln!("{cases} cases from {first} on");
 }

@@ -135,11 +135,6 @@ impl Family {
             .unwrap_or(0)
     }
 
-    /// Whether something after `seq` is in no log.
-    pub(crate) fn has_unlogged_after(&self, seq: u64) -> bool {
-        self.histories.values().flatten().any(|version| version.seq > seq && !version.logged)
-    }
-
     /// The family as it would be had the process been killed with memory after `flushed`
     /// unflushed.
     pub(crate) fn without_unlogged_after(&self, flushed: u64) -> Self {

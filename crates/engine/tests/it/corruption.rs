@@ -1,0 +1,306 @@
+//! Damaged files and directories that are not ours: detected and named, never read as data, never
+//! changed.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::random::Rng;
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_engine::db::{Components, Db};
+use archipelago_engine::key::KeyRange;
+use archipelago_engine::options::{CfOptions, DbOptions};
+use archipelago_env::mem::MemFs;
+use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
+
+use crate::crash_model::{self as model, Contents, Model, Script};
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+fn context() -> IoContext {
+    IoContext::new(FileClass::Other, IoPurpose::Maintenance)
+}
+
+/// Every file of the directory.
+fn files(fs: &MemFs, dir: &str) -> Files {
+    let entries = fs.list(Path::new(dir)).unwrap();
+    let path = |name: &str| PathBuf::from(dir).join(name);
+    entries
+        .into_iter()
+        .filter(|entry| !entry.is_dir)
+        .map(|entry| (entry.name.clone(), fs.read(&path(&entry.name), context()).unwrap()))
+        .collect()
+}
+
+/// A disk with these files in `/db`.
+fn disk(files: &Files) -> MemFs {
+    let fs = MemFs::new();
+    fs.create_dir_all(Path::new("/db")).unwrap();
+    for (name, bytes) in files {
+        let mut file = fs
+            .create(
+                &PathBuf::from("/db").join(name),
+                context(),
+                archipelago_env::CreateOptions::default(),
+            )
+            .unwrap();
+        file.append(bytes).unwrap();
+        file.sync().unwrap();
+    }
+    fs.sync_dir(Path::new("/db")).unwrap();
+    fs
+}
+
+/// Every entry that a database ever held.
+type Past = HashSet<(&'static str, Vec<u8>, Vec<u8>)>;
+
+/// A small database with all kinds of files and records, closed; what it holds, and what it ever
+/// held.
+fn closed_database() -> (Files, Contents, Past) {
+    let fs = MemFs::new();
+    let shared: Arc<dyn FileSystem> = Arc::new(fs.clone());
+    let db = model::create(Arc::clone(&shared), model::manual());
+    let (mut script, mut model) = (Script::new(11), Model::default());
+    let mut past = Past::new();
+    for step in 0..90 {
+        let op = script.op(&model);
+        model.apply(&op);
+        past.extend(entries(&model.contents));
+        model::perform_stepping(&db, &shared, &op).unwrap();
+        if step == 30 {
+            db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+        }
+        if step == 75 {
+            for family in model::FAMILIES {
+                db.flush(&db.family(family).unwrap()).unwrap();
+            }
+        }
+    }
+    assert_eq!(model::contents(&db).unwrap(), without_empty(&model.contents));
+    db.close().unwrap();
+    (files(&fs, "/db"), without_empty(&model.contents), past)
+}
+
+fn entries(contents: &Contents) -> impl Iterator<Item = (&'static str, Vec<u8>, Vec<u8>)> {
+    let all = contents.iter().flat_map(|(family, held)| held.iter().map(move |e| (*family, e)));
+    all.map(|(family, (key, value))| (family, key.clone(), value.clone()))
+}
+
+fn without_empty(contents: &Contents) -> Contents {
+    contents.iter().filter(|e| !e.1.is_empty()).map(|(k, v)| (*k, v.clone())).collect()
+}
+
+/// Opens, verifies and reads everything in full.
+fn read_all(fs: &MemFs) -> Result<Contents> {
+    let db = model::open_over(Arc::new(fs.clone()), model::manual())?;
+    let report = db.verify(|_, _| {})?;
+    if let Some(error) = report.errors.first() {
+        return Err(error.clone());
+    }
+    model::contents(&db)
+}
+
+/// The damage is an error that names the file, or has touched nothing that means anything.
+fn judge(name: &str, what: &str, result: Result<Contents>, want: &Contents, may_pass: bool) {
+    match result {
+        Ok(got) => {
+            let found = model::differences(&got, want);
+            assert!(
+                found.is_empty(),
+                "{name}: {what}: wrong data: {:#?}",
+                &found[..found.len().min(5)]
+            );
+            assert!(may_pass, "{name}: {what}: not detected");
+        }
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.contains(name), "{name}: {what}: the file is not named: {text}");
+            let kinds = [ErrorKind::Corrupt, ErrorKind::Unsupported, ErrorKind::InvalidArgument];
+            assert!(kinds.contains(&error.kind()), "{name}: {what}: {text}");
+        }
+    }
+}
+
+/// Whether a changed byte may go unseen (the data is right all the same): the lock file says
+/// nothing; the last record of the log and of the manifest is empty, and says only that the
+/// others are durable.
+fn means_nothing(name: &str, offset: usize, len: usize) -> bool {
+    let last_is_a_mark = name.ends_with(".log") || name.starts_with("MANIFEST");
+    name == "LOCK" || last_is_a_mark && offset + 32 >= len
+}
+
+/// Which offsets of a file to try: all of small files, a sample of large ones, the ends always.
+fn offsets(len: usize, rng: &mut Rng) -> Vec<usize> {
+    let full = std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some();
+    if len <= 200 || full {
+        return (0..len).collect();
+    }
+    let mut sample: Vec<usize> = (0..40).map(|_| rng.usize(..len)).collect();
+    sample.extend((0..10).chain(len - 60..len));
+    sample
+}
+
+#[test]
+fn a_flipped_byte_anywhere_is_named_and_never_read_as_data() {
+    let (files, want, _) = closed_database();
+    assert!(files.keys().filter(|name| name.ends_with(".sst")).count() > 3, "{:?}", files.keys());
+    assert!(files.keys().any(|name| name.ends_with(".log")));
+    assert_eq!(read_all(&disk(&files)).unwrap(), want);
+    let mut rng = Rng::with_seed(5);
+    let mut tables = 0;
+    for (name, bytes) in &files {
+        // The tables are of one format: some of them stand for all.
+        tables += usize::from(name.ends_with(".sst"));
+        if name.ends_with(".sst") && tables % 4 != 1 {
+            continue;
+        }
+        for offset in offsets(bytes.len(), &mut rng) {
+            let mut damaged = files.clone();
+            let mask = 1u8 << rng.u32(..8);
+            damaged.get_mut(name).unwrap()[offset] ^= mask;
+            let what = format!("byte {offset} of {} with mask {mask:#x}", bytes.len());
+            let result = read_all(&disk(&damaged));
+            judge(name, &what, result, &want, means_nothing(name, offset, bytes.len()));
+        }
+    }
+}
+
+#[test]
+fn a_shortened_or_missing_file_is_named() {
+    let (files, want, past) = closed_database();
+    let mut rng = Rng::with_seed(6);
+    for (name, bytes) in &files {
+        let mut lens: Vec<usize> = (0..6).map(|_| rng.usize(..bytes.len().max(1))).collect();
+        lens.extend([0, bytes.len().saturating_sub(1)]);
+        for len in lens {
+            let mut damaged = files.clone();
+            damaged.get_mut(name).unwrap().truncate(len);
+            let what = format!("cut from {} to {len} bytes", bytes.len());
+            let result = read_all(&disk(&damaged));
+            if name.ends_with(".log") || name.starts_with("MANIFEST") && len > 0 {
+                judge_cut(name, &what, result, &past);
+            } else {
+                judge(name, &what, result, &want, means_nothing(name, len, bytes.len()));
+            }
+        }
+        let mut damaged = files.clone();
+        damaged.remove(name);
+        let result = read_all(&disk(&damaged));
+        if name.ends_with(".log") {
+            judge_cut(name, "removed", result, &past);
+        } else {
+            judge(name, "removed", result, &want, name == "LOCK");
+        }
+    }
+}
+
+/// A log or a manifest that lost its end looks as after a power loss that took it: either that is
+/// told, or what was only there is gone. What is read was once written.
+fn judge_cut(name: &str, what: &str, result: Result<Contents>, past: &Past) {
+    match result {
+        Err(error) => assert!(error.to_string().contains("/db/"), "{name}: {what}: {error}"),
+        Ok(got) => {
+            let strange = entries(&got).find(|entry| !past.contains(entry));
+            assert_eq!(strange, None, "{name}: {what}: was never written");
+        }
+    }
+}
+
+/// Opening must fail, with all of `says` in its message, and change nothing.
+fn refused(
+    fs: &MemFs,
+    options: DbOptions,
+    components: Components,
+    kind: ErrorKind,
+    says: &[&str],
+) -> Error {
+    let before = files(fs, "/db");
+    let error = Db::open_with("/db", options, components).unwrap_err();
+    assert_eq!(error.kind(), kind, "{error}");
+    for part in says {
+        assert!(error.to_string().contains(part), "\"{part}\" is not in: {error}");
+    }
+    let mut after = files(fs, "/db");
+    if !before.contains_key("LOCK") {
+        after.remove("LOCK");
+    }
+    assert_eq!(after.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>(), "{error}");
+    assert!(after == before, "a file was changed: {error}");
+    error
+}
+
+fn components(fs: &MemFs) -> Components {
+    Components { fs: Arc::new(fs.clone()), ..Components::default() }
+}
+
+#[test]
+fn directories_that_cannot_be_opened_are_refused_unchanged() {
+    let foreign: Files =
+        [("notes.txt".to_owned(), b"not a database".to_vec())].into_iter().collect();
+    let fs = disk(&foreign);
+    refused(&fs, model::manual(), components(&fs), ErrorKind::InvalidArgument, &["/db"]);
+
+    let (ours, ..) = closed_database();
+    let mut other_version = ours.clone();
+    let identity = String::from_utf8(ours["IDENTITY"].clone()).unwrap();
+    let body = identity[..identity.rfind("crc32c").unwrap()].replace("format 1", "format 9999");
+    assert!(body.contains("9999"), "{identity}");
+    let sealed = format!("{body}crc32c {:08x}\n", archipelago_base::checksum::crc(body.as_bytes()));
+    other_version.insert("IDENTITY".to_owned(), sealed.into_bytes());
+    let fs = disk(&other_version);
+    refused(&fs, model::manual(), components(&fs), ErrorKind::Unsupported, &["9999", "IDENTITY"]);
+
+    let mut headless = ours.clone();
+    headless.remove("CURRENT");
+    let fs = disk(&headless);
+    refused(&fs, model::manual(), components(&fs), ErrorKind::Corrupt, &["CURRENT"]);
+
+    let mut nameless = ours;
+    nameless.remove("IDENTITY");
+    let fs = disk(&nameless);
+    refused(&fs, model::manual(), components(&fs), ErrorKind::InvalidArgument, &["IDENTITY"]);
+}
+
+#[test]
+fn settings_that_do_not_fit_the_database_are_refused_unchanged() {
+    let (ours, ..) = closed_database();
+    let fs = disk(&ours);
+    let mut unknown = components(&fs);
+    unknown.families.insert("reefs".to_owned(), CfOptions::default());
+    refused(
+        &fs,
+        model::manual(),
+        unknown,
+        ErrorKind::InvalidArgument,
+        &["\"reefs\"", "does not exist"],
+    );
+
+    let mut no_operator = components(&fs);
+    let wrong = CfOptions { merge_operator: Some("of-mine".to_owned()), ..CfOptions::default() };
+    no_operator.families.insert("counters".to_owned(), wrong);
+    refused(
+        &fs,
+        model::manual(),
+        no_operator,
+        ErrorKind::InvalidArgument,
+        &["of-mine", "counters"],
+    );
+
+    let bad = CfOptions { write_buffers_max: 0, ..CfOptions::default() };
+    let mut out_of_range = components(&fs);
+    out_of_range.families.insert("texts".to_owned(), bad);
+    refused(
+        &fs,
+        model::manual(),
+        out_of_range,
+        ErrorKind::InvalidArgument,
+        &["write_buffers_max is 0"],
+    );
+
+    let exclusive = DbOptions { error_if_exists: true, ..model::manual() };
+    refused(&fs, exclusive, components(&fs), ErrorKind::InvalidArgument, &["error_if_exists"]);
+
+    let empty = disk(&Files::new());
+    let must_exist = DbOptions { create_if_missing: false, ..model::manual() };
+    refused(&empty, must_exist, components(&empty), ErrorKind::NotFound, &["/db"]);
+}

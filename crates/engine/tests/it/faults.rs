@@ -1,0 +1,605 @@
+//! Devices that fail: every error names its file, reads go on, nothing acknowledged is lost, and
+//! writes go on when the cause is gone.
+//!
+//! The sweep runs the same seeded operations again and again and lets another operation of the
+//! file system fail each time. `ARCHIPELAGO_CRASH_FULL=1` takes every one of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::clock::SystemClock;
+use archipelago_base::{Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_engine::db::{Components, Db, FaultPoint};
+use archipelago_engine::event::{Event, EventListener, Listeners};
+use archipelago_engine::options::{BackgroundMode, DbOptions, RecoveryMode, WriteOptions};
+use archipelago_engine::stats::Ticker;
+use archipelago_engine::wal;
+use archipelago_env::FileSystem;
+use archipelago_env::fault::{Fault, FaultFs, Operation, Rule, When};
+use archipelago_env::mem::MemFs;
+use parking_lot::Mutex;
+
+use crate::crash_model::{self as model, Model, Op, Script};
+
+/// Operations of a run of the sweep.
+const STEPS: usize = 70;
+
+/// A device that can fail, the database on it and what it must hold.
+struct Bench {
+    label: String,
+    disk: MemFs,
+    faults: FaultFs,
+    fs: Arc<dyn FileSystem>,
+    db: Option<Db>,
+    script: Script,
+    model: Model,
+    /// Hashes of contents that a power loss may leave now.
+    survivors: Vec<u64>,
+}
+
+impl Bench {
+    fn new(label: &str, seed: u64) -> Self {
+        let disk = MemFs::new();
+        let faults = FaultFs::new(Arc::new(disk.clone()), seed);
+        let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());
+        let db = model::create(Arc::clone(&fs), model::manual());
+        Self {
+            label: label.to_owned(),
+            disk,
+            faults,
+            fs,
+            db: Some(db),
+            script: Script::new(seed),
+            model: Model::default(),
+            survivors: vec![0],
+        }
+    }
+
+    fn db(&self) -> &Db {
+        self.db.as_ref().expect("open between the steps of a run")
+    }
+
+    fn named(&self, what: &str, error: &Error) {
+        let text = error.to_string();
+        assert!(
+            text.contains("/db") || text.contains(".sst"),
+            "{}: {what}: no file in: {text}",
+            self.label
+        );
+    }
+
+    /// What the running database holds; the model follows if it is `or`.
+    fn compare(&mut self, what: &str, or: Option<&Model>) {
+        // The faults are for the database's own work, not for the look at it.
+        self.faults.set_enabled(false);
+        let got = model::contents(self.db())
+            .unwrap_or_else(|error| panic!("{}: reading after {what}: {error}", self.label));
+        self.faults.set_enabled(true);
+        if let Some(other) = or
+            && model::hash(&got) == other.hash
+        {
+            self.model = other.clone();
+        }
+        let found = model::differences(&got, &self.model.contents);
+        assert!(
+            found.is_empty(),
+            "{}: after {what}: {:#?}",
+            self.label,
+            &found[..found.len().min(6)]
+        );
+    }
+
+    /// What is left if the process is killed, or the power fails, now.
+    fn compare_survivors(&self, what: &str, or: Option<&Model>, seed: u64) {
+        let open = |disk: MemFs, how: &str| {
+            let db = model::open_over(Arc::new(disk), model::manual())
+                .unwrap_or_else(|error| panic!("{}: {how} after {what}: {error}", self.label));
+            model::contents(&db).unwrap()
+        };
+        let killed = open(self.disk.kill_clone(), "kill");
+        let hash = model::hash(&killed);
+        if hash != self.model.hash && or.is_none_or(|other| hash != other.hash) {
+            let found = model::differences(&killed, &self.model.contents);
+            panic!("{}: kill after {what}: {:#?}", self.label, &found[..found.len().min(6)]);
+        }
+        let left = open(self.disk.crash_clone(seed), "power loss");
+        let allowed = self.survivors.contains(&model::hash(&left))
+            || or.is_some_and(|other| model::hash(&left) == other.hash);
+        assert!(allowed, "{}: power loss after {what} leaves no prefix", self.label);
+    }
+
+    fn operate(&mut self) {
+        let op = self.script.op(&self.model);
+        let mut after = self.model.clone();
+        after.apply(&op);
+        let durable = !matches!(op, Op::Write { sync: false, .. } | Op::Create);
+        match self.perform(&op) {
+            Ok(()) => {
+                self.model = after;
+                if durable {
+                    self.survivors.clear();
+                }
+                self.survivors.push(self.model.hash);
+            }
+            Err(error) => self.after_failure(&op, &after, &error),
+        }
+    }
+
+    /// Like a caller who steps background work and meets its errors.
+    fn perform(&self, op: &Op) -> Result<()> {
+        let mut failures = 0;
+        loop {
+            match model::perform(self.db(), &self.fs, op) {
+                Err(error) if error.kind() == ErrorKind::Busy => {
+                    match self.db().step_background() {
+                        Ok(_) => {}
+                        Err(_) if failures < 3 => failures += 1,
+                        Err(error) => return Err(error),
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn after_failure(&mut self, op: &Op, after: &Model, error: &Error) {
+        let what = format!("{:?} failed with {error}", kind_of(op));
+        self.named(&what, error);
+        // Only a write whose sync failed may have happened.
+        let synced = matches!(op, Op::Write { sync: true, .. });
+        self.compare(&what, synced.then_some(after));
+        self.survivors.push(self.model.hash);
+        self.compare_survivors(&what, Some(after), 3);
+        self.mend(&what);
+        self.compare(&what, None);
+    }
+
+    /// Takes the database out of the read-only state, if it is in it.
+    fn mend(&mut self, what: &str) {
+        // A delete of what is not there is a write that changes nothing.
+        let Err(error) = self.db().delete(b"probe") else { return };
+        if error.kind() != ErrorKind::ReadOnly {
+            self.named(what, &error);
+            return;
+        }
+        self.named(what, &error);
+        let mut tries = 0;
+        while let Err(error) = self.db().resume() {
+            self.named("resume", &error);
+            tries += 1;
+            assert!(tries < 3, "{}: {what}: resume fails: {error}", self.label);
+        }
+        self.db().delete(b"probe").unwrap();
+        // Everything is in tables now.
+        self.survivors = vec![self.model.hash];
+    }
+
+    fn disturb(&mut self, step: usize) {
+        let stepped = match step % 24 {
+            7 => self.db().flush(self.db().default_family()),
+            15 => self.db().wait_for_background(),
+            23 => self.reopen(),
+            _ => self.db().step_background().map(|_| ()),
+        };
+        if let Err(error) = stepped {
+            let what = format!("step {step}: {error}");
+            if error.kind() != ErrorKind::Busy {
+                self.named(&what, &error);
+            }
+            if self.db.is_some() {
+                self.compare(&what, None);
+                self.compare_survivors(&what, None, 4);
+                self.mend(&what);
+            }
+        }
+    }
+
+    fn reopen(&mut self) -> Result<()> {
+        let closed = self.db.take().expect("open").close();
+        if closed.is_ok() {
+            self.survivors = vec![self.model.hash];
+        }
+        let mut tries = 0;
+        self.db = loop {
+            match model::open_over(Arc::clone(&self.fs), model::manual()) {
+                Ok(db) => break Some(db),
+                Err(error) => self.named("open", &error),
+            }
+            tries += 1;
+            assert!(tries < 3, "{}: it does not open any more", self.label);
+        };
+        self.survivors = vec![self.model.hash];
+        self.compare("reopen", None);
+        closed
+    }
+
+    /// The end of every run: it is in order, and stays so over a reopen.
+    fn finish(mut self) {
+        self.faults.clear();
+        self.mend("the end");
+        self.db().wait_for_background().unwrap_or_else(|e| panic!("{}: {e}", self.label));
+        self.compare("the end", None);
+        let report = self.db().verify(|_, _| {}).unwrap();
+        assert!(report.is_clean(), "{}: {:?}", self.label, report.errors);
+        self.reopen().unwrap_or_else(|e| panic!("{}: close: {e}", self.label));
+        self.compare_survivors("the last reopen", None, 9);
+    }
+
+    fn run(&mut self, steps: usize) {
+        for step in 0..steps {
+            self.operate();
+            self.disturb(step);
+        }
+    }
+}
+
+fn kind_of(op: &Op) -> &'static str {
+    match op {
+        Op::Write { sync: true, .. } => "synced write",
+        Op::Write { .. } => "write",
+        Op::Ingest { .. } => "ingest",
+        Op::Create => "create family",
+        Op::Drop => "drop family",
+    }
+}
+
+/// Lets about `samples` of the run's operations of that kind fail, each in a run of its own.
+fn sweep(operation: Operation, fault: Fault, samples: u64) {
+    let mut dry = Bench::new("dry run", 21);
+    let before = dry.faults.seen(operation);
+    dry.run(STEPS);
+    let total = dry.faults.seen(operation) - before;
+    dry.finish();
+    let full = std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some();
+    let stride = if full { 1 } else { total.div_ceil(samples).max(1) };
+    let mut nth = 1 + total % stride;
+    let mut fired = 0;
+    while nth <= total {
+        let mut bench = Bench::new(&format!("{operation:?} {nth} of {total}: {fault:?}"), 21);
+        let rule = bench.faults.add(Rule::on(operation).path("/db").fault(fault).nth(nth));
+        bench.run(STEPS);
+        fired += bench.faults.fired_by(rule);
+        bench.finish();
+        nth += stride;
+    }
+    assert!(fired > 0, "{operation:?}: none of {total} failed");
+}
+
+#[test]
+fn an_error_of_the_log_loses_nothing() {
+    sweep(Operation::LogAppend, Fault::Io, 8);
+    sweep(Operation::LogAppend, Fault::ShortAppend, 8);
+    sweep(Operation::LogSync, Fault::Io, 10);
+    sweep(Operation::CreateLog, Fault::NoSpace, 6);
+    sweep(Operation::LogFinish, Fault::Io, 6);
+}
+
+#[test]
+fn an_error_of_a_table_or_the_manifest_loses_nothing() {
+    sweep(Operation::Create, Fault::NoSpace, 10);
+    sweep(Operation::Append, Fault::ShortAppend, 10);
+    sweep(Operation::Sync, Fault::Io, 12);
+    sweep(Operation::SyncDir, Fault::Io, 10);
+    sweep(Operation::Rename, Fault::Io, 8);
+}
+
+#[test]
+fn an_error_of_reading_or_removing_loses_nothing() {
+    sweep(Operation::Open, Fault::Io, 8);
+    sweep(Operation::Remove, Fault::Io, 8);
+    sweep(Operation::List, Fault::Io, 4);
+    sweep(Operation::Stat, Fault::Io, 4);
+}
+
+#[test]
+fn a_failed_read_is_told_and_later_reads_are_right() {
+    let mut bench = Bench::new("failed reads", 5);
+    bench.run(40);
+    let families = model::FAMILIES.map(|name| bench.db().family(name).unwrap());
+    families.iter().for_each(|cf| bench.db().flush(cf).unwrap());
+    bench.db.take().unwrap().close().unwrap();
+    bench.db = Some(model::open_over(Arc::clone(&bench.fs), model::manual()).unwrap());
+    bench.faults.add(Rule::on_any(&[Operation::Read, Operation::Open]).path(".sst"));
+    let mut errors = 0;
+    for n in 0..120 {
+        let key = format!("key{n:04}").into_bytes();
+        if let Err(error) = bench.db().get(&key) {
+            errors += 1;
+            assert_eq!(error.kind(), ErrorKind::Io);
+            assert!(error.to_string().contains(".sst"), "{error}");
+        }
+    }
+    assert!(errors > 20, "{errors} reads failed");
+    bench.faults.clear();
+    bench.finish();
+}
+
+/// Everything that takes space fails.
+fn full_device() -> Rule {
+    let operations = [
+        Operation::Create,
+        Operation::Append,
+        Operation::Flush,
+        Operation::CreateLog,
+        Operation::LogAppend,
+        Operation::LogFinish,
+    ];
+    Rule::on_any(&operations).fault(Fault::NoSpace)
+}
+
+#[test]
+fn writes_go_on_by_themselves_when_a_full_device_has_space_again() {
+    for seed in 0..12 {
+        let mut bench = Bench::new(&format!("full device, seed {seed}"), seed);
+        bench.run(10 + seed as usize * 3);
+        bench.faults.add(full_device());
+        if seed % 3 == 0 {
+            bench
+                .faults
+                .add(Rule::on_any(&[Operation::LogSync, Operation::Sync]).fault(Fault::NoSpace));
+        }
+        let mut refused = 0;
+        for _ in 0..12 {
+            let op = bench.script.write(&bench.model);
+            let mut after = bench.model.clone();
+            after.apply(&op);
+            match bench.perform(&op) {
+                Ok(()) => bench.model = after,
+                Err(error) => {
+                    refused += 1;
+                    bench.named("write", &error);
+                    let synced = matches!(op, Op::Write { sync: true, .. });
+                    bench.compare("a full device", synced.then_some(&after));
+                }
+            }
+            // Reads go on, also after a failed step.
+            if let Err(error) = bench.db().step_background() {
+                bench.named("step", &error);
+            }
+            bench.compare("a step on a full device", None);
+        }
+        assert!(refused > 0, "seed {seed}: the device was not full");
+        bench.faults.clear();
+        // No resume, no reopen: background work finds out by itself.
+        while bench.db().step_background().unwrap() {}
+        let synced = WriteOptions::synced();
+        let cf = bench.db().default_family().clone();
+        bench
+            .db()
+            .delete_with(&cf, b"probe", &synced)
+            .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        bench.survivors = vec![bench.model.hash];
+        bench.compare_survivors("space again", None, seed);
+        assert_eq!(bench.db().property(&cf, "archipelago.health").as_deref(), Some("healthy"));
+        bench.run(20);
+        bench.finish();
+    }
+}
+
+/// Keeps what it is told of background errors.
+#[derive(Default)]
+struct Errors(Mutex<Vec<(String, Error)>>);
+
+impl EventListener for Errors {
+    fn on_event(&self, event: &Event) {
+        if let Event::BackgroundError { job, error } = event {
+            self.0.lock().push((job.clone(), error.clone()));
+        }
+    }
+}
+
+fn threads() -> DbOptions {
+    DbOptions { background: BackgroundMode::Threads, ..model::manual() }
+}
+
+fn open_listening(fs: &FaultFs, errors: &Arc<Errors>, options: DbOptions) -> Db {
+    let mut listeners = Listeners::default();
+    listeners.add(Arc::clone(errors) as Arc<dyn EventListener>);
+    let families = [("default".to_owned(), model::family_options("default"))].into_iter().collect();
+    let fs = Arc::new(fs.clone());
+    Db::open_with("/db", options, Components { fs, families, listeners, ..Components::default() })
+        .unwrap()
+}
+
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let clock = SystemClock::shared();
+    let start = clock.now_ns();
+    while !done() {
+        assert!(clock.now_ns() - start < 20_000_000_000, "{what} did not happen");
+        clock.sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn failing_background_work_is_counted_told_and_shown_and_holds_no_writer_for_ever() {
+    let faults = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let errors = Arc::new(Errors::default());
+    let db = open_listening(&faults, &errors, threads());
+    faults.add(Rule::on(Operation::Create).path(".sst"));
+    let (mut written, mut refused) = (0u32, None);
+    while refused.is_none() {
+        match db.put(format!("{written:06}").as_bytes(), &[b'v'; 500]) {
+            Ok(()) => written += 1,
+            Err(error) => refused = Some(error),
+        }
+        assert!(written < 100_000, "writes never stop");
+    }
+    let refused = refused.unwrap();
+    assert!(refused.to_string().contains(".sst"), "{refused}");
+    assert!(db.statistics().get(Ticker::BackgroundErrors) > 0);
+    let told = errors.0.lock().clone();
+    assert!(
+        told.iter().any(|(job, error)| job.contains("flush") && error.to_string().contains(".sst"))
+    );
+    let text = db.stats_text();
+    assert!(text.contains("failing") && text.contains(".sst"), "{text}");
+    for n in 0..written {
+        assert!(db.get(format!("{n:06}").as_bytes()).unwrap().is_some());
+    }
+    faults.clear();
+    eventually("a write after the cause is gone", || db.put(b"later", b"").is_ok());
+    eventually("health", || {
+        db.property(db.default_family(), "archipelago.health").as_deref() == Some("healthy")
+    });
+    db.close().unwrap();
+    let db = open_listening(&faults, &errors, threads());
+    for n in 0..written {
+        assert!(db.get(format!("{n:06}").as_bytes()).unwrap().is_some(), "{n}");
+    }
+}
+
+#[test]
+fn random_errors_under_many_writers_lose_nothing_acknowledged() {
+    let disk = MemFs::new();
+    let faults = FaultFs::new(Arc::new(disk.clone()), 2);
+    let errors = Arc::new(Errors::default());
+    let db = open_listening(&faults, &errors, threads());
+    let written = Mutex::new(Vec::new());
+    let write = |thread: u32, count: u32| {
+        for n in 0..count {
+            let key = format!("{:02}-{thread}-{n:05}", n % 16);
+            let options = WriteOptions { sync: n % 50 == 0, ..WriteOptions::default() };
+            match db.put_with(db.default_family(), key.as_bytes(), &[b'v'; 200], &options) {
+                Ok(()) => written.lock().push(key),
+                Err(error) if error.kind() == ErrorKind::ReadOnly => drop(db.resume()),
+                Err(error) => assert!(error.to_string().contains("/db"), "{error}"),
+            }
+        }
+    };
+    let operations = [
+        Operation::Create,
+        Operation::Append,
+        Operation::Sync,
+        Operation::SyncDir,
+        Operation::Rename,
+        Operation::CreateLog,
+        Operation::LogAppend,
+        Operation::LogSync,
+        Operation::LogFinish,
+        Operation::Read,
+    ];
+    faults.add(Rule::on_any(&operations).when(When::Chance(0.01)));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let write = &write;
+            scope.spawn(move || write(thread, 700));
+        }
+    });
+    faults.clear();
+    assert!(faults.fired_total() > 0);
+    db.resume().unwrap();
+    write(9, 100);
+    db.wait_for_background().unwrap();
+    let written = std::mem::take(&mut *written.lock());
+    let all_there = |db: &Db, how: &str| {
+        for key in &written {
+            assert!(db.get(key.as_bytes()).unwrap().is_some(), "{how}: {key} of {}", written.len());
+        }
+    };
+    all_there(&db, "running");
+    let killed = FaultFs::new(Arc::new(disk.kill_clone()), 0);
+    all_there(&open_listening(&killed, &errors, threads()), "killed");
+    db.close().unwrap();
+    all_there(&open_listening(&faults, &errors, threads()), "reopened");
+}
+
+/// A database whose fault point `point` fails as often as the counter says.
+fn open_armed(disk: &MemFs, point: &'static str, armed: &Arc<Mutex<u32>>) -> Result<Db> {
+    let count = Arc::clone(armed);
+    let fault_point: FaultPoint = Arc::new(move |name| {
+        if name == point && *count.lock() > 0 {
+            *count.lock() -= 1;
+            return Err(Error::new(ErrorKind::Io, format!("{name} of /db")));
+        }
+        Ok(())
+    });
+    let families = [("default".to_owned(), model::family_options("default"))].into_iter().collect();
+    let fs = Arc::new(disk.clone());
+    let fault_point = Some(fault_point);
+    let components = Components { fs, families, fault_point, ..Components::default() };
+    Db::open_with("/db", model::manual(), components)
+}
+
+/// Writes a hundred keys, stepping background work whether it fails or not.
+fn fill(db: &Db, point: &str) {
+    for n in 0..100u32 {
+        while let Err(error) = db.put(format!("{n:04}").as_bytes(), &[b'v'; 300]) {
+            let waits = error.kind() == ErrorKind::Busy || error.to_string().contains(point);
+            assert!(waits, "{error}");
+            let _ = db.step_background();
+        }
+    }
+}
+
+#[test]
+fn a_step_that_fails_before_its_install_leaves_nothing_behind() {
+    let points = [
+        "flush.before_install",
+        "compaction.before_install",
+        "resume.before_install",
+        "recovery.before_install",
+    ];
+    for point in points {
+        let (disk, armed) = (MemFs::new(), Arc::new(Mutex::new(0)));
+        let mut db = open_armed(&disk, point, &armed).unwrap();
+        fill(&db, point);
+        *armed.lock() = 1;
+        fill(&db, point);
+        if point.starts_with("recovery") {
+            drop(db);
+            let error = open_armed(&disk, point, &armed).unwrap_err();
+            assert!(error.to_string().contains(point), "{error}");
+            db = open_armed(&disk, point, &armed).unwrap();
+        } else {
+            let _ = db.flush(db.default_family());
+            let _ = db.wait_for_background();
+            let _ = db.resume();
+        }
+        assert_eq!(*armed.lock(), 0, "{point} was not reached");
+        db.resume().unwrap();
+        db.wait_for_background().unwrap();
+        for n in 0..100u32 {
+            assert!(db.get(format!("{n:04}").as_bytes()).unwrap().is_some(), "{point}: {n}");
+        }
+        let report = db.verify(|_, _| {}).unwrap();
+        let tables = disk.list(std::path::Path::new("/db")).unwrap();
+        let tables = tables.iter().filter(|entry| entry.name.ends_with(".sst")).count();
+        assert_eq!(tables as u64, report.files, "{point}: tables that nobody needs are left");
+    }
+}
+
+#[test]
+fn a_group_that_was_half_appended_does_not_count_once_the_log_goes_on() {
+    let disk = MemFs::new();
+    let faults = FaultFs::new(Arc::new(disk), 3);
+    let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());
+    let config = wal::LogConfig { database_id: [7; 16], segment_bytes: 1 << 20, seed: 1 };
+    let path = |no: u64| std::path::PathBuf::from(format!("/{no:06}.log"));
+    let mut log =
+        wal::LogWriter::create(Arc::clone(&fs), config, &path(1), FileNo(1), None, None).unwrap();
+    let mut batch = wal::WriteBatch::new();
+    batch.put_cf(archipelago_base::CfId(0), b"key", b"value");
+    let entry = |seq: u64| wal::Entry {
+        first_seq: SeqNo(seq),
+        payload: batch.data(),
+        payload_crc: archipelago_base::checksum::crc(batch.data()),
+    };
+    log.append(&entry(1)).unwrap();
+    // A group of 50 goes to the file in two appends; the second fails.
+    faults.add(Rule::on(Operation::LogAppend).nth(2).fault(Fault::ShortAppend));
+    let group: Vec<_> = (2..52).map(entry).collect();
+    log.append_many(&group).unwrap_err();
+    // The sequence numbers of the failed group are given out again.
+    log.rotate(&path(2), FileNo(2), None).unwrap();
+    log.append(&entry(2)).unwrap();
+    let segments = [1, 2].map(|no| wal::SegmentFile { no: FileNo(no), path: path(no) });
+    let chain =
+        wal::LogChain { segments: &segments, mode: RecoveryMode::Strict, database_id: [7; 16] };
+    let mut seen = Vec::new();
+    wal::recover(&*fs, &chain, &mut |first, _| {
+        seen.push(first.0);
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(seen, [1, 2]);
+}

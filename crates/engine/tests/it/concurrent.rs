@@ -87,7 +87,10 @@ impl World {
             stamps.dedup();
             assert!(stamps.len() <= 1, "writer {writer}: a torn batch: {stamps:?}");
             let stamp = stamps.first().copied().unwrap_or(0);
-            assert!(stamp == 0 || (count as u64).is_multiple_of(KEYS), "{count} keys of writer {writer}");
+            assert!(
+                stamp == 0 || (count as u64).is_multiple_of(KEYS),
+                "{count} keys of writer {writer}"
+            );
             assert!(stamp >= before[writer as usize], "{stamp} after {before:?}");
             assert!(stamp >= last[writer as usize], "{stamp} after {last:?}");
             last[writer as usize] = stamp;

@@ -7,7 +7,7 @@
 //!
 //! 1. An executor returns `Ok` only when the outputs survive power loss where the database's file
 //!    system finds them, under the file numbers and in the directory of the spec.
-//! 2. The database believes an output only as far as [`check`] does; a wrong one is an error of the
+//! 2. The database believes an output only as far as `check` does; a wrong one is an error of the
 //!    job, which is tried again.
 //!
 //! Thread-safety: called by many background threads at once. Failure: any error leaves the job

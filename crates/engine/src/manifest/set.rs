@@ -248,7 +248,7 @@ impl VersionSet {
         Ok(())
     }
 
-    /// The current state, to be written into another directory later ([`Exporter::write`]).
+    /// The current state, to be written into another directory later (`Exporter::write`).
     #[must_use]
     pub fn exporter(&self) -> Exporter {
         let no = self.numbers.allocate();
@@ -257,7 +257,7 @@ impl VersionSet {
         Exporter { fs: Arc::clone(&self.fs), db_id: self.db_id, no, state }
     }
 
-    /// Writes a database with the current state into another directory: see [`Exporter::write`].
+    /// Writes a database with the current state into another directory: see `Exporter::write`.
     pub fn export(&self, dir: &Path) -> Result<()> {
         self.exporter().write(dir)
     }

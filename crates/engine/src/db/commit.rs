@@ -25,14 +25,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use archipelago_base::{CfId, FileNo, Result, SeqNo};
 use crossbeam_utils::{Backoff, CachePadded};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::db::memtable::{Granted, Memtable};
 use crate::wal::{Entry, LogSyncer, LogWriter};
 
+/// Longest sleep of a writer that waits for its turn to publish.
+const PARK_MAX: Duration = Duration::from_micros(500);
 /// Tries for the commit lock before a writer leaves a ticket.
 const SPINS_BEFORE_TICKET: usize = 30;
 /// Spins before a waiter parks on the commit lock.
@@ -171,6 +174,10 @@ pub(crate) struct Committer {
     /// the lock.
     tickets: CachePadded<AtomicU64>,
     visible: CachePadded<AtomicU64>,
+    /// Writers that wait for their turn to publish, and what wakes them.
+    parked: AtomicU64,
+    turn: Mutex<()>,
+    published: Condvar,
     /// The last sequence number given out; stored under the commit lock.
     appended: CachePadded<AtomicU64>,
     /// Syncs the open log and its predecessors; set with the log.
@@ -187,6 +194,9 @@ impl Committer {
             waiting: CachePadded::new(Mutex::new(Vec::new())),
             tickets: CachePadded::new(AtomicU64::new(0)),
             visible: CachePadded::new(AtomicU64::new(last_seq.0)),
+            parked: AtomicU64::new(0),
+            turn: Mutex::new(()),
+            published: Condvar::new(),
             appended: CachePadded::new(AtomicU64::new(last_seq.0)),
             syncer: Mutex::new(None),
             durable: Mutex::new(SeqNo::ZERO),
@@ -320,9 +330,29 @@ impl Committer {
         while self.visible.load(Ordering::Acquire) != before {
             // The predecessor is between its append and its insert: a memory copy, unless it
             // was descheduled, which `snooze` yields to.
-            backoff.snooze();
+            if backoff.is_completed() {
+                self.park_until_visible(before);
+            } else {
+                backoff.snooze();
+            }
         }
         self.visible.store(last, Ordering::Release);
+        if self.parked.load(Ordering::Relaxed) > 0 {
+            let _turn = self.turn.lock();
+            self.published.notify_all();
+        }
+    }
+
+    /// Waits for the predecessor without burning the core that it may need. The time limit makes a
+    /// missed notification harmless.
+    #[cold]
+    fn park_until_visible(&self, before: u64) {
+        let mut turn = self.turn.lock();
+        self.parked.fetch_add(1, Ordering::Relaxed);
+        if self.visible.load(Ordering::Acquire) != before {
+            self.published.wait_for(&mut turn, PARK_MAX);
+        }
+        self.parked.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Waits until everything given out so far is visible (the caller holds the commit lock, so

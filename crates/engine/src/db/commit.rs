@@ -41,7 +41,7 @@ const SPINS_BEFORE_TICKET: usize = 30;
 /// Spins before a waiter parks on the commit lock.
 const SPINS_MAX: usize = 40;
 /// How long a waiter waits for the commit lock before it looks at its ticket again.
-const TICKET_LOOK: std::time::Duration = std::time::Duration::from_micros(100);
+const TICKET_LOOK: Duration = Duration::from_micros(100);
 
 /// What the commit lock guards.
 pub(crate) struct CommitState {
@@ -236,10 +236,7 @@ impl Committer {
     }
 
     /// Takes the commit lock if it becomes free within `patience`.
-    pub(crate) fn try_lock_for(
-        &self,
-        patience: std::time::Duration,
-    ) -> Option<MutexGuard<'_, CommitState>> {
+    pub(crate) fn try_lock_for(&self, patience: Duration) -> Option<MutexGuard<'_, CommitState>> {
         self.state.try_lock_for(patience)
     }
 

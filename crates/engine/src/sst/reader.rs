@@ -258,9 +258,8 @@ impl TableReader {
         for position in start..index.len() {
             // Nothing below asks for the place of a block that is in its slot: it is a cache miss.
             let handle = || index.place(position).handle;
-            let block = match self.cache.get_at(index.spot(position), BlockKind::Data, || {
-                self.key_of(handle())
-            }) {
+            let key = || self.key_of(handle());
+            let block = match self.cache.get_at(index.spot(position), BlockKind::Data, key) {
                 Some(block) => block,
                 None => BlockGuard::Shared(self.read_block(handle(), BlockKind::Data, options)?),
             };

@@ -74,9 +74,9 @@ fn run(db: &Db, num: u64, workload: &str, rng: &mut fastrand::Rng) -> (u64, u64)
         "readseq" | "readreverse" => {
             let mut iter = db.iter(db.default_family(), &options).unwrap();
             if workload == "readseq" {
-                iter.seek_to_first()
+                iter.seek_to_first();
             } else {
-                iter.seek_to_last()
+                iter.seek_to_last();
             }
             let mut n = 0;
             while iter.valid() {

@@ -1,6 +1,6 @@
 //! Cached blocks where a table finds them without a look-up: one slot per block of an index.
 //!
-//! Owned by an index block in memory; the blocks in the slots belong to the block cache. Invariants:
+//! Owned by an index block in memory; the blocks in them belong to the block cache. Invariants:
 //! 1. a slot holds only a block that is in the cache: a block is put into a slot, and taken out
 //!    when the cache lets it go, under the lock of its [`Home`], which knows whether it is cached;
 //! 2. a block is in at most one slot of live tables, the one its home names.

@@ -10,8 +10,8 @@
 //!
 //! Failure: damage is an error that names file and offset; nothing is cached then and the next
 //! read tries again. Cost of a warm point look-up: one filter line, one search of an array of
-//! eight-byte heads, one load of the block's slot, one in-block hash probe and a scan of half a restart
-//! interval; two more slots in a file with partitions. Opening costs three to five reads.
+//! eight-byte heads, one load of the block's slot, one in-block hash probe and a scan of half a
+//! restart interval; two more slots in a file with partitions. Opening costs three to five reads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

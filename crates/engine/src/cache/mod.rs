@@ -8,8 +8,14 @@
 //!    (`MemoryClass::BlockCache`) until the last pin goes;
 //! 3. a block larger than its shard is not admitted, its reader just keeps it.
 //!
-//! Thread-safe: a hit takes a shard's read lock and clones an `Arc`, no allocation. Eviction is
-//! quick_cache's CLOCK-Pro. Nothing here fails.
+//! Tables keep the blocks that are cached in [`Slots`] of their own as well, where a hit needs no
+//! look-up. The cache hears of such hits once per *epoch*, which ends when a sixteenth of the cache
+//! was evicted: often enough for its clock, and never while everything fits.
+//!
+//! Thread-safe: a hit by key takes a shard's read lock and clones an `Arc`, no allocation. Eviction
+//! is quick_cache's CLOCK-Pro. Nothing here fails.
+
+mod slots;
 
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -22,10 +28,14 @@ use quick_cache::{Lifecycle, OptionsBuilder, Weighter};
 
 use crate::sst::Block;
 
+pub use slots::{BlockGuard, Home, Slots, Spot};
+
 /// Smallest shard: a smaller cache has fewer shards.
 const SHARD_BYTES_MIN: u64 = 512 << 10;
 /// Most shards.
 const SHARDS_MAX: u64 = 64;
+/// Epochs while as much is evicted as the cache holds.
+const EPOCHS_PER_TURN: u64 = 16;
 /// What a block is expected to weigh, to size the memory of evicted keys.
 const BLOCK_BYTES_EXPECTED: u64 = 4 << 10;
 
@@ -131,20 +141,36 @@ fn counter(kind: BlockKind, event: Event) -> usize {
     kind as usize * 4 + event as usize
 }
 
+/// Hears what the cache lets go.
 #[derive(Clone, Debug)]
-struct Evictions(Arc<Events>);
+struct Evictions {
+    events: Arc<Events>,
+    evicted: Arc<AtomicU64>,
+}
+
+/// Blocks that the cache let go; their slots are emptied and they are dropped with this.
+struct Evicted(Vec<Arc<Block>>);
+
+impl Drop for Evicted {
+    fn drop(&mut self) {
+        for block in self.0.drain(..) {
+            Home::leave(block.home());
+        }
+    }
+}
 
 impl Lifecycle<BlockKey, Arc<Block>> for Evictions {
-    /// Evicted blocks, dropped once the shard's lock is released.
-    type RequestState = Vec<Arc<Block>>;
+    /// Dropped once the shard's lock is released.
+    type RequestState = Evicted;
 
     fn begin_request(&self) -> Self::RequestState {
-        Vec::new()
+        Evicted(Vec::new())
     }
 
     fn on_evict(&self, state: &mut Self::RequestState, _key: BlockKey, block: Arc<Block>) {
-        self.0.add(counter(block.kind(), Event::Evict), 1);
-        state.push(block);
+        self.events.add(counter(block.kind(), Event::Evict), 1);
+        self.evicted.fetch_add(1, Ordering::Relaxed);
+        state.0.push(block);
     }
 }
 
@@ -167,6 +193,10 @@ pub struct BlockCache {
     capacity_bytes: AtomicU64,
     budget: Arc<ByteBudget>,
     events: Arc<Events>,
+    /// Blocks evicted so far.
+    evicted: Arc<AtomicU64>,
+    /// Evictions per epoch, as a power of two.
+    epoch_bits: u32,
 }
 
 impl BlockCache {
@@ -186,13 +216,16 @@ impl BlockCache {
             .weight_capacity(capacity_bytes / shards * shards)
             .build()
             .expect("both capacities are given");
-        let evictions = Evictions(Arc::clone(&events));
+        let evicted = Arc::new(AtomicU64::new(0));
+        let evictions = Evictions { events: Arc::clone(&events), evicted: Arc::clone(&evicted) };
         let cache = Cache::with_options(options, ByMemory, Passing::default(), evictions);
         Arc::new(Self {
             cache,
             capacity_bytes: AtomicU64::new(capacity_bytes),
             budget: Arc::clone(budget),
             events,
+            evicted,
+            epoch_bits: (items / EPOCHS_PER_TURN).max(1).ilog2(),
         })
     }
 
@@ -206,6 +239,37 @@ impl BlockCache {
         found
     }
 
+    /// The block, if it is in its slot or cached under the key; then it is in its slot from now on.
+    /// The key is asked for only where the slot is not enough.
+    #[inline]
+    #[must_use]
+    pub fn get_at(
+        &self,
+        spot: Spot<'_>,
+        kind: BlockKind,
+        key: impl FnOnce() -> BlockKey,
+    ) -> Option<BlockGuard> {
+        let guard = spot.load();
+        let Some(block) = &*guard else {
+            drop(guard);
+            return self.get_into(spot, &key(), kind);
+        };
+        let epoch = (self.evicted.load(Ordering::Relaxed) >> self.epoch_bits) as u32;
+        if block.used_in() != epoch {
+            block.use_in(epoch);
+            drop(self.cache.get(&key()));
+        }
+        self.events.add(counter(kind, Event::Hit), 1);
+        Some(BlockGuard::Held(guard))
+    }
+
+    #[inline(never)]
+    fn get_into(&self, spot: Spot<'_>, key: &BlockKey, kind: BlockKind) -> Option<BlockGuard> {
+        let block = self.get(key, kind)?;
+        spot.fill(&block);
+        Some(BlockGuard::Shared(block))
+    }
+
     /// Puts a block in, if it fits. Either way the caller gets it shared.
     pub fn insert(&self, key: BlockKey, mut block: Block) -> Arc<Block> {
         let bytes = block.memory_bytes() as u64;
@@ -215,18 +279,23 @@ impl BlockCache {
         block.set_charge(self.budget.hold(MemoryClass::BlockCache, bytes));
         self.events.add(counter(block.kind(), Event::Insert), 1);
         let block = Arc::new(block);
+        Home::enter(block.home());
         self.cache.insert(key, Arc::clone(&block));
         block
     }
 
     /// Forgets a block, so that the next reader reads it anew.
     pub fn remove(&self, key: &BlockKey) {
-        self.cache.remove(key);
+        if let Some((_, block)) = self.cache.remove(key) {
+            Home::leave(block.home());
+        }
     }
 
     /// Forgets every block.
     pub fn clear(&self) {
-        self.cache.clear();
+        for (_, block) in self.cache.drain() {
+            Home::leave(block.home());
+        }
     }
 
     /// The capacity in bytes.

@@ -75,3 +75,30 @@ fn a_block_larger_than_the_cache_is_served_and_not_kept() {
     assert!(held.memory_bytes() > 1 << 20);
     assert!(cache.is_empty());
 }
+
+#[test]
+fn an_evicted_block_leaves_its_slot() {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(1 << 20, &budget);
+    let slots = Slots::new(1000);
+    let at = |n: u64| cache.get_at(Spot::new(&slots, n as usize), BlockKind::Data, || key(n));
+    for n in 0..1000 {
+        cache.insert(key(n), block(4000));
+        // Into the slot, and again out of it.
+        assert_eq!(at(n).is_some(), at(n).is_some());
+    }
+    assert!(cache.stats(BlockKind::Data).evictions > 500);
+    // Slots hold nothing that the cache does not count.
+    assert_eq!(budget.used_bytes(MemoryClass::BlockCache), cache.usage_bytes());
+    let found = (0..1000).filter(|&n| at(n).is_some()).count();
+    assert_eq!(found, cache.len());
+    let last = (0..1000).rfind(|&n| at(n).is_some()).unwrap();
+    cache.remove(&key(last));
+    assert!(at(last).is_none());
+    cache.clear();
+    assert!((0..1000).all(|n| at(n).is_none()));
+    assert_eq!(budget.used_bytes(MemoryClass::BlockCache), 0);
+    // A block that never was in the cache does not enter a slot.
+    Spot::new(&slots, 0).fill(&Arc::new(block(10)));
+    assert!(at(0).is_none());
+}

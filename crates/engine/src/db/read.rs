@@ -325,14 +325,16 @@ impl DbInner {
         options: &TableReadOptions,
         gather: &mut Gather<'_>,
     ) -> Result<()> {
-        let table = self.tables.get_for(file, options.cache_only)?;
-        gather.cover(table.tombstones().max_covering(lookup.key, lookup.snapshot));
+        let table = self.tables.load_for(file, options.cache_only)?;
+        if file.range_deletions > 0 {
+            gather.cover(table.tombstones().max_covering(lookup.key, lookup.snapshot));
+        }
         if !table.may_contain(lookup.hash) {
             self.stats.add(Ticker::FilterUseful, 1);
             return Ok(());
         }
         self.stats.add(Ticker::TablesSearched, 1);
-        table.lookup(lookup, options, &mut |found| gather.visit(found))
+        table.lookup_filtered(lookup, options, &mut |found| gather.visit(found))
     }
 
     pub(crate) fn latest_seq(&self, family: &Arc<Family>, key: &[u8]) -> Result<Option<SeqNo>> {

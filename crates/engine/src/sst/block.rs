@@ -2,15 +2,17 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use archipelago_base::budget::Charge;
 use archipelago_base::{Error, Result};
+use parking_lot::Mutex;
 
 use super::data_block::DataBlock;
 use super::filter::BloomRef;
 use super::format::Handle;
 use super::index::IndexBlock;
-use crate::cache::BlockKind;
+use crate::cache::{BlockKind, Home};
 use crate::lookup::Pinner;
 use crate::pinned::{PinOwner, PinnedSlice};
 
@@ -18,18 +20,24 @@ use crate::pinned::{PinOwner, PinnedSlice};
 const OVERHEAD_BYTES: usize = size_of::<Block>() + 16 + 96;
 
 /// A checked and uncompressed block. Immutable; shared by the cache and whoever reads it.
+///
+/// Laid out so that a look-up touches the first cache line only.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Block {
+    /// Epoch of the cache in which it heard last that the block is used.
+    used_in: AtomicU32,
     body: Body,
     /// The bytes that the block counts in the budget, from the time it enters the cache until its
     /// last holder lets go.
     charge: Option<Charge>,
+    home: Mutex<Home>,
 }
 
 #[derive(Debug)]
 enum Body {
     Data(DataBlock),
-    Index(IndexBlock),
+    Index(Box<IndexBlock>),
     Filter(Vec<u8>),
 }
 
@@ -49,14 +57,15 @@ impl Block {
             }
             BlockKind::Index => Body::Index(
                 IndexBlock::parse(payload, file_bytes)
-                    .map_err(|_| damaged("index block: malformed"))?,
+                    .map_err(|_| damaged("index block: malformed"))?
+                    .into(),
             ),
             BlockKind::Filter => {
                 BloomRef::new(&payload).ok_or_else(|| damaged("filter block: malformed"))?;
                 Body::Filter(payload)
             }
         };
-        Ok(Self { body, charge: None })
+        Ok(Self { used_in: AtomicU32::new(0), body, charge: None, home: Mutex::default() })
     }
 
     /// What kind of block it is.
@@ -75,7 +84,7 @@ impl Block {
         OVERHEAD_BYTES
             + match &self.body {
                 Body::Data(block) => block.memory_bytes(),
-                Body::Index(block) => block.memory_bytes(),
+                Body::Index(block) => size_of::<IndexBlock>() + block.memory_bytes(),
                 Body::Filter(bytes) => bytes.capacity(),
             }
     }
@@ -83,6 +92,23 @@ impl Block {
     /// Makes the block hold `charge` as long as it lives.
     pub(crate) fn set_charge(&mut self, charge: Charge) {
         self.charge = Some(charge);
+    }
+
+    /// The slot it lies in.
+    pub(crate) fn home(&self) -> &Mutex<Home> {
+        &self.home
+    }
+
+    /// Epoch of the cache in which it heard last that the block is used.
+    #[inline]
+    pub(crate) fn used_in(&self) -> u32 {
+        self.used_in.load(Ordering::Relaxed)
+    }
+
+    /// The cache hears in `epoch` that the block is used.
+    #[inline]
+    pub(crate) fn use_in(&self, epoch: u32) {
+        self.used_in.store(epoch, Ordering::Relaxed);
     }
 
     #[inline]

@@ -77,7 +77,9 @@ impl TableIter {
     /// Loads the index partition `self.top` names.
     fn load_leaf(&mut self) -> Result<()> {
         let entry = self.table.index.entry(self.top);
-        let block = self.table.block(entry.handle, BlockKind::Index, &self.options)?;
+        let spot = self.table.index.spot(self.top);
+        let block = self.table.block(spot, entry.handle, BlockKind::Index, &self.options)?;
+        let block = block.into_arc();
         if block.index().is_none_or(IndexBlock::is_top) {
             return Err(self.table.mixed_up(entry.handle));
         }
@@ -138,13 +140,17 @@ impl TableIter {
 
     /// Loads the block at the index position.
     fn load_block(&mut self) -> Result<()> {
-        let Some(index) = self.index() else { return Ok(()) };
+        let index = match &self.leaf {
+            _ if !self.table.footer.partitioned => &self.table.index,
+            Some(leaf) => leaf.index().ok_or_else(|| self.table.mixed_up(self.handle))?,
+            None => return Ok(()),
+        };
         let handle = index.place(self.position).handle;
         if self.block.is_some() && self.handle == handle {
             return Ok(());
         }
-        let spare = self.block.take();
-        let block = self.readahead.block(&self.table, handle, &self.options, spare)?;
+        let (spot, spare) = (index.spot(self.position), self.block.take());
+        let block = self.readahead.block(&self.table, spot, handle, &self.options, spare)?;
         if block.data().is_none() {
             return Err(self.table.mixed_up(handle));
         }

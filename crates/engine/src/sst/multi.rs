@@ -8,7 +8,7 @@ use super::block::Block;
 use super::format::{Handle, TRAILER_BYTES};
 use super::index::IndexBlock;
 use super::reader::{TableReadOptions, TableReader};
-use crate::cache::BlockKind;
+use crate::cache::{BlockGuard, BlockKind};
 use crate::lookup::{Found, Lookup, Visit};
 
 /// Most blocks that are held at a time, so that a huge batch does not pin the whole file.
@@ -19,6 +19,8 @@ struct Candidate {
     lookup: usize,
     trailer: u64,
     handle: Handle,
+    /// Which entry of its index block names the block.
+    entry: usize,
     continues: bool,
 }
 
@@ -35,14 +37,14 @@ impl TableReader {
         let candidates = self.candidates(lookups, options)?;
         let mut rest = candidates.as_slice();
         while !rest.is_empty() {
-            let mut handles: Vec<Handle> = Vec::new();
+            let mut handles: Vec<(Handle, usize)> = Vec::new();
             let mut taken = 0;
             for candidate in rest {
-                if handles.last() != Some(&candidate.handle) {
+                if handles.last().is_none_or(|last| last.0 != candidate.handle) {
                     if handles.len() == BLOCKS_MAX {
                         break;
                     }
-                    handles.push(candidate.handle);
+                    handles.push((candidate.handle, candidate.entry));
                 }
                 taken += 1;
             }
@@ -73,7 +75,7 @@ impl TableReader {
             } else {
                 let block = &blocks[at].1;
                 let handle = candidate.handle;
-                let _ = self.lookup_in_block(block, handle, lookup, trailer, &mut visit)?;
+                let _ = self.lookup_in_block(block, || handle, lookup, trailer, &mut visit)?;
             }
         }
         Ok(())
@@ -102,14 +104,17 @@ impl TableReader {
             }
             let entry = self.index.entry(top);
             if entry.filter.is_some() {
-                let block = self.block(entry.filter, BlockKind::Filter, options)?;
+                let spot = self.index.filter_spot(top);
+                let block = self.block(spot, entry.filter, BlockKind::Filter, options)?;
                 let filter = block.filter().ok_or_else(|| self.mixed_up(entry.filter))?;
                 if !filter.may_contain(lookup.hash) {
                     continue;
                 }
             }
             if leaf.as_ref().is_none_or(|(at, _)| *at != top) {
-                leaf = Some((top, self.block(entry.handle, BlockKind::Index, options)?));
+                let spot = self.index.spot(top);
+                let block = self.block(spot, entry.handle, BlockKind::Index, options)?;
+                leaf = Some((top, block.into_arc()));
             }
             if let Some((_, block)) = &leaf {
                 let index = block.index().ok_or_else(|| self.mixed_up(entry.handle))?;
@@ -119,35 +124,42 @@ impl TableReader {
         Ok(candidates)
     }
 
-    /// The blocks at `handles`, from the cache or in one batch of reads.
+    /// The blocks at `handles` (with their entries in the index block), from the cache or in one
+    /// batch of reads.
     fn blocks(
         &self,
-        handles: &[Handle],
+        handles: &[(Handle, usize)],
         options: &TableReadOptions,
     ) -> Result<Vec<(Handle, Arc<Block>)>> {
-        let mut found: Vec<Option<Arc<Block>>> =
-            handles.iter().map(|&handle| self.cached_block(handle, BlockKind::Data)).collect();
-        let missing: Vec<usize> =
-            (0..handles.len()).filter(|&index| found[index].is_none()).collect();
-        if let Some(&first) = missing.first() {
+        let cached = |&(handle, entry): &(Handle, usize)| match self.footer.partitioned {
+            false => self
+                .cached_block(self.index.spot(entry), handle, BlockKind::Data)
+                .map(BlockGuard::into_arc),
+            true => self.cached_by_key(handle, BlockKind::Data),
+        };
+        let mut found: Vec<Option<Arc<Block>>> = handles.iter().map(cached).collect();
+        let handles = || handles.iter().map(|&(handle, _)| handle);
+        let missing: Vec<(usize, Handle)> =
+            handles().enumerate().filter(|&(index, _)| found[index].is_none()).collect();
+        if let Some(&(_, first)) = missing.first() {
             if options.cache_only {
-                return Err(self.would_need_io(handles[first]));
+                return Err(self.would_need_io(first));
             }
             let mut raws: Vec<Vec<u8>> = missing
                 .iter()
-                .map(|&index| vec![0; handles[index].size as usize + TRAILER_BYTES])
+                .map(|(_, handle)| vec![0; handle.size as usize + TRAILER_BYTES])
                 .collect();
             let mut requests: Vec<(u64, &mut [u8])> = missing
                 .iter()
                 .zip(&mut raws)
-                .map(|(&index, raw)| (handles[index].offset, raw.as_mut_slice()))
+                .map(|((_, handle), raw)| (handle.offset, raw.as_mut_slice()))
                 .collect();
             self.file.read_many(&mut requests, options.context)?;
-            for (&index, raw) in missing.iter().zip(raws) {
-                found[index] = Some(self.admit(handles[index], BlockKind::Data, raw, options)?);
+            for (&(index, handle), raw) in missing.iter().zip(raws) {
+                found[index] = Some(self.admit(handle, BlockKind::Data, raw, options)?);
             }
         }
-        Ok(handles.iter().copied().zip(found.into_iter().flatten()).collect())
+        Ok(handles().zip(found.into_iter().flatten()).collect())
     }
 }
 
@@ -163,5 +175,5 @@ fn candidate(
     }
     let place = index.place(at);
     let (handle, continues) = (place.handle, place.continues);
-    Some(Candidate { lookup: position, trailer, handle, continues })
+    Some(Candidate { lookup: position, trailer, handle, entry: at, continues })
 }

@@ -11,7 +11,7 @@ use archipelago_base::Result;
 use super::block::Block;
 use super::format::{Handle, TRAILER_BYTES, open_block_into};
 use super::reader::{TableReadOptions, TableReader, read_raw};
-use crate::cache::BlockKind;
+use crate::cache::{BlockGuard, BlockKind, Spot};
 
 /// First window of readahead, doubled at every use.
 const WINDOW_BYTES_MIN: u64 = 16 << 10;
@@ -38,6 +38,7 @@ impl Readahead {
     pub(super) fn block(
         &mut self,
         table: &TableReader,
+        spot: Spot<'_>,
         handle: Handle,
         options: &TableReadOptions,
         spare: Option<Arc<Block>>,
@@ -45,8 +46,8 @@ impl Readahead {
         if !options.fill_cache && options.readahead_bytes > 0 && !options.cache_only {
             return self.block_from_buffer(table, handle, options, spare);
         }
-        if let Some(block) = table.cached_block(handle, BlockKind::Data) {
-            return Ok(block);
+        if let Some(block) = table.cached_block(spot, handle, BlockKind::Data) {
+            return Ok(BlockGuard::into_arc(block));
         }
         if options.cache_only {
             return Err(table.would_need_io(handle));

@@ -10,8 +10,8 @@
 //!
 //! Failure: damage is an error that names file and offset; nothing is cached then and the next
 //! read tries again. Cost of a warm point look-up: one filter line, one search of an array of
-//! eight-byte heads, one cache look-up, one in-block hash probe and a scan of half a restart
-//! interval; two more cache look-ups in a file with partitions. Opening costs three to five reads.
+//! eight-byte heads, one load of the block's slot, one in-block hash probe and a scan of half a
+//! restart interval; two more slots in a file with partitions. Opening costs three to five reads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use super::filter::BloomRef;
 use super::format::{FOOTER_BYTES, Footer, Handle, TRAILER_BYTES, open_block};
 use super::index::IndexBlock;
 use super::properties::Properties;
-use crate::cache::{BlockCache, BlockKey, BlockKind};
+use crate::cache::{BlockCache, BlockGuard, BlockKey, BlockKind, Spot};
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind};
 use crate::lookup::{Found, Lookup, Visit};
@@ -209,6 +209,17 @@ impl TableReader {
         if !self.may_contain(lookup.hash) {
             return Ok(());
         }
+        self.lookup_filtered(lookup, options, visit)
+    }
+
+    /// [`TableReader::lookup`] of a key that [`TableReader::may_contain`] let through.
+    #[inline]
+    pub(crate) fn lookup_filtered(
+        &self,
+        lookup: &Lookup<'_>,
+        options: &TableReadOptions,
+        visit: &mut dyn FnMut(&Found<'_>) -> Visit,
+    ) -> Result<()> {
         let Some(trailer) = self.seek_trailer(lookup.snapshot) else { return Ok(()) };
         if !self.footer.partitioned {
             return self.lookup_in(&self.index, lookup, trailer, options, visit).map(|_| ());
@@ -217,13 +228,15 @@ impl TableReader {
         for position in top.search(lookup.key, trailer)..top.len() {
             let entry = top.entry(position);
             if entry.filter.is_some() {
-                let block = self.block(entry.filter, BlockKind::Filter, options)?;
+                let spot = top.filter_spot(position);
+                let block = self.block(spot, entry.filter, BlockKind::Filter, options)?;
                 let filter = block.filter().ok_or_else(|| self.mixed_up(entry.filter))?;
                 if !filter.may_contain(lookup.hash) {
                     return Ok(());
                 }
             }
-            let block = self.block(entry.handle, BlockKind::Index, options)?;
+            let spot = top.spot(position);
+            let block = self.block(spot, entry.handle, BlockKind::Index, options)?;
             let leaf = block.index().ok_or_else(|| self.mixed_up(entry.handle))?;
             if self.lookup_in(leaf, lookup, trailer, options, visit)?.is_break() {
                 return Ok(());
@@ -243,10 +256,15 @@ impl TableReader {
     ) -> Result<Visit> {
         let start = index.search(lookup.key, trailer);
         for position in start..index.len() {
-            let place = index.place(position);
-            let block = self.block(place.handle, BlockKind::Data, options)?;
-            let outcome = self.lookup_in_block(&block, place.handle, lookup, trailer, visit)?;
-            if outcome.is_break() || !place.continues {
+            // Nothing below asks for the place of a block that is in its slot: it is a cache miss.
+            let handle = || index.place(position).handle;
+            let key = || self.key_of(handle());
+            let block = match self.cache.get_at(index.spot(position), BlockKind::Data, key) {
+                Some(block) => block,
+                None => BlockGuard::Shared(self.read_block(handle(), BlockKind::Data, options)?),
+            };
+            let outcome = self.lookup_in_block(&block, handle, lookup, trailer, visit)?;
+            if outcome.is_break() || !index.place(position).continues {
                 return Ok(Visit::Break(()));
             }
         }
@@ -257,20 +275,20 @@ impl TableReader {
     pub(super) fn lookup_in_block(
         &self,
         block: &Arc<Block>,
-        handle: Handle,
+        handle: impl Fn() -> Handle,
         lookup: &Lookup<'_>,
         trailer: u64,
         visit: &mut dyn FnMut(&Found<'_>) -> Visit,
     ) -> Result<Visit> {
-        let data = block.data().ok_or_else(|| self.mixed_up(handle))?;
-        let damaged = |_| self.damaged(handle);
+        let data = block.data().ok_or_else(|| self.mixed_up(handle()))?;
+        let damaged = |_| self.damaged(handle());
         let pinner = BlockPinner(block);
         let mut versions: Versions<'_> =
             data.versions(lookup.key, trailer, lookup.hash).map_err(damaged)?;
         while let Some((stored, value)) = versions.next().map_err(damaged)? {
             let Some(kind) = Kind::from_byte(stored as u8) else {
                 let what = format!("data block: record of unknown kind {}", stored as u8);
-                return Err(Error::corrupt(&self.path, handle.offset, what));
+                return Err(Error::corrupt(&self.path, handle().offset, what));
             };
             let seq = self.global_seq.unwrap_or(key::trailer_seq(stored));
             if visit(&Found { seq, kind, value, pinner: Some(&pinner) }).is_break() {
@@ -290,24 +308,40 @@ impl TableReader {
         }
     }
 
-    /// The block at `handle`, from the cache or the file.
+    /// The block at `handle`, from its slot `spot`, the cache or the file.
     #[inline]
     pub(super) fn block(
         &self,
+        spot: Spot<'_>,
         handle: Handle,
         kind: BlockKind,
         options: &TableReadOptions,
-    ) -> Result<Arc<Block>> {
-        let key = BlockKey::new(&self.footer.unique_id, handle.offset);
-        match self.cache.get(&key, kind) {
+    ) -> Result<BlockGuard> {
+        match self.cached_block(spot, handle, kind) {
             Some(block) => Ok(block),
-            None => self.read_block(handle, kind, options),
+            None => self.read_block(handle, kind, options).map(BlockGuard::Shared),
         }
     }
 
-    /// The block, if it is in the cache.
-    pub(super) fn cached_block(&self, handle: Handle, kind: BlockKind) -> Option<Arc<Block>> {
-        self.cache.get(&BlockKey::new(&self.footer.unique_id, handle.offset), kind)
+    /// The block, if it is in its slot or the cache.
+    #[inline]
+    pub(super) fn cached_block(
+        &self,
+        spot: Spot<'_>,
+        handle: Handle,
+        kind: BlockKind,
+    ) -> Option<BlockGuard> {
+        self.cache.get_at(spot, kind, || self.key_of(handle))
+    }
+
+    #[inline]
+    fn key_of(&self, handle: Handle) -> BlockKey {
+        BlockKey::new(&self.footer.unique_id, handle.offset)
+    }
+
+    /// The block, if it is in the cache: for whom does not know its slot.
+    pub(super) fn cached_by_key(&self, handle: Handle, kind: BlockKind) -> Option<Arc<Block>> {
+        self.cache.get(&self.key_of(handle), kind)
     }
 
     #[cold]
@@ -366,7 +400,8 @@ impl TableReader {
         if !self.footer.partitioned {
             return Ok(entry.handle.offset);
         }
-        let block = self.block(entry.handle, BlockKind::Index, &options)?;
+        let spot = self.index.spot(position);
+        let block = self.block(spot, entry.handle, BlockKind::Index, &options)?;
         let leaf = block.index().ok_or_else(|| self.mixed_up(entry.handle))?;
         position = leaf.search(user_key, u64::MAX);
         Ok(match position == leaf.len() {

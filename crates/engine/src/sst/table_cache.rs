@@ -134,11 +134,24 @@ impl TableCache {
     /// [`TableCache::get`], or `Busy` ("would need I/O") if `cache_only` and the file would have to
     /// be opened.
     pub fn get_for(&self, file: &Arc<LiveFile>, cache_only: bool) -> Result<Arc<TableReader>> {
-        if cache_only && file.reader.load().is_none() {
-            let path = self.dir.join(sst_name(file.file_no()));
-            return Err(Error::busy(format!("{}: would need I/O to open it", path.display())));
-        }
+        self.may_open(file, cache_only)?;
         self.get(file)
+    }
+
+    /// [`TableCache::load`], or `Busy` as [`TableCache::get_for`].
+    #[inline]
+    pub fn load_for(&self, file: &Arc<LiveFile>, cache_only: bool) -> Result<TableGuard> {
+        self.may_open(file, cache_only)?;
+        self.load(file)
+    }
+
+    #[inline]
+    fn may_open(&self, file: &Arc<LiveFile>, cache_only: bool) -> Result<()> {
+        if !cache_only || file.reader.load().is_some() {
+            return Ok(());
+        }
+        let path = self.dir.join(sst_name(file.file_no()));
+        Err(Error::busy(format!("{}: would need I/O to open it", path.display())))
     }
 
     /// The block cache that readers use.

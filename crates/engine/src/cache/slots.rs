@@ -1,0 +1,129 @@
+//! Cached blocks where a table finds them without a look-up: one slot per block of an index.
+//!
+//! Owned by an index block in memory; the blocks in them belong to the block cache. Invariants:
+//! 1. a slot holds only a block that is in the cache: a block is put into a slot, and taken out
+//!    when the cache lets it go, under the lock of its [`Home`], which knows whether it is cached;
+//! 2. a block is in at most one slot of live tables, the one its home names.
+//!
+//! Thread-safe. A slot may become empty too early (two readers cached the same block at once): the
+//! next reader then finds the block in the cache's map and puts it back. Cost: a hit is one load of
+//! the slot and no write to memory that threads share; 8 bytes per block.
+
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+
+use arc_swap::{ArcSwapOption, Guard};
+use parking_lot::Mutex;
+
+use crate::sst::Block;
+
+/// The slots of one index block.
+pub struct Slots {
+    slots: Box<[ArcSwapOption<Block>]>,
+}
+
+impl Slots {
+    /// `count` empty slots.
+    #[must_use]
+    pub fn new(count: usize) -> Arc<Self> {
+        Arc::new(Self { slots: (0..count).map(|_| ArcSwapOption::empty()).collect() })
+    }
+
+    /// Bytes of memory held.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.slots)
+    }
+}
+
+impl std::fmt::Debug for Slots {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Slots({})", self.slots.len())
+    }
+}
+
+/// One slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Spot<'a> {
+    slots: &'a Arc<Slots>,
+    position: usize,
+}
+
+impl<'a> Spot<'a> {
+    /// Slot `position`, which must exist, of `slots`.
+    #[inline]
+    #[must_use]
+    pub fn new(slots: &'a Arc<Slots>, position: usize) -> Self {
+        Self { slots, position }
+    }
+
+    #[inline]
+    pub(super) fn load(self) -> Guard<Option<Arc<Block>>> {
+        self.slots.slots[self.position].load()
+    }
+
+    /// Puts a block in that was found in the cache.
+    pub(super) fn fill(self, block: &Arc<Block>) {
+        let mut home = block.home().lock();
+        if home.cached {
+            home.slots = Arc::downgrade(self.slots);
+            home.position = self.position as u32;
+            self.slots.slots[self.position].store(Some(Arc::clone(block)));
+        }
+    }
+}
+
+/// Where a cached block lies besides the cache's map.
+#[derive(Debug, Default)]
+pub struct Home {
+    slots: Weak<Slots>,
+    position: u32,
+    cached: bool,
+}
+
+impl Home {
+    /// Notes that the block is about to enter the cache.
+    pub(super) fn enter(home: &Mutex<Self>) {
+        home.lock().cached = true;
+    }
+
+    /// The cache let the block go: empties its slot.
+    pub(super) fn leave(home: &Mutex<Self>) {
+        let mut home = home.lock();
+        home.cached = false;
+        if let Some(slots) = home.slots.upgrade() {
+            slots.slots[home.position as usize].store(None);
+        }
+    }
+}
+
+/// A block for the duration of one operation, without counting references where possible.
+pub enum BlockGuard {
+    /// It was in its slot.
+    Held(Guard<Option<Arc<Block>>>),
+    /// It came from elsewhere.
+    Shared(Arc<Block>),
+}
+
+impl BlockGuard {
+    /// The block to keep.
+    #[must_use]
+    pub fn into_arc(self) -> Arc<Block> {
+        match self {
+            Self::Held(guard) => Guard::into_inner(guard).expect("made only of a filled slot"),
+            Self::Shared(block) => block,
+        }
+    }
+}
+
+impl Deref for BlockGuard {
+    type Target = Arc<Block>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<Block> {
+        match self {
+            Self::Held(guard) => guard.as_ref().expect("made only of a filled slot"),
+            Self::Shared(block) => block,
+        }
+    }
+}

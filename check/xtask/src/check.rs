@@ -49,7 +49,7 @@ const BUILDING: &[CargoStep] = &[
     },
     CargoStep {
         name: "tests",
-        args: &["test", "--locked", "--workspace"],
+        args: &["test", "--locked", "--workspace", "--no-fail-fast"],
         env: &[],
         hint: "the names of the failed tests stand above; `cargo test -p CRATE NAME` runs one",
         slow: true,
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn the_tests_step_is_the_command_of_the_readme() {
         let tests = BUILDING.iter().find(|s| s.name == "tests").expect("a step");
-        assert_eq!(tests.args, ["test", "--locked", "--workspace"]);
+        assert_eq!(tests.args, ["test", "--locked", "--workspace", "--no-fail-fast"]);
         assert!(tests.slow && !FORMAT.slow);
     }
 }

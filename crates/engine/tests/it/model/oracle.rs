@@ -32,11 +32,15 @@ pub(crate) struct Row {
     pub(crate) seq: u64,
 }
 
+/// The alternate form leaves the sequence number out.
 impl fmt::Debug for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = self.value.get(..12).unwrap_or(&self.value).escape_ascii();
         let (key, len) = (self.key.escape_ascii(), self.value.len());
-        write!(f, "{key}@{}={head}({len})", self.seq)?;
+        match f.alternate() {
+            true => write!(f, "{key}={head}({len})")?,
+            false => write!(f, "{key}@{}={head}({len})", self.seq)?,
+        }
         self.expires_at_ms.map_or(Ok(()), |expiry| write!(f, " until {expiry}"))
     }
 }

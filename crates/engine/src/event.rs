@@ -51,6 +51,8 @@ pub enum Event {
         bytes_written: u64,
         /// How long the job ran.
         duration_ns: u64,
+        /// How long each of its threads was busy: one entry, or one per subcompaction.
+        threads_ns: Vec<u64>,
     },
     /// The bucket map of a family changed.
     BucketMapChanged {

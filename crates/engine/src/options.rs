@@ -56,6 +56,9 @@ pub struct DbOptions {
     pub read_only: bool,
     /// Flush and compaction threads. Default 2.
     pub max_background_jobs: usize,
+    /// Threads that may share one compaction, each with a part of its keys (*subcompactions*).
+    /// Buckets make them unnecessary; they are the classic rival to compare with. Default 1.
+    pub subcompactions_max: usize,
     /// Who runs background work. Default threads.
     pub background: BackgroundMode,
     /// Bytes of a log segment. Default 64 MiB.
@@ -90,6 +93,7 @@ impl Default for DbOptions {
             error_if_exists: false,
             read_only: false,
             max_background_jobs: 2,
+            subcompactions_max: 1,
             background: BackgroundMode::Threads,
             wal_segment_bytes: 64 << 20,
             wal_bytes_max: 0,
@@ -111,6 +115,8 @@ impl DbOptions {
     pub fn validate(&self) -> Result<()> {
         at_least("max_background_jobs", self.max_background_jobs as u64, 1)?;
         at_most("max_background_jobs", self.max_background_jobs as u64, 256)?;
+        at_least("subcompactions_max", self.subcompactions_max as u64, 1)?;
+        at_most("subcompactions_max", self.subcompactions_max as u64, 64)?;
         at_least("wal_segment_bytes", self.wal_segment_bytes, 64 << 10)?;
         at_most("wal_segment_bytes", self.wal_segment_bytes, 2 << 30)?;
         at_least("table_readers_max", self.table_readers_max as u64, 16)?;
@@ -134,6 +140,12 @@ pub struct CfOptions {
     /// Buckets that the first memtable's keys are cut into. Default 0: as many as background jobs.
     /// 1 is a classic L0.
     pub buckets: usize,
+    /// Split hot buckets and merge cold ones as the keys that are written move (BucketLSM §V-C).
+    /// Default true; false keeps the first boundaries.
+    pub buckets_dynamic: bool,
+    /// Most buckets that splits may make. Default 0: four times those that the first memtable was
+    /// cut into.
+    pub buckets_max: usize,
     /// Bits per key of the Bloom filters; 0 for none. Default 10.
     pub bloom_bits_per_key: u32,
     /// Data block size before compression. Default 4 KiB.
@@ -170,6 +182,8 @@ impl Default for CfOptions {
             write_buffer_bytes: 64 << 20,
             write_buffers_max: 4,
             buckets: 0,
+            buckets_dynamic: true,
+            buckets_max: 0,
             bloom_bits_per_key: 10,
             block_bytes: 4 << 10,
             compression: Compression::Lz4,
@@ -195,6 +209,10 @@ impl CfOptions {
         at_most("write_buffer_bytes", self.write_buffer_bytes, 16 << 30)?;
         at_least("write_buffers_max", self.write_buffers_max as u64, 2)?;
         at_most("buckets", self.buckets as u64, BUCKETS_MAX as u64)?;
+        at_most("buckets_max", self.buckets_max as u64, BUCKETS_MAX as u64)?;
+        if self.buckets_max > 0 {
+            at_least("buckets_max", self.buckets_max as u64, self.buckets as u64)?;
+        }
         at_most("bloom_bits_per_key", u64::from(self.bloom_bits_per_key), 64)?;
         at_least("block_bytes", self.block_bytes as u64, 256)?;
         at_most("block_bytes", self.block_bytes as u64, 4 << 20)?;

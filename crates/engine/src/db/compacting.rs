@@ -238,6 +238,7 @@ impl DbInner {
             bytes_read: output.bytes_read,
             bytes_written: output.bytes_written,
             duration_ns: output.duration_ns,
+            threads_ns: vec![output.duration_ns],
         });
         Ok(())
     }

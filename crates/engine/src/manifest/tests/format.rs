@@ -15,6 +15,8 @@ fn golden_options() -> CfOptions {
         write_buffer_bytes: 64 << 20,
         write_buffers_max: 4,
         buckets: 3,
+        buckets_dynamic: true,
+        buckets_max: 12,
         bloom_bits_per_key: 10,
         block_bytes: 4096,
         compression: Compression::Lz4,

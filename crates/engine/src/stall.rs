@@ -13,6 +13,17 @@
 //! total (BucketLSM §V-D). Over the byte budget writers slow down but never stop: caches give back
 //! meanwhile, and a stop could wait for memory that a waiting reader holds.
 //!
+//! Memtables go another way, because what they wait for is foreseeable. While `backlog` bytes of
+//! sealed memtables wait to be flushed at a measured speed `v`, the `space` that is left is spread
+//! over the time that the flush still takes:
+//!
+//! > rate = space / max(backlog / v − elapsed, backlog / 2v)
+//!
+//! If `v` is right, writers meet the end of the flush as the space ends, and without a wait if
+//! they are slower anyway. If it was too high, the rate decays with the space and never reaches
+//! zero before the flush has taken several times as long as foreseen: many short waits instead of
+//! a long one.
+//!
 //! [`RateMeter`] measures both rates; [`DelayController`] turns decisions into waits: a token bucket over the clock, one atomic word,
 //! thread-safe; without a delay it costs one branch.
 
@@ -32,6 +43,8 @@ const RATE_BYTES_PER_S_MIN: u64 = 256 << 10;
 const PEAK_BYTES_PER_S_DEFAULT: u64 = 64 << 20;
 /// How far the rate falls below the peak when no drain rate was measured.
 const UNMEASURED_FALL: u64 = 64;
+/// A flush that takes longer than foreseen is taken to need this part of its time from now on.
+const FLUSH_TIME_LEFT_MIN: f64 = 0.5;
 /// The rate at the end of the slope as a part of the drain rate: 1 / this.
 const DRAIN_SHARE: u64 = 4;
 /// The longest that one write waits before it looks at the state again.
@@ -80,13 +93,15 @@ pub struct StallInput {
     pub l0_slowdown: usize,
     /// Stop threshold for them.
     pub l0_stop: usize,
-    /// Sealed memtables that are not flushed yet.
-    pub memtables_immutable: usize,
-    /// How full the active memtable is, from 0 to 1. Decide before it is sealed: one more
-    /// immutable memtable than `memtables_max - 1` is a stop.
-    pub active_fill: f64,
-    /// Most memtables, the active one included.
-    pub memtables_max: usize,
+    /// Bytes of sealed memtables that are not in tables yet.
+    pub flush_backlog_bytes: u64,
+    /// Bytes that writers may still write before they must wait for a flush: what is left in the
+    /// active memtable and in those that may yet be made.
+    pub memtable_space_bytes: u64,
+    /// Speed at which flushes were measured to run; 0 if none was.
+    pub flush_bytes_per_s: u64,
+    /// Since the backlog last shrank, or began.
+    pub flush_elapsed: Duration,
     /// Compaction debt in bytes.
     pub pending_bytes: u64,
     /// Slowdown threshold for it.
@@ -114,7 +129,6 @@ impl StallInput {
             l0_files: version.l0_files_max(),
             l0_slowdown: options.l0_slowdown,
             l0_stop: options.l0_stop,
-            memtables_max: options.write_buffers_max,
             pending_bytes: version.pending_compaction_bytes(),
             pending_slowdown: options.pending_bytes_slowdown,
             pending_stop: options.pending_bytes_stop,
@@ -153,12 +167,8 @@ fn between(debt: f64, slowdown: f64, stop: f64) -> Option<f64> {
     }
 }
 
-/// The debts of all causes, from 0 to 1.
-fn debts(input: &StallInput) -> [(StallCause, Option<f64>); 4] {
-    let max = input.memtables_max.max(2) as f64;
-    let memtables = input.memtables_immutable as f64 + input.active_fill.clamp(0.0, 1.0);
-    // With few memtables, one that is being flushed is the normal state.
-    let spare = if input.memtables_max >= 4 { 1.0 } else { 0.5 };
+/// The debts of the causes that have one, from 0 to 1.
+fn debts(input: &StallInput) -> [(StallCause, Option<f64>); 3] {
     let limit = match input.budget_limit {
         0 => f64::INFINITY,
         limit => limit as f64,
@@ -168,10 +178,24 @@ fn debts(input: &StallInput) -> [(StallCause, Option<f64>); 4] {
         (input.pending_bytes as f64, input.pending_slowdown as f64, input.pending_stop as f64);
     [
         (StallCause::L0Files, between(l0.0, l0.1, l0.2)),
-        (StallCause::Memtables, between(memtables, max - spare, max)),
         (StallCause::PendingBytes, between(pending.0, pending.1, pending.2)),
         (StallCause::Budget, between(input.budget_used as f64, limit, limit * 1.5)),
     ]
+}
+
+/// The rate that brings writers to the end of the flush as their space ends; `None` if nothing
+/// waits to be flushed.
+fn memtable_rate(input: &StallInput) -> Option<f64> {
+    if input.flush_backlog_bytes == 0 {
+        return None;
+    }
+    let speed = match input.flush_bytes_per_s {
+        0 => PEAK_BYTES_PER_S_DEFAULT,
+        measured => measured,
+    };
+    let whole_s = input.flush_backlog_bytes as f64 / speed as f64;
+    let left_s = (whole_s - input.flush_elapsed.as_secs_f64()).max(whole_s * FLUSH_TIME_LEFT_MIN);
+    Some(input.memtable_space_bytes as f64 / left_s)
 }
 
 /// How fast writers may go; see the module.
@@ -187,7 +211,6 @@ pub fn stall(input: &StallInput) -> StallDecision {
             worst = Some((debt, cause));
         }
     }
-    let Some((debt, cause)) = worst else { return StallDecision::None };
     let drain = input.drain_bytes_per_s;
     let peak = match input.peak_bytes_per_s {
         0 => PEAK_BYTES_PER_S_DEFAULT.max(drain),
@@ -198,8 +221,18 @@ pub fn stall(input: &StallInput) -> StallDecision {
         drain => drain / DRAIN_SHARE,
     };
     let low = low.clamp(RATE_BYTES_PER_S_MIN, peak) as f64;
-    let rate = peak as f64 * (low / peak as f64).powf(debt);
-    StallDecision::Delay { cause, bytes_per_s: (rate as u64).max(RATE_BYTES_PER_S_MIN) }
+    let by_debt = worst.map(|(debt, cause)| (peak as f64 * (low / peak as f64).powf(debt), cause));
+    let by_memtables = memtable_rate(input).map(|rate| (rate, StallCause::Memtables));
+    if input.memtable_space_bytes == 0 && by_memtables.is_some() {
+        return StallDecision::Stop { cause: StallCause::Memtables };
+    }
+    let slowest = by_debt.into_iter().chain(by_memtables).min_by(|a, b| a.0.total_cmp(&b.0));
+    match slowest {
+        None => StallDecision::None,
+        Some((rate, cause)) => {
+            StallDecision::Delay { cause, bytes_per_s: (rate as u64).max(RATE_BYTES_PER_S_MIN) }
+        }
+    }
 }
 
 /// Measures what a rate reaches: the largest over a window, slowly forgotten. One for the bytes
@@ -280,6 +313,13 @@ impl DelayController {
         Self { clock, paid_until_ns: AtomicU64::new(0) }
     }
 
+    /// Whether the next write would have to wait for what was admitted before.
+    #[must_use]
+    pub fn is_owed(&self) -> bool {
+        let paid = self.paid_until_ns.load(Ordering::Relaxed);
+        Duration::from_nanos(paid.saturating_sub(self.clock.now_ns())) >= WAIT_MIN
+    }
+
     /// Admits a write of `bytes` at `bytes_per_s` (of a [`StallDecision::Delay`]) and says how long
     /// the writer must wait first: at most [`WAIT_MAX`].
     ///
@@ -310,7 +350,8 @@ mod tests {
         StallInput {
             l0_slowdown: 20,
             l0_stop: 36,
-            memtables_max: 4,
+            memtable_space_bytes: 192 << 20,
+            flush_bytes_per_s: 100 << 20,
             pending_slowdown: 1 << 30,
             pending_stop: 4 << 30,
             peak_bytes_per_s: 400 << 20,
@@ -330,13 +371,9 @@ mod tests {
     #[test]
     fn every_cause_slows_without_a_cliff_and_only_debt_at_the_limit_stops() {
         type Set = fn(&mut StallInput, f64);
-        let causes: [(StallCause, Set); 4] = [
+        let causes: [(StallCause, Set); 3] = [
             (StallCause::L0Files, |i, d| {
                 (i.l0_files, i.l0_slowdown, i.l0_stop) = ((d * 1e4) as usize, 5000, 10_000);
-            }),
-            (StallCause::Memtables, |i, d| {
-                i.memtables_immutable = (d * 4.0) as usize;
-                i.active_fill = (d * 4.0).fract();
             }),
             (StallCause::PendingBytes, |i, d| {
                 i.pending_bytes = (d * f64::from(1 << 30) * 4.0) as u64;
@@ -365,6 +402,42 @@ mod tests {
             assert_eq!(stops, cause != StallCause::Budget, "{cause:?}");
         }
         assert_eq!(stall(&input()), StallDecision::None);
+    }
+
+    /// Writes at the allowed rate through one flush that takes `takes_s`; gives what was written
+    /// and the longest that one KiB had to wait.
+    fn through_a_flush(flush_bytes_per_s: u64, takes_s: f64, wish_bytes_per_s: f64) -> (f64, f64) {
+        let mut at = StallInput { flush_backlog_bytes: 64 << 20, flush_bytes_per_s, ..input() };
+        let (mut space, mut longest_s) = (f64::from(64 << 20), 0.0f64);
+        let step_s = 0.001;
+        for step in 0..(takes_s / step_s) as u64 {
+            at.memtable_space_bytes = space as u64;
+            at.flush_elapsed = Duration::from_millis(step);
+            let rate = (rate(&at) as f64).min(wish_bytes_per_s);
+            assert!(rate > 0.0, "stopped at {step} ms");
+            longest_s = longest_s.max(1024.0 / rate);
+            space -= rate * step_s;
+        }
+        (f64::from(64 << 20) - space, longest_s)
+    }
+
+    #[test]
+    fn writers_meet_the_end_of_a_flush_as_their_space_ends() {
+        let mb = f64::from(1 << 20);
+        // Foreseen rightly: most of the space is used, nobody waits long.
+        let (written, longest_s) = through_a_flush(40 << 20, 1.6, 1e9);
+        assert!(written > 50.0 * mb && longest_s < 0.01, "{written} {longest_s}");
+        // Writers that are slower than the flush are not slowed at all.
+        let (written, _) = through_a_flush(160 << 20, 0.4, 100.0 * mb);
+        assert!(written > 39.9 * mb, "{written}");
+        // It takes three times as long as foreseen: slower and slower, but no stop.
+        let (_, longest_s) = through_a_flush(120 << 20, 1.6, 1e9);
+        assert!(longest_s < 0.01, "{longest_s}");
+        // Never measured.
+        let (_, longest_s) = through_a_flush(0, 3.0, 1e9);
+        assert!(longest_s < 0.01, "{longest_s}");
+        let full = StallInput { flush_backlog_bytes: 1, memtable_space_bytes: 0, ..input() };
+        assert_eq!(stall(&full), StallDecision::Stop { cause: StallCause::Memtables });
     }
 
     #[test]

@@ -7,6 +7,12 @@
 //! the file that rewrites least of the level below for what it moves, deletions counting extra,
 //! because they free space when they sink.
 //!
+//! Patience: a bucket is due at `l0_compaction_trigger` files. While a load goes on
+//! ([`PickInput::loading`]) it waits for more as long as its files are smaller than twice what they
+//! would rewrite in the base level, at most until half of the files at which writes slow down: a
+//! batch of twice the base level's size costs one and a half bytes of writing per byte, one of a
+//! quarter costs five. When the load pauses, the trigger alone counts again.
+//!
 //! What every pick keeps:
 //! 1. A file is input of at most one running job.
 //! 2. Two running jobs never write overlapping key ranges into the same level.
@@ -61,6 +67,8 @@ pub struct PickInput<'a> {
     pub jobs_max: usize,
     /// The oldest sequence number that a snapshot still reads; `SeqNo::MAX` if there is none.
     pub oldest_snapshot: SeqNo,
+    /// Memtables are being sealed one after another: see the module on patience.
+    pub loading: bool,
 }
 
 /// A compaction to run.
@@ -202,7 +210,7 @@ pub fn pick(input: &PickInput<'_>) -> Option<Pick> {
     if input.running.len() >= input.jobs_max {
         return None;
     }
-    let picker = Picker::new(input.version, input.running);
+    let picker = Picker::new(input.version, input.running).patient(input.loading);
     let version = input.version;
     let mut levels: Vec<(f64, usize)> = (version.base_level()..LAST_LEVEL)
         .map(|level| (picker.idle_score(level), level))

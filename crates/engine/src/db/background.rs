@@ -101,6 +101,13 @@ impl Db {
             while self.step_background()? {}
             return Ok(());
         }
+        self.inner.waiters.fetch_add(1, Ordering::Relaxed);
+        let result = self.wait_for_idle();
+        self.inner.waiters.fetch_sub(1, Ordering::Relaxed);
+        result
+    }
+
+    fn wait_for_idle(&self) -> Result<()> {
         let mut state = self.inner.state.lock();
         loop {
             self.inner.check_open()?;

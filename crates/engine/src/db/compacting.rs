@@ -24,8 +24,12 @@ use crate::version::{LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
-/// For how long after a seal a background job is left for flushes.
-const FLUSH_RESERVE_NS: u64 = 1_000_000_000;
+/// One background job in this many is for flushes alone.
+const FLUSH_SHARE: usize = 4;
+/// However fast memtables came, a load is not over before this.
+const LOAD_PAUSE_NS_MIN: u64 = 1_000_000_000;
+/// A load is over when no memtable was sealed for this long, however slowly they came.
+const LOAD_PAUSE_NS_MAX: u64 = 4_000_000_000;
 
 /// A compaction that was picked: it is among the running jobs.
 pub(crate) struct CompactionTask {
@@ -75,13 +79,27 @@ impl State {
 }
 
 impl DbInner {
-    /// Compactions that may run at once: while memtables are being sealed one background job is
-    /// left for flushes, so that none waits for a compaction to end.
+    /// Compactions that may run at once: a quarter of the background jobs, at least one, is left
+    /// for flushes, so that a full memtable never waits for a compaction to end (with a rate
+    /// limit that takes tens of seconds). Somebody who waits for the background gets them all.
     pub(crate) fn compactions_max(&self) -> usize {
         let jobs = self.options.max_background_jobs;
+        if self.waiters.load(Ordering::Relaxed) > 0 {
+            return jobs;
+        }
+        jobs.saturating_sub((jobs / FLUSH_SHARE).max(1)).max(1)
+    }
+
+    /// Whether memtables come one after another, so that a compaction may wait for more input.
+    /// Not while somebody waits for the background, and not in manual mode, where time stands.
+    fn is_loading(&self) -> bool {
         let sealed_ns = self.last_seal_ns.load(Ordering::Relaxed);
-        let quiet = sealed_ns == 0 || self.clock.now_ns() - sealed_ns > FLUSH_RESERVE_NS;
-        if quiet { jobs } else { jobs.saturating_sub(1).max(1) }
+        if sealed_ns == 0 || self.is_manual() || self.waiters.load(Ordering::Relaxed) > 0 {
+            return false;
+        }
+        let usual_ns = self.seal_interval_ns.load(Ordering::Relaxed);
+        let patience_ns = usual_ns.saturating_mul(2).clamp(LOAD_PAUSE_NS_MIN, LOAD_PAUSE_NS_MAX);
+        self.clock.now_ns().saturating_sub(sealed_ns) <= patience_ns
     }
 
     /// The next compaction of any family, the fullest bucket first; noted as running.
@@ -101,6 +119,7 @@ impl DbInner {
                 running: &running,
                 jobs_max: self.compactions_max(),
                 oldest_snapshot,
+                loading: self.is_loading(),
             });
             if let Some(pick) = picked {
                 return Some(state.start_compaction(family, version, pick));

@@ -8,6 +8,7 @@
 //! Failure: a job that fails leaves its shards pending and no files; it is tried again.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, FileNo, Result, SeqNo};
@@ -27,6 +28,9 @@ use crate::key::KeyRange;
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::SealedShard;
 use crate::stats::{Ticker, Timer};
+
+/// A flush of fewer bytes says little about how fast flushes run.
+const SPEED_BYTES_MIN: u64 = 256 << 10;
 
 /// A flush that was planned: its shards are marked running.
 pub(crate) struct FlushTask {
@@ -257,6 +261,8 @@ impl DbInner {
         };
         self.drop_logs_below(floor);
         self.drain.add(task.data_bytes());
+        self.measure_flush(task.data_bytes(), output.duration_ns);
+        family.backlog_since_ns.store(self.clock.now_ns(), Ordering::Relaxed);
         self.stats.add(Ticker::Flushes, 1);
         self.stats.add(Ticker::FlushBytesWritten, output.bytes_written);
         self.count_job(output);
@@ -269,6 +275,21 @@ impl DbInner {
             duration_ns: output.duration_ns,
         });
         Ok(())
+    }
+
+    /// Learns from a flush how fast flushes run: its own speed times how many run at once, smoothed.
+    fn measure_flush(&self, bytes: u64, duration_ns: u64) {
+        let running = &self.state.lock().running;
+        let at_once = running.iter().filter(|job| matches!(job.kind, RunningKind::Flush { .. }));
+        let at_once = at_once.count().max(1) as u128;
+        let before = self.flush_speed.load(Ordering::Relaxed);
+        if bytes < SPEED_BYTES_MIN && before > 0 {
+            return;
+        }
+        let speed = u128::from(bytes) * at_once * 1_000_000_000 / u128::from(duration_ns.max(1));
+        let speed = u64::try_from(speed).unwrap_or(u64::MAX).max(1);
+        let smoothed = if before == 0 { speed } else { before - before / 4 + speed / 4 };
+        self.flush_speed.store(smoothed, Ordering::Relaxed);
     }
 
     fn mark_installed(&self, state: &mut State, task: &FlushTask) {
@@ -289,7 +310,7 @@ impl DbInner {
 
     /// The open log segment's number; what is below it may go once nothing pins it.
     pub(crate) fn open_log_no(&self) -> FileNo {
-        FileNo(self.open_log.load(std::sync::atomic::Ordering::Acquire))
+        FileNo(self.open_log.load(Ordering::Acquire))
     }
 
     /// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C).

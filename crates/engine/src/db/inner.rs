@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use archipelago_base::budget::{ByteBudget, Charge};
@@ -160,8 +160,14 @@ pub(crate) struct DbInner {
     pub(crate) ingest: RateMeter,
     /// What flushes bring to tables.
     pub(crate) drain: RateMeter,
+    /// Measured speed of flushes, bytes a second; 0 before the first.
+    pub(crate) flush_speed: AtomicU64,
     /// When a memtable was last sealed, by the clock.
     pub(crate) last_seal_ns: AtomicU64,
+    /// Time between the last two seals.
+    pub(crate) seal_interval_ns: AtomicU64,
+    /// Callers that wait until no background work is due.
+    pub(crate) waiters: AtomicUsize,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
     pub(crate) executor: Arc<dyn JobExecutor>,

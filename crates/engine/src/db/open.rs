@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -210,7 +210,10 @@ fn assemble(
         delays: DelayController::new(Arc::clone(&components.clock)),
         ingest: RateMeter::new(Arc::clone(&components.clock), INGEST_WINDOW),
         drain: RateMeter::new(Arc::clone(&components.clock), DRAIN_WINDOW),
+        flush_speed: AtomicU64::new(0),
         last_seal_ns: AtomicU64::new(0),
+        seal_interval_ns: AtomicU64::new(0),
+        waiters: AtomicUsize::new(0),
         rng: Mutex::new(rng),
         opened_ns: components.clock.now_ns(),
         lock: Mutex::new(None),

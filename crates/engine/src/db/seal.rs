@@ -31,6 +31,9 @@ impl DbInner {
         {
             let mut state = self.state.lock();
             let current = family.current.load_full();
+            if current.immutables.is_empty() {
+                family.backlog_since_ns.store(self.clock.now_ns(), Ordering::Relaxed);
+            }
             let next = self.new_memtable(&current.version);
             commit.set_active(family.id, Some(Arc::clone(&next)));
             let view = Arc::new(Immutable::of(&old));
@@ -43,7 +46,9 @@ impl DbInner {
             let version = Arc::clone(&current.version);
             self.publish(&mut state, family, SuperVersion { active: next, immutables, version });
         }
-        self.last_seal_ns.store(self.clock.now_ns(), Ordering::Relaxed);
+        let now_ns = self.clock.now_ns();
+        let before_ns = self.last_seal_ns.swap(now_ns, Ordering::Relaxed);
+        self.seal_interval_ns.store(now_ns.saturating_sub(before_ns), Ordering::Relaxed);
         self.recompute_stall(family);
         self.listeners.tell(&Event::MemtableSealed { cf: family.id, bytes });
         self.wake();

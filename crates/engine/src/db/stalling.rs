@@ -1,7 +1,9 @@
 //! Back-pressure: what the pure decision (`crate::stall`) says, carried out.
 //!
 //! After every change of the picture (seal, install) the decision is made again for the family
-//! and stored in its `throttle`; a write of a healthy family pays one relaxed load for it.
+//! and stored in its `throttle`; a write of a healthy family pays one relaxed load for it. While
+//! memtables wait for their flush the family is *watched*: every 64th of a memtable the decision
+//! is made again, in between a write pays one relaxed subtraction.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,19 +25,38 @@ const WAIT_MAX: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_millis(20);
 
 const FREE: u8 = 0;
-const DELAYED: u8 = 1;
-const STOPPED: u8 = 2;
+const WATCHED: u8 = 1;
+const DELAYED: u8 = 2;
+const STOPPED: u8 = 3;
+/// A watched family is looked at again when this part of a memtable was written.
+const WATCH_SHARE: u64 = 64;
+
+/// Whether a throttle makes writers wait.
+pub(crate) fn is_slowed(throttle: u8) -> bool {
+    throttle >= DELAYED
+}
 
 impl DbInner {
     fn stall_decision(&self, family: &Family) -> StallDecision {
         let current = family.current.load();
         self.ingest.set_total(self.stats.get(Ticker::UserBytesWritten));
+        let shards = current.immutables.iter().flat_map(|immutable| immutable.shards.iter());
+        let buffer = family.options.write_buffer_bytes;
+        let spare = family.options.write_buffers_max.saturating_sub(1 + current.immutables.len());
+        let since_ns = family.backlog_since_ns.load(Ordering::Relaxed);
+        let limit = match self.options.rate_limit_bytes_per_s {
+            0 => u64::MAX,
+            limit => limit,
+        };
         stall(&StallInput {
-            memtables_immutable: current.immutables.len(),
+            flush_backlog_bytes: shards.flatten().map(|shard| shard.data_bytes()).sum(),
+            memtable_space_bytes: buffer
+                .saturating_mul(spare as u64)
+                .saturating_add(buffer.saturating_sub(current.active.charged_bytes())),
+            flush_bytes_per_s: self.flush_speed.load(Ordering::Relaxed).min(limit),
+            flush_elapsed: Duration::from_nanos(self.clock.now_ns().saturating_sub(since_ns)),
             budget_used: self.budget.total_bytes(),
             budget_limit: self.budget.limit_bytes(),
-            active_fill: current.active.charged_bytes() as f64
-                / family.options.write_buffer_bytes as f64,
             peak_bytes_per_s: self.ingest.rate(),
             drain_bytes_per_s: self.drain.rate(),
             ..StallInput::of(&current.version)
@@ -47,12 +68,20 @@ impl DbInner {
         let decision = self.stall_decision(family);
         let (throttle, rate) = match decision {
             StallDecision::None => (FREE, u64::MAX),
+            // Faster than writers ever were: nothing to do yet.
+            StallDecision::Delay { cause: StallCause::Memtables, bytes_per_s }
+                if bytes_per_s / 2 > self.ingest.rate() && self.ingest.rate() > 0 =>
+            {
+                let credit = family.options.write_buffer_bytes / WATCH_SHARE;
+                family.watch_credit.store(credit as i64, Ordering::Relaxed);
+                (WATCHED, u64::MAX)
+            }
             StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
             StallDecision::Stop { .. } => (STOPPED, 0),
         };
         family.delayed_rate.store(rate, Ordering::Relaxed);
         let before = family.throttle.swap(throttle, Ordering::Relaxed);
-        if before != throttle {
+        if before != throttle && is_slowed(before.max(throttle)) {
             let state = format!("{}: {decision:?}", family.name);
             tracing::debug!(state, "stall state changed");
             self.listeners.tell(&Event::StallChanged { state });
@@ -68,8 +97,15 @@ impl DbInner {
         let families = self.families.load();
         for share in shares {
             let Some(Some(family)) = families.get(share.cf.0 as usize) else { continue };
-            if family.throttle.load(Ordering::Relaxed) != FREE {
-                self.stall_on(family, share.bytes, options)?;
+            match family.throttle.load(Ordering::Relaxed) {
+                FREE => {}
+                WATCHED => {
+                    let bytes = share.bytes as i64;
+                    if family.watch_credit.fetch_sub(bytes, Ordering::Relaxed) < bytes {
+                        self.recompute_stall(family);
+                    }
+                }
+                _ => self.stall_on(family, share.bytes, options)?,
             }
         }
         Ok(())
@@ -78,10 +114,14 @@ impl DbInner {
     #[cold]
     fn stall_on(&self, family: &Arc<Family>, bytes: u64, options: &WriteOptions) -> Result<()> {
         if options.no_slowdown {
-            return Err(Error::busy(format!(
-                "writes of column family \"{}\" are slowed down by compaction debt",
-                family.name
-            )));
+            let stopped = family.throttle.load(Ordering::Relaxed) == STOPPED;
+            if stopped || self.delays.is_owed() {
+                return Err(Error::busy(format!(
+                    "writes of column family \"{}\" are slowed down, because flushes or \
+                     compactions are behind",
+                    family.name
+                )));
+            }
         }
         let started = self.clock.now_ns();
         let cause = self.stall_cause(family);
@@ -95,13 +135,13 @@ impl DbInner {
     fn hold_writer(&self, family: &Arc<Family>, bytes: u64) -> Result<()> {
         loop {
             match family.throttle.load(Ordering::Relaxed) {
-                FREE => return Ok(()),
+                FREE | WATCHED => return Ok(()),
                 DELAYED => {
-                    self.ingest.restart_window();
                     self.recompute_stall(family);
                     let rate = family.delayed_rate.load(Ordering::Relaxed).max(1);
                     let wait = self.delays.admit(bytes, rate).min(DELAY_MAX);
                     if !wait.is_zero() {
+                        self.ingest.restart_window();
                         self.clock.sleep(wait);
                     }
                     return Ok(());

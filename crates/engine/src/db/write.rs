@@ -9,6 +9,7 @@ use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 use crate::db::commit::{Grant, Outcome, Share, Submission};
 use crate::db::inner::DbInner;
 use crate::db::memtable::RECORD_OVERHEAD_BYTES;
+use crate::db::stalling::is_slowed;
 use crate::db::{ColumnFamily, Db};
 use crate::event::Event;
 use crate::key::{KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
@@ -303,6 +304,6 @@ impl DbInner {
     pub(crate) fn would_stall(&self, cf: CfId) -> bool {
         let families = self.families.load();
         let family = families.get(cf.0 as usize).and_then(Option::as_ref);
-        family.is_some_and(|family| family.throttle.load(Ordering::Relaxed) != 0)
+        family.is_some_and(|family| is_slowed(family.throttle.load(Ordering::Relaxed)))
     }
 }

@@ -1,11 +1,17 @@
 //! How large each level should be, how far over it is, and how much work that is: pure functions.
 //!
 //! Levels are sized from the bottom up: the largest level sets the scale, each level above it
-//! should hold a multiplier less, and the first that would fall to the base size or below is the
-//! *base level*, to which L0 compacts. Levels between L0 and the base level stay empty. So the
-//! last level always holds about (multiplier − 1) / multiplier of all data, whatever the size of
-//! the store: space and write amplification do not jump as it grows. The idea is that of
-//! RocksDB's dynamic level sizes; one difference is stated at [`level_targets`].
+//! should hold a multiplier less, and the last that would still hold the base size is the *base
+//! level*, to which L0 compacts. Levels between L0 and the base level stay empty. So the last
+//! level always holds about (multiplier − 1) / multiplier of all data, whatever the size of the
+//! store: space and write amplification do not jump as it grows.
+//!
+//! The idea is that of RocksDB's dynamic level sizes, with two differences. One is stated at
+//! [`level_targets`]. The other: RocksDB adds a level as soon as the last exceeds the base size,
+//! so that the new one holds a tenth of it. A level pays for itself only from the base size on:
+//! bytes that pass through a level of a tenth are rewritten there and then rewrite ten times
+//! themselves below, while a batch from L0 of about the base size rewrites ten times itself only
+//! when the last level has grown to ten base sizes. Until then L0 compacts straight to it.
 
 use crate::options::LEVELS;
 
@@ -36,7 +42,7 @@ pub fn level_targets(sizes: &[u64; LEVELS], base_bytes: u64, multiplier: u64) ->
     bytes[0] = u64::MAX;
     bytes[LAST_LEVEL] = u64::MAX;
     let (mut level, mut target) = (LAST_LEVEL, largest);
-    while level > 1 && (target > base_bytes || level > first_used) {
+    while level > 1 && (target / multiplier >= base_bytes || level > first_used) {
         level -= 1;
         target /= multiplier;
         // A level above a nearly empty one still takes a share of the base size.
@@ -101,12 +107,12 @@ mod tests {
     fn an_empty_store_compacts_to_the_last_level_and_the_base_rises_as_it_grows() {
         assert_eq!(targets(&[]).base_level, 6);
         assert_eq!(targets(&[(6, 256)]).base_level, 6);
-        let grown = targets(&[(6, 2000)]);
-        assert_eq!((grown.base_level, grown.bytes[5]), (5, 200 * MB));
+        assert_eq!(targets(&[(6, 2000)]).base_level, 6);
+        let grown = targets(&[(6, 2560)]);
+        assert_eq!((grown.base_level, grown.bytes[5]), (5, 256 * MB));
         let large = targets(&[(6, 30_000), (5, 100)]);
-        assert_eq!((large.base_level, large.bytes[5], large.bytes[4]), (3, 3000 * MB, 300 * MB));
-        assert_eq!(large.bytes[3], 30 * MB);
-        assert_eq!((large.bytes[2], large.bytes[1]), (0, 0));
+        assert_eq!((large.base_level, large.bytes[5], large.bytes[4]), (4, 3000 * MB, 300 * MB));
+        assert_eq!((large.bytes[3], large.bytes[2], large.bytes[1]), (0, 0, 0));
         assert_eq!(targets(&[(6, u64::MAX / MB)]).base_level, 1);
     }
 

@@ -17,6 +17,8 @@ use crate::version::{LAST_LEVEL, Version, total_bytes};
 const GRANDPARENT_FILES_MAX: u64 = 10;
 /// Idle files beyond the trigger that make it worth merging a blocked bucket's files in L0.
 const INTRA_L0_EXTRA: usize = 2;
+/// A patient bucket's L0 files are worth their rewrite at this many times what they overlap.
+const BATCH_OVER_BASE: u64 = 2;
 /// A delete weighs like this many bytes when files of a level are compared.
 const DELETION_WEIGHT_BYTES: u64 = 512;
 
@@ -26,13 +28,19 @@ pub(super) struct Picker<'a> {
     /// Running jobs of this column family.
     running: Vec<&'a Running>,
     pub(super) in_use: HashSet<u64>,
+    /// See [`super`] on patience.
+    patient: bool,
 }
 
 impl<'a> Picker<'a> {
     pub(super) fn new(version: &'a Version, running: &'a [Running]) -> Self {
         let running: Vec<_> = running.iter().filter(|job| job.cf == version.cf()).collect();
         let in_use = running.iter().flat_map(|job| job.files.iter().copied()).collect();
-        Self { version, running, in_use }
+        Self { version, running, in_use, patient: false }
+    }
+
+    pub(super) fn patient(self, patient: bool) -> Self {
+        Self { patient, ..self }
     }
 
     fn idle(&self, file: &LiveFile) -> bool {
@@ -80,7 +88,7 @@ impl<'a> Picker<'a> {
         let trigger = self.version.options().l0_compaction_trigger.max(1);
         let mut counts: Vec<(usize, usize)> = (0..self.version.map().len())
             .map(|bucket| (self.oldest_idle(bucket).len(), bucket))
-            .filter(|&(count, _)| count >= trigger)
+            .filter(|&(count, bucket)| count >= trigger && !self.may_wait(bucket, count))
             .collect();
         counts.sort_unstable_by_key(|&(count, bucket)| (std::cmp::Reverse(count), bucket));
         for same_count in counts.chunk_by(|a, b| a.0 == b.0) {
@@ -90,6 +98,16 @@ impl<'a> Picker<'a> {
             }
         }
         None
+    }
+
+    /// Whether a bucket that is due does better to wait for more files: see [`super`].
+    fn may_wait(&self, bucket: usize, count: usize) -> bool {
+        if !self.patient || count >= self.version.options().l0_slowdown / 2 {
+            return false;
+        }
+        let l0 = self.oldest_idle(bucket);
+        let base = self.version.overlapping(self.version.base_level(), &hull(l0));
+        total_bytes(l0) < total_bytes(base).saturating_mul(BATCH_OVER_BASE)
     }
 
     /// The job that takes the bucket's oldest idle files down, unless it is blocked.
@@ -204,7 +222,7 @@ impl<'a> Picker<'a> {
         let buckets = 0..self.version.map().len();
         let (_, bucket) = buckets
             .map(|bucket| (newest_idle(bucket).len(), bucket))
-            .filter(|&(count, _)| count >= least)
+            .filter(|&(count, bucket)| count >= least && !self.may_wait(bucket, count))
             .max_by_key(|&(count, bucket)| (count, std::cmp::Reverse(bucket)))?;
         // Older files join while they make it cheaper to get rid of a file, so that a large one
         // is not rewritten for every few small ones.

@@ -16,7 +16,7 @@ const CF: CfId = CfId(1);
 
 fn options() -> CfOptions {
     CfOptions {
-        level_base_bytes: 20_000,
+        level_base_bytes: 5_000,
         level_multiplier: 4,
         target_file_bytes: 5_000,
         ..CfOptions::default()
@@ -35,6 +35,7 @@ struct Sim {
     merged: usize,
     intra: usize,
     concurrent: usize,
+    loading: bool,
     rng: Rng,
 }
 
@@ -62,6 +63,7 @@ impl Sim {
             merged: 0,
             intra: 0,
             concurrent: 0,
+            loading: false,
             rng: Rng::with_seed(seed),
         }
     }
@@ -112,6 +114,7 @@ impl Sim {
             running: &running,
             jobs_max,
             oldest_snapshot: SeqNo::MAX,
+            loading: self.loading,
         };
         let Some(picked) = pick(&input) else { return false };
         self.check_promises(&picked, &running);
@@ -201,7 +204,10 @@ fn random_run(seed: u64, boundaries: &[u64], jobs_max: usize) -> Sim {
                 }
                 sim.flush(&keys.into_iter().collect::<Vec<_>>());
             }
-            3..7 => drop(sim.start(jobs_max)),
+            3..7 => {
+                sim.loading = sim.rng.u8(..4) == 0;
+                let _ = sim.start(jobs_max);
+            }
             _ if sim.running.is_empty() => {}
             _ => {
                 let at = sim.rng.usize(..sim.running.len());
@@ -210,6 +216,7 @@ fn random_run(seed: u64, boundaries: &[u64], jobs_max: usize) -> Sim {
             }
         }
     }
+    sim.loading = false;
     sim.drain(jobs_max);
     let trigger = sim.version.options().l0_compaction_trigger;
     assert!(sim.version.l0_files_max() < trigger, "L0 drained");
@@ -266,6 +273,36 @@ fn the_fullest_bucket_comes_first_and_then_the_smaller_job() {
         order.push(*bucket);
     }
     assert_eq!(order, [2, 1, 0]);
+}
+
+#[test]
+fn during_a_load_a_bucket_waits_until_its_files_are_worth_the_rewrite() {
+    let mut sim = Sim::new(1, &[], options());
+    let most = sim.version.options().l0_slowdown / 2;
+    assert!(most > 4, "{most}");
+    let wide: Vec<u64> = (0..100).collect();
+    (0..4).for_each(|_| sim.flush(&wide));
+    sim.loading = true;
+    assert!(sim.start(1), "nothing lies below: no reason to wait");
+    sim.end(0);
+    // Every batch of four is smaller than the 100 keys below.
+    for _ in 0..most - 1 {
+        sim.flush(&[1, 50, 99]);
+        assert!(!sim.start(1), "{} files wait", sim.version.l0(0).len());
+    }
+    sim.flush(&[2]);
+    assert!(sim.start(1), "half of what slows writers is the end of patience");
+    sim.end(0);
+    (0..4).for_each(|_| sim.flush(&[1, 50, 99]));
+    assert!(!sim.start(1));
+    sim.loading = false;
+    assert!(sim.start(1), "the load has paused");
+    sim.end(0);
+    (0..4).for_each(|_| sim.flush(&wide));
+    sim.loading = true;
+    assert!(sim.start(1), "twice as large as what lies below");
+    sim.end(0);
+    sim.check();
 }
 
 #[test]
@@ -328,8 +365,13 @@ fn a_last_level_file_full_of_deletes_is_rewritten_once_no_snapshot_needs_them() 
     file.deletions = 8;
     builder.add(LAST_LEVEL, file).expect("new");
     let version = builder.finish(&Arc::default()).expect("possible").version;
-    let mut input =
-        PickInput { version: &version, running: &[], jobs_max: 1, oldest_snapshot: SeqNo(50) };
+    let mut input = PickInput {
+        version: &version,
+        running: &[],
+        jobs_max: 1,
+        oldest_snapshot: SeqNo(50),
+        loading: false,
+    };
     assert!(pick(&input).is_none(), "a snapshot may need them");
     input.oldest_snapshot = SeqNo(51);
     assert!(matches!(pick(&input), Some(Pick::Bottom { .. })));
@@ -356,8 +398,13 @@ fn a_job_neither_writes_where_another_does_nor_passes_it() {
         files: vec![99],
     };
     let picked = |running: &[Running], level: usize| {
-        let input =
-            PickInput { version: &version, running, jobs_max: 9, oldest_snapshot: SeqNo::MAX };
+        let input = PickInput {
+            version: &version,
+            running,
+            jobs_max: 9,
+            oldest_snapshot: SeqNo::MAX,
+            loading: false,
+        };
         let by_hand = pick_range(&version, running, level, &KeyRange::all());
         let by_hand = matches!(by_hand, RangePick::Ready(_));
         assert_eq!(pick(&input).is_some(), by_hand);

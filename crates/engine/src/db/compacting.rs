@@ -24,6 +24,10 @@ use crate::version::{LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
+/// Readahead of all inputs of a compaction together.
+const READAHEAD_BYTES_MAX: u64 = 16 << 20;
+/// Readahead of one input, however many there are; still large enough to be sequential.
+const READAHEAD_BYTES_MIN: u64 = 256 << 10;
 /// One background job in this many is for flushes alone.
 const FLUSH_SHARE: usize = 4;
 /// However fast memtables came, a load is not over before this.
@@ -92,7 +96,7 @@ impl DbInner {
 
     /// Whether memtables come one after another, so that a compaction may wait for more input.
     /// Not while somebody waits for the background, and not in manual mode, where time stands.
-    fn is_loading(&self) -> bool {
+    pub(crate) fn is_loading(&self) -> bool {
         let sealed_ns = self.last_seal_ns.load(Ordering::Relaxed);
         if sealed_ns == 0 || self.is_manual() || self.waiters.load(Ordering::Relaxed) > 0 {
             return false;
@@ -204,9 +208,16 @@ impl DbInner {
             subrange: None,
             retention: self.retention(family, below),
             output: self.output_spec(family, to, cuts, grandparents, pick.input_bytes()),
-            readahead_bytes: self.options.compaction_readahead_bytes as u32,
+            readahead_bytes: self.readahead_bytes(pick.inputs().count()),
             direct_reads: self.options.direct_background_io,
         }
+    }
+
+    /// Readahead of each of `inputs` files: what the settings say, but in all no more than
+    /// [`READAHEAD_BYTES_MAX`], because a job over many files would hold as much memory as a memtable.
+    fn readahead_bytes(&self, inputs: usize) -> u32 {
+        let share = (READAHEAD_BYTES_MAX / inputs.max(1) as u64).max(READAHEAD_BYTES_MIN);
+        self.options.compaction_readahead_bytes.min(share) as u32
     }
 
     fn install_compaction(&self, task: &CompactionTask, output: Option<&JobOutput>) -> Result<()> {

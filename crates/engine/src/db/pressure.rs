@@ -1,6 +1,9 @@
 //! What happens when memory gets short: caches shrink, memtables are flushed early, writers slow
 //! down (`crate::stall` with cause `Budget`). Nothing is killed.
 //!
+//! Memory of flushed memtables is kept for the next ones while a load goes on and given back to the
+//! system when it pauses.
+//!
 //! Background workers look after every job and when idle. The decision is pure ([`relief`]): the
 //! block cache gives back what is over nine tenths of the budget, down to a sixteenth of its
 //! capacity; if that is not enough, the largest active memtable of all families is sealed.
@@ -44,6 +47,9 @@ pub(crate) fn relief(used: u64, limit: u64, cached: u64, capacity: u64) -> Relie
 impl DbInner {
     /// Looks at the budget and acts; called by background workers, without locks.
     pub(crate) fn relieve_pressure(&self) {
+        if !self.is_loading() && self.slabs.free_bytes() > 0 {
+            self.slabs.trim();
+        }
         let relief = relief(
             self.budget.total_bytes(),
             self.budget.limit_bytes(),

@@ -9,7 +9,7 @@
 //!
 //! `run` starts a side and watches it, `parse` reads what it prints, `table` makes the report.
 
-mod parse;
+pub(crate) mod parse;
 pub(crate) mod run;
 pub(crate) mod table;
 

@@ -136,13 +136,13 @@ fn ratio(bytes_written: Option<u64>, user_bytes: Option<u64>) -> Option<f64> {
 
 /// What a process printed and used.
 #[derive(Debug, Default)]
-struct Seen {
+pub(super) struct Seen {
     /// Result lines and the Unix time in microseconds at which each came.
-    lines: Vec<(u64, ResultLine)>,
+    pub(super) lines: Vec<(u64, ResultLine)>,
     settled: Option<f64>,
     peak_rss_bytes: Option<u64>,
     io: Io,
-    asserts: bool,
+    pub(super) asserts: bool,
 }
 
 /// Reads what `child` prints until it ends, and looks at its memory meanwhile.
@@ -201,7 +201,11 @@ fn settled_counters(pid: &str, clock: &SystemClock) -> Option<Io> {
     last
 }
 
-fn lines_of(out: impl Read, clock: &SystemClock, onlooker: Onlooker<'_>) -> std::io::Result<Seen> {
+pub(super) fn lines_of(
+    out: impl Read,
+    clock: &SystemClock,
+    onlooker: Onlooker<'_>,
+) -> std::io::Result<Seen> {
     let mut seen = Seen::default();
     for line in BufReader::new(out).split(b'\n') {
         let line = line?;

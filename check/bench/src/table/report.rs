@@ -137,12 +137,11 @@ fn markdown_row(line: &Line) -> String {
         return format!("| {what} | — | — | — | {target} | {verdict} | {runs} |\n");
     };
     let digits = line.row.metric.decimals();
-    let wanted = match line.row.target {
-        Target::AtLeast(ratio) | Target::AtMost(ratio) => ratio,
-        Target::WorstAtMost(_) => 0.0,
-    };
-    // Two digits could show a narrow miss as a hit.
-    let fine = if (figures.ratio_of_medians / wanted - 1.0).abs() < 0.01 { 4 } else { 2 };
+    let ratio = figures.ratio_of_medians;
+    let shown = (ratio * 100.0).round() / 100.0;
+    let reached = |ratio| line.row.target.is_reached(ratio, figures.archipelago.max);
+    // Two digits must not show a narrow miss as a hit.
+    let fine = if reached(shown) == reached(ratio) { 2 } else { 5 };
     let worst = match line.row.target {
         Target::WorstAtMost(_) => format!(" (most {:.digits$})", figures.archipelago.max),
         Target::AtLeast(_) | Target::AtMost(_) => String::new(),
@@ -151,7 +150,7 @@ fn markdown_row(line: &Line) -> String {
         "| {what} | {:.digits$}{worst} | {:.digits$} | {} ({} – {}) | {target} | {verdict} | {runs} |\n",
         figures.archipelago.median,
         figures.rocksdb.median,
-        times(figures.ratio_of_medians, fine),
+        times(ratio, fine),
         times(figures.ratio_min, 2),
         times(figures.ratio_max, 2),
     )

@@ -167,7 +167,8 @@ fn options(settings: &Settings) -> String {
     let mut text = format!(
         "- both: {num} keys of 16 B, values of 100 B, no compression, each write logged and not \
          synced (fillsync: synced), 64 MiB memtables, 2 background jobs, 10 bloom bits per key, \
-         checksums verified; a process per run, sides in turn, medians\n\
+         checksums verified; a process per run, sides in turn, medians; until \
+         settled: all flushed and nothing left to compact\n\
          - {} reads per row; overwrite {} writes, 2 threads {} each, fillsync {}; warm: cache of \
          {:.0} MiB filled by as many reads before; seeks with nexts and reads beside a writer (of \
          {:.1} MB/s): {} s each, every operation timed\n\

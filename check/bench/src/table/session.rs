@@ -23,7 +23,7 @@ use crate::store::{Error, FileSystem, LocalFs, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loaded {
     Nothing,
-    AsLoaded,
+    Intact,
     Changed,
 }
 
@@ -170,11 +170,11 @@ impl<'a> Session<'a> {
                 self.loaded[at] = Loaded::Nothing;
                 remove(&dir)?;
                 let run = self.process(round, step, side, &dir, None)?;
-                self.loaded[at] = Loaded::AsLoaded;
+                self.loaded[at] = Loaded::Intact;
                 Ok((run, None))
             }
             Needs::Loaded => {
-                let dir = self.load(round, side, Loaded::AsLoaded)?;
+                let dir = self.load(round, side, Loaded::Intact)?;
                 let opening = match step {
                     Step::Cold => Some(self.process(round, step, side, &dir, Some(1))?),
                     _ => None,
@@ -197,11 +197,11 @@ impl<'a> Session<'a> {
     fn load(&mut self, round: u64, side: Side, wanted: Loaded) -> Result<PathBuf> {
         let dir = self.dir(side, "loaded");
         let found = self.loaded[side_index(side)];
-        if found != Loaded::AsLoaded && (found != wanted || found == Loaded::Nothing) {
+        if found != Loaded::Intact && (found != wanted || found == Loaded::Nothing) {
             self.say("  loading the database for it");
             remove(&dir)?;
             self.process(round, Step::FillRandom, side, &dir, None)?;
-            self.loaded[side_index(side)] = Loaded::AsLoaded;
+            self.loaded[side_index(side)] = Loaded::Intact;
         }
         Ok(dir)
     }

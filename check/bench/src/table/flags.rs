@@ -49,7 +49,7 @@ pub(crate) struct TableFlags {
     /// Keys [default: 10000000; 200000 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
     pub(crate) num: Option<u64>,
-    /// Reads of a read row; a fifth of it from a cold cache [default: 1000000; 50000 with --quick]
+    /// Reads of a read row; a tenth of it from a cold cache [default: 1000000; 50000 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..))]
     pub(crate) reads: Option<u64>,
     /// Seconds of the row under a rate limit [default: 120; 3 with --quick]
@@ -141,7 +141,7 @@ impl TableFlags {
             num: usual(self.num, 10_000_000, 200_000),
             reads: usual(self.reads, 1_000_000, 50_000),
             throttled_seconds: usual(self.seconds, 120, 3),
-            mixed_seconds: usual(None, 12, 2),
+            mixed_seconds: usual(None, 10, 2),
             syncs: usual(self.syncs, 100_000, 2000),
             rows,
             minutes: self.minutes,

@@ -20,6 +20,8 @@ pub(super) enum Verdict {
     Miss,
     /// No round in which both sides gave the figure.
     Failed,
+    /// There is no target.
+    None,
 }
 
 /// A row with its figures.
@@ -69,6 +71,7 @@ fn line(row: &Row, entries: &[Entry]) -> Line {
     let figures = Figures::of(row.what, &ours, &theirs);
     let verdict = match &figures {
         None => Verdict::Failed,
+        Some(_) if row.target == Target::Nothing => Verdict::None,
         Some(found) if row.target.is_reached(found.ratio_of_medians, found.archipelago.max) => {
             Verdict::Pass
         }
@@ -119,7 +122,8 @@ pub(super) fn markdown(
         out += &markdown_row(line);
     }
     let reached = lines.iter().filter(|line| line.verdict == Verdict::Pass).count();
-    out += &format!("\n{reached} of {} targets reached.", lines.len());
+    let targets = lines.iter().filter(|line| line.row.target != Target::Nothing).count();
+    out += &format!("\n{reached} of {targets} targets reached.");
     for failure in failures(entries) {
         out += &format!("\n\nFailed: {}", failure.replace('\n', " "));
     }
@@ -132,6 +136,7 @@ fn markdown_row(line: &Line) -> String {
         Verdict::Pass => "pass",
         Verdict::Miss => "**miss**",
         Verdict::Failed => "**failed**",
+        Verdict::None => "—",
     };
     let Some(figures) = &line.figures else {
         return format!("| {what} | — | — | — | {target} | {verdict} | {runs} |\n");
@@ -144,7 +149,7 @@ fn markdown_row(line: &Line) -> String {
     let fine = if reached(shown) == reached(ratio) { 2 } else { 5 };
     let worst = match line.row.target {
         Target::WorstAtMost(_) => format!(" (most {:.digits$})", figures.archipelago.max),
-        Target::AtLeast(_) | Target::AtMost(_) => String::new(),
+        Target::AtLeast(_) | Target::AtMost(_) | Target::Nothing => String::new(),
     };
     format!(
         "| {what} | {:.digits$}{worst} | {:.digits$} | {} ({} – {}) | {target} | {verdict} | {runs} |\n",

@@ -149,7 +149,7 @@ impl Step {
 
 /// Reads of the cold row: each waits for the device.
 pub(super) fn cold_reads(settings: &Settings) -> u64 {
-    (settings.reads / 5).max(1)
+    (settings.reads / 10).max(1)
 }
 
 /// Writes of `overwrite`, into a database of `num` keys.

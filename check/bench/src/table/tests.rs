@@ -25,7 +25,9 @@ fn the_whole_table_fits_into_an_hour() {
     let minutes = plan::total(&costs, &repeats) / 60.0;
     assert!(minutes <= 60.0, "{minutes}\n{}", plan::text(&costs, &repeats, &settings));
     // The rows that vary, and those with the highest targets, keep their five runs.
-    for step in [Step::FillRandom, Step::Warm, Step::Warm2, Step::Mixed, Step::Overwrite] {
+    for step in
+        [Step::FillSeq, Step::FillRandom, Step::Warm, Step::Warm2, Step::Mixed, Step::Overwrite]
+    {
         assert_eq!(repeats[&step], 5, "{step:?}");
     }
     assert!(repeats.values().all(|&runs| runs >= 3), "{repeats:?}");
@@ -204,6 +206,7 @@ fn a_row_counts_the_rounds_in_which_both_sides_ran() {
     assert!(text.contains("RocksDB (db_bench) says that its assertions are on"), "{text}");
     assert!(text.contains("Failed: fillrandom, 2 threads, RocksDB (db_bench), run 2: the disk is"));
     assert_eq!(failures(&entries).len(), 2);
+    assert!(text.contains("0 of 2 targets reached."), "{text}");
     let narrow = [
         entry(0, Step::FillRandom2, ran(ours, 29_999)),
         entry(0, Step::FillRandom2, ran(theirs, 10_000)),

@@ -29,6 +29,17 @@ pub(crate) fn io(pid: &str) -> Option<Io> {
     Some(io_of(&std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?))
 }
 
+/// A process that has an argument which begins with `start`.
+pub(crate) fn with_argument(start: &str) -> Option<u64> {
+    let entries = std::fs::read_dir("/proc").ok()?;
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok());
+    let mut pids = pids.filter(|&pid| pid != u64::from(std::process::id()));
+    pids.find(|pid| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        text.split('\0').any(|argument| argument.starts_with(start))
+    })
+}
+
 /// This process.
 pub(crate) fn own_usage() -> Usage {
     Usage { bytes_written: bytes_written("self"), peak_rss_bytes: peak_rss_bytes("self") }

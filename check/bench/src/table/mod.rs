@@ -28,6 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::flags::Stop;
 use crate::json;
+use crate::process;
 use crate::report::say;
 use crate::store::{Error, Result};
 use flags::TableFlags;
@@ -53,6 +54,14 @@ fn make(flags: &TableFlags) -> Result<()> {
             (Journal::create(&journal::beside(&flags.json), &head)?, head, Vec::new())
         }
     };
+    // A program that was killed outright leaves the step's process behind.
+    let theirs = format!("--db={}{}", head.settings.db.display(), std::path::MAIN_SEPARATOR);
+    if let Some(pid) = process::with_argument(&theirs) {
+        return Err(Error::invalid(format!(
+            "process {pid} still works in {}: end it, or wait for its end",
+            head.settings.db.display()
+        )));
+    }
     // What failed gets another chance.
     entries.retain(|entry| entry.error.is_none());
     let settings = &head.settings;

@@ -166,3 +166,25 @@ fn a_run_that_was_cut_short_goes_on_and_loads_what_it_needs() {
     assert_eq!(row(&report, "readwhilewriting, reads/s"), ("pass", 2));
     assert_eq!(report["runs"].as_array().map(Vec::len), Some(40));
 }
+
+#[test]
+fn a_process_that_an_earlier_run_left_behind_is_not_measured_beside() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir(dir.path().join("fillsync.fails")).expect("a directory");
+    assert_eq!(reproduce(&words(dir.path())), ExitCode::FAILURE);
+    std::fs::remove_dir(dir.path().join("fillsync.fails")).expect("removed");
+    let db = format!("--db={}", dir.path().join("runs").join("rocksdb-fresh").display());
+    // It ends when its input does.
+    let mut left = std::process::Command::new("sh")
+        .args(["-c", "read line; exit 0", "db_bench", &db])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .expect("a shell");
+    let before = runs_of(dir.path(), "ours").len();
+    let resume = [format!("--resume={}", dir.path().join("table.jsonl").display())];
+    assert_eq!(reproduce(&resume), ExitCode::FAILURE);
+    assert_eq!(runs_of(dir.path(), "ours").len(), before, "nothing was run");
+    drop(left.stdin.take());
+    left.wait().expect("its end");
+    assert_eq!(reproduce(&resume), ExitCode::SUCCESS);
+}

@@ -1,9 +1,11 @@
 //! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago, and
-//! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn.
+//! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn;
+//! `archipelago bench reproduce rocksdb` makes the whole comparison as one table.
 //!
 //! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
 //! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
-//! `report` make the result line, `json` the result file; `compare` runs both sides. Only `store`
+//! `report` make the result line, `json` the result file; `compare` runs both sides, `table`
+//! all of its rows. Only `store`
 //! names the database's crate.
 //!
 //! The harness must not be slower than what it is compared with: values are slices of a buffer
@@ -21,6 +23,7 @@ mod progress;
 mod report;
 mod runner;
 mod store;
+mod table;
 mod tally;
 mod values;
 mod workloads;
@@ -45,6 +48,12 @@ use store::Result;
 pub fn main(args: Vec<OsString>) -> ExitCode {
     if args.first().is_some_and(|word| word == "compare") {
         return match compare::compare(&args[1..]) {
+            Ok(result) => answer(result),
+            Err(stop) => refuse(&stop),
+        };
+    }
+    if args.len() >= 2 && args[0] == "reproduce" && args[1] == "rocksdb" {
+        return match table::reproduce(&args[2..]) {
             Ok(result) => answer(result),
             Err(stop) => refuse(&stop),
         };

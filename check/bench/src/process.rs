@@ -1,4 +1,4 @@
-//! What the kernel counts for a process: bytes written and the most memory.
+//! What the kernel counts for a process: bytes written, reads, and the most memory.
 //!
 //! Read from `/proc`; where there is none, figures are missing, not wrong. These are the kernel's
 //! files, not the store's, so they do not go through a `FileSystem`.
@@ -13,14 +13,40 @@ pub(crate) struct Usage {
     pub(crate) peak_rss_bytes: Option<u64>,
 }
 
+/// What a process has read and written so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Io {
+    /// As in [`Usage`].
+    pub(crate) bytes_written: Option<u64>,
+    /// Calls of `read`, `pread` and their like.
+    pub(crate) read_calls: Option<u64>,
+    /// Bytes that it caused to be read from storage; what the page cache had is not counted.
+    pub(crate) bytes_read: Option<u64>,
+}
+
+/// Counters of process `pid`; also of one that ended and was not waited for.
+pub(crate) fn io(pid: &str) -> Option<Io> {
+    Some(io_of(&std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?))
+}
+
+/// A process that has an argument which begins with `start`.
+pub(crate) fn with_argument(start: &str) -> Option<u64> {
+    let entries = std::fs::read_dir("/proc").ok()?;
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok());
+    let mut pids = pids.filter(|&pid| pid != u64::from(std::process::id()));
+    pids.find(|pid| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        text.split('\0').any(|argument| argument.starts_with(start))
+    })
+}
+
 /// This process.
 pub(crate) fn own_usage() -> Usage {
     Usage { bytes_written: bytes_written("self"), peak_rss_bytes: peak_rss_bytes("self") }
 }
 
-/// Bytes written by process `pid`; also of one that ended and was not waited for.
-pub(crate) fn bytes_written(pid: &str) -> Option<u64> {
-    written_of(&std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?)
+fn bytes_written(pid: &str) -> Option<u64> {
+    io(pid)?.bytes_written
 }
 
 /// Most resident memory of process `pid` so far; of one that still runs.
@@ -34,6 +60,14 @@ pub(crate) fn peak_rss_bytes(pid: &str) -> Option<u64> {
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
+}
+
+fn io_of(text: &str) -> Io {
+    Io {
+        bytes_written: written_of(text),
+        read_calls: field(text, "syscr:"),
+        bytes_read: field(text, "read_bytes:"),
+    }
 }
 
 fn written_of(io: &str) -> Option<u64> {
@@ -57,6 +91,9 @@ mod tests {
         assert_eq!(written_of(io), Some(4096));
         assert_eq!(written_of("wchar: 700\nwrite_bytes: 0\n"), Some(700));
         assert_eq!(written_of(""), None);
+        let io = io_of("rchar: 9\nsyscr: 12\nread_bytes: 8192\nwrite_bytes: 4096\n");
+        let wanted = Io { bytes_written: Some(4096), read_calls: Some(12), bytes_read: Some(8192) };
+        assert_eq!(io, wanted);
         assert_eq!(peak_of("VmPeak: 7 kB\nVmHWM:\t    20 kB\n"), Some(20480));
     }
 

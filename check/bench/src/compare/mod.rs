@@ -9,13 +9,14 @@
 //!
 //! `run` starts a side and watches it, `parse` reads what it prints, `table` makes the report.
 
-mod parse;
-mod run;
-mod table;
+pub(crate) mod parse;
+pub(crate) mod run;
+pub(crate) mod table;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 
 use archipelago_base::random::entropy_seed;
 use clap::CommandFactory;
@@ -24,7 +25,7 @@ use crate::flags::{self, CompareFlags, Flags, OURS_ONLY, Spelled, Stop};
 use crate::json;
 use crate::report::say;
 use crate::store::{CfOptions, Error, FileSystem, LocalFs, Result};
-use run::{Program, Side};
+use run::{EntrySize, Onlooker, Program, Side};
 use table::Comparison;
 
 /// Flags that a side gets from here, not from the user's.
@@ -73,19 +74,21 @@ fn check(flags: &CompareFlags) -> Result<()> {
             return Err(Error::invalid(format!("unknown benchmark '{name}'")));
         }
     }
-    let probe = Command::new(&flags.db_bench)
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    if let Err(error) = probe {
-        return Err(Error::invalid(format!(
+    db_bench_version(&flags.db_bench).map(drop)
+}
+
+/// What `db_bench --version` says. An error says where the program comes from.
+pub(crate) fn db_bench_version(program: &Path) -> Result<String> {
+    let asked = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    let output = asked.map_err(|error| {
+        Error::invalid(format!(
             "{} cannot be run ({error}): db_bench is in Debian's package rocksdb-tools (apt install \
              rocksdb-tools); --db_bench=PROGRAM names another one",
-            flags.db_bench.display()
-        )));
-    }
-    Ok(())
+            program.display()
+        ))
+    })?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    Ok(said.lines().next().unwrap_or_default().trim().to_owned())
 }
 
 fn run_both(flags: &CompareFlags, spelled: &Spelled) -> Result<()> {
@@ -100,12 +103,17 @@ fn run_both(flags: &CompareFlags, spelled: &Spelled) -> Result<()> {
         );
     }
     let mut comparison = Comparison::new(flags);
+    let stop = AtomicBool::new(false);
+    let onlooker = Onlooker { said: &|line| eprintln!("  {line}"), stop: &stop };
     let result = (0..flags.runs).try_for_each(|round| {
         for side in [Side::Archipelago, Side::RocksDb] {
             eprintln!("run {} of {}: {}", round + 1, flags.runs, side.name());
             let dir = base.join(format!("{}-{}", side.word(), round + 1));
             let program = program(side, flags, &shared, &dir)?;
-            let run = run::run(side, &program, &dir, &flags.bench);
+            let load = &flags.bench.load;
+            let (key_bytes, value_bytes) = (load.key_size as u64, load.value_size as u64);
+            let size = EntrySize { key_bytes, value_bytes };
+            let run = run::run(side, &program, &dir, size, onlooker);
             let removed = if fs.exists(&dir)? { fs.remove_dir_all(&dir) } else { Ok(()) };
             comparison.add(run?);
             removed?;

@@ -1,9 +1,9 @@
-//! What a side prints, as values: result lines, and the times in RocksDB's log.
+//! What a side prints, as values: result lines, distributions, and the times in RocksDB's log.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A result line.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ResultLine {
     pub(crate) name: String,
     pub(crate) micros_per_op: f64,
@@ -13,6 +13,39 @@ pub(crate) struct ResultLine {
     pub(crate) mb_per_s: Option<f64>,
     /// What is in parentheses.
     pub(crate) message: String,
+    /// The distributions that follow it; with `--histogram`.
+    pub(crate) latency: Vec<Latency>,
+}
+
+/// A distribution, in microseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Latency {
+    /// "read", "write", "seek".
+    pub(crate) kind: String,
+    pub(crate) count: u64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) max_us: f64,
+}
+
+impl Latency {
+    /// The heading of a distribution: `Microseconds per read:`.
+    pub(crate) fn heading(line: &str) -> Option<Self> {
+        let kind = line.strip_prefix("Microseconds per ")?.strip_suffix(':')?;
+        Some(Self { kind: kind.to_owned(), ..Self::default() })
+    }
+
+    /// Takes what one of the three lines under the heading says; other lines change nothing.
+    pub(crate) fn take(&mut self, line: &str) {
+        if line.starts_with("Count: ") {
+            self.count = number_after(line, "Count: ").unwrap_or(0.0) as u64;
+        } else if line.starts_with("Min: ") {
+            self.max_us = number_after(line, " Max: ").unwrap_or(0.0);
+        } else if line.starts_with("Percentiles: ") {
+            self.p50_us = number_after(line, " P50: ").unwrap_or(0.0);
+            self.p99_us = number_after(line, " P99: ").unwrap_or(0.0);
+        }
+    }
 }
 
 /// `name : 6.956 micros/op 143769 ops/sec 6.956 seconds 1000000 operations; 15.9 MB/s (…)`; `None`
@@ -45,6 +78,7 @@ pub(crate) fn result_line(line: &str) -> Option<ResultLine> {
         ops,
         mb_per_s: rate,
         message: message.to_owned(),
+        latency: Vec::new(),
     })
 }
 

@@ -8,15 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::parse::{self, ResultLine};
-use crate::flags::Flags;
-use crate::process;
+use super::parse::{self, Latency, ResultLine};
+use crate::process::{self, Io};
 use crate::store::{Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result};
 
 /// A side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Side {
     Archipelago,
     RocksDb,
@@ -32,7 +31,7 @@ impl Side {
     }
 
     /// As a directory is named.
-    pub(super) fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Archipelago => "archipelago",
             Self::RocksDb => "rocksdb",
@@ -42,13 +41,29 @@ impl Side {
 
 /// What to start.
 #[derive(Clone, Debug)]
-pub(super) struct Program {
-    pub(super) path: PathBuf,
-    pub(super) args: Vec<String>,
+pub(crate) struct Program {
+    pub(crate) path: PathBuf,
+    pub(crate) args: Vec<String>,
+}
+
+/// How large what it writes is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntrySize {
+    pub(crate) key_bytes: u64,
+    pub(crate) value_bytes: u64,
+}
+
+/// Who looks on.
+#[derive(Clone, Copy)]
+pub(crate) struct Onlooker<'a> {
+    /// Told of every result line.
+    pub(crate) said: &'a (dyn Fn(&str) + Sync),
+    /// Ends the process when it is set.
+    pub(crate) stop: &'a AtomicBool,
 }
 
 /// What one run gave.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SideRun {
     pub(crate) side: Side,
     pub(crate) lines: Vec<ResultLine>,
@@ -64,19 +79,30 @@ pub(crate) struct SideRun {
     pub(crate) settled_bytes: u64,
     /// From the last write benchmark's end to the end of the last flush or compaction.
     pub(crate) settle_seconds: Option<f64>,
+    /// The process's calls of `read` and its like, and the bytes that they took from storage.
+    pub(crate) read_calls: Option<u64>,
+    pub(crate) bytes_read: Option<u64>,
+    /// Whether it says that its assertions are on, which slow it down.
+    pub(crate) asserts: bool,
 }
 
 /// Memory is looked at this often; the last look before the end may miss this much.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Runs `program`, whose database is in `dir`.
-pub(super) fn run(side: Side, program: &Program, dir: &Path, flags: &Flags) -> Result<SideRun> {
+pub(crate) fn run(
+    side: Side,
+    program: &Program,
+    dir: &Path,
+    size: EntrySize,
+    onlooker: Onlooker<'_>,
+) -> Result<SideRun> {
     let mut command = Command::new(&program.path);
     command.args(&program.args).stdin(Stdio::null());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let child = child.map_err(|error| Error::io("run", &program.path, error))?;
-    let seen = watch(child, program)?;
-    let (key_bytes, value_bytes) = (flags.load.key_size as u64, flags.load.value_size as u64);
+    let seen = watch(child, program, onlooker)?;
+    let EntrySize { key_bytes, value_bytes } = size;
     let lines: Vec<ResultLine> = seen.lines.iter().map(|(_, line)| line.clone()).collect();
     let user_bytes = lines.iter().map(|line| parse::user_bytes(line, key_bytes, value_bytes)).sum();
     let writes = |line: &ResultLine| crate::workloads::find(&line.name).is_some_and(|b| b.writes);
@@ -92,11 +118,14 @@ pub(super) fn run(side: Side, program: &Program, dir: &Path, flags: &Flags) -> R
         side,
         lines,
         peak_rss_bytes: seen.peak_rss_bytes,
-        bytes_written: seen.bytes_written,
+        bytes_written: seen.io.bytes_written,
         user_bytes,
-        write_amplification: ratio(seen.bytes_written, user_bytes),
+        write_amplification: ratio(seen.io.bytes_written, user_bytes),
         settled_bytes: table_bytes(dir)?,
         settle_seconds,
+        read_calls: seen.io.read_calls,
+        bytes_read: seen.io.bytes_read,
+        asserts: seen.asserts,
     })
 }
 
@@ -107,16 +136,17 @@ fn ratio(bytes_written: Option<u64>, user_bytes: Option<u64>) -> Option<f64> {
 
 /// What a process printed and used.
 #[derive(Debug, Default)]
-struct Seen {
+pub(super) struct Seen {
     /// Result lines and the Unix time in microseconds at which each came.
-    lines: Vec<(u64, ResultLine)>,
+    pub(super) lines: Vec<(u64, ResultLine)>,
     settled: Option<f64>,
     peak_rss_bytes: Option<u64>,
-    bytes_written: Option<u64>,
+    io: Io,
+    pub(super) asserts: bool,
 }
 
 /// Reads what `child` prints until it ends, and looks at its memory meanwhile.
-fn watch(mut child: Child, program: &Program) -> Result<Seen> {
+fn watch(mut child: Child, program: &Program, onlooker: Onlooker<'_>) -> Result<Seen> {
     let clock = SystemClock::new();
     let pid = child.id().to_string();
     let unreadable = |error| Error::io("read the output of", &program.path, error);
@@ -128,16 +158,21 @@ fn watch(mut child: Child, program: &Program) -> Result<Seen> {
         scope.spawn(|| {
             while !ended.load(Ordering::Acquire) {
                 peak.fetch_max(process::peak_rss_bytes(&pid).unwrap_or(0), Ordering::Relaxed);
+                if onlooker.stop.load(Ordering::Acquire) {
+                    // It is waited for below, where its status tells of its end.
+                    let _ = child.kill();
+                }
                 clock.sleep(LOOK_EVERY);
             }
         });
-        let seen = stdout.map_or_else(|| Ok(Seen::default()), |out| lines_of(out, &clock));
+        let seen =
+            stdout.map_or_else(|| Ok(Seen::default()), |out| lines_of(out, &clock, onlooker));
         ended.store(true, Ordering::Release);
         (seen, complaint.join().unwrap_or_default())
     });
     // It has closed its output: it has ended, or is about to; the counter outlives it until it is
     // waited for.
-    let written = settled_counter(&pid, &clock);
+    let io = settled_counters(&pid, &clock);
     let status = child.wait().map_err(unreadable)?;
     if !status.success() {
         return Err(Error::invalid(format!(
@@ -147,17 +182,17 @@ fn watch(mut child: Child, program: &Program) -> Result<Seen> {
         )));
     }
     let mut seen = seen.map_err(unreadable)?;
-    seen.bytes_written = written;
+    seen.io = io.unwrap_or_default();
     seen.peak_rss_bytes = Some(peak.into_inner()).filter(|&bytes| bytes > 0);
     Ok(seen)
 }
 
-/// The counter of bytes written when it no longer grows: the process is past its last write.
-fn settled_counter(pid: &str, clock: &SystemClock) -> Option<u64> {
-    let mut last = process::bytes_written(pid);
+/// The counters when they no longer grow: the process is past its last read and write.
+fn settled_counters(pid: &str, clock: &SystemClock) -> Option<Io> {
+    let mut last = process::io(pid);
     for _ in 0..100 {
         clock.sleep(LOOK_EVERY);
-        let now = process::bytes_written(pid);
+        let now = process::io(pid);
         if now == last || now.is_none() {
             break;
         }
@@ -166,16 +201,28 @@ fn settled_counter(pid: &str, clock: &SystemClock) -> Option<u64> {
     last
 }
 
-fn lines_of(out: impl Read, clock: &SystemClock) -> std::io::Result<Seen> {
+pub(super) fn lines_of(
+    out: impl Read,
+    clock: &SystemClock,
+    onlooker: Onlooker<'_>,
+) -> std::io::Result<Seen> {
     let mut seen = Seen::default();
     for line in BufReader::new(out).split(b'\n') {
         let line = line?;
         let line = String::from_utf8_lossy(&line);
         if let Some(found) = parse::result_line(&line) {
-            eprintln!("  {line}");
+            (onlooker.said)(&line);
             seen.lines.push((clock.unix_ms() * 1000, found));
+        } else if let Some(latency) = Latency::heading(&line) {
+            seen.lines.last_mut().into_iter().for_each(|(_, of)| of.latency.push(latency.clone()));
+        } else if line.starts_with("WARNING: Assertions are enabled") {
+            seen.asserts = true;
         } else if let Some(seconds) = parse::settled_line(&line) {
             seen.settled = Some(seconds);
+        } else if let Some(latency) =
+            seen.lines.last_mut().and_then(|(_, of)| of.latency.last_mut())
+        {
+            latency.take(&line);
         }
     }
     Ok(seen)

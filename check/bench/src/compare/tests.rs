@@ -1,4 +1,4 @@
-use super::parse::{last_job_us, result_line, settled_line, user_bytes};
+use super::parse::{Latency, last_job_us, result_line, settled_line, user_bytes};
 use super::table::{Row, Spread};
 use super::*;
 
@@ -57,6 +57,60 @@ fn our_own_lines_are_understood() {
     let line = "fillrandom   : settled 1.250 seconds after its end; 3.0 MB of tables";
     assert_eq!(settled_line(line), Some(1.25));
     assert_eq!(result_line(line), None);
+}
+
+/// Printed by db_bench 7.8.3 with `--histogram`; shortened.
+const TIMED: &str = "\
+seekrandom   :       8.104 micros/op 123388 ops/sec 0.810 seconds 100000 operations; \
+(63669 of 100000 found)
+
+Microseconds per seek:
+Count: 100000 Average: 8.0812  StdDev: 3.86
+Min: 1  Median: 7.3574  Max: 905
+Percentiles: P50: 7.36 P75: 9.88 P99: 19.43 P99.9: 44.21 P99.99: 79.56
+------------------------------------------------------
+[       0,       1 ]      735   0.518%   0.518% 
+
+readwhilewriting :      21.235 micros/op 47019 ops/sec 3.020 seconds 141999 operations;    \
+5.2 MB/s (141999 of 141999 found)
+
+Microseconds per read:
+Count: 141999 Average: 21.2581  StdDev: 363.86
+Min: 0  Median: 5.3574  Max: 18205
+Percentiles: P50: 5.36 P75: 7.88 P99: 21.43 P99.9: 7985.21 P99.99: 12979.56
+------------------------------------------------------
+[       0,       1 ]      735   0.518%   0.518% 
+(       1,       2 ]     3332   2.346%   2.864% 
+WARNING: Assertions are enabled; benchmarks unnecessarily slow
+";
+
+fn seen_in(text: &str) -> run::Seen {
+    let onlooker = Onlooker { said: &|_| {}, stop: &AtomicBool::new(false) };
+    let clock = archipelago_base::clock::SystemClock::new();
+    run::lines_of(text.as_bytes(), &clock, onlooker).expect("text")
+}
+
+#[test]
+fn distributions_belong_to_the_line_before_them() {
+    let seen = seen_in(TIMED);
+    let latencies: Vec<_> = seen.lines.iter().map(|(_, line)| line.latency.clone()).collect();
+    let latency = |kind: &str, count, p50_us, p99_us, max_us| {
+        vec![Latency { kind: kind.to_owned(), count, p50_us, p99_us, max_us }]
+    };
+    assert_eq!(latencies[0], latency("seek", 100_000, 7.36, 19.43, 905.0));
+    assert_eq!(latencies[1], latency("read", 141_999, 5.36, 21.43, 18205.0));
+    assert!(seen.asserts && !seen_in(SAMPLE).asserts);
+}
+
+#[test]
+fn our_own_distributions_are_understood() {
+    let mut histogram = crate::histogram::Histogram::new();
+    [5000, 7000, 2_000_000].iter().for_each(|&ns| histogram.record_ns(ns));
+    let line = crate::report::result_line("fillrandom", &crate::tally::Total::of(3, 0, 9000), "");
+    let seen = seen_in(&format!("{line}\nMicroseconds per write:\n{}", histogram.text()));
+    let latency = &seen.lines[0].1.latency[0];
+    assert_eq!((latency.kind.as_str(), latency.count, latency.max_us), ("write", 3, 2000.0));
+    assert!(latency.p99_us > 1300.0, "{latency:?}");
 }
 
 #[test]

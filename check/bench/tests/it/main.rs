@@ -1,5 +1,7 @@
 //! Every benchmark, run small through the library's entry, as the program calls it.
 
+mod table;
+
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;

@@ -204,6 +204,14 @@ impl Executor {
         }
     }
 
+    /// A reader of an output.
+    pub(crate) fn table(&self, meta: &FileMeta) -> Arc<TableReader> {
+        let io = IoContext::sst(IoPurpose::Maintenance, 0);
+        let path = Path::new(DIR).join(sst_name(meta.file_no()));
+        let file = self.fs.open(&path, io, OpenOptions::default()).unwrap();
+        TableReader::open(file, &path, Some(meta), &self.cache, &self.budget).unwrap()
+    }
+
     /// Opens an output, checks it against its metadata, and returns what it holds.
     pub(crate) fn contents(&self, meta: &FileMeta) -> (Vec<Record>, Vec<RangeTombstone>) {
         let io = IoContext::sst(IoPurpose::Maintenance, 0);

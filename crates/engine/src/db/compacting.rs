@@ -8,7 +8,7 @@ use archipelago_base::{CfId, Result};
 
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input};
-use crate::compaction::pick::{Pick, PickInput, Running, pick};
+use crate::compaction::pick::{Pick, Running, compaction_jobs, pick_of_all};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
 use crate::db::subcompacting::Compacted;
@@ -24,8 +24,6 @@ use crate::version::{LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
-/// For how long after a seal a background job is left for flushes.
-const FLUSH_RESERVE_NS: u64 = 1_000_000_000;
 
 /// A compaction that was picked: it is among the running jobs.
 pub(crate) struct CompactionTask {
@@ -77,38 +75,28 @@ impl State {
 }
 
 impl DbInner {
-    /// Compactions that may run at once: while memtables are being sealed one background job is
-    /// left for flushes, so that none waits for a compaction to end.
+    /// Compactions that may run at once now; see [`compaction_jobs`].
     pub(crate) fn compactions_max(&self) -> usize {
-        let jobs = self.options.max_background_jobs;
         let sealed_ns = self.last_seal_ns.load(Ordering::Relaxed);
-        let quiet = sealed_ns == 0 || self.clock.now_ns() - sealed_ns > FLUSH_RESERVE_NS;
-        if quiet { jobs } else { jobs.saturating_sub(1).max(1) }
+        let since_ns = (sealed_ns > 0).then(|| self.clock.now_ns().saturating_sub(sealed_ns));
+        let interval_ns = self.seal_interval_ns.load(Ordering::Relaxed);
+        compaction_jobs(self.options.max_background_jobs, since_ns, interval_ns)
     }
 
-    /// The next compaction of any family, the fullest bucket first; noted as running.
+    /// The next compaction of any family, the most urgent first; noted as running.
     pub(crate) fn next_compaction(&self, state: &mut State) -> Option<CompactionTask> {
         let running = state.compactions();
-        if running.len() >= self.compactions_max() {
+        let jobs_max = self.compactions_max();
+        if running.len() >= jobs_max {
             return None;
         }
-        let mut families = self.live_families();
-        families
-            .sort_by_key(|family| std::cmp::Reverse(family.current.load().version.l0_files_max()));
-        for family in families {
-            let version = Arc::clone(&family.current.load().version);
-            let oldest_snapshot = self.oldest_snapshot();
-            let picked = pick(&PickInput {
-                version: &version,
-                running: &running,
-                jobs_max: self.compactions_max(),
-                oldest_snapshot,
-            });
-            if let Some(pick) = picked {
-                return Some(state.start_compaction(family, version, pick));
-            }
-        }
-        None
+        let families = self.live_families();
+        let versions: Vec<Arc<Version>> =
+            families.iter().map(|family| Arc::clone(&family.current.load().version)).collect();
+        let all: Vec<&Version> = versions.iter().map(|version| &**version).collect();
+        let (at, pick) = pick_of_all(&all, &running, jobs_max, self.oldest_snapshot())?;
+        let (family, version) = (Arc::clone(&families[at]), Arc::clone(&versions[at]));
+        Some(state.start_compaction(family, version, pick))
     }
 
     fn oldest_snapshot(&self) -> archipelago_base::SeqNo {

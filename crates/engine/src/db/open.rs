@@ -211,6 +211,7 @@ fn assemble(
         ingest: RateMeter::new(Arc::clone(&components.clock), INGEST_WINDOW),
         drain: RateMeter::new(Arc::clone(&components.clock), DRAIN_WINDOW),
         last_seal_ns: AtomicU64::new(0),
+        seal_interval_ns: AtomicU64::new(0),
         rng: Mutex::new(rng),
         opened_ns: components.clock.now_ns(),
         lock: Mutex::new(None),

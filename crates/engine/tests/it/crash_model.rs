@@ -12,7 +12,7 @@ use std::sync::Arc;
 use archipelago_base::random::Rng;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
-use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, Compression, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
@@ -41,10 +41,17 @@ pub(crate) fn family_options(family: &str) -> CfOptions {
         "counters" => 16,
         _ => 1,
     };
+    // Small files of one bucket, so that its compactions are worth cutting into parts.
+    let (target_file_bytes, compression) = match buckets {
+        1 => (4 << 10, Compression::None),
+        _ => (8 << 10, CfOptions::default().compression),
+    };
     CfOptions {
         write_buffer_bytes: 8 << 10,
         level_base_bytes: 24 << 10,
-        target_file_bytes: 8 << 10,
+        target_file_bytes,
+        compression,
+        compression_last: compression,
         l0_compaction_trigger: 2,
         buckets,
         merge_operator: operator(family).map(str::to_owned),

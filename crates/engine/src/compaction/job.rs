@@ -6,7 +6,7 @@
 //! a job costs at most one comparison per record and L0 file more than its levels. Only files
 //! with range tombstones are opened before their turn.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -78,6 +78,15 @@ impl CompactionSpec {
     #[must_use]
     pub fn input_records(&self) -> u64 {
         self.inputs.iter().map(|input| input.meta.entries).sum()
+    }
+
+    /// Inputs that are read at the same time, at most: each L0 file, and one of each other level.
+    #[must_use]
+    pub fn open_at_once(&self) -> u64 {
+        let deeper: BTreeSet<u8> =
+            self.inputs.iter().map(|input| input.level).filter(|&level| level > 0).collect();
+        let l0 = self.inputs.iter().filter(|input| input.level == 0).count();
+        (l0 + deeper.len()) as u64
     }
 
     /// The job for people: "compaction of cf 0 from L0 to L6 (4 files)", and of which keys, if it

@@ -53,7 +53,7 @@ impl DbInner {
         spec: &CompactionSpec,
     ) -> Result<Compacted> {
         let ranges = self.plan_parts(task, spec)?;
-        let buffers = spec.inputs.len() as u64 * self.options.compaction_readahead_bytes;
+        let buffers = spec.open_at_once() * self.options.compaction_readahead_bytes;
         let each = buffers + JOB_OUTPUT_BYTES;
         let _held = self.budget.hold(MemoryClass::Job, each * ranges.len() as u64);
         if ranges.len() > 1 {

@@ -42,16 +42,17 @@ pub(crate) fn family_options(family: &str) -> CfOptions {
         _ => 1,
     };
     // Small files of one bucket, so that its compactions are worth cutting into parts.
-    let (target_file_bytes, compression) = match buckets {
-        1 => (4 << 10, Compression::None),
-        _ => (8 << 10, CfOptions::default().compression),
+    let defaults = CfOptions::default();
+    let (target_file_bytes, compression, compression_last) = match buckets {
+        1 => (4 << 10, Compression::None, Compression::None),
+        _ => (8 << 10, defaults.compression, defaults.compression_last),
     };
     CfOptions {
         write_buffer_bytes: 8 << 10,
         level_base_bytes: 24 << 10,
         target_file_bytes,
         compression,
-        compression_last: compression,
+        compression_last,
         l0_compaction_trigger: 2,
         buckets,
         merge_operator: operator(family).map(str::to_owned),

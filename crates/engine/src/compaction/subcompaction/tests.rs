@@ -55,18 +55,23 @@ fn skewed_anchors_make_parts_of_even_bytes_not_of_even_keys() {
 
 #[test]
 fn what_cannot_be_cut_stays_whole() {
-    let whole = range(0, 2000);
-    let plan =
-        |anchors: Vec<Anchor>, most, least| plan_subcompactions(anchors, most, least, &whole);
-    assert_eq!(plan(vec![], 8, 1), [whole.clone()], "no anchor");
-    assert_eq!(plan(even(1, 1 << 40), 8, 1), [whole.clone()], "one key");
-    let one_key = vec![Anchor { key: key(7), bytes: 1000 }; 50];
-    assert_eq!(plan(one_key, 8, 1), [whole.clone()], "one key in every file");
-    assert_eq!(plan(even(1000, 100), 1, 1), [whole.clone()], "one part is asked for");
-    assert_eq!(plan(even(1000, 100), 8, 50_001), [whole.clone()], "less than two files");
-    assert_eq!(plan(even(1000, 100), 8, u64::MAX), [whole.clone()]);
-    let empty = KeyRange { start: key(1), end: Some(key(2)) };
-    assert_eq!(plan_subcompactions(even(1000, 100), 8, 1, &empty), [empty], "no key between");
+    let stays_whole = |anchors: Vec<Anchor>, most, least, range: KeyRange| {
+        let parts = plan_subcompactions(anchors, most, least, &range);
+        assert_eq!(parts.len(), 1, "{parts:?}");
+        assert_eq!(parts[0], range);
+    };
+    let all = || range(0, 2000);
+    stays_whole(vec![], 8, 1, all());
+    // One key, in one file or in many.
+    stays_whole(even(1, 1 << 40), 8, 1, all());
+    stays_whole(vec![Anchor { key: key(7), bytes: 1000 }; 50], 8, 1, all());
+    // One part is asked for.
+    stays_whole(even(1000, 100), 1, 1, all());
+    // Less than two files.
+    stays_whole(even(1000, 100), 8, 50_001, all());
+    stays_whole(even(1000, 100), 8, u64::MAX, all());
+    // No anchor strictly inside.
+    stays_whole(even(1000, 100), 8, 1, range(1, 2));
 }
 
 #[test]

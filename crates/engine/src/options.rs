@@ -54,10 +54,12 @@ pub struct DbOptions {
     pub error_if_exists: bool,
     /// Open for reading only: no log, no background work, no lock. Default false.
     pub read_only: bool,
-    /// Flush and compaction threads. Default 2.
+    /// Flush and compaction threads. While memtables are being sealed one of them (if there are
+    /// two or more) is left for flushes. Default 2.
     pub max_background_jobs: usize,
-    /// Threads that may share one compaction, each with a part of its keys (*subcompactions*).
-    /// Buckets make them unnecessary; they are the classic rival to compare with. Default 1.
+    /// Threads that may share one compaction out of L0 (or one asked for by hand), each with a
+    /// part of its keys (*subcompactions*), in addition to `max_background_jobs`. Buckets make them
+    /// unnecessary; they are the classic rival to compare with. At most 64. Default 1.
     pub subcompactions_max: usize,
     /// Who runs background work. Default threads.
     pub background: BackgroundMode,

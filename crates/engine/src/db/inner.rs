@@ -164,7 +164,7 @@ pub(crate) struct DbInner {
     pub(crate) flush_speed: AtomicU64,
     /// When a memtable was last sealed, by the clock.
     pub(crate) last_seal_ns: AtomicU64,
-    /// Time between the last two seals.
+    /// How long after the seal before it; 0 until there were two.
     pub(crate) seal_interval_ns: AtomicU64,
     /// Callers that wait until no background work is due.
     pub(crate) waiters: AtomicUsize,

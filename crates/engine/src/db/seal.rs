@@ -47,8 +47,10 @@ impl DbInner {
             self.publish(&mut state, family, SuperVersion { active: next, immutables, version });
         }
         let now_ns = self.clock.now_ns();
-        let before_ns = self.last_seal_ns.swap(now_ns, Ordering::Relaxed);
-        self.seal_interval_ns.store(now_ns.saturating_sub(before_ns), Ordering::Relaxed);
+        let last_ns = self.last_seal_ns.swap(now_ns, Ordering::Relaxed);
+        if last_ns > 0 {
+            self.seal_interval_ns.store(now_ns.saturating_sub(last_ns), Ordering::Relaxed);
+        }
         self.recompute_stall(family);
         self.listeners.tell(&Event::MemtableSealed { cf: family.id, bytes });
         self.wake();

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::ErrorKind;
 use archipelago_base::random::Rng;
 use archipelago_engine::db::{Db, ReadOptions};
-use archipelago_engine::options::{CfOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
@@ -49,13 +50,20 @@ struct Run {
     hashes: Vec<u64>,
     watch: Arc<Watch>,
     checked: usize,
+    /// Parts that compactions were cut into, in the databases that were closed.
+    parts: u64,
+}
+
+/// Whole compactions, few parts and many.
+fn options(seed: u64) -> DbOptions {
+    model::cut_into([1, 3, 8][seed as usize % 3])
 }
 
 impl Run {
     fn new(seed: u64, one_in: u64, seeds: u64) -> Self {
         let disk = MemFs::new();
         let fs: Arc<dyn FileSystem> = Arc::new(disk.clone());
-        let db = model::create(Arc::clone(&fs), model::manual());
+        let db = model::create(Arc::clone(&fs), options(seed));
         let watch = Arc::new(Watch::default());
         let seen = Arc::clone(&watch);
         let rng = Mutex::new(Rng::with_seed(seed ^ 0x5eed));
@@ -85,6 +93,7 @@ impl Run {
             hashes: vec![0],
             watch,
             checked: 0,
+            parts: 0,
         }
     }
 
@@ -152,9 +161,10 @@ impl Run {
     }
 
     fn reopen(&mut self) {
+        self.parts += self.db().statistics().get(Ticker::Subcompactions);
         self.db.take().expect("open").close().unwrap();
         self.all_synced();
-        self.db = Some(model::open_over(Arc::clone(&self.fs), model::manual()).unwrap());
+        self.db = Some(model::open_over(Arc::clone(&self.fs), options(self.seed)).unwrap());
     }
 
     /// The prefix that the disk holds; panics if it holds none of the allowed ones.
@@ -163,7 +173,7 @@ impl Run {
             format!("seed {}, operation {}, {}: {what}", self.seed, self.ops.len(), crashed.label)
         };
         let open = |disk: &MemFs| {
-            model::open_over(Arc::new(disk.clone()), model::manual())
+            model::open_over(Arc::new(disk.clone()), options(self.seed))
                 .unwrap_or_else(|error| panic!("{}", what(&format!("cannot open: {error}"))))
         };
         let db = open(&crashed.disk);
@@ -229,7 +239,8 @@ fn full() -> bool {
     std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some()
 }
 
-fn run(seed: u64, steps: usize, one_in: u64) -> usize {
+/// How many crashes were looked at, and how many parts compactions were cut into.
+fn run(seed: u64, steps: usize, one_in: u64) -> (usize, u64) {
     let (one_in, seeds) = if full() { (1, 3) } else { (one_in, 1) };
     let mut run = Run::new(seed, one_in, seeds);
     for step in 0..steps {
@@ -243,13 +254,16 @@ fn run(seed: u64, steps: usize, one_in: u64) -> usize {
     }
     let got = model::contents(run.db()).unwrap();
     assert_eq!(model::differences(&got, &run.model.contents), Vec::<String>::new());
-    run.checked
+    run.reopen();
+    (run.checked, run.parts)
 }
 
 #[test]
 fn every_sync_point_leaves_a_prefix_of_the_writes() {
     let runs = if full() { 20 } else { 4 };
-    let checked: usize = (0..runs).map(|seed| run(seed, 300, 12)).sum();
+    let sum = |a: (usize, u64), b: (usize, u64)| (a.0 + b.0, a.1 + b.1);
+    let (checked, parts) = (0..runs).map(|seed| run(seed, 300, 12)).fold((0, 0), sum);
+    assert!(parts > 0, "no compaction was cut into parts");
     assert!(checked > 60, "only {checked} crashes were looked at");
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use archipelago_base::random::Rng;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
-use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, Compression, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
@@ -41,10 +41,18 @@ pub(crate) fn family_options(family: &str) -> CfOptions {
         "counters" => 16,
         _ => 1,
     };
+    // Small files of one bucket, so that its compactions are worth cutting into parts.
+    let defaults = CfOptions::default();
+    let (target_file_bytes, compression, compression_last) = match buckets {
+        1 => (4 << 10, Compression::None, Compression::None),
+        _ => (8 << 10, defaults.compression, defaults.compression_last),
+    };
     CfOptions {
         write_buffer_bytes: 8 << 10,
         level_base_bytes: 24 << 10,
-        target_file_bytes: 8 << 10,
+        target_file_bytes,
+        compression,
+        compression_last,
         l0_compaction_trigger: 2,
         buckets,
         merge_operator: operator(family).map(str::to_owned),
@@ -71,9 +79,14 @@ pub(crate) fn create(fs: Arc<dyn FileSystem>, options: DbOptions) -> Db {
     db
 }
 
-/// Stepped by hand.
+/// Stepped by hand, compactions cut into parts.
 pub(crate) fn manual() -> DbOptions {
-    small_db()
+    cut_into(3)
+}
+
+/// Stepped by hand, compactions cut into at most so many parts.
+pub(crate) fn cut_into(subcompactions_max: usize) -> DbOptions {
+    DbOptions { subcompactions_max, ..small_db() }
 }
 
 /// One change of one key or range.

@@ -24,6 +24,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         disk: Disk::Local(Arc::new(LocalFs::new()), dir.join(name)),
     };
     let threads = || DbOptions { background: BackgroundMode::Threads, ..small_db() };
+    let parts = |subcompactions_max, db| DbOptions { subcompactions_max, ..db };
     let tiny = || CfOptions {
         write_buffer_bytes: 4 << 10,
         level_base_bytes: 4 << 10,
@@ -42,11 +43,27 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
     };
     vec![
         ("defaults", memory(defaults, CfOptions::default())),
-        ("one bucket", memory(small_db(), family(|f| f.buckets = 1))),
+        (
+            "one bucket, 8 parts",
+            memory(
+                parts(8, small_db()),
+                family(|f| {
+                    f.buckets = 1;
+                    f.target_file_bytes = 4 << 10;
+                    f.block_bytes = 256;
+                    f.l0_compaction_trigger = 2;
+                    f.compression = Compression::None;
+                    f.compression_last = Compression::None;
+                }),
+            ),
+        ),
         ("16 buckets", memory(small_db(), family(|f| f.buckets = 16))),
         ("tiny", memory(small_db(), tiny())),
         ("tiny, one bucket", memory(small_db(), CfOptions { buckets: 1, ..tiny() })),
-        ("tiny, threads", memory(DbOptions { max_background_jobs: 4, ..threads() }, tiny())),
+        (
+            "tiny, threads, 3 parts",
+            memory(DbOptions { max_background_jobs: 4, ..parts(3, threads()) }, tiny()),
+        ),
         (
             "zstd, no filters, large blocks",
             memory(
@@ -70,12 +87,13 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         ),
         ("files", local("files", small_db(), tiny())),
         ("files, direct", local("direct", direct, tiny())),
-        ("files, threads", local("threads", threads(), small_family())),
+        ("files, threads, 3 parts", local("threads", parts(3, threads()), small_family())),
     ]
 }
 
 #[test]
 fn settings_change_no_answer() {
+    let mut parts = 0;
     for seed in seeds(SEEDS) {
         let dir = tempfile::tempdir().unwrap();
         let mut first: Option<(&str, Vec<u64>)> = None;
@@ -85,6 +103,7 @@ fn settings_change_no_answer() {
             let mut runner = Runner::new(setting);
             (0..STEPS).for_each(|_| runner.run(&generator.step()));
             runner.check_all();
+            parts += runner.parts();
             let answers = std::mem::take(&mut runner.transcript);
             assert!(answers.len() > STEPS / 5);
             match &first {
@@ -95,4 +114,5 @@ fn settings_change_no_answer() {
             }
         }
     }
+    assert!(parts > 0, "no compaction was cut into parts");
 }

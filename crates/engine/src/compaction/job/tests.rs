@@ -1,3 +1,5 @@
+mod parts;
+
 use archipelago_base::SeqNo;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
@@ -220,7 +222,7 @@ fn model(history: &[(u8, u8, Option<u8>)], at: u64) -> BTreeMap<Vec<u8>, u64> {
 fn visible(data: &(Vec<Record>, Vec<RangeTombstone>), at: u64) -> BTreeMap<Vec<u8>, u64> {
     let set = crate::tombstone::TombstoneSet::new(&data.1);
     let mut map: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for (key, seq, kind, _) in data.0.iter().filter(|record| record.1 <= at) {
         let deleted = set.max_covering(key, SeqNo(at)).is_some_and(|t| t.0 > *seq);
         if seen.insert(key.clone()) && *kind == Kind::Put && !deleted {

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::ManualClock;
@@ -37,14 +38,19 @@ pub(crate) struct Setting {
     pub(crate) disk: Disk,
 }
 
-/// Which families' memtables were sealed since it was last asked.
+/// Which families' memtables were sealed since it was last asked, and how many parts compactions
+/// were cut into.
 #[derive(Default)]
-struct Seals(Mutex<Vec<CfId>>);
+struct Seals(Mutex<Vec<CfId>>, AtomicUsize);
 
 impl EventListener for Seals {
     fn on_event(&self, event: &Told) {
-        if let Told::MemtableSealed { cf, .. } = event {
-            self.0.lock().push(*cf);
+        match event {
+            Told::MemtableSealed { cf, .. } => self.0.lock().push(*cf),
+            Told::CompactionInstalled { threads_ns, .. } if threads_ns.len() > 1 => {
+                self.1.fetch_add(threads_ns.len(), Ordering::Relaxed);
+            }
+            _ => {}
         }
     }
 }
@@ -124,6 +130,11 @@ impl Runner {
         };
         runner.create_family("counter");
         runner
+    }
+
+    /// How many parts compactions were cut into, where they were.
+    pub(crate) fn parts(&self) -> usize {
+        self.seals.1.load(Ordering::Relaxed)
     }
 
     fn components(setting: &Setting, clock: &Arc<ManualClock>, seals: &Arc<Seals>) -> Components {

@@ -172,10 +172,7 @@ fn assemble(
     trash: Arc<Trash>,
     rng: Rng,
 ) -> Result<Arc<DbInner>> {
-    let foreground = Foreground::new(Arc::clone(&components.clock));
-    if components.foreground_first {
-        components.fs = Arc::new(ForegroundFs::new(components.fs, Arc::clone(&foreground)));
-    }
+    let foreground = put_foreground_first(&mut components);
     let budget = components.budget.unwrap_or_else(|| ByteBudget::new(budget_bytes(&options)));
     let cache = BlockCache::new(options.block_cache_bytes, &budget);
     let tables = TableCache::new(
@@ -234,6 +231,16 @@ fn assemble(
         fault: components.fault_point,
         options,
     }))
+}
+
+/// Puts the file system that lets users' reads go first over the given one, if it shall.
+fn put_foreground_first(components: &mut Components) -> Arc<Foreground> {
+    let gauge = Foreground::new(Arc::clone(&components.clock));
+    if components.foreground_first {
+        let inner = Arc::clone(&components.fs);
+        components.fs = Arc::new(ForegroundFs::new(inner, Arc::clone(&gauge)));
+    }
+    gauge
 }
 
 /// Half of what the machine (or its cgroup) allows, unless set.

@@ -215,7 +215,7 @@ impl InputFile {
         let path = tables.dir.join(sst_name(self.meta.file_no()));
         let file = tables.fs.open(&path, self.io, OpenOptions { direct: tables.direct })?;
         let (cancel, progress) = (tables.cancel.clone(), Arc::clone(&tables.progress));
-        let file = Arc::new(MeteredRead::new(file, cancel, progress));
+        let file = Arc::new(MeteredRead::new(file, self.io.purpose, cancel, progress));
         TableReader::open(file, &path, Some(&self.meta), &tables.cache, &tables.budget)
     }
 

@@ -22,6 +22,7 @@ use archipelago_base::budget::{ByteBudget, Charge};
 use archipelago_base::clock::Clock;
 use archipelago_base::random::Rng;
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_env::foreground::Foreground;
 use archipelago_env::limit::RateLimiter;
 use archipelago_env::{FileLock, FileSystem};
 use parking_lot::{Condvar, Mutex};
@@ -134,6 +135,8 @@ pub(crate) struct DbInner {
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) tables: Arc<TableCache>,
     pub(crate) limiter: Arc<RateLimiter>,
+    /// Who reads, for compactions to let go first, and whether they may.
+    pub(crate) foreground: Arc<Foreground>,
     pub(crate) stats: Arc<Statistics>,
     pub(crate) committer: Committer,
     /// Families by id. Swapped only under the manifest lock.

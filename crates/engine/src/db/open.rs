@@ -22,6 +22,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
 use archipelago_base::{Error, FileNo, Result, SeqNo};
 use archipelago_env::FileSystem;
+use archipelago_env::foreground::{Foreground, ForegroundFs};
 use archipelago_env::limit::RateLimiter;
 use archipelago_env::local::LocalFs;
 use parking_lot::{Condvar, Mutex};
@@ -58,6 +59,9 @@ pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 pub struct Components {
     /// Where files are. Default: the local file system.
     pub fs: Arc<dyn FileSystem>,
+    /// Whether compactions let reads that users wait for go first. Default: yes; no is there to
+    /// compare with.
+    pub foreground_first: bool,
     /// What time it is. Default: the system's clock.
     pub clock: Arc<dyn Clock>,
     /// Merge operators and compaction filters. Default: the built-in ones.
@@ -83,6 +87,7 @@ impl Default for Components {
     fn default() -> Self {
         Self {
             fs: Arc::new(LocalFs::new()),
+            foreground_first: true,
             clock: SystemClock::shared(),
             registry: Registry::default(),
             listeners: Listeners::default(),
@@ -162,11 +167,12 @@ fn check_directory(fs: &dyn FileSystem, dir: &Path, options: &DbOptions) -> Resu
 fn assemble(
     dir: &Path,
     options: DbOptions,
-    components: Components,
+    mut components: Components,
     manifest: VersionSet,
     trash: Arc<Trash>,
     rng: Rng,
 ) -> Result<Arc<DbInner>> {
+    let foreground = put_foreground_first(&mut components);
     let budget = components.budget.unwrap_or_else(|| ByteBudget::new(budget_bytes(&options)));
     let cache = BlockCache::new(options.block_cache_bytes, &budget);
     let tables = TableCache::new(
@@ -191,6 +197,7 @@ fn assemble(
         cache,
         tables: Arc::new(tables),
         limiter: Arc::new(limiter),
+        foreground,
         stats: Arc::default(),
         committer: Committer::new(last_seq),
         families: ArcSwap::from_pointee(Vec::new()),
@@ -227,6 +234,16 @@ fn assemble(
         fault: components.fault_point,
         options,
     }))
+}
+
+/// Puts the file system that lets users' reads go first over the given one, if it shall.
+fn put_foreground_first(components: &mut Components) -> Arc<Foreground> {
+    let gauge = Foreground::new(Arc::clone(&components.clock));
+    if components.foreground_first {
+        let inner = Arc::clone(&components.fs);
+        components.fs = Arc::new(ForegroundFs::new(inner, Arc::clone(&gauge)));
+    }
+    gauge
 }
 
 /// Half of what the machine (or its cgroup) allows, unless set.

@@ -189,7 +189,14 @@ impl Db {
                 s.max
             );
         }
-        let _ = writeln!(out, "\nHealth: {}", self.inner.health.text());
+        let yielded = self.inner.foreground.stats();
+        let _ = writeln!(
+            out,
+            "\nForeground first: {} operations of compactions let reads go before them, {} ms in all",
+            yielded.yields,
+            yielded.waited_ns / 1_000_000
+        );
+        let _ = writeln!(out, "Health: {}", self.inner.health.text());
     }
 }
 

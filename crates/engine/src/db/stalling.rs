@@ -79,6 +79,10 @@ impl DbInner {
             StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
             StallDecision::Stop { .. } => (STOPPED, 0),
         };
+        if throttle != FREE {
+            // Writers wait for compactions: now these let no reads go first.
+            self.foreground.mark_urgent();
+        }
         family.delayed_rate.store(rate, Ordering::Relaxed);
         let before = family.throttle.swap(throttle, Ordering::Relaxed);
         if before != throttle && is_slowed(before.max(throttle)) {

@@ -65,16 +65,26 @@ impl WritableFile for MeteredWrite {
     }
 }
 
-/// An input being read.
+/// An input being read: whatever is read of it, its index too, is read for the job.
 pub(crate) struct MeteredRead {
     file: Arc<dyn RandomFile>,
+    purpose: IoPurpose,
     cancel: Cancel,
     progress: Arc<Progress>,
 }
 
 impl MeteredRead {
-    pub(crate) fn new(file: Arc<dyn RandomFile>, cancel: Cancel, progress: Arc<Progress>) -> Self {
-        Self { file, cancel, progress }
+    pub(crate) fn new(
+        file: Arc<dyn RandomFile>,
+        purpose: IoPurpose,
+        cancel: Cancel,
+        progress: Arc<Progress>,
+    ) -> Self {
+        Self { file, purpose, cancel, progress }
+    }
+
+    fn for_the_job(&self, context: IoContext) -> IoContext {
+        IoContext { purpose: self.purpose, ..context }
     }
 
     fn count(&self, bytes: usize) {
@@ -92,13 +102,13 @@ impl RandomFile for MeteredRead {
     fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
         self.cancel.check()?;
         self.count(buf.len());
-        self.file.read_exact_at(offset, buf, context)
+        self.file.read_exact_at(offset, buf, self.for_the_job(context))
     }
 
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
         self.cancel.check()?;
         self.count(requests.iter().map(|(_, buf)| buf.len()).sum());
-        self.file.read_many(requests, context)
+        self.file.read_many(requests, self.for_the_job(context))
     }
 
     fn prefetch(&self, offset: u64, len: u64) {

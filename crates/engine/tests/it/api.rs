@@ -10,9 +10,11 @@ use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOp
 use archipelago_engine::event::{Event, EventListener};
 use archipelago_engine::extension::{CompactionFilter, FilterDecision};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, Compression, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::stats::{Ticker, Timer};
+use archipelago_env::device::{DeviceSpec, ThrottledFs};
+use archipelago_env::foreground::PIECE_BYTES;
 use archipelago_env::mem::MemFs;
 use archipelago_env::stats::CountingFs;
 use archipelago_env::{FileClass, FileSystem, IoPurpose};
@@ -248,11 +250,8 @@ fn an_error_of_a_merge_operator_reaches_the_reader_and_loses_nothing() {
 fn the_rate_limit_slows_background_writes_and_no_others() {
     const RATE: u64 = 100_000;
     let clock = Arc::new(ManualClock::new(1_000_000));
-    let raw = CfOptions {
-        compression: archipelago_engine::options::Compression::None,
-        write_buffer_bytes: 1 << 20,
-        ..small_family()
-    };
+    let raw =
+        CfOptions { compression: Compression::None, write_buffer_bytes: 1 << 20, ..small_family() };
     let mut components = over(&MemFs::new(), raw);
     components.clock = Arc::clone(&clock) as _;
     let options = DbOptions { rate_limit_bytes_per_s: RATE, ..small_db() };
@@ -272,7 +271,14 @@ fn the_rate_limit_slows_background_writes_and_no_others() {
 fn compaction_readahead_makes_few_large_reads() {
     let reads = |readahead: u64| -> (u64, u64) {
         let counting = Arc::new(CountingFs::new(Arc::new(MemFs::new())));
-        let family = CfOptions { target_file_bytes: 4 << 20, buckets: 1, ..small_family() };
+        // Few files: what is read of each to open it counts too.
+        let family = CfOptions {
+            target_file_bytes: 4 << 20,
+            write_buffer_bytes: 256 << 10,
+            buckets: 1,
+            compression: Compression::None,
+            ..small_family()
+        };
         let mut components = over(&MemFs::new(), family);
         components.fs = Arc::clone(&counting) as _;
         let options = DbOptions { compaction_readahead_bytes: readahead, ..small_db() };
@@ -288,6 +294,58 @@ fn compaction_readahead_makes_few_large_reads() {
     let (few, many) = (reads(256 << 10), reads(4 << 10));
     assert!(few.0 * 3 < many.0, "{few:?} {many:?}");
     assert!(few.1 < many.1 * 2, "{few:?} {many:?}");
+}
+
+#[test]
+fn compactions_read_in_pieces_while_users_read_from_a_device() {
+    let spec = DeviceSpec::from_toml(
+        r#"
+        name = "disk"
+        source = "made up"
+        total_bytes_per_s = 1_000_000_000
+        read_bytes_per_s = 1_000_000_000
+        write_bytes_per_s = 1_000_000_000
+        read_latency_us = 1000
+        "#,
+    )
+    .unwrap();
+    // Clock time stands still but for the waits on the device.
+    let largest = |foreground_first: bool, get: bool| -> u64 {
+        let clock = Arc::new(ManualClock::new(0));
+        let disk = ThrottledFs::new(Arc::new(MemFs::new()), spec.clone(), clock.clone());
+        let counting = Arc::new(CountingFs::new(disk));
+        let family = CfOptions {
+            target_file_bytes: 4 << 20,
+            write_buffer_bytes: 4 << 20,
+            buckets: 1,
+            compression: Compression::None,
+            compression_last: Compression::None,
+            ..small_family()
+        };
+        let mut components = over(&MemFs::new(), family);
+        components.fs = Arc::clone(&counting) as _;
+        components.clock = clock;
+        components.foreground_first = foreground_first;
+        let db = Db::open_with("/db", small_db(), components).unwrap();
+        let cf = db.default_family();
+        for round in 0..2 {
+            fill(&db, cf, 0..4000, &[round; 300]);
+            db.flush(cf).unwrap();
+        }
+        if get {
+            assert!(db.get(&key(1)).unwrap().is_some());
+        }
+        let before = counting.snapshot();
+        db.compact_range(cf, &KeyRange::all()).unwrap();
+        let counts = counting.snapshot().since(&before);
+        let of = counts.of(FileClass::Sst, IoPurpose::Compaction { from: 0, to: 1 });
+        assert!(of.read_bytes > 2 << 20, "{of:?}");
+        of.read_bytes / of.read_ops
+    };
+    let piece = PIECE_BYTES as u64;
+    assert!(largest(true, true) <= piece);
+    assert!(largest(true, false) > piece, "nobody reads");
+    assert!(largest(false, true) > piece, "nobody yields");
 }
 
 #[test]

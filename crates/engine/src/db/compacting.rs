@@ -43,7 +43,7 @@ impl State {
         kinds
             .filter_map(|kind| match kind {
                 RunningKind::Compaction(running) => Some(running.clone()),
-                RunningKind::Flush { .. } => None,
+                RunningKind::Flush { .. } | RunningKind::MapChange { .. } => None,
             })
             .collect()
     }
@@ -96,10 +96,13 @@ impl DbInner {
         for family in families {
             let version = Arc::clone(&family.current.load().version);
             let oldest_snapshot = self.oldest_snapshot();
+            let reserved = state.reservations(&version);
+            let jobs_max = self.compactions_max() + reserved.len();
+            let running = [&running[..], &reserved].concat();
             let picked = pick(&PickInput {
                 version: &version,
                 running: &running,
-                jobs_max: self.compactions_max(),
+                jobs_max,
                 oldest_snapshot,
             });
             if let Some(pick) = picked {

@@ -142,12 +142,13 @@ impl DbInner {
         Ok(true)
     }
 
-    /// Waits until no flush runs and no memtable is being readied (picks are paused).
+    /// Waits until no flush and no map change runs and no memtable is being readied (picks are
+    /// paused).
     fn wait_for_flushes(&self) -> Result<()> {
         let mut state = self.state.lock();
         loop {
             let flushing =
-                state.running.iter().any(|job| matches!(job.kind, RunningKind::Flush { .. }));
+                state.running.iter().any(|job| !matches!(job.kind, RunningKind::Compaction(_)));
             if !flushing && state.readying.is_empty() {
                 return Ok(());
             }

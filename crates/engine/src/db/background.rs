@@ -1,6 +1,6 @@
 //! Background work: who picks what next, and what happens to a job that fails.
 //!
-//! Order: ready a sealed memtable, do what a wanted map change needs, flush, compact. Picks happen under the state lock and mark what
+//! Order: ready a sealed memtable, make a wanted map change that fits, flush, compact. Picks happen under the state lock and mark what
 //! they take as running; jobs run without locks. In threads mode `max_background_jobs` workers
 //! loop; in manual mode a test calls [`Db::step_background`]. A failed job is counted and told, and
 //! nothing is picked until a pause (doubling, at most a second) is over.

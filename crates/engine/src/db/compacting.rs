@@ -20,6 +20,7 @@ use crate::key::KeyRange;
 use crate::manifest::VersionEdit;
 use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
+use crate::version::rebalance::RunningFlush;
 use crate::version::{LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
@@ -48,15 +49,20 @@ impl State {
             .collect()
     }
 
-    /// The ranges of a family's running flushes.
-    pub(crate) fn flush_ranges(&self, of: CfId) -> Vec<KeyRange> {
+    /// A family's running flushes.
+    pub(crate) fn running_flushes(&self, of: CfId) -> Vec<RunningFlush> {
         let kinds = self.running.iter().map(|job| &job.kind);
         kinds
             .filter_map(|kind| match kind {
-                RunningKind::Flush { cf, range } if *cf == of => Some(range.clone()),
+                RunningKind::Flush { cf, flush } if *cf == of => Some(flush.clone()),
                 _ => None,
             })
             .collect()
+    }
+
+    /// The ranges of a family's running flushes.
+    pub(crate) fn flush_ranges(&self, of: CfId) -> Vec<KeyRange> {
+        self.running_flushes(of).into_iter().map(|flush| flush.range).collect()
     }
 
     /// Notes a compaction as running.
@@ -96,13 +102,13 @@ impl DbInner {
         for family in families {
             let version = Arc::clone(&family.current.load().version);
             let oldest_snapshot = self.oldest_snapshot();
-            let reserved = state.reservations(&version);
-            let jobs_max = self.compactions_max() + reserved.len();
-            let running = [&running[..], &reserved].concat();
+            if state.changing(family.id).is_some() {
+                continue;
+            }
             let picked = pick(&PickInput {
                 version: &version,
                 running: &running,
-                jobs_max,
+                jobs_max: self.compactions_max(),
                 oldest_snapshot,
             });
             if let Some(pick) = picked {
@@ -150,10 +156,10 @@ impl DbInner {
         let CompactionTask { family, version, pick, .. } = task;
         let range = pick.range();
         let to = pick.to();
-        let cuts = if to == 0 || to == version.base_level() {
-            version.map().boundaries().to_vec()
-        } else {
-            Vec::new()
+        let cuts = match to {
+            0 => self.state.lock().l0_cuts(version),
+            to if to == version.base_level() => version.map().boundaries().to_vec(),
+            _ => Vec::new(),
         };
         let below = match pick {
             Pick::IntraL0 { .. } => Below::Everything,

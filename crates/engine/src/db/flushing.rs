@@ -28,6 +28,7 @@ use crate::key::KeyRange;
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::SealedShard;
 use crate::stats::{Ticker, Timer};
+use crate::version::rebalance::RunningFlush;
 
 /// A flush that was planned: its shards are marked running.
 pub(crate) struct FlushTask {
@@ -37,6 +38,8 @@ pub(crate) struct FlushTask {
     pub(crate) memtables: Vec<Arc<Memtable>>,
     pub(crate) shards: std::ops::Range<usize>,
     pub(crate) range: KeyRange,
+    /// Where its files are cut beside the boundaries of the map.
+    pub(crate) planned_cut: Option<Vec<u8>>,
 }
 
 impl FlushTask {
@@ -130,7 +133,8 @@ impl DbInner {
 
     fn next_flush_of(&self, state: &mut State, cf: CfId) -> Option<FlushTask> {
         let family = self.family(cf)?;
-        let held = state.held_range(&family.current.load().version);
+        let held = state.changing(cf).cloned();
+        let planned_cut = state.planned_cut(&family.current.load().version);
         let tracker = state.flushes.get_mut(&cf)?;
         let views: Vec<SealedView<'_>> = tracker
             .queue
@@ -155,9 +159,10 @@ impl DbInner {
         }
         let job_id = state.next_job_id;
         state.next_job_id += 1;
-        let kind = RunningKind::Flush { cf, range: range.clone() };
+        let flush = RunningFlush { range: range.clone(), planned_cut: planned_cut.clone() };
+        let kind = RunningKind::Flush { cf, flush };
         state.running.push(RunningJob { id: job_id, kind });
-        Some(FlushTask { job_id, family, memtables: taken, shards, range })
+        Some(FlushTask { job_id, family, memtables: taken, shards, range, planned_cut })
     }
 
     /// Runs a planned flush and installs it; afterwards its shards are installed or pending again.
@@ -221,7 +226,7 @@ impl DbInner {
 
     pub(crate) fn flush_spec(&self, task: &FlushTask) -> FlushSpec {
         let version = Arc::clone(&task.family.current.load().version);
-        let cuts = version.map().boundaries().to_vec();
+        let cuts = version.map().boundaries_and(task.planned_cut.as_deref());
         let shards = task
             .memtables
             .iter()

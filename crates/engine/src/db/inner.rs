@@ -47,6 +47,7 @@ use crate::sst::TableCache;
 use crate::stall::{DelayController, RateMeter};
 use crate::stats::{Statistics, Ticker};
 use crate::version::Version;
+use crate::version::rebalance::RunningFlush;
 
 /// What becomes of one shard of a sealed memtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +93,7 @@ pub(crate) struct RunningJob {
 #[derive(Clone, Debug)]
 pub(crate) enum RunningKind {
     /// A flush of a family's key range.
-    Flush { cf: CfId, range: crate::key::KeyRange },
+    Flush { cf: CfId, flush: RunningFlush },
     /// A compaction.
     Compaction(Running),
     /// A change of a family's bucket map in a key range.

@@ -5,17 +5,17 @@
 //! half of its seals.
 //!
 //! 1. When a sealed memtable is readied, a sample of its keys joins the window, and the decision is
-//!    made again: at most one change is *wanted* at a time, by the newest window.
-//! 2. Before every background pick the wanted change is looked at ([`clearing`]): it is made, or
-//!    an L0 compaction that clears its buckets is started, or flushes of its buckets wait for the one
-//!    that runs. Meanwhile compactions from the base level down are kept out of its buckets, as
-//!    long as there are tries left.
-//! 3. The change is a manifest edit, made by a worker as a job of its own: while it runs, no flush of
-//!    the touched buckets starts, and leaving the log (`db::resume`) waits for it.
+//!    made again: at most one change is *wanted* at a time, by the newest window. The key of a
+//!    wanted split stays the same while it serves.
+//! 2. Flushes and merges within L0 cut their files also at the key of a wanted split.
+//! 3. Before every background pick it is looked at whether the wanted change [`fits`]. Then it is
+//!    made, by a worker, as a job of its own: a manifest edit. While it runs, no flush of the
+//!    touched buckets and no compaction of the family starts, and leaving the log (`db::resume`)
+//!    waits for it. Nothing is held back otherwise, and nothing is compacted for it.
 //!
-//! Invariants: 1. A map changes only under the manifest lock, after `can_change_map` said so.
-//! 2. Between the claim of a change and its end no flush of its buckets runs, so no L0 file that
-//! was cut by the old map can come after it.
+//! Invariants: 1. A map changes only under the manifest lock, after `fits` or, by hand,
+//! `can_change_map` said so there. 2. Every job that writes L0 files across the key of a split
+//! either cuts them there or is among the running jobs when that is asked, until it is installed.
 //! Failure: a change that is refused stays wanted; one that fails is counted and told like any job,
 //! and forgotten until the window asks for it again.
 //! Cost: a family without a wanted change costs one look at a map per pick.
@@ -26,7 +26,6 @@ use std::sync::Arc;
 use archipelago_base::{CfId, Epoch, Error, ErrorKind, Result};
 
 use crate::bucket::{BUCKETS_MAX, BucketMap};
-use crate::compaction::pick::{Pick, RangePick, Running, pick_range};
 use crate::db::background::Task;
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
@@ -36,18 +35,15 @@ use crate::key::KeyRange;
 use crate::manifest::{Change, VersionEdit};
 use crate::options::CfOptions;
 use crate::stats::Ticker;
+use crate::version::Version;
 use crate::version::rebalance::{
-    ChangeKind, Clearing, ClearingInput, MapChange, RebalanceInput, SealSample, Window,
-    can_change_map, clearing, rebalance,
+    ChangeKind, MapChange, RebalanceInput, SealSample, Window, can_change_map, fits, rebalance,
 };
-use crate::version::{LAST_LEVEL, Version};
 
 /// Map changes that are remembered.
 const HISTORY_MAX: usize = 32;
 /// Buckets that may be made for each one that a family begins with, if no setting says.
 const GROWTH_MAX: usize = 4;
-/// How often the L0 files of each touched bucket are compacted early for one change.
-const TRIES: usize = 2;
 
 /// A change of a bucket map that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,26 +72,9 @@ struct Wanted {
     change: MapChange,
     /// Of the map that it changes.
     epoch: Epoch,
-    /// How many compactions may still be started for it alone.
-    tries: usize,
 }
 
 impl Balance {
-    /// Takes over what the newest window asks for; the same change keeps its tries.
-    fn want(&mut self, decided: Option<MapChange>, epoch: Epoch) {
-        let before = self.wanted.take();
-        self.wanted = decided.map(|change| {
-            let touched = change.kind.touched();
-            let tries = match before {
-                Some(old) if old.epoch == epoch && old.change.kind.touched() == touched => {
-                    old.tries
-                }
-                _ => TRIES * touched.len(),
-            };
-            Wanted { change, epoch, tries }
-        });
-    }
-
     fn remember(&mut self, change: BucketChange) {
         if self.history.len() == HISTORY_MAX {
             self.history.pop_front();
@@ -110,12 +89,6 @@ pub(crate) struct MapTask {
     pub(crate) family: Arc<Family>,
     change: MapChange,
     epoch: Epoch,
-}
-
-/// What can be done now for a wanted change.
-enum Step {
-    Apply(Arc<Family>, MapChange, Epoch),
-    Compact(Arc<Family>, Arc<Version>, Pick),
 }
 
 /// The keys of neighbouring buckets.
@@ -138,7 +111,7 @@ pub(crate) fn sample(memtable: &Memtable, buckets: usize) -> SealSample {
 
 impl State {
     /// The range of a running map change of the family.
-    fn changing(&self, of: CfId) -> Option<&KeyRange> {
+    pub(crate) fn changing(&self, of: CfId) -> Option<&KeyRange> {
         self.running.iter().find_map(|job| match &job.kind {
             RunningKind::MapChange { cf, range } if *cf == of => Some(range),
             _ => None,
@@ -151,47 +124,16 @@ impl State {
             .then_some(wanted)
     }
 
-    fn clearing(&self, version: &Version) -> Option<(Clearing, &Wanted)> {
-        let wanted = self.wanted(version)?;
-        let clearing = clearing(&ClearingInput {
-            version,
-            touched: wanted.change.kind.touched(),
-            running: &self.compactions(),
-            flushes: &self.flush_ranges(version.cf()),
-            sealed: self.flushes.get(&version.cf()).map_or(0, |tracker| tracker.queue.len()),
-            may_compact: wanted.tries > 0,
-        });
-        Some((clearing, wanted))
+    /// Where L0 files are to be cut beside the boundaries of the map.
+    pub(crate) fn planned_cut(&self, version: &Version) -> Option<Vec<u8>> {
+        let wanted = self.balances.get(&version.cf())?.wanted.as_ref()?;
+        let cut = wanted.change.kind.cut().filter(|_| wanted.epoch == version.map().epoch());
+        cut.map(<[u8]>::to_vec)
     }
 
-    /// Keys of which no flush may start now.
-    pub(crate) fn held_range(&self, version: &Version) -> Option<KeyRange> {
-        if let Some(range) = self.changing(version.cf()) {
-            return Some(range.clone());
-        }
-        match self.clearing(version)? {
-            (Clearing::Hold, wanted) => Some(hull(version.map(), &wanted.change.kind.touched())),
-            _ => None,
-        }
-    }
-
-    /// Entries for the list of running jobs that keep compactions below the base level out of
-    /// buckets whose change is wanted.
-    pub(crate) fn reservations(&self, version: &Version) -> Vec<Running> {
-        let Some(wanted) = self.wanted(version).filter(|wanted| wanted.tries > 0) else {
-            return Vec::new();
-        };
-        let range = hull(version.map(), &wanted.change.kind.touched());
-        let from = version.base_level();
-        (from + 1..=LAST_LEVEL)
-            .map(|to| Running {
-                cf: version.cf(),
-                range: range.clone(),
-                from,
-                to,
-                files: Vec::new(),
-            })
-            .collect()
+    /// Where a job cuts the L0 files that it writes.
+    pub(crate) fn l0_cuts(&self, version: &Version) -> Vec<Vec<u8>> {
+        version.map().boundaries_and(self.planned_cut(version).as_deref())
     }
 
     /// Notes a map change as running.
@@ -230,7 +172,7 @@ impl DbInner {
     ) -> RebalanceInput<'a> {
         let initial = self.buckets_initial(&family.options);
         let most = self.buckets_most(initial, &family.options);
-        RebalanceInput { map: version.map(), window, initial, most }
+        RebalanceInput { map: version.map(), window, initial, most, planned_cut: None }
     }
 
     /// Takes a sealed memtable into the window and decides again (state lock held).
@@ -242,63 +184,50 @@ impl DbInner {
         if !family.options.buckets_dynamic || version.map().epoch() == Epoch(0) {
             return;
         }
-        let decided = rebalance(&self.rebalance_input(family, &version, &balance.window));
-        balance.want(decided, version.map().epoch());
+        let epoch = version.map().epoch();
+        let before = balance.wanted.take().filter(|wanted| wanted.epoch == epoch);
+        let decided = rebalance(&RebalanceInput {
+            planned_cut: before.as_ref().and_then(|wanted| wanted.change.kind.cut()),
+            ..self.rebalance_input(family, &version, &balance.window)
+        });
+        balance.wanted = decided.map(|change| Wanted { change, epoch });
     }
 
-    fn next_step(&self, state: &State) -> Option<Step> {
+    /// A wanted change that may be made now.
+    fn fitting(&self, state: &State) -> Option<(Arc<Family>, MapChange, Epoch)> {
         let wanting = state.balances.iter().filter(|(_, balance)| balance.wanted.is_some());
-        for (cf, _) in wanting {
-            let Some(family) = self.family(*cf) else { continue };
+        wanting.into_iter().find_map(|(cf, _)| {
+            let family = self.family(*cf)?;
             let version = Arc::clone(&family.current.load().version);
-            match state.clearing(&version) {
-                Some((Clearing::Apply, wanted)) => {
-                    return Some(Step::Apply(family, wanted.change.clone(), wanted.epoch));
-                }
-                Some((Clearing::Compact, wanted)) => {
-                    let running = state.compactions();
-                    let range = hull(version.map(), &wanted.change.kind.touched());
-                    if running.len() < self.compactions_max()
-                        && let RangePick::Ready(pick) = pick_range(&version, &running, 0, &range)
-                    {
-                        return Some(Step::Compact(family, version, pick));
-                    }
-                }
-                _ => {}
-            }
-        }
-        None
+            let wanted = state.wanted(&version)?;
+            let change = wanted.change.clone();
+            let (running, flushes) = (state.compactions(), state.running_flushes(*cf));
+            fits(&version, &change.kind, &running, &flushes).ok()?;
+            Some((family, change, wanted.epoch))
+        })
     }
 
-    /// Whether something can be done now for a wanted change.
+    /// Whether a wanted change may be made now.
     pub(crate) fn is_rebalance_due(&self, state: &State) -> bool {
-        self.next_step(state).is_some()
+        self.fitting(state).is_some()
     }
 
-    /// What can be done now for a wanted change, noted as running.
+    /// The wanted change that may be made now, noted as running.
     pub(crate) fn next_rebalance(&self, state: &mut State) -> Option<Task> {
-        match self.next_step(state)? {
-            Step::Apply(family, change, epoch) => {
-                let range = hull(family.current.load().version.map(), &change.kind.touched());
-                let job_id = state.start_map_change(family.id, range);
-                Some(Task::ChangeMap(MapTask { job_id, family, change, epoch }))
-            }
-            Step::Compact(family, version, pick) => {
-                let balance = state.balances.get_mut(&family.id);
-                if let Some(wanted) = balance.and_then(|balance| balance.wanted.as_mut()) {
-                    wanted.tries = wanted.tries.saturating_sub(1);
-                }
-                Some(Task::Compact(state.start_compaction(family, version, pick)))
-            }
-        }
+        let (family, change, epoch) = self.fitting(state)?;
+        let range = hull(family.current.load().version.map(), &change.kind.touched());
+        let job_id = state.start_map_change(family.id, range);
+        Some(Task::ChangeMap(MapTask { job_id, family, change, epoch }))
     }
 
     /// Makes a wanted change; afterwards it is not running any more.
     pub(crate) fn run_map_task(&self, task: &MapTask) -> Result<()> {
-        let result = self.install_map(&task.family, |map| {
-            if map.epoch() != task.epoch {
+        let result = self.install_map(&task.family, |version, state| {
+            if version.map().epoch() != task.epoch {
                 return Err(Error::busy("the bucket map has changed meanwhile"));
             }
+            let flushes = state.running_flushes(task.family.id);
+            fits(version, &task.change.kind, &state.compactions(), &flushes)?;
             Ok((task.change.kind.clone(), task.change.to_string()))
         });
         // Refused because of a file or job that came in between: it is looked at again.
@@ -334,8 +263,10 @@ impl DbInner {
             state.paused += 1;
             state.start_map_change(family.id, KeyRange::all())
         };
-        let result = self.install_map(family, |map| {
-            let kind = decide(map)?;
+        let result = self.install_map(family, |version, state| {
+            let kind = decide(version.map())?;
+            let flushes = state.flush_ranges(family.id);
+            can_change_map(version, kind.touched(), &state.compactions(), &flushes)?;
             let reason = format!("{kind}: by hand");
             Ok((kind, reason))
         });
@@ -348,22 +279,17 @@ impl DbInner {
         result
     }
 
-    /// Changes the map by one edit, unless a touched bucket is in use (`Busy`).
+    /// Changes the map by one edit, if `decide` says so (manifest and state locks held).
     fn install_map(
         &self,
         family: &Arc<Family>,
-        decide: impl FnOnce(&BucketMap) -> Result<(ChangeKind, String)>,
+        decide: impl FnOnce(&Version, &State) -> Result<(ChangeKind, String)>,
     ) -> Result<()> {
         let mut manifest = self.manifest.lock();
         family.check_alive()?;
         let version = Arc::clone(&family.current.load().version);
-        let (kind, reason) = decide(version.map())?;
+        let (kind, reason) = decide(&version, &self.state.lock())?;
         let map = kind.apply(version.map())?;
-        {
-            let state = self.state.lock();
-            let flushes = state.flush_ranges(family.id);
-            can_change_map(&version, kind.touched(), &state.compactions(), &flushes)?;
-        }
         self.fault_point("buckets.before_change")?;
         let (epoch, buckets) = (map.epoch(), map.len());
         let mut edit = VersionEdit::new();

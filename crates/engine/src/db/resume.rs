@@ -216,6 +216,7 @@ impl DbInner {
                 end: map.end(shards.end - 1).map(<[u8]>::to_vec),
             },
             shards,
+            planned_cut: None,
         };
         self.set_first_map(&task)?;
         run_flush(&self.flush_spec(&task), &self.job_context(&task))

@@ -49,6 +49,8 @@ struct Run {
     hashes: Vec<u64>,
     watch: Arc<Watch>,
     checked: usize,
+    /// Bucket boundaries that the load moved before the last reopen.
+    moved: usize,
 }
 
 impl Run {
@@ -85,6 +87,7 @@ impl Run {
             hashes: vec![0],
             watch,
             checked: 0,
+            moved: 0,
         }
     }
 
@@ -152,6 +155,7 @@ impl Run {
     }
 
     fn reopen(&mut self) {
+        self.moved += moved_by_load(self.db());
         self.db.take().expect("open").close().unwrap();
         self.all_synced();
         self.db = Some(model::open_over(Arc::clone(&self.fs), model::manual()).unwrap());
@@ -229,7 +233,8 @@ fn full() -> bool {
     std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some()
 }
 
-fn run(seed: u64, steps: usize, one_in: u64) -> usize {
+/// How many crashes were looked at, and how many bucket boundaries the load moved.
+fn run(seed: u64, steps: usize, one_in: u64) -> (usize, usize) {
     let (one_in, seeds) = if full() { (1, 3) } else { (one_in, 1) };
     let mut run = Run::new(seed, one_in, seeds);
     for step in 0..steps {
@@ -243,13 +248,25 @@ fn run(seed: u64, steps: usize, one_in: u64) -> usize {
     }
     let got = model::contents(run.db()).unwrap();
     assert_eq!(model::differences(&got, &run.model.contents), Vec::<String>::new());
-    run.checked
+    (run.checked, run.moved + moved_by_load(run.db()))
+}
+
+/// Bucket boundaries that the load has moved since the open.
+fn moved_by_load(db: &Db) -> usize {
+    let families = db.list_families().into_iter().map(|name| db.family(&name).unwrap());
+    let changes = families.flat_map(|family| db.bucket_changes(&family).unwrap());
+    changes.filter(|change| change.reason.contains("temperature")).count()
 }
 
 #[test]
 fn every_sync_point_leaves_a_prefix_of_the_writes() {
     let runs = if full() { 20 } else { 4 };
-    let checked: usize = (0..runs).map(|seed| run(seed, 300, 12)).sum();
+    let (mut checked, mut moved) = (0, 0);
+    for of_run in (0..runs).map(|seed| run(seed, 300, 12)) {
+        (checked, moved) = (checked + of_run.0, moved + of_run.1);
+    }
+    eprintln!("{checked} crashes, {moved} bucket boundaries moved by the load");
+    assert!(moved > 0);
     assert!(checked > 60, "only {checked} crashes were looked at");
 }
 

@@ -51,6 +51,8 @@ pub struct RebalanceInput<'a> {
     pub initial: usize,
     /// Most buckets that there may be.
     pub most: usize,
+    /// Key of a split that is being prepared: it stays while it serves as well as another.
+    pub planned_cut: Option<&'a [u8]>,
 }
 
 impl RebalanceInput<'_> {
@@ -91,6 +93,15 @@ impl ChangeKind {
         match *self {
             Self::Split { bucket, .. } => bucket..bucket + 1,
             Self::Merge { left } => left..left + 2,
+        }
+    }
+
+    /// The key of a split.
+    #[must_use]
+    pub fn cut(&self) -> Option<&[u8]> {
+        match self {
+            Self::Split { key, .. } => Some(key),
+            Self::Merge { .. } => None,
         }
     }
 
@@ -229,13 +240,13 @@ impl Decision<'_> {
     /// Where to cut the bucket; `None` if that would not share it out.
     fn split_key(&self, bucket: usize) -> Option<Vec<u8>> {
         let range = self.input.map.range(bucket);
-        let key = self.input.window.median_of_medians(&range)?;
-        if key <= range.start.as_slice() {
-            return None;
-        }
-        let lesser = self.input.window.bytes_shared_out(&range, key);
-        let worth = self.heat(lesser) > COLD && lesser >= self.bytes[bucket] / LESSER_PART;
-        worth.then(|| key.to_vec())
+        let shares_out = |key: &&[u8]| {
+            let lesser = self.input.window.bytes_shared_out(&range, key);
+            let inside = range.contains(key) && *key > range.start.as_slice();
+            inside && self.heat(lesser) > COLD && lesser >= self.bytes[bucket] / LESSER_PART
+        };
+        let median = || self.input.window.median_of_medians(&range).filter(shares_out);
+        self.input.planned_cut.filter(shares_out).or_else(median).map(<[u8]>::to_vec)
     }
 
     fn merge(&self) -> Option<MapChange> {

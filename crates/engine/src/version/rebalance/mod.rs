@@ -4,13 +4,13 @@
 //! - [`Window`]: what the last [`WINDOW_SEALS`] sealed memtables of a family held, as keys that
 //!   stand for bytes. Owned by `db::rebalancing`, in memory only: it starts empty at an open.
 //! - [`rebalance`]: from a window and a map to at most one [`MapChange`], with its reason.
-//! - [`clearing`]: how the wanted change gets its chance in buckets that are written all the time.
-//! - [`can_change_map`]: the last word, under the manifest lock, also for changes by hand. A
-//!   change moves boundaries while jobs and files are bound to them, so it is refused while a
-//!   touched bucket has L0 files, a running flush or a running compaction.
+//! - [`fits`]: whether that change may be made now; how it gets its chance in buckets that are
+//!   written all the time.
+//! - [`can_change_map`]: the same for changes by hand, which nothing was prepared for: they are
+//!   refused while a touched bucket has L0 files, a running flush or a running compaction.
 
-mod clearing;
 mod decide;
+mod fit;
 mod window;
 
 #[cfg(test)]
@@ -24,8 +24,8 @@ use crate::compaction::pick::Running;
 use crate::key::KeyRange;
 use crate::version::Version;
 
-pub use clearing::{Clearing, ClearingInput, clearing};
 pub use decide::{ChangeKind, MapChange, Reason, RebalanceInput, rebalance};
+pub use fit::{RunningFlush, fits};
 pub use window::{SealSample, WINDOW_SEALS, Window};
 
 /// `Busy`, with the reason, while the buckets `touched` of `version` cannot be changed. `flushes`

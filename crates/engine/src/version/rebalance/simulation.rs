@@ -75,6 +75,7 @@ impl Sim {
             window: &self.window,
             initial: self.initial,
             most: self.most,
+            planned_cut: self.wanted.as_ref().and_then(|(_, change)| change.kind.cut()),
         }
     }
 
@@ -90,7 +91,8 @@ impl Sim {
         let mut sample = SealSample::new();
         let mut rest = keys.as_slice();
         for shard in 0..self.born.len() {
-            let inside = |key: &u64| self.born.end(shard).is_none_or(|end| bytes_of(*key) < *end);
+            let end = self.born.end(shard);
+            let inside = |key: &u64| end.is_none_or(|end| key.to_be_bytes().as_slice() < end);
             let (shard, after) = rest.split_at(rest.partition_point(inside));
             rest = after;
             let bytes = shard.len() as u64 * RECORD_BYTES;

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::ManualClock;
@@ -37,14 +38,26 @@ pub(crate) struct Setting {
     pub(crate) disk: Disk,
 }
 
-/// Which families' memtables were sealed since it was last asked.
+/// Which families' memtables were sealed since it was last asked, and how many bucket boundaries
+/// have moved, by hand and by the load.
 #[derive(Default)]
-struct Seals(Mutex<Vec<CfId>>);
+struct Seals {
+    sealed: Mutex<Vec<CfId>>,
+    by_hand: AtomicUsize,
+    by_load: AtomicUsize,
+}
 
 impl EventListener for Seals {
     fn on_event(&self, event: &Told) {
-        if let Told::MemtableSealed { cf, .. } = event {
-            self.0.lock().push(*cf);
+        match event {
+            Told::MemtableSealed { cf, .. } => self.sealed.lock().push(*cf),
+            Told::BucketMapChanged { reason, .. } if reason.ends_with("by hand") => {
+                self.by_hand.fetch_add(1, Ordering::Relaxed);
+            }
+            Told::BucketMapChanged { reason, .. } if reason.contains("temperature") => {
+                self.by_load.fetch_add(1, Ordering::Relaxed);
+            }
+            _ => {}
         }
     }
 }
@@ -167,7 +180,7 @@ impl Runner {
             Step::Kill => self.kill(),
             _ => self.upkeep(step),
         }
-        for cf in std::mem::take(&mut *self.seals.0.lock()) {
+        for cf in std::mem::take(&mut *self.seals.sealed.lock()) {
             let family = self.families.iter_mut().find(|(_, handle)| handle.id() == cf);
             if let Some((model, _)) = family {
                 model.seals.push(before);
@@ -194,12 +207,12 @@ impl Runner {
                 let cf = self.handle(*cf);
                 let index = bucket % self.db.buckets(cf).unwrap().len();
                 let key = key.map(|key| self.keys[key].as_slice());
-                allow_refusal(self.db.split_bucket(cf, index, key));
+                self.cleared(cf, index, || self.db.split_bucket(cf, index, key));
             }
             Step::Join { cf, bucket } => {
                 let cf = self.handle(*cf);
                 let index = bucket % self.db.buckets(cf).unwrap().len();
-                allow_refusal(self.db.merge_buckets(cf, index));
+                self.cleared(cf, index, || self.db.merge_buckets(cf, index));
             }
             Step::Ingest { cf, tables, link } => self.ingest(*cf, tables, *link),
             Step::Checkpoint => self.checkpoint(),
@@ -220,6 +233,27 @@ impl Runner {
             }
             other => unreachable!("{other:?} is not upkeep"),
         }
+    }
+
+    /// Changes a bucket; if it is in use, clears it and its right neighbour and tries once more.
+    fn cleared(&self, cf: &ColumnFamily, index: usize, change: impl Fn() -> Result<()>) {
+        match change() {
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                let buckets = self.db.buckets(cf).unwrap();
+                let Some(bucket) = buckets.get(index) else { return };
+                let next = buckets.get(index + 1).unwrap_or(bucket);
+                let (start, end) = (bucket.range.start.clone(), next.range.end.clone());
+                self.db.compact_range(cf, &KeyRange { start, end }).unwrap();
+                allow_refusal(change());
+            }
+            done => allow_refusal(done),
+        }
+    }
+
+    /// How many bucket boundaries have moved so far, by hand and by the load.
+    pub(crate) fn moved(&self) -> (usize, usize) {
+        let Seals { by_hand, by_load, .. } = &*self.seals;
+        (by_hand.load(Ordering::Relaxed), by_load.load(Ordering::Relaxed))
     }
 
     fn create_family(&mut self, name: &str) {

@@ -144,9 +144,8 @@ fn a_hot_bucket_is_split_under_a_load_that_never_lets_up() {
     for _ in 0..60 {
         world.load(300, 50_000_000..50_500_000, 40);
         buckets = buckets.max(world.buckets_in(50_000_000..50_500_000));
-        let hot = world.db.buckets(world.db.default_family()).unwrap();
-        assert!(hot.iter().all(|bucket| bucket.l0_files < 12), "{hot:?}");
     }
+    assert_eq!(world.db.statistics().get(Ticker::StallL0Ns), 0, "no writer waits for a change");
     // Four buckets of temperature 2 each are the least.
     assert!(buckets >= 4, "{buckets} buckets: {:#?}", world.told.reasons.lock());
     let stats = world.db.statistics();
@@ -219,7 +218,8 @@ fn an_even_load_and_one_in_order_split_nothing() {
     };
     let (moving, still) = (fill(true), fill(false));
     assert_eq!((moving.0, still.0), (0, 0), "keys in order share nothing out");
-    assert!(moving.2 <= still.2, "L0 of the bucket at the end: {} files, {}", moving.2, still.2);
+    // A merged bucket has the few files of both.
+    assert!(moving.2 < 8, "L0 of the fullest bucket: {} files, {}", moving.2, still.2);
     let written = 12_000 * 116;
     assert!(moving.1 <= still.1 + written / 4, "{} bytes compacted, {}", moving.1, still.1);
 }
@@ -323,7 +323,8 @@ fn a_crash_around_a_change_leaves_all_that_was_synced() {
     let after = std::mem::take(&mut *world.told.left.lock());
     let before = std::mem::take(&mut *before.lock());
     assert!(before.len() >= 6 && after.len() >= before.len());
-    for left in before.iter().chain(&after) {
+    // The first two were taken when the first map was made, with nothing in a table.
+    for left in before.iter().chain(&after[2..]) {
         // The first memtable made the first map, and no change came before it was in a table. The
         // rest may be lost with the power, but what is there is whole.
         let db = Db::open_with("/db", small_db(), over(left, family())).unwrap();

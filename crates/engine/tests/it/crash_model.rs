@@ -47,7 +47,6 @@ pub(crate) fn family_options(family: &str) -> CfOptions {
         target_file_bytes: 8 << 10,
         l0_compaction_trigger: 2,
         buckets,
-        buckets_dynamic: std::env::var_os("STATIC").is_none(),
         merge_operator: operator(family).map(str::to_owned),
         ..small_family()
     }

@@ -41,6 +41,10 @@ struct Session<'a> {
     /// Operations acknowledged and kills that hit while the writer ran.
     operations: u64,
     kills: u64,
+    /// The first key of every bucket of every family, as the last check found them.
+    boundaries: Vec<Vec<u8>>,
+    /// Checks that found others than the check before.
+    moves: u64,
 }
 
 /// Runs all cycles. `Err` tells of the violation, and how to repeat the run.
@@ -56,15 +60,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
         progress: Progress::new(0, arguments.threads),
         operations: 0,
         kills: 0,
+        boundaries: Vec::new(),
+        moves: 0,
     };
     let result = if arguments.sabotage { session.sabotages() } else { session.cycles() };
     match result {
         Ok(()) => {
             println!(
-                "passed: {} cycles, {} kills, {} acknowledged operations",
+                "passed: {} cycles, {} kills, {} acknowledged operations, bucket boundaries moved \
+                 between {} checks",
                 if arguments.sabotage { SABOTAGES.len() as u64 } else { arguments.cycles },
                 session.kills,
-                session.operations
+                session.operations,
+                session.moves
             );
             LocalFs::new().remove_dir_all(&dir).map_err(|error| error.to_string())
         }
@@ -116,6 +124,7 @@ impl Session<'_> {
         }
         fs.create_dir_all(&self.dir)?;
         self.progress = Progress::new(self.rng.u64(..), self.arguments.threads);
+        self.boundaries.clear();
         Ok(())
     }
 
@@ -145,8 +154,20 @@ impl Session<'_> {
         if let Some(error) = report.errors.first() {
             return Err(format!("verification: {error}"));
         }
+        self.note_boundaries(&db).map_err(text)?;
         db.close().map_err(text)?;
         self.operations += self.progress.done.iter().sum::<u64>() - before;
+        Ok(())
+    }
+
+    fn note_boundaries(&mut self, db: &Db) -> archipelago::Result<()> {
+        let mut boundaries = Vec::new();
+        for index in 0..=COUNTERS {
+            let buckets = db.buckets(&db.family(family_name(index))?)?;
+            boundaries.extend(buckets.into_iter().map(|bucket| bucket.range.start));
+        }
+        self.moves += u64::from(!self.boundaries.is_empty() && boundaries != self.boundaries);
+        self.boundaries = boundaries;
         Ok(())
     }
 

@@ -3,7 +3,8 @@
 //!
 //! A thread writes only keys of its own, except the shared counters, to which everyone adds, and
 //! only in operations that also leave a trace in the thread's own keys. The keys of a thread lie
-//! all over the key space, so that its batches span buckets.
+//! all over the key space, so that its batches span buckets; most of its writes go to one place,
+//! which moves, so that the load moves the boundaries of buckets.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,8 @@ use crate::settings::{COUNTERS, FAMILIES, Rng};
 const SLOTS: u64 = 16;
 /// Keys of a thread in a slot.
 const KEYS: u64 = 40;
+/// After so many operations of a thread the place that most of them go to moves.
+const STAY: u64 = 1500;
 /// Counters that all threads add to.
 const SHARED: u64 = 4;
 
@@ -54,7 +57,11 @@ pub(crate) fn operation(seed: u64, thread: u64, n: u64) -> Operation {
     let mut rng =
         Rng::with_seed(seed ^ thread.rotate_left(32) ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let rng = &mut rng;
-    let any = |rng: &mut Rng| key(rng.u64(..SLOTS), thread, rng.u64(..KEYS));
+    let hot = n / STAY * 7 % SLOTS;
+    let any = |rng: &mut Rng| {
+        let slot = if rng.u32(..4) == 0 { rng.u64(..SLOTS) } else { hot };
+        key(slot, thread, rng.u64(..KEYS))
+    };
     let family = rng.usize(..FAMILIES.len());
     let stamp = format!("t{thread:02}-{n:09}-");
     let changes = match rng.u32(..100) {

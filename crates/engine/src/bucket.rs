@@ -63,6 +63,17 @@ impl BucketMap {
         &self.boundaries
     }
 
+    /// The boundaries, and `cut` among them.
+    pub(crate) fn boundaries_and(&self, cut: Option<&[u8]>) -> Vec<Vec<u8>> {
+        let mut keys = self.boundaries.clone();
+        if let Some(cut) = cut
+            && let Err(at) = keys.binary_search_by(|key| key.as_slice().cmp(cut))
+        {
+            keys.insert(at, cut.to_vec());
+        }
+        keys
+    }
+
     /// Index of the bucket that holds `key`.
     #[inline]
     #[must_use]

@@ -143,7 +143,7 @@ pub struct CfOptions {
     /// 1 is a classic L0.
     pub buckets: usize,
     /// Split hot buckets and merge cold ones as the keys that are written move (BucketLSM §V-C).
-    /// Default true; false keeps the first boundaries.
+    /// Default true; false keeps the first boundaries. Without effect where `buckets` is 1.
     pub buckets_dynamic: bool,
     /// Most buckets that splits may make. Default 0: four times those that the first memtable was
     /// cut into.

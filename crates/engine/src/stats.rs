@@ -81,6 +81,10 @@ tickers! {
     IngestBytes = "ingest.bytes",
     /// Bucket map changes.
     BucketMapChanges = "bucket.map.changes",
+    /// Buckets that were cut in two.
+    BucketSplits = "bucket.splits",
+    /// Pairs of buckets that were made one.
+    BucketMerges = "bucket.merges",
     /// Nanoseconds writers waited because of the fullest bucket's L0 files.
     StallL0Ns = "stall.l0.ns",
     /// Nanoseconds writers waited because of immutable memtables.

@@ -1,6 +1,6 @@
 //! Background work: who picks what next, and what happens to a job that fails.
 //!
-//! Order: ready a sealed memtable, flush, compact. Picks happen under the state lock and mark what
+//! Order: ready a sealed memtable, make a wanted map change that fits, flush, compact. Picks happen under the state lock and mark what
 //! they take as running; jobs run without locks. In threads mode `max_background_jobs` workers
 //! loop; in manual mode a test calls [`Db::step_background`]. A failed job is counted and told, and
 //! nothing is picked until a pause (doubling, at most a second) is over.
@@ -19,6 +19,7 @@ use crate::db::family::Family;
 use crate::db::flushing::FlushTask;
 use crate::db::inner::{DbInner, State};
 use crate::db::memtable::Memtable;
+use crate::db::rebalancing::MapTask;
 use crate::file_meta::sst_name;
 use crate::manifest::VersionEdit;
 use crate::stats::Ticker;
@@ -31,6 +32,7 @@ const RETRY_PAUSE_MAX_MS: u64 = 1000;
 /// Something for a worker to do.
 pub(crate) enum Task {
     Ready(CfId, Arc<Memtable>),
+    ChangeMap(MapTask),
     Flush(FlushTask),
     Compact(CompactionTask),
 }
@@ -40,6 +42,7 @@ impl Task {
     fn is_moot(&self) -> bool {
         match self {
             Self::Ready(..) => false,
+            Self::ChangeMap(task) => task.family.check_alive().is_err(),
             Self::Flush(task) => task.family.check_alive().is_err(),
             Self::Compact(task) => task.family.check_alive().is_err(),
         }
@@ -48,6 +51,9 @@ impl Task {
     fn name(&self) -> String {
         match self {
             Self::Ready(cf, _) => format!("sealing a memtable of column family {cf}"),
+            Self::ChangeMap(task) => {
+                format!("change of the bucket map of column family \"{}\"", task.family.name)
+            }
             Self::Flush(task) => format!("flush of column family \"{}\"", task.family.name),
             Self::Compact(task) => format!(
                 "compaction of column family \"{}\" from L{} to L{}",
@@ -217,6 +223,9 @@ impl DbInner {
         if let Some((cf, memtable)) = self.claim_to_ready(state) {
             return Some(Task::Ready(cf, memtable));
         }
+        if let Some(task) = self.next_rebalance(state) {
+            return Some(task);
+        }
         if let Some(flush) = self.next_flush(state) {
             return Some(Task::Flush(flush));
         }
@@ -237,7 +246,10 @@ impl DbInner {
         if self.options.read_only || self.health.is_read_only() {
             return false;
         }
-        if state.leave_log || state.flushes.values().any(|tracker| !tracker.queue.is_empty()) {
+        if state.leave_log
+            || state.flushes.values().any(|tracker| !tracker.queue.is_empty())
+            || self.is_rebalance_due(state)
+        {
             return true;
         }
         match self.next_compaction(state) {
@@ -256,6 +268,7 @@ impl DbInner {
                 self.state.lock().readying.retain(|id| *id != memtable.id);
                 Ok(())
             }
+            Task::ChangeMap(task) => unless_dropped(&task.family, self.run_map_task(task)),
             Task::Flush(task) => unless_dropped(&task.family, self.run_flush_task(task)),
             Task::Compact(task) => unless_dropped(&task.family, self.run_compaction_task(task)),
         }

@@ -1,4 +1,4 @@
-//! Buckets by hand: list, split, merge; and flush and compaction of a range on request.
+//! Buckets for people: list, split, merge by hand; and flush and compaction of a range on request.
 
 use std::time::Duration;
 
@@ -8,16 +8,15 @@ use crate::bucket::BucketMap;
 use crate::compaction::pick::{RangePick, pick_range};
 use crate::db::family::Family;
 use crate::db::inner::DbInner;
+use crate::db::rebalancing::BucketChange;
 use crate::db::{ColumnFamily, Db};
-use crate::event::Event;
 use crate::key::KeyRange;
-use crate::manifest::{Change, VersionEdit};
 use crate::options::LEVELS;
-use crate::stats::Ticker;
-use crate::version::rebalance::can_change_map;
+use crate::version::rebalance::{ChangeKind, Window};
+use crate::version::total_bytes;
 
 /// A bucket as statistics show it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BucketInfo {
     /// Index in the map.
     pub index: usize,
@@ -29,6 +28,13 @@ pub struct BucketInfo {
     pub l0_bytes: u64,
     /// Base-level files that overlap it.
     pub base_files: usize,
+    /// Bytes of those files.
+    pub base_bytes: u64,
+    /// Its share of what was written lately, as a multiple of an even share among as many buckets
+    /// as the family begins with; `None` until a memtable was sealed since the open.
+    pub temperature: Option<f64>,
+    /// Bytes that the sliding window of sealed memtables saw in it.
+    pub window_bytes: u64,
     /// Bytes in the shards of active and immutable memtables that hold its keys (shards of an
     /// older map count to the bucket that holds their first key).
     pub memtable_bytes: u64,
@@ -48,7 +54,7 @@ impl Db {
     /// does not lie inside the bucket. Survives power loss on return.
     pub fn split_bucket(&self, cf: &ColumnFamily, index: usize, key: Option<&[u8]>) -> Result<()> {
         self.check_family(cf)?;
-        self.inner.change_map(cf, |inner, map| {
+        self.inner.change_map(&cf.family, |map| {
             if index >= map.len() {
                 return Err(Error::invalid(format!(
                     "there is no bucket {index}: column family \"{}\" has {}",
@@ -56,18 +62,28 @@ impl Db {
                     map.len()
                 )));
             }
-            let middle = match key {
+            let key = match key {
                 Some(key) => key.to_vec(),
-                None => inner.bucket_middle(cf, map, index)?,
+                None => self.inner.bucket_middle(cf, map, index)?,
             };
-            Ok((index..index + 1, map.split(index, &middle)?))
+            Ok(ChangeKind::Split { bucket: index, key })
         })
     }
 
-    /// Makes bucket `index` and its right neighbour one. `Busy` as in [`Db::split_bucket`].
+    /// Makes bucket `index` and its right neighbour one. `Busy` as in [`Db::split_bucket`]. Where
+    /// the family's `buckets_dynamic` is set, what is changed by hand may be changed back by the load.
     pub fn merge_buckets(&self, cf: &ColumnFamily, index: usize) -> Result<()> {
         self.check_family(cf)?;
-        self.inner.change_map(cf, |_, map| Ok((index..index + 2, map.merge(index)?)))
+        self.inner.change_map(&cf.family, |map| {
+            map.merge(index)?;
+            Ok(ChangeKind::Merge { left: index })
+        })
+    }
+
+    /// The newest changes of the family's bucket map since the open, oldest first, at most 32.
+    pub fn bucket_changes(&self, cf: &ColumnFamily) -> Result<Vec<BucketChange>> {
+        self.check_family(cf)?;
+        Ok(self.inner.bucket_changes(cf.id()))
     }
 
     /// Writes all memtables of the family to L0 and waits for it.
@@ -93,6 +109,10 @@ impl DbInner {
         let state = self.state.lock();
         let running = state.compactions();
         let flushes = state.flush_ranges(cf.id());
+        let none = Window::default();
+        let window = state.balances.get(&cf.id()).map_or(&none, |balance| &balance.window);
+        let window_bytes = window.bytes_by_bucket(version.map());
+        let temperatures = self.rebalance_input(&cf.family, version, window).temperatures();
         drop(state);
         let map = version.map();
         let mut infos: Vec<BucketInfo> = (0..map.len())
@@ -103,11 +123,15 @@ impl DbInner {
                     .filter(|job| job.cf == cf.id() && job.range.overlaps(&range))
                     .count()
                     + flushes.iter().filter(|flush| flush.overlaps(&range)).count();
+                let base = version.overlapping(version.base_level(), &range);
                 BucketInfo {
                     index,
                     l0_files: version.l0(index).len(),
                     l0_bytes: version.l0(index).iter().map(|file| file.size_bytes).sum(),
-                    base_files: version.overlapping(version.base_level(), &range).len(),
+                    base_files: base.len(),
+                    base_bytes: total_bytes(base),
+                    temperature: temperatures.as_ref().map(|all| all[index]),
+                    window_bytes: window_bytes[index],
                     memtable_bytes: 0,
                     jobs,
                     range,
@@ -150,47 +174,6 @@ impl DbInner {
                 "bucket {index} has no data to find its middle: name the key to split at"
             ))
         })
-    }
-
-    /// Changes the map as `change` says: it gives the touched buckets and the new map.
-    fn change_map(
-        &self,
-        cf: &ColumnFamily,
-        change: impl FnOnce(&Self, &BucketMap) -> Result<(std::ops::Range<usize>, BucketMap)>,
-    ) -> Result<()> {
-        self.check_open()?;
-        self.refuse_read_only()?;
-        self.health.check_writable()?;
-        self.state.lock().paused += 1;
-        let result = self.change_map_paused(cf, change);
-        self.state.lock().paused -= 1;
-        self.wake();
-        result
-    }
-
-    fn change_map_paused(
-        &self,
-        cf: &ColumnFamily,
-        change: impl FnOnce(&Self, &BucketMap) -> Result<(std::ops::Range<usize>, BucketMap)>,
-    ) -> Result<()> {
-        let mut manifest = self.manifest.lock();
-        let version = std::sync::Arc::clone(&cf.family.current.load().version);
-        let (touched, map) = change(self, version.map())?;
-        {
-            let state = self.state.lock();
-            let flushes = state.flush_ranges(cf.id());
-            can_change_map(&version, touched, &state.compactions(), &flushes)?;
-        }
-        let (epoch, buckets) = (map.epoch(), map.len());
-        let mut edit = VersionEdit::new();
-        edit.push(Change::SetBucketMap { cf: cf.id(), map });
-        let built = manifest.apply(edit)?;
-        self.republish_built(&mut self.state.lock(), built);
-        drop(manifest);
-        self.stats.add(Ticker::BucketMapChanges, 1);
-        let reason = "by hand".to_owned();
-        self.listeners.tell(&Event::BucketMapChanged { cf: cf.id(), epoch, buckets, reason });
-        Ok(())
     }
 
     pub(crate) fn flush_family(&self, family: &std::sync::Arc<Family>) -> Result<()> {

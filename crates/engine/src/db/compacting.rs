@@ -20,6 +20,7 @@ use crate::key::KeyRange;
 use crate::manifest::VersionEdit;
 use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
+use crate::version::rebalance::RunningFlush;
 use crate::version::{LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
@@ -51,20 +52,25 @@ impl State {
         kinds
             .filter_map(|kind| match kind {
                 RunningKind::Compaction(running) => Some(running.clone()),
-                RunningKind::Flush { .. } => None,
+                RunningKind::Flush { .. } | RunningKind::MapChange { .. } => None,
+            })
+            .collect()
+    }
+
+    /// A family's running flushes.
+    pub(crate) fn running_flushes(&self, of: CfId) -> Vec<RunningFlush> {
+        let kinds = self.running.iter().map(|job| &job.kind);
+        kinds
+            .filter_map(|kind| match kind {
+                RunningKind::Flush { cf, flush } if *cf == of => Some(flush.clone()),
+                _ => None,
             })
             .collect()
     }
 
     /// The ranges of a family's running flushes.
     pub(crate) fn flush_ranges(&self, of: CfId) -> Vec<KeyRange> {
-        let kinds = self.running.iter().map(|job| &job.kind);
-        kinds
-            .filter_map(|kind| match kind {
-                RunningKind::Flush { cf, range } if *cf == of => Some(range.clone()),
-                _ => None,
-            })
-            .collect()
+        self.running_flushes(of).into_iter().map(|flush| flush.range).collect()
     }
 
     /// Notes a compaction as running.
@@ -115,7 +121,8 @@ impl DbInner {
         if running.len() >= jobs_max {
             return None;
         }
-        let families = self.live_families();
+        let mut families = self.live_families();
+        families.retain(|family| state.changing(family.id).is_none());
         let versions: Vec<Arc<Version>> =
             families.iter().map(|family| Arc::clone(&family.current.load().version)).collect();
         let all: Vec<&Version> = versions.iter().map(|version| &**version).collect();
@@ -161,10 +168,10 @@ impl DbInner {
         let CompactionTask { family, version, pick, .. } = task;
         let range = pick.range();
         let to = pick.to();
-        let cuts = if to == 0 || to == version.base_level() {
-            version.map().boundaries().to_vec()
-        } else {
-            Vec::new()
+        let cuts = match to {
+            0 => self.state.lock().l0_cuts(version),
+            to if to == version.base_level() => version.map().boundaries().to_vec(),
+            _ => Vec::new(),
         };
         let below = match pick {
             Pick::IntraL0 { .. } => Below::Everything,

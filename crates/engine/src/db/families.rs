@@ -105,7 +105,10 @@ impl DbInner {
         family.dropped.store(true, Ordering::Release);
         commit.set_active(family.id, None);
         self.set_family(family.id, None);
-        self.state.lock().flushes.remove(&family.id);
+        let mut state = self.state.lock();
+        state.flushes.remove(&family.id);
+        state.balances.remove(&family.id);
+        drop(state);
         drop((manifest, commit));
         self.progress.notify_all();
         self.listeners.tell(&Event::ColumnFamilyChanged { cf: family.id, created: false });

@@ -32,21 +32,24 @@ pub(crate) struct FlushPlan {
     pub(crate) range: KeyRange,
 }
 
-/// The next flush of a family, `None` if nothing may be flushed now.
-pub(crate) fn plan_flush(queue: &[SealedView<'_>]) -> Option<FlushPlan> {
+/// The next flush of a family that touches no key of `held`, `None` if nothing may be flushed now.
+pub(crate) fn plan_flush(queue: &[SealedView<'_>], held: Option<&KeyRange>) -> Option<FlushPlan> {
+    let is_held = |range: &KeyRange| held.is_some_and(|held| held.overlaps(range));
     for (position, sealed) in queue.iter().enumerate() {
         if !sealed.ready {
             return None;
         }
         if sealed.unlogged {
-            if let Some(plan) = plan_whole(queue, position) {
+            if let Some(plan) = plan_whole(queue, position).filter(|plan| !is_held(&plan.range)) {
                 return Some(plan);
             }
             continue;
         }
         for shard in 0..sealed.shards.len() {
+            let range = sealed.map.range(shard);
             if sealed.shards[shard] == ShardState::Pending
-                && is_oldest(queue, position, &sealed.map.range(shard))
+                && !is_held(&range)
+                && is_oldest(queue, position, &range)
             {
                 return Some(plan_shard(queue, position, shard));
             }
@@ -114,7 +117,7 @@ mod tests {
             view(&map, &[Pending, Pending]),
             view(&map, &[Pending, Pending]),
         ];
-        let plan = plan_flush(&queue).expect("a plan");
+        let plan = plan_flush(&queue, None).expect("a plan");
         assert_eq!((plan.memtables, plan.shards), (0..3, 1..2));
         assert_eq!(plan.range, map.range(1));
     }
@@ -123,11 +126,11 @@ mod tests {
     fn a_younger_shard_waits_for_older_ones_of_another_epoch() {
         let (one, two) = (map(1, &[]), map(2, &["m"]));
         let running = [view(&one, &[Running]), view(&two, &[Pending, Pending])];
-        assert_eq!(plan_flush(&running), None);
+        assert_eq!(plan_flush(&running, None), None);
         let pending = [view(&one, &[Pending]), view(&two, &[Pending, Pending])];
-        assert_eq!(plan_flush(&pending).expect("a plan").memtables, 0..1);
+        assert_eq!(plan_flush(&pending, None).expect("a plan").memtables, 0..1);
         let done = [view(&one, &[Installed]), view(&two, &[Pending, Pending])];
-        assert_eq!(plan_flush(&done).expect("a plan").memtables, 1..2);
+        assert_eq!(plan_flush(&done, None).expect("a plan").memtables, 1..2);
     }
 
     #[test]
@@ -136,12 +139,28 @@ mod tests {
         let mut second = view(&map, &[Pending, Installed]);
         second.unlogged = true;
         let queue = [view(&map, &[Pending, Installed]), second];
-        assert_eq!(plan_flush(&queue).expect("a plan").memtables, 0..1);
+        assert_eq!(plan_flush(&queue, None).expect("a plan").memtables, 0..1);
         let mut second = view(&map, &[Pending, Installed]);
         second.unlogged = true;
         let queue = [view(&map, &[Installed, Installed]), second];
-        let plan = plan_flush(&queue).expect("a plan");
+        let plan = plan_flush(&queue, None).expect("a plan");
         assert_eq!((plan.memtables, plan.shards, plan.range), (1..2, 0..2, KeyRange::all()));
+    }
+
+    #[test]
+    fn what_is_held_waits_and_the_rest_goes_on() {
+        let (one, two) = (map(1, &["m"]), map(2, &["f", "m"]));
+        let queue = [view(&one, &[Pending, Pending]), view(&two, &[Pending, Pending, Pending])];
+        let plan = plan_flush(&queue, Some(&two.range(1))).expect("a plan");
+        assert_eq!((plan.memtables, plan.shards), (0..1, 1..2));
+        // Below "f" is not held, but the older memtable's shard is, which goes first.
+        let queue = [view(&one, &[Pending, Installed]), view(&two, &[Pending, Pending, Pending])];
+        let plan = plan_flush(&queue, Some(&two.range(1))).expect("a plan");
+        assert_eq!((plan.memtables, plan.shards), (1..2, 2..3));
+        assert_eq!(plan_flush(&queue, Some(&KeyRange::all())), None);
+        let mut whole = view(&two, &[Pending, Pending, Pending]);
+        whole.unlogged = true;
+        assert_eq!(plan_flush(&[whole], Some(&two.range(1))), None);
     }
 
     #[test]
@@ -149,6 +168,6 @@ mod tests {
         let map = map(1, &["m"]);
         let mut first = view(&map, &[Pending, Pending]);
         first.ready = false;
-        assert_eq!(plan_flush(&[first, view(&map, &[Pending, Pending])]), None);
+        assert_eq!(plan_flush(&[first, view(&map, &[Pending, Pending])], None), None);
     }
 }

@@ -20,6 +20,7 @@ use crate::db::family::Family;
 use crate::db::flush_plan::{FlushPlan, SealedView, plan_flush};
 use crate::db::inner::{DbInner, RunningJob, RunningKind, ShardState, State};
 use crate::db::memtable::{Immutable, Memtable};
+use crate::db::rebalancing::sample;
 use crate::event::Event;
 use crate::file_meta::sst_name;
 use crate::flush::{FlushSpec, ShardRef, ShardSource};
@@ -28,6 +29,7 @@ use crate::key::KeyRange;
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::SealedShard;
 use crate::stats::{Ticker, Timer};
+use crate::version::rebalance::RunningFlush;
 
 /// A flush of fewer bytes says little about how fast flushes run.
 const SPEED_BYTES_MIN: u64 = 256 << 10;
@@ -40,6 +42,8 @@ pub(crate) struct FlushTask {
     pub(crate) memtables: Vec<Arc<Memtable>>,
     pub(crate) shards: std::ops::Range<usize>,
     pub(crate) range: KeyRange,
+    /// Where its files are cut beside the boundaries of the map.
+    pub(crate) planned_cut: Option<Vec<u8>>,
 }
 
 impl FlushTask {
@@ -87,7 +91,8 @@ impl DbInner {
         })
     }
 
-    /// Builds the filters of a sealed memtable and marks its empty shards installed.
+    /// Builds the filters of a sealed memtable, marks its empty shards installed and takes it into
+    /// the family's window.
     pub(crate) fn ready_memtable(&self, cf: CfId, memtable: &Arc<Memtable>) {
         let backoff = crossbeam_utils::Backoff::new();
         while !memtable.is_quiet() {
@@ -97,6 +102,8 @@ impl DbInner {
             shard.seal();
         }
         let Some(family) = self.family(cf) else { return };
+        let buckets = family.current.load().version.map().len();
+        let seal = sample(memtable, buckets.max(self.buckets_initial(&family.options)));
         let mut state = self.state.lock();
         let Some(tracker) = state.flushes.get_mut(&cf) else { return };
         let Some(sealed) = tracker.queue.iter_mut().find(|s| s.memtable.id == memtable.id) else {
@@ -110,8 +117,11 @@ impl DbInner {
             }
         }
         sealed.view = Arc::new(view);
-        sealed.ready = true;
+        let first_time = !std::mem::replace(&mut sealed.ready, true);
         tracker.queue.retain(|sealed| !sealed.view.is_installed());
+        if first_time {
+            self.note_seal(&mut state, &family, seal);
+        }
         self.republish(&mut state, &family, None);
         drop(state);
         self.recompute_stall(&family);
@@ -127,6 +137,8 @@ impl DbInner {
 
     fn next_flush_of(&self, state: &mut State, cf: CfId) -> Option<FlushTask> {
         let family = self.family(cf)?;
+        let held = state.changing(cf).cloned();
+        let planned_cut = state.planned_cut(&family.current.load().version);
         let tracker = state.flushes.get_mut(&cf)?;
         let views: Vec<SealedView<'_>> = tracker
             .queue
@@ -138,7 +150,7 @@ impl DbInner {
                 unlogged: sealed.memtable.has_unlogged(),
             })
             .collect();
-        let FlushPlan { memtables, shards, range } = plan_flush(&views)?;
+        let FlushPlan { memtables, shards, range } = plan_flush(&views, held.as_ref())?;
         drop(views);
         let mut taken = Vec::with_capacity(memtables.len());
         for sealed in tracker.queue.range_mut(memtables) {
@@ -151,9 +163,10 @@ impl DbInner {
         }
         let job_id = state.next_job_id;
         state.next_job_id += 1;
-        let kind = RunningKind::Flush { cf, range: range.clone() };
+        let flush = RunningFlush { range: range.clone(), planned_cut: planned_cut.clone() };
+        let kind = RunningKind::Flush { cf, flush };
         state.running.push(RunningJob { id: job_id, kind });
-        Some(FlushTask { job_id, family, memtables: taken, shards, range })
+        Some(FlushTask { job_id, family, memtables: taken, shards, range, planned_cut })
     }
 
     /// Runs a planned flush and installs it; afterwards its shards are installed or pending again.
@@ -219,7 +232,7 @@ impl DbInner {
 
     pub(crate) fn flush_spec(&self, task: &FlushTask) -> FlushSpec {
         let version = Arc::clone(&task.family.current.load().version);
-        let cuts = version.map().boundaries().to_vec();
+        let cuts = version.map().boundaries_and(task.planned_cut.as_deref());
         let shards = task
             .memtables
             .iter()
@@ -315,13 +328,12 @@ impl DbInner {
         FileNo(self.open_log.load(Ordering::Acquire))
     }
 
-    /// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C).
+    /// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C): equal parts by
+    /// records, which the index knows, not by bytes, which it does not; temperatures, which are in
+    /// bytes, mend what values of different sizes make of it.
     pub(crate) fn set_first_map(&self, task: &FlushTask) -> Result<()> {
         let family = &task.family;
-        let wanted = match family.options.buckets {
-            0 => self.options.max_background_jobs,
-            buckets => buckets,
-        };
+        let wanted = self.buckets_initial(&family.options);
         let Some(memtable) = task.memtables.first() else { return Ok(()) };
         let [shard] = &*memtable.shards else { return Ok(()) };
         if wanted <= 1 || family.current.load().version.map().epoch().0 > 0 {
@@ -346,13 +358,11 @@ impl DbInner {
             let built = manifest.apply(edit)?;
             self.republish_built(&mut self.state.lock(), built);
         }
-        self.stats.add(Ticker::BucketMapChanges, 1);
-        self.listeners.tell(&Event::BucketMapChanged {
-            cf: family.id,
-            epoch: archipelago_base::Epoch(1),
-            buckets,
-            reason: "the first memtable's key distribution".to_owned(),
-        });
+        let reason = format!(
+            "{buckets} buckets of equally many records, by the {} of the first memtable",
+            shard.entries()
+        );
+        self.note_map_change(family, archipelago_base::Epoch(1), buckets, reason);
         Ok(())
     }
 }

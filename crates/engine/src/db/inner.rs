@@ -34,6 +34,7 @@ use crate::db::family::{Family, SuperVersion};
 use crate::db::health::Health;
 use crate::db::memtable::{Immutable, Memtable};
 use crate::db::open::FaultPoint;
+use crate::db::rebalancing::Balance;
 use crate::db::snapshot::Snapshots;
 use crate::event::{Event, Listeners};
 use crate::extension::Registry;
@@ -47,6 +48,7 @@ use crate::sst::TableCache;
 use crate::stall::{DelayController, RateMeter};
 use crate::stats::{Statistics, Ticker};
 use crate::version::Version;
+use crate::version::rebalance::RunningFlush;
 
 /// What becomes of one shard of a sealed memtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,9 +94,11 @@ pub(crate) struct RunningJob {
 #[derive(Clone, Debug)]
 pub(crate) enum RunningKind {
     /// A flush of a family's key range.
-    Flush { cf: CfId, range: crate::key::KeyRange },
+    Flush { cf: CfId, flush: RunningFlush },
     /// A compaction.
     Compaction(Running),
+    /// A change of a family's bucket map in a key range.
+    MapChange { cf: CfId, range: crate::key::KeyRange },
 }
 
 /// What the state lock guards.
@@ -102,6 +106,8 @@ pub(crate) enum RunningKind {
 pub(crate) struct State {
     pub(crate) flushes: BTreeMap<CfId, FlushTracker>,
     pub(crate) running: Vec<RunningJob>,
+    /// What is known of each family's load.
+    pub(crate) balances: BTreeMap<CfId, Balance>,
     /// Closed segments that are still needed, oldest first.
     pub(crate) logs: VecDeque<LogSegment>,
     /// Segments whose space may be used again.
@@ -117,7 +123,7 @@ pub(crate) struct State {
     pub(crate) leave_log: bool,
     /// Memtables that a worker is readying.
     pub(crate) readying: Vec<u64>,
-    /// When positive, background picks nothing new (ingest, family drop, map change).
+    /// When positive, background picks nothing new (leaving the log, map change by hand).
     pub(crate) paused: usize,
 }
 

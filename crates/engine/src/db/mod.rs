@@ -2,8 +2,8 @@
 //!
 //! `inner` has the state and the lock order; `commit`, `write`, `stalling`, `logs` are the write
 //! path; `read`, `scan` the read path; `open` recovery; `background` decides and runs jobs,
-//! `flushing` and `compacting` plan and install them; `families`, `buckets`, `checkpoint`,
-//! `ingest`, `verify`, `report` are what an operator calls.
+//! `flushing` and `compacting` plan and install them; `rebalancing` moves bucket
+//! boundaries, `families`, `buckets`, `checkpoint`, `ingest`, `verify`, `report` are what an operator calls.
 
 mod background;
 mod buckets;
@@ -23,6 +23,7 @@ mod open;
 mod pressure;
 mod read;
 mod read_options;
+mod rebalancing;
 mod report;
 mod resume;
 mod scan;
@@ -44,6 +45,7 @@ pub use ingest::IngestOptions;
 pub use open::{Components, FaultPoint};
 pub use read::Entry;
 pub use read_options::ReadOptions;
+pub use rebalancing::BucketChange;
 pub use report::{LevelInfo, Report};
 pub use scan::Iter;
 pub use snapshot::Snapshot;

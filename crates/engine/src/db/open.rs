@@ -468,6 +468,7 @@ impl Replay<'_> {
             memtables: vec![Arc::clone(memtable)],
             shards: 0..memtable.shards.len(),
             range: KeyRange::all(),
+            planned_cut: None,
         };
         // A file that waits for the final edit lies in the one bucket there was.
         let waits =

@@ -7,6 +7,7 @@ use archipelago_base::Result;
 use archipelago_base::budget::MemoryClass;
 
 use crate::db::buckets::BucketInfo;
+use crate::db::rebalancing::BucketChange;
 use crate::db::{ColumnFamily, Db};
 use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
@@ -39,6 +40,8 @@ pub struct Report {
     pub levels: Vec<LevelInfo>,
     /// Bucket by bucket.
     pub buckets: Vec<BucketInfo>,
+    /// The newest changes of the bucket map since the open, oldest first.
+    pub bucket_changes: Vec<BucketChange>,
     /// Bytes written to log and tables per byte of keys and values written, since the open.
     pub write_amplification: f64,
     /// Bytes flushed and compacted per byte of keys and values written, since the open.
@@ -80,6 +83,7 @@ impl Db {
             family: cf.name().to_owned(),
             levels,
             buckets: self.buckets(cf)?,
+            bucket_changes: self.bucket_changes(cf)?,
             write_amplification: (tables + stats.get(Ticker::WalBytes) as f64) / user,
             table_write_amplification: tables / user,
             pending_compaction_bytes: version.pending_compaction_bytes(),
@@ -240,20 +244,37 @@ fn levels_text(report: &Report) -> String {
 }
 
 fn buckets_text(report: &Report) -> String {
-    let mut out =
-        String::from("Bucket  L0 files     L0 bytes  Base files  Memtable bytes  Jobs  From\n");
+    let mut out = String::from(
+        "Bucket  Temp   Window bytes  L0 files     L0 bytes  Base files   Base bytes  \
+         Memtable bytes  Jobs  From\n",
+    );
     for bucket in &report.buckets {
+        let temperature = bucket.temperature.map_or_else(|| "-".to_owned(), |t| format!("{t:.2}"));
+        let window = match bucket.temperature {
+            None => "-".to_owned(),
+            Some(_) => bucket.window_bytes.to_string(),
+        };
         let _ = writeln!(
             out,
-            "{:<7} {:>8} {:>12} {:>11} {:>15} {:>5}  \"{}\"",
+            "{:<6} {:>5} {:>14} {:>9} {:>12} {:>11} {:>12} {:>15} {:>5}  \"{}\"",
             bucket.index,
+            temperature,
+            window,
             bucket.l0_files,
             bucket.l0_bytes,
             bucket.base_files,
+            bucket.base_bytes,
             bucket.memtable_bytes,
             bucket.jobs,
             bucket.range.start.escape_ascii()
         );
+    }
+    if !report.bucket_changes.is_empty() {
+        out.push_str("Bucket map changes (Unix ms, epoch, buckets after it, what and why)\n");
+    }
+    for change in &report.bucket_changes {
+        let BucketChange { unix_ms, epoch, buckets, reason } = change;
+        let _ = writeln!(out, "{unix_ms} {epoch} {buckets} {reason}");
     }
     out
 }

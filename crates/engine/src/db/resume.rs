@@ -142,12 +142,13 @@ impl DbInner {
         Ok(true)
     }
 
-    /// Waits until no flush runs and no memtable is being readied (picks are paused).
+    /// Waits until no flush and no map change runs and no memtable is being readied (picks are
+    /// paused).
     fn wait_for_flushes(&self) -> Result<()> {
         let mut state = self.state.lock();
         loop {
             let flushing =
-                state.running.iter().any(|job| matches!(job.kind, RunningKind::Flush { .. }));
+                state.running.iter().any(|job| !matches!(job.kind, RunningKind::Compaction(_)));
             if !flushing && state.readying.is_empty() {
                 return Ok(());
             }
@@ -215,6 +216,7 @@ impl DbInner {
                 end: map.end(shards.end - 1).map(<[u8]>::to_vec),
             },
             shards,
+            planned_cut: None,
         };
         self.set_first_map(&task)?;
         run_flush(&self.flush_spec(&task), &self.job_context(&task))

@@ -385,6 +385,29 @@ impl Shard {
         keys
     }
 
+    /// At most `count` user keys in order, each in the middle of an equal part of the entries; a
+    /// key that has many entries comes more than once. Cost as of [`Self::split_keys`].
+    #[must_use]
+    pub fn sample_keys(&self, count: usize) -> Vec<Vec<u8>> {
+        let total = self.entries() as usize;
+        let count = count.min(total);
+        let mut keys = Vec::with_capacity(count);
+        let mut seen = 0;
+        self.each_leaf(|entries, record| {
+            while keys.len() < count {
+                let at = (2 * keys.len() + 1) * total / (2 * count);
+                if at >= seen + entries {
+                    break;
+                }
+                // SAFETY: a record that the index holds.
+                let key = unsafe { self.kv.key(record(at - seen)) };
+                keys.push(key::user_key(key).to_vec());
+            }
+            seen += entries;
+        });
+        keys
+    }
+
     /// The user key that halves the entries; `None` if all share one key.
     #[must_use]
     pub fn median_key(&self) -> Option<Vec<u8>> {

@@ -401,3 +401,18 @@ fn a_seal_waits_for_the_records_in_flight() {
         .count();
     assert!(strangers < 300, "{strangers} strangers pass the filter");
 }
+
+#[test]
+fn sampled_keys_stand_for_equal_parts() {
+    let shard = Shard::new(&pool());
+    assert!(shard.sample_keys(4).is_empty());
+    (0..1000u32).for_each(|n| shard.insert(&n.to_be_bytes(), SeqNo(n.into()), Kind::Put, b"v"));
+    let expected: Vec<Vec<u8>> =
+        [125u32, 375, 625, 875].iter().map(|n| n.to_be_bytes().to_vec()).collect();
+    assert_eq!(shard.sample_keys(4), expected);
+    assert_eq!(shard.sample_keys(5000).len(), 1000);
+    // A key with many versions is told as often as it weighs.
+    (1000..9000).for_each(|seq| shard.insert(&7u32.to_be_bytes(), SeqNo(seq), Kind::Put, b"v"));
+    let sevens = shard.sample_keys(90).iter().filter(|key| **key == 7u32.to_be_bytes()).count();
+    assert!((79..=81).contains(&sevens), "{sevens} of 90 for eight ninths");
+}

@@ -56,7 +56,8 @@ impl Told {
 fn listeners_are_told_of_everything_that_changes_files_or_families() {
     let fs = MemFs::new();
     let told = Arc::new(Told::default());
-    let mut components = over(&fs, small_family());
+    let family = CfOptions { buckets_dynamic: false, ..small_family() };
+    let mut components = over(&fs, family);
     components.listeners.add(Arc::clone(&told) as _);
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let cf = db.default_family();

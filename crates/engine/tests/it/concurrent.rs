@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use archipelago_base::ErrorKind;
 use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
+use archipelago_engine::event::{Event, EventListener};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
@@ -69,7 +70,12 @@ impl World {
                         let end = [&key[..], &[0]].concat();
                         batch.delete_range_cf(family.id(), &key, &end);
                     }
-                    batch.put_cf(family.id(), &key, &value(stamp));
+                    // Again and again the first key, later the last one: the load moves.
+                    let hot = if stamp < BATCHES / 3 { 0 } else { KEYS - 1 };
+                    let times = if n == hot { 16 } else { 1 };
+                    for _ in 0..times {
+                        batch.put_cf(family.id(), &key, &value(stamp));
+                    }
                 }
             }
             let options = WriteOptions { sync: stamp % 50 == 0, ..WriteOptions::default() };
@@ -253,6 +259,21 @@ fn scan(db: &Db, family: &ColumnFamily, options: &ReadOptions, up: bool) -> Vec<
     seen
 }
 
+/// Counts the bucket boundaries that the load moved.
+#[derive(Default)]
+struct Moves {
+    by_load: AtomicU64,
+}
+
+impl EventListener for Moves {
+    fn on_event(&self, event: &Event) {
+        if matches!(event, Event::BucketMapChanged { reason, .. } if reason.contains("temperature"))
+        {
+            self.by_load.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Tells the other threads to end when one fails.
 struct EndAll<'a>(&'a World);
 
@@ -265,7 +286,7 @@ impl Drop for EndAll<'_> {
 }
 
 fn run(fs: Arc<dyn FileSystem>, memory: Option<MemFs>, dir: &Path) {
-    let family = CfOptions { write_buffer_bytes: 8 << 10, ..small_family() };
+    let family = CfOptions { write_buffer_bytes: 8 << 10, buckets: 4, ..small_family() };
     let options =
         DbOptions { background: BackgroundMode::Threads, max_background_jobs: 3, ..small_db() };
     let components = Components {
@@ -273,6 +294,9 @@ fn run(fs: Arc<dyn FileSystem>, memory: Option<MemFs>, dir: &Path) {
         families: [("default".to_owned(), family.clone())].into_iter().collect(),
         ..Components::default()
     };
+    let mut components = components;
+    let told = Arc::new(Moves::default());
+    components.listeners.add(Arc::clone(&told) as _);
     let reopened = Components { fs: Arc::clone(&fs), ..Components::default() };
     let db = Db::open_with(dir.join("db"), options.clone(), components).unwrap();
     let second = db.create_family("second", family).unwrap();
@@ -306,6 +330,7 @@ fn run(fs: Arc<dyn FileSystem>, memory: Option<MemFs>, dir: &Path) {
     });
     world.db.wait_for_background().unwrap();
     eprintln!("{}", world.db.stats_text());
+    assert!(told.by_load.load(Ordering::Relaxed) > 0);
     let check = |db: &Db| {
         for name in ["default", "second"] {
             let family = db.family(name).unwrap();

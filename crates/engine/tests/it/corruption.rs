@@ -195,12 +195,14 @@ fn a_shortened_or_missing_file_is_named() {
 }
 
 /// A log or a manifest that lost its end looks as after a power loss that took it: either that is
-/// told, or what was only there is gone. What is read was once written.
+/// told, or what was only there is gone. What is read was once written; a manifest that does not
+/// know of tables any more, whose log is gone too, may lack operands of a merge.
 fn judge_cut(name: &str, what: &str, result: Result<Contents>, past: &Past) {
     match result {
         Err(error) => assert!(error.to_string().contains("/db/"), "{name}: {what}: {error}"),
         Ok(got) => {
-            let strange = entries(&got).find(|entry| !past.contains(entry));
+            let merged = |family: &str| name.starts_with("MANIFEST") && family != "default";
+            let strange = entries(&got).find(|entry| !past.contains(entry) && !merged(entry.0));
             assert_eq!(strange, None, "{name}: {what}: was never written");
         }
     }

@@ -50,8 +50,10 @@ struct Run {
     hashes: Vec<u64>,
     watch: Arc<Watch>,
     checked: usize,
-    /// Parts that compactions were cut into, in the databases that were closed.
+    /// Parts that compactions were cut into, and bucket boundaries that the load moved, in the
+    /// databases that were closed.
     parts: u64,
+    moved: usize,
 }
 
 /// Whole compactions, few parts and many.
@@ -94,6 +96,7 @@ impl Run {
             watch,
             checked: 0,
             parts: 0,
+            moved: 0,
         }
     }
 
@@ -162,6 +165,7 @@ impl Run {
 
     fn reopen(&mut self) {
         self.parts += self.db().statistics().get(Ticker::Subcompactions);
+        self.moved += moved_by_load(self.db());
         self.db.take().expect("open").close().unwrap();
         self.all_synced();
         self.db = Some(model::open_over(Arc::clone(&self.fs), options(self.seed)).unwrap());
@@ -239,8 +243,9 @@ fn full() -> bool {
     std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some()
 }
 
-/// How many crashes were looked at, and how many parts compactions were cut into.
-fn run(seed: u64, steps: usize, one_in: u64) -> (usize, u64) {
+/// How many crashes were looked at, how many parts compactions were cut into, and how many bucket
+/// boundaries the load moved.
+fn run(seed: u64, steps: usize, one_in: u64) -> (usize, u64, usize) {
     let (one_in, seeds) = if full() { (1, 3) } else { (one_in, 1) };
     let mut run = Run::new(seed, one_in, seeds);
     for step in 0..steps {
@@ -255,15 +260,28 @@ fn run(seed: u64, steps: usize, one_in: u64) -> (usize, u64) {
     let got = model::contents(run.db()).unwrap();
     assert_eq!(model::differences(&got, &run.model.contents), Vec::<String>::new());
     run.reopen();
-    (run.checked, run.parts)
+    (run.checked, run.parts, run.moved)
+}
+
+/// Bucket boundaries that the load has moved since the open.
+fn moved_by_load(db: &Db) -> usize {
+    let families = db.list_families().into_iter().map(|name| db.family(&name).unwrap());
+    let changes = families.flat_map(|family| db.bucket_changes(&family).unwrap());
+    changes.filter(|change| change.reason.contains("temperature")).count()
 }
 
 #[test]
 fn every_sync_point_leaves_a_prefix_of_the_writes() {
     let runs = if full() { 20 } else { 4 };
-    let sum = |a: (usize, u64), b: (usize, u64)| (a.0 + b.0, a.1 + b.1);
-    let (checked, parts) = (0..runs).map(|seed| run(seed, 300, 12)).fold((0, 0), sum);
+    let (mut checked, mut parts, mut moved) = (0, 0, 0);
+    for of_run in (0..runs).map(|seed| run(seed, 300, 12)) {
+        checked += of_run.0;
+        parts += of_run.1;
+        moved += of_run.2;
+    }
+    eprintln!("{checked} crashes, {parts} parts, {moved} bucket boundaries moved by the load");
     assert!(parts > 0, "no compaction was cut into parts");
+    assert!(moved > 0);
     assert!(checked > 60, "only {checked} crashes were looked at");
 }
 

@@ -4,6 +4,7 @@
 
 mod api;
 mod basics;
+mod buckets;
 mod concurrent;
 mod corruption;
 mod crash;

@@ -59,6 +59,11 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         ),
         ("16 buckets", memory(small_db(), family(|f| f.buckets = 16))),
         ("tiny", memory(small_db(), tiny())),
+        ("tiny, 16 buckets that move", memory(small_db(), CfOptions { buckets: 16, ..tiny() })),
+        (
+            "tiny, 4 buckets that stay",
+            memory(small_db(), CfOptions { buckets: 4, buckets_dynamic: false, ..tiny() }),
+        ),
         ("tiny, one bucket", memory(small_db(), CfOptions { buckets: 1, ..tiny() })),
         (
             "tiny, threads, 3 parts",
@@ -97,6 +102,7 @@ fn settings_change_no_answer() {
     for seed in seeds(SEEDS) {
         let dir = tempfile::tempdir().unwrap();
         let mut first: Option<(&str, Vec<u64>)> = None;
+        let (mut by_hand, mut by_load) = (0, 0);
         for (name, setting) in settings(dir.path()) {
             eprintln!("seed {seed}, {name}");
             let mut generator = Generator::new(seed, false);
@@ -104,6 +110,9 @@ fn settings_change_no_answer() {
             (0..STEPS).for_each(|_| runner.run(&generator.step()));
             runner.check_all();
             parts += runner.parts();
+            let moved = runner.moved();
+            assert!(!name.ends_with("that stay") || moved.1 == 0, "{moved:?}");
+            (by_hand, by_load) = (by_hand + moved.0, by_load + moved.1);
             let answers = std::mem::take(&mut runner.transcript);
             assert!(answers.len() > STEPS / 5);
             match &first {
@@ -113,6 +122,8 @@ fn settings_change_no_answer() {
                 }
             }
         }
+        eprintln!("bucket boundaries moved {by_hand} times by hand, {by_load} by the load");
+        assert!(by_hand > 0 && by_load > 0);
     }
     assert!(parts > 0, "no compaction was cut into parts");
 }

@@ -69,8 +69,9 @@ fn setting(seed: u64) -> Setting {
     Setting { db, family, disk: Disk::Memory(MemFs::new()) }
 }
 
-/// Runs a case; how many parts compactions were cut into.
-fn run(seed: u64, verbose: bool) -> usize {
+/// Runs a case; how many parts compactions were cut into, and how many bucket boundaries moved, by
+/// hand and by the load.
+fn run(seed: u64, verbose: bool) -> (usize, (usize, usize)) {
     let mut failure = OnFailure { seed, step: 0 };
     let mut generator = Generator::new(seed, seed.is_multiple_of(2));
     let mut runner = Runner::new(setting(seed));
@@ -86,9 +87,9 @@ fn run(seed: u64, verbose: bool) -> usize {
     runner.check_all();
     let report = runner.db.verify(|_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:?}");
-    let parts = runner.parts();
+    let happened = (runner.parts(), runner.moved());
     runner.db.close().unwrap();
-    parts
+    happened
 }
 
 fn number(variable: &str) -> Option<u64> {
@@ -115,7 +116,13 @@ fn the_database_does_what_the_model_does() {
     match number("ARCHIPELAGO_MODEL_SEED") {
         Some(seed) => drop(run(seed, true)),
         None => {
-            let parts: usize = seeds(0..CASES).map(|seed| run(seed, false)).sum();
+            let (mut parts, mut by_hand, mut by_load) = (0, 0, 0);
+            for (cut, moved) in seeds(0..CASES).map(|seed| run(seed, false)) {
+                parts += cut;
+                (by_hand, by_load) = (by_hand + moved.0, by_load + moved.1);
+            }
+            eprintln!("bucket boundaries moved {by_hand} times by hand, {by_load} by the load");
+            assert!(by_hand > 0 && by_load > 0);
             assert!(parts > 0, "no compaction was cut into parts");
         }
     }

@@ -9,7 +9,7 @@ use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 
-use crate::support::{open, small_family};
+use crate::support::{open, over, small_db, small_family};
 
 const UNLOGGED: WriteOptions = WriteOptions { sync: false, wal: false, no_slowdown: false };
 
@@ -34,15 +34,16 @@ fn a_checkpoint_holds_what_was_written_past_the_log() {
     let db = open(&fs);
     db.put_with(db.default_family(), b"a", b"b", &UNLOGGED).unwrap();
     db.checkpoint("/copy").unwrap();
-    let components = crate::support::over(&fs, CfOptions::default());
-    let copy = Db::open_with("/copy", crate::support::small_db(), components);
+    let components = over(&fs, CfOptions::default());
+    let copy = Db::open_with("/copy", small_db(), components);
     assert_eq!(copy.unwrap().get(b"a").unwrap().as_deref(), Some(&b"b"[..]));
 }
 
 #[test]
 fn a_file_that_was_cut_at_buckets_is_not_left_behind() {
     let fs = MemFs::new();
-    let db = open(&fs);
+    let family = CfOptions { buckets_dynamic: false, ..small_family() };
+    let db = Db::open_with("/db", small_db(), over(&fs, family)).unwrap();
     let cf = db.default_family();
     for n in 0..600 {
         db.put(format!("{n:03}").as_bytes(), &[1; 40]).unwrap();

@@ -38,17 +38,28 @@ pub(crate) struct Setting {
     pub(crate) disk: Disk,
 }
 
-/// Which families' memtables were sealed since it was last asked, and how many parts compactions
-/// were cut into.
+/// Which families' memtables were sealed since it was last asked, how many bucket boundaries have
+/// moved, by hand and by the load, and how many parts compactions were cut into.
 #[derive(Default)]
-struct Seals(Mutex<Vec<CfId>>, AtomicUsize);
+struct Seals {
+    sealed: Mutex<Vec<CfId>>,
+    by_hand: AtomicUsize,
+    by_load: AtomicUsize,
+    parts: AtomicUsize,
+}
 
 impl EventListener for Seals {
     fn on_event(&self, event: &Told) {
         match event {
-            Told::MemtableSealed { cf, .. } => self.0.lock().push(*cf),
+            Told::MemtableSealed { cf, .. } => self.sealed.lock().push(*cf),
             Told::CompactionInstalled { threads_ns, .. } if threads_ns.len() > 1 => {
-                self.1.fetch_add(threads_ns.len(), Ordering::Relaxed);
+                self.parts.fetch_add(threads_ns.len(), Ordering::Relaxed);
+            }
+            Told::BucketMapChanged { reason, .. } if reason.ends_with("by hand") => {
+                self.by_hand.fetch_add(1, Ordering::Relaxed);
+            }
+            Told::BucketMapChanged { reason, .. } if reason.contains("temperature") => {
+                self.by_load.fetch_add(1, Ordering::Relaxed);
             }
             _ => {}
         }
@@ -134,7 +145,7 @@ impl Runner {
 
     /// How many parts compactions were cut into, where they were.
     pub(crate) fn parts(&self) -> usize {
-        self.seals.1.load(Ordering::Relaxed)
+        self.seals.parts.load(Ordering::Relaxed)
     }
 
     fn components(setting: &Setting, clock: &Arc<ManualClock>, seals: &Arc<Seals>) -> Components {
@@ -178,7 +189,7 @@ impl Runner {
             Step::Kill => self.kill(),
             _ => self.upkeep(step),
         }
-        for cf in std::mem::take(&mut *self.seals.0.lock()) {
+        for cf in std::mem::take(&mut *self.seals.sealed.lock()) {
             let family = self.families.iter_mut().find(|(_, handle)| handle.id() == cf);
             if let Some((model, _)) = family {
                 model.seals.push(before);
@@ -205,12 +216,12 @@ impl Runner {
                 let cf = self.handle(*cf);
                 let index = bucket % self.db.buckets(cf).unwrap().len();
                 let key = key.map(|key| self.keys[key].as_slice());
-                allow_refusal(self.db.split_bucket(cf, index, key));
+                self.cleared(cf, index, || self.db.split_bucket(cf, index, key));
             }
             Step::Join { cf, bucket } => {
                 let cf = self.handle(*cf);
                 let index = bucket % self.db.buckets(cf).unwrap().len();
-                allow_refusal(self.db.merge_buckets(cf, index));
+                self.cleared(cf, index, || self.db.merge_buckets(cf, index));
             }
             Step::Ingest { cf, tables, link } => self.ingest(*cf, tables, *link),
             Step::Checkpoint => self.checkpoint(),
@@ -231,6 +242,27 @@ impl Runner {
             }
             other => unreachable!("{other:?} is not upkeep"),
         }
+    }
+
+    /// Changes a bucket; if it is in use, clears it and its right neighbour and tries once more.
+    fn cleared(&self, cf: &ColumnFamily, index: usize, change: impl Fn() -> Result<()>) {
+        match change() {
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                let buckets = self.db.buckets(cf).unwrap();
+                let Some(bucket) = buckets.get(index) else { return };
+                let next = buckets.get(index + 1).unwrap_or(bucket);
+                let (start, end) = (bucket.range.start.clone(), next.range.end.clone());
+                self.db.compact_range(cf, &KeyRange { start, end }).unwrap();
+                allow_refusal(change());
+            }
+            done => allow_refusal(done),
+        }
+    }
+
+    /// How many bucket boundaries have moved so far, by hand and by the load.
+    pub(crate) fn moved(&self) -> (usize, usize) {
+        let Seals { by_hand, by_load, .. } = &*self.seals;
+        (by_hand.load(Ordering::Relaxed), by_load.load(Ordering::Relaxed))
     }
 
     fn create_family(&mut self, name: &str) {

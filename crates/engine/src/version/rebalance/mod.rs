@@ -1,8 +1,20 @@
-//! When a bucket map may change.
+//! Moving bucket boundaries: what was written where lately, which map change that asks for, and
+//! when a change may be made. Pure: no I/O, clock or lock (BucketLSM §V-C).
 //!
-//! A map change moves a bucket's boundaries while jobs and files are bound to them, so it is
-//! refused while a touched bucket has L0 files, a running flush or a running compaction
-//! (BucketLSM §V-C merges and splits only buckets that were just compacted). Pure.
+//! - [`Window`]: what the last [`WINDOW_SEALS`] sealed memtables of a family held, as keys that
+//!   stand for bytes. Owned by `db::rebalancing`, in memory only: it starts empty at an open.
+//! - [`rebalance`]: from a window and a map to at most one [`MapChange`], with its reason.
+//! - [`fits`]: whether that change may be made now; how it gets its chance in buckets that are
+//!   written all the time.
+//! - [`can_change_map`]: the same for changes by hand, which nothing was prepared for: they are
+//!   refused while a touched bucket has L0 files, a running flush or a running compaction.
+
+mod decide;
+mod fit;
+mod window;
+
+#[cfg(test)]
+mod simulation;
 
 use std::ops::Range;
 
@@ -11,6 +23,10 @@ use archipelago_base::{Error, Result};
 use crate::compaction::pick::Running;
 use crate::key::KeyRange;
 use crate::version::Version;
+
+pub use decide::{ChangeKind, MapChange, Reason, RebalanceInput, rebalance};
+pub use fit::{RunningFlush, fits};
+pub use window::{SealSample, WINDOW_SEALS, Window};
 
 /// `Busy`, with the reason, while the buckets `touched` of `version` cannot be changed. `flushes`
 /// are the key ranges that running flushes of this column family will install, `running` its

@@ -1,0 +1,272 @@
+//! Which map change the window asks for.
+//!
+//! `N` is the number of buckets that the family was first cut into (its setting), not the number
+//! of now: BucketLSM §V-C says that temperatures fall as splits go beyond `N` and rise as merges
+//! go below it, which holds for a fixed `N` only, and makes the count mend itself. A bucket's
+//! temperature is `BT_i = N · F_W(B_i) / Σ F_W`.
+//!
+//! 1. **Split** a bucket hotter than 2, the hottest first, at the median of the medians; below `N`
+//!    buckets already one hotter than 1 (else a family of two, once merged into one bucket whose
+//!    temperature is 2, would stay so for ever).
+//! 2. A split must **share out**: of the bytes that the window saw in the bucket, counted seal by
+//!    seal and without the seal that counts most, at least a quarter must fall on the lesser side of
+//!    the key, and they must be worth more than a temperature of 0.5. So keys that arrive in order,
+//!    and one hot key, are never split.
+//! 3. **Merge** a bucket with a temperature of at most 0.5, the coldest first, into the colder of its
+//!    neighbours; only if nothing can be split.
+//! 4. At least one bucket, at most `most`; a family whose `N` is 1 is a classic L0 and left alone.
+//!
+//! Why it ends: (a) by rule 2 each half of a split is warmer than 0.5, so the same window does not
+//! merge it again; (b) a merged bucket is hotter than 2 only if the cold half is less than a quarter of
+//! it, so the same window does not cut it there again; (c) the sum of squared temperatures falls with
+//! every split, by at least as much as the merge before it may have raised it.
+//! Cost: one pass over the window for each bucket that is too hot.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::ops::Range;
+
+use archipelago_base::Result;
+
+use super::window::Window;
+use crate::bucket::BucketMap;
+
+/// Hotter than this is split.
+const HOT: f64 = 2.0;
+/// Hotter than this is split while there are fewer buckets than the family began with.
+const WARM: f64 = 1.0;
+/// At most this is merged.
+const COLD: f64 = 0.5;
+/// The lesser side of a split has at least one part in so many of the bucket's bytes.
+const LESSER_PART: u64 = 4;
+
+/// What a decision is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct RebalanceInput<'a> {
+    /// The map of now.
+    pub map: &'a BucketMap,
+    /// What was written lately.
+    pub window: &'a Window,
+    /// How many buckets the family was first cut into, or was to be (`N`).
+    pub initial: usize,
+    /// Most buckets that there may be.
+    pub most: usize,
+    /// Key of a split that is being prepared: it stays while it serves as well as another.
+    pub planned_cut: Option<&'a [u8]>,
+}
+
+impl RebalanceInput<'_> {
+    /// The temperature of every bucket; `None` if the window is empty.
+    #[must_use]
+    pub fn temperatures(&self) -> Option<Vec<f64>> {
+        let bytes = self.window.bytes_by_bucket(self.map);
+        let total: u64 = bytes.iter().sum();
+        (total > 0).then(|| bytes.iter().map(|&own| heat(self.initial, own, total)).collect())
+    }
+}
+
+fn heat(initial: usize, bytes: u64, total: u64) -> f64 {
+    initial as f64 * bytes as f64 / total.max(1) as f64
+}
+
+/// What to do to the map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// Cut `bucket` at `key`.
+    Split {
+        /// The bucket.
+        bucket: usize,
+        /// First key of its right half.
+        key: Vec<u8>,
+    },
+    /// Make `left` and its right neighbour one.
+    Merge {
+        /// The left one of the two.
+        left: usize,
+    },
+}
+
+impl ChangeKind {
+    /// The buckets that it changes.
+    #[must_use]
+    pub fn touched(&self) -> Range<usize> {
+        match *self {
+            Self::Split { bucket, .. } => bucket..bucket + 1,
+            Self::Merge { left } => left..left + 2,
+        }
+    }
+
+    /// The key of a split.
+    #[must_use]
+    pub fn cut(&self) -> Option<&[u8]> {
+        match self {
+            Self::Split { key, .. } => Some(key),
+            Self::Merge { .. } => None,
+        }
+    }
+
+    /// The map after it.
+    pub fn apply(&self, map: &BucketMap) -> Result<BucketMap> {
+        match self {
+            Self::Split { bucket, key } => map.split(*bucket, key),
+            Self::Merge { left } => map.merge(*left),
+        }
+    }
+}
+
+impl fmt::Display for ChangeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Split { bucket, key } => {
+                write!(f, "split bucket {bucket} at \"{}\"", key.escape_ascii())
+            }
+            Self::Merge { left } => write!(f, "merge buckets {left} and {}", left + 1),
+        }
+    }
+}
+
+/// Why, in figures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reason {
+    /// The bucket that is too hot or too cold.
+    pub bucket: usize,
+    /// Its temperature.
+    pub temperature: f64,
+    /// Bytes that the window saw in it.
+    pub bytes: u64,
+    /// Bytes that it would have seen if all `initial` buckets were alike.
+    pub ideal_bytes: u64,
+    /// How many seals the window held.
+    pub seals: usize,
+    /// How many buckets there were, if there were fewer than the family began with.
+    pub too_few: Option<usize>,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bucket, temperature, seals, .. } = self;
+        write!(f, "bucket {bucket} has temperature {temperature:.2} over {seals} seals, ")?;
+        write!(f, "{} of {} ideal", Size(self.bytes), Size(self.ideal_bytes))?;
+        match self.too_few {
+            Some(count) => write!(f, ", and there are only {count} buckets"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bytes as people read them.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes if bytes >= 10 << 20 => write!(f, "{} MiB", bytes >> 20),
+            bytes if bytes >= 10 << 10 => write!(f, "{} KiB", bytes >> 10),
+            bytes => write!(f, "{bytes} bytes"),
+        }
+    }
+}
+
+/// A change that the window asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MapChange {
+    /// What.
+    pub kind: ChangeKind,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl fmt::Display for MapChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind, self.reason)
+    }
+}
+
+/// The change that is most needed, if one is; see the module.
+#[must_use]
+pub fn rebalance(input: &RebalanceInput<'_>) -> Option<MapChange> {
+    if input.initial <= 1 || !input.window.is_telling() {
+        return None;
+    }
+    let bytes = input.window.bytes_by_bucket(input.map);
+    let total: u64 = bytes.iter().sum();
+    if total == 0 {
+        return None;
+    }
+    let decision = Decision { input, bytes, total };
+    decision.split().or_else(|| decision.merge())
+}
+
+/// The figures of one decision.
+struct Decision<'a> {
+    input: &'a RebalanceInput<'a>,
+    bytes: Vec<u64>,
+    total: u64,
+}
+
+impl Decision<'_> {
+    fn heat(&self, bytes: u64) -> f64 {
+        heat(self.input.initial, bytes, self.total)
+    }
+
+    fn reason(&self, bucket: usize, too_few: Option<usize>) -> Reason {
+        Reason {
+            bucket,
+            temperature: self.heat(self.bytes[bucket]),
+            bytes: self.bytes[bucket],
+            ideal_bytes: self.total / self.input.initial as u64,
+            seals: self.input.window.seals(),
+            too_few,
+        }
+    }
+
+    fn split(&self) -> Option<MapChange> {
+        let count = self.input.map.len();
+        if count >= self.input.most {
+            return None;
+        }
+        let bar = if count < self.input.initial { WARM } else { HOT };
+        let mut hot: Vec<usize> =
+            (0..count).filter(|&bucket| self.heat(self.bytes[bucket]) > bar).collect();
+        hot.sort_by_key(|&bucket| (std::cmp::Reverse(self.bytes[bucket]), bucket));
+        hot.into_iter().find_map(|bucket| {
+            let key = self.split_key(bucket)?;
+            let own_fault = self.heat(self.bytes[bucket]) > HOT;
+            let reason = self.reason(bucket, (!own_fault).then_some(count));
+            Some(MapChange { kind: ChangeKind::Split { bucket, key }, reason })
+        })
+    }
+
+    /// Where to cut the bucket; `None` if that would not share it out.
+    fn split_key(&self, bucket: usize) -> Option<Vec<u8>> {
+        let range = self.input.map.range(bucket);
+        let shares_out = |key: &&[u8]| {
+            let lesser = self.input.window.bytes_shared_out(&range, key);
+            let inside = range.contains(key) && *key > range.start.as_slice();
+            inside && self.heat(lesser) > COLD && lesser >= self.bytes[bucket] / LESSER_PART
+        };
+        let median = || self.input.window.median_of_medians(&range).filter(shares_out);
+        self.input.planned_cut.filter(shares_out).or_else(median).map(<[u8]>::to_vec)
+    }
+
+    fn merge(&self) -> Option<MapChange> {
+        let count = self.input.map.len();
+        if count < 2 {
+            return None;
+        }
+        let coldest = (0..count).min_by_key(|&bucket| (self.bytes[bucket], bucket))?;
+        if self.heat(self.bytes[coldest]) > COLD {
+            return None;
+        }
+        let left = match (coldest.checked_sub(1), self.bytes.get(coldest + 1)) {
+            (None, _) => coldest,
+            (Some(left), None) => left,
+            (Some(left), Some(right)) => match self.bytes[left].cmp(right) {
+                Ordering::Less | Ordering::Equal => left,
+                Ordering::Greater => coldest,
+            },
+        };
+        let reason = self.reason(coldest, None);
+        Some(MapChange { kind: ChangeKind::Merge { left }, reason })
+    }
+}

@@ -39,6 +39,10 @@ pub const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Waits shorter than this are saved up: a sleep takes longer than they do.
 const WAIT_MIN: Duration = Duration::from_millis(1);
 
+/// Over how long a database measures what writers ingest.
+pub const INGEST_WINDOW: Duration = Duration::from_millis(100);
+/// Over how long it measures what background work drains: longer, because a flush ends all at once.
+pub const DRAIN_WINDOW: Duration = Duration::from_secs(2);
 /// In this time a measured rate that is not reached again falls to 1/e.
 const RATE_MEMORY_S: f64 = 60.0;
 

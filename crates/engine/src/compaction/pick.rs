@@ -35,6 +35,20 @@ use self::picker::Picker;
 /// A job holds at most this many target file sizes of inputs when it widens itself.
 const WIDEN_FILES_MAX: u64 = 25;
 
+/// For how long after a seal a background job is left for flushes.
+const FLUSH_RESERVE_NS: u64 = 1_000_000_000;
+
+/// Compactions that may run at once among `jobs` background jobs: while memtables are being sealed
+/// one is left for flushes, so that none waits for a compaction to end. `since_seal_ns` is how long
+/// ago the last one was sealed, if any was.
+#[must_use]
+pub fn compactions_max(jobs: usize, since_seal_ns: Option<u64>) -> usize {
+    match since_seal_ns {
+        Some(since) if since <= FLUSH_RESERVE_NS => jobs.saturating_sub(1).max(1),
+        _ => jobs,
+    }
+}
+
 /// A compaction that runs: what it reads and where it writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {

@@ -9,7 +9,7 @@ use archipelago_base::{CfId, Result};
 
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input};
-use crate::compaction::pick::{Pick, PickInput, Running, pick};
+use crate::compaction::pick::{Pick, PickInput, Running, compactions_max, pick};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
 use crate::event::Event;
@@ -24,8 +24,6 @@ use crate::version::{LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
-/// For how long after a seal a background job is left for flushes.
-const FLUSH_RESERVE_NS: u64 = 1_000_000_000;
 
 /// A compaction that was picked: it is among the running jobs.
 pub(crate) struct CompactionTask {
@@ -75,13 +73,11 @@ impl State {
 }
 
 impl DbInner {
-    /// Compactions that may run at once: while memtables are being sealed one background job is
-    /// left for flushes, so that none waits for a compaction to end.
+    /// Compactions that may run at once now.
     pub(crate) fn compactions_max(&self) -> usize {
-        let jobs = self.options.max_background_jobs;
         let sealed_ns = self.last_seal_ns.load(Ordering::Relaxed);
-        let quiet = sealed_ns == 0 || self.clock.now_ns() - sealed_ns > FLUSH_RESERVE_NS;
-        if quiet { jobs } else { jobs.saturating_sub(1).max(1) }
+        let since = (sealed_ns != 0).then(|| self.clock.now_ns() - sealed_ns);
+        compactions_max(self.options.max_background_jobs, since)
     }
 
     /// The next compaction of any family, the fullest bucket first; noted as running.

@@ -49,7 +49,7 @@ use crate::version::Version;
 
 /// What becomes of one shard of a sealed memtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ShardState {
+pub enum ShardState {
     /// Waits for a flush.
     Pending,
     /// A flush job has it.

@@ -16,6 +16,7 @@ mod histogram;
 mod json;
 mod keys;
 mod pace;
+mod plot;
 mod process;
 mod progress;
 mod report;

@@ -3,8 +3,8 @@
 //!
 //! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
 //! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
-//! `report` make the result line, `json` the result file; `compare` runs both sides. Only `store`
-//! names the database's crate.
+//! `report` make the result line, `json` the result file; `compare` runs both sides; `model` models
+//! many cores. Only `store` and `model` name the database's crate.
 //!
 //! The harness must not be slower than what it is compared with: values are slices of a buffer
 //! made beforehand, keys are written into a buffer that is kept, random numbers come from wyrand,
@@ -15,6 +15,7 @@ mod flags;
 mod histogram;
 mod json;
 mod keys;
+mod model;
 mod pace;
 mod plot;
 mod process;
@@ -46,6 +47,12 @@ use store::Result;
 pub fn main(args: Vec<OsString>) -> ExitCode {
     if args.first().is_some_and(|word| word == "compare") {
         return match compare::compare(&args[1..]) {
+            Ok(result) => answer(result),
+            Err(stop) => refuse(&stop),
+        };
+    }
+    if args.first().is_some_and(|word| word == "model") {
+        return match model::model(&args[1..]) {
             Ok(result) => answer(result),
             Err(stop) => refuse(&stop),
         };

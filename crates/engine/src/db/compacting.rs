@@ -1,10 +1,9 @@
-//! Compactions: from the pure pick to a spec, a run and an install; and what flush and compaction
-//! specs have in common.
+//! Compactions: from the pure pick to a spec and an install (between them the run, in
+//! [`crate::db::subcompacting`]); and what flush and compaction specs have in common.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, Result};
 
 use crate::compaction::below::{Below, range_of};
@@ -12,10 +11,11 @@ use crate::compaction::job::{CompactionSpec, Input};
 use crate::compaction::pick::{Pick, PickInput, Running, compactions_max, pick};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
+use crate::db::subcompacting::Compacted;
 use crate::event::Event;
 use crate::flush::ShardSource;
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
-use crate::job::{JobContext, JobOutput, executor};
+use crate::job::{Cancel, JobContext, JobOutput};
 use crate::key::KeyRange;
 use crate::manifest::VersionEdit;
 use crate::options::LEVELS;
@@ -32,6 +32,8 @@ pub(crate) struct CompactionTask {
     /// What the pick was made from; holds its files.
     pub(crate) version: Arc<Version>,
     pub(crate) pick: Pick,
+    /// A user asked for it.
+    pub(crate) by_hand: bool,
 }
 
 impl State {
@@ -68,7 +70,7 @@ impl State {
         self.next_job_id += 1;
         let kind = RunningKind::Compaction(pick.running(family.id));
         self.running.push(RunningJob { id: job_id, kind });
-        CompactionTask { job_id, family, version, pick }
+        CompactionTask { job_id, family, version, pick, by_hand: false }
     }
 }
 
@@ -127,14 +129,12 @@ impl DbInner {
             return self.install_compaction(task, None);
         }
         let spec = self.compaction_spec(task);
-        let buffers = spec.inputs.len() as u64 * self.options.compaction_readahead_bytes;
-        let _held = self.budget.hold(MemoryClass::Job, buffers + JOB_OUTPUT_BYTES);
-        let output = self.executor.compact(&spec, &self.job_context(&crate::flush::NoShards))?;
-        let installed = executor::check(&output, &spec.range, &spec.output)
-            .and_then(|()| self.fault_point("compaction.before_install"))
-            .and_then(|()| self.install_compaction(task, Some(&output)));
+        let compacted = self.run_compaction(task, &spec)?;
+        let installed = self
+            .fault_point("compaction.before_install")
+            .and_then(|()| self.install_compaction(task, Some(&compacted)));
         if installed.is_err() {
-            self.discard(&output);
+            self.discard(&compacted.output);
         }
         installed
     }
@@ -186,18 +186,22 @@ impl DbInner {
         }
     }
 
-    fn install_compaction(&self, task: &CompactionTask, output: Option<&JobOutput>) -> Result<()> {
+    fn install_compaction(
+        &self,
+        task: &CompactionTask,
+        compacted: Option<&Compacted>,
+    ) -> Result<()> {
         let CompactionTask { family, pick, .. } = task;
-        let (cf, from, to) = (family.id, pick.from(), pick.to());
+        let (cf, to) = (family.id, pick.to());
         let mut edit = VersionEdit::new();
         let mut inputs = Vec::new();
         for (level, file) in pick.inputs() {
             edit.remove_file(cf, level, file.file_no());
             inputs.push(file.no);
         }
-        match output {
-            Some(output) => {
-                for meta in &output.files {
+        match compacted {
+            Some(compacted) => {
+                for meta in &compacted.output.files {
                     edit.add_file(cf, to, meta.clone());
                 }
             }
@@ -213,30 +217,38 @@ impl DbInner {
             let built = manifest.apply(edit)?;
             self.republish_built(&mut self.state.lock(), built);
         }
-        let nothing = JobOutput::default();
-        let output = output.unwrap_or(&nothing);
+        let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
+        self.tell_compaction(task, inputs, compacted.unwrap_or(&moved));
+        Ok(())
+    }
+
+    /// Counts an installed compaction and tells of it.
+    fn tell_compaction(&self, task: &CompactionTask, inputs: Vec<u64>, compacted: &Compacted) {
+        let Compacted { output, threads_ns } = compacted;
         self.stats.add(Ticker::Compactions, 1);
+        if threads_ns.len() > 1 {
+            self.stats.add(Ticker::Subcompactions, threads_ns.len() as u64);
+        }
         self.stats.add(Ticker::CompactionBytesRead, output.bytes_read);
         self.stats.add(Ticker::CompactionBytesWritten, output.bytes_written);
         self.count_job(output);
         self.stats.record(Timer::Compaction, output.duration_ns);
-        let bucket = match pick {
+        let bucket = match &task.pick {
             Pick::L0ToBase { bucket, .. } | Pick::IntraL0 { bucket, .. } => Some(*bucket),
             _ => None,
         };
         self.listeners.tell(&Event::CompactionInstalled {
-            cf,
-            from,
-            to,
+            cf: task.family.id,
+            from: task.pick.from(),
+            to: task.pick.to(),
             bucket,
             inputs,
             outputs: output.files.iter().map(|meta| meta.no).collect(),
             bytes_read: output.bytes_read,
             bytes_written: output.bytes_written,
             duration_ns: output.duration_ns,
-            threads_ns: vec![output.duration_ns],
+            threads_ns: threads_ns.clone(),
         });
-        Ok(())
     }
 
     pub(crate) fn count_job(&self, output: &JobOutput) {
@@ -297,13 +309,13 @@ impl DbInner {
     }
 
     /// What a job that runs here is given.
-    pub(crate) fn job_context<'a>(&'a self, shards: &'a dyn ShardSource) -> JobContext<'a> {
+    pub(crate) fn job_context<'a>(&self, shards: &'a dyn ShardSource) -> JobContext<'a> {
         JobContext {
             fs: Arc::clone(&self.fs),
             registry: self.registry.clone(),
             clock: Arc::clone(&self.clock),
             limiter: Some(Arc::clone(&self.limiter)),
-            cancel: Arc::clone(&self.closing),
+            cancel: Cancel::under(&self.closing),
             shards,
             cache: Arc::clone(&self.cache),
             budget: Arc::clone(&self.budget),

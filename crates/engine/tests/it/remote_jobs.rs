@@ -18,7 +18,7 @@ use archipelago_engine::extension::Registry;
 use archipelago_engine::flush::{FlushSpec, ShardRef, ShardSource, run_flush};
 use archipelago_engine::job::executor::JobExecutor;
 use archipelago_engine::job::wire::{self, Message};
-use archipelago_engine::job::{JobContext, JobOutput};
+use archipelago_engine::job::{Cancel, JobContext, JobOutput};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::memtable::{SealedImage, SealedShard};
 use archipelago_engine::options::{CfOptions, WriteOptions};
@@ -58,7 +58,7 @@ fn child_process() {
         registry: Registry::default(),
         clock: SystemClock::shared(),
         limiter: None,
-        cancel: Arc::default(),
+        cancel: Cancel::default(),
         shards: &images,
         cache: BlockCache::new(1 << 20, &budget),
         budget,

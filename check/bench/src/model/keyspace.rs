@@ -192,7 +192,7 @@ mod tests {
         let merged = merge(&inputs, (0, 2000), &cutting);
         assert_eq!(
             merged.iter().map(|r| (r.lo, r.hi)).collect::<Vec<_>>(),
-            [(0, 500), (500, 1100), (1100, 1700), (1700, 2000)]
+            [(0, 500), (500, 1101), (1101, 1702), (1702, 2000)]
         );
         let total: f64 = merged.iter().map(|run| run.records).sum();
         assert!((total - 200.0).abs() < 1.0);

@@ -39,7 +39,7 @@ enum Task {
 }
 
 #[derive(Debug)]
-struct Job {
+pub(super) struct Job {
     task: Task,
     outputs: Vec<Run>,
     threads_left: usize,
@@ -49,18 +49,18 @@ struct Job {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Sim {
-    setting: Setting,
+    pub(super) setting: Setting,
     clock: Arc<ManualClock>,
-    now_ns: u64,
+    pub(super) now_ns: u64,
     rng: Rng,
-    store: Store,
-    writer: Writer,
-    jobs: BTreeMap<u64, Job>,
+    pub(super) store: Store,
+    pub(super) writer: Writer,
+    pub(super) jobs: BTreeMap<u64, Job>,
     next_job: u64,
     /// Seconds at full speed that every running thread has gone through.
     progress: f64,
     /// By the progress at which they end (bits of a positive number order like it), then by number.
-    threads: BTreeMap<(u64, u64), (u64, Demand)>,
+    pub(super) threads: BTreeMap<(u64, u64), (u64, Demand)>,
     next_thread: u64,
     installing: Option<(u64, u64)>,
     to_install: VecDeque<u64>,
@@ -115,7 +115,7 @@ impl Sim {
         Ok(self.outcome())
     }
 
-    fn is_written(&self) -> bool {
+    pub(super) fn is_written(&self) -> bool {
         self.writer.written >= self.setting.records as f64 - 0.5
     }
 
@@ -213,6 +213,7 @@ impl Sim {
         for work in threads {
             let machine = &self.setting.machine;
             self.recorder.written_bytes += work.write_bytes;
+            self.recorder.work_s += work.alone_s(machine);
             let ends = (self.progress + work.alone_s(machine)).to_bits();
             self.threads.insert((ends, self.next_thread), (id, work.demand(machine)));
             self.next_thread += 1;
@@ -352,6 +353,7 @@ impl Sim {
         let files = self.store.version.files().count() as f64;
         let sync_ns = self.setting.machine.device.sync_latency().as_secs_f64() * 1e9;
         let ns = cost.install_ns + files * cost.install_ns_per_file + sync_ns;
+        self.recorder.install_s += ns / 1e9;
         self.installing = Some((self.now_ns + ns.max(1.0) as u64, job));
     }
 
@@ -429,6 +431,8 @@ impl Sim {
             second_half_mb_per_s: bytes / 2.0 / half_s.max(1e-9) / 1e6,
             threads_mean: recorder.threads_mean(),
             threads_max: recorder.threads_max,
+            work_s: recorder.work_s,
+            install_s: recorder.install_s,
             write_amplification: recorder.written_bytes / bytes,
             stalled_s: self.writer.stalled_s,
             l0_compactions: recorder.l0_jobs.count,

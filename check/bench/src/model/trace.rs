@@ -25,6 +25,9 @@ pub(crate) struct Outcome {
     /// Threads of jobs that were busy, on average and at most.
     pub(crate) threads_mean: f64,
     pub(crate) threads_max: usize,
+    /// What all jobs' threads would take alone, and installs.
+    pub(crate) work_s: f64,
+    pub(crate) install_s: f64,
     /// Device writes by jobs for each byte written.
     pub(crate) write_amplification: f64,
     /// Seconds that writers lost, by cause.
@@ -106,6 +109,8 @@ pub(super) struct Recorder {
     pub(super) threads_max: usize,
     pub(super) jobs_max: usize,
     pub(super) written_bytes: f64,
+    pub(super) work_s: f64,
+    pub(super) install_s: f64,
     pub(super) cores_full_s: f64,
     pub(super) device_full_s: f64,
     pub(super) trace: u64,

@@ -44,7 +44,10 @@ pub(super) fn compaction(
     let cutting = cutting(setting, version, pick, boundaries);
     let parts = match pick {
         Pick::L0ToBase { .. } => {
-            plan_parts(&inputs, range, setting.parts(), cutting.records_max, rng)
+            let bytes = pick.inputs().map(|(_, file)| file.size_bytes);
+            let files: Vec<_> = inputs.iter().copied().zip(bytes).collect();
+            let least = version.options().target_file_bytes;
+            plan_parts(&files, &pick.range(), setting.records, setting.parts(), least, rng)
         }
         _ => vec![range],
     };

@@ -19,6 +19,7 @@ docs/decisions/0009-many-core-model.md. The same seed gives the same result on e
   archipelago bench model
   archipelago bench model --degrees=8,64 --modes=buckets --json=model.json --svg=charts
   archipelago bench model --device=docs/devices/nvme.toml
+  archipelago bench model --device=none --writers=16
   archipelago bench model --measure=profile.json --machine='2 cores of a laptop'";
 
 /// A sweep of the model.
@@ -48,7 +49,7 @@ pub(crate) struct ModelFlags {
     /// A cost profile instead of the one that comes with the program
     #[arg(long, value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
-    /// A device's description instead of the paper's SSD
+    /// A device's description instead of the paper's SSD; `none` for a device that never limits
     #[arg(long, value_name = "FILE")]
     pub(crate) device: Option<PathBuf>,
     /// Write every result, with series over time, to this file as JSON

@@ -18,8 +18,8 @@ use archipelago_engine::compaction::job::{CompactionSpec, Input, run_compaction}
 use archipelago_engine::extension::Registry;
 use archipelago_engine::file_meta::{FileMeta, sst_name};
 use archipelago_engine::flush::{FlushSpec, ShardRef, ShardSource, run_flush};
-use archipelago_engine::job::{Cancel, JobContext};
 use archipelago_engine::job::spec::{FileNumbers, OutputSpec, Retention};
+use archipelago_engine::job::{Cancel, JobContext};
 use archipelago_engine::key::Kind;
 use archipelago_engine::manifest::{VersionEdit, VersionSet};
 use archipelago_engine::memtable::{SealedShard, Shard, SlabPool};

@@ -58,6 +58,7 @@ fn run(flags: &ModelFlags) -> Result<()> {
         None => CostProfile::frozen()?,
     };
     let machine = match &flags.device {
+        Some(path) if path.as_os_str() == "none" => Machine::of_the_paper().without_device(),
         Some(path) => Machine::of_the_paper().on(DeviceSpec::from_toml(&read(path)?)?),
         None => Machine::of_the_paper(),
     };

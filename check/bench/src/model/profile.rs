@@ -112,6 +112,22 @@ impl Machine {
         Self { device, burst_bytes: 0.0, ..self }
     }
 
+    /// With a device that never limits: what cores alone would do.
+    pub(crate) fn without_device(self) -> Self {
+        const NEVER: u64 = 1 << 50;
+        let device = DeviceSpec {
+            name: "no device limit".to_owned(),
+            source: "nothing".to_owned(),
+            total_bytes_per_s: NEVER,
+            read_bytes_per_s: NEVER,
+            write_bytes_per_s: NEVER,
+            stream_bytes_per_s: 0,
+            sync_latency_us: 0,
+            ..self.device.clone()
+        };
+        self.on(device)
+    }
+
     /// What the device writes in a second, for `streams`.
     pub(crate) fn write_rate(&self, streams: usize, in_burst: bool) -> f64 {
         match in_burst {

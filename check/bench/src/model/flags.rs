@@ -38,7 +38,7 @@ pub(crate) struct ModelFlags {
     #[arg(long, value_delimiter = ',', default_value = "classic,subcompactions,buckets")]
     pub(crate) modes: Vec<Mode>,
     /// Gigabytes (10^9) of keys and values to write; the key space has as many records
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) gigabytes: u64,
     /// Threads that write
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]

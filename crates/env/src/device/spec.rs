@@ -1,11 +1,13 @@
 //! What is known of a device, and what follows from it by arithmetic alone.
 //!
 //! A **stream** is a caller with one operation in flight on a file, in one direction. Invariants:
-//! 1. no stream gets more than the bandwidth per stream, all streams of a direction no more than
-//! that direction's, readers and writers together no more than the total; 2. among streams that
-//! want more than there is, each gets the same (max-min fairness); 3. [`DeviceSpec::scale`]
-//! stretches time and nothing else: at a scale of 1/4 every rate is a quarter and every latency
-//! four times as long, so that *ratios* between workloads stay those of the device at full size.
+//!
+//! 1. No stream gets more than the bandwidth per stream, all streams of a direction no more than
+//!    that direction's, readers and writers together no more than the total.
+//! 2. Among streams that want more than there is, each gets the same (max-min fairness).
+//! 3. [`DeviceSpec::scale`] stretches time and nothing else: at a scale of 1/4 every rate is a
+//!    quarter and every latency four times as long, so that *ratios* between workloads stay those
+//!    of the device at full size.
 //!
 //! Everything here is pure. Failure: a description that makes no sense is `InvalidArgument` with
 //! the field's name. Cost: a few divisions.

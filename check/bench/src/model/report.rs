@@ -156,7 +156,7 @@ pub(super) fn charts(runs: &Runs) -> Vec<(String, String)> {
             outcome.series.iter().map(|point| (point.at_s, value(point))).collect()
         };
         threads = threads.line(&name, &line(|point| point.threads));
-        l0 = l0.line(&name, &line(|point| point.l0_max));
+        l0 = l0.step(&name, &line(|point| point.l0_max));
         if outcome.mode == Mode::Buckets {
             let mean = line(|point| point.l0_mean);
             l0 = l0.line(&format!("{name}, mean of all"), &mean);

@@ -364,7 +364,7 @@ impl Sim {
             self.installing = None;
             if let Some(job) = self.jobs.remove(&id) {
                 self.recorder.event(&[4, self.now_ns, id]);
-                self.install(job)?;
+                self.install(&job)?;
             }
             self.may_start = true;
             self.writer.decide(&self.store);
@@ -373,7 +373,7 @@ impl Sim {
         Ok(())
     }
 
-    fn install(&mut self, job: Job) -> Result<()> {
+    fn install(&mut self, job: &Job) -> Result<()> {
         match &job.task {
             Task::Flush(taken) => {
                 let added: Vec<_> =
@@ -386,7 +386,7 @@ impl Sim {
                 self.writer.drained(taken.drawn);
                 self.recorder.flushes += 1;
             }
-            Task::Compact(pick, _) => self.install_compaction(pick, &job)?,
+            Task::Compact(pick, _) => self.install_compaction(pick, job)?,
         }
         Ok(())
     }

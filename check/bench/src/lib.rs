@@ -5,8 +5,8 @@
 //! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
 //! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
 //! `report` make the result line, `json` the result file; `compare` runs both sides, `table`
-//! all of its rows. Only `store`
-//! names the database's crate.
+//! all rows of a comparison; `model` models many cores. Only `store` and `model` name the
+//! database's crate.
 //!
 //! The harness must not be slower than what it is compared with: values are slices of a buffer
 //! made beforehand, keys are written into a buffer that is kept, random numbers come from wyrand,
@@ -17,7 +17,9 @@ mod flags;
 mod histogram;
 mod json;
 mod keys;
+mod model;
 mod pace;
+mod plot;
 mod process;
 mod progress;
 mod report;
@@ -54,6 +56,12 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     }
     if args.len() >= 2 && args[0] == "reproduce" && args[1] == "rocksdb" {
         return match table::reproduce(&args[2..]) {
+            Ok(result) => answer(result),
+            Err(stop) => refuse(&stop),
+        };
+    }
+    if args.first().is_some_and(|word| word == "model") {
+        return match model::model(&args[1..]) {
             Ok(result) => answer(result),
             Err(stop) => refuse(&stop),
         };

@@ -18,13 +18,14 @@ pub(crate) use archipelago_engine::{
 };
 pub(crate) use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, local::LocalFs};
 
-use crate::flags::{CompressionType, Flags};
+use crate::flags::{BucketBoundaries, CompressionType, Flags};
 
 /// Settings of the database that the flags ask for.
 pub(crate) fn db_options(flags: &Flags) -> DbOptions {
     let defaults = DbOptions::default();
     DbOptions {
         max_background_jobs: flags.storage.max_background_jobs,
+        subcompactions_max: flags.storage.subcompactions as usize,
         rate_limit_bytes_per_s: flags.storage.rate_limiter_bytes_per_sec,
         block_cache_bytes: flags.storage.cache_size,
         table_readers_max: usize::try_from(flags.storage.open_files)
@@ -49,6 +50,7 @@ pub(crate) fn family_options(flags: &Flags) -> CfOptions {
         write_buffer_bytes: storage.write_buffer_size,
         write_buffers_max: storage.max_write_buffer_number,
         buckets: storage.buckets,
+        buckets_dynamic: storage.bucket_boundaries == BucketBoundaries::Dynamic,
         bloom_bits_per_key: u32::try_from(storage.bloom_bits)
             .unwrap_or(defaults.bloom_bits_per_key),
         block_bytes: storage.block_size,

@@ -45,6 +45,8 @@ const PEAK_BYTES_PER_S_DEFAULT: u64 = 64 << 20;
 const UNMEASURED_FALL: u64 = 64;
 /// A flush that takes longer than foreseen is taken to need this part of its time from now on.
 const FLUSH_TIME_LEFT_MIN: f64 = 0.5;
+/// A flush of fewer bytes says little about how fast flushes run.
+const SPEED_BYTES_MIN: u64 = 256 << 10;
 /// The rate at the end of the slope as a part of the drain rate: 1 / this.
 const DRAIN_SHARE: u64 = 4;
 /// The longest that one write waits before it looks at the state again.
@@ -52,6 +54,10 @@ pub const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Waits shorter than this are saved up: a sleep takes longer than they do.
 const WAIT_MIN: Duration = Duration::from_millis(1);
 
+/// Over how long a database measures what writers ingest.
+pub const INGEST_WINDOW: Duration = Duration::from_millis(100);
+/// Over how long it measures what background work drains: longer, because a flush ends all at once.
+pub const DRAIN_WINDOW: Duration = Duration::from_secs(2);
 /// In this time a measured rate that is not reached again falls to 1/e.
 const RATE_MEMORY_S: f64 = 60.0;
 
@@ -196,6 +202,19 @@ fn memtable_rate(input: &StallInput) -> Option<f64> {
     let whole_s = input.flush_backlog_bytes as f64 / speed as f64;
     let left_s = (whole_s - input.flush_elapsed.as_secs_f64()).max(whole_s * FLUSH_TIME_LEFT_MIN);
     Some(input.memtable_space_bytes as f64 / left_s)
+}
+
+/// The measured speed of flushes after one of `bytes` took `duration`, while `at_once` of them
+/// ran: its own speed times how many run, smoothed; `before` is the speed so far, 0 if none was
+/// measured. A flush of few bytes says little and changes nothing.
+#[must_use]
+pub fn flush_speed(before: u64, bytes: u64, at_once: usize, duration: Duration) -> u64 {
+    if bytes < SPEED_BYTES_MIN && before > 0 {
+        return before;
+    }
+    let speed = bytes as f64 * at_once.max(1) as f64 / duration.as_secs_f64().max(1e-9);
+    let speed = (speed as u64).max(1);
+    if before == 0 { speed } else { before - before / 4 + speed / 4 }
 }
 
 /// How fast writers may go; see the module.

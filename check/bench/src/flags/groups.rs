@@ -8,7 +8,9 @@ use crate::zipf::Distribution;
 
 const ABOUT: &str = "Runs db_bench's benchmarks on Archipelago, with db_bench's flags and result \
                      line.\n`archipelago bench compare --help`: side by side with db_bench itself.\n\
-                     `archipelago bench reproduce rocksdb --help`: the whole table against it.";
+                     `archipelago bench reproduce --help`: a paper's comparisons, beside its numbers.\n\
+                     `archipelago bench reproduce rocksdb --help`: the whole table against RocksDB.\n\
+                     `archipelago bench model --help`: what many cores would make of it.";
 
 const TEACH: &str = "\
 Benchmarks, comma-separated, run in order on one database:
@@ -23,7 +25,11 @@ Benchmarks, comma-separated, run in order on one database:
   readwhilewriting      --threads readers beside one writer
   readrandomwriterandom --readwritepercent reads among writes
   mixgraph              gets, puts and seeks modelled on production traces (--mix_*, --keyrange_*)
-  ycsba .. ycsbf        the YCSB core workloads; a fresh database is loaded first
+  mixgraph1             puts only, fresh database; 10, 20, 30, 40, 50 key ranges as the run goes on
+  mixgraph2             the same keys; puts, gets and scans 8:1:1
+  ycsba .. ycsbf        the YCSB core workloads; an empty database is loaded first
+  ycsbget, ycsbscan     puts and gets 7:3, puts and scans 9:1, zipfian 0.9; loaded first as well
+  ycsbload              loads the records of the YCSB workloads
   compact, waitforcompaction, flush
   stats, levelstats, bucketstats
 
@@ -31,7 +37,9 @@ Examples:
   archipelago bench --benchmarks=fillrandom,waitforcompaction,readrandom --num=1000000
   archipelago bench --benchmarks=readrandom --use_existing_db --duration=10 --histogram
   archipelago bench --benchmarks=ycsba,ycsbc --threads=2 --json=result.json
+  archipelago bench --benchmarks=mixgraph1 --value_size=1024 --device=FILE --samples=series.json
   archipelago bench compare --benchmarks=fillrandom,readrandom --runs=5
+  archipelago bench reproduce bucketlsm --quick
 
 Boolean flags: --sync, --sync=1, --sync=true, --nosync, --sync=0. One dash is as good as two.";
 
@@ -159,6 +167,15 @@ impl CompressionType {
     }
 }
 
+/// What bucket boundaries do after the first memtable set them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BucketBoundaries {
+    /// Hot buckets are split, cold ones merged.
+    Dynamic,
+    /// They stay.
+    Static,
+}
+
 /// The database.
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case", next_help_heading = "Database")]
@@ -223,6 +240,15 @@ pub(crate) struct Storage {
     /// Buckets of the key space (not in db_bench); 0: as many as background jobs; 1: a classic L0
     #[arg(long, default_value_t = 0)]
     pub(crate) buckets: usize,
+    /// Whether bucket boundaries move with the keys that are written (not in db_bench)
+    #[arg(long, value_enum, default_value_t = BucketBoundaries::Dynamic)]
+    pub(crate) bucket_boundaries: BucketBoundaries,
+    /// Threads that may share one compaction
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub(crate) subcompactions: u64,
+    /// Emulate the device that this file describes (not in db_bench; docs/devices has some)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) device: Option<PathBuf>,
 }
 
 /// Parameters of mixgraph: Cao et al., FAST 2020, as db_bench names them.
@@ -319,10 +345,11 @@ pub(crate) struct Ycsb {
     /// How records are picked; default: latest for ycsbd, zipfian for the others
     #[arg(long)]
     pub(crate) ycsb_distribution: Option<Distribution>,
-    /// Skew of the zipfian, above 0 and below 1
-    #[arg(long, default_value_t = 0.99)]
-    pub(crate) ycsb_theta: f64,
-    /// Longest scan of ycsbe
+    /// Skew of the zipfian, above 0 and below 1; default: 0.9 for ycsbget and ycsbscan, 0.99 for the
+    /// others
+    #[arg(long)]
+    pub(crate) ycsb_theta: Option<f64>,
+    /// Longest scan of ycsbe and ycsbscan
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) ycsb_max_scan: u64,
 }
@@ -348,6 +375,10 @@ pub(crate) struct Output {
     /// Write every result to this file as JSON (not in db_bench)
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Write what is sampled every 100 ms, and every background job, to this file as JSON (not in
+    /// db_bench)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) samples: Option<PathBuf>,
 }
 
 const COMPARE_ABOUT: &str =
@@ -408,8 +439,9 @@ impl Flags {
                 load.prefix_size, load.key_size
             ));
         }
-        let theta = self.ycsb.ycsb_theta;
-        if !(theta > 0.0 && theta < 1.0) {
+        if let Some(theta) = self.ycsb.ycsb_theta
+            && !(theta > 0.0 && theta < 1.0)
+        {
             return Err(format!("--ycsb_theta is {theta}: it must lie between 0 and 1"));
         }
         let mix = &self.mixgraph;

@@ -53,7 +53,6 @@ const WITHOUT_MEANING: &[&str] = &[
     "stats_interval_seconds",
     "stats_level",
     "stats_per_interval",
-    "subcompactions",
     "unordered_write",
     "use_data_block_hash_index",
     "verify_checksum",
@@ -298,8 +297,17 @@ const REFUSED: &[&str] = &[
 ];
 
 /// Flags of this program that db_bench does not have.
-pub(crate) const OURS_ONLY: &[&str] =
-    &["buckets", "json", "keyrange_random", "ycsb_distribution", "ycsb_max_scan", "ycsb_theta"];
+pub(crate) const OURS_ONLY: &[&str] = &[
+    "bucket_boundaries",
+    "buckets",
+    "device",
+    "json",
+    "keyrange_random",
+    "samples",
+    "ycsb_distribution",
+    "ycsb_max_scan",
+    "ycsb_theta",
+];
 
 /// Whether the flag is accepted without effect.
 pub(super) fn is_without_meaning(name: &str) -> bool {

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Command, CommandFactory, FromArgMatches};
 
-pub(crate) use groups::{CompareFlags, CompressionType, Flags, Mixgraph};
+pub(crate) use groups::{BucketBoundaries, CompareFlags, CompressionType, Flags, Mixgraph};
 pub(crate) use known::OURS_ONLY;
 pub(crate) use spelling::Spelled;
 
@@ -47,6 +47,11 @@ pub(crate) fn read_compare(args: &[OsString]) -> Result<(CompareFlags, Spelled),
     let args = std::iter::once("archipelago bench compare".to_owned()).chain(args);
     let flags: CompareFlags = parse(args)?;
     flags.bench.check().map_err(Stop::Usage)?;
+    if flags.bench.storage.device.is_some() || flags.bench.output.samples.is_some() {
+        return Err(Stop::Usage(
+            "--device and --samples do not go with compare: db_bench has neither".to_owned(),
+        ));
+    }
     Ok((flags, spelled))
 }
 

@@ -28,7 +28,7 @@ const VALUE_BYTES_MIN: u64 = 10;
 const PACED_AT_ONCE: u64 = 100;
 
 /// The value below which a share `u` of a generalised Pareto distribution lies above.
-fn pareto(u: f64, theta: f64, k: f64, sigma: f64) -> u64 {
+pub(super) fn pareto(u: f64, theta: f64, k: f64, sigma: f64) -> u64 {
     let value =
         if k == 0.0 { theta - sigma * u.ln() } else { theta + sigma * (u.powf(-k) - 1.0) / k };
     value.ceil() as u64
@@ -48,16 +48,17 @@ struct KeyRangeUnit {
 
 /// Ranges of equal size with two-term exponential hotness.
 #[derive(Clone, Debug)]
-struct KeyRanges {
+pub(super) struct KeyRanges {
     units: Vec<KeyRangeUnit>,
     weights: u64,
     keys_each: u64,
 }
 
 impl KeyRanges {
-    /// `None` if no range has any hotness.
-    fn new(num: u64, flags: &Mixgraph) -> Option<Self> {
-        let count = flags.keyrange_num.min(num);
+    /// `num` keys in `count` ranges, which hotness is dealt out to in an order that `seed` gives
+    /// (`None`: always the same); `None` if no range has any hotness.
+    pub(super) fn new(num: u64, count: u64, flags: &Mixgraph, seed: Option<u64>) -> Option<Self> {
+        let count = count.min(num);
         let mut units: Vec<KeyRangeUnit> = Vec::with_capacity(count as usize);
         let mut amplify = 0.0;
         let mut weights = 0u64;
@@ -74,13 +75,26 @@ impl KeyRanges {
             weights = weights.checked_add(weight)?;
         }
         // Hot ranges do not lie side by side.
-        Rng::with_seed(weights).shuffle(&mut units);
+        Rng::with_seed(seed.unwrap_or(weights)).shuffle(&mut units);
         let mut start = 0;
         for unit in &mut units {
             unit.start = start;
             start += unit.weight;
         }
         (weights > 0).then_some(Self { units, weights, keys_each: (num / count).max(1) })
+    }
+
+    /// Number of ranges.
+    pub(super) fn len(&self) -> usize {
+        self.units.len()
+    }
+
+    /// A key of a range picked by hotness, the keys of the range alike: two draws of their own,
+    /// unlike [`Self::key`], which makes both of one as db_bench does.
+    pub(super) fn draw(&self, rng: &mut Rng) -> u64 {
+        let at = below(rng, self.weights);
+        let range = self.units.partition_point(|unit| unit.start <= at) - 1;
+        self.keys_each * range as u64 + below(rng, self.keys_each)
     }
 
     /// The key of the draw `draw`.
@@ -123,7 +137,7 @@ impl KeyModel {
         if ranges.iter().all(|&parameter| parameter == 0.0) {
             return without;
         }
-        KeyRanges::new(num, flags).map_or(without, Self::Ranges)
+        KeyRanges::new(num, flags.keyrange_num, flags, None).map_or(without, Self::Ranges)
     }
 
     /// The key of `draw`, a uniform number below the count of keys, of which it is the share `u`.
@@ -208,7 +222,7 @@ pub(super) fn run(worker: &mut Worker<'_>) -> Result<()> {
     Ok(())
 }
 
-fn get(worker: &mut Worker<'_>) -> Result<()> {
+pub(super) fn get(worker: &mut Worker<'_>) -> Result<()> {
     let key = worker.keys.get();
     worker.tally.counts.reads += 1;
     if let Some(value) = worker.db.get_with(worker.cf, key, &worker.read_options)? {
@@ -247,7 +261,7 @@ fn value_bytes(u: f64, flags: &Mixgraph) -> u64 {
     size.max(VALUE_BYTES_MIN)
 }
 
-fn seek(worker: &mut Worker<'_>, u: f64, flags: &Mixgraph) -> Result<()> {
+pub(super) fn seek(worker: &mut Worker<'_>, u: f64, flags: &Mixgraph) -> Result<()> {
     let mut iter = worker.db.iter(worker.cf, &worker.read_options)?;
     let key = worker.keys.get();
     iter.seek(key);
@@ -318,7 +332,7 @@ mod tests {
             "--keyrange_dist_d=-0.08082",
         ])
         .mixgraph;
-        let ranges = KeyRanges::new(3_000_000, &given).expect("some are hot");
+        let ranges = KeyRanges::new(3_000_000, 30, &given, None).expect("some are hot");
         let mut rng = Rng::with_seed(3);
         let mut seen = vec![0f64; 30];
         for _ in 0..200_000 {

@@ -9,6 +9,7 @@ pub(crate) mod admin;
 mod fill;
 mod mixed;
 mod mixgraph;
+mod mixgraph_phases;
 mod read;
 mod scan;
 pub(crate) mod ycsb;
@@ -42,12 +43,17 @@ pub(crate) const NAMES: &[&str] = &[
     "readwhilewriting",
     "readrandomwriterandom",
     "mixgraph",
+    "mixgraph1",
+    "mixgraph2",
     "ycsba",
     "ycsbb",
     "ycsbc",
     "ycsbd",
     "ycsbe",
     "ycsbf",
+    "ycsbget",
+    "ycsbscan",
+    "ycsbload",
     "compact",
     "waitforcompaction",
     "flush",
@@ -136,12 +142,15 @@ pub(crate) fn find(name: &str) -> Option<Spec> {
         },
         "readrandomwriterandom" => workers(mixed::read_write, mixed::message).writing(),
         "mixgraph" => workers(mixgraph::run, mixgraph::message).writing(),
+        "mixgraph1" => workers(mixgraph_phases::puts, mixgraph::message).fresh(),
+        "mixgraph2" => workers(mixgraph_phases::mixed, mixgraph::message).fresh(),
         "compact" => workers(admin::compact, quiet).writing(),
         "waitforcompaction" => action(admin::wait_for_compaction),
         "flush" => action(admin::flush),
         "stats" => action(admin::stats),
         "levelstats" => action(admin::level_stats),
         "bucketstats" => action(admin::bucket_stats),
+        "ycsbload" => ycsb::load_spec(),
         _ => Spec { ycsb: true, ..ycsb::find(name, workers)? },
     })
 }

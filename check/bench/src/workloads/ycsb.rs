@@ -1,6 +1,7 @@
 //! The YCSB core workloads (Cooper et al., "Benchmarking cloud serving systems with YCSB", SoCC
 //! 2010): a update-heavy, b read-mostly, c read-only, d read-latest, e short ranges, f
-//! read-modify-write.
+//! read-modify-write; and two write-heavy mixes of BucketLSM's evaluation (§VI-A): `ycsbget`, seven
+//! puts to three gets, and `ycsbscan`, nine puts to one scan.
 //!
 //! A record is one key and one value of `--value_size`. Records are loaded in scattered order.
 
@@ -29,6 +30,12 @@ const C: Mix = Mix { reads: 100, ..NONE };
 const D: Mix = Mix { reads: 95, inserts: 5, newest: true, ..NONE };
 const E: Mix = Mix { scans: 95, inserts: 5, ..NONE };
 const F: Mix = Mix { reads: 50, ..NONE };
+const GET: Mix = Mix { updates: 70, reads: 30, ..NONE };
+const SCAN: Mix = Mix { updates: 90, scans: 10, ..NONE };
+
+/// Skew of the zipfian, as YCSB has it and as BucketLSM's evaluation has it.
+const THETA: f64 = 0.99;
+const THETA_BUCKETLSM: f64 = 0.9;
 
 /// The workload called `name`.
 pub(super) fn find(name: &str, workers: impl Fn(Body, Message) -> Spec) -> Option<Spec> {
@@ -39,6 +46,8 @@ pub(super) fn find(name: &str, workers: impl Fn(Body, Message) -> Spec) -> Optio
         "ycsbd" => |worker| run(worker, D),
         "ycsbe" => |worker| run(worker, E),
         "ycsbf" => |worker| run(worker, F),
+        "ycsbget" => |worker| run(worker, GET),
+        "ycsbscan" => |worker| run(worker, SCAN),
         _ => return None,
     };
     Some(workers(body, message).writing())
@@ -85,7 +94,10 @@ fn run(worker: &mut Worker<'_>, mix: Mix) -> Result<()> {
     let default = if mix.newest { Distribution::Latest } else { Distribution::Zipfian };
     let distribution = flags.ycsb.ycsb_distribution.unwrap_or(default);
     let records = worker.bench.records.load(Ordering::Relaxed);
-    let chooser = Chooser::new(distribution, records, flags.ycsb.ycsb_theta);
+    let is_bucketlsm = ["ycsbget", "ycsbscan"].contains(&worker.bench.spec.name);
+    let default = if is_bucketlsm { THETA_BUCKETLSM } else { THETA };
+    let theta = flags.ycsb.ycsb_theta.unwrap_or(default);
+    let chooser = Chooser::new(distribution, records, theta);
     let mut limit = worker.limit(flags.reads_and_writes());
     while limit.more(1) {
         let dice = below(&mut worker.rng, 100);
@@ -183,7 +195,7 @@ mod tests {
 
     #[test]
     fn shares_make_a_hundred() {
-        for mix in [A, B, C, D, E] {
+        for mix in [A, B, C, D, E, GET, SCAN] {
             assert_eq!(mix.reads + mix.updates + mix.inserts + mix.scans, 100, "{mix:?}");
         }
     }

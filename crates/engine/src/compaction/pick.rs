@@ -47,7 +47,7 @@ use crate::live_file::LiveFile;
 use crate::version::{LAST_LEVEL, Version, total_bytes};
 
 use self::picker::Picker;
-pub use self::share::{compaction_jobs, pick_of_all};
+pub use self::share::{compaction_jobs, flush_reserve_ns, is_loading, load_pause_ns, pick_of_all};
 
 /// A job holds at most this many target file sizes of inputs when it widens itself.
 const WIDEN_FILES_MAX: u64 = 25;

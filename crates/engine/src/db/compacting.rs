@@ -8,7 +8,7 @@ use archipelago_base::{CfId, Result};
 
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input};
-use crate::compaction::pick::{Pick, Running, compaction_jobs, pick_of_all};
+use crate::compaction::pick::{Pick, Running, compaction_jobs, is_loading, pick_of_all};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
 use crate::db::subcompacting::Compacted;
@@ -29,10 +29,6 @@ pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
 const READAHEAD_BYTES_MAX: u64 = 16 << 20;
 /// Readahead of one input, however many there are; still large enough to be sequential.
 const READAHEAD_BYTES_MIN: u64 = 256 << 10;
-/// However fast memtables came, a load is not over before this.
-const LOAD_PAUSE_NS_MIN: u64 = 1_000_000_000;
-/// A load is over when no memtable was sealed for this long, however slowly they came.
-const LOAD_PAUSE_NS_MAX: u64 = 4_000_000_000;
 
 /// A compaction that was picked: it is among the running jobs.
 pub(crate) struct CompactionTask {
@@ -96,22 +92,24 @@ impl DbInner {
         if self.waiters.load(Ordering::Relaxed) > 0 {
             return jobs;
         }
+        let (since_ns, interval_ns) = self.last_seal();
+        compaction_jobs(jobs, since_ns, interval_ns)
+    }
+
+    /// How long ago the last memtable was sealed, and how long after the one before.
+    fn last_seal(&self) -> (Option<u64>, u64) {
         let sealed_ns = self.last_seal_ns.load(Ordering::Relaxed);
         let since_ns = (sealed_ns > 0).then(|| self.clock.now_ns().saturating_sub(sealed_ns));
-        let interval_ns = self.seal_interval_ns.load(Ordering::Relaxed);
-        compaction_jobs(jobs, since_ns, interval_ns)
+        (since_ns, self.seal_interval_ns.load(Ordering::Relaxed))
     }
 
     /// Whether memtables come one after another, so that a compaction may wait for more input.
     /// Not while somebody waits for the background, and not in manual mode, where time stands.
     pub(crate) fn is_loading(&self) -> bool {
-        let sealed_ns = self.last_seal_ns.load(Ordering::Relaxed);
-        if sealed_ns == 0 || self.is_manual() || self.waiters.load(Ordering::Relaxed) > 0 {
-            return false;
-        }
-        let usual_ns = self.seal_interval_ns.load(Ordering::Relaxed);
-        let patience_ns = usual_ns.saturating_mul(2).clamp(LOAD_PAUSE_NS_MIN, LOAD_PAUSE_NS_MAX);
-        self.clock.now_ns().saturating_sub(sealed_ns) <= patience_ns
+        let (since_ns, interval_ns) = self.last_seal();
+        !self.is_manual()
+            && self.waiters.load(Ordering::Relaxed) == 0
+            && is_loading(since_ns, interval_ns)
     }
 
     /// The next compaction of any family, the most urgent first; noted as running.

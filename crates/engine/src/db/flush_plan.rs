@@ -8,32 +8,38 @@
 use archipelago_base::Epoch;
 
 use crate::bucket::BucketMap;
-use crate::db::inner::ShardState;
 use crate::key::KeyRange;
 
+pub use crate::db::inner::ShardState;
+
 /// A sealed memtable as the decision sees it.
-pub(crate) struct SealedView<'a> {
-    pub(crate) map: &'a BucketMap,
-    pub(crate) shards: &'a [ShardState],
+#[derive(Clone, Copy, Debug)]
+pub struct SealedView<'a> {
+    /// How its keys are cut into shards.
+    pub map: &'a BucketMap,
+    /// What becomes of each shard of `map`.
+    pub shards: &'a [ShardState],
     /// Has its filters; nobody inserts any more.
-    pub(crate) ready: bool,
-    pub(crate) unlogged: bool,
+    pub ready: bool,
+    /// Has records that no log has.
+    pub unlogged: bool,
 }
 
 /// What to flush: for each of `memtables` (positions in the queue, oldest first) the shards
 /// `shards`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FlushPlan {
+pub struct FlushPlan {
     /// Positions in the queue: a contiguous run, oldest first.
-    pub(crate) memtables: std::ops::Range<usize>,
+    pub memtables: std::ops::Range<usize>,
     /// Shards of each of them.
-    pub(crate) shards: std::ops::Range<usize>,
+    pub shards: std::ops::Range<usize>,
     /// The keys that these shards hold.
-    pub(crate) range: KeyRange,
+    pub range: KeyRange,
 }
 
 /// The next flush of a family that touches no key of `held`, `None` if nothing may be flushed now.
-pub(crate) fn plan_flush(queue: &[SealedView<'_>], held: Option<&KeyRange>) -> Option<FlushPlan> {
+#[must_use]
+pub fn plan_flush(queue: &[SealedView<'_>], held: Option<&KeyRange>) -> Option<FlushPlan> {
     let is_held = |range: &KeyRange| held.is_some_and(|held| held.overlaps(range));
     for (position, sealed) in queue.iter().enumerate() {
         if !sealed.ready {

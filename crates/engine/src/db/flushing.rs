@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, FileNo, Result, SeqNo};
@@ -28,11 +29,9 @@ use crate::job::{JobOutput, executor};
 use crate::key::KeyRange;
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::SealedShard;
+use crate::stall::flush_speed;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
-
-/// A flush of fewer bytes says little about how fast flushes run.
-const SPEED_BYTES_MIN: u64 = 256 << 10;
 
 /// A flush that was planned: its shards are marked running.
 pub(crate) struct FlushTask {
@@ -292,19 +291,14 @@ impl DbInner {
         Ok(())
     }
 
-    /// Learns from a flush how fast flushes run: its own speed times how many run at once, smoothed.
+    /// Learns from a flush how fast flushes run.
     fn measure_flush(&self, bytes: u64, duration_ns: u64) {
         let running = &self.state.lock().running;
         let at_once = running.iter().filter(|job| matches!(job.kind, RunningKind::Flush { .. }));
-        let at_once = at_once.count().max(1) as u128;
         let before = self.flush_speed.load(Ordering::Relaxed);
-        if bytes < SPEED_BYTES_MIN && before > 0 {
-            return;
-        }
-        let speed = u128::from(bytes) * at_once * 1_000_000_000 / u128::from(duration_ns.max(1));
-        let speed = u64::try_from(speed).unwrap_or(u64::MAX).max(1);
-        let smoothed = if before == 0 { speed } else { before - before / 4 + speed / 4 };
-        self.flush_speed.store(smoothed, Ordering::Relaxed);
+        let duration = Duration::from_nanos(duration_ns);
+        let speed = flush_speed(before, bytes, at_once.count(), duration);
+        self.flush_speed.store(speed, Ordering::Relaxed);
     }
 
     fn mark_installed(&self, state: &mut State, task: &FlushTask) {

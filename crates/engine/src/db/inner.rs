@@ -52,7 +52,7 @@ use crate::version::rebalance::RunningFlush;
 
 /// What becomes of one shard of a sealed memtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ShardState {
+pub enum ShardState {
     /// Waits for a flush.
     Pending,
     /// A flush job has it.

@@ -12,7 +12,7 @@ mod commit;
 mod compacting;
 mod families;
 mod family;
-mod flush_plan;
+pub mod flush_plan;
 mod flushing;
 mod health;
 mod ingest;

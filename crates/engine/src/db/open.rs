@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use archipelago_base::budget::{ByteBudget, MemoryClass};
@@ -46,7 +45,7 @@ use crate::manifest::{Change, DirectoryState, VersionEdit, VersionSet, file_numb
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
-use crate::stall::{DelayController, RateMeter};
+use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter};
 use crate::wal::{LogChain, LogConfig, LogWriter, SegmentFile, SegmentRef};
 
 /// Called at named points of background work; an error makes the step fail there:
@@ -105,10 +104,6 @@ impl std::fmt::Debug for Components {
         f.debug_struct("Components").field("fs", &self.fs).finish_non_exhaustive()
     }
 }
-
-/// Over how long the rates behind the write delays are measured.
-const INGEST_WINDOW: Duration = Duration::from_millis(100);
-const DRAIN_WINDOW: Duration = Duration::from_secs(2);
 
 /// What a local log keeps in memory: its ring.
 const LOG_BUFFER_BYTES: u64 = 4 << 20;

@@ -20,23 +20,45 @@ use crate::version::{LAST_LEVEL, Version};
 const RESERVE_NS_MIN: u64 = 1_000_000_000;
 /// And at most: writes that pause longer have ended.
 const RESERVE_NS_MAX: u64 = 60 * RESERVE_NS_MIN;
+/// However fast memtables came, a load is not over before this.
+const LOAD_PAUSE_NS_MIN: u64 = 1_000_000_000;
+/// A load is over when no memtable was sealed for this long, however slowly they came.
+const LOAD_PAUSE_NS_MAX: u64 = 4_000_000_000;
 /// One job in this many is left for flushes, at least one.
 const FLUSH_SHARE: usize = 4;
 /// A memtable is expected within this many times the last interval between two seals.
 const RESERVE_INTERVALS: u64 = 2;
 
+/// For how long after a seal jobs are left for flushes, when the seal before it was `interval_ns`
+/// earlier.
+#[must_use]
+pub fn flush_reserve_ns(interval_ns: u64) -> u64 {
+    interval_ns.saturating_mul(RESERVE_INTERVALS).clamp(RESERVE_NS_MIN, RESERVE_NS_MAX)
+}
+
+/// For how long after a seal a load goes on, when the seal before it was `interval_ns` earlier.
+#[must_use]
+pub fn load_pause_ns(interval_ns: u64) -> u64 {
+    interval_ns.saturating_mul(RESERVE_INTERVALS).clamp(LOAD_PAUSE_NS_MIN, LOAD_PAUSE_NS_MAX)
+}
+
 /// How many compactions may run at once with `jobs` background jobs, when the last memtable was
 /// sealed `since_ns` ago (`None`: never) and the one before it `interval_ns` earlier.
 #[must_use]
 pub fn compaction_jobs(jobs: usize, since_ns: Option<u64>, interval_ns: u64) -> usize {
-    let reserve = interval_ns.saturating_mul(RESERVE_INTERVALS);
-    let reserve = reserve.clamp(RESERVE_NS_MIN, RESERVE_NS_MAX);
     match since_ns {
-        Some(since_ns) if since_ns <= reserve => {
+        Some(since_ns) if since_ns <= flush_reserve_ns(interval_ns) => {
             jobs.saturating_sub((jobs / FLUSH_SHARE).max(1)).max(1)
         }
         _ => jobs,
     }
+}
+
+/// Whether a load goes on (see [`PickInput::loading`]), when the last memtable was sealed
+/// `since_ns` ago (`None`: never) and the one before it `interval_ns` earlier.
+#[must_use]
+pub fn is_loading(since_ns: Option<u64>, interval_ns: u64) -> bool {
+    since_ns.is_some_and(|since_ns| since_ns <= load_pause_ns(interval_ns))
 }
 
 /// The most urgent compaction of several column families, with the index of its family; `None` if

@@ -3,7 +3,7 @@
 //!
 //! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
 //! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
-//! `report` make the result line, `json` the result file; `compare` runs both sides. Only `store`
+//! `report` make the result line, `json` the result file, `samples` the timeline; `compare` runs both sides. Only `store`
 //! names the database's crate.
 //!
 //! The harness must not be slower than what it is compared with: values are slices of a buffer
@@ -21,6 +21,7 @@ mod process;
 mod progress;
 mod report;
 mod runner;
+mod samples;
 mod store;
 mod tally;
 mod values;
@@ -94,6 +95,12 @@ fn described(flags: &Flags) -> BTreeMap<String, String> {
         ("bloom_bits", storage.bloom_bits.to_string()),
         ("max_background_jobs", storage.max_background_jobs.to_string()),
         ("buckets", storage.buckets.to_string()),
+        ("bucket_boundaries", format!("{:?}", storage.bucket_boundaries).to_lowercase()),
+        ("subcompactions", storage.subcompactions.to_string()),
+        (
+            "device",
+            storage.device.as_ref().map_or_else(String::new, |file| file.display().to_string()),
+        ),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value))

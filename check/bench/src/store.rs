@@ -92,11 +92,9 @@ impl EventListener for LastJob {
     }
 }
 
-/// Opens the database in `dir`, or creates it; tells `last_job` of its background work.
-pub(crate) fn open(dir: &Path, flags: &Flags, last_job: Arc<LastJob>) -> Result<Db> {
+/// Opens the database in `dir`, or creates it; tells `listeners` of its background work.
+pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Db> {
     let families = [("default".to_owned(), family_options(flags))].into();
-    let mut listeners = Listeners::default();
-    listeners.add(last_job);
     let components = Components { families, listeners, ..Components::default() };
     Db::open_with(dir, db_options(flags), components)
 }

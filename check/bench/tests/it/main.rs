@@ -29,8 +29,8 @@ fn every_benchmark_runs() {
     let results = bench(
         dir.path(),
         &[
-            "--benchmarks=ycsba,ycsbb,ycsbc,ycsbd,ycsbe,ycsbf,fillseq,fillrandom,overwrite,\
-             readrandom,readmissing,readseq,readreverse,seekrandom,multireadrandom,\
+            "--benchmarks=ycsba,ycsbb,ycsbc,ycsbd,ycsbe,ycsbf,ycsbget,ycsbscan,mixgraph1,mixgraph2,\
+             fillseq,fillrandom,overwrite,readrandom,readmissing,readseq,readreverse,seekrandom,multireadrandom,\
              readwhilewriting,readrandomwriterandom,mixgraph,flush,deleterandom,compact,\
              waitforcompaction,stats,levelstats,bucketstats,fillsync,fillseq,readseq",
             "--num=1000",
@@ -55,6 +55,17 @@ fn every_benchmark_runs() {
     let scanned = named(&results, "readseq")["ops"].as_u64().expect("ops");
     assert_eq!(named(&results, "readreverse")["ops"], scanned, "both see every key");
     assert_eq!(named(&results, "mixgraph")["ops"], 1000);
+    assert_eq!(named(&results, "mixgraph1")["latency"]["write"]["count"], 1000, "puts only");
+    let mixed = &named(&results, "mixgraph2")["latency"];
+    let count = |kind: &str| mixed[kind]["count"].as_u64().unwrap_or(0);
+    assert_eq!(count("write") + count("read") + count("seek"), 1000);
+    assert!((750..850).contains(&count("write")), "8 of 10 are puts: {mixed}");
+    assert!((60..140).contains(&count("read")), "1 of 10 is a get: {mixed}");
+    let share = |name: &str, kind: &str| {
+        named(&results, name)["latency"][kind]["count"].as_u64().unwrap_or(0)
+    };
+    assert!((640..760).contains(&share("ycsbget", "update")), "7 of 10 are puts");
+    assert!((60..140).contains(&share("ycsbscan", "seek")), "1 of 10 is a scan");
     assert_eq!(named(&results, "ycsbload")["ops"], 1000, "an empty database is loaded");
     assert_eq!(named(&results, "ycsbc")["found"], 1000, "every record is there");
     let all = results.iter().rfind(|result| result["name"] == "readseq");
@@ -81,6 +92,44 @@ fn a_write_benchmark_reports_when_it_settled() {
     let amplification = fill["settled"]["write_amplification"].as_f64().expect("a ratio");
     assert!(amplification > 1.0 && amplification < 50.0, "{amplification}");
     assert!(fill["table_bytes"].as_u64().is_some_and(|bytes| bytes > 100_000), "{fill}");
+}
+
+#[test]
+fn samples_tell_of_buckets_stalls_and_jobs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("series.json");
+    let results = bench(
+        dir.path(),
+        &[
+            "--benchmarks=mixgraph1,waitforcompaction",
+            "--num=20000",
+            "--value_size=200",
+            "--write_buffer_size=65536",
+            "--buckets=3",
+            "--bucket_boundaries=static",
+            &format!("--samples={}", file.display()),
+        ],
+    );
+    assert!(named(&results, "mixgraph1")["stall_seconds"]["l0"].is_number());
+    let text = std::fs::read_to_string(file).expect("the samples");
+    let series: Value = serde_json::from_str(&text).expect("JSON");
+    let window = &series["benchmarks"][0];
+    assert_eq!(window["name"], "mixgraph1");
+    assert!(window["end_s"].as_f64() > window["start_s"].as_f64());
+    let samples = series["samples"].as_array().expect("samples");
+    let last = samples.last().expect("one at least");
+    assert_eq!(last["ops"], 20_000);
+    assert_eq!(last["l0_files"].as_array().map(Vec::len), Some(3), "static boundaries stay");
+    let jobs = series["jobs"].as_array().expect("jobs");
+    let flushed: u64 = jobs
+        .iter()
+        .filter(|job| job["from"].is_null())
+        .filter_map(|j| j["bytes_written"].as_u64())
+        .sum();
+    assert!(flushed > 2_000_000, "every memtable was flushed: {flushed}");
+    let compacted = jobs.iter().filter(|job| job["from"] == 0);
+    assert!(compacted.count() > 3, "L0 is compacted: {jobs:?}");
+    assert_eq!(series["errors"].as_array().map(Vec::len), Some(0));
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Files as the engine sees them: a [`FileSystem`] trait whose every operation says what it is
 //! for ([`IoContext`]), the local one ([`local::LocalFs`]), one in memory that can lose power
 //! ([`mem::MemFs`]), and decorators over any of them: faults on command ([`fault::FaultFs`]),
-//! statistics ([`stats::CountingFs`]) and the rate limiter that flush and compaction share
-//! ([`limit::RateLimiter`]).
+//! statistics ([`stats::CountingFs`]), the rate limiter that flush and compaction share
+//! ([`limit::RateLimiter`]) and a device described by a file ([`device::DeviceSpec`]).
 //!
 //! Layer 1. The engine runs unchanged over a local disk, over tiers and over storage nodes,
 //! because it knows only this trait.
 
 pub mod context;
+pub mod device;
 mod failure;
 pub mod fault;
 mod forward;

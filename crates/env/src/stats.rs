@@ -18,7 +18,7 @@ use crate::fs::{
 };
 
 const CLASSES: usize = 4;
-const PURPOSES: usize = 8;
+pub(crate) const PURPOSES: usize = 8;
 const COUNTS: usize = 5;
 const CELLS: usize = CLASSES * PURPOSES;
 
@@ -32,7 +32,7 @@ enum Count {
     Syncs,
 }
 
-fn purpose_index(purpose: IoPurpose) -> usize {
+pub(crate) fn purpose_index(purpose: IoPurpose) -> usize {
     match purpose {
         IoPurpose::ForegroundRead => 0,
         IoPurpose::ForegroundWrite => 1,

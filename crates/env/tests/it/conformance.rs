@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use archipelago_base::clock::SystemClock;
 use archipelago_base::{Epoch, Error, ErrorKind};
+use archipelago_env::device::{DeviceSpec, ThrottledFs};
 use archipelago_env::fault::FaultFs;
 use archipelago_env::limit::{LimitedFs, RateLimiter};
 use archipelago_env::local::LocalFs;
@@ -296,6 +297,37 @@ fn local_direct_conforms() {
     // The system's temporary directory may be in memory; the build directory is on a disk.
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     conforms(&LocalFs::shared(), dir.path(), true);
+}
+
+#[test]
+fn a_throttled_file_system_conforms() {
+    let spec = DeviceSpec::from_toml(
+        r#"
+        name = "fast"
+        source = "made up, so that the checks do not take long"
+        total_bytes_per_s = 20_000_000_000
+        read_bytes_per_s = 10_000_000_000
+        write_bytes_per_s = 10_000_000_000
+        stream_bytes_per_s = 5_000_000_000
+        operations_per_s = 10_000_000
+        read_latency_us = 10
+        write_latency_us = 10
+        sync_latency_us = 50
+        metadata_latency_us = 10
+        "#,
+    )
+    .unwrap();
+    let throttled = |inner, spec: &DeviceSpec| -> Arc<dyn FileSystem> {
+        ThrottledFs::new(inner, spec.clone(), SystemClock::shared())
+    };
+    conforms(&throttled(Arc::new(MemFs::new()), &spec), Path::new("/db"), false);
+    let dir = TempDir::new().unwrap();
+    conforms(&throttled(LocalFs::shared(), &spec), dir.path(), false);
+    // Throttled in between, and a small page of dirty log: each append waits for the device.
+    let tight = DeviceSpec { log_dirty_bytes_max: 1, ..spec };
+    let fs = CountingFs::new(throttled(Arc::new(FaultFs::new(LocalFs::shared(), 0)), &tight));
+    let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    conforms(&shared(fs), dir.path(), true);
 }
 
 #[test]

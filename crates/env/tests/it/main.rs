@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
 mod conformance;
+mod devices;
 mod faults;
 mod limits;
 mod local;
 mod power_loss;
 mod statistics;
+mod virtual_time;
 
 use archipelago_env::{FileClass, IoContext, IoPurpose};
 

@@ -1,0 +1,231 @@
+//! The open files of a throttled file system.
+
+use std::sync::Arc;
+
+use archipelago_base::Result;
+
+use super::Direction;
+use super::throttled::Device;
+use crate::context::{IoContext, IoPurpose};
+use crate::fs::{LogFile, LogSync, RandomFile, WritableFile};
+
+/// A log tells the device of its appends every so many bytes.
+const LOG_STEP_BYTES: u64 = 64 << 10;
+
+#[derive(Debug)]
+pub(super) struct ThrottledWriter {
+    inner: Box<dyn WritableFile>,
+    device: Arc<Device>,
+    stream: u64,
+    purpose: IoPurpose,
+    /// Appended and not charged yet.
+    gathered: u64,
+}
+
+impl ThrottledWriter {
+    pub(super) fn new(
+        inner: Box<dyn WritableFile>,
+        device: Arc<Device>,
+        purpose: IoPurpose,
+    ) -> Self {
+        let stream = device.new_stream();
+        Self { inner, device, stream, purpose, gathered: 0 }
+    }
+
+    /// Charges whole operations, or everything.
+    fn charge(&mut self, everything: bool, begun_ns: u64) {
+        let whole = self.gathered - self.gathered % self.device.spec.io_bytes_max;
+        let bytes = if everything { self.gathered } else { whole };
+        if bytes > 0 {
+            self.gathered -= bytes;
+            self.device.transfer(Direction::Write, self.stream, self.purpose, begun_ns, bytes);
+        }
+    }
+}
+
+impl WritableFile for ThrottledWriter {
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        if self.gathered + (data.len() as u64) < self.device.spec.io_bytes_max {
+            self.inner.append(data)?;
+            self.gathered += data.len() as u64;
+            return Ok(());
+        }
+        let begun_ns = self.device.now_ns();
+        self.inner.append(data)?;
+        self.gathered += data.len() as u64;
+        self.charge(false, begun_ns);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let begun_ns = self.device.now_ns();
+        self.inner.flush()?;
+        self.charge(true, begun_ns);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        let begun_ns = self.device.now_ns();
+        self.inner.sync()?;
+        if self.gathered > 0 {
+            self.charge(true, begun_ns);
+            self.device.sync(self.purpose, self.device.now_ns());
+        } else {
+            self.device.sync(self.purpose, begun_ns);
+        }
+        Ok(())
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+}
+
+impl Drop for ThrottledWriter {
+    fn drop(&mut self) {
+        self.device.end_stream(self.stream);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ThrottledReader {
+    inner: Arc<dyn RandomFile>,
+    device: Arc<Device>,
+    stream: u64,
+}
+
+impl ThrottledReader {
+    pub(super) fn new(inner: Arc<dyn RandomFile>, device: Arc<Device>) -> Self {
+        let stream = device.new_stream();
+        Self { inner, device, stream }
+    }
+
+    fn charge(&self, context: IoContext, begun_ns: u64, bytes: u64) {
+        self.device.transfer(Direction::Read, self.stream, context.purpose, begun_ns, bytes);
+    }
+}
+
+impl RandomFile for ThrottledReader {
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
+        let begun_ns = self.device.now_ns();
+        self.inner.read_exact_at(offset, buf, context)?;
+        if !buf.is_empty() {
+            self.charge(context, begun_ns, buf.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Ranges that touch are one operation; others follow one another.
+    fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        let mut begun_ns = self.device.now_ns();
+        self.inner.read_many(requests, context)?;
+        let mut run: Option<(u64, u64)> = None;
+        for (offset, buf) in requests.iter() {
+            let end = offset + buf.len() as u64;
+            run = match run {
+                Some((from, to)) if to == *offset => Some((from, end)),
+                Some((from, to)) => {
+                    self.charge(context, begun_ns, to - from);
+                    begun_ns = self.device.now_ns();
+                    Some((*offset, end))
+                }
+                None => Some((*offset, end)),
+            };
+        }
+        if let Some((from, to)) = run.filter(|(from, to)| to > from) {
+            self.charge(context, begun_ns, to - from);
+        }
+        Ok(())
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        self.inner.prefetch(offset, len);
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ThrottledLog {
+    inner: Box<dyn LogFile>,
+    device: Arc<Device>,
+    stream: u64,
+    purpose: IoPurpose,
+    /// How much of it the device was told of by appends.
+    told: u64,
+}
+
+impl ThrottledLog {
+    pub(super) fn new(
+        inner: Box<dyn LogFile>,
+        device: Arc<Device>,
+        stream: u64,
+        purpose: IoPurpose,
+    ) -> Self {
+        Self { inner, device, stream, purpose, told: 0 }
+    }
+
+    fn tell(&mut self) {
+        let appended = self.inner.len();
+        if appended > self.told {
+            let bytes = appended - self.told;
+            self.told = appended;
+            self.device.append_log(self.stream, self.purpose, appended, bytes);
+        }
+    }
+}
+
+impl LogFile for ThrottledLog {
+    fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        let offset = self.inner.append(parts)?;
+        if self.inner.len() - self.told >= LOG_STEP_BYTES {
+            self.tell();
+        }
+        Ok(offset)
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn sync_handle(&self) -> Arc<dyn LogSync> {
+        Arc::new(ThrottledLogSync {
+            inner: self.inner.sync_handle(),
+            device: Arc::clone(&self.device),
+            stream: self.stream,
+            purpose: self.purpose,
+        })
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.inner.finish()?;
+        self.tell();
+        Ok(())
+    }
+}
+
+impl Drop for ThrottledLog {
+    fn drop(&mut self) {
+        self.device.close_log(self.stream);
+        self.device.end_stream(self.stream);
+    }
+}
+
+#[derive(Debug)]
+struct ThrottledLogSync {
+    inner: Arc<dyn LogSync>,
+    device: Arc<Device>,
+    stream: u64,
+    purpose: IoPurpose,
+}
+
+impl LogSync for ThrottledLogSync {
+    fn sync(&self) -> Result<u64> {
+        let begun_ns = self.device.now_ns();
+        let through = self.inner.sync()?;
+        self.device.sync_log(self.stream, self.purpose, through, begun_ns);
+        Ok(through)
+    }
+}

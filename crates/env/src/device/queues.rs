@@ -1,0 +1,178 @@
+//! The shared queues of an emulated device: arithmetic on moments, no clock, no sleeping.
+//!
+//! Each limit that callers share (read bandwidth, write bandwidth, both together, operations) is a
+//! [`Lane`], and an operation waits for the one that is behind most. A log is a stream that no
+//! caller waits for: its pieces take their turn when their time has come ([`Queues::advance`],
+//! called before anything else happens), so that a backlog of log never reserves the future.
+//!
+//! Invariants: 1. over any stretch of time a lane lets through no more than its rate times the
+//! stretch, plus what [`CREDIT_NS`] is worth and one piece per caller; 2. a piece is at most
+//! `io_bytes_max`, so that no caller waits for a long operation of another; 3. within a log the
+//! next piece starts when the one before is done.
+//!
+//! Owned by a [`super::ThrottledFs`], under its lock. Cost: a few divisions, and a look at every
+//! log that still has bytes to write (one or two).
+
+use super::{DeviceSpec, Direction};
+
+/// How far a lane, or a caller, may run behind its time and catch up: sleeps end late by about a
+/// tenth of a millisecond, which is the machine's fault and not the device's.
+pub(super) const CREDIT_NS: i64 = 200_000;
+
+/// A writer counts for the curve until this long after its last operation: between two writes it
+/// computes, but it is still one of the files that are being written.
+const WRITER_STAYS_NS: u64 = 10_000_000;
+
+/// One limit that callers share: how much work is queued, as of `at_ns`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lane {
+    at_ns: u64,
+    /// Negative: idle for a while.
+    backlog_ns: i64,
+}
+
+impl Lane {
+    /// Queues work that takes `cost_ns` alone; returns when it is done.
+    fn add(&mut self, now_ns: u64, cost_ns: i64) -> i64 {
+        let passed = now_ns.saturating_sub(self.at_ns) as i64;
+        self.at_ns = self.at_ns.max(now_ns);
+        self.backlog_ns = (self.backlog_ns - passed).max(-CREDIT_NS) + cost_ns;
+        self.at_ns as i64 + self.backlog_ns
+    }
+}
+
+/// What was appended to a log and is on its way to the device.
+#[derive(Clone, Copy, Debug)]
+struct LogQueue {
+    stream: u64,
+    appended: u64,
+    /// Bytes of pieces that were started.
+    started: u64,
+    /// The last of them, done at `done_ns`.
+    last: u64,
+    done_ns: i64,
+    /// No more will be appended.
+    closed: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    directions: [Lane; 2],
+    total: Lane,
+    operations: Lane,
+    /// Streams that write, and until when they count.
+    writers: Vec<(u64, u64)>,
+    logs: Vec<LogQueue>,
+}
+
+impl Queues {
+    /// Moves one piece of at most `io_bytes_max`: queued at `now_ns` by a caller whose own time is
+    /// `from_ns`. Returns when it is done, latency aside.
+    pub(super) fn transfer(
+        &mut self,
+        spec: &DeviceSpec,
+        direction: Direction,
+        stream: u64,
+        from_ns: i64,
+        now_ns: u64,
+        bytes: u64,
+    ) -> i64 {
+        let writers = self.writers_at(direction, stream, now_ns);
+        let rate = spec.direction_rate(direction, writers);
+        let own_ns = cost_ns(bytes, rate.min(spec.stream_rate()));
+        let lane = &mut self.directions[direction as usize];
+        let done_ns = (from_ns + own_ns)
+            .max(lane.add(now_ns, cost_ns(bytes, rate)))
+            .max(self.total.add(now_ns, cost_ns(bytes, spec.total_rate())))
+            .max(self.operations.add(now_ns, cost_ns(1, spec.operation_rate())));
+        if direction == Direction::Write {
+            let until_ns = done_ns.max(0) as u64 + WRITER_STAYS_NS;
+            match self.writers.iter_mut().find(|(id, _)| *id == stream) {
+                Some(writer) => writer.1 = until_ns,
+                None => self.writers.push((stream, until_ns)),
+            }
+        }
+        done_ns
+    }
+
+    /// How many streams write, with `stream` if it is about to.
+    fn writers_at(&mut self, direction: Direction, stream: u64, now_ns: u64) -> usize {
+        self.writers.retain(|&(_, until_ns)| until_ns > now_ns);
+        let known = self.writers.iter().any(|&(id, _)| id == stream);
+        self.writers.len() + usize::from(direction == Direction::Write && !known)
+    }
+
+    /// Takes notice that a stream ended: it no longer counts as a writer.
+    pub(super) fn forget(&mut self, stream: u64) {
+        self.writers.retain(|&(id, _)| id != stream);
+    }
+
+    /// Starts every piece of a log whose time came until `now_ns`.
+    pub(super) fn advance(&mut self, spec: &DeviceSpec, now_ns: u64) {
+        for index in 0..self.logs.len() {
+            loop {
+                let log = self.logs[index];
+                let bytes = (log.appended - log.started).min(spec.io_bytes_max);
+                if bytes == 0 || log.done_ns > now_ns as i64 {
+                    break;
+                }
+                let from_ns = log.done_ns;
+                let at_ns = from_ns.max(0) as u64;
+                let direction = Direction::Write;
+                let done_ns = self.transfer(spec, direction, log.stream, from_ns, at_ns, bytes);
+                let log = &mut self.logs[index];
+                log.started += bytes;
+                log.last = bytes;
+                log.done_ns = done_ns;
+            }
+        }
+        self.logs.retain(|log| !log.closed || log.started < log.appended);
+    }
+
+    /// A log was created.
+    pub(super) fn open_log(&mut self, stream: u64, now_ns: u64) {
+        let done_ns = now_ns as i64;
+        let log = LogQueue { stream, appended: 0, started: 0, last: 0, done_ns, closed: false };
+        self.logs.push(log);
+    }
+
+    /// `appended` bytes of the log exist by now. Call [`Queues::advance`] first.
+    pub(super) fn append_log(&mut self, stream: u64, appended: u64, now_ns: u64) {
+        if let Some(log) = self.logs.iter_mut().find(|log| log.stream == stream) {
+            if log.started == log.appended {
+                log.done_ns = log.done_ns.max(now_ns as i64);
+            }
+            log.appended = log.appended.max(appended);
+        }
+    }
+
+    /// The log takes no more appends; what it has goes on to the device.
+    pub(super) fn close_log(&mut self, stream: u64) {
+        if let Some(log) = self.logs.iter_mut().find(|log| log.stream == stream) {
+            log.closed = true;
+        }
+    }
+
+    /// The next moment at which more of the log's first `through` bytes will be on the device;
+    /// `None` if all of them are. Call [`Queues::advance`] first.
+    pub(super) fn log_step(&self, stream: u64, through: u64, now_ns: u64) -> Option<i64> {
+        let log = self.logs.iter().find(|log| log.stream == stream)?;
+        let on_device = log.started - if log.done_ns > now_ns as i64 { log.last } else { 0 };
+        (on_device < through.min(log.appended)).then_some(log.done_ns)
+    }
+
+    /// Bytes of all logs that have not reached the device. Call [`Queues::advance`] first.
+    pub(super) fn dirty_bytes(&self, now_ns: u64) -> u64 {
+        let dirty = |log: &LogQueue| {
+            let moving = if log.done_ns > now_ns as i64 { log.last } else { 0 };
+            log.appended - log.started + moving
+        };
+        self.logs.iter().map(dirty).sum()
+    }
+}
+
+/// How long `count` take at `rate` a second; nothing at an infinite rate.
+fn cost_ns(count: u64, rate: f64) -> i64 {
+    (count as f64 * 1e9 / rate).round() as i64
+}

@@ -1,0 +1,291 @@
+//! Emulated devices: what callers get of them, in virtual time.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::Epoch;
+use archipelago_base::clock::{Clock, ManualClock};
+use archipelago_env::device::{DeviceSpec, Direction, ThrottledFs};
+use archipelago_env::mem::MemFs;
+use archipelago_env::{
+    CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, LogFile, LogOptions, OpenOptions,
+};
+
+use crate::virtual_time::VirtualClock;
+
+const MB: u64 = 1_000_000;
+const COMPACTION: IoPurpose = IoPurpose::Compaction { from: 0, to: 1 };
+
+/// 1,000 MB/s in all, 800 a direction, 100 a stream; nothing else costs anything.
+fn spec() -> DeviceSpec {
+    DeviceSpec::from_toml(
+        r#"
+        name = "test"
+        source = "made up"
+        total_bytes_per_s = 1_000_000_000
+        read_bytes_per_s = 800_000_000
+        write_bytes_per_s = 800_000_000
+        stream_bytes_per_s = 100_000_000
+        io_bytes_max = 250_000
+        "#,
+    )
+    .unwrap()
+}
+
+/// With pieces so small that it hardly matters who is served first.
+fn fine_spec() -> DeviceSpec {
+    DeviceSpec { io_bytes_max: 50_000, ..spec() }
+}
+
+fn sst(purpose: IoPurpose) -> IoContext {
+    IoContext::new(FileClass::Sst, purpose)
+}
+
+fn throttled(spec: DeviceSpec, clock: Arc<dyn Clock>) -> Arc<ThrottledFs> {
+    ThrottledFs::new(Arc::new(MemFs::new()), spec, clock)
+}
+
+fn write(fs: &dyn FileSystem, name: &str, bytes: u64) {
+    let context = sst(IoPurpose::Flush);
+    let mut file = fs.create(Path::new(name), context, CreateOptions::default()).unwrap();
+    let chunk = vec![7; 50_000];
+    for _ in 0..bytes / 50_000 {
+        file.append(&chunk).unwrap();
+    }
+    file.flush().unwrap();
+}
+
+fn read(fs: &dyn FileSystem, name: &str, times: u64, bytes: usize) {
+    let file = fs.open(Path::new(name), sst(COMPACTION), OpenOptions::default()).unwrap();
+    let mut buf = vec![0; bytes];
+    for _ in 0..times {
+        file.read_exact_at(0, &mut buf, sst(COMPACTION)).unwrap();
+    }
+}
+
+type Actor = Box<dyn FnOnce() -> f64 + Send>;
+
+/// Moves 5 MB per stream with `readers` and `writers` at once; MB/s of each, readers first.
+fn rates(spec: &DeviceSpec, readers: usize, writers: usize) -> Vec<f64> {
+    let clock = Arc::new(VirtualClock::default());
+    let inner: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+    write(&*inner, "input", MB);
+    let fs = ThrottledFs::new(inner, spec.clone(), Arc::<VirtualClock>::clone(&clock));
+    let actor = |index: usize| -> Actor {
+        let (fs, clock) = (Arc::clone(&fs), Arc::clone(&clock));
+        Box::new(move || {
+            match index < readers {
+                true => read(&*fs, "input", 5, MB as usize),
+                false => write(&*fs, &format!("output{index}"), 5 * MB),
+            }
+            5e9 / clock.now_ns() as f64
+        })
+    };
+    let rates = clock.run((0..readers + writers).map(actor).collect());
+    let stats = fs.stats();
+    assert_eq!(stats.total().read_bytes, readers as u64 * 5 * MB);
+    assert_eq!(stats.total().write_bytes, writers as u64 * 5 * MB);
+    assert_eq!((stats.readers_max, stats.writers_max), (readers, writers));
+    assert_eq!((stats.readers, stats.writers), (0, 0));
+    assert_eq!(stats.of(IoPurpose::Flush).write_ops, writers as u64 * (5 * MB / spec.io_bytes_max));
+    rates
+}
+
+fn assert_near(value: f64, expected: f64) {
+    assert!((value - expected).abs() <= expected * 0.02, "{value} is not about {expected}");
+}
+
+#[test]
+fn streams_get_what_the_description_says_alone_and_together() {
+    let spec = fine_spec();
+    for (readers, writers) in [(1, 0), (0, 1), (0, 4), (4, 4), (10, 0), (0, 16), (10, 10)] {
+        let rates = rates(&spec, readers, writers);
+        for (index, rate) in rates.iter().enumerate() {
+            let direction = if index < readers { Direction::Read } else { Direction::Write };
+            assert_near(*rate, spec.rate(direction, readers, writers) / 1e6);
+        }
+    }
+}
+
+#[test]
+fn without_a_limit_per_stream_one_stream_gets_the_whole_direction() {
+    let spec = DeviceSpec { stream_bytes_per_s: 0, ..spec() };
+    assert_near(rates(&spec, 1, 0)[0], 800.0);
+    assert_near(rates(&spec, 0, 1)[0], 800.0);
+    for rate in rates(&spec, 1, 1) {
+        // The last piece of whoever is done last has the device for itself.
+        assert!((490.0..=520.0).contains(&rate), "{rate}");
+    }
+}
+
+#[test]
+fn many_writers_bend_the_curve() {
+    let curve = vec![(8, 1.0), (16, 0.5)];
+    let spec = DeviceSpec { write_curve: curve, ..fine_spec() };
+    assert_near(rates(&spec, 0, 8).iter().sum(), 800.0);
+    assert_near(rates(&spec, 0, 12).iter().sum(), 600.0);
+    assert_near(rates(&spec, 0, 16).iter().sum(), 400.0);
+}
+
+#[test]
+fn operations_are_limited_and_large_ones_count_as_several() {
+    let spec = DeviceSpec { operations_per_s: 2000, ..fine_spec() };
+    assert_near(rates(&spec, 0, 1)[0], 100.0);
+    assert_near(rates(&spec, 0, 8).iter().sum(), 100.0);
+    let clock = Arc::new(ManualClock::new(0));
+    let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
+    write(&*fs, "file", MB);
+    let before = clock.now_ns();
+    read(&*fs, "file", 5000, 100);
+    assert_near((clock.now_ns() - before) as f64 / 1e9, 2.5);
+}
+
+#[test]
+fn latency_is_paid_once_an_operation() {
+    let spec = DeviceSpec {
+        read_latency_us: 1000,
+        write_latency_us: 2000,
+        sync_latency_us: 3000,
+        metadata_latency_us: 500,
+        ..spec()
+    };
+    let clock = Arc::new(ManualClock::new(0));
+    let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
+    let took = |what: &mut dyn FnMut()| {
+        let before = clock.now_ns();
+        what();
+        Duration::from_nanos(clock.now_ns() - before).as_secs_f64() * 1e3
+    };
+    let path = Path::new("file");
+    let mut file = None;
+    let ms = took(&mut || {
+        file = fs.create(path, sst(IoPurpose::Flush), CreateOptions::default()).ok();
+    });
+    assert_near(ms, 0.5);
+    let mut file = file.unwrap();
+    assert_eq!(took(&mut || file.append(&[1; 249_999]).unwrap()), 0.0, "gathered");
+    assert_near(took(&mut || file.append(&[1; 750_001]).unwrap()), 10.0 + 2.0);
+    assert_near(took(&mut || file.append(&[1; 100_000]).unwrap()) + 1.0, 1.0);
+    assert_near(took(&mut || file.sync().unwrap()), 1.0 + 2.0 + 3.0);
+    assert_near(took(&mut || file.sync().unwrap()), 3.0);
+    assert_near(took(&mut || read(&*fs, "file", 1, 1_000_000)), 10.0 + 1.0);
+    assert_near(took(&mut || read(&*fs, "file", 100, 1000)), 101.0);
+    let reader = fs.open(path, sst(COMPACTION), OpenOptions::default()).unwrap();
+    let (mut a, mut b, mut c) = ([0; 1000], [0; 1000], [0; 1000]);
+    let mut requests = [(0, &mut a[..]), (1000, &mut b[..]), (500_000, &mut c[..])];
+    let ms = took(&mut || reader.read_many(&mut requests, sst(COMPACTION)).unwrap());
+    assert_near(ms, 2.03);
+    assert_near(took(&mut || fs.sync_dir(Path::new("")).unwrap()), 3.0);
+    assert_near(took(&mut || fs.rename(path, Path::new("other")).unwrap()), 0.5);
+    assert_eq!(took(&mut || assert!(fs.exists(Path::new("other")).unwrap())), 0.0);
+    let compaction = fs.stats().of(COMPACTION);
+    assert_eq!((compaction.read_ops, compaction.read_bytes), (4 + 100 + 2, 1_103_000));
+    assert_near(compaction.waited_ns as f64 / 1e6, 11.0 + 101.0 + 2.03);
+    assert_eq!(fs.stats().of(IoPurpose::Flush).syncs, 2);
+}
+
+#[test]
+fn short_waits_are_saved_up_and_not_lost() {
+    let spec = DeviceSpec { read_latency_us: 10, stream_bytes_per_s: 0, ..spec() };
+    let clock = Arc::new(ManualClock::new(0));
+    let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
+    write(&*fs, "file", MB);
+    let before = clock.now_ns();
+    read(&*fs, "file", 10_000, 8_000);
+    assert_near((clock.now_ns() - before) as f64 / 1e6, 10_000.0 * 0.020);
+}
+
+fn append(log: &mut dyn LogFile, times: usize, record: &[u8]) {
+    for _ in 0..times {
+        log.append(&[record]).unwrap();
+    }
+}
+
+fn log_options() -> LogOptions {
+    LogOptions { incarnation: Epoch(1), size_hint_bytes: 0, recycle: None }
+}
+
+#[test]
+fn a_log_is_written_in_the_background_and_waited_for_by_its_sync() {
+    let spec = DeviceSpec { sync_latency_us: 5000, write_latency_us: 9000, ..spec() };
+    let clock = Arc::new(ManualClock::new(0));
+    let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
+    let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
+    let mut log = fs.create_log(Path::new("log"), context, log_options()).unwrap();
+    let sync = log.sync_handle();
+    let record = vec![1; 100_000];
+    append(&mut *log, 100, &record);
+    assert_eq!(clock.now_ns(), 0, "appends do not wait");
+    assert_eq!(fs.stats().log_dirty_bytes, 10 * MB);
+    assert_eq!(sync.sync().unwrap(), 10 * MB);
+    assert_near(clock.now_ns() as f64 / 1e6, 100.0 + 5.0);
+
+    let before = clock.now_ns();
+    append(&mut *log, 100, &record);
+    clock.advance(Duration::from_millis(60));
+    // Within a piece: it counts as dirty until all of it is written.
+    let dirty = fs.stats().log_dirty_bytes;
+    assert!((4 * MB..4 * MB + 250_000).contains(&dirty), "{dirty}");
+    clock.advance(Duration::from_millis(60));
+    assert_eq!(sync.sync().unwrap(), 20 * MB);
+    assert_near((clock.now_ns() - before) as f64 / 1e6, 120.0 + 5.0);
+    log.finish().unwrap();
+    drop((log, sync));
+    let stats = fs.stats();
+    assert_eq!((stats.log_dirty_bytes, stats.of(context.purpose).syncs), (0, 2));
+    assert_eq!(stats.of(context.purpose).write_bytes, 20 * MB);
+}
+
+#[test]
+fn appends_wait_beyond_the_dirty_limit_only() {
+    let spec = DeviceSpec { log_dirty_bytes_max: 5 * MB, ..spec() };
+    let clock = Arc::new(ManualClock::new(0));
+    let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
+    let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
+    let mut log = fs.create_log(Path::new("log"), context, log_options()).unwrap();
+    let record = vec![1; 100_000];
+    append(&mut *log, 50, &record);
+    assert_eq!(clock.now_ns(), 0);
+    append(&mut *log, 500, &record);
+    let ms = clock.now_ns() as f64 / 1e6;
+    assert_near(ms, 500.0);
+    assert!(fs.stats().log_dirty_bytes <= 5 * MB);
+    // What is left drains without anybody waiting for it, and without its handle.
+    drop(log);
+    clock.advance(Duration::from_millis(60));
+    assert_eq!(fs.stats().log_dirty_bytes, 0);
+}
+
+#[test]
+fn a_log_takes_its_share_of_the_bandwidth() {
+    let spec = DeviceSpec { write_bytes_per_s: 500 * MB, stream_bytes_per_s: 0, ..spec() };
+    let spec = DeviceSpec { total_bytes_per_s: 900 * MB, ..spec };
+    let clock = Arc::new(ManualClock::new(0));
+    let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
+    let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
+    let mut log = fs.create_log(Path::new("log"), context, log_options()).unwrap();
+    let record = vec![1; 1_000_000];
+    append(&mut *log, 50, &record);
+    write(&*fs, "table", 50 * MB);
+    assert_near(clock.now_ns() as f64 / 1e6, 200.0);
+}
+
+#[test]
+fn the_described_devices_make_sense() {
+    let file = |text| DeviceSpec::from_toml(text).unwrap();
+    let nvme = file(include_str!("../../../../docs/devices/nvme.toml"));
+    let volume = file(include_str!("../../../../docs/devices/network-volume.toml"));
+    let sata = file(include_str!("../../../../docs/devices/sata.toml"));
+    for spec in [&nvme, &volume, &sata] {
+        assert_eq!(spec.scale, 1.0, "{}: figures are those of the sources", spec.name);
+        assert!(spec.source.contains("https://"), "{} cites no page", spec.name);
+    }
+    assert_eq!([&nvme.name, &volume.name, &sata.name], ["nvme", "network-volume", "sata"]);
+    // What the network volume is for: one stream is an eighth of it at most.
+    let one = volume.rate(Direction::Write, 0, 1);
+    assert!(one * 8.0 <= volume.total_rate(), "{one}");
+    assert_eq!(volume.rate(Direction::Write, 0, 8), one);
+    assert!(volume.rate(Direction::Write, 0, 16) < one);
+    assert!(sata.rate(Direction::Write, 0, 1) < nvme.rate(Direction::Write, 0, 1));
+}

@@ -1,9 +1,11 @@
 //! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago, and
-//! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn.
+//! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn, and
+//! `archipelago bench reproduce`, which runs a paper's comparisons.
 //!
 //! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
 //! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
-//! `report` make the result line, `json` the result file, `samples` the timeline; `compare` runs both sides. Only `store`
+//! `report` make the result line, `json` the result file, `samples` the timeline; `plot` draws,
+//! `compare` runs both sides, `reproduce` the modes of a paper. Only `store`
 //! names the database's crate.
 //!
 //! The harness must not be slower than what it is compared with: values are slices of a buffer
@@ -20,6 +22,7 @@ mod plot;
 mod process;
 mod progress;
 mod report;
+mod reproduce;
 mod runner;
 mod samples;
 mod store;
@@ -47,6 +50,12 @@ use store::Result;
 pub fn main(args: Vec<OsString>) -> ExitCode {
     if args.first().is_some_and(|word| word == "compare") {
         return match compare::compare(&args[1..]) {
+            Ok(result) => answer(result),
+            Err(stop) => refuse(&stop),
+        };
+    }
+    if args.first().is_some_and(|word| word == "reproduce") {
+        return match reproduce::reproduce(&args[1..]) {
             Ok(result) => answer(result),
             Err(stop) => refuse(&stop),
         };

@@ -14,7 +14,7 @@ use archipelago_base::random::entropy_seed;
 use crate::flags::Flags;
 use crate::json::{self, Outcome, Settled};
 use crate::pace::Rate;
-use crate::process::own_usage;
+use crate::process::{self, own_usage};
 use crate::progress::{IntervalReport, Watch};
 use crate::report::{header, histograms, result_line, say};
 use crate::samples::{Recorder, Sample, Sampler, Stalls};
@@ -29,6 +29,7 @@ struct Written {
     user_bytes: u64,
     store_bytes: u64,
     process_bytes: Option<u64>,
+    cpu_seconds: Option<f64>,
     stalls: Stalls,
 }
 
@@ -259,6 +260,7 @@ impl Runner {
             user_bytes: stats.get(Ticker::UserBytesWritten),
             store_bytes: tickers.into_iter().map(|ticker| stats.get(ticker)).sum(),
             process_bytes: own_usage().bytes_written,
+            cpu_seconds: process::cpu_seconds(),
             stalls: Stalls::of(self.db()?),
         })
     }
@@ -297,6 +299,7 @@ impl Runner {
             bytes_written: process_delta(before, after),
             peak_rss_bytes: own_usage().peak_rss_bytes,
             write_amplification: amplification(before, after),
+            cpu_seconds: after.cpu_seconds.zip(before.cpu_seconds).map(|(a, b)| a - b),
             stall_seconds: after.stalls.since(before.stalls),
             settle_seconds: None,
             settled: None,

@@ -26,8 +26,10 @@ Examples:
   archipelago bench reproduce bucketlsm --only=fillrandom --skip_plain --jobs=1,2,4,8";
 
 /// Operations of fillrandom and MixGraph1.
-const NUM: u64 = 1_000_000;
-const NUM_QUICK: u64 = 200_000;
+const NUM: u64 = 500_000;
+const NUM_QUICK: u64 = 120_000;
+const MEMTABLE: u64 = 8 << 20;
+const MEMTABLE_QUICK: u64 = 4 << 20;
 const RUNS: u64 = 3;
 const RUNS_QUICK: u64 = 1;
 
@@ -47,7 +49,8 @@ pub(super) struct ReproduceFlags {
     /// Whose comparisons
     #[arg(value_enum)]
     pub(super) paper: Paper,
-    /// One run of each instead of three, a fifth of the operations: minutes, and noisier
+    /// One run of each instead of three, a quarter of the operations, memtables half as large:
+    /// minutes, and noisier
     #[arg(long)]
     pub(super) quick: bool,
     /// Emulate the device that this file describes; default: the cloud network volume of docs/devices
@@ -63,8 +66,8 @@ pub(super) struct ReproduceFlags {
     /// Runs of each mode; default: 3, with --quick 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     runs: Option<u64>,
-    /// Operations of fillrandom and MixGraph1, from which the others follow; default: 1000000, with
-    /// --quick 200000
+    /// Operations of fillrandom and MixGraph1, from which the others follow; default: 500000, with
+    /// --quick 120000
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(100..))]
     num: Option<u64>,
     /// Only these workloads
@@ -88,16 +91,17 @@ pub(super) struct ReproduceFlags {
     /// Operations a second of the runs at a fixed load; default: 0.9 of what buckets reached
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) offered_load: Option<u64>,
-    /// Bytes of a memtable; the base level has as much, a table a quarter
-    #[arg(long, default_value_t = 16 << 20, value_name = "N",
-          value_parser = clap::value_parser!(u64).range(65536..=1 << 32))]
-    pub(super) write_buffer_size: u64,
+    /// Bytes of a memtable; the base level has as much, a table a quarter; default: 8 MiB, with
+    /// --quick 4 MiB
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(65536..=1 << 32))]
+    write_buffer_size: Option<u64>,
     /// Bytes of a value
     #[arg(long, default_value_t = 1024, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub(super) value_size: u64,
-    /// Bytes of the block cache
-    #[arg(long, default_value_t = 64 << 20, value_name = "N")]
+    /// Bytes of the block cache; the paper's machine has memory for all of its data, and the emulated
+    /// device has no page cache
+    #[arg(long, default_value_t = 512 << 20, value_name = "N")]
     pub(super) cache_size: u64,
     /// Seed of the first run; each run has the next
     #[arg(long, default_value_t = 1, value_name = "N",
@@ -132,6 +136,11 @@ impl ReproduceFlags {
     /// Runs of each mode.
     pub(super) fn runs(&self) -> u64 {
         self.runs.unwrap_or(if self.quick { RUNS_QUICK } else { RUNS })
+    }
+
+    /// Bytes of a memtable.
+    pub(super) fn memtable_bytes(&self) -> u64 {
+        self.write_buffer_size.unwrap_or(if self.quick { MEMTABLE_QUICK } else { MEMTABLE })
     }
 
     /// Operations of fillrandom and MixGraph1.

@@ -228,12 +228,13 @@ fn settings(flags: &ReproduceFlags, device: &DeviceSpec) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let entry = plan::entry_bytes(flags);
     let written = flags.num() * entry;
-    let memtable = flags.write_buffer_size;
+    let memtable = flags.memtable_bytes();
     let load = flags.offered_load.map_or_else(
         || format!("{OFFERED_SHARE} of what buckets reached at full speed"),
         |ops| format!("{ops} operations a second"),
     );
     let ycsb = plan::load(flags, Workload::YcsbGet);
+    let scans = plan::load(flags, Workload::YcsbScan);
     let mixed = plan::load(flags, Workload::MixGraph2);
     let per_s = |bytes: u64| match bytes {
         0 => "unlimited".to_owned(),
@@ -252,7 +253,8 @@ fn settings(flags: &ReproduceFlags, device: &DeviceSpec) -> String {
          - **Machine**: {cores} cores, {jobs} background jobs.\n\
          - **Data**: keys of 16 B, values of {value} B, no compression; {num} writes of {written:.0} MiB, \
          {memtables:.0} memtables (the paper: 100 GB, 400 memtables). MixGraph2: {mixed_ops} operations. \
-         YCSB: {ycsb_keys} records loaded, {ycsb_ops} operations by {threads} threads.\n\
+         YCSB: {ycsb_keys} records loaded, {get_ops} operations of YCSB-GET and {scan_ops} of \
+         YCSB-SCAN by {threads} threads.\n\
          - **Store**: two memtables of {memtable_mib:.1} MiB (the paper: two of 256 MB), base level {memtable_mib:.1} MiB, \
          tables {table_mib:.1} MiB, L0 triggers 4 / 20 / 36 files in the fullest bucket (classic: in all), \
          block cache {cache:.0} MiB, 10 bits of filter per key; writes are logged and not synced.\n\
@@ -275,7 +277,8 @@ fn settings(flags: &ReproduceFlags, device: &DeviceSpec) -> String {
         memtables = written as f64 / memtable as f64,
         mixed_ops = mixed.ops_each * mixed.threads,
         ycsb_keys = ycsb.keys,
-        ycsb_ops = ycsb.ops_each * ycsb.threads,
+        get_ops = ycsb.ops_each * ycsb.threads,
+        scan_ops = scans.ops_each * scans.threads,
         threads = ycsb.threads,
         memtable_mib = memtable as f64 / MIB,
         table_mib = memtable as f64 / MIB / 4.0,

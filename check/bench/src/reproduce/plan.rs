@@ -172,7 +172,8 @@ pub(super) fn load(flags: &ReproduceFlags, workload: Workload) -> Load {
     let (keys, ops) = match workload {
         Workload::FillRandom | Workload::MixGraph1 => (num, num),
         Workload::MixGraph2 => (num, num / 10),
-        Workload::YcsbGet | Workload::YcsbScan => (num / 2, num / 2),
+        Workload::YcsbGet => (num / 2, num / 2),
+        Workload::YcsbScan => (num / 2, num / 10),
     };
     Load { threads, keys: keys.max(1), ops_each: (ops / threads).max(1) }
 }
@@ -191,7 +192,7 @@ pub(super) fn words(
 ) -> Vec<String> {
     let jobs = if let Setting::Jobs(jobs) = setting { jobs } else { flags.background_jobs };
     let load = load(flags, workload);
-    let memtable = flags.write_buffer_size;
+    let memtable = flags.memtable_bytes();
     let mut words = mode.words(jobs);
     words.extend([
         format!("--num={}", load.keys),

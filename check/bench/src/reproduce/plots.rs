@@ -1,13 +1,14 @@
 //! The plots of a reproduction, as names of files and what goes into them.
 
 use super::plan::{Mode, Setting, Workload};
-use super::run::Run;
+use super::run::{Run, l0_inputs};
 use super::table::{Runs, median};
 use crate::plot::Chart;
 use crate::samples::Series;
 
 /// Points over time of a line of means.
 const PARTS: u32 = 120;
+const MIB: f64 = 1_048_576.0;
 const MODES: [Mode; 4] = [Mode::Classic, Mode::Subcompactions, Mode::Static, Mode::Buckets];
 
 /// Every plot that there are runs for: (file name, SVG). Over time it is the run whose rate is the
@@ -23,6 +24,7 @@ pub(super) fn all(runs: &Runs, jobs: &[u64]) -> Vec<(String, String)> {
         let name = workload.benchmark();
         plots.push((format!("threads-busy-{name}.svg"), threads_busy(workload, &shown)));
         plots.push((format!("l0-files-{name}.svg"), l0_files(workload, &shown)));
+        plots.push((format!("l0-input-{name}.svg"), l0_input(workload, &shown)));
     }
     if jobs.len() > 1 {
         plots.push(("throughput-by-jobs.svg".to_owned(), by_jobs(runs, jobs)));
@@ -59,6 +61,22 @@ fn l0_files(workload: Workload, shown: &[&Run]) -> String {
                 over_time(|files| files.iter().sum::<usize>() as f64 / files.len().max(1) as f64);
             chart = chart.line("buckets, mean", &mean);
         }
+    }
+    chart.svg()
+}
+
+/// How large the inputs of L0 compactions are: the share of them that is at most so large.
+fn l0_input(workload: Workload, shown: &[&Run]) -> String {
+    let title = format!("{}: input of compactions out of L0", workload.name());
+    let mut chart = Chart::new(&title, "input, MiB", "share of the compactions up to this size");
+    for run in shown {
+        let Some(window) = run.series.window(workload.benchmark()) else { continue };
+        let mut sizes = l0_inputs(&run.series, window);
+        sizes.sort_by(f64::total_cmp);
+        let count = sizes.len() as f64;
+        let points = sizes.iter().zip(1..).map(|(size, at)| (size / MIB, f64::from(at) / count));
+        let points: Vec<(f64, f64)> = std::iter::once((0.0, 0.0)).chain(points).collect();
+        chart = chart.step(run.mode.name(), &points);
     }
     chart.svg()
 }

@@ -85,6 +85,7 @@ impl KeyRanges {
     }
 
     /// Number of ranges.
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.units.len()
     }

@@ -19,7 +19,7 @@ use archipelago_engine::compaction::job::{CompactionSpec, Input, run_compaction}
 use archipelago_engine::extension::Registry;
 use archipelago_engine::flush::{FlushSpec, ShardRef, ShardSource, run_flush};
 use archipelago_engine::job::spec::{FileNumbers, OutputSpec, Retention};
-use archipelago_engine::job::{JobContext, JobOutput};
+use archipelago_engine::job::{Cancel, JobContext, JobOutput};
 use archipelago_engine::key::{KeyRange, Kind};
 use archipelago_engine::memtable::{SealedShard, Shard, SlabPool};
 use archipelago_engine::options::Compression;
@@ -61,7 +61,7 @@ fn main() -> Result<()> {
             registry: Registry::default(),
             clock: SystemClock::shared(),
             limiter: None,
-            cancel: Arc::default(),
+            cancel: Cancel::default(),
             shards: &shards,
             cache: BlockCache::new(1 << 20, &budget),
             budget: Arc::clone(&budget),

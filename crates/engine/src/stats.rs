@@ -63,6 +63,8 @@ tickers! {
     Compactions = "compactions",
     /// Files that moved down a level without being rewritten.
     TrivialMoves = "compactions.trivial",
+    /// Parts of compactions that were cut into several.
+    Subcompactions = "compactions.parts",
     /// Bytes that compactions read.
     CompactionBytesRead = "compaction.bytes.read",
     /// Bytes that compactions wrote.

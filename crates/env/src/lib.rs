@@ -2,7 +2,8 @@
 //! for ([`IoContext`]), the local one ([`local::LocalFs`]), one in memory that can lose power
 //! ([`mem::MemFs`]), and decorators over any of them: faults on command ([`fault::FaultFs`]),
 //! statistics ([`stats::CountingFs`]), the rate limiter that flush and compaction share
-//! ([`limit::RateLimiter`]) and a device described by a file ([`device::DeviceSpec`]).
+//! ([`limit::RateLimiter`]), the precedence of foreground reads ([`foreground::ForegroundFs`]) and
+//! a device described by a file ([`device::ThrottledFs`]).
 //!
 //! Layer 1. The engine runs unchanged over a local disk, over tiers and over storage nodes,
 //! because it knows only this trait.
@@ -11,6 +12,7 @@ pub mod context;
 pub mod device;
 mod failure;
 pub mod fault;
+pub mod foreground;
 mod forward;
 pub mod fs;
 pub mod host;

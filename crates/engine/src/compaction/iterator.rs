@@ -81,6 +81,15 @@ pub struct Dropped {
 }
 
 impl Dropped {
+    fn add(&mut self, other: &Self) {
+        self.shadowed += other.shadowed;
+        self.covered += other.covered;
+        self.deletes += other.deletes;
+        self.expired += other.expired;
+        self.filtered += other.filtered;
+        self.merged += other.merged;
+    }
+
     /// All reasons together.
     #[must_use]
     pub fn total(&self) -> u64 {
@@ -103,6 +112,20 @@ pub struct Counts {
     pub merge_errors: u64,
     /// The first failure's sentence.
     pub merge_error: Option<String>,
+}
+
+impl Counts {
+    /// Adds what another part of the same job has done.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.records_in += other.records_in;
+        self.records_out += other.records_out;
+        self.dropped.add(&other.dropped);
+        self.rewritten += other.rewritten;
+        self.merge_errors += other.merge_errors;
+        if self.merge_error.is_none() {
+            self.merge_error.clone_from(&other.merge_error);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,9 +7,9 @@
 //! with range tombstones are opened before their turn.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::{CfId, Error, ErrorKind, Result};
@@ -17,14 +17,14 @@ use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
 use serde::{Deserialize, Serialize};
 
 use super::cover::union;
-use super::iterator::{CompactionIterator, Counts};
+use super::iterator::CompactionIterator;
 use crate::cache::BlockCache;
 use crate::file_meta::{FileMeta, sst_name};
 
 use crate::iter::{Child, FileOpener, InternalIterator, LevelIterator, MergingIterator};
 use crate::job::output::OutputWriter;
 use crate::job::spec::{OutputSpec, Retention};
-use crate::job::{JobContext, JobOutput, MeteredRead, Progress, drive};
+use crate::job::{Cancel, JobContext, JobOutput, MeteredRead, Progress, drive};
 use crate::key::KeyRange;
 use crate::sst::{TableReadOptions, TableReader};
 
@@ -68,16 +68,36 @@ impl CompactionSpec {
         self.inputs.iter().map(|input| input.meta.size_bytes).sum()
     }
 
-    /// The job for people: "compaction of cf 0 from L0 to L6 (4 files)".
+    /// The keys that this job reads and writes.
+    #[must_use]
+    pub fn keys(&self) -> &KeyRange {
+        self.subrange.as_ref().unwrap_or(&self.range)
+    }
+
+    /// Point records of all inputs, as their metadata tells.
+    #[must_use]
+    pub fn input_records(&self) -> u64 {
+        self.inputs.iter().map(|input| input.meta.entries).sum()
+    }
+
+    /// The job for people: "compaction of cf 0 from L0 to L6 (4 files)", and of which keys, if it
+    /// is a part of one.
     #[must_use]
     pub fn describe(&self) -> String {
-        format!(
+        let mut text = format!(
             "compaction of cf {} from L{} to L{} ({} files)",
             self.cf,
             self.from,
             self.output.level,
             self.inputs.len()
-        )
+        );
+        if let Some(KeyRange { start, end }) = &self.subrange {
+            let _ = write!(text, ", its keys from \"{}\" on", start.escape_ascii());
+            if let Some(end) = end {
+                let _ = write!(text, ", before \"{}\"", end.escape_ascii());
+            }
+        }
+        text
     }
 
     fn io(&self, level: u8) -> IoContext {
@@ -96,6 +116,17 @@ impl CompactionSpec {
                 )));
             }
         }
+        let inside = |part: &KeyRange| {
+            let ends = match (&part.end, &self.range.end) {
+                (Some(part), Some(whole)) => part <= whole,
+                (None, Some(_)) => false,
+                (_, None) => true,
+            };
+            !part.is_empty() && part.start >= self.range.start && ends
+        };
+        if !self.subrange.as_ref().is_none_or(inside) {
+            return Err(Error::invalid("job spec: the part is not one of the keys that it claims"));
+        }
         Ok(())
     }
 }
@@ -108,7 +139,7 @@ pub fn run_compaction(spec: &CompactionSpec, context: &JobContext<'_>) -> Result
 fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     let started_ns = context.clock.now_ns();
     spec.validate()?;
-    let range = spec.subrange.as_ref().unwrap_or(&spec.range);
+    let range = spec.keys();
     let rules = spec.retention.rules(range, context)?;
     let files = open_inputs(spec, range, context)?;
     let early = files.iter().filter_map(|file| file.early.as_ref());
@@ -118,20 +149,25 @@ fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>
     let kept = input.tombstones().clone();
     let io = spec.io(spec.output.level);
     let writer = OutputWriter::new(&spec.output, CfId(spec.cf), range, kept, io, context)?;
-    let files = drive(&mut input, writer, context, |input| check_complete(spec, input.counts()))?;
+    let files = drive(&mut input, writer, context, |input| match &spec.subrange {
+        // How many of the inputs' records lie in a part is not known; the owner adds them up.
+        Some(_) => Ok(()),
+        None => check_complete(spec, input.counts().records_in),
+    })?;
     Ok(context.output(files, input.counts().clone(), started_ns))
 }
 
-/// Whole files were given, so all of their records must have come out.
-fn check_complete(spec: &CompactionSpec, counts: &Counts) -> Result<()> {
-    let expected: u64 = spec.inputs.iter().map(|input| input.meta.entries).sum();
-    if spec.subrange.is_none() && counts.records_in != expected {
+/// Whole files were given, so all of their records must have come out: of a job over the whole
+/// range, or of all parts of one together. `Corrupt` if they have not.
+pub(crate) fn check_complete(spec: &CompactionSpec, records_in: u64) -> Result<()> {
+    let expected = spec.input_records();
+    if records_in != expected {
         let names: Vec<_> = spec.inputs.iter().map(|i| sst_name(i.meta.file_no())).collect();
         return Err(Error::new(
             ErrorKind::Corrupt,
             format!(
-                "{} records were read of {expected} that the files' metadata tells of, in {}",
-                counts.records_in,
+                "{records_in} records were read of {expected} that the files' metadata tells of, \
+                 in {}",
                 names.join(", ")
             ),
         ));
@@ -145,7 +181,7 @@ struct Tables {
     dir: PathBuf,
     cache: Arc<BlockCache>,
     budget: Arc<ByteBudget>,
-    cancel: Arc<AtomicBool>,
+    cancel: Cancel,
     progress: Arc<Progress>,
     readahead_bytes: u64,
     direct: bool,
@@ -169,7 +205,7 @@ impl InputFile {
         let tables = &*self.tables;
         let path = tables.dir.join(sst_name(self.meta.file_no()));
         let file = tables.fs.open(&path, self.io, OpenOptions { direct: tables.direct })?;
-        let (cancel, progress) = (Arc::clone(&tables.cancel), Arc::clone(&tables.progress));
+        let (cancel, progress) = (tables.cancel.clone(), Arc::clone(&tables.progress));
         let file = Arc::new(MeteredRead::new(file, cancel, progress));
         TableReader::open(file, &path, Some(&self.meta), &tables.cache, &tables.budget)
     }
@@ -191,7 +227,7 @@ fn open_inputs(
         dir: spec.output.dir.clone(),
         cache: Arc::clone(&context.cache),
         budget: Arc::clone(&context.budget),
-        cancel: Arc::clone(&context.cancel),
+        cancel: context.cancel.clone(),
         progress: Arc::clone(&context.progress),
         readahead_bytes: u64::from(spec.readahead_bytes),
         direct: spec.direct_reads,

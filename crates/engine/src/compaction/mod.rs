@@ -3,7 +3,7 @@
 //! [`iterator`] turns merged inputs into the records to write (pure: no file, no clock, no lock),
 //! by the snapshots in [`stripes`] and what lies older below ([`below`]); [`job`] runs one
 //! compaction from a serialised spec. Choosing what to compact is not here but in the picker, a
-//! function of its own.
+//! function of its own; so is cutting a compaction into parts ([`subcompaction`]).
 
 pub mod below;
 pub(crate) mod cover;
@@ -12,3 +12,4 @@ pub mod iterator;
 pub mod job;
 pub mod pick;
 pub mod stripes;
+pub mod subcompaction;

@@ -3,9 +3,18 @@
 //!
 //! Policy (BucketLSM §V-B). Within L0: buckets by file count descending, then by input size
 //! (L0 files and what they overlap in the base level) ascending. Among levels: by score, L0 first
-//! when even, and always first once writes are being slowed down for it. Within a deeper level:
-//! the file that rewrites least of the level below for what it moves, deletions counting extra,
-//! because they free space when they sink.
+//! when even; once writes are being slowed down for L0, with the files that are already on their
+//! way down. Not before every other level, whatever its score: a base level that never got its
+//! turn would make each L0 job larger than the last. Within a deeper level: the file that rewrites
+//! least of the level below for what it moves, deletions counting extra, because they free space
+//! when they sink.
+//!
+//! When the way down from L0 is blocked (another job writes there, or takes files of the base
+//! level away), it is L0's turn all the same: 1. a bucket's newest files are merged within L0, if
+//! that pays; 2. no further job of the base level is started under a bucket that waits, so that
+//! it waits for what runs and not for ever. With one bucket all of this is the classic order: one
+//! job from L0 to the base level at a time, none beside a job that takes base-level files down
+//! from under it. Several families: [`pick_of_all`].
 //!
 //! What every pick keeps:
 //! 1. A file is input of at most one running job.
@@ -21,6 +30,7 @@
 //! Cost: O(files of the levels that are due).
 
 mod picker;
+mod share;
 
 use std::sync::Arc;
 
@@ -31,6 +41,7 @@ use crate::live_file::LiveFile;
 use crate::version::{LAST_LEVEL, Version, total_bytes};
 
 use self::picker::Picker;
+pub use self::share::{compaction_jobs, pick_of_all};
 
 /// A job holds at most this many target file sizes of inputs when it widens itself.
 const WIDEN_FILES_MAX: u64 = 25;
@@ -209,18 +220,16 @@ pub fn pick(input: &PickInput<'_>) -> Option<Pick> {
         .filter(|&(score, _)| score > 1.0)
         .collect();
     levels.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    let (l0_score, slowed) = picker.l0_urgency();
     // L0 takes its turn before the first level that is less urgent.
-    let turn = match slowed {
-        true => 0,
-        false => levels.partition_point(|&(score, _)| score > l0_score),
+    let l0_score = picker.l0_urgency();
+    let (before, after) = levels.split_at(levels.partition_point(|&(score, _)| score > l0_score));
+    let deeper = |levels: &[(f64, usize)], waiting: &[KeyRange]| {
+        levels.iter().find_map(|&(_, level)| picker.pick_level(level, waiting))
     };
-    let (before, after) = levels.split_at(turn);
-    let deeper = |levels: &[(f64, usize)]| levels.iter().find_map(|&(_, l)| picker.pick_level(l));
-    deeper(before)
+    deeper(before, &[])
         .or_else(|| picker.pick_l0())
-        .or_else(|| deeper(after))
         .or_else(|| picker.pick_intra_l0())
+        .or_else(|| deeper(after, &picker.due_l0()))
         .or_else(|| picker.pick_bottom(input.oldest_snapshot))
 }
 

@@ -244,7 +244,9 @@ impl DbInner {
                 Ok(false)
             }
             RangePick::Ready(pick) => {
-                let task = state.start_compaction(std::sync::Arc::clone(&cf.family), version, pick);
+                let mut task =
+                    state.start_compaction(std::sync::Arc::clone(&cf.family), version, pick);
+                task.by_hand = true;
                 drop(state);
                 let result = self.run_compaction_task(&task);
                 drop(task);

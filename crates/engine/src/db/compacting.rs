@@ -1,21 +1,21 @@
-//! Compactions: from the pure pick to a spec, a run and an install; and what flush and compaction
-//! specs have in common.
+//! Compactions: from the pure pick to a spec and an install (between them the run, in
+//! [`crate::db::subcompacting`]); and what flush and compaction specs have in common.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, Result};
 
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input};
-use crate::compaction::pick::{Pick, PickInput, Running, pick};
+use crate::compaction::pick::{Pick, Running, compaction_jobs, pick_of_all};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
+use crate::db::subcompacting::Compacted;
 use crate::event::Event;
 use crate::flush::ShardSource;
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
-use crate::job::{JobContext, JobOutput, executor};
+use crate::job::{Cancel, JobContext, JobOutput};
 use crate::key::KeyRange;
 use crate::manifest::VersionEdit;
 use crate::options::LEVELS;
@@ -24,8 +24,6 @@ use crate::version::{LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
-/// For how long after a seal a background job is left for flushes.
-const FLUSH_RESERVE_NS: u64 = 1_000_000_000;
 
 /// A compaction that was picked: it is among the running jobs.
 pub(crate) struct CompactionTask {
@@ -34,6 +32,8 @@ pub(crate) struct CompactionTask {
     /// What the pick was made from; holds its files.
     pub(crate) version: Arc<Version>,
     pub(crate) pick: Pick,
+    /// A user asked for it.
+    pub(crate) by_hand: bool,
 }
 
 impl State {
@@ -70,43 +70,33 @@ impl State {
         self.next_job_id += 1;
         let kind = RunningKind::Compaction(pick.running(family.id));
         self.running.push(RunningJob { id: job_id, kind });
-        CompactionTask { job_id, family, version, pick }
+        CompactionTask { job_id, family, version, pick, by_hand: false }
     }
 }
 
 impl DbInner {
-    /// Compactions that may run at once: while memtables are being sealed one background job is
-    /// left for flushes, so that none waits for a compaction to end.
+    /// Compactions that may run at once now; see [`compaction_jobs`].
     pub(crate) fn compactions_max(&self) -> usize {
-        let jobs = self.options.max_background_jobs;
         let sealed_ns = self.last_seal_ns.load(Ordering::Relaxed);
-        let quiet = sealed_ns == 0 || self.clock.now_ns() - sealed_ns > FLUSH_RESERVE_NS;
-        if quiet { jobs } else { jobs.saturating_sub(1).max(1) }
+        let since_ns = (sealed_ns > 0).then(|| self.clock.now_ns().saturating_sub(sealed_ns));
+        let interval_ns = self.seal_interval_ns.load(Ordering::Relaxed);
+        compaction_jobs(self.options.max_background_jobs, since_ns, interval_ns)
     }
 
-    /// The next compaction of any family, the fullest bucket first; noted as running.
+    /// The next compaction of any family, the most urgent first; noted as running.
     pub(crate) fn next_compaction(&self, state: &mut State) -> Option<CompactionTask> {
         let running = state.compactions();
-        if running.len() >= self.compactions_max() {
+        let jobs_max = self.compactions_max();
+        if running.len() >= jobs_max {
             return None;
         }
-        let mut families = self.live_families();
-        families
-            .sort_by_key(|family| std::cmp::Reverse(family.current.load().version.l0_files_max()));
-        for family in families {
-            let version = Arc::clone(&family.current.load().version);
-            let oldest_snapshot = self.oldest_snapshot();
-            let picked = pick(&PickInput {
-                version: &version,
-                running: &running,
-                jobs_max: self.compactions_max(),
-                oldest_snapshot,
-            });
-            if let Some(pick) = picked {
-                return Some(state.start_compaction(family, version, pick));
-            }
-        }
-        None
+        let families = self.live_families();
+        let versions: Vec<Arc<Version>> =
+            families.iter().map(|family| Arc::clone(&family.current.load().version)).collect();
+        let all: Vec<&Version> = versions.iter().map(|version| &**version).collect();
+        let (at, pick) = pick_of_all(&all, &running, jobs_max, self.oldest_snapshot())?;
+        let (family, version) = (Arc::clone(&families[at]), Arc::clone(&versions[at]));
+        Some(state.start_compaction(family, version, pick))
     }
 
     fn oldest_snapshot(&self) -> archipelago_base::SeqNo {
@@ -131,14 +121,12 @@ impl DbInner {
             return self.install_compaction(task, None);
         }
         let spec = self.compaction_spec(task);
-        let buffers = spec.inputs.len() as u64 * self.options.compaction_readahead_bytes;
-        let _held = self.budget.hold(MemoryClass::Job, buffers + JOB_OUTPUT_BYTES);
-        let output = self.executor.compact(&spec, &self.job_context(&crate::flush::NoShards))?;
-        let installed = executor::check(&output, &spec.range, &spec.output)
-            .and_then(|()| self.fault_point("compaction.before_install"))
-            .and_then(|()| self.install_compaction(task, Some(&output)));
+        let compacted = self.run_compaction(task, &spec)?;
+        let installed = self
+            .fault_point("compaction.before_install")
+            .and_then(|()| self.install_compaction(task, Some(&compacted)));
         if installed.is_err() {
-            self.discard(&output);
+            self.discard(&compacted.output);
         }
         installed
     }
@@ -190,18 +178,22 @@ impl DbInner {
         }
     }
 
-    fn install_compaction(&self, task: &CompactionTask, output: Option<&JobOutput>) -> Result<()> {
+    fn install_compaction(
+        &self,
+        task: &CompactionTask,
+        compacted: Option<&Compacted>,
+    ) -> Result<()> {
         let CompactionTask { family, pick, .. } = task;
-        let (cf, from, to) = (family.id, pick.from(), pick.to());
+        let (cf, to) = (family.id, pick.to());
         let mut edit = VersionEdit::new();
         let mut inputs = Vec::new();
         for (level, file) in pick.inputs() {
             edit.remove_file(cf, level, file.file_no());
             inputs.push(file.no);
         }
-        match output {
-            Some(output) => {
-                for meta in &output.files {
+        match compacted {
+            Some(compacted) => {
+                for meta in &compacted.output.files {
                     edit.add_file(cf, to, meta.clone());
                 }
             }
@@ -217,30 +209,38 @@ impl DbInner {
             let built = manifest.apply(edit)?;
             self.republish_built(&mut self.state.lock(), built);
         }
-        let nothing = JobOutput::default();
-        let output = output.unwrap_or(&nothing);
+        let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
+        self.tell_compaction(task, inputs, compacted.unwrap_or(&moved));
+        Ok(())
+    }
+
+    /// Counts an installed compaction and tells of it.
+    fn tell_compaction(&self, task: &CompactionTask, inputs: Vec<u64>, compacted: &Compacted) {
+        let Compacted { output, threads_ns } = compacted;
         self.stats.add(Ticker::Compactions, 1);
+        if threads_ns.len() > 1 {
+            self.stats.add(Ticker::Subcompactions, threads_ns.len() as u64);
+        }
         self.stats.add(Ticker::CompactionBytesRead, output.bytes_read);
         self.stats.add(Ticker::CompactionBytesWritten, output.bytes_written);
         self.count_job(output);
         self.stats.record(Timer::Compaction, output.duration_ns);
-        let bucket = match pick {
+        let bucket = match &task.pick {
             Pick::L0ToBase { bucket, .. } | Pick::IntraL0 { bucket, .. } => Some(*bucket),
             _ => None,
         };
         self.listeners.tell(&Event::CompactionInstalled {
-            cf,
-            from,
-            to,
+            cf: task.family.id,
+            from: task.pick.from(),
+            to: task.pick.to(),
             bucket,
             inputs,
             outputs: output.files.iter().map(|meta| meta.no).collect(),
             bytes_read: output.bytes_read,
             bytes_written: output.bytes_written,
             duration_ns: output.duration_ns,
-            threads_ns: vec![output.duration_ns],
+            threads_ns: threads_ns.clone(),
         });
-        Ok(())
     }
 
     pub(crate) fn count_job(&self, output: &JobOutput) {
@@ -301,13 +301,13 @@ impl DbInner {
     }
 
     /// What a job that runs here is given.
-    pub(crate) fn job_context<'a>(&'a self, shards: &'a dyn ShardSource) -> JobContext<'a> {
+    pub(crate) fn job_context<'a>(&self, shards: &'a dyn ShardSource) -> JobContext<'a> {
         JobContext {
             fs: Arc::clone(&self.fs),
             registry: self.registry.clone(),
             clock: Arc::clone(&self.clock),
             limiter: Some(Arc::clone(&self.limiter)),
-            cancel: Arc::clone(&self.closing),
+            cancel: Cancel::under(&self.closing),
             shards,
             cache: Arc::clone(&self.cache),
             budget: Arc::clone(&self.budget),

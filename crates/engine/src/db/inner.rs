@@ -162,6 +162,8 @@ pub(crate) struct DbInner {
     pub(crate) drain: RateMeter,
     /// When a memtable was last sealed, by the clock.
     pub(crate) last_seal_ns: AtomicU64,
+    /// How long after the seal before it; 0 until there were two.
+    pub(crate) seal_interval_ns: AtomicU64,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
     pub(crate) executor: Arc<dyn JobExecutor>,

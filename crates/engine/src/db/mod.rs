@@ -29,6 +29,7 @@ mod scan;
 mod seal;
 mod snapshot;
 mod stalling;
+mod subcompacting;
 mod verify;
 mod write;
 

@@ -49,8 +49,8 @@ use crate::stall::{DelayController, RateMeter};
 use crate::wal::{LogChain, LogConfig, LogWriter, SegmentFile, SegmentRef};
 
 /// Called at named points of background work; an error makes the step fail there:
-/// `flush.before_install`, `compaction.before_install`, `recovery.before_install`,
-/// `resume.before_install`.
+/// `flush.before_install`, `compaction.part` (before each part of a compaction that is cut),
+/// `compaction.before_install`, `recovery.before_install`, `resume.before_install`.
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// What a database is made of besides its settings.
@@ -211,6 +211,7 @@ fn assemble(
         ingest: RateMeter::new(Arc::clone(&components.clock), INGEST_WINDOW),
         drain: RateMeter::new(Arc::clone(&components.clock), DRAIN_WINDOW),
         last_seal_ns: AtomicU64::new(0),
+        seal_interval_ns: AtomicU64::new(0),
         rng: Mutex::new(rng),
         opened_ns: components.clock.now_ns(),
         lock: Mutex::new(None),

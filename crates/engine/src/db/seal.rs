@@ -43,7 +43,11 @@ impl DbInner {
             let version = Arc::clone(&current.version);
             self.publish(&mut state, family, SuperVersion { active: next, immutables, version });
         }
-        self.last_seal_ns.store(self.clock.now_ns(), Ordering::Relaxed);
+        let now_ns = self.clock.now_ns();
+        let last_ns = self.last_seal_ns.swap(now_ns, Ordering::Relaxed);
+        if last_ns > 0 {
+            self.seal_interval_ns.store(now_ns.saturating_sub(last_ns), Ordering::Relaxed);
+        }
         self.recompute_stall(family);
         self.listeners.tell(&Event::MemtableSealed { cf: family.id, bytes });
         self.wake();

@@ -1,5 +1,3 @@
-use std::sync::atomic::Ordering;
-
 use archipelago_base::FileNo;
 use archipelago_base::clock::ManualClock;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
@@ -148,9 +146,9 @@ fn a_cancelled_flush_leaves_nothing() {
     let mut spec = spec_of_three(&mut executor);
     spec.output.file_numbers = FileNumbers { first: 1, count: 2 };
     let mut context = executor.context();
-    let cancel = Arc::clone(&context.cancel);
+    let cancel = context.cancel.clone();
     let third = move || {
-        cancel.store(true, Ordering::Relaxed);
+        cancel.cancel();
         FileNo(77)
     };
     context.more_file_numbers = Some(&third);

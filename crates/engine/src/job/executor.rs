@@ -10,6 +10,9 @@
 //! 2. The database believes an output only as far as `check` does; a wrong one is an error of the
 //!    job, which is tried again.
 //!
+//! A compaction may come in parts (`CompactionSpec::subrange`), each a job of its own that an
+//! executor may run anywhere; all of them must end well for any of them to count.
+//!
 //! Thread-safety: called by many background threads at once. Failure: any error leaves the job
 //! undone; outputs that it left are garbage that the next open collects. `Corrupt` makes the
 //! database read only, so an executor must give trouble on the way there another kind (`Io`).
@@ -44,12 +47,25 @@ impl JobExecutor for LocalExecutor {
     }
 }
 
+/// [`check`] of a compaction. A job over whole files must have read all of their records; of the
+/// parts of one only their sum is known.
+pub(crate) fn check_compaction(output: &JobOutput, spec: &CompactionSpec) -> Result<()> {
+    check(output, spec.keys(), &spec.output)?;
+    let (read, expected) = (output.counts.records_in, spec.input_records());
+    if spec.subrange.is_none() && read != expected {
+        return Err(unusable(&format!("it has read {read} of {expected} records")));
+    }
+    Ok(())
+}
+
+fn unusable(what: &str) -> Error {
+    Error::new(ErrorKind::Io, format!("the executor's output is not usable: {what}"))
+}
+
 /// Whether an output is one of the spec: its files have the spec's numbers, lie in its range in
 /// order, and account for every record.
 pub(crate) fn check(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> Result<()> {
-    let refuse = |what: String| {
-        Err(Error::new(ErrorKind::Io, format!("the executor's output is not usable: {what}")))
-    };
+    let refuse = |what: String| Err(unusable(&what));
     let numbers = &spec.file_numbers;
     for file in &output.files {
         if file.no < numbers.first || file.no - numbers.first >= numbers.count {

@@ -3,18 +3,18 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use archipelago_base::Result;
 use archipelago_env::limit::{LimitedFile, Priority};
 use archipelago_env::{IoContext, IoPurpose, RandomFile, WritableFile};
 
-use super::{JobContext, Progress, check_cancelled};
+use super::{Cancel, JobContext, Progress};
 
 /// An output being written.
 pub(crate) struct MeteredWrite {
     file: Box<dyn WritableFile>,
-    cancel: Arc<AtomicBool>,
+    cancel: Cancel,
     progress: Arc<Progress>,
 }
 
@@ -33,7 +33,7 @@ impl MeteredWrite {
             )),
             _ => file,
         };
-        let (cancel, progress) = (Arc::clone(&context.cancel), Arc::clone(&context.progress));
+        let (cancel, progress) = (context.cancel.clone(), Arc::clone(&context.progress));
         Self { file, cancel, progress }
     }
 }
@@ -46,7 +46,7 @@ impl fmt::Debug for MeteredWrite {
 
 impl WritableFile for MeteredWrite {
     fn append(&mut self, data: &[u8]) -> Result<()> {
-        check_cancelled(&self.cancel)?;
+        self.cancel.check()?;
         self.file.append(data)?;
         self.progress.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
         Ok(())
@@ -68,16 +68,12 @@ impl WritableFile for MeteredWrite {
 /// An input being read.
 pub(crate) struct MeteredRead {
     file: Arc<dyn RandomFile>,
-    cancel: Arc<AtomicBool>,
+    cancel: Cancel,
     progress: Arc<Progress>,
 }
 
 impl MeteredRead {
-    pub(crate) fn new(
-        file: Arc<dyn RandomFile>,
-        cancel: Arc<AtomicBool>,
-        progress: Arc<Progress>,
-    ) -> Self {
+    pub(crate) fn new(file: Arc<dyn RandomFile>, cancel: Cancel, progress: Arc<Progress>) -> Self {
         Self { file, cancel, progress }
     }
 
@@ -94,13 +90,13 @@ impl fmt::Debug for MeteredRead {
 
 impl RandomFile for MeteredRead {
     fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
-        check_cancelled(&self.cancel)?;
+        self.cancel.check()?;
         self.count(buf.len());
         self.file.read_exact_at(offset, buf, context)
     }
 
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
-        check_cancelled(&self.cancel)?;
+        self.cancel.check()?;
         self.count(requests.iter().map(|(_, buf)| buf.len()).sum());
         self.file.read_many(requests, context)
     }

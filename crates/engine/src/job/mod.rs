@@ -14,8 +14,11 @@
 //! 3. Nothing is lost silently: a job over whole files (whole shards) must have read as many
 //!    records as their metadata says, else it fails; all dropped records are counted by reason.
 //!
-//! Each job runs on one thread. A context may be shared by many jobs at once.
+//! Each job runs on one thread. Several threads share a compaction as *subcompactions*: each is a
+//! job of its own over a part of the keys ([`crate::compaction::subcompaction`]), and the owner
+//! installs all their outputs in one edit.
 
+mod cancel;
 pub mod executor;
 mod files;
 pub mod output;
@@ -28,14 +31,15 @@ pub mod wire;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::Clock;
-use archipelago_base::{Error, ErrorKind, FileNo, Result};
+use archipelago_base::{FileNo, Result};
 use archipelago_env::FileSystem;
 use archipelago_env::limit::RateLimiter;
 
+pub use cancel::Cancel;
 pub(crate) use files::{MeteredRead, MeteredWrite};
 
 use crate::cache::BlockCache;
@@ -78,7 +82,7 @@ pub struct JobContext<'a> {
     /// What writes are charged to, if they are limited (and `fs` does not do so itself).
     pub limiter: Option<Arc<RateLimiter>>,
     /// Set from outside to end the job with an error soon.
-    pub cancel: Arc<AtomicBool>,
+    pub cancel: Cancel,
     /// Where a flush finds its shards.
     pub shards: &'a dyn ShardSource,
     /// Cache that readers of inputs are tied to; inputs' data blocks are not put into it.
@@ -95,7 +99,7 @@ impl JobContext<'_> {
     /// `Err` (`Fenced`) if the job was cancelled.
     #[inline]
     pub fn check_cancelled(&self) -> Result<()> {
-        check_cancelled(&self.cancel)
+        self.cancel.check()
     }
 }
 
@@ -107,13 +111,6 @@ impl fmt::Debug for JobContext<'_> {
             .field("progress", &self.progress)
             .finish_non_exhaustive()
     }
-}
-
-pub(crate) fn check_cancelled(cancel: &AtomicBool) -> Result<()> {
-    if cancel.load(Ordering::Relaxed) {
-        return Err(Error::new(ErrorKind::Fenced, "the job was cancelled"));
-    }
-    Ok(())
 }
 
 /// What a job gives back: files to install, and figures.
@@ -129,6 +126,20 @@ pub struct JobOutput {
     pub bytes_written: u64,
     /// How long it took.
     pub duration_ns: u64,
+}
+
+impl JobOutput {
+    /// What the parts of one job, in key order, give back together.
+    pub(crate) fn joined(parts: Vec<Self>, duration_ns: u64) -> Self {
+        let mut whole = Self { duration_ns, ..Self::default() };
+        for part in parts {
+            whole.files.extend(part.files);
+            whole.counts.add(&part.counts);
+            whole.bytes_read += part.bytes_read;
+            whole.bytes_written += part.bytes_written;
+        }
+        whole
+    }
 }
 
 impl JobContext<'_> {

@@ -53,7 +53,7 @@ fn child_process() {
         registry: Registry::default(),
         clock: SystemClock::shared(),
         limiter: None,
-        cancel: Arc::default(),
+        cancel: Cancel::default(),
         shards: &images,
         cache: BlockCache::new(1 << 20, &budget),
         budget,

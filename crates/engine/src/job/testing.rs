@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use archipelago_base::SeqNo;
 use archipelago_base::clock::SystemClock;
+use archipelago_base::{Error, SeqNo};
 use archipelago_env::mem::MemFs;
 use archipelago_env::{IoContext, IoPurpose, OpenOptions};
 
@@ -92,7 +92,7 @@ impl ShardSource for VecShards {
 pub(crate) struct Executor {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) shards: VecShards,
-    pub(crate) cancel: Arc<AtomicBool>,
+    pub(crate) cancel: Cancel,
     pub(crate) budget: Arc<ByteBudget>,
     cache: Arc<BlockCache>,
     next_file: AtomicU64,
@@ -109,7 +109,7 @@ impl Executor {
         Self {
             fs,
             shards: VecShards::default(),
-            cancel: Arc::default(),
+            cancel: Cancel::default(),
             cache: BlockCache::new(1 << 20, &budget),
             budget,
             next_file: AtomicU64::new(1),
@@ -144,7 +144,7 @@ impl Executor {
             registry: Registry::default(),
             clock: SystemClock::shared(),
             limiter: None,
-            cancel: Arc::clone(&self.cancel),
+            cancel: self.cancel.clone(),
             shards: &self.shards,
             cache: Arc::clone(&self.cache),
             budget: Arc::clone(&self.budget),
@@ -202,6 +202,14 @@ impl Executor {
             readahead_bytes: 64 << 10,
             direct_reads: false,
         }
+    }
+
+    /// A reader of an output.
+    pub(crate) fn table(&self, meta: &FileMeta) -> Arc<TableReader> {
+        let io = IoContext::sst(IoPurpose::Maintenance, 0);
+        let path = Path::new(DIR).join(sst_name(meta.file_no()));
+        let file = self.fs.open(&path, io, OpenOptions::default()).unwrap();
+        TableReader::open(file, &path, Some(meta), &self.cache, &self.budget).unwrap()
     }
 
     /// Opens an output, checks it against its metadata, and returns what it holds.

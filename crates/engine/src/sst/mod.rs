@@ -16,6 +16,7 @@
 //! | `reader`, `multi`, `iter`, `readahead`, `verify`, `dump` | reading |
 //! | `table_cache` | open readers |
 
+mod anchors;
 mod block;
 mod builder;
 mod data_block;

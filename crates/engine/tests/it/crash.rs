@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::ErrorKind;
 use archipelago_base::random::Rng;
 use archipelago_engine::db::{Db, ReadOptions};
-use archipelago_engine::options::{CfOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
@@ -51,11 +51,16 @@ struct Run {
     checked: usize,
 }
 
+/// Whole compactions, few parts and many.
+fn options(seed: u64) -> DbOptions {
+    model::cut_into([1, 3, 8][seed as usize % 3])
+}
+
 impl Run {
     fn new(seed: u64, one_in: u64, seeds: u64) -> Self {
         let disk = MemFs::new();
         let fs: Arc<dyn FileSystem> = Arc::new(disk.clone());
-        let db = model::create(Arc::clone(&fs), model::manual());
+        let db = model::create(Arc::clone(&fs), options(seed));
         let watch = Arc::new(Watch::default());
         let seen = Arc::clone(&watch);
         let rng = Mutex::new(Rng::with_seed(seed ^ 0x5eed));
@@ -154,7 +159,7 @@ impl Run {
     fn reopen(&mut self) {
         self.db.take().expect("open").close().unwrap();
         self.all_synced();
-        self.db = Some(model::open_over(Arc::clone(&self.fs), model::manual()).unwrap());
+        self.db = Some(model::open_over(Arc::clone(&self.fs), options(self.seed)).unwrap());
     }
 
     /// The prefix that the disk holds; panics if it holds none of the allowed ones.
@@ -163,7 +168,7 @@ impl Run {
             format!("seed {}, operation {}, {}: {what}", self.seed, self.ops.len(), crashed.label)
         };
         let open = |disk: &MemFs| {
-            model::open_over(Arc::new(disk.clone()), model::manual())
+            model::open_over(Arc::new(disk.clone()), options(self.seed))
                 .unwrap_or_else(|error| panic!("{}", what(&format!("cannot open: {error}"))))
         };
         let db = open(&crashed.disk);

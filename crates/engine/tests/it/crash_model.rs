@@ -71,9 +71,14 @@ pub(crate) fn create(fs: Arc<dyn FileSystem>, options: DbOptions) -> Db {
     db
 }
 
-/// Stepped by hand.
+/// Stepped by hand, compactions cut into parts.
 pub(crate) fn manual() -> DbOptions {
-    small_db()
+    cut_into(3)
+}
+
+/// Stepped by hand, compactions cut into at most so many parts.
+pub(crate) fn cut_into(subcompactions_max: usize) -> DbOptions {
+    DbOptions { subcompactions_max, ..small_db() }
 }
 
 /// One change of one key or range.

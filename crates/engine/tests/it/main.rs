@@ -12,4 +12,5 @@ mod faults;
 mod metamorphic;
 mod model;
 mod remote_jobs;
+mod subcompactions;
 mod support;

@@ -24,6 +24,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         disk: Disk::Local(Arc::new(LocalFs::new()), dir.join(name)),
     };
     let threads = || DbOptions { background: BackgroundMode::Threads, ..small_db() };
+    let parts = |subcompactions_max, db| DbOptions { subcompactions_max, ..db };
     let tiny = || CfOptions {
         write_buffer_bytes: 4 << 10,
         level_base_bytes: 4 << 10,
@@ -45,8 +46,14 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         ("one bucket", memory(small_db(), family(|f| f.buckets = 1))),
         ("16 buckets", memory(small_db(), family(|f| f.buckets = 16))),
         ("tiny", memory(small_db(), tiny())),
-        ("tiny, one bucket", memory(small_db(), CfOptions { buckets: 1, ..tiny() })),
-        ("tiny, threads", memory(DbOptions { max_background_jobs: 4, ..threads() }, tiny())),
+        (
+            "tiny, one bucket, 8 parts",
+            memory(parts(8, small_db()), CfOptions { buckets: 1, ..tiny() }),
+        ),
+        (
+            "tiny, threads, 3 parts",
+            memory(DbOptions { max_background_jobs: 4, ..parts(3, threads()) }, tiny()),
+        ),
         (
             "zstd, no filters, large blocks",
             memory(
@@ -70,7 +77,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         ),
         ("files", local("files", small_db(), tiny())),
         ("files, direct", local("direct", direct, tiny())),
-        ("files, threads", local("threads", threads(), small_family())),
+        ("files, threads, 3 parts", local("threads", parts(3, threads()), small_family())),
     ]
 }
 

@@ -63,6 +63,7 @@ fn setting(seed: u64) -> Setting {
         wal_segment_bytes: 64 << 10,
         block_cache_bytes: one_of(&[0, 1 << 20]) as u64,
         max_background_jobs: 3,
+        subcompactions_max: one_of(&[1, 3, 8]),
         ..DbOptions::default()
     };
     Setting { db, family, disk: Disk::Memory(MemFs::new()) }

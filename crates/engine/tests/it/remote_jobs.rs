@@ -18,10 +18,10 @@ use archipelago_engine::extension::Registry;
 use archipelago_engine::flush::{FlushSpec, ShardRef, ShardSource, run_flush};
 use archipelago_engine::job::executor::JobExecutor;
 use archipelago_engine::job::wire::{self, Message};
-use archipelago_engine::job::{JobContext, JobOutput};
+use archipelago_engine::job::{Cancel, JobContext, JobOutput};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::memtable::{SealedImage, SealedShard};
-use archipelago_engine::options::{CfOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::local::LocalFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
@@ -58,7 +58,7 @@ fn child_process() {
         registry: Registry::default(),
         clock: SystemClock::shared(),
         limiter: None,
-        cancel: Arc::default(),
+        cancel: Cancel::default(),
         shards: &images,
         cache: BlockCache::new(1 << 20, &budget),
         budget,
@@ -131,13 +131,20 @@ impl JobExecutor for Processes {
 
 /// Numbers of the files that flushes and compactions installed.
 #[derive(Default)]
-struct Installed(Mutex<(Vec<u64>, Vec<u64>)>);
+struct Installed {
+    files: Mutex<(Vec<u64>, Vec<u64>)>,
+    /// Most parts that a compaction was cut into.
+    parts: AtomicU64,
+}
 
 impl EventListener for Installed {
     fn on_event(&self, event: &Event) {
         match event {
-            Event::FlushInstalled { files, .. } => self.0.lock().0.extend(files),
-            Event::CompactionInstalled { outputs, .. } => self.0.lock().1.extend(outputs),
+            Event::FlushInstalled { files, .. } => self.files.lock().0.extend(files),
+            Event::CompactionInstalled { outputs, threads_ns, .. } => {
+                self.files.lock().1.extend(outputs);
+                self.parts.fetch_max(threads_ns.len() as u64, Ordering::Relaxed);
+            }
             _ => {}
         }
     }
@@ -173,6 +180,7 @@ fn other_processes_run_the_flushes_and_compactions_of_a_database() {
     let family = CfOptions {
         merge_operator: Some("append".to_owned()),
         write_buffer_bytes: 64 << 10,
+        target_file_bytes: 4 << 10,
         ..small_family()
     };
     let mut components = Components {
@@ -182,7 +190,8 @@ fn other_processes_run_the_flushes_and_compactions_of_a_database() {
     };
     components.listeners.add(Arc::clone(&installed) as _);
     let dir = temporary.path().join("db");
-    let db = Db::open_with(&dir, small_db(), components).unwrap();
+    let options = DbOptions { subcompactions_max: 3, ..small_db() };
+    let db = Db::open_with(&dir, options, components).unwrap();
     let cf = db.default_family();
     for n in 0..1500 {
         db.put(&key(n), format!("first {n}").as_bytes()).unwrap();
@@ -214,8 +223,9 @@ fn other_processes_run_the_flushes_and_compactions_of_a_database() {
     assert_eq!(old.as_deref(), Some(&b"first 110"[..]));
     assert!(db.verify(|_, _| {}).unwrap().is_clean());
 
-    let (flushed, compacted) = std::mem::take(&mut *installed.0.lock());
+    let (flushed, compacted) = std::mem::take(&mut *installed.files.lock());
     assert!(!flushed.is_empty() && !compacted.is_empty(), "{flushed:?} {compacted:?}");
+    assert!(installed.parts.load(Ordering::Relaxed) > 1, "no compaction went out in parts");
     assert_eq!(db.statistics().get(Ticker::BackgroundErrors), 2);
     drop(snapshot);
     db.close().unwrap();

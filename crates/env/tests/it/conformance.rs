@@ -7,6 +7,7 @@ use archipelago_base::clock::SystemClock;
 use archipelago_base::{Epoch, Error, ErrorKind};
 use archipelago_env::device::{DeviceSpec, ThrottledFs};
 use archipelago_env::fault::FaultFs;
+use archipelago_env::foreground::{Foreground, ForegroundFs};
 use archipelago_env::limit::{LimitedFs, RateLimiter};
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
@@ -340,4 +341,8 @@ fn decorators_without_work_conform() {
 
     let dir = TempDir::new().unwrap();
     conforms(&shared(FaultFs::new(LocalFs::shared(), 0)), dir.path(), false);
+
+    let dir = TempDir::new().unwrap();
+    let gauge = Foreground::new(SystemClock::shared());
+    conforms(&shared(ForegroundFs::new(LocalFs::shared(), gauge)), dir.path(), false);
 }

@@ -5,6 +5,7 @@
 mod conformance;
 mod devices;
 mod faults;
+mod foreground;
 mod limits;
 mod local;
 mod power_loss;

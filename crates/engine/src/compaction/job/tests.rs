@@ -1,3 +1,5 @@
+mod parts;
+
 use archipelago_base::SeqNo;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;

@@ -66,13 +66,35 @@ impl<'a> Picker<'a> {
         &files[from..]
     }
 
-    /// The fullest bucket's idle files over the trigger, and whether writes are slowed for L0.
-    pub(super) fn l0_urgency(&self) -> (f64, bool) {
+    /// The fullest bucket's idle files over the trigger; all of its files while writes are slowed
+    /// down for them.
+    pub(super) fn l0_urgency(&self) -> f64 {
         let options = self.version.options();
+        let trigger = options.l0_compaction_trigger.max(1) as f64;
+        let most = self.version.l0_files_max();
+        if most >= options.l0_slowdown {
+            return most as f64 / trigger;
+        }
         let buckets = 0..self.version.map().len();
-        let fullest = buckets.map(|bucket| self.oldest_idle(bucket).len()).max().unwrap_or(0);
-        let score = fullest as f64 / options.l0_compaction_trigger.max(1) as f64;
-        (score, self.version.l0_files_max() >= options.l0_slowdown)
+        let idle = buckets.map(|bucket| self.oldest_idle(bucket).len()).max().unwrap_or(0);
+        idle as f64 / trigger
+    }
+
+    /// How urgent a pick of this version is, comparable between column families.
+    pub(super) fn urgency(&self, pick: &Pick) -> f64 {
+        match pick {
+            Pick::Bottom { .. } => 0.0,
+            _ if pick.from() == 0 => self.l0_urgency(),
+            _ => self.idle_score(pick.from()),
+        }
+    }
+
+    /// The keys of the idle L0 files of every bucket that is due.
+    pub(super) fn due_l0(&self) -> Vec<KeyRange> {
+        let trigger = self.version.options().l0_compaction_trigger.max(1);
+        let buckets = 0..self.version.map().len();
+        let due = buckets.map(|bucket| self.oldest_idle(bucket));
+        due.filter(|files| files.len() >= trigger).map(hull).collect()
     }
 
     /// The best L0 job: see the module for the order.
@@ -139,8 +161,11 @@ impl<'a> Picker<'a> {
         total_bytes(self.version.level(to + 1).overlapping_file(file)) <= most
     }
 
-    /// The best job from `level` to the next.
-    pub(super) fn pick_level(&self, level: usize) -> Option<Pick> {
+    /// The best job from `level` to the next. None that rewrites files of the base level under
+    /// L0 files that wait to go there, with the keys `waiting`.
+    pub(super) fn pick_level(&self, level: usize, waiting: &[KeyRange]) -> Option<Pick> {
+        let waiting = if level == self.version.base_level() { waiting } else { &[] };
+        let awaited = |file: &Arc<LiveFile>| waiting.iter().any(|keys| file.overlaps(keys));
         let below = self.version.level(level + 1);
         let mut order: Vec<(u64, usize)> = Vec::new();
         let files = self.version.level(level).files();
@@ -167,6 +192,7 @@ impl<'a> Picker<'a> {
                         files: vec![Arc::clone(file)],
                     })
                 }
+                Pick::Level { inputs, .. } if inputs.iter().any(awaited) => None,
                 _ => Some(job),
             }
         })
@@ -207,13 +233,15 @@ impl<'a> Picker<'a> {
             .filter(|&(count, _)| count >= least)
             .max_by_key(|&(count, bucket)| (count, std::cmp::Reverse(bucket)))?;
         // Older files join while they make it cheaper to get rid of a file, so that a large one
-        // is not rewritten for every few small ones.
+        // is not rewritten for every few small ones, and while the job stays within bounds.
+        let most = WIDEN_FILES_MAX.saturating_mul(self.version.options().target_file_bytes);
         let files = newest_idle(bucket);
         let mut taken = 1;
         let mut bytes = files[0].size_bytes;
         for file in &files[1..] {
             let with = bytes.saturating_add(file.size_bytes);
-            if taken > 1 && with / taken as u64 > bytes / (taken as u64 - 1) {
+            let dearer = taken > 1 && with / taken as u64 > bytes / (taken as u64 - 1);
+            if dearer || with > most {
                 break;
             }
             (taken, bytes) = (taken + 1, with);

@@ -1,6 +1,8 @@
 //! The picker on a simulated store: jobs run in any order and overlap; what a key's versions look
 //! like by level is checked after each step, and at the end everything must have drained.
 
+mod way_down;
+
 use std::collections::BTreeMap;
 
 use archipelago_base::Epoch;

@@ -1,0 +1,81 @@
+//! How the background jobs are shared: between compactions and flushes, and between the column
+//! families. Pure functions.
+//!
+//! Flushes come first at every free job, but a running job is not interrupted: with all jobs in
+//! long compactions (a classic L0 takes one job over all its keys) sealed memtables would pile up
+//! until writers stop. So while memtables are being sealed one job is left for flushes: 2 jobs
+//! are one flush and one compaction, which is what RocksDB makes of 2, and 8 are 7 and one.
+//! Without writes all of them compact.
+//!
+//! Among families the most urgent pick goes first. Urgency counts what is idle, so it falls with
+//! every job that a family is given, and a family that waits becomes more urgent: none starves.
+
+use archipelago_base::SeqNo;
+
+use super::picker::Picker;
+use super::{Pick, PickInput, Running, pick};
+use crate::version::{LAST_LEVEL, Version};
+
+/// For how long after a seal a job is left for flushes, at least.
+const RESERVE_NS_MIN: u64 = 1_000_000_000;
+/// And at most: writes that pause longer have ended.
+const RESERVE_NS_MAX: u64 = 60 * RESERVE_NS_MIN;
+/// A memtable is expected within this many times the last interval between two seals.
+const RESERVE_INTERVALS: u64 = 2;
+
+/// How many compactions may run at once with `jobs` background jobs, when the last memtable was
+/// sealed `since_ns` ago (`None`: never) and the one before it `interval_ns` earlier.
+#[must_use]
+pub fn compaction_jobs(jobs: usize, since_ns: Option<u64>, interval_ns: u64) -> usize {
+    let reserve = interval_ns.saturating_mul(RESERVE_INTERVALS);
+    let reserve = reserve.clamp(RESERVE_NS_MIN, RESERVE_NS_MAX);
+    match since_ns {
+        Some(since_ns) if since_ns <= reserve => jobs.saturating_sub(1).max(1),
+        _ => jobs,
+    }
+}
+
+/// The most urgent compaction of several column families, with the index of its family; `None` if
+/// no family has one or enough jobs run. Even ones go to the family with fewer running jobs.
+///
+/// Cost: that of [`pick`] for the families that may be as urgent as the most urgent pick.
+#[must_use]
+pub fn pick_of_all(
+    families: &[&Version],
+    running: &[Running],
+    jobs_max: usize,
+    oldest_snapshot: SeqNo,
+) -> Option<(usize, Pick)> {
+    if running.len() >= jobs_max {
+        return None;
+    }
+    let mut order: Vec<(f64, usize)> =
+        families.iter().enumerate().map(|(at, version)| (urgency_most(version), at)).collect();
+    order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let jobs_of = |at: usize| running.iter().filter(|job| job.cf == families[at].cf()).count();
+    let mut best: Option<(f64, usize, Pick)> = None;
+    for (most, at) in order {
+        if best.as_ref().is_some_and(|&(urgency, ..)| urgency > most) {
+            break;
+        }
+        let version = families[at];
+        let Some(pick) = pick(&PickInput { version, running, jobs_max, oldest_snapshot }) else {
+            continue;
+        };
+        let urgency = Picker::new(version, running).urgency(&pick);
+        let better = best.as_ref().is_none_or(|&(other, other_at, _)| {
+            let even = urgency == other && jobs_of(at) < jobs_of(other_at);
+            urgency > other || even
+        });
+        if better {
+            best = Some((urgency, at, pick));
+        }
+    }
+    best.map(|(_, at, pick)| (at, pick))
+}
+
+/// No pick of the version is more urgent than this.
+fn urgency_most(version: &Version) -> f64 {
+    let deeper = (version.base_level()..LAST_LEVEL).map(|level| version.score(level));
+    deeper.fold(Picker::new(version, &[]).l0_urgency(), f64::max)
+}

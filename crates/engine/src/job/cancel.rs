@@ -1,0 +1,47 @@
+//! Ending jobs from outside.
+//!
+//! Clones are the same flag: whoever has one can end the job, and a job that shares its flag with
+//! others (the parts of one compaction) ends with them. Thread-safe. Cost of a look: one or two
+//! relaxed loads. Once set it stays set.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use archipelago_base::{Error, ErrorKind, Result};
+
+/// See the module. The default is a flag of its own.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel {
+    own: Arc<AtomicBool>,
+    above: Option<Arc<AtomicBool>>,
+}
+
+impl Cancel {
+    /// A flag of its own that is also set while `above` is.
+    #[must_use]
+    pub fn under(above: &Arc<AtomicBool>) -> Self {
+        Self { own: Arc::default(), above: Some(Arc::clone(above)) }
+    }
+
+    /// Ends the jobs that have this flag, soon and with an error.
+    pub fn cancel(&self) {
+        self.own.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the jobs shall end.
+    #[inline]
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.own.load(Ordering::Relaxed)
+            || self.above.as_ref().is_some_and(|above| above.load(Ordering::Relaxed))
+    }
+
+    /// `Err` (`Fenced`) if the jobs shall end.
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        if self.is_cancelled() {
+            return Err(Error::new(ErrorKind::Fenced, "the job was cancelled"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+//! Anchors of a table: some of its index keys with the bytes between them, for cutting a
+//! compaction into even parts ([`crate::compaction::subcompaction`]).
+//!
+//! Cost: no I/O; one pass over the index that the reader holds in memory. Of a file with
+//! partitions that is the top index: its anchors are partition ends, and the bytes between them
+//! an estimate by the partitions' sizes.
+
+use super::reader::TableReader;
+use crate::compaction::subcompaction::Anchor;
+
+impl TableReader {
+    /// At most `most` anchors (or one, if that is 0), ascending, about the same bytes apart;
+    /// together they account for all data bytes of the file.
+    pub(crate) fn anchors(&self, most: usize) -> Vec<Anchor> {
+        let (index, data_bytes) = (&self.index, self.properties.data_bytes);
+        let sizes = (0..index.len()).map(|entry| u64::from(index.place(entry).handle.size));
+        let total: u64 = sizes.clone().sum();
+        if total == 0 {
+            return Vec::new();
+        }
+        let most = most.max(1) as u64;
+        let mut anchors = Vec::new();
+        let (mut seen, mut told) = (0, 0);
+        for (entry, size) in sizes.enumerate() {
+            seen += size;
+            let due = (anchors.len() as u64 + 1) * total / most;
+            if seen < due && entry + 1 < index.len() {
+                continue;
+            }
+            let through = (u128::from(data_bytes) * u128::from(seen) / u128::from(total)) as u64;
+            let key = [index.prefix(), index.entry(entry).suffix].concat();
+            anchors.push(Anchor { key, bytes: through - told });
+            told = through;
+        }
+        anchors
+    }
+}

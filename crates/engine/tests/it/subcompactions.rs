@@ -1,0 +1,189 @@
+//! Compactions that are cut into parts: what is told of them, what one part's failure leaves, and
+//! that scheduling takes them for one job.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_base::{Error, ErrorKind};
+use archipelago_engine::db::{Components, Db, FaultPoint};
+use archipelago_engine::event::{Event, EventListener};
+use archipelago_engine::key::KeyRange;
+use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::stats::Ticker;
+use archipelago_env::FileSystem;
+use archipelago_env::mem::MemFs;
+use parking_lot::Mutex;
+
+use crate::support::{over, small_db, small_family};
+
+const KEYS: u32 = 2000;
+/// Rows of the table; more than `KEYS` makes every key old and new.
+const ROUNDS: u32 = 3;
+
+/// What was told.
+#[derive(Default)]
+struct Told {
+    /// Of each compaction out of L0 that wrote: threads, and numbers of its outputs.
+    compactions: Mutex<Vec<(usize, Vec<u64>)>>,
+    errors: Mutex<Vec<String>>,
+}
+
+impl EventListener for Told {
+    fn on_event(&self, event: &Event) {
+        match event {
+            Event::CompactionInstalled { from: 0, outputs, threads_ns, bytes_written, .. }
+                if *bytes_written > 0 =>
+            {
+                self.compactions.lock().push((threads_ns.len(), outputs.clone()));
+            }
+            Event::BackgroundError { error, .. } => self.errors.lock().push(error.to_string()),
+            _ => {}
+        }
+    }
+}
+
+fn key(n: u32) -> Vec<u8> {
+    format!("key{n:05}").into_bytes()
+}
+
+/// Memtables of many target files, all in one bucket.
+fn family() -> CfOptions {
+    CfOptions {
+        buckets: 1,
+        write_buffer_bytes: 64 << 10,
+        level_base_bytes: 1 << 20,
+        target_file_bytes: 8 << 10,
+        l0_compaction_trigger: 2,
+        merge_operator: Some("append".to_owned()),
+        ..small_family()
+    }
+}
+
+fn options(background: BackgroundMode, subcompactions_max: usize) -> DbOptions {
+    DbOptions { background, subcompactions_max, ..small_db() }
+}
+
+fn open(disk: &MemFs, options: DbOptions, told: &Arc<Told>, fault: Option<FaultPoint>) -> Db {
+    let mut components = Components { fault_point: fault, ..over(disk, family()) };
+    components.listeners.add(Arc::clone(told) as _);
+    Db::open_with("/db", options, components).unwrap()
+}
+
+/// Puts, merges and deletes of keys and ranges; flushes end the rounds.
+fn fill(db: &Db) {
+    let cf = db.default_family();
+    let options = WriteOptions::default();
+    for round in 0..ROUNDS {
+        for n in 0..KEYS {
+            let value = format!("{round} {n} {}", "v".repeat(40));
+            match (n + round) % 7 {
+                0 => db.delete(&key(n)),
+                1 => db.merge(cf, &key(n), b"+more", &options),
+                _ => db.put(&key(n), value.as_bytes()),
+            }
+            .or_else(|error| match error.kind() {
+                ErrorKind::Busy => db.step_background().map(drop),
+                _ => Err(error),
+            })
+            .unwrap();
+        }
+        let start = 300 + round * 400;
+        db.delete_range(cf, &key(start), &key(start + 250), &options).unwrap();
+        db.flush(cf).unwrap();
+    }
+}
+
+fn contents(db: &Db) -> Vec<Option<Vec<u8>>> {
+    (0..KEYS).map(|n| db.get(&key(n)).unwrap().map(|value| value.to_vec())).collect()
+}
+
+fn tables(disk: &MemFs) -> u64 {
+    let entries = disk.list(Path::new("/db")).unwrap();
+    entries.iter().filter(|entry| entry.name.ends_with(".sst")).count() as u64
+}
+
+/// Everything is readable, and no table is there that nobody needs (threads may be about to remove
+/// some).
+fn check_clean(db: &Db, disk: &MemFs, background: BackgroundMode) {
+    db.wait_for_background().unwrap();
+    let report = db.verify(|_, _| {}).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    if background == BackgroundMode::Threads {
+        return;
+    }
+    assert_eq!(tables(disk), report.files, "tables that nobody needs are left");
+}
+
+#[test]
+fn parts_are_installed_together_and_change_no_answer() {
+    let mut answers = Vec::new();
+    for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
+        for most in [1, 3, 8] {
+            let (disk, told) = (MemFs::new(), Arc::new(Told::default()));
+            let db = open(&disk, options(background, most), &told, None);
+            fill(&db);
+            db.wait_for_background().unwrap();
+            let seen = contents(&db);
+            let automatic = std::mem::take(&mut *told.compactions.lock());
+            assert!(automatic.iter().all(|(threads, _)| *threads <= most), "{automatic:?}");
+            let cut = automatic
+                .iter()
+                .any(|(threads, outputs)| *threads == most && outputs.len() >= most);
+            assert!(cut, "no compaction had {most} parts: {automatic:?}");
+            let parts: usize =
+                automatic.iter().map(|(threads, _)| threads).filter(|n| **n > 1).sum();
+            assert_eq!(db.statistics().get(Ticker::Subcompactions), parts as u64);
+            db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+            assert_eq!(contents(&db), seen, "{most} parts");
+            check_clean(&db, &disk, background);
+            db.close().unwrap();
+            let db = open(&disk, options(background, most), &told, None);
+            assert_eq!(contents(&db), seen, "{most} parts, reopened");
+            assert!(told.errors.lock().is_empty());
+            answers.push(seen);
+        }
+    }
+    assert!(answers.iter().all(|other| *other == answers[0]));
+}
+
+#[test]
+fn a_part_that_fails_ends_the_others_and_the_job_is_tried_again() {
+    for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
+        for failing in 1..=3 {
+            let (disk, told) = (MemFs::new(), Arc::new(Told::default()));
+            // The `failing`th part fails; the job's others are then ended or removed.
+            let parts = Arc::new(Mutex::new(0));
+            let seen = Arc::clone(&parts);
+            let fault: FaultPoint = Arc::new(move |name| {
+                if name != "compaction.part" {
+                    return Ok(());
+                }
+                *seen.lock() += 1;
+                match *seen.lock() == failing {
+                    true => Err(Error::new(ErrorKind::Io, "a part failed, says the test")),
+                    false => Ok(()),
+                }
+            });
+            // Nothing runs by itself until everything is in L0.
+            let quiet = DbOptions { background: BackgroundMode::Manual, ..small_db() };
+            let db = open(&disk, quiet, &told, None);
+            fill(&db);
+            let expected = contents(&db);
+            db.close().unwrap();
+            let before = std::mem::take(&mut *told.compactions.lock()).len();
+            let db = open(&disk, options(background, 3), &told, Some(fault));
+            let compacted = db.compact_range(db.default_family(), &KeyRange::all());
+            let error = compacted.err().map(|error| error.to_string());
+            let told_of = told.errors.lock().first().cloned();
+            let text = error.or(told_of).unwrap_or_default();
+            assert!(text.contains("a part failed"), "{background:?} {failing} {before}: {text}");
+            assert!(*parts.lock() >= failing);
+            assert_eq!(contents(&db), expected);
+            while db.compact_range(db.default_family(), &KeyRange::all()).is_err() {}
+            let installed = told.compactions.lock().len();
+            assert!(installed > 0);
+            assert_eq!(contents(&db), expected);
+            check_clean(&db, &disk, background);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! A file system whose compactions let foreground reads go first.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use archipelago_base::Result;
+
+use super::{Foreground, PIECE_BYTES, yields};
+use crate::context::{IoContext, IoPurpose};
+use crate::forward::forward_names;
+use crate::fs::{
+    CreateOptions, FileSystem, LogFile, LogOptions, OpenOptions, RandomFile, WritableFile,
+};
+
+/// A file system that keeps a [`Foreground`] gauge and goes by it; see the module.
+#[derive(Clone, Debug)]
+pub struct ForegroundFs {
+    inner: Arc<dyn FileSystem>,
+    gauge: Arc<Foreground>,
+}
+
+impl ForegroundFs {
+    /// Decorates `inner`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn FileSystem>, gauge: Arc<Foreground>) -> Self {
+        Self { inner, gauge }
+    }
+}
+
+impl FileSystem for ForegroundFs {
+    fn create(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: CreateOptions,
+    ) -> Result<Box<dyn WritableFile>> {
+        let inner = self.inner.create(path, context, options)?;
+        if !yields(context.purpose) {
+            return Ok(inner);
+        }
+        let gauge = Arc::clone(&self.gauge);
+        let credit = AtomicU64::new(0);
+        Ok(Box::new(YieldingWriter { inner, gauge, credit, active: false, appended: 0 }))
+    }
+
+    fn open(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Arc<dyn RandomFile>> {
+        let inner = self.inner.open(path, context, options)?;
+        let gauge = Arc::clone(&self.gauge);
+        Ok(Arc::new(SharedReader { inner, gauge, credit: AtomicU64::new(0) }))
+    }
+
+    fn create_log(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: LogOptions,
+    ) -> Result<Box<dyn LogFile>> {
+        self.inner.create_log(path, context, options)
+    }
+
+    forward_names!(inner);
+}
+
+/// An output of a compaction. Its appends are smaller than a piece as a rule and gathered inside,
+/// so it looks at the gauge once a piece and, while the device is being read, times every append.
+#[derive(Debug)]
+struct YieldingWriter {
+    inner: Box<dyn WritableFile>,
+    gauge: Arc<Foreground>,
+    credit: AtomicU64,
+    active: bool,
+    /// Since the gauge was looked at.
+    appended: usize,
+}
+
+impl YieldingWriter {
+    fn append_piece(&mut self, piece: &[u8]) -> Result<()> {
+        if self.appended + piece.len() > PIECE_BYTES {
+            self.appended = 0;
+            self.active = self.gauge.is_active();
+        }
+        self.appended += piece.len();
+        if self.active {
+            self.gauge.after_reads(&self.credit, || self.inner.append(piece))
+        } else {
+            self.inner.append(piece)
+        }
+    }
+}
+
+impl WritableFile for YieldingWriter {
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        if data.is_empty() {
+            return self.inner.append(data);
+        }
+        data.chunks(PIECE_BYTES).try_for_each(|piece| self.append_piece(piece))
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.inner.flush()
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.inner.sync()
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+}
+
+/// A file that users and compactions read.
+#[derive(Debug)]
+struct SharedReader {
+    inner: Arc<dyn RandomFile>,
+    gauge: Arc<Foreground>,
+    /// Of all compactions that read this file: as a rule it is one.
+    credit: AtomicU64,
+}
+
+impl SharedReader {
+    fn read_pieces(&self, mut offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
+        for piece in buf.chunks_mut(PIECE_BYTES) {
+            let len = piece.len() as u64;
+            self.gauge
+                .after_reads(&self.credit, || self.inner.read_exact_at(offset, piece, context))?;
+            offset = offset.saturating_add(len);
+        }
+        Ok(())
+    }
+}
+
+impl RandomFile for SharedReader {
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
+        if context.purpose == IoPurpose::ForegroundRead {
+            return self.gauge.read(|| self.inner.read_exact_at(offset, buf, context));
+        }
+        if yields(context.purpose) && !buf.is_empty() && self.gauge.is_active() {
+            return self.read_pieces(offset, buf, context);
+        }
+        self.inner.read_exact_at(offset, buf, context)
+    }
+
+    fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        if context.purpose == IoPurpose::ForegroundRead {
+            return self.gauge.read(|| self.inner.read_many(requests, context));
+        }
+        if yields(context.purpose) && self.gauge.is_active() {
+            return requests
+                .iter_mut()
+                .try_for_each(|(offset, buf)| self.read_exact_at(*offset, buf, context));
+        }
+        self.inner.read_many(requests, context)
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        self.inner.prefetch(offset, len);
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+}

@@ -74,6 +74,9 @@ fn bucketlsm(flags: &ReproduceFlags) -> Result<()> {
     if fs.list(&base).is_ok_and(|entries| entries.is_empty()) {
         fs.remove_dir_all(&base)?;
     }
+    if runner.runs.0.is_empty() {
+        return result;
+    }
     let settings = settings(flags, &device);
     let text = format!("{settings}\n{}", runner.runs.text());
     say(&text);

@@ -41,7 +41,7 @@ struct Claim {
     setting: Setting,
     /// The figure's name, and how to get it.
     figure: &'static str,
-    pick: fn(&Figures) -> Option<f64>,
+    pick: Pick,
     modes: [Mode; 2],
     paper: &'static str,
     target: Option<Target>,
@@ -52,99 +52,120 @@ const STALL: &str = "Stall time on the device";
 const LATENCY: &str = "Read latency on the device";
 const PLAIN: &str = "Throughput on the disk as it is";
 
+/// A figure of a run, if it has it.
+type Pick = fn(&Figures) -> Option<f64>;
+
+impl Claim {
+    /// Of the rates of buckets and `rival` on the device.
+    fn speed(workload: Workload, rival: Mode, paper: &'static str) -> Self {
+        Self {
+            section: THROUGHPUT,
+            workload,
+            setting: Setting::Device,
+            figure: "ops/s",
+            pick: |figures| Some(figures.ops_per_s),
+            modes: [Mode::Buckets, rival],
+            paper,
+            target: None,
+        }
+    }
+
+    /// The same of another figure.
+    fn of(self, section: &'static str, figure: &'static str, pick: Pick) -> Self {
+        Self { section, figure, pick, ..self }
+    }
+
+    fn at_least(self, least: f64) -> Self {
+        Self { target: Some(Target::AtLeast(least)), ..self }
+    }
+
+    fn at_most(self, most: f64) -> Self {
+        Self { target: Some(Target::AtMost(most)), ..self }
+    }
+
+    fn on(self, setting: Setting) -> Self {
+        Self { setting, ..self }
+    }
+}
+
 /// Every comparison, with what the paper's text says of it and the project's targets.
 fn claims() -> Vec<Claim> {
-    use Mode::{Buckets, Classic, Static, Subcompactions};
-    use Setting::{Device, Offered, Plain};
-    use Target::{AtLeast, AtMost};
+    let plain = Workload::ALL.map(|workload| {
+        let speed = Claim::speed(workload, Mode::Classic, "—").on(Setting::Plain).at_least(0.95);
+        Claim { section: PLAIN, ..speed }
+    });
+    throughput().into_iter().chain(stalls()).chain(latencies()).chain(plain).collect()
+}
+
+fn throughput() -> Vec<Claim> {
+    use Mode::{Classic, Static, Subcompactions};
     use Workload::{FillRandom, MixGraph1, MixGraph2, YcsbGet, YcsbScan};
-    let mut claims = Vec::new();
-    let speed = |workload, rival, paper, target: Option<f64>| Claim {
-        section: THROUGHPUT,
-        workload,
-        setting: Device,
-        figure: "ops/s",
-        pick: |figures| Some(figures.ops_per_s),
-        modes: [Buckets, rival],
-        paper,
-        target: target.map(AtLeast),
+    let speed = Claim::speed;
+    let run_time: Pick = |figures| Some(figures.seconds);
+    let settled: Pick = |figures| Some(figures.seconds + figures.settle_s?);
+    let until_settled =
+        |workload| speed(workload, Classic, "—").of(THROUGHPUT, "time until settled", settled);
+    vec![
+        speed(FillRandom, Classic, "1.94×").at_least(1.9),
+        speed(FillRandom, Subcompactions, "1.43×").at_least(1.4),
+        speed(MixGraph1, Classic, "2.60×").at_least(2.5),
+        speed(MixGraph1, Subcompactions, "1.75×").at_least(1.7),
+        speed(MixGraph1, Static, "1.12×").at_least(1.1),
+        speed(MixGraph2, Classic, "about 1×"),
+        speed(MixGraph2, Subcompactions, "about 1×"),
+        speed(YcsbGet, Classic, "—"),
+        speed(YcsbGet, Subcompactions, "1.11×").at_least(1.1),
+        speed(YcsbScan, Classic, "—"),
+        speed(YcsbScan, Subcompactions, "1.05×").at_least(1.05),
+        speed(FillRandom, Classic, "500 s / 1000 s = 0.50×").of(THROUGHPUT, "time", run_time),
+        speed(FillRandom, Subcompactions, "500 s / 700 s = 0.71×").of(THROUGHPUT, "time", run_time),
+        until_settled(FillRandom),
+        until_settled(MixGraph1),
+    ]
+}
+
+fn stalls() -> Vec<Claim> {
+    use Mode::{Classic, Subcompactions};
+    use Workload::{FillRandom, MixGraph1};
+    let total: Pick = |figures| Some(figures.stall_s.total());
+    let l0: Pick = |figures| Some(figures.stall_s.l0);
+    let full = |workload, rival, paper| {
+        Claim::speed(workload, rival, paper).of(STALL, "full speed, stall time", total)
     };
-    claims.extend([
-        speed(FillRandom, Classic, "1.94×", Some(1.9)),
-        speed(FillRandom, Subcompactions, "1.43×", Some(1.4)),
-        speed(MixGraph1, Classic, "2.60×", Some(2.5)),
-        speed(MixGraph1, Subcompactions, "1.75×", Some(1.7)),
-        speed(MixGraph1, Static, "1.12×", Some(1.1)),
-        speed(MixGraph2, Classic, "about 1×", None),
-        speed(MixGraph2, Subcompactions, "about 1×", None),
-        speed(YcsbGet, Classic, "—", None),
-        speed(YcsbGet, Subcompactions, "1.11×", Some(1.1)),
-        speed(YcsbScan, Classic, "—", None),
-        speed(YcsbScan, Subcompactions, "1.05×", Some(1.05)),
-    ]);
-    let time = |workload, rival, figure, pick, paper| Claim {
-        figure,
-        pick,
-        target: None,
-        ..speed(workload, rival, paper, None)
+    let fixed = |workload| {
+        let claim = Claim::speed(workload, Classic, "—").on(Setting::Offered);
+        claim.of(STALL, "fixed load, stall time", total)
     };
-    let run_time: fn(&Figures) -> Option<f64> = |figures| Some(figures.seconds);
-    let settled: fn(&Figures) -> Option<f64> = |figures| Some(figures.seconds + figures.settle_s?);
-    claims.extend([
-        time(FillRandom, Classic, "time", run_time, "500 s / 1000 s = 0.50×"),
-        time(FillRandom, Subcompactions, "time", run_time, "500 s / 700 s = 0.71×"),
-        time(FillRandom, Classic, "time until settled", settled, "—"),
-        time(MixGraph1, Classic, "time until settled", settled, "—"),
-    ]);
-    let total: fn(&Figures) -> Option<f64> = |figures| Some(figures.stall_s.total());
-    let l0: fn(&Figures) -> Option<f64> = |figures| Some(figures.stall_s.l0);
-    let stall = |workload, setting, figure, pick, rival, paper, target: Option<f64>| Claim {
-        section: STALL,
-        setting,
-        figure,
-        pick,
-        target: target.map(AtMost),
-        ..speed(workload, rival, paper, None)
+    vec![
+        full(FillRandom, Classic, "0.27× (−73.3 %)"),
+        full(FillRandom, Subcompactions, "0.39× (−60.7 %)"),
+        full(MixGraph1, Classic, "0.06× (−94 %)"),
+        full(MixGraph1, Classic, "0.04× (−96 %)").of(STALL, "full speed, L0 stall time", l0),
+        fixed(FillRandom).at_most(0.25),
+        fixed(MixGraph1).at_most(0.1),
+    ]
+}
+
+fn latencies() -> Vec<Claim> {
+    use Mode::{Classic, Subcompactions};
+    use Workload::{MixGraph2, YcsbGet, YcsbScan};
+    let get_mean: Pick = |figures| Some(figures.get?.mean_us);
+    let get_p99: Pick = |figures| Some(figures.get?.p99_us);
+    let scan_mean: Pick = |figures| Some(figures.scan?.mean_us);
+    let scan_p99: Pick = |figures| Some(figures.scan?.p99_us);
+    let latency = |workload, figure, pick, rival, paper| {
+        Claim::speed(workload, rival, paper).of(LATENCY, figure, pick)
     };
-    let full = "full speed, stall time";
-    claims.extend([
-        stall(FillRandom, Device, full, total, Classic, "0.27× (−73.3 %)", None),
-        stall(FillRandom, Device, full, total, Subcompactions, "0.39× (−60.7 %)", None),
-        stall(MixGraph1, Device, full, total, Classic, "0.06× (−94 %)", None),
-        stall(MixGraph1, Device, "full speed, L0 stall time", l0, Classic, "0.04× (−96 %)", None),
-    ]);
-    let fixed = "fixed load, stall time";
-    claims.extend([
-        stall(FillRandom, Offered, fixed, total, Classic, "—", Some(0.25)),
-        stall(MixGraph1, Offered, fixed, total, Classic, "—", Some(0.1)),
-    ]);
-    let latency = |workload, figure, pick, rival, paper, target: Option<f64>| Claim {
-        section: LATENCY,
-        figure,
-        pick,
-        target: target.map(AtMost),
-        ..speed(workload, rival, paper, None)
-    };
-    let get_mean: fn(&Figures) -> Option<f64> = |figures| Some(figures.get?.mean_us);
-    let get_p99: fn(&Figures) -> Option<f64> = |figures| Some(figures.get?.p99_us);
-    let scan_mean: fn(&Figures) -> Option<f64> = |figures| Some(figures.scan?.mean_us);
-    let scan_p99: fn(&Figures) -> Option<f64> = |figures| Some(figures.scan?.p99_us);
-    claims.extend([
-        latency(YcsbGet, "GET mean", get_mean, Classic, "lower", None),
-        latency(YcsbGet, "GET P99", get_p99, Classic, "—", None),
-        latency(YcsbGet, "GET mean", get_mean, Subcompactions, "—", None),
-        latency(YcsbScan, "SCAN mean", scan_mean, Classic, "higher", Some(1.0)),
-        latency(YcsbScan, "SCAN P99", scan_p99, Classic, "—", Some(1.0)),
-        latency(YcsbScan, "SCAN mean", scan_mean, Subcompactions, "lower", None),
-        latency(MixGraph2, "GET mean", get_mean, Classic, "similar", None),
-        latency(MixGraph2, "SCAN mean", scan_mean, Classic, "similar", None),
-    ]);
-    claims.extend(Workload::ALL.map(|workload| Claim {
-        section: PLAIN,
-        setting: Plain,
-        ..speed(workload, Classic, "—", Some(0.95))
-    }));
-    claims
+    vec![
+        latency(YcsbGet, "GET mean", get_mean, Classic, "lower"),
+        latency(YcsbGet, "GET P99", get_p99, Classic, "—"),
+        latency(YcsbGet, "GET mean", get_mean, Subcompactions, "—"),
+        latency(YcsbScan, "SCAN mean", scan_mean, Classic, "higher").at_most(1.0),
+        latency(YcsbScan, "SCAN P99", scan_p99, Classic, "—").at_most(1.0),
+        latency(YcsbScan, "SCAN mean", scan_mean, Subcompactions, "lower"),
+        latency(MixGraph2, "GET mean", get_mean, Classic, "similar"),
+        latency(MixGraph2, "SCAN mean", scan_mean, Classic, "similar"),
+    ]
 }
 
 /// The middle of `values`; none without values.

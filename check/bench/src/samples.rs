@@ -272,7 +272,8 @@ impl Series {
             });
             busy.sum::<f64>()
         };
-        self.jobs.iter().map(of).sum()
+        // Not `sum`, which of nothing is -0.0.
+        self.jobs.iter().map(of).fold(0.0, |all, busy| all + busy)
     }
 
     /// Background threads busy on average between `from_s` and `to_s`.

@@ -28,8 +28,8 @@ Examples:
 /// Operations of fillrandom and MixGraph1.
 const NUM: u64 = 500_000;
 const NUM_QUICK: u64 = 120_000;
-const MEMTABLE: u64 = 8 << 20;
-const MEMTABLE_QUICK: u64 = 4 << 20;
+const MEMTABLE: u64 = 4 << 20;
+const MEMTABLE_QUICK: u64 = 2 << 20;
 const RUNS: u64 = 3;
 const RUNS_QUICK: u64 = 1;
 
@@ -91,8 +91,8 @@ pub(super) struct ReproduceFlags {
     /// Operations a second of the runs at a fixed load; default: 0.9 of what buckets reached
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) offered_load: Option<u64>,
-    /// Bytes of a memtable; the base level has as much, a table a quarter; default: 8 MiB, with
-    /// --quick 4 MiB
+    /// Bytes of a memtable; the base level has as much, a table a quarter; default: 4 MiB, with
+    /// --quick 2 MiB
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(65536..=1 << 32))]
     write_buffer_size: Option<u64>,
     /// Bytes of a value

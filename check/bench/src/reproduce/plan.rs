@@ -171,8 +171,8 @@ pub(super) fn load(flags: &ReproduceFlags, workload: Workload) -> Load {
     let threads = if workload.is_ycsb() { flags.threads } else { 1 };
     let (keys, ops) = match workload {
         Workload::FillRandom | Workload::MixGraph1 => (num, num),
-        Workload::MixGraph2 => (num, num / 10),
-        Workload::YcsbGet => (num / 2, num / 2),
+        Workload::MixGraph2 => (num, num / 2),
+        Workload::YcsbGet => (num / 2, num / 5),
         Workload::YcsbScan => (num / 2, num / 10),
     };
     Load { threads, keys: keys.max(1), ops_each: (ops / threads).max(1) }

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::histogram::Quantiles;
+use crate::samples::Stalls;
 use crate::store::{Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result};
 
 /// The file: the settings and every benchmark's result, in order.
@@ -44,6 +45,10 @@ pub(crate) struct Outcome {
     pub(crate) peak_rss_bytes: Option<u64>,
     /// Bytes written to log and tables per byte of keys and values, during the benchmark.
     pub(crate) write_amplification: Option<f64>,
+    /// Processor time of the process during the benchmark.
+    pub(crate) cpu_seconds: Option<f64>,
+    /// Time that writers waited, summed over them.
+    pub(crate) stall_seconds: Stalls,
     /// Of a write benchmark that `waitforcompaction` follows: from its end to the end of the
     /// last flush or compaction.
     pub(crate) settle_seconds: Option<f64>,

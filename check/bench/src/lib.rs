@@ -1,12 +1,12 @@
 //! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago, and
-//! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn;
-//! `archipelago bench reproduce rocksdb` makes the whole comparison as one table.
+//! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn, and
+//! `archipelago bench reproduce`, which runs a paper's comparisons, or the whole one with RocksDB.
 //!
 //! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
 //! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
-//! `report` make the result line, `json` the result file; `compare` runs both sides, `table`
-//! all rows of a comparison; `model` models many cores. Only `store` and `model` name the
-//! database's crate.
+//! `report` make the result line, `json` the result file, `samples` the timeline; `plot` draws,
+//! `compare` runs both sides, `table` all rows of a comparison, `reproduce` the modes of a paper;
+//! `model` models many cores. Only `store` and `model` name the database's crate.
 //!
 //! The harness must not be slower than what it is compared with: values are slices of a buffer
 //! made beforehand, keys are written into a buffer that is kept, random numbers come from wyrand,
@@ -23,7 +23,9 @@ mod plot;
 mod process;
 mod progress;
 mod report;
+mod reproduce;
 mod runner;
+mod samples;
 mod store;
 mod table;
 mod tally;
@@ -62,6 +64,12 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     }
     if args.first().is_some_and(|word| word == "model") {
         return match model::model(&args[1..]) {
+            Ok(result) => answer(result),
+            Err(stop) => refuse(&stop),
+        };
+    }
+    if args.first().is_some_and(|word| word == "reproduce") {
+        return match reproduce::reproduce(&args[1..]) {
             Ok(result) => answer(result),
             Err(stop) => refuse(&stop),
         };
@@ -110,6 +118,12 @@ fn described(flags: &Flags) -> BTreeMap<String, String> {
         ("bloom_bits", storage.bloom_bits.to_string()),
         ("max_background_jobs", storage.max_background_jobs.to_string()),
         ("buckets", storage.buckets.to_string()),
+        ("bucket_boundaries", format!("{:?}", storage.bucket_boundaries).to_lowercase()),
+        ("subcompactions", storage.subcompactions.to_string()),
+        (
+            "device",
+            storage.device.as_ref().map_or_else(String::new, |file| file.display().to_string()),
+        ),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value))

@@ -45,7 +45,14 @@ pub(crate) fn own_usage() -> Usage {
     Usage { bytes_written: bytes_written("self"), peak_rss_bytes: peak_rss_bytes("self") }
 }
 
-fn bytes_written(pid: &str) -> Option<u64> {
+/// Processor time that this process has used so far, in the program and in the kernel, in seconds;
+/// to a hundredth.
+pub(crate) fn cpu_seconds() -> Option<f64> {
+    cpu_of(&std::fs::read_to_string("/proc/self/stat").ok()?)
+}
+
+/// Bytes written by process `pid`; also of one that ended and was not waited for.
+pub(crate) fn bytes_written(pid: &str) -> Option<u64> {
     io(pid)?.bytes_written
 }
 
@@ -77,6 +84,17 @@ fn written_of(io: &str) -> Option<u64> {
     }
 }
 
+fn cpu_of(stat: &str) -> Option<f64> {
+    /// Linux counts it in hundredths for programs, whatever it uses inside.
+    const TICKS_PER_S: f64 = 100.0;
+    // The second field is the name, in parentheses; it may hold spaces. Behind it the twelfth and
+    // thirteenth are the program's and the kernel's time.
+    let (_, behind) = stat.rsplit_once(')')?;
+    let mut fields = behind.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    Some((ticks()? + ticks()?) / TICKS_PER_S)
+}
+
 fn peak_of(status: &str) -> Option<u64> {
     field(status, "VmHWM:")?.checked_mul(1024)
 }
@@ -95,6 +113,13 @@ mod tests {
         let wanted = Io { bytes_written: Some(4096), read_calls: Some(12), bytes_read: Some(8192) };
         assert_eq!(io, wanted);
         assert_eq!(peak_of("VmPeak: 7 kB\nVmHWM:\t    20 kB\n"), Some(20480));
+    }
+
+    #[test]
+    fn processor_time_is_found_behind_a_name_with_spaces() {
+        let stat = "7 (a (b) c) S 1 7 7 0 -1 4194304 9 9 9 9 250 50 9 9 20 0 1 0 9 9 9";
+        assert_eq!(cpu_of(stat), Some(3.0));
+        assert_eq!(cpu_of(""), None);
     }
 
     #[test]

@@ -12,12 +12,13 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 
 use crate::flags::Flags;
-use crate::json::{Outcome, Settled};
+use crate::json::{self, Outcome, Settled};
 use crate::pace::Rate;
-use crate::process::own_usage;
+use crate::process::{self, own_usage};
 use crate::progress::{IntervalReport, Watch};
 use crate::report::{header, histograms, result_line, say};
-use crate::store::{self, Db, Error, FileSystem, LastJob, LocalFs, Result, Ticker};
+use crate::samples::{Recorder, Sample, Sampler, Stalls};
+use crate::store::{self, Db, Error, FileSystem, LastJob, Listeners, LocalFs, Result, Ticker};
 use crate::tally::{Progress, Total};
 use crate::values::ValuePool;
 use crate::workloads::{self, Bench, Run, Spec, Worker, ycsb};
@@ -28,6 +29,8 @@ struct Written {
     user_bytes: u64,
     store_bytes: u64,
     process_bytes: Option<u64>,
+    cpu_seconds: Option<f64>,
+    stalls: Stalls,
 }
 
 /// The last write benchmark, until what it left behind is compacted.
@@ -45,6 +48,8 @@ pub(crate) struct Runner {
     dir: PathBuf,
     clock: Arc<SystemClock>,
     last_job: Arc<LastJob>,
+    /// With `--samples`.
+    recorder: Option<Arc<Recorder>>,
     pool: ValuePool,
     db: Option<Db>,
     /// YCSB records.
@@ -74,12 +79,15 @@ impl Runner {
             seed => seed,
         };
         let largest = flags.load.value_size.max(flags.mixgraph.mix_max_value_size as usize);
+        let wants_samples = flags.output.samples.is_some();
+        let recorder = wants_samples.then(|| Arc::new(Recorder::new(Arc::clone(&clock))));
         Ok(Self {
             dir: flags.dir(),
             pool: ValuePool::new(flags.load.compression_ratio, largest),
             records: AtomicU64::new(flags.load.num),
             flags,
             last_job: Arc::new(LastJob::new(Arc::clone(&clock))),
+            recorder,
             clock,
             db: None,
             seed,
@@ -114,7 +122,20 @@ impl Runner {
         if let Some(db) = self.db.take() {
             db.close()?;
         }
+        if let (Some(recorder), Some(path)) = (&self.recorder, &self.flags.output.samples) {
+            json::write_file(path, &recorder.series())?;
+        }
         Ok(self.results)
+    }
+
+    /// Who is told of background work.
+    fn listeners(&self) -> Listeners {
+        let mut listeners = Listeners::default();
+        listeners.add(Arc::clone(&self.last_job) as _);
+        if let Some(recorder) = &self.recorder {
+            listeners.add(Arc::clone(recorder) as _);
+        }
+        listeners
     }
 
     fn run_one(&mut self, spec: &Spec) -> Result<()> {
@@ -133,7 +154,7 @@ impl Runner {
             if !spec.fresh && !self.flags.storage.use_existing_db && self.results.is_empty() {
                 store::destroy(&self.dir)?;
             }
-            self.db = Some(store::open(&self.dir, &self.flags, Arc::clone(&self.last_job))?);
+            self.db = Some(store::open(&self.dir, &self.flags, self.listeners())?);
         }
         match spec.run {
             Run::Action(action) => action(self),
@@ -217,7 +238,19 @@ impl Runner {
             clock: &self.clock,
             report: self.interval_report.as_mut(),
         };
-        sum(run_threads(&bench, all, body, watch))
+        let recorder = self.recorder.as_deref();
+        let sampler = recorder.map(|recorder| Sampler {
+            recorder,
+            db: &db,
+            progress: &progress[..threads as usize],
+        });
+        let start_s = recorder.map_or(0.0, Recorder::now_s);
+        let (totals, samples) = run_threads(&bench, all, body, watch, sampler);
+        let total = sum(totals)?;
+        if let Some(recorder) = recorder {
+            recorder.add(spec.name, start_s, total.seconds(), samples?);
+        }
+        Ok(total)
     }
 
     fn written(&self) -> Result<Written> {
@@ -227,6 +260,8 @@ impl Runner {
             user_bytes: stats.get(Ticker::UserBytesWritten),
             store_bytes: tickers.into_iter().map(|ticker| stats.get(ticker)).sum(),
             process_bytes: own_usage().bytes_written,
+            cpu_seconds: process::cpu_seconds(),
+            stalls: Stalls::of(self.db()?),
         })
     }
 
@@ -264,6 +299,8 @@ impl Runner {
             bytes_written: process_delta(before, after),
             peak_rss_bytes: own_usage().peak_rss_bytes,
             write_amplification: amplification(before, after),
+            cpu_seconds: after.cpu_seconds.zip(before.cpu_seconds).map(|(a, b)| a - b),
+            stall_seconds: after.stalls.since(before.stalls),
             settle_seconds: None,
             settled: None,
         })
@@ -313,13 +350,15 @@ fn disk_bytes(dir: &std::path::Path) -> Option<u64> {
     Some(entries.iter().filter_map(|entry| fs.len(&dir.join(&entry.name)).ok()).sum())
 }
 
-/// Runs `body` on `all` threads that start together; the tallies of the counted ones.
+/// Runs `body` on `all` threads that start together; the tallies of the counted ones, and what
+/// `sampler` saw meanwhile.
 fn run_threads(
     bench: &Bench<'_>,
     all: u64,
     body: workloads::Body,
     watch: Watch<'_>,
-) -> Vec<Result<Option<Total>>> {
+    sampler: Option<Sampler<'_>>,
+) -> (Vec<Result<Option<Total>>>, Result<Vec<Sample>>) {
     let start = Barrier::new(all as usize);
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -339,16 +378,21 @@ fn run_threads(
                 })
             })
             .collect();
+        let ended = &ended;
         if watch.is_wanted() {
-            let ended = &ended;
             scope.spawn(move || watch.run(ended));
         }
+        let looker = sampler.map(|sampler| scope.spawn(move || sampler.run(ended)));
         let results = threads
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|_| Err(panicked())))
             .collect();
         ended.store(true, Ordering::Release);
-        results
+        let samples = looker.map_or_else(
+            || Ok(Vec::new()),
+            |looker| looker.join().unwrap_or_else(|_| Err(panicked())),
+        );
+        (results, samples)
     })
 }
 

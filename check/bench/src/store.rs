@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_env::device::ThrottledFs;
 
 pub(crate) use archipelago_base::{Error, Result};
 pub(crate) use archipelago_engine::{
@@ -16,6 +17,7 @@ pub(crate) use archipelago_engine::{
     stats::Ticker,
     wal::WriteBatch,
 };
+pub(crate) use archipelago_env::device::DeviceSpec;
 pub(crate) use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, local::LocalFs};
 
 use crate::flags::{BucketBoundaries, CompressionType, Flags};
@@ -92,13 +94,32 @@ impl EventListener for LastJob {
     }
 }
 
-/// Opens the database in `dir`, or creates it; tells `last_job` of its background work.
-pub(crate) fn open(dir: &Path, flags: &Flags, last_job: Arc<LastJob>) -> Result<Db> {
+/// Opens the database in `dir`, or creates it; tells `listeners` of its background work.
+pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Db> {
     let families = [("default".to_owned(), family_options(flags))].into();
-    let mut listeners = Listeners::default();
-    listeners.add(last_job);
-    let components = Components { families, listeners, ..Components::default() };
+    let fs = file_system(flags)?;
+    let components = Components { families, listeners, fs, ..Components::default() };
     Db::open_with(dir, db_options(flags), components)
+}
+
+/// The local file system, as slow as the device that the flags name.
+fn file_system(flags: &Flags) -> Result<Arc<dyn FileSystem>> {
+    let local = Arc::new(LocalFs::new());
+    let Some(path) = &flags.storage.device else { return Ok(local) };
+    let mut spec = read_device(path)?;
+    spec.scale = flags.storage.device_scale.unwrap_or(spec.scale);
+    spec.validate()?;
+    Ok(ThrottledFs::new(local, spec, SystemClock::shared()))
+}
+
+/// The device that the file at `path` describes. Errors: `InvalidArgument` says what is wrong with
+/// which field.
+pub(crate) fn read_device(path: &Path) -> Result<DeviceSpec> {
+    let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
+    let bytes = LocalFs::new().read(path, context)?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::invalid(format!("{} is not UTF-8", path.display())))?;
+    DeviceSpec::from_toml(&text)
 }
 
 /// Removes the database in `dir`. A directory that holds something else is refused, untouched.

@@ -249,6 +249,10 @@ pub(crate) struct Storage {
     /// Emulate the device that this file describes (not in db_bench; docs/devices has some)
     #[arg(long, value_name = "FILE")]
     pub(crate) device: Option<PathBuf>,
+    /// How fast the emulated device is, as a part of what its file says, which has 1 or a scale of
+    /// its own
+    #[arg(long, requires = "device", value_name = "F")]
+    pub(crate) device_scale: Option<f64>,
 }
 
 /// Parameters of mixgraph: Cao et al., FAST 2020, as db_bench names them.

@@ -301,6 +301,7 @@ pub(crate) const OURS_ONLY: &[&str] = &[
     "bucket_boundaries",
     "buckets",
     "device",
+    "device_scale",
     "json",
     "keyrange_random",
     "samples",

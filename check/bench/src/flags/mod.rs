@@ -52,6 +52,12 @@ pub(crate) fn read_compare(args: &[OsString]) -> Result<(CompareFlags, Spelled),
             "--device and --samples do not go with compare: db_bench has neither".to_owned(),
         ));
     }
+    let ours = ["mixgraph1", "mixgraph2"];
+    if let Some(name) = flags.bench.benchmarks.iter().find(|name| ours.contains(&name.as_str())) {
+        return Err(Stop::Usage(format!(
+            "db_bench has no {name}: mixgraph with --keyrange_* is what both have"
+        )));
+    }
     Ok((flags, spelled))
 }
 

@@ -85,6 +85,7 @@ impl KeyRanges {
     }
 
     /// Number of ranges.
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.units.len()
     }
@@ -285,8 +286,8 @@ pub(super) fn seek(worker: &mut Worker<'_>, u: f64, flags: &Mixgraph) -> Result<
 /// The message, with an empty line.
 pub(super) fn message(counts: &Counts) -> String {
     let Counts { reads, writes, seeks, found, looked, value_bytes, scan_entries, .. } = counts;
-    let value = *value_bytes as f64 / *writes as f64;
-    let scan = *scan_entries as f64 / *seeks as f64;
+    let value = *value_bytes as f64 / (*writes).max(1) as f64;
+    let scan = *scan_entries as f64 / (*seeks).max(1) as f64;
     format!(
         "( Gets:{reads} Puts:{writes} Seek:{seeks}, reads {found} in {looked} found, avg size: \
          {value:.1} value, {scan:.1} scan)\n"

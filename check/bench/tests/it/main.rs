@@ -31,8 +31,8 @@ fn every_benchmark_runs() {
     let results = bench(
         dir.path(),
         &[
-            "--benchmarks=ycsba,ycsbb,ycsbc,ycsbd,ycsbe,ycsbf,fillseq,fillrandom,overwrite,\
-             readrandom,readmissing,readseq,readreverse,seekrandom,multireadrandom,\
+            "--benchmarks=ycsba,ycsbb,ycsbc,ycsbd,ycsbe,ycsbf,ycsbget,ycsbscan,mixgraph1,mixgraph2,\
+             fillseq,fillrandom,overwrite,readrandom,readmissing,readseq,readreverse,seekrandom,multireadrandom,\
              readwhilewriting,readrandomwriterandom,mixgraph,flush,deleterandom,compact,\
              waitforcompaction,stats,levelstats,bucketstats,fillsync,fillseq,readseq",
             "--num=1000",
@@ -57,6 +57,17 @@ fn every_benchmark_runs() {
     let scanned = named(&results, "readseq")["ops"].as_u64().expect("ops");
     assert_eq!(named(&results, "readreverse")["ops"], scanned, "both see every key");
     assert_eq!(named(&results, "mixgraph")["ops"], 1000);
+    assert_eq!(named(&results, "mixgraph1")["latency"]["write"]["count"], 1000, "puts only");
+    let mixed = &named(&results, "mixgraph2")["latency"];
+    let count = |kind: &str| mixed[kind]["count"].as_u64().unwrap_or(0);
+    assert_eq!(count("write") + count("read") + count("seek"), 1000);
+    assert!((750..850).contains(&count("write")), "8 of 10 are puts: {mixed}");
+    assert!((60..140).contains(&count("read")), "1 of 10 is a get: {mixed}");
+    let share = |name: &str, kind: &str| {
+        named(&results, name)["latency"][kind]["count"].as_u64().unwrap_or(0)
+    };
+    assert!((640..760).contains(&share("ycsbget", "update")), "7 of 10 are puts");
+    assert!((60..140).contains(&share("ycsbscan", "seek")), "1 of 10 is a scan");
     assert_eq!(named(&results, "ycsbload")["ops"], 1000, "an empty database is loaded");
     assert_eq!(named(&results, "ycsbc")["found"], 1000, "every record is there");
     let all = results.iter().rfind(|result| result["name"] == "readseq");
@@ -83,6 +94,44 @@ fn a_write_benchmark_reports_when_it_settled() {
     let amplification = fill["settled"]["write_amplification"].as_f64().expect("a ratio");
     assert!(amplification > 1.0 && amplification < 50.0, "{amplification}");
     assert!(fill["table_bytes"].as_u64().is_some_and(|bytes| bytes > 100_000), "{fill}");
+}
+
+#[test]
+fn samples_tell_of_buckets_stalls_and_jobs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("series.json");
+    let results = bench(
+        dir.path(),
+        &[
+            "--benchmarks=mixgraph1,waitforcompaction",
+            "--num=20000",
+            "--value_size=200",
+            "--write_buffer_size=65536",
+            "--buckets=3",
+            "--bucket_boundaries=static",
+            &format!("--samples={}", file.display()),
+        ],
+    );
+    assert!(named(&results, "mixgraph1")["stall_seconds"]["l0"].is_number());
+    let text = std::fs::read_to_string(file).expect("the samples");
+    let series: Value = serde_json::from_str(&text).expect("JSON");
+    let window = &series["benchmarks"][0];
+    assert_eq!(window["name"], "mixgraph1");
+    assert!(window["end_s"].as_f64() > window["start_s"].as_f64());
+    let samples = series["samples"].as_array().expect("samples");
+    let last = samples.last().expect("one at least");
+    assert_eq!(last["ops"], 20_000);
+    assert_eq!(last["l0_files"].as_array().map(Vec::len), Some(3), "static boundaries stay");
+    let jobs = series["jobs"].as_array().expect("jobs");
+    let flushed: u64 = jobs
+        .iter()
+        .filter(|job| job["from"].is_null())
+        .filter_map(|j| j["bytes_written"].as_u64())
+        .sum();
+    assert!(flushed > 2_000_000, "every memtable was flushed: {flushed}");
+    let compacted = jobs.iter().filter(|job| job["from"] == 0);
+    assert!(compacted.count() > 3, "L0 is compacted: {jobs:?}");
+    assert_eq!(series["errors"].as_array().map(Vec::len), Some(0));
 }
 
 #[test]
@@ -191,5 +240,76 @@ fn a_comparison_gives_ratios_of_both_sides() {
     assert_eq!(report["runs"][0]["settle_seconds"], 0.5);
     assert_eq!(report["runs"][1]["settled_bytes"], 10);
     assert_eq!(report["runs"][1]["user_bytes"], 116_000);
+    assert!(!db.exists(), "nothing is left behind");
+}
+
+/// Not a test of its own: the program that [`a_reproduction_runs_from_end_to_end`] starts, which
+/// hands its words over in a variable, one a line.
+#[test]
+fn program() {
+    let Ok(words) = std::env::var(WORDS) else { return };
+    let mut args = words.lines().map(OsString::from);
+    assert_eq!(args.next().as_deref(), Some("bench".as_ref()));
+    assert_eq!(archipelago_bench::main(args.collect()), ExitCode::SUCCESS);
+}
+
+const WORDS: &str = "ARCHIPELAGO_BENCH_TEST_WORDS";
+
+#[test]
+fn a_reproduction_runs_from_end_to_end() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().expect("a directory");
+    let own = std::env::current_exe().expect("this program");
+    let program = dir.path().join("archipelago");
+    let script = format!(
+        "#!/bin/sh\nexport {WORDS}=\"$(printf '%s\\n' \"$@\")\"\nexec {} --exact program\n",
+        own.display()
+    );
+    #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
+    std::fs::write(&program, script).expect("a script");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).expect("an executable script");
+    let (out, db) = (dir.path().join("out"), dir.path().join("runs"));
+    let args = [
+        "reproduce".to_owned(),
+        "bucketlsm".to_owned(),
+        "--quick".to_owned(),
+        "--num=1500".to_owned(),
+        "--device-scale=50".to_owned(),
+        "--write_buffer_size=131072".to_owned(),
+        "--background-jobs=3".to_owned(),
+        "--threads=2".to_owned(),
+        "--jobs=1,2".to_owned(),
+        format!("--archipelago={}", program.display()),
+        format!("--out={}", out.display()),
+        format!("--db={}", db.display()),
+    ];
+    assert_eq!(archipelago_bench::main(args.map(OsString::from).into()), ExitCode::SUCCESS);
+    let file = |name: &str| {
+        std::fs::read_to_string(out.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let report: Value = serde_json::from_str(&file("report.json")).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    for what in [
+        "fillrandom, ops/s: buckets / classic",
+        "MixGraph1, ops/s: dynamic / static",
+        "MixGraph1, fixed load, stall time: buckets / classic",
+        "YCSB-GET, GET mean: buckets / classic",
+        "YCSB-SCAN, SCAN P99: buckets / classic",
+    ] {
+        assert!(rows.iter().any(|row| row["what"] == what), "{what} is missing");
+    }
+    let plain = rows.iter().filter(|row| row["section"] == "Throughput on the disk as it is");
+    assert_eq!(plain.filter(|row| row["met"].is_boolean()).count(), 5, "every workload is judged");
+    let text = file("report.md");
+    assert!(text.contains("network-volume") && text.contains("| met"), "{text}");
+    assert!(rows.iter().all(|row| text.contains(row["what"].as_str().expect("a name"))));
+    let stalled = report["runs"].as_array().expect("runs").iter();
+    assert!(stalled.clone().all(|run| run["figures"]["failed_jobs"] == 0));
+    let offered = stalled.filter(|run| run["offered_ops_per_s"].is_u64());
+    assert_eq!(offered.count(), 4, "two workloads in two modes");
+    for plot in ["threads-busy-fillrandom", "l0-files-mixgraph1", "throughput-by-jobs"] {
+        assert!(file(&format!("{plot}.svg")).trim_end().ends_with("</svg>"), "{plot}");
+    }
     assert!(!db.exists(), "nothing is left behind");
 }

@@ -1,0 +1,249 @@
+//! What a reproduction runs: pure values, from the flags to the words of each process.
+//!
+//! Sizes are the paper's, divided by one factor: what a memtable holds gives the size of the base
+//! level (as much) and of a table (a quarter), which is what RocksDB's defaults are to the paper's
+//! memtables of 256 MB. The L0 triggers are RocksDB's own and the same for every mode.
+
+use serde::Serialize;
+
+use super::flags::ReproduceFlags;
+
+/// Bytes of a key, as in the paper.
+const KEY_BYTES: u64 = 16;
+/// The offered load, as a share of what buckets reach at full speed.
+pub(super) const OFFERED_SHARE: f64 = 0.9;
+
+/// A mode of one binary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Mode {
+    /// One bucket, one thread per compaction: the paper's baseline.
+    Classic,
+    /// One bucket, each compaction shared by threads.
+    Subcompactions,
+    /// Buckets whose boundaries stay.
+    Static,
+    /// Buckets: the default of the store.
+    Buckets,
+}
+
+impl Mode {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Classic => "classic",
+            Self::Subcompactions => "subcompactions",
+            Self::Static => "buckets, static",
+            Self::Buckets => "buckets",
+        }
+    }
+
+    fn words(self, jobs: u64) -> Vec<String> {
+        let (buckets, subcompactions, boundaries) = match self {
+            Self::Classic => (1, 1, "static"),
+            Self::Subcompactions => (1, jobs, "static"),
+            Self::Static => (jobs, 1, "static"),
+            Self::Buckets => (jobs, 1, "dynamic"),
+        };
+        vec![
+            format!("--max_background_jobs={jobs}"),
+            format!("--buckets={buckets}"),
+            format!("--subcompactions={subcompactions}"),
+            format!("--bucket_boundaries={boundaries}"),
+        ]
+    }
+}
+
+/// A workload of the paper's evaluation (§VI-A).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+#[value(rename_all = "lower")]
+pub(super) enum Workload {
+    FillRandom,
+    MixGraph1,
+    MixGraph2,
+    YcsbGet,
+    YcsbScan,
+}
+
+impl Workload {
+    pub(super) const ALL: [Self; 5] =
+        [Self::FillRandom, Self::MixGraph1, Self::MixGraph2, Self::YcsbGet, Self::YcsbScan];
+
+    /// As the paper calls it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::FillRandom => "fillrandom",
+            Self::MixGraph1 => "MixGraph1",
+            Self::MixGraph2 => "MixGraph2",
+            Self::YcsbGet => "YCSB-GET",
+            Self::YcsbScan => "YCSB-SCAN",
+        }
+    }
+
+    /// As `archipelago bench` calls it.
+    pub(super) fn benchmark(self) -> &'static str {
+        match self {
+            Self::FillRandom => "fillrandom",
+            Self::MixGraph1 => "mixgraph1",
+            Self::MixGraph2 => "mixgraph2",
+            Self::YcsbGet => "ycsbget",
+            Self::YcsbScan => "ycsbscan",
+        }
+    }
+
+    /// Only writes.
+    pub(super) fn is_write_only(self) -> bool {
+        matches!(self, Self::FillRandom | Self::MixGraph1)
+    }
+
+    /// Starts with a loaded database.
+    fn is_ycsb(self) -> bool {
+        matches!(self, Self::YcsbGet | Self::YcsbScan)
+    }
+}
+
+/// On what, and how hard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Setting {
+    /// On the emulated device, as fast as it goes.
+    Device,
+    /// On the emulated device, at a fixed rate.
+    Offered,
+    /// On the disk as it is.
+    Plain,
+    /// On the emulated device with this many background jobs.
+    Jobs(u64),
+}
+
+/// Runs whose results are compared; they take turns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    pub(super) workload: Workload,
+    pub(super) setting: Setting,
+    pub(super) modes: Vec<Mode>,
+}
+
+/// Everything that is run, in order; full speed before the offered load that is derived from it.
+pub(super) fn groups(flags: &ReproduceFlags) -> Vec<Group> {
+    use Mode::{Buckets, Classic, Static, Subcompactions};
+    let wanted = |workload: &Workload| flags.only.is_empty() || flags.only.contains(workload);
+    let all: Vec<Workload> = Workload::ALL.into_iter().filter(wanted).collect();
+    let mut groups = Vec::new();
+    for &workload in &all {
+        let modes = match workload {
+            Workload::MixGraph1 => vec![Classic, Subcompactions, Static, Buckets],
+            _ => vec![Classic, Subcompactions, Buckets],
+        };
+        groups.push(Group { workload, setting: Setting::Device, modes });
+    }
+    for &workload in all.iter().filter(|workload| workload.is_write_only()) {
+        let modes = vec![Classic, Buckets];
+        groups.push(Group { workload, setting: Setting::Offered, modes });
+    }
+    if !flags.skip_plain {
+        for &workload in &all {
+            let modes = vec![Classic, Buckets];
+            groups.push(Group { workload, setting: Setting::Plain, modes });
+        }
+    }
+    for &jobs in &flags.jobs {
+        let (workload, modes) = (Workload::FillRandom, vec![Subcompactions, Buckets]);
+        groups.push(Group { workload, setting: Setting::Jobs(jobs), modes });
+    }
+    groups
+}
+
+/// How much of what one workload does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Load {
+    pub(super) threads: u64,
+    /// Keys of the key space; records that are loaded first.
+    pub(super) keys: u64,
+    /// Operations of each thread.
+    pub(super) ops_each: u64,
+}
+
+/// The load of `workload`. Reads are what takes time on a device, so the workloads that have some
+/// do fewer operations; threads are as in the paper, which runs MixGraph in one.
+pub(super) fn load(flags: &ReproduceFlags, workload: Workload) -> Load {
+    let num = flags.num();
+    let threads = if workload.is_ycsb() { flags.threads } else { 1 };
+    let (keys, ops) = match workload {
+        Workload::FillRandom | Workload::MixGraph1 => (num, num),
+        Workload::MixGraph2 => (num, num / 2),
+        Workload::YcsbGet => (num / 2, num / 5),
+        Workload::YcsbScan => (num / 2, num / 10),
+    };
+    Load { threads, keys: keys.max(1), ops_each: (ops / threads).max(1) }
+}
+
+/// Bytes of a key and a value.
+pub(super) fn entry_bytes(flags: &ReproduceFlags) -> u64 {
+    KEY_BYTES + flags.value_size
+}
+
+/// Words of a process, without the program, the directory and the files it writes.
+pub(super) fn words(
+    flags: &ReproduceFlags,
+    (workload, setting, mode): (Workload, Setting, Mode),
+    round: u64,
+    offered_ops_per_s: Option<u64>,
+) -> Vec<String> {
+    let jobs = if let Setting::Jobs(jobs) = setting { jobs } else { flags.background_jobs };
+    let load = load(flags, workload);
+    let memtable = flags.memtable_bytes();
+    let mut words = mode.words(jobs);
+    words.extend([
+        format!("--num={}", load.keys),
+        format!("--key_size={KEY_BYTES}"),
+        format!("--value_size={}", flags.value_size),
+        format!("--seed={}", flags.seed + round),
+        format!("--write_buffer_size={memtable}"),
+        "--max_write_buffer_number=2".to_owned(),
+        format!("--max_bytes_for_level_base={memtable}"),
+        format!("--target_file_size_base={}", memtable / 4),
+        format!("--cache_size={}", flags.cache_size),
+        "--level0_file_num_compaction_trigger=4".to_owned(),
+        "--level0_slowdown_writes_trigger=20".to_owned(),
+        "--level0_stop_writes_trigger=36".to_owned(),
+        "--compression_type=none".to_owned(),
+        "--bloom_bits=10".to_owned(),
+        "--ycsb_theta=0.9".to_owned(),
+    ]);
+    if let (Setting::Offered, Some(ops_per_s)) = (setting, offered_ops_per_s) {
+        let bytes_per_s = ops_per_s * entry_bytes(flags);
+        words.push(format!("--benchmark_write_rate_limit={bytes_per_s}"));
+    }
+    words
+}
+
+/// Benchmarks of the process that is measured, and words that go with them.
+pub(super) fn measured(
+    flags: &ReproduceFlags,
+    workload: Workload,
+    setting: Setting,
+) -> Vec<String> {
+    let load = load(flags, workload);
+    let name = workload.benchmark();
+    // The debt that a write benchmark leaves behind is paid in the open.
+    let settles = workload.is_write_only() && matches!(setting, Setting::Device | Setting::Plain);
+    let list = if settles { format!("{name},waitforcompaction") } else { name.to_owned() };
+    let mut words = vec![
+        format!("--benchmarks={list}"),
+        format!("--threads={}", load.threads),
+        format!("--reads={0}", load.ops_each),
+        format!("--writes={0}", load.ops_each),
+        "--histogram".to_owned(),
+    ];
+    if workload.is_ycsb() {
+        words.push("--use_existing_db".to_owned());
+    }
+    words
+}
+
+/// Benchmarks of the process before it, which makes what the workload starts from; it runs on the
+/// disk as it is.
+pub(super) fn prepared(workload: Workload) -> Option<Vec<String>> {
+    workload.is_ycsb().then(|| vec!["--benchmarks=ycsbload,waitforcompaction".to_owned()])
+}

@@ -45,3 +45,21 @@ impl Cancel {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_is_set_by_any_of_its_clones_and_from_above() {
+        let above = Arc::new(AtomicBool::new(false));
+        let (one, other) = (Cancel::under(&above), Cancel::under(&above));
+        let clone = one.clone();
+        assert!(clone.check().is_ok());
+        one.cancel();
+        assert_eq!(clone.check().unwrap_err().kind(), ErrorKind::Fenced);
+        assert!(!other.is_cancelled(), "another job goes on");
+        above.store(true, Ordering::Relaxed);
+        assert!(other.is_cancelled(), "the database closes");
+    }
+}

@@ -14,6 +14,19 @@ use crate::support::{small_db, small_family};
 const SEEDS: std::ops::Range<u64> = 1000..1002;
 const STEPS: usize = 200;
 
+/// Compactions out of L0 that are worth cutting into parts.
+fn one_bucket_of_small_files() -> CfOptions {
+    CfOptions {
+        buckets: 1,
+        target_file_bytes: 4 << 10,
+        block_bytes: 256,
+        l0_compaction_trigger: 2,
+        compression: Compression::None,
+        compression_last: Compression::None,
+        ..small_family()
+    }
+}
+
 /// The settings, each with a name; `dir` is for those that use the real file system.
 fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
     let memory =
@@ -43,20 +56,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
     };
     vec![
         ("defaults", memory(defaults, CfOptions::default())),
-        (
-            "one bucket, 8 parts",
-            memory(
-                parts(8, small_db()),
-                family(|f| {
-                    f.buckets = 1;
-                    f.target_file_bytes = 4 << 10;
-                    f.block_bytes = 256;
-                    f.l0_compaction_trigger = 2;
-                    f.compression = Compression::None;
-                    f.compression_last = Compression::None;
-                }),
-            ),
-        ),
+        ("one bucket, 8 parts", memory(parts(8, small_db()), one_bucket_of_small_files())),
         ("16 buckets", memory(small_db(), family(|f| f.buckets = 16))),
         ("tiny", memory(small_db(), tiny())),
         ("tiny, 16 buckets that move", memory(small_db(), CfOptions { buckets: 16, ..tiny() })),

@@ -30,8 +30,8 @@ pub use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 pub use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 pub use archipelago_compute::{ComputeNode, Settings, default_dir, load_settings};
 pub use archipelago_engine::db::{
-    BucketChange, BucketInfo, ColumnFamily, Components, Db, Entry, IngestOptions, Iter, LevelInfo, ReadOptions,
-    Report, Snapshot, VerifyReport,
+    BucketChange, BucketInfo, ColumnFamily, Components, Db, Entry, IngestOptions, Iter, LevelInfo,
+    ReadOptions, Report, Snapshot, VerifyReport,
 };
 pub use archipelago_engine::event::{Event, EventListener, Listeners};
 pub use archipelago_engine::extension::{

@@ -139,10 +139,10 @@ fn a_hot_bucket_is_split_under_a_load_that_never_lets_up() {
     world.load(1000, 0..100_000_000, 40);
     assert_eq!(world.buckets_in(0..100_000_000), 8);
     assert_eq!(world.buckets_in(50_000_000..50_500_000), 1);
-    // One step for every 40 writes is about five for each memtable; else a write has to make room.
+    // One step for every ten writes is about twenty for each memtable, as eight jobs would do.
     let mut buckets = 1;
     for _ in 0..60 {
-        world.load(300, 50_000_000..50_500_000, 40);
+        world.load(300, 50_000_000..50_500_000, 10);
         buckets = buckets.max(world.buckets_in(50_000_000..50_500_000));
     }
     assert_eq!(world.db.statistics().get(Ticker::StallL0Ns), 0, "no writer waits for a change");

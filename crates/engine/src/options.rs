@@ -162,7 +162,8 @@ pub struct CfOptions {
     pub l0_slowdown: usize,
     /// L0 files in the fullest bucket at which writes stop. Default 36.
     pub l0_stop: usize,
-    /// Largest size of the base level (the one L0 compacts to). Default 256 MiB.
+    /// Size of the base level (the one L0 compacts to) from which on it is worth having; at least
+    /// the memtables that make L0 due. Default 256 MiB.
     pub level_base_bytes: u64,
     /// Each level holds this many times the one above. Default 10.
     pub level_multiplier: u64,
@@ -205,6 +206,14 @@ impl Default for CfOptions {
 }
 
 impl CfOptions {
+    /// Size from which on a level between L0 and the last pays for itself: `level_base_bytes`, but
+    /// no less than the memtables that make L0 due, which come down in one batch.
+    #[must_use]
+    pub fn base_bytes(&self) -> u64 {
+        self.level_base_bytes
+            .max(self.write_buffer_bytes.saturating_mul(self.l0_compaction_trigger as u64))
+    }
+
     /// Checks every field; the error names the field, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
         at_least("write_buffer_bytes", self.write_buffer_bytes, 4 << 10)?;

@@ -30,6 +30,7 @@ mod properties;
 mod readahead;
 mod reader;
 mod table_cache;
+mod tail;
 mod verify;
 mod writer;
 

@@ -27,6 +27,7 @@ use super::filter::BloomRef;
 use super::format::{FOOTER_BYTES, Footer, Handle, TRAILER_BYTES, open_block};
 use super::index::IndexBlock;
 use super::properties::Properties;
+use super::tail::Tail;
 use crate::cache::{BlockCache, BlockGuard, BlockKey, BlockKind, Spot};
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind};
@@ -101,12 +102,18 @@ impl TableReader {
         cache: &Arc<BlockCache>,
         budget: &Arc<ByteBudget>,
     ) -> Result<Arc<Self>> {
-        let footer = read_footer(&*file, path)?;
+        let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
+        let mut tail = Tail::read(&*file, context)?;
+        let footer = read_footer(&tail, path)?;
         if let Some(meta) = meta {
             check_meta(&footer, meta, path)?;
         }
-        let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
-        let read = |handle: Handle| read_payload(&*file, path, &footer, handle, context);
+        let held = [footer.filter, footer.index, footer.tombstones, footer.properties];
+        let first = held.iter().filter(|handle| handle.is_some()).map(|handle| handle.offset).min();
+        // A partitioned file has its data's partitions between filter and index: only what is
+        // held in memory is read here, and the index is the first of it.
+        tail.lengthen(first.unwrap_or(footer.properties.offset), context)?;
+        let read = |handle: Handle| read_payload(&tail, path, &footer, handle, context);
         let properties =
             Properties::decode(&read(footer.properties)?, path, footer.properties.offset)?;
         let global_seq = meta.and_then(|meta| meta.global_seq).map(SeqNo);
@@ -131,6 +138,7 @@ impl TableReader {
             })?,
             false => TombstoneSet::default(),
         };
+        drop(tail);
         let bytes = size_of::<Self>()
             + index.memory_bytes()
             + filter.as_ref().map_or(0, Vec::capacity)

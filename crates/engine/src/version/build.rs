@@ -178,7 +178,7 @@ impl VersionBuilder {
             *size = level.bytes();
         }
         let options = Arc::clone(&self.options);
-        let targets = level_targets(&sizes, options.level_base_bytes, options.level_multiplier);
+        let targets = level_targets(&sizes, options.base_bytes(), options.level_multiplier);
         let mut scores: [f64; LEVELS] =
             std::array::from_fn(|level| sizes::score(level, sizes[level], &targets));
         let l0_files_max = l0.iter().map(Vec::len).max().unwrap_or(0);

@@ -74,7 +74,7 @@ impl Version {
     #[must_use]
     pub fn empty(cf: CfId, options: Arc<CfOptions>) -> Arc<Self> {
         let targets =
-            sizes::level_targets(&[0; LEVELS], options.level_base_bytes, options.level_multiplier);
+            sizes::level_targets(&[0; LEVELS], options.base_bytes(), options.level_multiplier);
         Arc::new(Self {
             cf,
             options,

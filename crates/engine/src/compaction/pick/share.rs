@@ -3,8 +3,9 @@
 //!
 //! Flushes come first at every free job, but a running job is not interrupted: with all jobs in
 //! long compactions (a classic L0 takes one job over all its keys) sealed memtables would pile up
-//! until writers stop. So while memtables are being sealed a quarter is left for flushes: 2 jobs
-//! are one flush and one compaction, 8 are two and six, which is how RocksDB shares them.
+//! until writers stop. So while memtables are being sealed one job is left for flushes: 2 jobs
+//! are one flush and one compaction, which is what RocksDB makes of 2, and 8 are 7 and one, to
+//! which flushes add whatever gets free next.
 //! Without writes all of them compact.
 //!
 //! Among families the most urgent pick goes first. Urgency counts what is idle, so it falls with
@@ -24,8 +25,6 @@ const RESERVE_NS_MAX: u64 = 60 * RESERVE_NS_MIN;
 const LOAD_PAUSE_NS_MIN: u64 = 1_000_000_000;
 /// A load is over when no memtable was sealed for this long, however slowly they came.
 const LOAD_PAUSE_NS_MAX: u64 = 4_000_000_000;
-/// One job in this many is left for flushes, at least one.
-const FLUSH_SHARE: usize = 4;
 /// A memtable is expected within this many times the last interval between two seals.
 const RESERVE_INTERVALS: u64 = 2;
 
@@ -48,7 +47,7 @@ pub fn load_pause_ns(interval_ns: u64) -> u64 {
 pub fn compaction_jobs(jobs: usize, since_ns: Option<u64>, interval_ns: u64) -> usize {
     match since_ns {
         Some(since_ns) if since_ns <= flush_reserve_ns(interval_ns) => {
-            jobs.saturating_sub((jobs / FLUSH_SHARE).max(1)).max(1)
+            jobs.saturating_sub(1).max(1)
         }
         _ => jobs,
     }

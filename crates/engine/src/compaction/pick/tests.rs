@@ -18,6 +18,7 @@ const CF: CfId = CfId(1);
 
 fn options() -> CfOptions {
     CfOptions {
+        write_buffer_bytes: 1_000,
         level_base_bytes: 5_000,
         level_multiplier: 4,
         target_file_bytes: 5_000,

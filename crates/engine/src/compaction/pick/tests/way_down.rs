@@ -156,7 +156,7 @@ fn a_job_is_left_for_flushes_while_memtables_are_being_sealed() {
     let second = 1_000_000_000;
     assert_eq!(compaction_jobs(2, None, 0), 2, "nothing was sealed yet");
     assert_eq!(compaction_jobs(2, Some(second / 2), second / 10), 1);
-    assert_eq!(compaction_jobs(8, Some(second / 2), second / 10), 6);
+    assert_eq!(compaction_jobs(8, Some(second / 2), second / 10), 7);
     assert_eq!(compaction_jobs(1, Some(0), 0), 1, "the only job does both");
     assert_eq!(compaction_jobs(2, Some(2 * second), second / 10), 2, "the writes have ended");
     assert_eq!(compaction_jobs(2, Some(8 * second), 6 * second), 1, "slow writes go on");

@@ -7,7 +7,8 @@ use clap::{Args, Parser, ValueEnum};
 use crate::zipf::Distribution;
 
 const ABOUT: &str = "Runs db_bench's benchmarks on Archipelago, with db_bench's flags and result \
-                     line.\n`archipelago bench compare --help`: side by side with db_bench itself.";
+                     line.\n`archipelago bench compare --help`: side by side with db_bench itself.\n\
+                     `archipelago bench fabric --help`: the ways to reach another process's memory.";
 
 const TEACH: &str = "\
 Benchmarks, comma-separated, run in order on one database:

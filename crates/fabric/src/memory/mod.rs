@@ -36,10 +36,10 @@ pub(crate) fn read(words: &[AtomicU64], offset: usize, out: &mut [u8]) {
         out = rest;
         at += 1;
     }
-    let whole = out.len() / WORD_BYTES;
-    let (body, tail) = out.split_at_mut(whole * WORD_BYTES);
-    for (chunk, word) in body.chunks_exact_mut(WORD_BYTES).zip(&words[at..at + whole]) {
-        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    let (body, tail) = out.as_chunks_mut::<WORD_BYTES>();
+    let whole = body.len();
+    for (chunk, word) in body.iter_mut().zip(&words[at..at + whole]) {
+        *chunk = word.load(Ordering::Relaxed).to_ne_bytes();
     }
     if !tail.is_empty() {
         let take = tail.len();
@@ -62,12 +62,10 @@ pub(crate) fn write(words: &[AtomicU64], offset: usize, bytes: &[u8]) {
         bytes = rest;
         at += 1;
     }
-    let whole = bytes.len() / WORD_BYTES;
-    let (body, tail) = bytes.split_at(whole * WORD_BYTES);
-    for (chunk, word) in body.chunks_exact(WORD_BYTES).zip(&words[at..at + whole]) {
-        let mut value = [0; WORD_BYTES];
-        value.copy_from_slice(chunk);
-        word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
+    let (body, tail) = bytes.as_chunks::<WORD_BYTES>();
+    let whole = body.len();
+    for (chunk, word) in body.iter().zip(&words[at..at + whole]) {
+        word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
     }
     if !tail.is_empty() {
         replace_part(&words[at + whole], 0, tail);

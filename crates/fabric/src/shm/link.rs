@@ -85,7 +85,8 @@ impl ShmLink {
         if control.words()[CONTROL_MAGIC_WORD].load(Ordering::Acquire) != CONTROL_MAGIC {
             return Err(Refusal::new(Reason::Protocol).error(&what));
         }
-        let pipe = Pipe::new(Arc::new(Mapping::adopt(pipe, PIPE_BYTES, true)?), Side::Client);
+        let pipe = Arc::new(Mapping::adopt(pipe, PIPE_BYTES, true)?);
+        let pipe = Pipe::new(pipe, Side::Client, clock);
         to.session.welcomed();
         let (session, clock) = (Arc::clone(&to.session), Arc::clone(clock));
         let core = Initiator::new(pipe, session, clock, to.deadline, Incoming::new());

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use archipelago_base::clock::Clock;
 use archipelago_base::codec::Reader;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
@@ -39,6 +40,7 @@ pub(super) struct ShmDoor {
 #[derive(Debug)]
 struct Shared {
     node: Arc<Node>,
+    clock: Arc<dyn Clock>,
     alarm: Alarm,
     stop: AtomicBool,
 }
@@ -57,10 +59,11 @@ struct Welcomed {
 }
 
 impl ShmDoor {
-    pub(super) fn open(node: &Arc<Node>, address: &str) -> Result<Self> {
+    pub(super) fn open(node: &Arc<Node>, address: &str, clock: &Arc<dyn Clock>) -> Result<Self> {
         let socket = listen_at(address)?;
         let shared = Arc::new(Shared {
             node: Arc::clone(node),
+            clock: Arc::clone(clock),
             alarm: Alarm::new()?,
             stop: AtomicBool::new(false),
         });
@@ -226,7 +229,7 @@ impl Shared {
                 return false;
             }
         };
-        let pipe = Pipe::new(Arc::clone(&memory), Side::Node);
+        let pipe = Pipe::new(Arc::clone(&memory), Side::Node, &self.clock);
         let responder = Responder::new(pipe, hello.client, AtomicPath::Processor, false);
         let end: Arc<dyn LinkEnd> = Arc::clone(&responder) as Arc<dyn LinkEnd>;
         let arrival = match self.node.arrive(hello.client, &end, hello.resumed) {

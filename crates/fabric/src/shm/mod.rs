@@ -63,7 +63,7 @@ impl Provider for Shm {
     }
 
     fn serve(&self, node: &Arc<Node>, address: &str) -> Result<Box<dyn Listener>> {
-        Ok(Box::new(ShmDoor::open(node, address)?))
+        Ok(Box::new(ShmDoor::open(node, address, &self.clock)?))
     }
 
     fn connect(&self, to: Connect) -> Promise<Result<Arc<dyn Link>>> {

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
+use archipelago_base::clock::Clock;
 use rustix::thread::futex;
 
 use crate::alarm::timespec;
@@ -32,8 +33,13 @@ const RINGS_AT: usize = 4096;
 /// Bytes of a pipe's memory.
 pub(super) const PIPE_BYTES: usize = RINGS_AT + 2 * RING_BYTES;
 const CLOSED_WORD: usize = 384 / 8;
-/// Looks before it sleeps: some microseconds, about what a wake-up costs.
-const SPINS: u32 = 300;
+/// Looks before it sleeps. It begins with the fewest, doubles them when a sleep turns out to have been short, up to some
+/// microseconds (about what a wake-up costs), and halves them when it was long: on a busy machine, and while
+/// nobody calls, spinning only takes the processor from whoever could answer.
+const SPINS_MIN: u32 = 16;
+const SPINS_MAX: u32 = 512;
+/// A sleep that was worth spinning instead.
+const SHORT_SLEEP_NS: u64 = 20_000;
 
 /// Which end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +57,12 @@ pub(super) struct Pipe {
     read: AtomicU64,
     nudged: AtomicBool,
     shut: AtomicBool,
+    spins: AtomicU32,
+    clock: Arc<dyn Clock>,
 }
 
 impl Pipe {
-    pub(super) fn new(memory: Arc<Mapping>, side: Side) -> Self {
+    pub(super) fn new(memory: Arc<Mapping>, side: Side, clock: &Arc<dyn Clock>) -> Self {
         assert_eq!(memory.bytes(), PIPE_BYTES, "the memory of a pipe");
         Self {
             memory,
@@ -63,6 +71,8 @@ impl Pipe {
             read: AtomicU64::new(0),
             nudged: AtomicBool::new(false),
             shut: AtomicBool::new(false),
+            spins: AtomicU32::new(SPINS_MIN),
+            clock: Arc::clone(clock),
         }
     }
 
@@ -185,7 +195,8 @@ impl Stream for Pipe {
     }
 
     fn wait(&self, read: bool, write: bool, timeout: Option<Duration>) {
-        for _ in 0..SPINS {
+        let spins = self.spins.load(Ordering::Relaxed);
+        for _ in 0..spins {
             if self.stirred(read, write) {
                 self.nudged.store(false, Ordering::Release);
                 return;
@@ -198,8 +209,12 @@ impl Stream for Pipe {
         fence(Ordering::SeqCst);
         if !self.stirred(read, write) {
             let timeout = timeout.map(timespec);
+            let start_ns = self.clock.now_ns();
             // Woken, too late, interrupted: the caller looks again in each case.
             let _why = futex::wait(bell, futex::Flags::empty(), before, timeout.as_ref());
+            let short = self.clock.now_ns() - start_ns < SHORT_SLEEP_NS;
+            let spins = if short { spins * 2 } else { spins / 2 };
+            self.spins.store(spins.clamp(SPINS_MIN, SPINS_MAX), Ordering::Relaxed);
         }
         sleeping.store(0, Ordering::SeqCst);
         self.nudged.store(false, Ordering::Release);
@@ -224,7 +239,11 @@ mod tests {
 
     fn pair() -> (Pipe, Pipe) {
         let memory = Arc::new(Mapping::create("test-pipe", PIPE_BYTES).expect("memory"));
-        (Pipe::new(Arc::clone(&memory), Side::Client), Pipe::new(memory, Side::Node))
+        let clock = archipelago_base::clock::SystemClock::shared();
+        (
+            Pipe::new(Arc::clone(&memory), Side::Client, &clock),
+            Pipe::new(memory, Side::Node, &clock),
+        )
     }
 
     fn kind(result: io::Result<usize>) -> Result<usize, io::ErrorKind> {

@@ -61,7 +61,7 @@ pub(crate) fn call(
     put_frame(&mut out, Kind::Hello, 0, |body| hello_of(to).encode(body));
     send(stream, &out)?;
     let mut incoming = Incoming::new();
-    let peer = first_frame(stream, clock, to.deadline, &mut incoming, |frame| welcome_of(frame))?;
+    let peer = first_frame(stream, clock, to.deadline, &mut incoming, welcome_of)?;
     to.session.welcomed();
     Ok((peer, incoming))
 }

@@ -78,11 +78,14 @@ impl Provider for Tcp {
     }
 }
 
+/// Region and tag of what is attached, by the handle's index; `None` once it was given up.
+type Attachments = Vec<Option<(RegionId, u64)>>;
+
 struct TcpLink {
     number: u32,
     peer: Peer,
     core: Arc<Initiator<Socket>>,
-    attached: Arc<RwLock<Vec<Option<(RegionId, u64)>>>>,
+    attached: Arc<RwLock<Attachments>>,
 }
 
 impl fmt::Debug for TcpLink {

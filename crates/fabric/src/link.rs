@@ -226,7 +226,7 @@ impl Session {
 pub struct Connect {
     /// The provider's address of the node.
     pub address: String,
-    /// As whom.
+    /// As whom. Answers go to a session's newest link: give it one that is up at a time.
     pub session: Arc<Session>,
     /// Refuse another node than this. Default: any.
     pub node: Option<NodeId>,

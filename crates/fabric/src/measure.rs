@@ -41,7 +41,7 @@ pub struct Effort {
 
 impl Default for Effort {
     fn default() -> Self {
-        Self { samples: 2001, block: 50 }
+        Self { samples: 501, block: 50 }
     }
 }
 
@@ -68,6 +68,33 @@ pub struct Figures {
     pub packets_single: f64,
     /// The same in batches of [`DEPTH`].
     pub packets_batched: f64,
+}
+
+impl Figures {
+    /// Of each figure, the median over `rounds`, of which there is at least one.
+    #[must_use]
+    pub fn median(rounds: &[Self]) -> Self {
+        let of = |figure: fn(&Self) -> f64| median(rounds.iter().map(figure).collect());
+        Self {
+            read_small_ns: of(|f| f.read_small_ns),
+            read_large_ns: of(|f| f.read_large_ns),
+            write_small_ns: of(|f| f.write_small_ns),
+            swap_ns: of(|f| f.swap_ns),
+            request_ns: of(|f| f.request_ns),
+            reads_depth_1_per_s: of(|f| f.reads_depth_1_per_s),
+            reads_depth_16_per_s: of(|f| f.reads_depth_16_per_s),
+            reads_batched_per_s: of(|f| f.reads_batched_per_s),
+            packets_single: of(|f| f.packets_single),
+            packets_batched: of(|f| f.packets_batched),
+        }
+    }
+}
+
+/// The value in the middle.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// Answers with the request's bytes.
@@ -136,8 +163,7 @@ fn median_ns(
         }
         values.push((clock.now_ns() - start_ns) as f64 / block as f64);
     }
-    values.sort_by(f64::total_cmp);
-    Ok(values[values.len() / 2])
+    Ok(median(values))
 }
 
 /// Posts what `fill` adds, and waits.

@@ -106,7 +106,8 @@ impl<T> Promise<T> {
         Self(Form::Pending { slot, driver })
     }
 
-    /// Whether [`Promise::wait`] would return at once.
+    /// Whether [`Promise::wait`] would return at once. Asking does not receive: to loop over this alone may take for
+    /// ever.
     #[must_use]
     pub fn is_done(&self) -> bool {
         match &self.0 {

@@ -12,7 +12,7 @@
 //!
 //! **Ordering.** A READ acquires what was written before the words that it found; a WRITE releases before
 //! its first word, so that whoever sees a word of it (or a later operation of the batch) sees
-//! what came before. [`publish`] after a batch makes its WRITEs visible to everybody before the
+//! what came before. A full fence after a batch makes its WRITEs visible to everybody before the
 //! completion is told.
 
 mod mapping;

@@ -124,15 +124,19 @@ impl KeyTable {
         true
     }
 
-    /// Makes every key invalid and goes to another epoch.
-    pub(crate) fn advance(&self, epoch: Epoch) {
+    /// Makes every key invalid and goes to a later epoch. False, and nothing changes, if it is not later.
+    pub(crate) fn advance(&self, epoch: Epoch) -> bool {
         let mut opened = self.opened.write();
+        if epoch <= self.epoch() {
+            return false;
+        }
         self.control.words()[CONTROL_EPOCH_WORD].store(epoch.0, Ordering::SeqCst);
         for (place, slot) in opened.iter_mut().enumerate() {
             if let Some(opened) = slot.take() {
                 self.word(place).store(opened.tag & !TAG_RANDOM, Ordering::SeqCst);
             }
         }
+        true
     }
 
     /// The table, held so that nothing is revoked meanwhile.
@@ -215,7 +219,8 @@ mod tests {
         assert_eq!(reason(&first), Err(Reason::Revoked));
         let never = RemoteKey { region: RegionId(9), ..first };
         assert_eq!(reason(&never), Err(Reason::UnknownKey));
-        table.advance(Epoch(4));
+        assert!(!table.advance(Epoch(3)), "epochs grow");
+        assert!(table.advance(Epoch(4)));
         assert_eq!(reason(&second), Err(Reason::Revoked));
         assert_eq!(give().expect("room").epoch, Epoch(4));
     }

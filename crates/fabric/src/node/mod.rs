@@ -203,14 +203,13 @@ impl Node {
 
     /// Begins a new life without a restart: every key is invalid, every link is closed.
     pub fn advance_epoch(&self, epoch: Epoch) -> Result<()> {
-        if epoch <= self.epoch() {
+        if !self.keys.advance(epoch) {
             return Err(Error::invalid(format!(
                 "node {} is in epoch {}: it cannot go to {epoch}",
                 self.id,
                 self.epoch()
             )));
         }
-        self.keys.advance(epoch);
         self.close_links(Refusal::at(Reason::StaleEpoch, epoch.0));
         Ok(())
     }

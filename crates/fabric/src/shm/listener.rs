@@ -230,7 +230,8 @@ impl Shared {
             }
         };
         let pipe = Pipe::new(Arc::clone(&memory), Side::Node, &self.clock);
-        let responder = Responder::new(pipe, hello.client, AtomicPath::Processor, false);
+        let responder =
+            Responder::new(pipe, (hello.client, welcome.epoch), AtomicPath::Processor, false);
         let end: Arc<dyn LinkEnd> = Arc::clone(&responder) as Arc<dyn LinkEnd>;
         let arrival = match self.node.arrive(hello.client, &end, hello.resumed) {
             Ok(arrival) => arrival,

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use archipelago_base::Epoch;
 use parking_lot::Mutex;
 
 use super::incoming::Arrived;
@@ -27,6 +28,8 @@ const OUT_BYTES_MAX: usize = 4 << 20;
 pub(crate) struct Responder<S> {
     stream: S,
     client: ClientId,
+    /// The life of the node that welcomed the client.
+    epoch: Epoch,
     path: AtomicPath,
     /// Whether this link's one-sided operations come as frames.
     executes: bool,
@@ -37,10 +40,16 @@ pub(crate) struct Responder<S> {
 }
 
 impl<S: Stream> Responder<S> {
-    pub(crate) fn new(stream: S, client: ClientId, path: AtomicPath, executes: bool) -> Arc<Self> {
+    pub(crate) fn new(
+        stream: S,
+        (client, epoch): (ClientId, Epoch),
+        path: AtomicPath,
+        executes: bool,
+    ) -> Arc<Self> {
         Arc::new(Self {
             stream,
             client,
+            epoch,
             path,
             executes,
             out: Mutex::new(Outgoing::default()),
@@ -98,6 +107,12 @@ impl<S: Stream> Responder<S> {
         while let Some((frame, bytes)) = incoming.frame()? {
             if self.out.lock().waiting() >= OUT_BYTES_MAX {
                 return Ok(true);
+            }
+            let epoch = node.epoch();
+            if epoch != self.epoch {
+                // What came from the time before is not for this life.
+                self.close(Refusal::at(Reason::StaleEpoch, epoch.0));
+                return Ok(false);
             }
             self.serve_frame(node, &frame)?;
             incoming.consume(bytes);

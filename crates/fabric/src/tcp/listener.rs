@@ -133,7 +133,8 @@ impl Shared {
             Ok(welcome) => welcome,
             Err(refusal) => return refuse(&socket, refusal),
         };
-        let link = Responder::new(socket, hello.client, AtomicPath::Processor, true);
+        let link =
+            Responder::new(socket, (hello.client, welcome.epoch), AtomicPath::Processor, true);
         let end: Arc<dyn LinkEnd> = Arc::clone(&link) as Arc<dyn LinkEnd>;
         let arrival = match self.node.arrive(hello.client, &end, hello.resumed) {
             Ok(arrival) => arrival,

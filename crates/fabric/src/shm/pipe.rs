@@ -33,13 +33,41 @@ const RINGS_AT: usize = 4096;
 /// Bytes of a pipe's memory.
 pub(super) const PIPE_BYTES: usize = RINGS_AT + 2 * RING_BYTES;
 const CLOSED_WORD: usize = 384 / 8;
-/// Looks before it sleeps. It begins with the fewest, doubles them when a sleep turns out to have been short, up to some
-/// microseconds (about what a wake-up costs), and halves them when it was long: on a busy machine, and while
-/// nobody calls, spinning only takes the processor from whoever could answer.
+/// How often a side looks before it sleeps, from nearly never to some microseconds. See [`Patience`].
 const SPINS_MIN: u32 = 16;
 const SPINS_MAX: u32 = 512;
-/// A sleep that was worth spinning instead.
-const SHORT_SLEEP_NS: u64 = 20_000;
+/// A sleep that spinning might have spared: two wake-ups of idle processors and what lies between.
+const SHORT_SLEEP_NS: u64 = 100_000;
+/// Short sleeps in a row that are tried to be spared by spinning, and waits until that is tried again.
+const MISSES_TRIED: u32 = 8;
+const MISSES_PAUSE: u32 = 64;
+
+/// How long it is worth to spin. A wake-up of an idle processor costs tens of microseconds, which spinning spares if the
+/// other side is awake; on a busy machine, and while nobody calls, spinning only takes the processor from whoever could answer.
+/// So looks are doubled while they find something or the sleep after them was short, and given up for a while when they find
+/// nothing several times in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Patience {
+    spins: u32,
+    misses: u32,
+}
+
+impl Patience {
+    const NEW: Self = Self { spins: SPINS_MIN, misses: 0 };
+
+    /// After a wait that slept for `slept_ns`; `None` if a look found something first.
+    fn after(self, slept_ns: Option<u64>) -> Self {
+        let longer = (self.spins * 2).min(SPINS_MAX);
+        match slept_ns {
+            None => Self { spins: longer, misses: 0 },
+            Some(slept_ns) => {
+                let misses = (self.misses + 1) % MISSES_PAUSE;
+                let again = slept_ns < SHORT_SLEEP_NS && misses < MISSES_TRIED;
+                Self { spins: if again { longer } else { SPINS_MIN }, misses }
+            }
+        }
+    }
+}
 
 /// Which end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +85,9 @@ pub(super) struct Pipe {
     read: AtomicU64,
     nudged: AtomicBool,
     shut: AtomicBool,
+    /// Of the one thread that waits; a race only costs a guess.
     spins: AtomicU32,
+    misses: AtomicU32,
     clock: Arc<dyn Clock>,
 }
 
@@ -71,7 +101,8 @@ impl Pipe {
             read: AtomicU64::new(0),
             nudged: AtomicBool::new(false),
             shut: AtomicBool::new(false),
-            spins: AtomicU32::new(SPINS_MIN),
+            spins: AtomicU32::new(Patience::NEW.spins),
+            misses: AtomicU32::new(Patience::NEW.misses),
             clock: Arc::clone(clock),
         }
     }
@@ -131,6 +162,11 @@ impl Pipe {
             || (write && self.writable().unwrap_or(1) > 0)
             || self.nudged.load(Ordering::Acquire)
             || self.is_shut()
+    }
+
+    fn learn(&self, patience: Patience) {
+        self.spins.store(patience.spins, Ordering::Relaxed);
+        self.misses.store(patience.misses, Ordering::Relaxed);
     }
 
     /// Copies between a ring and `bytes`, around its end.
@@ -195,10 +231,17 @@ impl Stream for Pipe {
     }
 
     fn wait(&self, read: bool, write: bool, timeout: Option<Duration>) {
-        let spins = self.spins.load(Ordering::Relaxed);
-        for _ in 0..spins {
+        let patience = Patience {
+            spins: self.spins.load(Ordering::Relaxed),
+            misses: self.misses.load(Ordering::Relaxed),
+        };
+        for look in 0..patience.spins {
             if self.stirred(read, write) {
                 self.nudged.store(false, Ordering::Release);
+                // What was there at once says nothing about spinning.
+                if look > 0 {
+                    self.learn(patience.after(None));
+                }
                 return;
             }
             spin_loop();
@@ -212,9 +255,7 @@ impl Stream for Pipe {
             let start_ns = self.clock.now_ns();
             // Woken, too late, interrupted: the caller looks again in each case.
             let _why = futex::wait(bell, futex::Flags::empty(), before, timeout.as_ref());
-            let short = self.clock.now_ns() - start_ns < SHORT_SLEEP_NS;
-            let spins = if short { spins * 2 } else { spins / 2 };
-            self.spins.store(spins.clamp(SPINS_MIN, SPINS_MAX), Ordering::Relaxed);
+            self.learn(patience.after(Some(self.clock.now_ns() - start_ns)));
         }
         sleeping.store(0, Ordering::SeqCst);
         self.nudged.store(false, Ordering::Release);
@@ -292,6 +333,22 @@ mod tests {
             client.memory.words()[24].store(lie >> 1, Ordering::SeqCst);
             assert_eq!(kind(node.try_write(&[0; 8])), Err(io::ErrorKind::InvalidData), "{lie}");
         }
+    }
+
+    #[test]
+    fn spinning_is_tried_given_up_and_tried_again() {
+        let mut patience = Patience::NEW;
+        let mut long = 0;
+        for _ in 0..MISSES_PAUSE * 10 {
+            patience = patience.after(Some(SHORT_SLEEP_NS - 1));
+            long += u32::from(patience.spins > SPINS_MIN);
+        }
+        assert!((40..=90).contains(&long), "{long} of 640 waits spin for long in vain");
+        let found = patience.after(None);
+        assert_eq!((found.after(None).spins, found.misses), (4 * patience.spins, 0));
+        let settled = (0..9).fold(Patience::NEW, |patience, _| patience.after(None));
+        assert_eq!(settled.spins, SPINS_MAX);
+        assert_eq!(settled.after(Some(u64::MAX)).spins, SPINS_MIN, "nobody calls");
     }
 
     #[test]

@@ -152,7 +152,8 @@ fn median_ns(
     block: usize,
     mut operation: impl FnMut() -> Result<()>,
 ) -> Result<f64> {
-    for _ in 0..block {
+    // To warm up: caches, the other side's thread, how long it is worth to spin.
+    for _ in 0..block.max(samples / 2) {
         operation()?;
     }
     let mut values = Vec::with_capacity(samples);

@@ -1,6 +1,7 @@
 //! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago, and
 //! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn, and
-//! `archipelago bench reproduce`, which runs a paper's comparisons, or the whole one with RocksDB.
+//! `archipelago bench reproduce`, which runs a paper's comparisons, or the whole one with RocksDB;
+//! `archipelago bench fabric` measures the fabric's providers.
 //!
 //! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
 //! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
@@ -13,6 +14,7 @@
 //! and nobody asks for the time per operation unless a flag needs it.
 
 mod compare;
+mod fabric;
 mod flags;
 mod histogram;
 mod json;
@@ -72,6 +74,12 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
         return match reproduce::reproduce(&args[1..]) {
             Ok(result) => answer(result),
             Err(stop) => refuse(&stop),
+        };
+    }
+    if args.first().is_some_and(|word| word == "fabric") {
+        return match fabric::main(&args[1..]) {
+            Ok(result) => answer(result),
+            Err(error) => refuse(&Stop::Clap(error)),
         };
     }
     match flags::read(&args) {

@@ -10,7 +10,9 @@ const ABOUT: &str = "Runs db_bench's benchmarks on Archipelago, with db_bench's 
                      line.\n`archipelago bench compare --help`: side by side with db_bench itself.\n\
                      `archipelago bench reproduce --help`: a paper's comparisons, beside its numbers.\n\
                      `archipelago bench reproduce rocksdb --help`: the whole table against RocksDB.\n\
-                     `archipelago bench model --help`: what many cores would make of it.";
+                     `archipelago bench model --help`: what many cores would make of it.\n\
+
+                     `archipelago bench fabric --help`: the ways to reach another process's memory.";
 
 const TEACH: &str = "\
 Benchmarks, comma-separated, run in order on one database:

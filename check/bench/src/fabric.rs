@@ -1,0 +1,213 @@
+//! `archipelago bench fabric`: what each provider of the fabric takes, between two processes, beside raw memory and a
+//! bare TCP connection measured in the same run.
+//!
+//! This process is the client; it starts itself once more for each target, with `--target`, reads the address and
+//! key that the target prints, and ends it by closing its input.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use archipelago_base::random::entropy_seed;
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_fabric::measure::{self, Effort, Figures, Target};
+use archipelago_fabric::{Provider, Shm, Tcp};
+use clap::Parser;
+use comfy_table::presets::{ASCII_MARKDOWN, UTF8_FULL_CONDENSED};
+use comfy_table::{CellAlignment, Table};
+
+use crate::report::say;
+
+/// Measure the fabric's providers between two processes on this machine.
+#[derive(Parser, Debug)]
+#[command(name = "archipelago bench fabric", no_binary_name = true)]
+struct Arguments {
+    /// How often everything is measured, in turn; what is printed are medians over the rounds.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Values that each median of a round is of.
+    #[arg(long, default_value_t = Effort::default().samples)]
+    samples: usize,
+    /// Operations that are timed as one, where they take less than a microsecond.
+    #[arg(long, default_value_t = Effort::default().block)]
+    block: usize,
+    /// Print a Markdown table.
+    #[arg(long)]
+    markdown: bool,
+    /// Be the target `shm`, `tcp` or `echo` (for this program's own use).
+    #[arg(long, hide = true, num_args = 2, value_names = ["NAME", "ADDRESS"])]
+    target: Option<Vec<String>>,
+}
+
+/// Runs with `args`, everything behind the word `fabric`.
+pub(crate) fn main(args: &[OsString]) -> std::result::Result<Result<()>, clap::Error> {
+    let arguments = Arguments::try_parse_from(args)?;
+    if [arguments.rounds, arguments.samples, arguments.block].contains(&0) {
+        return Ok(Err(Error::invalid("--rounds, --samples and --block are at least 1")));
+    }
+    Ok(match arguments.target.as_deref() {
+        Some([name, address]) => be_target(name, address),
+        _ => run(&arguments),
+    })
+}
+
+fn provider(name: &str) -> Result<Box<dyn Provider>> {
+    match name {
+        "shm" => Ok(Box::new(Shm::new())),
+        "tcp" => Ok(Box::new(Tcp::new())),
+        other => Err(Error::invalid(format!("no provider {other}: there are shm and tcp"))),
+    }
+}
+
+fn io(doing: &'static str) -> impl Fn(std::io::Error) -> Error {
+    move |source| Error::with_source(ErrorKind::Io, doing, source)
+}
+
+fn be_target(name: &str, address: &str) -> Result<()> {
+    if name == "echo" {
+        let listener = TcpListener::bind(address).map_err(io("cannot listen"))?;
+        say(&listener.local_addr().map_err(io("cannot listen"))?.to_string());
+        return measure::echo(&listener);
+    }
+    let target = Target::open(&*provider(name)?, address)?;
+    let (address, key) = target.invitation();
+    let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    say(&format!("{address} {hex}"));
+    // Until the client closes it.
+    let mut nothing = Vec::new();
+    std::io::stdin().read_to_end(&mut nothing).map_err(io("cannot wait for the client"))?;
+    Ok(())
+}
+
+/// A target in a process of its own.
+struct TargetProcess {
+    child: Child,
+    input: Option<ChildStdin>,
+    said: String,
+    is_echo: bool,
+}
+
+impl TargetProcess {
+    fn start(name: &str, address: &str) -> Result<Self> {
+        let program = std::env::current_exe().map_err(io("cannot find this program"))?;
+        let mut child = Command::new(program)
+            .args(["bench", "fabric", "--target", name, address])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(io("cannot start the target"))?;
+        let input = child.stdin.take();
+        let mut said = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output).read_line(&mut said).map_err(io("cannot hear the target"))?;
+        }
+        let (said, is_echo) = (said.trim().to_owned(), name == "echo");
+        let process = Self { child, input, said, is_echo };
+        if process.said.is_empty() {
+            return Err(Error::new(ErrorKind::Io, format!("the target {name} did not come up")));
+        }
+        Ok(process)
+    }
+
+    fn invitation(&self) -> Result<(String, Vec<u8>)> {
+        let wrong = || Error::invalid(format!("the target said {}", self.said));
+        let (address, hex) = self.said.rsplit_once(' ').ok_or_else(wrong)?;
+        let pairs = hex.as_bytes().chunks(2);
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let key = pairs.map(byte).collect::<Option<Vec<u8>>>().ok_or_else(wrong)?;
+        Ok((address.to_owned(), key))
+    }
+}
+
+impl Drop for TargetProcess {
+    fn drop(&mut self) {
+        if let Some(mut input) = self.input.take() {
+            let _flushed = input.flush();
+        }
+        if self.is_echo {
+            // It may still wait for a client that never came.
+            let _killed = self.child.kill();
+        }
+        // It ends when its input does; if it ended before, there is nobody to tell.
+        let _reaped = self.child.wait();
+    }
+}
+
+/// What one round measured: raw memory, the bare socket, `shm`, `tcp`.
+type Round = ([f64; 3], f64, Figures, Figures);
+
+fn round(effort: Effort) -> Result<Round> {
+    let figures = |name: &str, address: &str| {
+        let target = TargetProcess::start(name, address)?;
+        measure::provider(&*provider(name)?, &target.invitation()?, effort)
+    };
+    let raw = measure::raw_memory(effort)?;
+    let path: PathBuf =
+        std::env::temp_dir().join(format!("archipelago-fabric-{:016x}", entropy_seed()));
+    let shm = figures("shm", &path.display().to_string())?;
+    let bare_ns = {
+        let echo = TargetProcess::start("echo", "127.0.0.1:0")?;
+        measure::bare_socket(&echo.said, effort)?
+    };
+    Ok((raw, bare_ns, shm, figures("tcp", "127.0.0.1:0")?))
+}
+
+/// Rounds take turns, so that what else the machine does hits everybody.
+fn run(arguments: &Arguments) -> Result<()> {
+    let effort = Effort { samples: arguments.samples, block: arguments.block };
+    let rounds = (0..arguments.rounds).map(|_| round(effort)).collect::<Result<Vec<Round>>>()?;
+    let raw = [0, 1, 2].map(|at| measure::median(rounds.iter().map(|r| r.0[at]).collect()));
+    let bare_ns = measure::median(rounds.iter().map(|r| r.1).collect());
+    let shm = Figures::median(&rounds.iter().map(|r| r.2).collect::<Vec<_>>());
+    let tcp = Figures::median(&rounds.iter().map(|r| r.3).collect::<Vec<_>>());
+    let ratio = measure::median(rounds.iter().map(|r| r.3.read_small_ns / r.1).collect());
+    say(&text(raw, bare_ns, &shm, &tcp, arguments.markdown));
+    say(&format!(
+        "A READ of 128 B over tcp takes {ratio:.2} of the bare socket's echo of 128 B (median of the rounds' \
+         ratios). One-sided operations of tcp are executed by a thread at the target."
+    ));
+    Ok(())
+}
+
+fn micros(ns: f64) -> String {
+    format!("{:.3} µs", ns / 1000.0)
+}
+
+fn large(ns: f64) -> String {
+    format!("{:.2} µs, {:.1} GB/s", ns / 1000.0, measure::LARGE_BYTES as f64 / ns)
+}
+
+fn rate(per_s: f64) -> String {
+    format!("{per_s:.0}/s")
+}
+
+fn text(raw: [f64; 3], bare_ns: f64, shm: &Figures, tcp: &Figures, markdown: bool) -> String {
+    let mut table = Table::new();
+    table.load_preset(if markdown { ASCII_MARKDOWN } else { UTF8_FULL_CONDENSED });
+    table.set_header(["median", "raw memory", "bare socket", "shm", "tcp (emulated)"]);
+    let mut row = |what: &str, raw: String, bare: String, of: &dyn Fn(&Figures) -> String| {
+        table.add_row([what.to_owned(), raw, bare, of(shm), of(tcp)]);
+    };
+    let none = String::new;
+    row("READ 128 B", micros(raw[0]), micros(bare_ns), &|f| micros(f.read_small_ns));
+    row("READ 64 KiB", large(raw[1]), none(), &|f| large(f.read_large_ns));
+    row("WRITE 128 B", none(), none(), &|f| micros(f.write_small_ns));
+    row("CAS", micros(raw[2]), none(), &|f| micros(f.swap_ns));
+    row("request/response 128 B", none(), micros(bare_ns), &|f| micros(f.request_ns));
+    row("READ 128 B, depth 1", none(), rate(1e9 / bare_ns), &|f| rate(f.reads_depth_1_per_s));
+    row("READ 128 B, depth 16", none(), none(), &|f| {
+        let times = f.reads_depth_16_per_s / f.reads_depth_1_per_s;
+        format!("{} ({times:.1}×)", rate(f.reads_depth_16_per_s))
+    });
+    row("READ 128 B, batches of 16", none(), none(), &|f| rate(f.reads_batched_per_s));
+    row("packets per 1,000 READs", none(), none(), &|f| format!("{:.1}", f.packets_single));
+    row("the same, batches of 16", none(), none(), &|f| format!("{:.1}", f.packets_batched));
+    for column in 1..5 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.to_string()
+}

@@ -1,0 +1,25 @@
+//! Bodies of every kind of frame, and keys.
+#![no_main]
+
+use archipelago_base::codec::Reader;
+use archipelago_fabric::wire::{self, Ask, Hello, Opened, Welcome};
+use archipelago_fabric::{Attached, Batch, RemoteKey};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(hello) = Hello::decode(bytes) {
+        let mut again = Vec::new();
+        hello.encode(&mut again);
+        assert_eq!(again, bytes);
+    }
+    let _ = (Welcome::decode(bytes), Opened::decode(bytes), Ask::decode(bytes));
+    let _ = wire::decode_answer(bytes);
+    let _ = RemoteKey::decode(&mut Reader::new(bytes));
+    let mut ops = Vec::new();
+    let _ = wire::decode_ops(bytes, &mut ops);
+    let mut batch = Batch::new();
+    batch.read(Attached::new(0, 0), 0, 8);
+    batch.write(Attached::new(0, 0), 8, &[1, 2, 3]);
+    batch.compare_swap(Attached::new(0, 0), 16, 1, 2);
+    let _ = wire::decode_done(bytes, &mut batch);
+});

@@ -1,0 +1,69 @@
+//! The fabric: how the parts of Archipelago reach each other's memory and ask each other things.
+//!
+//! A [`Node`] has memory in [`Region`]s and gives keys to them. A client [`connect`](Provider::connect)s to the
+//! node, [`attach`](Link::attach)es a key, and then reads, writes and swaps words of that memory with
+//! **one-sided** operations, posted in a [`Batch`], in which nobody at the target takes part; and it sends
+//! **requests**, which the node's [`Handler`] answers. [`Link`] says what every provider promises.
+//!
+//! | provider | one-sided operations | for |
+//! | --- | --- | --- |
+//! | [`Shm`] | loads, stores and atomic instructions on mapped memory; no target thread | one host |
+//! | [`Tcp`] | emulated: a thread at the target executes them | any network |
+//!
+//! Completions are [`Promise`]s: futures for any executor, and [`Promise::wait`] for threads. The crate has
+//! no runtime. `docs/fabric.md` is the guide, `docs/formats/fabric.md` the wire format, `docs/decisions/0010-fabric-trait.md`
+//! why the interface is as it is.
+//!
+//! ```
+//! use std::time::Duration;
+//! use archipelago_base::Epoch;
+//! use archipelago_fabric::{AtomicPath, Batch, Connect, Node, NodeId, Provider, Rights, Session, Tcp};
+//!
+//! let node = Node::new(NodeId(1), Epoch(1), None)?;
+//! let region = node.allocate(4096, AtomicPath::Processor)?;
+//! let key = region.grant(Rights::ALL)?;
+//!
+//! let tcp = Tcp::new();
+//! let listener = tcp.serve(&node, "127.0.0.1:0")?;
+//! let link = tcp.connect(Connect::to(listener.address(), &Session::fresh())).wait()?;
+//! let memory = link.attach(&key).wait()?;
+//!
+//! let mut batch = Batch::new();
+//! batch.write(memory, 64, b"coral");
+//! let swap = batch.compare_swap(memory, 0, 0, 64);
+//! let batch = link.post(batch).wait();
+//! batch.check()?;
+//! assert_eq!(batch.word(swap), Some(0), "the swap took place");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod alarm;
+mod batch;
+mod body;
+mod ids;
+mod link;
+pub mod measure;
+pub mod memory;
+mod node;
+mod promise;
+mod refusal;
+mod shm;
+mod stream;
+mod tcp;
+pub mod wire;
+
+pub use batch::{Attached, BATCH_BYTES_MAX, BATCH_OPS_MAX, Batch, Op, Outcome};
+pub use body::{Body, INLINE_BYTES_MAX};
+pub use ids::{ClientId, NodeId, REMOTE_KEY_BYTES, RegionId, RemoteKey, Rights};
+pub use link::{
+    Call, Connect, IN_FLIGHT_MAX, LINKS_MAX, Link, LinkStats, Listener, MESSAGE_BYTES_MAX, Peer,
+    Provider, Session,
+};
+pub use node::{
+    Answer, AtomicPath, CLIENTS_MAX, Handler, Holder, KEYS_MAX, Node, NodeStats, REQUESTS_MAX,
+    Region, Reply, Request,
+};
+pub use promise::{Driver, Promise, Slot};
+pub use refusal::{Reason, Refusal};
+pub use shm::Shm;
+pub use tcp::Tcp;

@@ -1,0 +1,190 @@
+//! Requests are executed once: duplicates are known by (client, number).
+//!
+//! A client numbers its requests and says with each one below which number all are answered. The node keeps the
+//! answer of every other one, so that a request that is sent again, over a new link, gets the
+//! answer of the first. Bounds: [`REQUESTS_MAX`] per client, [`CLIENTS_MAX`] clients; a client without a link is
+//! forgotten first, longest gone first. What was forgotten is refused, never executed again.
+//!
+//! A pure state machine: no clock, no lock; the node keeps it under one.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::body::Body;
+use crate::ids::ClientId;
+use crate::refusal::{Reason, Refusal};
+
+/// Requests of one client that are not answered, or whose answer it has not confirmed.
+pub const REQUESTS_MAX: usize = 64;
+/// Clients whose answers a node keeps.
+pub const CLIENTS_MAX: usize = 4096;
+
+/// What a request got.
+pub type Answer = Result<Body, Refusal>;
+
+/// What to do with a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Execute it.
+    Fresh,
+    /// It is being executed: its answer goes to the client's newest link.
+    Running,
+    /// It was executed: send this.
+    Answered(Answer),
+    /// Refuse it.
+    Refused(Refusal),
+}
+
+#[derive(Debug)]
+pub(crate) struct Duplicates<L> {
+    clients: HashMap<ClientId, Client<L>>,
+    clients_max: usize,
+    /// Counts departures, to know who is gone longest.
+    departures: u64,
+}
+
+#[derive(Debug)]
+struct Client<L> {
+    /// All below are confirmed.
+    oldest: u64,
+    /// Requests of earlier links are not known here: a retry is refused.
+    lost: bool,
+    entries: BTreeMap<u64, Option<Answer>>,
+    /// The newest link, and the number of this arrival.
+    link: Option<L>,
+    arrival: u64,
+    gone_since: u64,
+}
+
+impl<L: Clone> Duplicates<L> {
+    pub(crate) fn new(clients_max: usize) -> Self {
+        Self { clients: HashMap::new(), clients_max, departures: 0 }
+    }
+
+    /// A link of `client` is up; `resumed` if it had one before. The number of the arrival, for
+    /// [`Duplicates::depart`]; `None` if all clients that are known have links.
+    pub(crate) fn arrive(&mut self, client: ClientId, link: L, resumed: bool) -> Option<u64> {
+        if !self.clients.contains_key(&client) && self.clients.len() >= self.clients_max {
+            let gone = self.clients.iter().filter(|(_, state)| state.link.is_none());
+            let longest = gone.min_by_key(|(_, state)| state.gone_since).map(|(id, _)| *id)?;
+            self.clients.remove(&longest);
+        }
+        let state = self.clients.entry(client).or_insert(Client {
+            oldest: 0,
+            lost: resumed,
+            entries: BTreeMap::new(),
+            link: None,
+            arrival: 0,
+            gone_since: 0,
+        });
+        state.link = Some(link);
+        state.arrival += 1;
+        Some(state.arrival)
+    }
+
+    /// The link of that arrival is down.
+    pub(crate) fn depart(&mut self, client: ClientId, arrival: u64) {
+        self.departures += 1;
+        if let Some(state) = self.clients.get_mut(&client).filter(|s| s.arrival == arrival) {
+            state.link = None;
+            state.gone_since = self.departures;
+        }
+    }
+
+    /// A request came in.
+    pub(crate) fn request(
+        &mut self,
+        client: ClientId,
+        number: u64,
+        oldest: u64,
+        retry: bool,
+    ) -> Verdict {
+        let refused = |reason: Reason| Verdict::Refused(reason.into());
+        let Some(state) = self.clients.get_mut(&client) else { return refused(Reason::Forgotten) };
+        if oldest > state.oldest && oldest <= number {
+            state.oldest = oldest;
+            state.entries = state.entries.split_off(&oldest);
+        }
+        if number < state.oldest {
+            return refused(Reason::Forgotten);
+        }
+        match state.entries.get(&number) {
+            Some(Some(answer)) => Verdict::Answered(answer.clone()),
+            Some(None) => Verdict::Running,
+            None if retry && state.lost => refused(Reason::Forgotten),
+            None if state.entries.len() >= REQUESTS_MAX => refused(Reason::Full),
+            None => {
+                state.entries.insert(number, None);
+                Verdict::Fresh
+            }
+        }
+    }
+
+    /// A request was executed: keeps the answer, and says where to send it.
+    pub(crate) fn answer(&mut self, client: ClientId, number: u64, answer: &Answer) -> Option<L> {
+        let state = self.clients.get_mut(&client)?;
+        let entry = state.entries.get_mut(&number)?;
+        *entry = Some(answer.clone());
+        state.link.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: ClientId = ClientId(1);
+
+    fn answer(text: &str) -> Answer {
+        Ok(Body::copy(text.as_bytes()))
+    }
+
+    #[test]
+    fn a_request_is_executed_once_however_often_it_comes() {
+        let mut node = Duplicates::new(4);
+        node.arrive(A, "link 1", false);
+        assert_eq!(node.request(A, 1, 1, false), Verdict::Fresh);
+        assert_eq!(node.request(A, 1, 1, true), Verdict::Running);
+        node.arrive(A, "link 2", true);
+        assert_eq!(node.answer(A, 1, &answer("done")), Some("link 2"), "the newest link");
+        assert_eq!(node.request(A, 1, 1, true), Verdict::Answered(answer("done")));
+        assert_eq!(node.request(A, 2, 2, false), Verdict::Fresh, "2 confirms 1");
+        assert_eq!(node.request(A, 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+    }
+
+    #[test]
+    fn a_retry_that_nobody_remembers_is_refused() {
+        let mut node = Duplicates::new(4);
+        assert_eq!(node.request(A, 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+        node.arrive(A, "link", true);
+        assert_eq!(node.request(A, 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+        assert_eq!(node.request(A, 2, 1, false), Verdict::Fresh, "a new one is executed");
+        assert_eq!(node.request(A, 2, 1, true), Verdict::Running);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut node = Duplicates::new(2);
+        let first = node.arrive(A, (), false).expect("room");
+        for number in 1..=REQUESTS_MAX as u64 {
+            assert_eq!(node.request(A, number, 1, false), Verdict::Fresh);
+        }
+        let over = REQUESTS_MAX as u64 + 1;
+        assert_eq!(node.request(A, over, 1, false), Verdict::Refused(Reason::Full.into()));
+        assert_eq!(node.request(A, over, over + 9, false), Verdict::Refused(Reason::Full.into()));
+        node.arrive(ClientId(2), (), false).expect("room");
+        assert_eq!(node.arrive(ClientId(3), (), false), None, "nobody is gone");
+        node.depart(A, first);
+        node.arrive(ClientId(3), (), false).expect("the place of the one who is gone");
+        assert_eq!(node.request(A, 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+    }
+
+    #[test]
+    fn an_old_links_departure_does_not_cut_the_new_one() {
+        let mut node = Duplicates::new(2);
+        let old = node.arrive(A, 1, false).expect("room");
+        node.arrive(A, 2, true);
+        node.depart(A, old);
+        assert_eq!(node.request(A, 5, 1, false), Verdict::Fresh);
+        assert_eq!(node.answer(A, 5, &answer("x")), Some(2));
+    }
+}

@@ -1,0 +1,66 @@
+//! Messages of the Unix socket: one frame each, with up to two descriptors. The socket keeps the bounds of
+//! messages (`SOCK_SEQPACKET`), so a message is read whole or refused.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use crate::wire::{Frame, Malformed, frame_at};
+
+/// All messages here are small.
+const MESSAGE_BYTES_MAX: usize = 512;
+const DESCRIPTORS_MAX: usize = 2;
+
+/// A received message.
+#[derive(Debug)]
+pub(super) struct Envelope {
+    bytes: [u8; MESSAGE_BYTES_MAX],
+    len: usize,
+    pub(super) descriptors: Vec<OwnedFd>,
+}
+
+impl Envelope {
+    /// The one frame in it.
+    pub(super) fn frame(&self) -> Result<Frame<'_>, Malformed> {
+        match frame_at(&self.bytes[..self.len])? {
+            Some((frame, bytes)) if bytes == self.len => Ok(frame),
+            _ => Err(Malformed("a message that is not one frame")),
+        }
+    }
+}
+
+/// Sends without blocking, whatever the socket's mode: a peer that does not read is an error.
+pub(super) fn send(socket: impl AsFd, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = sendmsg(socket, &[IoSlice::new(frame)], &mut control, flags)?;
+    if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// Receives one message; `None` at the end. Blocks as the socket does.
+pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Envelope>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut envelope = Envelope { bytes: [0; MESSAGE_BYTES_MAX], len: 0, descriptors: Vec::new() };
+    let mut parts = [IoSliceMut::new(&mut envelope.bytes)];
+    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            envelope.descriptors.extend(fds);
+        }
+    }
+    if got.flags.contains(ReturnFlags::TRUNC) || got.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that is too long"));
+    }
+    envelope.len = got.bytes;
+    Ok((got.bytes > 0).then_some(envelope))
+}

@@ -1,0 +1,316 @@
+//! A node's `shm` door: one thread accepts, passes descriptors and notices clients that end; each link has a
+//! thread of its own that answers its requests, asleep on the link's pipe.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use archipelago_base::clock::Clock;
+use archipelago_base::codec::Reader;
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_base::{Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::unlink;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+
+use super::envelope::{self, Envelope};
+use super::pipe::{PIPE_BYTES, Pipe, Side};
+use crate::alarm::Alarm;
+use crate::ids::{RegionId, RemoteKey};
+use crate::link::{LINKS_MAX, Listener};
+use crate::memory::Mapping;
+use crate::node::{AtomicPath, Holder, LinkEnd, Node};
+use crate::refusal::{Reason, Refusal};
+use crate::stream::{Incoming, Responder, Stream, admit};
+use crate::wire::{Frame, Hello, Kind, Malformed, Opened, put_frame, put_refused};
+
+#[derive(Debug)]
+pub(super) struct ShmDoor {
+    address: String,
+    shared: Arc<Shared>,
+    thread: Option<Joiner>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    node: Arc<Node>,
+    clock: Arc<dyn Clock>,
+    alarm: Alarm,
+    stop: AtomicBool,
+}
+
+/// A client's socket, and what it has by now.
+struct Guest {
+    socket: OwnedFd,
+    pid: u32,
+    link: Option<Welcomed>,
+}
+
+struct Welcomed {
+    responder: Arc<Responder<Pipe>>,
+    holder: Holder,
+    held: Vec<(RegionId, u64)>,
+}
+
+impl ShmDoor {
+    pub(super) fn open(node: &Arc<Node>, address: &str, clock: &Arc<dyn Clock>) -> Result<Self> {
+        let socket = listen_at(address)?;
+        let shared = Arc::new(Shared {
+            node: Arc::clone(node),
+            clock: Arc::clone(clock),
+            alarm: Alarm::new()?,
+            stop: AtomicBool::new(false),
+        });
+        let serve = Arc::clone(&shared);
+        let body = Box::new(move || serve.run(&socket));
+        let thread = Some(SystemSpawn.spawn("fabric-shm", body)?);
+        Ok(Self { address: address.to_owned(), shared, thread })
+    }
+}
+
+/// Binds to a path. A socket that a killed node left there is replaced; a node that lives is not.
+fn listen_at(address: &str) -> Result<OwnedFd> {
+    let fail = |errno: Errno| {
+        let source = io::Error::from(errno);
+        Error::with_source(ErrorKind::Io, format!("cannot listen on {address}"), source)
+    };
+    let path = SocketAddrUnix::new(address)
+        .map_err(|_| Error::invalid(format!("{address}: no path of a Unix socket (too long?)")))?;
+    let make = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(fail)
+    };
+    let socket = make()?;
+    match bind(&socket, &path) {
+        Err(Errno::ADDRINUSE) => {
+            match connect(make()?, &path) {
+                Err(Errno::CONNREFUSED) => unlink(address).map_err(fail)?,
+                _ => return Err(Error::busy(format!("{address}: another node listens there"))),
+            }
+            bind(&socket, &path).map_err(fail)?;
+        }
+        other => other.map_err(fail)?,
+    }
+    listen(&socket, 128).map_err(fail)?;
+    Ok(socket)
+}
+
+impl Listener for ShmDoor {
+    fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+impl Drop for ShmDoor {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.alarm.ring();
+        if let Some(Err(error)) = self.thread.take().map(Joiner::join) {
+            tracing::error!(%error, "serving shared memory");
+        }
+        // Gone already is as good.
+        let _removed = unlink(&self.address);
+    }
+}
+
+impl Shared {
+    fn run(&self, listener: &OwnedFd) {
+        let mut guests: Vec<Guest> = Vec::new();
+        while !self.stop.load(Ordering::SeqCst) {
+            let ready = self.wait(listener, &guests);
+            for at in (0..guests.len()).rev().filter(|&at| ready[at]) {
+                if !self.serve(&mut guests[at]) {
+                    self.end(guests.swap_remove(at));
+                }
+            }
+            self.accept(listener, &mut guests);
+        }
+        for guest in guests {
+            self.end(guest);
+        }
+    }
+
+    /// Which guests said something, or ended.
+    fn wait(&self, listener: &OwnedFd, guests: &[Guest]) -> Vec<bool> {
+        let alarm = PollFd::from_borrowed_fd(self.alarm.fd(), PollFlags::IN);
+        let fixed = [alarm, PollFd::new(listener, PollFlags::IN)];
+        let sockets = guests.iter().map(|guest| PollFd::new(&guest.socket, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = fixed.into_iter().chain(sockets).collect();
+        let _ready = poll(&mut fds, None);
+        if !fds[0].revents().is_empty() {
+            self.alarm.take();
+        }
+        fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect()
+    }
+
+    fn accept(&self, listener: &OwnedFd, guests: &mut Vec<Guest>) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = accept_with(listener, flags) else { return };
+        let pid = socket_peercred(&socket).map(|of| of.pid.as_raw_nonzero().get().cast_unsigned());
+        match pid {
+            Ok(pid) if guests.len() < LINKS_MAX => guests.push(Guest { socket, pid, link: None }),
+            Ok(_) => refuse(&socket, Refusal::at(Reason::Exhausted, LINKS_MAX as u64)),
+            Err(errno) => tracing::warn!(%errno, "a link was not taken"),
+        }
+    }
+
+    /// Reads one message; whether the guest stays.
+    fn serve(&self, guest: &mut Guest) -> bool {
+        let envelope = match envelope::receive(&guest.socket) {
+            Ok(Some(envelope)) => envelope,
+            Ok(None) => return false,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return self.malformed(guest, Malformed("a message that is too long"));
+            }
+            Err(_) => return false,
+        };
+        match self.answer(guest, &envelope) {
+            Ok(stays) => stays,
+            Err(malformed) => self.malformed(guest, malformed),
+        }
+    }
+
+    fn malformed(&self, guest: &Guest, malformed: Malformed) -> bool {
+        self.node.counters.malformed.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(pid = guest.pid, %malformed, "a client broke the protocol: its link is closed");
+        refuse(&guest.socket, Reason::Protocol.into());
+        false
+    }
+
+    fn answer(&self, guest: &mut Guest, envelope: &Envelope) -> Result<bool, Malformed> {
+        let frame = envelope.frame()?;
+        match (frame.kind, &mut guest.link) {
+            (Kind::Hello, None) => Ok(self.welcome(guest, &frame)),
+            (Kind::Attach, Some(link)) => {
+                let key = key(&frame)?;
+                let sent = self.attach(&guest.socket, link, frame.number, &key);
+                Ok(sent.is_ok())
+            }
+            (Kind::Detach, Some(link)) => {
+                let key = key(&frame)?;
+                let known = (key.region, key.tag);
+                if let Some(at) = link.held.iter().position(|held| *held == known) {
+                    link.held.swap_remove(at);
+                    self.node.drop_holder(link.holder, key.region, key.tag);
+                }
+                Ok(true)
+            }
+            _ => Err(Malformed("a frame that a client does not send here")),
+        }
+    }
+
+    /// Answers a greeting: the control page, and a pipe for requests with a thread that serves it.
+    fn welcome(&self, guest: &mut Guest, frame: &Frame<'_>) -> bool {
+        let greeted = Hello::decode(frame.body).map_err(Refusal::from);
+        let admitted = greeted.and_then(|hello| Ok((hello, admit(&self.node, &hello)?)));
+        let (hello, welcome) = match admitted {
+            Ok(greeting) => greeting,
+            Err(refusal) => {
+                refuse(&guest.socket, refusal);
+                return false;
+            }
+        };
+        let made = (|| {
+            let pipe = Arc::new(Mapping::create("archipelago-pipe", PIPE_BYTES)?);
+            Ok::<_, Error>((self.node.control().share(false)?, pipe))
+        })();
+        let (control, memory) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                tracing::warn!(%error, "a link was not taken");
+                refuse(&guest.socket, Reason::Exhausted.into());
+                return false;
+            }
+        };
+        let pipe = Pipe::new(Arc::clone(&memory), Side::Node, &self.clock);
+        let responder =
+            Responder::new(pipe, (hello.client, welcome.epoch), AtomicPath::Processor, false);
+        let end: Arc<dyn LinkEnd> = Arc::clone(&responder) as Arc<dyn LinkEnd>;
+        let arrival = match self.node.arrive(hello.client, &end, hello.resumed) {
+            Ok(arrival) => arrival,
+            Err(refusal) => {
+                refuse(&guest.socket, refusal);
+                return false;
+            }
+        };
+        let (node, serving) = (Arc::clone(&self.node), Arc::clone(&responder));
+        let body = Box::new(move || {
+            serving.run(&node, Incoming::new());
+            node.depart(hello.client, arrival);
+        });
+        if let Err(error) = SystemSpawn.spawn("fabric-serve", body) {
+            tracing::warn!(%error, "a link was not taken");
+            self.node.depart(hello.client, arrival);
+            refuse(&guest.socket, Reason::Exhausted.into());
+            return false;
+        }
+        let mut out = Vec::new();
+        put_frame(&mut out, Kind::Welcome, 0, |body| welcome.encode(body));
+        let sent = envelope::send(&guest.socket, &out, &[control.as_fd(), memory.file()]);
+        let holder = Holder { client: hello.client, pid: guest.pid };
+        guest.link = Some(Welcomed { responder, holder, held: Vec::new() });
+        sent.is_ok()
+    }
+
+    fn attach(
+        &self,
+        socket: &OwnedFd,
+        link: &mut Welcomed,
+        number: u64,
+        key: &RemoteKey,
+    ) -> io::Result<()> {
+        let opened = self.node.attach(key, AtomicPath::Processor);
+        let shared = opened.and_then(|(len, rights, memory)| {
+            let file = memory.share(rights.change()).map_err(|error| {
+                tracing::warn!(%error, "a region was not shared");
+                Refusal::new(Reason::Exhausted)
+            })?;
+            Ok((Opened { len, rights }, file))
+        });
+        let (opened, file) = match shared {
+            Ok((opened, file)) => (Ok(opened), Some(file)),
+            Err(refusal) => {
+                self.node.counters.refused.fetch_add(1, Ordering::Relaxed);
+                (Err(refusal), None)
+            }
+        };
+        if file.is_some() {
+            // Before the descriptor leaves: from then on the process can map it.
+            self.node.add_holder(link.holder, key.region, key.tag);
+            link.held.push((key.region, key.tag));
+        }
+        let mut out = Vec::new();
+        put_frame(&mut out, Kind::Attached, number, |body| Opened::encode(&opened, body));
+        let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+        envelope::send(socket, &out, &fds)
+    }
+
+    /// The client's process ended, or its link did: the kernel, or the client, has unmapped everything.
+    fn end(&self, guest: Guest) {
+        let Some(link) = guest.link else { return };
+        link.responder.stream().shut();
+        for (region, tag) in link.held {
+            self.node.drop_holder(link.holder, region, tag);
+        }
+    }
+}
+
+fn key(frame: &Frame<'_>) -> Result<RemoteKey, Malformed> {
+    let mut reader = Reader::new(frame.body);
+    let key = RemoteKey::decode(&mut reader).filter(|_| reader.is_empty());
+    key.ok_or(Malformed("a key that cannot be read"))
+}
+
+fn refuse(socket: &OwnedFd, refusal: Refusal) {
+    let mut out = Vec::new();
+    put_frame(&mut out, Kind::Goodbye, 0, |body| put_refused(body, refusal));
+    // Best effort: it is told why, if it listens.
+    let _sent = envelope::send(socket, &out, &[]);
+}

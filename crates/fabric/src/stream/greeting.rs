@@ -1,0 +1,124 @@
+//! The first frames of a link: who the client is and whom it expects; who the node is, or why not.
+
+use std::time::Duration;
+
+use archipelago_base::clock::Clock;
+use archipelago_base::codec::Reader;
+use archipelago_base::{Epoch, Result};
+
+use super::incoming::Arrived;
+use super::{Incoming, Stream};
+use crate::link::{Connect, Peer};
+use crate::node::Node;
+use crate::refusal::{Reason, Refusal};
+use crate::wire::{FRAME_HEADER_BYTES, Frame, Hello, Kind, Welcome, put_frame};
+
+/// Whether a node takes this client; its greeting.
+pub(crate) fn admit(node: &Node, hello: &Hello) -> Result<Welcome, Refusal> {
+    let epoch = node.epoch();
+    if hello.node.is_some_and(|expected| expected != node.id()) {
+        return Err(Reason::WrongNode.into());
+    }
+    if hello.epoch.is_some_and(|expected| expected != epoch) {
+        return Err(Refusal::at(Reason::StaleEpoch, epoch.0));
+    }
+    Ok(Welcome { node: node.id(), epoch })
+}
+
+/// What `to` says to the node.
+pub(crate) fn hello_of(to: &Connect) -> Hello {
+    Hello {
+        client: to.session.client(),
+        resumed: to.session.resumed(),
+        node: to.node,
+        epoch: to.epoch,
+    }
+}
+
+/// Reads the node's greeting out of its first frame.
+pub(crate) fn welcome_of(frame: &Frame<'_>) -> Result<Peer, Refusal> {
+    match frame.kind {
+        Kind::Welcome => {
+            let welcome = Welcome::decode(frame.body)?;
+            Ok(Peer { node: welcome.node, epoch: Epoch(welcome.epoch.0) })
+        }
+        Kind::Goodbye => {
+            let mut reader = Reader::new(frame.body);
+            let reason = reader.u8().and_then(Reason::from_code).unwrap_or(Reason::Protocol);
+            Err(Refusal::at(reason, reader.u64().unwrap_or(0)))
+        }
+        _ => Err(Reason::Protocol.into()),
+    }
+}
+
+/// The client's part over a stream.
+pub(crate) fn call(
+    stream: &impl Stream,
+    clock: &dyn Clock,
+    to: &Connect,
+) -> Result<(Peer, Incoming), Refusal> {
+    let mut out = Vec::new();
+    put_frame(&mut out, Kind::Hello, 0, |body| hello_of(to).encode(body));
+    send(stream, &out)?;
+    let mut incoming = Incoming::new();
+    let peer = first_frame(stream, clock, to.deadline, &mut incoming, welcome_of)?;
+    to.session.welcomed();
+    Ok((peer, incoming))
+}
+
+/// The node's part over a stream, up to what the client said.
+pub(crate) fn receive_hello(
+    stream: &impl Stream,
+    clock: &dyn Clock,
+    deadline: Duration,
+) -> Result<(Hello, Incoming), Refusal> {
+    let mut incoming = Incoming::new();
+    let hello = first_frame(stream, clock, deadline, &mut incoming, |frame| match frame.kind {
+        Kind::Hello => Hello::decode(frame.body).map_err(Refusal::from),
+        _ => Err(Reason::Protocol.into()),
+    })?;
+    Ok((hello, incoming))
+}
+
+/// A first frame is small: what claims to be more is no greeting.
+const GREETING_BYTES_MAX: usize = 512;
+
+fn first_frame<T>(
+    stream: &impl Stream,
+    clock: &dyn Clock,
+    deadline: Duration,
+    incoming: &mut Incoming,
+    read: impl Fn(&Frame<'_>) -> Result<T, Refusal>,
+) -> Result<T, Refusal> {
+    let end_ns = clock.now_ns().saturating_add(deadline.as_nanos() as u64);
+    loop {
+        let found = match incoming.frame() {
+            Err(_) => return Err(Reason::Protocol.into()),
+            Ok(Some((frame, bytes))) => Some((read(&frame)?, bytes)),
+            Ok(None) if incoming.len() > FRAME_HEADER_BYTES + GREETING_BYTES_MAX => {
+                return Err(Reason::Protocol.into());
+            }
+            Ok(None) => None,
+        };
+        if let Some((value, bytes)) = found {
+            incoming.consume(bytes);
+            return Ok(value);
+        }
+        let left_ns = end_ns.saturating_sub(clock.now_ns());
+        if left_ns == 0 {
+            return Err(Reason::Deadline.into());
+        }
+        stream.wait(true, false, Some(Duration::from_nanos(left_ns)));
+        if incoming.fill(stream) == Arrived::End {
+            return Err(Reason::Disconnected.into());
+        }
+    }
+}
+
+/// Sends a greeting: it fits any stream's buffer.
+pub(crate) fn send(stream: &impl Stream, bytes: &[u8]) -> Result<(), Refusal> {
+    match stream.try_write(bytes) {
+        Ok(count) if count == bytes.len() => Ok(()),
+        _ => Err(Reason::Disconnected.into()),
+    }
+}

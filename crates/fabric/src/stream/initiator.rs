@@ -1,0 +1,512 @@
+//! The client's end of a link over a stream: what is in flight, who receives, what is too late.
+//!
+//! **Who receives.** One thread at a time, the *leader*, reads the stream and completes what arrives. A thread that
+//! waits for a promise leads if nobody does, so a lone caller pays no switch of threads; others sleep until
+//! the leader tells them. A promise that is polled or dropped asks for *attendance*: a background thread, started at
+//! the first time, leads as long as something is in flight and nobody else does.
+//!
+//! Invariants: 1. everything in flight is in `pending` and has a deadline, so whoever leads ends; 2. once `down`
+//! is set, `pending` is empty and stays so; 3. locks are taken in the order lead → incoming → pending, out last, and none
+//! is held over a wake-up of a task.
+//!
+//! Failure: a stream that ends, or a frame that cannot be, takes the link down: everything in flight completes as
+//! disconnected.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use archipelago_base::clock::Clock;
+use archipelago_base::codec::Reader;
+use archipelago_base::spawn::{Spawn, SystemSpawn};
+use parking_lot::{Condvar, Mutex};
+
+use super::incoming::Arrived;
+use super::{Incoming, Outgoing, Stream, Taken};
+use crate::batch::{Attached, Batch};
+use crate::body::Body;
+use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, MESSAGE_BYTES_MAX, Session};
+use crate::promise::{Driver, Promise, Slot};
+use crate::refusal::{Reason, Refusal};
+use crate::wire::{Ask, Frame, Kind, Malformed, Opened, decode_answer, decode_done, put_frame};
+
+/// Queued bytes that ring the doorbell by themselves.
+const DOORBELL_BYTES: usize = 64 << 10;
+/// Queued bytes beyond which a post is refused: the target does not read.
+const OUT_BYTES_MAX: usize = 32 << 20;
+/// The leader looks at deadlines at least so often: a post with an earlier deadline than those it knows may
+/// have come meanwhile.
+const TICK: Duration = Duration::from_millis(20);
+
+pub(crate) struct Initiator<S> {
+    stream: S,
+    session: Arc<Session>,
+    clock: Arc<dyn Clock>,
+    deadline: Duration,
+    out: Mutex<Outgoing>,
+    incoming: Mutex<Incoming>,
+    pending: Mutex<Pending>,
+    lead: Mutex<Lead>,
+    changed: Condvar,
+    /// Set with `pending` locked.
+    is_down: AtomicBool,
+    taken: Taken,
+    batches: AtomicU64,
+    operations: AtomicU64,
+    me: Weak<Self>,
+}
+
+#[derive(Default)]
+struct Pending {
+    next: u64,
+    entries: HashMap<(Kind, u64), Waiting>,
+    /// No entry's deadline is earlier.
+    earliest_ns: u64,
+    down: Option<Refusal>,
+}
+
+struct Waiting {
+    deadline_ns: u64,
+    what: What,
+}
+
+enum What {
+    Batch(Batch, Arc<Slot<Batch>>),
+    Request { keep: bool, slot: Arc<Slot<Result<Body, Refusal>>> },
+    Attach { known: Box<Known>, slot: Arc<Slot<Result<Attached, Refusal>>> },
+}
+
+type Known = dyn FnOnce(Opened) -> Result<Attached, Refusal> + Send;
+
+#[derive(Default)]
+struct Lead {
+    leading: bool,
+    attend: bool,
+    thread: bool,
+    ended: bool,
+}
+
+impl<S: Stream> Initiator<S> {
+    pub(crate) fn new(
+        stream: S,
+        session: Arc<Session>,
+        clock: Arc<dyn Clock>,
+        deadline: Duration,
+        incoming: Incoming,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            stream,
+            session,
+            clock,
+            deadline,
+            out: Mutex::new(Outgoing::default()),
+            incoming: Mutex::new(incoming),
+            pending: Mutex::new(Pending { earliest_ns: u64::MAX, ..Pending::default() }),
+            lead: Mutex::new(Lead::default()),
+            changed: Condvar::new(),
+            is_down: AtomicBool::new(false),
+            taken: Taken::default(),
+            batches: AtomicU64::new(0),
+            operations: AtomicU64::new(0),
+            me: Weak::clone(me),
+        })
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    pub(crate) fn stats(&self) -> LinkStats {
+        LinkStats {
+            batches: self.batches.load(Ordering::Relaxed),
+            operations: self.operations.load(Ordering::Relaxed),
+            packets: self.taken.writes.load(Ordering::Relaxed),
+            sent_bytes: self.taken.bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn down(&self) -> Option<Refusal> {
+        if !self.is_down.load(Ordering::Acquire) {
+            return None;
+        }
+        self.pending.lock().down
+    }
+
+    /// Sends a batch, whose body `fill` appends.
+    pub(crate) fn post(
+        &self,
+        mut batch: Batch,
+        fill: impl FnOnce(&mut Vec<u8>, &mut Batch),
+    ) -> Promise<Batch> {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        self.operations.fetch_add(batch.len() as u64, Ordering::Relaxed);
+        let deadline = batch.deadline_ns().map_or(self.deadline, Duration::from_nanos);
+        let mut out = self.out.lock();
+        if let Err(refusal) = self.room(&out) {
+            batch.refuse_all(refusal);
+            return Promise::ready(batch);
+        }
+        let start = out.buffer().len();
+        // The number is taken with `out` locked, so numbers leave in order.
+        let number = self.next_number();
+        put_frame(out.buffer(), Kind::Batch, number, |body| fill(body, &mut batch));
+        let slot = Slot::new();
+        let what = What::Batch(batch, Arc::clone(&slot));
+        if let Err((refusal, what)) = self.expect(Kind::Done, number, deadline, what) {
+            out.buffer().truncate(start);
+            if let What::Batch(mut batch, _) = what {
+                batch.refuse_all(refusal);
+                return Promise::ready(batch);
+            }
+        }
+        self.doorbell(&mut out);
+        self.promise(slot)
+    }
+
+    pub(crate) fn request(&self, call: Call<'_>) -> Promise<Result<Body, Refusal>> {
+        if call.body.len() > MESSAGE_BYTES_MAX {
+            let refusal = Refusal::at(Reason::TooLarge, MESSAGE_BYTES_MAX as u64);
+            return Promise::ready(Err(refusal));
+        }
+        let keep = call.number.is_some();
+        let number = match call.number.map_or_else(|| self.session.begin(), Ok) {
+            Ok(number) => number,
+            Err(refusal) => return Promise::ready(Err(refusal)),
+        };
+        let refused = |refusal: Refusal| {
+            self.session.completed(number, keep);
+            Promise::ready(Err(refusal))
+        };
+        let mut out = self.out.lock();
+        if let Err(refusal) = self.room(&out) {
+            return refused(refusal);
+        }
+        let slot = Slot::new();
+        let what = What::Request { keep, slot: Arc::clone(&slot) };
+        if let Err((refusal, _)) = self.expect(Kind::Answer, number, call.deadline, what) {
+            return refused(refusal);
+        }
+        let (oldest, retry) = (self.session.oldest(), call.retry);
+        let ask = Ask { oldest, retry, deadline: call.deadline, body: call.body };
+        put_frame(out.buffer(), Kind::Request, number, |body| ask.encode(body));
+        self.doorbell(&mut out);
+        self.promise(slot)
+    }
+
+    /// Asks what a key opens; `key` appends it, `known` makes it known to the link.
+    pub(crate) fn attach(
+        &self,
+        key: impl FnOnce(&mut Vec<u8>),
+        known: impl FnOnce(Opened) -> Result<Attached, Refusal> + Send + 'static,
+    ) -> Promise<Result<Attached, Refusal>> {
+        let mut out = self.out.lock();
+        if let Err(refusal) = self.room(&out) {
+            return Promise::ready(Err(refusal));
+        }
+        let slot = Slot::new();
+        let number = self.next_number();
+        let what = What::Attach { known: Box::new(known), slot: Arc::clone(&slot) };
+        if let Err((refusal, _)) = self.expect(Kind::Attached, number, self.deadline, what) {
+            return Promise::ready(Err(refusal));
+        }
+        put_frame(out.buffer(), Kind::Attach, number, key);
+        drop(out);
+        self.promise(slot)
+    }
+
+    pub(crate) fn promise<T: Send + 'static>(&self, slot: Arc<Slot<T>>) -> Promise<T> {
+        match self.me.upgrade() {
+            Some(me) => Promise::pending(slot, me),
+            None => unreachable!("a link is used through a reference that keeps it"),
+        }
+    }
+
+    pub(crate) fn flush(&self) {
+        let failed = {
+            let mut out = self.out.lock();
+            out.flush(&self.stream, &self.taken).is_err()
+        };
+        if failed {
+            self.fail(Reason::Disconnected.into());
+        }
+    }
+
+    /// Sends what is queued; what the stream does not take now is the leader's to send.
+    pub(crate) fn hand_over(&self) {
+        self.flush();
+        if self.out.lock().waiting() > 0 {
+            self.stream.nudge();
+        }
+    }
+
+    /// Takes the link down; `why` is what later posts are told.
+    pub(crate) fn fail(&self, why: Refusal) {
+        let entries = {
+            let mut pending = self.pending.lock();
+            pending.down.get_or_insert(why);
+            self.is_down.store(true, Ordering::Release);
+            std::mem::take(&mut pending.entries)
+        };
+        self.stream.shut();
+        for ((_, number), waiting) in entries {
+            self.refuse(number, waiting.what, Reason::Disconnected.into());
+        }
+        let _lead = self.lead.lock();
+        self.changed.notify_all();
+    }
+
+    /// The end of the link's last handle.
+    pub(crate) fn close(&self) {
+        self.flush();
+        self.fail(Reason::Disconnected.into());
+        self.lead.lock().ended = true;
+        self.changed.notify_all();
+        self.stream.nudge();
+    }
+
+    fn next_number(&self) -> u64 {
+        let mut pending = self.pending.lock();
+        pending.next += 1;
+        pending.next
+    }
+
+    fn room(&self, out: &Outgoing) -> Result<(), Refusal> {
+        if out.waiting() > OUT_BYTES_MAX { Err(Reason::Full.into()) } else { Ok(()) }
+    }
+
+    fn expect(
+        &self,
+        kind: Kind,
+        number: u64,
+        deadline: Duration,
+        what: What,
+    ) -> Result<(), (Refusal, What)> {
+        let now_ns = self.clock.now_ns();
+        let deadline_ns =
+            now_ns.saturating_add(deadline.as_nanos().min(u128::from(u64::MAX)) as u64);
+        let mut pending = self.pending.lock();
+        if let Some(down) = pending.down {
+            return Err((down, what));
+        }
+        if pending.entries.len() >= IN_FLIGHT_MAX || pending.entries.contains_key(&(kind, number)) {
+            return Err((Refusal::at(Reason::Full, IN_FLIGHT_MAX as u64), what));
+        }
+        pending.earliest_ns = pending.earliest_ns.min(deadline_ns);
+        pending.entries.insert((kind, number), Waiting { deadline_ns, what });
+        Ok(())
+    }
+
+    /// Sends by itself what is much.
+    fn doorbell(&self, out: &mut Outgoing) {
+        if out.waiting() >= DOORBELL_BYTES {
+            // A broken stream shows when somebody receives.
+            let _sent = out.flush(&self.stream, &self.taken);
+            if out.waiting() > 0 {
+                self.stream.nudge();
+            }
+        }
+    }
+
+    /// Receives once: sends what is queued, waits, completes what arrived or is too late.
+    fn round(&self) {
+        let mut incoming = self.incoming.lock();
+        self.flush();
+        let timeout = self.expire();
+        if self.is_down.load(Ordering::Acquire) {
+            return;
+        }
+        let unsent = self.out.lock().waiting() > 0;
+        self.stream.wait(true, unsent, Some(timeout));
+        if incoming.fill(&self.stream) == Arrived::End {
+            drop(incoming);
+            self.fail(Reason::Disconnected.into());
+            return;
+        }
+        let outcome = self.complete_all(&mut incoming);
+        drop(incoming);
+        match outcome {
+            Ok(0) => {}
+            Ok(_) => {
+                let _lead = self.lead.lock();
+                self.changed.notify_all();
+            }
+            Err(refusal) => self.fail(refusal),
+        }
+    }
+
+    fn complete_all(&self, incoming: &mut Incoming) -> Result<usize, Refusal> {
+        let protocol = |malformed: Malformed| {
+            tracing::warn!(%malformed, "a node broke the protocol: the link is closed");
+            Refusal::new(Reason::Protocol)
+        };
+        let mut completed = 0;
+        while let Some((frame, bytes)) = incoming.frame().map_err(protocol)? {
+            if frame.kind == Kind::Goodbye {
+                return Err(farewell(frame.body));
+            }
+            self.complete(&frame).map_err(protocol)?;
+            incoming.consume(bytes);
+            completed += 1;
+        }
+        Ok(completed)
+    }
+
+    fn complete(&self, frame: &Frame<'_>) -> Result<(), Malformed> {
+        if !matches!(frame.kind, Kind::Done | Kind::Attached | Kind::Answer) {
+            return Err(Malformed("a frame that a node does not send here"));
+        }
+        let waiting = self.pending.lock().entries.remove(&(frame.kind, frame.number));
+        // What nobody waits for any more was too late.
+        let Some(waiting) = waiting else { return Ok(()) };
+        match waiting.what {
+            What::Batch(mut batch, slot) => {
+                let decoded = decode_done(frame.body, &mut batch);
+                if decoded.is_err() {
+                    batch.refuse_all(Reason::Protocol.into());
+                }
+                slot.fill(batch);
+                decoded
+            }
+            What::Attach { known, slot } => {
+                let opened = Opened::decode(frame.body);
+                slot.fill(opened.unwrap_or(Err(Reason::Protocol.into())).and_then(known));
+                opened.map(|_| ())
+            }
+            What::Request { keep, slot } => {
+                let decoded = decode_answer(frame.body);
+                let failed = decoded.as_ref().err().copied();
+                let answer = decoded.unwrap_or(Err(Reason::Disconnected.into()));
+                let again = matches!(answer, Err(Refusal { reason: Reason::Full, .. }));
+                self.session.completed(frame.number, keep && (again || failed.is_some()));
+                slot.fill(answer);
+                failed.map_or(Ok(()), Err)
+            }
+        }
+    }
+
+    /// Completes what is too late; how long to wait for the rest.
+    fn expire(&self) -> Duration {
+        let now_ns = self.clock.now_ns();
+        let mut late = Vec::new();
+        let left_ns = {
+            let mut pending = self.pending.lock();
+            if now_ns >= pending.earliest_ns {
+                late.extend(pending.entries.extract_if(|_, waiting| waiting.deadline_ns <= now_ns));
+                let deadlines = pending.entries.values().map(|waiting| waiting.deadline_ns);
+                pending.earliest_ns = deadlines.min().unwrap_or(u64::MAX);
+            }
+            pending.earliest_ns.saturating_sub(now_ns)
+        };
+        let any = !late.is_empty();
+        for ((_, number), waiting) in late {
+            self.refuse(number, waiting.what, Reason::Deadline.into());
+        }
+        if any {
+            let _lead = self.lead.lock();
+            self.changed.notify_all();
+            return Duration::ZERO;
+        }
+        Duration::from_nanos(left_ns).min(TICK)
+    }
+
+    fn refuse(&self, number: u64, what: What, refusal: Refusal) {
+        match what {
+            What::Batch(mut batch, slot) => {
+                batch.refuse_all(refusal);
+                slot.fill(batch);
+            }
+            What::Attach { slot, .. } => slot.fill(Err(refusal)),
+            What::Request { keep, slot } => {
+                self.session.completed(number, keep);
+                slot.fill(Err(refusal));
+            }
+        }
+    }
+
+    fn idle(&self) -> bool {
+        self.pending.lock().entries.is_empty()
+    }
+
+    /// The background thread.
+    fn attendance(&self) {
+        let mut lead = self.lead.lock();
+        while !lead.ended {
+            if lead.attend && self.idle() {
+                lead.attend = false;
+            }
+            if !lead.attend || lead.leading {
+                self.changed.wait(&mut lead);
+                continue;
+            }
+            lead.leading = true;
+            drop(lead);
+            while !self.idle() {
+                self.round();
+            }
+            lead = self.lead.lock();
+            lead.leading = false;
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Why the node said that it closes the link.
+fn farewell(body: &[u8]) -> Refusal {
+    let mut reader = Reader::new(body);
+    let reason = reader.u8().and_then(Reason::from_code);
+    match (reason, reader.u64()) {
+        (Some(reason), Some(limit)) => {
+            let text = String::from_utf8_lossy(reader.rest());
+            tracing::warn!(?reason, %text, "the node closed the link");
+            Refusal { reason, limit }
+        }
+        _ => Reason::Protocol.into(),
+    }
+}
+
+impl<S: Stream> Driver for Initiator<S> {
+    fn drive(&self, done: &dyn Fn() -> bool) {
+        let mut lead = self.lead.lock();
+        loop {
+            if done() {
+                return;
+            }
+            if !lead.leading {
+                break;
+            }
+            // The leader may be asleep over the stream: what this caller posted must leave first.
+            drop(lead);
+            self.hand_over();
+            lead = self.lead.lock();
+            if lead.leading && !done() {
+                self.changed.wait(&mut lead);
+            }
+        }
+        lead.leading = true;
+        drop(lead);
+        while !done() {
+            self.round();
+        }
+        self.lead.lock().leading = false;
+        self.changed.notify_all();
+    }
+
+    fn attend(&self) {
+        self.hand_over();
+        let Some(me) = self.me.upgrade() else { return };
+        let start = {
+            let mut lead = self.lead.lock();
+            lead.attend = true;
+            self.changed.notify_all();
+            !std::mem::replace(&mut lead.thread, true)
+        };
+        if start {
+            let body = Box::new(move || me.attendance());
+            if let Err(error) = SystemSpawn.spawn("fabric-attend", body) {
+                tracing::error!(%error, "no thread to receive completions: the link is closed");
+                self.fail(Reason::Exhausted.into());
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The target's end of a link over a stream: one thread that reads frames, executes what they ask, and writes
+//! what came of it. All frames of one read are executed before one write answers them.
+//!
+//! Invariants: 1. nothing that a client sends ends the node: a frame that cannot be read closes this link, with
+//! a reason that the client is told; 2. a client that does not read holds at most
+//! [`OUT_BYTES_MAX`] and one batch of this node's memory: beyond that nothing is read from it; 3. answers that come later, from other
+//! threads, are sent by those threads, or by this one if it is busy anyway.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use archipelago_base::Epoch;
+use parking_lot::Mutex;
+
+use super::incoming::Arrived;
+use super::{Incoming, Outgoing, Stream, Taken};
+use crate::ids::{ClientId, RemoteKey};
+use crate::node::{Access, Answer, AtomicPath, LinkEnd, Node, Request};
+use crate::refusal::{Reason, Refusal};
+use crate::wire::{
+    Ask, Frame, Kind, Malformed, Opened, WireAction, WireOp, decode_ops, put_answer, put_done,
+    put_done_read, put_frame, put_refused,
+};
+
+/// Answers that wait for a client before nothing more is read from it.
+const OUT_BYTES_MAX: usize = 4 << 20;
+
+pub(crate) struct Responder<S> {
+    stream: S,
+    client: ClientId,
+    /// The life of the node that welcomed the client.
+    epoch: Epoch,
+    path: AtomicPath,
+    /// Whether this link's one-sided operations come as frames.
+    executes: bool,
+    out: Mutex<Outgoing>,
+    taken: Taken,
+    busy: AtomicBool,
+    closing: Mutex<Option<Refusal>>,
+}
+
+impl<S: Stream> Responder<S> {
+    pub(crate) fn new(
+        stream: S,
+        (client, epoch): (ClientId, Epoch),
+        path: AtomicPath,
+        executes: bool,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            stream,
+            client,
+            epoch,
+            path,
+            executes,
+            out: Mutex::new(Outgoing::default()),
+            taken: Taken::default(),
+            busy: AtomicBool::new(false),
+            closing: Mutex::new(None),
+        })
+    }
+
+    pub(crate) fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    /// Serves until the link is down. `incoming` holds what came behind the greeting.
+    pub(crate) fn run(&self, node: &Arc<Node>, mut incoming: Incoming) {
+        while self.round(node, &mut incoming) {}
+        self.stream.shut();
+    }
+
+    /// Serves what has arrived, sends, and waits for more. Whether the link is still up.
+    fn round(&self, node: &Arc<Node>, incoming: &mut Incoming) -> bool {
+        self.busy.store(true, Ordering::SeqCst);
+        let served = self.serve_frames(node, incoming);
+        self.busy.store(false, Ordering::SeqCst);
+        let full = match served {
+            Ok(full) => full,
+            Err(malformed) => {
+                node.counters.malformed.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(client = %self.client, %malformed, "a client broke the protocol: its link is closed");
+                self.goodbye(Reason::Protocol.into(), malformed.0);
+                return false;
+            }
+        };
+        let waiting = {
+            let mut out = self.out.lock();
+            if out.flush(&self.stream, &self.taken).is_err() {
+                return false;
+            }
+            out.waiting()
+        };
+        if let Some(refusal) = *self.closing.lock() {
+            self.goodbye(refusal, "the node closed the link");
+            return false;
+        }
+        let room = waiting < OUT_BYTES_MAX;
+        if room && full {
+            return true;
+        }
+        self.stream.wait(room, waiting > 0, None);
+        !room || incoming.fill(&self.stream) != Arrived::End
+    }
+
+    /// Serves whole frames; true if it stopped because too many answers wait to be sent.
+    fn serve_frames(&self, node: &Arc<Node>, incoming: &mut Incoming) -> Result<bool, Malformed> {
+        while let Some((frame, bytes)) = incoming.frame()? {
+            if self.out.lock().waiting() >= OUT_BYTES_MAX {
+                return Ok(true);
+            }
+            let epoch = node.epoch();
+            if epoch != self.epoch {
+                // What came from the time before is not for this life.
+                self.close(Refusal::at(Reason::StaleEpoch, epoch.0));
+                return Ok(false);
+            }
+            self.serve_frame(node, &frame)?;
+            incoming.consume(bytes);
+        }
+        Ok(false)
+    }
+
+    fn serve_frame(&self, node: &Arc<Node>, frame: &Frame<'_>) -> Result<(), Malformed> {
+        match frame.kind {
+            Kind::Batch if self.executes => self.batch(node, frame),
+            Kind::Attach if self.executes => {
+                let mut reader = archipelago_base::codec::Reader::new(frame.body);
+                let key = RemoteKey::decode(&mut reader).filter(|_| reader.is_empty());
+                let key = key.ok_or(Malformed("a key that cannot be read"))?;
+                let opened = node.attach(&key, self.path);
+                let opened = opened.map(|(len, rights, _)| Opened { len, rights });
+                if opened.is_err() {
+                    node.counters.refused.fetch_add(1, Ordering::Relaxed);
+                }
+                self.put(Kind::Attached, frame.number, |out| Opened::encode(&opened, out));
+                Ok(())
+            }
+            Kind::Detach if self.executes => Ok(()),
+            Kind::Request => {
+                let ask = Ask::decode(frame.body)?;
+                let (client, number) = (self.client, frame.number);
+                let request = Request { client, number, deadline: ask.deadline, body: ask.body };
+                if let Some(answer) = node.request(request, ask.oldest, ask.retry) {
+                    self.put(Kind::Answer, number, |out| put_answer(out, &answer));
+                }
+                Ok(())
+            }
+            _ => Err(Malformed("a frame that a client does not send here")),
+        }
+    }
+
+    fn batch(&self, node: &Arc<Node>, frame: &Frame<'_>) -> Result<(), Malformed> {
+        let mut ops = Vec::new();
+        decode_ops(frame.body, &mut ops)?;
+        self.put(Kind::Done, frame.number, |out| {
+            let keys = node.keys();
+            for op in &ops {
+                let before = out.len();
+                if let Err(refusal) = self.execute(node, &keys, op, out) {
+                    out.truncate(before);
+                    put_refused(out, refusal);
+                    node.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
+            }
+            crate::memory::publish();
+        });
+        Ok(())
+    }
+
+    fn execute(
+        &self,
+        node: &Node,
+        keys: &crate::node::Keys<'_>,
+        op: &WireOp<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Refusal> {
+        let offset = op.offset;
+        let run = |access| node.execute(keys, op.region, op.tag, self.path, access);
+        match op.action {
+            WireAction::Read(len) => {
+                let at = put_done_read(out, len);
+                run(Access::Read { offset, into: &mut out[at..] })?;
+            }
+            WireAction::Write(bytes) => {
+                run(Access::Write { offset, bytes })?;
+                put_done(out, None);
+            }
+            WireAction::CompareSwap(expect, new) => {
+                let word = run(Access::CompareSwap { offset, expect, new })?;
+                put_done(out, Some(word));
+            }
+            WireAction::FetchAdd(add) => {
+                let word = run(Access::FetchAdd { offset, add })?;
+                put_done(out, Some(word));
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&self, kind: Kind, number: u64, fill: impl FnOnce(&mut Vec<u8>)) {
+        put_frame(self.out.lock().buffer(), kind, number, fill);
+    }
+
+    fn goodbye(&self, refusal: Refusal, text: &str) {
+        let mut out = self.out.lock();
+        put_frame(out.buffer(), Kind::Goodbye, 0, |body| {
+            put_refused(body, refusal);
+            body.extend_from_slice(text.as_bytes());
+        });
+        // Best effort: a client that does not read does not learn why.
+        let _sent = out.flush(&self.stream, &self.taken);
+    }
+}
+
+impl<S: Stream> LinkEnd for Responder<S> {
+    fn answer(&self, number: u64, answer: &Answer) {
+        let mut out = self.out.lock();
+        put_frame(out.buffer(), Kind::Answer, number, |body| put_answer(body, answer));
+        // The service thread flushes when it is done with what it does; else nobody does.
+        if !self.busy.load(Ordering::SeqCst) {
+            // A broken stream is the service thread's to notice.
+            let _sent = out.flush(&self.stream, &self.taken);
+            if out.waiting() > 0 {
+                self.stream.nudge();
+            }
+        }
+    }
+
+    fn close(&self, refusal: Refusal) {
+        self.closing.lock().get_or_insert(refusal);
+        self.stream.nudge();
+    }
+}

@@ -1,0 +1,108 @@
+//! Frames: a checked header that can be trusted with the length, and a checked body.
+
+use archipelago_base::checksum::{crc, crc_append};
+
+use super::Malformed;
+use crate::batch::{BATCH_BYTES_MAX, BATCH_OPS_MAX};
+
+/// Bytes before the body.
+pub const FRAME_HEADER_BYTES: usize = 24;
+/// The longest body: a full batch.
+pub const FRAME_BODY_MAX: usize = BATCH_BYTES_MAX + BATCH_OPS_MAX * 64 + 64;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Client: who I am and whom I expect.
+    Hello = 1,
+    /// Node: who I am.
+    Welcome = 2,
+    /// Node: why I close the link.
+    Goodbye = 3,
+    /// Client: what does this key open?
+    Attach = 4,
+    /// Node: this, or a refusal.
+    Attached = 5,
+    /// Client (`shm`): I unmapped it.
+    Detach = 6,
+    /// Client: operations.
+    Batch = 7,
+    /// Node: what came of them.
+    Done = 8,
+    /// Client: a request.
+    Request = 9,
+    /// Node: its answer.
+    Answer = 10,
+}
+
+impl Kind {
+    fn from_code(code: u8) -> Option<Self> {
+        const ALL: [Kind; 10] = [
+            Kind::Hello,
+            Kind::Welcome,
+            Kind::Goodbye,
+            Kind::Attach,
+            Kind::Attached,
+            Kind::Detach,
+            Kind::Batch,
+            Kind::Done,
+            Kind::Request,
+            Kind::Answer,
+        ];
+        ALL.get(usize::from(code).checked_sub(1)?).copied()
+    }
+}
+
+/// A frame in a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// What it is.
+    pub kind: Kind,
+    /// Joins a question and its answer.
+    pub number: u64,
+    /// The rest.
+    pub body: &'a [u8],
+}
+
+/// Appends a frame whose body `fill` appends.
+pub fn put_frame(out: &mut Vec<u8>, kind: Kind, number: u64, fill: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; FRAME_HEADER_BYTES]);
+    fill(out);
+    let (header, body) = out[start..].split_at_mut(FRAME_HEADER_BYTES);
+    assert!(body.len() <= FRAME_BODY_MAX, "a body that no frame takes");
+    header[0..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
+    header[4] = kind as u8;
+    header[8..16].copy_from_slice(&number.to_le_bytes());
+    let head_crc = crc(&header[..16]);
+    header[16..20].copy_from_slice(&head_crc.to_le_bytes());
+    // Bound to the header, so that a body does not pass under another frame's number.
+    let body_crc = crc_append(head_crc, body);
+    header[20..24].copy_from_slice(&body_crc.to_le_bytes());
+}
+
+/// The frame at the start of `bytes` and its whole length; `None` if more bytes are needed.
+pub fn frame_at(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Malformed> {
+    let Some((header, rest)) = bytes.split_at_checked(FRAME_HEADER_BYTES) else { return Ok(None) };
+    let word = |at: usize| {
+        u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+    };
+    let head_crc = crc(&header[..16]);
+    if word(16) != head_crc {
+        return Err(Malformed("a frame's header does not match its checksum"));
+    }
+    let kind = Kind::from_code(header[4]).ok_or(Malformed("a frame of an unknown kind"))?;
+    if header[5..8] != [0; 3] {
+        return Err(Malformed("a frame with reserved bytes set"));
+    }
+    let len = word(0) as usize;
+    if len > FRAME_BODY_MAX {
+        return Err(Malformed("a frame that is longer than any may be"));
+    }
+    let Some(body) = rest.get(..len) else { return Ok(None) };
+    if word(20) != crc_append(head_crc, body) {
+        return Err(Malformed("a frame's body does not match its checksum"));
+    }
+    let number = u64::from(word(8)) | u64::from(word(12)) << 32;
+    Ok(Some((Frame { kind, number, body }, FRAME_HEADER_BYTES + len)))
+}

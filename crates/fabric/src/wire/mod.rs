@@ -1,0 +1,28 @@
+//! What links say to each other: frames, and the messages in them. `docs/formats/fabric.md` has the
+//! byte tables.
+//!
+//! A decoder answers every input with a message or with a sentence that says what is wrong. It
+//! allocates nothing that a length asks for before the bytes are there. Nothing here does I/O.
+
+mod batch;
+mod frame;
+mod message;
+#[cfg(test)]
+mod tests;
+
+pub use batch::{WireAction, WireOp, decode_done, decode_ops, encode_ops};
+pub(crate) use batch::{put_done, put_done_read, put_refused};
+pub use frame::{FRAME_BODY_MAX, FRAME_HEADER_BYTES, Frame, Kind, frame_at, put_frame};
+pub use message::{Ask, Hello, Opened, VERSION, Welcome, decode_answer, put_answer};
+
+/// What is wrong with bytes from the other side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);
+
+impl std::fmt::Display for Malformed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Malformed {}

@@ -1,0 +1,13 @@
+//! What every provider must do, run over each of them, and what each one adds.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
+
+mod conformance;
+mod corpus;
+mod malformed;
+mod process;
+mod processes;
+mod requests;
+mod shm;
+mod tcp;
+mod world;

@@ -1,0 +1,257 @@
+//! Clients and nodes that break the protocol: refused with a reason, and the others go on.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use archipelago_base::random::Rng;
+use archipelago_fabric::wire::{
+    Ask, FRAME_BODY_MAX, FRAME_HEADER_BYTES, Hello, Kind, Welcome, frame_at, put_frame,
+};
+use archipelago_fabric::{
+    Batch, ClientId, Connect, NodeId, Provider, Reason, RemoteKey, Session, Tcp,
+};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket};
+
+use crate::world::{LONG, World, ask, read, refused, until, write};
+
+fn hello() -> Vec<u8> {
+    let hello = Hello { client: ClientId(7), resumed: false, node: None, epoch: None };
+    let mut out = Vec::new();
+    put_frame(&mut out, Kind::Hello, 0, |body| hello.encode(body));
+    out
+}
+
+fn framed(kind: Kind, body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_frame(&mut out, kind, 1, |out| out.extend_from_slice(body));
+    out
+}
+
+/// What a client should not say after its greeting.
+fn lies(key: &RemoteKey) -> Vec<(&'static str, Vec<u8>)> {
+    let read = |count: u32, len: u32| {
+        let mut body = count.to_le_bytes().to_vec();
+        body.push(1);
+        body.extend_from_slice(&key.region.0.to_le_bytes());
+        body.extend_from_slice(&key.tag.to_le_bytes());
+        body.extend_from_slice(&0_u64.to_le_bytes());
+        body.extend_from_slice(&len.to_le_bytes());
+        body
+    };
+    // A WRITE whose length says more than there is.
+    let mut write = read(1, 1 << 30);
+    write[4] = 2;
+    let mut other = read(1, 8);
+    other[4] = 99;
+    let mut behind = read(1, 8);
+    behind.push(0);
+    let mut flipped = framed(Kind::Batch, &read(1, 8));
+    *flipped.last_mut().unwrap() ^= 1;
+    let mut long = framed(Kind::Batch, &[]);
+    long[..4].copy_from_slice(&(FRAME_BODY_MAX as u32 + 1).to_le_bytes());
+    let ask = Ask { oldest: 0, retry: false, deadline: LONG, body: &[0; 300 << 10] };
+    let mut request = Vec::new();
+    ask.encode(&mut request);
+    vec![
+        ("noise", b"GET / HTTP/1.1\r\nHost: example.invalid\r\n\r\n".to_vec()),
+        ("more operations than there are", framed(Kind::Batch, &read(2, 8))),
+        ("a count that is a lie", framed(Kind::Batch, &read(u32::MAX, 8))),
+        ("a write of bytes that are not there", framed(Kind::Batch, &write)),
+        ("a read of too much", framed(Kind::Batch, &read(1, u32::MAX))),
+        ("an unknown operation", framed(Kind::Batch, &other)),
+        ("bytes behind the end", framed(Kind::Batch, &behind)),
+        ("no count", framed(Kind::Batch, &[1])),
+        ("a flipped bit", flipped),
+        ("a length that is a lie", long),
+        ("a request that is too long", framed(Kind::Request, &request)),
+        ("a request that is cut off", framed(Kind::Request, &[1, 2])),
+        ("a key that is cut off", framed(Kind::Attach, &[1, 2, 3])),
+        ("a node's frame", framed(Kind::Welcome, &[])),
+        ("a second greeting", hello()),
+    ]
+}
+
+fn dial(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream
+}
+
+/// Everything until the node closes; the last frame's kind and reason, if there is a frame.
+fn last_words(mut stream: TcpStream) -> Option<(Kind, Option<Reason>)> {
+    let mut bytes = Vec::new();
+    // The node may reset the connection: what came before counts.
+    let _ended = stream.read_to_end(&mut bytes);
+    let mut rest = &bytes[..];
+    let mut last = None;
+    while let Ok(Some((frame, len))) = frame_at(rest) {
+        last = Some((frame.kind, frame.body.first().and_then(|&code| Reason::from_code(code))));
+        rest = &rest[len..];
+    }
+    last
+}
+
+#[test]
+fn tcp_clients_that_lie_are_told_and_cut_off_and_others_go_on() {
+    let world = World::new("tcp");
+    let (link, region) = world.attached();
+    write(&*link, region, 0, b"coral");
+    for (count, (what, bytes)) in lies(&world.key).into_iter().enumerate() {
+        let mut stream = dial(world.listener.address());
+        stream.write_all(&hello()).unwrap();
+        stream.write_all(&bytes).unwrap();
+        assert_eq!(last_words(stream), Some((Kind::Goodbye, Some(Reason::Protocol))), "{what}");
+        assert_eq!(world.node.stats().malformed, count as u64 + 1, "{what}");
+        assert_eq!(read(&*link, region, 0, 5), b"coral", "{what}");
+    }
+    assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
+}
+
+#[test]
+fn greetings_that_are_wrong_are_refused_with_the_reason() {
+    let world = World::new("tcp");
+    let mut version = hello();
+    let mut body = version.split_off(FRAME_HEADER_BYTES);
+    body[8] += 1;
+    let mut magic = body.clone();
+    magic[0] ^= 1;
+    for (bytes, reason) in [
+        (framed(Kind::Hello, &body), Reason::Version),
+        (framed(Kind::Hello, &magic), Reason::Protocol),
+        (framed(Kind::Hello, &hello()[FRAME_HEADER_BYTES..][..20]), Reason::Protocol),
+        (framed(Kind::Batch, &[]), Reason::Protocol),
+        (vec![0xff; 4096], Reason::Protocol),
+    ] {
+        let mut stream = dial(world.listener.address());
+        stream.write_all(&bytes).unwrap();
+        assert_eq!(last_words(stream), Some((Kind::Goodbye, Some(reason))));
+    }
+    // A connection that ends in the middle of a frame is an end.
+    let mut stream = dial(world.listener.address());
+    stream.write_all(&hello()[..10]).unwrap();
+    drop(stream);
+    let (link, region) = world.attached();
+    assert_eq!(read(&*link, region, 0, 1), [0]);
+}
+
+#[test]
+fn random_frames_with_good_checksums_do_not_end_the_node() {
+    let world = World::new("tcp");
+    let mut rng = Rng::with_seed(11);
+    for _ in 0..150 {
+        let mut stream = dial(world.listener.address());
+        stream.write_all(&hello()).unwrap();
+        let kinds = [Kind::Batch, Kind::Attach, Kind::Request, Kind::Detach, Kind::Answer];
+        let body: Vec<u8> = (0..rng.usize(0..80)).map(|_| rng.u8(..)).collect();
+        // It may have closed already.
+        let _sent = stream.write_all(&framed(kinds[rng.usize(..kinds.len())], &body));
+        let _shut = stream.shutdown(std::net::Shutdown::Write);
+        last_words(stream);
+    }
+    let (link, region) = world.attached();
+    write(&*link, region, 0, b"it lives on");
+}
+
+/// A client's own socket to an `shm` node.
+fn shm_dial(path: &str) -> OwnedFd {
+    let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    socket
+}
+
+#[test]
+fn shm_clients_that_lie_are_cut_off_and_others_go_on() {
+    let world = World::new("shm");
+    let (link, region) = world.attached();
+    let mut two = framed(Kind::Detach, &[0; 37]);
+    two.extend(framed(Kind::Detach, &[0; 37]));
+    let cases: Vec<(bool, Vec<u8>)> = vec![
+        (false, b"noise".to_vec()),
+        (false, vec![7; 4096]),
+        (false, framed(Kind::Attach, &[0; 37])),
+        (true, framed(Kind::Attach, &[1, 2, 3])),
+        (true, framed(Kind::Batch, &[0; 4])),
+        (true, two),
+        (true, hello()),
+    ];
+    for (count, (greets, bytes)) in cases.into_iter().enumerate() {
+        let socket = shm_dial(world.listener.address());
+        if greets {
+            send(&socket, &hello(), SendFlags::empty()).unwrap();
+        }
+        send(&socket, &bytes, SendFlags::empty()).unwrap();
+        until("it is refused", || world.node.stats().malformed == count as u64 + 1);
+        write(&*link, region, 0, b"others go on");
+        assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
+    }
+}
+
+/// A node that answers a greeting properly and then says `bytes`.
+fn false_node(bytes: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let thread = std::thread::Builder::new().spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut greeting = vec![0; hello().len()];
+        stream.read_exact(&mut greeting).unwrap();
+        let welcome = Welcome { node: NodeId(1), epoch: archipelago_base::Epoch(1) };
+        let mut out = Vec::new();
+        put_frame(&mut out, Kind::Welcome, 0, |body| welcome.encode(body));
+        stream.write_all(&out).unwrap();
+        let mut question = [0; 1024];
+        let _asked = stream.read(&mut question).unwrap();
+        stream.write_all(&bytes).unwrap();
+        // Until the client has had enough.
+        let _gone = stream.read(&mut question);
+    });
+    thread.unwrap();
+    address
+}
+
+#[test]
+fn a_node_that_lies_costs_the_client_its_link_only() {
+    let key = World::new("tcp").key;
+    let opened = {
+        let mut body = vec![0];
+        body.extend_from_slice(&64_u64.to_le_bytes());
+        body.push(7);
+        framed(Kind::Attached, &body)
+    };
+    let good = RemoteKey { node: NodeId(1), epoch: archipelago_base::Epoch(1), ..key };
+    for bytes in [
+        b"HTTP/1.1 400 Bad Request".to_vec(),
+        framed(Kind::Attached, &[0, 1]),
+        framed(Kind::Attached, &[77; 9]),
+        framed(Kind::Hello, &[]),
+    ] {
+        let to = Connect::to(false_node(bytes), &Session::fresh());
+        let link = Tcp::new().connect(to).wait().unwrap();
+        let refusal = link.attach(&good).wait().unwrap_err();
+        let expected = [Reason::Protocol, Reason::Disconnected];
+        assert!(expected.contains(&refusal.reason), "{refusal}");
+        until("the link is down", || link.closed().is_some());
+    }
+    // Outcomes of a batch that are shorter, longer or other than what was asked for.
+    for done in [vec![], vec![0], vec![0, 8, 0, 0, 0, 1], vec![99], vec![0, 9, 0, 0, 0]] {
+        let mut bytes = opened.clone();
+        put_frame(&mut bytes, Kind::Done, 2, |body| body.extend_from_slice(&done));
+        let to = Connect::to(false_node(bytes), &Session::fresh());
+        let link = Tcp::new().connect(to).wait().unwrap();
+        let region = {
+            // The answer to the batch is there before the batch is: it is nobody's, then the link ends.
+            link.attach(&good).wait().unwrap()
+        };
+        let mut batch = Batch::new();
+        batch.set_deadline(Duration::from_millis(200));
+        batch.read(region, 0, 8);
+        let batch = link.post(batch).wait();
+        let (_, refusal) = batch.refusal().expect("no bytes came");
+        let expected = [Reason::Protocol, Reason::Disconnected, Reason::Deadline];
+        assert!(expected.contains(&refusal.reason), "{refusal}");
+    }
+    let world = World::new("tcp");
+    let (link, region) = world.attached();
+    assert_eq!(refused(&*link, |batch| _ = batch.read(region, 0, 1)), None);
+}

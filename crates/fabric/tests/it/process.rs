@@ -1,0 +1,189 @@
+//! Helper processes: this test program started again, to be a node or a client that can be stopped and killed.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use archipelago_base::Epoch;
+use archipelago_base::codec::Reader;
+use archipelago_fabric::{Batch, Connect, Node, NodeId, RemoteKey, Rights, Session};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+use crate::world::{Backwards, LONG, REGION_BYTES, provider, read, write};
+
+const VARIABLE: &str = "ARCHIPELAGO_FABRIC_HELPER";
+
+/// A process that is killed at the latest when this is dropped.
+pub(crate) struct Helper {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Helper {
+    pub(crate) fn start(words: &[&str]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process::helper", "--nocapture"])
+            .env(VARIABLE, words.join(" "))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, input, output }
+    }
+
+    /// The next line that the helper says, without what the test framework prints.
+    pub(crate) fn hear(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the helper ended");
+            if let Some((_, said)) = line.split_once('@') {
+                return said.trim().to_owned();
+            }
+        }
+    }
+
+    pub(crate) fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Stops it; on return it does not run.
+    pub(crate) fn stop(&self) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::STOP).unwrap();
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped(), "{status:?}");
+    }
+
+    pub(crate) fn go_on(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _killed = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// A node in a process of its own; its address and the key of its region.
+pub(crate) fn node(name: &str, address: &str, epoch: u64) -> (Helper, String, RemoteKey) {
+    let mut helper = Helper::start(&["serve", name, address, &epoch.to_string()]);
+    let said = helper.hear();
+    let (address, key) = said.split_once(' ').unwrap();
+    (helper, address.to_owned(), key_of(key))
+}
+
+pub(crate) fn key_of(hex: &str) -> RemoteKey {
+    let digits = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(digits).collect();
+    RemoteKey::decode(&mut Reader::new(&bytes)).unwrap()
+}
+
+pub(crate) fn hex_of(key: &RemoteKey) -> String {
+    let mut bytes = Vec::new();
+    key.encode(&mut bytes);
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn tell(line: &str) {
+    println!("@{line}");
+}
+
+/// What a helper does; as a test, nothing.
+#[test]
+fn helper() {
+    let Ok(told) = std::env::var(VARIABLE) else { return };
+    let words: Vec<&str> = told.split(' ').collect();
+    match words[..] {
+        ["serve", name, address, epoch] => serve(name, address, epoch.parse().unwrap()),
+        ["count", name, address, key, rounds] => count(name, address, key, rounds.parse().unwrap()),
+        ["write", name, address, key] => write_for_ever(name, address, key),
+        ["hold", name, address, key] => hold(name, address, key),
+        _ => panic!("no helper does {told}"),
+    }
+    std::process::exit(0);
+}
+
+fn serve(name: &str, address: &str, epoch: u64) {
+    let provider = provider(name);
+    let node = Node::new(NodeId(1), Epoch(epoch), Some(Box::new(Backwards))).unwrap();
+    let region = node.allocate(REGION_BYTES, provider.atomic_path()).unwrap();
+    let key = region.grant(Rights::ALL).unwrap();
+    let listener = provider.serve(&node, address).unwrap();
+    tell(&format!("{} {}", listener.address(), hex_of(&key)));
+    for line in std::io::stdin().lines() {
+        match line.unwrap().as_str() {
+            "revoke" => {
+                node.revoke(&key);
+                tell("revoked");
+            }
+            other => panic!("a node does not {other}"),
+        }
+    }
+}
+
+/// Adds to one word by fetch-and-add and to another by compare-and-swap.
+fn count(name: &str, address: &str, key: &str, rounds: u64) {
+    let mut to = Connect::to(address, &Session::fresh());
+    to.deadline = LONG;
+    let link = provider(name).connect(to).wait().unwrap();
+    let region = link.attach(&key_of(key)).wait().unwrap();
+    tell("ready");
+    for _ in 0..rounds {
+        let mut batch = Batch::new();
+        batch.fetch_add(region, 0, 1);
+        link.post(batch).wait().check().unwrap();
+        let mut expect = 0;
+        loop {
+            let mut batch = Batch::new();
+            batch.compare_swap(region, 8, expect, expect + 1);
+            let old = link.post(batch).wait().word(0).unwrap();
+            if old == expect {
+                break;
+            }
+            expect = old;
+        }
+    }
+    tell("done");
+}
+
+/// Writes until it is killed.
+fn write_for_ever(name: &str, address: &str, key: &str) {
+    let mut to = Connect::to(address, &Session::fresh());
+    to.deadline = LONG;
+    let link = provider(name).connect(to).wait().unwrap();
+    let region = link.attach(&key_of(key)).wait().unwrap();
+    for round in 0_u64.. {
+        write(&*link, region, 64, &[round as u8; 4096]);
+        if round == 100 {
+            tell("writing");
+        }
+    }
+}
+
+/// Attaches, and detaches when told to.
+fn hold(name: &str, address: &str, key: &str) {
+    let link = provider(name).connect(Connect::to(address, &Session::fresh())).wait().unwrap();
+    let region = link.attach(&key_of(key)).wait().unwrap();
+    read(&*link, region, 0, 8);
+    tell("attached");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    link.detach(region);
+    tell("detached");
+    std::io::stdin().read_line(&mut line).unwrap();
+}

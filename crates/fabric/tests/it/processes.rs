@@ -1,0 +1,154 @@
+//! Several processes, over every provider: contention, and kill, stop and restart of either side.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::{Epoch, ErrorKind};
+use archipelago_fabric::{Attached, Batch, Connect, Link, Reason, RemoteKey, Session};
+
+use crate::process::{Helper, hex_of, node};
+use crate::world::{LONG, World, ask, fresh_address, provider, read, refused, until, write};
+
+macro_rules! every_provider {
+    ($($test:ident)*) => {
+        mod shm { $(#[test] fn $test() { super::$test("shm"); })* }
+        mod tcp { $(#[test] fn $test() { super::$test("tcp"); })* }
+    };
+}
+
+every_provider! {
+    atomics_of_several_processes_lose_nothing
+    a_killed_node_is_noticed_and_its_next_life_refuses_old_keys
+    a_killed_client_harms_nobody
+    a_stopped_client_harms_nobody
+    a_revocation_in_another_process_is_seen
+    a_stopped_node_answers_when_it_goes_on
+}
+
+fn link(name: &str, address: &str, key: &RemoteKey) -> (Arc<dyn Link>, Attached) {
+    let mut to = Connect::to(address, &Session::fresh());
+    to.deadline = LONG;
+    let link = provider(name).connect(to).wait().unwrap();
+    let region = link.attach(key).wait().unwrap();
+    (link, region)
+}
+
+fn atomics_of_several_processes_lose_nothing(name: &str) {
+    const ROUNDS: u64 = 400;
+    let world = World::new(name);
+    let (address, key) = (world.listener.address(), hex_of(&world.key));
+    let words = ["count", name, address, &key, &ROUNDS.to_string()];
+    let mut helpers: Vec<Helper> = (0..3).map(|_| Helper::start(&words)).collect();
+    // The node takes part, and so do clients of the other provider: one path for all.
+    for _ in 0..ROUNDS {
+        world.region.fetch_add(0, 1).unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let other = if name == "shm" { "tcp" } else { "shm" };
+    let door = provider(other).serve(&world.node, &fresh_address(other, &dir)).unwrap();
+    helpers.push(Helper::start(&["count", other, door.address(), &key, &ROUNDS.to_string()]));
+    for helper in &mut helpers {
+        assert_eq!(helper.hear(), "ready");
+    }
+    for helper in &mut helpers {
+        assert_eq!(helper.hear(), "done");
+    }
+    let word = |offset| {
+        let mut word = [0; 8];
+        world.region.read(offset, &mut word).unwrap();
+        u64::from_ne_bytes(word)
+    };
+    assert_eq!((word(0), word(8)), (5 * ROUNDS, 4 * ROUNDS));
+}
+
+fn a_killed_node_is_noticed_and_its_next_life_refuses_old_keys(name: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut first, address, key) = node(name, &fresh_address(name, &dir), 1);
+    let (old, region) = link(name, &address, &key);
+    write(&*old, region, 0, b"of the first life");
+    first.kill();
+    until("the client notices", || {
+        refused(&*old, |batch| _ = batch.read(region, 0, 8)) == Some((0, Reason::Disconnected))
+    });
+    assert_eq!(ask(&*old, b"anybody?"), Err(Reason::Disconnected));
+    let refusal = old.attach(&key).wait().unwrap_err();
+    assert_eq!(refusal.reason, Reason::Disconnected);
+    // At the same address, in the next epoch.
+    let (_second, address, fresh) = node(name, &address, 2);
+    let insists = Connect { epoch: Some(Epoch(1)), ..Connect::to(&address, &Session::fresh()) };
+    let error = provider(name).connect(insists).wait().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
+    let (new, anew) = link(name, &address, &fresh);
+    assert_eq!(new.peer().epoch, Epoch(2));
+    let refusal = new.attach(&key).wait().unwrap_err();
+    assert_eq!((refusal.reason, refusal.limit), (Reason::StaleEpoch, 2));
+    assert_eq!(read(&*new, anew, 0, 17), [0; 17], "memory does not outlive its node");
+    let stale = refused(&*old, |batch| _ = batch.read(region, 0, 8));
+    assert_eq!(stale.map(|(_, reason)| reason), Some(Reason::Disconnected), "down stays down");
+}
+
+fn a_killed_client_harms_nobody(name: &str) {
+    let world = World::new(name);
+    let (address, key) = (world.listener.address(), hex_of(&world.key));
+    let mut client = Helper::start(&["write", name, address, &key]);
+    assert_eq!(client.hear(), "writing");
+    client.kill();
+    let (link, region) = world.attached();
+    write(&*link, region, 0, b"others go on");
+    assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
+    drop(link);
+    until("nobody holds the region", || world.node.holders(&world.key).is_empty());
+}
+
+fn a_stopped_client_harms_nobody(name: &str) {
+    let world = World::new(name);
+    let (address, key) = (world.listener.address(), hex_of(&world.key));
+    let mut client = Helper::start(&["write", name, address, &key]);
+    assert_eq!(client.hear(), "writing");
+    client.stop();
+    let (link, region) = world.attached();
+    for _ in 0..50 {
+        write(&*link, region, 0, b"others go on");
+        assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
+    }
+    client.go_on();
+}
+
+fn a_revocation_in_another_process_is_seen(name: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut helper, address, key) = node(name, &fresh_address(name, &dir), 1);
+    let (link, region) = link(name, &address, &key);
+    write(&*link, region, 0, b"before");
+    helper.say("revoke");
+    assert_eq!(helper.hear(), "revoked");
+    let after = refused(&*link, |batch| _ = batch.write(region, 0, b"after!"));
+    assert_eq!(after, Some((0, Reason::Revoked)));
+}
+
+fn a_stopped_node_answers_when_it_goes_on(name: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let (helper, address, key) = node(name, &fresh_address(name, &dir), 1);
+    let (link, region) = link(name, &address, &key);
+    assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
+    helper.stop();
+    if name == "shm" {
+        // No thread of the target takes part.
+        for round in 0..1000_u64 {
+            write(&*link, region, 0, &round.to_ne_bytes());
+            assert_eq!(read(&*link, region, 0, 8), round.to_ne_bytes());
+            assert_eq!(refused(&*link, |batch| _ = batch.fetch_add(region, 8, 1)), None);
+        }
+    } else {
+        let mut batch = Batch::new();
+        batch.set_deadline(Duration::from_millis(50));
+        batch.fetch_add(region, 8, 1000);
+        let batch = link.post(batch).wait();
+        assert_eq!(batch.refusal().map(|(_, refusal)| refusal.reason), Some(Reason::Deadline));
+    }
+    let call = archipelago_fabric::Call::new(b"abc", Duration::from_millis(50));
+    let late = link.request(call).wait().map_err(|refusal| refusal.reason);
+    assert_eq!(late, Err(Reason::Deadline));
+    helper.go_on();
+    assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
+    assert_eq!(read(&*link, region, 8, 8), 1000_u64.to_ne_bytes(), "late is not never");
+}

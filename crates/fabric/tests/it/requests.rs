@@ -1,0 +1,175 @@
+//! Requests and answers, over every provider: once, in time, of any size, over lost links.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use archipelago_fabric::{
+    Body, Call, Connect, Handler, INLINE_BYTES_MAX, Link, MESSAGE_BYTES_MAX, Promise, REQUESTS_MAX,
+    Reason, Refusal, Reply, Request, Session,
+};
+use parking_lot::Mutex;
+
+use crate::world::{LONG, World, ask, block_on, until};
+
+macro_rules! every_provider {
+    ($($test:ident)*) => {
+        mod shm { $(#[test] fn $test() { super::$test("shm"); })* }
+        mod tcp { $(#[test] fn $test() { super::$test("tcp"); })* }
+    };
+}
+
+every_provider! {
+    answers_of_any_size_come_back
+    an_answer_may_come_later_and_out_of_order
+    nobody_to_answer_is_told
+    a_deadline_passes_for_threads_and_tasks
+    a_request_sent_again_is_executed_once
+    a_retry_that_the_node_forgot_is_refused
+    open_requests_are_bounded
+}
+
+fn answers_of_any_size_come_back(name: &str) {
+    let world = World::new(name);
+    let link = world.link();
+    for len in [0, 1, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 5000, MESSAGE_BYTES_MAX] {
+        let body: Vec<u8> = (0..len).map(|at| (at * 31) as u8).collect();
+        let backwards: Vec<u8> = body.iter().rev().copied().collect();
+        assert_eq!(*ask(&*link, &body).unwrap(), backwards, "{len} bytes");
+    }
+    let long = vec![0; MESSAGE_BYTES_MAX + 1];
+    assert_eq!(ask(&*link, &long), Err(Reason::TooLarge));
+    // Many large ones at once: more than any buffer in between holds.
+    let body = vec![7; MESSAGE_BYTES_MAX];
+    let promises: Vec<_> = (0..32).map(|_| link.request(Call::new(&body, LONG))).collect();
+    for promise in promises {
+        assert_eq!(promise.wait().unwrap().len(), MESSAGE_BYTES_MAX);
+    }
+}
+
+fn an_answer_may_come_later_and_out_of_order(name: &str) {
+    let world = World::new(name);
+    let link = world.link();
+    let late: Vec<_> = (0..8).map(|_| link.request(Call::new(b"late", LONG))).collect();
+    assert_eq!(&*ask(&*link, b"now").unwrap(), b"won");
+    for promise in late.into_iter().rev() {
+        assert_eq!(&*promise.wait().unwrap(), b"etal");
+    }
+}
+
+fn nobody_to_answer_is_told(name: &str) {
+    let world = World::new(name);
+    assert_eq!(ask(&*world.link(), b"drop"), Err(Reason::Unanswered));
+    let world = World::with_handler(name, None);
+    assert_eq!(ask(&*world.link(), b"anybody?"), Err(Reason::Unanswered));
+}
+
+/// Keeps what it is asked and answers when told to; counts executions.
+#[derive(Clone, Default)]
+struct Patient {
+    executed: Arc<AtomicU64>,
+    open: Arc<Mutex<Vec<Reply>>>,
+}
+
+impl Handler for Patient {
+    fn handle(&self, _request: Request<'_>, reply: Reply) {
+        self.open.lock().push(reply);
+        self.executed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn patient(name: &str) -> (World, Patient) {
+    let patient = Patient::default();
+    (World::with_handler(name, Some(Box::new(patient.clone()))), patient)
+}
+
+fn reason(answer: Result<Body, Refusal>) -> Result<Body, Reason> {
+    answer.map_err(|refusal| refusal.reason)
+}
+
+fn a_deadline_passes_for_threads_and_tasks(name: &str) {
+    let (world, patient) = patient(name);
+    let link = world.link();
+    let soon = || link.request(Call::new(b"?", Duration::from_millis(30)));
+    assert_eq!(reason(soon().wait()), Err(Reason::Deadline));
+    assert_eq!(reason(block_on(soon())), Err(Reason::Deadline));
+    // Answers that come too late are nobody's; the link goes on.
+    until("both were executed", || patient.executed.load(Ordering::SeqCst) == 2);
+    for reply in std::mem::take(&mut *patient.open.lock()) {
+        reply.send(&b"too late"[..]);
+    }
+    let promise = link.request(Call::new(b"?", LONG));
+    link.flush();
+    until("the third was executed", || patient.executed.load(Ordering::SeqCst) == 3);
+    patient.open.lock().pop().unwrap().send(&b"in time"[..]);
+    assert_eq!(&*promise.wait().unwrap(), b"in time");
+}
+
+fn send(link: &dyn Link, call: Call<'_>) -> Promise<Result<Body, Refusal>> {
+    let promise = link.request(call);
+    link.flush();
+    promise
+}
+
+fn a_request_sent_again_is_executed_once(name: &str) {
+    let (world, patient) = patient(name);
+    let session = Session::fresh();
+    let link = world.link_as(&session);
+    let number = session.begin().unwrap();
+    let call = Call::new(b"once", LONG);
+    let first = send(&*link, call.numbered(number));
+    until("it is being executed", || patient.executed.load(Ordering::SeqCst) == 1);
+    link.close();
+    assert_eq!(reason(first.wait()), Err(Reason::Disconnected));
+    // Again while it runs: the answer comes over the new link.
+    let link = world.link_as(&session);
+    let second = send(&*link, call.again(number));
+    until("the node knows it", || world.node.stats().duplicates == 1);
+    patient.open.lock().pop().unwrap().send(&b"done"[..]);
+    assert_eq!(&*second.wait().unwrap(), b"done");
+    assert_eq!(patient.executed.load(Ordering::SeqCst), 1);
+    // Again when it was executed and the answer was lost.
+    let number = session.begin().unwrap();
+    let third = send(&*link, call.numbered(number));
+    until("it is being executed", || patient.executed.load(Ordering::SeqCst) == 2);
+    link.close();
+    drop(third);
+    patient.open.lock().pop().unwrap().send(&b"kept"[..]);
+    let link = world.link_as(&session);
+    assert_eq!(&*send(&*link, call.again(number)).wait().unwrap(), b"kept");
+    assert_eq!(patient.executed.load(Ordering::SeqCst), 2, "nothing was executed twice");
+}
+
+fn a_retry_that_the_node_forgot_is_refused(name: &str) {
+    let (world, patient) = patient(name);
+    let session = Session::fresh();
+    let number = session.begin().unwrap();
+    let first = send(&*world.link_as(&session), Call::new(b"?", LONG).numbered(number));
+    assert_eq!(reason(first.wait()), Err(Reason::Disconnected), "the link was dropped");
+    // Another node, which never saw this client's requests.
+    let other = World::new(name);
+    let mut to = Connect::to(other.listener.address(), &session);
+    to.deadline = LONG;
+    let link = other.provider.connect(to).wait().unwrap();
+    let again = send(&*link, Call::new(b"?", LONG).again(number)).wait();
+    assert_eq!(reason(again), Err(Reason::Forgotten));
+    assert_eq!(&*ask(&*link, b"ab").unwrap(), b"ba", "new requests are executed");
+    drop(patient);
+}
+
+fn open_requests_are_bounded(name: &str) {
+    let (world, patient) = patient(name);
+    let link = world.link();
+    let open: Vec<_> = (0..REQUESTS_MAX).map(|_| link.request(Call::new(b"?", LONG))).collect();
+    assert_eq!(reason(link.request(Call::new(b"?", LONG)).wait()), Err(Reason::Full));
+    link.flush();
+    until("all are executed", || patient.executed.load(Ordering::SeqCst) == REQUESTS_MAX as u64);
+    for reply in std::mem::take(&mut *patient.open.lock()) {
+        reply.send(&b"!"[..]);
+    }
+    for promise in open {
+        assert_eq!(&*promise.wait().unwrap(), b"!");
+    }
+    let again = link.request(Call::new(b"?", Duration::from_millis(1)));
+    assert_eq!(reason(again.wait()), Err(Reason::Deadline), "there is room again");
+}

@@ -1,0 +1,154 @@
+//! A node and links to it, over any provider; and a small executor.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use archipelago_base::Epoch;
+use archipelago_fabric::{
+    Attached, Batch, Body, Connect, Handler, Link, Listener, Node, NodeId, Outcome, Provider,
+    Reason, Region, RemoteKey, Reply, Request, Rights, Session, Shm, Tcp,
+};
+
+/// Long enough for a busy machine: a test that needs it all has failed.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+pub(crate) fn provider(name: &str) -> Box<dyn Provider> {
+    match name {
+        "shm" => Box::new(Shm::new()),
+        "tcp" => Box::new(Tcp::new()),
+        other => panic!("no provider {other}"),
+    }
+}
+
+/// A fresh address; for `shm` a path in `dir`.
+pub(crate) fn fresh_address(name: &str, dir: &tempfile::TempDir) -> String {
+    match name {
+        "shm" => dir.path().join("node").display().to_string(),
+        _ => "127.0.0.1:0".to_owned(),
+    }
+}
+
+/// Answers with the body backwards; `late` after a moment from another thread, `drop` never.
+pub(crate) struct Backwards;
+
+impl Handler for Backwards {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        let body: Vec<u8> = request.body.iter().rev().copied().collect();
+        match request.body {
+            b"drop" => drop(reply),
+            b"late" => {
+                std::thread::Builder::new().spawn(move || reply.send(body)).unwrap();
+            }
+            _ => reply.send(body),
+        }
+    }
+}
+
+/// A node in this process.
+pub(crate) struct World {
+    pub(crate) provider: Box<dyn Provider>,
+    pub(crate) node: Arc<Node>,
+    pub(crate) region: Region,
+    pub(crate) key: RemoteKey,
+    // Dropped before the directory that its path lies in.
+    pub(crate) listener: Box<dyn Listener>,
+    _dir: tempfile::TempDir,
+}
+
+pub(crate) const REGION_BYTES: usize = 1 << 20;
+
+impl World {
+    pub(crate) fn new(name: &str) -> Self {
+        Self::with_handler(name, Some(Box::new(Backwards)))
+    }
+
+    pub(crate) fn with_handler(name: &str, handler: Option<Box<dyn Handler>>) -> Self {
+        let provider = provider(name);
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::new(NodeId(1), Epoch(1), handler).unwrap();
+        let region = node.allocate(REGION_BYTES, provider.atomic_path()).unwrap();
+        let key = region.grant(Rights::ALL).unwrap();
+        let listener = provider.serve(&node, &fresh_address(name, &dir)).unwrap();
+        Self { provider, node, region, key, listener, _dir: dir }
+    }
+
+    pub(crate) fn link(&self) -> Arc<dyn Link> {
+        self.link_as(&Session::fresh())
+    }
+
+    pub(crate) fn link_as(&self, session: &Arc<Session>) -> Arc<dyn Link> {
+        let mut to = Connect::to(self.listener.address(), session);
+        to.deadline = LONG;
+        self.provider.connect(to).wait().unwrap()
+    }
+
+    pub(crate) fn attached(&self) -> (Arc<dyn Link>, Attached) {
+        let link = self.link();
+        let region = link.attach(&self.key).wait().unwrap();
+        (link, region)
+    }
+}
+
+/// Posts one READ.
+pub(crate) fn read(link: &dyn Link, region: Attached, offset: u64, len: u32) -> Vec<u8> {
+    let mut batch = Batch::new();
+    batch.read(region, offset, len);
+    let batch = link.post(batch).wait();
+    batch.check().unwrap();
+    batch.data(0).to_vec()
+}
+
+/// Posts one WRITE.
+pub(crate) fn write(link: &dyn Link, region: Attached, offset: u64, bytes: &[u8]) {
+    let mut batch = Batch::new();
+    batch.write(region, offset, bytes);
+    let batch = link.post(batch).wait();
+    assert_eq!(batch.outcome(0), Outcome::Visible);
+}
+
+/// Posts what `fill` adds; the first refusal.
+pub(crate) fn refused(link: &dyn Link, fill: impl FnOnce(&mut Batch)) -> Option<(usize, Reason)> {
+    let mut batch = Batch::new();
+    fill(&mut batch);
+    let batch = link.post(batch).wait();
+    batch.refusal().map(|(index, refusal)| (index, refusal.reason))
+}
+
+/// Sends a request and waits.
+pub(crate) fn ask(link: &dyn Link, body: &[u8]) -> Result<Body, Reason> {
+    let call = archipelago_fabric::Call::new(body, LONG);
+    link.request(call).wait().map_err(|refusal| refusal.reason)
+}
+
+/// Loops until `done`: for what another thread or the kernel does soon.
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    use archipelago_base::clock::{Clock, SystemClock};
+    let clock = SystemClock::new();
+    while !done() {
+        assert!(clock.now_ns() < LONG.as_nanos() as u64, "it never came to: {what}");
+        std::thread::yield_now();
+    }
+}
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future to its end, without any runtime.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}

@@ -11,7 +11,6 @@ const ABOUT: &str = "Runs db_bench's benchmarks on Archipelago, with db_bench's 
                      `archipelago bench reproduce --help`: a paper's comparisons, beside its numbers.\n\
                      `archipelago bench reproduce rocksdb --help`: the whole table against RocksDB.\n\
                      `archipelago bench model --help`: what many cores would make of it.\n\
-
                      `archipelago bench fabric --help`: the ways to reach another process's memory.";
 
 const TEACH: &str = "\

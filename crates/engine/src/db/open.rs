@@ -178,10 +178,8 @@ fn assemble(
         options.table_readers_max,
         options.direct_reads,
     );
-    let log_buffer = match options.read_only {
-        true => budget.hold(MemoryClass::Log, 0),
-        false => budget.hold(MemoryClass::Log, LOG_BUFFER_BYTES),
-    };
+    let log_bytes = if options.read_only { 0 } else { LOG_BUFFER_BYTES };
+    let log_buffer = budget.hold(MemoryClass::Log, log_bytes);
     let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
     let last_seq = manifest.last_seq();
     Ok(Arc::new(DbInner {

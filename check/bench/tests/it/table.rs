@@ -1,8 +1,10 @@
 //! `reproduce rocksdb` from end to end, with scripts that print what the sides would print.
 
 use std::ffi::OsString;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Mutex;
 
 use serde_json::Value;
 
@@ -44,10 +46,24 @@ done
         noted = noted.display(),
     );
     #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
-    std::fs::write(&path, script).expect("a script");
+    std::fs::write(path.with_extension("text"), script).expect("a script");
+    // Another process makes the file that is run: a thread that forks while this one writes it
+    // would keep it open, and a file that is open for writing cannot be run ("text file busy").
+    let copied = std::process::Command::new("cp")
+        .args([&path.with_extension("text"), &path])
+        .status()
+        .expect("cp");
+    assert!(copied.success());
     let mode = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(&path, mode).expect("an executable script");
     path
+}
+
+/// One of these tests at a time: they look at the processes of the machine.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn reproduce(words: &[String]) -> ExitCode {
@@ -88,6 +104,7 @@ fn runs_of(dir: &Path, side: &str) -> Vec<String> {
 
 #[test]
 fn the_table_has_every_row_with_its_verdict() {
+    let _alone = alone();
     let dir = tempfile::tempdir().expect("a directory");
     assert_eq!(reproduce(&words(dir.path())), ExitCode::SUCCESS);
     let report = report(dir.path());
@@ -121,6 +138,7 @@ fn the_table_has_every_row_with_its_verdict() {
 
 #[test]
 fn a_step_that_fails_leaves_the_rest_and_is_tried_again_by_resume() {
+    let _alone = alone();
     let dir = tempfile::tempdir().expect("a directory");
     let stumbling_block = dir.path().join("fillsync.fails");
     std::fs::create_dir(&stumbling_block).expect("a directory");
@@ -145,6 +163,7 @@ fn a_step_that_fails_leaves_the_rest_and_is_tried_again_by_resume() {
 
 #[test]
 fn a_run_that_was_cut_short_goes_on_and_loads_what_it_needs() {
+    let _alone = alone();
     let dir = tempfile::tempdir().expect("a directory");
     // Something fails, so that the journal stays; then it is cut off behind the first results.
     let stumbling_block = dir.path().join("readwhilewriting.fails");
@@ -169,6 +188,7 @@ fn a_run_that_was_cut_short_goes_on_and_loads_what_it_needs() {
 
 #[test]
 fn a_process_that_an_earlier_run_left_behind_is_not_measured_beside() {
+    let _alone = alone();
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::create_dir(dir.path().join("fillsync.fails")).expect("a directory");
     assert_eq!(reproduce(&words(dir.path())), ExitCode::FAILURE);
@@ -176,10 +196,14 @@ fn a_process_that_an_earlier_run_left_behind_is_not_measured_beside() {
     let db = format!("--db={}", dir.path().join("runs").join("rocksdb-fresh").display());
     // It ends when its input does.
     let mut left = std::process::Command::new("sh")
-        .args(["-c", "read line; exit 0", "db_bench", &db])
+        .args(["-c", "echo runs; read line; exit 0", "db_bench", &db])
         .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("a shell");
+    // Its arguments can be seen once it runs, which is a little after `spawn`.
+    let mut runs = [0; 5];
+    left.stdout.take().expect("piped").read_exact(&mut runs).expect("its word");
     let before = runs_of(dir.path(), "ours").len();
     let resume = [format!("--resume={}", dir.path().join("table.jsonl").display())];
     assert_eq!(reproduce(&resume), ExitCode::FAILURE);

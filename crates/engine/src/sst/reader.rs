@@ -110,8 +110,7 @@ impl TableReader {
         }
         let held = [footer.filter, footer.index, footer.tombstones, footer.properties];
         let first = held.iter().filter(|handle| handle.is_some()).map(|handle| handle.offset).min();
-        // A partitioned file has its data's partitions between filter and index: only what is
-        // held in memory is read here, and the index is the first of it.
+        // Partitions lie before all of these: what goes through the cache is not read here.
         tail.lengthen(first.unwrap_or(footer.properties.offset), context)?;
         let read = |handle: Handle| read_payload(&tail, path, &footer, handle, context);
         let properties =

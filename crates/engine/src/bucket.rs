@@ -63,15 +63,19 @@ impl BucketMap {
         &self.boundaries
     }
 
-    /// The boundaries, and `cut` among them.
-    pub(crate) fn boundaries_and(&self, cut: Option<&[u8]>) -> Vec<Vec<u8>> {
+    /// The boundaries, and `cuts` among them.
+    pub(crate) fn boundaries_and(&self, cuts: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let mut keys = self.boundaries.clone();
-        if let Some(cut) = cut
-            && let Err(at) = keys.binary_search_by(|key| key.as_slice().cmp(cut))
-        {
-            keys.insert(at, cut.to_vec());
-        }
+        keys.extend_from_slice(cuts);
+        keys.sort_unstable();
+        keys.dedup();
         keys
+    }
+
+    /// A finer map of the same epoch, cut at `cuts` too: what a memtable is born with while splits
+    /// are being prepared. No version ever has it.
+    pub(crate) fn finer(&self, cuts: &[Vec<u8>]) -> Result<Self> {
+        Self::new(self.epoch(), self.boundaries_and(cuts))
     }
 
     /// Index of the bucket that holds `key`.
@@ -102,6 +106,13 @@ impl BucketMap {
         KeyRange { start: self.start(index).to_vec(), end: self.end(index).map(<[u8]>::to_vec) }
     }
 
+    /// The keys of neighbouring buckets, at least one.
+    #[must_use]
+    pub fn hull(&self, buckets: &std::ops::Range<usize>) -> KeyRange {
+        let end = buckets.end.checked_sub(1).and_then(|last| self.end(last));
+        KeyRange { start: self.start(buckets.start).to_vec(), end: end.map(<[u8]>::to_vec) }
+    }
+
     /// The indexes of all buckets that hold keys of `range`.
     #[must_use]
     pub fn buckets_of(&self, range: &KeyRange) -> std::ops::Range<usize> {
@@ -113,19 +124,21 @@ impl BucketMap {
         first..last.max(first) + 1
     }
 
-    /// The map with bucket `index` cut at `key`. `InvalidArgument` if the key does not lie
-    /// strictly inside that bucket.
-    pub fn split(&self, index: usize, key: &[u8]) -> Result<Self> {
-        if index >= self.len() || self.bucket_of(key) != index || key == self.start(index) {
+    /// The map with the buckets that hold `keys` cut there. `InvalidArgument` if there is no key or
+    /// one does not lie strictly inside a bucket.
+    pub fn split(&self, keys: &[Vec<u8>]) -> Result<Self> {
+        let whole = |key: &&Vec<u8>| key.as_slice() == self.start(self.bucket_of(key));
+        if let Some(key) = keys.iter().find(whole) {
             return Err(Error::invalid(format!(
-                "cannot split bucket {index} at \"{}\": the key must lie inside the bucket, past \
-                 its first key",
+                "cannot split bucket {} at \"{}\", which is its first key: name a key inside it",
+                self.bucket_of(key),
                 key.escape_ascii()
             )));
         }
-        let mut boundaries = self.boundaries.clone();
-        boundaries.insert(index, key.to_vec());
-        Self::new(Epoch(self.epoch + 1), boundaries)
+        if keys.is_empty() {
+            return Err(Error::invalid("cannot split a bucket without a key to split it at"));
+        }
+        Self::new(Epoch(self.epoch + 1), self.boundaries_and(keys))
     }
 
     /// The map with buckets `index` and `index + 1` made one.
@@ -170,13 +183,17 @@ mod tests {
     #[test]
     fn split_and_merge_are_inverse_and_checked() {
         let before = map(&["g", "p"]);
-        let split = before.split(1, b"k").expect("inside");
+        let split = before.split(&[b"k".to_vec()]).expect("inside");
         assert_eq!(split.boundaries(), map(&["g", "k", "p"]).boundaries());
         assert_eq!(split.epoch(), Epoch(2));
         assert_eq!(split.merge(1).expect("inside").boundaries(), before.boundaries());
-        assert!(before.split(1, b"g").is_err());
-        assert!(before.split(1, b"z").is_err());
-        assert!(before.split(0, b"").is_err());
+        let many = before.split(&[b"z".to_vec(), b"k".to_vec(), b"c".to_vec()]).expect("inside");
+        assert_eq!(many.boundaries(), map(&["c", "g", "k", "p", "z"]).boundaries());
+        assert_eq!(many.epoch(), Epoch(2), "one change");
+        assert_eq!(before.finer(&[b"k".to_vec()]).expect("inside").epoch(), Epoch(1));
+        assert!(before.split(&[b"g".to_vec()]).is_err());
+        assert!(before.split(&[b"k".to_vec(), Vec::new()]).is_err());
+        assert!(before.split(&[]).is_err());
         assert!(before.merge(2).is_err());
         assert!(BucketMap::new(Epoch(1), vec![b"b".to_vec(), b"a".to_vec()]).is_err());
     }

@@ -62,7 +62,7 @@ pub enum Event {
         epoch: Epoch,
         /// How many buckets there are now.
         buckets: usize,
-        /// What was changed and why, with figures, for people: `split bucket 3 at "k": bucket 3 has
+        /// What was changed and why, with figures, for people: `split at "k": bucket 3 has
         /// temperature 2.40 over 8 seals, 154 MiB of 64 MiB ideal`.
         reason: String,
     },

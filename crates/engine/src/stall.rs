@@ -9,7 +9,7 @@
 //! rate at which background work was measured to drain the debt. So there is no cliff: at the slowdown
 //! threshold writers go as fast as before, each further step of debt costs the same *factor*,
 //! and since the rate passes the drain rate well before `d` = 1 the debt settles there instead of
-//! running into the stop. The slowest cause wins. L0 counts the fullest bucket's files, not the
+//! running into the stop. The slowest cause wins. L0 counts the fullest bucket's files (as layers), not the
 //! total (BucketLSM §V-D). Over the byte budget writers slow down but never stop: caches give back
 //! meanwhile, and a stop could wait for memory that a waiting reader holds.
 //!
@@ -93,7 +93,7 @@ impl StallCause {
 /// What a decision is made from: one column family's debt, and measured rates.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StallInput {
-    /// L0 files of the fullest bucket.
+    /// L0 files of the fullest bucket, counted as [layers](crate::version::layers).
     pub l0_files: usize,
     /// Slowdown threshold for them.
     pub l0_slowdown: usize,
@@ -132,7 +132,7 @@ impl StallInput {
     pub fn of(version: &Version) -> Self {
         let options: &CfOptions = version.options();
         Self {
-            l0_files: version.l0_files_max(),
+            l0_files: version.l0_layers_max(),
             l0_slowdown: options.l0_slowdown,
             l0_stop: options.l0_stop,
             pending_bytes: version.pending_compaction_bytes(),

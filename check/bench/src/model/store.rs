@@ -127,7 +127,7 @@ impl Store {
         rng: &mut archipelago_base::random::Rng,
     ) -> Result<()> {
         let version = &self.version;
-        if wanted <= 1 || version.map().epoch().0 > 0 || version.l0_files_max() > 0 {
+        if wanted <= 1 || version.map().epoch().0 > 0 || version.l0_layers_max() > 0 {
             return Ok(());
         }
         let mut cuts: Vec<u64> = (1..wanted)

@@ -47,7 +47,7 @@ fn records_limits_time_and_stalls_hold_at_every_step() {
             | StallDecision::Stop { cause: StallCause::L0Files } = sim.writer.decision
             {
                 let options = sim.store.version.options();
-                assert!(sim.store.version.l0_files_max() >= options.l0_slowdown);
+                assert!(sim.store.version.l0_layers_max() >= options.l0_slowdown);
             }
         }
         let in_memtables = sim.writer.written - sim.store.flushed as f64;

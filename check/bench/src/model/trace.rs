@@ -141,7 +141,7 @@ impl Recorder {
             threads: threads as f64,
             l0_min: counts.clone().min().unwrap_or(0) as f64,
             l0_mean: counts.sum::<usize>() as f64 / buckets as f64,
-            l0_max: version.l0_files_max() as f64,
+            l0_max: version.l0_layers_max() as f64,
             mb_per_s,
         };
         self.steps.push((seconds, point));

@@ -1,7 +1,7 @@
 //! Which compaction comes next: a pure function from a version and the running jobs to a
 //! [`Pick`]. No I/O, clock or lock.
 //!
-//! Policy (BucketLSM §V-B). Within L0: buckets by file count descending, then by input size
+//! Policy (BucketLSM §V-B). Within L0: buckets by file count (as [`crate::version::layers`]) descending, then by input size
 //! (L0 files and what they overlap in the base level) ascending. Among levels: by score, L0 first
 //! when even. Once writes are being slowed down for L0, files that are already on their way down
 //! count in its score too; it still does not go before a level of whatever score, because a base

@@ -66,7 +66,14 @@ impl Db {
                 Some(key) => key.to_vec(),
                 None => self.inner.bucket_middle(cf, map, index)?,
             };
-            Ok(ChangeKind::Split { bucket: index, key })
+            if index >= map.len() || map.bucket_of(&key) != index {
+                return Err(Error::invalid(format!(
+                    "cannot split bucket {index} at \"{}\": the key must lie inside the bucket, \
+                     past its first key",
+                    key.escape_ascii()
+                )));
+            }
+            Ok(ChangeKind::split_at(&key))
         })
     }
 

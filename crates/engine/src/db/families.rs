@@ -78,7 +78,7 @@ impl DbInner {
             .find(|(cf, _)| *cf == id)
             .map(|(_, version)| version)
             .ok_or_else(|| Error::not_found(format!("the version of new family {id}")))?;
-        let active = self.new_memtable(&version);
+        let active = self.new_memtable(&version, &[]);
         let first = SuperVersion { active: Arc::clone(&active), immutables: Vec::new(), version };
         let family = Family::new(id, name.to_owned(), options, &self.registry, first)?;
         commit.set_active(id, Some(active));

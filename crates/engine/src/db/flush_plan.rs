@@ -1,11 +1,11 @@
 //! Which shards to flush next: a pure decision over a family's sealed memtables.
 //!
-//! Rules (blueprint §1): a job is a key range of one map epoch, taken oldest first from a prefix of
-//! the sealed memtables; for any key range, installs follow memtable order. A memtable with
+//! Rules (blueprint §1): a job is a key range of one map, neighbouring shards that are all due,
+//! taken oldest first from a prefix of the sealed memtables; for any key range, installs follow
+//! memtable order. So a memtable that nothing else is in the way of is one job, one edit of the
+//! manifest, however many buckets it fills. A memtable with
 //! records that no log has is flushed whole, by one job, so that its installs are one edit.
 //! Cost: O(sealed memtables × buckets).
-
-use archipelago_base::Epoch;
 
 use crate::bucket::BucketMap;
 use crate::key::KeyRange;
@@ -51,13 +51,16 @@ pub fn plan_flush(queue: &[SealedView<'_>], held: Option<&KeyRange>) -> Option<F
             }
             continue;
         }
-        for shard in 0..sealed.shards.len() {
+        let may_go = |shard: usize| {
             let range = sealed.map.range(shard);
-            if sealed.shards[shard] == ShardState::Pending
+            sealed.shards[shard] == ShardState::Pending
                 && !is_held(&range)
                 && is_oldest(queue, position, &range)
-            {
-                return Some(plan_shard(queue, position, shard));
+        };
+        for shard in 0..sealed.shards.len() {
+            if may_go(shard) {
+                let more = (shard + 1..sealed.shards.len()).take_while(|next| may_go(*next));
+                return Some(plan_shards(queue, position, shard..shard + 1 + more.count()));
             }
         }
     }
@@ -82,27 +85,30 @@ fn plan_whole(queue: &[SealedView<'_>], position: usize) -> Option<FlushPlan> {
     })
 }
 
-/// The shard and the same shard of as many younger memtables of the same epoch as are ready.
-fn plan_shard(queue: &[SealedView<'_>], position: usize, shard: usize) -> FlushPlan {
-    let epoch: Epoch = queue[position].map.epoch();
+/// The shards and the same shards of as many younger memtables of the same map as are ready. (Maps
+/// of one epoch may differ: see [`BucketMap::finer`].)
+fn plan_shards(
+    queue: &[SealedView<'_>],
+    position: usize,
+    shards: std::ops::Range<usize>,
+) -> FlushPlan {
+    let map = queue[position].map;
     let more = queue[position + 1..]
         .iter()
         .take_while(|next| {
             next.ready
                 && !next.unlogged
-                && next.map.epoch() == epoch
-                && next.shards[shard] != ShardState::Running
+                && (std::ptr::eq(next.map, map) || next.map == map)
+                && next.shards[shards.clone()].iter().all(|state| *state != ShardState::Running)
         })
         .count();
-    FlushPlan {
-        memtables: position..position + 1 + more,
-        shards: shard..shard + 1,
-        range: queue[position].map.range(shard),
-    }
+    FlushPlan { memtables: position..position + 1 + more, range: map.hull(&shards), shards }
 }
 
 #[cfg(test)]
 mod tests {
+    use archipelago_base::Epoch;
+
     use super::*;
     use ShardState::{Installed, Pending, Running};
 

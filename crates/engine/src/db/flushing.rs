@@ -4,6 +4,9 @@
 //! background step, once its last writer has inserted. Then shards leave by
 //! [`crate::db::flush_plan`]. Before an install the log is synced through the job's highest
 //! sequence number, so that power loss cannot keep half a batch: what a file holds, the log holds.
+//! It is not where the database has one family and the job takes the rest of its oldest memtables:
+//! the tables then hold a prefix of all writes, whatever the log has lost (decision 0015).
+//! The shards of a job are written at once ([`crate::db::together`]) and installed by one edit.
 //!
 //! Failure: a job that fails leaves its shards pending and no files; it is tried again.
 
@@ -19,16 +22,17 @@ use crate::compaction::below::Below;
 use crate::db::compacting::JOB_OUTPUT_BYTES;
 use crate::db::family::Family;
 use crate::db::flush_plan::{FlushPlan, SealedView, plan_flush};
-use crate::db::inner::{DbInner, RunningJob, RunningKind, ShardState, State};
+use crate::db::inner::{DbInner, RunningJob, RunningKind, Sealed, ShardState, State};
 use crate::db::memtable::{Immutable, Memtable};
 use crate::db::rebalancing::sample;
+use crate::db::together::Work;
 use crate::event::Event;
 use crate::file_meta::sst_name;
-use crate::flush::{FlushSpec, ShardRef, ShardSource};
-use crate::job::{JobOutput, executor};
+use crate::flush::{FlushSpec, NoShards, ShardRef, ShardSource};
+use crate::job::{Cancel, JobContext, JobOutput, executor};
 use crate::key::KeyRange;
 use crate::manifest::{Change, VersionEdit};
-use crate::memtable::SealedShard;
+use crate::memtable::{SealedShard, Shard};
 use crate::stall::flush_speed;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
@@ -42,7 +46,7 @@ pub(crate) struct FlushTask {
     pub(crate) shards: std::ops::Range<usize>,
     pub(crate) range: KeyRange,
     /// Where its files are cut beside the boundaries of the map.
-    pub(crate) planned_cut: Option<Vec<u8>>,
+    pub(crate) planned_cuts: Vec<Vec<u8>>,
 }
 
 impl FlushTask {
@@ -59,18 +63,35 @@ impl FlushTask {
             && self.memtables.iter().any(|taken| taken.id == memtable.id)
     }
 
-    fn data_bytes(&self) -> u64 {
+    fn data_bytes(&self, shards: std::ops::Range<usize>) -> u64 {
         self.memtables
             .iter()
-            .flat_map(|memtable| &memtable.shards[self.shards.clone()])
+            .flat_map(|memtable| &memtable.shards[shards.clone()])
             .map(|shard| shard.data_bytes())
             .sum()
+    }
+
+    /// The shards that have something to be flushed, each with its index.
+    fn filled_shards(&self) -> impl Iterator<Item = usize> {
+        let filled = |shard: &Arc<Shard>| shard.entries() > 0 || shard.has_tombstones();
+        let is_filled =
+            move |at: &usize| self.memtables.iter().any(|memtable| filled(&memtable.shards[*at]));
+        self.shards.clone().filter(is_filled)
     }
 }
 
 impl ShardSource for FlushTask {
     fn shard(&self, wanted: &ShardRef) -> Result<Arc<dyn SealedShard>> {
-        let memtable = self.memtables.iter().find(|memtable| memtable.id == wanted.memtable);
+        Taken(self.memtables.clone()).shard(wanted)
+    }
+}
+
+/// The memtables of a flush, for a thread that writes some of their shards.
+struct Taken(Vec<Arc<Memtable>>);
+
+impl ShardSource for Taken {
+    fn shard(&self, wanted: &ShardRef) -> Result<Arc<dyn SealedShard>> {
+        let memtable = self.0.iter().find(|memtable| memtable.id == wanted.memtable);
         let shard = memtable.and_then(|memtable| memtable.shards.get(wanted.shard as usize));
         shard.map(|shard| Arc::clone(shard) as Arc<dyn SealedShard>).ok_or_else(|| {
             archipelago_base::Error::not_found(format!(
@@ -137,7 +158,7 @@ impl DbInner {
     fn next_flush_of(&self, state: &mut State, cf: CfId) -> Option<FlushTask> {
         let family = self.family(cf)?;
         let held = state.changing(cf).cloned();
-        let planned_cut = state.planned_cut(&family.current.load().version);
+        let planned_cuts = state.planned_cuts(&family.current.load().version);
         let tracker = state.flushes.get_mut(&cf)?;
         let views: Vec<SealedView<'_>> = tracker
             .queue
@@ -162,10 +183,13 @@ impl DbInner {
         }
         let job_id = state.next_job_id;
         state.next_job_id += 1;
-        let flush = RunningFlush { range: range.clone(), planned_cut: planned_cut.clone() };
+        // What a job over several shards writes ends where they do.
+        let ends = taken.first().map_or(&[][..], |memtable| memtable.map.boundaries());
+        let cuts = [ends, &planned_cuts].concat();
+        let flush = RunningFlush { range: range.clone(), planned_cuts: cuts };
         let kind = RunningKind::Flush { cf, flush };
         state.running.push(RunningJob { id: job_id, kind });
-        Some(FlushTask { job_id, family, memtables: taken, shards, range, planned_cut })
+        Some(FlushTask { job_id, family, memtables: taken, shards, range, planned_cuts })
     }
 
     /// Runs a planned flush and installs it; afterwards its shards are installed or pending again.
@@ -193,11 +217,7 @@ impl DbInner {
 
     fn flush_and_install(&self, task: &FlushTask) -> Result<()> {
         self.set_first_map(task)?;
-        let spec = self.flush_spec(task);
-        let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
-        let output = self.executor.flush(&spec, &self.job_context(task))?;
-        // The files of an output that is not one of the spec may be anybody's: they stay.
-        executor::check(&output, &spec.range, &spec.output)?;
+        let output = self.write_shards(task)?;
         let installed = self
             .fault_point("flush.before_install")
             .and_then(|()| self.sync_before_install(task))
@@ -208,12 +228,72 @@ impl DbInner {
         installed
     }
 
-    /// What the files hold, the log must hold durably.
+    /// Writes the files of a flush: its shards at once, on as many threads as there are background
+    /// jobs, and meanwhile syncs the log if that has to precede the install.
+    fn write_shards(&self, task: &FlushTask) -> Result<JobOutput> {
+        let started_ns = self.clock.now_ns();
+        let cancel = Cancel::under(&self.closing);
+        let works: Vec<Work> =
+            task.filled_shards().map(|shard| self.shard_work(task, shard, &cancel)).collect();
+        let threads = works.len().min(self.options.max_background_jobs);
+        let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES * threads as u64);
+        let sync = || if threads > 1 { self.sync_before_install(task) } else { Ok(()) };
+        let (outputs, failed) = self.run_together(cancel, works, threads, sync).into_parts();
+        let duration_ns = self.clock.now_ns().saturating_sub(started_ns);
+        let output = JobOutput::joined(outputs, duration_ns);
+        match failed {
+            None => Ok(output),
+            Some(error) => {
+                self.discard(&output);
+                Err(error)
+            }
+        }
+    }
+
+    /// The flush of one shard, a job of its own for the executor.
+    fn shard_work(&self, task: &FlushTask, shard: usize, cancel: &Cancel) -> Work {
+        let spec = self.flush_spec(task, shard..shard + 1);
+        let taken = Taken(task.memtables.clone());
+        let context = JobContext { cancel: cancel.clone(), ..self.job_context(&NoShards) };
+        let (executor, fault) = (Arc::clone(&self.executor), self.fault.clone());
+        Box::new(move || {
+            fault.as_ref().map_or(Ok(()), |fault| fault("flush.shard"))?;
+            let context = JobContext { shards: &taken, ..context };
+            let output = executor.flush(&spec, &context)?;
+            // The files of an output that is not one of the spec may be anybody's: they stay.
+            executor::check(&output, &spec.range, &spec.output)?;
+            Ok(output)
+        })
+    }
+
+    /// What the files hold, the log must hold durably; unless, with the files, everything up to
+    /// some write is in tables, and nothing later is: then they need no log.
     fn sync_before_install(&self, task: &FlushTask) -> Result<()> {
-        if task.memtables.iter().any(|memtable| memtable.oldest_log().is_some()) {
+        let is_logged = task.memtables.iter().any(|memtable| memtable.oldest_log().is_some());
+        if is_logged && !self.leaves_a_prefix(task) {
             self.sync_log(task.through())?;
         }
         Ok(())
+    }
+
+    /// Whether, once `task` is installed, the tables of the database hold every write up to the
+    /// job's last one and none after it: it is the only family's, and it completes the oldest
+    /// memtables. (Shards that earlier jobs installed alone were synced then. A family that is
+    /// created meanwhile syncs the log.)
+    fn leaves_a_prefix(&self, task: &FlushTask) -> bool {
+        if self.live_families().len() != 1 {
+            return false;
+        }
+        let state = self.state.lock();
+        let Some(tracker) = state.flushes.get(&task.family.id) else { return false };
+        let oldest = tracker.queue.iter().zip(&task.memtables);
+        let complete = |(sealed, taken): (&Sealed, &Arc<Memtable>)| {
+            let is_left = |(at, shard): (usize, &ShardState)| {
+                *shard != ShardState::Installed && !task.shards.contains(&at)
+            };
+            sealed.memtable.id == taken.id && !sealed.shards.iter().enumerate().any(is_left)
+        };
+        tracker.queue.len() >= task.memtables.len() && oldest.into_iter().all(complete)
     }
 
     /// Removes the outputs of a job that was not installed. They stay if the next open might find
@@ -229,24 +309,28 @@ impl DbInner {
         }
     }
 
-    pub(crate) fn flush_spec(&self, task: &FlushTask) -> FlushSpec {
+    /// The flush of some of the task's shards: the files of each end where it ends.
+    pub(crate) fn flush_spec(&self, task: &FlushTask, shards: std::ops::Range<usize>) -> FlushSpec {
         let version = Arc::clone(&task.family.current.load().version);
-        let cuts = version.map().boundaries_and(task.planned_cut.as_deref());
+        let cuts = version.map().boundaries_and(&task.planned_cuts);
+        let bytes = task.data_bytes(shards.clone());
+        let range = match task.memtables.first() {
+            Some(memtable) if shards != task.shards => memtable.map.hull(&shards),
+            _ => task.range.clone(),
+        };
         let shards = task
             .memtables
             .iter()
             .flat_map(|memtable| {
-                task.shards
-                    .clone()
-                    .map(|shard| ShardRef { memtable: memtable.id, shard: shard as u32 })
+                shards.clone().map(|shard| ShardRef { memtable: memtable.id, shard: shard as u32 })
             })
             .collect();
         FlushSpec {
             cf: task.family.id.0,
-            range: task.range.clone(),
+            range,
             shards,
             retention: self.retention(&task.family, Below::Everything),
-            output: self.output_spec(&task.family, 0, cuts, Vec::new(), task.data_bytes()),
+            output: self.output_spec(&task.family, 0, cuts, Vec::new(), bytes),
         }
     }
 
@@ -274,8 +358,9 @@ impl DbInner {
             floor
         };
         self.drop_logs_below(floor);
-        self.drain.add(task.data_bytes());
-        self.measure_flush(task.data_bytes(), output.duration_ns);
+        let bytes_flushed = task.data_bytes(task.shards.clone());
+        self.drain.add(bytes_flushed);
+        self.measure_flush(bytes_flushed, output.duration_ns);
         family.backlog_since_ns.store(self.clock.now_ns(), Ordering::Relaxed);
         self.stats.add(Ticker::Flushes, 1);
         self.stats.add(Ticker::FlushBytesWritten, output.bytes_written);
@@ -344,7 +429,7 @@ impl DbInner {
             // Looked at under the lock: an ingestion may just have put a file into L0, which the
             // new map would cut through.
             let version = Arc::clone(&family.current.load().version);
-            if version.map().epoch().0 > 0 || version.l0_files_max() > 0 {
+            if version.map().epoch().0 > 0 || version.l0_layers_max() > 0 {
                 return Ok(());
             }
             let mut edit = VersionEdit::new();

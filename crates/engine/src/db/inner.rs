@@ -211,14 +211,17 @@ impl DbInner {
         self.committer.visible()
     }
 
-    pub(crate) fn new_memtable(&self, version: &Version) -> Arc<Memtable> {
+    /// A memtable for a family, with a shard for each bucket and for each part between `cuts`.
+    pub(crate) fn new_memtable(&self, version: &Version, cuts: &[Vec<u8>]) -> Arc<Memtable> {
         let id = self.next_memtable_id.fetch_add(1, Ordering::Relaxed);
-        Memtable::new(
-            id,
-            Arc::clone(version.map()),
-            version.options().write_buffer_bytes,
-            &self.slabs,
-        )
+        let mut map = Arc::clone(version.map());
+        // Cuts that would make too many buckets are no reason not to write.
+        if !cuts.is_empty()
+            && let Ok(finer) = map.finer(cuts)
+        {
+            map = Arc::new(finer);
+        }
+        Memtable::new(id, map, version.options().write_buffer_bytes, &self.slabs)
     }
 
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {

@@ -1,8 +1,9 @@
-//! A memtable: one shard per bucket of the map that it was born with.
+//! A memtable: one shard per bucket of the map that it was born with, which is the version's, cut
+//! also where splits are being prepared ([`crate::db::rebalancing`]).
 //!
 //! Active memtables belong to the commit lock (who may insert is decided there), immutable ones
 //! to their column family's flush tracker. Invariants:
-//! 1. Its map never changes; a shard holds only keys of its bucket.
+//! 1. Its map never changes; a shard holds only keys of its bucket of that map.
 //! 2. A writer that was granted a memtable under the commit lock is counted in `writers` until it
 //!    has inserted everything; a sealed memtable is flushed only when that count is zero.
 //! 3. Its sequence numbers are contiguous among those of its family: everything of the family up

@@ -31,6 +31,7 @@ mod seal;
 mod snapshot;
 mod stalling;
 mod subcompacting;
+mod together;
 mod verify;
 mod write;
 

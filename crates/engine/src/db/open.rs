@@ -275,7 +275,7 @@ impl DbInner {
         }
         let mut commit = self.committer.lock();
         for (id, name, options, version) in opened {
-            let active = self.new_memtable(&version);
+            let active = self.new_memtable(&version, &[]);
             let first =
                 SuperVersion { active: Arc::clone(&active), immutables: Vec::new(), version };
             let family = Family::new(id, name, options, &self.registry, first)?;
@@ -461,7 +461,7 @@ impl Replay<'_> {
             memtables: vec![Arc::clone(memtable)],
             shards: 0..memtable.shards.len(),
             range: KeyRange::all(),
-            planned_cut: None,
+            planned_cuts: Vec::new(),
         };
         // A file that waits for the final edit lies in the one bucket there was.
         let waits =
@@ -469,13 +469,16 @@ impl Replay<'_> {
         if !self.outputs.changes.iter().any(waits) {
             self.inner.set_first_map(&task)?;
         }
-        let output = run_flush(&self.inner.flush_spec(&task), &self.inner.job_context(&task))?;
+        let output = {
+            let spec = self.inner.flush_spec(&task, task.shards.clone());
+            run_flush(&spec, &self.inner.job_context(&task))?
+        };
         for meta in output.files {
             self.outputs.add_file(family.id, 0, meta);
         }
         self.outputs.flushed_through(family.id, KeyRange::all(), self.last_seq);
         let version = Arc::clone(&family.current.load().version);
-        let active = self.inner.new_memtable(&version);
+        let active = self.inner.new_memtable(&version, &[]);
         self.inner.committer.lock().set_active(family.id, Some(Arc::clone(&active)));
         let next = SuperVersion { active, immutables: Vec::new(), version };
         self.inner.publish(&mut self.inner.state.lock(), family, next);

@@ -5,15 +5,17 @@
 //! half of its seals.
 //!
 //! 1. When a sealed memtable is readied, a sample of its keys joins the window, and the decision is
-//!    made again: at most one change is *wanted* at a time, by the newest window. The key of a
-//!    wanted split stays the same while it serves.
-//! 2. Flushes and merges within L0 cut their files also at the key of a wanted split.
-//! 3. Before every background pick it is looked at whether the wanted change [`fits`]. Then it is
-//!    made, by a worker, as a job of its own: a manifest edit. While it runs, no flush of the
+//!    made again: at most one change is *wanted* at a time, by the newest window; a split may have
+//!    many keys. A key of a wanted split stays the same while it serves.
+//! 2. Memtables are born with, flushes and merges within L0 cut their files also at, the keys of a
+//!    wanted split; a compaction that clears its bucket runs in parts between them
+//!    ([`crate::db::subcompacting`]), because the split waits for it.
+//! 3. Before every background pick it is looked at which part of the wanted change is [`fitting`].
+//!    That is made, by a worker, as a job of its own: a manifest edit; the rest stays wanted. While it runs, no flush of the
 //!    touched buckets and no compaction of the family starts, and leaving the log (`db::resume`)
 //!    waits for it. Nothing is held back otherwise, and nothing is compacted for it.
 //!
-//! Invariants: 1. A map changes only under the manifest lock, after `fits` or, by hand,
+//! Invariants: 1. A map changes only under the manifest lock, after `fitting` or, by hand,
 //! `can_change_map` said so there. 2. Every job that writes L0 files across the key of a split
 //! either cuts them there or is among the running jobs when that is asked, until it is installed.
 //! Failure: a change that is refused stays wanted; one that fails is counted and told like any job,
@@ -37,7 +39,7 @@ use crate::options::CfOptions;
 use crate::stats::Ticker;
 use crate::version::Version;
 use crate::version::rebalance::{
-    ChangeKind, MapChange, RebalanceInput, SealSample, Window, can_change_map, fits, rebalance,
+    ChangeKind, MapChange, RebalanceInput, SealSample, Window, can_change_map, fitting, rebalance,
 };
 
 /// Map changes that are remembered.
@@ -75,6 +77,22 @@ struct Wanted {
 }
 
 impl Balance {
+    /// Forgets what `made`, which led to the map of `epoch`, has brought about.
+    fn made(&mut self, made: &ChangeKind, epoch: Epoch) {
+        let Some(wanted) = &mut self.wanted else { return };
+        let cuts = made.cuts();
+        match &mut wanted.change.kind {
+            ChangeKind::Split { keys } if !cuts.is_empty() => {
+                keys.retain(|key| !cuts.contains(key));
+                wanted.epoch = epoch;
+                if keys.is_empty() {
+                    self.wanted = None;
+                }
+            }
+            _ => self.wanted = None,
+        }
+    }
+
     fn remember(&mut self, change: BucketChange) {
         if self.history.len() == HISTORY_MAX {
             self.history.pop_front();
@@ -89,12 +107,6 @@ pub(crate) struct MapTask {
     pub(crate) family: Arc<Family>,
     change: MapChange,
     epoch: Epoch,
-}
-
-/// The keys of neighbouring buckets.
-fn hull(map: &BucketMap, buckets: &std::ops::Range<usize>) -> KeyRange {
-    let end = buckets.end.checked_sub(1).and_then(|last| map.end(last));
-    KeyRange { start: map.start(buckets.start).to_vec(), end: end.map(<[u8]>::to_vec) }
 }
 
 /// A few keys of a memtable that nobody writes to any more, for the window.
@@ -125,15 +137,15 @@ impl State {
     }
 
     /// Where L0 files are to be cut beside the boundaries of the map.
-    pub(crate) fn planned_cut(&self, version: &Version) -> Option<Vec<u8>> {
-        let wanted = self.balances.get(&version.cf())?.wanted.as_ref()?;
-        let cut = wanted.change.kind.cut().filter(|_| wanted.epoch == version.map().epoch());
-        cut.map(<[u8]>::to_vec)
+    pub(crate) fn planned_cuts(&self, version: &Version) -> Vec<Vec<u8>> {
+        let wanted = self.balances.get(&version.cf()).and_then(|balance| balance.wanted.as_ref());
+        let current = wanted.filter(|wanted| wanted.epoch == version.map().epoch());
+        current.map_or_else(Vec::new, |wanted| wanted.change.kind.cuts().to_vec())
     }
 
     /// Where a job cuts the L0 files that it writes.
     pub(crate) fn l0_cuts(&self, version: &Version) -> Vec<Vec<u8>> {
-        version.map().boundaries_and(self.planned_cut(version).as_deref())
+        version.map().boundaries_and(&self.planned_cuts(version))
     }
 
     /// Notes a map change as running.
@@ -172,7 +184,7 @@ impl DbInner {
     ) -> RebalanceInput<'a> {
         let initial = self.buckets_initial(&family.options);
         let most = self.buckets_most(initial, &family.options);
-        RebalanceInput { map: version.map(), window, initial, most, planned_cut: None }
+        RebalanceInput { map: version.map(), window, initial, most, planned_cuts: &[] }
     }
 
     /// Takes a sealed memtable into the window and decides again (state lock held).
@@ -187,7 +199,7 @@ impl DbInner {
         let epoch = version.map().epoch();
         let before = balance.wanted.take().filter(|wanted| wanted.epoch == epoch);
         let decided = rebalance(&RebalanceInput {
-            planned_cut: before.as_ref().and_then(|wanted| wanted.change.kind.cut()),
+            planned_cuts: before.as_ref().map_or(&[], |wanted| wanted.change.kind.cuts()),
             ..self.rebalance_input(family, &version, &balance.window)
         });
         balance.wanted = decided.map(|change| Wanted { change, epoch });
@@ -202,8 +214,8 @@ impl DbInner {
             let wanted = state.wanted(&version)?;
             let change = wanted.change.clone();
             let (running, flushes) = (state.compactions(), state.running_flushes(*cf));
-            fits(&version, &change.kind, &running, &flushes).ok()?;
-            Some((family, change, wanted.epoch))
+            let now = fitting(&version, &change.kind, &running, &flushes).ok()?;
+            Some((family, MapChange { kind: now, ..change }, wanted.epoch))
         })
     }
 
@@ -215,7 +227,11 @@ impl DbInner {
     /// The wanted change that may be made now, noted as running.
     pub(crate) fn next_rebalance(&self, state: &mut State) -> Option<Task> {
         let (family, change, epoch) = self.fitting(state)?;
-        let range = hull(family.current.load().version.map(), &change.kind.touched());
+        let range = {
+            let current = family.current.load();
+            let map = current.version.map();
+            map.hull(&change.kind.touched(map))
+        };
         let job_id = state.start_map_change(family.id, range);
         Some(Task::ChangeMap(MapTask { job_id, family, change, epoch }))
     }
@@ -227,14 +243,19 @@ impl DbInner {
                 return Err(Error::busy("the bucket map has changed meanwhile"));
             }
             let flushes = state.running_flushes(task.family.id);
-            fits(version, &task.change.kind, &state.compactions(), &flushes)?;
-            Ok((task.change.kind.clone(), task.change.to_string()))
+            let kind = fitting(version, &task.change.kind, &state.compactions(), &flushes)?;
+            let made = MapChange { kind, ..task.change.clone() };
+            let reason = made.to_string();
+            Ok((made.kind, reason))
         });
         // Refused because of a file or job that came in between: it is looked at again.
         let refused = matches!(&result, Err(error) if error.kind() == ErrorKind::Busy);
         let mut state = self.state.lock();
         state.running.retain(|job| job.id != task.job_id);
-        if let Some(balance) = state.balances.get_mut(&task.family.id).filter(|_| !refused) {
+        if let Some(balance) = state.balances.get_mut(&task.family.id)
+            && result.is_err()
+            && !refused
+        {
             balance.wanted = None;
         }
         drop(state);
@@ -266,7 +287,7 @@ impl DbInner {
         let result = self.install_map(family, |version, state| {
             let kind = decide(version.map())?;
             let flushes = state.flush_ranges(family.id);
-            can_change_map(version, kind.touched(), &state.compactions(), &flushes)?;
+            can_change_map(version, kind.touched(version.map()), &state.compactions(), &flushes)?;
             let reason = format!("{kind}: by hand");
             Ok((kind, reason))
         });
@@ -295,15 +316,20 @@ impl DbInner {
         let mut edit = VersionEdit::new();
         edit.push(Change::SetBucketMap { cf: family.id, map });
         let built = manifest.apply(edit)?;
-        self.republish_built(&mut self.state.lock(), built);
+        {
+            let mut state = self.state.lock();
+            self.republish_built(&mut state, built);
+            if let Some(balance) = state.balances.get_mut(&family.id) {
+                balance.made(&kind, epoch);
+            }
+        }
         drop(manifest);
-        self.stats.add(
-            match kind {
-                ChangeKind::Split { .. } => Ticker::BucketSplits,
-                ChangeKind::Merge { .. } => Ticker::BucketMerges,
-            },
-            1,
-        );
+        match &kind {
+            ChangeKind::Split { keys } => {
+                self.stats.add(Ticker::BucketSplits, keys.len() as u64);
+            }
+            ChangeKind::Merge { .. } => self.stats.add(Ticker::BucketMerges, 1),
+        }
         self.note_map_change(family, epoch, buckets, reason);
         Ok(())
     }

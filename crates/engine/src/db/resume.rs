@@ -206,20 +206,16 @@ impl DbInner {
         memtable: &Arc<Memtable>,
         shards: std::ops::Range<usize>,
     ) -> Result<JobOutput> {
-        let map = &memtable.map;
         let task = FlushTask {
             job_id: 0,
             family: Arc::clone(family),
             memtables: vec![Arc::clone(memtable)],
-            range: KeyRange {
-                start: map.start(shards.start).to_vec(),
-                end: map.end(shards.end - 1).map(<[u8]>::to_vec),
-            },
+            range: memtable.map.hull(&shards),
             shards,
-            planned_cut: None,
+            planned_cuts: Vec::new(),
         };
         self.set_first_map(&task)?;
-        run_flush(&self.flush_spec(&task), &self.job_context(&task))
+        run_flush(&self.flush_spec(&task, task.shards.clone()), &self.job_context(&task))
     }
 
     /// The one edit, and what follows from it.

@@ -214,7 +214,7 @@ fn children(opening: &Opening) -> Vec<Child> {
         children.extend(memtable_child(&immutable.map, &immutable.shards, &opening.bounds));
     }
     let version = &picture.version;
-    if version.l0_files_max() > 0 {
+    if version.l0_layers_max() > 0 {
         if version.map().len() == 1 {
             children.extend(version.l0(0).iter().map(|file| l0_child(opening, file)));
         } else {

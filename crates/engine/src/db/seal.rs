@@ -34,7 +34,8 @@ impl DbInner {
             if current.immutables.is_empty() {
                 family.backlog_since_ns.store(self.clock.now_ns(), Ordering::Relaxed);
             }
-            let next = self.new_memtable(&current.version);
+            let cuts = state.planned_cuts(&current.version);
+            let next = self.new_memtable(&current.version, &cuts);
             commit.set_active(family.id, Some(Arc::clone(&next)));
             let view = Arc::new(Immutable::of(&old));
             let mut immutables = Vec::with_capacity(current.immutables.len() + 1);

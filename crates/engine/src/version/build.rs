@@ -18,7 +18,7 @@ use crate::key::KeyRange;
 use crate::live_file::{LiveFile, Trash};
 use crate::options::{CfOptions, LEVELS};
 use crate::version::sizes::{self, level_targets};
-use crate::version::{FlushedThrough, Level, Version, impossible, total_bytes};
+use crate::version::{FlushedThrough, Level, Version, impossible, layers, total_bytes};
 
 /// What [`VersionBuilder::finish`] makes.
 #[derive(Debug)]
@@ -181,8 +181,8 @@ impl VersionBuilder {
         let targets = level_targets(&sizes, options.base_bytes(), options.level_multiplier);
         let mut scores: [f64; LEVELS] =
             std::array::from_fn(|level| sizes::score(level, sizes[level], &targets));
-        let l0_files_max = l0.iter().map(Vec::len).max().unwrap_or(0);
-        scores[0] = l0_files_max as f64 / options.l0_compaction_trigger.max(1) as f64;
+        let l0_layers_max = l0.iter().map(|files| layers(files)).max().unwrap_or(0);
+        scores[0] = l0_layers_max as f64 / options.l0_compaction_trigger.max(1) as f64;
         let base = &levels[targets.base_level - 1];
         let (due, share) = l0_due(&self.map, &l0, base, options.l0_compaction_trigger);
         let pending_bytes = sizes::pending_bytes(&sizes, &targets, due, share);
@@ -200,7 +200,7 @@ impl VersionBuilder {
             targets,
             scores,
             pending_bytes,
-            l0_files_max,
+            l0_layers_max,
         })
     }
 }
@@ -227,7 +227,7 @@ fn by_bucket(map: &BucketMap, mut files: Vec<Arc<LiveFile>>) -> Result<Vec<Vec<A
 /// Bytes of the L0 files in buckets that are due, and of the base level's files that they overlap.
 fn l0_due(map: &BucketMap, l0: &[Vec<Arc<LiveFile>>], base: &Level, trigger: usize) -> (u64, u64) {
     let (mut due, mut share) = (0u64, 0u64);
-    for (bucket, files) in l0.iter().enumerate().filter(|(_, files)| files.len() >= trigger) {
+    for (bucket, files) in l0.iter().enumerate().filter(|(_, files)| layers(files) >= trigger) {
         due = due.saturating_add(total_bytes(files));
         share = share.saturating_add(total_bytes(base.overlapping(&map.range(bucket))));
     }

@@ -20,6 +20,7 @@
 
 mod build;
 mod flushed;
+mod layers;
 mod level;
 pub mod rebalance;
 pub mod sizes;
@@ -39,6 +40,7 @@ use crate::options::{CfOptions, LEVELS};
 
 pub use build::{Built, VersionBuilder};
 pub use flushed::FlushedThrough;
+pub use layers::layers;
 pub use level::Level;
 pub use sizes::{LAST_LEVEL, LevelTargets};
 
@@ -66,7 +68,7 @@ pub struct Version {
     targets: LevelTargets,
     scores: [f64; LEVELS],
     pending_bytes: u64,
-    l0_files_max: usize,
+    l0_layers_max: usize,
 }
 
 impl Version {
@@ -85,7 +87,7 @@ impl Version {
             targets,
             scores: [0.0; LEVELS],
             pending_bytes: 0,
-            l0_files_max: 0,
+            l0_layers_max: 0,
         })
     }
 
@@ -160,7 +162,7 @@ impl Version {
         &self.targets
     }
 
-    /// How urgent it is to compact `level`: due from 1 on for L0 (the fullest bucket's files over
+    /// How urgent it is to compact `level`: due from 1 on for L0 (the fullest bucket's layers over
     /// the trigger), over 1 for the others (size over target).
     #[must_use]
     pub fn score(&self, level: usize) -> f64 {
@@ -173,10 +175,10 @@ impl Version {
         self.pending_bytes
     }
 
-    /// L0 files of the fullest bucket.
+    /// L0 files of the fullest bucket, counted as [`layers`].
     #[must_use]
-    pub fn l0_files_max(&self) -> usize {
-        self.l0_files_max
+    pub fn l0_layers_max(&self) -> usize {
+        self.l0_layers_max
     }
 
     /// Length of all files of `level` in bytes.

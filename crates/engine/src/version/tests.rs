@@ -116,7 +116,7 @@ fn l0_is_cut_by_bucket_and_newest_first() {
     version.check().expect("sound");
     let numbers = |key: &[u8]| version.l0_of(key).iter().map(|file| file.no).collect::<Vec<_>>();
     assert_eq!((numbers(b"b"), numbers(b"m")), (vec![3, 1], vec![2]));
-    assert_eq!((version.l0_files_max(), version.file_count(0)), (2, 3));
+    assert_eq!((version.l0_layers_max(), version.file_count(0)), (2, 3));
     assert_eq!(version.bytes(0), 3000);
 }
 

@@ -146,12 +146,12 @@ fn a_hot_bucket_is_split_under_a_load_that_never_lets_up() {
         buckets = buckets.max(world.buckets_in(50_000_000..50_500_000));
     }
     assert_eq!(world.db.statistics().get(Ticker::StallL0Ns), 0, "no writer waits for a change");
-    // Four buckets of temperature 2 each are the least.
-    assert!(buckets >= 4, "{buckets} buckets: {:#?}", world.told.reasons.lock());
+    // It takes the whole load: parts of a temperature of at most 1, but for what samples miss.
+    assert!(buckets >= 6, "{buckets} buckets: {:#?}", world.told.reasons.lock());
     let stats = world.db.statistics();
     assert!(stats.get(Ticker::BucketSplits) >= 3 && stats.get(Ticker::BucketMerges) > 0);
     let reasons = world.told.reasons.lock().clone();
-    let split = reasons.iter().find(|reason| reason.starts_with("split bucket")).unwrap();
+    let split = reasons.iter().find(|reason| reason.starts_with("split at")).unwrap();
     assert!(split.contains("temperature") && split.contains("ideal"), "{split}");
     // What the history and the statistics tell is what the listeners were told.
     let cf = world.db.default_family();
@@ -271,11 +271,11 @@ fn a_change_that_fails_is_told_and_made_later() {
     let world = moving(&fs, Components { fault_point: Some(fault), ..over(&fs, family()) });
     assert!(failures.load(Ordering::Relaxed) > 3);
     assert!(world.buckets_in(50_000_000..50_500_000) >= 2);
-    assert_eq!(
-        world.db.statistics().get(Ticker::BucketSplits)
-            + world.db.statistics().get(Ticker::BucketMerges),
-        world.told.by_load() as u64
-    );
+    let stats = world.db.statistics();
+    let (splits, merges) = (stats.get(Ticker::BucketSplits), stats.get(Ticker::BucketMerges));
+    let buckets = world.db.buckets(world.db.default_family()).unwrap().len() as u64;
+    assert_eq!(8 + splits - merges, buckets, "each cut and each merge is counted");
+    assert!(splits + merges >= world.told.by_load() as u64 && world.told.by_load() > 0);
     world.check(&world.db);
 }
 

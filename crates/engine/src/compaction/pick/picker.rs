@@ -10,12 +10,12 @@ use super::{Pick, RangePick, Running, WIDEN_FILES_MAX, hull};
 use crate::file_meta::FileMeta;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
-use crate::version::{LAST_LEVEL, Version, total_bytes};
+use crate::version::{LAST_LEVEL, Version, layers, total_bytes};
 
 /// A file moves down without being rewritten if it overlaps at most this many target file sizes
 /// two levels down: else the later rewrite there would be too large.
 const GRANDPARENT_FILES_MAX: u64 = 10;
-/// Idle files beyond the trigger that make it worth merging a blocked bucket's files in L0.
+/// Idle layers beyond the trigger that make it worth merging a blocked bucket's files in L0.
 const INTRA_L0_EXTRA: usize = 2;
 /// A patient bucket's L0 files are worth their rewrite at this many times what they overlap.
 const BATCH_OVER_BASE: u64 = 2;
@@ -79,12 +79,12 @@ impl<'a> Picker<'a> {
     pub(super) fn l0_urgency(&self) -> f64 {
         let options = self.version.options();
         let trigger = options.l0_compaction_trigger.max(1) as f64;
-        let most = self.version.l0_files_max();
+        let most = self.version.l0_layers_max();
         if most >= options.l0_slowdown {
             return most as f64 / trigger;
         }
         let buckets = 0..self.version.map().len();
-        let idle = buckets.map(|bucket| self.oldest_idle(bucket).len()).max().unwrap_or(0);
+        let idle = buckets.map(|bucket| layers(self.oldest_idle(bucket))).max().unwrap_or(0);
         idle as f64 / trigger
     }
 
@@ -102,14 +102,14 @@ impl<'a> Picker<'a> {
         let trigger = self.version.options().l0_compaction_trigger.max(1);
         let buckets = 0..self.version.map().len();
         let due = buckets.map(|bucket| self.oldest_idle(bucket));
-        due.filter(|files| files.len() >= trigger).map(hull).collect()
+        due.filter(|files| layers(files) >= trigger).map(hull).collect()
     }
 
     /// The best L0 job: see the module for the order.
     pub(super) fn pick_l0(&self) -> Option<Pick> {
         let trigger = self.version.options().l0_compaction_trigger.max(1);
         let mut counts: Vec<(usize, usize)> = (0..self.version.map().len())
-            .map(|bucket| (self.oldest_idle(bucket).len(), bucket))
+            .map(|bucket| (layers(self.oldest_idle(bucket)), bucket))
             .filter(|&(count, bucket)| count >= trigger && !self.may_wait(bucket, count))
             .collect();
         counts.sort_unstable_by_key(|&(count, bucket)| (std::cmp::Reverse(count), bucket));
@@ -247,7 +247,7 @@ impl<'a> Picker<'a> {
         };
         let buckets = 0..self.version.map().len();
         let (_, bucket) = buckets
-            .map(|bucket| (newest_idle(bucket).len(), bucket))
+            .map(|bucket| (layers(newest_idle(bucket)), bucket))
             .filter(|&(count, bucket)| count >= least && !self.may_wait(bucket, count))
             .max_by_key(|&(count, bucket)| (count, std::cmp::Reverse(bucket)))?;
         // Older files join while they make it cheaper to get rid of a file, so that a large one
@@ -266,7 +266,7 @@ impl<'a> Picker<'a> {
         }
         let files = &files[..taken];
         let free = self.may_write(0, 0, &hull(files));
-        (taken >= least && free).then(|| Pick::IntraL0 { bucket, files: files.to_vec() })
+        (layers(files) >= least && free).then(|| Pick::IntraL0 { bucket, files: files.to_vec() })
     }
 
     /// A file of the last level that is rid of its deletions by a rewrite.

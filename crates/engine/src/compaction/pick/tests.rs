@@ -222,7 +222,7 @@ fn random_run(seed: u64, boundaries: &[u64], jobs_max: usize) -> Sim {
     sim.loading = false;
     sim.drain(jobs_max);
     let trigger = sim.version.options().l0_compaction_trigger;
-    assert!(sim.version.l0_files_max() < trigger, "L0 drained");
+    assert!(sim.version.l0_layers_max() < trigger, "L0 drained");
     assert!((1..LEVELS).all(|level| sim.version.score(level) <= 1.0), "levels drained");
     sim
 }

@@ -74,7 +74,7 @@ fn change(
         6 => {
             let epoch = Epoch(model.map.epoch().0 + 1);
             let merged = rng.bool().then(|| model.map.merge(rng.usize(..4)).ok()).flatten();
-            let split = model.map.split(rng.usize(..4), &random_key(rng)).ok();
+            let split = model.map.split(&[random_key(rng)]).ok();
             let Some(map) = merged.or(split) else { return };
             assert_eq!(map.epoch(), epoch);
             let within = |meta: &FileMeta| meta.within(&map.range(map.bucket_of(&meta.smallest)));

@@ -5,9 +5,11 @@
 //! go below it, which holds for a fixed `N` only, and makes the count mend itself. A bucket's
 //! temperature is `BT_i = N · F_W(B_i) / Σ F_W`.
 //!
-//! 1. **Split** a bucket hotter than 2, the hottest first, at the median of the medians; below `N`
-//!    buckets already one hotter than 1 (else a family of two, once merged into one bucket whose
-//!    temperature is 2, would stay so for ever).
+//! 1. **Split** every bucket hotter than 2, the hottest first, at the median of the medians, and
+//!    each half that is hotter than 1 again, all at once: a bucket that takes the whole load is to
+//!    become `N` buckets, not two, because a split under load takes as long as a compaction. Below
+//!    `N` buckets already one hotter than 1 is cut (else a family of two, once merged into one bucket
+//!    whose temperature is 2, would stay so for ever).
 //! 2. A split must **share out**: of the bytes that the window saw in the bucket, counted seal by
 //!    seal and without the seal that counts most, at least a quarter must fall on the lesser side of
 //!    the key, and they must be worth more than a temperature of 0.5. So keys that arrive in order,
@@ -30,6 +32,7 @@ use archipelago_base::Result;
 
 use super::window::Window;
 use crate::bucket::BucketMap;
+use crate::key::KeyRange;
 
 /// Hotter than this is split.
 const HOT: f64 = 2.0;
@@ -51,8 +54,8 @@ pub struct RebalanceInput<'a> {
     pub initial: usize,
     /// Most buckets that there may be.
     pub most: usize,
-    /// Key of a split that is being prepared: it stays while it serves as well as another.
-    pub planned_cut: Option<&'a [u8]>,
+    /// Keys of splits that are being prepared: each stays while it serves as well as another.
+    pub planned_cuts: &'a [Vec<u8>],
 }
 
 impl RebalanceInput<'_> {
@@ -72,12 +75,10 @@ fn heat(initial: usize, bytes: u64, total: u64) -> f64 {
 /// What to do to the map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// Cut `bucket` at `key`.
+    /// Cut the buckets that hold `keys` there.
     Split {
-        /// The bucket.
-        bucket: usize,
-        /// First key of its right half.
-        key: Vec<u8>,
+        /// First keys of new buckets, ascending.
+        keys: Vec<Vec<u8>>,
     },
     /// Make `left` and its right neighbour one.
     Merge {
@@ -87,28 +88,37 @@ pub enum ChangeKind {
 }
 
 impl ChangeKind {
-    /// The buckets that it changes.
+    /// Cuts one bucket at `key`.
     #[must_use]
-    pub fn touched(&self) -> Range<usize> {
-        match *self {
-            Self::Split { bucket, .. } => bucket..bucket + 1,
-            Self::Merge { left } => left..left + 2,
+    pub fn split_at(key: &[u8]) -> Self {
+        Self::Split { keys: vec![key.to_vec()] }
+    }
+
+    /// The buckets of `map` that it changes, and those between them.
+    #[must_use]
+    pub fn touched(&self, map: &BucketMap) -> Range<usize> {
+        match self {
+            Self::Split { keys } => {
+                let of = |key: Option<&Vec<u8>>| key.map_or(0, |key| map.bucket_of(key));
+                of(keys.first())..of(keys.last()) + 1
+            }
+            Self::Merge { left } => *left..left + 2,
         }
     }
 
-    /// The key of a split.
+    /// The keys of a split.
     #[must_use]
-    pub fn cut(&self) -> Option<&[u8]> {
+    pub fn cuts(&self) -> &[Vec<u8>] {
         match self {
-            Self::Split { key, .. } => Some(key),
-            Self::Merge { .. } => None,
+            Self::Split { keys } => keys,
+            Self::Merge { .. } => &[],
         }
     }
 
     /// The map after it.
     pub fn apply(&self, map: &BucketMap) -> Result<BucketMap> {
         match self {
-            Self::Split { bucket, key } => map.split(*bucket, key),
+            Self::Split { keys } => map.split(keys),
             Self::Merge { left } => map.merge(*left),
         }
     }
@@ -117,8 +127,9 @@ impl ChangeKind {
 impl fmt::Display for ChangeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Split { bucket, key } => {
-                write!(f, "split bucket {bucket} at \"{}\"", key.escape_ascii())
+            Self::Split { keys } => {
+                f.write_str("split at")?;
+                keys.iter().try_for_each(|key| write!(f, " \"{}\"", key.escape_ascii()))
             }
             Self::Merge { left } => write!(f, "merge buckets {left} and {}", left + 1),
         }
@@ -128,7 +139,7 @@ impl fmt::Display for ChangeKind {
 /// Why, in figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reason {
-    /// The bucket that is too hot or too cold.
+    /// The bucket that is too hot (the hottest of those that are cut) or too cold.
     pub bucket: usize,
     /// Its temperature.
     pub temperature: f64,
@@ -229,24 +240,60 @@ impl Decision<'_> {
         let mut hot: Vec<usize> =
             (0..count).filter(|&bucket| self.heat(self.bytes[bucket]) > bar).collect();
         hot.sort_by_key(|&bucket| (std::cmp::Reverse(self.bytes[bucket]), bucket));
-        hot.into_iter().find_map(|bucket| {
-            let key = self.split_key(bucket)?;
-            let own_fault = self.heat(self.bytes[bucket]) > HOT;
-            let reason = self.reason(bucket, (!own_fault).then_some(count));
-            Some(MapChange { kind: ChangeKind::Split { bucket, key }, reason })
-        })
+        let mut keys = Vec::new();
+        let mut hottest = None;
+        for bucket in hot {
+            let before = keys.len();
+            self.cut(&self.input.map.range(bucket), bar, &mut keys);
+            if keys.len() > before {
+                hottest.get_or_insert(bucket);
+            }
+        }
+        let bucket = hottest?;
+        keys.sort_unstable();
+        let own_fault = self.heat(self.bytes[bucket]) > HOT;
+        let reason = self.reason(bucket, (!own_fault).then_some(count));
+        Some(MapChange { kind: ChangeKind::Split { keys }, reason })
     }
 
-    /// Where to cut the bucket; `None` if that would not share it out.
-    fn split_key(&self, bucket: usize) -> Option<Vec<u8>> {
-        let range = self.input.map.range(bucket);
-        let shares_out = |key: &&[u8]| {
-            let lesser = self.input.window.bytes_shared_out(&range, key);
-            let inside = range.contains(key) && *key > range.start.as_slice();
-            inside && self.heat(lesser) > COLD && lesser >= self.bytes[bucket] / LESSER_PART
+    /// Cuts `range` if it is hotter than `bar`, and its halves as far as they are hot, into
+    /// `keys`, as long as there may be more buckets. Broad before deep: each cut goes to the
+    /// hottest part.
+    fn cut(&self, range: &KeyRange, bar: f64, keys: &mut Vec<Vec<u8>>) {
+        let mut parts = vec![(self.input.window.bytes_in(range), range.clone())];
+        let mut bar = bar;
+        while self.input.map.len() + keys.len() < self.input.most {
+            let hottest = (0..parts.len()).max_by_key(|&at| parts[at].0);
+            let Some(at) = hottest.filter(|&at| self.heat(parts[at].0) > bar) else { return };
+            let (bytes, part) = parts.swap_remove(at);
+            let Some(key) = self.split_key(&part, bytes) else { continue };
+            for half in [
+                KeyRange { start: part.start, end: Some(key.clone()) },
+                KeyRange { start: key.clone(), end: part.end },
+            ] {
+                parts.push((self.input.window.bytes_in(&half), half));
+            }
+            keys.push(key);
+            bar = WARM;
+        }
+    }
+
+    /// Where to cut `range`, which the window saw `bytes` in; `None` if that would not share it
+    /// out. Of the planned cuts that do, the one that shares out most.
+    fn split_key(&self, range: &KeyRange, bytes: u64) -> Option<Vec<u8>> {
+        let shared_out = |key: &[u8]| {
+            let lesser = self.input.window.bytes_shared_out(range, key);
+            let inside = range.contains(key) && key > range.start.as_slice();
+            let enough = self.heat(lesser) > COLD && lesser >= bytes / LESSER_PART;
+            (inside && enough).then_some(lesser)
         };
-        let median = || self.input.window.median_of_medians(&range).filter(shares_out);
-        self.input.planned_cut.filter(shares_out).or_else(median).map(<[u8]>::to_vec)
+        let planned = self.input.planned_cuts.iter().map(Vec::as_slice);
+        let best = planned.filter_map(|key| Some((shared_out(key)?, key))).max();
+        let median = || {
+            let median = self.input.window.median_of_medians(range)?;
+            shared_out(median).map(|_| median)
+        };
+        best.map(|(_, key)| key).or_else(median).map(<[u8]>::to_vec)
     }
 
     fn merge(&self) -> Option<MapChange> {

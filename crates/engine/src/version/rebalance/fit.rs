@@ -8,17 +8,19 @@
 //! bucket is made ready instead:
 //!
 //! 1. From the moment a split is wanted, flushes and merges within L0 cut their files also at the
-//!    wanted key (the *planned cut*, fixed when the job is planned).
+//!    wanted keys (the *planned cuts*, fixed when the job is planned), and new memtables have
+//!    shards that end there.
 //! 2. The files from before leave with the bucket's next compaction into the base level.
-//! 3. When none is left that lies on both sides of the key, the split is an edit of the map alone,
-//!    and may be made with L0 files and jobs in the bucket.
+//! 3. When none is left that lies on both sides of a key, the split there is an edit of the map
+//!    alone, and may be made with L0 files and jobs in the bucket, whatever becomes of other keys.
 //!
 //! A merge needs nothing of the kind: what lies within a bucket lies within the larger one. Jobs that
 //! write the base level or deeper are in nobody's way: a file that they leave across a boundary is cut
 //! by the first job that meets it, as after any change. Two jobs never write the same keys, whatever
 //! the map says (promise 2 of `compaction::pick`).
 //!
-//! Costs twice as many L0 files in the bucket, of half the size, until the split is made. A change by
+//! Costs more and smaller L0 files in the bucket until the split is made; pickers and stalls count
+//! them by layers ([`crate::version::layers`]), so that they weigh no more than before. A change by
 //! hand has not been prepared for and goes by `can_change_map`, which wants the buckets idle.
 
 use archipelago_base::{Error, Result};
@@ -34,24 +36,48 @@ pub struct RunningFlush {
     /// The keys that it installs.
     pub range: KeyRange,
     /// Where it cuts its files beside the boundaries of the map.
-    pub planned_cut: Option<Vec<u8>>,
+    pub planned_cuts: Vec<Vec<u8>>,
 }
 
-/// `Busy`, with the reason, while a file or job does not fit the map after `change`.
-pub fn fits(
+/// The part of `change` that may be made now: of a split, the cuts that fit. `Busy`, with the
+/// reason of the first, if none does.
+pub fn fitting(
     version: &Version,
     change: &ChangeKind,
     running: &[Running],
     flushes: &[RunningFlush],
+) -> Result<ChangeKind> {
+    let ChangeKind::Split { keys } = change else { return Ok(change.clone()) };
+    let (mut now, mut busy) = (Vec::new(), None);
+    for key in keys {
+        match cut_fits(version, key, running, flushes) {
+            Ok(()) => now.push(key.clone()),
+            Err(error) => {
+                busy.get_or_insert(error);
+            }
+        }
+    }
+    match busy {
+        Some(error) if now.is_empty() => Err(error),
+        _ => Ok(ChangeKind::Split { keys: now }),
+    }
+}
+
+/// `Busy`, with the reason, while a file or job does not fit a boundary at `key`.
+fn cut_fits(
+    version: &Version,
+    key: &Vec<u8>,
+    running: &[Running],
+    flushes: &[RunningFlush],
 ) -> Result<()> {
-    let ChangeKind::Split { bucket, key } = change else { return Ok(()) };
     let across =
         |range: &KeyRange| range.start < *key && range.end.as_ref().is_none_or(|end| end > key);
+    let bucket = version.map().bucket_of(key);
     let (mut left, right) =
-        (version.map().range(*bucket), KeyRange { start: key.clone(), end: None });
+        (version.map().range(bucket), KeyRange { start: key.clone(), end: None });
     left.end = Some(key.clone());
     let old =
-        version.l0(*bucket).iter().filter(|file| file.overlaps(&left) && file.overlaps(&right));
+        version.l0(bucket).iter().filter(|file| file.overlaps(&left) && file.overlaps(&right));
     match old.count() {
         0 => {}
         count => {
@@ -60,8 +86,7 @@ pub fn fits(
             )));
         }
     }
-    let uncut =
-        |flush: &&RunningFlush| across(&flush.range) && flush.planned_cut.as_ref() != Some(key);
+    let uncut = |flush: &&RunningFlush| across(&flush.range) && !flush.planned_cuts.contains(key);
     if flushes.iter().any(|flush| uncut(&flush)) {
         return Err(Error::busy(format!("a flush of bucket {bucket} was planned without the key")));
     }
@@ -103,35 +128,39 @@ mod tests {
     }
 
     fn flush(start: &str, end: &str, cut: Option<&str>) -> RunningFlush {
-        RunningFlush { range: range(start, end), planned_cut: cut.map(Into::into) }
+        RunningFlush {
+            range: range(start, end),
+            planned_cuts: cut.into_iter().map(Into::into).collect(),
+        }
     }
 
     fn at_k() -> ChangeKind {
-        ChangeKind::Split { bucket: 1, key: b"k".to_vec() }
+        ChangeKind::split_at(b"k")
     }
 
     #[test]
     fn a_split_waits_for_what_lies_across_its_key_and_for_nothing_else() {
         let cut = version(&[("h", "j"), ("k", "o"), ("a", "f"), ("p", "z")]);
-        fits(&cut, &at_k(), &[], &[]).expect("every file is on one side");
+        fitting(&cut, &at_k(), &[], &[]).expect("every file is on one side");
         let old = version(&[("h", "j"), ("h", "k")]);
-        assert!(fits(&old, &at_k(), &[], &[]).is_err());
-        fits(&cut, &at_k(), &[], &[flush("g", "p", Some("k"))]).expect("cut as planned");
-        assert!(fits(&cut, &at_k(), &[], &[flush("g", "p", None)]).is_err());
-        assert!(fits(&cut, &at_k(), &[], &[flush("g", "p", Some("l"))]).is_err(), "another key");
-        fits(&cut, &at_k(), &[], &[flush("g", "k", None), flush("k", "p", None)]).expect("beside");
+        assert!(fitting(&old, &at_k(), &[], &[]).is_err());
+        fitting(&cut, &at_k(), &[], &[flush("g", "p", Some("k"))]).expect("cut as planned");
+        assert!(fitting(&cut, &at_k(), &[], &[flush("g", "p", None)]).is_err());
+        assert!(fitting(&cut, &at_k(), &[], &[flush("g", "p", Some("l"))]).is_err(), "another key");
+        fitting(&cut, &at_k(), &[], &[flush("g", "k", None), flush("k", "p", None)])
+            .expect("beside");
         let job = |to| Running { cf: CF, range: range("h", "o"), from: 0, to, files: vec![] };
-        assert!(fits(&cut, &at_k(), &[job(0)], &[]).is_err(), "a merge within L0");
-        fits(&cut, &at_k(), &[job(6)], &[]).expect("a compaction into the base level");
+        assert!(fitting(&cut, &at_k(), &[job(0)], &[]).is_err(), "a merge within L0");
+        fitting(&cut, &at_k(), &[job(6)], &[]).expect("a compaction into the base level");
         let foreign = Running { cf: CfId(7), ..job(0) };
-        fits(&cut, &at_k(), &[foreign], &[]).expect("another family");
+        fitting(&cut, &at_k(), &[foreign], &[]).expect("another family");
     }
 
     #[test]
-    fn a_merge_always_fits() {
+    fn a_merge_always_fitting() {
         let full = version(&[("a", "f"), ("g", "o")]);
         let job = Running { cf: CF, range: range("a", "o"), from: 0, to: 0, files: vec![1] };
         let merge = ChangeKind::Merge { left: 0 };
-        fits(&full, &merge, &[job], &[flush("a", "g", None)]).expect("it lies within");
+        fitting(&full, &merge, &[job], &[flush("a", "g", None)]).expect("it lies within");
     }
 }

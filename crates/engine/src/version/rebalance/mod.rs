@@ -4,7 +4,7 @@
 //! - [`Window`]: what the last [`WINDOW_SEALS`] sealed memtables of a family held, as keys that
 //!   stand for bytes. Owned by `db::rebalancing`, in memory only: it starts empty at an open.
 //! - [`rebalance`]: from a window and a map to at most one [`MapChange`], with its reason.
-//! - [`fits`]: whether that change may be made now; how it gets its chance in buckets that are
+//! - [`fitting`]: whether that change may be made now; how it gets its chance in buckets that are
 //!   written all the time.
 //! - [`can_change_map`]: the same for changes by hand, which nothing was prepared for: they are
 //!   refused while a touched bucket has L0 files, a running flush or a running compaction.
@@ -25,7 +25,7 @@ use crate::key::KeyRange;
 use crate::version::Version;
 
 pub use decide::{ChangeKind, MapChange, Reason, RebalanceInput, rebalance};
-pub use fit::{RunningFlush, fits};
+pub use fit::{RunningFlush, fitting};
 pub use window::{SealSample, WINDOW_SEALS, Window};
 
 /// `Busy`, with the reason, while the buckets `touched` of `version` cannot be changed. `flushes`

@@ -149,6 +149,12 @@ impl Window {
         bytes
     }
 
+    /// Bytes of the keys in `range`.
+    #[must_use]
+    pub fn bytes_in(&self, range: &KeyRange) -> u64 {
+        self.seals.iter().map(|seal| sum(seal.within(range))).sum()
+    }
+
     /// The median of the medians of the seals in `range`, each counted by its bytes there.
     #[must_use]
     pub fn median_of_medians(&self, range: &KeyRange) -> Option<&[u8]> {

@@ -1,0 +1,115 @@
+//! How many layers of L0 files lie over each other: what a read has to look through, and what
+//! triggers and stalls count.
+//!
+//! BucketLSM (§V-B, §V-D) counts the files of a bucket. While a split is being prepared a memtable
+//! leaves several files in a bucket, side by side; counted one by one they would make a bucket
+//! urgent, and writers slow, because it is about to be relieved. So files are counted as layers,
+//! the larger of two numbers:
+//!
+//! - *depth*: how many files may hold one key, at most;
+//! - *runs*: how many groups are left when files whose sequence numbers interleave count once. They
+//!   do if they come from the same memtables. Keys that arrive in order make files that never
+//!   overlap, however many there are: these count one by one, as in the paper.
+//!
+//! Where every memtable left one file over the whole bucket, layers are files.
+//! Cost: O(files) if all of them share a key, else O(files · log files).
+
+use std::sync::Arc;
+
+use crate::live_file::LiveFile;
+
+/// The layers that `files`, L0 files of one bucket, newest first, make.
+#[must_use]
+pub fn layers(files: &[Arc<LiveFile>]) -> usize {
+    if files.len() <= 1 || all_share_a_key(files) {
+        return files.len();
+    }
+    runs(files).max(depth(files))
+}
+
+fn all_share_a_key(files: &[Arc<LiveFile>]) -> bool {
+    let start = files.iter().map(|file| file.smallest.as_slice()).max();
+    start.is_some_and(|start| files.iter().all(|file| !file.ends_before(start)))
+}
+
+/// Groups of files with interleaved sequence numbers.
+fn runs(files: &[Arc<LiveFile>]) -> usize {
+    let mut runs = 0;
+    let mut oldest = u64::MAX;
+    for file in files {
+        if file.largest_seq < oldest {
+            runs += 1;
+        }
+        oldest = if file.largest_seq < oldest {
+            file.smallest_seq
+        } else {
+            oldest.min(file.smallest_seq)
+        };
+    }
+    runs
+}
+
+/// The most files that may hold one key: at the first key of one of them, where it is reached.
+fn depth(files: &[Arc<LiveFile>]) -> usize {
+    let mut starts: Vec<&[u8]> = files.iter().map(|file| file.smallest.as_slice()).collect();
+    // A file covers the keys up to and with its largest, or without it.
+    let mut ends: Vec<(&[u8], bool)> =
+        files.iter().map(|file| (file.largest.as_slice(), !file.largest_exclusive)).collect();
+    starts.sort_unstable();
+    ends.sort_unstable();
+    let mut ended = 0;
+    let mut most = 0;
+    for (begun, start) in (1..).zip(starts) {
+        while ends.get(ended).is_some_and(|&end| end < (start, true)) {
+            ended += 1;
+        }
+        most = most.max(begun - ended);
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live_file::LiveFile;
+    use crate::version::tests::meta;
+
+    /// Files of first and last key and sequence numbers, newest first.
+    fn files(of: &[(&str, &str, u64, u64)]) -> Vec<Arc<LiveFile>> {
+        (1..)
+            .zip(of)
+            .map(|(no, &(first, last, from, to))| {
+                LiveFile::new(
+                    meta(no, first.as_bytes(), last.as_bytes(), (from, to)),
+                    Arc::default(),
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn files_that_lie_over_each_other_count_one_by_one() {
+        assert_eq!(layers(&[]), 0);
+        assert_eq!(layers(&files(&[("a", "z", 20, 29), ("b", "y", 10, 19), ("c", "x", 0, 9)])), 3);
+        // The same memtables, but deep in one place: by depth.
+        let chained =
+            files(&[("a", "m", 10, 29), ("n", "z", 20, 29), ("n", "z", 10, 19), ("n", "y", 0, 9)]);
+        assert_eq!(layers(&chained), 3);
+    }
+
+    #[test]
+    fn the_parts_of_a_memtable_count_once_and_keys_in_order_one_by_one() {
+        let parts =
+            files(&[("m", "z", 11, 19), ("a", "l", 10, 18), ("m", "z", 1, 9), ("a", "l", 0, 8)]);
+        assert_eq!(layers(&parts), 2);
+        let in_order = files(&[("m", "z", 20, 29), ("g", "l", 10, 19), ("a", "f", 0, 9)]);
+        assert_eq!(layers(&in_order), 3);
+    }
+
+    #[test]
+    fn a_file_ends_with_its_last_key() {
+        let touching = files(&[("f", "k", 10, 30), ("a", "f", 5, 20), ("k", "z", 0, 28)]);
+        assert_eq!(depth(&touching), 2);
+        assert_eq!(runs(&touching), 1);
+    }
+}

@@ -109,12 +109,7 @@ fn wanted(context: IoContext, fast_levels: u8) -> (usize, Why) {
     }
 }
 
-fn fits(
-    device: &DeviceView,
-    input: &PlaceInput<'_>,
-    level: Option<u8>,
-    may_pass_on: bool,
-) -> bool {
+fn fits(device: &DeviceView, input: &PlaceInput<'_>, level: Option<u8>, may_pass_on: bool) -> bool {
     let left = device.free.saturating_sub(input.size_hint_bytes);
     let part = |share: f64| (device.capacity as f64 * share) as u64;
     if device.free < input.size_hint_bytes || left < part(input.reserve) {

@@ -1,0 +1,194 @@
+//! Measuring a device by number of threads, as the placement scheme needs it (Keigo §3.1, §4.2).
+//!
+//! [`probe`] writes and reads as the store does, through the device's own file system: each thread has a
+//! file of its own and goes through it front to back in blocks. Threads are doubled until more of them do not help
+//! ([`crate::scheme::goes_on`]). Everything that it writes is removed again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use archipelago_base::clock::Clock;
+use archipelago_base::spawn::{Joiner, Spawn};
+use archipelago_base::{Error, Result};
+use archipelago_env::device::Direction;
+use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
+use parking_lot::Mutex;
+
+use crate::scheme::{DeviceProfile, Point, goes_on, peak};
+
+/// How to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeOptions {
+    /// Bytes of one write or read. Default 4 KiB, as in the paper.
+    pub block_bytes: usize,
+    /// Bytes of each thread's file. Default 16 MiB.
+    pub file_bytes: u64,
+    /// How long each point is measured. Default 500 ms.
+    pub point: Duration,
+    /// Most threads. Default 64.
+    pub threads_max: u32,
+    /// Past the page cache. Default yes.
+    pub direct: bool,
+}
+
+impl Default for ProbeOptions {
+    fn default() -> Self {
+        Self {
+            block_bytes: 4096,
+            file_bytes: 16 << 20,
+            point: Duration::from_millis(500),
+            threads_max: 64,
+            direct: true,
+        }
+    }
+}
+
+/// What [`probe`] works with.
+#[derive(Clone, Debug)]
+pub struct Prober {
+    /// The device's file system.
+    pub fs: Arc<dyn FileSystem>,
+    /// A directory on it, which is made and removed.
+    pub dir: PathBuf,
+    /// Measures time.
+    pub clock: Arc<dyn Clock>,
+    /// Starts the threads.
+    pub spawn: Arc<dyn Spawn>,
+}
+
+/// Measures a device named `name`. Takes about `point` times the number of points in each direction.
+pub fn probe(prober: &Prober, name: &str, options: &ProbeOptions) -> Result<DeviceProfile> {
+    prober.fs.create_dir_all(&prober.dir)?;
+    let measured = probe_directions(prober, options);
+    let removed = prober.fs.remove_dir_all(&prober.dir);
+    let (writes, reads) = measured?;
+    removed?;
+    Ok(DeviceProfile {
+        name: name.to_owned(),
+        writers_max: peak(&writes),
+        readers_max: peak(&reads),
+        writes,
+        reads,
+    })
+}
+
+fn probe_directions(prober: &Prober, options: &ProbeOptions) -> Result<(Vec<Point>, Vec<Point>)> {
+    let mut curves = [Vec::new(), Vec::new()];
+    for (direction, points) in [Direction::Write, Direction::Read].into_iter().zip(&mut curves) {
+        let mut threads = 1;
+        while threads <= options.threads_max && goes_on(points) {
+            let bytes_per_s = measure(prober, options, direction, threads)?;
+            points.push(Point { threads, bytes_per_s });
+            threads *= 2;
+        }
+    }
+    let [writes, reads] = curves;
+    Ok((writes, reads))
+}
+
+const CONTEXT: IoContext =
+    IoContext { class: FileClass::Sst, purpose: IoPurpose::Maintenance, level: None };
+
+/// What the threads of a point share.
+struct Round {
+    prober: Prober,
+    options: ProbeOptions,
+    stop: AtomicBool,
+    bytes: AtomicU64,
+    failed: Mutex<Option<Error>>,
+}
+
+/// Bytes per second of `threads` threads together.
+fn measure(
+    prober: &Prober,
+    options: &ProbeOptions,
+    direction: Direction,
+    threads: u32,
+) -> Result<f64> {
+    let path = |thread: u32| prober.dir.join(format!("probe-{thread}.sst"));
+    if direction == Direction::Read {
+        for thread in 0..threads {
+            if !prober.fs.exists(&path(thread))?
+                || prober.fs.len(&path(thread))? < options.file_bytes
+            {
+                write_file(prober, options, &path(thread), None)?;
+            }
+        }
+    }
+    let round = Arc::new(Round {
+        prober: prober.clone(),
+        options: *options,
+        stop: AtomicBool::new(false),
+        bytes: AtomicU64::new(0),
+        failed: Mutex::new(None),
+    });
+    let begun_ns = prober.clock.now_ns();
+    let mut joiners = Vec::new();
+    for thread in 0..threads {
+        let (round, path) = (Arc::clone(&round), path(thread));
+        let body = Box::new(move || {
+            let done = match direction {
+                Direction::Write => write_on(&round, &path),
+                Direction::Read => read_on(&round, &path),
+            };
+            if let Err(error) = done {
+                *round.failed.lock() = Some(error);
+            }
+        });
+        joiners.push(prober.spawn.spawn(&format!("probe-{thread}"), body)?);
+    }
+    prober.clock.sleep(options.point);
+    round.stop.store(true, Ordering::Release);
+    joiners.into_iter().try_for_each(Joiner::join)?;
+    if let Some(error) = round.failed.lock().take() {
+        return Err(error);
+    }
+    let passed_s = (prober.clock.now_ns() - begun_ns).max(1) as f64 / 1e9;
+    Ok(round.bytes.load(Ordering::Acquire) as f64 / passed_s)
+}
+
+fn write_on(round: &Round, path: &Path) -> Result<()> {
+    while !round.stop.load(Ordering::Acquire) {
+        write_file(&round.prober, &round.options, path, Some(round))?;
+    }
+    Ok(())
+}
+
+fn write_file(
+    prober: &Prober,
+    options: &ProbeOptions,
+    path: &Path,
+    round: Option<&Round>,
+) -> Result<()> {
+    let block = vec![0xa5; options.block_bytes];
+    let create = CreateOptions { direct: options.direct, size_hint_bytes: options.file_bytes };
+    let mut file = prober.fs.create(path, CONTEXT, create)?;
+    while file.len() < options.file_bytes
+        && round.is_none_or(|round| !round.stop.load(Ordering::Acquire))
+    {
+        file.append(&block)?;
+        if let Some(round) = round {
+            round.bytes.fetch_add(block.len() as u64, Ordering::Relaxed);
+        }
+    }
+    file.sync()
+}
+
+fn read_on(round: &Round, path: &Path) -> Result<()> {
+    let options = OpenOptions { direct: round.options.direct };
+    let file = round.prober.fs.open(path, CONTEXT, options)?;
+    let mut block = vec![0; round.options.block_bytes];
+    let last = file.len().saturating_sub(block.len() as u64);
+    let mut at = 0;
+    while !round.stop.load(Ordering::Acquire) {
+        file.read_exact_at(at, &mut block, CONTEXT)?;
+        round.bytes.fetch_add(block.len() as u64, Ordering::Relaxed);
+        at += block.len() as u64;
+        if at > last {
+            at = 0;
+        }
+    }
+    Ok(())
+}

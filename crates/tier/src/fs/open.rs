@@ -162,6 +162,7 @@ impl TieredFs {
             Some(scheme) => Some(scheme),
             None => load_scheme(&*home_fs, &devices[home].root)?,
         };
+        sync_names(&devices)?;
         home_fs.create_dir_all(&names_dir)?;
         let space = Namespace::begin(home_fs, names_dir, id, generation + 1, state)?;
         remove_strays(&strays);
@@ -408,6 +409,20 @@ fn list_device(one: &Found) -> Result<Contents> {
         }
     }
     Ok(contents)
+}
+
+/// Makes the physical names durable that the snapshot of the next generation promises: after a kill,
+/// those since the last sync are not.
+fn sync_names(devices: &[Device]) -> Result<()> {
+    for device in devices {
+        for entry in device.fs.list(&device.root)? {
+            let ours = matches!(entry.name.as_str(), "files" | "cache");
+            if entry.is_dir && (ours || entry.name.starts_with("logs-")) {
+                device.fs.sync_dir(&device.root.join(&entry.name))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn index_of(devices: &[Device], no: u8) -> Option<usize> {

@@ -12,7 +12,12 @@ use crate::{parent, plan};
 /// Writes; returns only if nobody kills it.
 pub(crate) fn run(arguments: &ChildArguments) -> Result<()> {
     let acks = Arc::new(AckWriter::open(&parent::acks_path(&arguments.dir))?);
-    let db = open(&parent::database_path(&arguments.dir), arguments.seed, arguments.open_seed)?;
+    let db = open(
+        &parent::database_path(&arguments.dir),
+        arguments.seed,
+        arguments.open_seed,
+        arguments.tiers,
+    )?;
     let families = (0..=COUNTERS).map(|index| db.family(family_name(index)));
     let families = Arc::new(families.collect::<Result<Vec<_>>>()?);
     let failed = Arc::new(std::sync::Mutex::new(None));

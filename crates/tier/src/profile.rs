@@ -5,18 +5,22 @@
 //! ([`crate::scheme::goes_on`]). Everything that it writes is removed again.
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::Clock;
 use archipelago_base::spawn::{Joiner, Spawn};
-use archipelago_base::{Error, Result};
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::device::Direction;
 use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 use parking_lot::Mutex;
 
-use crate::scheme::{DeviceProfile, Point, goes_on, peak};
+use crate::activity::Totals;
+use crate::fs::TieredFs;
+use crate::scheme::{DeviceProfile, LEVELS, Observed, Point, goes_on, peak};
+use crate::settings::DeviceSettings;
 
 /// How to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,4 +195,156 @@ fn read_on(round: &Round, path: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether `fio` can be run.
+#[must_use]
+pub fn has_fio() -> bool {
+    let run = Command::new("fio").arg("--version").stdin(Stdio::null()).output();
+    run.is_ok_and(|output| output.status.success())
+}
+
+/// [`probe`] with fio, which has to be installed: sequential, synchronous, a file for each thread.
+pub fn probe_with_fio(dir: &Path, name: &str, options: &ProbeOptions) -> Result<DeviceProfile> {
+    let fs = archipelago_env::local::LocalFs::new();
+    fs.create_dir_all(dir)?;
+    let mut curves = [Vec::new(), Vec::new()];
+    let mut measured = Ok(());
+    'curves: for (direction, points) in ["write", "read"].into_iter().zip(&mut curves) {
+        let mut threads = 1;
+        while threads <= options.threads_max && goes_on(points) {
+            match run_fio(dir, direction, threads, options) {
+                Ok(bytes_per_s) => points.push(Point { threads, bytes_per_s }),
+                Err(error) => {
+                    measured = Err(error);
+                    break 'curves;
+                }
+            }
+            threads *= 2;
+        }
+    }
+    fs.remove_dir_all(dir)?;
+    measured?;
+    let [writes, reads] = curves;
+    let (writers_max, readers_max) = (peak(&writes), peak(&reads));
+    Ok(DeviceProfile { name: name.to_owned(), writers_max, readers_max, writes, reads })
+}
+
+fn run_fio(dir: &Path, direction: &str, threads: u32, options: &ProbeOptions) -> Result<f64> {
+    let failed = |what: String| Error::new(ErrorKind::Io, format!("fio: {what}"));
+    let output = Command::new("fio")
+        .arg("--name=profile")
+        .arg(format!("--directory={}", dir.display()))
+        .arg(format!("--rw={direction}"))
+        .arg(format!("--bs={}", options.block_bytes))
+        .arg(format!("--size={}", options.file_bytes))
+        .arg(format!("--numjobs={threads}"))
+        .arg(format!("--runtime={}ms", options.point.as_millis().max(1)))
+        .arg(format!("--direct={}", u8::from(options.direct)))
+        .args(["--ioengine=sync", "--time_based", "--group_reporting", "--output-format=json"])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| Error::with_source(ErrorKind::Io, "fio could not be run", source))?;
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    rate_of(&output.stdout, direction)
+        .ok_or_else(|| failed("its output has no rate in it".to_owned()))
+}
+
+/// The bytes per second in fio's output.
+fn rate_of(output: &[u8], direction: &str) -> Option<f64> {
+    // Warnings may stand before the document.
+    let start = output.iter().position(|&byte| byte == b'{')?;
+    let document: serde_json::Value = serde_json::from_slice(&output[start..]).ok()?;
+    document.get("jobs")?.get(0)?.get(direction)?.get("bw_bytes")?.as_f64()
+}
+
+/// The file system through which a device is used, to measure it.
+pub fn device_file_system(
+    settings: &DeviceSettings,
+    clock: &Arc<dyn Clock>,
+) -> Result<Arc<dyn FileSystem>> {
+    crate::device::file_system(settings, clock)
+}
+
+/// What is taken for a write-heavy run that was not made.
+#[derive(Clone, Copy, Debug)]
+pub struct Assumed;
+
+impl Assumed {
+    /// A writer each of the log, of flushes and of every level: what a store with a few jobs has.
+    #[must_use]
+    pub fn writers() -> Observed {
+        Observed { log_writers: 1.0, level_writers: [1.0; LEVELS], ..Observed::default() }
+    }
+}
+
+/// A moment from which writers are observed.
+#[derive(Clone, Copy, Debug)]
+pub struct ObservedFrom(Totals);
+
+impl TieredFs {
+    /// Begins to observe writers.
+    #[must_use]
+    pub fn observe_begin(&self) -> ObservedFrom {
+        ObservedFrom(self.shared.activity.totals(self.shared.now_ns()))
+    }
+
+    /// The writers of the log and of each level since then, on average, and the bytes of each level now.
+    #[must_use]
+    pub fn observe_end(&self, from: &ObservedFrom) -> Observed {
+        let totals = self.shared.activity.totals(self.shared.now_ns());
+        let (log_writers, level_writers) = totals.since(&from.0);
+        let mut level_bytes = [0; LEVELS];
+        for entry in self.shared.names.lock().entries.values() {
+            if let Some(level) = entry.level() {
+                let bytes = entry.inside.lock().main.len();
+                level_bytes[usize::from(level).min(LEVELS - 1)] += bytes;
+            }
+        }
+        Observed { log_writers, level_writers, level_bytes, read_share: 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_base::clock::SystemClock;
+    use archipelago_base::spawn::SystemSpawn;
+    use archipelago_env::mem::MemFs;
+
+    use super::*;
+
+    #[test]
+    fn a_probe_has_a_point_for_each_number_of_threads_and_leaves_nothing() {
+        let disk = MemFs::new();
+        let prober = Prober {
+            fs: Arc::new(disk.clone()),
+            dir: "/device/profile".into(),
+            clock: SystemClock::shared(),
+            spawn: Arc::new(SystemSpawn),
+        };
+        let options = ProbeOptions {
+            file_bytes: 64 << 10,
+            point: Duration::from_millis(5),
+            threads_max: 2,
+            ..ProbeOptions::default()
+        };
+        let profile = probe(&prober, "memory", &options).unwrap();
+        assert_eq!(profile.name, "memory");
+        for points in [&profile.writes, &profile.reads] {
+            let threads: Vec<u32> = points.iter().map(|point| point.threads).collect();
+            assert_eq!(threads, [1, 2]);
+            assert!(points.iter().all(|point| point.bytes_per_s > 0.0));
+        }
+        assert!(disk.list(Path::new("/device")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_rate_is_found_in_what_fio_says() {
+        let said = br#"fio: a warning
+        {"jobs": [{"read": {"bw_bytes": 0}, "write": {"bw_bytes": 123456789}}]}"#;
+        assert_eq!(rate_of(said, "write"), Some(123_456_789.0));
+        assert_eq!(rate_of(b"nothing", "write"), None);
+    }
 }

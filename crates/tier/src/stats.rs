@@ -167,6 +167,39 @@ fn count_file(devices: &mut [DeviceReport], entry: &Entry) {
     }
 }
 
+impl TierStats {
+    /// The figures as `name:value` lines, for INFO.
+    #[must_use]
+    pub fn facts(&self) -> String {
+        let mut text = format!("tier_fast_levels:{}\n", self.fast_levels);
+        text.push_str(&format!("tier_failed_jobs:{}\n", self.failed_jobs));
+        for (index, device) in self.devices.iter().enumerate() {
+            let files: u64 = device.files.values().map(|count| count.files).sum();
+            let bytes: u64 = device.files.values().map(|count| count.bytes).sum();
+            let ratio = device.hit_ratio().map_or_else(|| "-".to_owned(), |r| format!("{r:.3}"));
+            text.push_str(&format!(
+                "tier{index}:name={},capacity={},free={},files={files},bytes={bytes},copies={},\
+                 copy_bytes={},writers={},limit={},readers={},hit_ratio={ratio},moved_in={},\
+                 moved_out={},waiting={},errors={},failing={}\n",
+                device.name,
+                device.capacity,
+                device.free,
+                device.copies.files,
+                device.copies.bytes,
+                device.writers.iter().sum::<usize>(),
+                device.limit,
+                device.readers,
+                device.moved.0,
+                device.moved.1,
+                device.waiting.0 + device.waiting.1,
+                device.errors,
+                u8::from(device.failing)
+            ));
+        }
+        text
+    }
+}
+
 fn mib(bytes: u64) -> String {
     match bytes {
         0..=9_999_999 => format!("{} KiB", bytes >> 10),

@@ -231,7 +231,7 @@ fn check_empty(one: &Found) -> Result<()> {
     if !fs.exists(dir)? {
         return Ok(());
     }
-    let own = [LOCK_NAME, "lost+found", SCHEME_NAME];
+    let own = [LOCK_NAME, "lost+found", "profile", SCHEME_NAME];
     let temporary = format!("{DEVICE_NAME}.tmp");
     let foreign = fs
         .list(dir)?

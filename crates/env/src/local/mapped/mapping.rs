@@ -32,9 +32,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     fn new(file: &File, offset: u64, len: usize, protection: ProtFlags) -> io::Result<Self> {
         // SAFETY: a new mapping at an address that the kernel chooses; the range is in the file.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, offset)
-        }?;
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, offset) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::FAULT)?;
         Ok(Self { base, len })
     }

@@ -2,7 +2,7 @@
 //! write-heavy run, and writes the placement scheme (Keigo §4.2).
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use archipelago::env::local::LocalFs;
@@ -14,7 +14,7 @@ use archipelago::tier::scheme::{DeviceProfile, Scheme};
 use archipelago::tier::{Components as TierComponents, DeviceKind, DeviceSettings, Policy};
 use archipelago::{
     CfOptions, Clock, Components, Db, DbOptions, Error, Joiner, Result, Rng, Settings, Spawn as _,
-    SystemClock, SystemSpawn, WriteOptions,
+    SystemClock, SystemSpawn,
 };
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -226,33 +226,7 @@ impl Profile {
         );
         let until_ns = clock.now_ns() + self.load_seconds * 1_000_000_000;
         let before = tiers.observe_begin();
-        let mut threads = Vec::new();
-        for thread in 0..self.load_threads.max(1) {
-            let (db, clock) = (db.clone(), Arc::clone(clock));
-            let body = Box::new(move || {
-                let mut rng = Rng::with_seed(thread);
-                let value = vec![b'v'; 1024];
-                while clock.now_ns() < until_ns {
-                    let key = format!("{:016x}", rng.u64(..) % 4_000_000);
-                    let written = db.put_with(
-                        db.default_family(),
-                        key.as_bytes(),
-                        &value,
-                        &WriteOptions::default(),
-                    );
-                    if written.is_err() {
-                        return;
-                    }
-                    // Half of the operations read, as in YCSB A.
-                    let key = format!("{:016x}", rng.u64(..) % 4_000_000);
-                    if db.get(key.as_bytes()).is_err() {
-                        return;
-                    }
-                }
-            });
-            threads.push(SystemSpawn.spawn(&format!("load-{thread}"), body)?);
-        }
-        threads.into_iter().try_for_each(Joiner::join)?;
+        self.write_until(&db, clock, until_ns)?;
         let observed = tiers.observe_end(&before);
         db.close()?;
         tiers.close()?;
@@ -263,5 +237,32 @@ impl Profile {
             }
         }
         Ok(observed)
+    }
+
+    /// Half writes and half reads of random keys, as in YCSB A.
+    fn write_until(&self, db: &Db, clock: &Arc<dyn Clock>, until_ns: u64) -> Result<()> {
+        let mut threads = Vec::new();
+        let failed = Arc::new(OnceLock::new());
+        for thread in 0..self.load_threads.max(1) {
+            let (db, clock, failed) = (db.clone(), Arc::clone(clock), Arc::clone(&failed));
+            let body = Box::new(move || {
+                let mut rng = Rng::with_seed(thread);
+                let value = vec![b'v'; 1024];
+                let mut step = || {
+                    let mut key = || format!("{:016x}", rng.u64(..) % 4_000_000);
+                    db.put(key().as_bytes(), &value)?;
+                    db.get(key().as_bytes()).map(|_| ())
+                };
+                while clock.now_ns() < until_ns {
+                    if let Err(error) = step() {
+                        let _first = failed.set(error);
+                        return;
+                    }
+                }
+            });
+            threads.push(SystemSpawn.spawn(&format!("load-{thread}"), body)?);
+        }
+        threads.into_iter().try_for_each(Joiner::join)?;
+        failed.get().map_or(Ok(()), |error: &Error| Err(error.clone()))
     }
 }

@@ -161,7 +161,7 @@ impl CopyIndex {
         let count = reader.u32()?;
         let chunks = (0..count).map(|_| reader.u32()).collect::<Option<Vec<_>>>()?;
         let whole = reader.is_empty() && u64::from(count) == data_len.div_ceil(CHUNK_BYTES);
-        whole.then(|| Self { namespace: *namespace, file, extents, data_len, chunks })
+        whole.then_some(Self { namespace: *namespace, file, extents, data_len, chunks })
     }
 }
 

@@ -131,7 +131,7 @@ impl TieredFs {
         &self,
         path: &Path,
         context: IoContext,
-        physical: Arc<Physical>,
+        physical: &Arc<Physical>,
         place: Place,
     ) -> Result<Writing> {
         let shared = &self.shared;
@@ -143,8 +143,8 @@ impl TieredFs {
             names: vec![path.to_owned()],
             heat: 0,
         };
-        let entry = Entry::new(record.id, context.class, context.level, Arc::clone(&physical));
-        let writing = self.writing(&entry, Arc::clone(&physical), context);
+        let entry = Entry::new(record.id, context.class, context.level, Arc::clone(physical));
+        let writing = self.writing(&entry, Arc::clone(physical), context);
         let mut names = shared.names.lock();
         names.entries.insert(entry.id, Arc::clone(&entry));
         let id = entry.id;
@@ -258,7 +258,7 @@ impl FileSystem for TieredFs {
             let direct = options.direct || is_direct(device, context.class);
             device.fs.create(physical, context, CreateOptions { direct, ..options })
         })?;
-        let writing = self.enter(&path, context, made.physical, made.place)?;
+        let writing = self.enter(&path, context, &made.physical, made.place)?;
         Ok(Box::new(TierWriter::new(made.inner, writing)))
     }
 
@@ -295,7 +295,7 @@ impl FileSystem for TieredFs {
             let options = LogOptions { recycle: None, ..options.clone() };
             device.fs.create_log(physical, context, options)
         })?;
-        let writing = self.enter(&path, context, made.physical, made.place)?;
+        let writing = self.enter(&path, context, &made.physical, made.place)?;
         if let Some(old) = old {
             self.remove(&old)?;
         }

@@ -88,7 +88,7 @@ pub(super) fn tick(shared: &Arc<Shared>) {
     if !shared.is_tiered {
         return;
     }
-    let age_ranges = pace.looks % 16 == 0;
+    let age_ranges = pace.looks.is_multiple_of(16);
     let seen = look_at_files(shared, now_ms, passed_ms, age_ranges);
     note_ratios(shared, &mut pace);
     for index in 0..shared.devices.len() - 1 {

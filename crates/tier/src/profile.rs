@@ -154,10 +154,13 @@ fn measure(
 }
 
 fn write_on(round: &Round, path: &Path) -> Result<()> {
-    while !round.stop.load(Ordering::Acquire) {
+    // At least a block, however late the thread was started.
+    loop {
         write_file(&round.prober, &round.options, path, Some(round))?;
+        if round.stop.load(Ordering::Acquire) {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 fn write_file(
@@ -169,12 +172,13 @@ fn write_file(
     let block = vec![0xa5; options.block_bytes];
     let create = CreateOptions { direct: options.direct, size_hint_bytes: options.file_bytes };
     let mut file = prober.fs.create(path, CONTEXT, create)?;
-    while file.len() < options.file_bytes
-        && round.is_none_or(|round| !round.stop.load(Ordering::Acquire))
-    {
+    while file.len() < options.file_bytes {
         file.append(&block)?;
         if let Some(round) = round {
             round.bytes.fetch_add(block.len() as u64, Ordering::Relaxed);
+            if round.stop.load(Ordering::Acquire) {
+                break;
+            }
         }
     }
     file.sync()
@@ -186,15 +190,17 @@ fn read_on(round: &Round, path: &Path) -> Result<()> {
     let mut block = vec![0; round.options.block_bytes];
     let last = file.len().saturating_sub(block.len() as u64);
     let mut at = 0;
-    while !round.stop.load(Ordering::Acquire) {
+    loop {
         file.read_exact_at(at, &mut block, CONTEXT)?;
         round.bytes.fetch_add(block.len() as u64, Ordering::Relaxed);
         at += block.len() as u64;
         if at > last {
             at = 0;
         }
+        if round.stop.load(Ordering::Acquire) {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// Whether `fio` can be run.

@@ -174,7 +174,7 @@ fn names_behave_as_on_any_file_system() {
     old.read_exact_at(0, &mut buf, READ).unwrap();
     assert_eq!(buf, two, "who holds the replaced file reads on");
     write(&fs, "c", 0, &three);
-    let expected = BTreeMap::from([("b".to_owned(), one.clone()), ("c".to_owned(), three.clone())]);
+    let expected = BTreeMap::from([("b".to_owned(), one.clone()), ("c".to_owned(), three)]);
     assert_eq!(contents(&fs), expected);
     assert_eq!(fs.len(&path("c")).unwrap(), 300);
     for missing in [

@@ -11,7 +11,7 @@ use archipelago::{Db, Error, SystemClock, WriteOptions};
 use crate::acks;
 use crate::arguments::{Arguments, ChildArguments};
 use crate::check::{Progress, read};
-use crate::settings::{COUNTERS, FAMILIES, Rng, family_name, open};
+use crate::settings::{COUNTERS, FAMILIES, Over, Rng, family_name, open};
 
 /// The database's directory inside the working directory.
 pub(crate) fn database_path(dir: &Path) -> PathBuf {
@@ -144,7 +144,8 @@ impl Session<'_> {
         let acknowledged = acks::read(&acks_path(&self.dir), &self.progress.done).map_err(text)?;
         let before: u64 = self.progress.done.iter().sum();
         let path = database_path(&self.dir);
-        let db = open(&path, self.progress.seed, self.rng.u64(..), self.arguments.tiers)
+        let over = if self.arguments.tiers { Over::Tiers { dies: false } } else { Over::Plain };
+        let db = open(&path, self.progress.seed, self.rng.u64(..), over)
             .map_err(|error| format!("cannot open the database after the kill: {error}"))?;
         if let Some(sabotage) = sabotage {
             self.damage(&db, sabotage, &acknowledged).map_err(text)?;

@@ -212,6 +212,7 @@ impl Device {
         result
     }
 
+    #[inline]
     pub(crate) fn add(&self, count: Count, value: u64) {
         self.counters.add(count as usize, value);
     }

@@ -166,8 +166,10 @@ impl Entry {
         }
         let route = self.route(&inside, shared, context, options)?;
         let len = route.main.len();
+        let route = Arc::new(route);
         let reader = Arc::new(TierReader {
-            route: ArcSwap::from_pointee(route),
+            only: (!shared.is_tiered).then(|| Arc::clone(&route)),
+            route: ArcSwap::new(route),
             entry: Arc::clone(self),
             shared: Arc::clone(shared),
             context,
@@ -290,6 +292,8 @@ struct Route {
 #[derive(Debug)]
 pub(crate) struct TierReader {
     route: ArcSwap<Route>,
+    /// With one device nothing moves and there are no copies: this is the route for ever.
+    only: Option<Arc<Route>>,
     entry: Arc<Entry>,
     shared: Arc<Shared>,
     context: IoContext,
@@ -322,6 +326,17 @@ impl TierReader {
         if foreground {
             device.add(Count::ForegroundReads, 1);
         }
+        if outcome.is_err() {
+            device.note(&outcome, self.shared.now_ns());
+        }
+        outcome
+    }
+
+    /// The only device's reads are counted, and nothing else of them: nothing is decided by it.
+    #[inline]
+    fn read_only_device(&self, outcome: Result<()>) -> Result<()> {
+        let device = &self.shared.devices[0];
+        device.add(Count::ReadsEnded, 1);
         if outcome.is_err() {
             device.note(&outcome, self.shared.now_ns());
         }
@@ -398,9 +413,13 @@ fn read_checked(cached: &Cached, at: u64, buf: &mut [u8], context: IoContext) ->
 impl RandomFile for TierReader {
     #[inline]
     fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
+        if let Some(route) = &self.only {
+            let outcome = route.main.read_exact_at(offset, buf, context);
+            return self.read_only_device(outcome);
+        }
         let route = self.route.load();
         let foreground = context.purpose == IoPurpose::ForegroundRead;
-        if foreground && self.shared.is_tiered {
+        if foreground {
             self.entry.count_read(offset, &self.shared, self.len);
         }
         if !route.cached.is_empty() && self.read_cached(&route, offset, buf, context, foreground) {
@@ -411,6 +430,10 @@ impl RandomFile for TierReader {
     }
 
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        if let Some(route) = &self.only {
+            let outcome = route.main.read_many(requests, context);
+            return self.read_only_device(outcome);
+        }
         let route = self.route.load();
         let foreground = context.purpose == IoPurpose::ForegroundRead;
         if !route.cached.is_empty() {
@@ -418,7 +441,7 @@ impl RandomFile for TierReader {
                 .iter_mut()
                 .try_for_each(|(offset, buf)| self.read_exact_at(*offset, buf, context));
         }
-        if foreground && self.shared.is_tiered {
+        if foreground {
             for (offset, _) in requests.iter() {
                 self.entry.count_read(*offset, &self.shared, self.len);
             }

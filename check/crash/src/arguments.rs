@@ -5,7 +5,8 @@ use std::path::PathBuf;
 /// Shown for `--help` and after a mistake.
 pub(crate) const USAGE: &str = "\
 usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [--threads N]
-                         [--kill-after-ms-max N] [--cycles-per-database N] [--sabotage]
+                         [--kill-after-ms-max N] [--cycles-per-database N] [--tiers]
+                         [--sabotage]
 
   --cycles N               how often to kill and check (default 20)
   --seed S                 decides operations, settings and when to kill (default: random, printed)
@@ -14,6 +15,7 @@ usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [
   --threads N              writing threads (default 4)
   --kill-after-ms-max N    the kill comes within so many milliseconds (default 600)
   --cycles-per-database N  then a new one with other settings is begun (default 10)
+  --tiers                  over three devices, between which files move and are copied
   --sabotage               damage the database before the check; succeeds if that is seen";
 
 /// What to do.
@@ -36,6 +38,7 @@ pub(crate) struct Arguments {
     pub(crate) threads: u64,
     pub(crate) kill_after_ms_max: u64,
     pub(crate) cycles_per_database: u64,
+    pub(crate) tiers: bool,
     pub(crate) sabotage: bool,
 }
 
@@ -47,6 +50,7 @@ pub(crate) struct ChildArguments {
     /// Decides the settings of the open.
     pub(crate) open_seed: u64,
     pub(crate) ops_per_thread: u64,
+    pub(crate) tiers: bool,
     /// By thread: the number of its first operation.
     pub(crate) first: Vec<u64>,
 }
@@ -61,17 +65,19 @@ impl ChildArguments {
             self.seed.to_string(),
             self.open_seed.to_string(),
             self.ops_per_thread.to_string(),
+            u64::from(self.tiers).to_string(),
             first.join(","),
         ]
     }
 
     fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut next = || arguments.next().ok_or_else(|| "--child takes five values".to_owned());
+        let mut next = || arguments.next().ok_or_else(|| "--child takes six values".to_owned());
         let dir = PathBuf::from(next()?);
         let (seed, open_seed) = (number("seed", &next()?)?, number("open seed", &next()?)?);
         let ops_per_thread = number("operations", &next()?)?;
+        let tiers = number("tiers", &next()?)? > 0;
         let first = next()?.split(',').map(|n| number("first", n)).collect::<Result<_, _>>()?;
-        Ok(Self { dir, seed, open_seed, ops_per_thread, first })
+        Ok(Self { dir, seed, open_seed, ops_per_thread, tiers, first })
     }
 }
 
@@ -85,6 +91,7 @@ impl Default for Arguments {
             threads: 4,
             kill_after_ms_max: 600,
             cycles_per_database: 10,
+            tiers: false,
             sabotage: false,
         }
     }
@@ -107,6 +114,7 @@ impl Arguments {
                 "--threads" => parsed.threads = number(&name, &value()?)?,
                 "--kill-after-ms-max" => parsed.kill_after_ms_max = number(&name, &value()?)?,
                 "--cycles-per-database" => parsed.cycles_per_database = number(&name, &value()?)?,
+                "--tiers" => parsed.tiers = true,
                 "--sabotage" => parsed.sabotage = true,
                 _ => return Err(format!("unknown argument {name}")),
             }
@@ -124,12 +132,13 @@ impl Arguments {
     pub(crate) fn replay(&self, seed: u64) -> String {
         format!(
             "archipelago-crash --seed {seed} --cycles {} --ops-per-cycle {} --threads {} \
-             --kill-after-ms-max {} --cycles-per-database {}{}",
+             --kill-after-ms-max {} --cycles-per-database {}{}{}",
             self.cycles,
             self.ops_per_cycle,
             self.threads,
             self.kill_after_ms_max,
             self.cycles_per_database,
+            if self.tiers { " --tiers" } else { "" },
             if self.sabotage { " --sabotage" } else { "" }
         )
     }
@@ -150,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_replay_command_gives_the_same_arguments() {
-        let Ok(Command::Parent(first)) = parse("--cycles 7 --threads 3 --sabotage") else {
+        let Ok(Command::Parent(first)) = parse("--cycles 7 --threads 3 --tiers --sabotage") else {
             panic!("parent arguments")
         };
         let line = first.replay(99);

@@ -6,13 +6,15 @@ use archipelago::{Joiner, Result, Spawn as _, SystemSpawn};
 
 use crate::acks::AckWriter;
 use crate::arguments::ChildArguments;
-use crate::settings::{COUNTERS, family_name, open};
+use crate::settings::{COUNTERS, Over, family_name, open};
 use crate::{parent, plan};
 
 /// Writes; returns only if nobody kills it.
 pub(crate) fn run(arguments: &ChildArguments) -> Result<()> {
     let acks = Arc::new(AckWriter::open(&parent::acks_path(&arguments.dir))?);
-    let db = open(&parent::database_path(&arguments.dir), arguments.seed, arguments.open_seed)?;
+    let over = if arguments.tiers { Over::Tiers { dies: true } } else { Over::Plain };
+    let db =
+        open(&parent::database_path(&arguments.dir), arguments.seed, arguments.open_seed, over)?;
     let families = (0..=COUNTERS).map(|index| db.family(family_name(index)));
     let families = Arc::new(families.collect::<Result<Vec<_>>>()?);
     let failed = Arc::new(std::sync::Mutex::new(None));

@@ -11,7 +11,7 @@ use archipelago::{Db, Error, SystemClock, WriteOptions};
 use crate::acks;
 use crate::arguments::{Arguments, ChildArguments};
 use crate::check::{Progress, read};
-use crate::settings::{COUNTERS, FAMILIES, Rng, family_name, open};
+use crate::settings::{COUNTERS, FAMILIES, Over, Rng, family_name, open};
 
 /// The database's directory inside the working directory.
 pub(crate) fn database_path(dir: &Path) -> PathBuf {
@@ -137,13 +137,15 @@ impl Session<'_> {
             seed: self.progress.seed,
             open_seed: self.rng.u64(..),
             ops_per_thread: self.arguments.ops_per_cycle.div_ceil(self.arguments.threads),
+            tiers: self.arguments.tiers,
             first: self.progress.done.clone(),
         };
         self.write_and_kill(&child)?;
         let acknowledged = acks::read(&acks_path(&self.dir), &self.progress.done).map_err(text)?;
         let before: u64 = self.progress.done.iter().sum();
         let path = database_path(&self.dir);
-        let db = open(&path, self.progress.seed, self.rng.u64(..))
+        let over = if self.arguments.tiers { Over::Tiers { dies: false } } else { Over::Plain };
+        let db = open(&path, self.progress.seed, self.rng.u64(..), over)
             .map_err(|error| format!("cannot open the database after the kill: {error}"))?;
         if let Some(sabotage) = sabotage {
             self.damage(&db, sabotage, &acknowledged).map_err(text)?;

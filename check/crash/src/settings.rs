@@ -2,8 +2,11 @@
 //! compactions and log rotations.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use archipelago::{CfOptions, Components, Compression, Db, DbOptions, Result};
+use archipelago::tier::{self, DeviceKind, DeviceSettings, Policy};
+use archipelago::{CfOptions, Components, Compression, Db, DbOptions, Result, Storage};
 
 pub(crate) use archipelago::Rng;
 
@@ -38,9 +41,61 @@ fn family_options(seed: u64, index: usize) -> CfOptions {
     }
 }
 
-/// Opens the database of `seed`; `open_seed` decides what may differ from open to open. Creates
+/// Three small devices beside the database's directory, so that files have to move and copies are made;
+/// how small they are is decided by the database's seed.
+fn devices(dir: &Path, seed: u64) -> Vec<DeviceSettings> {
+    let mut rng = Rng::with_seed(seed ^ 0x71e5);
+    let base = dir.parent().unwrap_or(dir);
+    let kinds = [DeviceKind::Directory, DeviceKind::Direct, DeviceKind::Mapped];
+    let device = |name: &str, rng: &mut Rng, mib: u64| DeviceSettings {
+        name: name.to_owned(),
+        capacity_bytes: mib << 20,
+        ..DeviceSettings::new(base.join(name), kinds[rng.usize(..3)])
+    };
+    let (fast, middle) = (rng.u64(2..8), rng.u64(1..8));
+    vec![
+        device("fast", &mut rng, fast),
+        device("middle", &mut rng, middle),
+        device("slow", &mut rng, 4096),
+    ]
+}
+
+/// The tiers of the database, which look around much more often than usual.
+fn storage(dir: &Path, seed: u64, open_seed: u64, dies: bool) -> Result<Storage> {
+    let mut rng = Rng::with_seed(open_seed ^ 0x71e5);
+    let policy = Policy {
+        interval_ms: rng.u64(5..50),
+        range_bytes: rng.u64(1..64) << 12,
+        threads_max: rng.usize(1..5),
+        fast_levels: rng.bool().then(|| rng.u8(1..5)),
+        ..Policy::default()
+    };
+    let fault_point = (dies && rng.bool()).then(|| death(rng.u64(..24)));
+    let components = tier::Components { policy, fault_point, ..tier::Components::default() };
+    Storage::open_with(dir, &devices(dir, seed), components)
+}
+
+/// Ends the process on the spot at the step of a move, copy or sync that comes after so many others.
+fn death(after: u64) -> tier::FaultPoint {
+    let steps = AtomicU64::new(0);
+    Arc::new(move |_| {
+        if steps.fetch_add(1, Ordering::Relaxed) == after {
+            std::process::abort();
+        }
+        Ok(())
+    })
+}
+
+/// Who opens: over which file system, and whether it may die at a step of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Over {
+    Plain,
+    Tiers { dies: bool },
+}
+
+/// Opens the database of `seed`, over tiers or not; `open_seed` decides what may differ from open to open. Creates
 /// what is missing, families included (a kill may have come between them).
-pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64) -> Result<Db> {
+pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over) -> Result<Db> {
     let mut rng = Rng::with_seed(open_seed);
     let options = DbOptions {
         max_background_jobs: rng.usize(1..5),
@@ -50,7 +105,12 @@ pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64) -> Result<Db> {
         ..DbOptions::default()
     };
     let families = [("default".to_owned(), family_options(seed, 0))].into_iter().collect();
-    let db = Db::open_with(dir, options, Components { families, ..Components::default() })?;
+    let storage = match over {
+        Over::Tiers { dies } => storage(dir, seed, open_seed, dies)?,
+        Over::Plain => Storage::open(dir, &[])?,
+    };
+    let components = Components { families, fs: storage.fs, ..Components::default() };
+    let db = Db::open_with(&storage.dir, options, components)?;
     let known = db.list_families();
     for index in 1..=COUNTERS {
         let name = family_name(index);

@@ -73,6 +73,10 @@ macro_rules! forward_names {
             self.$inner.lock(path)
         }
 
+        fn reassign(&self, path: &std::path::Path, context: $crate::context::IoContext) {
+            self.$inner.reassign(path, context);
+        }
+
         fn free_bytes(&self, dir: &std::path::Path) -> archipelago_base::Result<Option<u64>> {
             self.$inner.free_bytes(dir)
         }

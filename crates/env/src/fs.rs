@@ -58,6 +58,9 @@ pub trait RandomFile: Send + Sync + fmt::Debug {
     }
     /// Tells that `len` bytes at `offset` will be read soon. A hint; may do nothing.
     fn prefetch(&self, _offset: u64, _len: u64) {}
+    /// Tells that the caller will not read `len` bytes at `offset` again soon and that the memory
+    /// that caches them is better used for something else. A hint; may do nothing.
+    fn forget(&self, _offset: u64, _len: u64) {}
     /// Length of the file in bytes.
     fn len(&self) -> u64;
     /// Whether the file has no bytes.
@@ -207,6 +210,10 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     fn boot_id(&self) -> Option<[u8; 16]> {
         None
     }
+    /// Tells that the file at `path` belongs to another level now (`context.level`) without having
+    /// been rewritten: a trivial move, an ingestion. A hint, which placement may act on later; an
+    /// unknown file is no error.
+    fn reassign(&self, _path: &Path, _context: IoContext) {}
     /// Bytes free on the device that holds `dir`; `None` if unknown.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;
 }

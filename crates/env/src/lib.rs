@@ -3,7 +3,8 @@
 //! ([`mem::MemFs`]), and decorators over any of them: faults on command ([`fault::FaultFs`]),
 //! statistics ([`stats::CountingFs`]), the rate limiter that flush and compaction share
 //! ([`limit::RateLimiter`]), the precedence of foreground reads ([`foreground::ForegroundFs`]) and
-//! a device described by a file ([`device::ThrottledFs`]).
+//! a device described by a file ([`device::ThrottledFs`]). [`local::mapped::MappedFs`] reads and
+//! writes tables of a byte-addressable device through mappings.
 //!
 //! Layer 1. The engine runs unchanged over a local disk, over tiers and over storage nodes,
 //! because it knows only this trait.

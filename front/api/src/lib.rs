@@ -28,7 +28,8 @@ pub use archipelago_base::metrics::Summary;
 pub use archipelago_base::random::{Rng, entropy_seed};
 pub use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 pub use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
-pub use archipelago_compute::{ComputeNode, Settings, default_dir, load_settings};
+pub use archipelago_compute::storage;
+pub use archipelago_compute::{ComputeNode, Settings, Storage, default_dir, load_settings};
 pub use archipelago_engine::db::{
     BucketChange, BucketInfo, ColumnFamily, Components, Db, Entry, IngestOptions, Iter, LevelInfo,
     ReadOptions, Report, Snapshot, VerifyReport,
@@ -46,6 +47,7 @@ pub use archipelago_engine::sst::{SstWriter, TableOptions};
 pub use archipelago_engine::stats::{Statistics, Ticker, Timer};
 pub use archipelago_engine::wal::WriteBatch;
 pub use archipelago_env as env;
+pub use archipelago_tier as tier;
 
 pub mod inspect {
     //! Looking into a database's files without opening it.

@@ -4,11 +4,11 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use archipelago::env::local::LocalFs;
 use archipelago::{
-    ColumnFamily, Db as Database, DbOptions, Error, ErrorKind, KeyRange, ReadOptions, Result,
-    WriteOptions,
+    ColumnFamily, Components, Db as Database, DbOptions, Error, ErrorKind, KeyRange, ReadOptions,
+    Result, Storage, WriteOptions,
 };
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -81,6 +81,8 @@ enum Tool {
         /// Where; must not exist or be empty.
         target: PathBuf,
     },
+    /// Print the devices that the database lies on: files, copies, space, scheme.
+    Tiers,
     /// The manifest: what the database consists of.
     Manifest {
         #[command(subcommand)]
@@ -130,18 +132,28 @@ enum SstAction {
 
 impl Db {
     pub(crate) fn run(self) -> Result<()> {
+        let storage = || Storage::open(&self.dir, &[]);
         match &self.tool {
-            Tool::Manifest { action: Dump::Dump } => return dump_manifest(&self.dir),
+            Tool::Manifest { action: Dump::Dump } => return dump_manifest(&storage()?),
             Tool::Sst { action: SstAction::Dump { file, records } } => {
-                return dump_sst(file, *records);
+                return dump_sst(&storage()?, file, *records);
             }
             _ => {}
         }
         let options = DbOptions { create_if_missing: false, ..DbOptions::default() };
-        let db = Database::open(&self.dir, options)?;
+        let storage = storage()?;
+        let components = Components { fs: Arc::clone(&storage.fs), ..Components::default() };
+        let db = Database::open_with(&storage.dir, options, components)?;
         let cf = db.family(&self.family)?;
-        let result = run_tool(&db, &cf, self.tool);
-        result.and(db.close())
+        let result = match &self.tool {
+            Tool::Tiers => show_tiers(&self.dir, &storage),
+            Tool::Stats => print(&db.stats_text()).and_then(|()| match &storage.tiers {
+                Some(tiers) => print(&format!("\n{}", tiers.stats())),
+                None => Ok(()),
+            }),
+            _ => run_tool(&db, &cf, self.tool),
+        };
+        result.and(db.close()).and(storage.close())
     }
 }
 
@@ -153,7 +165,6 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
         }
         Tool::Delete { key } => db.delete_with(cf, &unescape(&key)?, &WriteOptions::synced()),
         Tool::Scan { .. } => scan(db, cf, tool),
-        Tool::Stats => print(&db.stats_text()),
         Tool::Buckets { change: None } => {
             print(&db.property(cf, "archipelago.bucketstats").unwrap_or_default())
         }
@@ -174,7 +185,7 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
             result
         }
         Tool::Checkpoint { target } => db.checkpoint(target),
-        Tool::Manifest { .. } | Tool::Sst { .. } => Ok(()),
+        Tool::Stats | Tool::Tiers | Tool::Manifest { .. } | Tool::Sst { .. } => Ok(()),
     }
 }
 
@@ -264,17 +275,25 @@ fn verify(db: &Database) -> Result<()> {
     ))
 }
 
-fn dump_manifest(dir: &Path) -> Result<()> {
-    let fs = LocalFs::shared();
-    let lock = archipelago::inspect::lock(&*fs, dir)?;
+fn show_tiers(dir: &Path, storage: &Storage) -> Result<()> {
+    match &storage.tiers {
+        Some(tiers) => print(&tiers.stats().to_string()),
+        None => print(&format!("{} does not lie on tiers\n", dir.display())),
+    }
+}
+
+fn dump_manifest(storage: &Storage) -> Result<()> {
+    let (fs, dir) = (&storage.fs, storage.dir.as_path());
+    let lock = archipelago::inspect::lock(&**fs, dir)?;
     let mut text = String::new();
-    let dumped = archipelago::inspect::dump_manifest(&*fs, dir, &mut text);
+    let dumped = archipelago::inspect::dump_manifest(&**fs, dir, &mut text);
     drop(lock);
     print(&text)?;
     dumped
 }
 
-fn dump_sst(path: &Path, records: usize) -> Result<()> {
-    let text = archipelago::inspect::dump_sst(&LocalFs::shared(), path, records)?;
+/// A table of the database's own file system, or any file of the machine.
+fn dump_sst(storage: &Storage, path: &Path, records: usize) -> Result<()> {
+    let text = archipelago::inspect::dump_sst(&storage.fs, path, records)?;
     print(&text)
 }

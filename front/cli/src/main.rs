@@ -4,6 +4,7 @@
 mod db;
 mod serve;
 mod text;
+mod tier;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -29,6 +30,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Look into a database, change it, check it, copy it. Nobody else may have it open.
     Db(db::Db),
+    /// Measure devices and write the placement scheme of a database on tiers.
+    Tier(tier::Tier),
     /// Measure: RocksDB's benchmark names and flags (`archipelago bench --help`).
     #[command(disable_help_flag = true)]
     Bench {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Serve(serve) => serve::run(&serve),
         Command::Db(db) => db.run(),
+        Command::Tier(tier) => tier.run(),
         Command::Bench { flags } => return archipelago_bench::main(flags),
     };
     match result {

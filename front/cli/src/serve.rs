@@ -19,7 +19,7 @@ pub(crate) struct ServeArgs {
     /// Address to listen on
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6379")]
     listen: String,
-    /// A TOML file with settings ([database], [families.NAME])
+    /// A TOML file with settings ([database], [families.NAME], [[tiers]])
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Acknowledge a write only when it survives power loss, not only the end of the process
@@ -61,7 +61,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     };
     options.validate()?;
     let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
-    let store = Arc::new(EngineStore::new(node.db().clone(), write_options));
+    let mut store = EngineStore::new(node.db().clone(), write_options);
+    if let Some(tiers) = node.tiers() {
+        let tiers = Arc::clone(tiers);
+        store = store.with_facts(Box::new(move || tiers.stats().facts()));
+    }
+    let store = Arc::new(store);
     let server = Server::start(&args.listen, store, options)?;
     let addr = server.local_addr();
     println!("Archipelago serves {} on {addr}", args.dir.display());

@@ -41,11 +41,20 @@ const PROPERTIES: [&str; 10] = [
 ];
 
 /// See the module.
-#[derive(Debug)]
 pub struct EngineStore {
     db: Db,
     family: ColumnFamily,
     write_options: WriteOptions,
+    facts: Option<Facts>,
+}
+
+/// More `name:value` lines for INFO.
+pub type Facts = Box<dyn Fn() -> String + Send + Sync>;
+
+impl std::fmt::Debug for EngineStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineStore").field("db", &self.db).finish_non_exhaustive()
+    }
 }
 
 impl EngineStore {
@@ -53,7 +62,14 @@ impl EngineStore {
     #[must_use]
     pub fn new(db: Db, write_options: WriteOptions) -> Self {
         let family = db.default_family().clone();
-        Self { db, family, write_options }
+        Self { db, family, write_options, facts: None }
+    }
+
+    /// Adds what `facts` tells to the section Archipelago of INFO.
+    #[must_use]
+    pub fn with_facts(mut self, facts: Facts) -> Self {
+        self.facts = Some(facts);
+        self
     }
 
     /// Encodes `op`. A range without an end is the keys up to the last one there is: the caller
@@ -173,6 +189,9 @@ impl Store for EngineStore {
             if let Some(value) = self.db.property(&self.family, &format!("archipelago.{name}")) {
                 text.push_str(&format!("{}:{}\n", name.replace('-', "_"), value.trim()));
             }
+        }
+        if let Some(facts) = &self.facts {
+            text.push_str(&facts());
         }
         text
     }

@@ -2,11 +2,12 @@
 //! caches) and serves them to front ends.
 //!
 //! In this first form it runs embedded: [`ComputeNode::open`] opens the engine over the local
-//! file system by [`Settings`] (a TOML file or defaults) under one byte budget, and
+//! file system, or over tiers ([`storage`]), by [`Settings`] (a TOML file or defaults) under one byte budget, and
 //! [`ComputeNode::close`] ends it in order: memtables with unlogged records flushed, the log
 //! synced, the lock released. Layer 5: it depends on the engine, never on another role.
 
 mod settings;
+pub mod storage;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,13 +16,16 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::{Error, Result};
 use archipelago_engine::db::{Components, Db};
 
+use archipelago_tier::TieredFs;
 pub use settings::Settings;
+pub use storage::Storage;
 
 /// A running compute node: one database and the byte budget that it shares with its front ends.
 #[derive(Debug)]
 pub struct ComputeNode {
     db: Db,
     budget: Arc<ByteBudget>,
+    storage: Storage,
 }
 
 impl ComputeNode {
@@ -33,19 +37,27 @@ impl ComputeNode {
             bytes => bytes,
         };
         let budget = ByteBudget::new(limit);
+        let storage = Storage::open(dir, &settings.tiers)?;
         let components = Components {
+            fs: Arc::clone(&storage.fs),
             budget: Some(Arc::clone(&budget)),
             families: settings.families.clone(),
             ..Components::default()
         };
-        let db = Db::open_with(dir, settings.database.clone(), components)?;
-        Ok(Self { db, budget })
+        let db = Db::open_with(&storage.dir, settings.database.clone(), components)?;
+        Ok(Self { db, budget, storage })
     }
 
     /// The database.
     #[must_use]
     pub fn db(&self) -> &Db {
         &self.db
+    }
+
+    /// The tiers, if the database lies on some.
+    #[must_use]
+    pub fn tiers(&self) -> Option<&Arc<TieredFs>> {
+        self.storage.tiers.as_ref()
     }
 
     /// The byte budget over everything that grows with load; front ends charge their requests to
@@ -55,9 +67,10 @@ impl ComputeNode {
         &self.budget
     }
 
-    /// Closes the database; errors as [`Db::close`].
+    /// Closes the database, then the tiers; errors as [`Db::close`].
     pub fn close(self) -> Result<()> {
-        self.db.close()
+        let closed = self.db.close();
+        closed.and(self.storage.close())
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use archipelago_base::{Error, Result};
 use archipelago_engine::options::{CfOptions, DbOptions};
+use archipelago_tier::DeviceSettings;
 use serde::{Deserialize, Serialize};
 
 /// Settings of a compute node. Everything has a default; unknown names are refused.
@@ -18,6 +19,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
+    /// Devices that the database lies on, fastest first. Default: none; the database lies in its
+    /// directory, or on the tiers that the directory names.
+    pub tiers: Vec<DeviceSettings>,
     /// The database: see [`DbOptions`].
     pub database: DbOptions,
     /// Column families by name: see [`CfOptions`]. Those that are not named keep the settings
@@ -38,6 +42,10 @@ impl Settings {
     /// Checks all settings together.
     pub fn validate(&self) -> Result<()> {
         self.database.validate().map_err(|error| error.context_at("[database]"))?;
+        if !self.tiers.is_empty() {
+            archipelago_tier::settings::validate(&self.tiers)
+                .map_err(|error| error.context_at("[[tiers]]"))?;
+        }
         for (name, family) in &self.families {
             family.validate().map_err(|error| error.context_at(format!("[families.{name}]")))?;
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use archipelago_base::{CfId, Result};
+use archipelago_env::{IoContext, IoPurpose};
 
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input};
@@ -13,6 +14,7 @@ use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
 use crate::db::subcompacting::Compacted;
 use crate::event::Event;
+use crate::file_meta::sst_name;
 use crate::flush::ShardSource;
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
 use crate::job::{Cancel, JobContext, JobOutput};
@@ -149,7 +151,9 @@ impl DbInner {
     fn compact_and_install(&self, task: &CompactionTask) -> Result<()> {
         if let Pick::TrivialMove { .. } = &task.pick {
             self.stats.add(Ticker::TrivialMoves, 1);
-            return self.install_compaction(task, None);
+            self.install_compaction(task, None)?;
+            self.tell_levels(&task.pick);
+            return Ok(());
         }
         let spec = self.compaction_spec(task);
         let compacted = self.run_compaction(task, &spec)?;
@@ -160,6 +164,15 @@ impl DbInner {
             self.discard(&compacted.output);
         }
         installed
+    }
+
+    /// Tells the file system where the files of a trivial move are now: they may belong elsewhere.
+    fn tell_levels(&self, pick: &Pick) {
+        let (from, to) = (pick.from() as u8, pick.to() as u8);
+        let context = IoContext::sst(IoPurpose::Compaction { from, to }, to);
+        for (_, file) in pick.inputs() {
+            self.fs.reassign(&self.path_of(&sst_name(file.file_no())), context);
+        }
     }
 
     fn compaction_spec(&self, task: &CompactionTask) -> CompactionSpec {

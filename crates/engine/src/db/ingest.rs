@@ -229,6 +229,7 @@ impl DbInner {
         let version = Arc::clone(&family.current.load().version);
         let seq = commit.last_seq.next();
         let mut edit = VersionEdit::new();
+        let mut levels = Vec::with_capacity(pieces.len());
         {
             let state = self.state.lock();
             for piece in &mut pieces {
@@ -236,6 +237,7 @@ impl DbInner {
                 (piece.global_seq, piece.smallest_seq, piece.largest_seq) =
                     (Some(seq.0), seq.0, seq.0);
                 edit.add_file(family.id, level, piece.clone());
+                levels.push((piece.file_no(), level as u8));
             }
         }
         edit.push(crate::manifest::Change::LastSeq(seq));
@@ -245,6 +247,10 @@ impl DbInner {
         commit.last_seq = seq;
         self.committer.set_visible(seq);
         drop(commit);
+        for (no, level) in levels {
+            let context = IoContext::sst(IoPurpose::Ingest, level);
+            self.fs.reassign(&self.path_of(&sst_name(no)), context);
+        }
         let bytes = pieces.iter().map(|meta| meta.size_bytes).sum();
         self.stats.add(Ticker::IngestBytes, bytes);
         let files: Vec<u64> = pieces.iter().map(|meta| meta.no).collect();

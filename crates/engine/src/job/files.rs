@@ -115,6 +115,10 @@ impl RandomFile for MeteredRead {
         self.file.prefetch(offset, len);
     }
 
+    fn forget(&self, offset: u64, len: u64) {
+        self.file.forget(offset, len);
+    }
+
     fn len(&self) -> u64 {
         self.file.len()
     }

@@ -15,10 +15,11 @@ use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
+use archipelago_tier::TieredFs;
 use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Model, Op, Script};
-use crate::support::over;
+use crate::support::{Beneath, over};
 
 /// A disk after power loss, and which prefixes it may hold.
 struct Crashed {
@@ -41,7 +42,10 @@ struct Watch {
 struct Run {
     seed: u64,
     disk: MemFs,
+    beneath: Beneath,
     fs: Arc<dyn FileSystem>,
+    /// The same, if tiers lie beneath: their background work is stepped.
+    tiers: Option<Arc<TieredFs>>,
     db: Option<Db>,
     script: Script,
     model: Model,
@@ -62,9 +66,9 @@ fn options(seed: u64) -> DbOptions {
 }
 
 impl Run {
-    fn new(seed: u64, one_in: u64, seeds: u64) -> Self {
+    fn new(seed: u64, one_in: u64, seeds: u64, beneath: Beneath) -> Self {
         let disk = MemFs::new();
-        let fs: Arc<dyn FileSystem> = Arc::new(disk.clone());
+        let (fs, tiers) = beneath.open(&disk);
         let db = model::create(Arc::clone(&fs), options(seed));
         let watch = Arc::new(Watch::default());
         let seen = Arc::clone(&watch);
@@ -87,7 +91,9 @@ impl Run {
         Self {
             seed,
             disk,
+            beneath,
             fs,
+            tiers,
             db: Some(db),
             script: Script::new(seed),
             model: Model::default(),
@@ -136,6 +142,9 @@ impl Run {
             _ => {}
         };
         let middle = format!("key{at:04}").into_bytes();
+        if let Some(tiers) = &self.tiers {
+            tiers.step();
+        }
         match dice {
             0..60 => drop(self.db().step_background().unwrap()),
             60..66 => self.db().flush(&family).unwrap(),
@@ -177,7 +186,7 @@ impl Run {
             format!("seed {}, operation {}, {}: {what}", self.seed, self.ops.len(), crashed.label)
         };
         let open = |disk: &MemFs| {
-            model::open_over(Arc::new(disk.clone()), options(self.seed))
+            model::open_over(self.beneath.open(disk).0, options(self.seed))
                 .unwrap_or_else(|error| panic!("{}", what(&format!("cannot open: {error}"))))
         };
         let db = open(&crashed.disk);
@@ -245,9 +254,9 @@ fn full() -> bool {
 
 /// How many crashes were looked at, how many parts compactions were cut into, and how many bucket
 /// boundaries the load moved.
-fn run(seed: u64, steps: usize, one_in: u64) -> (usize, u64, usize) {
+fn run(seed: u64, steps: usize, one_in: u64, beneath: Beneath) -> (usize, u64, usize) {
     let (one_in, seeds) = if full() { (1, 3) } else { (one_in, 1) };
-    let mut run = Run::new(seed, one_in, seeds);
+    let mut run = Run::new(seed, one_in, seeds, beneath);
     for step in 0..steps {
         run.operate();
         run.check_crashed();
@@ -259,8 +268,29 @@ fn run(seed: u64, steps: usize, one_in: u64) -> (usize, u64, usize) {
     }
     let got = model::contents(run.db()).unwrap();
     assert_eq!(model::differences(&got, &run.model.contents), Vec::<String>::new());
+    if let Some(tiers) = &run.tiers {
+        check_tiers(tiers, seed);
+    }
     run.reopen();
     (run.checked, run.parts, run.moved)
+}
+
+/// Whether the run did what tiers are for: files on both devices, moves and copies.
+fn check_tiers(tiers: &TieredFs, seed: u64) {
+    let stats = tiers.stats();
+    let [fast, slow] = &stats.devices[..] else { panic!("two devices") };
+    assert!(fast.files.contains_key("log") && fast.files.contains_key("bookkeeping"), "{stats}");
+    assert!(slow.written_bytes + slow.moved_bytes > 0, "seed {seed}: {stats}");
+    assert_eq!(stats.failed_jobs, 0, "seed {seed}: {stats}");
+    assert_eq!(fast.copies_made.2, 0, "seed {seed}: {stats}");
+}
+
+#[test]
+fn every_sync_point_leaves_a_prefix_of_the_writes_over_tiers() {
+    let runs = if full() { 10 } else { 3 };
+    let checked: usize = (100..100 + runs).map(|seed| run(seed, 200, 20, Beneath::Tiers).0).sum();
+    eprintln!("{checked} crashes");
+    assert!(checked > 30, "only {checked} crashes were looked at");
 }
 
 /// Bucket boundaries that the load has moved since the open.
@@ -274,7 +304,7 @@ fn moved_by_load(db: &Db) -> usize {
 fn every_sync_point_leaves_a_prefix_of_the_writes() {
     let runs = if full() { 20 } else { 4 };
     let (mut checked, mut parts, mut moved) = (0, 0, 0);
-    for of_run in (0..runs).map(|seed| run(seed, 300, 12)) {
+    for of_run in (0..runs).map(|seed| run(seed, 300, 12, Beneath::Disk)) {
         checked += of_run.0;
         parts += of_run.1;
         moved += of_run.2;

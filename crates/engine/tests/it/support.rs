@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use archipelago_engine::db::{Components, Db};
 use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions};
+use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
+use archipelago_tier::{DeviceKind, DeviceParts, DeviceSettings, Policy, TieredFs};
 
 /// Small sizes, so that few records make many files.
 pub(crate) fn small_family() -> CfOptions {
@@ -41,4 +43,40 @@ pub(crate) fn over(fs: &MemFs, family: CfOptions) -> Components {
 /// A small database in memory.
 pub(crate) fn open(fs: &MemFs) -> Db {
     Db::open_with("/db", small_db(), over(fs, small_family())).unwrap()
+}
+
+/// What lies between the database and a disk in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Beneath {
+    Disk,
+    /// Tiers of two directories, the first with room for a part, stepped by hand.
+    Tiers,
+}
+
+impl Beneath {
+    /// The file system for the database; the tiers, if there are some.
+    pub(crate) fn open(self, disk: &MemFs) -> (Arc<dyn FileSystem>, Option<Arc<TieredFs>>) {
+        if matches!(self, Self::Disk) {
+            return (Arc::new(disk.clone()), None);
+        }
+        let device = |(path, capacity_bytes): (&str, u64)| DeviceParts {
+            settings: DeviceSettings {
+                capacity_bytes,
+                ..DeviceSettings::new(path, DeviceKind::Directory)
+            },
+            fs: Arc::new(disk.clone()),
+            is_local: false,
+        };
+        let devices = [("/fast", 400 << 10), ("/slow", 64 << 20)].map(device).into();
+        let policy = Policy { fast_levels: Some(1), range_bytes: 4096, ..Policy::default() };
+        let components = archipelago_tier::Components {
+            spawn: None,
+            seed: Some(5),
+            policy,
+            ..archipelago_tier::Components::default()
+        };
+        let tiers = TieredFs::open_over("/db", devices, components)
+            .unwrap_or_else(|error| panic!("the tiers cannot be opened: {error}"));
+        (Arc::clone(&tiers) as Arc<dyn FileSystem>, Some(tiers))
+    }
 }

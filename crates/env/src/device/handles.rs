@@ -142,6 +142,10 @@ impl RandomFile for ThrottledReader {
         self.inner.prefetch(offset, len);
     }
 
+    fn forget(&self, offset: u64, len: u64) {
+        self.inner.forget(offset, len);
+    }
+
     fn len(&self) -> u64 {
         self.inner.len()
     }

@@ -348,6 +348,10 @@ impl FileSystem for ThrottledFs {
         self.inner.boot_id()
     }
 
+    fn reassign(&self, path: &Path, context: IoContext) {
+        self.inner.reassign(path, context);
+    }
+
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
         self.inner.free_bytes(dir)
     }

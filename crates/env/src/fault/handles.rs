@@ -126,6 +126,10 @@ impl RandomFile for FaultReader {
         self.inner.prefetch(offset, len);
     }
 
+    fn forget(&self, offset: u64, len: u64) {
+        self.inner.forget(offset, len);
+    }
+
     fn len(&self) -> u64 {
         self.inner.len()
     }

@@ -213,6 +213,10 @@ impl FileSystem for FaultFs {
         self.inner.lock(path)
     }
 
+    fn reassign(&self, path: &Path, context: IoContext) {
+        self.inner.reassign(path, context);
+    }
+
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
         self.pass(Operation::Stat, "find the free space of", dir)?;
         self.inner.free_bytes(dir)

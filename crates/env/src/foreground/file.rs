@@ -163,6 +163,10 @@ impl RandomFile for SharedReader {
         self.inner.prefetch(offset, len);
     }
 
+    fn forget(&self, offset: u64, len: u64) {
+        self.inner.forget(offset, len);
+    }
+
     fn len(&self) -> u64 {
         self.inner.len()
     }

@@ -198,6 +198,12 @@ impl RandomFile for BufferedReader {
         }
     }
 
+    fn forget(&self, offset: u64, len: u64) {
+        if let Some(len) = NonZeroU64::new(len) {
+            let _ = rustix::fs::fadvise(&self.file, offset, Some(len), Advice::DontNeed);
+        }
+    }
+
     fn len(&self) -> u64 {
         self.len
     }

@@ -21,6 +21,7 @@ mod buffered;
 mod direct;
 mod lock;
 pub mod log;
+pub mod mapped;
 mod plain_log;
 
 use std::fs::{self, File};

@@ -1,0 +1,235 @@
+//! The bytes of a copy: the copied ranges one after another, then an index that says which, with a
+//! checksum for each 4 KiB, so that a damaged copy is seen before anybody gets its bytes.
+//! `docs/formats/tier-namespace.md` has the table.
+//!
+//! Checksums are bound to the namespace, the file's unique id and the place within the copy: a copy of
+//! another file, of an earlier use of a number or of another namespace does not pass. Cost: a
+//! per mille of the copy in memory while a handle uses it, and a CRC of what is read, rounded up to 4 KiB.
+
+use archipelago_base::checksum::{block_crc, crc};
+use archipelago_base::codec::{Reader, put_u32, put_u64};
+
+/// What a checksum covers.
+pub(crate) const CHUNK_BYTES: u64 = 4096;
+const MAGIC: &[u8; 8] = b"ARCHCOPY";
+const VERSION: u32 = 1;
+/// The last bytes: length and checksum of the index.
+pub(crate) const TRAILER_BYTES: u64 = 8;
+
+/// A range of a file and where it lies in the copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// Where it begins in the file.
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    /// Where it begins in the copy; a multiple of [`CHUNK_BYTES`].
+    pub(crate) at: u64,
+}
+
+/// The index of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CopyIndex {
+    namespace: [u8; 16],
+    file: u64,
+    /// Sorted by `start`, disjoint.
+    extents: Vec<Extent>,
+    /// Bytes before the index.
+    data_len: u64,
+    chunks: Vec<u32>,
+}
+
+/// What the checksums of a file's copies are bound to.
+fn binding(namespace: &[u8; 16], file: u64) -> [u8; 16] {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&namespace[..8]);
+    id[8..].copy_from_slice(&file.to_le_bytes());
+    for (byte, other) in id.iter_mut().zip(&namespace[8..]) {
+        *byte ^= other;
+    }
+    id
+}
+
+/// Lays ranges out in a copy. They are sorted, disjoint, and begin at multiples of [`CHUNK_BYTES`].
+pub(crate) fn lay_out(ranges: &[(u64, u64)]) -> Vec<Extent> {
+    let mut at = 0;
+    let lay = |&(start, len): &(u64, u64)| {
+        let extent = Extent { start, len, at };
+        at += len.next_multiple_of(CHUNK_BYTES);
+        extent
+    };
+    ranges.iter().map(lay).collect()
+}
+
+impl CopyIndex {
+    /// An index without checksums yet.
+    pub(crate) fn new(namespace: [u8; 16], file: u64, extents: Vec<Extent>) -> Self {
+        let data_len = extents.last().map_or(0, |last| last.at + last.len);
+        Self { namespace, file, extents, data_len, chunks: Vec::new() }
+    }
+
+    pub(crate) fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// Bytes before the index.
+    pub(crate) fn data_len(&self) -> u64 {
+        self.data_len
+    }
+
+    /// Takes the next bytes of the copy, a whole number of chunks unless they are the last.
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        let id = binding(&self.namespace, self.file);
+        for chunk in bytes.chunks(CHUNK_BYTES as usize) {
+            let offset = self.chunks.len() as u64 * CHUNK_BYTES;
+            self.chunks.push(block_crc(&id, offset, chunk));
+        }
+    }
+
+    /// Whether `bytes`, read at `offset` of the copy (a multiple of [`CHUNK_BYTES`]), are right.
+    pub(crate) fn verify(&self, offset: u64, bytes: &[u8]) -> bool {
+        let id = binding(&self.namespace, self.file);
+        let first = (offset / CHUNK_BYTES) as usize;
+        bytes.chunks(CHUNK_BYTES as usize).enumerate().all(|(index, chunk)| {
+            let at = offset + index as u64 * CHUNK_BYTES;
+            self.chunks.get(first + index) == Some(&block_crc(&id, at, chunk))
+        })
+    }
+
+    /// Where `len` bytes at `offset` of the file lie in the copy, if all of them do, without a gap.
+    #[inline]
+    pub(crate) fn find(&self, offset: u64, len: u64) -> Option<u64> {
+        let after = self.extents.partition_point(|extent| extent.start <= offset);
+        let extent = self.extents.get(after.checked_sub(1)?)?;
+        let within = offset - extent.start;
+        (within + len <= extent.len).then_some(extent.at + within)
+    }
+
+    /// The bytes of the index, to be appended to the data.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        put_u32(&mut out, VERSION);
+        out.extend_from_slice(&self.namespace);
+        put_u64(&mut out, self.file);
+        put_u64(&mut out, self.data_len);
+        put_u32(&mut out, self.extents.len() as u32);
+        for extent in &self.extents {
+            put_u64(&mut out, extent.start);
+            put_u64(&mut out, extent.len);
+            put_u64(&mut out, extent.at);
+        }
+        put_u32(&mut out, self.chunks.len() as u32);
+        for &chunk in &self.chunks {
+            put_u32(&mut out, chunk);
+        }
+        let (len, sum) = (out.len() as u32, crc(&out));
+        put_u32(&mut out, len);
+        put_u32(&mut out, sum);
+        out
+    }
+
+    /// The length of the index that a copy's last [`TRAILER_BYTES`] announce, trailer included.
+    pub(crate) fn encoded_len(trailer: &[u8]) -> Option<u64> {
+        let mut reader = Reader::new(trailer);
+        Some(u64::from(reader.u32()?) + TRAILER_BYTES)
+    }
+
+    /// Reads the index of a copy of `file` from the copy's last bytes, trailer included; `None` if
+    /// it is damaged or another's.
+    pub(crate) fn decode(namespace: &[u8; 16], file: u64, bytes: &[u8]) -> Option<Self> {
+        let body = bytes.len().checked_sub(TRAILER_BYTES as usize)?;
+        let (body, trailer) = bytes.split_at(body);
+        let mut trailer = Reader::new(trailer);
+        if trailer.u32()? as usize != body.len() || trailer.u32()? != crc(body) {
+            return None;
+        }
+        let mut reader = Reader::new(body);
+        let known = reader.take(MAGIC.len())? == MAGIC && reader.u32()? == VERSION;
+        if !known || reader.take(16)? != namespace || reader.u64()? != file {
+            return None;
+        }
+        let data_len = reader.u64()?;
+        let mut extents: Vec<Extent> = Vec::new();
+        for _ in 0..reader.u32()? {
+            let extent = Extent { start: reader.u64()?, len: reader.u64()?, at: reader.u64()? };
+            let end = extent.at.checked_add(extent.len)?;
+            let in_order = extents.last().is_none_or(|last| last.start + last.len <= extent.start);
+            if !in_order || end > data_len || extent.start.checked_add(extent.len).is_none() {
+                return None;
+            }
+            extents.push(extent);
+        }
+        let count = reader.u32()?;
+        let chunks = (0..count).map(|_| reader.u32()).collect::<Option<Vec<_>>>()?;
+        let whole = reader.is_empty() && u64::from(count) == data_len.div_ceil(CHUNK_BYTES);
+        whole.then_some(Self { namespace: *namespace, file, extents, data_len, chunks })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_base::random::Rng;
+
+    use super::*;
+
+    fn sample() -> (CopyIndex, Vec<u8>) {
+        let extents = lay_out(&[(0, 10_000), (65_536, 8192), (131_072, 5000)]);
+        let mut index = CopyIndex::new([7; 16], 42, extents);
+        let mut data = vec![0; index.data_len() as usize];
+        for extent in index.extents().to_vec() {
+            for at in 0..extent.len {
+                data[(extent.at + at) as usize] = ((extent.start + at) % 251) as u8;
+            }
+        }
+        index.push(&data[..8192]);
+        index.push(&data[8192..]);
+        (index, data)
+    }
+
+    #[test]
+    fn ranges_are_found_where_they_lie_and_damage_is_seen() {
+        let (index, mut data) = sample();
+        assert_eq!(index.find(0, 10_000), Some(0));
+        assert_eq!(index.find(9_999, 2), None, "the range ends there");
+        assert_eq!(index.find(65_536 + 100, 10), Some(12_288 + 100));
+        assert_eq!(index.find(50_000, 1), None);
+        assert_eq!(index.find(136_071, 1), Some(20_480 + 4999));
+        assert!(index.verify(4096, &data[4096..12_288]));
+        data[5000] ^= 1;
+        assert!(!index.verify(4096, &data[4096..12_288]));
+        assert!(index.verify(8192, &data[8192..]));
+        assert!(!index.verify(8192, &data[12_288..16_384]), "another place");
+    }
+
+    #[test]
+    fn an_index_is_read_as_it_was_written_and_never_for_another_file() {
+        let (index, _) = sample();
+        let bytes = index.encode();
+        let trailer = &bytes[bytes.len() - 8..];
+        assert_eq!(CopyIndex::encoded_len(trailer), Some(bytes.len() as u64));
+        assert_eq!(CopyIndex::decode(&[7; 16], 42, &bytes).as_ref(), Some(&index));
+        assert_eq!(CopyIndex::decode(&[7; 16], 43, &bytes), None);
+        assert_eq!(CopyIndex::decode(&[8; 16], 42, &bytes), None);
+        let mut rng = Rng::with_seed(1);
+        for _ in 0..2000 {
+            let mut damaged = bytes.clone();
+            damaged[rng.usize(..bytes.len())] ^= rng.u8(1..);
+            assert_eq!(CopyIndex::decode(&[7; 16], 42, &damaged), None);
+        }
+        for cut in 0..bytes.len() {
+            assert_eq!(CopyIndex::decode(&[7; 16], 42, &bytes[..cut]), None);
+        }
+    }
+
+    #[test]
+    fn golden_bytes_do_not_change() {
+        let mut index = CopyIndex::new([1; 16], 2, lay_out(&[(4096, 3)]));
+        index.push(b"abc");
+        let bytes = index.encode();
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, GOLDEN);
+    }
+
+    const GOLDEN: &str = "41524348434f505901000000010101010101010101010101010101010200000000000000\
+        030000000000000001000000001000000000000003000000000000000000000000000000\
+        0100000085ad11c750000000ad25d0b3";
+}

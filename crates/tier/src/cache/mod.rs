@@ -1,0 +1,273 @@
+//! The persistent read-only cache: copies of hot files, or of their hot ranges, on faster devices
+//! (Keigo §4.3). This module decides, purely; [`crate::work`] does, [`format`] is what a copy looks like.
+//!
+//! Which: by aged accesses per byte, hottest first. When: while the device serves less than its
+//! target of the foreground reads that it could. How many at once: as many as the device takes writers beside those that it
+//! has ([`crate::migrate::threads`]). Out goes what is clearly colder than what comes in, and
+//! whatever stands in the way of files.
+
+pub(crate) mod format;
+
+use crate::settings::CacheBy;
+
+/// A copy is evicted for another file only if that is hotter by this factor: two that are about as
+/// hot do not push each other out in turn.
+pub const HOTTER_BY: f64 = 1.5;
+
+/// In an interval with fewer foreground reads than this nothing is learnt.
+pub const READS_MIN: u64 = 32;
+
+/// Ranges are copied instead of the file if they take at most this part of it…
+const RANGES_PART_MAX: f64 = 0.5;
+/// …and have at least this part of its reads.
+const RANGES_READS_MIN: f64 = 0.8;
+/// Under [`CacheBy::Range`], ranges are copied until they have this part of the reads.
+const RANGES_READS_ALL: f64 = 0.95;
+
+/// Whether copies shall be made: `served` of `possible` foreground reads were by the device.
+#[must_use]
+pub fn wants_copies(served: u64, possible: u64, target: f64) -> bool {
+    possible >= READS_MIN && (served as f64) < target * possible as f64
+}
+
+/// A file that could be copied to a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Its unique id.
+    pub file: u64,
+    /// Aged accesses that the device does not serve yet.
+    pub heat: f64,
+    /// Bytes that the copy would take.
+    pub len: u64,
+}
+
+/// A copy on the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Held {
+    /// Its number.
+    pub number: u64,
+    /// Aged accesses of its file.
+    pub heat: f64,
+    /// Bytes that it takes.
+    pub len: u64,
+}
+
+/// What [`choose`] decides from.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheInput<'a> {
+    /// Bytes that copies may still take; negative if they take too much already.
+    pub room: i64,
+    /// Whether copies are wanted at all.
+    pub wanted: bool,
+    /// How many may be begun.
+    pub slots: usize,
+    /// Files that slower devices serve.
+    pub candidates: &'a [Candidate],
+    /// What the device holds.
+    pub held: &'a [Held],
+}
+
+/// What to do with a device's copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheAction {
+    /// Remove the copy: files need the room.
+    Evict(u64),
+    /// Remove the copy: the next one is hotter.
+    Replace(u64),
+    /// Copy the file.
+    Copy(u64),
+}
+
+fn density(heat: f64, len: u64) -> f64 {
+    heat / len.max(1) as f64
+}
+
+/// Chooses copies and evictions, in order; see the module.
+#[must_use]
+pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
+    let mut held = input.held.to_vec();
+    // Coldest last, to be popped.
+    held.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
+    let mut actions = Vec::new();
+    let mut room = input.room;
+    while room < 0 {
+        let Some(victim) = held.pop() else { break };
+        room += victim.len as i64;
+        actions.push(CacheAction::Evict(victim.number));
+    }
+    if !input.wanted {
+        return actions;
+    }
+    let mut candidates = input.candidates.to_vec();
+    candidates.retain(|candidate| candidate.heat > 0.0);
+    candidates.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
+    for candidate in candidates.into_iter().take(input.slots) {
+        let mut victims = Vec::new();
+        let mut gained = room;
+        let bar = density(candidate.heat, candidate.len) / HOTTER_BY;
+        while gained < candidate.len as i64 {
+            match held.pop() {
+                Some(coldest) if density(coldest.heat, coldest.len) < bar => {
+                    gained += coldest.len as i64;
+                    victims.push(coldest);
+                }
+                other => {
+                    held.extend(other);
+                    break;
+                }
+            }
+        }
+        if gained < candidate.len as i64 {
+            held.extend(victims.into_iter().rev());
+            continue;
+        }
+        room = gained - candidate.len as i64;
+        actions.extend(victims.iter().map(|victim| CacheAction::Replace(victim.number)));
+        actions.push(CacheAction::Copy(candidate.file));
+    }
+    actions
+}
+
+/// What of a file to copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyPlan {
+    /// Start and length of each range, in order.
+    pub ranges: Vec<(u64, u64)>,
+    /// Whether that is the whole file.
+    pub whole: bool,
+}
+
+impl CopyPlan {
+    /// Bytes that are copied.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|range| range.1).sum()
+    }
+}
+
+/// Chooses what of a file of `len` bytes to copy, by the reads of each of its ranges.
+#[must_use]
+pub fn plan(reads: &[u32], len: u64, range_bytes: u64, by: CacheBy) -> CopyPlan {
+    let whole = CopyPlan { ranges: vec![(0, len)], whole: true };
+    let total: u64 = reads.iter().map(|&count| u64::from(count)).sum();
+    if by == CacheBy::File || total == 0 || reads.len() < 2 {
+        return whole;
+    }
+    let enough = match by {
+        CacheBy::Range => RANGES_READS_ALL,
+        _ => RANGES_READS_MIN,
+    };
+    let mut hottest: Vec<usize> = (0..reads.len()).filter(|&index| reads[index] > 0).collect();
+    hottest.sort_by_key(|&index| std::cmp::Reverse(reads[index]));
+    let mut had = 0;
+    let mut chosen = Vec::new();
+    for index in hottest {
+        if had as f64 >= enough * total as f64 {
+            break;
+        }
+        had += u64::from(reads[index]);
+        chosen.push(index as u64);
+    }
+    chosen.sort_unstable();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for index in chosen {
+        let start = index * range_bytes;
+        let end = (start + range_bytes).min(len);
+        if start >= end {
+            continue;
+        }
+        match ranges.last_mut() {
+            Some(last) if last.0 + last.1 == start => last.1 = end - last.0,
+            _ => ranges.push((start, end - start)),
+        }
+    }
+    let plan = CopyPlan { whole: ranges == whole.ranges, ranges };
+    let small = plan.bytes() as f64 <= RANGES_PART_MAX * len as f64;
+    if plan.ranges.is_empty() || (by == CacheBy::Adaptive && !small) {
+        return whole;
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(file: u64, heat: f64) -> Candidate {
+        Candidate { file, heat, len: 10 }
+    }
+
+    fn held(number: u64, heat: f64) -> Held {
+        Held { number, heat, len: 10 }
+    }
+
+    fn run(room: i64, candidates: &[Candidate], held: &[Held]) -> Vec<CacheAction> {
+        choose(&CacheInput { room, wanted: true, slots: 8, candidates, held })
+    }
+
+    #[test]
+    fn the_hottest_come_first_and_only_what_fits() {
+        let candidates = [candidate(1, 5.0), candidate(2, 9.0), candidate(3, 0.0)];
+        assert_eq!(run(25, &candidates, &[]), [CacheAction::Copy(2), CacheAction::Copy(1)]);
+        assert_eq!(run(15, &candidates, &[]), [CacheAction::Copy(2)]);
+        assert_eq!(run(5, &candidates, &[]), []);
+    }
+
+    #[test]
+    fn clearly_colder_copies_give_way_and_equals_do_not() {
+        let actions = run(0, &[candidate(1, 9.0)], &[held(10, 1.0), held(11, 8.0)]);
+        assert_eq!(actions, [CacheAction::Replace(10), CacheAction::Copy(1)]);
+        assert_eq!(run(0, &[candidate(1, 9.0)], &[held(10, 7.0), held(11, 8.0)]), []);
+    }
+
+    #[test]
+    fn files_get_their_room_back_even_when_no_copies_are_wanted() {
+        let held = [held(10, 3.0), held(11, 1.0), held(12, 2.0)];
+        let input = CacheInput { room: -15, wanted: false, slots: 8, candidates: &[], held: &held };
+        assert_eq!(choose(&input), [CacheAction::Evict(11), CacheAction::Evict(12)]);
+    }
+
+    #[test]
+    fn equally_hot_files_do_not_push_each_other_out_for_ever() {
+        let mut held: Vec<Held> = (0..4).map(|n| held(n, 5.0 + n as f64 * 0.1)).collect();
+        let mut copies = 0;
+        for round in 0..50 {
+            let outside: Vec<Candidate> = (0..20).map(|n| candidate(100 + n, 5.0)).collect();
+            let room = 40 - held.iter().map(|copy| copy.len as i64).sum::<i64>();
+            for action in run(room, &outside, &held) {
+                match action {
+                    CacheAction::Copy(file) => {
+                        copies += 1;
+                        held.push(Held { number: file * 100 + round, heat: 5.0, len: 10 });
+                    }
+                    CacheAction::Evict(number) | CacheAction::Replace(number) => {
+                        held.retain(|copy| copy.number != number);
+                    }
+                }
+            }
+        }
+        assert_eq!(copies, 0);
+    }
+
+    #[test]
+    fn ranges_are_copied_where_a_small_part_has_the_reads() {
+        let mut reads = vec![0; 64];
+        (reads[3], reads[4], reads[40]) = (50, 30, 20);
+        let ranges = plan(&reads, 64 << 20, 1 << 20, CacheBy::Adaptive);
+        assert_eq!(ranges.ranges, [(3 << 20, 2 << 20)]);
+        assert!(!ranges.whole);
+        let all = plan(&reads, 64 << 20, 1 << 20, CacheBy::Range);
+        assert_eq!(all.ranges, [(3 << 20, 2 << 20), (40 << 20, 1 << 20)]);
+        assert!(plan(&[10; 64], 64 << 20, 1 << 20, CacheBy::Adaptive).whole, "evenly hot");
+        assert!(plan(&reads, 64 << 20, 1 << 20, CacheBy::File).whole);
+        let last = plan(&[0, 9], (1 << 20) + 5, 1 << 20, CacheBy::Adaptive);
+        assert_eq!(last.ranges, [(1 << 20, 5)], "the end of the file");
+    }
+
+    #[test]
+    fn a_device_that_serves_enough_wants_no_copies() {
+        assert!(wants_copies(80, 100, 0.95));
+        assert!(!wants_copies(95, 100, 0.95));
+        assert!(!wants_copies(0, READS_MIN - 1, 0.95), "too little is known");
+    }
+}

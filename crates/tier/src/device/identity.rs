@@ -1,0 +1,100 @@
+//! What says that a directory is a device of a tier namespace, of which, and as which number.
+//!
+//! The file `DEVICE` in the device's directory; `docs/formats/tier-namespace.md` has the table.
+
+use std::path::Path;
+
+use archipelago_base::checksum::crc;
+use archipelago_base::codec::{Reader, put_bytes, put_u8, put_u32};
+use archipelago_base::{Error, Result};
+use archipelago_env::{FileSystem, IoContext, IoPurpose};
+
+use crate::namespace::log::VERSION;
+
+/// The file's name in the device's directory.
+pub(crate) const DEVICE_NAME: &str = "DEVICE";
+const MAGIC: &[u8; 8] = b"ARCHTDEV";
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The namespace that the device belongs to.
+    pub(crate) namespace: [u8; 16],
+    /// The device's number in it; never changes.
+    pub(crate) no: u8,
+    /// Whether the namespace's own log lies here.
+    pub(crate) home: bool,
+    /// Where home was when this was written, for the error if it is missing.
+    pub(crate) home_name: String,
+    pub(crate) home_path: String,
+}
+
+impl Identity {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        put_u32(&mut out, VERSION);
+        out.extend_from_slice(&self.namespace);
+        put_u8(&mut out, self.no);
+        put_u8(&mut out, u8::from(self.home));
+        put_bytes(&mut out, self.home_name.as_bytes());
+        put_bytes(&mut out, self.home_path.as_bytes());
+        let sum = crc(&out);
+        put_u32(&mut out, sum);
+        out
+    }
+
+    /// Reads an identity; `path` is for errors.
+    pub(crate) fn decode(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(bytes);
+        if reader.take(MAGIC.len()) != Some(MAGIC) {
+            return Err(Error::invalid(format!(
+                "{} does not say that this is a device of tiers: the directory belongs to \
+                 something else",
+                path.display()
+            )));
+        }
+        let damaged = || Error::corrupt(path, 0, "the identity of the device is damaged");
+        let version = reader.u32().ok_or_else(damaged)?;
+        if version != VERSION {
+            return Err(Error::unsupported(format!(
+                "{}: device of tier format version {version}; this program reads version \
+                 {VERSION} only",
+                path.display()
+            )));
+        }
+        Self::read(&mut reader, bytes).ok_or_else(damaged)
+    }
+
+    fn read(reader: &mut Reader<'_>, bytes: &[u8]) -> Option<Self> {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
+        let identity = Self {
+            namespace: reader.take(16)?.try_into().ok()?,
+            no: reader.u8()?,
+            home: match reader.u8()? {
+                0 => false,
+                1 => true,
+                _ => return None,
+            },
+            home_name: text(reader.bytes()?)?,
+            home_path: text(reader.bytes()?)?,
+        };
+        let sum = crc(&bytes[..reader.position()]);
+        (reader.u32()? == sum && reader.is_empty()).then_some(identity)
+    }
+
+    /// The identity of the directory; `None` if it has none or does not exist.
+    pub(crate) fn load(fs: &dyn FileSystem, dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join(DEVICE_NAME);
+        if !fs.exists(&path)? {
+            return Ok(None);
+        }
+        let bytes = fs.read(&path, IoContext::manifest(IoPurpose::Recovery))?;
+        Self::decode(&path, &bytes).map(Some)
+    }
+
+    /// Writes it, durably.
+    pub(crate) fn store(&self, fs: &dyn FileSystem, dir: &Path) -> Result<()> {
+        let context = IoContext::manifest(IoPurpose::ForegroundWrite);
+        fs.write_atomic(&dir.join(DEVICE_NAME), &self.encode(), context)
+    }
+}

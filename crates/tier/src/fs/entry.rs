@@ -1,0 +1,470 @@
+//! A file while the tiers are open, and how it is read.
+//!
+//! An [`Entry`] stands for one file of the namespace. A handle ([`TierReader`]) has a [`Route`] of
+//! its own, resolved when it was opened: which open physical file to read, and which copies of it
+//! lie on faster devices. When the file moves or copies come and go, the routes of all its handles are
+//! replaced; a read that is under way ends on the old one. So a read takes no lock and looks nothing up.
+//!
+//! Invariants: 1. a route's files hold the same bytes; 2. a copy's bytes are checked before they are
+//! given out, and a damaged copy is dropped, counted, and the original read instead; 3. a physical file stays
+//! until the last route that leads to it is gone.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use arc_swap::ArcSwap;
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, RandomFile};
+use parking_lot::Mutex;
+
+use super::copy::Physical;
+use super::shared::Shared;
+use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
+use crate::device::{Count, Device};
+
+/// A copy of a file on a faster device.
+#[derive(Debug)]
+pub(crate) struct CachedCopy {
+    pub(crate) physical: Arc<Physical>,
+    pub(crate) whole: bool,
+    /// Read once, when the first handle needs it.
+    index: OnceLock<Option<Arc<CopyIndex>>>,
+    /// Reads that it served since it was last looked at.
+    pub(crate) hits: AtomicU64,
+}
+
+impl CachedCopy {
+    pub(crate) fn new(physical: Arc<Physical>, whole: bool, index: Option<CopyIndex>) -> Arc<Self> {
+        let cell = OnceLock::new();
+        if let Some(index) = index {
+            let _first = cell.set(Some(Arc::new(index)));
+        }
+        Arc::new(Self { physical, whole, index: cell, hits: AtomicU64::new(0) })
+    }
+
+    /// Whether its index was read and is damaged.
+    fn is_damaged(&self) -> bool {
+        matches!(self.index.get(), Some(None))
+    }
+
+    /// The copy's index; `None` if it is damaged.
+    fn index(&self, file: &dyn RandomFile, shared: &Shared, id: u64) -> Option<Arc<CopyIndex>> {
+        self.index.get_or_init(|| load_index(file, shared, id).map(Arc::new)).clone()
+    }
+}
+
+fn load_index(file: &dyn RandomFile, shared: &Shared, id: u64) -> Option<CopyIndex> {
+    let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+    let mut trailer = [0; TRAILER_BYTES as usize];
+    file.read_exact_at(file.len().checked_sub(TRAILER_BYTES)?, &mut trailer, context).ok()?;
+    let len = CopyIndex::encoded_len(&trailer)?;
+    let start = file.len().checked_sub(len)?;
+    let mut bytes = vec![0; len as usize];
+    file.read_exact_at(start, &mut bytes, context).ok()?;
+    let index = CopyIndex::decode(&shared.id, id, &bytes)?;
+    (index.data_len() == start).then_some(index)
+}
+
+/// What is behind the entry's lock.
+#[derive(Debug)]
+pub(crate) struct Inside {
+    pub(crate) main: Arc<Physical>,
+    pub(crate) copies: Vec<Arc<CachedCopy>>,
+    pub(crate) handles: Vec<Weak<TierReader>>,
+    /// The device does not have it although it should: why reads fail.
+    pub(crate) missing: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: u64,
+    pub(crate) class: FileClass,
+    level: AtomicU8,
+    /// Files open for writing; only closed ones move and are copied.
+    pub(crate) writers: AtomicU32,
+    /// A move or copy of it is queued or under way.
+    pub(crate) busy: AtomicBool,
+    /// It was forgotten.
+    pub(crate) gone: AtomicBool,
+    /// Foreground reads since the last look, over all ranges.
+    pub(crate) reads: AtomicU64,
+    /// The same by range; made by the first read that counts.
+    ranges: OnceLock<Box<[AtomicU32]>>,
+    /// Aged accesses, as the bits of an `f64`.
+    heat: AtomicU64,
+    /// When it was read last, as far as looks tell, in milliseconds of the tiers' clock.
+    pub(crate) last_read_ms: AtomicU64,
+    pub(crate) inside: Mutex<Inside>,
+}
+
+impl Entry {
+    pub(crate) fn new(
+        id: u64,
+        class: FileClass,
+        level: Option<u8>,
+        main: Arc<Physical>,
+    ) -> Arc<Self> {
+        let inside = Inside { main, copies: Vec::new(), handles: Vec::new(), missing: false };
+        Arc::new(Self {
+            id,
+            class,
+            level: AtomicU8::new(level.unwrap_or(u8::MAX)),
+            writers: AtomicU32::new(0),
+            busy: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            reads: AtomicU64::new(0),
+            ranges: OnceLock::new(),
+            heat: AtomicU64::new(0),
+            last_read_ms: AtomicU64::new(0),
+            inside: Mutex::new(inside),
+        })
+    }
+
+    pub(crate) fn level(&self) -> Option<u8> {
+        Some(self.level.load(Ordering::Relaxed)).filter(|level| *level != u8::MAX)
+    }
+
+    pub(crate) fn set_level(&self, level: u8) {
+        self.level.store(level, Ordering::Relaxed);
+    }
+
+    pub(crate) fn heat(&self) -> f64 {
+        f64::from_bits(self.heat.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_heat(&self, heat: f64) {
+        self.heat.store(heat.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Reads of each range, which is `range_bytes` long; empty if nobody counted.
+    pub(crate) fn range_reads(&self) -> Vec<u32> {
+        let ranges = self.ranges.get().map_or(&[][..], |ranges| ranges);
+        ranges.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Halves what was counted of ranges.
+    pub(crate) fn age_ranges(&self) {
+        for count in self.ranges.get().map_or(&[][..], |ranges| ranges) {
+            count.store(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
+        }
+    }
+
+    /// Opens a handle.
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        path: &Path,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Arc<TierReader>> {
+        let mut inside = self.inside.lock();
+        if inside.missing {
+            return Err(missing_file(path, inside.main.device()));
+        }
+        let route = self.route(&inside, shared, context, options)?;
+        let len = route.main.len();
+        let route = Arc::new(route);
+        let reader = Arc::new(TierReader {
+            only: (!shared.is_tiered).then(|| Arc::clone(&route)),
+            route: ArcSwap::new(route),
+            entry: Arc::clone(self),
+            shared: Arc::clone(shared),
+            context,
+            options,
+            len,
+        });
+        inside.handles.retain(|handle| handle.strong_count() > 0);
+        inside.handles.push(Arc::downgrade(&reader));
+        let damaged: Vec<_> =
+            inside.copies.iter().filter(|copy| copy.is_damaged()).cloned().collect();
+        drop(inside);
+        damaged.iter().for_each(|copy| reader.lose(copy, "its index is damaged"));
+        Ok(reader)
+    }
+
+    /// The way to the file's bytes now.
+    fn route(
+        &self,
+        inside: &Inside,
+        shared: &Arc<Shared>,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Route> {
+        let main = &inside.main;
+        let file = shared.open_physical(main, context, options);
+        main.device().note(&file, shared.now_ns());
+        let mut cached = Vec::new();
+        for copy in &inside.copies {
+            let Ok(file) = shared.open_physical(&copy.physical, context, options) else { continue };
+            if let Some(index) = copy.index(&*file, shared, self.id) {
+                cached.push(Cached { file, copy: Arc::clone(copy), index });
+            }
+        }
+        let main = match file {
+            Ok(file) => file,
+            // The device is gone, but a whole copy serves as well.
+            Err(error) => match cached.iter().find(|cached| cached.copy.whole) {
+                Some(cached) => Arc::new(Absent { error, len: cached.index.data_len() }),
+                None => return Err(error),
+            },
+        };
+        cached.sort_by_key(|cached| cached.copy.physical.device);
+        Ok(Route { device: inside.main.device, main, cached, _physical: Arc::clone(&inside.main) })
+    }
+
+    /// Leads every handle to where the file and its copies are now.
+    pub(crate) fn reroute(&self, inside: &mut Inside, shared: &Arc<Shared>) -> Result<()> {
+        let mut result = Ok(());
+        inside.handles.retain(|handle| handle.strong_count() > 0);
+        for handle in inside.handles.iter().filter_map(Weak::upgrade) {
+            match self.route(inside, shared, handle.context, handle.options) {
+                Ok(route) => handle.route.store(Arc::new(route)),
+                Err(error) => result = Err(error),
+            }
+        }
+        result
+    }
+
+    #[inline]
+    fn count_read(&self, offset: u64, shared: &Shared, len: u64) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let ranges = self.ranges.get_or_init(|| {
+            let count = len.div_ceil(shared.policy.range_bytes).max(1);
+            (0..count).map(|_| AtomicU32::new(0)).collect()
+        });
+        if let Some(count) = ranges.get((offset / shared.policy.range_bytes) as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The error of reading a file that its device does not have.
+fn missing_file(path: &Path, device: &Device) -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        format!(
+            "{} should lie on device \"{}\" ({}), which does not have it",
+            path.display(),
+            device.name,
+            device.root.display()
+        ),
+    )
+}
+
+/// Stands for an original that could not be opened while a whole copy could.
+#[derive(Debug)]
+struct Absent {
+    error: Error,
+    len: u64,
+}
+
+impl RandomFile for Absent {
+    fn read_exact_at(&self, _offset: u64, _buf: &mut [u8], _context: IoContext) -> Result<()> {
+        Err(self.error.clone())
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+#[derive(Debug)]
+struct Cached {
+    file: Arc<dyn RandomFile>,
+    copy: Arc<CachedCopy>,
+    index: Arc<CopyIndex>,
+}
+
+/// See the module.
+#[derive(Debug)]
+struct Route {
+    device: usize,
+    main: Arc<dyn RandomFile>,
+    /// Fastest first.
+    cached: Vec<Cached>,
+    _physical: Arc<Physical>,
+}
+
+/// An open file.
+#[derive(Debug)]
+pub(crate) struct TierReader {
+    route: ArcSwap<Route>,
+    /// With one device nothing moves and there are no copies: this is the route for ever.
+    only: Option<Arc<Route>>,
+    entry: Arc<Entry>,
+    shared: Arc<Shared>,
+    context: IoContext,
+    options: OpenOptions,
+    len: u64,
+}
+
+thread_local! {
+    /// Where the chunks of a copy are read to.
+    static CHUNKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A larger scratch buffer is given back after use.
+const CHUNKS_BYTES_KEPT: usize = 1 << 20;
+
+impl TierReader {
+    #[inline]
+    fn read_main(
+        &self,
+        route: &Route,
+        bytes: u64,
+        foreground: bool,
+        read: impl FnOnce(&dyn RandomFile) -> Result<()>,
+    ) -> Result<()> {
+        let device = &self.shared.devices[route.device];
+        device.add(Count::ReadsBegun, 1);
+        let outcome = read(&*route.main);
+        device.add(Count::ReadsEnded, 1);
+        device.add(Count::ReadBytes, bytes);
+        if foreground {
+            device.add(Count::ForegroundReads, 1);
+        }
+        if outcome.is_err() {
+            device.note(&outcome, self.shared.now_ns());
+        }
+        outcome
+    }
+
+    /// The only device's reads are counted, and nothing else of them: nothing is decided by it.
+    #[inline]
+    fn read_only_device(&self, outcome: Result<()>) -> Result<()> {
+        let device = &self.shared.devices[0];
+        device.add(Count::ReadsEnded, 1);
+        if outcome.is_err() {
+            device.note(&outcome, self.shared.now_ns());
+        }
+        outcome
+    }
+
+    /// Reads from a copy on a faster device; `false` if none has the bytes.
+    fn read_cached(
+        &self,
+        route: &Route,
+        offset: u64,
+        buf: &mut [u8],
+        context: IoContext,
+        foreground: bool,
+    ) -> bool {
+        for cached in &route.cached {
+            let Some(at) = cached.index.find(offset, buf.len() as u64) else { continue };
+            let device = cached.copy.physical.device();
+            device.add(Count::ReadsBegun, 1);
+            let outcome = read_checked(cached, at, buf, context);
+            device.add(Count::ReadsEnded, 1);
+            device.add(Count::ReadBytes, buf.len() as u64);
+            match outcome {
+                Ok(true) => {
+                    device.add(Count::CacheReads, 1);
+                    if foreground {
+                        device.add(Count::ForegroundReads, 1);
+                        cached.copy.hits.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return true;
+                }
+                Ok(false) => self.lose(&cached.copy, "its bytes are damaged"),
+                Err(error) => {
+                    device.note::<()>(&Err(error), self.shared.now_ns());
+                    self.lose(&cached.copy, "it could not be read");
+                }
+            }
+        }
+        false
+    }
+
+    #[cold]
+    fn lose(&self, copy: &Arc<CachedCopy>, why: &str) {
+        let device = copy.physical.device();
+        device.add(Count::CopiesCorrupt, 1);
+        tracing::warn!(
+            copy = %copy.physical.path.display(),
+            device = device.name,
+            "a copy is dropped and the original read: {why}"
+        );
+        self.shared.drop_copy(&self.entry, copy);
+    }
+}
+
+/// Reads `buf` at `at` of the copy and checks it; `false` if it is damaged.
+fn read_checked(cached: &Cached, at: u64, buf: &mut [u8], context: IoContext) -> Result<bool> {
+    let start = at - at % CHUNK_BYTES;
+    let end = (at + buf.len() as u64).next_multiple_of(CHUNK_BYTES).min(cached.index.data_len());
+    CHUNKS.with_borrow_mut(|chunks| {
+        chunks.resize((end - start) as usize, 0);
+        cached.file.read_exact_at(start, chunks, context)?;
+        let sound = cached.index.verify(start, chunks);
+        if sound {
+            let from = (at - start) as usize;
+            buf.copy_from_slice(&chunks[from..from + buf.len()]);
+        }
+        if chunks.len() > CHUNKS_BYTES_KEPT {
+            *chunks = Vec::new();
+        }
+        Ok(sound)
+    })
+}
+
+impl RandomFile for TierReader {
+    #[inline]
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
+        if let Some(route) = &self.only {
+            let outcome = route.main.read_exact_at(offset, buf, context);
+            return self.read_only_device(outcome);
+        }
+        let route = self.route.load();
+        let foreground = context.purpose == IoPurpose::ForegroundRead;
+        if foreground {
+            self.entry.count_read(offset, &self.shared, self.len);
+        }
+        if !route.cached.is_empty() && self.read_cached(&route, offset, buf, context, foreground) {
+            return Ok(());
+        }
+        let bytes = buf.len() as u64;
+        self.read_main(&route, bytes, foreground, |file| file.read_exact_at(offset, buf, context))
+    }
+
+    fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        if let Some(route) = &self.only {
+            let outcome = route.main.read_many(requests, context);
+            return self.read_only_device(outcome);
+        }
+        let route = self.route.load();
+        let foreground = context.purpose == IoPurpose::ForegroundRead;
+        if !route.cached.is_empty() {
+            return requests
+                .iter_mut()
+                .try_for_each(|(offset, buf)| self.read_exact_at(*offset, buf, context));
+        }
+        if foreground {
+            for (offset, _) in requests.iter() {
+                self.entry.count_read(*offset, &self.shared, self.len);
+            }
+        }
+        let bytes = requests.iter().map(|(_, buf)| buf.len() as u64).sum();
+        self.read_main(&route, bytes, foreground, |file| file.read_many(requests, context))
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        let route = self.route.load();
+        for cached in &route.cached {
+            if let Some(at) = cached.index.find(offset, len) {
+                return cached.file.prefetch(at, len);
+            }
+        }
+        route.main.prefetch(offset, len);
+    }
+
+    fn forget(&self, offset: u64, len: u64) {
+        self.route.load().main.forget(offset, len);
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+}

@@ -1,0 +1,482 @@
+//! The tiers as one [`FileSystem`].
+//!
+//! Every operation on a path below the root is one on the namespace; where the bytes lie is decided when a file
+//! is created ([`crate::place`]) and changed in the background ([`crate::work`]). Paths outside of the root go
+//! to the file system outside, so that a checkpoint can be made into a plain directory.
+//!
+//! Durability is what the trait promises: a change of names survives `kill -9` when it returns and power loss
+//! after [`FileSystem::sync_dir`] of any directory of the tiers. Thread-safe. Cost: a change of names is an
+//! append to a log; a read is that of the device, three counters and an atomic load more.
+
+pub(crate) mod copy;
+pub(crate) mod entry;
+mod open;
+pub(crate) mod shared;
+#[cfg(test)]
+mod tests;
+pub(crate) mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use archipelago_base::checksum::hash64;
+use archipelago_base::spawn::Joiner;
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_env::{
+    CreateOptions, DirEntry, FileClass, FileLock, FileSystem, IoContext, IoPurpose, LogFile,
+    LogOptions, LogTail, OpenOptions, RandomFile, WritableFile,
+};
+use parking_lot::Mutex;
+
+use self::copy::{Physical, Role};
+use self::entry::Entry;
+pub use self::open::{Components, DeviceParts};
+pub use self::shared::FaultPoint;
+use self::shared::{Shared, is_direct};
+use self::writer::{TierLog, TierWriter, Writing};
+use crate::activity::kind_of;
+use crate::device::{Device, Writer};
+use crate::namespace::record::{FileRecord, Place, Record};
+use crate::namespace::state::plain;
+
+/// Tiers, open; see the module. Closed by [`TieredFs::close`] or the drop.
+#[derive(Debug)]
+pub struct TieredFs {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) threads: Mutex<Vec<Joiner>>,
+}
+
+/// How a file came to be where it is.
+struct Made<T> {
+    inner: T,
+    physical: Arc<Physical>,
+    place: Place,
+}
+
+impl TieredFs {
+    /// The path within the namespace, if it is one.
+    fn logical(&self, path: &Path) -> Option<PathBuf> {
+        let path = plain(path);
+        path.starts_with(&self.shared.root).then_some(path)
+    }
+
+    /// Whether a file of this name could be made: its directory exists and no directory is in the
+    /// way.
+    fn check_target(&self, doing: &str, path: &Path) -> Result<()> {
+        let names = self.shared.names.lock();
+        let state = &names.space.state;
+        let cause = if state.is_dir(path) {
+            std::io::ErrorKind::IsADirectory
+        } else if path.parent().is_none_or(|dir| !state.is_dir(dir)) {
+            std::io::ErrorKind::NotFound
+        } else {
+            return Ok(());
+        };
+        Err(Error::io(doing, path, cause.into()))
+    }
+
+    /// Makes a physical file where placement wants it; where that fails, on the next best device.
+    fn make<T>(
+        &self,
+        path: &Path,
+        context: IoContext,
+        size_hint_bytes: u64,
+        make: impl Fn(&Device, &Path) -> Result<T>,
+    ) -> Result<Made<T>> {
+        let shared = &self.shared;
+        let dir = match context.class {
+            FileClass::Wal => dir_hash(path),
+            _ => 0,
+        };
+        let mut devices = shared.views();
+        let mut first_error = None;
+        for _ in 0..shared.devices.len() {
+            let input = shared.place_input(context, size_hint_bytes, &devices);
+            let (index, _) = crate::place::place(&input);
+            let device = &shared.devices[index];
+            let number = shared.names.lock().space.allocate();
+            let place = Place { device: device.no, number, dir };
+            let physical_path = device.path_of(place, context.class);
+            let in_dir = device.dir_of(place);
+            let made = device.make_dir(&in_dir).and_then(|()| make(device, &physical_path));
+            device.note(&made, shared.now_ns());
+            match made {
+                Ok(inner) => {
+                    device.mark_dirty(&in_dir);
+                    let trash = &shared.trash;
+                    let physical = Physical::new(
+                        &shared.devices,
+                        index,
+                        number,
+                        physical_path,
+                        Role::File,
+                        trash,
+                    );
+                    return Ok(Made { inner, physical, place });
+                }
+                Err(error) => {
+                    if std::mem::replace(&mut devices[index].avoid, true) {
+                        return Err(first_error.unwrap_or(error));
+                    }
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        Err(first_error.unwrap_or_else(|| Error::invalid("there is no device")))
+    }
+
+    /// Makes a new file known under `path` and begins to write it.
+    fn enter(
+        &self,
+        path: &Path,
+        context: IoContext,
+        physical: &Arc<Physical>,
+        place: Place,
+    ) -> Result<Writing> {
+        let shared = &self.shared;
+        let record = FileRecord {
+            id: physical.number,
+            class: context.class,
+            level: context.level,
+            place,
+            names: vec![path.to_owned()],
+            heat: 0,
+        };
+        let entry = Entry::new(record.id, context.class, context.level, Arc::clone(physical));
+        let writing = self.writing(&entry, Arc::clone(physical), context);
+        let mut names = shared.names.lock();
+        names.entries.insert(entry.id, Arc::clone(&entry));
+        let id = entry.id;
+        if let Err(error) = shared.commit(&mut names, &Record::File(record)) {
+            // Nothing refers to it, or what does was not recorded: the file may go.
+            names.entries.remove(&id);
+            let _undone = names.space.state.apply(&Record::Remove { path: path.to_owned() });
+            drop(names);
+            let _stray = physical.device().fs.remove(&physical.path);
+            return Err(error.context_at(format!("cannot create {}", path.display())));
+        }
+        Ok(writing)
+    }
+
+    fn writing(&self, entry: &Arc<Entry>, physical: Arc<Physical>, context: IoContext) -> Writing {
+        let shared = &self.shared;
+        let guard = Device::writing(&shared.devices, physical.device, Writer::Caller);
+        if let Some(level) = context.level.filter(|_| context.class == FileClass::Sst) {
+            note_level(physical.device(), level);
+        }
+        Writing::begin(shared, entry, physical, kind_of(context), guard)
+    }
+
+    /// Makes a log over the space of an old one, if that lies where the new one goes.
+    fn recycle(
+        &self,
+        old: &Path,
+        path: &Path,
+        context: IoContext,
+        options: &LogOptions,
+    ) -> Result<Option<Box<dyn LogFile>>> {
+        let shared = &self.shared;
+        let entry = shared.entry("recycle", old)?;
+        let physical = Arc::clone(&entry.inside.lock().main);
+        let wanted = shared.place(context, options.size_hint_bytes).0;
+        if physical.device != wanted || entry.writers.load(Ordering::Acquire) > 0 {
+            return Ok(None);
+        }
+        let recycle = Some(physical.path.clone());
+        let options = LogOptions { recycle, ..options.clone() };
+        let inner = physical.device().fs.create_log(&physical.path, context, options);
+        physical.device().note(&inner, shared.now_ns());
+        let inner = inner?;
+        let writing = self.writing(&entry, physical, context);
+        let record = Record::Rename { from: old.to_owned(), to: path.to_owned() };
+        shared.commit(&mut shared.names.lock(), &record)?;
+        Ok(Some(Box::new(TierLog::new(inner, writing))))
+    }
+
+    /// Carries out a change of two names, both of which lie in the tiers or neither.
+    fn both(&self, doing: &str, from: &Path, to: &Path) -> Result<Option<(PathBuf, PathBuf)>> {
+        match (self.logical(from), self.logical(to)) {
+            (Some(from), Some(to)) => Ok(Some((from, to))),
+            (None, None) => Ok(None),
+            _ => Err(Error::unsupported(format!(
+                "cannot {doing} {} to {}: one lies in the tiers, the other does not",
+                from.display(),
+                to.display()
+            ))),
+        }
+    }
+
+    fn change(&self, doing: &str, path: &Path, record: &Record) -> Result<()> {
+        let mut names = self.shared.names.lock();
+        let done = self.shared.commit(&mut names, record);
+        drop(names);
+        self.shared.wake_workers();
+        done.map(|_| ()).map_err(|error| error.context_at(format!("{doing} {}", path.display())))
+    }
+
+    /// Links a file of the tiers to a name outside, where both are of the local file system.
+    fn link_out(&self, from: &Path, to: &Path) -> Result<()> {
+        let entry = self.shared.entry("link", from)?;
+        let physical = Arc::clone(&entry.inside.lock().main);
+        let device = physical.device();
+        if !device.is_local || entry.writers.load(Ordering::Acquire) > 0 {
+            return Err(Error::unsupported(format!(
+                "cannot link {} out of the tiers: device \"{}\" is not of the local file system",
+                from.display(),
+                device.name
+            )));
+        }
+        device.fs.link(&physical.path, to)
+    }
+}
+
+/// What tells apart the directories of logs on a device.
+fn dir_hash(path: &Path) -> u64 {
+    let dir = path.parent().unwrap_or(Path::new(""));
+    hash64(dir.as_os_str().as_encoded_bytes()).max(1)
+}
+
+/// Notes that the device has a file of the level.
+pub(crate) fn note_level(device: &Device, level: u8) {
+    let raise = |deepest: u8| (deepest == u8::MAX || deepest < level).then_some(level);
+    let _known = device.deepest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raise);
+}
+
+impl FileSystem for TieredFs {
+    fn create(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: CreateOptions,
+    ) -> Result<Box<dyn WritableFile>> {
+        let Some(path) = self.logical(path) else {
+            return self.shared.outside.create(path, context, options);
+        };
+        self.check_target("create", &path)?;
+        let made = self.make(&path, context, options.size_hint_bytes, |device, physical| {
+            let direct = options.direct || is_direct(device, context.class);
+            device.fs.create(physical, context, CreateOptions { direct, ..options })
+        })?;
+        let writing = self.enter(&path, context, &made.physical, made.place)?;
+        Ok(Box::new(TierWriter::new(made.inner, writing)))
+    }
+
+    fn open(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Arc<dyn RandomFile>> {
+        let Some(path) = self.logical(path) else {
+            return self.shared.outside.open(path, context, options);
+        };
+        let entry = self.shared.entry("open", &path)?;
+        Ok(entry.open(&self.shared, &path, context, options)?)
+    }
+
+    fn create_log(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: LogOptions,
+    ) -> Result<Box<dyn LogFile>> {
+        let Some(path) = self.logical(path) else {
+            return self.shared.outside.create_log(path, context, options);
+        };
+        self.check_target("create log", &path)?;
+        let old = options.recycle.as_deref().and_then(|old| self.logical(old));
+        if let Some(old) = &old
+            && let Some(log) = self.recycle(old, &path, context, &options)?
+        {
+            return Ok(log);
+        }
+        let made = self.make(&path, context, options.size_hint_bytes, |device, physical| {
+            let options = LogOptions { recycle: None, ..options.clone() };
+            device.fs.create_log(physical, context, options)
+        })?;
+        let writing = self.enter(&path, context, &made.physical, made.place)?;
+        if let Some(old) = old {
+            self.remove(&old)?;
+        }
+        Ok(Box::new(TierLog::new(made.inner, writing)))
+    }
+
+    fn log_tail(&self, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
+        let Some(path) = self.logical(path) else {
+            return self.shared.outside.log_tail(path, incarnation);
+        };
+        let entry = self.shared.entry("read the tail of log", &path)?;
+        let physical = Arc::clone(&entry.inside.lock().main);
+        physical.device().fs.log_tail(&physical.path, incarnation)
+    }
+
+    fn clear_log_tails(&self, dir: &Path) -> Result<()> {
+        let Some(dir) = self.logical(dir) else {
+            return self.shared.outside.clear_log_tails(dir);
+        };
+        let place = |device: &Device| Place {
+            device: device.no,
+            number: 0,
+            dir: dir_hash(&dir.join("log")),
+        };
+        for device in self.shared.devices.iter() {
+            let logs = device.dir_of(place(device));
+            if device.fs.exists(&logs)? {
+                device.fs.clear_log_tails(&logs)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        let Some((from, to)) = self.both("rename", from, to)? else {
+            return self.shared.outside.rename(from, to);
+        };
+        self.shared.entry("rename", &from)?;
+        self.check_target("rename", &to)?;
+        self.change("rename", &from, &Record::Rename { from: from.clone(), to })
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> Result<()> {
+        if let (Some(from), None) = (self.logical(from), self.logical(to)) {
+            return self.link_out(&from, to);
+        }
+        let Some((from, to)) = self.both("link", from, to)? else {
+            return self.shared.outside.link(from, to);
+        };
+        self.shared.entry("link", &from)?;
+        self.check_target("link", &to)?;
+        if self.shared.names.lock().space.state.id(&to).is_some() {
+            let cause = std::io::ErrorKind::AlreadyExists.into();
+            return Err(Error::io(&format!("link to {} the file", to.display()), &from, cause));
+        }
+        self.change("link", &from, &Record::Link { from: from.clone(), to })
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        let Some(path) = self.logical(path) else { return self.shared.outside.remove(path) };
+        self.shared.entry("remove", &path)?;
+        self.change("remove", &path, &Record::Remove { path: path.clone() })
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<DirEntry>> {
+        let Some(dir) = self.logical(dir) else { return self.shared.outside.list(dir) };
+        let names = self.shared.names.lock();
+        let Some(entries) = names.space.state.list(&dir) else {
+            return Err(Error::io("list", &dir, std::io::ErrorKind::NotFound.into()));
+        };
+        let mut listed = Vec::with_capacity(entries.len());
+        for (name, id) in entries {
+            let entry = id.and_then(|id| names.entries.get(&id)).cloned();
+            let name = name.to_string_lossy().into_owned();
+            listed.push((name, id.is_none(), entry));
+        }
+        drop(names);
+        let file = |(name, is_dir, entry): (String, bool, Option<Arc<Entry>>)| {
+            let len = entry.map_or(Ok(0), |entry| file_len(&entry))?;
+            Ok(DirEntry { name, is_dir, len })
+        };
+        listed.into_iter().map(file).collect()
+    }
+
+    fn len(&self, path: &Path) -> Result<u64> {
+        let Some(path) = self.logical(path) else { return self.shared.outside.len(path) };
+        let entry = self.shared.entry("find the length of", &path)?;
+        file_len(&entry)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        let Some(path) = self.logical(path) else { return self.shared.outside.exists(path) };
+        let names = self.shared.names.lock();
+        Ok(names.space.state.is_dir(&path) || names.space.state.id(&path).is_some())
+    }
+
+    fn create_dir_all(&self, dir: &Path) -> Result<()> {
+        let Some(dir) = self.logical(dir) else { return self.shared.outside.create_dir_all(dir) };
+        if self.shared.names.lock().space.state.is_dir(&dir) {
+            return Ok(());
+        }
+        self.change("create directory", &dir, &Record::MakeDir { path: dir.clone() })?;
+        self.shared.sync()
+    }
+
+    fn remove_dir_all(&self, dir: &Path) -> Result<()> {
+        let Some(dir) = self.logical(dir) else { return self.shared.outside.remove_dir_all(dir) };
+        if !self.shared.names.lock().space.state.is_dir(&dir) {
+            return Err(Error::io("remove directory", &dir, std::io::ErrorKind::NotFound.into()));
+        }
+        self.change("remove directory", &dir, &Record::RemoveDir { path: dir.clone() })
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<()> {
+        let Some(dir) = self.logical(dir) else { return self.shared.outside.sync_dir(dir) };
+        if !self.shared.names.lock().space.state.is_dir(&dir) {
+            return Err(Error::io("sync directory", &dir, std::io::ErrorKind::NotFound.into()));
+        }
+        self.shared.sync()?;
+        self.shared.wake_workers();
+        Ok(())
+    }
+
+    fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>> {
+        let Some(path) = self.logical(path) else { return self.shared.outside.lock(path) };
+        if !self.shared.locks.lock().insert(path.clone()) {
+            return Err(Error::busy(format!(
+                "{} is locked by this process (pid {}): close it there first",
+                path.display(),
+                std::process::id()
+            )));
+        }
+        let guard = TierLock { shared: Arc::clone(&self.shared), path: path.clone() };
+        if !self.exists(&path)? {
+            let context = IoContext::manifest(IoPurpose::ForegroundWrite);
+            drop(self.create(&path, context, CreateOptions::default())?);
+        }
+        Ok(Box::new(guard))
+    }
+
+    fn boot_id(&self) -> Option<[u8; 16]> {
+        self.shared.devices[self.shared.home].fs.boot_id()
+    }
+
+    fn reassign(&self, path: &Path, context: IoContext) {
+        let (Some(path), Some(level)) = (self.logical(path), context.level) else { return };
+        let Ok(entry) = self.shared.entry("find", &path) else { return };
+        if let Err(error) = crate::work::level_changed(&self.shared, &entry, level, context) {
+            tracing::warn!(%error, file = %path.display(), "its level could not be recorded");
+        }
+    }
+
+    fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
+        if self.logical(dir).is_none() {
+            return self.shared.outside.free_bytes(dir);
+        }
+        let free = self.shared.devices.iter().map(Device::free);
+        Ok(Some(free.fold(0, u64::saturating_add)))
+    }
+}
+
+/// The length of a file: what is being written is asked for.
+fn file_len(entry: &Entry) -> Result<u64> {
+    let physical = Arc::clone(&entry.inside.lock().main);
+    if entry.class == FileClass::Wal || entry.writers.load(Ordering::Acquire) > 0 {
+        return physical.device().fs.len(&physical.path);
+    }
+    Ok(physical.len())
+}
+
+/// Two processes never have the same tiers open; within one, the set of locks decides.
+#[derive(Debug)]
+struct TierLock {
+    shared: Arc<Shared>,
+    path: PathBuf,
+}
+
+impl FileLock for TierLock {}
+
+impl Drop for TierLock {
+    fn drop(&mut self) {
+        self.shared.locks.lock().remove(&self.path);
+    }
+}

@@ -1,0 +1,584 @@
+//! Opening tiers: which devices these are, what lies on them, and what does not belong there.
+//!
+//! Steps: 1. read every device's identity and refuse what is foreign or of another version; 2. lock the
+//! known devices and list them; 3. read the namespace from home and replay it, refuse if a device with files
+//! is missing; until here nothing is changed; 4. give new devices a number and identities; 5. match: files that
+//! should be there and are not are marked missing, copies that are not whole are dropped; 6. begin a new
+//! generation; 7. remove strays.
+//! A crash at any point leaves what was before, or strays that the next open removes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::random::{Rng, entropy_seed, unique_id};
+use archipelago_base::spawn::{Spawn, SystemSpawn};
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::local::LocalFs;
+use archipelago_env::{FileLock, FileSystem};
+use parking_lot::Mutex;
+
+use super::copy::{Physical, Role, Trash};
+use super::entry::{CachedCopy, Entry};
+use super::shared::{FaultPoint, Names, Parts, Shared};
+use super::{TieredFs, note_level};
+use crate::device::identity::{DEVICE_NAME, Identity};
+use crate::device::{Device, file_system, number_of};
+use crate::namespace::Namespace;
+use crate::namespace::log;
+use crate::namespace::record::{DeviceRecord, Record};
+use crate::namespace::state::{State, plain};
+use crate::scheme::{FAST_LEVELS_MIN, Scheme};
+use crate::settings::{DeviceSettings, Policy, validate};
+
+/// The home device's directory of the namespace.
+const NAMES_DIR: &str = "names";
+/// The lock of a device.
+const LOCK_NAME: &str = "LOCK";
+/// The scheme, on the home device.
+pub(crate) const SCHEME_NAME: &str = "scheme.toml";
+/// The capacity of a device of which nothing is known.
+const UNLIMITED: u64 = 1 << 60;
+
+/// What tiers are made of beside their devices.
+#[derive(Clone)]
+pub struct Components {
+    /// What time it is. Default: the system's clock.
+    pub clock: Arc<dyn Clock>,
+    /// Who starts the background threads; `None`: nobody, [`TieredFs::step`] does their work.
+    /// Default: the system.
+    pub spawn: Option<Arc<dyn Spawn>>,
+    /// Where paths outside of the root lie. Default: the local file system.
+    pub outside: Arc<dyn FileSystem>,
+    /// When things are moved and copied.
+    pub policy: Policy,
+    /// The placement scheme. Default: `scheme.toml` on the home device, if there is one.
+    pub scheme: Option<Scheme>,
+    /// Fault points, for tests.
+    pub fault_point: Option<FaultPoint>,
+    /// Seed of the namespace's id; `None` for entropy.
+    pub seed: Option<u64>,
+}
+
+impl Default for Components {
+    fn default() -> Self {
+        Self {
+            clock: SystemClock::shared(),
+            spawn: Some(Arc::new(SystemSpawn)),
+            outside: LocalFs::shared(),
+            policy: Policy::default(),
+            scheme: None,
+            fault_point: None,
+            seed: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Components {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Components").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+/// A device whose file system the caller brings.
+#[derive(Clone, Debug)]
+pub struct DeviceParts {
+    /// Path, capacity and shares; `kind` says only whether tables are read and written directly.
+    pub settings: DeviceSettings,
+    /// Where its directory lies.
+    pub fs: Arc<dyn FileSystem>,
+    /// Whether paths of `fs` are those of [`Components::outside`], so that files can be linked out.
+    pub is_local: bool,
+}
+
+/// A device as it was found.
+struct Found {
+    parts: DeviceParts,
+    name: String,
+    identity: Option<Identity>,
+}
+
+impl TieredFs {
+    /// Opens the tiers over the devices of `settings`, fastest first; makes them if the devices are
+    /// empty. Paths below `root` are theirs. Errors: `InvalidArgument` for settings that make no
+    /// sense and for directories that belong to something else, `Unsupported` for another
+    /// format version, `NotFound` for a missing device (with what lies there), `Busy` if another process
+    /// has them open. Nothing is changed by a refused open.
+    pub fn open(
+        root: impl AsRef<Path>,
+        settings: &[DeviceSettings],
+        components: Components,
+    ) -> Result<Arc<Self>> {
+        validate(settings)?;
+        let parts = settings.iter().map(|settings| {
+            let fs = file_system(settings, &components.clock)?;
+            Ok(DeviceParts { settings: settings.clone(), fs, is_local: true })
+        });
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        Self::open_over(root, parts, components)
+    }
+
+    /// The same over file systems that the caller brings.
+    pub fn open_over(
+        root: impl AsRef<Path>,
+        devices: Vec<DeviceParts>,
+        components: Components,
+    ) -> Result<Arc<Self>> {
+        let settings: Vec<_> = devices.iter().map(|parts| parts.settings.clone()).collect();
+        validate(&settings)?;
+        let mut found = find_devices(devices)?;
+        let home = find_home(&found)?;
+        let mut locks = lock_devices(&found, true)?;
+        let contents = found.iter().map(list_device).collect::<Result<Vec<_>>>()?;
+        let names_dir = found[home].parts.settings.path.join(NAMES_DIR);
+        let recovered = log::recover(&*found[home].parts.fs, &names_dir)?;
+        let generation = recovered.as_ref().map_or(0, |recovered| recovered.generation);
+        let id = match (&recovered, &found[home].identity) {
+            (Some(recovered), _) => recovered.id,
+            (None, Some(identity)) => identity.namespace,
+            (None, None) => {
+                let seed = components.seed.unwrap_or_else(entropy_seed);
+                unique_id(&mut Rng::with_seed(seed))
+            }
+        };
+        let mut state = match &recovered {
+            Some(recovered) => replay(recovered, &names_dir, &found, &contents)?,
+            None => State::default(),
+        };
+        check_missing(&found, &state)?;
+        locks.extend(lock_devices(&found, false)?);
+        join_devices(&mut found, &mut state, id, home)?;
+        let devices: Arc<[Device]> = make_devices(&found).into();
+        write_identities(&found, &devices, id, home)?;
+        drop_unsound_copies(&mut state, &devices, &contents);
+        let trash = Arc::new(Trash::default());
+        let entries = make_entries(&state, &devices, &contents, &trash);
+        set_capacities(&devices);
+        let strays = find_strays(&state, &devices, &contents);
+        let home_fs = Arc::clone(&devices[home].fs);
+        let scheme = match components.scheme {
+            Some(scheme) => Some(scheme),
+            None => load_scheme(&*home_fs, &devices[home].root)?,
+        };
+        sync_names(&devices)?;
+        home_fs.create_dir_all(&names_dir)?;
+        let space = Namespace::begin(home_fs, names_dir, id, generation + 1, state)?;
+        remove_strays(&strays);
+        let fast_levels = set_limits(&devices, scheme.as_ref(), &components.policy);
+        let shared = Shared::new(Parts {
+            devices,
+            home,
+            root: plain(root.as_ref()),
+            outside: components.outside,
+            policy: components.policy,
+            clock: components.clock,
+            fault: components.fault_point,
+            fast_levels,
+            names: Names { space, entries },
+            trash,
+            locks,
+        });
+        let threads = match components.spawn {
+            Some(spawn) => crate::work::start(&shared, &*spawn)?,
+            None => Vec::new(),
+        };
+        Ok(Arc::new(Self { shared, threads: Mutex::new(threads) }))
+    }
+}
+
+fn find_devices(devices: Vec<DeviceParts>) -> Result<Vec<Found>> {
+    let find = |(place, parts): (usize, DeviceParts)| {
+        let name = parts.settings.name_at(place);
+        let identity = Identity::load(&*parts.fs, &parts.settings.path)
+            .map_err(|error| error.context_at(format!("device \"{name}\"")))?;
+        Ok(Found { parts, name, identity })
+    };
+    let found = devices.into_iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
+    for one in found.iter().filter(|one| one.identity.is_none()) {
+        check_empty(one)?;
+    }
+    let mut known = found.iter().filter_map(|one| Some((one, one.identity.as_ref()?)));
+    if let Some((first, identity)) = known.next() {
+        for (other, theirs) in known {
+            if theirs.namespace != identity.namespace {
+                return Err(Error::invalid(format!(
+                    "device \"{}\" ({}) and device \"{}\" ({}) belong to different tier namespaces: \
+                     nothing was changed",
+                    first.name,
+                    first.parts.settings.path.display(),
+                    other.name,
+                    other.parts.settings.path.display()
+                )));
+            }
+            if theirs.no == identity.no {
+                return Err(Error::invalid(format!(
+                    "device \"{}\" ({}) is a second copy of device \"{}\"",
+                    other.name,
+                    other.parts.settings.path.display(),
+                    first.name
+                )));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A directory without an identity has to be empty, so that nobody's files are touched.
+fn check_empty(one: &Found) -> Result<()> {
+    let (fs, dir) = (&one.parts.fs, &one.parts.settings.path);
+    if !fs.exists(dir)? {
+        return Ok(());
+    }
+    let own = [LOCK_NAME, "lost+found", "profile", SCHEME_NAME];
+    let temporary = format!("{DEVICE_NAME}.tmp");
+    let foreign = fs
+        .list(dir)?
+        .into_iter()
+        .find(|entry| !own.contains(&entry.name.as_str()) && entry.name != temporary);
+    match foreign {
+        None => Ok(()),
+        Some(entry) => Err(Error::invalid(format!(
+            "device \"{}\": {} is not a device of tiers: it has no {DEVICE_NAME} file, but \"{}\"; \
+             choose an empty directory",
+            one.name,
+            dir.display(),
+            entry.name
+        ))),
+    }
+}
+
+/// The device that holds the namespace.
+fn find_home(found: &[Found]) -> Result<usize> {
+    let identities: Vec<_> = found.iter().filter_map(|one| one.identity.as_ref()).collect();
+    let Some(any) = identities.first() else { return Ok(0) };
+    let is_home = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.home);
+    found.iter().position(is_home).ok_or_else(|| {
+        Error::not_found(format!(
+            "the device \"{}\" (last at {}) is missing: it holds the namespace that says where every \
+             file of the other devices belongs; nothing was changed",
+            any.home_name, any.home_path
+        ))
+    })
+}
+
+/// Rebuilds the state: of everything that was promised, and of what came after as far as the first
+/// file that never came to be. Nothing behind that was promised, and what it took away is still there,
+/// since files are removed only for records that a mark covers.
+fn replay(
+    recovered: &log::Recovered,
+    dir: &Path,
+    found: &[Found],
+    contents: &[Contents],
+) -> Result<State> {
+    let is_there = |device: u8, number: u64| {
+        let mut devices = found.iter().zip(contents);
+        let here = |one: &Found| one.identity.as_ref().is_some_and(|id| id.no == device);
+        devices.find(|(one, _)| here(one)).is_none_or(|(_, c)| c.files.contains_key(&number))
+    };
+    let mut state = State::default();
+    let mut lost = recovered.torn_bytes > 0;
+    for (offset, record) in &recovered.records {
+        if let Record::File(file) = record
+            && *offset >= recovered.names_through
+            && !is_there(file.place.device, file.place.number)
+        {
+            lost = true;
+            break;
+        }
+        state
+            .apply(record)
+            .map_err(|why| Error::corrupt(dir, *offset, format!("the namespace: {why}")))?;
+    }
+    if lost {
+        tracing::info!("changes of names that were not synced were lost");
+    }
+    Ok(state)
+}
+
+/// Refuses if a device on which files lie is not there.
+fn check_missing(found: &[Found], state: &State) -> Result<()> {
+    for device in state.devices.values() {
+        let here = |one: &Found| one.identity.as_ref().is_some_and(|id| id.no == device.no);
+        let files: Vec<_> =
+            state.files.values().filter(|file| file.place.device == device.no).collect();
+        if files.is_empty() || found.iter().any(here) {
+            continue;
+        }
+        let mut levels: BTreeMap<String, usize> = BTreeMap::new();
+        for file in &files {
+            let what = match (file.class, file.level) {
+                (archipelago_env::FileClass::Wal, _) => "log".to_owned(),
+                (archipelago_env::FileClass::Sst, Some(level)) => format!("L{level}"),
+                (archipelago_env::FileClass::Sst, None) => "tables".to_owned(),
+                _ => "other".to_owned(),
+            };
+            *levels.entry(what).or_default() += 1;
+        }
+        let what: Vec<_> = levels.iter().map(|(what, count)| format!("{what}: {count}")).collect();
+        let first = files.iter().filter_map(|file| file.names.first()).min();
+        return Err(Error::not_found(format!(
+            "the device \"{}\" (last at {}) is missing: {} files lie there ({}), among them {}; \
+             nothing was changed",
+            device.name,
+            device.path,
+            files.len(),
+            what.join(", "),
+            first.map_or_else(String::new, |name| name.display().to_string())
+        )));
+    }
+    Ok(())
+}
+
+/// Locks the devices that have an identity, or those that have none.
+fn lock_devices(found: &[Found], known: bool) -> Result<Vec<Box<dyn FileLock>>> {
+    let lock = |one: &Found| {
+        let dir = &one.parts.settings.path;
+        if !known {
+            one.parts.fs.create_dir_all(dir)?;
+        }
+        one.parts.fs.lock(&dir.join(LOCK_NAME))
+    };
+    let named = |one: &Found| {
+        lock(one).map_err(|error| error.context_at(format!("device \"{}\"", one.name)))
+    };
+    found.iter().filter(|one| one.identity.is_some() == known).map(named).collect()
+}
+
+/// Gives new devices a number and takes note of names and paths of now.
+fn join_devices(found: &mut [Found], state: &mut State, id: [u8; 16], home: usize) -> Result<()> {
+    for index in 0..found.len() {
+        let taken = |no: u8| {
+            let has = |one: &Found| one.identity.as_ref().is_some_and(|other| other.no == no);
+            state.devices.contains_key(&no) || found.iter().any(has)
+        };
+        let known = found[index].identity.as_ref().map(|identity| identity.no);
+        let Some(no) = known.or_else(|| (0..u8::MAX).find(|&no| !taken(no))) else {
+            return Err(Error::invalid("the namespace has had 255 devices: it takes no more"));
+        };
+        let one = &mut found[index];
+        let path = one.parts.settings.path.display().to_string();
+        let record = DeviceRecord { no, name: one.name.clone(), path };
+        state.apply(&Record::Device(record)).map_err(Error::invalid)?;
+        one.identity.get_or_insert_with(|| Identity {
+            namespace: id,
+            no,
+            home: index == home,
+            home_name: String::new(),
+            home_path: String::new(),
+        });
+    }
+    Ok(())
+}
+
+fn make_devices(found: &[Found]) -> Vec<Device> {
+    let make = |(place, one): (usize, &Found)| {
+        let no = one.identity.as_ref().map_or(0, |identity| identity.no);
+        let parts = &one.parts;
+        Device::new(no, place, &parts.settings, Arc::clone(&parts.fs), parts.is_local)
+    };
+    found.iter().enumerate().map(make).collect()
+}
+
+/// What lies on a device: lengths and paths by number.
+struct Contents {
+    files: HashMap<u64, (PathBuf, u64)>,
+    copies: HashMap<u64, (PathBuf, u64)>,
+}
+
+fn list_device(one: &Found) -> Result<Contents> {
+    let mut contents = Contents { files: HashMap::new(), copies: HashMap::new() };
+    if one.identity.is_none() {
+        return Ok(contents);
+    }
+    let (fs, root) = (&one.parts.fs, &one.parts.settings.path);
+    let named = |error: Error| error.context_at(format!("device \"{}\"", one.name));
+    for entry in fs.list(root).map_err(named)? {
+        let dir = root.join(&entry.name);
+        let into = match entry.name.as_str() {
+            "files" => &mut contents.files,
+            "cache" => &mut contents.copies,
+            name if name.starts_with("logs-") => &mut contents.files,
+            _ => continue,
+        };
+        for file in fs.list(&dir).map_err(named)? {
+            if let Some(number) = number_of(&file.name).filter(|_| !file.is_dir) {
+                into.insert(number, (dir.join(&file.name), file.len));
+            }
+        }
+    }
+    Ok(contents)
+}
+
+/// Makes the physical names durable that the snapshot of the next generation promises: after a kill,
+/// those since the last sync are not.
+fn sync_names(devices: &[Device]) -> Result<()> {
+    for device in devices {
+        for entry in device.fs.list(&device.root)? {
+            let ours = matches!(entry.name.as_str(), "files" | "cache");
+            if entry.is_dir && (ours || entry.name.starts_with("logs-")) {
+                device.fs.sync_dir(&device.root.join(&entry.name))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn index_of(devices: &[Device], no: u8) -> Option<usize> {
+    devices.iter().position(|device| device.no == no)
+}
+
+/// Drops copies that are not there, or not as long as they should be.
+fn drop_unsound_copies(state: &mut State, devices: &[Device], contents: &[Contents]) {
+    let sound = |number: u64, no: u8, len: u64| {
+        index_of(devices, no)
+            .and_then(|index| contents[index].copies.get(&number))
+            .is_some_and(|(_, found)| *found == len)
+    };
+    let unsound: Vec<u64> = state
+        .copies
+        .values()
+        .filter(|copy| !sound(copy.number, copy.device, copy.len))
+        .map(|copy| copy.number)
+        .collect();
+    for number in unsound {
+        let _known = state.apply(&Record::CopyDropped { number });
+    }
+}
+
+fn make_entries(
+    state: &State,
+    devices: &Arc<[Device]>,
+    contents: &[Contents],
+    trash: &Arc<Trash>,
+) -> HashMap<u64, Arc<Entry>> {
+    let mut entries = HashMap::new();
+    for file in state.files.values() {
+        // `check_missing` has seen to it that the device is there.
+        let Some(index) = index_of(devices, file.place.device) else { continue };
+        let device = &devices[index];
+        let path = device.path_of(file.place, file.class);
+        let number = file.place.number;
+        let main = Physical::new(devices, index, number, path, Role::File, trash);
+        let entry = Entry::new(file.id, file.class, file.level, Arc::clone(&main));
+        match contents[index].files.get(&number) {
+            Some((_, len)) => main.set_len(*len),
+            None => {
+                let name = file.names.first().map(|name| name.display().to_string());
+                tracing::error!(device = device.name, file = name, "a file is missing");
+                entry.inside.lock().missing = true;
+            }
+        }
+        entry.set_heat(file.heat as f64);
+        if let Some(level) = file.level {
+            note_level(device, level);
+        }
+        entries.insert(file.id, entry);
+    }
+    for copy in state.copies.values() {
+        let (Some(index), Some(entry)) = (index_of(devices, copy.device), entries.get(&copy.file))
+        else {
+            continue;
+        };
+        let path = devices[index].copy_path(copy.number);
+        let physical = Physical::new(devices, index, copy.number, path, Role::Copy, trash);
+        physical.set_len(copy.len);
+        entry.inside.lock().copies.push(CachedCopy::new(physical, copy.whole, None));
+    }
+    entries
+}
+
+fn set_capacities(devices: &[Device]) {
+    for device in devices {
+        device.refresh_free();
+        if device.capacity.load(Ordering::Relaxed) == 0 {
+            let used = device.files_bytes.load(Ordering::Relaxed)
+                + device.cache_bytes.load(Ordering::Relaxed);
+            let free = device.fs_free.load(Ordering::Relaxed);
+            device.capacity.store(free.saturating_add(used).min(UNLIMITED), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Physical files that the namespace does not know.
+fn find_strays<'a>(
+    state: &State,
+    devices: &'a [Device],
+    contents: &'a [Contents],
+) -> Vec<(&'a Device, &'a Path)> {
+    let mut strays = Vec::new();
+    let places: HashMap<(u8, u64), ()> =
+        state.files.values().map(|file| ((file.place.device, file.place.number), ())).collect();
+    for (device, contents) in devices.iter().zip(contents) {
+        let files = contents.files.iter();
+        let files = files.filter(|(number, _)| !places.contains_key(&(device.no, **number)));
+        let copies = contents.copies.iter();
+        let copies = copies.filter(|(number, _)| {
+            state.copies.get(number).is_none_or(|copy| copy.device != device.no)
+        });
+        strays.extend(files.chain(copies).map(|(_, (path, _))| (device, path.as_path())));
+    }
+    strays
+}
+
+fn remove_strays(strays: &[(&Device, &Path)]) {
+    for (device, path) in strays {
+        if let Err(error) = device.fs.remove(path) {
+            tracing::warn!(%error, device = device.name, "a stray file could not be removed");
+        }
+    }
+    if !strays.is_empty() {
+        tracing::info!(files = strays.len(), "what interrupted work had left was removed");
+    }
+}
+
+/// Writes every device's identity that is not as it should be, and makes its directories. Home comes
+/// first, so that after a crash in between the others' identities lead to something.
+fn write_identities(found: &[Found], devices: &[Device], id: [u8; 16], home: usize) -> Result<()> {
+    let home_name = devices[home].name.clone();
+    let home_path = devices[home].root.display().to_string();
+    let others = (0..devices.len()).filter(|&index| index != home);
+    for index in std::iter::once(home).chain(others) {
+        let device = &devices[index];
+        let identity = Identity {
+            namespace: id,
+            no: device.no,
+            home: index == home,
+            home_name: home_name.clone(),
+            home_path: home_path.clone(),
+        };
+        if found[index].identity.as_ref() != Some(&identity) {
+            identity.store(&*device.fs, &device.root)?;
+        }
+        device.fs.create_dir_all(&device.root.join("files"))?;
+        device.fs.create_dir_all(&device.cache_dir())?;
+    }
+    Ok(())
+}
+
+fn load_scheme(fs: &dyn FileSystem, home: &Path) -> Result<Option<Scheme>> {
+    let path = home.join(SCHEME_NAME);
+    if !fs.exists(&path)? {
+        return Ok(None);
+    }
+    let context = archipelago_env::IoContext::manifest(archipelago_env::IoPurpose::Recovery);
+    let text = String::from_utf8(fs.read(&path, context)?).map_err(|_| {
+        Error::new(ErrorKind::InvalidArgument, format!("{} is not text", path.display()))
+    })?;
+    Scheme::from_toml(&text).map(Some).map_err(|error| error.context_at(path.display()))
+}
+
+/// Applies the scheme to the devices; the levels of the fastest.
+fn set_limits(devices: &[Device], scheme: Option<&Scheme>, policy: &Policy) -> u8 {
+    if let Some(scheme) = scheme {
+        for device in devices.iter().filter(|device| device.writers_set == 0) {
+            let profile = scheme.devices.iter().find(|profile| profile.name == device.name);
+            if let Some(profile) = profile.filter(|profile| profile.writers_max > 0) {
+                device.limit.store(profile.writers_max, Ordering::Relaxed);
+            }
+        }
+    }
+    let of_scheme = scheme.map(|scheme| scheme.fast_levels.max(FAST_LEVELS_MIN));
+    policy.fast_levels.or(of_scheme).unwrap_or(FAST_LEVELS_MIN + 1)
+}

@@ -1,0 +1,340 @@
+//! What the handles and threads of open tiers share: devices, namespace, entries, trash.
+//!
+//! Locks, in the order in which they may be taken: `syncing` (one sync at a time), `names` (the namespace
+//! and the entries), an entry's `inside`. No read of a file takes one. `names` is held over appends to
+//! the namespace's log, never over its sync, but for the rare beginning of a new generation.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use archipelago_base::clock::Clock;
+use archipelago_base::{Error, Result};
+use archipelago_env::{FileClass, FileLock, FileSystem, IoContext, OpenOptions, RandomFile};
+use parking_lot::{Condvar, Mutex};
+
+use super::copy::{Physical, Trash};
+use super::entry::{CachedCopy, Entry};
+use crate::activity::Activity;
+use crate::device::{Count, Device};
+use crate::history::History;
+use crate::namespace::record::Record;
+use crate::namespace::state::Gone;
+use crate::namespace::{Moment, Namespace};
+use crate::place::{DeviceView, PlaceInput, Why, place};
+use crate::settings::{DeviceKind, Policy};
+use crate::work::{Pace, Queue};
+
+/// A named place in background work where a test can make a step fail, or end the process.
+pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
+
+/// The namespace and the runtime side of its files.
+#[derive(Debug)]
+pub(crate) struct Names {
+    pub(crate) space: Namespace,
+    pub(crate) entries: HashMap<u64, Arc<Entry>>,
+}
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) id: [u8; 16],
+    /// Fastest first.
+    pub(crate) devices: Arc<[Device]>,
+    pub(crate) home: usize,
+    pub(crate) root: PathBuf,
+    pub(crate) outside: Arc<dyn FileSystem>,
+    pub(crate) policy: Policy,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) fault: Option<FaultPoint>,
+    /// Whether there is more than one device: accesses are counted.
+    pub(crate) is_tiered: bool,
+    pub(crate) fast_levels: AtomicU8,
+    pub(crate) names: Mutex<Names>,
+    pub(crate) locks: Mutex<HashSet<PathBuf>>,
+    pub(crate) trash: Arc<Trash>,
+    pub(crate) activity: Activity,
+    pub(crate) history: History,
+    pub(crate) queue: Queue,
+    pub(crate) pace: Mutex<Pace>,
+    /// Wakes the background threads.
+    pub(crate) wake: (Mutex<u64>, Condvar),
+    pub(crate) closing: AtomicBool,
+    syncing: Mutex<()>,
+    /// Of the devices; held as long as anything of the tiers is.
+    _device_locks: Vec<Box<dyn FileLock>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tiers").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+/// What [`Shared`] is made of when the tiers were opened.
+pub(crate) struct Parts {
+    pub(crate) devices: Arc<[Device]>,
+    pub(crate) home: usize,
+    pub(crate) root: PathBuf,
+    pub(crate) outside: Arc<dyn FileSystem>,
+    pub(crate) policy: Policy,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) fault: Option<FaultPoint>,
+    pub(crate) fast_levels: u8,
+    pub(crate) names: Names,
+    pub(crate) trash: Arc<Trash>,
+    pub(crate) locks: Vec<Box<dyn FileLock>>,
+}
+
+impl Shared {
+    pub(crate) fn new(parts: Parts) -> Arc<Self> {
+        let is_tiered = parts.devices.len() > 1;
+        let now_ns = parts.clock.now_ns();
+        let activity = Activity::new(now_ns);
+        let pace = Pace::new(parts.devices.len(), parts.fast_levels, activity.totals(now_ns));
+        Arc::new(Self {
+            id: parts.names.space.id(),
+            activity,
+            pace: Mutex::new(pace),
+            devices: parts.devices,
+            home: parts.home,
+            root: parts.root,
+            outside: parts.outside,
+            policy: parts.policy,
+            clock: parts.clock,
+            fault: parts.fault,
+            is_tiered,
+            fast_levels: AtomicU8::new(parts.fast_levels),
+            names: Mutex::new(parts.names),
+            locks: Mutex::default(),
+            trash: parts.trash,
+            history: History::default(),
+            queue: Queue::default(),
+            wake: (Mutex::new(0), Condvar::new()),
+            closing: AtomicBool::new(false),
+            syncing: Mutex::new(()),
+            _device_locks: parts.locks,
+        })
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.clock.now_ns() / 1_000_000
+    }
+
+    /// Passes a fault point.
+    pub(crate) fn fault_point(&self, name: &str) -> Result<()> {
+        self.fault.as_ref().map_or(Ok(()), |fault| fault(name))
+    }
+
+    /// Wakes the background threads.
+    pub(crate) fn wake_workers(&self) {
+        *self.wake.0.lock() += 1;
+        self.wake.1.notify_all();
+    }
+
+    /// The devices as placement sees them.
+    pub(crate) fn views(&self) -> Vec<DeviceView> {
+        let now_ns = self.now_ns();
+        let view = |device: &Device| DeviceView {
+            capacity: device.capacity.load(Ordering::Relaxed),
+            free: device.free(),
+            avoid: device.is_failing(now_ns) || device.is_full(now_ns),
+            deepest: Some(device.deepest.load(Ordering::Relaxed)).filter(|&level| level != u8::MAX),
+        };
+        self.devices.iter().map(view).collect()
+    }
+
+    /// The device for a new file.
+    pub(crate) fn place(&self, context: IoContext, size_hint_bytes: u64) -> (usize, Why) {
+        let devices = self.views();
+        place(&self.place_input(context, size_hint_bytes, &devices))
+    }
+
+    pub(crate) fn place_input<'a>(
+        &self,
+        context: IoContext,
+        size_hint_bytes: u64,
+        devices: &'a [DeviceView],
+    ) -> PlaceInput<'a> {
+        PlaceInput {
+            context,
+            size_hint_bytes,
+            fast_levels: self.fast_levels.load(Ordering::Relaxed),
+            devices,
+            reserve: self.policy.force_below,
+            migrate: self.policy.migrate_below,
+        }
+    }
+
+    /// Opens a physical file as its device does.
+    pub(crate) fn open_physical(
+        &self,
+        physical: &Physical,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Arc<dyn RandomFile>> {
+        let device = physical.device();
+        let direct = options.direct || is_direct(device, context.class);
+        device.fs.open(&physical.path, context, OpenOptions { direct })
+    }
+
+    /// The entry of a name.
+    pub(crate) fn entry(&self, doing: &str, path: &Path) -> Result<Arc<Entry>> {
+        let names = self.names.lock();
+        match names.space.state.id(path).and_then(|id| names.entries.get(&id)) {
+            Some(entry) => Ok(Arc::clone(entry)),
+            None if names.space.state.is_dir(path) => {
+                Err(Error::io(doing, path, std::io::ErrorKind::IsADirectory.into()))
+            }
+            None => Err(Error::io(doing, path, std::io::ErrorKind::NotFound.into())),
+        }
+    }
+
+    /// Carries a change of names out and records it: it survives `kill -9` when this returns, power
+    /// loss after [`Shared::sync`]. Files that it made superfluous go when they can.
+    pub(crate) fn commit(&self, names: &mut Names, record: &Record) -> Result<Moment> {
+        let committed = names.space.commit(record)?;
+        for gone in committed.gone {
+            if let Gone::File(id) = gone
+                && let Some(entry) = names.entries.remove(&id)
+            {
+                self.forget(&entry, committed.at);
+            }
+        }
+        match committed.recorded {
+            Ok(()) => Ok(committed.at),
+            // The log takes no more: a new generation, with the state of now, may.
+            Err(error) => match self.renew(names) {
+                Ok(()) => Ok(names.space.settled()),
+                Err(again) => {
+                    tracing::error!(%again, "no new generation of the tier namespace");
+                    Err(error)
+                }
+            },
+        }
+    }
+
+    fn forget(&self, entry: &Arc<Entry>, at: Moment) {
+        entry.gone.store(true, Ordering::Relaxed);
+        let mut inside = entry.inside.lock();
+        inside.main.condemn(at);
+        for copy in inside.copies.drain(..) {
+            copy.physical.condemn(Moment::default());
+            copy.physical.device().add(Count::CopiesDropped, 1);
+        }
+    }
+
+    /// Begins a new generation of the namespace; everything that it names is durable before.
+    fn renew(&self, names: &mut Names) -> Result<()> {
+        for device in self.devices.iter() {
+            device.sync_dirs(device.take_dirty())?;
+        }
+        names.space.renew()
+    }
+
+    /// Makes every change of names so far survive power loss.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let _one = self.syncing.lock();
+        let (begun, dirty) = {
+            let mut names = self.names.lock();
+            if names.space.wants_renewal() {
+                return self.renew(&mut names);
+            }
+            let dirty: Vec<BTreeSet<PathBuf>> =
+                self.devices.iter().map(Device::take_dirty).collect();
+            if dirty.iter().all(BTreeSet::is_empty) && !names.space.is_dirty() {
+                return Ok(());
+            }
+            (names.space.moment(), dirty)
+        };
+        self.sync_dirs(dirty)?;
+        self.fault_point("sync.after_names")?;
+        let ticket = {
+            let mut names = self.names.lock();
+            if names.space.moment().generation != begun.generation {
+                // Begun anew meanwhile: everything up to there is durable.
+                return Ok(());
+            }
+            match names.space.mark(begun.offset) {
+                Ok(ticket) => ticket,
+                Err(_) => return self.renew(&mut names),
+            }
+        };
+        let outcome = ticket.sync();
+        self.names.lock().space.synced(&outcome, &ticket);
+        outcome.map(|_| ())
+    }
+
+    /// Syncs the directories of all devices. All that failed stay dirty.
+    fn sync_dirs(&self, dirty: Vec<BTreeSet<PathBuf>>) -> Result<()> {
+        let mut result = Ok(());
+        for (device, dirs) in self.devices.iter().zip(dirty) {
+            let synced = device.sync_dirs(dirs);
+            if synced.is_err() {
+                device.note(&synced, self.now_ns());
+                result = synced;
+            }
+        }
+        result
+    }
+
+    /// Puts the accesses of now into the namespace, for the next open.
+    pub(crate) fn keep_heat(&self) {
+        let names = &mut *self.names.lock();
+        for (id, entry) in &names.entries {
+            if let Some(file) = names.space.state.files.get_mut(id) {
+                file.heat = entry.heat() as u64;
+            }
+        }
+        if self.is_tiered
+            && let Err(error) = self.renew(names)
+        {
+            tracing::warn!(%error, "accesses are not kept over the restart");
+        }
+    }
+
+    /// Removes what nobody holds any more. `durably`: syncs the namespace first if that lets more
+    /// go. Returns how many files went.
+    pub(crate) fn empty_trash(&self, durably: bool) -> Result<usize> {
+        let mut settled = self.names.lock().space.settled();
+        let mut outcome = Ok(());
+        if durably && self.trash.waits_for(settled) {
+            outcome = self.sync();
+            settled = self.names.lock().space.settled();
+        }
+        let removed = self.trash.empty(settled, self.now_ns());
+        outcome.map(|()| removed)
+    }
+
+    /// Drops a copy: no route leads to it any more, and its file goes with the last read of it.
+    pub(crate) fn drop_copy(self: &Arc<Self>, entry: &Arc<Entry>, copy: &Arc<CachedCopy>) {
+        let mut names = self.names.lock();
+        let mut inside = entry.inside.lock();
+        let before = inside.copies.len();
+        inside.copies.retain(|held| !Arc::ptr_eq(held, copy));
+        if inside.copies.len() == before {
+            return;
+        }
+        drop(inside);
+        let record = Record::CopyDropped { number: copy.physical.number };
+        if let Err(error) = self.commit(&mut names, &record) {
+            // The next open finds the copy's file missing, or a sound copy: both are fine.
+            tracing::warn!(%error, "the end of a copy was not recorded");
+        }
+        drop(names);
+        copy.physical.condemn(Moment::default());
+        copy.physical.device().add(Count::CopiesDropped, 1);
+        if let Err(error) = entry.reroute(&mut entry.inside.lock(), self) {
+            tracing::warn!(%error, "a handle still leads to a dropped copy");
+        }
+    }
+}
+
+/// Whether files of the class are always read and written with `O_DIRECT` on the device.
+pub(crate) fn is_direct(device: &Device, class: FileClass) -> bool {
+    device.kind == DeviceKind::Direct && class == FileClass::Sst
+}

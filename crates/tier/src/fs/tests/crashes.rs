@@ -1,0 +1,279 @@
+//! Power loss and kills at every sync, and kills at every fault point, against a simple map.
+
+use archipelago_base::random::Rng;
+
+use super::*;
+
+type Model = BTreeMap<String, Vec<u8>>;
+
+/// What the disk looked like at a sync, and what may and must be on it.
+struct Moment {
+    disk: MemFs,
+    seed: u64,
+    /// The operations that were finished, and how many of them were promised.
+    finished: usize,
+    promised: usize,
+}
+
+#[derive(Default)]
+struct Progress {
+    finished: usize,
+    promised: usize,
+    moments: Vec<Moment>,
+}
+
+/// Random operations on the tiers and on the map; the map after each of them.
+struct Script {
+    rng: Rng,
+    model: Model,
+    next: u64,
+}
+
+impl Script {
+    fn name(&mut self) -> Option<String> {
+        let names: Vec<_> = self.model.keys().cloned().collect();
+        (!names.is_empty()).then(|| names[self.rng.usize(..names.len())].clone())
+    }
+
+    /// One operation; whether it was a sync of names.
+    fn act(&mut self, fs: &TieredFs, world: &World) -> bool {
+        self.next += 1;
+        let fresh = format!("{:04}", self.next);
+        match (self.rng.u32(..14), self.name()) {
+            (0..4, _) | (_, None) => {
+                let bytes = filled(self.next, self.rng.usize(1..30_000));
+                write(fs, &fresh, self.rng.u8(..6), &bytes);
+                self.model.insert(fresh, bytes);
+            }
+            (4, Some(name)) => {
+                let bytes = filled(self.next, self.rng.usize(1..5000));
+                write(fs, &name, self.rng.u8(..6), &bytes);
+                self.model.insert(name, bytes);
+            }
+            (5, Some(name)) => {
+                let to = self.name().filter(|_| self.rng.bool()).unwrap_or(fresh);
+                fs.rename(&path(&name), &path(&to)).unwrap();
+                if let Some(bytes) = self.model.get(&name).cloned()
+                    && name != to
+                    && !self.same_file(fs, &name, &to)
+                {
+                    self.model.remove(&name);
+                    self.model.insert(to, bytes);
+                }
+            }
+            (6, Some(name)) => {
+                fs.remove(&path(&name)).unwrap();
+                self.model.remove(&name);
+            }
+            (7, Some(name)) => {
+                fs.reassign(&path(&name), table(self.rng.u8(3..6)));
+                fs.settle();
+            }
+            (8 | 9, Some(name)) => {
+                let file = fs.open(&path(&name), READ, OpenOptions::default()).unwrap();
+                for _ in 0..50 {
+                    let at = self.rng.u64(..file.len());
+                    file.read_exact_at(at, &mut [0; 1], READ).unwrap();
+                }
+                world.pass(500);
+                fs.step();
+            }
+            // What is not settled has to stay.
+            (12 | 13, _) => drop(fs.shared.empty_trash(false).unwrap()),
+            _ => {
+                fs.sync_dir(Path::new(ROOT)).unwrap();
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether a rename did nothing because both names were of one file (there are no links here).
+    fn same_file(&self, fs: &TieredFs, from: &str, _to: &str) -> bool {
+        fs.exists(&path(from)).unwrap()
+    }
+}
+
+/// Opens what is on the disk; its files, and that nothing else lies there. Another power loss or kill right
+/// behind that changes nothing.
+fn recovered(disk: &MemFs, world: &World) -> Model {
+    let found = recovered_once(disk, world);
+    for again in [disk.crash_clone(found.len() as u64), disk.kill_clone()] {
+        assert_eq!(recovered_once(&again, world), found);
+    }
+    found
+}
+
+fn recovered_once(disk: &MemFs, world: &World) -> Model {
+    let shared: Arc<dyn FileSystem> = Arc::new(disk.clone());
+    let world = World {
+        disk: Arc::clone(&shared),
+        clock: Arc::new(ManualClock::new(0)),
+        policy: world.policy.clone(),
+        devices: world.devices.clone(),
+        fault: None,
+    };
+    let fs = world.try_open().unwrap();
+    if !fs.exists(Path::new(ROOT)).unwrap() {
+        return Model::new();
+    }
+    let found = contents(&fs);
+    let stats = fs.stats();
+    let copies: u64 = stats.devices.iter().map(|device| device.copies.files).sum();
+    assert_eq!(physical(&*shared, 2), (found.len(), copies as usize), "one copy counts, no strays");
+    let load = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
+    let devices = fs.shared.devices.iter();
+    let used: u64 =
+        devices.map(|device| load(&device.files_bytes) + load(&device.cache_bytes)).sum();
+    let files: usize = found.values().map(Vec::len).sum();
+    let copied: u64 = stats.devices.iter().map(|device| device.copies.bytes).sum();
+    assert_eq!(used, files as u64 + copied, "capacity counts real bytes");
+    assert!(stats.devices.iter().all(|device| device.copies_made.2 == 0), "no copy was damaged");
+    found
+}
+
+fn run(seed: u64, operations: usize) {
+    let disk = MemFs::new();
+    let world = World::new(Arc::new(disk.clone()), &[150 << 10, 1 << 20]);
+    let fs = world.open();
+    let progress: Arc<Mutex<Progress>> = Arc::default();
+    let told = Arc::clone(&progress);
+    disk.on_sync(Arc::new(move |disk, _| {
+        let mut progress = told.lock();
+        let seed = progress.moments.len() as u64;
+        let (finished, promised) = (progress.finished, progress.promised);
+        let disk = if seed.is_multiple_of(4) { disk.kill_clone() } else { disk.crash_clone(seed) };
+        progress.moments.push(Moment { disk, seed, finished, promised });
+    }));
+    let mut script = Script { rng: Rng::with_seed(seed), model: Model::new(), next: 0 };
+    let mut history = vec![Model::new()];
+    for _ in 0..operations {
+        let synced = script.act(&fs, &world);
+        history.push(script.model.clone());
+        let mut progress = progress.lock();
+        progress.finished = history.len() - 1;
+        if synced {
+            progress.promised = history.len() - 1;
+        }
+    }
+    disk.clear_on_sync();
+    assert_eq!(contents(&fs), script.model);
+    let moments = std::mem::take(&mut progress.lock().moments);
+    assert!(moments.len() > operations / 2, "{} moments", moments.len());
+    for moment in &moments {
+        let killed = moment.seed.is_multiple_of(4);
+        let found = recovered(&moment.disk, &world);
+        let first = if killed { moment.finished } else { moment.promised };
+        // The operation that was under way may have been done too.
+        let last = (moment.finished + 1).min(history.len() - 1);
+        let fits =
+            (first..=last).any(|at| history[at] == found || is_between(&history, at, &found));
+        assert!(
+            fits,
+            "seed {seed}, moment {}: {:?} is no state from {first} to {last}: {:?} … {:?}",
+            moment.seed,
+            found.keys(),
+            history[first].keys(),
+            history[last].keys()
+        );
+    }
+    drop(fs);
+    assert_eq!(recovered(&disk, &world), script.model);
+}
+
+/// Whether `found` is the state after operation `at` but for a file that was just being written: its name is
+/// there before its bytes are.
+fn is_between(history: &[Model], at: usize, found: &Model) -> bool {
+    let Some(next) = history.get(at + 1) else { return false };
+    let same_names = found.keys().eq(next.keys());
+    let differing: Vec<_> =
+        next.iter().filter(|(name, bytes)| found.get(*name) != Some(bytes)).collect();
+    same_names
+        && differing.len() <= 1
+        && differing.iter().all(|(name, _)| history[at].get(*name) != next.get(*name))
+}
+
+#[test]
+fn every_file_is_found_after_power_loss_or_a_kill_at_every_sync() {
+    for seed in 0..12 {
+        run(seed, 60);
+    }
+}
+
+#[test]
+fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
+    let disk = MemFs::new();
+    let mut world = World::new(Arc::new(disk.clone()), &[150 << 10, 1 << 20]);
+    let clones: Arc<Mutex<Vec<(String, MemFs, MemFs)>>> = Arc::default();
+    let told = Arc::clone(&clones);
+    world.fault = Some(Arc::new(move |name| {
+        let mut clones = told.lock();
+        let seed = clones.len() as u64;
+        clones.push((name.to_owned(), disk.kill_clone(), disk.crash_clone(seed)));
+        Ok(())
+    }));
+    let fs = world.open();
+    let mut expected = Model::new();
+    for n in 0..8u64 {
+        let bytes = filled(n, 20_000);
+        write(&fs, &n.to_string(), (n % 6) as u8, &bytes);
+        expected.insert(n.to_string(), bytes);
+    }
+    fs.sync_dir(Path::new(ROOT)).unwrap();
+    clones.lock().clear();
+    for n in 0..8u64 {
+        fs.reassign(&path(&n.to_string()), table(5));
+        let file = fs.open(&path(&n.to_string()), READ, OpenOptions::default()).unwrap();
+        for at in 0..60 {
+            file.read_exact_at(at * 300, &mut [0; 10], READ).unwrap();
+        }
+        drop(file);
+        world.pass(500);
+        fs.step();
+    }
+    let clones = std::mem::take(&mut *clones.lock());
+    let steps: std::collections::BTreeSet<_> = clones.iter().map(|(name, ..)| &name[..]).collect();
+    for kind in ["move", "copy"] {
+        for step in ["begin", "copied", "synced", "before_publish", "published"] {
+            assert!(steps.contains(format!("{kind}.{step}").as_str()), "{kind}.{step}: {steps:?}");
+        }
+    }
+    for (name, killed, lost) in &clones {
+        assert_eq!(recovered(killed, &world), expected, "killed at {name}");
+        assert_eq!(recovered(lost, &world), expected, "power lost at {name}");
+    }
+}
+
+#[test]
+fn what_changes_during_a_sync_is_not_settled_by_it() {
+    for seed in 0..40 {
+        let disk = MemFs::new();
+        let mut world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+        let tiers: Arc<Mutex<Option<Arc<TieredFs>>>> = Arc::default();
+        let inside = Arc::clone(&tiers);
+        world.fault = Some(Arc::new(move |name| {
+            let fs = inside.lock().take();
+            if let Some(fs) = fs.filter(|_| name == "sync.after_names") {
+                write(&fs, "new", 5, &filled(2, 100));
+                fs.remove(&path("old"))?;
+            }
+            Ok(())
+        }));
+        let fs = world.open();
+        // In another directory than the new one: power loss may take the one change and not the other.
+        write(&fs, "old", 0, &filled(1, 100));
+        fs.sync_dir(Path::new(ROOT)).unwrap();
+        write(&fs, "other", 5, &filled(3, 100));
+        *tiers.lock() = Some(Arc::clone(&fs));
+        fs.sync_dir(Path::new(ROOT)).unwrap();
+        assert!(fs.exists(&path("new")).unwrap() && !fs.exists(&path("old")).unwrap());
+        fs.shared.empty_trash(false).unwrap();
+        let found = recovered(&disk.crash_clone(seed), &world);
+        let names: Vec<_> = found.keys().map(String::as_str).collect();
+        assert!(
+            [&["new", "other"][..], &["new", "old", "other"], &["old", "other"]]
+                .contains(&&names[..]),
+            "{names:?}"
+        );
+    }
+}

@@ -1,0 +1,217 @@
+//! Refused and failing devices.
+
+use archipelago_base::ErrorKind;
+use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
+
+use super::*;
+
+fn refusal(world: &World, words: &[&str]) -> ErrorKind {
+    let error = world.try_open().unwrap_err();
+    let text = error.to_string();
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    error.kind()
+}
+
+/// Two devices with a file on each; closed.
+fn two_devices() -> World {
+    let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    write(&fs, "fast.sst", 0, &filled(1, 1000));
+    write(&fs, "slow.sst", 5, &filled(2, 2000));
+    world
+}
+
+fn names_below(disk: &dyn FileSystem, dir: &Path) -> Vec<String> {
+    let mut names = Vec::new();
+    for entry in disk.list(dir).unwrap() {
+        let inner = dir.join(&entry.name);
+        names.push(inner.display().to_string());
+        if entry.is_dir {
+            names.extend(names_below(disk, &inner));
+        }
+    }
+    names
+}
+
+#[test]
+fn a_missing_device_is_named_with_what_lies_there_and_nothing_is_changed() {
+    let mut world = two_devices();
+    let before = names_below(&*world.disk, Path::new("/"));
+    let devices = world.devices.clone();
+    world.devices.truncate(1);
+    assert_eq!(refusal(&world, &["\"dev1\"", "/dev1", "L5: 1", "slow.sst"]), ErrorKind::NotFound);
+    world.devices = vec![devices[1].clone()];
+    assert_eq!(refusal(&world, &["\"dev0\"", "/dev0", "namespace"]), ErrorKind::NotFound);
+    // An empty directory where the device was: it is not mounted.
+    world.devices = vec![
+        devices[0].clone(),
+        DeviceSettings { path: "/elsewhere".into(), ..devices[1].clone() },
+    ];
+    assert_eq!(refusal(&world, &["\"dev1\"", "/dev1", "slow.sst"]), ErrorKind::NotFound);
+    assert_eq!(names_below(&*world.disk, Path::new("/")), before);
+    world.devices = devices;
+    let fs = world.open();
+    assert_eq!(contents(&fs).len(), 2);
+}
+
+#[test]
+fn foreign_directories_and_namespaces_and_other_versions_are_refused() {
+    let mut world = two_devices();
+    let other = World::new(Arc::clone(&world.disk), &[]);
+    let devices = world.devices.clone();
+    // Somebody's files.
+    world.disk.create_dir_all(Path::new("/home")).unwrap();
+    drop(world.disk.create(Path::new("/home/letter"), READ, CreateOptions::default()).unwrap());
+    let home =
+        DeviceSettings { name: "home".to_owned(), path: "/home".into(), ..devices[0].clone() };
+    world.devices.push(home);
+    assert_eq!(refusal(&world, &["\"home\"", "letter"]), ErrorKind::InvalidArgument);
+    // A device of another namespace.
+    let stranger = DeviceSettings {
+        name: "stranger".to_owned(),
+        path: "/stranger".into(),
+        ..devices[0].clone()
+    };
+    let other = World { devices: vec![stranger.clone()], ..other };
+    let parts =
+        DeviceParts { settings: stranger.clone(), fs: Arc::clone(&world.disk), is_local: false };
+    let components = Components { spawn: None, seed: Some(99), ..Components::default() };
+    drop(TieredFs::open_over(ROOT, vec![parts], components).unwrap());
+    drop(other);
+    world.devices = vec![devices[0].clone(), devices[1].clone(), stranger];
+    assert_eq!(refusal(&world, &["\"stranger\"", "different"]), ErrorKind::InvalidArgument);
+    // Another version of the identity.
+    world.devices = devices;
+    let identity = Path::new("/dev1/DEVICE");
+    let mut bytes = world.disk.read(identity, READ).unwrap();
+    bytes[8] = 9;
+    world.disk.write_atomic(identity, &bytes, READ).unwrap();
+    assert_eq!(refusal(&world, &["version 9", "/dev1"]), ErrorKind::Unsupported);
+}
+
+#[test]
+fn devices_may_be_reordered_added_and_mounted_elsewhere() {
+    let mut world = two_devices();
+    world.devices.reverse();
+    world.devices.push(DeviceSettings {
+        name: "third".to_owned(),
+        path: "/third".into(),
+        ..world.devices[0].clone()
+    });
+    let fs = world.open();
+    assert_eq!(contents(&fs).len(), 2);
+    write(&fs, "new.sst", 0, &filled(3, 100));
+    assert_eq!(holders(&fs.stats(), "L0"), [0, 1], "the new one on what is fastest now");
+    drop(fs);
+    world.devices.swap(1, 2);
+    assert_eq!(contents(&world.open()).len(), 3);
+}
+
+#[test]
+fn a_full_or_failing_device_is_passed_over_and_the_file_written_elsewhere() {
+    let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    for fault in [Fault::NoSpace, Fault::Io] {
+        disk.add(Rule::on(Operation::Create).path("/dev0/files").fault(fault));
+        write(&fs, &format!("{fault:?}.sst"), 0, &filled(1, 1000));
+        assert_eq!(holders(&fs.stats(), "L0"), [1]);
+        disk.clear();
+    }
+    // It fills while a file is written: that write fails, the next try goes elsewhere.
+    world.pass(1000);
+    disk.add(Rule::on(Operation::Append).path("/dev0/files").fault(Fault::NoSpace));
+    let mut file = fs.create(&path("2.sst"), table(0), CreateOptions::default()).unwrap();
+    assert!(file.append(&filled(2, 1000)).unwrap_err().is_no_space());
+    drop(file);
+    fs.remove(&path("2.sst")).unwrap();
+    write(&fs, "2.sst", 0, &filled(2, 1000));
+    disk.clear();
+    assert_eq!(fs.read(&path("2.sst"), READ).unwrap(), filled(2, 1000));
+    world.pass(1000);
+    write(&fs, "3.sst", 0, &filled(3, 1000));
+    assert_eq!(holders(&fs.stats(), "L0"), [0, 1], "it is used again");
+}
+
+#[test]
+fn a_device_that_disappears_fails_its_own_reads_only_and_copies_go_on() {
+    let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    let (hot, cold, fast) = (filled(1, 30_000), filled(2, 30_000), filled(3, 30_000));
+    write(&fs, "hot.sst", 5, &hot);
+    write(&fs, "cold.sst", 5, &cold);
+    write(&fs, "fast.sst", 0, &fast);
+    let file = fs.open(&path("hot.sst"), READ, OpenOptions::default()).unwrap();
+    for at in 0..100 {
+        file.read_exact_at(at * 290, &mut [0; 100], READ).unwrap();
+    }
+    world.pass(500);
+    fs.step();
+    disk.add(Rule::on_any(&Operation::ALL).path("/dev1"));
+    assert_eq!(fs.read(&path("hot.sst"), READ).unwrap(), hot, "the copy serves");
+    assert_eq!(fs.read(&path("fast.sst"), READ).unwrap(), fast);
+    for _ in 0..4 {
+        let error = fs.read(&path("cold.sst"), READ).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    }
+    let stats = fs.stats();
+    assert!(stats.devices[1].failing && stats.devices[1].errors >= 3, "{stats}");
+    write(&fs, "new.sst", 5, &filled(4, 1000));
+    assert_eq!(fs.read(&path("new.sst"), READ).unwrap(), filled(4, 1000));
+    disk.clear();
+    assert_eq!(fs.read(&path("cold.sst"), READ).unwrap(), cold, "it came back");
+}
+
+#[test]
+fn a_failed_move_leaves_the_file_where_it_was() {
+    let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    let bytes = filled(1, 50_000);
+    write(&fs, "1.sst", 1, &bytes);
+    let faults = [
+        (Operation::Create, Fault::NoSpace),
+        (Operation::Append, Fault::Io),
+        (Operation::Sync, Fault::Io),
+        (Operation::Read, Fault::FlipByte),
+        (Operation::SyncDir, Fault::Io),
+    ];
+    for (operation, fault) in faults {
+        disk.add(Rule::on(operation).path("/dev1").fault(fault));
+        fs.reassign(&path("1.sst"), table(5));
+        fs.settle();
+        disk.clear();
+        assert_eq!(fs.stats().devices[1].files.len(), 0, "{operation:?}");
+        assert_eq!(fs.read(&path("1.sst"), READ).unwrap(), bytes);
+        world.pass(120_000);
+    }
+    assert_eq!(fs.stats().failed_jobs, faults.len() as u64);
+    fs.reassign(&path("1.sst"), table(5));
+    fs.settle();
+    assert_eq!(holders(&fs.stats(), "L5"), [1]);
+    assert_eq!(fs.read(&path("1.sst"), READ).unwrap(), bytes);
+    assert_eq!(physical(&disk, 2), (1, 0));
+}
+
+#[test]
+fn the_namespace_outlives_a_home_that_refuses_for_a_while() {
+    let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    write(&fs, "1.sst", 5, &filled(1, 1000));
+    fs.sync_dir(Path::new(ROOT)).unwrap();
+    disk.add(
+        Rule::on_any(&[Operation::LogAppend, Operation::LogSync, Operation::CreateLog])
+            .path("/names/"),
+    );
+    assert!(fs.create(&path("2.sst"), table(5), CreateOptions::default()).is_err());
+    assert!(fs.sync_dir(Path::new(ROOT)).is_err());
+    disk.clear();
+    write(&fs, "3.sst", 5, &filled(3, 1000));
+    fs.sync_dir(Path::new(ROOT)).unwrap();
+    let before = contents(&fs);
+    assert!(before.contains_key("1.sst") && before.contains_key("3.sst"));
+    drop(fs);
+    assert_eq!(contents(&world.open()), before);
+}

@@ -1,0 +1,261 @@
+//! Moves, copies, migration.
+
+use std::sync::atomic::AtomicU64;
+
+use super::*;
+use crate::history::Reason;
+use crate::settings::CacheBy;
+
+const KIB: u64 = 1 << 10;
+
+#[test]
+fn a_trivial_move_takes_the_file_along_and_readers_go_on() {
+    let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    let bytes = filled(7, 50_000);
+    write(&fs, "1.sst", 2, &bytes);
+    let handle = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
+    fs.reassign(&path("1.sst"), table(2));
+    fs.settle();
+    assert_eq!(holders(&fs.stats(), "L2"), [0], "it belongs there");
+    fs.reassign(&path("1.sst"), table(4));
+    fs.settle();
+    let stats = fs.stats();
+    assert_eq!(holders(&stats, "L4"), [1]);
+    assert!(stats.events.iter().any(|event| event.reason == Reason::LevelChanged));
+    assert_eq!(stats.devices[0].moved, (0, 1));
+    let mut buf = vec![0; bytes.len()];
+    handle.read_exact_at(0, &mut buf, READ).unwrap();
+    assert_eq!(buf, bytes);
+    assert_eq!(physical(&*world.disk, 2), (1, 0), "the source went");
+    assert_eq!(stats.devices[0].free, 1 << 20);
+    drop(fs);
+    drop(handle);
+    let fs = world.open();
+    assert_eq!(fs.read(&path("1.sst"), READ).unwrap(), bytes);
+    assert_eq!(holders(&fs.stats(), "L4"), [1]);
+}
+
+/// Reads as users do, so that files get hot.
+fn heat(fs: &TieredFs, name: &str, times: usize, offsets: impl Fn(usize) -> u64) {
+    let file = fs.open(&path(name), READ, OpenOptions::default()).unwrap();
+    for index in 0..times {
+        file.read_exact_at(offsets(index), &mut [0; 100], READ).unwrap();
+    }
+}
+
+/// Half of the files of the slow device are hot.
+fn hot_world(world: &World) -> (Arc<TieredFs>, Vec<Vec<u8>>) {
+    let fs = world.open();
+    let files: Vec<_> = (0..6).map(|n| filled(n, 30_000)).collect();
+    for (n, bytes) in files.iter().enumerate() {
+        write(&fs, &format!("{n}.sst"), 5, bytes);
+    }
+    for n in 0..3 {
+        heat(&fs, &format!("{n}.sst"), 100, |index| index as u64 * 290);
+    }
+    heat(&fs, "3.sst", 2, |_| 0);
+    world.pass(500);
+    fs.step();
+    (fs, files)
+}
+
+#[test]
+fn hot_files_are_copied_up_read_from_there_and_survive_a_restart() {
+    let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
+    let (fs, files) = hot_world(&world);
+    let stats = fs.stats();
+    assert!(stats.devices[0].copies.files >= 3, "{stats}");
+    let before = stats.devices[1].reads;
+    for (n, bytes) in files.iter().enumerate().take(3) {
+        assert_eq!(&fs.read(&path(&format!("{n}.sst")), READ).unwrap(), bytes);
+    }
+    let stats = fs.stats();
+    assert_eq!(stats.devices[1].reads, before, "none of them reached the slow device");
+    assert!(stats.devices[0].copy_reads >= 3);
+    let copies = stats.devices[0].copies;
+    drop(fs);
+    let fs = world.open();
+    let stats = fs.stats();
+    assert_eq!(stats.devices[0].copies, copies, "they are there after a restart");
+    assert_eq!(fs.read(&path("1.sst"), READ).unwrap(), files[1]);
+    assert_eq!(fs.stats().devices[1].reads, 0);
+    fs.remove(&path("1.sst")).unwrap();
+    fs.settle();
+    assert_eq!(fs.stats().devices[0].copies.files, copies.files - 1, "goes with the original");
+    assert_eq!(physical(&*world.disk, 2), (5, copies.files as usize - 1));
+}
+
+#[test]
+fn an_open_handle_is_led_to_the_copy_and_back() {
+    let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
+    let fs = world.open();
+    let bytes = filled(1, 30_000);
+    write(&fs, "1.sst", 5, &bytes);
+    let handle = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
+    let read = || {
+        let mut buf = vec![0; 1000];
+        for at in (0..29_000).step_by(700) {
+            handle.read_exact_at(at as u64, &mut buf, READ).unwrap();
+            assert_eq!(buf, bytes[at..at + 1000]);
+        }
+    };
+    read();
+    world.pass(500);
+    fs.step();
+    let before = fs.stats().devices[1].reads;
+    read();
+    assert_eq!(fs.stats().devices[1].reads, before);
+    let copies = fs.shared.names.lock().space.state.copies.clone();
+    let entry = fs.shared.entry("find", &path("1.sst")).unwrap();
+    let copy = Arc::clone(&entry.inside.lock().copies[0]);
+    fs.shared.drop_copy(&entry, &copy);
+    drop(copy);
+    fs.settle();
+    assert_eq!(copies.len(), 1);
+    assert_eq!(physical(&*world.disk, 2), (1, 0));
+    read();
+    assert!(fs.stats().devices[1].reads > before);
+}
+
+#[test]
+fn a_damaged_copy_is_never_served_but_dropped_and_counted() {
+    let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
+    let (fs, files) = hot_world(&world);
+    let copies = fs.shared.names.lock().space.state.copies.clone();
+    drop(fs);
+    // One copy with other data, one with another index.
+    let mut damaged = 0;
+    for copy in copies.values().filter(|copy| copy.file <= 2 || copy.whole) {
+        let file = PathBuf::from(format!("/dev0/cache/{:016x}.copy", copy.number));
+        let mut bytes = world.disk.read(&file, READ).unwrap();
+        let at = if damaged == 0 { 4100 } else { bytes.len() - 20 };
+        bytes[at] ^= 0x40;
+        let mut writer = world.disk.create(&file, READ, CreateOptions::default()).unwrap();
+        writer.append(&bytes).unwrap();
+        writer.sync().unwrap();
+        damaged += 1;
+    }
+    assert!(damaged >= 2);
+    let fs = world.open();
+    for (n, bytes) in files.iter().enumerate() {
+        assert_eq!(&fs.read(&path(&format!("{n}.sst")), READ).unwrap(), bytes);
+    }
+    let stats = fs.stats();
+    assert_eq!(stats.devices[0].copies_made.2, damaged, "{stats}");
+    assert_eq!(stats.devices[0].copies.files, copies.len() as u64 - damaged);
+}
+
+#[test]
+fn only_the_hot_ranges_are_copied_where_they_are_a_small_part() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[400 * KIB, 1 << 20]);
+    world.policy.cache_by = CacheBy::Adaptive;
+    let fs = world.open();
+    let bytes = filled(5, 300_000);
+    write(&fs, "1.sst", 5, &bytes);
+    heat(&fs, "1.sst", 200, |index| 16_384 + (index as u64 * 71) % 16_000);
+    world.pass(500);
+    fs.step();
+    let copies = fs.stats().devices[0].copies;
+    assert_eq!(copies.files, 1);
+    assert!(copies.bytes < 40_000, "{} bytes", copies.bytes);
+    let file = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
+    let before = fs.stats().devices[1].reads;
+    for at in [16_384usize, 20_000, 32_700] {
+        let mut buf = [0; 60];
+        file.read_exact_at(at as u64, &mut buf, READ).unwrap();
+        assert_eq!(buf, bytes[at..at + 60]);
+    }
+    assert_eq!(fs.stats().devices[1].reads, before);
+    let mut buf = [0; 60];
+    file.read_exact_at(32_740, &mut buf, READ).unwrap();
+    assert_eq!(buf, bytes[32_740..32_800], "over the end of the range: the original");
+    assert_eq!(fs.stats().devices[1].reads, before + 1);
+    // The heat wanders: the ranges follow.
+    for _ in 0..40 {
+        heat(&fs, "1.sst", 200, |index| 200_000 + (index as u64 * 71) % 16_000);
+        world.pass(500);
+        fs.step();
+    }
+    let before = fs.stats().devices[1].reads;
+    heat(&fs, "1.sst", 100, |index| 200_000 + (index as u64 * 71) % 16_000);
+    assert!(fs.stats().devices[1].reads < before + 20);
+}
+
+#[test]
+fn copies_stand_back_for_writers_and_give_way_to_files() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
+    world.devices[0].writers_max = 2;
+    let fs = world.open();
+    let writers: Vec<_> = (0..2)
+        .map(|n| fs.create(&path(&format!("w{n}")), table(0), CreateOptions::default()).unwrap())
+        .collect();
+    write(&fs, "1.sst", 5, &filled(1, 30_000));
+    for _ in 0..3 {
+        heat(&fs, "1.sst", 100, |index| index as u64 * 290);
+        world.pass(500);
+        fs.step();
+    }
+    assert_eq!(fs.stats().devices[0].copies.files, 0, "the device has its writers");
+    drop(writers);
+    heat(&fs, "1.sst", 100, |index| index as u64 * 290);
+    world.pass(500);
+    fs.step();
+    assert_eq!(fs.stats().devices[0].copies.files, 1);
+    write(&fs, "big.sst", 0, &filled(2, 180_000));
+    world.pass(500);
+    fs.step();
+    let stats = fs.stats();
+    assert_eq!(stats.devices[0].copies.files, 0, "{stats}");
+    assert!(stats.events.iter().any(|event| event.reason == Reason::RoomForFiles));
+}
+
+#[test]
+fn a_full_device_sends_deep_and_idle_files_down() {
+    let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 200 * KIB, 1 << 20]);
+    let fs = world.open();
+    let mut expected = BTreeMap::new();
+    for n in 0..30u64 {
+        let (name, level) = (format!("{n:02}.sst"), 3 + (n % 3) as u8);
+        let bytes = filled(n, 15_000);
+        write(&fs, &name, level, &bytes);
+        expected.insert(name, bytes);
+        world.pass(500);
+        fs.step();
+        let stats = fs.stats();
+        assert!(stats.devices[1].free >= 4 * KIB, "always room for the next: {stats}");
+    }
+    assert_eq!(contents(&fs), expected);
+    let stats = fs.stats();
+    assert!(stats.devices[2].moved.0 > 0 && stats.devices[2].files.contains_key("L5"), "{stats}");
+    assert!(!stats.devices[1].files.contains_key("L5"), "the deepest left: {stats}");
+    let reasons: Vec<_> = stats.events.iter().map(|event| &event.reason).collect();
+    assert!(reasons.contains(&&Reason::SpaceLow) || reasons.contains(&&Reason::SpaceForced));
+    assert_eq!(physical(&*world.disk, 3).0, 30);
+}
+
+#[test]
+fn a_file_that_is_removed_while_it_moves_is_gone() {
+    let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+    let mut world = World::new(Arc::clone(&disk), &[1 << 20, 1 << 20]);
+    let tiers: Arc<Mutex<Option<Arc<TieredFs>>>> = Arc::default();
+    let (shared, at) = (Arc::clone(&tiers), Arc::new(AtomicU64::new(0)));
+    let count = Arc::clone(&at);
+    world.fault = Some(Arc::new(move |name| {
+        if name.starts_with("move.") && count.fetch_add(1, Ordering::Relaxed) == 1 {
+            let fs = shared.lock().clone().unwrap();
+            fs.remove(&path("1.sst"))?;
+        }
+        Ok(())
+    }));
+    let fs = world.open();
+    *tiers.lock() = Some(Arc::clone(&fs));
+    write(&fs, "1.sst", 1, &filled(1, 10_000));
+    fs.reassign(&path("1.sst"), table(5));
+    fs.settle();
+    assert!(at.load(Ordering::Relaxed) > 1, "it was being moved");
+    assert_eq!(contents(&fs).len(), 0);
+    fs.settle();
+    assert_eq!(physical(&*disk, 2), (0, 0));
+    *tiers.lock() = None;
+}

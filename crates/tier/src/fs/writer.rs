@@ -1,0 +1,171 @@
+//! Files that are being written.
+//!
+//! A writer charges its device with the bytes that it appends, counts as a writer of it until it is dropped,
+//! and then leaves a closed file, which may move. A log is charged as it is finished or dropped: an append to it
+//! does nothing here but pass on.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use archipelago_base::Result;
+use archipelago_env::{LogFile, LogSync, WritableFile};
+
+use super::copy::Physical;
+use super::entry::Entry;
+use super::shared::Shared;
+use crate::device::{Count, WriterGuard};
+
+/// What a writer tells when it begins and ends.
+#[derive(Debug)]
+pub(crate) struct Writing {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) entry: Arc<Entry>,
+    pub(crate) physical: Arc<Physical>,
+    /// What it counts as in the averages of writers.
+    kind: Option<usize>,
+    _guard: WriterGuard,
+}
+
+impl Writing {
+    pub(crate) fn begin(
+        shared: &Arc<Shared>,
+        entry: &Arc<Entry>,
+        physical: Arc<Physical>,
+        kind: Option<usize>,
+        guard: WriterGuard,
+    ) -> Self {
+        entry.writers.fetch_add(1, Ordering::AcqRel);
+        if let Some(kind) = kind {
+            shared.activity.open(kind, shared.now_ns());
+        }
+        let (shared, entry) = (Arc::clone(shared), Arc::clone(entry));
+        Self { shared, entry, physical, kind, _guard: guard }
+    }
+
+    #[cold]
+    fn note(&self, outcome: &Result<()>) {
+        self.physical.device().note(outcome, self.shared.now_ns());
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        if let Some(kind) = self.kind {
+            self.shared.activity.close(kind, self.shared.now_ns());
+        }
+        self.entry.writers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct TierWriter {
+    // Dropped first: the file is closed when it stops counting as written.
+    inner: Box<dyn WritableFile>,
+    writing: Writing,
+}
+
+impl TierWriter {
+    pub(crate) fn new(inner: Box<dyn WritableFile>, writing: Writing) -> Self {
+        Self { inner, writing }
+    }
+
+    fn after(&self, outcome: Result<()>) -> Result<()> {
+        if outcome.is_err() {
+            self.writing.note(&outcome);
+        }
+        outcome
+    }
+}
+
+impl WritableFile for TierWriter {
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        let outcome = self.inner.append(data);
+        if outcome.is_ok() {
+            self.writing.physical.set_len(self.inner.len());
+            self.writing.physical.device().add(Count::WrittenBytes, data.len() as u64);
+        }
+        self.after(outcome)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let outcome = self.inner.flush();
+        self.after(outcome)
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        let outcome = self.inner.sync();
+        if outcome.is_ok() {
+            self.writing.physical.device().note(&outcome, 0);
+        }
+        self.after(outcome)
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct TierLog {
+    inner: Box<dyn LogFile>,
+    writing: Writing,
+    charged: u64,
+}
+
+impl TierLog {
+    pub(crate) fn new(inner: Box<dyn LogFile>, writing: Writing) -> Self {
+        Self { inner, writing, charged: 0 }
+    }
+
+    /// A log over the space of an old one is as long as that was, or longer.
+    fn charge(&mut self) {
+        let (len, physical) = (self.inner.len(), &self.writing.physical);
+        physical.device().add(Count::WrittenBytes, len - self.charged);
+        self.charged = len;
+        physical.set_len(len.max(physical.len()));
+    }
+}
+
+/// The device is told of a log's growth every so many bytes.
+const CHARGE_BYTES: u64 = 1 << 20;
+
+impl LogFile for TierLog {
+    fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        match self.inner.append(parts) {
+            Ok(offset) => {
+                if offset - self.charged >= CHARGE_BYTES {
+                    self.charge();
+                }
+                Ok(offset)
+            }
+            Err(error) => {
+                let outcome = Err(error);
+                self.writing.note(&outcome);
+                outcome.map(|()| 0)
+            }
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn sync_handle(&self) -> Arc<dyn LogSync> {
+        self.inner.sync_handle()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let outcome = self.inner.finish();
+        self.charge();
+        if outcome.is_err() {
+            self.writing.note(&outcome);
+        }
+        outcome
+    }
+}
+
+impl Drop for TierLog {
+    fn drop(&mut self) {
+        self.charge();
+    }
+}

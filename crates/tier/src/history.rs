@@ -1,0 +1,77 @@
+//! What was moved, copied and changed lately, and why: for statistics.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use parking_lot::Mutex;
+
+/// So many are kept.
+const KEPT: usize = 64;
+
+/// Why background work was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// A trivial move or an ingestion gave the file another level.
+    LevelChanged,
+    /// The device has little room.
+    SpaceLow,
+    /// The device has so little room that other writers do not matter.
+    SpaceForced,
+    /// Too many foreground reads went past the device.
+    HitRatio,
+    /// Another copy is hotter.
+    Colder,
+    /// Files need the copy's room.
+    RoomForFiles,
+    /// A faster device has a copy now.
+    CopiedHigher,
+    /// Observed writers and sizes want another scheme: the sentence that says which.
+    Scheme(String),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LevelChanged => "its level changed",
+            Self::SpaceLow => "space is low",
+            Self::SpaceForced => "space is almost gone",
+            Self::HitRatio => "too many reads went past the device",
+            Self::Colder => "another file is hotter",
+            Self::RoomForFiles => "files need the room",
+            Self::CopiedHigher => "a faster device has a copy",
+            Self::Scheme(why) => why,
+        })
+    }
+}
+
+/// One thing that was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Milliseconds of the tiers' clock.
+    pub at_ms: u64,
+    /// What was done, to what.
+    pub what: String,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// The last events.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    events: Mutex<VecDeque<Event>>,
+}
+
+impl History {
+    pub(crate) fn tell(&self, at_ms: u64, what: String, reason: Reason) {
+        tracing::info!(%reason, "tiers: {what}");
+        let mut events = self.events.lock();
+        if events.len() == KEPT {
+            events.pop_front();
+        }
+        events.push_back(Event { at_ms, what, reason });
+    }
+
+    pub(crate) fn events(&self) -> Vec<Event> {
+        self.events.lock().iter().cloned().collect()
+    }
+}

@@ -1,0 +1,236 @@
+//! The namespace as a value: which logical names there are, and where each file lies.
+//!
+//! Owned by [`super::Namespace`] while tiers are open, and built by replaying records when they are opened;
+//! both go through [`State::apply`]. Invariants: 1. every name belongs to a file that exists, every
+//! file has a name or is forgotten; 2. every name lies in a directory that exists; 3. numbers are
+//! never used twice: `next` is above all that were seen; 4. a file lies in exactly one place. A
+//! record that would break one is refused and changes nothing. Pure; cost: a few look-ups in maps.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::path::{Component, Path, PathBuf};
+
+use super::record::{CopyRecord, DeviceRecord, FileRecord, Place, Record};
+
+/// A physical file that nothing refers to any more after a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// The file of this id was forgotten, and so were its copies.
+    File(u64),
+    /// The file moved; this was its place.
+    Moved(u64, Place),
+    /// A copy of the file (first) was dropped: its number.
+    Copy(u64, u64),
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct State {
+    pub(crate) files: HashMap<u64, FileRecord>,
+    pub(crate) copies: HashMap<u64, CopyRecord>,
+    pub(crate) devices: BTreeMap<u8, DeviceRecord>,
+    names: BTreeMap<PathBuf, u64>,
+    dirs: BTreeSet<PathBuf>,
+    pub(crate) next: u64,
+}
+
+/// The path without `.` components and trailing slashes. `..` stays and is refused by those who
+/// look it up, since no directory of that name exists.
+pub(crate) fn plain(path: &Path) -> PathBuf {
+    path.components().filter(|part| *part != Component::CurDir).collect()
+}
+
+impl State {
+    /// Carries a change out. The physical files that it made superfluous, or why it cannot be.
+    pub(crate) fn apply(&mut self, record: &Record) -> Result<Vec<Gone>, String> {
+        let mut gone = Vec::new();
+        match record {
+            Record::Device(device) => {
+                self.devices.insert(device.no, device.clone());
+            }
+            Record::File(file) => self.add_file(file, &mut gone)?,
+            Record::Rename { from, to } => self.rename(from, to, &mut gone)?,
+            Record::Link { from, to } => self.link(from, to)?,
+            Record::Remove { path } => {
+                let id = self.names.remove(path).ok_or_else(|| missing(path))?;
+                self.lose_name(id, path, &mut gone);
+            }
+            Record::Move { file, to } => {
+                let found =
+                    self.files.get_mut(file).ok_or_else(|| format!("there is no file {file}"))?;
+                gone.push(Gone::Moved(*file, found.place));
+                found.place = *to;
+                self.use_number(to.number);
+            }
+            Record::Level { file, level } => {
+                let found =
+                    self.files.get_mut(file).ok_or_else(|| format!("there is no file {file}"))?;
+                found.level = Some(*level);
+            }
+            Record::CopyAdded(copy) => {
+                if !self.files.contains_key(&copy.file) {
+                    return Err(format!("there is no file {}", copy.file));
+                }
+                self.use_number(copy.number);
+                self.copies.insert(copy.number, copy.clone());
+            }
+            Record::CopyDropped { number } => {
+                let copy = self.copies.remove(number).ok_or_else(|| format!("no copy {number}"))?;
+                gone.push(Gone::Copy(copy.file, *number));
+            }
+            Record::MakeDir { path } => self.make_dirs(path)?,
+            Record::RemoveDir { path } => self.remove_tree(path, &mut gone)?,
+            Record::Mark { next, .. } => self.next = self.next.max(*next),
+        }
+        Ok(gone)
+    }
+
+    fn use_number(&mut self, number: u64) {
+        self.next = self.next.max(number.saturating_add(1));
+    }
+
+    fn check_target(&self, path: &Path) -> Result<(), String> {
+        if self.is_dir(path) {
+            return Err(format!("{} is a directory", path.display()));
+        }
+        match path.parent() {
+            Some(dir) if self.is_dir(dir) => Ok(()),
+            _ => Err(format!("there is no directory for {}", path.display())),
+        }
+    }
+
+    fn add_file(&mut self, file: &FileRecord, gone: &mut Vec<Gone>) -> Result<(), String> {
+        if self.files.contains_key(&file.id) {
+            return Err(format!("there is a file {} already", file.id));
+        }
+        if file.names.is_empty() {
+            return Err(format!("file {} has no name", file.id));
+        }
+        file.names.iter().try_for_each(|name| self.check_target(name))?;
+        self.use_number(file.id.max(file.place.number));
+        for name in &file.names {
+            self.take_name(name, file.id, gone);
+        }
+        self.files.insert(file.id, file.clone());
+        Ok(())
+    }
+
+    /// Gives the name to a file; whoever had it loses it.
+    fn take_name(&mut self, name: &Path, id: u64, gone: &mut Vec<Gone>) {
+        if let Some(before) = self.names.insert(name.to_owned(), id) {
+            self.lose_name(before, name, gone);
+        }
+    }
+
+    fn lose_name(&mut self, id: u64, name: &Path, gone: &mut Vec<Gone>) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        file.names.retain(|held| held != name);
+        if file.names.is_empty() {
+            self.files.remove(&id);
+            self.copies.retain(|_, copy| copy.file != id);
+            gone.push(Gone::File(id));
+        }
+    }
+
+    fn rename(&mut self, from: &Path, to: &Path, gone: &mut Vec<Gone>) -> Result<(), String> {
+        let id = self.id(from).ok_or_else(|| missing(from))?;
+        self.check_target(to)?;
+        // Two names of one file: as POSIX has it, nothing happens.
+        if self.id(to) == Some(id) {
+            return Ok(());
+        }
+        self.names.remove(from);
+        if let Some(file) = self.files.get_mut(&id) {
+            file.names.retain(|name| name != from);
+            file.names.push(to.to_owned());
+        }
+        self.take_name(to, id, gone);
+        Ok(())
+    }
+
+    fn link(&mut self, from: &Path, to: &Path) -> Result<(), String> {
+        let id = self.id(from).ok_or_else(|| missing(from))?;
+        self.check_target(to)?;
+        if self.names.contains_key(to) {
+            return Err(format!("{} exists already", to.display()));
+        }
+        self.names.insert(to.to_owned(), id);
+        if let Some(file) = self.files.get_mut(&id) {
+            file.names.push(to.to_owned());
+        }
+        Ok(())
+    }
+
+    fn make_dirs(&mut self, path: &Path) -> Result<(), String> {
+        if let Some(file) = path.ancestors().find(|part| self.names.contains_key(*part)) {
+            return Err(format!("{} is a file", file.display()));
+        }
+        let new = path.ancestors().filter(|part| part.parent().is_some());
+        self.dirs.extend(new.map(Path::to_owned));
+        Ok(())
+    }
+
+    fn remove_tree(&mut self, path: &Path, gone: &mut Vec<Gone>) -> Result<(), String> {
+        if !self.dirs.contains(path) {
+            return Err(missing(path));
+        }
+        for (name, id) in self.below(path) {
+            self.names.remove(&name);
+            self.lose_name(id, &name, gone);
+        }
+        self.dirs.retain(|dir| !dir.starts_with(path));
+        Ok(())
+    }
+
+    fn below(&self, dir: &Path) -> Vec<(PathBuf, u64)> {
+        let from = self.names.range(dir.to_owned()..);
+        let inside = from.take_while(|(name, _)| name.starts_with(dir));
+        inside.map(|(name, &id)| (name.clone(), id)).collect()
+    }
+
+    /// The id of the file of this name.
+    pub(crate) fn id(&self, path: &Path) -> Option<u64> {
+        self.names.get(path).copied()
+    }
+
+    /// Whether it is a directory. Roots (`/` and the empty path) are.
+    pub(crate) fn is_dir(&self, path: &Path) -> bool {
+        path.parent().is_none() || self.dirs.contains(path)
+    }
+
+    /// What lies directly in a directory: names, and the file's id or `None` for a directory. Sorted by
+    /// name. `None` if there is no such directory.
+    pub(crate) fn list(&self, dir: &Path) -> Option<Vec<(OsString, Option<u64>)>> {
+        if !self.is_dir(dir) {
+            return None;
+        }
+        let direct = |path: &Path| {
+            (path.parent() == Some(dir)).then(|| path.file_name().map(OsString::from)).flatten()
+        };
+        let files =
+            self.names.range(dir.to_owned()..).take_while(|(name, _)| name.starts_with(dir));
+        let files = files.filter_map(|(name, &id)| Some((direct(name)?, Some(id))));
+        let dirs = self.dirs.range(dir.to_owned()..).take_while(|name| name.starts_with(dir));
+        let mut entries: Vec<_> =
+            files.chain(dirs.filter_map(|name| Some((direct(name)?, None)))).collect();
+        entries.sort();
+        Some(entries)
+    }
+
+    /// The records that make up this state, from nothing.
+    pub(crate) fn snapshot(&self) -> Vec<Record> {
+        let devices = self.devices.values().cloned().map(Record::Device);
+        let dirs = self.dirs.iter().map(|path| Record::MakeDir { path: path.clone() });
+        let mut files: Vec<_> = self.files.values().collect();
+        files.sort_by_key(|file| file.id);
+        let mut copies: Vec<_> = self.copies.values().collect();
+        copies.sort_by_key(|copy| copy.number);
+        let files = files.into_iter().cloned().map(Record::File);
+        let copies = copies.into_iter().cloned().map(Record::CopyAdded);
+        devices.chain(dirs).chain(files).chain(copies).collect()
+    }
+}
+
+fn missing(path: &Path) -> String {
+    format!("there is no {}", path.display())
+}

@@ -1,0 +1,178 @@
+//! Bytes of the namespace: golden vectors, decoders on damaged input, tails.
+
+use std::path::Path;
+
+use archipelago_base::ErrorKind;
+use archipelago_base::random::Rng;
+use archipelago_env::FileClass;
+
+use super::log::{decode, encode_generation};
+use super::record::{CopyRecord, DeviceRecord, FileRecord, Place, Record};
+use super::state::{Gone, State};
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn every_record() -> Vec<Record> {
+    let place = |device, number| Place { device, number, dir: 0 };
+    vec![
+        Record::Device(DeviceRecord { no: 0, name: "fast".into(), path: "/mnt/fast".into() }),
+        Record::MakeDir { path: "/db".into() },
+        Record::File(FileRecord {
+            id: 1,
+            class: FileClass::Sst,
+            level: Some(3),
+            place: place(0, 1),
+            names: vec!["/db/000001.sst".into()],
+            heat: 300,
+        }),
+        Record::File(FileRecord {
+            id: 2,
+            class: FileClass::Wal,
+            level: None,
+            place: Place { device: 0, number: 2, dir: 0x1122_3344_5566_7788 },
+            names: vec!["/db/000002.log".into(), "/db/other".into()],
+            heat: 0,
+        }),
+        Record::Rename { from: "/db/other".into(), to: "/db/renamed".into() },
+        Record::Link { from: "/db/000001.sst".into(), to: "/db/linked".into() },
+        Record::Move { file: 1, to: place(1, 7) },
+        Record::Level { file: 1, level: 4 },
+        Record::CopyAdded(CopyRecord {
+            file: 1,
+            device: 0,
+            number: 8,
+            len: 70_000,
+            crc: 0xdead_beef,
+            whole: true,
+        }),
+        Record::CopyDropped { number: 8 },
+        Record::Remove { path: "/db/linked".into() },
+        Record::RemoveDir { path: "/db".into() },
+        Record::Mark { bytes_through: 1000, names_through: 900, next: 9 },
+    ]
+}
+
+#[test]
+fn golden_bytes_do_not_change() {
+    let bytes = encode_generation(&[0x5a; 16], 3, &every_record(), 9);
+    let expected = include_str!("golden.txt").replace(['\n', ' '], "");
+    assert_eq!(hex(&bytes), expected);
+}
+
+#[test]
+fn records_are_read_as_they_were_written_and_damage_is_an_answer() {
+    let mut rng = Rng::with_seed(3);
+    for record in every_record() {
+        let mut bytes = Vec::new();
+        record.encode(&mut bytes);
+        assert_eq!(Record::decode(&bytes).as_ref(), Some(&record));
+        for cut in 0..bytes.len() {
+            assert_eq!(Record::decode(&bytes[..cut]), None, "{record:?} cut at {cut}");
+        }
+        for _ in 0..200 {
+            let mut damaged = bytes.clone();
+            damaged[rng.usize(..bytes.len())] ^= rng.u8(1..);
+            let _any_answer = Record::decode(&damaged);
+        }
+    }
+}
+
+/// A generation with a snapshot of one directory and a tail of records; the tail's bytes.
+fn with_tail(records: &[Record]) -> (Vec<u8>, Vec<u8>) {
+    let snapshot = encode_generation(&[1; 16], 1, &[Record::MakeDir { path: "/db".into() }], 1);
+    let start = snapshot.len();
+    // The frame of a record depends on its place only: a longer generation has the same bytes there.
+    let mut whole = snapshot.clone();
+    for record in records {
+        super::log::append_framed(&[1; 16], record, &mut whole);
+    }
+    (snapshot, whole[start..].to_vec())
+}
+
+fn made(id: u64) -> Record {
+    Record::File(FileRecord {
+        id,
+        class: FileClass::Sst,
+        level: Some(0),
+        place: Place { device: 0, number: id, dir: 0 },
+        names: vec![format!("/db/{id}").into()],
+        heat: 0,
+    })
+}
+
+#[test]
+fn a_torn_tail_ends_the_log_and_damage_before_a_durable_place_is_corruption() {
+    let (snapshot, tail) = with_tail(&[made(1), made(2)]);
+    let path = Path::new("names");
+    let read = |tail: &[u8]| decode(path, 1, &snapshot, tail);
+    assert_eq!(read(&tail).unwrap().records.len(), 4);
+    for cut in 0..tail.len() {
+        let recovered = read(&tail[..cut]).unwrap();
+        assert!(recovered.records.len() < 4);
+        let mut damaged = tail.clone();
+        damaged[cut] ^= 1;
+        assert!(read(&damaged).unwrap().records.len() < 4);
+    }
+    let end = (snapshot.len() + tail.len()) as u64;
+    let mark = Record::Mark { bytes_through: end, names_through: end, next: 3 };
+    let (_, marked) = with_tail(&[made(1), made(2), mark]);
+    let recovered = read(&marked).unwrap();
+    assert_eq!((recovered.names_through, recovered.torn_bytes), (end, 0));
+    for at in 0..tail.len() {
+        let mut damaged = marked.clone();
+        damaged[at] ^= 1;
+        assert_eq!(read(&damaged).unwrap_err().kind(), ErrorKind::Corrupt, "byte {at}");
+    }
+    for at in 0..snapshot.len() {
+        let mut damaged = snapshot.clone();
+        damaged[at] ^= 1;
+        assert!(decode(path, 1, &damaged, &marked).is_err(), "byte {at}");
+    }
+}
+
+#[test]
+fn another_version_and_another_file_are_refused_with_a_reason() {
+    let mut bytes = encode_generation(&[1; 16], 1, &[], 1);
+    bytes[8] = 2;
+    let error = decode(Path::new("names"), 1, &bytes, &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("version 2"), "{error}");
+    let error = decode(Path::new("names"), 1, b"#!/bin/sh\nexit 0\n", &[]).unwrap_err();
+    assert!(error.to_string().contains("not the log of a tier namespace"), "{error}");
+}
+
+#[test]
+fn a_snapshot_rebuilds_the_state_and_refused_changes_change_nothing() {
+    let mut state = State::default();
+    for record in every_record().iter().take(9) {
+        state.apply(record).unwrap();
+    }
+    let mut again = State::default();
+    for record in state.snapshot() {
+        again.apply(&record).unwrap();
+    }
+    again.next = state.next;
+    assert_eq!(format!("{:?}", again.snapshot()), format!("{:?}", state.snapshot()));
+    assert_eq!(state.next, 9);
+    let before = format!("{:?}", state.snapshot());
+    for refused in [
+        Record::Remove { path: "/db/none".into() },
+        Record::Rename { from: "/db/none".into(), to: "/db/x".into() },
+        Record::Rename { from: "/db/linked".into(), to: "/none/x".into() },
+        Record::Link { from: "/db/linked".into(), to: "/db/renamed".into() },
+        Record::MakeDir { path: "/db/linked/x".into() },
+        Record::Level { file: 99, level: 1 },
+        Record::CopyDropped { number: 99 },
+        made(1),
+    ] {
+        assert!(state.apply(&refused).is_err(), "{refused:?}");
+        assert_eq!(format!("{:?}", state.snapshot()), before);
+    }
+    let gone = state.apply(&Record::Remove { path: "/db/linked".into() }).unwrap();
+    assert_eq!(gone, [], "it has another name");
+    let gone = state.apply(&Record::Remove { path: "/db/000001.sst".into() }).unwrap();
+    assert_eq!(gone, [Gone::File(1)]);
+    assert!(state.copies.is_empty(), "copies go with the file");
+}

@@ -1,0 +1,218 @@
+//! Where a new file goes: a pure function of its context, the scheme and the devices' state
+//! (Keigo §4.2, §4.4).
+//!
+//! The log, small bookkeeping files and the levels of the scheme go to the fastest device; other levels
+//! to the first of the others that has room. Deep levels pass a device that is about to migrate its
+//! own files of that level. A device that fails or is full is passed over; where all are, the
+//! best of them is tried all the same, so that the caller gets the device's own error.
+
+use archipelago_env::{FileClass, IoContext};
+
+/// What placement knows of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceView {
+    /// Bytes that it may hold.
+    pub capacity: u64,
+    /// Bytes that files may still take: copies of hot files give way and do not count.
+    pub free: u64,
+    /// Whether it failed or was full so lately that it is better left alone.
+    pub avoid: bool,
+    /// The deepest level of which it holds a file.
+    pub deepest: Option<u8>,
+}
+
+/// Why a file is where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// The write-ahead log is in every write's way.
+    Log,
+    /// Manifest and other small files that commits wait for.
+    Bookkeeping,
+    /// Its level is one of those whose writers the fastest device takes.
+    FastLevel,
+    /// Its level belongs to the devices of capacity.
+    Capacity,
+    /// A device before was full.
+    Full,
+    /// A device before was failing.
+    Failing,
+    /// There is one device.
+    Only,
+}
+
+impl Why {
+    /// The reason as it is printed.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Log => "log",
+            Self::Bookkeeping => "bookkeeping",
+            Self::FastLevel => "fast level",
+            Self::Capacity => "capacity",
+            Self::Full => "faster device full",
+            Self::Failing => "faster device failing",
+            Self::Only => "only device",
+        }
+    }
+}
+
+/// What [`place`] decides from.
+#[derive(Clone, Copy, Debug)]
+pub struct PlaceInput<'a> {
+    /// What the file is, and for whom.
+    pub context: IoContext,
+    /// How large it will be, as far as that is known.
+    pub size_hint_bytes: u64,
+    /// Levels 0 up to this one, exclusive, belong to the fastest device.
+    pub fast_levels: u8,
+    /// The devices, fastest first.
+    pub devices: &'a [DeviceView],
+    /// Part of a device that stays free of its own accord (see `Policy::force_below`).
+    pub reserve: f64,
+    /// Part below which the device migrates (see `Policy::migrate_below`).
+    pub migrate: f64,
+}
+
+/// The device for a file, and the reason. `devices` is not empty.
+#[must_use]
+pub fn place(input: &PlaceInput<'_>) -> (usize, Why) {
+    let (context, devices) = (input.context, input.devices);
+    if devices.len() == 1 {
+        return (0, Why::Only);
+    }
+    let (first, why) = wanted(context, input.fast_levels);
+    let order = (first..devices.len()).chain(0..first);
+    let mut passed = None;
+    for index in order.clone() {
+        let device = &devices[index];
+        let fits = fits(device, input, context.level, index + 1 < devices.len() && index > 0);
+        match (device.avoid, fits) {
+            (false, true) => return (index, passed.unwrap_or(why)),
+            (true, _) => passed = passed.or(Some(Why::Failing)),
+            (false, false) => passed = passed.or(Some(Why::Full)),
+        }
+    }
+    // Nobody has room to spare: the one with the most, if need be one that failed lately.
+    let best = order.max_by_key(|&index| {
+        (!devices[index].avoid, devices[index].free, std::cmp::Reverse(index))
+    });
+    (best.unwrap_or(first), passed.unwrap_or(why))
+}
+
+/// The first device in the order of a file's wishes.
+fn wanted(context: IoContext, fast_levels: u8) -> (usize, Why) {
+    match (context.class, context.level) {
+        (FileClass::Wal, _) => (0, Why::Log),
+        (FileClass::Manifest | FileClass::Other, _) => (0, Why::Bookkeeping),
+        (FileClass::Sst, Some(level)) if level < fast_levels => (0, Why::FastLevel),
+        (FileClass::Sst, _) => (1, Why::Capacity),
+    }
+}
+
+fn fits(device: &DeviceView, input: &PlaceInput<'_>, level: Option<u8>, may_pass_on: bool) -> bool {
+    let left = device.free.saturating_sub(input.size_hint_bytes);
+    let part = |share: f64| (device.capacity as f64 * share) as u64;
+    if device.free < input.size_hint_bytes || left < part(input.reserve) {
+        return false;
+    }
+    // It would be among the first to leave again.
+    let first_to_leave = level.is_some_and(|level| device.deepest.is_some_and(|d| level >= d));
+    !(may_pass_on && first_to_leave && left < part(input.migrate))
+}
+
+/// Whether a file of `level` on device `from` belongs on another one after its level changed
+/// without a rewrite; the device, if so. Files do not come back up for this: reading them there is
+/// what copies are for, and deeper levels only grow colder.
+#[must_use]
+pub fn place_after_move(input: &PlaceInput<'_>, from: usize) -> Option<usize> {
+    let (first, _) = wanted(input.context, input.fast_levels);
+    if from >= first || input.devices.len() == 1 {
+        return None;
+    }
+    let (to, _) = place(input);
+    (to > from).then_some(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_env::IoPurpose;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn device(free: u64) -> DeviceView {
+        DeviceView { capacity: 100 * GIB, free: free * GIB, avoid: false, deepest: None }
+    }
+
+    fn put(context: IoContext, devices: &[DeviceView]) -> (usize, Why) {
+        place(&PlaceInput {
+            context,
+            size_hint_bytes: GIB,
+            fast_levels: 3,
+            devices,
+            reserve: 0.02,
+            migrate: 0.05,
+        })
+    }
+
+    fn table(level: u8) -> IoContext {
+        IoContext::sst(IoPurpose::Compaction { from: level.saturating_sub(1), to: level }, level)
+    }
+
+    const LOG: IoContext =
+        IoContext { class: FileClass::Wal, purpose: IoPurpose::ForegroundWrite, level: None };
+
+    #[test]
+    fn what_writers_wait_for_is_on_the_fastest_and_the_rest_by_capacity() {
+        let devices = [device(50), device(50), device(50)];
+        assert_eq!(put(LOG, &devices), (0, Why::Log));
+        assert_eq!(put(IoContext::manifest(IoPurpose::Flush), &devices), (0, Why::Bookkeeping));
+        assert_eq!(put(table(2), &devices), (0, Why::FastLevel));
+        assert_eq!(put(table(3), &devices), (1, Why::Capacity));
+        let unknown = IoContext::new(FileClass::Sst, IoPurpose::Ingest);
+        assert_eq!(put(unknown, &devices), (1, Why::Capacity));
+        assert_eq!(put(LOG, &devices[..1]), (0, Why::Only));
+    }
+
+    #[test]
+    fn full_and_failing_devices_are_passed_over_and_slower_ones_come_first() {
+        let full = device(2);
+        assert_eq!(put(LOG, &[full, device(9), device(9)]), (1, Why::Full));
+        assert_eq!(put(table(4), &[device(90), full, device(9)]), (2, Why::Full));
+        assert_eq!(put(table(4), &[device(90), full, full]), (0, Why::Full));
+        let failing = DeviceView { avoid: true, ..device(90) };
+        assert_eq!(put(table(0), &[failing, device(9), device(9)]), (1, Why::Failing));
+        assert_eq!(put(table(0), &[failing, full, device(1)]).0, 1, "the most room of the sound");
+        assert_eq!(put(table(0), &[failing, failing]).0, 0, "somebody has to try");
+    }
+
+    #[test]
+    fn a_file_does_not_go_where_it_would_be_the_first_to_leave() {
+        let nearly = DeviceView { deepest: Some(5), ..device(5) };
+        assert_eq!(put(table(5), &[device(90), nearly, device(90)]).0, 2);
+        assert_eq!(put(table(4), &[device(90), nearly, device(90)]).0, 1);
+        assert_eq!(put(table(6), &[device(90), nearly]).0, 1, "there is nobody behind");
+    }
+
+    #[test]
+    fn a_trivial_move_takes_a_file_down_and_never_up() {
+        let devices = [device(50), device(50)];
+        let moved = |level, from| {
+            let context = table(level);
+            let input = PlaceInput {
+                context,
+                size_hint_bytes: GIB,
+                fast_levels: 3,
+                devices: &devices,
+                reserve: 0.02,
+                migrate: 0.05,
+            };
+            place_after_move(&input, from)
+        };
+        assert_eq!(moved(3, 0), Some(1));
+        assert_eq!(moved(2, 0), None);
+        assert_eq!(moved(3, 1), None);
+        assert_eq!(moved(1, 1), None);
+    }
+}

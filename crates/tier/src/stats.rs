@@ -1,0 +1,274 @@
+//! What tiers hold and did, as values and as text.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use archipelago_env::FileClass;
+
+use crate::device::{Count, Writer};
+use crate::fs::TieredFs;
+use crate::fs::entry::Entry;
+use crate::history::Event;
+
+/// Files and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileCount {
+    /// How many.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// One device at a moment. Counts are since the open.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeviceReport {
+    /// Its name.
+    pub name: String,
+    /// Its directory.
+    pub path: PathBuf,
+    /// Bytes that it may hold.
+    pub capacity: u64,
+    /// Bytes that are free, copies counting as used.
+    pub free: u64,
+    /// Files that lie there: by `log`, `bookkeeping`, `L0`, `L1`, …, `tables` without a level.
+    pub files: BTreeMap<String, FileCount>,
+    /// Copies of files of slower devices.
+    pub copies: FileCount,
+    /// Files that wait for their last reader or for removal.
+    pub leaving: FileCount,
+    /// Reads on their way.
+    pub readers: u64,
+    /// Files open for writing: by callers, copies, moves.
+    pub writers: [usize; 3],
+    /// How many writers it takes.
+    pub limit: u32,
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written by callers.
+    pub written_bytes: u64,
+    /// Foreground reads that it served in the last interval, and all that it could have.
+    pub hits: (u64, u64),
+    /// Reads that copies served.
+    pub copy_reads: u64,
+    /// Moves and copies to it that wait.
+    pub waiting: (usize, usize),
+    /// Moves and copies to it that run.
+    pub running: usize,
+    /// Files that were moved here, and away.
+    pub moved: (u64, u64),
+    /// Bytes that were moved here.
+    pub moved_bytes: u64,
+    /// Copies made, dropped, and found damaged or unreadable.
+    pub copies_made: (u64, u64, u64),
+    /// Bytes that were copied here.
+    pub copied_bytes: u64,
+    /// Errors of the device.
+    pub errors: u64,
+    /// Whether it is left alone after errors.
+    pub failing: bool,
+}
+
+impl DeviceReport {
+    /// The part of the foreground reads of the last interval that it served, of those that it could have.
+    #[must_use]
+    pub fn hit_ratio(&self) -> Option<f64> {
+        (self.hits.1 > 0).then(|| self.hits.0 as f64 / self.hits.1 as f64)
+    }
+}
+
+/// See [`TieredFs::stats`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TierStats {
+    /// The devices, fastest first.
+    pub devices: Vec<DeviceReport>,
+    /// Levels 0 up to this one, exclusive, belong to the fastest device.
+    pub fast_levels: u8,
+    /// Moves and copies that failed.
+    pub failed_jobs: u64,
+    /// The last failure.
+    pub last_failure: Option<String>,
+    /// The last moves, copies and changes of the scheme, oldest first.
+    pub events: Vec<Event>,
+}
+
+impl TieredFs {
+    /// What the tiers hold and did. Cost: a pass over all files.
+    #[must_use]
+    pub fn stats(&self) -> TierStats {
+        let shared = &self.shared;
+        let now_ns = shared.now_ns();
+        let ratios = shared.pace.lock().ratios.clone();
+        let report = |(index, device): (usize, &crate::device::Device)| {
+            let (leaving, leaving_bytes) = shared.trash.waiting_on(index);
+            DeviceReport {
+                name: device.name.clone(),
+                path: device.root.clone(),
+                capacity: device.capacity.load(Ordering::Relaxed),
+                free: device.unused(),
+                leaving: FileCount { files: leaving as u64, bytes: leaving_bytes },
+                readers: device.readers(),
+                writers: [Writer::Caller, Writer::Copy, Writer::Move]
+                    .map(|writer| device.writers_of(writer)),
+                limit: device.limit.load(Ordering::Relaxed),
+                reads: device.get(Count::ReadsEnded),
+                read_bytes: device.get(Count::ReadBytes),
+                written_bytes: device.get(Count::WrittenBytes),
+                hits: ratios[index],
+                copy_reads: device.get(Count::CacheReads),
+                waiting: shared.queue.waiting(index),
+                running: shared.queue.running(index),
+                moved: (device.get(Count::FilesIn), device.get(Count::FilesOut)),
+                moved_bytes: device.get(Count::BytesMovedIn),
+                copies_made: (
+                    device.get(Count::CopiesMade),
+                    device.get(Count::CopiesDropped),
+                    device.get(Count::CopiesCorrupt),
+                ),
+                copied_bytes: device.get(Count::BytesCopiedIn),
+                errors: device.get(Count::Errors),
+                failing: device.is_failing(now_ns),
+                ..DeviceReport::default()
+            }
+        };
+        let mut devices: Vec<_> = shared.devices.iter().enumerate().map(report).collect();
+        let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
+        for entry in entries {
+            count_file(&mut devices, &entry);
+        }
+        TierStats {
+            devices,
+            fast_levels: shared.fast_levels.load(Ordering::Relaxed),
+            failed_jobs: shared.queue.failed.load(Ordering::Relaxed),
+            last_failure: shared.queue.errors.lock().clone(),
+            events: shared.history.events(),
+        }
+    }
+}
+
+fn count_file(devices: &mut [DeviceReport], entry: &Entry) {
+    let what = match (entry.class, entry.level()) {
+        (FileClass::Wal, _) => "log".to_owned(),
+        (FileClass::Manifest | FileClass::Other, _) => "bookkeeping".to_owned(),
+        (FileClass::Sst, Some(level)) => format!("L{level}"),
+        (FileClass::Sst, None) => "tables".to_owned(),
+    };
+    let inside = entry.inside.lock();
+    let count = devices[inside.main.device].files.entry(what).or_default();
+    count.files += 1;
+    count.bytes += inside.main.len();
+    for copy in &inside.copies {
+        let count = &mut devices[copy.physical.device].copies;
+        count.files += 1;
+        count.bytes += copy.physical.len();
+    }
+}
+
+impl TierStats {
+    /// The figures as `name:value` lines, for INFO.
+    #[must_use]
+    pub fn facts(&self) -> String {
+        let mut text = format!("tier_fast_levels:{}\n", self.fast_levels);
+        text.push_str(&format!("tier_failed_jobs:{}\n", self.failed_jobs));
+        for (index, device) in self.devices.iter().enumerate() {
+            let files: u64 = device.files.values().map(|count| count.files).sum();
+            let bytes: u64 = device.files.values().map(|count| count.bytes).sum();
+            let ratio = device.hit_ratio().map_or_else(|| "-".to_owned(), |r| format!("{r:.3}"));
+            text.push_str(&format!(
+                "tier{index}:name={},capacity={},free={},files={files},bytes={bytes},copies={},\
+                 copy_bytes={},writers={},limit={},readers={},hit_ratio={ratio},moved_in={},\
+                 moved_out={},waiting={},errors={},failing={}\n",
+                device.name,
+                device.capacity,
+                device.free,
+                device.copies.files,
+                device.copies.bytes,
+                device.writers.iter().sum::<usize>(),
+                device.limit,
+                device.readers,
+                device.moved.0,
+                device.moved.1,
+                device.waiting.0 + device.waiting.1,
+                device.errors,
+                u8::from(device.failing)
+            ));
+        }
+        text
+    }
+}
+
+fn mib(bytes: u64) -> String {
+    match bytes {
+        0..=9_999_999 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+impl fmt::Display for TierStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for device in &self.devices {
+            writeln!(f, "{device}")?;
+        }
+        writeln!(
+            f,
+            "log and levels 0 to {} belong to {}; failed moves and copies: {}{}",
+            self.fast_levels.saturating_sub(1),
+            self.devices.first().map_or("", |device| &device.name),
+            self.failed_jobs,
+            self.last_failure.as_ref().map_or_else(String::new, |why| format!(" (last: {why})"))
+        )?;
+        for event in &self.events {
+            writeln!(f, "  at {} ms: {}: {}", event.at_ms, event.what, event.reason)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for DeviceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} ({}): {} free of {}{}",
+            self.name,
+            self.path.display(),
+            mib(self.free),
+            mib(self.capacity),
+            if self.failing { "; FAILING, left alone for a while" } else { "" }
+        )?;
+        for (what, count) in &self.files {
+            writeln!(f, "  {what}: {} files, {}", count.files, mib(count.bytes))?;
+        }
+        writeln!(
+            f,
+            "  copies: {}, {}; made {}, dropped {}, damaged {}; served {} reads; hit ratio {}",
+            self.copies.files,
+            mib(self.copies.bytes),
+            self.copies_made.0,
+            self.copies_made.1,
+            self.copies_made.2,
+            self.copy_reads,
+            self.hit_ratio().map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"))
+        )?;
+        writeln!(
+            f,
+            "  writers: {} callers, {} copies, {} moves of {}; readers: {}",
+            self.writers[0], self.writers[1], self.writers[2], self.limit, self.readers
+        )?;
+        write!(
+            f,
+            "  moved in {}, out {}; waiting: {} moves, {} copies; running: {}; leaving: {} files, \
+             {}; errors: {}",
+            self.moved.0,
+            self.moved.1,
+            self.waiting.0,
+            self.waiting.1,
+            self.running,
+            self.leaving.files,
+            mib(self.leaving.bytes),
+            self.errors
+        )
+    }
+}

@@ -1,0 +1,262 @@
+//! Background work: one thread looks at the tiers every interval and decides ([`tick`]), removes what may
+//! go, and several copy and move ([`transfer`]) as far as the devices' writers allow.
+//!
+//! Without threads (`Components::spawn` is `None`) [`TieredFs::step`] does one round of all of it. A job
+//! that fails leaves the file where it was and is decided anew if its reason persists. A file has at most
+//! one job at a time (`Entry::busy`).
+
+mod tick;
+mod transfer;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use archipelago_base::Result;
+use archipelago_base::spawn::{Joiner, Spawn};
+use archipelago_env::IoContext;
+use parking_lot::Mutex;
+
+pub(crate) use self::tick::Pace;
+use crate::cache::CopyPlan;
+use crate::device::Writer;
+use crate::fs::TieredFs;
+use crate::fs::entry::Entry;
+use crate::fs::shared::Shared;
+use crate::history::Reason;
+use crate::migrate::threads;
+use crate::namespace::record::Record;
+use crate::place::place_after_move;
+use crate::settings::DEVICES_MAX;
+
+/// Something to copy or move.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) entry: Arc<Entry>,
+    pub(crate) to: usize,
+    pub(crate) kind: JobKind,
+    pub(crate) reason: Reason,
+}
+
+#[derive(Debug)]
+pub(crate) enum JobKind {
+    Move,
+    Copy(CopyPlan),
+}
+
+/// What waits and what runs.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    jobs: Mutex<VecDeque<Job>>,
+    /// Jobs that write to each device now.
+    running: [AtomicUsize; DEVICES_MAX],
+    pub(crate) failed: AtomicU64,
+    pub(crate) errors: Mutex<Option<String>>,
+}
+
+impl Queue {
+    /// Puts a job at the end, unless its file has one already; whether it was taken.
+    pub(crate) fn push(&self, job: Job) -> bool {
+        if job.entry.busy.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        self.jobs.lock().push_back(job);
+        true
+    }
+
+    /// Jobs that wait to write to a device: moves and copies.
+    pub(crate) fn waiting(&self, to: usize) -> (usize, usize) {
+        let jobs = self.jobs.lock();
+        let mine = jobs.iter().filter(|job| job.to == to);
+        mine.fold((0, 0), |(moves, copies), job| match job.kind {
+            JobKind::Move => (moves + 1, copies),
+            JobKind::Copy(_) => (moves, copies + 1),
+        })
+    }
+
+    /// Jobs that write to a device now.
+    pub(crate) fn running(&self, to: usize) -> usize {
+        self.running[to].load(Ordering::Acquire)
+    }
+
+    /// The first job whose device takes another writer.
+    fn take(&self, shared: &Shared) -> Option<Job> {
+        let mut jobs = self.jobs.lock();
+        let at = jobs.iter().position(|job| {
+            let forced = job.reason == Reason::SpaceForced;
+            self.running(job.to) < shared.threads_for(job.to, forced)
+        })?;
+        let job = jobs.remove(at)?;
+        self.running[job.to].fetch_add(1, Ordering::AcqRel);
+        Some(job)
+    }
+
+    fn done(&self, job: &Job) {
+        self.running[job.to].fetch_sub(1, Ordering::AcqRel);
+        job.entry.busy.store(false, Ordering::Release);
+    }
+
+    /// Whether anything waits.
+    fn has_jobs(&self) -> bool {
+        !self.jobs.lock().is_empty()
+    }
+
+    /// Forgets what waits.
+    fn clear(&self) {
+        for job in self.jobs.lock().drain(..) {
+            job.entry.busy.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Shared {
+    /// How many threads may copy and move to a device now.
+    pub(crate) fn threads_for(&self, to: usize, forced: bool) -> usize {
+        if forced || self.policy.threads_fixed {
+            return self.policy.threads_max;
+        }
+        let device = &self.devices[to];
+        let limit = device.limit.load(Ordering::Relaxed);
+        threads(limit, device.writers_of(Writer::Caller), self.policy.threads_max)
+    }
+
+    /// Runs the first job that may run; whether there was one.
+    pub(crate) fn run_one(self: &Arc<Self>) -> bool {
+        let Some(job) = self.queue.take(self) else { return false };
+        let outcome = transfer::run(self, &job);
+        self.queue.done(&job);
+        if let Err(error) = outcome {
+            self.queue.failed.fetch_add(1, Ordering::Relaxed);
+            *self.queue.errors.lock() = Some(error.to_string());
+            tracing::warn!(%error, reason = %job.reason, "a move or copy between devices failed");
+        }
+        true
+    }
+}
+
+/// A file's level changed without a rewrite: takes note, and moves it if it belongs elsewhere now.
+pub(crate) fn level_changed(
+    shared: &Arc<Shared>,
+    entry: &Arc<Entry>,
+    level: u8,
+    context: IoContext,
+) -> Result<()> {
+    if entry.level() != Some(level) {
+        let mut names = shared.names.lock();
+        if !names.entries.contains_key(&entry.id) {
+            return Ok(());
+        }
+        shared.commit(&mut names, &Record::Level { file: entry.id, level })?;
+        entry.set_level(level);
+    }
+    let (from, len) = {
+        let inside = entry.inside.lock();
+        (inside.main.device, inside.main.len())
+    };
+    let devices = shared.views();
+    let input = shared.place_input(context, len, &devices);
+    if let Some(to) = place_after_move(&input, from) {
+        let (entry, reason) = (Arc::clone(entry), Reason::LevelChanged);
+        shared.queue.push(Job { entry, to, kind: JobKind::Move, reason });
+        shared.wake_workers();
+    }
+    Ok(())
+}
+
+/// Starts the background threads: the one that looks, and those that copy and move.
+pub(crate) fn start(shared: &Arc<Shared>, spawn: &dyn Spawn) -> Result<Vec<Joiner>> {
+    let mut threads = Vec::new();
+    let looker = Arc::clone(shared);
+    threads.push(spawn.spawn("tier-look", Box::new(move || look(&looker)))?);
+    let workers = if shared.is_tiered { shared.policy.threads_max } else { 0 };
+    for number in 0..workers {
+        let worker = Arc::clone(shared);
+        let name = format!("tier-move-{number}");
+        threads.push(spawn.spawn(&name, Box::new(move || work(&worker)))?);
+    }
+    Ok(threads)
+}
+
+/// Waits until somebody wakes or `interval` has passed. `seen` is how often it was woken before.
+fn wait(shared: &Shared, seen: &mut u64, interval: Duration) {
+    let mut woken = shared.wake.0.lock();
+    if *woken == *seen && !shared.closing.load(Ordering::Acquire) {
+        let _timeout = shared.wake.1.wait_for(&mut woken, interval);
+    }
+    *seen = *woken;
+}
+
+fn look(shared: &Arc<Shared>) {
+    let interval = Duration::from_millis(shared.policy.interval_ms.max(1));
+    let mut seen = 0;
+    let mut next_ms = 0;
+    while !shared.closing.load(Ordering::Acquire) {
+        let now_ms = shared.now_ms();
+        if now_ms >= next_ms {
+            next_ms = now_ms + shared.policy.interval_ms.max(1);
+            tick::tick(shared);
+        }
+        sweep(shared);
+        let left = Duration::from_millis(next_ms.saturating_sub(shared.now_ms()).max(1));
+        wait(shared, &mut seen, left.min(interval));
+    }
+}
+
+/// Removes what may go; syncs the namespace for it.
+fn sweep(shared: &Shared) {
+    if let Err(error) = shared.empty_trash(true) {
+        tracing::warn!(%error, "the tier namespace could not be synced; removed files keep their space");
+    }
+}
+
+fn work(shared: &Arc<Shared>) {
+    let mut seen = 0;
+    let interval = Duration::from_millis(shared.policy.interval_ms.max(1));
+    while !shared.closing.load(Ordering::Acquire) {
+        if !shared.run_one() {
+            wait(shared, &mut seen, interval);
+        }
+    }
+}
+
+impl TieredFs {
+    /// One round of background work, for tests and for those who bring no threads: looks,
+    /// decides, runs every job that may run, removes what may go.
+    pub fn step(&self) {
+        tick::tick(&self.shared);
+        while self.shared.run_one() {}
+        sweep(&self.shared);
+    }
+
+    /// Runs what was queued (moves after trivial moves) and removes what may go, without looking
+    /// for more.
+    pub fn settle(&self) {
+        while self.shared.run_one() {}
+        sweep(&self.shared);
+    }
+
+    /// Ends background work and makes the namespace durable. Files may still be read and written
+    /// afterwards, without copies and moves. Errors: those of the home device.
+    pub fn close(&self) -> Result<()> {
+        self.shared.closing.store(true, Ordering::Release);
+        self.shared.wake_workers();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        let joined = threads.into_iter().try_for_each(Joiner::join);
+        self.shared.queue.clear();
+        self.shared.keep_heat();
+        self.shared.empty_trash(true)?;
+        self.shared.sync()?;
+        self.shared.names.lock().space.finish()?;
+        joined
+    }
+}
+
+impl Drop for TieredFs {
+    fn drop(&mut self) {
+        let was_closed = self.shared.closing.load(Ordering::Acquire);
+        if !was_closed && let Err(error) = self.close() {
+            tracing::warn!(%error, "the tiers could not be closed in order");
+        }
+    }
+}

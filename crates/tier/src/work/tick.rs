@@ -1,0 +1,302 @@
+//! One look at the tiers: ages accesses, and decides on copies, moves and the scheme.
+//!
+//! What is decided is decided by the pure functions of [`crate::cache`], [`crate::migrate`] and
+//! [`crate::scheme`]; this gathers their inputs and queues what they want. Cost: a pass over all files.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use archipelago_env::FileClass;
+
+use super::{Job, JobKind};
+use crate::activity::Totals;
+use crate::cache::{
+    CacheAction, CacheInput, Candidate, CopyPlan, Held, choose, plan, wants_copies,
+};
+use crate::device::{Count, Device};
+use crate::fs::entry::{CachedCopy, Entry};
+use crate::fs::shared::Shared;
+use crate::history::Reason;
+use crate::migrate::{Pressure, Resident, excess, pick, pressure};
+use crate::scheme::{Follower, LEVELS, Observed, SchemeInput};
+
+/// Ranges of a file are copied anew when its copy lacks this part of its reads.
+const MISSED_PART: f64 = 0.4;
+
+/// A read counts as much as so many written bytes where reads and writes are compared.
+const BLOCK_BYTES: u64 = 4096;
+
+/// What is remembered from one look to the next.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    at_ms: u64,
+    looks: u64,
+    foreground: Vec<u64>,
+    totals: Totals,
+    written: u64,
+    follower: Follower,
+    /// Served and possible foreground reads of each device in the last interval with any.
+    pub(crate) ratios: Vec<(u64, u64)>,
+}
+
+impl Pace {
+    pub(crate) fn new(devices: usize, fast_levels: u8, totals: Totals) -> Self {
+        Self {
+            at_ms: 0,
+            looks: 0,
+            foreground: vec![0; devices],
+            totals,
+            written: 0,
+            follower: Follower::new(fast_levels),
+            ratios: vec![(0, 0); devices],
+        }
+    }
+}
+
+/// A file as this look sees it.
+struct Seen {
+    entry: Arc<Entry>,
+    device: usize,
+    len: u64,
+    heat: f64,
+    copies: Vec<Arc<CachedCopy>>,
+    /// The part of its reads in this interval that no copy served.
+    missed: f64,
+}
+
+impl Seen {
+    /// The fastest device that serves all of it.
+    fn served_by(&self) -> usize {
+        let whole = self.copies.iter().filter(|copy| copy.whole);
+        whole.map(|copy| copy.physical.device).min().unwrap_or(self.device).min(self.device)
+    }
+
+    fn may_move(&self) -> bool {
+        self.entry.class == FileClass::Sst
+            && self.entry.writers.load(Ordering::Acquire) == 0
+            && !self.entry.busy.load(Ordering::Acquire)
+    }
+}
+
+pub(super) fn tick(shared: &Arc<Shared>) {
+    let mut pace = shared.pace.lock();
+    let now_ms = shared.now_ms();
+    let passed_ms = now_ms.saturating_sub(std::mem::replace(&mut pace.at_ms, now_ms));
+    pace.looks += 1;
+    shared.devices.iter().for_each(Device::refresh_free);
+    if !shared.is_tiered {
+        return;
+    }
+    let age_ranges = pace.looks.is_multiple_of(16);
+    let seen = look_at_files(shared, now_ms, passed_ms, age_ranges);
+    note_ratios(shared, &mut pace);
+    for index in 0..shared.devices.len() - 1 {
+        relieve(shared, index, &seen, now_ms);
+        let (served, possible) = pace.ratios[index];
+        let wanted = wants_copies(served, possible, shared.policy.hit_ratio_target);
+        fill_cache(shared, index, &seen, wanted);
+    }
+    follow(shared, &mut pace, &seen);
+    if shared.queue.has_jobs() {
+        shared.wake_workers();
+    }
+}
+
+/// Takes every file's reads since the last look.
+fn look_at_files(shared: &Arc<Shared>, now_ms: u64, passed_ms: u64, age_ranges: bool) -> Vec<Seen> {
+    let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
+    let half_lives = passed_ms as f64 / shared.policy.half_life_ms.max(1) as f64;
+    let decay = 0.5f64.powf(half_lives);
+    let mut deepest = vec![u8::MAX; shared.devices.len()];
+    let mut seen = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let reads = entry.reads.swap(0, Ordering::Relaxed);
+        let heat = entry.heat() * decay + reads as f64;
+        entry.set_heat(heat);
+        if reads > 0 {
+            entry.last_read_ms.store(now_ms, Ordering::Relaxed);
+        }
+        if age_ranges {
+            entry.age_ranges();
+        }
+        let inside = entry.inside.lock();
+        let (device, len, copies) = (inside.main.device, inside.main.len(), inside.copies.clone());
+        drop(inside);
+        let hits: u64 = copies.iter().map(|copy| copy.hits.swap(0, Ordering::Relaxed)).sum();
+        let missed =
+            if reads == 0 { 0.0 } else { reads.saturating_sub(hits) as f64 / reads as f64 };
+        if let Some(level) = entry.level() {
+            let known = &mut deepest[device];
+            *known = if *known == u8::MAX { level } else { level.max(*known) };
+        }
+        seen.push(Seen { entry, device, len, heat, copies, missed });
+    }
+    for (device, deepest) in shared.devices.iter().zip(deepest) {
+        device.deepest.store(deepest, Ordering::Relaxed);
+    }
+    seen
+}
+
+/// Foreground reads that each device served, of those that it could have served.
+fn note_ratios(shared: &Shared, pace: &mut Pace) {
+    let totals: Vec<u64> =
+        shared.devices.iter().map(|device| device.get(Count::ForegroundReads)).collect();
+    let served: Vec<u64> =
+        totals.iter().zip(&pace.foreground).map(|(now, before)| now - before).collect();
+    pace.foreground = totals;
+    for index in 0..served.len() {
+        pace.ratios[index] = (served[index], served[index..].iter().sum());
+    }
+}
+
+/// Queues moves off a device that has little room.
+fn relieve(shared: &Arc<Shared>, index: usize, seen: &[Seen], now_ms: u64) {
+    let device = &shared.devices[index];
+    let capacity = device.capacity.load(Ordering::Relaxed);
+    let (low, forced) = (shared.policy.migrate_below, shared.policy.force_below);
+    // What is on its way out counts as gone.
+    let leaving: u64 = seen
+        .iter()
+        .filter(|file| file.device == index && file.entry.busy.load(Ordering::Acquire))
+        .map(|file| file.len)
+        .sum();
+    let (_, waste) = shared.trash.waiting_on(index);
+    let free = device.free();
+    let reason = match pressure(free.saturating_add(waste), capacity, low, forced) {
+        Pressure::None => return,
+        Pressure::Low => Reason::SpaceLow,
+        Pressure::Forced => Reason::SpaceForced,
+    };
+    let residents: Vec<Resident> = seen
+        .iter()
+        .filter(|file| file.device == index && file.may_move())
+        .map(|file| Resident {
+            file: file.entry.id,
+            level: file.entry.level(),
+            idle_ms: now_ms.saturating_sub(file.entry.last_read_ms.load(Ordering::Relaxed)),
+            len: file.len,
+        })
+        .collect();
+    let picked = pick(&residents, excess(free.saturating_add(waste + leaving), capacity, low));
+    let picked: HashSet<u64> = picked.into_iter().collect();
+    for file in seen.iter().filter(|file| picked.contains(&file.entry.id)) {
+        let Some(to) = roomy(shared, index + 1, file.len) else { return };
+        let entry = Arc::clone(&file.entry);
+        shared.queue.push(Job { entry, to, kind: JobKind::Move, reason: reason.clone() });
+    }
+}
+
+/// The first device from `from` on that takes `len` bytes.
+fn roomy(shared: &Shared, from: usize, len: u64) -> Option<usize> {
+    let now_ns = shared.now_ns();
+    (from..shared.devices.len()).find(|&index| {
+        let device = &shared.devices[index];
+        let capacity = device.capacity.load(Ordering::Relaxed);
+        let reserve = (capacity as f64 * shared.policy.force_below) as u64;
+        device.free() >= len.saturating_add(reserve) && !device.is_failing(now_ns)
+    })
+}
+
+/// Bytes that copies may still take on a device.
+fn cache_room(shared: &Shared, device: &Device) -> i64 {
+    let load = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
+    let (capacity, cached) = (load(&device.capacity), load(&device.cache_bytes));
+    let part = |share: f64| (capacity as f64 * share) as i64;
+    let by_share = part(device.cache_share) - cached as i64;
+    let kept = part(shared.policy.migrate_below);
+    let by_files = device.free().min(i64::MAX as u64) as i64 - cached as i64 - kept;
+    by_share.min(by_files)
+}
+
+/// Queues copies to a device and drops what is in the way.
+fn fill_cache(shared: &Arc<Shared>, index: usize, seen: &[Seen], wanted: bool) {
+    let device = &shared.devices[index];
+    let (waiting_moves, waiting_copies) = shared.queue.waiting(index);
+    let busy = waiting_moves + waiting_copies + shared.queue.running(index);
+    let slots = shared.threads_for(index, false).saturating_sub(busy);
+    let wanted = wanted && !device.is_failing(shared.now_ns()) && device.cache_share > 0.0;
+    let mut plans: HashMap<u64, CopyPlan> = HashMap::new();
+    let mut candidates = Vec::new();
+    let mut held = Vec::new();
+    let mut copies: HashMap<u64, (&Seen, &Arc<CachedCopy>)> = HashMap::new();
+    for file in seen {
+        let own = file.copies.iter().find(|copy| copy.physical.device == index);
+        if let Some(copy) = own {
+            let (number, len) = (copy.physical.number, copy.physical.len());
+            held.push(Held { number, heat: file.heat, len });
+            copies.insert(number, (file, copy));
+        }
+        let missed = match own {
+            Some(copy) if copy.whole || file.missed < MISSED_PART => continue,
+            Some(_) => file.missed,
+            None => 1.0,
+        };
+        if !wanted || slots == 0 || file.served_by() <= index || !file.may_move() || file.len == 0 {
+            continue;
+        }
+        let reads = file.entry.range_reads();
+        let by = shared.policy.cache_by;
+        let what = plan(&reads, file.len, shared.policy.range_bytes, by);
+        let (file_id, heat, len) = (file.entry.id, file.heat * missed, what.bytes());
+        candidates.push(Candidate { file: file_id, heat, len });
+        plans.insert(file_id, what);
+    }
+    let room = cache_room(shared, device);
+    let (candidates, held) = (&candidates[..], &held[..]);
+    for action in choose(&CacheInput { room, wanted, slots, candidates, held }) {
+        let (number, reason) = match action {
+            CacheAction::Copy(id) => {
+                queue_copy(shared, index, seen, id, plans.remove(&id));
+                continue;
+            }
+            CacheAction::Evict(number) => (number, Reason::RoomForFiles),
+            CacheAction::Replace(number) => (number, Reason::Colder),
+        };
+        let Some((file, copy)) = copies.get(&number) else { continue };
+        shared.drop_copy(&file.entry, copy);
+        let what = format!("a copy ({} bytes) dropped from {}", copy.physical.len(), device.name);
+        shared.history.tell(shared.now_ms(), what, reason);
+    }
+}
+
+fn queue_copy(shared: &Shared, to: usize, seen: &[Seen], id: u64, plan: Option<CopyPlan>) {
+    let (Some(file), Some(plan)) = (seen.iter().find(|file| file.entry.id == id), plan) else {
+        return;
+    };
+    let entry = Arc::clone(&file.entry);
+    shared.queue.push(Job { entry, to, kind: JobKind::Copy(plan), reason: Reason::HitRatio });
+}
+
+/// Follows what was observed with the scheme.
+fn follow(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
+    let totals = shared.activity.totals(shared.now_ns());
+    let (log_writers, level_writers) = totals.since(&pace.totals);
+    pace.totals = totals;
+    if !shared.policy.online || shared.policy.fast_levels.is_some() {
+        return;
+    }
+    let mut level_bytes = [0; LEVELS];
+    for file in seen {
+        if let Some(level) = file.entry.level() {
+            level_bytes[usize::from(level).min(LEVELS - 1)] += file.len;
+        }
+    }
+    let fast = &shared.devices[0];
+    let capacity = fast.capacity.load(Ordering::Relaxed);
+    let written: u64 = shared.devices.iter().map(|d| d.get(Count::WrittenBytes)).sum();
+    let written_blocks = (written - std::mem::replace(&mut pace.written, written)) / BLOCK_BYTES;
+    let reads = pace.ratios[0].1;
+    let read_share = reads as f64 / (reads + written_blocks).max(1) as f64;
+    let observed = Observed { log_writers, level_writers, level_bytes, read_share };
+    let input = SchemeInput {
+        observed,
+        limit: fast.limit.load(Ordering::Relaxed),
+        capacity_bytes: (capacity as f64 * (1.0 - shared.policy.migrate_below)) as u64,
+    };
+    if let Some(chosen) = pace.follower.observe(&input) {
+        shared.fast_levels.store(chosen.fast_levels, Ordering::Relaxed);
+        let what = format!("levels 0 to {} belong to {}", chosen.fast_levels - 1, fast.name);
+        shared.history.tell(shared.now_ms(), what, Reason::Scheme(chosen.to_string()));
+    }
+}

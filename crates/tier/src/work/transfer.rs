@@ -1,0 +1,328 @@
+//! Copying a file's bytes to another device, to move it or to have a copy there.
+//!
+//! A move: 1. make the target and copy; 2. sync it and read it back; 3. sync its directory; 4. record the
+//! move, which publishes it: every handle is led to the target; 5. the source goes when its last
+//! reader is gone and the record is settled. Before 4 the source is the file, from then on the target; at no
+//! moment is there none. A copy for reading is the same without 5, and is not recorded before it is whole.
+//!
+//! What is copied was prefetched, and the page cache is told to forget source and target. Steps have fault
+//! points: `move.begin`, `move.copied`, `move.synced`, `move.before_publish`, `move.published`, and the same
+//! with `copy.`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use archipelago_base::checksum::crc_append;
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::{
+    CreateOptions, FileClass, IoContext, IoPurpose, OpenOptions, RandomFile, WritableFile,
+};
+
+use super::{Job, JobKind};
+use crate::cache::CopyPlan;
+use crate::cache::format::{CHUNK_BYTES, CopyIndex, lay_out};
+use crate::device::{Count, Device, Writer};
+use crate::fs::copy::{Physical, Role};
+use crate::fs::entry::{CachedCopy, Entry};
+use crate::fs::note_level;
+use crate::fs::shared::{Shared, is_direct};
+use crate::namespace::Moment;
+use crate::namespace::record::{CopyRecord, Place, Record};
+
+/// Copied at a time; a multiple of [`CHUNK_BYTES`].
+const PIECE_BYTES: u64 = 1 << 20;
+/// Asked to be read ahead of what is being copied.
+const AHEAD_BYTES: u64 = 4 * PIECE_BYTES;
+
+/// Does a job. What was begun and failed is removed.
+pub(super) fn run(shared: &Arc<Shared>, job: &Job) -> Result<()> {
+    if job.entry.gone.load(Ordering::Relaxed) || job.entry.writers.load(Ordering::Acquire) > 0 {
+        return Ok(());
+    }
+    match &job.kind {
+        JobKind::Move => run_move(shared, job),
+        JobKind::Copy(plan) => run_copy(shared, job, plan),
+    }
+}
+
+fn context(entry: &Entry) -> IoContext {
+    IoContext { class: entry.class, purpose: IoPurpose::Maintenance, level: entry.level() }
+}
+
+/// The fastest sound bytes of a file that are not on `to` or faster.
+fn source(shared: &Shared, entry: &Entry) -> Result<(Arc<Physical>, Arc<dyn RandomFile>)> {
+    let main = Arc::clone(&entry.inside.lock().main);
+    let file = shared.open_physical(&main, context(entry), OpenOptions::default());
+    main.device().note(&file, shared.now_ns());
+    Ok((main, file?))
+}
+
+fn interrupted(shared: &Shared, entry: &Entry) -> Result<()> {
+    if shared.closing.load(Ordering::Relaxed) {
+        return Err(Error::new(ErrorKind::Fenced, "the tiers are being closed"));
+    }
+    if entry.gone.load(Ordering::Relaxed) {
+        return Err(Error::not_found("the file was removed while it was copied"));
+    }
+    Ok(())
+}
+
+/// A physical file that is being made; removed when it is dropped unfinished.
+struct Target<'a> {
+    device: &'a Device,
+    path: PathBuf,
+    finished: bool,
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        if !self.finished
+            && let Err(error) = self.device.fs.remove(&self.path)
+            && error.kind() != ErrorKind::NotFound
+        {
+            tracing::warn!(%error, "a half-made copy stays until the next open");
+        }
+    }
+}
+
+/// Copies `len` bytes at `from` and hands each piece to `each`.
+fn copy_range(
+    shared: &Shared,
+    entry: &Entry,
+    source: &dyn RandomFile,
+    (from, len): (u64, u64),
+    writer: &mut dyn WritableFile,
+    mut each: impl FnMut(&[u8]),
+) -> Result<()> {
+    let mut piece = vec![0; PIECE_BYTES.min(len.max(1)) as usize];
+    let (mut at, end) = (from, from + len);
+    source.prefetch(at, AHEAD_BYTES.min(len));
+    while at < end {
+        interrupted(shared, entry)?;
+        let part = &mut piece[..PIECE_BYTES.min(end - at) as usize];
+        source.read_exact_at(at, part, context(entry))?;
+        writer.append(part)?;
+        each(part);
+        at += part.len() as u64;
+        if at + AHEAD_BYTES - PIECE_BYTES < end {
+            source.prefetch(at + AHEAD_BYTES - PIECE_BYTES, PIECE_BYTES);
+        }
+    }
+    source.forget(from, len);
+    Ok(())
+}
+
+fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
+    let entry = &job.entry;
+    let to = &shared.devices[job.to];
+    let (main, source) = source(shared, entry)?;
+    if main.device == job.to {
+        return Ok(());
+    }
+    shared.fault_point("move.begin")?;
+    let number = shared.names.lock().space.allocate();
+    let place = Place { device: to.no, number, dir: 0 };
+    let path = to.path_of(place, entry.class);
+    let mut target = Target { device: to, path: path.clone(), finished: false };
+    let crc = {
+        let _writer = Device::writing(&shared.devices, job.to, Writer::Move);
+        let outcome = write_all(shared, job, &*source, &path);
+        to.note(&outcome, shared.now_ns());
+        outcome?
+    };
+    shared.fault_point("move.synced")?;
+    check(shared, job, &path, source.len(), crc)?;
+    to.fs.sync_dir(&to.dir_of(place))?;
+    shared.fault_point("move.before_publish")?;
+    let role = Role::File;
+    let moved = Physical::new(&shared.devices, job.to, number, path, role, &shared.trash);
+    moved.set_len(source.len());
+    let len = source.len();
+    drop(source);
+    // The source's own handles count as readers: they go first.
+    publish_move(shared, entry, &main, moved, place)?;
+    target.finished = true;
+    main.device().add(Count::FilesOut, 1);
+    to.add(Count::FilesIn, 1);
+    to.add(Count::BytesMovedIn, len);
+    let level = entry.level();
+    if let Some(level) = level {
+        note_level(to, level);
+    }
+    let from = &main.device().name;
+    let level = level.map_or_else(|| "a file".to_owned(), |level| format!("a file of L{level}"));
+    let what = format!("{level} ({len} bytes) moved from {from} to {}", to.name);
+    shared.history.tell(shared.now_ms(), what, job.reason.clone());
+    drop(main);
+    shared.fault_point("move.published")?;
+    shared.wake_workers();
+    Ok(())
+}
+
+/// Writes the target in full and syncs it; the checksum of its bytes.
+fn write_all(
+    shared: &Shared,
+    job: &Job,
+    source: &dyn RandomFile,
+    path: &std::path::Path,
+) -> Result<u32> {
+    let to = &shared.devices[job.to];
+    let direct = is_direct(to, job.entry.class);
+    let options = CreateOptions { direct, size_hint_bytes: source.len() };
+    let mut writer = to.fs.create(path, context(&job.entry), options)?;
+    let mut crc = 0;
+    let whole = (0, source.len());
+    copy_range(shared, &job.entry, source, whole, &mut *writer, |piece| {
+        crc = crc_append(crc, piece);
+    })?;
+    shared.fault_point("move.copied")?;
+    writer.sync()?;
+    Ok(crc)
+}
+
+/// Reads the target back: the source goes only for bytes that were seen.
+fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32) -> Result<()> {
+    let to = &shared.devices[job.to];
+    let direct = is_direct(to, job.entry.class);
+    let file = to.fs.open(path, context(&job.entry), OpenOptions { direct })?;
+    if file.len() != len {
+        return Err(Error::corrupt(path, file.len(), "the moved file has another length"));
+    }
+    let mut piece = vec![0; PIECE_BYTES.min(len.max(1)) as usize];
+    let (mut at, mut found) = (0, 0);
+    while at < len {
+        let part = &mut piece[..PIECE_BYTES.min(len - at) as usize];
+        file.read_exact_at(at, part, context(&job.entry))?;
+        found = crc_append(found, part);
+        at += part.len() as u64;
+    }
+    file.forget(0, len);
+    if found != crc {
+        return Err(Error::corrupt(path, 0, "the moved file has other bytes than its source"));
+    }
+    Ok(())
+}
+
+fn publish_move(
+    shared: &Arc<Shared>,
+    entry: &Arc<Entry>,
+    from: &Arc<Physical>,
+    moved: Arc<Physical>,
+    place: Place,
+) -> Result<()> {
+    let mut names = shared.names.lock();
+    if !names.entries.contains_key(&entry.id) {
+        return Err(Error::not_found("the file was removed while it was moved"));
+    }
+    let at = shared.commit(&mut names, &Record::Move { file: entry.id, to: place })?;
+    let mut inside = entry.inside.lock();
+    inside.main = moved;
+    from.condemn(at);
+    drop(names);
+    entry.reroute(&mut inside, shared)
+}
+
+fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<()> {
+    let entry = &job.entry;
+    let to = &shared.devices[job.to];
+    let (main, source) = source(shared, entry)?;
+    if main.device <= job.to {
+        return Ok(());
+    }
+    shared.fault_point("copy.begin")?;
+    let number = shared.names.lock().space.allocate();
+    let path = to.copy_path(number);
+    let mut target = Target { device: to, path: path.clone(), finished: false };
+    let mut index = CopyIndex::new(shared.id, entry.id, lay_out(&plan.ranges));
+    let outcome = {
+        let _writer = Device::writing(&shared.devices, job.to, Writer::Copy);
+        let outcome = write_copy(shared, job, &*source, &path, &mut index);
+        to.note(&outcome, shared.now_ns());
+        outcome
+    };
+    let (len, crc) = outcome?;
+    shared.fault_point("copy.synced")?;
+    to.fs.sync_dir(&to.cache_dir())?;
+    shared.fault_point("copy.before_publish")?;
+    let physical = Physical::new(&shared.devices, job.to, number, path, Role::Copy, &shared.trash);
+    physical.set_len(len);
+    let copy = CachedCopy::new(physical, plan.whole, Some(index));
+    let record = CopyRecord { file: entry.id, device: to.no, number, len, crc, whole: plan.whole };
+    publish_copy(shared, entry, &copy, record)?;
+    target.finished = true;
+    to.add(Count::CopiesMade, 1);
+    to.add(Count::BytesCopiedIn, len);
+    let what = match plan.whole {
+        true => format!("a file ({len} bytes) copied to {}", to.name),
+        false => {
+            format!("{} ranges of a file ({len} bytes) copied to {}", plan.ranges.len(), to.name)
+        }
+    };
+    shared.history.tell(shared.now_ms(), what, job.reason.clone());
+    shared.fault_point("copy.published")
+}
+
+/// Writes data and index of a copy and syncs them; its length and the checksum of the data.
+fn write_copy(
+    shared: &Shared,
+    job: &Job,
+    source: &dyn RandomFile,
+    path: &std::path::Path,
+    index: &mut CopyIndex,
+) -> Result<(u64, u32)> {
+    let to = &shared.devices[job.to];
+    let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+    let options = CreateOptions {
+        direct: is_direct(to, FileClass::Sst),
+        size_hint_bytes: index.data_len() + index.data_len() / (CHUNK_BYTES / 4) + CHUNK_BYTES,
+    };
+    let mut writer = to.fs.create(path, context, options)?;
+    let mut crc = 0;
+    for extent in index.extents().to_vec() {
+        // Only the last range of a file may end within a chunk, and nothing is laid out behind it.
+        assert_eq!(writer.len(), extent.at, "ranges of a copy end at multiples of a chunk");
+        let range = (extent.start, extent.len);
+        copy_range(shared, &job.entry, source, range, &mut *writer, |piece| {
+            crc = crc_append(crc, piece);
+            index.push(piece);
+        })?;
+    }
+    shared.fault_point("copy.copied")?;
+    writer.append(&index.encode())?;
+    writer.sync()?;
+    let len = writer.len();
+    drop(writer);
+    let written = to.fs.open(path, context, OpenOptions::default())?;
+    written.forget(0, len);
+    Ok((len, crc))
+}
+
+fn publish_copy(
+    shared: &Arc<Shared>,
+    entry: &Arc<Entry>,
+    copy: &Arc<CachedCopy>,
+    record: CopyRecord,
+) -> Result<()> {
+    let mut names = shared.names.lock();
+    if !names.entries.contains_key(&entry.id) {
+        return Err(Error::not_found("the file was removed while it was copied"));
+    }
+    // A copy of the file on the same device is replaced.
+    let old: Vec<_> = {
+        let inside = entry.inside.lock();
+        let device = copy.physical.device;
+        inside.copies.iter().filter(|held| held.physical.device >= device).cloned().collect()
+    };
+    shared.commit(&mut names, &Record::CopyAdded(record))?;
+    for held in &old {
+        shared.commit(&mut names, &Record::CopyDropped { number: held.physical.number })?;
+        held.physical.condemn(Moment::default());
+        held.physical.device().add(Count::CopiesDropped, 1);
+    }
+    let mut inside = entry.inside.lock();
+    inside.copies.retain(|held| !old.iter().any(|gone| Arc::ptr_eq(gone, held)));
+    inside.copies.push(Arc::clone(copy));
+    drop(names);
+    entry.reroute(&mut inside, shared)
+}

@@ -1,0 +1,268 @@
+//! `archipelago tier profile`: measures the devices of a database, the writers of each of its levels under a
+//! write-heavy run, and writes the placement scheme (Keigo §4.2).
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use archipelago::env::local::LocalFs;
+use archipelago::env::{FileSystem, IoContext, IoPurpose};
+use archipelago::tier::profile::{
+    Assumed, ProbeOptions, Prober, device_file_system, has_fio, probe, probe_with_fio,
+};
+use archipelago::tier::scheme::{DeviceProfile, Scheme};
+use archipelago::tier::{Components as TierComponents, DeviceKind, DeviceSettings, Policy};
+use archipelago::{
+    CfOptions, Clock, Components, Db, DbOptions, Error, Joiner, Result, Rng, Settings, Spawn as _,
+    SystemClock, SystemSpawn,
+};
+use clap::{Args, Subcommand, ValueEnum};
+
+/// Measure devices and write the placement scheme of a database on tiers.
+#[derive(Debug, Args)]
+pub(crate) struct Tier {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Measure every device by number of threads, then the writers of each level under a
+    /// write-heavy run, and write which levels belong to the fastest device. Nobody may have the
+    /// database open; its data is not touched.
+    Profile(Profile),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Tool {
+    /// fio where it is installed and the device is a directory, else the own probe
+    Auto,
+    /// The store's own probe
+    Own,
+    /// fio; an error where it cannot measure
+    Fio,
+}
+
+#[derive(Debug, Args)]
+struct Profile {
+    /// The database's directory
+    #[arg(long, value_name = "DIR", default_value = "./archipelago-data")]
+    dir: PathBuf,
+    /// A settings file with [[tiers]]; what the directory says unless told
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// What measures the devices
+    #[arg(long, value_enum, default_value = "auto")]
+    tool: Tool,
+    /// Milliseconds of each point of a device's curve
+    #[arg(long, value_name = "MS", default_value_t = 500)]
+    point_ms: u64,
+    /// Most threads
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    threads_max: u32,
+    /// Seconds of the write-heavy run; 0 for none (then two levels and the log are assumed)
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    load_seconds: u64,
+    /// Threads that write in that run
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    load_threads: u64,
+    /// Background jobs in that run
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    load_jobs: usize,
+    /// Where the scheme goes; onto the fastest device, which uses it from the next open on, unless told
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+impl Tier {
+    pub(crate) fn run(self) -> Result<()> {
+        let Action::Profile(profile) = self.action;
+        profile.run()
+    }
+}
+
+impl Profile {
+    fn run(&self) -> Result<()> {
+        let devices = self.devices()?;
+        let clock = SystemClock::shared();
+        let mut profiles = Vec::with_capacity(devices.len());
+        for (place, device) in devices.iter().enumerate() {
+            let profile = self.measure(place, device, &clock)?;
+            for (what, points) in [("write", &profile.writes), ("read", &profile.reads)] {
+                for point in points {
+                    let mib = point.bytes_per_s / f64::from(1 << 20);
+                    println!("{}: {what}, {} threads: {mib:.1} MiB/s", profile.name, point.threads);
+                }
+            }
+            println!(
+                "{}: at its best with {} writers and {} readers",
+                profile.name, profile.writers_max, profile.readers_max
+            );
+            profiles.push(profile);
+        }
+        let observed = self.load(&devices, &clock)?;
+        let capacity = match devices[0].capacity_bytes {
+            0 => LocalFs::new().free_bytes(&devices[0].path)?.unwrap_or(u64::MAX),
+            bytes => bytes,
+        };
+        let scheme = Scheme::of_profile(profiles, &observed, capacity);
+        println!("{}", scheme.reason);
+        let path = self.out.clone().unwrap_or_else(|| devices[0].path.join("scheme.toml"));
+        let text = format!(
+            "# Placement scheme, written by `archipelago tier profile`. It may be changed by hand: \
+             fast_levels\n# is what counts, and writers_max of each device.\n\n{}",
+            scheme.to_toml()?
+        );
+        let context = IoContext::manifest(IoPurpose::ForegroundWrite);
+        LocalFs::new().write_atomic(&path, text.as_bytes(), context)?;
+        println!("written to {}", path.display());
+        Ok(())
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceSettings>> {
+        let given = match &self.config {
+            Some(path) => archipelago::load_settings(path)?.tiers,
+            None => Settings::default().tiers,
+        };
+        if !given.is_empty() {
+            return Ok(given);
+        }
+        archipelago::storage::devices_of(&self.dir)?.ok_or_else(|| {
+            Error::invalid(format!(
+                "{} does not lie on tiers: name the devices with --config",
+                self.dir.display()
+            ))
+        })
+    }
+
+    fn measure(
+        &self,
+        place: usize,
+        device: &DeviceSettings,
+        clock: &Arc<dyn Clock>,
+    ) -> Result<DeviceProfile> {
+        let name = device.name_at(place);
+        let options = ProbeOptions {
+            point: Duration::from_millis(self.point_ms.max(1)),
+            threads_max: self.threads_max.max(1),
+            direct: device.kind != DeviceKind::Mapped,
+            ..ProbeOptions::default()
+        };
+        let plain = matches!(device.kind, DeviceKind::Directory | DeviceKind::Direct);
+        let by_fio = match self.tool {
+            Tool::Own => false,
+            Tool::Auto => plain && has_fio(),
+            Tool::Fio if !plain => {
+                return Err(Error::unsupported(format!(
+                    "device \"{name}\": fio cannot measure a mapped or emulated device as the store uses it"
+                )));
+            }
+            Tool::Fio => true,
+        };
+        println!("{name}: measuring with {}", if by_fio { "fio" } else { "the own probe" });
+        let dir = device.path.join("profile");
+        if by_fio {
+            return probe_with_fio(&dir, &name, &options);
+        }
+        let fs = device_file_system(device, clock)?;
+        let prober = Prober { fs, dir, clock: Arc::clone(clock), spawn: Arc::new(SystemSpawn) };
+        probe(&prober, &name, &options)
+    }
+
+    /// Writes into a database of its own, in a directory of each device, and observes its writers.
+    fn load(
+        &self,
+        devices: &[DeviceSettings],
+        clock: &Arc<dyn Clock>,
+    ) -> Result<archipelago::tier::scheme::Observed> {
+        if self.load_seconds == 0 {
+            return Ok(Assumed::writers());
+        }
+        let below = |device: &DeviceSettings| DeviceSettings {
+            path: device.path.join("profile"),
+            ..device.clone()
+        };
+        let devices: Vec<_> = devices.iter().map(below).collect();
+        let observed = self.load_over(&devices, clock);
+        let fs = LocalFs::new();
+        for device in &devices {
+            if fs.exists(&device.path)? {
+                fs.remove_dir_all(&device.path)?;
+            }
+        }
+        observed
+    }
+
+    fn load_over(
+        &self,
+        devices: &[DeviceSettings],
+        clock: &Arc<dyn Clock>,
+    ) -> Result<archipelago::tier::scheme::Observed> {
+        let policy = Policy { online: false, ..Policy::default() };
+        let components = TierComponents { policy, ..TierComponents::default() };
+        let tiers = archipelago::tier::TieredFs::open(
+            archipelago::storage::TIERS_ROOT,
+            devices,
+            components,
+        )?;
+        // Small buffers, so that a short run reaches deep levels.
+        let family = CfOptions {
+            write_buffer_bytes: 8 << 20,
+            level_base_bytes: 16 << 20,
+            target_file_bytes: 4 << 20,
+            level_multiplier: 4,
+            ..CfOptions::default()
+        };
+        let components = Components {
+            fs: Arc::clone(&tiers) as Arc<dyn FileSystem>,
+            families: [("default".to_owned(), family)].into_iter().collect(),
+            ..Components::default()
+        };
+        let options = DbOptions { max_background_jobs: self.load_jobs, ..DbOptions::default() };
+        let db = Db::open_with(Path::new(archipelago::storage::DATABASE), options, components)?;
+        println!(
+            "writing for {} s with {} threads and {} background jobs",
+            self.load_seconds, self.load_threads, self.load_jobs
+        );
+        let until_ns = clock.now_ns() + self.load_seconds * 1_000_000_000;
+        let before = tiers.observe_begin();
+        self.write_until(&db, clock, until_ns)?;
+        let observed = tiers.observe_end(&before);
+        db.close()?;
+        tiers.close()?;
+        println!("writers on average: log {:.2}", observed.log_writers);
+        for (level, writers) in observed.level_writers.iter().enumerate() {
+            if *writers > 0.0 {
+                println!("writers on average: L{level} {writers:.2}");
+            }
+        }
+        Ok(observed)
+    }
+
+    /// Half writes and half reads of random keys, as in YCSB A.
+    fn write_until(&self, db: &Db, clock: &Arc<dyn Clock>, until_ns: u64) -> Result<()> {
+        let mut threads = Vec::new();
+        let failed = Arc::new(OnceLock::new());
+        for thread in 0..self.load_threads.max(1) {
+            let (db, clock, failed) = (db.clone(), Arc::clone(clock), Arc::clone(&failed));
+            let body = Box::new(move || {
+                let mut rng = Rng::with_seed(thread);
+                let value = vec![b'v'; 1024];
+                let mut step = || {
+                    let mut key = || format!("{:016x}", rng.u64(..) % 4_000_000);
+                    db.put(key().as_bytes(), &value)?;
+                    db.get(key().as_bytes()).map(|_| ())
+                };
+                while clock.now_ns() < until_ns {
+                    if let Err(error) = step() {
+                        let _first = failed.set(error);
+                        return;
+                    }
+                }
+            });
+            threads.push(SystemSpawn.spawn(&format!("load-{thread}"), body)?);
+        }
+        threads.into_iter().try_for_each(Joiner::join)?;
+        failed.get().map_or(Ok(()), |error: &Error| Err(error.clone()))
+    }
+}

@@ -1,0 +1,187 @@
+//! Where a node's database lies: in its directory, or on tiers that the directory names.
+//!
+//! With a list of devices in the settings the database lies on tiers, and the directory holds only
+//! `TIERS.toml`, which says on which. So whoever opens the directory later, an operator's tool without settings for
+//! one, finds the same database. Within the tiers it has a path of its own ([`DATABASE`]), wherever the directory
+//! is moved. Invariants: a directory that has a database of its own never becomes one on tiers; one on tiers is never
+//! opened without them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::{Error, Result};
+use archipelago_env::local::LocalFs;
+use archipelago_env::{FileSystem, IoContext, IoPurpose};
+use archipelago_tier::{Components, DeviceSettings, TieredFs};
+use serde::{Deserialize, Serialize};
+
+/// The file that names the devices.
+pub const TIERS_NAME: &str = "TIERS.toml";
+/// The root of the tiers' own paths.
+pub const TIERS_ROOT: &str = "tiers:";
+/// The database within the tiers. Paths below [`TIERS_ROOT`] lie there too: a checkpoint, for one.
+pub const DATABASE: &str = "tiers:/db";
+
+/// What [`TIERS_NAME`] holds.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TiersFile {
+    tiers: Vec<DeviceSettings>,
+}
+
+/// Where a database lies.
+#[derive(Clone, Debug)]
+pub struct Storage {
+    /// The file system that the engine works on.
+    pub fs: Arc<dyn FileSystem>,
+    /// The database's directory on it.
+    pub dir: PathBuf,
+    /// The tiers, if it lies on some.
+    pub tiers: Option<Arc<TieredFs>>,
+}
+
+impl Storage {
+    /// Where the database of `dir` lies, by `devices` or, if that is empty, by what the directory says.
+    /// Errors: those of [`TieredFs::open`]; `InvalidArgument` for devices beside a database without tiers.
+    pub fn open(dir: &Path, devices: &[DeviceSettings]) -> Result<Self> {
+        Self::open_with(dir, devices, Components::default())
+    }
+
+    /// The same with other components of the tiers.
+    pub fn open_with(
+        dir: &Path,
+        devices: &[DeviceSettings],
+        components: Components,
+    ) -> Result<Self> {
+        let stored = load(dir)?;
+        let devices = if devices.is_empty() {
+            stored.as_ref().map_or_else(Vec::new, |file| file.tiers.clone())
+        } else {
+            devices.iter().map(absolute).collect::<Result<Vec<_>>>()?
+        };
+        let local = LocalFs::shared();
+        if devices.is_empty() {
+            return Ok(Self { fs: local, dir: dir.to_owned(), tiers: None });
+        }
+        if stored.is_none() {
+            refuse_database(&*local, dir)?;
+        }
+        let tiers = TieredFs::open(TIERS_ROOT, &devices, components)?;
+        if stored.is_none_or(|file| file.tiers != devices) {
+            store(&*local, dir, devices)?;
+        }
+        let fs = Arc::clone(&tiers) as Arc<dyn FileSystem>;
+        Ok(Self { fs, dir: PathBuf::from(DATABASE), tiers: Some(tiers) })
+    }
+
+    /// Ends the tiers in order, once the database is closed.
+    pub fn close(&self) -> Result<()> {
+        self.tiers.as_ref().map_or(Ok(()), |tiers| tiers.close())
+    }
+}
+
+/// The devices that a directory names; `None` if its database lies in it, or there is none.
+pub fn devices_of(dir: &Path) -> Result<Option<Vec<DeviceSettings>>> {
+    Ok(load(dir)?.map(|file| file.tiers))
+}
+
+fn load(dir: &Path) -> Result<Option<TiersFile>> {
+    let (fs, path) = (LocalFs::new(), dir.join(TIERS_NAME));
+    if !fs.exists(&path)? {
+        return Ok(None);
+    }
+    let bytes = fs.read(&path, IoContext::manifest(IoPurpose::Recovery))?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::invalid(format!("{} is not text", path.display())))?;
+    let file: TiersFile = toml::from_str(&text)
+        .map_err(|error| Error::invalid(format!("{}: {error}", path.display())))?;
+    archipelago_tier::settings::validate(&file.tiers)
+        .map_err(|error| error.context_at(path.display()))?;
+    Ok(Some(file))
+}
+
+fn store(fs: &dyn FileSystem, dir: &Path, tiers: Vec<DeviceSettings>) -> Result<()> {
+    let text = toml::to_string_pretty(&TiersFile { tiers })
+        .map_err(|error| Error::invalid(error.to_string()))?;
+    let text = format!(
+        "# The devices on which the database of this directory lies. Written when it is served with\n\
+         # other [[tiers]] in its settings.\n\n{text}"
+    );
+    fs.create_dir_all(dir)?;
+    let context = IoContext::manifest(IoPurpose::ForegroundWrite);
+    fs.write_atomic(&dir.join(TIERS_NAME), text.as_bytes(), context)
+}
+
+/// Paths in the file hold wherever somebody opens it from.
+fn absolute(device: &DeviceSettings) -> Result<DeviceSettings> {
+    let full = |path: &PathBuf| {
+        std::path::absolute(path).map_err(|source| Error::io("find the whole of", path, source))
+    };
+    let spec = device.spec.as_ref().map(full).transpose()?;
+    // An empty path is refused by name when the list is checked.
+    let path =
+        if device.path.as_os_str().is_empty() { PathBuf::new() } else { full(&device.path)? };
+    Ok(DeviceSettings { path, spec, ..device.clone() })
+}
+
+fn refuse_database(fs: &dyn FileSystem, dir: &Path) -> Result<()> {
+    if !fs.exists(dir)? {
+        return Ok(());
+    }
+    match fs.list(dir)?.first() {
+        None => Ok(()),
+        Some(entry) => Err(Error::invalid(format!(
+            "{} is not empty (it has \"{}\") and does not lie on tiers: a database cannot be moved onto \
+             tiers in place; make a checkpoint into them, or choose another directory",
+            dir.display(),
+            entry.name
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_tier::DeviceKind;
+
+    use super::*;
+
+    fn devices(base: &Path) -> Vec<DeviceSettings> {
+        let device = |name: &str| DeviceSettings::new(base.join(name), DeviceKind::Directory);
+        vec![device("fast"), device("slow")]
+    }
+
+    #[test]
+    fn a_directory_on_tiers_is_found_again_without_settings_and_never_opened_without_them() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("db");
+        let context = IoContext::manifest(IoPurpose::ForegroundWrite);
+        let storage = Storage::open(&dir, &devices(base.path())).unwrap();
+        storage.fs.create_dir_all(&storage.dir).unwrap();
+        storage.fs.write_atomic(&storage.dir.join("CURRENT"), b"x", context).unwrap();
+        storage.close().unwrap();
+        drop(storage);
+        let again = Storage::open(&dir, &[]).unwrap();
+        assert!(again.tiers.is_some());
+        assert!(again.fs.exists(&again.dir.join("CURRENT")).unwrap());
+        drop(again);
+        let fs = LocalFs::new();
+        fs.remove_dir_all(&base.path().join("slow")).unwrap();
+        fs.remove_dir_all(&base.path().join("fast")).unwrap();
+        fs.create_dir_all(&base.path().join("fast")).unwrap();
+        fs.write_atomic(&base.path().join("fast/letter"), b"dear", context).unwrap();
+        assert!(Storage::open(&dir, &[]).unwrap_err().to_string().contains("letter"));
+    }
+
+    #[test]
+    fn a_plain_database_does_not_become_one_on_tiers() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("db");
+        let fs = LocalFs::new();
+        fs.create_dir_all(&dir).unwrap();
+        let context = IoContext::manifest(IoPurpose::ForegroundWrite);
+        fs.write_atomic(&dir.join("IDENTITY"), b"x", context).unwrap();
+        let error = Storage::open(&dir, &devices(base.path())).unwrap_err();
+        assert!(error.to_string().contains("IDENTITY"), "{error}");
+        assert!(!base.path().join("fast").exists(), "nothing was changed");
+    }
+}

@@ -336,6 +336,24 @@ impl Scheduler {
         Host::new(self.clone(), id, name)
     }
 
+    /// Whether `life` is its host's present one, and the host is up.
+    #[must_use]
+    pub fn lives(&self, life: Life) -> bool {
+        self.0.state.lock().hosts.is_current(life)
+    }
+
+    /// Whether `host` is up, in whichever life.
+    #[must_use]
+    pub fn is_up(&self, host: HostId) -> bool {
+        self.0.state.lock().hosts.is_up(host)
+    }
+
+    /// The present life of `host`; of one that is down, the next.
+    #[must_use]
+    pub fn life(&self, host: HostId) -> Life {
+        self.0.state.lock().hosts.life(host)
+    }
+
     /// `part` is told of crashes and of the end. Not kept alive.
     pub fn join(&self, part: &Arc<dyn PartOf>) {
         self.0.state.lock().parts.push(Arc::downgrade(part));

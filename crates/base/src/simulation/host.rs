@@ -56,11 +56,11 @@ impl Hosts {
         host.up && host.life == life.number
     }
 
-    fn life(&self, host: HostId) -> Life {
+    pub(super) fn life(&self, host: HostId) -> Life {
         Life { host, number: self.0[host.0 as usize].life }
     }
 
-    fn is_up(&self, host: HostId) -> bool {
+    pub(super) fn is_up(&self, host: HostId) -> bool {
         self.0[host.0 as usize].up
     }
 
@@ -113,13 +113,13 @@ impl Host {
     /// Its present life; of a host that is down, the next one.
     #[must_use]
     pub fn life(&self) -> Life {
-        self.scheduler.0.state.lock().hosts.life(self.id)
+        self.scheduler.life(self.id)
     }
 
     /// Whether it runs.
     #[must_use]
     pub fn is_up(&self) -> bool {
-        self.scheduler.0.state.lock().hosts.is_up(self.id)
+        self.scheduler.is_up(self.id)
     }
 
     /// Starts a task that ends with the host's life. On a host that is down it ends at once.

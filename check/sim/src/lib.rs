@@ -29,6 +29,7 @@
 //! (`Network::session`, `Network::node`), random numbers from `Scheduler::rng`, time from the scheduler; no thread, no iteration
 //! over a `HashMap`, no `Promise::wait` in a task. [`same_twice`] finds who breaks them.
 
+pub mod flexkv;
 mod machines;
 pub mod measure;
 mod run;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
+mod flexkv;
+
 use std::process::Command;
 
 use archipelago_sim::{Expect, SCENARIOS, Scenario, find, run_seeds, same_twice};

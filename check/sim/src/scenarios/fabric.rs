@@ -140,7 +140,7 @@ impl Client {
                 2 => self.read(&*link, memory, written).await?,
                 _ => self.ask(&*link, epoch).await?,
             }
-            self.scheduler.sleep(Duration::from_micros(self.rng.u64(..50))).await;
+            self.scheduler.sleep(Duration::from_micros(self.rng.u64(..200))).await;
         }
         Ok(())
     }
@@ -268,7 +268,7 @@ fn run(simulation: &Simulation) -> Result<(), String> {
     }
     let mut rng = simulation.rng("chaos");
     for round in 1..=12 {
-        simulation.run_for(Duration::from_micros(rng.u64(100..20_000)));
+        simulation.run_for(Duration::from_micros(rng.u64(100..12_000)));
         let (host, provider) = &clients[rng.usize(..CLIENTS)];
         match rng.u32(..5) {
             0 => network.set_faults(faults(&mut rng)),
@@ -292,9 +292,9 @@ fn run(simulation: &Simulation) -> Result<(), String> {
     }
     network.set_faults(Faults::default());
     network.heal_all();
-    simulation.run_for(Duration::from_millis(100));
+    simulation.run_for(Duration::from_millis(50));
     let before = progress(&shared);
-    simulation.run_for(Duration::from_millis(20));
+    simulation.run_for(Duration::from_millis(10));
     let after = progress(&shared);
     if after.0 <= before.0 || after.1 <= before.1 {
         return Err(format!("the network is well, and nobody gets through: {before:?}, {after:?}"));

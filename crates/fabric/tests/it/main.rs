@@ -9,5 +9,6 @@ mod process;
 mod processes;
 mod requests;
 mod shm;
+mod sim;
 mod tcp;
 mod world;

@@ -1,4 +1,5 @@
-//! Several processes, over every provider: contention, and kill, stop and restart of either side.
+//! Several processes, over every provider that has them: contention, and kill, stop and restart of either side. `sim` has hosts in
+//! place of processes: `sim.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;

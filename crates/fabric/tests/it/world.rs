@@ -148,7 +148,10 @@ impl World {
     }
 
     pub(crate) fn link(&self) -> Arc<dyn Link> {
-        self.link_as(&Session::fresh())
+        match &self.virtual_world {
+            Some(made) => self.link_as(&made.network.session()),
+            None => self.link_as(&Session::fresh()),
+        }
     }
 
     pub(crate) fn link_as(&self, session: &Arc<Session>) -> Arc<dyn Link> {

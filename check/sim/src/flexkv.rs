@@ -5,7 +5,6 @@
 //! nodes; 200 clients with 8 coroutines; each coroutine has one operation in flight, on a word and a node that are drawn
 //! uniformly. Operations go through `Link` and touch memory; local ones take a thread of the compute node.
 
-use std::future::Future;
 use std::sync::Arc;
 
 use archipelago_base::random::Rng;
@@ -196,18 +195,45 @@ struct Client {
     tally: Arc<Mutex<Tally>>,
 }
 
+/// The testbed.
+struct Testbed {
+    compute: Vec<Machine>,
+    memory: Vec<Machine>,
+}
+
+impl Testbed {
+    fn build(simulation: &Simulation, network: &Network, model: &Model) -> Result<Self> {
+        let make = |name: &str, at: usize, number: usize, memory: bool| {
+            let host = simulation.host(&format!("{name}-{at}"));
+            machine(network, host, number as u64, model, memory)
+        };
+        let compute = (0..COMPUTE_NODES).map(|at| make("cn", at, at, false));
+        let compute = compute.collect::<Result<Vec<_>>>()?;
+        let memory = (0..MEMORY_NODES).map(|at| make("mn", at, COMPUTE_NODES + at, true));
+        Ok(Self { compute, memory: memory.collect::<Result<Vec<_>>>()? })
+    }
+
+    /// Where `verb` goes from the compute node at place `from`, and with which keys.
+    fn targets(&self, verb: Verb, from: usize) -> Vec<(String, Option<RemoteKey>)> {
+        let of = |machine: &Machine| (machine.host.name().to_owned(), machine.key);
+        match verb {
+            Verb::RemoteSwap | Verb::RemoteWrite | Verb::RemoteRead => {
+                self.memory.iter().map(of).collect()
+            }
+            Verb::SendReceive => {
+                let others = self.compute.iter().enumerate().filter(|(other, _)| *other != from);
+                others.map(|(_, machine)| of(machine)).collect()
+            }
+            Verb::LocalSwap | Verb::LocalRead => Vec::new(),
+        }
+    }
+}
+
 fn run(verb: Verb, effort: &Effort, clients: usize, coroutines: usize) -> Result<Counted> {
     let simulation = Simulation::new(effort.seed);
     let network = Network::new(&simulation);
     let model = Model::CONNECTX3.scaled(effort.scale);
-    let make = |name: &str, at: usize, number: usize, memory: bool| {
-        let host = simulation.host(&format!("{name}-{at}"));
-        machine(&network, host, number as u64, &model, memory)
-    };
-    let compute = (0..COMPUTE_NODES).map(|at| make("cn", at, at, false));
-    let compute = compute.collect::<Result<Vec<_>>>()?;
-    let memory = (0..MEMORY_NODES).map(|at| make("mn", at, COMPUTE_NODES + at, true));
-    let memory = memory.collect::<Result<Vec<_>>>()?;
+    let testbed = Testbed::build(&simulation, &network, &model)?;
     let tally = Arc::new(Mutex::new(Tally {
         left_warm_up: effort.warm_up.min(effort.operations),
         left: effort.operations,
@@ -216,17 +242,8 @@ fn run(verb: Verb, effort: &Effort, clients: usize, coroutines: usize) -> Result
         latencies_ns: Vec::new(),
     }));
     let mut connecting = Vec::new();
-    for (at, machine) in compute.iter().enumerate() {
-        let targets: Vec<(String, Option<RemoteKey>)> = match verb {
-            Verb::RemoteSwap | Verb::RemoteWrite | Verb::RemoteRead => {
-                memory.iter().map(|mn| (mn.host.name().to_owned(), mn.key)).collect()
-            }
-            Verb::SendReceive => {
-                let others = compute.iter().enumerate().filter(|(other, _)| *other != at);
-                others.map(|(_, cn)| (cn.host.name().to_owned(), None)).collect()
-            }
-            Verb::LocalSwap | Verb::LocalRead => Vec::new(),
-        };
+    for (at, machine) in testbed.compute.iter().enumerate() {
+        let targets = testbed.targets(verb, at);
         for _ in 0..clients {
             let (provider, model) = (machine.provider.clone(), model.clone());
             let (targets, tally) = (targets.clone(), Arc::clone(&tally));
@@ -242,7 +259,8 @@ fn run(verb: Verb, effort: &Effort, clients: usize, coroutines: usize) -> Result
     for (number, (at, client)) in ready.iter().enumerate() {
         for coroutine in 0..coroutines {
             let rng = simulation.rng(&format!("client {number}, coroutine {coroutine}"));
-            tasks.push(compute[*at].host.spawn("operates", Arc::clone(client).operate(rng)));
+            let host = &testbed.compute[*at].host;
+            tasks.push(host.spawn("operates", Arc::clone(client).operate(rng)));
         }
     }
     for task in tasks {
@@ -258,30 +276,28 @@ fn ended(crashed: impl std::fmt::Display) -> Error {
     Error::invalid(crashed.to_string())
 }
 
-fn connect(
+async fn connect(
     provider: Sim,
     targets: Vec<(String, Option<RemoteKey>)>,
     verb: Verb,
     model: Model,
     tally: Arc<Mutex<Tally>>,
-) -> impl Future<Output = Result<Client>> + Send {
-    async move {
-        let mut links = Vec::new();
-        for (address, key) in targets {
-            let mut to = Connect::to(address, &provider.network().session());
-            to.deadline = DEADLINE;
-            let link = provider.connect(to).await?;
-            let attached = match key {
-                Some(key) => {
-                    let attached = link.attach(&key).await;
-                    Some(attached.map_err(|refusal| refusal.error("attach"))?)
-                }
-                None => None,
-            };
-            links.push((link, attached));
-        }
-        Ok(Client { verb, model, provider, links, tally })
+) -> Result<Client> {
+    let mut links = Vec::new();
+    for (address, key) in targets {
+        let mut to = Connect::to(address, &provider.network().session());
+        to.deadline = DEADLINE;
+        let link = provider.connect(to).await?;
+        let attached = match key {
+            Some(key) => {
+                let attached = link.attach(&key).await;
+                Some(attached.map_err(|refusal| refusal.error("attach"))?)
+            }
+            None => None,
+        };
+        links.push((link, attached));
     }
+    Ok(Client { verb, model, provider, links, tally })
 }
 
 impl Client {

@@ -111,7 +111,6 @@ pub fn run(scenario: &Scenario, seed: u64) -> Result<Report, Failure> {
 }
 
 /// One run that keeps notes, and its notes.
-#[must_use]
 pub fn run_noted(scenario: &Scenario, seed: u64) -> (Vec<String>, Result<Report, Failure>) {
     run_as(scenario, seed, true)
 }

@@ -64,9 +64,6 @@ mod network;
 mod onesided;
 mod wire;
 
-#[cfg(test)]
-mod tests;
-
 use std::sync::Arc;
 
 use archipelago_base::simulation::{Host, Scheduler, Sleep};

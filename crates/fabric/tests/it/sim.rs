@@ -248,8 +248,7 @@ fn requests_overtake_each_other_only_where_packets_do() {
         for task in tasks {
             world.simulation().simulation.block_on(task).unwrap();
         }
-        let order = order.lock().clone();
-        order
+        order.lock().clone()
     };
     let sorted: Vec<u8> = (0..16).collect();
     assert_eq!(order(0), sorted);
@@ -313,7 +312,7 @@ fn a_card_executes_atomics_where_it_is_asked_to() {
     let region = node.allocate(64, there.atomic_path()).unwrap();
     let _door = there.serve(&node, "node:card").unwrap();
     let to = Connect::to("node:card", &made.network.session());
-    let link = made.here.clone().with_atomics(path).connect(to).wait().unwrap();
+    let link = made.here.with_atomics(path).connect(to).wait().unwrap();
     let attached = link.attach(&region.grant(Rights::ALL).unwrap()).wait().unwrap();
     assert_eq!(refused(&*link, |batch| _ = batch.fetch_add(attached, 0, 1)), None);
     assert_eq!(region.fetch_add(0, 1).unwrap_err().reason, Reason::AtomicPath);

@@ -55,18 +55,30 @@ struct Book {
 
 type Shared = Arc<Mutex<Book>>;
 
-/// Counts executions.
-struct Counts(Shared, u64);
+/// Counts executions, and takes its time for some.
+struct Counts {
+    shared: Shared,
+    epoch: u64,
+    host: Host,
+}
 
 impl Handler for Counts {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         let mut id = [0; 8];
         id.copy_from_slice(request.body);
-        let mut book = self.0.lock();
-        let ledger = book.ledgers.entry(self.1).or_default();
-        *ledger.executed.entry(u64::from_le_bytes(id)).or_default() += 1;
+        let mut book = self.shared.lock();
+        let ledger = book.ledgers.entry(self.epoch).or_default();
+        let number = u64::from_le_bytes(id);
+        *ledger.executed.entry(number).or_default() += 1;
         drop(book);
-        reply.send(&id[..]);
+        let scheduler = self.host.scheduler();
+        match number % 4 {
+            0 => {
+                let at_ns = scheduler.now_ns() + number % 16 * 500_000;
+                scheduler.at(at_ns, self.host.life(), move || reply.send(&id[..]));
+            }
+            _ => reply.send(&id[..]),
+        }
     }
 }
 
@@ -79,7 +91,7 @@ struct Life {
 
 fn begin(there: &Sim, shared: &Shared) -> Result<Life, String> {
     let epoch = shared.lock().epoch + 1;
-    let handler = Counts(Arc::clone(shared), epoch);
+    let handler = Counts { shared: Arc::clone(shared), epoch, host: there.host().clone() };
     let node = there.network().node(NodeId(1), Epoch(epoch), Some(Box::new(handler)));
     let node = node.map_err(text)?;
     let region = node.allocate(8 + CLIENTS * WORDS * 8, there.atomic_path()).map_err(text)?;
@@ -158,13 +170,26 @@ impl Client {
         8 + (of * WORDS * 8) as u64
     }
 
-    /// Writes a record of equal words, each of which names its writer.
+    /// Writes records of equal words, each of which names its writer, and reads each back, without waiting in between.
     async fn write(&mut self, link: &dyn Link, memory: Attached) -> Result<u64, String> {
-        let word = (self.me as u64 + 1) << 32 | u64::from(self.rng.u32(..));
-        let record: Vec<u8> = (0..WORDS).flat_map(|_| word.to_le_bytes()).collect();
-        let mut batch = Batch::new();
-        batch.write(memory, self.place(self.me), &record);
-        link.post(batch).await.check().map_err(text)?;
+        let mut word = 0;
+        let mut posted = Vec::new();
+        for _ in 0..3 {
+            word = (self.me as u64 + 1) << 32 | u64::from(self.rng.u32(..));
+            let record: Vec<u8> = (0..WORDS).flat_map(|_| word.to_le_bytes()).collect();
+            let (mut write, mut read) = (Batch::new(), Batch::new());
+            write.write(memory, self.place(self.me), &record);
+            read.read(memory, self.place(self.me), (WORDS * 8) as u32);
+            posted.push((link.post(write), link.post(read), record));
+        }
+        for (write, read, record) in posted {
+            write.await.check().map_err(text)?;
+            let read = read.await;
+            read.check().map_err(text)?;
+            if read.data(0) != record {
+                self.wrong(format!("client {} does not read what it wrote before", self.me));
+            }
+        }
         Ok(word)
     }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::clock::Clock;
 
 const MS: Duration = Duration::from_millis(1);
 

@@ -174,6 +174,29 @@ fn a_link_that_is_cut_goes_down_and_another_comes_up_when_it_is_healed() {
     assert_eq!(read(&*link, region, 0, 8), [0; 8]);
 }
 
+/// A compare-and-swap holds the card's atomics unit up; what was posted behind it must not overtake it, nor a torn WRITE's rest.
+#[test]
+fn what_is_posted_behind_a_slow_operation_waits_for_it() {
+    let torn = Faults { tear: 1.0, delay_ns_max: 3000, ..Faults::default() };
+    for (model, faults) in [(Model::CONNECTX3, Faults::default()), (Model::quick(), torn)] {
+        let made = Virtual::new(2, &model);
+        made.network.set_faults(faults);
+        let world = World::simulated(made, None);
+        let (link, region) = world.attached();
+        for round in 0..20_u64 {
+            let (mut first, mut second) = (Batch::new(), Batch::new());
+            first.write(region, 8, &round.to_ne_bytes().repeat(16));
+            first.compare_swap(region, 0, round, round + 1);
+            second.read(region, 0, 136);
+            let (first, second) = (link.post(first), link.post(second));
+            second.wait().data(0).chunks(8).enumerate().for_each(|(at, word)| {
+                assert_eq!(word, (round + u64::from(at == 0)).to_ne_bytes());
+            });
+            first.wait().check().unwrap();
+        }
+    }
+}
+
 #[test]
 fn what_went_through_before_a_cut_of_the_way_back_did_happen() {
     let world = world();

@@ -156,6 +156,26 @@ fn a_crashed_client_harms_nobody_and_what_it_posted_is_all_or_nothing_by_operati
 }
 
 #[test]
+fn what_a_crashed_host_had_in_flight_is_over_for_whoever_still_holds_its_link() {
+    let world = world();
+    let (link, region) = world.attached();
+    let mut batch = Batch::new();
+    batch.fetch_add(region, 0, 1);
+    let posted = link.post(batch);
+    let made = world.simulation();
+    made.client_host.crash();
+    let reason = |batch: &Batch| batch.refusal().map(|(_, refusal)| refusal.reason);
+    assert_eq!(reason(&posted.wait()), Some(Reason::Disconnected));
+    let session = made.network.session();
+    let error = made.here.connect(Connect::to("node", &session)).wait().unwrap_err();
+    assert!(error.to_string().contains("this host is down"), "{error}");
+    made.client_host.restart();
+    let down = refused(&*link, |batch| _ = batch.read(region, 0, 8));
+    assert_eq!(down, Some((0, Reason::Disconnected)), "links do not outlive their host");
+    made.here.connect(Connect::to("node", &session)).wait().unwrap();
+}
+
+#[test]
 fn a_link_that_is_cut_goes_down_and_another_comes_up_when_it_is_healed() {
     let world = world();
     let (link, region) = world.attached();

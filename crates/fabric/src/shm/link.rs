@@ -326,7 +326,7 @@ impl Link for ShmLink {
     }
 
     fn flush(&self) {
-        self.core.hand_over();
+        self.core.send_or_nudge();
     }
 
     fn closed(&self) -> Option<Refusal> {

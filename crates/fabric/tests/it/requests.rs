@@ -16,6 +16,8 @@ macro_rules! every_provider {
     ($($test:ident)*) => {
         mod shm { $(#[test] fn $test() { super::$test("shm"); })* }
         mod tcp { $(#[test] fn $test() { super::$test("tcp"); })* }
+        #[cfg(feature = "ofi")]
+        mod ofi { $(#[test] fn $test() { super::$test("ofi"); })* }
     };
 }
 

@@ -36,7 +36,15 @@ struct Arguments {
     /// Print a Markdown table.
     #[arg(long)]
     markdown: bool,
-    /// Be the target `shm`, `tcp` or `echo` (for this program's own use).
+    /// libfabric's provider for the column `ofi`, as `fi_info` lists it.
+    #[cfg(feature = "ofi")]
+    #[arg(long, default_value = "tcp;ofi_rxm", value_name = "NAME")]
+    ofi: String,
+    /// The address of the interface that `ofi` uses.
+    #[cfg(feature = "ofi")]
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    ofi_address: std::net::IpAddr,
+    /// Be the target `shm`, `tcp`, `ofi:PROVIDER` or `echo` (for this program's own use).
     #[arg(long, hide = true, num_args = 2, value_names = ["NAME", "ADDRESS"])]
     target: Option<Vec<String>>,
 }
@@ -57,9 +65,18 @@ fn provider(name: &str) -> Result<Box<dyn Provider>> {
     match name {
         "shm" => Ok(Box::new(Shm::new())),
         "tcp" => Ok(Box::new(Tcp::new())),
-        other => Err(Error::invalid(format!("no provider {other}: there are shm and tcp"))),
+        #[cfg(feature = "ofi")]
+        other if other.starts_with("ofi:") => {
+            Ok(Box::new(archipelago_fabric::Ofi::over(&other["ofi:".len()..])))
+        }
+        other => Err(Error::invalid(format!("no provider {other}: there are {PROVIDERS}"))),
     }
 }
+
+#[cfg(feature = "ofi")]
+const PROVIDERS: &str = "shm, tcp and ofi:NAME";
+#[cfg(not(feature = "ofi"))]
+const PROVIDERS: &str = "shm and tcp (ofi:NAME when built with the feature `ofi`)";
 
 fn io(doing: &'static str) -> impl Fn(std::io::Error) -> Error {
     move |source| Error::with_source(ErrorKind::Io, doing, source)
@@ -135,41 +152,75 @@ impl Drop for TargetProcess {
     }
 }
 
-/// What one round measured: raw memory, the bare socket, `shm`, `tcp`.
-type Round = ([f64; 3], f64, Figures, Figures);
+/// What one round measured.
+struct Round {
+    raw: [f64; 3],
+    bare_ns: f64,
+    /// Of each provider, in the order of [`columns`].
+    providers: Vec<Figures>,
+}
 
-fn round(effort: Effort) -> Result<Round> {
-    let figures = |name: &str, address: &str| {
-        let target = TargetProcess::start(name, address)?;
-        measure::provider(&*provider(name)?, &target.invitation()?, effort)
-    };
-    let raw = measure::raw_memory(effort)?;
+/// Each provider's name here, its address, and what stands above its column.
+fn columns(arguments: &Arguments) -> Vec<(String, String, String)> {
     let path: PathBuf =
         std::env::temp_dir().join(format!("archipelago-fabric-{:016x}", entropy_seed()));
-    let shm = figures("shm", &path.display().to_string())?;
+    let text = str::to_owned;
+    let mut columns = vec![
+        (text("shm"), path.display().to_string(), text("shm")),
+        (text("tcp"), text("127.0.0.1:0"), text("tcp (emulated)")),
+    ];
+    #[cfg(feature = "ofi")]
+    columns.push((
+        format!("ofi:{}", arguments.ofi),
+        std::net::SocketAddr::new(arguments.ofi_address, 0).to_string(),
+        format!("ofi ({})", arguments.ofi),
+    ));
+    #[cfg(not(feature = "ofi"))]
+    let _ = arguments;
+    columns
+}
+
+fn round(arguments: &Arguments, effort: Effort) -> Result<Round> {
+    let raw = measure::raw_memory(effort)?;
     let bare_ns = {
         let echo = TargetProcess::start("echo", "127.0.0.1:0")?;
         measure::bare_socket(&echo.said, effort)?
     };
-    Ok((raw, bare_ns, shm, figures("tcp", "127.0.0.1:0")?))
+    let mut providers = Vec::new();
+    for (name, address, _) in columns(arguments) {
+        let target = TargetProcess::start(&name, &address)?;
+        providers.push(measure::provider(&*provider(&name)?, &target.invitation()?, effort)?);
+    }
+    Ok(Round { raw, bare_ns, providers })
 }
 
 /// Rounds take turns, so that what else the machine does hits everybody.
 fn run(arguments: &Arguments) -> Result<()> {
     let effort = Effort { samples: arguments.samples, block: arguments.block };
-    let rounds = (0..arguments.rounds).map(|_| round(effort)).collect::<Result<Vec<Round>>>()?;
-    let raw = [0, 1, 2].map(|at| measure::median(rounds.iter().map(|r| r.0[at]).collect()));
-    let bare_ns = measure::median(rounds.iter().map(|r| r.1).collect());
-    let shm = Figures::median(&rounds.iter().map(|r| r.2).collect::<Vec<_>>());
-    let tcp = Figures::median(&rounds.iter().map(|r| r.3).collect::<Vec<_>>());
-    let ratio = measure::median(rounds.iter().map(|r| r.3.read_small_ns / r.1).collect());
-    say(&text(raw, bare_ns, &shm, &tcp, arguments.markdown));
+    let rounds = (0..arguments.rounds).map(|_| round(arguments, effort));
+    let rounds = rounds.collect::<Result<Vec<Round>>>()?;
+    let of = |figure: &dyn Fn(&Round) -> f64| measure::median(rounds.iter().map(figure).collect());
+    let raw = [0, 1, 2].map(|at| of(&|round| round.raw[at]));
+    let bare_ns = of(&|round| round.bare_ns);
+    let columns = columns(arguments);
+    let figures: Vec<Figures> = (0..columns.len())
+        .map(|at| Figures::median(&rounds.iter().map(|r| r.providers[at]).collect::<Vec<_>>()))
+        .collect();
+    let heads: Vec<&str> = columns.iter().map(|(.., head)| head.as_str()).collect();
+    say(&text(raw, bare_ns, &heads, &figures, arguments.markdown));
+    let ratio = of(&|round| round.providers[TCP_COLUMN].read_small_ns / round.bare_ns);
     say(&format!(
         "A READ of 128 B over tcp takes {ratio:.2} of the bare socket's echo of 128 B (median of the rounds' \
          ratios). One-sided operations of tcp are executed by a thread at the target."
     ));
+    if columns.len() == 2 {
+        say("Built without the feature `ofi`: no figures over libfabric.");
+    }
     Ok(())
 }
+
+/// Where `tcp` stands in [`columns`].
+const TCP_COLUMN: usize = 1;
 
 fn micros(ns: f64) -> String {
     format!("{:.3} µs", ns / 1000.0)
@@ -183,12 +234,21 @@ fn rate(per_s: f64) -> String {
     format!("{per_s:.0}/s")
 }
 
-fn text(raw: [f64; 3], bare_ns: f64, shm: &Figures, tcp: &Figures, markdown: bool) -> String {
+fn text(
+    raw: [f64; 3],
+    bare_ns: f64,
+    heads: &[&str],
+    figures: &[Figures],
+    markdown: bool,
+) -> String {
     let mut table = Table::new();
     table.load_preset(if markdown { ASCII_MARKDOWN } else { UTF8_FULL_CONDENSED });
-    table.set_header(["median", "raw memory", "bare socket", "shm", "tcp (emulated)"]);
+    let mut header = vec!["median", "raw memory", "bare socket"];
+    header.extend(heads);
+    table.set_header(header);
     let mut row = |what: &str, raw: String, bare: String, of: &dyn Fn(&Figures) -> String| {
-        table.add_row([what.to_owned(), raw, bare, of(shm), of(tcp)]);
+        let first = [what.to_owned(), raw, bare];
+        table.add_row(first.into_iter().chain(figures.iter().map(of)));
     };
     let none = String::new;
     row("READ 128 B", micros(raw[0]), micros(bare_ns), &|f| micros(f.read_small_ns));
@@ -204,7 +264,7 @@ fn text(raw: [f64; 3], bare_ns: f64, shm: &Figures, tcp: &Figures, markdown: boo
     row("READ 128 B, batches of 16", none(), none(), &|f| rate(f.reads_batched_per_s));
     row("packets per 1,000 READs", none(), none(), &|f| format!("{:.1}", f.packets_single));
     row("the same, batches of 16", none(), none(), &|f| format!("{:.1}", f.packets_batched));
-    for column in 1..5 {
+    for column in 1..3 + figures.len() {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }

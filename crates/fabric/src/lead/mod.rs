@@ -7,7 +7,11 @@
 //! Invariants: 1. at most one thread runs rounds; 2. whoever sleeps here is told after each round that completed
 //! something, and when the leader stops; 3. what a sleeper posted was handed over before it slept.
 //!
-//! Thread-safety: all methods. Failure: none of its own.
+//! The cells ([`Room`]) are abstract, so that the same code runs under a model checker (`model_tests`). Thread-safety: all
+//! methods. Failure: none of its own.
+
+#[cfg(test)]
+mod model_tests;
 
 use std::ops::DerefMut;
 

@@ -20,7 +20,8 @@ use rustix::net::{
 };
 
 use super::envelope::{self, Envelope};
-use super::pipe::{PIPE_BYTES, Pipe, Side};
+use super::pipe::{PIPE_BYTES, Pipe};
+use super::ring::Side;
 use crate::alarm::Alarm;
 use crate::ids::{RegionId, RemoteKey};
 use crate::link::{LINKS_MAX, Listener};

@@ -135,13 +135,13 @@ fn wait(end: &End<Arc<Memory>>, read: bool, write: bool) {
     end.sleep(write, None, || end.stirred(read, write));
 }
 
-/// Sends 1 to `count` in pieces.
-fn send(end: &End<Arc<Memory>>, count: u8) {
+/// Sends 1 to `count` in pieces of at most `piece`.
+fn send(end: &End<Arc<Memory>>, count: u8, piece: usize) {
     let bytes: Vec<u8> = (1..=count).collect();
     let mut sent = 0;
     while sent < bytes.len() {
-        let piece = bytes.len().min(sent + 3);
-        match end.try_write(&bytes[sent..piece]).expect("the peer is honest") {
+        let next = bytes.len().min(sent + piece);
+        match end.try_write(&bytes[sent..next]).expect("the peer is honest") {
             Some(written) => sent += written,
             None => wait(end, false, true),
         }
@@ -151,7 +151,7 @@ fn send(end: &End<Arc<Memory>>, count: u8) {
 /// Reads until `count` bytes have come, or the end.
 fn receive(end: &End<Arc<Memory>>, count: usize) -> Vec<u8> {
     let mut got = Vec::new();
-    let mut into = [0; 3];
+    let mut into = [0; BYTES];
     while got.len() < count {
         match end.try_read(&mut into).expect("the peer is honest") {
             Some(len) => got.extend_from_slice(&into[..len]),
@@ -167,16 +167,16 @@ fn ends(mistake: Mistake) -> (End<Arc<Memory>>, End<Arc<Memory>>) {
     (End::new(Arc::clone(&memory), Side::Client), End::new(memory, Side::Node))
 }
 
-/// More bytes than the ring holds go there and back.
-fn bytes_pass(mistake: Mistake) {
+/// More bytes than the ring holds go there and back. With pieces of half the ring, a reader finds exactly that.
+fn bytes_pass(mistake: Mistake, piece: usize) {
     const COUNT: u8 = 9;
     let (client, node) = ends(mistake);
     let echo = thread::spawn(move || {
         let got = receive(&node, COUNT as usize);
         assert_eq!(got, (1..=COUNT).collect::<Vec<u8>>(), "bytes out of order or never written");
-        send(&node, COUNT);
+        send(&node, COUNT, piece);
     });
-    send(&client, COUNT);
+    send(&client, COUNT, piece);
     let got = receive(&client, COUNT as usize);
     assert_eq!(got, (1..=COUNT).collect::<Vec<u8>>(), "bytes out of order or never written");
     echo.join().unwrap();
@@ -194,7 +194,7 @@ fn ends_are_noticed() {
         let node = Arc::clone(&node);
         thread::spawn(move || node.nudge())
     };
-    send(&client, 2);
+    send(&client, 2, 2);
     client.close();
     // What was written before the end may be read after it: `Pipe::try_read` looks once more.
     let mut got = sleeper.join().unwrap();
@@ -205,8 +205,10 @@ fn ends_are_noticed() {
 
 #[test]
 fn every_byte_arrives_in_order_and_nobody_sleeps_for_ever() {
-    shuttle::check_random(|| bytes_pass(Mistake::None), 4000);
-    shuttle::check_pct(|| bytes_pass(Mistake::None), 3000, 3);
+    for piece in [1, BYTES / 2, BYTES - 1] {
+        shuttle::check_random(move || bytes_pass(Mistake::None, piece), 2000);
+        shuttle::check_pct(move || bytes_pass(Mistake::None, piece), 2000, 3);
+    }
 }
 
 #[test]
@@ -217,17 +219,17 @@ fn an_end_and_a_nudge_wake_the_sleeper() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn a_sleep_that_is_not_announced_is_found() {
-    shuttle::check_random(|| bytes_pass(Mistake::SecretSleep), 4000);
+    shuttle::check_random(|| bytes_pass(Mistake::SecretSleep, 3), 4000);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn room_that_is_not_told_of_is_found() {
-    shuttle::check_random(|| bytes_pass(Mistake::NoRoomTold), 4000);
+    shuttle::check_random(|| bytes_pass(Mistake::NoRoomTold, 2), 4000);
 }
 
 #[test]
 #[should_panic(expected = "never written")]
 fn a_head_that_goes_ahead_is_found() {
-    shuttle::check_random(|| bytes_pass(Mistake::HeadFirst), 4000);
+    shuttle::check_random(|| bytes_pass(Mistake::HeadFirst, 3), 4000);
 }

@@ -60,6 +60,7 @@ pub(super) struct Completion {
     pub(super) bytes: u64,
 }
 
+// SAFETY: the names and types are those of `shim.c`, which is compiled and linked with this crate.
 unsafe extern "C" {
     fn apo_domain_open(
         provider: *const c_char,

@@ -156,21 +156,22 @@ impl<S: Stream> Responder<S> {
 
     fn attach(&self, node: &Node, frame: &Frame<'_>) -> Result<(), Malformed> {
         let key = key_in(frame)?;
-        let mut done = false;
-        match &self.one_sided {
+        let done = match &self.one_sided {
             OneSided::Elsewhere => return Err(NOT_HERE),
             OneSided::Frames => {
                 let opened = node.attach(&key, self.path);
                 let opened = opened.map(|(len, rights, _)| Opened { len, rights });
-                done = opened.is_ok();
                 self.put(Kind::Attached, frame.number, |out| Opened::encode(&opened, out));
+                opened.is_ok()
             }
             #[cfg(feature = "ofi")]
             OneSided::Registered(registrar) => {
+                let mut done = false;
                 let attach = |out: &mut Vec<u8>| done = registrar.attach(node, &key, out);
                 self.put(Kind::Attached, frame.number, attach);
+                done
             }
-        }
+        };
         if !done {
             node.counters.refused.fetch_add(1, Ordering::Relaxed);
         }

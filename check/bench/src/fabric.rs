@@ -165,19 +165,19 @@ fn columns(arguments: &Arguments) -> Vec<(String, String, String)> {
     let path: PathBuf =
         std::env::temp_dir().join(format!("archipelago-fabric-{:016x}", entropy_seed()));
     let text = str::to_owned;
-    let mut columns = vec![
+    let columns = [
         (text("shm"), path.display().to_string(), text("shm")),
         (text("tcp"), text("127.0.0.1:0"), text("tcp (emulated)")),
     ];
     #[cfg(feature = "ofi")]
-    columns.push((
+    let columns = columns.into_iter().chain([(
         format!("ofi:{}", arguments.ofi),
         std::net::SocketAddr::new(arguments.ofi_address, 0).to_string(),
         format!("ofi ({})", arguments.ofi),
-    ));
+    )]);
     #[cfg(not(feature = "ofi"))]
     let _ = arguments;
-    columns
+    columns.into_iter().collect()
 }
 
 fn round(arguments: &Arguments, effort: Effort) -> Result<Round> {

@@ -51,7 +51,15 @@ struct Arguments {
     /// Print a Markdown table.
     #[arg(long)]
     markdown: bool,
-    /// Be the target `shm`, `tcp` or `echo` (for this program's own use).
+    /// libfabric's provider for the column `ofi`, as `fi_info` lists it.
+    #[cfg(feature = "ofi")]
+    #[arg(long, default_value = "tcp;ofi_rxm", value_name = "NAME")]
+    ofi: String,
+    /// The address of the interface that `ofi` uses.
+    #[cfg(feature = "ofi")]
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    ofi_address: std::net::IpAddr,
+    /// Be the target `shm`, `tcp`, `ofi:PROVIDER` or `echo` (for this program's own use).
     #[arg(long, hide = true, num_args = 2, value_names = ["NAME", "ADDRESS"])]
     target: Option<Vec<String>>,
 }
@@ -76,9 +84,18 @@ fn provider(name: &str) -> Result<Box<dyn Provider>> {
     match name {
         "shm" => Ok(Box::new(Shm::new())),
         "tcp" => Ok(Box::new(Tcp::new())),
-        other => Err(Error::invalid(format!("no provider {other}: there are shm and tcp"))),
+        #[cfg(feature = "ofi")]
+        other if other.starts_with("ofi:") => {
+            Ok(Box::new(archipelago_fabric::Ofi::over(&other["ofi:".len()..])))
+        }
+        other => Err(Error::invalid(format!("no provider {other}: there are {PROVIDERS}"))),
     }
 }
+
+#[cfg(feature = "ofi")]
+const PROVIDERS: &str = "shm, tcp and ofi:NAME";
+#[cfg(not(feature = "ofi"))]
+const PROVIDERS: &str = "shm and tcp (ofi:NAME when built with the feature `ofi`)";
 
 fn io(doing: &'static str) -> impl Fn(std::io::Error) -> Error {
     move |source| Error::with_source(ErrorKind::Io, doing, source)
@@ -154,43 +171,103 @@ impl Drop for TargetProcess {
     }
 }
 
-/// What one round measured: raw memory, the bare socket, `shm`, `tcp`.
-type Round = ([f64; 3], f64, Figures, Figures);
+/// What one round measured.
+struct Round {
+    raw: [f64; 3],
+    bare_ns: f64,
+    /// Of each provider, in the order of [`columns`].
+    providers: Vec<Figures>,
+}
 
-fn round(effort: Effort) -> Result<Round> {
-    let figures = |name: &str, address: &str| {
-        let target = TargetProcess::start(name, address)?;
-        measure::provider(&*provider(name)?, &target.invitation()?, effort)
-    };
-    let raw = measure::raw_memory(effort)?;
+/// Where a column's figures come from.
+enum Source {
+    /// A target in a process of its own: the provider's name here, and the target's address.
+    Processes { name: String, address: String },
+    /// Two hosts of a model, in virtual time: the same figures in every round.
+    Model(Model),
+}
+
+/// A provider, and what stands above its figures.
+struct Column {
+    head: String,
+    source: Source,
+}
+
+impl Column {
+    fn processes(head: &str, name: &str, address: String) -> Self {
+        let source = Source::Processes { name: name.to_owned(), address };
+        Self { head: head.to_owned(), source }
+    }
+
+    fn measure(&self, effort: Effort) -> Result<Figures> {
+        match &self.source {
+            Source::Processes { name, address } => {
+                let target = TargetProcess::start(name, address)?;
+                measure::provider(&*provider(name)?, &target.invitation()?, effort)
+            }
+            Source::Model(model) => measure::simulated(model, SIMULATED),
+        }
+    }
+}
+
+/// Of every provider that this program was built with.
+#[cfg_attr(not(feature = "ofi"), expect(unused_variables, reason = "only `ofi` has settings"))]
+fn columns(arguments: &Arguments) -> Vec<Column> {
     let path: PathBuf =
         std::env::temp_dir().join(format!("archipelago-fabric-{:016x}", entropy_seed()));
-    let shm = figures("shm", &path.display().to_string())?;
+    let mut columns = vec![
+        Column::processes("shm", "shm", path.display().to_string()),
+        Column::processes("tcp (emulated)", "tcp", "127.0.0.1:0".to_owned()),
+    ];
+    #[cfg(feature = "ofi")]
+    columns.push(Column::processes(
+        &format!("ofi ({})", arguments.ofi),
+        &format!("ofi:{}", arguments.ofi),
+        std::net::SocketAddr::new(arguments.ofi_address, 0).to_string(),
+    ));
+    let source = Source::Model(Model::CONNECTX3);
+    columns.push(Column { head: "sim (virtual)".to_owned(), source });
+    columns
+}
+
+fn round(arguments: &Arguments, effort: Effort) -> Result<Round> {
+    let raw = measure::raw_memory(effort)?;
     let bare_ns = {
         let echo = TargetProcess::start("echo", "127.0.0.1:0")?;
         measure::bare_socket(&echo.said, effort)?
     };
-    Ok((raw, bare_ns, shm, figures("tcp", "127.0.0.1:0")?))
+    let providers = columns(arguments).into_iter().map(|column| column.measure(effort));
+    Ok(Round { raw, bare_ns, providers: providers.collect::<Result<_>>()? })
 }
 
 /// Rounds take turns, so that what else the machine does hits everybody.
 fn run(arguments: &Arguments) -> Result<()> {
     let effort = Effort { samples: arguments.samples, block: arguments.block };
-    let rounds = (0..arguments.rounds).map(|_| round(effort)).collect::<Result<Vec<Round>>>()?;
-    let raw = [0, 1, 2].map(|at| measure::median(rounds.iter().map(|r| r.0[at]).collect()));
-    let bare_ns = measure::median(rounds.iter().map(|r| r.1).collect());
-    let shm = Figures::median(&rounds.iter().map(|r| r.2).collect::<Vec<_>>());
-    let tcp = Figures::median(&rounds.iter().map(|r| r.3).collect::<Vec<_>>());
-    let ratio = measure::median(rounds.iter().map(|r| r.3.read_small_ns / r.1).collect());
-    let sim = measure::simulated(&Model::CONNECTX3, SIMULATED)?;
-    say(&text(raw, bare_ns, [&shm, &tcp, &sim], arguments.markdown));
+    let rounds = (0..arguments.rounds).map(|_| round(arguments, effort));
+    let rounds = rounds.collect::<Result<Vec<Round>>>()?;
+    let of = |figure: &dyn Fn(&Round) -> f64| measure::median(rounds.iter().map(figure).collect());
+    let raw = [0, 1, 2].map(|at| of(&|round| round.raw[at]));
+    let bare_ns = of(&|round| round.bare_ns);
+    let columns = columns(arguments);
+    let figures: Vec<Figures> = (0..columns.len())
+        .map(|at| Figures::median(&rounds.iter().map(|r| r.providers[at]).collect::<Vec<_>>()))
+        .collect();
+    let heads: Vec<&str> = columns.iter().map(|column| column.head.as_str()).collect();
+    say(&text(raw, bare_ns, &heads, &figures, arguments.markdown));
+    let ratio = of(&|round| round.providers[TCP_COLUMN].read_small_ns / round.bare_ns);
     say(&format!(
         "A READ of 128 B over tcp takes {ratio:.2} of the bare socket's echo of 128 B (median of the rounds' \
          ratios). One-sided operations of tcp are executed by a thread at the target. Figures of sim are virtual: \
          what a model of a ConnectX-3 says, not what was measured (docs/decisions/0012-nic-model.md)."
     ));
+    if cfg!(not(feature = "ofi")) {
+        say("Built without the feature `ofi`: no figures over libfabric.");
+    }
     Ok(())
 }
+
+/// Where `tcp` stands in [`columns`].
+const TCP_COLUMN: usize = 1;
 
 /// In virtual time every sample is as good as any.
 const SIMULATED: Effort = Effort { samples: 101, block: 1 };
@@ -286,8 +363,15 @@ const ROWS: &[(&str, Cell)] = &[
     ("the same, batches of 16", |f| format!("{:.1}", f.packets_batched)),
 ];
 
-fn text(raw: [f64; 3], bare_ns: f64, providers: [&Figures; 3], markdown: bool) -> String {
-    let header = ["median", "raw memory", "bare socket", "shm", "tcp (emulated)", "sim (virtual)"];
+fn text(
+    raw: [f64; 3],
+    bare_ns: f64,
+    heads: &[&str],
+    figures: &[Figures],
+    markdown: bool,
+) -> String {
+    let mut header = vec!["median", "raw memory", "bare socket"];
+    header.extend(heads);
     let mut table = new_table(markdown, &header);
     for (what, of) in ROWS {
         let (of_memory, of_socket) = match *what {
@@ -299,7 +383,7 @@ fn text(raw: [f64; 3], bare_ns: f64, providers: [&Figures; 3], markdown: bool) -
             _ => (String::new(), String::new()),
         };
         let mut row = vec![(*what).to_owned(), of_memory, of_socket];
-        row.extend(providers.iter().map(|figures| of(figures)));
+        row.extend(figures.iter().map(of));
         table.add_row(row);
     }
     align(table, 1)

@@ -5,6 +5,8 @@
 mod conformance;
 mod corpus;
 mod malformed;
+#[cfg(feature = "ofi")]
+mod ofi;
 mod process;
 mod processes;
 mod requests;

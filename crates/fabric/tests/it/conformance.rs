@@ -29,6 +29,7 @@ macro_rules! every_provider {
 every_provider! {
     bytes_written_are_read_at_any_alignment
     operations_of_a_batch_take_effect_in_order
+    a_batch_behind_another_finds_all_of_it
     a_write_that_completed_is_seen_by_the_node_and_by_others
     a_bad_range_is_refused_named_and_touches_nothing
     rights_are_kept
@@ -92,6 +93,28 @@ fn operations_of_a_batch_take_effect_in_order(name: &str) {
         let batch = promise.wait();
         batch.check().unwrap();
         assert_eq!(batch.data(0), (round as u64).to_ne_bytes());
+    }
+}
+
+/// Posted together, of every sort: what a READ reads is neither older than the batch before it nor newer.
+fn a_batch_behind_another_finds_all_of_it(name: &str) {
+    let world = World::new(name);
+    let (link, region) = world.attached();
+    let mut promises = Vec::new();
+    for round in 0..100_u64 {
+        let (mut first, mut second) = (Batch::new(), Batch::new());
+        first.write(region, 8, &(round + 1).to_ne_bytes().repeat(512));
+        first.compare_swap(region, 0, round, round + 1);
+        second.read(region, 0, 8 + 4096);
+        promises.push((link.post(first), link.post(second)));
+    }
+    for (round, (first, second)) in (1_u64..).zip(promises) {
+        let (first, second) = (first.wait(), second.wait());
+        first.check().unwrap();
+        assert_eq!(first.word(1), Some(round - 1));
+        let words =
+            second.data(0).chunks(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
+        assert_eq!(words.filter(|&word| word != round).count(), 0, "round {round}");
     }
 }
 

@@ -12,6 +12,8 @@
 //! process has attached is not given to somebody else until that process has detached or
 //! ended: [`Node::holders`] says who they are; the owner waits for them, or ends them.
 
+#[cfg(feature = "ofi")]
+pub(crate) mod card;
 mod duplicates;
 mod keys;
 mod region;
@@ -146,6 +148,8 @@ pub struct Node {
     /// (link, key's place, key's tag) of everything that is attached from another process.
     holders: Mutex<Vec<(Holder, RegionId, u64)>>,
     links: Mutex<Vec<Weak<dyn LinkEnd>>>,
+    #[cfg(feature = "ofi")]
+    card: Mutex<Option<card::Claim>>,
     pub(crate) counters: Counters,
 }
 
@@ -159,13 +163,26 @@ impl Node {
     /// A node without memory. `epoch` is larger than that of every earlier life of the node; `handler`
     /// answers requests (without one they are refused).
     pub fn new(id: NodeId, epoch: Epoch, handler: Option<Box<dyn Handler>>) -> Result<Arc<Self>> {
+        Self::with_seed(id, epoch, handler, entropy_seed())
+    }
+
+    /// The same, with keys that follow from `seed`: for runs that must repeat, and for nothing else, because who knows the seed
+    /// can guess the keys.
+    pub fn with_seed(
+        id: NodeId,
+        epoch: Epoch,
+        handler: Option<Box<dyn Handler>>,
+        seed: u64,
+    ) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             id,
-            keys: Arc::new(KeyTable::new(epoch, entropy_seed())?),
+            keys: Arc::new(KeyTable::new(epoch, seed)?),
             handler,
             duplicates: Mutex::new(Duplicates::new(CLIENTS_MAX)),
             holders: Mutex::new(Vec::new()),
             links: Mutex::new(Vec::new()),
+            #[cfg(feature = "ofi")]
+            card: Mutex::new(None),
             counters: Counters::default(),
         }))
     }

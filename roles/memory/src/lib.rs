@@ -1,0 +1,15 @@
+//! The memory role: blocks of memory, served to clients by the manager's orders.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`core`] | the protocol, as a state machine |
+//! | [`space`] | the memory behind it: regions of a fabric node |
+//! | [`server`] | threads, links and the clock |
+//!
+//! The node knows no database: it allocates, gives keys, copies and revokes. Layer 5; depends on no other role.
+
+pub mod core;
+
+pub mod space;
+
+

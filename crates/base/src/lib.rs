@@ -14,6 +14,7 @@ pub mod error;
 pub mod ids;
 pub mod metrics;
 pub mod random;
+pub mod simulation;
 pub mod spawn;
 
 pub use error::{Error, ErrorKind, Result};

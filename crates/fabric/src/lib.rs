@@ -9,6 +9,7 @@
 //! | --- | --- | --- |
 //! | [`Shm`] | loads, stores and atomic instructions on mapped memory; no target thread | one host |
 //! | [`Tcp`] | emulated: a thread at the target executes them | any network |
+//! | [`Sim`](sim::Sim) | executed at the virtual time that a model of network cards says | tests, and clusters that nobody has |
 //!
 //! Completions are [`Promise`]s: futures for any executor, and [`Promise::wait`] for threads. The crate has
 //! no runtime. `docs/fabric.md` is the guide, `docs/formats/fabric.md` the wire format, `docs/decisions/0010-fabric-trait.md`
@@ -48,6 +49,7 @@ mod node;
 mod promise;
 mod refusal;
 mod shm;
+pub mod sim;
 mod stream;
 mod tcp;
 pub mod wire;

@@ -159,9 +159,20 @@ impl Node {
     /// A node without memory. `epoch` is larger than that of every earlier life of the node; `handler`
     /// answers requests (without one they are refused).
     pub fn new(id: NodeId, epoch: Epoch, handler: Option<Box<dyn Handler>>) -> Result<Arc<Self>> {
+        Self::with_seed(id, epoch, handler, entropy_seed())
+    }
+
+    /// The same, with keys that follow from `seed`: for runs that must repeat, and for nothing else, because who knows the seed
+    /// can guess the keys.
+    pub fn with_seed(
+        id: NodeId,
+        epoch: Epoch,
+        handler: Option<Box<dyn Handler>>,
+        seed: u64,
+    ) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             id,
-            keys: Arc::new(KeyTable::new(epoch, entropy_seed())?),
+            keys: Arc::new(KeyTable::new(epoch, seed)?),
             handler,
             duplicates: Mutex::new(Duplicates::new(CLIENTS_MAX)),
             holders: Mutex::new(Vec::new()),

@@ -1,4 +1,4 @@
-//! The promises of `Link`, over every provider, within one process.
+//! The promises of `Link`, over every provider, within one process; over `sim`, between two hosts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ macro_rules! every_provider {
     ($($test:ident)*) => {
         mod shm { $(#[test] fn $test() { super::$test("shm"); })* }
         mod tcp { $(#[test] fn $test() { super::$test("tcp"); })* }
+        mod sim { $(#[test] fn $test() { super::$test("sim"); })* }
     };
 }
 
@@ -36,7 +37,17 @@ every_provider! {
     dropped_promises_still_take_effect
     a_batch_is_used_again
     atomics_of_a_cards_region_are_refused
-    threads_share_a_link
+}
+
+// Not over `sim`: virtual time has one thread. Tasks share a link there (`sim.rs`).
+#[test]
+fn threads_share_a_link_of_shm() {
+    threads_share_a_link("shm");
+}
+
+#[test]
+fn threads_share_a_link_of_tcp() {
+    threads_share_a_link("tcp");
 }
 
 fn bytes_written_are_read_at_any_alignment(name: &str) {

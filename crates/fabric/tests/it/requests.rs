@@ -16,6 +16,7 @@ macro_rules! every_provider {
     ($($test:ident)*) => {
         mod shm { $(#[test] fn $test() { super::$test("shm"); })* }
         mod tcp { $(#[test] fn $test() { super::$test("tcp"); })* }
+        mod sim { $(#[test] fn $test() { super::$test("sim"); })* }
     };
 }
 

@@ -1,11 +1,17 @@
 //! A node and links to it, over any provider; and a small executor.
+//!
+//! A world of `sim` has a simulation of its own, with the node on one host and all clients on another. Whoever waits runs
+//! it: a promise's `wait` does by itself; [`until`] and [`block_on`] here run all simulations of their thread.
 
+use std::cell::RefCell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use archipelago_base::Epoch;
+use archipelago_base::simulation::{Host, Life, Scheduler, Simulation};
+use archipelago_fabric::sim::{Faults, Model, Network, Sim};
 use archipelago_fabric::{
     Attached, Batch, Body, Connect, Handler, Link, Listener, Node, NodeId, Outcome, Provider,
     Reason, Region, RemoteKey, Reply, Request, Rights, Session, Shm, Tcp,
@@ -14,6 +20,50 @@ use archipelago_fabric::{
 /// Long enough for a busy machine: a test that needs it all has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
+thread_local! {
+    /// The simulations that this thread's test has made.
+    static SIMULATIONS: RefCell<Vec<Scheduler>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs this thread's simulations for a moment of their time; false if it has none.
+fn run_simulations() -> bool {
+    let all = SIMULATIONS.with_borrow(Clone::clone);
+    for scheduler in &all {
+        scheduler.run_for(Duration::from_micros(50));
+    }
+    !all.is_empty()
+}
+
+/// What a world of `sim` has besides.
+pub(crate) struct Virtual {
+    pub(crate) network: Arc<Network>,
+    pub(crate) node_host: Host,
+    pub(crate) client_host: Host,
+    /// The provider as the node's host sees it.
+    pub(crate) there: Sim,
+    pub(crate) here: Sim,
+    pub(crate) simulation: Simulation,
+}
+
+impl Virtual {
+    pub(crate) fn new(seed: u64, model: &Model) -> Self {
+        let simulation = Simulation::new(seed);
+        SIMULATIONS.with_borrow_mut(|all| all.push(simulation.scheduler()));
+        let network = Network::new(&simulation);
+        let (node_host, client_host) = (simulation.host("node"), simulation.host("client"));
+        let there = network.join(&node_host, model.clone());
+        let here = network.join(&client_host, model.clone());
+        Self { network, node_host, client_host, there, here, simulation }
+    }
+
+    pub(crate) fn faulty(seed: u64, faults: Faults) -> Self {
+        let made = Self::new(seed, &Model::quick());
+        made.network.set_faults(faults);
+        made
+    }
+}
+
+/// A provider between processes: `sim` has none.
 pub(crate) fn provider(name: &str) -> Box<dyn Provider> {
     match name {
         "shm" => Box::new(Shm::new()),
@@ -39,6 +89,11 @@ impl Handler for Backwards {
         match request.body {
             b"drop" => drop(reply),
             b"late" => {
+                let simulation = SIMULATIONS.with_borrow(|all| all.last().cloned());
+                if let Some(scheduler) = simulation {
+                    let soon_ns = scheduler.now_ns() + 100_000;
+                    return scheduler.at(soon_ns, Life::WORLD, move || reply.send(body));
+                }
                 std::thread::Builder::new().spawn(move || reply.send(body)).unwrap();
             }
             _ => reply.send(body),
@@ -55,6 +110,7 @@ pub(crate) struct World {
     // Dropped before the directory that its path lies in.
     pub(crate) listener: Box<dyn Listener>,
     _dir: tempfile::TempDir,
+    pub(crate) virtual_world: Option<Virtual>,
 }
 
 pub(crate) const REGION_BYTES: usize = 1 << 20;
@@ -65,13 +121,30 @@ impl World {
     }
 
     pub(crate) fn with_handler(name: &str, handler: Option<Box<dyn Handler>>) -> Self {
+        if name == "sim" {
+            return Self::simulated(Virtual::new(1, &Model::CONNECTX3), handler);
+        }
         let provider = provider(name);
         let dir = tempfile::tempdir().unwrap();
         let node = Node::new(NodeId(1), Epoch(1), handler).unwrap();
         let region = node.allocate(REGION_BYTES, provider.atomic_path()).unwrap();
         let key = region.grant(Rights::ALL).unwrap();
         let listener = provider.serve(&node, &fresh_address(name, &dir)).unwrap();
-        Self { provider, node, region, key, listener, _dir: dir }
+        Self { provider, node, region, key, listener, _dir: dir, virtual_world: None }
+    }
+
+    pub(crate) fn simulated(made: Virtual, handler: Option<Box<dyn Handler>>) -> Self {
+        let node = made.network.node(NodeId(1), Epoch(1), handler).unwrap();
+        let region = node.allocate(REGION_BYTES, made.there.atomic_path()).unwrap();
+        let key = region.grant(Rights::ALL).unwrap();
+        let listener = made.there.serve(&node, "node").unwrap();
+        let (provider, dir) = (Box::new(made.here.clone()), tempfile::tempdir().unwrap());
+        Self { provider, node, region, key, listener, _dir: dir, virtual_world: Some(made) }
+    }
+
+    /// Of a world of `sim`.
+    pub(crate) fn simulation(&self) -> &Virtual {
+        self.virtual_world.as_ref().unwrap()
     }
 
     pub(crate) fn link(&self) -> Arc<dyn Link> {
@@ -128,7 +201,9 @@ pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let clock = SystemClock::new();
     while !done() {
         assert!(clock.now_ns() < LONG.as_nanos() as u64, "it never came to: {what}");
-        std::thread::yield_now();
+        if !run_simulations() {
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -148,7 +223,11 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     loop {
         match future.as_mut().poll(&mut context) {
             Poll::Ready(value) => return value,
-            Poll::Pending => std::thread::park(),
+            Poll::Pending => {
+                if !run_simulations() {
+                    std::thread::park();
+                }
+            }
         }
     }
 }

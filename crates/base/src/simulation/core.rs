@@ -1,0 +1,519 @@
+//! The queue, the steps, and who owns them.
+//!
+//! What is ready lies in a list from which the seed draws; what is to come lies in a heap by time. Locks: `turn` is held
+//! by whoever runs the simulation, for as long as it runs; `state` for a moment, never over foreign code.
+
+use std::collections::{BinaryHeap, VecDeque};
+use std::fmt;
+use std::future::Future;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::host::{Host, HostId, Hosts, Life};
+use super::task::{Task, TaskId, Tasks, wrap};
+use super::time::{TimerId, Timers};
+use crate::random::Rng;
+
+/// Notes that are kept.
+const NOTES_MAX: usize = 10_000;
+
+/// Something that lives beside the scheduler (a network) and must know of crashes and of the end.
+pub trait PartOf: Send + Sync {
+    /// `host` crashed: its tasks are gone.
+    fn crashed(&self, host: HostId);
+    /// The simulation ends: let go of everything.
+    fn shut(&self);
+}
+
+pub(super) enum Action {
+    Run(Box<dyn FnOnce() + Send>),
+    Poll(TaskId),
+    Timer(TimerId),
+}
+
+struct Entry {
+    at_ns: u64,
+    sequence: u64,
+    life: Life,
+    action: Action,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.sequence == other.sequence
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    /// The heap's largest is the earliest.
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (other.at_ns, other.sequence).cmp(&(self.at_ns, self.sequence))
+    }
+}
+
+pub(super) struct State {
+    pub(super) now_ns: u64,
+    sequence: u64,
+    events: u64,
+    hash: u64,
+    rng: Rng,
+    ready: Vec<Entry>,
+    later: BinaryHeap<Entry>,
+    pub(super) hosts: Hosts,
+    pub(super) tasks: Tasks,
+    pub(super) timers: Timers,
+    parts: Vec<Weak<dyn PartOf>>,
+    notes: Option<VecDeque<String>>,
+    shut: bool,
+}
+
+impl State {
+    pub(super) fn push(&mut self, at_ns: u64, life: Life, action: Action) {
+        self.sequence += 1;
+        let at_ns = at_ns.max(self.now_ns);
+        let entry = Entry { at_ns, sequence: self.sequence, life, action };
+        if at_ns == self.now_ns {
+            self.ready.push(entry);
+        } else {
+            self.later.push(entry);
+        }
+    }
+
+    fn alive(&self, entry: &Entry) -> bool {
+        match entry.action {
+            Action::Timer(timer) => self.timers.armed(timer),
+            Action::Poll(task) => self.tasks.exists(task),
+            Action::Run(_) => self.hosts.is_current(entry.life),
+        }
+    }
+
+    /// The next thing that happens; `Err` is an entry to be dropped without the lock.
+    fn next(&mut self) -> Option<Result<Entry, Entry>> {
+        if self.ready.is_empty() {
+            let first = self.later.pop()?;
+            if !self.alive(&first) {
+                return Some(Err(first));
+            }
+            self.now_ns = first.at_ns;
+            self.ready.push(first);
+            while self.later.peek().is_some_and(|entry| entry.at_ns == self.now_ns) {
+                self.ready.extend(self.later.pop());
+            }
+        }
+        let drawn = match self.ready.len() {
+            1 => 0,
+            count => self.rng.usize(..count),
+        };
+        let entry = self.ready.swap_remove(drawn);
+        if !self.alive(&entry) {
+            return Some(Err(entry));
+        }
+        self.events += 1;
+        let kind = match entry.action {
+            Action::Run(_) => 1,
+            Action::Poll(_) => 2,
+            Action::Timer(_) => 3,
+        };
+        self.mix(self.now_ns);
+        self.mix(entry.sequence << 2 | kind);
+        Some(Ok(entry))
+    }
+
+    fn mix(&mut self, word: u64) {
+        self.hash = (self.hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+pub(super) struct Core {
+    seed: u64,
+    pub(super) state: Mutex<State>,
+    turn: Mutex<()>,
+    /// The thread that has the turn; 0 for none.
+    runner: AtomicU64,
+}
+
+impl Core {
+    pub(super) fn wake(&self, task: TaskId) {
+        let mut state = self.state.lock();
+        let now_ns = state.now_ns;
+        if let Some(life) = state.tasks.life(task) {
+            state.push(now_ns, life, Action::Poll(task));
+        }
+    }
+
+    /// Takes the turn for as long as the guard lives.
+    fn take_turn(&self) -> Turn<'_> {
+        let me = thread_number();
+        assert!(
+            self.runner.load(Ordering::Relaxed) != me,
+            "something that runs in the simulation waits for the simulation: await the promise, do not wait() for it"
+        );
+        let lock = self.turn.lock();
+        self.runner.store(me, Ordering::Relaxed);
+        Turn { core: self, _lock: lock }
+    }
+}
+
+struct Turn<'a> {
+    core: &'a Core,
+    _lock: parking_lot::MutexGuard<'a, ()>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.core.runner.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A number that no other living thread has, not 0.
+fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local!(static MINE: u64 = NEXT.fetch_add(1, Ordering::Relaxed));
+    MINE.with(|mine| *mine)
+}
+
+/// The owner of a run. See the module; what it can do is told at [`Scheduler`].
+pub struct Simulation(Scheduler);
+
+impl Simulation {
+    /// A world at time 0 in which nothing happens yet.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let state = State {
+            now_ns: 0,
+            sequence: 0,
+            events: 0,
+            hash: seed,
+            rng: Rng::with_seed(stream(seed, "order")),
+            ready: Vec::new(),
+            later: BinaryHeap::new(),
+            hosts: Hosts::default(),
+            tasks: Tasks::default(),
+            timers: Timers::default(),
+            parts: Vec::new(),
+            notes: None,
+            shut: false,
+        };
+        let (state, turn) = (Mutex::new(state), Mutex::new(()));
+        Self(Scheduler(Arc::new(Core { seed, state, turn, runner: AtomicU64::new(0) })))
+    }
+
+    /// A handle for others to hold.
+    #[must_use]
+    pub fn scheduler(&self) -> Scheduler {
+        self.0.clone()
+    }
+}
+
+impl Deref for Simulation {
+    type Target = Scheduler;
+
+    fn deref(&self) -> &Scheduler {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Simulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Drop for Simulation {
+    fn drop(&mut self) {
+        let (parts, ready, later, tasks) = {
+            let mut state = self.0.0.state.lock();
+            state.shut = true;
+            let tasks = state.tasks.take_all();
+            let ready = std::mem::take(&mut state.ready);
+            (std::mem::take(&mut state.parts), ready, std::mem::take(&mut state.later), tasks)
+        };
+        drop((ready, later));
+        drop(tasks);
+        for part in parts.iter().filter_map(Weak::upgrade) {
+            part.shut();
+        }
+        // What those left behind when they went.
+        let mut state = self.0.0.state.lock();
+        let rest = (std::mem::take(&mut state.ready), std::mem::take(&mut state.later));
+        drop(state);
+        drop(rest);
+    }
+}
+
+/// A handle of a simulation. Cloned freely; it does not keep tasks alive.
+#[derive(Clone)]
+pub struct Scheduler(pub(super) Arc<Core>);
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Scheduler(seed {})", self.0.seed)
+    }
+}
+
+impl Scheduler {
+    /// What everything follows from.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.0.seed
+    }
+
+    /// A generator of its own for `purpose`, whatever else draws: the same for the same seed and purpose.
+    #[must_use]
+    pub fn rng(&self, purpose: &str) -> Rng {
+        Rng::with_seed(stream(self.0.seed, purpose))
+    }
+
+    /// Virtual nanoseconds since the beginning.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.0.state.lock().now_ns
+    }
+
+    /// Steps that were taken.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.0.state.lock().events
+    }
+
+    /// A hash over all steps and over what was [`record`](Self::record)ed.
+    #[must_use]
+    pub fn trace_hash(&self) -> u64 {
+        self.0.state.lock().hash
+    }
+
+    /// Puts `word` into the trace: an outcome that two runs of one seed must share.
+    pub fn record(&self, word: u64) {
+        self.0.state.lock().mix(word);
+    }
+
+    /// Keeps [`note`](Self::note)s from now on (the last 10,000): for a replay that somebody reads.
+    pub fn keep_notes(&self) {
+        self.0.state.lock().notes.get_or_insert_default();
+    }
+
+    /// Notes what happens, if notes are kept.
+    pub fn note(&self, text: impl FnOnce() -> String) {
+        let now_ns = {
+            let state = self.0.state.lock();
+            if state.notes.is_none() {
+                return;
+            }
+            state.now_ns
+        };
+        let line = format!("{:>16.3} µs  {}", now_ns as f64 / 1000.0, text());
+        if let Some(notes) = &mut self.0.state.lock().notes {
+            if notes.len() == NOTES_MAX {
+                notes.pop_front();
+            }
+            notes.push_back(line);
+        }
+    }
+
+    /// The notes, oldest first.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        self.0.state.lock().notes.iter().flatten().cloned().collect()
+    }
+
+    /// A new host, up.
+    #[must_use]
+    pub fn host(&self, name: &str) -> Host {
+        let id = self.0.state.lock().hosts.add(name);
+        Host::new(self.clone(), id, name)
+    }
+
+    /// Whether `life` is its host's present one, and the host is up.
+    #[must_use]
+    pub fn lives(&self, life: Life) -> bool {
+        self.0.state.lock().hosts.is_current(life)
+    }
+
+    /// Whether `host` is up, in whichever life.
+    #[must_use]
+    pub fn is_up(&self, host: HostId) -> bool {
+        self.0.state.lock().hosts.is_up(host)
+    }
+
+    /// The present life of `host`; of one that is down, the next.
+    #[must_use]
+    pub fn life(&self, host: HostId) -> Life {
+        self.0.state.lock().hosts.life(host)
+    }
+
+    /// `part` is told of crashes and of the end. Not kept alive.
+    pub fn join(&self, part: &Arc<dyn PartOf>) {
+        self.0.state.lock().parts.push(Arc::downgrade(part));
+    }
+
+    /// Starts a task that belongs to no host. `name` stands in messages.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        name: &str,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Task<T> {
+        self.spawn_as(Life::WORLD, name, future)
+    }
+
+    pub(super) fn spawn_as<T: Send + 'static>(
+        &self,
+        life: Life,
+        name: &str,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Task<T> {
+        let (task, future) = wrap(future);
+        let mut state = self.0.state.lock();
+        if state.shut || !state.hosts.is_current(life) {
+            drop(state);
+            drop(future);
+            return task;
+        }
+        let id = state.tasks.add(&self.0, life, name, future);
+        let now_ns = state.now_ns;
+        state.push(now_ns, life, Action::Poll(id));
+        task
+    }
+
+    /// Runs `action` at `at_ns` (now, if that has passed), unless the host whose `life` it belongs to has crashed by then.
+    pub fn at(&self, at_ns: u64, life: Life, action: impl FnOnce() + Send + 'static) {
+        let action = Action::Run(Box::new(action));
+        let mut state = self.0.state.lock();
+        if state.shut {
+            drop(state);
+            drop(action);
+            return;
+        }
+        state.push(at_ns, life, action);
+    }
+
+    /// One step of whoever has the turn; false if nothing is left to happen.
+    fn step(&self) -> bool {
+        let entry = loop {
+            let next = self.0.state.lock().next();
+            match next {
+                None => return false,
+                Some(Ok(entry)) => break entry,
+                Some(Err(over)) => drop(over),
+            }
+        };
+        match entry.action {
+            Action::Run(action) => action(),
+            Action::Poll(task) => self.poll(task),
+            Action::Timer(timer) => {
+                let waker = self.0.state.lock().timers.fire(timer);
+                waker.as_ref().map(Waker::wake_by_ref);
+            }
+        }
+        true
+    }
+
+    fn poll(&self, id: TaskId) {
+        let Some((mut future, waker)) = self.0.state.lock().tasks.take(id) else { return };
+        let ready = future.as_mut().poll(&mut Context::from_waker(&waker)) == Poll::Ready(());
+        let left = {
+            let mut state = self.0.state.lock();
+            if ready {
+                state.tasks.remove(id);
+                Some(future)
+            } else {
+                state.tasks.put_back(id, future)
+            }
+        };
+        drop(left);
+    }
+
+    /// Steps until `done` says so; false if it ends before because nothing is left to happen.
+    pub fn run_until(&self, done: impl Fn() -> bool) -> bool {
+        let _turn = self.0.take_turn();
+        while !done() {
+            if !self.step() {
+                return done();
+            }
+        }
+        true
+    }
+
+    /// Steps until nothing is left to happen.
+    pub fn run(&self) {
+        self.run_until(|| false);
+    }
+
+    /// Steps through all that happens within `duration` from now; the clock then stands at its end.
+    pub fn run_for(&self, duration: Duration) {
+        let end_ns = self.now_ns().saturating_add(duration.as_nanos() as u64);
+        let _turn = self.0.take_turn();
+        loop {
+            let due = {
+                let state = self.0.state.lock();
+                let next_ns = state.later.peek().map_or(u64::MAX, |entry| entry.at_ns);
+                !state.ready.is_empty() || next_ns <= end_ns
+            };
+            if !due || !self.step() {
+                break;
+            }
+        }
+        let mut state = self.0.state.lock();
+        state.now_ns = state.now_ns.max(end_ns);
+    }
+
+    /// Runs until `future` is done.
+    ///
+    /// # Panics
+    ///
+    /// If nothing is left to happen and it is not: with the names of the tasks that wait.
+    pub fn block_on<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> T {
+        let task = self.spawn("main", future);
+        self.run_until(|| task.is_done());
+        match task.take() {
+            Some(Ok(value)) => value,
+            _ => panic!("nothing is left to happen, and these wait: {}", self.waiting().join(", ")),
+        }
+    }
+
+    /// Names of the tasks that have not ended.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<String> {
+        let state = self.0.state.lock();
+        let name = |(life, name): (Life, &str)| match state.hosts.name(life.host) {
+            "" => name.to_owned(),
+            host => format!("{host}/{name}"),
+        };
+        state.tasks.names().map(name).collect()
+    }
+
+    pub(super) fn crash(&self, host: HostId) {
+        let (futures, parts) = {
+            let mut state = self.0.state.lock();
+            if !state.hosts.crash(host) {
+                return;
+            }
+            (state.tasks.take_of(host), state.parts.clone())
+        };
+        self.note(|| format!("{} crashes", self.0.state.lock().hosts.name(host)));
+        drop(futures);
+        for part in parts.iter().filter_map(Weak::upgrade) {
+            part.crashed(host);
+        }
+    }
+}
+
+/// A seed for a generator of its own.
+fn stream(seed: u64, purpose: &str) -> u64 {
+    twox_hash::XxHash3_64::oneshot_with_seed(seed, purpose.as_bytes())
+}

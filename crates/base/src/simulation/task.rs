@@ -1,0 +1,237 @@
+//! Tasks: futures that the scheduler polls, and the handles that wait for what they return.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+
+use parking_lot::Mutex;
+
+use super::core::Core;
+use super::host::{HostId, Life};
+
+pub(super) type Pinned = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A place in the table, and which of its uses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct TaskId {
+    place: u32,
+    generation: u32,
+}
+
+struct Entry {
+    life: Life,
+    name: String,
+    /// `None` while it is polled.
+    future: Option<Pinned>,
+    bell: Arc<Bell>,
+    waker: Waker,
+}
+
+/// Asks for a poll, once until the poll begins.
+struct Bell {
+    core: Weak<Core>,
+    task: TaskId,
+    rung: AtomicBool,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.rung.swap(true, Ordering::Relaxed)
+            && let Some(core) = self.core.upgrade()
+        {
+            core.wake(self.task);
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Tasks {
+    places: Vec<(u32, Option<Entry>)>,
+    free: Vec<u32>,
+}
+
+impl Tasks {
+    pub(super) fn add(
+        &mut self,
+        core: &Arc<Core>,
+        life: Life,
+        name: &str,
+        future: Pinned,
+    ) -> TaskId {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push((0, None));
+            self.places.len() as u32 - 1
+        });
+        let (generation, entry) = &mut self.places[place as usize];
+        let task = TaskId { place, generation: *generation };
+        // The first poll is asked for by whoever adds the task.
+        let bell = Bell { core: Arc::downgrade(core), task, rung: AtomicBool::new(true) };
+        let bell = Arc::new(bell);
+        let waker = Waker::from(Arc::clone(&bell));
+        *entry = Some(Entry { life, name: name.to_owned(), future: Some(future), bell, waker });
+        task
+    }
+
+    fn entry(&mut self, task: TaskId) -> Option<&mut Entry> {
+        let (generation, entry) = self.places.get_mut(task.place as usize)?;
+        entry.as_mut().filter(|_| *generation == task.generation)
+    }
+
+    pub(super) fn exists(&self, task: TaskId) -> bool {
+        let place = self.places.get(task.place as usize);
+        place.is_some_and(|(generation, entry)| *generation == task.generation && entry.is_some())
+    }
+
+    pub(super) fn life(&mut self, task: TaskId) -> Option<Life> {
+        self.entry(task).map(|entry| entry.life)
+    }
+
+    /// Its future, to be polled.
+    pub(super) fn take(&mut self, task: TaskId) -> Option<(Pinned, Waker)> {
+        let entry = self.entry(task)?;
+        let future = entry.future.take()?;
+        entry.bell.rung.store(false, Ordering::Relaxed);
+        Some((future, entry.waker.clone()))
+    }
+
+    /// After a poll; gives the future back if the task is no more.
+    pub(super) fn put_back(&mut self, task: TaskId, future: Pinned) -> Option<Pinned> {
+        match self.entry(task) {
+            Some(entry) => {
+                entry.future = Some(future);
+                None
+            }
+            None => Some(future),
+        }
+    }
+
+    pub(super) fn remove(&mut self, task: TaskId) -> Option<Pinned> {
+        self.entry(task)?;
+        let (generation, entry) = &mut self.places[task.place as usize];
+        *generation = generation.wrapping_add(1);
+        self.free.push(task.place);
+        entry.take().and_then(|entry| entry.future)
+    }
+
+    fn take_where(&mut self, of: impl Fn(&Entry) -> bool) -> Vec<Pinned> {
+        let ids: Vec<TaskId> = (0..self.places.len())
+            .filter(|&place| self.places[place].1.as_ref().is_some_and(&of))
+            .map(|place| TaskId { place: place as u32, generation: self.places[place].0 })
+            .collect();
+        ids.into_iter().filter_map(|task| self.remove(task)).collect()
+    }
+
+    pub(super) fn take_of(&mut self, host: HostId) -> Vec<Pinned> {
+        self.take_where(|entry| entry.life.host == host)
+    }
+
+    pub(super) fn take_all(&mut self) -> Vec<Pinned> {
+        self.take_where(|_| true)
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = (Life, &str)> {
+        let entries = self.places.iter().filter_map(|(_, entry)| entry.as_ref());
+        entries.map(|entry| (entry.life, entry.name.as_str()))
+    }
+}
+
+/// The task ended without a value: its host crashed, or the simulation did end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crashed;
+
+impl fmt::Display for Crashed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the task's host crashed")
+    }
+}
+
+impl std::error::Error for Crashed {}
+
+struct End<T> {
+    outcome: Option<Result<T, Crashed>>,
+    done: bool,
+    waker: Option<Waker>,
+}
+
+/// A task that was started: a future of what it returns. Dropped, the task goes on.
+pub struct Task<T>(Arc<Mutex<End<T>>>);
+
+impl<T> fmt::Debug for Task<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Task(done: {})", self.is_done())
+    }
+}
+
+impl<T> Task<T> {
+    /// Whether it has ended.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.0.lock().done
+    }
+
+    /// What it returned, once.
+    #[must_use]
+    pub fn take(&self) -> Option<Result<T, Crashed>> {
+        self.0.lock().outcome.take()
+    }
+}
+
+impl<T> Future for Task<T> {
+    type Output = Result<T, Crashed>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut end = self.0.lock();
+        if let Some(outcome) = end.outcome.take() {
+            return Poll::Ready(outcome);
+        }
+        assert!(!end.done, "what a task returns is taken once");
+        end.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// Tells the handle that the task ended, however it did.
+struct Tell<T>(Arc<Mutex<End<T>>>);
+
+impl<T> Tell<T> {
+    fn tell(&self, outcome: Result<T, Crashed>) {
+        let waker = {
+            let mut end = self.0.lock();
+            if end.done {
+                return;
+            }
+            end.done = true;
+            end.outcome = Some(outcome);
+            end.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Drop for Tell<T> {
+    fn drop(&mut self) {
+        self.tell(Err(Crashed));
+    }
+}
+
+/// The future as the scheduler keeps it, and its handle.
+pub(super) fn wrap<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> (Task<T>, Pinned) {
+    let end = Arc::new(Mutex::new(End { outcome: None, done: false, waker: None }));
+    let tell = Tell(Arc::clone(&end));
+    let wrapped = async move {
+        let tell = tell;
+        tell.tell(Ok(future.await));
+    };
+    (Task(end), Box::pin(wrapped))
+}

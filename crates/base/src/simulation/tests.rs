@@ -1,0 +1,160 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::*;
+use crate::clock::Clock;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Three tasks that sleep at random and write down who they are; the order and the trace.
+fn race(seed: u64) -> (Vec<u32>, u64) {
+    let simulation = Simulation::new(seed);
+    let order = Arc::new(Mutex::new(Vec::new()));
+    for who in 0..3 {
+        let (scheduler, order) = (simulation.scheduler(), Arc::clone(&order));
+        let mut rng = simulation.rng(&format!("task {who}"));
+        simulation.spawn("racer", async move {
+            for _ in 0..20 {
+                scheduler.sleep(MS * rng.u32(0..3)).await;
+                order.lock().push(who);
+            }
+        });
+    }
+    simulation.run();
+    let order = order.lock().clone();
+    (order, simulation.trace_hash())
+}
+
+#[test]
+fn one_seed_gives_one_run_and_another_seed_another() {
+    assert_eq!(race(5), race(5));
+    let runs: Vec<_> = (0..20).map(race).collect();
+    assert!(runs.iter().any(|run| run.0 != runs[0].0), "the seed decides the order");
+}
+
+#[test]
+fn what_is_ready_at_once_runs_in_every_order() {
+    let first = |seed| {
+        let simulation = Simulation::new(seed);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        for who in 0..3 {
+            let order = Arc::clone(&order);
+            simulation.at(100, Life::WORLD, move || order.lock().push(who));
+        }
+        simulation.run();
+        assert_eq!(simulation.now_ns(), 100);
+        order.lock()[0]
+    };
+    let mut firsts: Vec<i32> = (0..64).map(first).collect();
+    firsts.sort_unstable();
+    firsts.dedup();
+    assert_eq!(firsts, [0, 1, 2]);
+}
+
+#[test]
+fn a_crash_ends_tasks_and_events_of_that_life_only() {
+    let simulation = Simulation::new(1);
+    let (one, two) = (simulation.host("one"), simulation.host("two"));
+    let count = Arc::new(AtomicU64::new(0));
+    let tick = |host: &Host| {
+        let (scheduler, count) = (simulation.scheduler(), Arc::clone(&count));
+        host.spawn("tick", async move {
+            scheduler.sleep(10 * MS).await;
+            count.fetch_add(1, Ordering::Relaxed);
+        })
+    };
+    let (dies, lives) = (tick(&one), tick(&two));
+    let later = Arc::clone(&count);
+    simulation.at(8_000_000, one.life(), move || _ = later.fetch_add(100, Ordering::Relaxed));
+    simulation.run_for(5 * MS);
+    one.crash();
+    assert!(!one.is_up());
+    assert_eq!(one.spawn("too late", async {}).take(), Some(Err(Crashed)));
+    one.restart();
+    let again = tick(&one);
+    simulation.run();
+    assert_eq!(
+        (dies.take(), lives.take(), again.take()),
+        (Some(Err(Crashed)), Some(Ok(())), Some(Ok(())))
+    );
+    assert_eq!(count.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn a_task_may_crash_its_own_host() {
+    let simulation = Simulation::new(1);
+    let host = simulation.host("one");
+    let (me, scheduler) = (host.clone(), simulation.scheduler());
+    let task = host.spawn("suicidal", async move {
+        me.crash();
+        scheduler.sleep(MS).await;
+    });
+    simulation.run();
+    assert_eq!(task.take(), Some(Err(Crashed)));
+    assert_eq!(simulation.now_ns(), 0, "its timer went with it");
+}
+
+#[test]
+fn a_timeout_that_was_not_needed_does_not_move_the_clock() {
+    let simulation = Simulation::new(1);
+    let scheduler = simulation.scheduler();
+    let out = simulation.block_on(async move {
+        let quick = scheduler.timeout(Duration::from_secs(60), scheduler.sleep(MS)).await;
+        let slow = scheduler.timeout(MS, scheduler.sleep(Duration::from_secs(60))).await;
+        (quick, slow)
+    });
+    assert_eq!(out, (Ok(()), Err(TimedOut)));
+    simulation.run();
+    assert_eq!(simulation.now_ns(), 2_000_000);
+}
+
+#[test]
+fn the_clock_of_a_component_is_the_simulations() {
+    let simulation = Simulation::new(1);
+    let clock = simulation.clock();
+    clock.sleep(Duration::from_secs(2));
+    assert_eq!((clock.now_ns(), simulation.now_ns()), (2_000_000_000, 2_000_000_000));
+}
+
+#[test]
+#[should_panic(expected = "await the promise")]
+fn to_wait_for_the_simulation_within_it_is_a_mistake() {
+    let simulation = Simulation::new(1);
+    let scheduler = simulation.scheduler();
+    simulation.block_on(async move { scheduler.run() });
+}
+
+#[test]
+#[should_panic(expected = "these wait: far/lonely, main")]
+fn a_deadlock_names_who_waits() {
+    let simulation = Simulation::new(1);
+    let lonely = simulation.host("far").spawn("lonely", std::future::pending::<()>());
+    simulation.block_on(async move { _ = lonely.await });
+}
+
+#[test]
+fn nothing_is_left_when_the_simulation_ends() {
+    let alive = Arc::new(());
+    let simulation = Simulation::new(1);
+    let (scheduler, held) = (simulation.scheduler(), Arc::clone(&alive));
+    simulation.spawn("holds its own scheduler", async move {
+        scheduler.sleep(MS).await;
+        drop(held);
+    });
+    let (scheduler, held) = (simulation.scheduler(), Arc::clone(&alive));
+    simulation.at(5, Life::WORLD, move || drop((scheduler, held)));
+    drop(simulation);
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
+
+#[test]
+fn notes_are_kept_when_asked_for() {
+    let simulation = Simulation::new(1);
+    simulation.note(|| unreachable!("nobody asked"));
+    simulation.keep_notes();
+    simulation.note(|| "hello".to_owned());
+    assert!(simulation.notes()[0].ends_with("hello"));
+}

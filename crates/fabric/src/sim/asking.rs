@@ -1,0 +1,187 @@
+//! Requests and answers: messages of their own, which are lost, doubled and overtaken. The link asks again when one was
+//! lost; the node knows what it executed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use archipelago_base::simulation::Life;
+
+use super::lane::Way;
+use super::network::Crossing;
+use super::wire::{Number, What, Wire};
+use crate::body::Body;
+use crate::link::{Call, MESSAGE_BYTES_MAX, Session};
+use crate::node::{Answer, Request};
+use crate::promise::{Promise, Slot};
+use crate::refusal::{Reason, Refusal};
+
+/// A request in flight.
+pub(super) struct Asked {
+    number: u64,
+    oldest: u64,
+    retry: bool,
+    /// Its number stays open when nobody knows what came of it.
+    keep: bool,
+    deadline: Duration,
+    body: Body,
+    losses: AtomicU32,
+    slot: Arc<Slot<Answer>>,
+}
+
+impl Asked {
+    pub(super) fn complete(&self, session: &Session, answer: Answer) {
+        let unknown = |refusal: &Refusal| {
+            matches!(refusal.reason, Reason::Full | Reason::Deadline | Reason::Disconnected)
+        };
+        let again = answer.as_ref().is_err_and(unknown);
+        session.completed(self.number, self.keep && again);
+        self.slot.fill(answer);
+    }
+}
+
+impl Wire {
+    pub(super) fn request(self: &Arc<Self>, call: Call<'_>) -> Promise<Answer> {
+        if call.body.len() > MESSAGE_BYTES_MAX {
+            let refusal = Refusal::at(Reason::TooLarge, MESSAGE_BYTES_MAX as u64);
+            return Promise::ready(Err(refusal));
+        }
+        let keep = call.number.is_some();
+        let number = match call.number.map_or_else(|| self.session.begin(), Ok) {
+            Ok(number) => number,
+            Err(refusal) => return Promise::ready(Err(refusal)),
+        };
+        let slot = Slot::new();
+        let asked = Arc::new(Asked {
+            number,
+            oldest: self.session.oldest(),
+            retry: call.retry,
+            keep,
+            deadline: call.deadline,
+            body: Body::copy(call.body),
+            losses: AtomicU32::new(0),
+            slot: Arc::clone(&slot),
+        });
+        let what = What::Request(Arc::clone(&asked));
+        if let Err(refusal) = self.expect(Number::Request(number), Some(call.deadline), what) {
+            self.session.completed(number, keep);
+            return Promise::ready(Err(refusal));
+        }
+        self.ask(&asked);
+        self.promise(slot)
+    }
+
+    /// When a message of `bytes` that `from` sends now leaves.
+    fn leaves_ps(&self, from: Life, bytes: usize) -> u64 {
+        let now_ps = self.network.now_ps();
+        self.network.on(from.host, |machine| {
+            let made_ps = machine.threads.take(now_ps, machine.model.message_ps);
+            let verb_ps = machine.model.outbound.message_ps;
+            machine.outbound.take(made_ps, machine.model.packet_ps(verb_ps, bytes as u64))
+        })
+    }
+
+    /// A message of `bytes` has reached the card of `to`: `then` runs when a thread has received it.
+    fn received(&self, to: Life, bytes: usize, then: impl FnOnce() + Send + 'static) {
+        let now_ps = self.network.now_ps();
+        let received_ps = self.network.on(to.host, |machine| {
+            let verb_ps = machine.model.inbound.message_ps;
+            machine.inbound.take(now_ps, machine.model.packet_ps(verb_ps, bytes as u64))
+        });
+        let network = Arc::clone(&self.network);
+        let thread = move || {
+            let now_ps = network.now_ps();
+            let done_ps = network
+                .on(to.host, |machine| machine.threads.take(now_ps, machine.model.message_ps));
+            if done_ps == now_ps {
+                return then();
+            }
+            network.scheduler.at(done_ps.div_ceil(1000), to, then);
+        };
+        if received_ps == now_ps {
+            return thread();
+        }
+        self.network.scheduler.at(received_ps.div_ceil(1000), to, thread);
+    }
+
+    /// Sends a request, for the first time or again.
+    fn ask(self: &Arc<Self>, asked: &Arc<Asked>) {
+        let bytes = asked.body.len();
+        self.count_packet(bytes as u64);
+        let ready_ps = self.leaves_ps(self.near, bytes);
+        let scheduler = &self.network.scheduler;
+        match self.network.cross(self.near, self.far, ready_ps) {
+            Crossing::Arrives { at_ns, again_ns } => {
+                let at_ns = self.in_turn(Way::There, at_ns);
+                for at_ns in [Some(at_ns), again_ns].into_iter().flatten() {
+                    let (wire, asked) = (Arc::clone(self), Arc::clone(asked));
+                    scheduler.at(at_ns, self.far, move || wire.hear(asked));
+                }
+            }
+            Crossing::Lost => self.ask_again_after(asked.number, ready_ps),
+            Crossing::Reset => self.broken(),
+        }
+    }
+
+    /// The request, or its answer, was lost: the client will ask again.
+    fn ask_again_after(self: &Arc<Self>, number: u64, ready_ps: u64) {
+        let transport = self.network.transport();
+        let wire = Arc::clone(self);
+        let again = move || {
+            let Some(asked) = wire.asked(number) else { return };
+            if asked.losses.fetch_add(1, Ordering::Relaxed) >= transport.tries {
+                return wire.broken();
+            }
+            wire.ask(&asked);
+        };
+        self.network.scheduler.at(ready_ps / 1000 + transport.again_ns, self.near, again);
+    }
+
+    /// The request has reached the node's card.
+    fn hear(self: &Arc<Self>, asked: Arc<Asked>) {
+        let wire = Arc::clone(self);
+        self.received(self.far, asked.body.len(), move || wire.handle(&asked));
+    }
+
+    fn handle(self: &Arc<Self>, asked: &Asked) {
+        if !self.serves() {
+            return;
+        }
+        self.network.scheduler.record(asked.number);
+        let (client, number) = (self.session.client(), asked.number);
+        let request = Request { client, number, deadline: asked.deadline, body: &asked.body };
+        if let Some(answer) = self.node.request(request, asked.oldest, asked.retry) {
+            self.send_answer(number, &answer);
+        }
+    }
+
+    pub(super) fn send_answer(self: &Arc<Self>, number: u64, answer: &Answer) {
+        let scheduler = &self.network.scheduler;
+        if !scheduler.lives(self.far) {
+            return;
+        }
+        let bytes = answer.as_ref().map_or(0, |body| body.len());
+        let ready_ps = self.leaves_ps(self.far, bytes);
+        match self.network.cross(self.far, self.near, ready_ps) {
+            Crossing::Arrives { at_ns, again_ns } => {
+                let at_ns = self.in_turn(Way::Back, at_ns);
+                for at_ns in [Some(at_ns), again_ns].into_iter().flatten() {
+                    let (wire, answer) = (Arc::clone(self), answer.clone());
+                    scheduler.at(at_ns, self.near, move || wire.answered(number, answer));
+                }
+            }
+            Crossing::Lost => self.ask_again_after(number, ready_ps),
+            Crossing::Reset => {}
+        }
+    }
+
+    /// The answer has reached the client's card.
+    fn answered(self: &Arc<Self>, number: u64, answer: Answer) {
+        let (wire, bytes) = (Arc::clone(self), answer.as_ref().map_or(0, |body| body.len()));
+        self.received(self.near, bytes, move || {
+            if let Some(What::Request(asked)) = wire.landed(Number::Request(number)) {
+                asked.complete(&wire.session, answer);
+            }
+        });
+    }
+}

@@ -1,0 +1,137 @@
+//! How a link comes up: a question to the door and its answer, asked again while packets are lost and the deadline has not
+//! passed.
+
+use std::sync::Arc;
+
+use archipelago_base::simulation::{HostId, Life};
+use archipelago_base::{Error, ErrorKind, Result};
+
+use super::Runs;
+use super::network::{Crossing, Door, Network};
+use super::wire::{Parts, SimLink, Wire};
+use crate::link::{Connect, LINKS_MAX, Link};
+use crate::node::LinkEnd;
+use crate::promise::{Promise, Slot};
+use crate::refusal::{Reason, Refusal};
+
+type Outcome = Result<Arc<dyn Link>>;
+
+/// A connection that is being made.
+struct Attempt {
+    network: Arc<Network>,
+    near: Life,
+    host: HostId,
+    to: Connect,
+    deadline_ns: u64,
+    slot: Arc<Slot<Outcome>>,
+}
+
+pub(super) fn connect(network: &Arc<Network>, near: Life, to: Connect) -> Promise<Outcome> {
+    let host = match network.machine_of(&to.address) {
+        Ok(host) => host,
+        Err(error) => return Promise::ready(Err(error)),
+    };
+    let (slot, now_ns) = (Slot::new(), network.scheduler.now_ns());
+    let deadline_ns = now_ns.saturating_add(to.deadline.as_nanos() as u64);
+    let (network, kept) = (Arc::clone(network), Arc::clone(&slot));
+    let driver = Arc::new(Runs(network.scheduler.clone()));
+    ask(Arc::new(Attempt { network, near, host, to, deadline_ns, slot }));
+    Promise::pending(kept, driver)
+}
+
+fn ask(attempt: Arc<Attempt>) {
+    let network = Arc::clone(&attempt.network);
+    // Any life of the machine answers: a connection knows of none before it is made.
+    let far = network.scheduler.life(attempt.host);
+    match network.cross(attempt.near, far, network.now_ps()) {
+        Crossing::Arrives { at_ns, .. } => {
+            // Should the machine crash meanwhile, nobody answers: the client asks again.
+            let lost = Arc::clone(&attempt);
+            let again_ns = at_ns + network.transport().again_ns;
+            network.scheduler.at(at_ns, far, {
+                let attempt = Arc::clone(&attempt);
+                move || knock(&attempt, far)
+            });
+            network.scheduler.at(again_ns, attempt.near, move || {
+                if !lost.slot.is_done() && !lost.network.scheduler.lives(far) {
+                    later(lost);
+                }
+            });
+        }
+        Crossing::Lost | Crossing::Reset => later(attempt),
+    }
+}
+
+/// Asks again after a while, or gives up.
+fn later(attempt: Arc<Attempt>) {
+    let network = Arc::clone(&attempt.network);
+    let at_ns = network.scheduler.now_ns() + network.transport().again_ns;
+    if at_ns < attempt.deadline_ns {
+        return network.scheduler.at(at_ns, attempt.near, move || ask(attempt));
+    }
+    let fail_at_ns = attempt.deadline_ns;
+    network.scheduler.at(fail_at_ns, attempt.near, move || {
+        let what = format!("cannot connect to {}: it does not answer", attempt.to.address);
+        attempt.slot.fill(Err(Error::new(ErrorKind::Io, what)));
+    });
+}
+
+/// The question is at the door.
+fn knock(attempt: &Arc<Attempt>, far: Life) {
+    let (network, to) = (&attempt.network, &attempt.to);
+    let opened = match network.door(&to.address) {
+        None => {
+            let what = format!("cannot connect to {}: nobody listens there", to.address);
+            Err(Error::new(ErrorKind::Io, what))
+        }
+        Some(door) => enter(attempt, far, &door)
+            .map_err(|refusal| refusal.error(format!("cannot link to the node at {}", to.address))),
+    };
+    match network.cross(far, attempt.near, network.now_ps()) {
+        Crossing::Arrives { at_ns, .. } => {
+            let attempt = Arc::clone(attempt);
+            network.scheduler.at(at_ns, attempt.near, move || {
+                if opened.is_ok() {
+                    attempt.to.session.welcomed();
+                }
+                let link = |wire| -> Arc<dyn Link> { Arc::new(SimLink(wire)) };
+                attempt.slot.fill(opened.map(link));
+            });
+        }
+        Crossing::Lost | Crossing::Reset => {
+            if let Ok(wire) = opened {
+                wire.depart();
+            }
+            let attempt = Arc::clone(attempt);
+            let at_ns = network.scheduler.now_ns();
+            network.scheduler.at(at_ns, attempt.near, move || later(attempt));
+        }
+    }
+}
+
+fn enter(attempt: &Attempt, far: Life, door: &Door) -> std::result::Result<Arc<Wire>, Refusal> {
+    let (to, node) = (&attempt.to, &door.node);
+    if to.node.is_some_and(|wanted| wanted != node.id()) {
+        return Err(Reason::WrongNode.into());
+    }
+    if to.epoch.is_some_and(|wanted| wanted != node.epoch()) {
+        return Err(Refusal::at(Reason::StaleEpoch, node.epoch().0));
+    }
+    if attempt.network.links_of(door.number) >= LINKS_MAX {
+        return Err(Refusal::at(Reason::Exhausted, LINKS_MAX as u64));
+    }
+    let wire = Wire::new(Parts {
+        network: Arc::clone(&attempt.network),
+        near: attempt.near,
+        far,
+        door: door.number,
+        node: Arc::clone(node),
+        path: door.path,
+        session: Arc::clone(&to.session),
+        deadline: to.deadline,
+    });
+    let end: Arc<dyn LinkEnd> = Arc::clone(&wire) as Arc<dyn LinkEnd>;
+    let arrival = node.arrive(to.session.client(), &end, to.session.resumed())?;
+    wire.arrived(arrival);
+    Ok(wire)
+}

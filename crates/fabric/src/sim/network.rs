@@ -1,0 +1,341 @@
+//! The network of a simulation: machines and their cards, doors, connections, and what is wrong with the wires.
+//!
+//! Invariants: 1. a packet reaches a machine only in the life that it was sent to; a later life answers with a reset; 2.
+//! the dice of the network are its own, drawn in the order of the steps, so a run follows from its seed; 3. the
+//! network's lock is held for arithmetic alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use archipelago_base::random::Rng;
+use archipelago_base::simulation::{Host, HostId, Life, PartOf, Scheduler};
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use super::Sim;
+use super::model::{Faults, Model, Server, Threads, Transport};
+use super::wire::Wire;
+use crate::ids::{ClientId, NodeId};
+use crate::link::Session;
+use crate::node::{AtomicPath, Handler, LinkEnd, Node};
+use crate::refusal::{Reason, Refusal};
+
+/// A machine's card and threads.
+pub(super) struct Machine {
+    name: String,
+    pub(super) model: Model,
+    pub(super) outbound: Server,
+    pub(super) inbound: Server,
+    pub(super) atomics: Server,
+    pub(super) threads: Threads,
+}
+
+/// A node that listens.
+#[derive(Clone)]
+pub(super) struct Door {
+    pub(super) number: u64,
+    pub(super) life: Life,
+    pub(super) node: Arc<Node>,
+    pub(super) path: AtomicPath,
+}
+
+struct State {
+    rng: Rng,
+    faults: Faults,
+    transport: Transport,
+    machines: BTreeMap<HostId, Machine>,
+    /// (from, to) over which nothing comes.
+    cut: BTreeSet<(HostId, HostId)>,
+    doors: BTreeMap<String, Door>,
+    doors_made: u64,
+    wires: Vec<Weak<Wire>>,
+    wires_made: u32,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Crossing {
+    /// It arrives at this time; a second copy of it at the other, if it is doubled.
+    Arrives { at_ns: u64, again_ns: Option<u64> },
+    /// It does not arrive.
+    Lost,
+    /// It arrives at a later life, which knows nothing of the connection.
+    Reset,
+}
+
+/// See the module. One for a simulation; machines [`join`](Network::join) it.
+pub struct Network {
+    pub(super) scheduler: Scheduler,
+    me: Weak<Network>,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Network({} machines)", self.state.lock().machines.len())
+    }
+}
+
+impl Network {
+    /// A network without machines or faults.
+    #[must_use]
+    pub fn new(scheduler: &Scheduler) -> Arc<Self> {
+        let state = State {
+            rng: scheduler.rng("network"),
+            faults: Faults::default(),
+            transport: Transport::default(),
+            machines: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            doors: BTreeMap::new(),
+            doors_made: 0,
+            wires: Vec::new(),
+            wires_made: 0,
+        };
+        let network = Arc::new_cyclic(|me| Self {
+            scheduler: scheduler.clone(),
+            me: Weak::clone(me),
+            state: Mutex::new(state),
+        });
+        let part: Arc<dyn PartOf> = Arc::clone(&network) as Arc<dyn PartOf>;
+        scheduler.join(&part);
+        network
+    }
+
+    /// Gives `host` a card; the provider as it is seen from there. Joining again changes the model.
+    pub fn join(&self, host: &Host, model: Model) -> Sim {
+        let machine = Machine {
+            name: host.name().to_owned(),
+            outbound: Server::default(),
+            inbound: Server::default(),
+            atomics: Server::default(),
+            threads: Threads::new(model.threads),
+            model,
+        };
+        self.state.lock().machines.insert(host.id(), machine);
+        let network = self.me.upgrade().expect("whoever calls has a reference");
+        Sim::new(network, host.clone())
+    }
+
+    /// A node whose keys follow from the simulation's seed.
+    pub fn node(
+        &self,
+        id: NodeId,
+        epoch: Epoch,
+        handler: Option<Box<dyn Handler>>,
+    ) -> Result<Arc<Node>> {
+        let seed = self.state.lock().rng.u64(..);
+        Node::with_seed(id, epoch, handler, seed)
+    }
+
+    /// A session whose client id follows from the simulation's seed.
+    #[must_use]
+    pub fn session(&self) -> Arc<Session> {
+        Session::new(ClientId(self.state.lock().rng.u64(..)))
+    }
+
+    /// From now on this goes wrong, and nothing else but cuts.
+    pub fn set_faults(&self, faults: Faults) {
+        self.scheduler.note(|| format!("{faults:?}"));
+        self.state.lock().faults = faults;
+    }
+
+    /// How hard connections try from now on.
+    pub fn set_transport(&self, transport: Transport) {
+        self.state.lock().transport = transport;
+    }
+
+    /// From now on nothing that `from` sends reaches `to`. What is on the wire arrives.
+    pub fn cut_one_way(&self, from: &Host, to: &Host) {
+        self.scheduler.note(|| format!("cut: {} → {}", from.name(), to.name()));
+        self.state.lock().cut.insert((from.id(), to.id()));
+    }
+
+    /// From now on nothing passes between the two.
+    pub fn cut(&self, one: &Host, other: &Host) {
+        self.cut_one_way(one, other);
+        self.cut_one_way(other, one);
+    }
+
+    /// Ends what was cut between the two, both ways.
+    pub fn heal(&self, one: &Host, other: &Host) {
+        self.scheduler.note(|| format!("healed: {} and {}", one.name(), other.name()));
+        let mut state = self.state.lock();
+        state.cut.remove(&(one.id(), other.id()));
+        state.cut.remove(&(other.id(), one.id()));
+    }
+
+    /// Ends all cuts.
+    pub fn heal_all(&self) {
+        self.scheduler.note(|| "all healed".to_owned());
+        self.state.lock().cut.clear();
+    }
+
+    // Within the provider.
+
+    pub(super) fn now_ps(&self) -> u64 {
+        self.scheduler.now_ns() * 1000
+    }
+
+    /// Arithmetic on a machine's queues.
+    pub(super) fn on<T>(&self, host: HostId, work: impl FnOnce(&mut Machine) -> T) -> T {
+        let mut state = self.state.lock();
+        let machine = state.machines.get_mut(&host).expect("only machines that joined have links");
+        work(machine)
+    }
+
+    pub(super) fn transport(&self) -> Transport {
+        self.state.lock().transport
+    }
+
+    /// A packet that leaves at `ready_ps`.
+    pub(super) fn cross(&self, from: Life, to: Life, ready_ps: u64) -> Crossing {
+        let lives = self.scheduler.lives(to);
+        let reset = !lives && self.scheduler.is_up(to.host);
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let (loss, cut) = (state.faults.loss, state.cut.contains(&(from.host, to.host)));
+        if cut || (!lives && !reset) || (loss > 0.0 && state.rng.f64() < loss) {
+            return Crossing::Lost;
+        }
+        if reset {
+            return Crossing::Reset;
+        }
+        let latency_ps = state.machines.get(&from.host).map_or(0, |m| m.model.latency_ps);
+        let at_ns = (ready_ps + latency_ps).div_ceil(1000);
+        let delay_ns_max = state.faults.delay_ns_max;
+        let rng = &mut state.rng;
+        let mut late = || if delay_ns_max > 0 { rng.u64(0..=delay_ns_max) } else { 0 };
+        let (first_ns, second_ns) = (at_ns + late(), at_ns + late());
+        let doubled = state.faults.duplicate > 0.0 && state.rng.f64() < state.faults.duplicate;
+        Crossing::Arrives { at_ns: first_ns, again_ns: doubled.then_some(second_ns) }
+    }
+
+    /// Whether packets may overtake each other.
+    pub(super) fn keeps_order(&self) -> bool {
+        self.state.lock().faults.delay_ns_max == 0
+    }
+
+    /// Where an operation of `words` is torn, and how long it takes until its second part.
+    pub(super) fn torn(&self, words: u64) -> Option<(u64, u64)> {
+        let mut state = self.state.lock();
+        let tear = state.faults.tear;
+        if words < 2 || tear == 0.0 || state.rng.f64() >= tear {
+            return None;
+        }
+        let gap_ns_max = state.faults.delay_ns_max.max(1000);
+        Some((state.rng.u64(1..words), state.rng.u64(1..=gap_ns_max)))
+    }
+
+    /// The machine that an address (`name` or `name:anything`) is of.
+    pub(super) fn machine_of(&self, address: &str) -> Result<HostId> {
+        let name = address.split(':').next().unwrap_or(address);
+        let state = self.state.lock();
+        let found = state.machines.iter().find(|(_, machine)| machine.name == name);
+        found.map(|(id, _)| *id).ok_or_else(|| {
+            let what = format!("cannot connect to {address}: no machine {name} is on the network");
+            Error::new(ErrorKind::NotFound, what)
+        })
+    }
+
+    pub(super) fn open_door(
+        &self,
+        address: &str,
+        life: Life,
+        node: &Arc<Node>,
+        path: AtomicPath,
+    ) -> Result<u64> {
+        let mut state = self.state.lock();
+        let taken = state.doors.get(address).is_some_and(|door| self.scheduler.lives(door.life));
+        if taken {
+            let what = format!("another node listens at {address}");
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        state.doors_made += 1;
+        let number = state.doors_made;
+        let door = Door { number, life, node: Arc::clone(node), path };
+        let old = state.doors.insert(address.to_owned(), door);
+        drop(state);
+        drop(old);
+        Ok(number)
+    }
+
+    /// Closes a door and takes its links down.
+    pub(super) fn close_door(&self, address: &str, number: u64) {
+        let (door, wires) = {
+            let mut state = self.state.lock();
+            let mine = state.doors.get(address).is_some_and(|door| door.number == number);
+            let door = if mine { state.doors.remove(address) } else { None };
+            (door, state.wires.clone())
+        };
+        let Some(door) = door.filter(|door| self.scheduler.lives(door.life)) else { return };
+        for wire in wires.iter().filter_map(Weak::upgrade).filter(|wire| wire.door == door.number) {
+            LinkEnd::close(&*wire, Refusal::new(Reason::Disconnected));
+        }
+    }
+
+    pub(super) fn door(&self, address: &str) -> Option<Door> {
+        let state = self.state.lock();
+        state.doors.get(address).filter(|door| self.scheduler.lives(door.life)).cloned()
+    }
+
+    /// Links that a door has.
+    pub(super) fn links_of(&self, door: u64) -> usize {
+        let wires = {
+            let mut state = self.state.lock();
+            state.wires.retain(|wire| wire.strong_count() > 0);
+            state.wires.clone()
+        };
+        let up = |wire: &Arc<Wire>| wire.door == door && wire.serves();
+        wires.iter().filter_map(Weak::upgrade).filter(up).count()
+    }
+
+    /// A number that no other link of this network, and none of another provider, has.
+    pub(super) fn next_wire(&self) -> u32 {
+        let mut state = self.state.lock();
+        state.wires_made += 1;
+        state.wires_made | 1 << 31
+    }
+
+    pub(super) fn add_wire(&self, wire: &Arc<Wire>) {
+        self.state.lock().wires.push(Arc::downgrade(wire));
+    }
+}
+
+impl PartOf for Network {
+    fn crashed(&self, host: HostId) {
+        let (doors, wires, notice_ns) = {
+            let mut state = self.state.lock();
+            let of = |door: &Door| door.life.host == host;
+            let names: Vec<String> = state
+                .doors
+                .iter()
+                .filter(|(_, door)| of(door))
+                .map(|(name, _)| name.clone())
+                .collect();
+            let doors: Vec<_> = names.iter().map(|name| state.doors.remove(name)).collect();
+            (doors, state.wires.clone(), state.transport.notice_ns)
+        };
+        drop(doors);
+        let at_ns = self.scheduler.now_ns() + notice_ns;
+        for wire in wires.iter().filter_map(Weak::upgrade) {
+            if wire.far.host == host {
+                let (life, told) = (wire.near, Arc::clone(&wire));
+                let down = Refusal::new(Reason::Disconnected);
+                self.scheduler.at(at_ns, life, move || told.fail(down));
+            }
+            if wire.near.host == host {
+                let (life, told) = (wire.far, Arc::clone(&wire));
+                self.scheduler.at(at_ns, life, move || told.depart());
+            }
+        }
+    }
+
+    fn shut(&self) {
+        let (doors, wires) = {
+            let mut state = self.state.lock();
+            (std::mem::take(&mut state.doors), std::mem::take(&mut state.wires))
+        };
+        drop((doors, wires));
+    }
+}

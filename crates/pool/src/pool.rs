@@ -498,7 +498,9 @@ impl Shared {
                 life != Some(place.life)
             };
             let links = self.links.lock();
-            let gone: Vec<Place> = links.keys().copied().filter(|place| down(place)).collect();
+            let linked = links.iter().filter(|(_, node)| node.link.is_some());
+            let gone: Vec<Place> =
+                linked.map(|(place, _)| *place).filter(|place| down(place)).collect();
             (gone, membership.is_evicted(), membership.to_release())
         };
         if evicted {
@@ -556,7 +558,9 @@ impl Shared {
         for block in lost {
             detach(&block);
         }
-        if let Some(NodeLink { link: Some(link), .. }) = self.links.lock().remove(&place) {
+        // The session stays: its numbers must not begin again.
+        let link = self.links.lock().get_mut(&place).and_then(|node| node.link.take());
+        if let Some(link) = link {
             link.close();
         }
     }
@@ -596,7 +600,9 @@ impl Shared {
         let peer = Some((place.node, place.life));
         let link = self.endpoints.connect(&endpoints, &session, peer, REQUEST)?;
         let mut links = self.links.lock();
-        let Some(node) = links.get_mut(&place) else {
+        let membership = self.membership.lock();
+        let up = membership.node(place.node).is_some_and(|member| member.life == place.life);
+        let Some(node) = links.get_mut(&place).filter(|_| up) else {
             link.close();
             return Err(Error::busy(format!("memory node {} is not up", place.node)));
         };

@@ -8,6 +8,7 @@
 //! | `rebuild` | what reports say after a start |
 //! | [`decide`] | what is wanted, as pure functions |
 //! | `status` | for people |
+//! | [`desk`] | requests in, answers and orders out |
 //! | `server` | threads, links and the clock |
 //!
 //! Nobody needs it to read or to write; it is asked for new blocks, and it acts when somebody is gone. It stores nothing: after
@@ -15,6 +16,7 @@
 
 mod change;
 pub mod core;
+pub mod desk;
 pub mod decide;
 mod nodes;
 mod rebuild;

@@ -6,12 +6,11 @@
 //! Cost: a memfd and two mappings' worth of page tables per block; a key per block and client.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use archipelago_base::Result;
 use archipelago_fabric::{AtomicPath, Node, Region, RemoteKey, Rights};
 use archipelago_pool::BlockId;
-use parking_lot::Mutex;
 
 /// What the state machine needs done to memory. None of it waits.
 pub trait Space {
@@ -31,26 +30,24 @@ pub trait Space {
     fn release(&mut self, block: BlockId);
 }
 
-/// A copy's region, shared with the thread that fills it.
-pub(crate) type Regions = Arc<Mutex<BTreeMap<BlockId, Arc<Region>>>>;
-
 /// Memory of a fabric node.
 #[derive(Debug)]
 pub struct FabricSpace {
     node: Arc<Node>,
     block_bytes: u64,
-    regions: Regions,
+    regions: BTreeMap<BlockId, Arc<Region>>,
 }
 
 impl FabricSpace {
     /// Blocks of `block_bytes` on `node`.
     #[must_use]
     pub fn new(node: Arc<Node>, block_bytes: u64) -> Self {
-        Self { node, block_bytes, regions: Regions::default() }
+        Self { node, block_bytes, regions: BTreeMap::new() }
     }
 
-    pub(crate) fn regions(&self) -> Regions {
-        Arc::clone(&self.regions)
+    /// A block's memory, not kept alive.
+    pub(crate) fn region(&self, block: BlockId) -> Option<Weak<Region>> {
+        self.regions.get(&block).map(Arc::downgrade)
     }
 }
 
@@ -59,12 +56,12 @@ impl Space for FabricSpace {
         let bytes = usize::try_from(self.block_bytes)
             .map_err(|_| archipelago_base::Error::invalid("a block larger than an address space"))?;
         let region = self.node.allocate(bytes, AtomicPath::Processor)?;
-        self.regions.lock().insert(block, Arc::new(region));
+        self.regions.insert(block, Arc::new(region));
         Ok(())
     }
 
     fn grant(&mut self, block: BlockId, rights: Rights) -> Result<RemoteKey> {
-        let region = self.regions.lock().get(&block).map(Arc::clone);
+        let region = self.regions.get(&block);
         let missing = || archipelago_base::Error::not_found(format!("block {block} has no memory"));
         region.ok_or_else(missing)?.grant(rights)
     }
@@ -78,6 +75,6 @@ impl Space for FabricSpace {
     }
 
     fn release(&mut self, block: BlockId) {
-        self.regions.lock().remove(&block);
+        self.regions.remove(&block);
     }
 }

@@ -179,6 +179,7 @@ impl ClientActor {
                 return;
             }
         }
+        self.state.lock().membership.gave_up();
     }
 
     async fn release(&self, block: BlockId) {

@@ -116,6 +116,7 @@ impl World {
             node_lease: Duration::from_millis(20),
             resend: Duration::from_millis(2),
             fill_max: Duration::from_millis(60),
+            audit: Duration::from_millis(40),
         };
         let join = |name: &str| network.join(&simulation.host(name), Model::quick());
         let manager = (join(MANAGER), None);
@@ -255,7 +256,11 @@ impl World {
         }
     }
 
+    /// The manager goes while every block has a quorum: what it had not acted on yet is not known to the next one.
     fn crash_manager(&mut self) {
+        if !self.keeps_quorums(None) {
+            return;
+        }
         let (sim, actor) = &mut self.manager;
         if actor.take().is_some() {
             self.faults += 1;
@@ -272,7 +277,7 @@ impl World {
         }
     }
 
-    /// Crashes a node, if every block keeps a quorum of the newest configuration that is installed anywhere.
+    /// Crashes a node, if every block keeps a quorum.
     fn crash_node(&mut self) {
         let up: Vec<NodeId> =
             self.nodes.iter().filter(|(_, (_, actor))| actor.is_some()).map(|(n, _)| *n).collect();
@@ -280,28 +285,7 @@ impl World {
             return;
         }
         let node = up[self.rng.usize(..up.len())];
-        let mut newest: BTreeMap<BlockId, Config> = BTreeMap::new();
-        let mut lives = BTreeMap::new();
-        for (id, (_, actor)) in &self.nodes {
-            let Some(actor) = actor else { continue };
-            actor.serving.look(|core| {
-                lives.insert(*id, core.life());
-                for (config, _, installed) in core.copies().filter(|(_, _, installed)| *installed) {
-                    let known = newest.entry(config.block).or_insert_with(|| config.clone());
-                    if installed && config.epoch > known.epoch {
-                        *known = config.clone();
-                    }
-                }
-            });
-        }
-        let safe = newest.values().all(|config| {
-            let stays = config.copies.iter().filter(|copy| {
-                copy.node != node && lives.get(&copy.node) == Some(&copy.life)
-            });
-            let stays: BTreeSet<NodeId> = stays.map(|copy| copy.node).collect();
-            config.is_quorum(&stays)
-        });
-        if !safe {
+        if !self.keeps_quorums(Some(node)) {
             return;
         }
         if let Some((sim, actor)) = self.nodes.get_mut(&node) {
@@ -309,6 +293,33 @@ impl World {
             sim.host().crash();
             *actor = None;
         }
+    }
+
+    /// Whether every block has a quorum on nodes that live, `without` one.
+    fn keeps_quorums(&self, without: Option<NodeId>) -> bool {
+        // The newest that is installed anywhere, and the newest that is being made.
+        let mut newest: BTreeMap<(BlockId, bool), Config> = BTreeMap::new();
+        let mut lives = BTreeMap::new();
+        for (id, (_, actor)) in &self.nodes {
+            let Some(actor) = actor else { continue };
+            actor.serving.look(|core| {
+                lives.insert(*id, core.life());
+                for (config, _, installed) in core.copies() {
+                    let key = (config.block, installed);
+                    let known = newest.entry(key).or_insert_with(|| config.clone());
+                    if config.epoch > known.epoch {
+                        *known = config.clone();
+                    }
+                }
+            });
+        }
+        newest.values().all(|config| {
+            let stays = config.copies.iter().filter(|copy| {
+                Some(copy.node) != without && lives.get(&copy.node) == Some(&copy.life)
+            });
+            let stays: BTreeSet<NodeId> = stays.map(|copy| copy.node).collect();
+            config.is_quorum(&stays)
+        })
     }
 
     /// Everything comes back and is left alone.

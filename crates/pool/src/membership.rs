@@ -45,6 +45,8 @@ pub struct Membership {
     changes: Vec<Owned>,
     renew_ns: u64,
     next_request: u64,
+    /// Requests to allocate that are neither answered nor given up: their blocks are not adopted.
+    asking: u32,
 }
 
 impl Membership {
@@ -68,6 +70,7 @@ impl Membership {
             changes: Vec::new(),
             renew_ns: 0,
             next_request: 1,
+            asking: 0,
         }
     }
 
@@ -117,8 +120,12 @@ impl Membership {
         self.owned.keys().copied()
     }
 
-    /// What changed since the last call.
+    /// What changed since the last call. While a request to allocate is under way nothing is told: the list of blocks may have
+    /// been faster than the answer.
     pub fn take_changes(&mut self) -> Vec<Owned> {
+        if self.asking > 0 {
+            return Vec::new();
+        }
         std::mem::take(&mut self.changes)
     }
 
@@ -193,15 +200,22 @@ impl Membership {
         });
     }
 
-    /// A number for a request to allocate.
+    /// A number for a request to allocate, which ends with [`Membership::allocated`] or [`Membership::gave_up`].
     pub fn next_request(&mut self) -> u64 {
+        self.asking += 1;
         let request = self.next_request;
         self.next_request += 1;
         request
     }
 
+    /// A request to allocate was refused, or nobody knows what came of it. Should there be a block after all it is told as adopted.
+    pub fn gave_up(&mut self) {
+        self.asking = self.asking.saturating_sub(1);
+    }
+
     /// A block was allocated for this client.
     pub fn allocated(&mut self, block: BlockId, epoch: Epoch) {
+        self.asking = self.asking.saturating_sub(1);
         self.released.remove(&block);
         if self.owned.insert(block, epoch).is_none() {
             return;

@@ -245,19 +245,13 @@ impl Pool {
         let shared = &self.shared;
         let request = shared.membership.lock().next_request();
         let message = Message::Allocate { client: shared.client, request, sharing, copies };
-        let until_ns = shared.deadline_ns();
-        loop {
-            match shared.ask_manager(&message, until_ns)? {
-                Message::Located { config } => {
-                    shared.membership.lock().allocated(config.block, config.epoch);
-                    return Ok(config.block);
-                }
-                Message::Refuse { refused } => {
-                    shared.refused(refused, until_ns, "a new block")?;
-                }
-                other => return Err(unexpected(&other)),
-            }
+        let allocated = shared.allocate(&message);
+        let mut membership = shared.membership.lock();
+        match &allocated {
+            Ok(config) => membership.allocated(config.block, config.epoch),
+            Err(_) => membership.gave_up(),
         }
+        allocated.map(|config| config.block)
     }
 
     /// Gives a block up in which nothing is referenced any more. Its memory is freed after a lease.
@@ -453,6 +447,17 @@ impl Shared {
     }
 
     // The manager.
+
+    fn allocate(&self, message: &Message) -> Result<Config> {
+        let until_ns = self.deadline_ns();
+        loop {
+            match self.ask_manager(message, until_ns)? {
+                Message::Located { config } => return Ok(config),
+                Message::Refuse { refused } => self.refused(refused, until_ns, "a new block")?,
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
 
     fn manager(&self) -> Result<Arc<dyn Link>> {
         let mut manager = self.manager.lock();

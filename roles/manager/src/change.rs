@@ -192,8 +192,15 @@ impl ManagerCore {
             .copied()
             .filter(|place| change.filled.contains(&place.node) || (there(place) && !late))
             .collect();
-        let gone = change.add.len() - going.len();
-        if gone > 0 {
+        let gone: Vec<Place> =
+            change.add.iter().copied().filter(|place| !going.contains(place)).collect();
+        if !gone.is_empty() {
+            let epoch = change.epoch;
+            for place in gone {
+                self.dropping
+                    .insert((place.node, block.config.block), (place.life, epoch, false));
+            }
+            let Some(change) = &block.change else { return Next::Wait };
             block.grow_ns = now_ns + (self.terms.lease * GROW_LEASES).as_nanos() as u64;
             if change.kept.is_empty() {
                 return self.replace(now_ns, block, &going);
@@ -245,9 +252,12 @@ impl ManagerCore {
         };
         if owner != old {
             block.config.request = 0;
-            if let Some(info) = owner.and_then(|client| self.clients.get_mut(&client)) {
-                info.owned += 1;
-            }
+        }
+        // Also of a block that was asked for: the answer may be lost, and the asker have given up.
+        if (owner != old || block.config.copies.is_empty())
+            && let Some(info) = owner.and_then(|client| self.clients.get_mut(&client))
+        {
+            info.owned += 1;
         }
         block.config.owner = owner;
         block.config.epoch = change.epoch;
@@ -412,6 +422,11 @@ impl ManagerCore {
                     && !change.filled.contains(&node)
                 {
                     let keeps = |place: &Place| place.node != node;
+                    // It may have been made after all, by a message that came twice.
+                    let of = change.add.iter().copied().filter(|place| !keeps(place));
+                    for place in of {
+                        self.dropping.insert((node, id), (place.life, change.epoch, false));
+                    }
                     let going: Vec<Place> = change.add.iter().copied().filter(keeps).collect();
                     change.add = going.clone();
                     block.grow_ns = now_ns + lease_ns;

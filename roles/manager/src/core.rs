@@ -54,6 +54,8 @@ pub struct Terms {
     pub resend: Duration,
     /// A new copy that takes longer is tried elsewhere.
     pub fill_max: Duration,
+    /// Nodes are asked so often what they hold: copies that nobody counts any more are given up.
+    pub audit: Duration,
 }
 
 impl Default for Terms {
@@ -64,6 +66,7 @@ impl Default for Terms {
             node_lease: Duration::from_secs(1),
             resend: Duration::from_millis(20),
             fill_max: Duration::from_secs(20),
+            audit: Duration::from_secs(10),
         }
     }
 }
@@ -88,6 +91,9 @@ pub(crate) struct NodeInfo {
     pub(crate) claimed: bool,
     /// Whether clients are told that it is up: it has nothing more that it must give up.
     pub(crate) announced: bool,
+    /// Whether it is asked what it holds though it has said so before.
+    pub(crate) auditing: bool,
+    pub(crate) audited_ns: u64,
     pub(crate) cursor: Option<BlockId>,
     pub(crate) seen: BTreeSet<BlockId>,
     /// The members' version that told of its silence.

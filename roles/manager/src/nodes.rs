@@ -50,6 +50,7 @@ impl ManagerCore {
             info.up = true;
             info.claimed = false;
             info.announced = false;
+            info.auditing = false;
             info.cursor = None;
             info.seen.clear();
             info.endpoints.clone_from(endpoints);
@@ -81,6 +82,7 @@ impl ManagerCore {
 
     pub(crate) fn watch_nodes(&mut self, now_ns: u64, resend: bool) {
         let lease_ns = self.terms.node_lease.as_nanos() as u64;
+        let audit_ns = self.terms.audit.as_nanos() as u64;
         let (term, view, actions) = (self.term, &mut self.view, &mut self.actions);
         for (node, info) in &mut self.nodes {
             if info.up && now_ns.saturating_sub(info.heard_ns) > lease_ns {
@@ -94,9 +96,16 @@ impl ManagerCore {
             if !info.up || !resend {
                 continue;
             }
-            if !info.claimed {
+            if info.claimed && !info.auditing && now_ns.saturating_sub(info.audited_ns) > audit_ns {
+                info.auditing = true;
+                info.cursor = None;
+                info.seen.clear();
+            }
+            if !info.claimed || info.auditing {
                 let message = Message::Claim { term, after: info.cursor };
                 actions.push(Action::Send { node: *node, message });
+            }
+            if !info.claimed {
                 continue;
             }
             for client in &info.fences {
@@ -132,7 +141,7 @@ impl ManagerCore {
     ) {
         let Message::Report { life, copies, freed, clients, more, .. } = answer else { return };
         let Some(info) = self.nodes.get_mut(&node) else { return };
-        if info.life != *life || !info.up || info.claimed || info.cursor != after {
+        if info.life != *life || !info.up || info.cursor != after || (info.claimed && !info.auditing) {
             return;
         }
         info.seen.extend(copies.iter().map(|copy| copy.config.block));
@@ -152,10 +161,18 @@ impl ManagerCore {
             self.meet(now_ns, node, *client);
         }
         let Some(info) = self.nodes.get_mut(&node) else { return };
+        let audited = std::mem::take(&mut info.auditing);
+        info.audited_ns = now_ns;
         info.claimed = true;
         let seen = std::mem::take(&mut info.seen);
         let place = Place { node, life: *life };
-        for (id, block) in &mut self.blocks {
+        for (id, records) in &mut self.reports {
+            if !seen.contains(id) {
+                records.remove(&node);
+            }
+        }
+        // In an audit a copy that is missing may have come since it began.
+        for (id, block) in self.blocks.iter_mut().filter(|_| !audited) {
             if block.config.has(place) && !seen.contains(id) {
                 block.lost.insert(node);
                 block.installed.remove(&node);
@@ -202,7 +219,11 @@ impl ManagerCore {
             self.conflicts += 1;
             return;
         }
+        let audit = self.nodes.get(&place.node).is_some_and(|info| info.auditing);
         if block.config.has(place) {
+            if audit {
+                return;
+            }
             block.promised = block.promised.max(report.promised);
             let serves = report.installed && report.config.epoch == current;
             if serves {
@@ -251,6 +272,8 @@ impl NodeInfo {
             up: false,
             claimed: false,
             announced: false,
+            auditing: false,
+            audited_ns: 0,
             cursor: None,
             seen: std::collections::BTreeSet::new(),
             gone_view: 0,

@@ -98,6 +98,9 @@ impl ManagerCore {
                 self.dropping.insert((*node, id), (*life, block.promised, false));
             }
         }
+        if let Some(info) = block.config.owner.and_then(|client| self.clients.get_mut(&client)) {
+            info.owned += 1;
+        }
         self.blocks.insert(id, block);
         self.advance(now_ns, id, false);
     }

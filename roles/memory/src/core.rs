@@ -337,6 +337,10 @@ impl MemoryCore {
             self.give_up(space, block);
         }
         let left = self.limits.blocks_max.saturating_sub(self.blocks_used());
+        let freed = self.freed.iter().find(|freed| freed.block == block);
+        if let Some(freed) = freed.filter(|freed| freed.epoch >= epoch) {
+            return Err(Refused::at(Why::OldEpoch, freed.epoch.0));
+        }
         if self.dropping.iter().any(|dropping| dropping.block == block) {
             return Err(Why::NotReady.into());
         }

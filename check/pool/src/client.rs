@@ -9,7 +9,7 @@ use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, Scheduler};
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Batch, ClientId, Reason, Rights, Session};
-use archipelago_pool::wire::{Message, Purpose};
+use archipelago_pool::wire::{Message, Purpose, Why};
 use archipelago_pool::{BlockId, Config, Membership, OpenBlock, OpenCopy, Place, Sharing};
 use parking_lot::Mutex;
 
@@ -102,7 +102,9 @@ impl ClientActor {
             let again = self.state.lock().membership.to_release();
             for message in again {
                 let Message::Release { block, .. } = message else { continue };
-                if let Some(Message::Refuse { .. }) = self.manager.ask(&message).await {
+                if let Some(Message::Refuse { refused }) = self.manager.ask(&message).await
+                    && matches!(refused.why, Why::UnknownBlock | Why::NotOwner)
+                {
                     self.state.lock().membership.released(block);
                 }
             }
@@ -133,7 +135,9 @@ impl ClientActor {
             stays
         });
         state.lines.retain(|place, _| up(place));
-        let _changes = state.membership.take_changes();
+        for change in state.membership.take_changes() {
+            self.note(|| format!("{change:?}"));
+        }
     }
 
     async fn work(&self, mut rng: Rng) {
@@ -175,6 +179,7 @@ impl ClientActor {
             if let Some(Message::Located { config }) = self.manager.ask(&message).await {
                 let mut state = self.state.lock();
                 state.membership.allocated(config.block, config.epoch);
+                self.note(|| format!("has a new block {} by {request}", config.block));
                 self.known.lock().insert(config.block);
                 return;
             }
@@ -186,6 +191,7 @@ impl ClientActor {
         let message = self.state.lock().membership.release(block);
         let Some(message) = message else { return };
         self.known.lock().remove(&block);
+        self.note(|| format!("releases {block}"));
         self.state.lock().open.remove(&block);
         let _answer = self.manager.ask(&message).await;
     }
@@ -273,6 +279,7 @@ impl ClientActor {
         if let Some(open) = known.filter(writable) {
             return Some(open);
         }
+        let view = self.state.lock().membership.view();
         let Some(Message::Located { config }) =
             self.manager.ask(&Message::Locate { block }).await
         else {
@@ -294,7 +301,7 @@ impl ClientActor {
             let node = state.membership.node(copy.place.node);
             node.is_some_and(|node| node.life == copy.place.life)
         };
-        if !copies.iter().all(up) {
+        if !copies.iter().all(up) || state.membership.view() != view {
             return None;
         }
         if afresh && copies.len() == config.copies.len() {

@@ -399,19 +399,19 @@ impl World {
         let desk = self.manager.1.as_ref().map(|actor| Arc::clone(&actor.desk));
         let status = desk.and_then(|desk| {
             let now_ns = self.simulation.now_ns();
-            desk.look(|core| (core.status(now_ns), core.lost(), core.conflicts()))
+            desk.look(|core| (core.status(now_ns), core.lost()))
         });
-        let Some((status, lost, conflicts)) = status else {
+        let Some((status, lost)) = status else {
             return self.oracle.violation("there is no manager".to_owned());
         };
-        if lost + conflicts > 0 {
-            self.oracle.violation(format!("{lost} blocks lost, {conflicts} conflicts"));
+        if lost > 0 {
+            self.oracle.violation(format!("{lost} blocks lost"));
         }
         for block in &status.blocks {
             if !ready.contains_key(&block.config.block) {
                 self.oracle.violation(format!(
-                    "block {} is not ready: {:?}, waits for {:?}",
-                    block.config.block, block.state, block.waits_for
+                    "block {} is not ready: {:?}, waits for {:?}; {:?}",
+                    block.config.block, block.state, block.waits_for, block.config
                 ));
             }
         }
@@ -436,7 +436,10 @@ impl World {
             for (config, whole, installed) in &copies {
                 let good = ready.get(&config.block) == Some(config) && *whole && *installed;
                 if !good {
-                    let what = format!("leaked: a copy of {} on node {node}", config.block);
+                    let what = format!(
+                        "leaked: a copy of {} on node {node}, whole {whole}, installed {installed}: {config:?}",
+                        config.block
+                    );
                     self.oracle.violation(what);
                 }
             }

@@ -17,6 +17,18 @@ pub struct Endpoints {
     tcp: Tcp,
 }
 
+/// An endpoint as a person writes it: `HOST:PORT` alone is TCP. Invalid if it is neither that nor an endpoint.
+pub fn endpoint(text: &str) -> Result<String> {
+    let whole = if text.starts_with("shm:") || text.starts_with("tcp:") {
+        text.to_owned()
+    } else {
+        format!("tcp:{text}")
+    };
+    split(&whole).map(|_| whole.clone()).map_err(|_| {
+        Error::invalid(format!("{text:?} is no address: it must be HOST:PORT or shm:PATH"))
+    })
+}
+
 /// A kind and what stands behind it.
 fn split(endpoint: &str) -> Result<(&str, &str)> {
     match endpoint.split_once(':') {
@@ -83,6 +95,13 @@ impl Endpoints {
 #[cfg(test)]
 mod tests {
     use super::split;
+
+    #[test]
+    fn people_leave_out_the_kind() {
+        assert_eq!(super::endpoint("localhost:7700").ok().as_deref(), Some("tcp:localhost:7700"));
+        assert_eq!(super::endpoint("shm:/run/a").ok().as_deref(), Some("shm:/run/a"));
+        assert!(super::endpoint("localhost").is_err());
+    }
 
     #[test]
     fn endpoints_are_read_and_others_refused_with_the_form() {

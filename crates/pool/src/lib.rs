@@ -19,13 +19,15 @@ mod address;
 mod config;
 mod endpoint;
 mod heap;
+mod line;
 mod membership;
 mod pool;
 pub mod wire;
 
 pub use address::{Address, BlockId, NUMBERS_MAX, Packing};
 pub use config::{Config, Place, Sharing, copier};
-pub use endpoint::Endpoints;
+pub use endpoint::{Endpoints, endpoint};
+pub use line::Line;
 pub use heap::{Heap, HeapStats, Piece};
 pub use membership::{Membership, Owned};
 pub use pool::{OpenBlock, OpenCopy, Pool, PoolOptions, Writing};

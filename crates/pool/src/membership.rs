@@ -104,6 +104,13 @@ impl Membership {
         self.block_bytes
     }
 
+    /// The version of the members that is known. What was asked for under another one says nothing about copies: a node may have
+    /// been left behind, and have come back, meanwhile.
+    #[must_use]
+    pub fn view(&self) -> u64 {
+        self.view
+    }
+
     /// A node, if it is up.
     #[must_use]
     pub fn node(&self, node: NodeId) -> Option<&Member> {

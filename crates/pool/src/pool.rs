@@ -27,13 +27,14 @@ use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use archipelago_fabric::{
-    Attached, Batch, Call, ClientId, Link, NodeId, Promise, Reason, Refusal, Rights, Session,
+    Attached, Batch, ClientId, Link, NodeId, Promise, Reason, Refusal, Rights, Session,
 };
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::address::{Address, BlockId};
 use crate::config::{Config, Place, Sharing};
 use crate::endpoint::Endpoints;
+use crate::line::{Line, ask};
 use crate::membership::{Membership, Owned};
 use crate::wire::{Message, PoolStatus, Purpose, Refused, Why};
 
@@ -141,10 +142,9 @@ struct Shared {
     options: PoolOptions,
     clock: Arc<dyn Clock>,
     client: ClientId,
-    endpoints: Endpoints,
+    endpoints: Arc<Endpoints>,
     membership: Mutex<Membership>,
-    manager: Mutex<Option<Arc<dyn Link>>>,
-    manager_session: Arc<Session>,
+    manager: Line,
     links: Mutex<HashMap<Place, NodeLink>>,
     open: RwLock<HashMap<BlockId, Arc<OpenBlock>>>,
     /// Blocks with operations of unknown outcome.
@@ -174,14 +174,15 @@ impl Pool {
     /// Joins the cluster. Busy if the manager does not answer in time.
     pub fn join(options: PoolOptions) -> Result<Self> {
         let client = ClientId(entropy_seed());
+        let endpoints = Arc::new(Endpoints::new());
+        let manager = Line::new(&endpoints, options.manager.clone(), client, None);
         let shared = Arc::new(Shared {
             membership: Mutex::new(Membership::new(client, options.label)),
             options,
             clock: SystemClock::shared(),
             client,
-            endpoints: Endpoints::new(),
-            manager: Mutex::new(None),
-            manager_session: Session::new(client),
+            endpoints,
+            manager,
             links: Mutex::new(HashMap::new()),
             open: RwLock::new(HashMap::new()),
             afresh: Mutex::new(HashSet::new()),
@@ -364,17 +365,6 @@ fn unexpected(message: &Message) -> Error {
     Error::new(ErrorKind::Unsupported, what)
 }
 
-/// Asks over a link and reads the answer. `Err(None)`: the link is of no use any more.
-fn ask(link: &dyn Link, message: &Message) -> Result<Message, Option<Refusal>> {
-    match link.request(Call::new(&message.encode(), REQUEST)).wait() {
-        Ok(body) => Message::decode(&body).map_err(|_| Some(Reason::Protocol.into())),
-        Err(refusal) => match refusal.reason {
-            Reason::Full | Reason::Unanswered | Reason::TooLarge => Err(Some(refusal)),
-            _ => Err(None),
-        },
-    }
-}
-
 impl Shared {
     fn deadline_ns(&self) -> u64 {
         self.clock.now_ns() + self.options.patience.as_nanos() as u64
@@ -459,33 +449,14 @@ impl Shared {
         }
     }
 
-    fn manager(&self) -> Result<Arc<dyn Link>> {
-        let mut manager = self.manager.lock();
-        if let Some(link) = manager.as_ref().filter(|link| link.closed().is_none()) {
-            return Ok(Arc::clone(link));
-        }
-        let ways = &self.options.manager;
-        let link = self.endpoints.connect(ways, &self.manager_session, None, REQUEST)?;
-        *manager = Some(Arc::clone(&link));
-        Ok(link)
-    }
-
     fn ask_manager(&self, message: &Message, until_ns: u64) -> Result<Message> {
         loop {
-            let failed = match self.manager() {
-                Ok(link) => match ask(&*link, message) {
-                    Ok(answer) => return Ok(answer),
-                    Err(Some(refusal)) => refusal.error("the manager"),
-                    Err(None) => {
-                        link.close();
-                        Error::busy("the manager does not answer")
-                    }
-                },
-                Err(error) => error,
+            let failed = match self.manager.ask(message, REQUEST) {
+                Ok(answer) => return Ok(answer),
+                Err(failed) => failed,
             };
             if self.clock.now_ns() >= until_ns {
-                let where_is = self.options.manager.join(", ");
-                return Err(failed.context_at(format!("the manager at {where_is}")));
+                return Err(failed.context_at("the manager"));
             }
             self.clock.sleep(PAUSE);
         }
@@ -627,6 +598,7 @@ impl Shared {
     /// Opens a block until at least `need` copies, or all, answer.
     fn open_anew(&self, block: BlockId, until_ns: u64, need: usize) -> Result<Arc<OpenBlock>> {
         loop {
+            let view = self.membership.lock().view();
             let config = match self.ask_manager(&Message::Locate { block }, until_ns)? {
                 Message::Located { config } => config,
                 Message::Refuse { refused } => {
@@ -644,11 +616,19 @@ impl Shared {
                 return Err(Refused::from(Why::NotOwner).error(what));
             }
             if copies.len() >= need {
+                // Under this lock renewals take out what stands on nodes that are gone: nothing slips in behind them.
+                let mut blocks = self.open.write();
+                if self.membership.lock().view() != view {
+                    drop(blocks);
+                    detach(&OpenBlock { config, copies });
+                    continue;
+                }
                 if afresh && copies.len() == config.copies.len() {
                     self.afresh.lock().remove(&block);
                 }
                 let open = Arc::new(OpenBlock { config, copies });
-                let old = self.open.write().insert(block, Arc::clone(&open));
+                let old = blocks.insert(block, Arc::clone(&open));
+                drop(blocks);
                 if let Some(old) = old {
                     detach(&old);
                 }
@@ -685,7 +665,7 @@ impl Shared {
         let link = self.link(place)?;
         let purpose = if afresh { Purpose::Afresh } else { Purpose::Use };
         let message = Message::Open { client: self.client, block, epoch, purpose };
-        let key = match ask(&*link, &message) {
+        let key = match ask(&*link, &message, REQUEST) {
             Ok(Message::Opened { key, .. }) => key,
             Ok(Message::Refuse { refused }) => {
                 if refused.why == Why::Evicted {

@@ -259,6 +259,13 @@ impl ManagerCore {
         {
             info.owned += 1;
         }
+        for copy in &block.config.copies {
+            let stays = change.kept.contains(copy) || change.add.contains(copy);
+            if !stays && self.place_is(block, *copy) != PlaceIs::Lost {
+                let order = (copy.life, change.epoch, false);
+                self.dropping.insert((copy.node, block.config.block), order);
+            }
+        }
         block.config.owner = owner;
         block.config.epoch = change.epoch;
         block.config.copies = change.kept.into_iter().chain(change.add).collect();

@@ -177,7 +177,6 @@ pub struct ManagerCore {
     pub(crate) epochs: u64,
     next_number: u32,
     pub(crate) lost: u64,
-    pub(crate) conflicts: u64,
     resent_ns: u64,
     pub(crate) actions: Vec<Action>,
 }
@@ -209,7 +208,6 @@ impl ManagerCore {
             epochs: term,
             next_number: number % NUMBERS_MAX,
             lost: 0,
-            conflicts: 0,
             resent_ns: now_ns,
             actions: Vec::new(),
         }
@@ -248,12 +246,6 @@ impl ManagerCore {
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
-    }
-
-    /// Reports that contradict what this manager knows: never, unless nodes were wrongly forgotten.
-    #[must_use]
-    pub fn conflicts(&self) -> u64 {
-        self.conflicts
     }
 
     /// Where a node is reached, in the life that is known.
@@ -413,7 +405,8 @@ impl ManagerCore {
         let version = self.clients.get(&client).map_or(0, |info| info.owned);
         let blocks = (owned != version && self.is_active()).then(|| {
             let mine = self.blocks.values().filter(|block| block.config.owner == Some(client));
-            mine.filter(|block| block.free_ns.is_none())
+            // One that is being made may come to nothing.
+            mine.filter(|block| block.free_ns.is_none() && !block.config.copies.is_empty())
                 .map(|block| BlockAt { block: block.config.block, epoch: block.config.epoch })
                 .collect()
         });

@@ -21,6 +21,7 @@ pub mod decide;
 mod nodes;
 mod rebuild;
 
+mod server;
 mod status;
 
-
+pub use server::{ManagerServer, ManagerSettings};

@@ -214,17 +214,14 @@ impl ManagerCore {
             return;
         };
         let current = block.config.epoch;
-        if report.installed && report.config.epoch > current {
-            tracing::error!(block = %id, node = %place.node, "a copy is newer than its block");
-            self.conflicts += 1;
-            return;
-        }
+        // A copy with a newer configuration than the one that a quorum confirmed: its installation did not end, nobody used it.
+        let known = current.max(report.config.epoch).max(report.promised);
         let audit = self.nodes.get(&place.node).is_some_and(|info| info.auditing);
         if block.config.has(place) {
             if audit {
                 return;
             }
-            block.promised = block.promised.max(report.promised);
+            block.promised = block.promised.max(report.promised).max(report.config.epoch);
             let serves = report.installed && report.config.epoch == current;
             if serves {
                 block.installed.insert(place.node);
@@ -237,7 +234,7 @@ impl ManagerCore {
                 block.lost.insert(place.node);
             }
         } else if !block.takes(place) {
-            self.dropping.insert((place.node, id), (place.life, current, false));
+            self.dropping.insert((place.node, id), (place.life, known, false));
         }
     }
 

@@ -178,6 +178,15 @@ impl MemoryCore {
         self.copies.values().map(|copy| (&copy.config, copy.whole, copy.installed))
     }
 
+    /// Revoked keys by which a process still has memory mapped that something waits for.
+    pub fn held(&self, space: &dyn Space) -> Vec<RemoteKey> {
+        let copies = self.copies.values().flat_map(|copy| &copy.draining);
+        let dropping = self.dropping.iter().flat_map(|dropping| &dropping.keys);
+        let fencing = self.fencing.iter().map(|given| &given.key);
+        let keys = copies.chain(dropping).chain(fencing);
+        keys.filter(|key| space.is_held(key)).copied().collect()
+    }
+
     /// Clients with a valid key that may change `block`; for checks.
     pub fn writers(&self, block: BlockId) -> Vec<ClientId> {
         let given = self.copies.get(&block).map_or(&[][..], |copy| &copy.keys);

@@ -12,6 +12,7 @@
 pub mod core;
 pub mod serving;
 
+mod server;
 pub mod space;
 
-
+pub use server::{MemoryServer, MemorySettings};

@@ -8,7 +8,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use archipelago_base::{Epoch, Result};
-use archipelago_fabric::{ClientId, Handler, Node, NodeId, Region, Reply, Request};
+use archipelago_fabric::{
+    ClientId, Handler, Node, NodeId, Region, RemoteKey, Reply, Request,
+};
 use archipelago_pool::wire::{Message, Why};
 use parking_lot::{Condvar, Mutex};
 
@@ -125,6 +127,13 @@ impl Serving {
         if let Some(State { core, space, .. }) = self.state.lock().as_mut() {
             core.on_copied(space, order, arrived);
         }
+    }
+
+    /// Revoked keys by which some process still has memory mapped.
+    pub fn held(&self) -> Option<Vec<RemoteKey>> {
+        let state = self.state.lock();
+        let State { core, space, .. } = state.as_ref()?;
+        Some(core.held(space))
     }
 
     /// Looks at the state machine, for statistics and checks.

@@ -32,5 +32,7 @@ pub use heap::{Heap, HeapStats, Piece};
 pub use membership::{Membership, Owned};
 pub use pool::{OpenBlock, OpenCopy, Pool, PoolOptions, Writing};
 
+pub use archipelago_fabric::{ClientId, NodeId};
+
 /// Bytes of a block unless a node is told otherwise.
 pub const BLOCK_BYTES: u64 = 16 << 20;

@@ -122,19 +122,16 @@ impl ClientActor {
         let mut state = self.state.lock();
         let state = &mut *state;
         state.membership.on_renewed(sent_ns, answer);
-        let membership = &state.membership;
-        let up = |place: &Place| {
-            membership.node(place.node).is_some_and(|member| member.life == place.life)
-        };
+        let left = state.membership.take_left();
         let (open, afresh) = (&mut state.open, &mut state.afresh);
         open.retain(|block, open| {
-            let stays = open.copies.iter().all(|copy| up(&copy.place));
+            let stays = open.copies.iter().all(|copy| !left.contains(&copy.place));
             if !stays {
                 afresh.insert(*block);
             }
             stays
         });
-        state.lines.retain(|place, _| up(place));
+        state.lines.retain(|place, _| !left.contains(place));
         for change in state.membership.take_changes() {
             self.note(|| format!("{change:?}"));
         }

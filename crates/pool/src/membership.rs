@@ -12,6 +12,7 @@ use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
 
 use crate::address::BlockId;
+use crate::config::Place;
 use crate::wire::{BlockAt, Member, Message, Why};
 
 /// Renewals per lease.
@@ -43,6 +44,7 @@ pub struct Membership {
     owned: BTreeMap<BlockId, Epoch>,
     released: BTreeSet<BlockId>,
     changes: Vec<Owned>,
+    left: Vec<Place>,
     renew_ns: u64,
     next_request: u64,
     /// Requests to allocate that are neither answered nor given up: their blocks are not adopted.
@@ -68,6 +70,7 @@ impl Membership {
             owned: BTreeMap::new(),
             released: BTreeSet::new(),
             changes: Vec::new(),
+            left: Vec::new(),
             renew_ns: 0,
             next_request: 1,
             asking: 0,
@@ -171,9 +174,7 @@ impl Membership {
                     self.block_bytes = *block_bytes;
                 }
                 if let Some(members) = members.as_ref().filter(|_| *view > self.view) {
-                    self.view = *view;
-                    self.members =
-                        members.iter().map(|member| (member.node, member.clone())).collect();
+                    self.take_members(*view, members);
                 }
                 if let Some(blocks) = blocks.as_ref().filter(|_| *owned > self.owned_version) {
                     self.owned_version = *owned;
@@ -188,6 +189,27 @@ impl Membership {
     /// Somebody else said that it was taken for dead.
     pub fn evict(&mut self) {
         self.evicted = true;
+    }
+
+    fn take_members(&mut self, view: u64, members: &[Member]) {
+        let known = std::mem::replace(&mut self.view, view);
+        let now: BTreeMap<NodeId, Member> =
+            members.iter().map(|member| (member.node, member.clone())).collect();
+        let before = std::mem::replace(&mut self.members, now);
+        for (node, member) in before {
+            let now = self.members.get(&node);
+            let stays =
+                now.is_some_and(|now| now.up && now.life == member.life && now.since <= known);
+            if !stays {
+                self.left.push(Place { node, life: member.life });
+            }
+        }
+    }
+
+    /// Nodes of which nothing may stay in use, since the last call: they were not up at some time since. To be acted upon before
+    /// the next renewal.
+    pub fn take_left(&mut self) -> Vec<Place> {
+        std::mem::take(&mut self.left)
     }
 
     fn take_owned(&mut self, blocks: &[BlockAt], as_of: Epoch) {

@@ -469,14 +469,7 @@ impl Shared {
         let (gone, evicted, again) = {
             let mut membership = self.membership.lock();
             membership.on_renewed(sent_ns, &answer);
-            let down = |place: &Place| {
-                let life = membership.node(place.node).map(|member| member.life);
-                life != Some(place.life)
-            };
-            let links = self.links.lock();
-            let linked = links.iter().filter(|(_, node)| node.link.is_some());
-            let gone: Vec<Place> =
-                linked.map(|(place, _)| *place).filter(|place| down(place)).collect();
+            let gone = membership.take_left();
             (gone, membership.is_evicted(), membership.to_release())
         };
         if evicted {

@@ -112,6 +112,12 @@ impl ManagerCore {
             let message = Message::Located { config: block.config.clone() };
             self.actions.push(Action::Answer { ticket, message });
         }
+        // The answer may be lost, and the asker have given up: then the list tells.
+        if !std::mem::replace(&mut block.used, true)
+            && let Some(info) = block.config.owner.and_then(|client| self.clients.get_mut(&client))
+        {
+            info.owned += 1;
+        }
         Next::Wait
     }
 
@@ -253,8 +259,7 @@ impl ManagerCore {
         if owner != old {
             block.config.request = 0;
         }
-        // Also of a block that was asked for: the answer may be lost, and the asker have given up.
-        if (owner != old || block.config.copies.is_empty())
+        if owner != old
             && let Some(info) = owner.and_then(|client| self.clients.get_mut(&client))
         {
             info.owned += 1;
@@ -288,8 +293,10 @@ impl ManagerCore {
 
     /// Every copy is gone.
     fn lose(&mut self, block: &mut Block) -> Next {
-        tracing::error!(block = %block.config.block, "every copy of a block was lost");
-        self.lost += 1;
+        if block.used {
+            tracing::error!(block = %block.config.block, "every copy of a block was lost");
+            self.lost += 1;
+        }
         if let Some(info) = block.config.owner.and_then(|client| self.clients.get_mut(&client)) {
             info.owned += 1;
         }

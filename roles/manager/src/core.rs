@@ -91,6 +91,8 @@ pub(crate) struct NodeInfo {
     pub(crate) claimed: bool,
     /// Whether clients are told that it is up: it has nothing more that it must give up.
     pub(crate) announced: bool,
+    /// The members' version since which it is.
+    pub(crate) since: u64,
     /// Whether it is asked what it holds though it has said so before.
     pub(crate) auditing: bool,
     pub(crate) audited_ns: u64,
@@ -128,6 +130,8 @@ pub(crate) struct Block {
     pub(crate) free_ns: Option<u64>,
     /// Not given another copy before.
     pub(crate) grow_ns: u64,
+    /// Whether it was ready once: somebody may have written to it.
+    pub(crate) used: bool,
     /// Requests that wait for it.
     pub(crate) tickets: Vec<u64>,
 }
@@ -398,6 +402,7 @@ impl ManagerCore {
                     node: *node,
                     life: info.life,
                     up: info.announced,
+                    since: info.since,
                     endpoints: info.endpoints.clone(),
                 })
                 .collect()
@@ -406,7 +411,7 @@ impl ManagerCore {
         let blocks = (owned != version && self.is_active()).then(|| {
             let mine = self.blocks.values().filter(|block| block.config.owner == Some(client));
             // One that is being made may come to nothing.
-            mine.filter(|block| block.free_ns.is_none() && !block.config.copies.is_empty())
+            mine.filter(|block| block.free_ns.is_none() && block.used)
                 .map(|block| BlockAt { block: block.config.block, epoch: block.config.epoch })
                 .collect()
         });
@@ -521,6 +526,7 @@ impl ManagerCore {
             change: Some(change),
             free_ns: None,
             grow_ns: 0,
+            used: false,
             tickets: vec![ticket],
         };
         self.blocks.insert(id, block);

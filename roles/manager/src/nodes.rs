@@ -3,7 +3,7 @@
 use archipelago_base::Epoch;
 use archipelago_fabric::NodeId;
 use archipelago_pool::wire::{CopyReport, Message, Refused, Why};
-use archipelago_pool::{BlockId, Place, copier};
+use archipelago_pool::{BlockId, Place};
 
 use crate::core::{Action, ManagerCore, NodeInfo, Phase};
 
@@ -118,6 +118,7 @@ impl ManagerCore {
             if info.up && info.claimed && !info.announced && !stale() {
                 info.announced = true;
                 self.view += 1;
+                info.since = self.view;
             }
         }
         if resend {
@@ -184,12 +185,6 @@ impl ManagerCore {
 
     /// A node says that this client has keys.
     fn meet(&mut self, now_ns: u64, node: NodeId, client: archipelago_fabric::ClientId) {
-        // Nodes that copy are no clients.
-        let is_node =
-            self.nodes.iter().any(|(id, info)| copier(*id, info.life) == client);
-        if is_node {
-            return;
-        }
         if self.dead.contains(&client) {
             if let Some(info) = self.nodes.get_mut(&node) {
                 info.fences.insert(client);
@@ -269,6 +264,7 @@ impl NodeInfo {
             up: false,
             claimed: false,
             announced: false,
+            since: 0,
             auditing: false,
             audited_ns: 0,
             cursor: None,

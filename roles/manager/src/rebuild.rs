@@ -70,6 +70,7 @@ impl ManagerCore {
             change: None,
             free_ns: None,
             grow_ns: 0,
+            used: true,
             tickets: Vec::new(),
             config,
         };

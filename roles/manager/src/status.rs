@@ -21,6 +21,7 @@ impl ManagerCore {
                 node: *node,
                 life: info.life,
                 up: info.up,
+                since: info.since,
                 endpoints: info.endpoints.clone(),
             },
             block_bytes: info.block_bytes,

@@ -36,6 +36,8 @@ const FENCED_MAX: usize = 1 << 16;
 struct Given {
     client: ClientId,
     key: RemoteKey,
+    /// To a node that copies: no client, and not told to a manager as one.
+    copying: bool,
 }
 
 #[derive(Debug)]
@@ -292,7 +294,8 @@ impl MemoryCore {
         let (mut freed, mut clients) = (Vec::new(), BTreeSet::new());
         if !more {
             freed.extend(self.freed.iter().copied());
-            clients.extend(self.copies.values().flat_map(|copy| &copy.keys).map(|key| key.client));
+            let given = self.copies.values().flat_map(|copy| &copy.keys);
+            clients.extend(given.filter(|given| !given.copying).map(|given| given.client));
         }
         let clients = clients.into_iter().collect();
         Message::Report { node: self.node, life: self.life, copies, freed, clients, more }
@@ -492,7 +495,7 @@ impl MemoryCore {
             return Ok(Message::Opened { epoch, key: given.key });
         }
         let key = space.grant(block, rights).map_err(|_| Refused::from(Why::NoKeys))?;
-        copy.keys.push(Given { client, key });
+        copy.keys.push(Given { client, key, copying });
         Ok(Message::Opened { epoch, key })
     }
 }

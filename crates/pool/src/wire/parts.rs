@@ -18,10 +18,13 @@ pub struct Member {
     pub life: Epoch,
     /// Whether it is heard of. A client that was told no keeps nothing of that node in use.
     pub up: bool,
+    /// The members' version since which it is. A client that knew an earlier one keeps nothing of that node either: it may have
+    /// been left behind in between.
+    pub since: u64,
     /// Where it is reached: `tcp:HOST:PORT`, `shm:PATH`.
     pub endpoints: Vec<String>,
 }
-wire_struct!(Member { node, life, up, endpoints });
+wire_struct!(Member { node, life, up, since, endpoints });
 
 /// A block at an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,9 @@ use std::time::Duration;
 use archipelago_base::Epoch;
 use archipelago_base::simulation::{Host, Scheduler};
 use archipelago_fabric::sim::{Network, Sim};
-use archipelago_fabric::{Batch, Call, ClientId, Connect, Link, Listener, NodeId, Provider, Session};
+use archipelago_fabric::{
+    Batch, Call, ClientId, Connect, Link, Listener, NodeId, Provider, Session,
+};
 use archipelago_manager::core::{ManagerCore, Terms};
 use archipelago_manager::desk::Desk;
 use archipelago_memory::core::{Limits, Sabotage};
@@ -167,7 +169,7 @@ pub(crate) fn start_manager(
     let host = sim.host().clone();
     let scheduler: &Scheduler = host.scheduler();
     let now_ns = scheduler.now_ns();
-    let term = now_ns / 1_000_000 << 16 | (random & 0xffff);
+    let term = (now_ns / 1_000_000) << 16 | (random & 0xffff);
     let me = ClientId(random);
     let core = ManagerCore::new(me, term, (random >> 32) as u32, terms, now_ns);
     let (desk, door) = Desk::new(core, scheduler.clock());

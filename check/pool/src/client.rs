@@ -211,7 +211,9 @@ impl ClientActor {
             let mine = *number.get_or_insert_with(|| self.oracle.begin(word));
             match open.post_write(at * 8, &mine.to_le_bytes()).await {
                 Ok(()) => {
-                    self.note(|| format!("{mine} in word {at} of {block} at {}", open.config.epoch));
+                    self.note(|| {
+                        format!("{mine} in word {at} of {block} at {}", open.config.epoch)
+                    });
                     return self.oracle.acknowledge(word, mine);
                 }
                 Err(refusal) => {
@@ -277,8 +279,7 @@ impl ClientActor {
             return Some(open);
         }
         let view = self.state.lock().membership.view();
-        let Some(Message::Located { config }) =
-            self.manager.ask(&Message::Locate { block }).await
+        let Some(Message::Located { config }) = self.manager.ask(&Message::Locate { block }).await
         else {
             return None;
         };

@@ -70,7 +70,9 @@ fn main() -> ExitCode {
         if !outcome.violations.is_empty() {
             failed += 1;
             println!("seed {seed}: {}", outcome.violations.join("\n    "));
-            println!("    repeat: cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace");
+            println!(
+                "    repeat: cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace"
+            );
         }
     }
     println!(

@@ -299,12 +299,14 @@ impl World {
     fn keeps_quorums(&self, without: Option<NodeId>) -> bool {
         // The newest that is installed anywhere, and the newest that is being made.
         let mut newest: BTreeMap<(BlockId, bool), Config> = BTreeMap::new();
-        let mut lives = BTreeMap::new();
+        let mut there: BTreeSet<(BlockId, NodeId, Epoch)> = BTreeSet::new();
         for (id, (_, actor)) in &self.nodes {
             let Some(actor) = actor else { continue };
             actor.serving.look(|core| {
-                lives.insert(*id, core.life());
-                for (config, _, installed) in core.copies() {
+                for (config, whole, installed) in core.copies() {
+                    if whole {
+                        there.insert((config.block, *id, core.life()));
+                    }
                     let key = (config.block, installed);
                     let known = newest.entry(key).or_insert_with(|| config.clone());
                     if config.epoch > known.epoch {
@@ -315,7 +317,7 @@ impl World {
         }
         newest.values().all(|config| {
             let stays = config.copies.iter().filter(|copy| {
-                Some(copy.node) != without && lives.get(&copy.node) == Some(&copy.life)
+                Some(copy.node) != without && there.contains(&(config.block, copy.node, copy.life))
             });
             let stays: BTreeSet<NodeId> = stays.map(|copy| copy.node).collect();
             config.is_quorum(&stays)
@@ -451,7 +453,8 @@ impl World {
         for config in ready.values() {
             for copy in &config.copies {
                 let actor = self.nodes.get(&copy.node).and_then(|(_, actor)| actor.as_ref());
-                let Some(region) = actor.and_then(|actor| actor.serving.region(config.block)) else {
+                let Some(region) = actor.and_then(|actor| actor.serving.region(config.block))
+                else {
                     let what = format!("no copy of {} on node {}", config.block, copy.node);
                     self.oracle.violation(what);
                     continue;
@@ -478,7 +481,8 @@ impl World {
         for (block, clients) in &owners {
             let said = ready.get(block).and_then(|config| config.owner);
             if clients.len() > 1 || said != clients.first().copied() {
-                self.oracle.violation(format!("{clients:?} own {block}, the manager says {said:?}"));
+                self.oracle
+                    .violation(format!("{clients:?} own {block}, the manager says {said:?}"));
             }
         }
         for config in ready.values() {

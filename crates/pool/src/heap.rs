@@ -164,8 +164,8 @@ impl Heap {
         self.settle(now_ns);
         let class = class_of(units);
         let bytes = (units_of(class) * UNIT).min(self.block_bytes);
-        let taken = self.from_list(class).or_else(|| self.from_end(bytes));
-        let taken = taken.or_else(|| self.from_larger(class, bytes));
+        let taken = self.take_listed(class).or_else(|| self.take_end(bytes));
+        let taken = taken.or_else(|| self.take_larger(class, bytes));
         Ok(taken.map(|address| {
             self.used_bytes += bytes;
             if let Some(used) = self.blocks.get_mut(&address.block) {
@@ -264,11 +264,11 @@ impl Heap {
         }
     }
 
-    fn from_list(&mut self, class: usize) -> Option<Address> {
+    fn take_listed(&mut self, class: usize) -> Option<Address> {
         self.free[class].pop()
     }
 
-    fn from_end(&mut self, bytes: u64) -> Option<Address> {
+    fn take_end(&mut self, bytes: u64) -> Option<Address> {
         while let Some(&block) = self.open.last() {
             let used = self.blocks.get_mut(&block)?;
             let offset = used.end;
@@ -286,7 +286,7 @@ impl Heap {
         None
     }
 
-    fn from_larger(&mut self, class: usize, bytes: u64) -> Option<Address> {
+    fn take_larger(&mut self, class: usize, bytes: u64) -> Option<Address> {
         let larger = (class..self.free.len()).find(|larger| !self.free[*larger].is_empty())?;
         let address = self.free[larger].pop()?;
         let whole = units_of(larger) * UNIT;

@@ -27,8 +27,8 @@ pub mod wire;
 pub use address::{Address, BlockId, NUMBERS_MAX, Packing};
 pub use config::{Config, Place, Sharing, copier};
 pub use endpoint::{Endpoints, endpoint};
-pub use line::Line;
 pub use heap::{Heap, HeapStats, Piece};
+pub use line::Line;
 pub use membership::{Membership, Owned};
 pub use pool::{OpenBlock, OpenCopy, Pool, PoolOptions, Writing};
 

@@ -162,7 +162,16 @@ impl Membership {
     /// The answer to a renewal that was sent at `sent_ns`.
     pub fn on_renewed(&mut self, sent_ns: u64, answer: &Message) {
         match answer {
-            Message::Renewed { term, lease_ms, block_bytes, view, members, owned, blocks, as_of } => {
+            Message::Renewed {
+                term,
+                lease_ms,
+                block_bytes,
+                view,
+                members,
+                owned,
+                blocks,
+                as_of,
+            } => {
                 if *term < self.term {
                     return;
                 }
@@ -255,9 +264,7 @@ impl Membership {
 
     /// This client gives a block up; the request to the manager, to be repeated until it is answered.
     pub fn release(&mut self, block: BlockId) -> Option<Message> {
-        if self.owned.remove(&block).is_none() {
-            return None;
-        }
+        self.owned.remove(&block)?;
         self.released.insert(block);
         Some(Message::Release { client: self.client, block })
     }

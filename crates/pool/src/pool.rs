@@ -426,9 +426,8 @@ impl Shared {
     /// Forgets an open block, whatever it is now or if it is still `open`.
     fn forget(&self, block: BlockId, open: Option<&OpenBlock>) {
         let mut blocks = self.open.write();
-        let same = |known: &Arc<OpenBlock>| {
-            open.is_none_or(|open| std::ptr::eq(Arc::as_ptr(known), open))
-        };
+        let same =
+            |known: &Arc<OpenBlock>| open.is_none_or(|open| std::ptr::eq(Arc::as_ptr(known), open));
         let gone = if blocks.get(&block).is_some_and(same) { blocks.remove(&block) } else { None };
         drop(blocks);
         if let Some(gone) = gone {
@@ -535,8 +534,7 @@ impl Shared {
     }
 
     fn close(&self) {
-        let open: Vec<Arc<OpenBlock>> =
-            self.open.write().drain().map(|(_, block)| block).collect();
+        let open: Vec<Arc<OpenBlock>> = self.open.write().drain().map(|(_, block)| block).collect();
         for block in open {
             detach(&block);
         }

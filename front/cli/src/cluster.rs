@@ -121,9 +121,8 @@ struct Part {
 impl Part {
     /// Starts `archipelago node ...` and waits until it says where it listens, behind `before`.
     fn start(name: &str, args: &[&str], before: &str) -> Result<Self> {
-        let fail = |source| {
-            Error::with_source(ErrorKind::Io, format!("cannot start {name}"), source)
-        };
+        let fail =
+            |source| Error::with_source(ErrorKind::Io, format!("cannot start {name}"), source);
         let program = std::env::current_exe().map_err(fail)?;
         let mut child = Command::new(program)
             .arg("node")
@@ -235,6 +234,9 @@ fn up(args: &UpArgs) -> Result<()> {
         }
         all
     })?;
+    for part in parts.borrow_mut().iter_mut() {
+        part.look();
+    }
     println!("Stopping");
     drop(parts);
     println!("Stopped");

@@ -16,8 +16,9 @@ const UNITS: &[(&str, u64)] = &[
 
 /// Bytes that `text` names. Powers of 1024; a number alone is bytes.
 pub(crate) fn parse(text: &str) -> Result<u64> {
-    let wrong =
-        || Error::invalid(format!("{text:?} is no size: write bytes, or a number with KiB, MiB, GiB"));
+    let wrong = || {
+        Error::invalid(format!("{text:?} is no size: write bytes, or a number with KiB, MiB, GiB"))
+    };
     let trimmed = text.trim();
     let unit = UNITS.iter().find(|(unit, _)| trimmed.ends_with(unit));
     let (digits, factor) = match unit {
@@ -33,7 +34,9 @@ pub(crate) fn show(bytes: u64) -> String {
     let unit = UNITS[..4].iter().rev().find(|(_, factor)| bytes >= *factor);
     match unit {
         None => format!("{bytes} B"),
-        Some((unit, factor)) if bytes.is_multiple_of(*factor) => format!("{} {unit}", bytes / factor),
+        Some((unit, factor)) if bytes.is_multiple_of(*factor) => {
+            format!("{} {unit}", bytes / factor)
+        }
         Some((unit, factor)) => format!("{:.1} {unit}", bytes as f64 / *factor as f64),
     }
 }

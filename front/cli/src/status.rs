@@ -55,8 +55,10 @@ fn write(out: &mut String, status: &PoolStatus, all: bool) -> std::fmt::Result {
         .filter(|state| count(*state) > 0)
         .map(|state| format!("{} {}", count(state), words(state)))
         .collect();
-    let listed = if status.blocks_total > status.blocks.len() as u64 { " of those listed" } else { "" };
-    let counts = if counts.is_empty() { String::new() } else { format!(": {}{listed}", counts.join(", ")) };
+    let listed =
+        if status.blocks_total > status.blocks.len() as u64 { " of those listed" } else { "" };
+    let counts =
+        if counts.is_empty() { String::new() } else { format!(": {}{listed}", counts.join(", ")) };
     writeln!(out, "\nBlocks: {}{counts}", status.blocks_total)?;
     let worth = |block: &&BlockStatus| all || block.state != BlockState::Whole;
     let shown: Vec<&BlockStatus> = status.blocks.iter().filter(worth).collect();
@@ -68,7 +70,12 @@ fn write(out: &mut String, status: &PoolStatus, all: bool) -> std::fmt::Result {
         let owner = config.owner.map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
         let copies: Vec<String> = config.copies.iter().map(|copy| copy.node.to_string()).collect();
         let (id, copies) = (config.block.to_string(), copies.join(","));
-        write!(out, "{id:<12} {owner:<18} {:<20} {copies:<16} {}", config.epoch, words(block.state))?;
+        write!(
+            out,
+            "{id:<12} {owner:<18} {:<20} {copies:<16} {}",
+            config.epoch,
+            words(block.state)
+        )?;
         let waits: Vec<String> = block.waits_for.iter().map(ToString::to_string).collect();
         match block.state {
             BlockState::Waiting | BlockState::Unconfirmed if !waits.is_empty() => writeln!(

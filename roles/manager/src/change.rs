@@ -166,11 +166,12 @@ impl ManagerCore {
         if view.is_some_and(|view| self.clients.values().any(|client| client.view < view)) {
             return Next::Wait;
         }
-        let nodes: Vec<NodeId> = block.config.copies.iter().map(|copy| copy.node).collect();
         let missing = (block.config.wanted as usize).saturating_sub(change.kept.len());
-        let kept: Vec<Place> = change.kept.clone();
-        let but: Vec<NodeId> =
-            nodes.iter().copied().filter(|node| kept.iter().any(|copy| copy.node == *node)).collect();
+        // Also not a node that was left behind and is back: filling it would take its old copy, which counts until the
+        // new configuration is in use.
+        let there = block.config.copies.iter();
+        let there = there.filter(|copy| self.place_is(block, **copy) != PlaceIs::Lost);
+        let but: Vec<NodeId> = there.map(|copy| copy.node).collect();
         let mut add = Vec::new();
         if block.grow_ns <= now_ns {
             let chosen = decide::choose(self.rooms(now_ns, &but), missing);
@@ -203,8 +204,7 @@ impl ManagerCore {
         if !gone.is_empty() {
             let epoch = change.epoch;
             for place in gone {
-                self.dropping
-                    .insert((place.node, block.config.block), (place.life, epoch, false));
+                self.dropping.insert((place.node, block.config.block), (place.life, epoch, false));
             }
             let Some(change) = &block.change else { return Next::Wait };
             block.grow_ns = now_ns + (self.terms.lease * GROW_LEASES).as_nanos() as u64;
@@ -235,7 +235,8 @@ impl ManagerCore {
         if chosen.len() < need || add.is_empty() {
             let left = self.bytes_left();
             for ticket in block.tickets.drain(..) {
-                let refused = if up == 0 { Why::NoNodes.into() } else { Refused::at(Why::Full, left) };
+                let refused =
+                    if up == 0 { Why::NoNodes.into() } else { Refused::at(Why::Full, left) };
                 self.actions.push(Action::Answer { ticket, message: Message::refuse(refused) });
             }
             return self.free(block);

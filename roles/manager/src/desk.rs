@@ -74,7 +74,8 @@ impl Desk {
     pub fn new(core: ManagerCore, clock: Arc<dyn Clock>) -> (Arc<Self>, Box<dyn Handler>) {
         let state =
             State { core, replies: HashMap::new(), next_ticket: 0, orders: BTreeMap::new() };
-        let desk = Arc::new(Self { state: Mutex::new(Some(state)), clock, changed: Condvar::new() });
+        let desk =
+            Arc::new(Self { state: Mutex::new(Some(state)), clock, changed: Condvar::new() });
         let door = Box::new(Door(Arc::clone(&desk)));
         (desk, door)
     }
@@ -137,7 +138,12 @@ impl Desk {
     pub fn waiting(&self) -> Vec<NodeId> {
         let state = self.state.lock();
         let orders = state.as_ref().map(|state| &state.orders);
-        orders.into_iter().flatten().filter(|(_, queue)| !queue.is_empty()).map(|(n, _)| *n).collect()
+        orders
+            .into_iter()
+            .flatten()
+            .filter(|(_, queue)| !queue.is_empty())
+            .map(|(n, _)| *n)
+            .collect()
     }
 
     /// What a node is to be asked, in order; waits for it at most so long.

@@ -16,8 +16,8 @@
 
 mod change;
 pub mod core;
-pub mod desk;
 pub mod decide;
+pub mod desk;
 mod nodes;
 mod rebuild;
 

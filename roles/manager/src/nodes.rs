@@ -30,7 +30,8 @@ impl ManagerCore {
             }
         }
         let others = self.nodes.iter().filter(|(other, info)| *other != node && info.up);
-        if let Some((_, info)) = others.into_iter().find(|(_, info)| info.block_bytes != *block_bytes)
+        if let Some((_, info)) =
+            others.into_iter().find(|(_, info)| info.block_bytes != *block_bytes)
         {
             return Err(Refused::at(Why::BlockSize, info.block_bytes));
         }
@@ -142,7 +143,11 @@ impl ManagerCore {
     ) {
         let Message::Report { life, copies, freed, clients, more, .. } = answer else { return };
         let Some(info) = self.nodes.get_mut(&node) else { return };
-        if info.life != *life || !info.up || info.cursor != after || (info.claimed && !info.auditing) {
+        if info.life != *life
+            || !info.up
+            || info.cursor != after
+            || (info.claimed && !info.auditing)
+        {
             return;
         }
         info.seen.extend(copies.iter().map(|copy| copy.config.block));

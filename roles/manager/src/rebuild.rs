@@ -87,7 +87,8 @@ impl ManagerCore {
                     }
                 }
                 None => {
-                    let told = |info: &crate::core::NodeInfo| info.claimed && info.life == copy.life;
+                    let told =
+                        |info: &crate::core::NodeInfo| info.claimed && info.life == copy.life;
                     if self.nodes.get(&copy.node).is_some_and(told) {
                         block.lost.insert(copy.node);
                     }

@@ -43,7 +43,9 @@ impl ManagerSettings {
         }
         if self.terms.lease < LEASE_MIN || self.terms.node_lease < LEASE_MIN {
             let least = LEASE_MIN.as_millis();
-            return Err(Error::invalid(format!("a lease below {least} ms would run out by chance")));
+            return Err(Error::invalid(format!(
+                "a lease below {least} ms would run out by chance"
+            )));
         }
         Ok(())
     }

@@ -19,7 +19,9 @@ use std::ops::Bound;
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId, RemoteKey, Rights};
-use archipelago_pool::wire::{BlockAt, CopyReport, CopyStep, Message, Purpose, Refused, Source, Why};
+use archipelago_pool::wire::{
+    BlockAt, CopyReport, CopyStep, Message, Purpose, Refused, Source, Why,
+};
 use archipelago_pool::{BlockId, Config};
 
 use crate::space::Space;
@@ -509,3 +511,7 @@ fn revoke(
     space.revoke(&given.key);
     if given.key.rights.change() { draining.push(given.key) } else { stale.push(given.key) }
 }
+
+#[cfg(test)]
+#[path = "core_tests.rs"]
+mod tests;

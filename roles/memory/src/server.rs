@@ -114,8 +114,7 @@ impl MemoryServer {
         let clock = SystemClock::shared();
         let life = Epoch(clock.unix_ms());
         let make = |handler| Node::new(settings.id, life, Some(handler));
-        let (serving, node) =
-            Serving::start(settings.id, life, limits, Sabotage::default(), make)?;
+        let (serving, node) = Serving::start(settings.id, life, limits, Sabotage::default(), make)?;
         let endpoints = Arc::new(Endpoints::new());
         let mut doors = Vec::new();
         let mut addresses = Vec::new();

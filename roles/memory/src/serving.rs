@@ -8,9 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use archipelago_base::{Epoch, Result};
-use archipelago_fabric::{
-    ClientId, Handler, Node, NodeId, Region, RemoteKey, Reply, Request,
-};
+use archipelago_fabric::{ClientId, Handler, Node, NodeId, Region, RemoteKey, Reply, Request};
 use archipelago_pool::wire::{Message, Why};
 use parking_lot::{Condvar, Mutex};
 

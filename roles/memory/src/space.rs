@@ -53,8 +53,9 @@ impl FabricSpace {
 
 impl Space for FabricSpace {
     fn allocate(&mut self, block: BlockId) -> Result<()> {
-        let bytes = usize::try_from(self.block_bytes)
-            .map_err(|_| archipelago_base::Error::invalid("a block larger than an address space"))?;
+        let bytes = usize::try_from(self.block_bytes).map_err(|_| {
+            archipelago_base::Error::invalid("a block larger than an address space")
+        })?;
         let region = self.node.allocate(bytes, AtomicPath::Processor)?;
         self.regions.insert(block, Arc::new(region));
         Ok(())

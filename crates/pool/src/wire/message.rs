@@ -5,7 +5,7 @@ use archipelago_base::codec::{Reader, put_u8};
 use archipelago_fabric::{ClientId, NodeId, RemoteKey};
 
 use super::codec::Wire;
-use super::parts::{CopyReport, CopyStep, Member, BlockAt, PoolStatus, Purpose, Refused, Source};
+use super::parts::{BlockAt, CopyReport, CopyStep, Member, PoolStatus, Purpose, Refused, Source};
 use super::{Malformed, VERSION};
 use crate::address::BlockId;
 use crate::config::{Config, Sharing};

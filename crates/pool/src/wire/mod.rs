@@ -14,7 +14,7 @@ mod tests;
 
 pub use message::Message;
 pub use parts::{
-    BlockState, BlockStatus, ClientStatus, CopyReport, CopyStep, Member, NodeStatus, BlockAt,
+    BlockAt, BlockState, BlockStatus, ClientStatus, CopyReport, CopyStep, Member, NodeStatus,
     PoolStatus, Purpose, Refused, Source, Why,
 };
 

@@ -187,16 +187,7 @@ pub struct PoolStatus {
     /// The first of them.
     pub blocks: Vec<BlockStatus>,
 }
-wire_struct!(PoolStatus {
-    term,
-    rebuilding,
-    copies,
-    lost,
-    nodes,
-    clients,
-    blocks_total,
-    blocks
-});
+wire_struct!(PoolStatus { term, rebuilding, copies, lost, nodes, clients, blocks_total, blocks });
 
 /// Why something was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

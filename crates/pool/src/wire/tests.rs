@@ -64,7 +64,7 @@ fn what_is_cut_off_prolonged_or_of_another_version_is_refused() {
     }
     let longer = [&bytes[..], &[0]].concat();
     assert!(Message::decode(&longer).is_err());
-    let mut other = bytes.clone();
+    let mut other = bytes;
     other[0] = VERSION + 1;
     let refused = Message::decode(&other).expect_err("another version");
     assert!(refused.to_string().contains("version"));

@@ -509,26 +509,8 @@ impl ManagerCore {
             copies: Vec::new(),
         };
         let add = chosen.iter().filter_map(|node| self.place(*node)).collect();
-        let change = Change {
-            epoch,
-            step: Step::Fill,
-            sealed: BTreeSet::new(),
-            kept: Vec::new(),
-            add,
-            filled: BTreeSet::new(),
-            since_ns: now_ns,
-        };
-        let block = Block {
-            config,
-            installed: BTreeSet::new(),
-            lost: BTreeSet::new(),
-            promised: epoch,
-            change: Some(change),
-            free_ns: None,
-            grow_ns: 0,
-            used: false,
-            tickets: vec![ticket],
-        };
+        let mut block = Block::unborn(config, add, now_ns);
+        block.tickets.push(ticket);
         self.blocks.insert(id, block);
         self.advance(now_ns, id, true);
         Ok(None)
@@ -662,6 +644,36 @@ impl ManagerCore {
 }
 
 impl Block {
+    /// A block that is to be made, with copies at the places `add`.
+    fn unborn(config: Config, add: Vec<Place>, now_ns: u64) -> Self {
+        let change = Change {
+            epoch: config.born,
+            step: Step::Fill,
+            sealed: BTreeSet::new(),
+            kept: Vec::new(),
+            add,
+            filled: BTreeSet::new(),
+            since_ns: now_ns,
+        };
+        let promised = config.born;
+        Self { promised, change: Some(change), used: false, ..Self::settled(config) }
+    }
+
+    /// A block that is what `config` says; nobody has said yet that it serves it.
+    pub(crate) fn settled(config: Config) -> Self {
+        Self {
+            promised: config.epoch,
+            installed: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            change: None,
+            free_ns: None,
+            grow_ns: 0,
+            used: true,
+            tickets: Vec::new(),
+            config,
+        }
+    }
+
     /// Whether clients can use it.
     pub(crate) fn is_ready(&self) -> bool {
         self.change.is_none()

@@ -11,14 +11,17 @@
 //!
 //! A first configuration that nobody who reports has installed was never in use: the block is freed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use archipelago_base::Epoch;
 use archipelago_fabric::NodeId;
 use archipelago_pool::wire::CopyReport;
-use archipelago_pool::{BlockId, Place};
+use archipelago_pool::{BlockId, Config, Place};
 
 use crate::core::{Block, ManagerCore};
+
+/// Reports of one block, by node: in which life, and what.
+type Records = BTreeMap<NodeId, (Epoch, CopyReport)>;
 
 impl ManagerCore {
     /// Looks at every block that is not understood yet.
@@ -63,17 +66,22 @@ impl ManagerCore {
             self.reports.insert(id, records);
             return;
         }
-        let mut block = Block {
-            promised: config.epoch,
-            installed: BTreeSet::new(),
-            lost: BTreeSet::new(),
-            change: None,
-            free_ns: None,
-            grow_ns: 0,
-            used: true,
-            tickets: Vec::new(),
-            config,
-        };
+        let block = self.understood(config, &records);
+        for (node, (life, _)) in &records {
+            if !block.config.has(place(node, life)) {
+                self.dropping.insert((*node, id), (*life, block.promised, false));
+            }
+        }
+        if let Some(info) = block.config.owner.and_then(|client| self.clients.get_mut(&client)) {
+            info.owned += 1;
+        }
+        self.blocks.insert(id, block);
+        self.advance(now_ns, id, false);
+    }
+
+    /// The block that a quorum confirmed, as its nodes say that their copies are.
+    fn understood(&self, config: Config, records: &Records) -> Block {
+        let mut block = Block::settled(config);
         for copy in &block.config.copies {
             let record = records.get(&copy.node).filter(|(life, _)| *life == copy.life);
             match record {
@@ -95,24 +103,11 @@ impl ManagerCore {
                 }
             }
         }
-        for (node, (life, _)) in &records {
-            if !block.config.has(place(node, life)) {
-                self.dropping.insert((*node, id), (*life, block.promised, false));
-            }
-        }
-        if let Some(info) = block.config.owner.and_then(|client| self.clients.get_mut(&client)) {
-            info.owned += 1;
-        }
-        self.blocks.insert(id, block);
-        self.advance(now_ns, id, false);
+        block
     }
 
     /// Nobody who reported has installed any configuration of the block.
-    fn never_used(
-        &mut self,
-        id: BlockId,
-        records: std::collections::BTreeMap<NodeId, (Epoch, CopyReport)>,
-    ) {
+    fn never_used(&mut self, id: BlockId, records: Records) {
         if records.is_empty() {
             return;
         }

@@ -1,5 +1,6 @@
 //! `archipelago bench fabric`: what each provider of the fabric takes, between two processes, beside raw memory and a
-//! bare TCP connection measured in the same run.
+//! bare TCP connection measured in the same run; and `sim` between two hosts of the modelled cluster, in virtual time.
+//! With `--provider sim`, `sim` alone, and FlexKV's experiment that its model was calibrated to.
 //!
 //! This process is the client; it starts itself once more for each target, with `--target`, reads the address and
 //! key that the target prints, and ends it by closing its input.
@@ -13,7 +14,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::measure::{self, Effort, Figures, Target};
+use archipelago_fabric::sim::Model;
 use archipelago_fabric::{Provider, Shm, Tcp};
+use archipelago_sim::flexkv;
 use clap::Parser;
 use comfy_table::presets::{ASCII_MARKDOWN, UTF8_FULL_CONDENSED};
 use comfy_table::{CellAlignment, Table};
@@ -33,10 +36,30 @@ struct Arguments {
     /// Operations that are timed as one, where they take less than a microsecond.
     #[arg(long, default_value_t = Effort::default().block)]
     block: usize,
+    /// `all`, or `sim` alone: virtual time, and FlexKV's experiment on its testbed of 23 machines.
+    #[arg(long, default_value = "all", value_parser = ["all", "sim"])]
+    provider: String,
+    /// With `--provider sim`: operations of each verb that count.
+    #[arg(long, default_value_t = flexkv::Effort::default().operations)]
+    operations: u64,
+    /// With `--provider sim`: multiply every time by this, divide rates and bandwidth. Ratios stay.
+    #[arg(long, default_value_t = 1)]
+    scale: u64,
+    /// With `--provider sim`: what drawn targets and orders follow from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Print a Markdown table.
     #[arg(long)]
     markdown: bool,
-    /// Be the target `shm`, `tcp` or `echo` (for this program's own use).
+    /// libfabric's provider for the column `ofi`, as `fi_info` lists it.
+    #[cfg(feature = "ofi")]
+    #[arg(long, default_value = "tcp;ofi_rxm", value_name = "NAME")]
+    ofi: String,
+    /// The address of the interface that `ofi` uses.
+    #[cfg(feature = "ofi")]
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    ofi_address: std::net::IpAddr,
+    /// Be the target `shm`, `tcp`, `ofi:PROVIDER` or `echo` (for this program's own use).
     #[arg(long, hide = true, num_args = 2, value_names = ["NAME", "ADDRESS"])]
     target: Option<Vec<String>>,
 }
@@ -47,8 +70,12 @@ pub(crate) fn main(args: &[OsString]) -> std::result::Result<Result<()>, clap::E
     if [arguments.rounds, arguments.samples, arguments.block].contains(&0) {
         return Ok(Err(Error::invalid("--rounds, --samples and --block are at least 1")));
     }
+    if arguments.operations < 1000 || arguments.scale == 0 {
+        return Ok(Err(Error::invalid("--operations is at least 1000 and --scale at least 1")));
+    }
     Ok(match arguments.target.as_deref() {
         Some([name, address]) => be_target(name, address),
+        _ if arguments.provider == "sim" => run_simulated(&arguments),
         _ => run(&arguments),
     })
 }
@@ -57,9 +84,18 @@ fn provider(name: &str) -> Result<Box<dyn Provider>> {
     match name {
         "shm" => Ok(Box::new(Shm::new())),
         "tcp" => Ok(Box::new(Tcp::new())),
-        other => Err(Error::invalid(format!("no provider {other}: there are shm and tcp"))),
+        #[cfg(feature = "ofi")]
+        other if other.starts_with("ofi:") => {
+            Ok(Box::new(archipelago_fabric::Ofi::over(&other["ofi:".len()..])))
+        }
+        other => Err(Error::invalid(format!("no provider {other}: there are {PROVIDERS}"))),
     }
 }
+
+#[cfg(feature = "ofi")]
+const PROVIDERS: &str = "shm, tcp and ofi:NAME";
+#[cfg(not(feature = "ofi"))]
+const PROVIDERS: &str = "shm and tcp (ofi:NAME when built with the feature `ofi`)";
 
 fn io(doing: &'static str) -> impl Fn(std::io::Error) -> Error {
     move |source| Error::with_source(ErrorKind::Io, doing, source)
@@ -135,40 +171,165 @@ impl Drop for TargetProcess {
     }
 }
 
-/// What one round measured: raw memory, the bare socket, `shm`, `tcp`.
-type Round = ([f64; 3], f64, Figures, Figures);
+/// What one round measured.
+struct Round {
+    raw: [f64; 3],
+    bare_ns: f64,
+    /// Of each provider, in the order of [`columns`].
+    providers: Vec<Figures>,
+}
 
-fn round(effort: Effort) -> Result<Round> {
-    let figures = |name: &str, address: &str| {
-        let target = TargetProcess::start(name, address)?;
-        measure::provider(&*provider(name)?, &target.invitation()?, effort)
-    };
-    let raw = measure::raw_memory(effort)?;
+/// Where a column's figures come from.
+enum Source {
+    /// A target in a process of its own: the provider's name here, and the target's address.
+    Processes { name: String, address: String },
+    /// Two hosts of a model, in virtual time: the same figures in every round.
+    Model(Model),
+}
+
+/// A provider, and what stands above its figures.
+struct Column {
+    head: String,
+    source: Source,
+}
+
+impl Column {
+    fn processes(head: &str, name: &str, address: String) -> Self {
+        let source = Source::Processes { name: name.to_owned(), address };
+        Self { head: head.to_owned(), source }
+    }
+
+    fn measure(&self, effort: Effort) -> Result<Figures> {
+        match &self.source {
+            Source::Processes { name, address } => {
+                let target = TargetProcess::start(name, address)?;
+                measure::provider(&*provider(name)?, &target.invitation()?, effort)
+            }
+            Source::Model(model) => measure::simulated(model, SIMULATED),
+        }
+    }
+}
+
+/// Of every provider that this program was built with.
+#[cfg_attr(not(feature = "ofi"), expect(unused_variables, reason = "only `ofi` has settings"))]
+fn columns(arguments: &Arguments) -> Vec<Column> {
     let path: PathBuf =
         std::env::temp_dir().join(format!("archipelago-fabric-{:016x}", entropy_seed()));
-    let shm = figures("shm", &path.display().to_string())?;
+    let mut columns = vec![
+        Column::processes("shm", "shm", path.display().to_string()),
+        Column::processes("tcp (emulated)", "tcp", "127.0.0.1:0".to_owned()),
+    ];
+    #[cfg(feature = "ofi")]
+    columns.push(Column::processes(
+        &format!("ofi ({})", arguments.ofi),
+        &format!("ofi:{}", arguments.ofi),
+        std::net::SocketAddr::new(arguments.ofi_address, 0).to_string(),
+    ));
+    let source = Source::Model(Model::CONNECTX3);
+    columns.push(Column { head: "sim (virtual)".to_owned(), source });
+    columns
+}
+
+fn round(arguments: &Arguments, effort: Effort) -> Result<Round> {
+    let raw = measure::raw_memory(effort)?;
     let bare_ns = {
         let echo = TargetProcess::start("echo", "127.0.0.1:0")?;
         measure::bare_socket(&echo.said, effort)?
     };
-    Ok((raw, bare_ns, shm, figures("tcp", "127.0.0.1:0")?))
+    let providers = columns(arguments).into_iter().map(|column| column.measure(effort));
+    Ok(Round { raw, bare_ns, providers: providers.collect::<Result<_>>()? })
 }
 
 /// Rounds take turns, so that what else the machine does hits everybody.
 fn run(arguments: &Arguments) -> Result<()> {
     let effort = Effort { samples: arguments.samples, block: arguments.block };
-    let rounds = (0..arguments.rounds).map(|_| round(effort)).collect::<Result<Vec<Round>>>()?;
-    let raw = [0, 1, 2].map(|at| measure::median(rounds.iter().map(|r| r.0[at]).collect()));
-    let bare_ns = measure::median(rounds.iter().map(|r| r.1).collect());
-    let shm = Figures::median(&rounds.iter().map(|r| r.2).collect::<Vec<_>>());
-    let tcp = Figures::median(&rounds.iter().map(|r| r.3).collect::<Vec<_>>());
-    let ratio = measure::median(rounds.iter().map(|r| r.3.read_small_ns / r.1).collect());
-    say(&text(raw, bare_ns, &shm, &tcp, arguments.markdown));
+    let rounds = (0..arguments.rounds).map(|_| round(arguments, effort));
+    let rounds = rounds.collect::<Result<Vec<Round>>>()?;
+    let of = |figure: &dyn Fn(&Round) -> f64| measure::median(rounds.iter().map(figure).collect());
+    let raw = [0, 1, 2].map(|at| of(&|round| round.raw[at]));
+    let bare_ns = of(&|round| round.bare_ns);
+    let columns = columns(arguments);
+    let figures: Vec<Figures> = (0..columns.len())
+        .map(|at| Figures::median(&rounds.iter().map(|r| r.providers[at]).collect::<Vec<_>>()))
+        .collect();
+    let heads: Vec<&str> = columns.iter().map(|column| column.head.as_str()).collect();
+    say(&text(raw, bare_ns, &heads, &figures, arguments.markdown));
+    let ratio = of(&|round| round.providers[TCP_COLUMN].read_small_ns / round.bare_ns);
     say(&format!(
         "A READ of 128 B over tcp takes {ratio:.2} of the bare socket's echo of 128 B (median of the rounds' \
-         ratios). One-sided operations of tcp are executed by a thread at the target."
+         ratios). One-sided operations of tcp are executed by a thread at the target. Figures of sim are virtual: \
+         what a model of a ConnectX-3 says, not what was measured (docs/decisions/0012-nic-model.md)."
+    ));
+    if cfg!(not(feature = "ofi")) {
+        say("Built without the feature `ofi`: no figures over libfabric.");
+    }
+    Ok(())
+}
+
+/// Where `tcp` stands in [`columns`].
+const TCP_COLUMN: usize = 1;
+
+/// In virtual time every sample is as good as any.
+const SIMULATED: Effort = Effort { samples: 101, block: 1 };
+
+/// `sim` alone: two hosts, then the testbed.
+fn run_simulated(arguments: &Arguments) -> Result<()> {
+    let scale = arguments.scale;
+    let two = measure::simulated(&Model::CONNECTX3.scaled(scale), SIMULATED)?;
+    let mut table = new_table(arguments.markdown, &["two hosts, virtual time", "sim"]);
+    for (what, of) in ROWS {
+        table.add_row([(*what).to_owned(), of(&two)]);
+    }
+    say(&align(table, 1));
+    let effort = flexkv::Effort {
+        operations: arguments.operations,
+        warm_up: arguments.operations / 10,
+        scale,
+        seed: arguments.seed,
+    };
+    let outcome = flexkv::experiment(&effort)?;
+    let columns = ["FlexKV's testbed, virtual time", "a second", "median", "p99"];
+    let mut table = new_table(arguments.markdown, &columns);
+    for verb in &outcome.measured {
+        let rate = format!("{:.2} M", verb.per_s / 1e6);
+        let row = [verb.verb.name().to_owned(), rate, micros(verb.median_ns), micros(verb.p99_ns)];
+        table.add_row(row);
+    }
+    say(&align(table, 1));
+    let mut table = new_table(arguments.markdown, &["throughput", "FlexKV §3", "sim"]);
+    for (verb, to, stated, came_out) in &outcome.ratios {
+        let what = format!("{} : {}", verb.name(), to.name());
+        table.add_row([what, format!("{stated:.1}×"), format!("{came_out:.2}×")]);
+    }
+    say(&align(table, 1));
+    let events: u64 = outcome.measured.iter().map(|verb| verb.events).sum();
+    say(&format!(
+        "20 compute and 3 memory nodes with one ConnectX-3 each, modelled; {} operations of each verb by 200 clients \
+         with 8 coroutines, seed {}, {events} events; latencies with one client per compute node. Every time of the \
+         model was multiplied by {scale}{}. The model was calibrated to the four ratios \
+         (docs/decisions/0012-nic-model.md): that they come out shows that the simulator follows its model.",
+        arguments.operations,
+        arguments.seed,
+        if scale == 1 { "" } else { "; the first table shows that, the others are converted back" },
     ));
     Ok(())
+}
+
+fn new_table(markdown: bool, header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(if markdown { ASCII_MARKDOWN } else { UTF8_FULL_CONDENSED });
+    table.set_header(header);
+    table
+}
+
+/// As text, with the columns from `first` on aligned to the right.
+fn align(mut table: Table, first: usize) -> String {
+    for column in first..table.column_count() {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.to_string()
 }
 
 fn micros(ns: f64) -> String {
@@ -183,31 +344,47 @@ fn rate(per_s: f64) -> String {
     format!("{per_s:.0}/s")
 }
 
-fn text(raw: [f64; 3], bare_ns: f64, shm: &Figures, tcp: &Figures, markdown: bool) -> String {
-    let mut table = Table::new();
-    table.load_preset(if markdown { ASCII_MARKDOWN } else { UTF8_FULL_CONDENSED });
-    table.set_header(["median", "raw memory", "bare socket", "shm", "tcp (emulated)"]);
-    let mut row = |what: &str, raw: String, bare: String, of: &dyn Fn(&Figures) -> String| {
-        table.add_row([what.to_owned(), raw, bare, of(shm), of(tcp)]);
-    };
-    let none = String::new;
-    row("READ 128 B", micros(raw[0]), micros(bare_ns), &|f| micros(f.read_small_ns));
-    row("READ 64 KiB", large(raw[1]), none(), &|f| large(f.read_large_ns));
-    row("WRITE 128 B", none(), none(), &|f| micros(f.write_small_ns));
-    row("CAS", micros(raw[2]), none(), &|f| micros(f.swap_ns));
-    row("request/response 128 B", none(), micros(bare_ns), &|f| micros(f.request_ns));
-    row("READ 128 B, depth 1", none(), rate(1e9 / bare_ns), &|f| rate(f.reads_depth_1_per_s));
-    row("READ 128 B, depth 16", none(), none(), &|f| {
+/// A row's figure of a provider.
+type Cell = fn(&Figures) -> String;
+
+const ROWS: &[(&str, Cell)] = &[
+    ("READ 128 B", |f| micros(f.read_small_ns)),
+    ("READ 64 KiB", |f| large(f.read_large_ns)),
+    ("WRITE 128 B", |f| micros(f.write_small_ns)),
+    ("CAS", |f| micros(f.swap_ns)),
+    ("request/response 128 B", |f| micros(f.request_ns)),
+    ("READ 128 B, depth 1", |f| rate(f.reads_depth_1_per_s)),
+    ("READ 128 B, depth 16", |f| {
         let times = f.reads_depth_16_per_s / f.reads_depth_1_per_s;
         format!("{} ({times:.1}×)", rate(f.reads_depth_16_per_s))
-    });
-    row("READ 128 B, batches of 16", none(), none(), &|f| rate(f.reads_batched_per_s));
-    row("packets per 1,000 READs", none(), none(), &|f| format!("{:.1}", f.packets_single));
-    row("the same, batches of 16", none(), none(), &|f| format!("{:.1}", f.packets_batched));
-    for column in 1..5 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+    }),
+    ("READ 128 B, batches of 16", |f| rate(f.reads_batched_per_s)),
+    ("packets per 1,000 READs", |f| format!("{:.1}", f.packets_single)),
+    ("the same, batches of 16", |f| format!("{:.1}", f.packets_batched)),
+];
+
+fn text(
+    raw: [f64; 3],
+    bare_ns: f64,
+    heads: &[&str],
+    figures: &[Figures],
+    markdown: bool,
+) -> String {
+    let mut header = vec!["median", "raw memory", "bare socket"];
+    header.extend(heads);
+    let mut table = new_table(markdown, &header);
+    for (what, of) in ROWS {
+        let (of_memory, of_socket) = match *what {
+            "READ 128 B" => (micros(raw[0]), micros(bare_ns)),
+            "READ 64 KiB" => (large(raw[1]), String::new()),
+            "CAS" => (micros(raw[2]), String::new()),
+            "request/response 128 B" => (String::new(), micros(bare_ns)),
+            "READ 128 B, depth 1" => (String::new(), rate(1e9 / bare_ns)),
+            _ => (String::new(), String::new()),
+        };
+        let mut row = vec![(*what).to_owned(), of_memory, of_socket];
+        row.extend(figures.iter().map(of));
+        table.add_row(row);
     }
-    table.to_string()
+    align(table, 1)
 }

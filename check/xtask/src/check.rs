@@ -63,6 +63,49 @@ const BUILDING: &[CargoStep] = &[
     },
 ];
 
+/// The fabric over libfabric: where its headers are.
+const OVER_LIBFABRIC: &[CargoStep] = &[
+    CargoStep {
+        name: "clippy, feature ofi",
+        args: &[
+            "clippy",
+            "--locked",
+            "--package=archipelago-fabric",
+            "--package=archipelago-bench",
+            "--features=archipelago-fabric/ofi,archipelago-bench/ofi",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        env: &[],
+        hint: "mend what clippy says above; an exception is `#[expect(lint, reason = \"…\")]`",
+        slow: false,
+    },
+    CargoStep {
+        name: "tests, feature ofi",
+        args: &[
+            "test",
+            "--locked",
+            "--package=archipelago-fabric",
+            "--features=ofi",
+            "--no-fail-fast",
+            "ofi::",
+        ],
+        env: &[],
+        hint: "`cargo test -p archipelago-fabric --features ofi NAME` runs one",
+        slow: true,
+    },
+];
+
+/// Whether a C program finds libfabric.
+fn libfabric_is_here() -> bool {
+    let mut command = Command::new("cc");
+    command.args(["-x", "c", "-fsyntax-only", "-include", "rdma/fabric.h", "/dev/null"]);
+    command.stderr(std::process::Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
 /// Runs all steps, or with `fast` those that run no tests. The error is the last line to print.
 pub(crate) fn run(fast: bool) -> Result<(), String> {
     let workspace = Workspace::load()?;
@@ -73,8 +116,10 @@ pub(crate) fn run(fast: bool) -> Result<(), String> {
         failed.push(FORMAT.name);
     }
     failed.extend(check_sources(&workspace, &mut times)?);
+    let libfabric = libfabric_is_here();
     if failed.is_empty() {
-        for step in BUILDING.iter().filter(|step| !(fast && step.slow)) {
+        let ofi = OVER_LIBFABRIC.iter().filter(|_| libfabric);
+        for step in BUILDING.iter().chain(ofi).filter(|step| !(fast && step.slow)) {
             if run_cargo(&workspace.root, step, &mut times).is_err() {
                 failed.push(step.name);
                 break;
@@ -82,6 +127,12 @@ pub(crate) fn run(fast: bool) -> Result<(), String> {
         }
     }
     times.print();
+    if !libfabric {
+        println!(
+            "check: SKIPPED: the fabric over libfabric (feature `ofi`): rdma/fabric.h is not there; install \
+             libfabric-dev (Debian, Ubuntu) or libfabric-devel (Fedora, RHEL)"
+        );
+    }
     if failed.is_empty() {
         println!("check: all passed");
         return Ok(());

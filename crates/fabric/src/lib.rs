@@ -9,6 +9,7 @@
 //! | --- | --- | --- |
 //! | [`Shm`] | loads, stores and atomic instructions on mapped memory; no target thread | one host |
 //! | [`Tcp`] | emulated: a thread at the target executes them | any network |
+//! | `Ofi` (feature `ofi`) | libfabric: a network card, or a libfabric provider that stands in for one | RDMA |
 //! | [`Sim`](sim::Sim) | executed at the virtual time that a model of network cards says | tests, and clusters that nobody has |
 //!
 //! Completions are [`Promise`]s: futures for any executor, and [`Promise::wait`] for threads. The crate has
@@ -42,10 +43,13 @@ mod alarm;
 mod batch;
 mod body;
 mod ids;
+mod lead;
 mod link;
 pub mod measure;
 pub mod memory;
 mod node;
+#[cfg(feature = "ofi")]
+mod ofi;
 mod promise;
 mod refusal;
 mod shm;
@@ -65,6 +69,8 @@ pub use node::{
     Answer, AtomicPath, CLIENTS_MAX, Handler, Holder, KEYS_MAX, Node, NodeStats, REQUESTS_MAX,
     Region, Reply, Request,
 };
+#[cfg(feature = "ofi")]
+pub use ofi::Ofi;
 pub use promise::{Driver, Promise, Slot};
 pub use refusal::{Reason, Refusal};
 pub use shm::Shm;

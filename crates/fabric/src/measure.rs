@@ -2,7 +2,7 @@
 //!
 //! Figures are medians. What takes less than a microsecond or so is timed in blocks, and the median is that of the
 //! blocks' means. Two processes take part: one keeps a [`Target`] or [`echo`]es, the other calls
-//! [`provider`], [`raw_memory`] and [`bare_socket`].
+//! [`provider`], [`raw_memory`] and [`bare_socket`]. [`simulated`] measures two hosts of `sim`, in virtual time.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::simulation::Simulation;
 use archipelago_base::{Epoch, Error, ErrorKind, Result};
 
 use crate::batch::{Attached, Batch, Outcome};
@@ -19,6 +20,7 @@ use crate::ids::{NodeId, RemoteKey, Rights};
 use crate::link::{Call, Connect, Link, Listener, Provider, Session};
 use crate::memory::Mapping;
 use crate::node::{Access, Handler, Node, Region, Reply, Request};
+use crate::sim::{Model, Network};
 
 /// Bytes of the small READ, of a request and of its answer.
 pub const SMALL_BYTES: usize = 128;
@@ -117,10 +119,13 @@ pub struct Target {
 impl Target {
     /// Serves a region at `address`.
     pub fn open(provider: &dyn Provider, address: &str) -> Result<Self> {
-        let node = Node::new(NodeId(1), Epoch(1), Some(Box::new(Echo)))?;
+        Self::of(&Node::new(NodeId(1), Epoch(1), Some(Box::new(Echo)))?, provider, address)
+    }
+
+    fn of(node: &Arc<Node>, provider: &dyn Provider, address: &str) -> Result<Self> {
         let region = node.allocate(REGION_BYTES, provider.atomic_path())?;
         let key = region.grant(Rights::ALL)?;
-        let listener = provider.serve(&node, address)?;
+        let listener = provider.serve(node, address)?;
         Ok(Self { listener, key, _region: region })
     }
 
@@ -185,12 +190,35 @@ pub fn provider(
     invitation: &(String, Vec<u8>),
     effort: Effort,
 ) -> Result<Figures> {
-    let (address, key) = invitation;
+    let to = Connect::to(&invitation.0, &Session::fresh());
+    by_clock(provider, to, &invitation.1, SystemClock::shared(), effort)
+}
+
+/// Measures `sim` between two hosts of that model: figures in virtual time, the same in every run.
+pub fn simulated(model: &Model, effort: Effort) -> Result<Figures> {
+    let simulation = Simulation::new(1);
+    let network = Network::new(&simulation);
+    let there = network.join(&simulation.host("target"), model.clone());
+    let here = network.join(&simulation.host("client"), model.clone());
+    let node = network.node(NodeId(1), Epoch(1), Some(Box::new(Echo)))?;
+    let target = Target::of(&node, &there, "target")?;
+    let (address, key) = target.invitation();
+    let to = Connect::to(address, &network.session());
+    by_clock(&here, to, &key, simulation.clock(), effort)
+}
+
+fn by_clock(
+    provider: &dyn Provider,
+    to: Connect,
+    key: &[u8],
+    clock: Arc<dyn Clock>,
+    effort: Effort,
+) -> Result<Figures> {
     let mut reader = archipelago_base::codec::Reader::new(key);
     let key = RemoteKey::decode(&mut reader).ok_or_else(|| Error::invalid("no key"))?;
-    let link = provider.connect(Connect::to(address, &Session::fresh())).wait()?;
+    let link = provider.connect(to).wait()?;
     let attached = link.attach(&key).wait().map_err(|refusal| refusal.error("attach"))?;
-    Measured { link, attached, clock: SystemClock::shared(), effort }.all()
+    Measured { link, attached, clock, effort }.all()
 }
 
 struct Measured {

@@ -13,6 +13,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::ops::DerefMut;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +21,7 @@ use std::task::{Context, Poll, Waker};
 
 use archipelago_base::Error;
 use archipelago_base::spawn::{Spawn, SystemSpawn};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Receives completions for a provider.
 pub trait Driver: Send + Sync {
@@ -31,6 +32,48 @@ pub trait Driver: Send + Sync {
     /// Sends what is queued, and receives without the caller: a task polled, or a promise that was not
     /// kept. Returns at once.
     fn attend(&self);
+}
+
+/// The lock and the flag of a slot: abstract, so that the same code runs under a model checker.
+trait Place<T> {
+    type Guard<'a>: DerefMut<Target = State<T>>
+    where
+        Self: 'a;
+    fn lock(&self) -> Self::Guard<'_>;
+    /// Acquires.
+    fn done(&self) -> bool;
+    /// Releases; with the lock held.
+    fn set_done(&self);
+}
+
+/// Puts the value in and wakes the task that polls, without the lock. Only the first value counts.
+fn fill<T>(place: &impl Place<T>, value: T) {
+    let waker = {
+        let mut state = place.lock();
+        if place.done() {
+            return;
+        }
+        state.value = Some(value);
+        place.set_done();
+        state.waker.take()
+    };
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+/// Takes the value, or leaves the waker there for whoever fills the slot.
+fn take_or_leave<T>(place: &impl Place<T>, waker: &Waker) -> Option<T> {
+    let mut state = place.lock();
+    if let Some(value) = state.value.take() {
+        return Some(value);
+    }
+    assert!(!place.done(), "a promise is used once");
+    match &mut state.waker {
+        Some(known) => known.clone_from(waker),
+        none => *none = Some(waker.clone()),
+    }
+    None
 }
 
 /// Where a completion arrives.
@@ -46,6 +89,25 @@ struct State<T> {
     waker: Option<Waker>,
 }
 
+impl<T> Place<T> for Slot<T> {
+    type Guard<'a>
+        = MutexGuard<'a, State<T>>
+    where
+        T: 'a;
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock()
+    }
+
+    fn done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    fn set_done(&self) {
+        self.done.store(true, Ordering::Release);
+    }
+}
+
 impl<T> Slot<T> {
     /// An empty slot.
     #[must_use]
@@ -58,24 +120,13 @@ impl<T> Slot<T> {
 
     /// Puts the value in and wakes the task that polls. Only the first value counts.
     pub fn fill(&self, value: T) {
-        let waker = {
-            let mut state = self.state.lock();
-            if self.done.load(Ordering::Relaxed) {
-                return;
-            }
-            state.value = Some(value);
-            self.done.store(true, Ordering::Release);
-            state.waker.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        fill(self, value);
     }
 
     /// Whether the value has come.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.done.load(Ordering::Acquire)
+        self.done()
     }
 }
 
@@ -144,16 +195,8 @@ impl<T: Unpin> Future for Promise<T> {
         match &mut self.0 {
             Form::Ready(value) => Poll::Ready(value.take().expect("a promise is used once")),
             Form::Pending { slot, driver } => {
-                {
-                    let mut state = slot.state.lock();
-                    if let Some(value) = state.value.take() {
-                        return Poll::Ready(value);
-                    }
-                    assert!(!slot.is_done(), "a promise is used once");
-                    match &mut state.waker {
-                        Some(waker) => waker.clone_from(context.waker()),
-                        none => *none = Some(context.waker().clone()),
-                    }
+                if let Some(value) = take_or_leave(&**slot, context.waker()) {
+                    return Poll::Ready(value);
                 }
                 driver.attend();
                 Poll::Pending
@@ -243,6 +286,68 @@ mod tests {
         assert_eq!(driver.1.load(Ordering::Relaxed), 1);
         assert_eq!(promise.wait(), 7);
         assert_eq!(driver.1.load(Ordering::Relaxed), 1, "a kept promise needs no attention");
+    }
+
+    /// A slot of the model checker's cells.
+    struct Checked {
+        done: shuttle::sync::atomic::AtomicBool,
+        state: shuttle::sync::Mutex<State<u32>>,
+        forget_the_waker: bool,
+    }
+
+    impl Place<u32> for Checked {
+        type Guard<'a> = shuttle::sync::MutexGuard<'a, State<u32>>;
+
+        fn lock(&self) -> Self::Guard<'_> {
+            self.state.lock().expect("no panic")
+        }
+
+        fn done(&self) -> bool {
+            self.done.load(Ordering::Acquire)
+        }
+
+        fn set_done(&self) {
+            self.done.store(true, Ordering::Release);
+        }
+    }
+
+    /// Two fill it, one of them late, while a task polls.
+    fn a_task_gets_the_first_value(forget_the_waker: bool) {
+        let state = State { value: None, waker: None };
+        let slot = Arc::new(Checked {
+            done: shuttle::sync::atomic::AtomicBool::new(false),
+            state: shuttle::sync::Mutex::new(state),
+            forget_the_waker,
+        });
+        let fillers: Vec<_> = [7, 8]
+            .into_iter()
+            .map(|value| {
+                let slot = Arc::clone(&slot);
+                shuttle::thread::spawn(move || fill(&*slot, value))
+            })
+            .collect();
+        let value = shuttle::future::block_on(std::future::poll_fn(|context| {
+            if slot.forget_the_waker {
+                return slot.lock().value.take().map_or(Poll::Pending, Poll::Ready);
+            }
+            take_or_leave(&*slot, context.waker()).map_or(Poll::Pending, Poll::Ready)
+        }));
+        assert!([7, 8].contains(&value));
+        for filler in fillers {
+            filler.join().expect("no panic");
+        }
+        assert!(slot.done() && slot.lock().value.is_none(), "a second value is nobody's");
+    }
+
+    #[test]
+    fn whoever_polls_is_woken_once_the_value_is_there() {
+        shuttle::check_random(|| a_task_gets_the_first_value(false), 3000);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn a_task_that_leaves_no_waker_is_found() {
+        shuttle::check_random(|| a_task_gets_the_first_value(true), 3000);
     }
 
     #[test]

@@ -100,9 +100,10 @@ impl State {
         }
     }
 
-    /// The next thing that happens; `Err` is an entry to be dropped without the lock.
-    fn next(&mut self) -> Option<Result<Entry, Entry>> {
+    /// The next thing that happens, at `end_ns` at the latest; `Err` is an entry to be dropped without the lock.
+    fn next(&mut self, end_ns: u64) -> Option<Result<Entry, Entry>> {
         if self.ready.is_empty() {
+            self.later.peek().filter(|first| first.at_ns <= end_ns)?;
             let first = self.later.pop()?;
             if !self.alive(&first) {
                 return Some(Err(first));
@@ -399,10 +400,10 @@ impl Scheduler {
         state.push(at_ns, life, action);
     }
 
-    /// One step of whoever has the turn; false if nothing is left to happen.
-    fn step(&self) -> bool {
+    /// One step of whoever has the turn; false if nothing is left to happen until `end_ns`.
+    fn step(&self, end_ns: u64) -> bool {
         let entry = loop {
-            let next = self.0.state.lock().next();
+            let next = self.0.state.lock().next(end_ns);
             match next {
                 None => return false,
                 Some(Ok(entry)) => break entry,
@@ -439,7 +440,7 @@ impl Scheduler {
     pub fn run_until(&self, done: impl Fn() -> bool) -> bool {
         let _turn = self.0.take_turn();
         while !done() {
-            if !self.step() {
+            if !self.step(u64::MAX) {
                 return done();
             }
         }
@@ -455,16 +456,7 @@ impl Scheduler {
     pub fn run_for(&self, duration: Duration) {
         let end_ns = self.now_ns().saturating_add(duration.as_nanos() as u64);
         let _turn = self.0.take_turn();
-        loop {
-            let due = {
-                let state = self.0.state.lock();
-                let next_ns = state.later.peek().map_or(u64::MAX, |entry| entry.at_ns);
-                !state.ready.is_empty() || next_ns <= end_ns
-            };
-            if !due || !self.step() {
-                break;
-            }
-        }
+        while self.step(end_ns) {}
         let mut state = self.0.state.lock();
         state.now_ns = state.now_ns.max(end_ns);
     }

@@ -5,7 +5,6 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::clock::Clock;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -109,6 +108,26 @@ fn a_timeout_that_was_not_needed_does_not_move_the_clock() {
     assert_eq!(out, (Ok(()), Err(TimedOut)));
     simulation.run();
     assert_eq!(simulation.now_ns(), 2_000_000);
+}
+
+#[test]
+fn a_run_for_a_while_ends_there() {
+    let simulation = Simulation::new(1);
+    let happened = Arc::new(AtomicU64::new(0));
+    for at_ms in [1, 3] {
+        let happened = Arc::clone(&happened);
+        let act = move || _ = happened.fetch_add(1, Ordering::Relaxed);
+        simulation.at(at_ms * 1_000_000, Life::WORLD, act);
+    }
+    // Something within the time that was given up must not let what lies behind it happen.
+    let scheduler = simulation.scheduler();
+    simulation.block_on(async move {
+        _ = scheduler.timeout(MS, scheduler.sleep(MS / 2)).await;
+    });
+    simulation.run_for(MS);
+    assert_eq!((happened.load(Ordering::Relaxed), simulation.now_ns()), (1, 1_500_000));
+    simulation.run_for(2 * MS);
+    assert_eq!(happened.load(Ordering::Relaxed), 2);
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub enum AtomicPath {
     /// Processors of the node's host: `shm`, `tcp`, and the node itself.
     #[default]
     Processor,
-    /// The network card: a fabric in hardware.
+    /// The network card, or what stands in for one in libfabric: `ofi`.
     Card,
 }
 
@@ -50,6 +50,9 @@ pub(crate) struct Opened {
     pub(crate) rights: Rights,
     pub(crate) path: AtomicPath,
     pub(crate) memory: Arc<Mapping>,
+    /// How a card knows it, at most one: ends with the key.
+    #[cfg(feature = "ofi")]
+    pub(super) registered: Option<super::card::OnCard>,
 }
 
 #[derive(Debug)]
@@ -105,7 +108,14 @@ impl KeyTable {
         let tag = u64::from(next) << 48 | random;
         let memory = Arc::clone(memory);
         let len = memory.bytes() as u64;
-        opened[place] = Some(Opened { tag, rights, path, memory });
+        opened[place] = Some(Opened {
+            tag,
+            rights,
+            path,
+            memory,
+            #[cfg(feature = "ofi")]
+            registered: None,
+        });
         word.store(tag, Ordering::Release);
         let region = RegionId(place as u32);
         Ok(RemoteKey { node, epoch: self.epoch(), region, tag, len, rights })
@@ -137,6 +147,28 @@ impl KeyTable {
             }
         }
         true
+    }
+
+    /// Changes what a valid key opens.
+    #[cfg(feature = "ofi")]
+    pub(super) fn change<T>(
+        &self,
+        region: RegionId,
+        tag: u64,
+        change: impl FnOnce(&mut Opened) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let mut opened = self.opened.write();
+        match opened.get_mut(region.0 as usize) {
+            Some(Some(opened)) if opened.tag == tag => change(opened),
+            Some(_) => Err(invalid(self.word(region.0 as usize).load(Ordering::Acquire), tag)),
+            None => Err(Reason::UnknownKey.into()),
+        }
+    }
+
+    /// Changes what every valid key opens.
+    #[cfg(feature = "ofi")]
+    pub(super) fn change_all(&self, change: impl FnMut(&mut Opened)) {
+        self.opened.write().iter_mut().flatten().for_each(change);
     }
 
     /// The table, held so that nothing is revoked meanwhile.

@@ -12,6 +12,8 @@
 //! process has attached is not given to somebody else until that process has detached or
 //! ended: [`Node::holders`] says who they are; the owner waits for them, or ends them.
 
+#[cfg(feature = "ofi")]
+pub(crate) mod card;
 mod duplicates;
 mod keys;
 mod region;
@@ -146,6 +148,8 @@ pub struct Node {
     /// (link, key's place, key's tag) of everything that is attached from another process.
     holders: Mutex<Vec<(Holder, RegionId, u64)>>,
     links: Mutex<Vec<Weak<dyn LinkEnd>>>,
+    #[cfg(feature = "ofi")]
+    card: Mutex<Option<card::Claim>>,
     pub(crate) counters: Counters,
 }
 
@@ -177,6 +181,8 @@ impl Node {
             duplicates: Mutex::new(Duplicates::new(CLIENTS_MAX)),
             holders: Mutex::new(Vec::new()),
             links: Mutex::new(Vec::new()),
+            #[cfg(feature = "ofi")]
+            card: Mutex::new(None),
             counters: Counters::default(),
         }))
     }

@@ -14,7 +14,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::envelope::{self, Envelope};
-use super::pipe::{PIPE_BYTES, Pipe, Side};
+use super::pipe::{PIPE_BYTES, Pipe};
+use super::ring::Side;
 use super::watch::{Watch, Watched};
 use crate::batch::{Attached, Batch, Op, Outcome};
 use crate::body::Body;
@@ -326,7 +327,7 @@ impl Link for ShmLink {
     }
 
     fn flush(&self) {
-        self.core.hand_over();
+        self.core.send_or_nudge();
     }
 
     fn closed(&self) -> Option<Refusal> {

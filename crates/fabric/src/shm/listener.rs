@@ -20,14 +20,15 @@ use rustix::net::{
 };
 
 use super::envelope::{self, Envelope};
-use super::pipe::{PIPE_BYTES, Pipe, Side};
+use super::pipe::{PIPE_BYTES, Pipe};
+use super::ring::Side;
 use crate::alarm::Alarm;
 use crate::ids::{RegionId, RemoteKey};
 use crate::link::{LINKS_MAX, Listener};
 use crate::memory::Mapping;
 use crate::node::{AtomicPath, Holder, LinkEnd, Node};
 use crate::refusal::{Reason, Refusal};
-use crate::stream::{Incoming, Responder, Stream, admit};
+use crate::stream::{Incoming, OneSided, Responder, Stream, admit};
 use crate::wire::{Frame, Hello, Kind, Malformed, Opened, put_frame, put_refused};
 
 #[derive(Debug)]
@@ -230,8 +231,12 @@ impl Shared {
             }
         };
         let pipe = Pipe::new(Arc::clone(&memory), Side::Node, &self.clock);
-        let responder =
-            Responder::new(pipe, (hello.client, welcome.epoch), AtomicPath::Processor, false);
+        let responder = Responder::new(
+            pipe,
+            (hello.client, welcome.epoch),
+            AtomicPath::Processor,
+            OneSided::Elsewhere,
+        );
         let end: Arc<dyn LinkEnd> = Arc::clone(&responder) as Arc<dyn LinkEnd>;
         let arrival = match self.node.arrive(hello.client, &end, hello.resumed) {
             Ok(arrival) => arrival,

@@ -16,7 +16,10 @@
 mod envelope;
 mod link;
 mod listener;
+#[cfg(test)]
+mod model_tests;
 mod pipe;
+mod ring;
 mod watch;
 
 use std::sync::Arc;

@@ -5,11 +5,8 @@
 //! the node, then the ring to the client, [`RING_BYTES`] each. Heads and tails count bytes since the
 //! beginning.
 //!
-//! Invariants: 1. a side writes the head of the ring that it fills and the tail of the ring that it empties, from
-//! counters of its own, and never trusts what it reads of the other's: a distance larger than the ring breaks
-//! the pipe; 2. the words from 256 to 384 are accessed as 4-byte words only, all others as 8-byte words; 3. a side that goes to
-//! sleep says so first and looks again after, a side that makes progress rings the bell first and looks at
-//! `sleeping` after: one of them sees the other.
+//! The protocol, and its invariants, are in [`super::ring`]; here are the words on shared memory and how long to spin. The words
+//! from 256 to 384 are accessed as 4-byte words only, all others as 8-byte words.
 //!
 //! Thread-safety: any thread writes (one at a time, which `Outgoing`'s lock ensures), one reads. Failure: a peer that
 //! lies breaks its own pipe. A peer that says that it is awake while it sleeps is not woken.
@@ -23,6 +20,8 @@ use std::time::Duration;
 use archipelago_base::clock::Clock;
 use rustix::thread::futex;
 
+pub(super) use super::ring::Side;
+use super::ring::{End, Words};
 use crate::alarm::timespec;
 use crate::memory::{self, Mapping};
 use crate::stream::Stream;
@@ -69,20 +68,97 @@ impl Patience {
     }
 }
 
-/// Which end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    Client,
-    Node,
+/// The pipe's memory.
+#[derive(Debug)]
+struct Shared(Arc<Mapping>);
+
+impl Shared {
+    /// Head, tail and first byte of a ring.
+    fn ring(&self, from: Side) -> (&AtomicU64, &AtomicU64, usize) {
+        let words = self.0.words();
+        match from {
+            Side::Client => (&words[0], &words[8], RINGS_AT),
+            Side::Node => (&words[16], &words[24], RINGS_AT + RING_BYTES),
+        }
+    }
+
+    /// Bell and sleeping word of a side.
+    fn bells(&self, of: Side) -> (&AtomicU32, &AtomicU32) {
+        let at = if of == Side::Node { 256 } else { 320 };
+        (self.0.bell(at), self.0.bell(at + 8))
+    }
+}
+
+impl Words for Shared {
+    const RING_BYTES: usize = RING_BYTES;
+
+    fn head(&self, from: Side) -> u64 {
+        self.ring(from).0.load(Ordering::Acquire)
+    }
+
+    fn set_head(&self, from: Side, head: u64) {
+        self.ring(from).0.store(head, Ordering::Release);
+    }
+
+    fn tail(&self, from: Side) -> u64 {
+        self.ring(from).1.load(Ordering::Acquire)
+    }
+
+    fn set_tail(&self, from: Side, tail: u64) {
+        self.ring(from).1.store(tail, Ordering::Release);
+    }
+
+    fn copy_in(&self, from: Side, at: usize, bytes: &[u8]) {
+        memory::write(self.0.words(), self.ring(from).2 + at, bytes);
+    }
+
+    fn copy_out(&self, from: Side, at: usize, into: &mut [u8]) {
+        memory::read(self.0.words(), self.ring(from).2 + at, into);
+    }
+
+    fn closed(&self) -> bool {
+        self.0.words()[CLOSED_WORD].load(Ordering::Acquire) != 0
+    }
+
+    fn close(&self) {
+        self.0.words()[CLOSED_WORD].store(1, Ordering::SeqCst);
+    }
+
+    fn bell(&self, of: Side) -> u32 {
+        self.bells(of).0.load(Ordering::SeqCst)
+    }
+
+    fn toll(&self, of: Side) {
+        self.bells(of).0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn sleeping(&self, of: Side) -> u32 {
+        self.bells(of).1.load(Ordering::SeqCst)
+    }
+
+    fn set_sleeping(&self, of: Side, why: u32) {
+        self.bells(of).1.store(why, Ordering::SeqCst);
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    fn sleep(&self, of: Side, before: u32, timeout: Option<Duration>) {
+        let timeout = timeout.map(timespec);
+        // Woken, too late, interrupted: the caller looks again in each case.
+        let _why = futex::wait(self.bells(of).0, futex::Flags::empty(), before, timeout.as_ref());
+    }
+
+    fn wake(&self, of: Side) {
+        // Nobody to wake is no failure.
+        let _woken = futex::wake(self.bells(of).0, futex::Flags::empty(), 1);
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Pipe {
-    memory: Arc<Mapping>,
-    side: Side,
-    /// How much this side wrote, and read, since the beginning.
-    written: AtomicU64,
-    read: AtomicU64,
+    end: End<Shared>,
     nudged: AtomicBool,
     shut: AtomicBool,
     /// Of the one thread that waits; a race only costs a guess.
@@ -95,10 +171,7 @@ impl Pipe {
     pub(super) fn new(memory: Arc<Mapping>, side: Side, clock: &Arc<dyn Clock>) -> Self {
         assert_eq!(memory.bytes(), PIPE_BYTES, "the memory of a pipe");
         Self {
-            memory,
-            side,
-            written: AtomicU64::new(0),
-            read: AtomicU64::new(0),
+            end: End::new(Shared(memory), side),
             nudged: AtomicBool::new(false),
             shut: AtomicBool::new(false),
             spins: AtomicU32::new(Patience::NEW.spins),
@@ -107,127 +180,37 @@ impl Pipe {
         }
     }
 
-    /// Head, tail and first byte of the ring from `side`.
-    fn ring(&self, from: Side) -> (&AtomicU64, &AtomicU64, usize) {
-        let words = self.memory.words();
-        match from {
-            Side::Client => (&words[0], &words[8], RINGS_AT),
-            Side::Node => (&words[16], &words[24], RINGS_AT + RING_BYTES),
-        }
-    }
-
-    fn other(&self) -> Side {
-        match self.side {
-            Side::Client => Side::Node,
-            Side::Node => Side::Client,
-        }
-    }
-
-    /// Bell and sleeping word of a side.
-    fn bell(&self, of: Side) -> (&AtomicU32, &AtomicU32) {
-        let at = if of == Side::Node { 256 } else { 320 };
-        (self.memory.bell(at), self.memory.bell(at + 8))
-    }
-
-    fn ring_bell(&self, of: Side) {
-        let (bell, sleeping) = self.bell(of);
-        bell.fetch_add(1, Ordering::SeqCst);
-        if sleeping.load(Ordering::SeqCst) != 0 {
-            // Nobody to wake is no failure.
-            let _woken = futex::wake(bell, futex::Flags::empty(), 1);
-        }
-    }
-
-    /// Bytes to be read.
-    fn readable(&self) -> io::Result<usize> {
-        let (head, ..) = self.ring(self.other());
-        distance(head.load(Ordering::Acquire), self.read.load(Ordering::Relaxed))
-    }
-
-    /// Room to be written to.
-    fn writable(&self) -> io::Result<usize> {
-        let (_, tail, _) = self.ring(self.side);
-        let used = distance(self.written.load(Ordering::Relaxed), tail.load(Ordering::Acquire))?;
-        Ok(RING_BYTES - used)
-    }
-
     fn is_shut(&self) -> bool {
-        self.shut.load(Ordering::Acquire)
-            || self.memory.words()[CLOSED_WORD].load(Ordering::Acquire) != 0
+        self.shut.load(Ordering::Acquire) || self.end.words.closed()
     }
 
     fn stirred(&self, read: bool, write: bool) -> bool {
-        // A pipe that is broken is found so by the read or write that follows.
-        (read && self.readable().unwrap_or(1) > 0)
-            || (write && self.writable().unwrap_or(1) > 0)
+        self.end.stirred(read, write)
             || self.nudged.load(Ordering::Acquire)
-            || self.is_shut()
+            || self.shut.load(Ordering::Acquire)
     }
 
     fn learn(&self, patience: Patience) {
         self.spins.store(patience.spins, Ordering::Relaxed);
         self.misses.store(patience.misses, Ordering::Relaxed);
     }
-
-    /// Copies between a ring and `bytes`, around its end.
-    fn pieces(position: u64, len: usize) -> (usize, usize) {
-        let at = (position % RING_BYTES as u64) as usize;
-        (at, len.min(RING_BYTES - at))
-    }
-}
-
-/// How far a counter is ahead of another; an error if that cannot be.
-fn distance(head: u64, tail: u64) -> io::Result<usize> {
-    match usize::try_from(head.wrapping_sub(tail)) {
-        Ok(bytes) if bytes <= RING_BYTES => Ok(bytes),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the peer broke the ring")),
-    }
 }
 
 impl Stream for Pipe {
     fn try_read(&self, into: &mut [u8]) -> io::Result<usize> {
-        let available = self.readable()?;
-        let len = available.min(into.len());
-        if len == 0 {
-            let nothing =
-                if self.is_shut() { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) };
-            return nothing;
+        match self.end.try_read(into)? {
+            Some(count) => Ok(count),
+            // What was written before the end is read before it is told.
+            None if self.is_shut() => Ok(self.end.try_read(into)?.unwrap_or(0)),
+            None => Err(io::ErrorKind::WouldBlock.into()),
         }
-        let (_, tail, base) = self.ring(self.other());
-        let position = self.read.load(Ordering::Relaxed);
-        let (at, first) = Self::pieces(position, len);
-        let words = self.memory.words();
-        memory::read(words, base + at, &mut into[..first]);
-        memory::read(words, base, &mut into[first..len]);
-        let read = position.wrapping_add(len as u64);
-        self.read.store(read, Ordering::Relaxed);
-        tail.store(read, Ordering::Release);
-        if available > RING_BYTES / 2 {
-            // The other side may wait for room.
-            self.ring_bell(self.other());
-        }
-        Ok(len)
     }
 
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         if self.is_shut() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let len = self.writable()?.min(bytes.len());
-        if len == 0 {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let (head, _, base) = self.ring(self.side);
-        let position = self.written.load(Ordering::Relaxed);
-        let (at, first) = Self::pieces(position, len);
-        let words = self.memory.words();
-        memory::write(words, base + at, &bytes[..first]);
-        memory::write(words, base, &bytes[first..len]);
-        let written = position.wrapping_add(len as u64);
-        self.written.store(written, Ordering::Relaxed);
-        head.store(written, Ordering::Release);
-        self.ring_bell(self.other());
-        Ok(len)
+        self.end.try_write(bytes)?.ok_or(io::ErrorKind::WouldBlock.into())
     }
 
     fn wait(&self, read: bool, write: bool, timeout: Option<Duration>) {
@@ -246,31 +229,21 @@ impl Stream for Pipe {
             }
             spin_loop();
         }
-        let (bell, sleeping) = self.bell(self.side);
-        let before = bell.load(Ordering::SeqCst);
-        sleeping.store(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        if !self.stirred(read, write) {
-            let timeout = timeout.map(timespec);
-            let start_ns = self.clock.now_ns();
-            // Woken, too late, interrupted: the caller looks again in each case.
-            let _why = futex::wait(bell, futex::Flags::empty(), before, timeout.as_ref());
+        let start_ns = self.clock.now_ns();
+        if self.end.sleep(write, timeout, || self.stirred(read, write)) {
             self.learn(patience.after(Some(self.clock.now_ns() - start_ns)));
         }
-        sleeping.store(0, Ordering::SeqCst);
         self.nudged.store(false, Ordering::Release);
     }
 
     fn nudge(&self) {
         self.nudged.store(true, Ordering::SeqCst);
-        self.ring_bell(self.side);
+        self.end.nudge();
     }
 
     fn shut(&self) {
         self.shut.store(true, Ordering::SeqCst);
-        self.memory.words()[CLOSED_WORD].store(1, Ordering::SeqCst);
-        self.ring_bell(Side::Node);
-        self.ring_bell(Side::Client);
+        self.end.close();
     }
 }
 
@@ -328,9 +301,9 @@ mod tests {
         for lie in [RING_BYTES as u64 + 1, u64::MAX, 1 << 63] {
             let (client, node) = pair();
             // More to read than the ring holds; more read than was ever written.
-            client.memory.words()[0].store(lie, Ordering::SeqCst);
+            client.end.words.0.words()[0].store(lie, Ordering::SeqCst);
             assert_eq!(kind(node.try_read(&mut [0; 8])), Err(io::ErrorKind::InvalidData), "{lie}");
-            client.memory.words()[24].store(lie >> 1, Ordering::SeqCst);
+            client.end.words.0.words()[24].store(lie >> 1, Ordering::SeqCst);
             assert_eq!(kind(node.try_write(&[0; 8])), Err(io::ErrorKind::InvalidData), "{lie}");
         }
     }
@@ -374,5 +347,72 @@ mod tests {
             client.shut();
             assert_eq!(waiter.join().expect("no panic").len(), 200);
         });
+    }
+
+    /// What is sent with `seed`: now and then exactly half a ring, or more than one.
+    fn lengths(seed: u64) -> impl Iterator<Item = usize> {
+        let mut rng = archipelago_base::random::Rng::with_seed(seed);
+        (0..400).map(move |_| match rng.u8(0..8) {
+            0 => RING_BYTES / 2,
+            1 => rng.usize(1..RING_BYTES + 99),
+            _ => rng.usize(1..300),
+        })
+    }
+
+    /// Sends all of it, and waits for room when there is none.
+    fn pour(end: &Pipe, seed: u64) {
+        let mut sent = 0_u64;
+        for len in lengths(seed) {
+            let bytes: Vec<u8> = (0..len).map(|at| (sent + at as u64) as u8).collect();
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                match end.try_write(rest) {
+                    Ok(count) => rest = &rest[count..],
+                    Err(error) => {
+                        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                        end.wait(false, true, None);
+                    }
+                }
+            }
+            sent += len as u64;
+        }
+    }
+
+    /// Reads until `end` bytes have come, in pieces of lengths that `seed` says.
+    fn drain(pipe: &Pipe, seed: u64, end: u64) {
+        let mut rng = archipelago_base::random::Rng::with_seed(seed);
+        let mut buffer = vec![0; RING_BYTES];
+        let mut got = 0_u64;
+        while got < end {
+            let room = if rng.bool() { RING_BYTES / 2 } else { rng.usize(1..buffer.len()) };
+            match pipe.try_read(&mut buffer[..room]) {
+                Ok(count) => {
+                    assert!((0..count).all(|at| buffer[at] == (got + at as u64) as u8), "{got}");
+                    got += count as u64;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                    pipe.wait(true, false, None);
+                }
+            }
+        }
+    }
+
+    /// The model's claims on real memory with real sleeps: nobody has a timeout, so a wake-up that is lost hangs the test.
+    #[test]
+    fn two_sides_that_sleep_for_bytes_and_for_room_lose_no_wake_up() {
+        for seed in 0..4 {
+            let (client, node) = pair();
+            let length = lengths(seed).map(|len| len as u64).sum();
+            std::thread::scope(|scope| {
+                let echo = scope.spawn(|| {
+                    drain(&node, seed + 100, length);
+                    pour(&node, seed);
+                });
+                pour(&client, seed);
+                drain(&client, seed + 200, length);
+                echo.join().expect("no panic");
+            });
+        }
     }
 }

@@ -31,6 +31,10 @@ pub(super) fn connect(network: &Arc<Network>, near: Life, to: Connect) -> Promis
         Ok(host) => host,
         Err(error) => return Promise::ready(Err(error)),
     };
+    if !network.scheduler.lives(near) {
+        let what = format!("cannot connect to {}: this host is down", to.address);
+        return Promise::ready(Err(Error::new(ErrorKind::Fenced, what)));
+    }
     let (slot, now_ns) = (Slot::new(), network.scheduler.now_ns());
     let deadline_ns = now_ns.saturating_add(to.deadline.as_nanos() as u64);
     let (network, kept) = (Arc::clone(network), Arc::clone(&slot));

@@ -1,6 +1,6 @@
 //! `sim`: the fabric in virtual time, with faults, from one seed.
 //!
-//! A [`Network`] joins the [`Host`](archipelago_base::simulation::Host)s of a
+//! A [`Network`] joins the [`Host`]s of a
 //! [`Simulation`](archipelago_base::simulation::Simulation). Each has a [`Model`] of its card, wire and threads, and a
 //! provider [`Sim`], through which it serves nodes and connects to others. Operations are executed by the same
 //! code at the target as those of `tcp` (`Node::execute`, `Node::request`), at the virtual time at which the model says that
@@ -63,9 +63,6 @@ mod model;
 mod network;
 mod onesided;
 mod wire;
-
-#[cfg(test)]
-mod tests;
 
 use std::sync::Arc;
 

@@ -325,8 +325,8 @@ impl PartOf for Network {
                 self.scheduler.at(at_ns, life, move || told.fail(down));
             }
             if wire.near.host == host {
-                let (life, told) = (wire.far, Arc::clone(&wire));
-                self.scheduler.at(at_ns, life, move || told.depart());
+                // Nobody there hears of it; whoever holds the link elsewhere does.
+                wire.fail(Refusal::new(Reason::Disconnected));
             }
         }
     }

@@ -85,7 +85,11 @@ impl Wire {
         *flight.batch.lock() = Some(batch);
         self.count_batch(count);
         self.count_packet(bytes);
-        self.send(Way::There, ready_ps, move |wire| wire.serve(number, flight, 0));
+        self.send(Way::There, ready_ps, move |wire| {
+            if let Some(flight) = wire.queue(number, flight) {
+                wire.serve(number, flight, 0);
+            }
+        });
         self.promise(slot)
     }
 
@@ -95,7 +99,7 @@ impl Wire {
             return;
         }
         let op = flight.batch.lock().as_ref().and_then(|batch| batch.ops().get(index).copied());
-        let Some(op) = op else { return self.reply(number, &flight) };
+        let Some(op) = op else { return self.executed(number, &flight) };
         let now_ps = self.network.now_ps();
         let done_ps = self.network.on(self.far.host, |machine| {
             let received_ps = machine.inbound.take(now_ps, inbound_ps(machine, &op));
@@ -142,7 +146,7 @@ impl Wire {
         };
         if refused {
             self.node.counters.refused.fetch_add(1, Ordering::Relaxed);
-            return self.reply(number, &flight);
+            return self.executed(number, &flight);
         }
         self.serve(number, flight, index + 1);
     }
@@ -206,6 +210,14 @@ impl Wire {
         let word = if let Outcome::Word(word) = outcome { word } else { skip };
         self.network.scheduler.record(offset.rotate_left(32) ^ word ^ self.node.id().0);
         Ok(outcome)
+    }
+
+    /// The batch is over: its outcomes leave, and the card turns to the link's next.
+    fn executed(self: &Arc<Self>, number: Number, flight: &Flight) {
+        self.reply(number, flight);
+        if let Some((number, flight)) = self.unqueue() {
+            self.serve(number, flight, 0);
+        }
     }
 
     /// Sends what came of the batch to the client.

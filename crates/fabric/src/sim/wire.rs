@@ -2,9 +2,10 @@
 //!
 //! Invariants: 1. what is in flight stands in `pending` with a deadline, and one event of the client watches over the earliest; 2.
 //! once `down` is set, `pending` is empty and stays so; 3. an event of an end that has crashed never runs, since it
-//! belongs to that host's life; 4. the batch that comes back late goes nowhere: its place in `pending` is gone.
+//! belongs to that host's life; 4. the batch that comes back late goes nowhere: its place in `pending` is gone; 5. of a link's
+//! batches the card executes one at a time, in the order in which they were posted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -58,6 +59,9 @@ struct Client {
 struct Target {
     arrival: Option<u64>,
     closed: bool,
+    /// Batches that wait for the one that the card executes: a link's operations take place one after another.
+    waiting: VecDeque<(Number, Arc<Flight>)>,
+    executing: bool,
 }
 
 pub(super) struct Wire {
@@ -344,6 +348,24 @@ impl Wire {
             return false;
         }
         true
+    }
+
+    /// A batch has reached the card. It comes back if no earlier one of the link is being executed.
+    pub(super) fn queue(&self, number: Number, flight: Arc<Flight>) -> Option<Arc<Flight>> {
+        let mut target = self.target.lock();
+        if std::mem::replace(&mut target.executing, true) {
+            target.waiting.push_back((number, flight));
+            return None;
+        }
+        Some(flight)
+    }
+
+    /// A batch was executed: the next.
+    pub(super) fn unqueue(&self) -> Option<(Number, Arc<Flight>)> {
+        let mut target = self.target.lock();
+        let next = target.waiting.pop_front();
+        target.executing = next.is_some();
+        next
     }
 
     /// The client is gone.

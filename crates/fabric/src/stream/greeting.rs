@@ -6,8 +6,7 @@ use archipelago_base::clock::Clock;
 use archipelago_base::codec::Reader;
 use archipelago_base::{Epoch, Result};
 
-use super::incoming::Arrived;
-use super::{Incoming, Stream};
+use super::{Arrived, Incoming, Stream};
 use crate::link::{Connect, Peer};
 use crate::node::Node;
 use crate::refusal::{Reason, Refusal};
@@ -61,7 +60,7 @@ pub(crate) fn call(
     put_frame(&mut out, Kind::Hello, 0, |body| hello_of(to).encode(body));
     send(stream, &out)?;
     let mut incoming = Incoming::new();
-    let peer = first_frame(stream, clock, to.deadline, &mut incoming, welcome_of)?;
+    let peer = next_frame(stream, clock, to.deadline, &mut incoming, welcome_of)?;
     to.session.welcomed();
     Ok((peer, incoming))
 }
@@ -73,17 +72,18 @@ pub(crate) fn receive_hello(
     deadline: Duration,
 ) -> Result<(Hello, Incoming), Refusal> {
     let mut incoming = Incoming::new();
-    let hello = first_frame(stream, clock, deadline, &mut incoming, |frame| match frame.kind {
+    let hello = next_frame(stream, clock, deadline, &mut incoming, |frame| match frame.kind {
         Kind::Hello => Hello::decode(frame.body).map_err(Refusal::from),
         _ => Err(Reason::Protocol.into()),
     })?;
     Ok((hello, incoming))
 }
 
-/// A first frame is small: what claims to be more is no greeting.
+/// A frame of a greeting is small: what claims to be more is no greeting.
 const GREETING_BYTES_MAX: usize = 512;
 
-fn first_frame<T>(
+/// Reads one frame of a greeting.
+pub(crate) fn next_frame<T>(
     stream: &impl Stream,
     clock: &dyn Clock,
     deadline: Duration,

@@ -1,9 +1,7 @@
 //! The client's end of a link over a stream: what is in flight, who receives, what is too late.
 //!
-//! **Who receives.** One thread at a time, the *leader*, reads the stream and completes what arrives. A thread that
-//! waits for a promise leads if nobody does, so a lone caller pays no switch of threads; others sleep until
-//! the leader tells them. A promise that is polled or dropped asks for *attendance*: a background thread, started at
-//! the first time, leads as long as something is in flight and nobody else does.
+//! **Who receives.** One thread at a time reads the stream and completes what arrives: see [`crate::lead`]. A promise that is
+//! polled or dropped starts the background thread at the first time.
 //!
 //! Invariants: 1. everything in flight is in `pending` and has a deadline, so whoever leads ends; 2. once `down`
 //! is set, `pending` is empty and stays so; 3. locks are taken in the order lead → incoming → pending, out last, and none
@@ -20,16 +18,16 @@ use std::time::Duration;
 use archipelago_base::clock::Clock;
 use archipelago_base::codec::Reader;
 use archipelago_base::spawn::{Spawn, SystemSpawn};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-use super::incoming::Arrived;
-use super::{Incoming, Outgoing, Stream, Taken};
+use super::{Arrived, Incoming, Outgoing, Stream, Taken};
 use crate::batch::{Attached, Batch};
 use crate::body::Body;
+use crate::lead::{Lead, Receive};
 use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, MESSAGE_BYTES_MAX, Session};
 use crate::promise::{Driver, Promise, Slot};
 use crate::refusal::{Reason, Refusal};
-use crate::wire::{Ask, Frame, Kind, Malformed, Opened, decode_answer, decode_done, put_frame};
+use crate::wire::{Ask, Frame, Kind, Malformed, decode_answer, decode_done, put_frame};
 
 /// Queued bytes that ring the doorbell by themselves.
 const DOORBELL_BYTES: usize = 64 << 10;
@@ -47,8 +45,7 @@ pub(crate) struct Initiator<S> {
     out: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
     pending: Mutex<Pending>,
-    lead: Mutex<Lead>,
-    changed: Condvar,
+    lead: Lead,
     /// Set with `pending` locked.
     is_down: AtomicBool,
     taken: Taken,
@@ -77,15 +74,8 @@ enum What {
     Attach { known: Box<Known>, slot: Arc<Slot<Result<Attached, Refusal>>> },
 }
 
-type Known = dyn FnOnce(Opened) -> Result<Attached, Refusal> + Send;
-
-#[derive(Default)]
-struct Lead {
-    leading: bool,
-    attend: bool,
-    thread: bool,
-    ended: bool,
-}
+/// Reads the node's answer to an attachment, and makes what it opens known to the link.
+type Known = dyn FnOnce(&[u8]) -> Result<Result<Attached, Refusal>, Malformed> + Send;
 
 impl<S: Stream> Initiator<S> {
     pub(crate) fn new(
@@ -103,8 +93,7 @@ impl<S: Stream> Initiator<S> {
             out: Mutex::new(Outgoing::default()),
             incoming: Mutex::new(incoming),
             pending: Mutex::new(Pending { earliest_ns: u64::MAX, ..Pending::default() }),
-            lead: Mutex::new(Lead::default()),
-            changed: Condvar::new(),
+            lead: Lead::default(),
             is_down: AtomicBool::new(false),
             taken: Taken::default(),
             batches: AtomicU64::new(0),
@@ -194,11 +183,11 @@ impl<S: Stream> Initiator<S> {
         self.promise(slot)
     }
 
-    /// Asks what a key opens; `key` appends it, `known` makes it known to the link.
+    /// Asks what a key opens; `key` appends it, `known` reads the answer's body.
     pub(crate) fn attach(
         &self,
         key: impl FnOnce(&mut Vec<u8>),
-        known: impl FnOnce(Opened) -> Result<Attached, Refusal> + Send + 'static,
+        known: impl FnOnce(&[u8]) -> Result<Result<Attached, Refusal>, Malformed> + Send + 'static,
     ) -> Promise<Result<Attached, Refusal>> {
         let mut out = self.out.lock();
         if let Err(refusal) = self.room(&out) {
@@ -233,7 +222,7 @@ impl<S: Stream> Initiator<S> {
     }
 
     /// Sends what is queued; what the stream does not take now is the leader's to send.
-    pub(crate) fn hand_over(&self) {
+    pub(crate) fn send_or_nudge(&self) {
         self.flush();
         if self.out.lock().waiting() > 0 {
             self.stream.nudge();
@@ -252,16 +241,14 @@ impl<S: Stream> Initiator<S> {
         for ((_, number), waiting) in entries {
             self.refuse(number, waiting.what, Reason::Disconnected.into());
         }
-        let _lead = self.lead.lock();
-        self.changed.notify_all();
+        self.lead.tell();
     }
 
     /// The end of the link's last handle.
     pub(crate) fn close(&self) {
         self.flush();
         self.fail(Reason::Disconnected.into());
-        self.lead.lock().ended = true;
-        self.changed.notify_all();
+        self.lead.end();
         self.stream.nudge();
     }
 
@@ -308,8 +295,7 @@ impl<S: Stream> Initiator<S> {
         }
     }
 
-    /// Receives once: sends what is queued, waits, completes what arrived or is too late.
-    fn round(&self) {
+    fn receive(&self) {
         let mut incoming = self.incoming.lock();
         self.flush();
         let timeout = self.expire();
@@ -320,17 +306,14 @@ impl<S: Stream> Initiator<S> {
         self.stream.wait(true, unsent, Some(timeout));
         if incoming.fill(&self.stream) == Arrived::End {
             drop(incoming);
-            self.fail(Reason::Disconnected.into());
+            self.fail(self.stream.last_words().unwrap_or(Reason::Disconnected.into()));
             return;
         }
         let outcome = self.complete_all(&mut incoming);
         drop(incoming);
         match outcome {
             Ok(0) => {}
-            Ok(_) => {
-                let _lead = self.lead.lock();
-                self.changed.notify_all();
-            }
+            Ok(_) => self.lead.tell(),
             Err(refusal) => self.fail(refusal),
         }
     }
@@ -369,8 +352,8 @@ impl<S: Stream> Initiator<S> {
                 decoded
             }
             What::Attach { known, slot } => {
-                let opened = Opened::decode(frame.body);
-                slot.fill(opened.unwrap_or(Err(Reason::Protocol.into())).and_then(known));
+                let opened = known(frame.body);
+                slot.fill(opened.unwrap_or(Err(Reason::Protocol.into())));
                 opened.map(|_| ())
             }
             What::Request { keep, slot } => {
@@ -403,8 +386,7 @@ impl<S: Stream> Initiator<S> {
             self.refuse(number, waiting.what, Reason::Deadline.into());
         }
         if any {
-            let _lead = self.lead.lock();
-            self.changed.notify_all();
+            self.lead.tell();
             return Duration::ZERO;
         }
         Duration::from_nanos(left_ns).min(TICK)
@@ -423,36 +405,10 @@ impl<S: Stream> Initiator<S> {
             }
         }
     }
-
-    fn idle(&self) -> bool {
-        self.pending.lock().entries.is_empty()
-    }
-
-    /// The background thread.
-    fn attendance(&self) {
-        let mut lead = self.lead.lock();
-        while !lead.ended {
-            if lead.attend && self.idle() {
-                lead.attend = false;
-            }
-            if !lead.attend || lead.leading {
-                self.changed.wait(&mut lead);
-                continue;
-            }
-            lead.leading = true;
-            drop(lead);
-            while !self.idle() {
-                self.round();
-            }
-            lead = self.lead.lock();
-            lead.leading = false;
-            self.changed.notify_all();
-        }
-    }
 }
 
 /// Why the node said that it closes the link.
-fn farewell(body: &[u8]) -> Refusal {
+pub(crate) fn farewell(body: &[u8]) -> Refusal {
     let mut reader = Reader::new(body);
     let reason = reader.u8().and_then(Reason::from_code);
     match (reason, reader.u64()) {
@@ -465,44 +421,31 @@ fn farewell(body: &[u8]) -> Refusal {
     }
 }
 
+impl<S: Stream> Receive for Initiator<S> {
+    /// Sends what is queued, waits, completes what arrived or is too late.
+    fn round(&self) {
+        self.receive();
+    }
+
+    fn idle(&self) -> bool {
+        self.pending.lock().entries.is_empty()
+    }
+
+    fn hand_over(&self) {
+        self.send_or_nudge();
+    }
+}
+
 impl<S: Stream> Driver for Initiator<S> {
     fn drive(&self, done: &dyn Fn() -> bool) {
-        let mut lead = self.lead.lock();
-        loop {
-            if done() {
-                return;
-            }
-            if !lead.leading {
-                break;
-            }
-            // The leader may be asleep over the stream: what this caller posted must leave first.
-            drop(lead);
-            self.hand_over();
-            lead = self.lead.lock();
-            if lead.leading && !done() {
-                self.changed.wait(&mut lead);
-            }
-        }
-        lead.leading = true;
-        drop(lead);
-        while !done() {
-            self.round();
-        }
-        self.lead.lock().leading = false;
-        self.changed.notify_all();
+        self.lead.drive(self, done);
     }
 
     fn attend(&self) {
-        self.hand_over();
+        self.send_or_nudge();
         let Some(me) = self.me.upgrade() else { return };
-        let start = {
-            let mut lead = self.lead.lock();
-            lead.attend = true;
-            self.changed.notify_all();
-            !std::mem::replace(&mut lead.thread, true)
-        };
-        if start {
-            let body = Box::new(move || me.attendance());
+        if self.lead.ask() {
+            let body = Box::new(move || me.lead.attendance(&*me));
             if let Err(error) = SystemSpawn.spawn("fabric-attend", body) {
                 tracing::error!(%error, "no thread to receive completions: the link is closed");
                 self.fail(Reason::Exhausted.into());

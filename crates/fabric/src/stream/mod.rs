@@ -12,10 +12,18 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+#[cfg(feature = "ofi")]
+pub(crate) use greeting::next_frame;
 pub(crate) use greeting::{admit, call, hello_of, receive_hello, send, welcome_of};
-pub(crate) use incoming::Incoming;
+pub(crate) use incoming::{Arrived, Incoming};
 pub(crate) use initiator::Initiator;
-pub(crate) use responder::Responder;
+#[cfg(feature = "ofi")]
+pub(crate) use initiator::farewell;
+#[cfg(feature = "ofi")]
+pub(crate) use responder::Registrar;
+pub(crate) use responder::{OneSided, Responder};
+
+use crate::refusal::Refusal;
 
 /// A two-way pipe of bytes. Any thread may write; one at a time reads and waits.
 pub(crate) trait Stream: Send + Sync + 'static {
@@ -34,6 +42,17 @@ pub(crate) trait Stream: Send + Sync + 'static {
 
     /// Ends the stream for both sides. Reads find the end, writes fail.
     fn shut(&self);
+
+    /// Sends the frame that says why the link ends, where that goes another way than the bytes before it.
+    /// Whether it does.
+    fn say_last(&self, _frame: &[u8]) -> bool {
+        false
+    }
+
+    /// What the other side said there.
+    fn last_words(&self) -> Option<Refusal> {
+        None
+    }
 }
 
 /// Bytes on their way out, and how they went.

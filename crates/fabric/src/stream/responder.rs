@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use archipelago_base::Epoch;
 use parking_lot::Mutex;
 
-use super::incoming::Arrived;
-use super::{Incoming, Outgoing, Stream, Taken};
+use super::{Arrived, Incoming, Outgoing, Stream, Taken};
 use crate::ids::{ClientId, RemoteKey};
 use crate::node::{Access, Answer, AtomicPath, LinkEnd, Node, Request};
 use crate::refusal::{Reason, Refusal};
@@ -25,14 +24,31 @@ use crate::wire::{
 /// Answers that wait for a client before nothing more is read from it.
 const OUT_BYTES_MAX: usize = 4 << 20;
 
+/// Which way a link's one-sided operations come.
+pub(crate) enum OneSided {
+    /// Not by this stream, and neither do attachments.
+    Elsewhere,
+    /// As frames, which this thread executes.
+    Frames,
+    /// To memory that is registered for it: this thread answers attachments.
+    #[cfg(feature = "ofi")]
+    Registered(Box<dyn Registrar>),
+}
+
+/// Registers memory for a link's client.
+#[cfg(feature = "ofi")]
+pub(crate) trait Registrar: Send + Sync {
+    /// Registers what `key` opens, and appends what the client needs to know, or the refusal. Whether it was done.
+    fn attach(&self, node: &Node, key: &RemoteKey, out: &mut Vec<u8>) -> bool;
+}
+
 pub(crate) struct Responder<S> {
     stream: S,
     client: ClientId,
     /// The life of the node that welcomed the client.
     epoch: Epoch,
     path: AtomicPath,
-    /// Whether this link's one-sided operations come as frames.
-    executes: bool,
+    one_sided: OneSided,
     out: Mutex<Outgoing>,
     taken: Taken,
     busy: AtomicBool,
@@ -44,14 +60,14 @@ impl<S: Stream> Responder<S> {
         stream: S,
         (client, epoch): (ClientId, Epoch),
         path: AtomicPath,
-        executes: bool,
+        one_sided: OneSided,
     ) -> Arc<Self> {
         Arc::new(Self {
             stream,
             client,
             epoch,
             path,
-            executes,
+            one_sided,
             out: Mutex::new(Outgoing::default()),
             taken: Taken::default(),
             busy: AtomicBool::new(false),
@@ -122,20 +138,9 @@ impl<S: Stream> Responder<S> {
 
     fn serve_frame(&self, node: &Arc<Node>, frame: &Frame<'_>) -> Result<(), Malformed> {
         match frame.kind {
-            Kind::Batch if self.executes => self.batch(node, frame),
-            Kind::Attach if self.executes => {
-                let mut reader = archipelago_base::codec::Reader::new(frame.body);
-                let key = RemoteKey::decode(&mut reader).filter(|_| reader.is_empty());
-                let key = key.ok_or(Malformed("a key that cannot be read"))?;
-                let opened = node.attach(&key, self.path);
-                let opened = opened.map(|(len, rights, _)| Opened { len, rights });
-                if opened.is_err() {
-                    node.counters.refused.fetch_add(1, Ordering::Relaxed);
-                }
-                self.put(Kind::Attached, frame.number, |out| Opened::encode(&opened, out));
-                Ok(())
-            }
-            Kind::Detach if self.executes => Ok(()),
+            Kind::Batch if matches!(self.one_sided, OneSided::Frames) => self.batch(node, frame),
+            Kind::Attach => self.attach(node, frame),
+            Kind::Detach if !matches!(self.one_sided, OneSided::Elsewhere) => Ok(()),
             Kind::Request => {
                 let ask = Ask::decode(frame.body)?;
                 let (client, number) = (self.client, frame.number);
@@ -145,8 +150,32 @@ impl<S: Stream> Responder<S> {
                 }
                 Ok(())
             }
-            _ => Err(Malformed("a frame that a client does not send here")),
+            _ => Err(NOT_HERE),
         }
+    }
+
+    fn attach(&self, node: &Node, frame: &Frame<'_>) -> Result<(), Malformed> {
+        let key = key_in(frame)?;
+        let done = match &self.one_sided {
+            OneSided::Elsewhere => return Err(NOT_HERE),
+            OneSided::Frames => {
+                let opened = node.attach(&key, self.path);
+                let opened = opened.map(|(len, rights, _)| Opened { len, rights });
+                self.put(Kind::Attached, frame.number, |out| Opened::encode(&opened, out));
+                opened.is_ok()
+            }
+            #[cfg(feature = "ofi")]
+            OneSided::Registered(registrar) => {
+                let mut done = false;
+                let attach = |out: &mut Vec<u8>| done = registrar.attach(node, &key, out);
+                self.put(Kind::Attached, frame.number, attach);
+                done
+            }
+        };
+        if !done {
+            node.counters.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     fn batch(&self, node: &Arc<Node>, frame: &Frame<'_>) -> Result<(), Malformed> {
@@ -203,14 +232,27 @@ impl<S: Stream> Responder<S> {
     }
 
     fn goodbye(&self, refusal: Refusal, text: &str) {
-        let mut out = self.out.lock();
-        put_frame(out.buffer(), Kind::Goodbye, 0, |body| {
+        let mut frame = Vec::new();
+        put_frame(&mut frame, Kind::Goodbye, 0, |body| {
             put_refused(body, refusal);
             body.extend_from_slice(text.as_bytes());
         });
+        if self.stream.say_last(&frame) {
+            return;
+        }
+        let mut out = self.out.lock();
+        out.buffer().extend_from_slice(&frame);
         // Best effort: a client that does not read does not learn why.
         let _sent = out.flush(&self.stream, &self.taken);
     }
+}
+
+const NOT_HERE: Malformed = Malformed("a frame that a client does not send here");
+
+fn key_in(frame: &Frame<'_>) -> Result<RemoteKey, Malformed> {
+    let mut reader = archipelago_base::codec::Reader::new(frame.body);
+    let key = RemoteKey::decode(&mut reader).filter(|_| reader.is_empty());
+    key.ok_or(Malformed("a key that cannot be read"))
 }
 
 impl<S: Stream> LinkEnd for Responder<S> {

@@ -16,7 +16,7 @@ use crate::alarm::Alarm;
 use crate::link::{LINKS_MAX, Listener};
 use crate::node::{AtomicPath, LinkEnd, Node};
 use crate::refusal::{Reason, Refusal};
-use crate::stream::{Incoming, Responder, Stream, admit, receive_hello, send};
+use crate::stream::{Incoming, OneSided, Responder, Stream, admit, receive_hello, send};
 use crate::wire::{Hello, Kind, put_frame};
 
 /// A client has said who it is by then.
@@ -133,8 +133,8 @@ impl Shared {
             Ok(welcome) => welcome,
             Err(refusal) => return refuse(&socket, refusal),
         };
-        let link =
-            Responder::new(socket, (hello.client, welcome.epoch), AtomicPath::Processor, true);
+        let life = (hello.client, welcome.epoch);
+        let link = Responder::new(socket, life, AtomicPath::Processor, OneSided::Frames);
         let end: Arc<dyn LinkEnd> = Arc::clone(&link) as Arc<dyn LinkEnd>;
         let arrival = match self.node.arrive(hello.client, &end, hello.resumed) {
             Ok(arrival) => arrival,

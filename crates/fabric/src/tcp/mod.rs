@@ -13,7 +13,7 @@
 //! shows as deadlines that pass.
 
 mod listener;
-mod socket;
+pub(crate) mod socket;
 
 use std::fmt;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -31,7 +31,7 @@ use crate::node::{AtomicPath, Node, key_of};
 use crate::promise::Promise;
 use crate::refusal::{Reason, Refusal};
 use crate::stream::{Initiator, call};
-use crate::wire::encode_ops;
+use crate::wire::{Opened, encode_ops};
 use listener::TcpDoor;
 use socket::Socket;
 
@@ -122,7 +122,7 @@ impl TcpLink {
 }
 
 /// Tries the addresses in turn.
-fn dial(to: &Connect) -> Result<TcpStream> {
+pub(crate) fn dial(to: &Connect) -> Result<TcpStream> {
     let fail = |source: std::io::Error| {
         let kind = match source.kind() {
             std::io::ErrorKind::InvalidInput => ErrorKind::InvalidArgument,
@@ -157,10 +157,13 @@ impl Link for TcpLink {
         let known = (key.region, key.tag);
         self.core.attach(
             |out| key.encode(out),
-            move |_opened| {
-                let mut attached = attached.write();
-                attached.push(Some(known));
-                Ok(Attached { link, index: attached.len() as u32 - 1 })
+            move |body| {
+                let opened = Opened::decode(body)?;
+                Ok(opened.map(|_| {
+                    let mut attached = attached.write();
+                    attached.push(Some(known));
+                    Attached { link, index: attached.len() as u32 - 1 }
+                }))
             },
         )
     }
@@ -194,7 +197,7 @@ impl Link for TcpLink {
     }
 
     fn flush(&self) {
-        self.core.hand_over();
+        self.core.send_or_nudge();
     }
 
     fn closed(&self) -> Option<Refusal> {

@@ -1,7 +1,11 @@
 //! A TCP socket as a [`Stream`].
 
 use std::io::{self, Read, Write};
+#[cfg(feature = "ofi")]
+use std::net::IpAddr;
 use std::net::{Shutdown, TcpStream};
+#[cfg(feature = "ofi")]
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use archipelago_base::{Error, ErrorKind, Result};
@@ -23,6 +27,18 @@ impl Socket {
             Error::with_source(ErrorKind::Io, "cannot set up a TCP connection", source)
         })?;
         Ok(Self { stream, alarm: Alarm::new()? })
+    }
+
+    /// The connection, and what ends a wait for it, to be waited for with others.
+    #[cfg(feature = "ofi")]
+    pub(crate) fn fds(&self) -> (BorrowedFd<'_>, &Alarm) {
+        (self.stream.as_fd(), &self.alarm)
+    }
+
+    /// This side's address.
+    #[cfg(feature = "ofi")]
+    pub(crate) fn local(&self) -> io::Result<IpAddr> {
+        self.stream.local_addr().map(|address| address.ip())
     }
 }
 

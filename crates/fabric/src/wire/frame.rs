@@ -33,11 +33,13 @@ pub enum Kind {
     Request = 9,
     /// Node: its answer.
     Answer = 10,
+    /// Both (`ofi`): my endpoints.
+    Endpoints = 11,
 }
 
 impl Kind {
     fn from_code(code: u8) -> Option<Self> {
-        const ALL: [Kind; 10] = [
+        const ALL: [Kind; 11] = [
             Kind::Hello,
             Kind::Welcome,
             Kind::Goodbye,
@@ -48,6 +50,7 @@ impl Kind {
             Kind::Done,
             Kind::Request,
             Kind::Answer,
+            Kind::Endpoints,
         ];
         ALL.get(usize::from(code).checked_sub(1)?).copied()
     }

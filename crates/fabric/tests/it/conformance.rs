@@ -11,17 +11,25 @@ use archipelago_fabric::{
 
 use crate::world::{REGION_BYTES, World, block_on, read, refused, until, write};
 
+macro_rules! tests_over {
+    ($provider:literal: $($test:ident)*) => { $(#[test] fn $test() { super::$test($provider); })* };
+}
+
 macro_rules! every_provider {
-    ($($test:ident)*) => {
-        mod shm { $(#[test] fn $test() { super::$test("shm"); })* }
-        mod tcp { $(#[test] fn $test() { super::$test("tcp"); })* }
-        mod sim { $(#[test] fn $test() { super::$test("sim"); })* }
+    ($($test:ident)* ; by threads: $($threaded:ident)*) => {
+        mod shm { tests_over! { "shm": $($test)* $($threaded)* } }
+        mod tcp { tests_over! { "tcp": $($test)* $($threaded)* } }
+        #[cfg(feature = "ofi")]
+        mod ofi { tests_over! { "ofi": $($test)* $($threaded)* } }
+        // Virtual time has one thread. Tasks share a link there (`sim.rs`).
+        mod sim { tests_over! { "sim": $($test)* } }
     };
 }
 
 every_provider! {
     bytes_written_are_read_at_any_alignment
     operations_of_a_batch_take_effect_in_order
+    a_batch_behind_another_finds_all_of_it
     a_write_that_completed_is_seen_by_the_node_and_by_others
     a_bad_range_is_refused_named_and_touches_nothing
     rights_are_kept
@@ -36,18 +44,9 @@ every_provider! {
     tasks_await_without_a_runtime
     dropped_promises_still_take_effect
     a_batch_is_used_again
-    atomics_of_a_cards_region_are_refused
-}
-
-// Not over `sim`: virtual time has one thread. Tasks share a link there (`sim.rs`).
-#[test]
-fn threads_share_a_link_of_shm() {
-    threads_share_a_link("shm");
-}
-
-#[test]
-fn threads_share_a_link_of_tcp() {
-    threads_share_a_link("tcp");
+    atomics_that_go_another_way_are_refused
+    ; by threads:
+    threads_share_a_link
 }
 
 fn bytes_written_are_read_at_any_alignment(name: &str) {
@@ -94,6 +93,28 @@ fn operations_of_a_batch_take_effect_in_order(name: &str) {
         let batch = promise.wait();
         batch.check().unwrap();
         assert_eq!(batch.data(0), (round as u64).to_ne_bytes());
+    }
+}
+
+/// Posted together, of every sort: what a READ reads is neither older than the batch before it nor newer.
+fn a_batch_behind_another_finds_all_of_it(name: &str) {
+    let world = World::new(name);
+    let (link, region) = world.attached();
+    let mut promises = Vec::new();
+    for round in 0..100_u64 {
+        let (mut first, mut second) = (Batch::new(), Batch::new());
+        first.write(region, 8, &(round + 1).to_ne_bytes().repeat(512));
+        first.compare_swap(region, 0, round, round + 1);
+        second.read(region, 0, 8 + 4096);
+        promises.push((link.post(first), link.post(second)));
+    }
+    for (round, (first, second)) in (1_u64..).zip(promises) {
+        let (first, second) = (first.wait(), second.wait());
+        first.check().unwrap();
+        assert_eq!(first.word(1), Some(round - 1));
+        let words =
+            second.data(0).chunks(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
+        assert_eq!(words.filter(|&word| word != round).count(), 0, "round {round}");
     }
 }
 
@@ -211,7 +232,7 @@ fn a_revoked_key_is_refused_and_a_new_one_works(name: &str) {
 fn a_dropped_region_is_not_reached(name: &str) {
     let world = World::new(name);
     let link = world.link();
-    let second = world.node.allocate(4096, AtomicPath::Processor).unwrap();
+    let second = world.node.allocate(4096, world.provider.atomic_path()).unwrap();
     let key = second.grant(Rights::ALL).unwrap();
     let region = link.attach(&key).wait().unwrap();
     write(&*link, region, 0, b"here");
@@ -240,7 +261,7 @@ fn limits_are_the_same_everywhere(name: &str) {
     };
     assert_eq!(refused(&*link, crowd), large);
     assert!(content(&world).iter().all(|&byte| byte == 0), "nothing of it was tried");
-    let big = world.node.allocate(BATCH_BYTES_MAX, AtomicPath::Processor).unwrap();
+    let big = world.node.allocate(BATCH_BYTES_MAX, world.provider.atomic_path()).unwrap();
     let region = link.attach(&big.grant(Rights::ALL).unwrap()).wait().unwrap();
     let bytes: Vec<u8> = (0..BATCH_BYTES_MAX).map(|at| (at / 7) as u8).collect();
     write(&*link, region, 0, &bytes);
@@ -354,14 +375,20 @@ fn a_batch_is_used_again(name: &str) {
     }
 }
 
-fn atomics_of_a_cards_region_are_refused(name: &str) {
+fn atomics_that_go_another_way_are_refused(name: &str) {
     let world = World::new(name);
     let link = world.link();
-    let region = world.node.allocate(64, AtomicPath::Card).unwrap();
+    let other = match world.provider.atomic_path() {
+        AtomicPath::Processor => AtomicPath::Card,
+        AtomicPath::Card => AtomicPath::Processor,
+    };
+    let region = world.node.allocate(64, other).unwrap();
     let key = region.grant(Rights::ALL).unwrap();
     let refusal = link.attach(&key).wait().unwrap_err();
     assert_eq!(refusal.reason, Reason::AtomicPath);
-    assert_eq!(region.fetch_add(0, 1).unwrap_err().reason, Reason::AtomicPath);
+    // The node's own processor is one of the ways.
+    let cards = if other == AtomicPath::Card { &region } else { &world.region };
+    assert_eq!(cards.fetch_add(0, 1).unwrap_err().reason, Reason::AtomicPath);
     let plain = region.grant(Rights::READ.and(Rights::WRITE)).unwrap();
     let plain = link.attach(&plain).wait().unwrap();
     write(&*link, plain, 0, b"bytes have no path");

@@ -5,9 +5,12 @@
 mod conformance;
 mod corpus;
 mod malformed;
+#[cfg(feature = "ofi")]
+mod ofi;
 mod process;
 mod processes;
 mod requests;
 mod shm;
+mod sim;
 mod tcp;
 mod world;

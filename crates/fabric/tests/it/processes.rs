@@ -1,10 +1,11 @@
-//! Several processes, over every provider: contention, and kill, stop and restart of either side.
+//! Several processes, over every provider that has them: contention, and kill, stop and restart of either side. `sim` has hosts in
+//! place of processes: `sim.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::{Epoch, ErrorKind};
-use archipelago_fabric::{Attached, Batch, Connect, Link, Reason, RemoteKey, Session};
+use archipelago_fabric::{AtomicPath, Attached, Batch, Connect, Link, Reason, RemoteKey, Session};
 
 use crate::process::{Helper, hex_of, node};
 use crate::world::{LONG, World, ask, fresh_address, provider, read, refused, until, write};
@@ -13,6 +14,8 @@ macro_rules! every_provider {
     ($($test:ident)*) => {
         mod shm { $(#[test] fn $test() { super::$test("shm"); })* }
         mod tcp { $(#[test] fn $test() { super::$test("tcp"); })* }
+        #[cfg(feature = "ofi")]
+        mod ofi { $(#[test] fn $test() { super::$test("ofi"); })* }
     };
 }
 
@@ -25,10 +28,14 @@ every_provider! {
     a_stopped_node_answers_when_it_goes_on
 }
 
-fn link(name: &str, address: &str, key: &RemoteKey) -> (Arc<dyn Link>, Attached) {
+fn link_to(name: &str, address: &str) -> Arc<dyn Link> {
     let mut to = Connect::to(address, &Session::fresh());
     to.deadline = LONG;
-    let link = provider(name).connect(to).wait().unwrap();
+    provider(name).connect(to).wait().unwrap()
+}
+
+fn link(name: &str, address: &str, key: &RemoteKey) -> (Arc<dyn Link>, Attached) {
+    let link = link_to(name, address);
     let region = link.attach(key).wait().unwrap();
     (link, region)
 }
@@ -39,14 +46,21 @@ fn atomics_of_several_processes_lose_nothing(name: &str) {
     let (address, key) = (world.listener.address(), hex_of(&world.key));
     let words = ["count", name, address, &key, &ROUNDS.to_string()];
     let mut helpers: Vec<Helper> = (0..3).map(|_| Helper::start(&words)).collect();
-    // The node takes part, and so do clients of the other provider: one path for all.
-    for _ in 0..ROUNDS {
-        world.region.fetch_add(0, 1).unwrap();
-    }
+    // Where processors execute atomics, the node takes part, and so do clients of the other provider: one path for all.
+    let on_processors = world.provider.atomic_path() == AtomicPath::Processor;
     let dir = tempfile::tempdir().unwrap();
     let other = if name == "shm" { "tcp" } else { "shm" };
     let door = provider(other).serve(&world.node, &fresh_address(other, &dir)).unwrap();
-    helpers.push(Helper::start(&["count", other, door.address(), &key, &ROUNDS.to_string()]));
+    if on_processors {
+        for _ in 0..ROUNDS {
+            world.region.fetch_add(0, 1).unwrap();
+        }
+        helpers.push(Helper::start(&["count", other, door.address(), &key, &ROUNDS.to_string()]));
+    } else {
+        let link = link_to(other, door.address());
+        let refusal = link.attach(&world.key).wait().unwrap_err();
+        assert_eq!(refusal.reason, Reason::AtomicPath, "{other} goes another way");
+    }
     for helper in &mut helpers {
         assert_eq!(helper.hear(), "ready");
     }
@@ -58,7 +72,9 @@ fn atomics_of_several_processes_lose_nothing(name: &str) {
         world.region.read(offset, &mut word).unwrap();
         u64::from_ne_bytes(word)
     };
-    assert_eq!((word(0), word(8)), (5 * ROUNDS, 4 * ROUNDS));
+    let clients = if on_processors { 4 } else { 3 };
+    let adders = clients + u64::from(on_processors);
+    assert_eq!((word(0), word(8)), (adders * ROUNDS, clients * ROUNDS));
 }
 
 fn a_killed_node_is_noticed_and_its_next_life_refuses_old_keys(name: &str) {

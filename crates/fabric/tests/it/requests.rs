@@ -17,6 +17,8 @@ macro_rules! every_provider {
         mod shm { $(#[test] fn $test() { super::$test("shm"); })* }
         mod tcp { $(#[test] fn $test() { super::$test("tcp"); })* }
         mod sim { $(#[test] fn $test() { super::$test("sim"); })* }
+        #[cfg(feature = "ofi")]
+        mod ofi { $(#[test] fn $test() { super::$test("ofi"); })* }
     };
 }
 

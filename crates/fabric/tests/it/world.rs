@@ -68,6 +68,9 @@ pub(crate) fn provider(name: &str) -> Box<dyn Provider> {
     match name {
         "shm" => Box::new(Shm::new()),
         "tcp" => Box::new(Tcp::new()),
+        // Where there is no card, what stands in for one.
+        #[cfg(feature = "ofi")]
+        "ofi" => Box::new(archipelago_fabric::Ofi::over("tcp;ofi_rxm")),
         other => panic!("no provider {other}"),
     }
 }
@@ -148,7 +151,10 @@ impl World {
     }
 
     pub(crate) fn link(&self) -> Arc<dyn Link> {
-        self.link_as(&Session::fresh())
+        match &self.virtual_world {
+            Some(made) => self.link_as(&made.network.session()),
+            None => self.link_as(&Session::fresh()),
+        }
     }
 
     pub(crate) fn link_as(&self, session: &Arc<Session>) -> Arc<dyn Link> {

@@ -1,0 +1,175 @@
+//! A link's TCP connection: it greets, tells each side the other's endpoints, and shows when the other side has ended, which
+//! an unconnected endpoint does not. Nothing else goes over it but the reason for which the node closes the link.
+//!
+//! Thread-safety: all methods. Failure: what cannot be read ends the link.
+
+use std::time::Duration;
+
+use archipelago_base::clock::Clock;
+use archipelago_base::codec::{Reader, put_u32};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::ffi::{End, NAME_BYTES_MAX};
+use crate::alarm::{Alarm, timespec};
+use crate::refusal::{Reason, Refusal};
+use crate::stream::{Arrived, Incoming, Stream, farewell, next_frame, send};
+use crate::tcp::socket::Socket;
+use crate::wire::{Frame, Kind, put_frame};
+
+/// What each side says of its endpoints: a body of kind [`Kind::Endpoints`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Endpoints {
+    /// libfabric's provider: both sides have the same.
+    pub(super) provider: String,
+    /// The one that one-sided operations go to; of a client empty.
+    pub(super) operations: Vec<u8>,
+    /// The one for messages.
+    pub(super) messages: Vec<u8>,
+}
+
+impl Endpoints {
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        for bytes in [self.provider.as_bytes(), &self.operations, &self.messages] {
+            put_u32(out, bytes.len() as u32);
+            out.extend_from_slice(bytes);
+        }
+    }
+
+    pub(super) fn decode(frame: &Frame<'_>) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(frame.body);
+        match frame.kind {
+            Kind::Endpoints => {}
+            Kind::Goodbye => return Err(farewell(frame.body)),
+            _ => return Err(Reason::Protocol.into()),
+        }
+        let mut name = || {
+            let bytes = reader.u32().filter(|&bytes| bytes as usize <= NAME_BYTES_MAX)?;
+            reader.take(bytes as usize).map(<[u8]>::to_vec)
+        };
+        let mut read = || Some((name()?, name()?, name()?));
+        let (provider, operations, messages) = read().ok_or(Reason::Protocol)?;
+        let provider = String::from_utf8(provider).map_err(|_| Reason::Protocol)?;
+        let whole = reader.is_empty();
+        let endpoints = Self { provider, operations, messages };
+        if whole { Ok(endpoints) } else { Err(Reason::Protocol.into()) }
+    }
+}
+
+#[derive(Debug)]
+struct Heard {
+    incoming: Incoming,
+    ended: bool,
+    last_words: Option<Refusal>,
+}
+
+#[derive(Debug)]
+pub(super) struct Control {
+    socket: Socket,
+    /// Ends the wait of who receives one-sided completions; the socket's own is of the messages.
+    alarm: Alarm,
+    heard: Mutex<Heard>,
+}
+
+impl Control {
+    /// Over a connection whose greeting is done; `incoming` holds what came behind it.
+    pub(super) fn new(socket: Socket, incoming: Incoming) -> archipelago_base::Result<Self> {
+        let heard = Mutex::new(Heard { incoming, ended: false, last_words: None });
+        Ok(Self { socket, alarm: Alarm::new()?, heard })
+    }
+
+    /// Sends this side's endpoints, behind `greeting`.
+    pub(super) fn tell(&self, mut greeting: Vec<u8>, mine: &Endpoints) -> Result<(), Refusal> {
+        put_frame(&mut greeting, Kind::Endpoints, 0, |body| mine.encode(body));
+        send(&self.socket, &greeting)
+    }
+
+    /// The other side's endpoints. Refused also if it said more than that already.
+    pub(super) fn hear(&self, clock: &dyn Clock, deadline: Duration) -> Result<Endpoints, Refusal> {
+        let mut heard = self.heard.lock();
+        let incoming = &mut heard.incoming;
+        let theirs = next_frame(&self.socket, clock, deadline, incoming, Endpoints::decode)?;
+        drop(heard);
+        // What came together with it shows in no later wait.
+        if self.ended() {
+            return Err(self.last_words().unwrap_or(Reason::Disconnected.into()));
+        }
+        Ok(theirs)
+    }
+
+    /// Whether the other side has ended, or broke the protocol. One system call.
+    pub(super) fn ended(&self) -> bool {
+        let mut heard = self.heard.lock();
+        if heard.ended {
+            return true;
+        }
+        while !heard.ended {
+            let said = match heard.incoming.frame() {
+                Ok(None) => None,
+                Ok(Some((frame, _))) if frame.kind == Kind::Goodbye => Some(farewell(frame.body)),
+                Ok(Some(_)) | Err(_) => Some(Reason::Protocol.into()),
+            };
+            if said.is_some() {
+                heard.last_words = said;
+                heard.ended = true;
+                break;
+            }
+            match heard.incoming.fill(&self.socket) {
+                Arrived::Nothing => return false,
+                Arrived::End => heard.ended = true,
+                Arrived::Bytes => {}
+            }
+        }
+        true
+    }
+
+    pub(super) fn last_words(&self) -> Option<Refusal> {
+        self.heard.lock().last_words
+    }
+
+    /// Sends the frame with the reason for the end.
+    pub(super) fn say_last(&self, frame: &[u8]) {
+        // Best effort: it is told why, if it listens.
+        let _sent = send(&self.socket, frame);
+    }
+
+    pub(super) fn shut(&self) {
+        self.heard.lock().ended = true;
+        self.socket.shut();
+        self.alarm.ring();
+    }
+
+    /// Ends the wait for messages.
+    pub(super) fn nudge_messages(&self) {
+        self.socket.fds().1.ring();
+    }
+
+    /// Sleeps until `end` has something, or the other side has ended, or the alarm rang. `messages` says whose alarm.
+    pub(super) fn sleep(&self, end: &End, messages: bool, timeout: Option<Duration>) {
+        let (connection, bell) = self.socket.fds();
+        let alarm = if messages { bell } else { &self.alarm };
+        if !end.may_sleep() {
+            return;
+        }
+        let mut fds = [
+            PollFd::from_borrowed_fd(end.fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(alarm.fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(connection, PollFlags::IN),
+        ];
+        let timeout = timeout.map(timespec);
+        // An interruption is an early return, which the callers expect.
+        let _ready = poll(&mut fds, timeout.as_ref());
+        let (rang, spoke) = (!fds[1].revents().is_empty(), !fds[2].revents().is_empty());
+        if rang {
+            alarm.take();
+        }
+        if spoke {
+            self.ended();
+        }
+    }
+
+    /// What is known without asking the kernel.
+    pub(super) fn known_ended(&self) -> bool {
+        self.heard.lock().ended
+    }
+}

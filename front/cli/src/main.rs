@@ -1,8 +1,12 @@
 //! `archipelago`: the one binary. `serve` runs a store that Redis clients talk to, `db` looks into
-//! and mends a database that nobody serves, `bench` measures.
+//! and mends a database that nobody serves, `node` and `cluster` run a pool of memory, `bench` measures.
 
+mod cluster;
 mod db;
+mod node;
 mod serve;
+mod size;
+mod status;
 mod text;
 mod tier;
 
@@ -28,6 +32,12 @@ struct Arguments {
 enum Command {
     /// Run the store: all roles in one process, RESP over TCP.
     Serve(serve::ServeArgs),
+    /// Run one role of a cluster in this process: a memory node, or the manager.
+    #[command(subcommand)]
+    Node(node::NodeCommand),
+    /// Start a cluster on this machine, look at one, help it along.
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// Look into a database, change it, check it, copy it. Nobody else may have it open.
     Db(db::Db),
     /// Measure devices and write the placement scheme of a database on tiers.
@@ -47,6 +57,8 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
     let result = match Arguments::parse().command {
         Command::Serve(serve) => serve::run(&serve),
+        Command::Node(node) => node::run(&node),
+        Command::Cluster(cluster) => cluster::run(&cluster),
         Command::Db(db) => db.run(),
         Command::Tier(tier) => tier.run(),
         Command::Bench { flags } => return archipelago_bench::main(flags),

@@ -104,7 +104,7 @@ fn settings(args: &ServeArgs) -> Result<Settings> {
 }
 
 /// Ready on SIGTERM or SIGINT.
-async fn signalled() {
+pub(crate) async fn signalled() {
     match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
         (Ok(mut terminate), Ok(mut interrupt)) => {
             tokio::select! {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod cluster;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -9,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-fn archipelago() -> Command {
+pub(crate) fn archipelago() -> Command {
     Command::new(env!("CARGO_BIN_EXE_archipelago"))
 }
 
@@ -62,7 +64,7 @@ fn db(dir: &Path, args: &[&str]) -> Output {
     archipelago().arg("db").arg("--dir").arg(dir).args(args).output().unwrap()
 }
 
-fn text(output: &Output) -> String {
+pub(crate) fn text(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout.clone()).unwrap()
 }

@@ -1,0 +1,83 @@
+//! Runs seeds of the pool's protocol and says what went wrong, with the command that repeats it.
+
+use std::process::ExitCode;
+
+use archipelago_memory::core::Sabotage;
+use archipelago_pool_check::{Settings, run};
+
+const USAGE: &str = "\
+usage: archipelago-pool-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill]
+           runs N seeds (1000 by default) from SEED on (0), each a cluster in virtual time in which nodes, clients
+           and the manager crash and are cut off; says what must not be, and how to repeat it
+  --trace  prints what happened in each run
+  --no-fencing, --no-fill
+           leave a step of the protocol out: the check must notice";
+
+struct Arguments {
+    seeds: u64,
+    from: u64,
+    trace: bool,
+    sabotage: Sabotage,
+}
+
+fn arguments() -> Result<Option<Arguments>, String> {
+    let mut parsed =
+        Arguments { seeds: 1000, from: 0, trace: false, sabotage: Sabotage::default() };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut number = || {
+            let text = words.next().ok_or(format!("{word}: a number is missing"))?;
+            text.parse::<u64>().map_err(|_| format!("{word}: `{text}` is not a number"))
+        };
+        match word.as_str() {
+            "--seeds" => parsed.seeds = number()?,
+            "--from" => parsed.from = number()?,
+            "--trace" => parsed.trace = true,
+            "--no-fencing" => parsed.sabotage.no_fencing = true,
+            "--no-fill" => parsed.sabotage.no_fill = true,
+            "--help" | "-h" => return Ok(None),
+            other => return Err(format!("unknown argument `{other}`")),
+        }
+    }
+    Ok(Some(parsed))
+}
+
+fn main() -> ExitCode {
+    let arguments = match arguments() {
+        Ok(Some(arguments)) => arguments,
+        Ok(None) => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        Err(wrong) => {
+            eprintln!("{wrong}\n{USAGE}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let (mut failed, mut writes, mut reads, mut faults, mut events) = (0, 0, 0, 0, 0);
+    for seed in arguments.from..arguments.from + arguments.seeds {
+        let mut settings = Settings::new(seed);
+        settings.sabotage = arguments.sabotage;
+        settings.notes = arguments.trace;
+        let outcome = run(settings);
+        for note in &outcome.notes {
+            println!("{note}");
+        }
+        writes += outcome.acknowledged;
+        reads += outcome.reads;
+        faults += outcome.faults;
+        events += outcome.events;
+        if !outcome.violations.is_empty() {
+            failed += 1;
+            println!("seed {seed}: {}", outcome.violations.join("\n    "));
+            println!(
+                "    repeat: cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace"
+            );
+        }
+    }
+    println!(
+        "{} runs, {failed} failed: {writes} writes acknowledged, {reads} reads checked, {faults} faults, {events} steps",
+        arguments.seeds
+    );
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,100 @@
+//! What was written and acknowledged, by everybody, and what a reader may see.
+//!
+//! Each word of a block has a counter of writes; a write stores its number. Writers take numbers in the order in which they
+//! begin. A reader that begins after a number was acknowledged must see it or a later one that somebody began.
+
+use std::collections::BTreeMap;
+
+use archipelago_base::Epoch;
+use archipelago_pool::BlockId;
+use parking_lot::Mutex;
+
+/// A word: of which block, in which of its lives, where.
+pub(crate) type Word = (BlockId, Epoch, u64);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Numbers {
+    begun: u64,
+    acknowledged: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    words: BTreeMap<Word, Numbers>,
+    violations: Vec<String>,
+    acknowledged: u64,
+    reads: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Oracle(Mutex<State>);
+
+impl Oracle {
+    /// A write begins; its number.
+    pub(crate) fn begin(&self, word: Word) -> u64 {
+        let mut state = self.0.lock();
+        let numbers = state.words.entry(word).or_default();
+        numbers.begun += 1;
+        numbers.begun
+    }
+
+    /// The write of that number was acknowledged.
+    pub(crate) fn acknowledge(&self, word: Word, number: u64) {
+        let mut state = self.0.lock();
+        state.acknowledged += 1;
+        let numbers = state.words.entry(word).or_default();
+        numbers.acknowledged = numbers.acknowledged.max(number);
+    }
+
+    /// What a read that begins now must see at least.
+    pub(crate) fn floor(&self, word: Word) -> u64 {
+        self.0.lock().words.get(&word).map_or(0, |numbers| numbers.acknowledged)
+    }
+
+    /// A read saw `number`.
+    pub(crate) fn saw(&self, word: Word, floor: u64, number: u64, who: &str) {
+        let mut state = self.0.lock();
+        state.reads += 1;
+        let begun = state.words.get(&word).map_or(0, |numbers| numbers.begun);
+        if number < floor || number > begun {
+            let (block, _, at) = word;
+            state.violations.push(format!(
+                "{who} saw {number} in word {at} of block {block}: {floor} was acknowledged, {begun} begun"
+            ));
+        }
+    }
+
+    pub(crate) fn violation(&self, what: String) {
+        let mut state = self.0.lock();
+        if !state.violations.contains(&what) {
+            state.violations.push(what);
+        }
+    }
+
+    /// The words of a block and what each must hold at least.
+    pub(crate) fn words(&self, block: BlockId, born: Epoch) -> Vec<(Word, u64)> {
+        let state = self.0.lock();
+        let range = (block, born, 0)..=(block, born, u64::MAX);
+        state.words.range(range).map(|(word, numbers)| (*word, numbers.acknowledged)).collect()
+    }
+
+    /// Blocks that something was acknowledged in.
+    pub(crate) fn blocks(&self) -> Vec<(BlockId, Epoch)> {
+        let state = self.0.lock();
+        let written = state.words.iter().filter(|(_, numbers)| numbers.acknowledged > 0);
+        let mut blocks: Vec<_> = written.map(|((block, born, _), _)| (*block, *born)).collect();
+        blocks.dedup();
+        blocks
+    }
+
+    pub(crate) fn violations(&self) -> Vec<String> {
+        self.0.lock().violations.clone()
+    }
+
+    /// Writes acknowledged, reads checked.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let state = self.0.lock();
+        (state.acknowledged, state.reads)
+    }
+}

@@ -1,0 +1,115 @@
+//! Where a node is reached, as text, and the providers that reach it.
+//!
+//! `tcp:HOST:PORT` and `shm:PATH`. A node may have several; a client takes the first of the fastest kind that answers as
+//! the node it should be: shared memory where the path exists, then TCP.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_fabric::{Connect, Link, Listener, Node, NodeId, Provider, Session, Shm, Tcp};
+
+/// The providers of a process.
+#[derive(Debug, Default)]
+pub struct Endpoints {
+    shm: Shm,
+    tcp: Tcp,
+}
+
+/// An endpoint as a person writes it: `HOST:PORT` alone is TCP. Invalid if it is neither that nor an endpoint.
+pub fn endpoint(text: &str) -> Result<String> {
+    let whole = if text.starts_with("shm:") || text.starts_with("tcp:") {
+        text.to_owned()
+    } else {
+        format!("tcp:{text}")
+    };
+    split(&whole).map(|_| whole.clone()).map_err(|_| {
+        Error::invalid(format!("{text:?} is no address: it must be HOST:PORT or shm:PATH"))
+    })
+}
+
+/// A kind and what stands behind it.
+fn split(endpoint: &str) -> Result<(&str, &str)> {
+    match endpoint.split_once(':') {
+        Some(("tcp", address)) if address.contains(':') => Ok(("tcp", address)),
+        Some(("shm", path)) if !path.is_empty() => Ok(("shm", path)),
+        _ => Err(Error::invalid(format!(
+            "{endpoint:?} is no endpoint: it must be tcp:HOST:PORT or shm:PATH"
+        ))),
+    }
+}
+
+impl Endpoints {
+    /// With the system's clock.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Serves `node` at an endpoint until the listener is dropped.
+    pub fn serve(&self, node: &Arc<Node>, endpoint: &str) -> Result<Box<dyn Listener>> {
+        let (kind, address) = split(endpoint)?;
+        match kind {
+            "shm" => self.shm.serve(node, address),
+            _ => self.tcp.serve(node, address),
+        }
+    }
+
+    /// Connects to the first of `endpoints` that answers as `peer`, shared memory first. The error is the last one's.
+    pub fn connect(
+        &self,
+        endpoints: &[String],
+        session: &Arc<Session>,
+        peer: Option<(NodeId, Epoch)>,
+        deadline: Duration,
+    ) -> Result<Arc<dyn Link>> {
+        let mut ways = Vec::new();
+        for endpoint in endpoints {
+            ways.push(split(endpoint)?);
+        }
+        ways.sort_by_key(|(kind, _)| *kind != "shm");
+        let mut last = Error::not_found("the node has no endpoint");
+        for (kind, address) in ways {
+            if kind == "shm" && !Path::new(address).exists() {
+                last = Error::not_found(format!("there is no socket at {address}"));
+                continue;
+            }
+            let mut to = Connect::to(address, session);
+            to.deadline = deadline;
+            to.node = peer.map(|(node, _)| node);
+            to.epoch = peer.map(|(_, epoch)| epoch);
+            let connected = match kind {
+                "shm" => self.shm.connect(to).wait(),
+                _ => self.tcp.connect(to).wait(),
+            };
+            match connected {
+                Ok(link) => return Ok(link),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split;
+
+    #[test]
+    fn people_leave_out_the_kind() {
+        assert_eq!(super::endpoint("localhost:7700").ok().as_deref(), Some("tcp:localhost:7700"));
+        assert_eq!(super::endpoint("shm:/run/a").ok().as_deref(), Some("shm:/run/a"));
+        assert!(super::endpoint("localhost").is_err());
+    }
+
+    #[test]
+    fn endpoints_are_read_and_others_refused_with_the_form() {
+        assert_eq!(split("tcp:127.0.0.1:80").ok(), Some(("tcp", "127.0.0.1:80")));
+        assert_eq!(split("shm:/run/a").ok(), Some(("shm", "/run/a")));
+        for wrong in ["tcp:80", "shm:", "127.0.0.1:80", "udp:1:2", ""] {
+            let error = split(wrong).expect_err("refused").to_string();
+            assert!(error.contains("tcp:HOST:PORT"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The pool: memory of many nodes, in blocks that survive the loss of a node and the death of their owner.
+//!
+//! Memory nodes serve **blocks** (16 MiB by default); a manager says on which nodes a block's copies lie and whose it is;
+//! clients write all copies one-sided, read the first, and cut blocks into pieces by themselves ([`Heap`]). Neither the
+//! manager nor a node's processor takes part in reading and writing. [`Pool`] is the client.
+//!
+//! What holds, whatever fails (`docs/pool.md` says how, the seeded runs of `check/pool` try it):
+//!
+//! 1. A write that was acknowledged is on every copy of its block, and stays readable as long as a quorum of the
+//!    block's nodes keep their memory, and one of them between changes.
+//! 2. A block has one owner at a time. Before another gets it, no write of the former can take place any more.
+//! 3. The blocks of a client that dies go to another client of its label, or wait for one; they are not freed.
+//! 4. A released block is freed after a lease. A node never holds more than its size.
+//! 5. Leases decide when somebody is *taken* for dead; nothing of the above depends on clocks.
+//!
+//! Layer 2: stands on the fabric. Synchronous; what it waits for are [`Promise`](archipelago_fabric::Promise)s.
+
+mod address;
+mod config;
+mod endpoint;
+mod heap;
+mod line;
+mod membership;
+mod pool;
+pub mod wire;
+
+pub use address::{Address, BlockId, NUMBERS_MAX, Packing};
+pub use config::{Config, Place, Sharing, copier};
+pub use endpoint::{Endpoints, endpoint};
+pub use heap::{Heap, HeapStats, Piece};
+pub use line::Line;
+pub use membership::{Membership, Owned};
+pub use pool::{OpenBlock, OpenCopy, Pool, PoolOptions, Writing};
+
+pub use archipelago_fabric::{ClientId, NodeId};
+
+/// Bytes of a block unless a node is told otherwise.
+pub const BLOCK_BYTES: u64 = 16 << 20;

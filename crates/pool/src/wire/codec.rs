@@ -1,0 +1,145 @@
+//! How fields become bytes: fixed little-endian integers, varint counts, structs field by field.
+
+use archipelago_base::Epoch;
+use archipelago_base::codec::{Reader, put_bytes, put_u8, put_u32, put_u64, put_varint};
+use archipelago_fabric::{ClientId, NodeId, RemoteKey};
+
+use crate::address::BlockId;
+use crate::config::{Config, Place, Sharing};
+
+/// Entries of a list that are made room for before they are there.
+const ROOM_MAX: usize = 64;
+
+/// A value on the wire.
+pub(super) trait Wire: Sized {
+    fn put(&self, out: &mut Vec<u8>);
+    /// `None` if the bytes are no such value.
+    fn get(reader: &mut Reader<'_>) -> Option<Self>;
+}
+
+/// Fields in order, as the struct lists them.
+macro_rules! wire_struct {
+    ($name:ident { $($field:ident),* $(,)? }) => {
+        impl $crate::wire::codec::Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                $($crate::wire::codec::Wire::put(&self.$field, out);)*
+            }
+            fn get(reader: &mut archipelago_base::codec::Reader<'_>) -> Option<Self> {
+                Some(Self { $($field: $crate::wire::codec::Wire::get(reader)?),* })
+            }
+        }
+    };
+}
+pub(super) use wire_struct;
+
+/// An enum without fields, a byte each.
+macro_rules! wire_enum {
+    ($name:ident { $($variant:ident = $code:literal),* $(,)? }) => {
+        impl $crate::wire::codec::Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                archipelago_base::codec::put_u8(out, match self { $(Self::$variant => $code),* });
+            }
+            fn get(reader: &mut archipelago_base::codec::Reader<'_>) -> Option<Self> {
+                match reader.u8()? { $($code => Some(Self::$variant),)* _ => None }
+            }
+        }
+    };
+}
+pub(super) use wire_enum;
+
+macro_rules! wire_id {
+    ($($name:ident)*) => { $(
+        impl Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                put_u64(out, self.0);
+            }
+            fn get(reader: &mut Reader<'_>) -> Option<Self> {
+                reader.u64().map(Self)
+            }
+        }
+    )* };
+}
+
+wire_id! { Epoch NodeId ClientId }
+wire_struct!(BlockId { home, number });
+wire_struct!(Place { node, life });
+wire_enum!(Sharing { Owner = 0, All = 1 });
+wire_struct!(Config { block, epoch, born, owner, label, request, sharing, wanted, copies });
+
+impl Wire for u64 {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_u64(out, *self);
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        reader.u64()
+    }
+}
+
+impl Wire for u32 {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_u32(out, *self);
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        reader.u32()
+    }
+}
+
+impl Wire for bool {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_u8(out, u8::from(*self));
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        match reader.u8()? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+}
+
+impl Wire for String {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_bytes(out, self.as_bytes());
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        String::from_utf8(reader.bytes()?.to_vec()).ok()
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_u8(out, u8::from(self.is_some()));
+        if let Some(value) = self {
+            value.put(out);
+        }
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        Some(if bool::get(reader)? { Some(T::get(reader)?) } else { None })
+    }
+}
+
+impl<T: Wire> Wire for Vec<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.len() as u64);
+        for value in self {
+            value.put(out);
+        }
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        let count = reader.varint32()? as usize;
+        let mut values = Self::with_capacity(count.min(ROOM_MAX));
+        for _ in 0..count {
+            values.push(T::get(reader)?);
+        }
+        Some(values)
+    }
+}
+
+impl Wire for RemoteKey {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.encode(out);
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        Self::decode(reader)
+    }
+}

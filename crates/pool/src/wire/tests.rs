@@ -1,0 +1,96 @@
+//! Golden bytes, and messages there and back.
+
+use archipelago_base::Epoch;
+use archipelago_base::random::Rng;
+use archipelago_fabric::{ClientId, NodeId};
+
+use super::{Message, Refused, VERSION, Why};
+use crate::address::BlockId;
+use crate::config::{Config, Place, Sharing};
+
+fn config() -> Config {
+    Config {
+        block: BlockId { home: NodeId(3), number: 9 },
+        epoch: Epoch(0x12),
+        born: Epoch(0x11),
+        owner: Some(ClientId(0xabcd)),
+        label: 7,
+        request: 1,
+        sharing: Sharing::All,
+        wanted: 3,
+        copies: vec![Place { node: NodeId(3), life: Epoch(5) }],
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn golden_bytes() {
+    let word = |low: &str| format!("{low:0<16}");
+    let install = Message::Install { term: 0x0102, config: config() };
+    let expected = [
+        "0114",
+        &word("0201"),
+        &word("03"),
+        "09000000",
+        &word("12"),
+        &word("11"),
+        "01",
+        &word("cdab"),
+        &word("07"),
+        &word("01"),
+        "01",
+        "03000000",
+        "01",
+        &word("03"),
+        &word("05"),
+    ];
+    assert_eq!(hex(&install.encode()), expected.concat());
+    let refuse = Message::refuse(Refused::at(Why::Full, 0x1000));
+    assert_eq!(hex(&refuse.encode()), ["011a01", &word("0010")].concat());
+    let claim = Message::Claim { term: 1, after: None };
+    assert_eq!(hex(&claim.encode()), ["0110", &word("01"), "00"].concat());
+    assert_eq!(hex(&Message::Done {}.encode()), "0119");
+}
+
+#[test]
+fn what_is_cut_off_prolonged_or_of_another_version_is_refused() {
+    let bytes = Message::Located { config: config() }.encode();
+    assert_eq!(Message::decode(&bytes), Ok(Message::Located { config: config() }));
+    for cut in 0..bytes.len() {
+        assert!(Message::decode(&bytes[..cut]).is_err(), "{cut} bytes");
+    }
+    let longer = [&bytes[..], &[0]].concat();
+    assert!(Message::decode(&longer).is_err());
+    let mut other = bytes;
+    other[0] = VERSION + 1;
+    let refused = Message::decode(&other).expect_err("another version");
+    assert!(refused.to_string().contains("version"));
+    // A count that promises more than is there allocates nothing and is refused.
+    let mut lies = Message::Located { config: Config { copies: Vec::new(), ..config() } }.encode();
+    lies.pop();
+    lies.extend([0xff, 0xff, 0xff, 0xff, 0x0f]);
+    assert!(Message::decode(&lies).is_err());
+}
+
+#[test]
+fn random_bytes_are_read_or_refused_and_what_is_read_is_written_as_it_was() {
+    let mut rng = Rng::with_seed(4);
+    let seeds = [
+        Message::Install { term: 1, config: config() }.encode(),
+        Message::Renew { client: ClientId(1), label: 2, first: true, view: 0, owned: 0 }.encode(),
+        Message::Status {}.encode(),
+    ];
+    for _ in 0..20_000 {
+        let mut bytes = seeds[rng.usize(..seeds.len())].clone();
+        for _ in 0..rng.usize(1..4) {
+            let at = rng.usize(..bytes.len());
+            bytes[at] = rng.u8(..);
+        }
+        if let Ok(message) = Message::decode(&bytes) {
+            assert_eq!(Message::decode(&message.encode()), Ok(message));
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! `archipelago cluster`: a cluster on this machine as child processes; the status of any.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::random::entropy_seed;
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_pool::wire::Message;
+use archipelago_pool::{ClientId, Endpoints, Line, NodeId, endpoint};
+
+use crate::node::{MANAGER, wait};
+use crate::status;
+
+/// The manager has answered by then.
+const DEADLINE: Duration = Duration::from_secs(3);
+
+/// What can be done with a cluster.
+#[derive(clap::Subcommand, Debug)]
+pub(crate) enum ClusterCommand {
+    /// Start a manager and memory nodes on this machine; Ctrl-C stops them.
+    ///
+    /// Each is a process of its own (`archipelago node ...`), so it can be stopped and killed like one. Clients join at the
+    /// manager's address and reach the nodes through shared memory.
+    #[command(after_help = "Example:\n  archipelago cluster up --memory 3 --size 256MiB\n  \
+                            archipelago cluster status       (in another terminal)")]
+    Up(UpArgs),
+    /// Say who is there: nodes, what they hold and have left, clients, blocks and their copies.
+    Status {
+        /// Where the manager is
+        #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
+        manager: String,
+        /// List every block, not only those that want attention
+        #[arg(long)]
+        blocks: bool,
+    },
+    /// Tell the manager that a memory node will never come back with what it held.
+    ///
+    /// Blocks that wait for it go on with the copies that are left. To say it of a node that does come back loses what only
+    /// that node had.
+    Forget {
+        /// The node's number
+        node: u64,
+        /// Where the manager is
+        #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
+        manager: String,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct UpArgs {
+    /// Memory nodes
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    memory: u64,
+    /// Memory that each lends
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    size: String,
+    /// Size of a block
+    #[arg(long, value_name = "SIZE", default_value = "16MiB")]
+    block: String,
+    /// Copies of every block; 0: three, or one if there is one node
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    copies: u32,
+    /// Where the manager listens; port 0 lets the system choose
+    #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
+    manager: String,
+    /// See `archipelago node manager --help`
+    #[arg(long, value_name = "MS", default_value_t = 2000)]
+    lease_ms: u64,
+    /// See `archipelago node manager --help`
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    node_lease_ms: u64,
+}
+
+pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
+    match command {
+        ClusterCommand::Up(args) => up(args),
+        ClusterCommand::Status { manager, blocks } => {
+            let answer = ask(manager, &Message::Status {})?;
+            let Message::StatusIs { status } = answer else {
+                return Err(Error::unsupported("the manager's answer is of another version"));
+            };
+            print!("{}", status::show(&status, *blocks));
+            Ok(())
+        }
+        ClusterCommand::Forget { node, manager } => {
+            match ask(manager, &Message::Forget { node: NodeId(*node) })? {
+                Message::Refuse { refused } => Err(refused.error(format!(
+                    "forget node {node} (it is up: stop it first, or leave it alone)"
+                ))),
+                _ => {
+                    println!("Node {node} is forgotten; see: archipelago cluster status");
+                    Ok(())
+                }
+            }
+        }
+    }
+}
+
+fn ask(manager: &str, message: &Message) -> Result<Message> {
+    let way = endpoint(manager)?;
+    let endpoints = Arc::new(Endpoints::new());
+    let line = Line::new(&endpoints, vec![way], ClientId(entropy_seed()), None);
+    line.ask(message, DEADLINE).map_err(|error| {
+        error.context_at(format!(
+            "no manager answers at {manager}: start a cluster with `archipelago cluster up`, or say where it is with --manager"
+        ))
+    })
+}
+
+/// A child process of this command. Dropped, it is told to end, and waited for.
+struct Part {
+    name: String,
+    child: Child,
+    address: String,
+    told: bool,
+}
+
+impl Part {
+    /// Starts `archipelago node ...` and waits until it says where it listens, behind `before`.
+    fn start(name: &str, args: &[&str], before: &str) -> Result<Self> {
+        let fail =
+            |source| Error::with_source(ErrorKind::Io, format!("cannot start {name}"), source);
+        let program = std::env::current_exe().map_err(fail)?;
+        let mut child = Command::new(program)
+            .arg("node")
+            .args(args)
+            .arg("--stop-with-stdin")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(fail)?;
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            let mut output = BufReader::new(output);
+            output.read_line(&mut line).map_err(fail)?;
+            // What else it says nobody reads; the pipe holds it.
+            std::mem::forget(output);
+        }
+        let Some((_, address)) = line.trim_end().rsplit_once(before) else {
+            // It has said why on standard error.
+            let status = child.wait().map_err(fail)?;
+            return Err(Error::new(ErrorKind::Io, format!("{name} did not start: {status}")));
+        };
+        let address = address.to_owned();
+        Ok(Self { name: name.to_owned(), child, address, told: false })
+    }
+
+    /// Says so once if it has ended by itself.
+    fn look(&mut self) -> bool {
+        match self.child.try_wait() {
+            Ok(Some(status)) => {
+                if !self.told {
+                    self.told = true;
+                    println!("{} (process {}) ended: {status}", self.name, self.child.id());
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // Its standard input ends: so does it.
+        drop(self.child.stdin.take());
+        if let Err(error) = self.child.wait() {
+            tracing::warn!(%error, name = self.name, "it was not waited for");
+        }
+    }
+}
+
+/// A directory of its own for sockets; removed with what the nodes left in it.
+struct Sockets(PathBuf);
+
+impl Sockets {
+    fn create() -> Result<Self> {
+        let name = format!("archipelago-{}-{:x}", std::process::id(), entropy_seed() >> 32);
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir(&dir).map_err(|source| Error::io("create", &dir, source))?;
+        Ok(Self(dir))
+    }
+
+    fn path(&self, node: u64) -> PathBuf {
+        self.0.join(format!("memory{node}.sock"))
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        #[expect(clippy::disallowed_methods, reason = "sockets of processes, not files of a store")]
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            tracing::warn!(%error, dir = %self.0.display(), "it stays");
+        }
+    }
+}
+
+fn up(args: &UpArgs) -> Result<()> {
+    if args.memory == 0 {
+        return Err(Error::invalid("--memory 0: a cluster needs at least one memory node"));
+    }
+    let copies = match args.copies {
+        0 => args.memory.min(3) as u32,
+        copies => copies,
+    };
+    let sockets = Sockets::create()?;
+    let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
+    let node_lease = args.node_lease_ms.to_string();
+    let words = [
+        &["manager", "--listen", &args.manager, "--copies", &copies][..],
+        &["--lease-ms", &lease, "--node-lease-ms", &node_lease],
+    ]
+    .concat();
+    let manager = Part::start("Manager", &words, " ")?;
+    let at = manager.address.trim_start_matches("tcp:").to_owned();
+    println!("Manager          {at}  (process {})", manager.child.id());
+    let mut parts = vec![manager];
+    for node in 1..=args.memory {
+        let part = start_memory(args, &at, node, &sockets.path(node))?;
+        println!("Memory node {node:<4} {}  (process {})", part.address, part.child.id());
+        // In front of the manager, so that nodes end first.
+        parts.insert(0, part);
+    }
+    println!("Look at it: archipelago cluster status --manager {at}");
+    println!("Ctrl-C stops it");
+    let parts = std::cell::RefCell::new(parts);
+    wait(false, || {
+        let mut all = true;
+        for part in parts.borrow_mut().iter_mut() {
+            all &= part.look();
+        }
+        all
+    })?;
+    for part in parts.borrow_mut().iter_mut() {
+        part.look();
+    }
+    println!("Stopping");
+    drop(parts);
+    println!("Stopped");
+    Ok(())
+}
+
+fn start_memory(args: &UpArgs, manager: &str, node: u64, socket: &Path) -> Result<Part> {
+    let (id, path) = (node.to_string(), socket.display().to_string());
+    let words = [
+        &["memory", "--id", &id, "--size", &args.size, "--block", &args.block][..],
+        &["--manager", manager, "--shm", &path],
+    ]
+    .concat();
+    Part::start(&format!("Memory node {node}"), &words, " on ")
+}

@@ -1,0 +1,196 @@
+//! `archipelago node memory` and `archipelago node manager`: one role in this process.
+
+use std::io::Read;
+use std::time::Duration;
+
+use archipelago_base::spawn::{Spawn, SystemSpawn};
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_manager::core::Terms;
+use archipelago_manager::{ManagerServer, ManagerSettings};
+use archipelago_memory::{MemoryServer, MemorySettings};
+use archipelago_pool::endpoint;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::serve::signalled;
+use crate::size;
+
+/// Where the manager listens unless told otherwise.
+pub(crate) const MANAGER: &str = "127.0.0.1:7700";
+
+/// Runs until SIGTERM or SIGINT.
+#[derive(clap::Subcommand, Debug)]
+pub(crate) enum NodeCommand {
+    /// A memory node: lends memory to clients, in blocks.
+    ///
+    /// It registers with the manager and serves what the manager places on it. Its memory does not outlive
+    /// the process: blocks survive by their copies on other nodes. Start it with the same --id after a restart.
+    #[command(
+        after_help = "Example, three nodes on one machine:\n  archipelago node manager &\n  \
+                      for n in 1 2 3; do archipelago node memory --id $n --size 1GiB & done\n  \
+                      archipelago cluster status"
+    )]
+    Memory(MemoryArgs),
+    /// The manager: knows the members, places blocks, acts when somebody is gone.
+    ///
+    /// It stores nothing and nobody needs it to read or write. After a restart it asks the nodes, and acts again when it has
+    /// waited for as long as a lease lasts. Run one per cluster.
+    Manager(ManagerArgs),
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct MemoryArgs {
+    /// This node's number, 1 to 8191: its own in the cluster, the same after a restart
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    id: u64,
+    /// Memory that it lends, at most; reserved block by block
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    size: String,
+    /// Size of a block, a power of two; the same on all nodes of a cluster
+    #[arg(long, value_name = "SIZE", default_value = "16MiB")]
+    block: String,
+    /// Where it listens; port 0 lets the system choose
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    listen: String,
+    /// What others are told to connect to, if that is not where it listens
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
+    /// Also serve clients of this machine through shared memory, by a socket at this path
+    #[arg(long, value_name = "PATH")]
+    shm: Option<String>,
+    /// Where the manager is
+    #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
+    manager: String,
+    /// End a process (SIGKILL) that keeps shared memory mapped for so long after its right to it was revoked, so that
+    /// others get its blocks; 0: wait for it
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    end_holders_after: u64,
+    /// End when standard input ends: for who starts it as a child
+    #[arg(long)]
+    stop_with_stdin: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct ManagerArgs {
+    /// Where it listens; keep it over restarts, nodes and clients know it
+    #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
+    listen: String,
+    /// Copies of every block; fewer while fewer nodes are up
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    copies: u32,
+    /// A client that is silent for longer is taken for dead, and its blocks go to others
+    #[arg(long, value_name = "MS", default_value_t = 2000)]
+    lease_ms: u64,
+    /// A memory node that is silent for longer is left behind, and its copies are made anew elsewhere
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    node_lease_ms: u64,
+    /// End when standard input ends: for who starts it as a child
+    #[arg(long)]
+    stop_with_stdin: bool,
+}
+
+pub(crate) fn run(command: &NodeCommand) -> Result<()> {
+    match command {
+        NodeCommand::Memory(args) => memory(args),
+        NodeCommand::Manager(args) => manager(args),
+    }
+}
+
+fn memory(args: &MemoryArgs) -> Result<()> {
+    let mut settings = MemorySettings::new(
+        archipelago_pool::NodeId(args.id),
+        size::parse(&args.size)?,
+        endpoint(&args.listen)?,
+        endpoint(&args.manager)?,
+    );
+    settings.block_bytes = size::parse(&args.block)?;
+    settings.listen.extend(args.shm.as_ref().map(|path| format!("shm:{path}")));
+    if let Some(advertise) = &args.advertise {
+        settings.advertise.push(endpoint(advertise)?);
+    } else if args.listen.starts_with("0.0.0.0:") || args.listen.starts_with("[::]:") {
+        return Err(Error::invalid(format!(
+            "--listen {}: others cannot connect to that; say where with --advertise HOST:PORT",
+            args.listen
+        )));
+    }
+    if args.end_holders_after > 0 {
+        settings.end_holders_after = Some(Duration::from_secs(args.end_holders_after));
+    }
+    let limits = settings.validate()?;
+    more_files();
+    let server = MemoryServer::start(settings)?;
+    println!(
+        "Memory node {} lends {} in {} blocks of {} on {}",
+        args.id,
+        size::show(limits.blocks_max * limits.block_bytes),
+        limits.blocks_max,
+        size::show(limits.block_bytes),
+        server.addresses().join(" ")
+    );
+    println!("It registers with the manager at {}; see: archipelago cluster status", args.manager);
+    wait(args.stop_with_stdin, || false)?;
+    println!("Stopped; {} blocks had a copy here", server.blocks_used());
+    Ok(())
+}
+
+fn manager(args: &ManagerArgs) -> Result<()> {
+    let terms = Terms {
+        copies: args.copies,
+        lease: Duration::from_millis(args.lease_ms),
+        node_lease: Duration::from_millis(args.node_lease_ms),
+        ..Terms::default()
+    };
+    let settings = ManagerSettings { listen: vec![endpoint(&args.listen)?], terms };
+    more_files();
+    let server = ManagerServer::start(&settings)?;
+    println!("Manager listens on {}", server.addresses().join(" "));
+    println!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
+    wait(args.stop_with_stdin, || server.is_deposed())?;
+    if server.is_deposed() {
+        let what = "another manager has taken over; this one is of no use any more";
+        return Err(Error::new(ErrorKind::Fenced, what));
+    }
+    println!("Stopped; nodes and clients go on without it");
+    Ok(())
+}
+
+/// A region is a descriptor: as many as the system allows.
+fn more_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
+/// Waits for SIGTERM, SIGINT, the end of standard input if asked to, or `over`.
+pub(crate) fn wait(with_stdin: bool, over: impl Fn() -> bool) -> Result<()> {
+    let (ended, mut told) = tokio::sync::mpsc::channel::<()>(1);
+    if with_stdin {
+        let body = Box::new(move || {
+            let mut rest = Vec::new();
+            // Whatever ends it ends the wait.
+            let _read = std::io::stdin().read_to_end(&mut rest);
+            drop(ended);
+        });
+        // Runs until the process ends.
+        let _thread = SystemSpawn.spawn("stdin", body)?;
+    } else {
+        std::mem::forget(ended);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime
+        .map_err(|source| Error::with_source(ErrorKind::Io, "cannot wait for signals", source))?;
+    runtime.block_on(async {
+        let mut look = tokio::time::interval(Duration::from_millis(200));
+        let signal = signalled();
+        tokio::pin!(signal);
+        loop {
+            tokio::select! {
+                () = &mut signal => return,
+                _ = told.recv() => return,
+                _ = look.tick() => if over() { return },
+            }
+        }
+    });
+    Ok(())
+}

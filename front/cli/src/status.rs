@@ -1,0 +1,118 @@
+//! What `archipelago cluster status` prints.
+
+use std::fmt::Write;
+
+use archipelago_pool::wire::{BlockState, BlockStatus, PoolStatus};
+
+use crate::size;
+
+fn words(state: BlockState) -> &'static str {
+    match state {
+        BlockState::Whole => "whole",
+        BlockState::Short => "too few copies",
+        BlockState::Changing => "changing",
+        BlockState::Waiting => "waiting",
+        BlockState::Unconfirmed => "unconfirmed",
+        BlockState::Released => "released",
+    }
+}
+
+/// The whole status as text; with `all`, every block that was told.
+pub(crate) fn show(status: &PoolStatus, all: bool) -> String {
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _infallible = write(&mut out, status, all);
+    out
+}
+
+fn write(out: &mut String, status: &PoolStatus, all: bool) -> std::fmt::Result {
+    let state = if status.rebuilding { "gathering reports after its start" } else { "ready" };
+    writeln!(out, "Manager: {state}, term {}, {} copies", status.term, status.copies)?;
+    if status.lost > 0 {
+        writeln!(out, "WARNING: every copy of {} blocks was lost", status.lost)?;
+    }
+    nodes(out, status)?;
+    writeln!(out, "\n{:<18} {:>16} {:>8} {:>9}", "CLIENT", "LABEL", "BLOCKS", "HEARD")?;
+    for client in &status.clients {
+        let (id, label, blocks) = (client.client, client.label, client.blocks);
+        let heard = client.heard_ms;
+        writeln!(out, "{:<18} {label:>16x} {blocks:>8} {heard:>6} ms", id.to_string())?;
+    }
+    if status.clients.is_empty() {
+        writeln!(out, "(none)")?;
+    }
+    let count = |state| status.blocks.iter().filter(|block| block.state == state).count();
+    let states = [
+        BlockState::Whole,
+        BlockState::Short,
+        BlockState::Changing,
+        BlockState::Waiting,
+        BlockState::Unconfirmed,
+        BlockState::Released,
+    ];
+    let counts: Vec<String> = states
+        .into_iter()
+        .filter(|state| count(*state) > 0)
+        .map(|state| format!("{} {}", count(state), words(state)))
+        .collect();
+    let listed =
+        if status.blocks_total > status.blocks.len() as u64 { " of those listed" } else { "" };
+    let counts =
+        if counts.is_empty() { String::new() } else { format!(": {}{listed}", counts.join(", ")) };
+    writeln!(out, "\nBlocks: {}{counts}", status.blocks_total)?;
+    let worth = |block: &&BlockStatus| all || block.state != BlockState::Whole;
+    let shown: Vec<&BlockStatus> = status.blocks.iter().filter(worth).collect();
+    if !shown.is_empty() {
+        writeln!(out, "{:<12} {:<18} {:<20} {:<16} STATE", "BLOCK", "OWNER", "EPOCH", "COPIES")?;
+    }
+    for block in shown {
+        let config = &block.config;
+        let owner = config.owner.map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
+        let copies: Vec<String> = config.copies.iter().map(|copy| copy.node.to_string()).collect();
+        let (id, copies) = (config.block.to_string(), copies.join(","));
+        write!(
+            out,
+            "{id:<12} {owner:<18} {:<20} {copies:<16} {}",
+            config.epoch,
+            words(block.state)
+        )?;
+        let waits: Vec<String> = block.waits_for.iter().map(ToString::to_string).collect();
+        match block.state {
+            BlockState::Waiting | BlockState::Unconfirmed if !waits.is_empty() => writeln!(
+                out,
+                " for node {}: start it again, or, if its memory is gone for good, archipelago cluster forget NODE",
+                waits.join(", ")
+            )?,
+            _ => writeln!(out)?,
+        }
+    }
+    Ok(())
+}
+
+fn nodes(out: &mut String, status: &PoolStatus) -> std::fmt::Result {
+    writeln!(
+        out,
+        "\n{:<6} {:<8} {:>14} {:>8} {:>10} {:>10} {:>9}  ADDRESSES",
+        "NODE", "STATE", "LIFE", "BLOCKS", "USED", "LEFT", "HEARD"
+    )?;
+    for node in &status.nodes {
+        let left = node.blocks_max.saturating_sub(node.blocks_used);
+        let member = &node.member;
+        writeln!(
+            out,
+            "{:<6} {:<8} {:>14} {:>8} {:>10} {:>10} {:>6} ms  {}",
+            member.node.to_string(),
+            if member.up { "up" } else { "silent" },
+            member.life.to_string(),
+            format!("{}/{}", node.blocks_used, node.blocks_max),
+            size::show(node.blocks_used * node.block_bytes),
+            size::show(left * node.block_bytes),
+            node.heard_ms,
+            member.endpoints.join(" ")
+        )?;
+    }
+    if status.nodes.is_empty() {
+        writeln!(out, "(none has registered)")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,694 @@
+//! The manager's protocol: its state, and what it answers.
+//!
+//! A state machine without clock, lock or I/O: messages, answers and ticks come in with the time, [`Action`]s come out. Every
+//! message may be lost, late or doubled; what is outstanding is sent again at a tick, and answers are matched by epoch and life.
+//!
+//! Invariants: 1. a block's [`Config`] changes only as `change.rs` says; 2. nothing is changed while it gathers reports
+//! after its start, for longer than any lease that its forerunner gave; 3. a client that was taken for dead stays dead under its id;
+//! 4. a manager that learns of a larger term stops.
+//!
+//! Cost: a tick walks over all blocks. State per block: some 200 bytes.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use archipelago_base::Epoch;
+use archipelago_fabric::{ClientId, NodeId};
+use archipelago_pool::wire::{BlockAt, CopyReport, Member, Message, Refused, Why};
+use archipelago_pool::{BlockId, Config, NUMBERS_MAX, Place, Sharing};
+
+use crate::decide::{self, OwnerIs, PlaceIs, Room};
+
+/// Ids of dead clients and freed blocks that are kept, each.
+const REMEMBERED_MAX: usize = 1 << 16;
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Answer the request that came with this ticket.
+    Answer {
+        /// Which.
+        ticket: u64,
+        /// With what.
+        message: Message,
+    },
+    /// Ask a node; its answer goes to [`ManagerCore::on_answer`].
+    Send {
+        /// Which.
+        node: NodeId,
+        /// What.
+        message: Message,
+    },
+}
+
+/// How patient the manager is.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Copies of a block; fewer while fewer nodes are up.
+    pub copies: u32,
+    /// A client that is silent for longer is taken for dead.
+    pub lease: Duration,
+    /// A node that is silent for longer is.
+    pub node_lease: Duration,
+    /// What was not answered is sent again after this long.
+    pub resend: Duration,
+    /// A new copy that takes longer is tried elsewhere.
+    pub fill_max: Duration,
+    /// Nodes are asked so often what they hold: copies that nobody counts any more are given up.
+    pub audit: Duration,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            copies: 3,
+            lease: Duration::from_secs(2),
+            node_lease: Duration::from_secs(1),
+            resend: Duration::from_millis(20),
+            fill_max: Duration::from_secs(20),
+            audit: Duration::from_secs(10),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Rebuilding { until_ns: u64 },
+    Active,
+    Deposed,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct NodeInfo {
+    pub(crate) life: Epoch,
+    pub(crate) endpoints: Vec<String>,
+    pub(crate) block_bytes: u64,
+    pub(crate) blocks_max: u64,
+    pub(crate) blocks_used: u64,
+    pub(crate) heard_ns: u64,
+    pub(crate) up: bool,
+    /// Whether all of its report has come since it is up.
+    pub(crate) claimed: bool,
+    /// Whether clients are told that it is up: it has nothing more that it must give up.
+    pub(crate) announced: bool,
+    /// The members' version since which it is.
+    pub(crate) since: u64,
+    /// Whether it is asked what it holds though it has said so before.
+    pub(crate) auditing: bool,
+    pub(crate) audited_ns: u64,
+    pub(crate) cursor: Option<BlockId>,
+    pub(crate) seen: BTreeSet<BlockId>,
+    /// The members' version that told of its silence.
+    pub(crate) gone_view: u64,
+    pub(crate) forgotten: bool,
+    /// It said that it is full; not asked again before.
+    pub(crate) full_until_ns: u64,
+    /// Clients whose keys it has yet to revoke.
+    pub(crate) fences: BTreeSet<ClientId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientInfo {
+    pub(crate) label: u64,
+    pub(crate) heard_ns: u64,
+    pub(crate) view: u64,
+    /// Version of the list of its blocks.
+    pub(crate) owned: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub(crate) config: Config,
+    /// Nodes that said that they serve `config`.
+    pub(crate) installed: BTreeSet<NodeId>,
+    /// Nodes of `config` that said that they have no copy.
+    pub(crate) lost: BTreeSet<NodeId>,
+    /// Larger than the epoch of `config` if a change began.
+    pub(crate) promised: Epoch,
+    pub(crate) change: Option<Change>,
+    /// Released: freed at this time.
+    pub(crate) free_ns: Option<u64>,
+    /// Not given another copy before.
+    pub(crate) grow_ns: u64,
+    /// Whether it was ready once: somebody may have written to it.
+    pub(crate) used: bool,
+    /// Requests that wait for it.
+    pub(crate) tickets: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Seal,
+    Barrier,
+    Fill,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    pub(crate) epoch: Epoch,
+    pub(crate) step: Step,
+    pub(crate) sealed: BTreeSet<NodeId>,
+    /// Copies that stay.
+    pub(crate) kept: Vec<Place>,
+    pub(crate) add: Vec<Place>,
+    pub(crate) filled: BTreeSet<NodeId>,
+    pub(crate) since_ns: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct ManagerCore {
+    pub(crate) me: ClientId,
+    pub(crate) term: u64,
+    pub(crate) terms: Terms,
+    pub(crate) phase: Phase,
+    pub(crate) nodes: BTreeMap<NodeId, NodeInfo>,
+    pub(crate) clients: BTreeMap<ClientId, ClientInfo>,
+    pub(crate) dead: BTreeSet<ClientId>,
+    dead_order: VecDeque<ClientId>,
+    pub(crate) blocks: BTreeMap<BlockId, Block>,
+    /// What nodes reported of blocks that are not understood yet.
+    pub(crate) reports: BTreeMap<BlockId, BTreeMap<NodeId, (Epoch, CopyReport)>>,
+    pub(crate) freed: BTreeMap<BlockId, Epoch>,
+    freed_order: VecDeque<BlockId>,
+    /// Copies that nodes are to give up: life, epoch, whether the block is freed.
+    pub(crate) dropping: BTreeMap<(NodeId, BlockId), (Epoch, Epoch, bool)>,
+    /// Version of the members.
+    pub(crate) view: u64,
+    /// What it was at the start: no client of an earlier manager has it.
+    pub(crate) first_view: u64,
+    /// No block has a larger epoch.
+    pub(crate) epochs: u64,
+    next_number: u32,
+    pub(crate) lost: u64,
+    resent_ns: u64,
+    pub(crate) actions: Vec<Action>,
+}
+
+impl ManagerCore {
+    /// A manager that begins to gather reports at `now_ns`. `term` is larger than that of every manager before (from the
+    /// wall clock; should it turn out smaller it is raised), `me` a random id that nodes learn to obey, `number` a random
+    /// number to begin with in naming blocks.
+    #[must_use]
+    pub fn new(me: ClientId, term: u64, number: u32, terms: Terms, now_ns: u64) -> Self {
+        let longest = terms.lease.max(terms.node_lease);
+        let until_ns = now_ns + longest.as_nanos() as u64 * 5 / 4;
+        Self {
+            me,
+            term,
+            terms,
+            phase: Phase::Rebuilding { until_ns },
+            nodes: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            dead: BTreeSet::new(),
+            dead_order: VecDeque::new(),
+            blocks: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            freed: BTreeMap::new(),
+            freed_order: VecDeque::new(),
+            dropping: BTreeMap::new(),
+            view: term,
+            first_view: term,
+            epochs: term,
+            next_number: number % NUMBERS_MAX,
+            lost: 0,
+            resent_ns: now_ns,
+            actions: Vec::new(),
+        }
+    }
+
+    /// What is to be done since the last call.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Its term.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+
+    /// As whom it calls nodes.
+    #[must_use]
+    pub fn me(&self) -> ClientId {
+        self.me
+    }
+
+    /// Whether another manager has taken over: this one is of no use any more.
+    #[must_use]
+    pub fn is_deposed(&self) -> bool {
+        self.phase == Phase::Deposed
+    }
+
+    /// Whether it acts, having gathered reports for long enough.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.phase == Phase::Active
+    }
+
+    /// Blocks of which all copies were lost.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Where a node is reached, in the life that is known.
+    #[must_use]
+    pub fn endpoints(&self, node: NodeId) -> Option<(Epoch, Vec<String>)> {
+        self.nodes.get(&node).map(|info| (info.life, info.endpoints.clone()))
+    }
+
+    /// Blocks that can be used now, for checks.
+    pub fn ready_blocks(&self) -> impl Iterator<Item = &Config> {
+        self.blocks.values().filter(|block| block.is_ready()).map(|block| &block.config)
+    }
+
+    /// A request came in; its answer is an [`Action::Answer`] with this ticket, at once or later.
+    pub fn on_message(&mut self, now_ns: u64, ticket: u64, message: &Message) {
+        let answered = if self.is_deposed() {
+            Err(Refused::at(Why::OldTerm, self.term))
+        } else {
+            self.ask(now_ns, ticket, message)
+        };
+        match answered {
+            Ok(None) => {}
+            Ok(Some(message)) => self.actions.push(Action::Answer { ticket, message }),
+            Err(refused) => {
+                let message = Message::refuse(refused);
+                self.actions.push(Action::Answer { ticket, message });
+            }
+        }
+    }
+
+    fn ask(
+        &mut self,
+        now_ns: u64,
+        ticket: u64,
+        message: &Message,
+    ) -> Result<Option<Message>, Refused> {
+        match message {
+            Message::Renew { client, label, first, view, owned } => {
+                self.renew(now_ns, *client, *label, *first, *view)?;
+                Ok(Some(self.renewed(*client, *view, *owned)))
+            }
+            Message::Leave { client } | Message::Evict { client } => {
+                self.kill(*client);
+                self.advance_all(now_ns, false);
+                Ok(Some(Message::Done {}))
+            }
+            Message::Allocate { client, request, sharing, copies } => {
+                self.allocate(now_ns, ticket, *client, *request, (*sharing, *copies))
+            }
+            Message::Locate { block } => self.locate(now_ns, *block).map(Some),
+            Message::Release { client, block } => {
+                self.release(now_ns, *client, *block).map(|()| Some(Message::Done {}))
+            }
+            Message::Forget { node } => self.forget(now_ns, *node).map(|()| Some(Message::Done {})),
+            Message::Status {} => Ok(Some(Message::StatusIs { status: self.status(now_ns) })),
+            Message::Beat { .. } => self.beat(now_ns, message).map(Some),
+            _ => Err(Why::Malformed.into()),
+        }
+    }
+
+    /// A node answered what it was asked; `None`: it did not.
+    pub fn on_answer(
+        &mut self,
+        now_ns: u64,
+        node: NodeId,
+        asked: &Message,
+        answer: Option<&Message>,
+    ) {
+        let Some(answer) = answer.filter(|_| !self.is_deposed()) else { return };
+        match asked {
+            Message::Claim { term, after } if *term == self.term => {
+                self.on_report(now_ns, node, *after, answer);
+            }
+            Message::Fence { client, .. } => {
+                if let Message::FenceIs { done: true, .. } = answer
+                    && let Some(info) = self.nodes.get_mut(&node)
+                {
+                    info.fences.remove(client);
+                }
+            }
+            Message::Drop { block, epoch, .. } => self.on_dropped(node, *block, *epoch, answer),
+            Message::Seal { block, epoch, .. } => {
+                self.on_copy_answer(now_ns, node, *block, *epoch, answer);
+            }
+            Message::Fill { config, .. } | Message::Install { config, .. } => {
+                self.on_copy_answer(now_ns, node, config.block, config.epoch, answer);
+            }
+            _ => {}
+        }
+    }
+
+    /// Time passed.
+    pub fn on_timer(&mut self, now_ns: u64) {
+        if let Phase::Rebuilding { until_ns } = self.phase
+            && now_ns >= until_ns
+        {
+            self.phase = Phase::Active;
+            tracing::info!(term = self.term, blocks = self.blocks.len(), "the manager is ready");
+        }
+        if self.is_deposed() {
+            return;
+        }
+        let resend = now_ns.saturating_sub(self.resent_ns) >= self.terms.resend.as_nanos() as u64;
+        if resend {
+            self.resent_ns = now_ns;
+        }
+        self.watch_nodes(now_ns, resend);
+        if self.is_active() {
+            self.watch_clients(now_ns);
+        }
+        self.confirm_all(now_ns);
+        self.advance_all(now_ns, resend);
+    }
+
+    // Clients.
+
+    fn renew(
+        &mut self,
+        now_ns: u64,
+        client: ClientId,
+        label: u64,
+        first: bool,
+        view: u64,
+    ) -> Result<(), Refused> {
+        let known = self.clients.contains_key(&client);
+        if self.dead.contains(&client) || (!known && !first && self.is_active()) {
+            return Err(Why::Evicted.into());
+        }
+        let owned = self.term;
+        let info = self.clients.entry(client).or_insert(ClientInfo {
+            label,
+            heard_ns: now_ns,
+            view,
+            owned,
+        });
+        info.label = label;
+        info.heard_ns = now_ns;
+        info.view = view;
+        if !known {
+            self.advance_all(now_ns, false);
+        }
+        Ok(())
+    }
+
+    fn renewed(&self, client: ClientId, view: u64, owned: u64) -> Message {
+        let members = (view != self.view).then(|| {
+            self.nodes
+                .iter()
+                .map(|(node, info)| Member {
+                    node: *node,
+                    life: info.life,
+                    up: info.announced,
+                    since: info.since,
+                    endpoints: info.endpoints.clone(),
+                })
+                .collect()
+        });
+        let version = self.clients.get(&client).map_or(0, |info| info.owned);
+        let blocks = (owned != version && self.is_active()).then(|| {
+            let mine = self.blocks.values().filter(|block| block.config.owner == Some(client));
+            // One that is being made may come to nothing.
+            mine.filter(|block| block.free_ns.is_none() && block.used)
+                .map(|block| BlockAt { block: block.config.block, epoch: block.config.epoch })
+                .collect()
+        });
+        Message::Renewed {
+            term: self.term,
+            lease_ms: self.terms.lease.as_millis() as u64,
+            block_bytes: self.nodes.values().map(|info| info.block_bytes).next().unwrap_or(0),
+            view: self.view,
+            members,
+            owned: if blocks.is_some() { version } else { owned },
+            blocks,
+            as_of: Epoch(self.epochs),
+        }
+    }
+
+    fn watch_clients(&mut self, now_ns: u64) {
+        let lease_ns = self.terms.lease.as_nanos() as u64 * 9 / 8;
+        let late = |info: &ClientInfo| now_ns.saturating_sub(info.heard_ns) > lease_ns;
+        let gone: Vec<ClientId> =
+            self.clients.iter().filter(|(_, info)| late(info)).map(|(id, _)| *id).collect();
+        for client in gone {
+            tracing::info!(%client, "a client's lease ran out");
+            self.kill(client);
+        }
+    }
+
+    /// Takes a client for dead: its blocks go to others, its keys are revoked everywhere.
+    pub(crate) fn kill(&mut self, client: ClientId) {
+        self.clients.remove(&client);
+        if self.dead.insert(client) {
+            self.dead_order.push_back(client);
+            if self.dead_order.len() > REMEMBERED_MAX
+                && let Some(oldest) = self.dead_order.pop_front()
+            {
+                self.dead.remove(&oldest);
+            }
+        }
+        let term = self.term;
+        for (node, info) in &mut self.nodes {
+            info.fences.insert(client);
+            if info.up && info.claimed {
+                let message = Message::Fence { term, client };
+                self.actions.push(Action::Send { node: *node, message });
+            }
+        }
+    }
+
+    // Blocks.
+
+    fn allocate(
+        &mut self,
+        now_ns: u64,
+        ticket: u64,
+        client: ClientId,
+        request: u64,
+        (sharing, copies): (Sharing, u32),
+    ) -> Result<Option<Message>, Refused> {
+        self.ready(now_ns)?;
+        let Some(info) = self.clients.get(&client) else { return Err(Why::Evicted.into()) };
+        let label = info.label;
+        if request == 0 {
+            return Err(Why::Malformed.into());
+        }
+        let same = |block: &&mut Block| {
+            block.config.owner == Some(client) && block.config.request == request
+        };
+        if let Some(block) = self.blocks.values_mut().find(same) {
+            if block.is_ready() {
+                return Ok(Some(Message::Located { config: block.config.clone() }));
+            }
+            block.tickets.push(ticket);
+            return Ok(None);
+        }
+        let up = self.nodes.values().filter(|info| info.announced).count();
+        let wanted = if copies == 0 { self.terms.copies } else { copies } as usize;
+        let need = wanted.min(up);
+        let chosen = decide::choose(self.rooms(now_ns, &[]), need);
+        if up == 0 {
+            return Err(Refused::at(Why::NoNodes, 0));
+        }
+        if chosen.len() < need {
+            return Err(Refused::at(Why::Full, self.bytes_left()));
+        }
+        let id = self.name(chosen[0]).ok_or(Refused::at(Why::Full, 0))?;
+        let epoch = self.next_epoch(Epoch(0));
+        let config = Config {
+            block: id,
+            epoch: Epoch(0),
+            born: epoch,
+            owner: Some(client),
+            label,
+            request,
+            sharing,
+            wanted: wanted as u32,
+            copies: Vec::new(),
+        };
+        let add = chosen.iter().filter_map(|node| self.place(*node)).collect();
+        let mut block = Block::unborn(config, add, now_ns);
+        block.tickets.push(ticket);
+        self.blocks.insert(id, block);
+        self.advance(now_ns, id, true);
+        Ok(None)
+    }
+
+    fn ready(&self, now_ns: u64) -> Result<(), Refused> {
+        match self.phase {
+            Phase::Active => Ok(()),
+            Phase::Rebuilding { until_ns } => {
+                let ms = until_ns.saturating_sub(now_ns) / 1_000_000 + 1;
+                Err(Refused::at(Why::Rebuilding, ms))
+            }
+            Phase::Deposed => Err(Refused::at(Why::OldTerm, self.term)),
+        }
+    }
+
+    fn locate(&self, now_ns: u64, id: BlockId) -> Result<Message, Refused> {
+        match self.blocks.get(&id) {
+            Some(block) if block.is_ready() => {
+                Ok(Message::Located { config: block.config.clone() })
+            }
+            Some(_) => Err(Why::Changing.into()),
+            None if self.reports.contains_key(&id) => Err(Why::Changing.into()),
+            None => self.ready(now_ns).and(Err(Why::UnknownBlock.into())),
+        }
+    }
+
+    fn release(&mut self, now_ns: u64, client: ClientId, id: BlockId) -> Result<(), Refused> {
+        let lease_ns = self.terms.lease.as_nanos() as u64;
+        let Some(block) = self.blocks.get_mut(&id) else {
+            return self.ready(now_ns).and(Err(Why::UnknownBlock.into()));
+        };
+        if block.config.owner != Some(client) {
+            return Err(Why::NotOwner.into());
+        }
+        block.free_ns.get_or_insert(now_ns + lease_ns);
+        Ok(())
+    }
+
+    /// A name that no block has that is known of.
+    fn name(&mut self, home: NodeId) -> Option<BlockId> {
+        for _ in 0..NUMBERS_MAX {
+            let block = BlockId { home, number: self.next_number };
+            self.next_number = (self.next_number + 1) % NUMBERS_MAX;
+            if !self.blocks.contains_key(&block) && !self.reports.contains_key(&block) {
+                return Some(block);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn next_epoch(&mut self, above: Epoch) -> Epoch {
+        self.epochs = self.epochs.max(above.0) + 1;
+        Epoch(self.epochs)
+    }
+
+    pub(crate) fn place(&self, node: NodeId) -> Option<Place> {
+        self.nodes.get(&node).map(|info| Place { node, life: info.life })
+    }
+
+    /// Room on nodes that are up, without those that `but` names.
+    pub(crate) fn rooms(&self, now_ns: u64, but: &[NodeId]) -> Vec<Room> {
+        let could = |node: &NodeId, info: &NodeInfo| {
+            let free = info.blocks_used < info.blocks_max;
+            info.announced && free && info.full_until_ns <= now_ns && !but.contains(node)
+        };
+        let nodes = self.nodes.iter().filter(|(node, info)| could(node, info));
+        let mut planned: BTreeMap<Place, u64> =
+            nodes.map(|(node, info)| (Place { node: *node, life: info.life }, 0)).collect();
+        if planned.is_empty() {
+            return Vec::new();
+        }
+        for block in self.blocks.values() {
+            let added = block.change.iter().flat_map(|change| change.add.iter());
+            for place in block.config.copies.iter().chain(added) {
+                if let Some(count) = planned.get_mut(place) {
+                    *count += 1;
+                }
+            }
+        }
+        let left = |(place, planned): (Place, u64)| {
+            let info = &self.nodes[&place.node];
+            let used = info.blocks_used.max(planned);
+            Room { node: place.node, blocks: info.blocks_max.saturating_sub(used) }
+        };
+        planned.into_iter().map(left).collect()
+    }
+
+    /// Bytes that new copies could take, over all nodes that are up.
+    pub(crate) fn bytes_left(&self) -> u64 {
+        let of = |room: &Room| {
+            let bytes = self.nodes.get(&room.node).map_or(0, |info| info.block_bytes);
+            room.blocks.saturating_mul(bytes)
+        };
+        self.rooms(u64::MAX, &[]).iter().map(of).sum()
+    }
+
+    pub(crate) fn place_is(&self, block: &Block, place: Place) -> PlaceIs {
+        let Some(info) = self.nodes.get(&place.node) else { return PlaceIs::Silent };
+        if info.forgotten || info.life > place.life || block.lost.contains(&place.node) {
+            PlaceIs::Lost
+        } else if info.up && info.claimed && info.life == place.life {
+            PlaceIs::Up
+        } else if info.up && info.life == place.life {
+            PlaceIs::Coming
+        } else {
+            PlaceIs::Silent
+        }
+    }
+
+    pub(crate) fn owner_is(&self, owner: Option<ClientId>) -> OwnerIs {
+        match owner {
+            None => OwnerIs::Nobody,
+            Some(client) if self.clients.contains_key(&client) => OwnerIs::Live,
+            Some(_) => OwnerIs::Dead,
+        }
+    }
+
+    pub(crate) fn remember_freed(&mut self, block: BlockId, epoch: Epoch) {
+        let known = self.freed.entry(block).or_insert_with(|| {
+            self.freed_order.push_back(block);
+            epoch
+        });
+        *known = epoch.max(*known);
+        if self.freed_order.len() > REMEMBERED_MAX
+            && let Some(oldest) = self.freed_order.pop_front()
+        {
+            self.freed.remove(&oldest);
+        }
+    }
+}
+
+impl Block {
+    /// A block that is to be made, with copies at the places `add`.
+    fn unborn(config: Config, add: Vec<Place>, now_ns: u64) -> Self {
+        let change = Change {
+            epoch: config.born,
+            step: Step::Fill,
+            sealed: BTreeSet::new(),
+            kept: Vec::new(),
+            add,
+            filled: BTreeSet::new(),
+            since_ns: now_ns,
+        };
+        let promised = config.born;
+        Self { promised, change: Some(change), used: false, ..Self::settled(config) }
+    }
+
+    /// A block that is what `config` says; nobody has said yet that it serves it.
+    pub(crate) fn settled(config: Config) -> Self {
+        Self {
+            promised: config.epoch,
+            installed: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            change: None,
+            free_ns: None,
+            grow_ns: 0,
+            used: true,
+            tickets: Vec::new(),
+            config,
+        }
+    }
+
+    /// Whether clients can use it.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.change.is_none()
+            && self.promised == self.config.epoch
+            && self.is_installed()
+            && self.free_ns.is_none()
+    }
+
+    pub(crate) fn is_installed(&self) -> bool {
+        self.config.copies.iter().all(|copy| self.installed.contains(&copy.node))
+    }
+
+    /// Whether `place` has a copy of it, or is to get one.
+    pub(crate) fn takes(&self, place: Place) -> bool {
+        let added = |change: &Change| change.add.contains(&place);
+        self.config.has(place) || self.change.as_ref().is_some_and(added)
+    }
+}

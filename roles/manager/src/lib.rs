@@ -1,0 +1,27 @@
+//! The manager role: who is a member, where the copies of blocks lie, whose they are.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`core`] | the protocol's state, messages, clients |
+//! | `nodes` | beats, silence, reports |
+//! | `change` | one block from one configuration to the next |
+//! | `rebuild` | what reports say after a start |
+//! | [`decide`] | what is wanted, as pure functions |
+//! | `status` | for people |
+//! | [`desk`] | requests in, answers and orders out |
+//! | `server` | threads, links and the clock |
+//!
+//! Nobody needs it to read or to write; it is asked for new blocks, and it acts when somebody is gone. It stores nothing: after
+//! a start it asks the nodes. Layer 5; depends on no other role.
+
+mod change;
+pub mod core;
+pub mod decide;
+pub mod desk;
+mod nodes;
+mod rebuild;
+
+mod server;
+mod status;
+
+pub use server::{ManagerServer, ManagerSettings};

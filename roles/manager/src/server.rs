@@ -1,0 +1,181 @@
+//! A manager as a process runs it: a fabric node, its doors, a thread that ticks, one per memory node that gives orders.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::random::entropy_seed;
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_fabric::{ClientId, Listener, Node, NodeId};
+use archipelago_pool::{Endpoints, Line};
+use parking_lot::Mutex;
+
+use crate::core::{ManagerCore, Terms};
+use crate::desk::Desk;
+
+/// Between two ticks.
+const TICK: Duration = Duration::from_millis(5);
+/// An order to a node is given up after this long, and given again later.
+const ORDER: Duration = Duration::from_millis(300);
+/// A thread without work looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
+/// The shortest lease that is sensible over threads and sockets.
+const LEASE_MIN: Duration = Duration::from_millis(20);
+
+/// How a manager is started.
+#[derive(Clone, Debug)]
+pub struct ManagerSettings {
+    /// Where it listens.
+    pub listen: Vec<String>,
+    /// Copies, leases.
+    pub terms: Terms,
+}
+
+impl ManagerSettings {
+    /// Says what cannot be.
+    pub fn validate(&self) -> Result<()> {
+        if !(1..=16).contains(&self.terms.copies) {
+            let copies = self.terms.copies;
+            return Err(Error::invalid(format!("{copies} copies: it must be 1 to 16")));
+        }
+        if self.terms.lease < LEASE_MIN || self.terms.node_lease < LEASE_MIN {
+            let least = LEASE_MIN.as_millis();
+            return Err(Error::invalid(format!(
+                "a lease below {least} ms would run out by chance"
+            )));
+        }
+        Ok(())
+    }
+}
+
+struct Shared {
+    desk: Arc<Desk>,
+    endpoints: Arc<Endpoints>,
+    clock: Arc<dyn Clock>,
+    me: ClientId,
+    stop: AtomicBool,
+    threads: Mutex<Vec<Joiner>>,
+}
+
+/// A running manager. Dropped, it ends; nodes and clients go on without it.
+pub struct ManagerServer {
+    shared: Arc<Shared>,
+    doors: Vec<Box<dyn Listener>>,
+    addresses: Vec<String>,
+}
+
+impl std::fmt::Debug for ManagerServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ManagerServer({})", self.shared.me)
+    }
+}
+
+impl ManagerServer {
+    /// Starts a manager, in a term that is numbered by the wall clock. It acts when it has gathered reports for a lease.
+    pub fn start(settings: &ManagerSettings) -> Result<Self> {
+        settings.validate()?;
+        let clock = SystemClock::shared();
+        let (random, life) = (entropy_seed(), clock.unix_ms());
+        let (me, number) = (ClientId(entropy_seed()), (random >> 32) as u32);
+        let term = life << 16 | (random & 0xffff);
+        let core = ManagerCore::new(me, term, number, settings.terms, clock.now_ns());
+        let (desk, door) = Desk::new(core, Arc::clone(&clock));
+        let node = Node::new(NodeId(u64::MAX), Epoch(life), Some(door))?;
+        let endpoints = Arc::new(Endpoints::new());
+        let mut doors = Vec::new();
+        let mut addresses = Vec::new();
+        for listen in &settings.listen {
+            let door = endpoints.serve(&node, listen)?;
+            let kind = listen.split(':').next().unwrap_or_default();
+            addresses.push(format!("{kind}:{}", door.address()));
+            doors.push(door);
+        }
+        let (stop, threads) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+        let shared = Arc::new(Shared { desk, endpoints, clock, me, stop, threads });
+        let ticking = Arc::clone(&shared);
+        let thread = SystemSpawn.spawn("manager-tick", Box::new(move || ticking.tick()))?;
+        shared.threads.lock().push(thread);
+        Ok(Self { shared, doors, addresses })
+    }
+
+    /// Where it is reached.
+    #[must_use]
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Whether another manager has taken over.
+    #[must_use]
+    pub fn is_deposed(&self) -> bool {
+        self.shared.desk.look(ManagerCore::is_deposed).unwrap_or(true)
+    }
+}
+
+impl Drop for ManagerServer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.doors.clear();
+        self.shared.desk.close();
+        let threads: Vec<Joiner> = self.shared.threads.lock().drain(..).collect();
+        for thread in threads {
+            if let Err(error) = thread.join() {
+                tracing::error!(%error, "a thread of the manager");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    fn tick(self: &Arc<Self>) {
+        let mut served = HashSet::new();
+        while !self.stopped() {
+            self.desk.tick();
+            for node in self.desk.waiting() {
+                let Some(Some((life, ways))) = self.desk.look(|core| core.endpoints(node)) else {
+                    continue;
+                };
+                if ways.is_empty() || !served.insert((node, life)) {
+                    continue;
+                }
+                let me = Arc::clone(self);
+                let body = Box::new(move || me.order(node, life, ways));
+                match SystemSpawn.spawn("manager-orders", body) {
+                    Ok(thread) => self.threads.lock().push(thread),
+                    Err(error) => {
+                        served.remove(&(node, life));
+                        tracing::error!(%error, %node, "orders wait for a thread");
+                    }
+                }
+            }
+            self.clock.sleep(TICK);
+        }
+    }
+
+    /// Gives orders to one life of a node, one after another.
+    fn order(&self, node: NodeId, life: Epoch, ways: Vec<String>) {
+        let line = Line::new(&self.endpoints, ways, self.me, Some((node, life)));
+        while !self.stopped() {
+            let now = self.desk.look(|core| core.endpoints(node)).flatten();
+            if now.is_none_or(|(now, _)| now != life) {
+                return;
+            }
+            let mut orders = self.desk.take_orders(node, LOOK);
+            while let Some(message) = orders.pop_front() {
+                let answer = line.ask(&message, ORDER);
+                if let Err(error) = &answer {
+                    tracing::debug!(%error, %node, order = message.name(), "no answer");
+                    // What follows would wait as long; all of it is given again.
+                    orders.clear();
+                }
+                self.desk.on_answer(node, &message, answer.as_ref().ok());
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What the manager knows, for people.
+
+use archipelago_fabric::NodeId;
+use archipelago_pool::wire::{
+    BlockState, BlockStatus, ClientStatus, Member, NodeStatus, PoolStatus,
+};
+
+use crate::core::{Block, ManagerCore, Phase, Step};
+use crate::decide::PlaceIs;
+
+/// Blocks that a status lists.
+const BLOCKS_LISTED_MAX: usize = 512;
+
+impl ManagerCore {
+    /// A picture of everything.
+    #[must_use]
+    pub fn status(&self, now_ns: u64) -> PoolStatus {
+        let ms = |heard_ns: u64| now_ns.saturating_sub(heard_ns) / 1_000_000;
+        let nodes = self.nodes.iter().map(|(node, info)| NodeStatus {
+            member: Member {
+                node: *node,
+                life: info.life,
+                up: info.up,
+                since: info.since,
+                endpoints: info.endpoints.clone(),
+            },
+            block_bytes: info.block_bytes,
+            blocks_max: info.blocks_max,
+            blocks_used: info.blocks_used,
+            heard_ms: ms(info.heard_ns),
+        });
+        let clients = self.clients.iter().map(|(client, info)| {
+            let mine = |block: &&Block| block.config.owner == Some(*client);
+            ClientStatus {
+                client: *client,
+                label: info.label,
+                heard_ms: ms(info.heard_ns),
+                blocks: self.blocks.values().filter(mine).count() as u64,
+            }
+        });
+        let known = self.blocks.values().map(|block| self.block_status(block));
+        let unconfirmed = self.reports.values().filter_map(|records| {
+            let (_, report) = records.values().max_by_key(|(_, report)| report.config.epoch)?;
+            let silent = |node: &NodeId| !records.contains_key(node);
+            Some(BlockStatus {
+                config: report.config.clone(),
+                state: BlockState::Unconfirmed,
+                waits_for: report.config.copies.iter().map(|c| c.node).filter(silent).collect(),
+            })
+        });
+        PoolStatus {
+            term: self.term,
+            rebuilding: matches!(self.phase, Phase::Rebuilding { .. }),
+            copies: self.terms.copies,
+            lost: self.lost,
+            nodes: nodes.collect(),
+            clients: clients.collect(),
+            blocks_total: (self.blocks.len() + self.reports.len()) as u64,
+            blocks: unconfirmed.chain(known).take(BLOCKS_LISTED_MAX).collect(),
+        }
+    }
+
+    fn block_status(&self, block: &Block) -> BlockStatus {
+        let silent = |node: &NodeId| {
+            let copy = block.config.copies.iter().find(|copy| copy.node == *node);
+            copy.is_some_and(|copy| self.place_is(block, *copy) == PlaceIs::Silent)
+        };
+        let waits_for: Vec<NodeId> =
+            block.config.copies.iter().map(|copy| copy.node).filter(silent).collect();
+        let sealing = block.change.as_ref().is_some_and(|change| change.step == Step::Seal);
+        let state = if block.free_ns.is_some() {
+            BlockState::Released
+        } else if sealing && !waits_for.is_empty() {
+            BlockState::Waiting
+        } else if !block.is_ready() {
+            BlockState::Changing
+        } else if block.config.copies.len() < block.config.wanted as usize {
+            BlockState::Short
+        } else {
+            BlockState::Whole
+        };
+        BlockStatus { config: block.config.clone(), state, waits_for }
+    }
+}

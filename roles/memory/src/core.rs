@@ -1,0 +1,517 @@
+//! A memory node's protocol: which copies it holds, at which epochs, and who has keys to them.
+//!
+//! A state machine without clock, lock or I/O: a message comes in, the answer goes out at once, and memory is touched through
+//! a [`Space`]. Whoever drives it keeps it under one lock.
+//!
+//! A copy goes through: *filling* → *whole* → *installed* (serves an epoch) → *sealed* (a later epoch is promised, nobody
+//! writes) → installed again, or dropped.
+//!
+//! Invariants: 1. `promised` never shrinks; orders of smaller epochs are refused; 2. a key that may change a copy was given at
+//! the epoch that is installed, and only while no larger one is promised; 3. *sealed* is answered when every such key is
+//! revoked and no process has the memory mapped by one; 4. copies and what is being given up together are at most
+//! `blocks_max`; 5. orders are taken only from the manager that this node's own beat met, in its term; 6. a client that was
+//! fenced gets no key in this life of the node.
+//!
+//! Failure: a restart loses everything; the next life has a larger number and knows nothing.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
+
+use archipelago_base::Epoch;
+use archipelago_fabric::{ClientId, NodeId, RemoteKey, Rights};
+use archipelago_pool::wire::{
+    BlockAt, CopyReport, CopyStep, Message, Purpose, Refused, Source, Why,
+};
+use archipelago_pool::{BlockId, Config};
+
+use crate::space::Space;
+
+/// Copies in one part of a report.
+const REPORT_COPIES_MAX: usize = 512;
+/// Freed blocks that are remembered, so that a copy that was away does not come back to life.
+const FREED_MAX: usize = 4096;
+/// Fenced clients that are remembered. Ids are random, one per life of a client; the oldest go first.
+const FENCED_MAX: usize = 1 << 16;
+
+/// A key and whom it was given to.
+#[derive(Clone, Debug)]
+struct Given {
+    client: ClientId,
+    key: RemoteKey,
+    /// To a node that copies: no client, and not told to a manager as one.
+    copying: bool,
+}
+
+#[derive(Debug)]
+struct Copy {
+    config: Config,
+    promised: Epoch,
+    whole: bool,
+    installed: bool,
+    keys: Vec<Given>,
+    /// Revoked keys that could change the copy, by which somebody may still have it mapped.
+    draining: Vec<RemoteKey>,
+    /// The same of keys that could read it.
+    stale: Vec<RemoteKey>,
+}
+
+/// Memory that is given up as soon as nobody has it mapped.
+#[derive(Debug)]
+struct Dropping {
+    /// Under which name the space knows it.
+    block: BlockId,
+    keys: Vec<RemoteKey>,
+}
+
+/// Bytes that are to be copied from another node: read them with a key for [`Purpose::Copy`], then
+/// tell [`MemoryCore::on_copied`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyOrder {
+    /// Which block.
+    pub block: BlockId,
+    /// At which epoch the source is sealed.
+    pub epoch: Epoch,
+    /// From where.
+    pub source: Source,
+}
+
+/// How much a node may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of a block.
+    pub block_bytes: u64,
+    /// Blocks.
+    pub blocks_max: u64,
+}
+
+/// Steps that tests leave out on purpose, to see that the checks notice. Production leaves out nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sabotage {
+    /// A seal revokes no keys.
+    pub no_fencing: bool,
+    /// A copy counts as whole before its bytes are there.
+    pub no_fill: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct MemoryCore {
+    node: NodeId,
+    life: Epoch,
+    limits: Limits,
+    term: u64,
+    manager: Option<ClientId>,
+    copies: BTreeMap<BlockId, Copy>,
+    dropping: Vec<Dropping>,
+    fenced: BTreeSet<ClientId>,
+    fenced_order: VecDeque<ClientId>,
+    /// Revoked keys of fenced clients that may still be mapped.
+    fencing: Vec<Given>,
+    freed: VecDeque<BlockAt>,
+    sabotage: Sabotage,
+}
+
+impl MemoryCore {
+    /// A node without copies.
+    #[must_use]
+    pub fn new(node: NodeId, life: Epoch, limits: Limits) -> Self {
+        Self {
+            node,
+            life,
+            limits,
+            term: 0,
+            manager: None,
+            copies: BTreeMap::new(),
+            dropping: Vec::new(),
+            fenced: BTreeSet::new(),
+            fenced_order: VecDeque::new(),
+            fencing: Vec::new(),
+            freed: VecDeque::new(),
+            sabotage: Sabotage::default(),
+        }
+    }
+
+    /// For tests of the checks.
+    #[must_use]
+    pub fn sabotaged(self, sabotage: Sabotage) -> Self {
+        Self { sabotage, ..self }
+    }
+
+    /// Which node.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// In which life.
+    #[must_use]
+    pub fn life(&self) -> Epoch {
+        self.life
+    }
+
+    /// Blocks that take memory now, with what is being given up.
+    #[must_use]
+    pub fn blocks_used(&self) -> u64 {
+        (self.copies.len() + self.dropping.len()) as u64
+    }
+
+    /// The beat to send to the manager.
+    #[must_use]
+    pub fn beat(&self, endpoints: Vec<String>) -> Message {
+        Message::Beat {
+            node: self.node,
+            life: self.life,
+            endpoints,
+            block_bytes: self.limits.block_bytes,
+            blocks_max: self.limits.blocks_max,
+            blocks_used: self.blocks_used(),
+            term: self.term,
+        }
+    }
+
+    /// The manager's answer to a beat. One of an earlier term is not listened to.
+    pub fn on_beat_answer(&mut self, term: u64, manager: ClientId) {
+        if term > self.term || (term == self.term && self.manager.is_none()) {
+            self.term = term;
+            self.manager = Some(manager);
+        }
+    }
+
+    /// Every copy, for checks and statistics: its configuration, whether it is whole, whether installed.
+    pub fn copies(&self) -> impl Iterator<Item = (&Config, bool, bool)> {
+        self.copies.values().map(|copy| (&copy.config, copy.whole, copy.installed))
+    }
+
+    /// Revoked keys by which a process still has memory mapped that something waits for.
+    pub fn held(&self, space: &dyn Space) -> Vec<RemoteKey> {
+        let copies = self.copies.values().flat_map(|copy| &copy.draining);
+        let dropping = self.dropping.iter().flat_map(|dropping| &dropping.keys);
+        let fencing = self.fencing.iter().map(|given| &given.key);
+        let keys = copies.chain(dropping).chain(fencing);
+        keys.filter(|key| space.is_held(key)).copied().collect()
+    }
+
+    /// Clients with a valid key that may change `block`; for checks.
+    pub fn writers(&self, block: BlockId) -> Vec<ClientId> {
+        let given = self.copies.get(&block).map_or(&[][..], |copy| &copy.keys);
+        given.iter().filter(|given| given.key.rights.change()).map(|given| given.client).collect()
+    }
+
+    /// Gives up memory that nobody has mapped any more. To be called now and then.
+    pub fn on_timer(&mut self, space: &mut dyn Space) {
+        self.dropping.retain(|dropping| {
+            let held = dropping.keys.iter().any(|key| space.is_held(key));
+            if !held {
+                space.release(dropping.block);
+            }
+            held
+        });
+        self.fencing.retain(|given| space.is_held(&given.key));
+        for copy in self.copies.values_mut() {
+            copy.draining.retain(|key| space.is_held(key));
+            copy.stale.retain(|key| space.is_held(key));
+        }
+    }
+
+    /// A request came in from `from`; the answer, and bytes to copy if there are any.
+    pub fn on_message(
+        &mut self,
+        space: &mut dyn Space,
+        from: ClientId,
+        message: &Message,
+    ) -> (Message, Option<CopyOrder>) {
+        let mut order = None;
+        let answered = match message {
+            Message::Open { client, block, epoch, purpose } if *client == from => {
+                self.open(space, *client, *block, *epoch, *purpose)
+            }
+            Message::Open { .. } => Err(Why::NotAllowed.into()),
+            _ => self.obey(space, from, message, &mut order),
+        };
+        (answered.unwrap_or_else(Message::refuse), order)
+    }
+
+    /// Bytes that were ordered have come, or not: then the copy is given up, and made anew if the manager still wants it.
+    pub fn on_copied(&mut self, space: &mut dyn Space, order: &CopyOrder, arrived: bool) {
+        let filling = |copy: &&mut Copy| !copy.whole && copy.config.epoch == order.epoch;
+        if arrived {
+            if let Some(copy) = self.copies.get_mut(&order.block).filter(filling) {
+                copy.whole = true;
+            }
+        } else if self.copies.get_mut(&order.block).filter(filling).is_some() {
+            self.give_up(space, order.block);
+        }
+    }
+
+    fn obey(
+        &mut self,
+        space: &mut dyn Space,
+        from: ClientId,
+        message: &Message,
+        order: &mut Option<CopyOrder>,
+    ) -> Result<Message, Refused> {
+        let term = match message {
+            Message::Claim { term, .. }
+            | Message::Seal { term, .. }
+            | Message::Fill { term, .. }
+            | Message::Install { term, .. }
+            | Message::Drop { term, .. }
+            | Message::Fence { term, .. } => *term,
+            _ => return Err(Why::Malformed.into()),
+        };
+        if self.manager != Some(from) {
+            return Err(Why::NotAllowed.into());
+        }
+        if term != self.term {
+            return Err(Refused::at(Why::OldTerm, self.term));
+        }
+        match message {
+            Message::Claim { after, .. } => Ok(self.report(*after)),
+            Message::Seal { block, epoch, .. } => self.seal(space, *block, *epoch),
+            Message::Fill { config, source, .. } => self.fill(space, config, source, order),
+            Message::Install { config, .. } => self.install(space, config),
+            Message::Drop { block, epoch, freed, .. } => {
+                self.drop_copy(space, *block, *epoch, *freed)
+            }
+            Message::Fence { client, .. } => Ok(self.fence(space, *client)),
+            _ => Err(Why::Malformed.into()),
+        }
+    }
+
+    fn is(&self, block: BlockId, epoch: Epoch, step: CopyStep) -> Message {
+        Message::CopyIs { node: self.node, life: self.life, block, epoch, step }
+    }
+
+    fn report(&self, after: Option<BlockId>) -> Message {
+        let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut rest = self.copies.range((begin, Bound::Unbounded));
+        let copies = rest.by_ref().take(REPORT_COPIES_MAX).map(|(_, copy)| CopyReport {
+            config: copy.config.clone(),
+            promised: copy.promised,
+            whole: copy.whole,
+            installed: copy.installed,
+        });
+        let copies = copies.collect();
+        let more = rest.next().is_some();
+        let (mut freed, mut clients) = (Vec::new(), BTreeSet::new());
+        if !more {
+            freed.extend(self.freed.iter().copied());
+            let given = self.copies.values().flat_map(|copy| &copy.keys);
+            clients.extend(given.filter(|given| !given.copying).map(|given| given.client));
+        }
+        let clients = clients.into_iter().collect();
+        Message::Report { node: self.node, life: self.life, copies, freed, clients, more }
+    }
+
+    fn seal(
+        &mut self,
+        space: &mut dyn Space,
+        block: BlockId,
+        epoch: Epoch,
+    ) -> Result<Message, Refused> {
+        let sabotaged = self.sabotage.no_fencing;
+        let copy = self.copies.get_mut(&block).ok_or(Why::UnknownBlock)?;
+        if epoch < copy.promised || epoch <= copy.config.epoch {
+            return Err(Refused::at(Why::OldEpoch, copy.promised.0.max(copy.config.epoch.0)));
+        }
+        if !copy.whole {
+            return Err(Why::NotReady.into());
+        }
+        copy.promised = epoch;
+        if !sabotaged {
+            let changes = |given: &mut Given| given.key.rights.change();
+            for given in copy.keys.extract_if(.., changes) {
+                space.revoke(&given.key);
+                copy.draining.push(given.key);
+            }
+        }
+        copy.draining.retain(|key| space.is_held(key));
+        let step = if copy.draining.is_empty() { CopyStep::Sealed } else { CopyStep::Sealing };
+        Ok(self.is(block, epoch, step))
+    }
+
+    fn fill(
+        &mut self,
+        space: &mut dyn Space,
+        config: &Config,
+        source: &Option<Source>,
+        order: &mut Option<CopyOrder>,
+    ) -> Result<Message, Refused> {
+        let (block, epoch) = (config.block, config.epoch);
+        if let Some(copy) = self.copies.get(&block) {
+            let known = copy.promised.0.max(copy.config.epoch.0);
+            if known > epoch.0 {
+                return Err(Refused::at(Why::OldEpoch, known));
+            }
+            if copy.config.epoch == epoch && !copy.installed {
+                let step = if copy.whole { CopyStep::Filled } else { CopyStep::Filling };
+                return Ok(self.is(block, epoch, step));
+            }
+            // A copy of an earlier configuration, which this node was not part of any more.
+            self.give_up(space, block);
+        }
+        let left = self.limits.blocks_max.saturating_sub(self.blocks_used());
+        let freed = self.freed.iter().find(|freed| freed.block == block);
+        if let Some(freed) = freed.filter(|freed| freed.epoch >= epoch) {
+            return Err(Refused::at(Why::OldEpoch, freed.epoch.0));
+        }
+        if self.dropping.iter().any(|dropping| dropping.block == block) {
+            return Err(Why::NotReady.into());
+        }
+        if left == 0 {
+            return Err(Refused::at(Why::Full, 0));
+        }
+        if space.allocate(block).is_err() {
+            return Err(Refused::at(Why::Full, 0));
+        }
+        let whole = source.is_none() || self.sabotage.no_fill;
+        let copy = Copy {
+            config: config.clone(),
+            promised: epoch,
+            whole,
+            installed: false,
+            keys: Vec::new(),
+            draining: Vec::new(),
+            stale: Vec::new(),
+        };
+        self.copies.insert(block, copy);
+        *order = source.clone().map(|source| CopyOrder { block, epoch, source });
+        let step = if whole { CopyStep::Filled } else { CopyStep::Filling };
+        Ok(self.is(block, epoch, step))
+    }
+
+    fn install(&mut self, space: &mut dyn Space, config: &Config) -> Result<Message, Refused> {
+        let (node, life) = (self.node, self.life);
+        let copy = self.copies.get_mut(&config.block).ok_or(Why::UnknownBlock)?;
+        if copy.promised > config.epoch || copy.config.epoch > config.epoch {
+            return Err(Refused::at(Why::OldEpoch, copy.promised.0.max(copy.config.epoch.0)));
+        }
+        let here = config.copies.iter().any(|place| place.node == node && place.life == life);
+        if copy.promised < config.epoch || !copy.whole || !here {
+            return Err(Why::NotReady.into());
+        }
+        if !(copy.installed && copy.config == *config) {
+            // Readers ask anew, and learn where the copies are now.
+            for given in copy.keys.extract_if(.., |given| !given.key.rights.change()) {
+                space.revoke(&given.key);
+                copy.stale.push(given.key);
+            }
+            copy.config = config.clone();
+            copy.installed = true;
+        }
+        Ok(self.is(config.block, config.epoch, CopyStep::Installed))
+    }
+
+    fn drop_copy(
+        &mut self,
+        space: &mut dyn Space,
+        block: BlockId,
+        epoch: Epoch,
+        freed: bool,
+    ) -> Result<Message, Refused> {
+        if let Some(copy) = self.copies.get(&block) {
+            let known = copy.promised.0.max(copy.config.epoch.0);
+            if known > epoch.0 {
+                return Err(Refused::at(Why::OldEpoch, known));
+            }
+            self.give_up(space, block);
+        }
+        if freed {
+            self.freed.retain(|freed| freed.block != block);
+            self.freed.push_back(BlockAt { block, epoch });
+            if self.freed.len() > FREED_MAX {
+                self.freed.pop_front();
+            }
+        }
+        Ok(self.is(block, epoch, CopyStep::Dropped))
+    }
+
+    fn give_up(&mut self, space: &mut dyn Space, block: BlockId) {
+        let Some(copy) = self.copies.remove(&block) else { return };
+        let mut keys = copy.draining;
+        keys.extend(copy.stale);
+        for given in copy.keys {
+            space.revoke(&given.key);
+            keys.push(given.key);
+        }
+        if keys.iter().any(|key| space.is_held(key)) {
+            self.dropping.push(Dropping { block, keys });
+        } else {
+            space.release(block);
+        }
+    }
+
+    fn fence(&mut self, space: &mut dyn Space, client: ClientId) -> Message {
+        if self.fenced.insert(client) {
+            self.fenced_order.push_back(client);
+            if self.fenced_order.len() > FENCED_MAX
+                && let Some(oldest) = self.fenced_order.pop_front()
+            {
+                self.fenced.remove(&oldest);
+            }
+        }
+        for copy in self.copies.values_mut() {
+            for given in copy.keys.extract_if(.., |given| given.client == client) {
+                revoke(space, &given, &mut copy.draining, &mut copy.stale);
+                self.fencing.push(given);
+            }
+        }
+        self.fencing.retain(|given| space.is_held(&given.key));
+        let done = !self.fencing.iter().any(|given| given.client == client);
+        Message::FenceIs { client, done }
+    }
+
+    fn open(
+        &mut self,
+        space: &mut dyn Space,
+        client: ClientId,
+        block: BlockId,
+        epoch: Epoch,
+        purpose: Purpose,
+    ) -> Result<Message, Refused> {
+        if self.fenced.contains(&client) {
+            return Err(Why::Evicted.into());
+        }
+        let copy = self.copies.get_mut(&block).ok_or(Why::UnknownBlock)?;
+        if epoch < copy.promised {
+            return Err(Refused::at(Why::OldEpoch, copy.promised.0));
+        }
+        let copying = purpose == Purpose::Copy;
+        let ready = if copying {
+            copy.whole && copy.promised == epoch
+        } else {
+            copy.installed && copy.config.epoch == epoch
+        };
+        if !ready {
+            return Err(Refused::at(Why::NotReady, copy.promised.0));
+        }
+        let change = !copying && copy.config.may_write(client);
+        let rights = if change { Rights::ALL } else { Rights::READ };
+        if purpose == Purpose::Afresh {
+            for given in copy.keys.extract_if(.., |given| given.client == client) {
+                revoke(space, &given, &mut copy.draining, &mut copy.stale);
+            }
+        }
+        let same = |given: &&Given| given.client == client && given.key.rights == rights;
+        if let Some(given) = copy.keys.iter().find(same) {
+            return Ok(Message::Opened { epoch, key: given.key });
+        }
+        let key = space.grant(block, rights).map_err(|_| Refused::from(Why::NoKeys))?;
+        copy.keys.push(Given { client, key, copying });
+        Ok(Message::Opened { epoch, key })
+    }
+}
+
+fn revoke(
+    space: &mut dyn Space,
+    given: &Given,
+    draining: &mut Vec<RemoteKey>,
+    stale: &mut Vec<RemoteKey>,
+) {
+    space.revoke(&given.key);
+    if given.key.rights.change() { draining.push(given.key) } else { stale.push(given.key) }
+}
+
+#[cfg(test)]
+#[path = "core_tests.rs"]
+mod tests;

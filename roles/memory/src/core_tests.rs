@@ -1,0 +1,205 @@
+//! The node's rules, one by one, over memory that is only counted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use archipelago_base::{Epoch, Result};
+use archipelago_fabric::{ClientId, NodeId, RegionId, RemoteKey, Rights};
+use archipelago_pool::wire::{CopyStep, Message, Purpose, Source, Why};
+use archipelago_pool::{BlockId, Config, Place, Sharing};
+
+use super::{Limits, MemoryCore};
+use crate::space::Space;
+
+const ME: Place = Place { node: NodeId(1), life: Epoch(10) };
+const MANAGER: ClientId = ClientId(1000);
+const OWNER: ClientId = ClientId(1);
+const OTHER: ClientId = ClientId(2);
+const TERM: u64 = 7;
+
+#[derive(Default)]
+struct Counted {
+    blocks: BTreeSet<BlockId>,
+    valid: BTreeMap<u64, BlockId>,
+    /// Keys by which a process has memory mapped, revoked or not.
+    held: BTreeSet<u64>,
+    next: u64,
+}
+
+impl Space for Counted {
+    fn allocate(&mut self, block: BlockId) -> Result<()> {
+        assert!(self.blocks.insert(block), "two regions for {block}");
+        Ok(())
+    }
+
+    fn grant(&mut self, block: BlockId, rights: Rights) -> Result<RemoteKey> {
+        self.next += 1;
+        self.valid.insert(self.next, block);
+        let region = RegionId(self.next as u32);
+        Ok(RemoteKey { node: ME.node, epoch: ME.life, region, tag: self.next, len: 4096, rights })
+    }
+
+    fn revoke(&mut self, key: &RemoteKey) {
+        self.valid.remove(&key.tag);
+    }
+
+    fn is_held(&self, key: &RemoteKey) -> bool {
+        self.held.contains(&key.tag)
+    }
+
+    fn release(&mut self, block: BlockId) {
+        assert!(self.blocks.remove(&block));
+        assert!(self.valid.values().all(|of| *of != block), "released under a valid key");
+    }
+}
+
+fn block(number: u32) -> BlockId {
+    BlockId { home: ME.node, number }
+}
+
+fn config(number: u32, epoch: u64, sharing: Sharing) -> Config {
+    Config {
+        block: block(number),
+        epoch: Epoch(epoch),
+        born: Epoch(1),
+        owner: Some(OWNER),
+        label: 0,
+        request: 1,
+        sharing,
+        wanted: 1,
+        copies: vec![ME],
+    }
+}
+
+struct Node(MemoryCore, Counted);
+
+impl Node {
+    fn new() -> Self {
+        let limits = Limits { block_bytes: 4096, blocks_max: 2 };
+        let mut core = MemoryCore::new(ME.node, ME.life, limits);
+        core.on_beat_answer(TERM, MANAGER);
+        Self(core, Counted::default())
+    }
+
+    fn tell(&mut self, message: &Message) -> Message {
+        self.0.on_message(&mut self.1, MANAGER, message).0
+    }
+
+    fn installed(number: u32, sharing: Sharing) -> Self {
+        let mut node = Self::new();
+        node.place(number, 1, sharing);
+        node
+    }
+
+    fn place(&mut self, number: u32, epoch: u64, sharing: Sharing) -> Message {
+        let config = config(number, epoch, sharing);
+        let answer = self.tell(&Message::Fill { term: TERM, config: config.clone(), source: None });
+        self.tell(&Message::Install { term: TERM, config });
+        answer
+    }
+
+    fn open(&mut self, client: ClientId, number: u32, epoch: u64) -> Result<RemoteKey, Why> {
+        let (block, epoch, purpose) = (block(number), Epoch(epoch), Purpose::Use);
+        let open = Message::Open { client, block, epoch, purpose };
+        match self.0.on_message(&mut self.1, client, &open).0 {
+            Message::Opened { key, .. } => Ok(key),
+            Message::Refuse { refused } => Err(refused.why),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn seal(&mut self, number: u32, epoch: u64) -> Message {
+        self.tell(&Message::Seal { term: TERM, block: block(number), epoch: Epoch(epoch) })
+    }
+}
+
+fn step(message: &Message) -> Result<CopyStep, Why> {
+    match message {
+        Message::CopyIs { step, .. } => Ok(*step),
+        Message::Refuse { refused } => Err(refused.why),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_seal_takes_the_right_to_write_and_an_older_epoch_is_refused_from_then_on() {
+    let mut node = Node::installed(1, Sharing::Owner);
+    let key = node.open(OWNER, 1, 1).expect("its owner");
+    assert_eq!(key.rights, Rights::ALL);
+    assert_eq!(node.open(OTHER, 1, 1).expect("reads").rights, Rights::READ);
+    assert_eq!(step(&node.seal(1, 5)), Ok(CopyStep::Sealed));
+    assert!(!node.1.valid.contains_key(&key.tag), "revoked before it is answered");
+    assert_eq!(node.open(OWNER, 1, 1), Err(Why::OldEpoch));
+    assert_eq!(step(&node.seal(1, 4)), Err(Why::OldEpoch), "a seal that came late");
+    let late = Message::Install { term: TERM, config: config(1, 4, Sharing::Owner) };
+    assert_eq!(step(&node.tell(&late)), Err(Why::OldEpoch));
+    let heir = Config { owner: Some(OTHER), ..config(1, 5, Sharing::Owner) };
+    let install = Message::Install { term: TERM, config: heir };
+    assert_eq!(step(&node.tell(&install)), Ok(CopyStep::Installed));
+    assert_eq!(node.open(OTHER, 1, 5).expect("the heir").rights, Rights::ALL);
+    assert_eq!(node.open(OWNER, 1, 5).expect("reads").rights, Rights::READ);
+}
+
+#[test]
+fn a_mapping_that_is_still_there_keeps_a_copy_from_being_sealed_and_memory_from_being_reused() {
+    let mut node = Node::installed(1, Sharing::Owner);
+    let key = node.open(OWNER, 1, 1).expect("its owner");
+    node.1.held.insert(key.tag);
+    assert_eq!(step(&node.seal(1, 2)), Ok(CopyStep::Sealing));
+    assert_eq!(step(&node.seal(1, 2)), Ok(CopyStep::Sealing), "asked again");
+    assert_eq!(node.0.held(&node.1), [key]);
+    let drop = Message::Drop { term: TERM, block: block(1), epoch: Epoch(2), freed: true };
+    assert_eq!(step(&node.tell(&drop)), Ok(CopyStep::Dropped));
+    assert_eq!((node.0.blocks_used(), node.1.blocks.len()), (1, 1), "it still takes memory");
+    node.place(2, 1, Sharing::Owner);
+    assert_eq!(step(&node.place(3, 1, Sharing::Owner)), Err(Why::Full), "with what is given up");
+    node.1.held.clear();
+    node.0.on_timer(&mut node.1);
+    assert_eq!(step(&node.place(3, 1, Sharing::Owner)), Ok(CopyStep::Filled));
+    assert_eq!(node.1.blocks.len(), 2);
+    let again = node.place(1, 2, Sharing::Owner);
+    assert_eq!(step(&again), Err(Why::OldEpoch), "a late order does not revive what was freed");
+}
+
+#[test]
+fn a_fenced_client_loses_all_keys_and_gets_none() {
+    let mut node = Node::installed(1, Sharing::All);
+    let key = node.open(OTHER, 1, 1).expect("all may write");
+    assert_eq!(key.rights, Rights::ALL);
+    let fence = Message::Fence { term: TERM, client: OTHER };
+    assert_eq!(node.tell(&fence), Message::FenceIs { client: OTHER, done: true });
+    assert!(!node.1.valid.contains_key(&key.tag));
+    assert_eq!(node.open(OTHER, 1, 1), Err(Why::Evicted));
+    node.open(OWNER, 1, 1).expect("others are not disturbed");
+}
+
+#[test]
+fn orders_come_from_the_manager_that_the_node_met_and_in_its_term() {
+    let mut node = Node::installed(1, Sharing::Owner);
+    let drop = |term| Message::Drop { term, block: block(1), epoch: Epoch(9), freed: true };
+    let told = node.0.on_message(&mut node.1, OWNER, &drop(TERM)).0;
+    assert_eq!(step(&told), Err(Why::NotAllowed));
+    assert_eq!(step(&node.tell(&drop(TERM - 1))), Err(Why::OldTerm));
+    node.0.on_beat_answer(TERM - 1, OWNER);
+    assert_eq!(step(&node.tell(&drop(TERM - 1))), Err(Why::OldTerm), "an earlier manager");
+    assert_eq!(node.0.blocks_used(), 1);
+}
+
+#[test]
+fn a_copy_is_not_served_before_its_bytes_are_there() {
+    let mut node = Node::new();
+    let source = Source { node: NodeId(2), life: Epoch(1), endpoints: Vec::new() };
+    let fill =
+        Message::Fill { term: TERM, config: config(1, 3, Sharing::Owner), source: Some(source) };
+    let (answer, order) = node.0.on_message(&mut node.1, MANAGER, &fill);
+    assert_eq!(step(&answer), Ok(CopyStep::Filling));
+    let order = order.expect("bytes to copy");
+    let install = Message::Install { term: TERM, config: config(1, 3, Sharing::Owner) };
+    assert_eq!(step(&node.tell(&install)), Err(Why::NotReady));
+    assert_eq!(node.open(OWNER, 1, 3), Err(Why::NotReady));
+    node.0.on_copied(&mut node.1, &order, false);
+    assert_eq!(node.0.blocks_used(), 0, "what did not arrive is given up");
+    let again = node.0.on_message(&mut node.1, MANAGER, &fill).1.expect("asked for again");
+    node.0.on_copied(&mut node.1, &again, true);
+    assert_eq!(step(&node.tell(&fill)), Ok(CopyStep::Filled));
+    assert_eq!(step(&node.tell(&install)), Ok(CopyStep::Installed));
+}

@@ -1,0 +1,279 @@
+//! A memory node as a process runs it: a fabric node, its doors, a thread that beats and one that copies.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::random::entropy_seed;
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_fabric::{Batch, ClientId, Listener, Node, NodeId, RemoteKey};
+use archipelago_pool::wire::{Message, Purpose, Why};
+use archipelago_pool::{BLOCK_BYTES, Endpoints, Line, Packing, copier};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::core::{Limits, Sabotage};
+use crate::serving::{Order, Serving};
+
+/// A question is given up after this long.
+const REQUEST: Duration = Duration::from_millis(500);
+/// Beats until the manager says how often.
+const FIRST_BEATS: Duration = Duration::from_millis(50);
+/// Bytes of one READ of a copy.
+const PART: u64 = 1 << 20;
+/// The thread that copies looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
+/// Bytes of a block, at least: a page.
+const BLOCK_BYTES_MIN: u64 = 4096;
+
+/// How a node is started.
+#[derive(Clone, Debug)]
+pub struct MemorySettings {
+    /// Which node: stays over restarts.
+    pub id: NodeId,
+    /// Bytes that it gives to blocks, at most; what is over the last whole block is not used.
+    pub size_bytes: u64,
+    /// Bytes of a block: a power of two, the same on all nodes of a cluster. Default: 16 MiB.
+    pub block_bytes: u64,
+    /// Where it listens.
+    pub listen: Vec<String>,
+    /// What others are told instead, for what stands in `listen` at the same place.
+    pub advertise: Vec<String>,
+    /// Where the manager is.
+    pub manager: Vec<String>,
+    /// A process that still has memory mapped by a revoked key is ended after this long. Default: never, it is waited for.
+    pub end_holders_after: Option<Duration>,
+}
+
+impl MemorySettings {
+    /// With defaults.
+    #[must_use]
+    pub fn new(id: NodeId, size_bytes: u64, listen: String, manager: String) -> Self {
+        Self {
+            id,
+            size_bytes,
+            block_bytes: BLOCK_BYTES,
+            listen: vec![listen],
+            advertise: Vec::new(),
+            manager: vec![manager],
+            end_holders_after: None,
+        }
+    }
+
+    /// Says what cannot be.
+    pub fn validate(&self) -> Result<Limits> {
+        let (size, block) = (self.size_bytes, self.block_bytes);
+        if !block.is_power_of_two() || !(BLOCK_BYTES_MIN..=1 << 32).contains(&block) {
+            return Err(Error::invalid(format!(
+                "a block of {block} bytes: it must be a power of two from 4096 to 4 GiB"
+            )));
+        }
+        if size < block {
+            return Err(Error::invalid(format!(
+                "a size of {size} bytes: it must hold at least one block of {block} bytes"
+            )));
+        }
+        let packing = Packing::new(BLOCK_BYTES, 64, 47)?;
+        if self.id.0 == 0 || self.id > packing.node_max() {
+            let most = packing.node_max();
+            return Err(Error::invalid(format!("node id {}: it must be 1 to {most}", self.id)));
+        }
+        Ok(Limits { block_bytes: block, blocks_max: size / block })
+    }
+}
+
+struct Shared {
+    settings: MemorySettings,
+    serving: Arc<Serving>,
+    node: Arc<Node>,
+    endpoints: Arc<Endpoints>,
+    clock: Arc<dyn Clock>,
+    stop: AtomicBool,
+    addresses: Vec<String>,
+}
+
+/// A running memory node. Dropped, it ends; what it held is lost to it, not to the blocks' other copies.
+pub struct MemoryServer {
+    shared: Arc<Shared>,
+    doors: Vec<Box<dyn Listener>>,
+    threads: Vec<Joiner>,
+}
+
+impl std::fmt::Debug for MemoryServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MemoryServer({})", self.shared.settings.id)
+    }
+}
+
+impl MemoryServer {
+    /// Starts a node, in a life that is numbered by the wall clock. It serves as soon as the manager has met it.
+    pub fn start(settings: MemorySettings) -> Result<Self> {
+        let limits = settings.validate()?;
+        let clock = SystemClock::shared();
+        let life = Epoch(clock.unix_ms());
+        let make = |handler| Node::new(settings.id, life, Some(handler));
+        let (serving, node) = Serving::start(settings.id, life, limits, Sabotage::default(), make)?;
+        let endpoints = Arc::new(Endpoints::new());
+        let mut doors = Vec::new();
+        let mut addresses = Vec::new();
+        for (place, listen) in settings.listen.iter().enumerate() {
+            let door = endpoints.serve(&node, listen)?;
+            let kind = listen.split(':').next().unwrap_or_default();
+            let bound = format!("{kind}:{}", door.address());
+            addresses.push(settings.advertise.get(place).cloned().unwrap_or(bound));
+            doors.push(door);
+        }
+        let stop = AtomicBool::new(false);
+        let shared =
+            Arc::new(Shared { settings, serving, node, endpoints, clock, stop, addresses });
+        let mut threads = Vec::new();
+        let beating = Arc::clone(&shared);
+        threads.push(SystemSpawn.spawn("memory-beat", Box::new(move || beating.beat()))?);
+        let copying = Arc::clone(&shared);
+        threads.push(SystemSpawn.spawn("memory-copy", Box::new(move || copying.copy_all()))?);
+        Ok(Self { shared, doors, threads })
+    }
+
+    /// Where it is reached, as others are told.
+    #[must_use]
+    pub fn addresses(&self) -> &[String] {
+        &self.shared.addresses
+    }
+
+    /// Which life this is.
+    #[must_use]
+    pub fn life(&self) -> Epoch {
+        self.shared.node.epoch()
+    }
+
+    /// Blocks that take memory.
+    #[must_use]
+    pub fn blocks_used(&self) -> u64 {
+        self.shared.serving.look(crate::core::MemoryCore::blocks_used).unwrap_or(0)
+    }
+
+    /// The fabric's node, for its counters.
+    #[must_use]
+    pub fn node(&self) -> &Arc<Node> {
+        &self.shared.node
+    }
+}
+
+impl Drop for MemoryServer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.doors.clear();
+        self.shared.serving.close();
+        for thread in self.threads.drain(..) {
+            if let Err(error) = thread.join() {
+                tracing::error!(%error, "a thread of the memory node");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    fn beat(&self) {
+        let me = ClientId(entropy_seed());
+        let line = Line::new(&self.endpoints, self.settings.manager.clone(), me, None);
+        let mut stuck = HashMap::new();
+        let mut heard = true;
+        while !self.stopped() {
+            let Some(beat) = self.serving.beat(self.addresses.clone()) else { return };
+            let answer = line.ask(&beat, REQUEST);
+            let wait_ms = match &answer {
+                Ok(Message::Refuse { refused }) if refused.why == Why::BlockSize => {
+                    tracing::error!(%refused, "the manager does not take this node");
+                    None
+                }
+                Ok(answer) => self.serving.on_beat_answer(answer),
+                Err(error) => {
+                    if heard {
+                        tracing::warn!(%error, "the manager is not heard; serving goes on");
+                    }
+                    None
+                }
+            };
+            heard = answer.is_ok();
+            self.serving.tick();
+            self.end_holders(&mut stuck);
+            self.clock.sleep(wait_ms.map_or(FIRST_BEATS, Duration::from_millis));
+        }
+    }
+
+    /// Ends processes that have had memory mapped by a revoked key for too long.
+    fn end_holders(&self, stuck: &mut HashMap<RemoteKey, u64>) {
+        let Some(patience) = self.settings.end_holders_after else { return };
+        let now_ns = self.clock.now_ns();
+        let held = self.serving.held().unwrap_or_default();
+        stuck.retain(|key, _| held.contains(key));
+        for key in held {
+            let since_ns = *stuck.entry(key).or_insert(now_ns);
+            if now_ns.saturating_sub(since_ns) < patience.as_nanos() as u64 {
+                continue;
+            }
+            for holder in self.node.holders(&key) {
+                let Some(pid) = Pid::from_raw(holder.pid.cast_signed()) else { continue };
+                if holder.pid == std::process::id() {
+                    continue;
+                }
+                tracing::warn!(pid = holder.pid, client = %holder.client, "a process that keeps revoked memory is ended");
+                if let Err(error) = kill_process(pid, Signal::KILL) {
+                    tracing::warn!(%error, pid = holder.pid, "it cannot be ended");
+                }
+            }
+        }
+    }
+
+    fn copy_all(&self) {
+        let mut lines = HashMap::new();
+        while !self.stopped() {
+            let Some(order) = self.serving.take_order(LOOK) else { continue };
+            let from = &order.order.source;
+            let me = copier(self.settings.id, self.node.epoch());
+            let line = lines.entry((from.node, from.life)).or_insert_with(|| {
+                let peer = Some((from.node, from.life));
+                Line::new(&self.endpoints, from.endpoints.clone(), me, peer)
+            });
+            let copied = self.copy(line, me, &order);
+            if let Err(error) = &copied {
+                let block = order.order.block;
+                tracing::warn!(%error, %block, "a block was not copied; the manager asks again");
+            }
+            self.serving.on_copied(&order.order, copied.is_ok());
+            line.hang_up();
+        }
+    }
+
+    fn copy(&self, line: &Line, client: ClientId, order: &Order) -> Result<()> {
+        let (block, epoch) = (order.order.block, order.order.epoch);
+        let open = Message::Open { client, block, epoch, purpose: Purpose::Copy };
+        let key = match line.ask(&open, REQUEST)? {
+            Message::Opened { key, .. } => key,
+            Message::Refuse { refused } => return Err(refused.error("the block's source")),
+            other => return Err(Error::unsupported(format!("an answer {}", other.name()))),
+        };
+        let link = line.link(REQUEST)?;
+        let source = link.attach(&key).wait().map_err(|refusal| refusal.error("the source"))?;
+        let mut batch = Batch::new();
+        let mut offset = 0;
+        while offset < key.len && !self.stopped() {
+            batch.clear();
+            batch.read(source, offset, PART.min(key.len - offset) as u32);
+            batch = link.post(batch).wait();
+            batch.check()?;
+            let gone = || Error::not_found(format!("the new copy of block {block}"));
+            let region = order.region.upgrade().ok_or_else(gone)?;
+            region.write(offset, batch.data(0)).map_err(|refusal| refusal.error("the copy"))?;
+            offset += PART;
+        }
+        link.detach(source);
+        if offset < key.len { Err(Error::busy("the node ends")) } else { Ok(()) }
+    }
+}

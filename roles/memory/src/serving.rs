@@ -1,0 +1,146 @@
+//! A node's requests, answered by the state machine: the fabric's handler, shared by whoever drives the rest.
+//!
+//! The handler answers on the provider's thread, under one lock, without waiting for anything. Orders to copy
+//! bytes are queued for whoever copies ([`Serving::take_order`]).
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use archipelago_base::{Epoch, Result};
+use archipelago_fabric::{ClientId, Handler, Node, NodeId, Region, RemoteKey, Reply, Request};
+use archipelago_pool::wire::{Message, Why};
+use parking_lot::{Condvar, Mutex};
+
+use crate::core::{CopyOrder, Limits, MemoryCore, Sabotage};
+use crate::space::FabricSpace;
+
+/// Bytes that are to be copied, and where they go.
+#[derive(Debug)]
+pub struct Order {
+    /// What.
+    pub order: CopyOrder,
+    /// The new copy's memory; gone if the copy is.
+    pub region: Weak<Region>,
+}
+
+#[derive(Debug)]
+struct State {
+    core: MemoryCore,
+    space: FabricSpace,
+    orders: VecDeque<Order>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Serving {
+    state: Mutex<Option<State>>,
+    changed: Condvar,
+}
+
+/// The fabric's handler.
+struct Door(Arc<Serving>);
+
+impl Handler for Door {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        let answer = match Message::decode(request.body) {
+            Ok(message) => self.0.answer(request.client, &message),
+            Err(malformed) => {
+                tracing::warn!(client = %request.client, %malformed, "a request was refused");
+                Some(Message::refuse(Why::Malformed))
+            }
+        };
+        if let Some(answer) = answer {
+            reply.send(answer.encode());
+        }
+    }
+}
+
+impl Serving {
+    /// A node of the fabric that serves memory: `make` makes the node with the handler that it is given.
+    pub fn start(
+        id: NodeId,
+        life: Epoch,
+        limits: Limits,
+        sabotage: Sabotage,
+        make: impl FnOnce(Box<dyn Handler>) -> Result<Arc<Node>>,
+    ) -> Result<(Arc<Self>, Arc<Node>)> {
+        let serving = Arc::new(Self { state: Mutex::new(None), changed: Condvar::new() });
+        let node = make(Box::new(Door(Arc::clone(&serving))))?;
+        let core = MemoryCore::new(id, life, limits).sabotaged(sabotage);
+        let space = FabricSpace::new(Arc::clone(&node), limits.block_bytes);
+        *serving.state.lock() = Some(State { core, space, orders: VecDeque::new() });
+        Ok((serving, node))
+    }
+
+    /// Lets go of the memory. Requests are no longer answered.
+    pub fn close(&self) {
+        *self.state.lock() = None;
+        self.changed.notify_all();
+    }
+
+    fn answer(&self, from: ClientId, message: &Message) -> Option<Message> {
+        let mut state = self.state.lock();
+        let State { core, space, orders } = state.as_mut()?;
+        let (answer, order) = core.on_message(space, from, message);
+        if let Some(order) = order
+            && let Some(region) = space.region(order.block)
+        {
+            orders.push_back(Order { order, region });
+            self.changed.notify_all();
+        }
+        Some(answer)
+    }
+
+    /// The beat to send now; `None` once it is closed.
+    pub fn beat(&self, endpoints: Vec<String>) -> Option<Message> {
+        self.state.lock().as_ref().map(|state| state.core.beat(endpoints))
+    }
+
+    /// The manager's answer to a beat; after how many milliseconds it expects the next.
+    pub fn on_beat_answer(&self, answer: &Message) -> Option<u64> {
+        let Message::BeatIs { term, manager, beat_ms } = answer else { return None };
+        self.state.lock().as_mut()?.core.on_beat_answer(*term, *manager);
+        Some(*beat_ms)
+    }
+
+    /// Gives back memory that nobody has mapped any more. To be called a few times a second.
+    pub fn tick(&self) {
+        if let Some(State { core, space, .. }) = self.state.lock().as_mut() {
+            core.on_timer(space);
+        }
+    }
+
+    /// Bytes to copy, if there are any; waits for them at most so long.
+    pub fn take_order(&self, patience: Duration) -> Option<Order> {
+        let mut state = self.state.lock();
+        if state.as_ref()?.orders.is_empty() && !patience.is_zero() {
+            self.changed.wait_for(&mut state, patience);
+        }
+        state.as_mut()?.orders.pop_front()
+    }
+
+    /// The bytes of an order have come, or not.
+    pub fn on_copied(&self, order: &CopyOrder, arrived: bool) {
+        if let Some(State { core, space, .. }) = self.state.lock().as_mut() {
+            core.on_copied(space, order, arrived);
+        }
+    }
+
+    /// Revoked keys by which some process still has memory mapped.
+    pub fn held(&self) -> Option<Vec<RemoteKey>> {
+        let state = self.state.lock();
+        let State { core, space, .. } = state.as_ref()?;
+        Some(core.held(space))
+    }
+
+    /// Looks at the state machine, for statistics and checks.
+    pub fn look<T>(&self, look: impl FnOnce(&MemoryCore) -> T) -> Option<T> {
+        self.state.lock().as_ref().map(|state| look(&state.core))
+    }
+
+    /// A block's memory here, for checks.
+    pub fn region(&self, block: archipelago_pool::BlockId) -> Option<Arc<Region>> {
+        self.state.lock().as_ref()?.space.region(block)?.upgrade()
+    }
+}

@@ -5,7 +5,7 @@
 //! | [`core`] | the protocol, as a state machine |
 //! | [`serving`] | requests in, answers out |
 //! | [`space`] | the memory behind it: regions of a fabric node |
-//! | [`server`] | threads, links and the clock |
+//! | `server` | threads, links and the clock |
 //!
 //! The node knows no database: it allocates, gives keys, copies and revokes. Layer 5; depends on no other role.
 

@@ -1,5 +1,5 @@
 //! The persistent read-only cache: copies of hot files, or of their hot ranges, on faster devices
-//! (Keigo §4.3). This module decides, purely; [`crate::work`] does, [`format`] is what a copy looks like.
+//! (Keigo §4.3). This module decides, purely; `crate::work` does, [`format`] is what a copy looks like.
 //!
 //! Which: by aged accesses per byte, hottest first. When: while the device serves less than its
 //! target of the foreground reads that it could. How many at once: as many as the device takes writers beside those that it

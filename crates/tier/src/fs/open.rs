@@ -147,6 +147,7 @@ impl TieredFs {
             Some(recovered) => replay(recovered, &names_dir, &found, &contents)?,
             None => State::default(),
         };
+        skip_numbers(&mut state, &contents);
         check_missing(&found, &state)?;
         locks.extend(lock_devices(&found, false)?);
         join_devices(&mut found, &mut state, id, home)?;
@@ -295,6 +296,14 @@ fn replay(
         tracing::info!("changes of names that were not synced were lost");
     }
     Ok(state)
+}
+
+/// Numbers of files that the namespace does not know are not given out again: it may have lost
+/// their records, and their removal as strays is not durable.
+fn skip_numbers(state: &mut State, contents: &[Contents]) {
+    let numbers = contents.iter().flat_map(|of| of.files.keys().chain(of.copies.keys()));
+    let past = numbers.max().map_or(0, |number| number.saturating_add(1));
+    state.next = state.next.max(past);
 }
 
 /// Refuses if a device on which files lie is not there.

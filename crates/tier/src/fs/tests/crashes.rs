@@ -277,3 +277,30 @@ fn what_changes_during_a_sync_is_not_settled_by_it() {
         );
     }
 }
+
+#[test]
+fn the_number_of_a_file_whose_record_was_lost_is_not_given_out_again() {
+    let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+    let world = World::new(Arc::clone(&disk), &[1 << 30, 1 << 30]);
+    world.open().close().unwrap();
+    // Logs of which power loss took the records and left the files; twice, because it may take the
+    // removal of strays too.
+    let leave_strays = || {
+        let dir = Path::new("/dev0/logs-00000000000000aa");
+        disk.create_dir_all(dir).unwrap();
+        for number in 0..32 {
+            let stray = dir.join(format!("{number:016x}.log"));
+            let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
+            let mut file = disk.create(&stray, context, CreateOptions::default()).unwrap();
+            file.append(&filled(number, 4000)).unwrap();
+        }
+    };
+    leave_strays();
+    let fs = world.open();
+    let bytes = filled(7, 500);
+    write(&fs, "7.sst", 0, &bytes);
+    fs.close().unwrap();
+    drop(fs);
+    leave_strays();
+    assert_eq!(contents(&world.open()), BTreeMap::from([("7.sst".to_owned(), bytes)]));
+}

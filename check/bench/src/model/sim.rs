@@ -20,6 +20,7 @@ use archipelago_base::random::Rng;
 use archipelago_engine::compaction::pick::{
     Pick, PickInput, Running, compaction_jobs, flush_reserve_ns, is_loading, load_pause_ns, pick,
 };
+use archipelago_engine::db::flush_plan::FlushPlan;
 
 use super::keyspace::Run;
 use super::profile::{Demand, Work};
@@ -197,7 +198,9 @@ impl Sim {
         let Plan { threads, outputs } = match &task {
             Task::Flush(taken) => {
                 self.store.set_first_map(setting.buckets(), taken.drawn, &mut self.rng)?;
-                work::flush(setting, &taken.plan.range, taken.drawn, self.store.boundaries())
+                let FlushPlan { shards, range, .. } = &taken.plan;
+                let boundaries = self.store.boundaries();
+                work::flush(setting, range, shards.len(), taken.drawn, boundaries)
             }
             // Its files change their level: there is only the install.
             Task::Compact(Pick::TrivialMove { .. }, _) => Plan::default(),

@@ -111,7 +111,6 @@ fn more_buckets_are_worth_more_jobs() {
     let (one, eight) = (rate(Mode::Buckets, 1), rate(Mode::Buckets, 8));
     let many = rate(Mode::Buckets, 32);
     assert!(eight > 1.5 * one, "{one} {eight}");
-    // Eight already keep the cores busy; more cost nothing.
-    assert!(many >= 0.99 * eight, "{eight} {many}");
+    assert!(many >= eight, "{eight} {many}");
     assert!(eight > rate(Mode::Classic, 8), "{eight}");
 }

@@ -19,16 +19,26 @@ pub(super) struct Plan {
     pub(super) outputs: Vec<Run>,
 }
 
-/// A flush of `drawn` records of `range` into files cut at `boundaries`.
-pub(super) fn flush(setting: &Setting, range: &KeyRange, drawn: u64, boundaries: Vec<u64>) -> Plan {
+/// A flush of `drawn` records of `range`, which lie in `shards` shards, into files cut at
+/// `boundaries`. The shards are written at once, on as many threads as there are jobs.
+pub(super) fn flush(
+    setting: &Setting,
+    range: &KeyRange,
+    shards: usize,
+    drawn: u64,
+    boundaries: Vec<u64>,
+) -> Plan {
     let (lo, hi) = numbers(range, setting.records);
     let records = distinct(drawn as f64, (hi - lo) as f64);
     let cutting = Cutting { cuts: boundaries, records_max: f64::INFINITY, ..Cutting::default() };
     let outputs = merge(&[Run { lo, hi, records }], (lo, hi), &cutting);
-    let cost = &setting.cost;
-    let cpu_s = drawn as f64 * cost.flush_ns_per_record / 1e9;
-    let work = output_work(setting, cpu_s, outputs.len(), 0, records);
-    Plan { threads: vec![work], outputs }
+    let cpu_s = drawn as f64 * setting.cost.flush_ns_per_record / 1e9;
+    let each = outputs.len().div_ceil(shards.clamp(1, setting.jobs.max(1))).max(1);
+    let threads = outputs.chunks(each).map(|files| {
+        let written: f64 = files.iter().map(|file| file.records).sum();
+        output_work(setting, cpu_s * written / records, files.len(), 0, written)
+    });
+    Plan { threads: threads.collect(), outputs }
 }
 
 /// A compaction. Parts of one job each merge a part of its keys.

@@ -14,12 +14,14 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let _ = (Welcome::decode(bytes), Opened::decode(bytes), Ask::decode(bytes));
     let _ = wire::decode_answer(bytes);
-    let _ = RemoteKey::decode(&mut Reader::new(bytes));
+    let _ = (RemoteKey::decode(&mut Reader::new(bytes)), wire::decode_key(bytes));
+    let _ = wire::decode_goodbye(bytes);
     let mut ops = Vec::new();
     let _ = wire::decode_ops(bytes, &mut ops);
     let mut batch = Batch::new();
     batch.read(Attached::new(0, 0), 0, 8);
     batch.write(Attached::new(0, 0), 8, &[1, 2, 3]);
     batch.compare_swap(Attached::new(0, 0), 16, 1, 2);
+    batch.fetch_add(Attached::new(0, 0), 16, 3);
     let _ = wire::decode_done(bytes, &mut batch);
 });

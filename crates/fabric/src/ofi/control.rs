@@ -6,53 +6,23 @@
 use std::time::Duration;
 
 use archipelago_base::clock::Clock;
-use archipelago_base::codec::{Reader, put_u32};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::ffi::{End, NAME_BYTES_MAX};
+use super::ffi::End;
 use crate::alarm::{Alarm, timespec};
 use crate::refusal::{Reason, Refusal};
 use crate::stream::{Arrived, Incoming, Stream, farewell, next_frame, send};
 use crate::tcp::socket::Socket;
+use crate::wire::ofi::Endpoints;
 use crate::wire::{Frame, Kind, put_frame};
 
-/// What each side says of its endpoints: a body of kind [`Kind::Endpoints`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Endpoints {
-    /// libfabric's provider: both sides have the same.
-    pub(super) provider: String,
-    /// The one that one-sided operations go to; of a client empty.
-    pub(super) operations: Vec<u8>,
-    /// The one for messages.
-    pub(super) messages: Vec<u8>,
-}
-
-impl Endpoints {
-    pub(super) fn encode(&self, out: &mut Vec<u8>) {
-        for bytes in [self.provider.as_bytes(), &self.operations, &self.messages] {
-            put_u32(out, bytes.len() as u32);
-            out.extend_from_slice(bytes);
-        }
-    }
-
-    pub(super) fn decode(frame: &Frame<'_>) -> Result<Self, Refusal> {
-        let mut reader = Reader::new(frame.body);
-        match frame.kind {
-            Kind::Endpoints => {}
-            Kind::Goodbye => return Err(farewell(frame.body)),
-            _ => return Err(Reason::Protocol.into()),
-        }
-        let mut name = || {
-            let bytes = reader.u32().filter(|&bytes| bytes as usize <= NAME_BYTES_MAX)?;
-            reader.take(bytes as usize).map(<[u8]>::to_vec)
-        };
-        let mut read = || Some((name()?, name()?, name()?));
-        let (provider, operations, messages) = read().ok_or(Reason::Protocol)?;
-        let provider = String::from_utf8(provider).map_err(|_| Reason::Protocol)?;
-        let whole = reader.is_empty();
-        let endpoints = Self { provider, operations, messages };
-        if whole { Ok(endpoints) } else { Err(Reason::Protocol.into()) }
+/// Reads the other side's endpoints, or why it closes the link.
+fn endpoints_of(frame: &Frame<'_>) -> Result<Endpoints, Refusal> {
+    match frame.kind {
+        Kind::Endpoints => Endpoints::decode(frame.body).map_err(|_| Reason::Protocol.into()),
+        Kind::Goodbye => Err(farewell(frame.body)),
+        _ => Err(Reason::Protocol.into()),
     }
 }
 
@@ -88,7 +58,7 @@ impl Control {
     pub(super) fn hear(&self, clock: &dyn Clock, deadline: Duration) -> Result<Endpoints, Refusal> {
         let mut heard = self.heard.lock();
         let incoming = &mut heard.incoming;
-        let theirs = next_frame(&self.socket, clock, deadline, incoming, Endpoints::decode)?;
+        let theirs = next_frame(&self.socket, clock, deadline, incoming, endpoints_of)?;
         drop(heard);
         // What came together with it shows in no later wait.
         if self.ended() {

@@ -20,6 +20,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 
 use crate::ids::Rights;
 use crate::memory::Mapping;
+use crate::wire::ofi::NAME_BYTES_MAX;
 
 #[repr(C)]
 struct RawDomain {
@@ -300,9 +301,6 @@ impl fmt::Debug for End {
         write!(f, "End({} bytes of staging)", self.staging.bytes())
     }
 }
-
-/// Bytes of an endpoint's name, at most.
-pub(super) const NAME_BYTES_MAX: usize = 128;
 
 impl End {
     pub(super) fn open(domain: &Arc<Domain>, staging: Mapping, tokens: u32) -> Result<Self> {

@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use archipelago_base::Result;
 use parking_lot::RwLock;
 
-use super::control::{Control, Endpoints};
+use super::control::Control;
 use super::engine::{Engine, Target};
 use super::flight::Known;
 use super::messages::Messages;
-use super::{Ofi, get_opened, unusable};
+use super::{Ofi, unusable};
 use crate::batch::{Attached, Batch, Op, Outcome};
 use crate::body::Body;
 use crate::ids::{RemoteKey, Rights};
@@ -22,6 +22,8 @@ use crate::refusal::{Reason, Refusal};
 use crate::stream::{Incoming, Initiator, call};
 use crate::tcp::dial;
 use crate::tcp::socket::Socket;
+use crate::wire::Opened;
+use crate::wire::ofi::{Endpoints, OpenedOnCard};
 
 type Regions = Vec<Option<Arc<Known>>>;
 
@@ -122,8 +124,8 @@ impl Link for OfiLink {
         self.core.attach(
             |out| key.encode(out),
             move |body| {
-                let opened = get_opened(body)?;
-                Ok(opened.map(|(bytes, rights, place)| {
+                let opened = OpenedOnCard::decode(body)?;
+                Ok(opened.map(|OpenedOnCard { opened: Opened { len: bytes, rights }, place }| {
                     let mut regions = regions.write();
                     regions.push(Some(Arc::new(Known { key, bytes, rights, place })));
                     Attached { link, index: regions.len() as u32 - 1 }

@@ -14,11 +14,10 @@ use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::control::{Control, Endpoints};
+use super::control::Control;
 use super::engine::Engine;
 use super::ffi::{Domain, End, Registered};
 use super::messages::Messages;
-use super::put_opened;
 use crate::alarm::Alarm;
 use crate::ids::RemoteKey;
 use crate::link::{LINKS_MAX, Listener};
@@ -28,6 +27,7 @@ use crate::node::{AtomicPath, LinkEnd, Node};
 use crate::refusal::{Reason, Refusal};
 use crate::stream::{Incoming, OneSided, Registrar, Responder, Stream, admit, receive_hello, send};
 use crate::tcp::socket::Socket;
+use crate::wire::ofi::{Endpoints, OpenedOnCard};
 use crate::wire::{Hello, Kind, Opened, Welcome, put_frame, put_refused};
 
 /// A client has said who it is, and where, by then.
@@ -294,9 +294,9 @@ impl Registrar for Registrations {
                 held.push(Arc::clone(&placed.memory));
             }
             let len = placed.memory.bytes() as u64;
-            (Opened { len, rights: placed.rights }, placed.place)
+            OpenedOnCard { opened: Opened { len, rights: placed.rights }, place: placed.place }
         });
-        put_opened(out, &opened);
+        OpenedOnCard::encode(&opened, out);
         opened.is_ok()
     }
 }

@@ -26,10 +26,10 @@ use super::ffi::{Code, Completion, Domain, End};
 use crate::memory::{self, Mapping};
 use crate::refusal::{Reason, Refusal};
 use crate::stream::Stream;
+use crate::wire::ofi::{HEADER_BYTES, Header};
 
 /// Bytes of a message, its header among them: what providers send eagerly.
 const MESSAGE_BYTES: u64 = 8 << 10;
-const HEADER_BYTES: u64 = 16;
 /// Messages with bytes on the way.
 const WINDOW: u32 = 16;
 /// Buffers to receive into: the window, and counts without bytes.
@@ -41,36 +41,6 @@ const SENDS_KEPT: usize = 4;
 const LOOKS: u32 = 8;
 /// How long to sleep when libfabric wants to be called again, which no descriptor tells.
 const AGAIN: Duration = Duration::from_millis(1);
-
-/// What stands before a message's bytes: number, messages taken, bytes that follow, 0; each a little-endian u32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
-    /// How many messages with bytes were sent before this one.
-    number: u32,
-    /// How many messages with bytes its sender took.
-    taken: u32,
-    bytes: u32,
-}
-
-impl Header {
-    fn encode(self) -> [u8; HEADER_BYTES as usize] {
-        let mut header = [0; HEADER_BYTES as usize];
-        for (at, field) in [self.number, self.taken, self.bytes].into_iter().enumerate() {
-            header[at * 4..at * 4 + 4].copy_from_slice(&field.to_le_bytes());
-        }
-        header
-    }
-
-    /// `None` if a message of `len` bytes does not begin so.
-    fn decode(header: &[u8; HEADER_BYTES as usize], len: u64) -> Option<Self> {
-        let (fields, _) = header.as_chunks::<4>();
-        let [number, taken, bytes, zero] = *fields else { return None };
-        let bytes = u32::from_le_bytes(bytes);
-        let fits = zero == [0; 4] && len == HEADER_BYTES + u64::from(bytes);
-        let (number, taken) = (u32::from_le_bytes(number), u32::from_le_bytes(taken));
-        fits.then_some(Self { number, taken, bytes })
-    }
-}
 
 /// A message that is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -380,16 +350,6 @@ mod tests {
     use archipelago_base::random::Rng;
 
     use super::*;
-
-    #[test]
-    fn a_header_is_read_as_it_was_written_and_a_length_that_lies_is_seen() {
-        let header = Header { number: 1, taken: u32::MAX, bytes: 3 };
-        let bytes = header.encode();
-        assert_eq!(bytes, [1, 0, 0, 0, 255, 255, 255, 255, 3, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(Header::decode(&bytes, HEADER_BYTES + 3), Some(header));
-        assert_eq!(Header::decode(&bytes, HEADER_BYTES + 2), None);
-        assert_eq!(Header::decode(&[7; 16], HEADER_BYTES + 3), None);
-    }
 
     #[test]
     fn two_windows_never_hold_more_than_is_allowed_and_lose_nothing_in_any_order() {

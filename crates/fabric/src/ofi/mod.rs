@@ -33,17 +33,16 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_base::codec::{Reader, put_u64};
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use crate::batch::Attached;
-use crate::ids::Rights;
 use crate::link::{Connect, Link, Listener, Provider};
 use crate::node::{AtomicPath, Node};
 use crate::promise::Promise;
 use crate::refusal::Refusal;
-use crate::wire::{Malformed, Opened};
+use crate::wire::Malformed;
+use crate::wire::ofi::OpenedOnCard;
 use ffi::{Code, Domain};
 use link::OfiLink;
 use listener::OfiDoor;
@@ -120,57 +119,7 @@ fn unusable(code: Code) -> Error {
     Error::new(ErrorKind::Io, format!("an endpoint of libfabric: {code}"))
 }
 
-/// Appends what an attachment opens: the body of other providers, then key and first address of the registration.
-fn put_opened(out: &mut Vec<u8>, opened: &Result<(Opened, (u64, u64)), Refusal>) {
-    Opened::encode(&opened.map(|(opened, _)| opened), out);
-    if let Ok((_, (key, address))) = opened {
-        put_u64(out, *key);
-        put_u64(out, *address);
-    }
-}
-
-/// An attached region's length, rights, and place; or why not.
-type OpenedOnCard = Result<(u64, Rights, (u64, u64)), Refusal>;
-
-fn get_opened(body: &[u8]) -> Result<OpenedOnCard, Malformed> {
-    const PLACE_BYTES: usize = 16;
-    const WRONG: Malformed = Malformed("what a key opens cannot be read");
-    if body.first() != Some(&0) {
-        return Ok(Opened::decode(body)?.map(|opened| (opened.len, opened.rights, (0, 0))));
-    }
-    let at = body.len().checked_sub(PLACE_BYTES).ok_or(WRONG)?;
-    let (opened, place) = body.split_at(at);
-    let mut reader = Reader::new(place);
-    let (Some(key), Some(address)) = (reader.u64(), reader.u64()) else { return Err(WRONG) };
-    Ok(Opened::decode(opened)?.map(|opened| (opened.len, opened.rights, (key, address))))
-}
-
 /// What an attachment that is only asked for says about its key.
 fn verdict(body: &[u8]) -> Result<Result<Attached, Refusal>, Malformed> {
-    Ok(get_opened(body)?.map(|_| Attached::new(u32::MAX, u32::MAX)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::refusal::Reason;
-
-    #[test]
-    fn what_a_key_opens_survives_the_wire_and_nothing_else_does() {
-        let opened = Opened { len: 4096, rights: Rights::READ };
-        let mut body = Vec::new();
-        put_opened(&mut body, &Ok((opened, (7, u64::MAX))));
-        // Golden: 0, length, rights, key, address.
-        let golden = "00 0010000000000000 01 0700000000000000 ffffffffffffffff".replace(' ', "");
-        assert_eq!(body.iter().map(|b| format!("{b:02x}")).collect::<String>(), golden);
-        assert_eq!(get_opened(&body), Ok(Ok((4096, Rights::READ, (7, u64::MAX)))));
-        for cut in 0..body.len() {
-            assert!(get_opened(&body[..cut]).is_err(), "{cut}");
-        }
-        body.push(0);
-        assert!(get_opened(&body).is_err(), "a byte too many");
-        let mut refused = Vec::new();
-        put_opened(&mut refused, &Err(Reason::Revoked.into()));
-        assert_eq!(get_opened(&refused), Ok(Err(Reason::Revoked.into())));
-    }
+    Ok(OpenedOnCard::decode(body)?.map(|_| Attached::new(u32::MAX, u32::MAX)))
 }

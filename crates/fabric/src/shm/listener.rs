@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use archipelago_base::clock::Clock;
-use archipelago_base::codec::Reader;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -29,7 +28,7 @@ use crate::memory::Mapping;
 use crate::node::{AtomicPath, Holder, LinkEnd, Node};
 use crate::refusal::{Reason, Refusal};
 use crate::stream::{Incoming, OneSided, Responder, Stream, admit};
-use crate::wire::{Frame, Hello, Kind, Malformed, Opened, put_frame, put_refused};
+use crate::wire::{Frame, Hello, Kind, Malformed, Opened, decode_key, put_frame, put_refused};
 
 #[derive(Debug)]
 pub(super) struct ShmDoor {
@@ -190,12 +189,12 @@ impl Shared {
         match (frame.kind, &mut guest.link) {
             (Kind::Hello, None) => Ok(self.welcome(guest, &frame)),
             (Kind::Attach, Some(link)) => {
-                let key = key(&frame)?;
+                let key = decode_key(frame.body)?;
                 let sent = self.attach(&guest.socket, link, frame.number, &key);
                 Ok(sent.is_ok())
             }
             (Kind::Detach, Some(link)) => {
-                let key = key(&frame)?;
+                let key = decode_key(frame.body)?;
                 let known = (key.region, key.tag);
                 if let Some(at) = link.held.iter().position(|held| *held == known) {
                     link.held.swap_remove(at);
@@ -305,12 +304,6 @@ impl Shared {
             self.node.drop_holder(link.holder, region, tag);
         }
     }
-}
-
-fn key(frame: &Frame<'_>) -> Result<RemoteKey, Malformed> {
-    let mut reader = Reader::new(frame.body);
-    let key = RemoteKey::decode(&mut reader).filter(|_| reader.is_empty());
-    key.ok_or(Malformed("a key that cannot be read"))
 }
 
 fn refuse(socket: &OwnedFd, refusal: Refusal) {

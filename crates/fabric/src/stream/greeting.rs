@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use archipelago_base::clock::Clock;
-use archipelago_base::codec::Reader;
 use archipelago_base::{Epoch, Result};
 
 use super::{Arrived, Incoming, Stream};
 use crate::link::{Connect, Peer};
 use crate::node::Node;
 use crate::refusal::{Reason, Refusal};
-use crate::wire::{FRAME_HEADER_BYTES, Frame, Hello, Kind, Welcome, put_frame};
+use crate::wire::{FRAME_HEADER_BYTES, Frame, Hello, Kind, Welcome, decode_goodbye, put_frame};
 
 /// Whether a node takes this client; its greeting.
 pub(crate) fn admit(node: &Node, hello: &Hello) -> Result<Welcome, Refusal> {
@@ -42,9 +41,7 @@ pub(crate) fn welcome_of(frame: &Frame<'_>) -> Result<Peer, Refusal> {
             Ok(Peer { node: welcome.node, epoch: Epoch(welcome.epoch.0) })
         }
         Kind::Goodbye => {
-            let mut reader = Reader::new(frame.body);
-            let reason = reader.u8().and_then(Reason::from_code).unwrap_or(Reason::Protocol);
-            Err(Refusal::at(reason, reader.u64().unwrap_or(0)))
+            Err(decode_goodbye(frame.body).map_or(Reason::Protocol.into(), |(refusal, _)| refusal))
         }
         _ => Err(Reason::Protocol.into()),
     }

@@ -16,7 +16,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use archipelago_base::clock::Clock;
-use archipelago_base::codec::Reader;
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use parking_lot::Mutex;
 
@@ -27,7 +26,9 @@ use crate::lead::{Lead, Receive};
 use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, MESSAGE_BYTES_MAX, Session};
 use crate::promise::{Driver, Promise, Slot};
 use crate::refusal::{Reason, Refusal};
-use crate::wire::{Ask, Frame, Kind, Malformed, decode_answer, decode_done, put_frame};
+use crate::wire::{
+    Ask, Frame, Kind, Malformed, decode_answer, decode_done, decode_goodbye, put_frame,
+};
 
 /// Queued bytes that ring the doorbell by themselves.
 const DOORBELL_BYTES: usize = 64 << 10;
@@ -409,15 +410,13 @@ impl<S: Stream> Initiator<S> {
 
 /// Why the node said that it closes the link.
 pub(crate) fn farewell(body: &[u8]) -> Refusal {
-    let mut reader = Reader::new(body);
-    let reason = reader.u8().and_then(Reason::from_code);
-    match (reason, reader.u64()) {
-        (Some(reason), Some(limit)) => {
-            let text = String::from_utf8_lossy(reader.rest());
-            tracing::warn!(?reason, %text, "the node closed the link");
-            Refusal { reason, limit }
+    match decode_goodbye(body) {
+        Ok((refusal, text)) => {
+            let text = String::from_utf8_lossy(text);
+            tracing::warn!(reason = ?refusal.reason, %text, "the node closed the link");
+            refusal
         }
-        _ => Reason::Protocol.into(),
+        Err(_) => Reason::Protocol.into(),
     }
 }
 

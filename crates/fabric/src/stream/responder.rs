@@ -13,12 +13,12 @@ use archipelago_base::Epoch;
 use parking_lot::Mutex;
 
 use super::{Arrived, Incoming, Outgoing, Stream, Taken};
-use crate::ids::{ClientId, RemoteKey};
+use crate::ids::ClientId;
 use crate::node::{Access, Answer, AtomicPath, LinkEnd, Node, Request};
 use crate::refusal::{Reason, Refusal};
 use crate::wire::{
-    Ask, Frame, Kind, Malformed, Opened, WireAction, WireOp, decode_ops, put_answer, put_done,
-    put_done_read, put_frame, put_refused,
+    Ask, Frame, Kind, Malformed, Opened, WireAction, WireOp, decode_key, decode_ops, put_answer,
+    put_done, put_done_read, put_frame, put_refused,
 };
 
 /// Answers that wait for a client before nothing more is read from it.
@@ -39,7 +39,7 @@ pub(crate) enum OneSided {
 #[cfg(feature = "ofi")]
 pub(crate) trait Registrar: Send + Sync {
     /// Registers what `key` opens, and appends what the client needs to know, or the refusal. Whether it was done.
-    fn attach(&self, node: &Node, key: &RemoteKey, out: &mut Vec<u8>) -> bool;
+    fn attach(&self, node: &Node, key: &crate::ids::RemoteKey, out: &mut Vec<u8>) -> bool;
 }
 
 pub(crate) struct Responder<S> {
@@ -155,7 +155,7 @@ impl<S: Stream> Responder<S> {
     }
 
     fn attach(&self, node: &Node, frame: &Frame<'_>) -> Result<(), Malformed> {
-        let key = key_in(frame)?;
+        let key = decode_key(frame.body)?;
         let done = match &self.one_sided {
             OneSided::Elsewhere => return Err(NOT_HERE),
             OneSided::Frames => {
@@ -248,12 +248,6 @@ impl<S: Stream> Responder<S> {
 }
 
 const NOT_HERE: Malformed = Malformed("a frame that a client does not send here");
-
-fn key_in(frame: &Frame<'_>) -> Result<RemoteKey, Malformed> {
-    let mut reader = archipelago_base::codec::Reader::new(frame.body);
-    let key = RemoteKey::decode(&mut reader).filter(|_| reader.is_empty());
-    key.ok_or(Malformed("a key that cannot be read"))
-}
 
 impl<S: Stream> LinkEnd for Responder<S> {
     fn answer(&self, number: u64, answer: &Answer) {

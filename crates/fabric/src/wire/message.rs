@@ -8,7 +8,7 @@ use archipelago_base::codec::{Reader, put_u8, put_u32, put_u64};
 use super::Malformed;
 use crate::MESSAGE_BYTES_MAX;
 use crate::body::Body;
-use crate::ids::{ClientId, NodeId, Rights};
+use crate::ids::{ClientId, NodeId, RemoteKey, Rights};
 use crate::node::Answer;
 use crate::refusal::{Reason, Refusal};
 
@@ -213,6 +213,21 @@ pub fn decode_answer(body: &[u8]) -> Result<Answer, Malformed> {
             if reader.is_empty() { Ok(Err(refusal)) } else { Err(WRONG) }
         }
     }
+}
+
+/// Reads the body of a goodbye: why the node closes the link, and the text for people.
+pub fn decode_goodbye(body: &[u8]) -> Result<(Refusal, &[u8]), Malformed> {
+    let mut reader = Reader::new(body);
+    let mut read = || get_refusal(reader.u8()?, &mut reader);
+    let refusal = read().ok_or(Malformed("a goodbye that cannot be read"))?;
+    Ok((refusal, reader.rest()))
+}
+
+/// Reads a body that is a key and nothing else.
+pub fn decode_key(body: &[u8]) -> Result<RemoteKey, Malformed> {
+    let mut reader = Reader::new(body);
+    let key = RemoteKey::decode(&mut reader).filter(|_| reader.is_empty());
+    key.ok_or(Malformed("a key that cannot be read"))
 }
 
 pub(super) fn put_refusal(out: &mut Vec<u8>, refusal: Refusal) {

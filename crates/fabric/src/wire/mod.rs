@@ -7,13 +7,16 @@
 mod batch;
 mod frame;
 mod message;
+pub mod ofi;
 #[cfg(test)]
 mod tests;
 
 pub use batch::{WireAction, WireOp, decode_done, decode_ops, encode_ops};
 pub(crate) use batch::{put_done, put_done_read, put_refused};
 pub use frame::{FRAME_BODY_MAX, FRAME_HEADER_BYTES, Frame, Kind, frame_at, put_frame};
-pub use message::{Ask, Hello, Opened, VERSION, Welcome, decode_answer, put_answer};
+pub use message::{
+    Ask, Hello, Opened, VERSION, Welcome, decode_answer, decode_goodbye, decode_key, put_answer,
+};
 
 /// What is wrong with bytes from the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

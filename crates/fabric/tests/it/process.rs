@@ -136,29 +136,37 @@ fn serve(name: &str, address: &str, epoch: u64) {
     }
 }
 
-/// Adds to one word by fetch-and-add and to another by compare-and-swap.
+/// Adds to one word by fetch-and-add and to another by compare-and-swap, from "go" on. Says how many compare-and-swaps
+/// found another word than this process last saw: so often another process came between.
 fn count(name: &str, address: &str, key: &str, rounds: u64) {
     let mut to = Connect::to(address, &Session::fresh());
     to.deadline = LONG;
     let link = provider(name).connect(to).wait().unwrap();
     let region = link.attach(&key_of(key)).wait().unwrap();
     tell("ready");
-    for _ in 0..rounds {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    assert_eq!(line.trim(), "go");
+    let one = |fill: &dyn Fn(&mut Batch)| {
         let mut batch = Batch::new();
-        batch.fetch_add(region, 0, 1);
-        link.post(batch).wait().check().unwrap();
-        let mut expect = 0;
+        fill(&mut batch);
+        link.post(batch).wait().word(0).unwrap()
+    };
+    let mut seen = one(&|batch| _ = batch.fetch_add(region, 8, 0));
+    let mut failed = 0_u64;
+    for _ in 0..rounds {
+        one(&|batch| _ = batch.fetch_add(region, 0, 1));
         loop {
-            let mut batch = Batch::new();
-            batch.compare_swap(region, 8, expect, expect + 1);
-            let old = link.post(batch).wait().word(0).unwrap();
-            if old == expect {
+            let old = one(&|batch| _ = batch.compare_swap(region, 8, seen, seen + 1));
+            if old == seen {
                 break;
             }
-            expect = old;
+            failed += 1;
+            seen = old;
         }
+        seen += 1;
     }
-    tell("done");
+    tell(&format!("done {failed}"));
 }
 
 /// Writes until it is killed.

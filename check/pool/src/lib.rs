@@ -17,3 +17,16 @@ mod oracle;
 mod world;
 
 pub use world::{Outcome, Settings, run};
+
+use archipelago_memory::core::Sabotage;
+
+/// The command that repeats one seed's run, step by step, and prints what happens in it.
+#[must_use]
+pub fn replay_command(seed: u64, sabotage: Sabotage) -> String {
+    let flag = |left_out, flag| if left_out { flag } else { "" };
+    format!(
+        "cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace{}{}",
+        flag(sabotage.no_fencing, " --no-fencing"),
+        flag(sabotage.no_fill, " --no-fill")
+    )
+}

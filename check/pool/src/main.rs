@@ -1,9 +1,11 @@
-//! Runs seeds of the pool's protocol and says what went wrong, with the command that repeats it.
+//! Runs seeds of the pool's protocol and says what went wrong, with the command that repeats it; also of a run that panics, which ends
+//! the program at once in release builds.
 
 use std::process::ExitCode;
 
 use archipelago_memory::core::Sabotage;
-use archipelago_pool_check::{Settings, run};
+use archipelago_pool_check::{Settings, replay_command, run};
+use parking_lot::Mutex;
 
 const USAGE: &str = "\
 usage: archipelago-pool-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill]
@@ -42,7 +44,17 @@ fn arguments() -> Result<Option<Arguments>, String> {
     Ok(Some(parsed))
 }
 
+/// What runs now, for a panic that ends the program.
+static RUNNING: Mutex<Option<(u64, Sabotage)>> = Mutex::new(None);
+
 fn main() -> ExitCode {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        before(info);
+        if let Some((seed, sabotage)) = *RUNNING.lock() {
+            eprintln!("seed {seed} panicked\n    repeat: {}", replay_command(seed, sabotage));
+        }
+    }));
     let arguments = match arguments() {
         Ok(Some(arguments)) => arguments,
         Ok(None) => {
@@ -59,7 +71,9 @@ fn main() -> ExitCode {
         let mut settings = Settings::new(seed);
         settings.sabotage = arguments.sabotage;
         settings.notes = arguments.trace;
+        *RUNNING.lock() = Some((seed, arguments.sabotage));
         let outcome = run(settings);
+        *RUNNING.lock() = None;
         for note in &outcome.notes {
             println!("{note}");
         }
@@ -70,9 +84,7 @@ fn main() -> ExitCode {
         if !outcome.violations.is_empty() {
             failed += 1;
             println!("seed {seed}: {}", outcome.violations.join("\n    "));
-            println!(
-                "    repeat: cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace"
-            );
+            println!("    repeat: {}", replay_command(seed, arguments.sabotage));
         }
     }
     println!(

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use archipelago_pool::wire::{BlockState, BlockStatus, PoolStatus};
+use archipelago_pool::wire::{BlockState, BlockStatus, NodeCounters, PoolStatus};
 
 use crate::size;
 
@@ -32,6 +32,7 @@ fn write(out: &mut String, status: &PoolStatus, all: bool) -> std::fmt::Result {
         writeln!(out, "WARNING: every copy of {} blocks was lost", status.lost)?;
     }
     nodes(out, status)?;
+    counters(out, status)?;
     writeln!(out, "\n{:<18} {:>16} {:>8} {:>9}", "CLIENT", "LABEL", "BLOCKS", "HEARD")?;
     for client in &status.clients {
         let (id, label, blocks) = (client.client, client.label, client.blocks);
@@ -115,4 +116,52 @@ fn nodes(out: &mut String, status: &PoolStatus) -> std::fmt::Result {
         writeln!(out, "(none has registered)")?;
     }
     Ok(())
+}
+
+/// What each node counted since it was started: its fabric, then its blocks, then what it refused and why.
+fn counters(out: &mut String, status: &PoolStatus) -> std::fmt::Result {
+    if status.nodes.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\n{:<6} {:>12} {:>10} {:>9} {:>8} {:>7} {:>7} {:>7} {:>7} {:>10}  REFUSALS",
+        "NODE",
+        "OPERATIONS",
+        "REQUESTS",
+        "REPEATED",
+        "REFUSED",
+        "BROKEN",
+        "GIVEN",
+        "FREED",
+        "FILLED",
+        "BYTES"
+    )?;
+    for node in &status.nodes {
+        let counted = &node.counters;
+        writeln!(
+            out,
+            "{:<6} {:>12} {:>10} {:>9} {:>8} {:>7} {:>7} {:>7} {:>7} {:>10}  {}",
+            node.member.node.to_string(),
+            counted.operations,
+            counted.requests,
+            counted.duplicates,
+            counted.refused,
+            counted.malformed,
+            counted.given,
+            counted.freed,
+            counted.filled,
+            size::show(counted.filled_bytes),
+            refusals(counted)
+        )?;
+    }
+    Ok(())
+}
+
+fn refusals(counted: &NodeCounters) -> String {
+    if counted.refusals.is_empty() {
+        return "none".to_owned();
+    }
+    let each = counted.refusals.iter().map(|of| format!("{} {}", of.why.words(), of.count));
+    each.collect::<Vec<String>>().join(", ")
 }

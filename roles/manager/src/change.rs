@@ -431,7 +431,9 @@ impl ManagerCore {
                     && refused.why == Why::Full
                 {
                     info.full_until_ns = now_ns + lease_ns;
-                    info.blocks_used = info.blocks_max;
+                    // Not asked again for a lease, but what it says is left is told as left.
+                    let left = refused.number.checked_div(info.block_bytes).unwrap_or(0);
+                    info.blocks_used = info.blocks_max.saturating_sub(left);
                 }
                 if let Some(change) = &mut block.change
                     && !change.filled.contains(&node)

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
-use archipelago_pool::wire::{BlockAt, CopyReport, Member, Message, Refused, Why};
+use archipelago_pool::wire::{BlockAt, CopyReport, Member, Message, NodeCounters, Refused, Why};
 use archipelago_pool::{BlockId, Config, NUMBERS_MAX, Place, Sharing};
 
 use crate::decide::{self, OwnerIs, PlaceIs, Room};
@@ -85,6 +85,8 @@ pub(crate) struct NodeInfo {
     pub(crate) block_bytes: u64,
     pub(crate) blocks_max: u64,
     pub(crate) blocks_used: u64,
+    /// What it counted, for the status.
+    pub(crate) counters: NodeCounters,
     pub(crate) heard_ns: u64,
     pub(crate) up: bool,
     /// Whether all of its report has come since it is up.
@@ -495,7 +497,9 @@ impl ManagerCore {
         if chosen.len() < need {
             return Err(Refused::at(Why::Full, self.bytes_left()));
         }
-        let id = self.name(chosen[0]).ok_or(Refused::at(Why::Full, 0))?;
+        let Some(id) = self.name(chosen[0]) else {
+            return Err(Refused::at(Why::Full, self.bytes_left()));
+        };
         let epoch = self.next_epoch(Epoch(0));
         let config = Config {
             block: id,
@@ -692,3 +696,7 @@ impl Block {
         self.config.has(place) || self.change.as_ref().is_some_and(added)
     }
 }
+
+#[cfg(test)]
+#[path = "core_tests.rs"]
+mod tests;

@@ -12,8 +12,16 @@ const BEATS: u64 = 5;
 
 impl ManagerCore {
     pub(crate) fn beat(&mut self, now_ns: u64, beat: &Message) -> Result<Message, Refused> {
-        let Message::Beat { node, life, endpoints, block_bytes, blocks_max, blocks_used, term } =
-            beat
+        let Message::Beat {
+            node,
+            life,
+            endpoints,
+            block_bytes,
+            blocks_max,
+            blocks_used,
+            term,
+            counters,
+        } = beat
         else {
             return Err(Why::Malformed.into());
         };
@@ -60,6 +68,7 @@ impl ManagerCore {
         info.block_bytes = *block_bytes;
         info.blocks_max = *blocks_max;
         info.blocks_used = *blocks_used;
+        info.counters.clone_from(counters);
         info.forgotten = false;
         let beat_ms = self.terms.node_lease.as_millis() as u64 / BEATS;
         Ok(Message::BeatIs { term: self.term, manager: self.me, beat_ms: beat_ms.max(1) })
@@ -265,6 +274,7 @@ impl NodeInfo {
             block_bytes: 0,
             blocks_max: 0,
             blocks_used: 0,
+            counters: archipelago_pool::wire::NodeCounters::default(),
             heard_ns: 0,
             up: false,
             claimed: false,

@@ -28,6 +28,7 @@ impl ManagerCore {
             blocks_max: info.blocks_max,
             blocks_used: info.blocks_used,
             heard_ms: ms(info.heard_ns),
+            counters: info.counters.clone(),
         });
         let clients = self.clients.iter().map(|(client, info)| {
             let mine = |block: &&Block| block.config.owner == Some(*client);

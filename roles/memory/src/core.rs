@@ -18,9 +18,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
 use archipelago_base::Epoch;
-use archipelago_fabric::{ClientId, NodeId, RemoteKey, Rights};
+use archipelago_fabric::{ClientId, NodeId, NodeStats, RemoteKey, Rights};
 use archipelago_pool::wire::{
-    BlockAt, CopyReport, CopyStep, Message, Purpose, Refused, Source, Why,
+    BlockAt, CopyReport, CopyStep, Message, NodeCounters, Purpose, Refused, RefusedFor, Source, Why,
 };
 use archipelago_pool::{BlockId, Config};
 
@@ -93,6 +93,15 @@ pub struct Sabotage {
     pub no_fill: bool,
 }
 
+/// What is counted of the protocol, since the life began.
+#[derive(Debug, Default)]
+struct Tally {
+    given: u64,
+    freed: u64,
+    filled: u64,
+    refusals: BTreeMap<Why, u64>,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct MemoryCore {
@@ -108,6 +117,7 @@ pub struct MemoryCore {
     /// Revoked keys of fenced clients that may still be mapped.
     fencing: Vec<Given>,
     freed: VecDeque<BlockAt>,
+    tally: Tally,
     sabotage: Sabotage,
 }
 
@@ -127,6 +137,7 @@ impl MemoryCore {
             fenced_order: VecDeque::new(),
             fencing: Vec::new(),
             freed: VecDeque::new(),
+            tally: Tally::default(),
             sabotage: Sabotage::default(),
         }
     }
@@ -155,9 +166,28 @@ impl MemoryCore {
         (self.copies.len() + self.dropping.len()) as u64
     }
 
-    /// The beat to send to the manager.
+    /// What was counted since the life began; `fabric` has the counters of the node that carries it.
     #[must_use]
-    pub fn beat(&self, endpoints: Vec<String>) -> Message {
+    pub fn counters(&self, fabric: NodeStats) -> NodeCounters {
+        let tally = &self.tally;
+        let of = |(why, count): (&Why, &u64)| RefusedFor { why: *why, count: *count };
+        NodeCounters {
+            operations: fabric.operations,
+            requests: fabric.requests,
+            duplicates: fabric.duplicates,
+            refused: fabric.refused,
+            malformed: fabric.malformed,
+            given: tally.given,
+            freed: tally.freed,
+            filled: tally.filled,
+            filled_bytes: tally.filled * self.limits.block_bytes,
+            refusals: tally.refusals.iter().map(of).collect(),
+        }
+    }
+
+    /// The beat to send to the manager, with the counters of the fabric's node.
+    #[must_use]
+    pub fn beat(&self, endpoints: Vec<String>, fabric: NodeStats) -> Message {
         Message::Beat {
             node: self.node,
             life: self.life,
@@ -166,6 +196,7 @@ impl MemoryCore {
             blocks_max: self.limits.blocks_max,
             blocks_used: self.blocks_used(),
             term: self.term,
+            counters: self.counters(fabric),
         }
     }
 
@@ -199,10 +230,12 @@ impl MemoryCore {
 
     /// Gives up memory that nobody has mapped any more. To be called now and then.
     pub fn on_timer(&mut self, space: &mut dyn Space) {
+        let freed = &mut self.tally.freed;
         self.dropping.retain(|dropping| {
             let held = dropping.keys.iter().any(|key| space.is_held(key));
             if !held {
                 space.release(dropping.block);
+                *freed += 1;
             }
             held
         });
@@ -228,7 +261,14 @@ impl MemoryCore {
             Message::Open { .. } => Err(Why::NotAllowed.into()),
             _ => self.obey(space, from, message, &mut order),
         };
-        (answered.unwrap_or_else(Message::refuse), order)
+        (answered.unwrap_or_else(|refused| self.refuse(refused)), order)
+    }
+
+    /// Counts a refusal; the answer to it. Also for requests that could not be read.
+    pub fn refuse(&mut self, refused: impl Into<Refused>) -> Message {
+        let refused = refused.into();
+        *self.tally.refusals.entry(refused.why).or_default() += 1;
+        Message::refuse(refused)
     }
 
     /// Bytes that were ordered have come, or not: then the copy is given up, and made anew if the manager still wants it.
@@ -237,6 +277,7 @@ impl MemoryCore {
         if arrived {
             if let Some(copy) = self.copies.get_mut(&order.block).filter(filling) {
                 copy.whole = true;
+                self.tally.filled += 1;
             }
         } else if self.copies.get_mut(&order.block).filter(filling).is_some() {
             self.give_up(space, order.block);
@@ -358,12 +399,15 @@ impl MemoryCore {
         if self.dropping.iter().any(|dropping| dropping.block == block) {
             return Err(Why::NotReady.into());
         }
+        let left_bytes = left * self.limits.block_bytes;
         if left == 0 {
-            return Err(Refused::at(Why::Full, 0));
+            return Err(Refused::at(Why::Full, left_bytes));
         }
-        if space.allocate(block).is_err() {
-            return Err(Refused::at(Why::Full, 0));
+        if let Err(error) = space.allocate(block) {
+            tracing::warn!(%error, %block, left_bytes, "the system gives no memory for a block");
+            return Err(Refused::at(Why::Full, left_bytes));
         }
+        self.tally.given += 1;
         let whole = source.is_none() || self.sabotage.no_fill;
         let copy = Copy {
             config: config.clone(),
@@ -438,6 +482,7 @@ impl MemoryCore {
             self.dropping.push(Dropping { block, keys });
         } else {
             space.release(block);
+            self.tally.freed += 1;
         }
     }
 

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use archipelago_base::{Epoch, Result};
-use archipelago_fabric::{ClientId, NodeId, RegionId, RemoteKey, Rights};
-use archipelago_pool::wire::{CopyStep, Message, Purpose, Source, Why};
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_fabric::{ClientId, NodeId, NodeStats, RegionId, RemoteKey, Rights};
+use archipelago_pool::wire::{CopyStep, Message, Purpose, Refused, RefusedFor, Source, Why};
 use archipelago_pool::{BlockId, Config, Place, Sharing};
 
 use super::{Limits, MemoryCore};
@@ -23,10 +23,15 @@ struct Counted {
     /// Keys by which a process has memory mapped, revoked or not.
     held: BTreeSet<u64>,
     next: u64,
+    /// The system has no memory, whatever the node's size.
+    exhausted: bool,
 }
 
 impl Space for Counted {
     fn allocate(&mut self, block: BlockId) -> Result<()> {
+        if self.exhausted {
+            return Err(Error::busy("no memory"));
+        }
         assert!(self.blocks.insert(block), "two regions for {block}");
         Ok(())
     }
@@ -202,4 +207,53 @@ fn a_copy_is_not_served_before_its_bytes_are_there() {
     node.0.on_copied(&mut node.1, &again, true);
     assert_eq!(step(&node.tell(&fill)), Ok(CopyStep::Filled));
     assert_eq!(step(&node.tell(&install)), Ok(CopyStep::Installed));
+}
+
+#[test]
+fn a_node_that_gets_no_memory_says_how_much_of_its_size_is_left() {
+    let mut node = Node::new();
+    node.1.exhausted = true;
+    let full = |left| Message::refuse(Refused::at(Why::Full, left));
+    assert_eq!(node.place(1, 1, Sharing::Owner), full(2 * 4096));
+    assert_eq!(node.0.blocks_used(), 0, "nothing is taken by what was refused");
+    node.1.exhausted = false;
+    assert_eq!(step(&node.place(1, 1, Sharing::Owner)), Ok(CopyStep::Filled));
+    node.1.exhausted = true;
+    assert_eq!(node.place(2, 1, Sharing::Owner), full(4096));
+    node.1.exhausted = false;
+    assert_eq!(step(&node.place(2, 1, Sharing::Owner)), Ok(CopyStep::Filled));
+    assert_eq!(node.place(3, 1, Sharing::Owner), full(0), "its size is used up");
+}
+
+#[test]
+fn what_is_given_freed_filled_and_refused_is_counted_and_goes_with_the_beat() {
+    let mut node = Node::installed(1, Sharing::Owner);
+    let key = node.open(OWNER, 1, 1).expect("its owner");
+    let source = Source { node: NodeId(2), life: Epoch(1), endpoints: Vec::new() };
+    let config = config(2, 3, Sharing::Owner);
+    let fill = Message::Fill { term: TERM, config, source: Some(source) };
+    for arrived in [false, true] {
+        let order = node.0.on_message(&mut node.1, MANAGER, &fill).1.expect("bytes to copy");
+        node.0.on_copied(&mut node.1, &order, arrived);
+    }
+    assert_eq!(step(&node.place(3, 1, Sharing::Owner)), Err(Why::Full));
+    assert_eq!(node.open(OTHER, 9, 1), Err(Why::UnknownBlock));
+    assert_eq!(node.open(OTHER, 8, 1), Err(Why::UnknownBlock));
+    node.1.held.insert(key.tag);
+    let drop = Message::Drop { term: TERM, block: block(1), epoch: Epoch(2), freed: true };
+    assert_eq!(step(&node.tell(&drop)), Ok(CopyStep::Dropped));
+    assert_eq!(node.0.counters(NodeStats::default()).freed, 1, "the copy that did not arrive");
+    node.1.held.clear();
+    node.0.on_timer(&mut node.1);
+    let fabric = NodeStats { operations: 5, requests: 6, duplicates: 7, refused: 8, malformed: 9 };
+    let Message::Beat { counters, blocks_used, .. } = node.0.beat(Vec::new(), fabric) else {
+        panic!("a beat");
+    };
+    assert_eq!((counters.given, counters.freed, blocks_used), (3, 2, 1));
+    assert_eq!((counters.filled, counters.filled_bytes), (1, 4096), "whole copies alone");
+    // A copy that was not made is also not installed.
+    let refused = [(Why::Full, 1), (Why::UnknownBlock, 3)];
+    assert_eq!(counters.refusals, refused.map(|(why, count)| RefusedFor { why, count }));
+    let of_fabric = (counters.operations, counters.requests, counters.duplicates);
+    assert_eq!((of_fabric, counters.refused, counters.malformed), ((5, 6, 7), 8, 9));
 }

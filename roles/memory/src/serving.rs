@@ -47,7 +47,7 @@ impl Handler for Door {
             Ok(message) => self.0.answer(request.client, &message),
             Err(malformed) => {
                 tracing::warn!(client = %request.client, %malformed, "a request was refused");
-                Some(Message::refuse(Why::Malformed))
+                self.0.state.lock().as_mut().map(|state| state.core.refuse(Why::Malformed))
             }
         };
         if let Some(answer) = answer {
@@ -94,7 +94,9 @@ impl Serving {
 
     /// The beat to send now; `None` once it is closed.
     pub fn beat(&self, endpoints: Vec<String>) -> Option<Message> {
-        self.state.lock().as_ref().map(|state| state.core.beat(endpoints))
+        let state = self.state.lock();
+        let State { core, space, .. } = state.as_ref()?;
+        Some(core.beat(endpoints, space.stats()))
     }
 
     /// The manager's answer to a beat; after how many milliseconds it expects the next.

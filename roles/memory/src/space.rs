@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use archipelago_base::Result;
-use archipelago_fabric::{AtomicPath, Node, Region, RemoteKey, Rights};
+use archipelago_fabric::{AtomicPath, Node, NodeStats, Region, RemoteKey, Rights};
 use archipelago_pool::BlockId;
 
 /// What the state machine needs done to memory. None of it waits.
@@ -43,6 +43,11 @@ impl FabricSpace {
     #[must_use]
     pub fn new(node: Arc<Node>, block_bytes: u64) -> Self {
         Self { node, block_bytes, regions: BTreeMap::new() }
+    }
+
+    /// The node's counters.
+    pub(crate) fn stats(&self) -> NodeStats {
+        self.node.stats()
     }
 
     /// A block's memory, not kept alive.

@@ -1,21 +1,50 @@
 //! A few hundred seeds of the pool's protocol, and proof that the check would see what is wrong.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use archipelago_memory::core::Sabotage;
-use archipelago_pool_check::{Outcome, Settings, run};
+use archipelago_pool_check::{Outcome, Settings, replay_command, run};
+
+/// What `body` gives for a seed; should it panic, the test ends with the seed and the command that repeats it.
+fn named<T>(seed: u64, sabotage: Sabotage, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|cause| {
+        let text = cause.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| cause.downcast_ref::<&str>().map(ToString::to_string));
+        let text = text.unwrap_or_else(|| "a panic without words".into());
+        panic!("seed {seed} panicked: {text}\nrepeat: {}", replay_command(seed, sabotage))
+    })
+}
 
 fn with(seed: u64, sabotage: Sabotage) -> Outcome {
-    run(Settings { sabotage, ..Settings::new(seed) })
+    named(seed, sabotage, || run(Settings { sabotage, ..Settings::new(seed) }))
+}
+
+fn sound(seed: u64) -> Outcome {
+    with(seed, Sabotage::default())
+}
+
+#[test]
+fn a_seed_that_panics_names_itself_and_the_command_that_repeats_it() {
+    let sabotage = Sabotage { no_fill: true, ..Sabotage::default() };
+    let panics = || named::<()>(4711, sabotage, || panic!("a copy too many"));
+    let cause = catch_unwind(AssertUnwindSafe(panics)).expect_err("it panics");
+    let text = cause.downcast_ref::<String>().expect("a sentence");
+    for word in ["seed 4711", "a copy too many", "--from 4711 --seeds 1 --trace --no-fill"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    assert!(!text.contains("--no-fencing"), "{text}");
 }
 
 #[test]
 fn seeds_find_nothing_lost_doubly_owned_or_leaked() {
     let (mut writes, mut reads, mut faults) = (0, 0, 0);
     for seed in 0..300 {
-        let outcome = run(Settings::new(seed));
+        let outcome = sound(seed);
         assert!(
             outcome.violations.is_empty(),
-            "{}\nrepeat: cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace",
-            outcome.violations.join("\n")
+            "seed {seed}: {}\nrepeat: {}",
+            outcome.violations.join("\n"),
+            replay_command(seed, Sabotage::default())
         );
         writes += outcome.acknowledged;
         reads += outcome.reads;
@@ -27,10 +56,10 @@ fn seeds_find_nothing_lost_doubly_owned_or_leaked() {
 #[test]
 fn two_runs_of_a_seed_are_the_same() {
     for seed in [3, 11] {
-        let (one, other) = (run(Settings::new(seed)), run(Settings::new(seed)));
+        let (one, other) = (sound(seed), sound(seed));
         assert_eq!((one.trace, one.events), (other.trace, other.events), "seed {seed}");
     }
-    assert_ne!(run(Settings::new(3)).trace, run(Settings::new(11)).trace);
+    assert_ne!(sound(3).trace, sound(11).trace);
 }
 
 /// Whether some seed notices that a step of the protocol is left out.

@@ -5,7 +5,9 @@ use archipelago_base::codec::{Reader, put_u8};
 use archipelago_fabric::{ClientId, NodeId, RemoteKey};
 
 use super::codec::Wire;
-use super::parts::{BlockAt, CopyReport, CopyStep, Member, PoolStatus, Purpose, Refused, Source};
+use super::parts::{
+    BlockAt, CopyReport, CopyStep, Member, NodeCounters, PoolStatus, Purpose, Refused, Source,
+};
 use super::{Malformed, VERSION};
 use crate::address::BlockId;
 use crate::config::{Config, Sharing};
@@ -125,6 +127,8 @@ messages! {
         blocks_used: u64,
         /// The largest term that it has heard of.
         term: u64,
+        /// What it counted since its life began.
+        counters: NodeCounters,
     }
     /// Answer to [`Message::Beat`].
     BeatIs = 13 {

@@ -14,8 +14,8 @@ mod tests;
 
 pub use message::Message;
 pub use parts::{
-    BlockAt, BlockState, BlockStatus, ClientStatus, CopyReport, CopyStep, Member, NodeStatus,
-    PoolStatus, Purpose, Refused, Source, Why,
+    BlockAt, BlockState, BlockStatus, ClientStatus, CopyReport, CopyStep, Member, NodeCounters,
+    NodeStatus, PoolStatus, Purpose, Refused, RefusedFor, Source, Why,
 };
 
 /// Version of the messages; the first byte of each.

@@ -100,6 +100,53 @@ pub struct CopyReport {
 }
 wire_struct!(CopyReport { config, promised, whole, installed });
 
+/// Refusals of one reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedFor {
+    /// Why.
+    pub why: Why,
+    /// How often.
+    pub count: u64,
+}
+wire_struct!(RefusedFor { why, count });
+
+/// What a memory node counted since its life began; nothing of it shrinks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeCounters {
+    /// One-sided operations that the node executed for clients; those of `shm` execute their own and are not in it.
+    pub operations: u64,
+    /// Requests that reached the node's protocol.
+    pub requests: u64,
+    /// Requests that came again and were answered from memory.
+    pub duplicates: u64,
+    /// Operations, requests and attachments that the fabric refused.
+    pub refused: u64,
+    /// Links that the fabric closed because the client broke its protocol.
+    pub malformed: u64,
+    /// Copies of blocks that were given memory.
+    pub given: u64,
+    /// Of these, copies whose memory was given back; the rest takes memory now.
+    pub freed: u64,
+    /// Copies whose bytes came from another node, all of them.
+    pub filled: u64,
+    /// Bytes of these copies.
+    pub filled_bytes: u64,
+    /// Requests that the node's protocol refused, by reason; reasons that did not occur are left out.
+    pub refusals: Vec<RefusedFor>,
+}
+wire_struct!(NodeCounters {
+    operations,
+    requests,
+    duplicates,
+    refused,
+    malformed,
+    given,
+    freed,
+    filled,
+    filled_bytes,
+    refusals
+});
+
 /// A node in the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeStatus {
@@ -113,8 +160,10 @@ pub struct NodeStatus {
     pub blocks_used: u64,
     /// Milliseconds since it was heard.
     pub heard_ms: u64,
+    /// What it counted, as of its last beat.
+    pub counters: NodeCounters,
 }
-wire_struct!(NodeStatus { member, block_bytes, blocks_max, blocks_used, heard_ms });
+wire_struct!(NodeStatus { member, block_bytes, blocks_max, blocks_used, heard_ms, counters });
 
 /// A client in the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,9 +239,10 @@ pub struct PoolStatus {
 wire_struct!(PoolStatus { term, rebuilding, copies, lost, nodes, clients, blocks_total, blocks });
 
 /// Why something was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// No memory; the number is the bytes that are left.
+    /// No memory; the number is the bytes that are left: of a node, what its size still allows though the system gave it no
+    /// more; of a cluster, the sum over the nodes that are up, too few of which have room for as many copies as wanted.
     Full,
     /// The block is at another epoch, which is the number.
     OldEpoch,
@@ -274,6 +324,29 @@ impl Refused {
     #[must_use]
     pub fn error(self, what: impl fmt::Display) -> Error {
         Error::new(self.kind(), format!("{what}: {self}"))
+    }
+}
+
+impl Why {
+    /// In a word or two, for tables.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::OldEpoch => "old epoch",
+            Self::OldTerm => "old term",
+            Self::UnknownBlock => "unknown block",
+            Self::NotOwner => "not owner",
+            Self::Evicted => "evicted",
+            Self::Rebuilding => "rebuilding",
+            Self::Changing => "changing",
+            Self::NoNodes => "no nodes",
+            Self::NotReady => "not ready",
+            Self::Malformed => "malformed",
+            Self::NotAllowed => "not allowed",
+            Self::NoKeys => "no keys",
+            Self::BlockSize => "block size",
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
 use archipelago_fabric::{ClientId, NodeId};
 
-use super::{Message, Refused, VERSION, Why};
+use super::{Message, NodeCounters, Refused, RefusedFor, VERSION, Why};
 use crate::address::BlockId;
 use crate::config::{Config, Place, Sharing};
 
@@ -19,6 +19,33 @@ fn config() -> Config {
         sharing: Sharing::All,
         wanted: 3,
         copies: vec![Place { node: NodeId(3), life: Epoch(5) }],
+    }
+}
+
+fn beat() -> Message {
+    Message::Beat {
+        node: NodeId(3),
+        life: Epoch(5),
+        endpoints: vec!["a.b".into()],
+        block_bytes: 0x1000,
+        blocks_max: 8,
+        blocks_used: 2,
+        term: 0x0102,
+        counters: NodeCounters {
+            operations: 0x21,
+            requests: 0x22,
+            duplicates: 0x23,
+            refused: 0x24,
+            malformed: 0x25,
+            given: 0x26,
+            freed: 0x27,
+            filled: 0x28,
+            filled_bytes: 0x29,
+            refusals: vec![
+                RefusedFor { why: Why::Full, count: 0x2a },
+                RefusedFor { why: Why::Malformed, count: 0x2b },
+            ],
+        },
     }
 }
 
@@ -53,6 +80,31 @@ fn golden_bytes() {
     let claim = Message::Claim { term: 1, after: None };
     assert_eq!(hex(&claim.encode()), ["0110", &word("01"), "00"].concat());
     assert_eq!(hex(&Message::Done {}.encode()), "0119");
+    let expected = [
+        "010c",
+        &word("03"),
+        &word("05"),
+        "0103612e62",
+        &word("0010"),
+        &word("08"),
+        &word("02"),
+        &word("0201"),
+        &word("21"),
+        &word("22"),
+        &word("23"),
+        &word("24"),
+        &word("25"),
+        &word("26"),
+        &word("27"),
+        &word("28"),
+        &word("29"),
+        "02",
+        "01",
+        &word("2a"),
+        "0b",
+        &word("2b"),
+    ];
+    assert_eq!(hex(&beat().encode()), expected.concat());
 }
 
 #[test]
@@ -82,6 +134,7 @@ fn random_bytes_are_read_or_refused_and_what_is_read_is_written_as_it_was() {
         Message::Install { term: 1, config: config() }.encode(),
         Message::Renew { client: ClientId(1), label: 2, first: true, view: 0, owned: 0 }.encode(),
         Message::Status {}.encode(),
+        beat().encode(),
     ];
     for _ in 0..20_000 {
         let mut bytes = seeds[rng.usize(..seeds.len())].clone();

@@ -229,6 +229,14 @@ fn a_cluster_comes_up_says_what_it_holds_and_ends_when_told() {
     for word in ["Manager: ready", "3 copies", "up", "shm:", "tcp:127.0.0.1:", "7 MiB", "whole"] {
         assert!(told.contains(word), "{word}: {told}");
     }
+    // What the nodes counted came with their beats.
+    for word in ["OPERATIONS", "FILLED", "REFUSALS"] {
+        assert!(told.contains(word), "{word}: {told}");
+    }
+    until("each has counted the block and the requests for it", || {
+        let nodes = pool.status().unwrap().nodes;
+        nodes.iter().all(|node| node.counters.given == 1 && node.counters.requests > 2)
+    });
     assert!(
         told.contains(&pool.client().to_string()) && told.contains(&block.to_string()),
         "{told}"
@@ -247,6 +255,48 @@ fn a_cluster_comes_up_says_what_it_holds_and_ends_when_told() {
     assert!(!gone.status.success());
     let why = String::from_utf8_lossy(&gone.stderr);
     assert!(why.contains("no manager answers") && why.contains("archipelago cluster up"), "{why}");
+}
+
+#[test]
+fn a_cluster_of_one_node_makes_blocks_of_one_copy_and_they_are_whole() {
+    let mut cluster = Process::start(
+        archipelago()
+            .args(["cluster", "up", "--memory", "1", "--size", "8MiB", "--block", "1MiB"])
+            .args(["--manager", "127.0.0.1:0"]),
+    );
+    let address = cluster.line().split_whitespace().nth(1).unwrap().to_owned();
+    assert!(cluster.line().starts_with("Memory node 1 "));
+    let pool = join(&address);
+    until("the node is up", || up(&pool) == 1);
+    let block = pool.allocate(Sharing::Owner).unwrap();
+    assert_eq!(pool.open(block).unwrap().copies.len(), 1);
+    pool.write(at(block, 0), b"alone").unwrap();
+    assert_eq!(pool.read(at(block, 0), 5).unwrap(), b"alone");
+    until("one copy is all that it is to have", || whole(&pool, block, 1));
+    assert_eq!(pool.status().unwrap().copies, 1);
+    drop(pool);
+    let rest = cluster.end();
+    assert!(rest.ends_with("Stopped\n"), "{rest}");
+}
+
+#[test]
+fn a_node_starts_without_a_manager_and_says_how_many_blocks_it_lends() {
+    // Nobody listens there: a port that was free a moment ago.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut node =
+        Process::start(
+            archipelago()
+                .args(["node", "memory", "--size", "4GiB", "--listen", "127.0.0.1:0"])
+                .args(["--stop-with-stdin", "--manager", &free.to_string()]),
+        );
+    let said = node.line();
+    let expected = "Memory node 1 lends 4 GiB in 256 blocks of 16 MiB on tcp:127.0.0.1:";
+    assert!(said.starts_with(expected) && !said.ends_with(":0"), "{said}");
+    node.input = None;
+    let mut rest = String::new();
+    node.output.read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with("Stopped; 0 blocks had a copy here\n"), "{rest}");
+    assert!(node.child.wait().unwrap().success());
 }
 
 #[test]

@@ -1,0 +1,194 @@
+//! What the manager promises by the clock and in numbers, with nodes that do whatever they are told.
+
+use archipelago_base::Epoch;
+use archipelago_fabric::{ClientId, NodeId};
+use archipelago_pool::wire::{CopyStep, Message, NodeCounters, Refused, Why};
+use archipelago_pool::{BlockId, Config, Sharing};
+
+use super::{Action, ManagerCore, Terms};
+
+const CLIENT: ClientId = ClientId(1);
+const BLOCK_BYTES: u64 = 4096;
+/// Time between two beats and renewals, shorter than any lease.
+const STEP_NS: u64 = 100_000_000;
+
+/// A manager, a client and nodes whose memory is only counted.
+struct Cluster {
+    core: ManagerCore,
+    now_ns: u64,
+    /// Blocks that fit, and copies that are there, of node 1, 2 and so on.
+    nodes: Vec<(u64, u64)>,
+    /// Refuses copies with so many bytes left, as a node does that the system gives no memory.
+    exhausted: Option<(NodeId, u64)>,
+    answers: Vec<(u64, Message)>,
+    dropped: Vec<(NodeId, BlockId)>,
+}
+
+impl Cluster {
+    fn new(copies: u32, sizes: &[u64]) -> Self {
+        let terms = Terms { copies, ..Terms::default() };
+        let mut cluster = Self {
+            core: ManagerCore::new(ClientId(1000), 1 << 20, 0, terms, 0),
+            now_ns: 0,
+            nodes: sizes.iter().map(|size| (*size, 0)).collect(),
+            exhausted: None,
+            answers: Vec::new(),
+            dropped: Vec::new(),
+        };
+        while !cluster.core.is_active() {
+            cluster.pass(STEP_NS);
+        }
+        cluster.pass(STEP_NS);
+        cluster
+    }
+
+    fn counters(given: u64) -> NodeCounters {
+        NodeCounters { operations: 77, given, ..NodeCounters::default() }
+    }
+
+    /// Time passes; nodes beat, the client renews its lease, and whatever the manager sends is answered.
+    fn pass(&mut self, ns: u64) {
+        self.now_ns += ns;
+        for (place, (size, used)) in self.nodes.clone().into_iter().enumerate() {
+            let beat = Message::Beat {
+                node: NodeId(place as u64 + 1),
+                life: Epoch(5),
+                endpoints: Vec::new(),
+                block_bytes: BLOCK_BYTES,
+                blocks_max: size,
+                blocks_used: used,
+                term: 0,
+                counters: Self::counters(used),
+            };
+            self.core.on_message(self.now_ns, 0, &beat);
+        }
+        let (first, view, owned) = (true, u64::MAX, 0);
+        let renew = Message::Renew { client: CLIENT, label: 0, first, view, owned };
+        self.core.on_message(self.now_ns, 0, &renew);
+        self.core.on_timer(self.now_ns);
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        loop {
+            let actions = self.core.take_actions();
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                match action {
+                    Action::Answer { ticket, message } => self.answers.push((ticket, message)),
+                    Action::Send { node, message } => {
+                        let answer = self.answer(node, &message);
+                        self.core.on_answer(self.now_ns, node, &message, Some(&answer));
+                    }
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, node: NodeId, message: &Message) -> Message {
+        let life = Epoch(5);
+        let is = |block, epoch, step| Message::CopyIs { node, life, block, epoch, step };
+        let used = &mut self.nodes[node.0 as usize - 1].1;
+        match message {
+            Message::Claim { .. } => Message::Report {
+                node,
+                life,
+                copies: Vec::new(),
+                freed: Vec::new(),
+                clients: Vec::new(),
+                more: false,
+            },
+            Message::Fill { config, .. } => match self.exhausted {
+                Some((of, left)) if of == node => Message::refuse(Refused::at(Why::Full, left)),
+                _ => {
+                    *used += 1;
+                    is(config.block, config.epoch, CopyStep::Filled)
+                }
+            },
+            Message::Install { config, .. } => is(config.block, config.epoch, CopyStep::Installed),
+            Message::Drop { block, epoch, .. } => {
+                *used = used.saturating_sub(1);
+                self.dropped.push((node, *block));
+                is(*block, *epoch, CopyStep::Dropped)
+            }
+            other => panic!("{other:?} is not expected here"),
+        }
+    }
+
+    fn ask(&mut self, message: &Message) -> Message {
+        self.answers.clear();
+        self.core.on_message(self.now_ns, 9, message);
+        self.settle();
+        let answer = self.answers.iter().find(|(ticket, _)| *ticket == 9);
+        answer.map(|(_, answer)| answer.clone()).expect("an answer")
+    }
+
+    fn allocate(&mut self, request: u64) -> Result<Config, Refused> {
+        let sharing = Sharing::Owner;
+        let allocate = Message::Allocate { client: CLIENT, request, sharing, copies: 0 };
+        match self.ask(&allocate) {
+            Message::Located { config } => Ok(config),
+            Message::Refuse { refused } => Err(refused),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_was_released_is_freed_when_a_lease_has_passed_and_not_before() {
+    let mut cluster = Cluster::new(2, &[4, 4]);
+    let block = cluster.allocate(1).expect("a block").block;
+    let released_ns = cluster.now_ns;
+    let release = Message::Release { client: CLIENT, block };
+    assert_eq!(cluster.ask(&release), Message::Done {});
+    let lease_ns = Terms::default().lease.as_nanos() as u64;
+    while cluster.now_ns + STEP_NS < released_ns + lease_ns {
+        cluster.pass(STEP_NS);
+    }
+    // Told again in between, as a client does that heard no answer: the lease does not begin anew.
+    assert_eq!(cluster.ask(&release), Message::Done {});
+    cluster.pass(released_ns + lease_ns - 1 - cluster.now_ns);
+    assert!(cluster.dropped.is_empty(), "one nanosecond before the lease is over");
+    assert_eq!(cluster.ask(&Message::Locate { block }), Message::refuse(Why::Changing));
+    cluster.pass(1);
+    cluster.dropped.sort();
+    assert_eq!(cluster.dropped, [(NodeId(1), block), (NodeId(2), block)]);
+    assert_eq!(cluster.ask(&Message::Locate { block }), Message::refuse(Why::UnknownBlock));
+}
+
+#[test]
+fn too_few_nodes_with_room_are_refused_with_what_the_others_have_left() {
+    let mut cluster = Cluster::new(2, &[1, 4]);
+    cluster.allocate(1).expect("each node has room");
+    let full = Refused::at(Why::Full, 3 * BLOCK_BYTES);
+    assert_eq!(cluster.allocate(2), Err(full), "the second node alone has room, for three");
+    assert!(full.to_string().contains("12288 bytes are left"), "{full}");
+}
+
+#[test]
+fn a_node_that_gets_no_memory_is_passed_over_and_what_it_has_left_is_told() {
+    let mut cluster = Cluster::new(1, &[8]);
+    cluster.exhausted = Some((NodeId(1), 8 * BLOCK_BYTES));
+    let full = Refused::at(Why::Full, 8 * BLOCK_BYTES);
+    assert_eq!(cluster.allocate(1), Err(full));
+    let status = cluster.core.status(cluster.now_ns);
+    assert_eq!((status.nodes[0].blocks_used, status.blocks_total), (0, 0));
+    cluster.exhausted = None;
+    assert_eq!(cluster.allocate(1), Err(full), "not asked again within a lease");
+    let until_ns = cluster.now_ns + Terms::default().lease.as_nanos() as u64;
+    while cluster.now_ns < until_ns {
+        cluster.pass(STEP_NS);
+    }
+    cluster.allocate(1).expect("there is memory again");
+}
+
+#[test]
+fn the_status_has_the_counters_of_every_nodes_last_beat() {
+    let mut cluster = Cluster::new(1, &[4, 4]);
+    cluster.allocate(1).expect("a block");
+    cluster.pass(STEP_NS);
+    let told = |node: usize| cluster.core.status(cluster.now_ns).nodes[node].counters.clone();
+    assert_eq!((told(0), told(1)), (Cluster::counters(1), Cluster::counters(0)));
+}

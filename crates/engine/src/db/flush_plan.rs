@@ -135,6 +135,25 @@ mod tests {
     }
 
     #[test]
+    fn neighbouring_shards_that_are_due_are_one_job() {
+        let map = map(1, &["f", "m", "t"]);
+        let whole = [view(&map, &[Pending; 4]), view(&map, &[Pending; 4])];
+        let plan = plan_flush(&whole, None).expect("a plan");
+        assert_eq!((plan.memtables, plan.shards, plan.range), (0..2, 0..4, KeyRange::all()));
+        // What runs or is installed is left out, and ends the run of neighbours.
+        let torn = [view(&map, &[Installed, Pending, Pending, Running])];
+        let plan = plan_flush(&torn, None).expect("a plan");
+        assert_eq!((plan.shards.clone(), plan.range), (1..3, map.hull(&(1..3))));
+        // A younger memtable goes along only if it is cut alike and none of the shards runs there.
+        let running =
+            [view(&map, &[Pending; 4]), view(&map, &[Pending, Pending, Running, Pending])];
+        assert_eq!(plan_flush(&running, None).expect("a plan").memtables, 0..1);
+        let finer = map.finer(&[b"p".to_vec()]).expect("inside");
+        let cut = [view(&map, &[Pending; 4]), view(&finer, &[Pending; 5])];
+        assert_eq!(plan_flush(&cut, None).expect("a plan").memtables, 0..1, "of one epoch");
+    }
+
+    #[test]
     fn a_younger_shard_waits_for_older_ones_of_another_epoch() {
         let (one, two) = (map(1, &[]), map(2, &["m"]));
         let running = [view(&one, &[Running]), view(&two, &[Pending, Pending])];

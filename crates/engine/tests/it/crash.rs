@@ -13,6 +13,7 @@ use archipelago_base::random::Rng;
 use archipelago_engine::db::{Db, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
+use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use archipelago_tier::TieredFs;
@@ -376,4 +377,80 @@ fn sequence_numbers_that_a_flush_covers_are_not_given_out_again() {
     for key in [&b"without a log"[..], b"later"] {
         assert!(db.get_with(&other, key, &ReadOptions::default()).unwrap().is_some());
     }
+}
+
+/// Writes batch `n`: a key in each of four parts of the key space, with values that tell `n`.
+fn write_batch(db: &Db, n: u32) {
+    let mut batch = WriteBatch::new();
+    for part in ["a", "h", "p", "w"] {
+        let value = [n.to_be_bytes().as_slice(), &[b'v'; 60]].concat();
+        let key = format!("{part}{:04}", n.wrapping_mul(2_654_435_761) % 5000);
+        batch.put_cf(db.default_family().id(), key.as_bytes(), &value);
+    }
+    while let Err(error) = db.write(&batch, &WriteOptions::default()) {
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        db.step_background().unwrap();
+    }
+}
+
+#[test]
+fn a_flush_that_did_not_sync_the_log_leaves_a_prefix_after_power_loss() {
+    let (mut flushes, mut syncs, mut with_tables) = (0, 0, 0);
+    for seed in 0..3 {
+        let family = || CfOptions { buckets: 4, ..model::family_options("default") };
+        let open =
+            |disk: &MemFs| Db::open_with("/db", model::manual(), over(disk, family())).unwrap();
+        let disk = MemFs::new();
+        let db = open(&disk);
+        let crashed: Arc<Mutex<Vec<MemFs>>> = Arc::default();
+        let (kept, rng) = (Arc::clone(&crashed), Mutex::new(Rng::with_seed(seed)));
+        disk.on_sync(Arc::new(move |disk, _| {
+            let mut rng = rng.lock();
+            if rng.u32(..8) == 0 {
+                kept.lock().push(disk.crash_clone(rng.u64(..)));
+            }
+        }));
+        let contents = |db: &Db| -> Vec<(Vec<u8>, Vec<u8>)> {
+            let mut iter = db.iter(db.default_family(), &ReadOptions::default()).unwrap();
+            iter.seek_to_first();
+            let mut all = Vec::new();
+            while iter.valid() {
+                all.push((iter.key().to_vec(), iter.value().to_vec()));
+                iter.next();
+            }
+            iter.status().unwrap();
+            all
+        };
+        // What the database holds after each number of batches.
+        let mut prefixes = vec![Vec::new()];
+        let mut model: std::collections::BTreeMap<Vec<u8>, Vec<u8>> = Default::default();
+        for n in 0..250u32 {
+            write_batch(&db, n);
+            for part in ["a", "h", "p", "w"] {
+                let key = format!("{part}{:04}", n.wrapping_mul(2_654_435_761) % 5000);
+                let value = [n.to_be_bytes().as_slice(), &[b'v'; 60]].concat();
+                model.insert(key.into_bytes(), value);
+            }
+            prefixes.push(model.clone().into_iter().collect());
+            if n % 3 == 0 {
+                db.step_background().unwrap();
+            }
+            for left in std::mem::take(&mut *crashed.lock()) {
+                let db = open(&left);
+                let got = contents(&db);
+                let whole = prefixes.contains(&got);
+                assert!(whole, "seed {seed}, batch {n}: {} records are no prefix", got.len());
+                with_tables += usize::from(!got.is_empty());
+                // Later writes are later: what recovery found never covers them.
+                write_batch(&db, 1_000_000);
+                db.sync().unwrap();
+                let again = contents(&open(&left.crash_clone(seed)));
+                assert_eq!(again, contents(&db), "seed {seed}, batch {n}");
+            }
+        }
+        flushes += db.statistics().get(Ticker::Flushes);
+        syncs += db.statistics().get(Ticker::WalSyncs);
+    }
+    assert_eq!(syncs, 0, "one family: no flush waits for the log");
+    assert!(flushes > 20 && with_tables > 20, "{flushes} flushes, {with_tables} losses");
 }

@@ -535,6 +535,7 @@ fn fill(db: &Db, point: &str) {
 #[test]
 fn a_step_that_fails_before_its_install_leaves_nothing_behind() {
     let points = [
+        "flush.shard",
         "flush.before_install",
         "compaction.before_install",
         "resume.before_install",

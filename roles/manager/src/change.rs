@@ -224,7 +224,9 @@ impl ManagerCore {
         Next::Again
     }
 
-    /// A new block lost nodes that were to take it: others, or none at all.
+    /// A new block lost nodes that were to take it: others, or none at all. Under a new epoch: a node that was
+    /// given up may hold its copy and tell a later manager that it was never installed, which must say
+    /// nothing of the copies elsewhere.
     fn replace(&mut self, now_ns: u64, block: &mut Block, going: &[Place]) -> Next {
         let nodes: Vec<NodeId> = going.iter().map(|place| place.node).collect();
         let up = self.nodes.values().filter(|info| info.announced).count();
@@ -241,8 +243,12 @@ impl ManagerCore {
             }
             return self.free(block);
         }
+        let epoch = self.next_epoch(block.promised);
+        (block.config.born, block.promised) = (epoch, epoch);
         if let Some(change) = &mut block.change {
+            change.epoch = epoch;
             change.add = add;
+            change.filled.clear();
             change.since_ns = now_ns;
         }
         self.send_fills(block);

@@ -2,8 +2,8 @@
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
-use archipelago_pool::wire::{CopyStep, Message, NodeCounters, Refused, Why};
-use archipelago_pool::{BlockId, Config, Sharing};
+use archipelago_pool::wire::{CopyReport, CopyStep, Message, NodeCounters, Refused, Why};
+use archipelago_pool::{BlockId, Config, Place, Sharing};
 
 use super::{Action, ManagerCore, Terms};
 
@@ -20,26 +20,44 @@ struct Cluster {
     nodes: Vec<(u64, u64)>,
     /// Refuses copies with so many bytes left, as a node does that the system gives no memory.
     exhausted: Option<(NodeId, u64)>,
+    /// Does not beat.
+    silent: Option<NodeId>,
+    /// What a node reports to a manager that it has not met.
+    reported: Vec<(NodeId, CopyReport)>,
     answers: Vec<(u64, Message)>,
+    /// Who was told to make a copy, and under which epoch.
+    filled: Vec<(NodeId, Epoch)>,
     dropped: Vec<(NodeId, BlockId)>,
 }
 
 impl Cluster {
     fn new(copies: u32, sizes: &[u64]) -> Self {
+        let mut cluster = Self::starting(copies, sizes);
+        cluster.wait_until_active();
+        cluster
+    }
+
+    /// A manager that has just started.
+    fn starting(copies: u32, sizes: &[u64]) -> Self {
         let terms = Terms { copies, ..Terms::default() };
-        let mut cluster = Self {
+        Self {
             core: ManagerCore::new(ClientId(1000), 1 << 20, 0, terms, 0),
             now_ns: 0,
             nodes: sizes.iter().map(|size| (*size, 0)).collect(),
             exhausted: None,
+            silent: None,
+            reported: Vec::new(),
             answers: Vec::new(),
+            filled: Vec::new(),
             dropped: Vec::new(),
-        };
-        while !cluster.core.is_active() {
-            cluster.pass(STEP_NS);
         }
-        cluster.pass(STEP_NS);
-        cluster
+    }
+
+    fn wait_until_active(&mut self) {
+        while !self.core.is_active() {
+            self.pass(STEP_NS);
+        }
+        self.pass(STEP_NS);
     }
 
     fn counters(given: u64) -> NodeCounters {
@@ -50,8 +68,12 @@ impl Cluster {
     fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
         for (place, (size, used)) in self.nodes.clone().into_iter().enumerate() {
+            let node = NodeId(place as u64 + 1);
+            if self.silent == Some(node) {
+                continue;
+            }
             let beat = Message::Beat {
-                node: NodeId(place as u64 + 1),
+                node,
                 life: Epoch(5),
                 endpoints: Vec::new(),
                 block_bytes: BLOCK_BYTES,
@@ -95,18 +117,24 @@ impl Cluster {
             Message::Claim { .. } => Message::Report {
                 node,
                 life,
-                copies: Vec::new(),
+                copies: {
+                    let own = self.reported.iter().filter(|(of, _)| *of == node);
+                    own.map(|(_, report)| report.clone()).collect()
+                },
                 freed: Vec::new(),
                 clients: Vec::new(),
                 more: false,
             },
-            Message::Fill { config, .. } => match self.exhausted {
-                Some((of, left)) if of == node => Message::refuse(Refused::at(Why::Full, left)),
-                _ => {
-                    *used += 1;
-                    is(config.block, config.epoch, CopyStep::Filled)
+            Message::Fill { config, .. } => {
+                self.filled.push((node, config.epoch));
+                match self.exhausted {
+                    Some((of, left)) if of == node => Message::refuse(Refused::at(Why::Full, left)),
+                    _ => {
+                        *used += 1;
+                        is(config.block, config.epoch, CopyStep::Filled)
+                    }
                 }
-            },
+            }
             Message::Install { config, .. } => is(config.block, config.epoch, CopyStep::Installed),
             Message::Drop { block, epoch, .. } => {
                 *used = used.saturating_sub(1);
@@ -191,4 +219,52 @@ fn the_status_has_the_counters_of_every_nodes_last_beat() {
     cluster.pass(STEP_NS);
     let told = |node: usize| cluster.core.status(cluster.now_ns).nodes[node].counters.clone();
     assert_eq!((told(0), told(1)), (Cluster::counters(1), Cluster::counters(0)));
+}
+
+#[test]
+fn a_new_block_that_goes_to_another_node_goes_there_under_a_new_epoch() {
+    let mut cluster = Cluster::new(1, &[8, 4]);
+    cluster.exhausted = Some((NodeId(1), BLOCK_BYTES));
+    let config = cluster.allocate(1).expect("the other node has room");
+    let [(NodeId(1), first), (NodeId(2), second)] = cluster.filled[..] else {
+        panic!("{:?}", cluster.filled)
+    };
+    assert!(first < second, "{first} {second}");
+    assert_eq!((config.epoch, config.born), (second, second));
+    assert_eq!(config.copies, [Place { node: NodeId(2), life: Epoch(5) }]);
+}
+
+#[test]
+fn a_copy_that_was_given_up_before_it_was_installed_says_nothing_of_one_elsewhere() {
+    // Of a block that a manager before made on node 1, gave up there, and made on node 2.
+    let block = BlockId { home: NodeId(1), number: 7 };
+    let report = |node: u64, epoch: u64, installed: bool| {
+        let copies = vec![Place { node: NodeId(node), life: Epoch(5) }];
+        let config = Config {
+            block,
+            epoch: Epoch(epoch),
+            born: Epoch(epoch),
+            owner: Some(CLIENT),
+            label: 0,
+            request: 1,
+            sharing: Sharing::Owner,
+            wanted: 1,
+            copies,
+        };
+        (NodeId(node), CopyReport { config, promised: Epoch(epoch), whole: true, installed })
+    };
+    let mut cluster = Cluster::starting(1, &[4, 4]);
+    cluster.reported = vec![report(1, 40, false), report(2, 41, true)];
+    cluster.silent = Some(NodeId(2));
+    cluster.wait_until_active();
+    assert_eq!(cluster.dropped, [(NodeId(1), block)], "it was never in use there");
+    // Node 2 is heard again.
+    cluster.silent = None;
+    cluster.pass(STEP_NS);
+    cluster.pass(STEP_NS);
+    match cluster.ask(&Message::Locate { block }) {
+        Message::Located { config } => assert_eq!(config.copies[0].node, NodeId(2)),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(cluster.dropped, [(NodeId(1), block)]);
 }

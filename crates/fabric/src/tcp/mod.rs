@@ -13,6 +13,7 @@
 //! shows as deadlines that pass.
 
 mod listener;
+pub(crate) mod reception;
 pub(crate) mod socket;
 
 use std::fmt;

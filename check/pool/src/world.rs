@@ -277,7 +277,9 @@ impl World {
         }
     }
 
-    /// Crashes a node, if every block keeps a quorum.
+    /// Crashes a node, if every block keeps a quorum. While no manager lives, also of the newest configuration that those
+    /// who stay have installed: it is what the next manager will go by, and a change that the last one left half
+    /// done with what only the crashed node knew of it waits for a person (`docs/pool.md`).
     fn crash_node(&mut self) {
         let up: Vec<NodeId> =
             self.nodes.iter().filter(|(_, (_, actor))| actor.is_some()).map(|(n, _)| *n).collect();
@@ -285,7 +287,8 @@ impl World {
             return;
         }
         let node = up[self.rng.usize(..up.len())];
-        if !self.keeps_quorums(Some(node)) {
+        let orphaned = self.manager.1.is_none();
+        if !self.keeps_quorums(Some(node)) || (orphaned && !self.keeps_quorums_among(Some(node))) {
             return;
         }
         if let Some((sim, actor)) = self.nodes.get_mut(&node) {
@@ -297,10 +300,19 @@ impl World {
 
     /// Whether every block has a quorum on nodes that live, `without` one.
     fn keeps_quorums(&self, without: Option<NodeId>) -> bool {
+        self.have_quorums(without, None)
+    }
+
+    /// The same by what the others say of the blocks, without what that one knows.
+    fn keeps_quorums_among(&self, without: Option<NodeId>) -> bool {
+        self.have_quorums(without, without)
+    }
+
+    fn have_quorums(&self, without: Option<NodeId>, unheard: Option<NodeId>) -> bool {
         // The newest that is installed anywhere, and the newest that is being made.
         let mut newest: BTreeMap<(BlockId, bool), Config> = BTreeMap::new();
         let mut there: BTreeSet<(BlockId, NodeId, Epoch)> = BTreeSet::new();
-        for (id, (_, actor)) in &self.nodes {
+        for (id, (_, actor)) in self.nodes.iter().filter(|(id, _)| Some(**id) != unheard) {
             let Some(actor) = actor else { continue };
             actor.serving.look(|core| {
                 for (config, whole, installed) in core.copies() {

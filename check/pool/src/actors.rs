@@ -109,7 +109,7 @@ pub(crate) fn start_memory(
                 let source = (order.order.source.node, order.order.source.life);
                 let client = copier(id, life);
                 let session = sessions.entry(source).or_insert_with(|| Session::new(client));
-                let arrived = copy(&sim, session, client, &order).await.is_some();
+                let arrived = copy(&sim, (session, client), &filling, &order).await.is_some();
                 filling.on_copied(&order.order, arrived);
             }
             sim.host().scheduler().sleep(Duration::from_millis(1)).await;
@@ -121,7 +121,12 @@ pub(crate) fn start_memory(
 /// Bytes of one READ of a copy.
 const PART: u64 = 64;
 
-async fn copy(sim: &Sim, session: &Arc<Session>, client: ClientId, order: &Order) -> Option<()> {
+async fn copy(
+    sim: &Sim,
+    (session, client): (&Arc<Session>, ClientId),
+    serving: &Serving,
+    order: &Order,
+) -> Option<()> {
     let from = &order.order.source;
     let mut to = Connect::to(from.endpoints.first()?.as_str(), session);
     to.deadline = REQUEST;
@@ -141,7 +146,9 @@ async fn copy(sim: &Sim, session: &Arc<Session>, client: ClientId, order: &Order
         if batch.refusal().is_some() {
             return None;
         }
-        order.region.upgrade()?.write(offset, batch.data(0)).ok()?;
+        if !serving.write_part(order, offset, batch.data(0)) {
+            return None;
+        }
         offset += PART;
     }
     link.close();

@@ -6,8 +6,9 @@
 //!    change waits: so no two managers, one after the other, can go on from different copies.
 //! 3. **Barrier.** Copies that are left behind though their node may live: every client has taken in that the node is gone,
 //!    or its lease ran out. So no client with a lease reads from a copy that was left behind.
-//! 4. **Fill.** New copies are read from the first that stays, one-sided. Nobody writes meanwhile: writers are told *changing*, wait
-//!    or use other blocks.
+//! 4. **Fill.** New copies are read from the first that stays, one-sided; so are those that stay, if every member may write: then
+//!    all copies are equal when an epoch begins, also where somebody's write was cut off. Nobody writes meanwhile: writers are
+//!    told *changing*, wait or use other blocks.
 //! 5. **Install.** The new configuration goes to all its copies. It is in use when all have said so; a client gets keys from a
 //!    copy only for the epoch that is installed there, and needs all of them to write.
 //!
@@ -19,7 +20,7 @@ use std::collections::BTreeSet;
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
 use archipelago_pool::wire::{CopyStep, Message, Refused, Source, Why};
-use archipelago_pool::{BlockId, Config, Place};
+use archipelago_pool::{BlockId, Config, Place, Sharing};
 
 use crate::core::{Action, Block, Change, ManagerCore, Step};
 use crate::decide::{self, Heir, OwnerIs, Picture, PlaceIs};
@@ -34,6 +35,14 @@ enum Next {
     Again,
     /// The block is no more.
     End,
+}
+
+/// Copies that stay and are made equal to the first that does.
+fn refreshed(sharing: Sharing, change: &Change) -> &[Place] {
+    match sharing {
+        Sharing::All => change.kept.get(1..).unwrap_or_default(),
+        Sharing::Owner => &[],
+    }
 }
 
 impl ManagerCore {
@@ -88,19 +97,7 @@ impl ManagerCore {
             begun: block.promised > block.config.epoch,
         };
         if decide::needs_change(&picture) {
-            let epoch = self.next_epoch(block.promised);
-            block.promised = epoch;
-            block.change = Some(Change {
-                epoch,
-                step: Step::Seal,
-                sealed: BTreeSet::new(),
-                kept: Vec::new(),
-                add: Vec::new(),
-                filled: BTreeSet::new(),
-                since_ns: now_ns,
-            });
-            self.send_seals(block);
-            return Next::Again;
+            return self.begin(now_ns, block);
         }
         if !block.is_installed() {
             if resend {
@@ -119,6 +116,27 @@ impl ManagerCore {
             info.owned += 1;
         }
         Next::Wait
+    }
+
+    /// A change begins, or begins anew under a larger epoch.
+    fn begin(&mut self, now_ns: u64, block: &mut Block) -> Next {
+        let epoch = self.next_epoch(block.promised);
+        block.promised = epoch;
+        let given_up = block.change.take().map_or(Vec::new(), |change| change.add);
+        for place in given_up {
+            self.dropping.insert((place.node, block.config.block), (place.life, epoch, false));
+        }
+        block.change = Some(Change {
+            epoch,
+            step: Step::Seal,
+            sealed: BTreeSet::new(),
+            kept: Vec::new(),
+            add: Vec::new(),
+            filled: BTreeSet::new(),
+            since_ns: now_ns,
+        });
+        self.send_seals(block);
+        Next::Again
     }
 
     fn seal(&mut self, now_ns: u64, block: &mut Block, resend: bool) -> Next {
@@ -212,9 +230,19 @@ impl ManagerCore {
                 return self.replace(now_ns, block, &going);
             }
         }
+        let Some(change) = &block.change else { return Next::Wait };
+        let refreshed = refreshed(block.config.sharing, change);
+        let waits = |place: &&Place| !change.filled.contains(&place.node);
+        if refreshed.iter().any(|place| waits(&place))
+            && change.kept.iter().any(|place| late || !there(place))
+        {
+            // Without that copy, or from another one.
+            return self.begin(now_ns, block);
+        }
+        let waits = going.iter().chain(refreshed).any(|place| waits(&place));
         let Some(change) = &mut block.change else { return Next::Wait };
         change.add = going;
-        if change.add.iter().any(|place| !change.filled.contains(&place.node)) {
+        if waits {
             if resend {
                 self.send_fills(block);
             }
@@ -363,7 +391,7 @@ impl ManagerCore {
             copies: change.kept.iter().chain(&change.add).copied().collect(),
             ..block.config.clone()
         };
-        for place in &change.add {
+        for place in change.add.iter().chain(refreshed(config.sharing, change)) {
             if !change.filled.contains(&place.node) {
                 let (config, source) = (config.clone(), source.clone());
                 let message = Message::Fill { term: self.term, config, source };
@@ -420,7 +448,9 @@ impl ManagerCore {
         let Some(block) = self.blocks.get_mut(&id) else { return };
         let member = block.config.copies.iter().any(|copy| copy.node == node);
         let filling = block.change.as_ref().is_some_and(|change| {
-            change.step == Step::Fill && change.add.iter().any(|place| place.node == node)
+            let kept = refreshed(block.config.sharing, change).iter();
+            change.step == Step::Fill
+                && change.add.iter().chain(kept).any(|place| place.node == node)
         });
         match refused.why {
             Why::UnknownBlock | Why::NotReady if member && !filling => {

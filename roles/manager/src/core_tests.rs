@@ -135,6 +135,7 @@ impl Cluster {
                     }
                 }
             }
+            Message::Seal { block, epoch, .. } => is(*block, *epoch, CopyStep::Sealed),
             Message::Install { config, .. } => is(config.block, config.epoch, CopyStep::Installed),
             Message::Drop { block, epoch, .. } => {
                 *used = used.saturating_sub(1);
@@ -154,7 +155,10 @@ impl Cluster {
     }
 
     fn allocate(&mut self, request: u64) -> Result<Config, Refused> {
-        let sharing = Sharing::Owner;
+        self.allocate_for(request, Sharing::Owner)
+    }
+
+    fn allocate_for(&mut self, request: u64, sharing: Sharing) -> Result<Config, Refused> {
         let allocate = Message::Allocate { client: CLIENT, request, sharing, copies: 0 };
         match self.ask(&allocate) {
             Message::Located { config } => Ok(config),
@@ -267,4 +271,36 @@ fn a_copy_that_was_given_up_before_it_was_installed_says_nothing_of_one_elsewher
         other => panic!("{other:?}"),
     }
     assert_eq!(cluster.dropped, [(NodeId(1), block)]);
+}
+
+#[test]
+fn copies_that_stay_are_made_equal_where_every_member_may_write() {
+    for (sharing, refreshed) in
+        [(Sharing::All, vec![NodeId(3), NodeId(4)]), (Sharing::Owner, vec![NodeId(4)])]
+    {
+        let mut cluster = Cluster::new(3, &[4, 4, 4, 0]);
+        let config = cluster.allocate_for(1, sharing).expect("room");
+        assert_eq!(config.copies.len(), 3);
+        cluster.filled.clear();
+        // The first copy's node falls silent; a fourth has room by then.
+        cluster.nodes[3].0 = 4;
+        cluster.silent = Some(config.copies[0].node);
+        for _ in 0..200 {
+            cluster.pass(STEP_NS);
+        }
+        let Message::Located { config: now } =
+            cluster.ask(&Message::Locate { block: config.block })
+        else {
+            panic!("it goes on")
+        };
+        assert!(now.epoch > config.epoch && now.copies.len() == 3, "{now:?}");
+        let mut filled: Vec<NodeId> = cluster.filled.iter().map(|(node, _)| *node).collect();
+        filled.sort();
+        filled.dedup();
+        assert!(
+            !filled.contains(&now.copies[0].node),
+            "the first is what the others are made equal to"
+        );
+        assert_eq!(filled.len(), refreshed.len(), "{sharing:?}: {filled:?}");
+    }
 }

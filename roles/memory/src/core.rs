@@ -48,6 +48,8 @@ struct Copy {
     promised: Epoch,
     whole: bool,
     installed: bool,
+    /// Being made equal to the first copy, under this epoch, and whether it is.
+    refresh: Option<(Epoch, bool)>,
     keys: Vec<Given>,
     /// Revoked keys that could change the copy, by which somebody may still have it mapped.
     draining: Vec<RemoteKey>,
@@ -274,7 +276,12 @@ impl MemoryCore {
     /// Bytes that were ordered have come, or not: then the copy is given up, and made anew if the manager still wants it.
     pub fn on_copied(&mut self, space: &mut dyn Space, order: &CopyOrder, arrived: bool) {
         let filling = |copy: &&mut Copy| !copy.whole && copy.config.epoch == order.epoch;
-        if arrived {
+        let refreshing = |copy: &&mut Copy| copy.refresh == Some((order.epoch, false));
+        if let Some(copy) = self.copies.get_mut(&order.block).filter(refreshing) {
+            // One that broke off keeps a word of one copy or of the other at each place, and is asked for again.
+            copy.refresh = arrived.then_some((order.epoch, true));
+            self.tally.filled += u64::from(arrived);
+        } else if arrived {
             if let Some(copy) = self.copies.get_mut(&order.block).filter(filling) {
                 copy.whole = true;
                 self.tally.filled += 1;
@@ -282,6 +289,16 @@ impl MemoryCore {
         } else if self.copies.get_mut(&order.block).filter(filling).is_some() {
             self.give_up(space, order.block);
         }
+    }
+
+    /// Whether bytes that were read for `order` still belong into the copy. To be asked for each part, with the state
+    /// locked until it is written: a copy that went on must not get bytes of an earlier epoch.
+    #[must_use]
+    pub fn takes(&self, order: &CopyOrder) -> bool {
+        self.copies.get(&order.block).is_some_and(|copy| {
+            let filling = !copy.whole && copy.config.epoch == order.epoch;
+            filling || copy.refresh == Some((order.epoch, false))
+        })
     }
 
     fn obey(
@@ -359,6 +376,9 @@ impl MemoryCore {
             return Err(Why::NotReady.into());
         }
         copy.promised = epoch;
+        if copy.refresh.is_some_and(|(of, _)| of < epoch) {
+            copy.refresh = None;
+        }
         if !sabotaged {
             let changes = |given: &mut Given| given.key.rights.change();
             for given in copy.keys.extract_if(.., changes) {
@@ -388,6 +408,9 @@ impl MemoryCore {
                 let step = if copy.whole { CopyStep::Filled } else { CopyStep::Filling };
                 return Ok(self.is(block, epoch, step));
             }
+            if copy.whole && copy.promised == epoch {
+                return self.refresh(config, source, order);
+            }
             // A copy of an earlier configuration, which this node was not part of any more.
             self.give_up(space, block);
         }
@@ -414,6 +437,7 @@ impl MemoryCore {
             promised: epoch,
             whole,
             installed: false,
+            refresh: None,
             keys: Vec::new(),
             draining: Vec::new(),
             stale: Vec::new(),
@@ -421,6 +445,28 @@ impl MemoryCore {
         self.copies.insert(block, copy);
         *order = source.clone().map(|source| CopyOrder { block, epoch, source });
         let step = if whole { CopyStep::Filled } else { CopyStep::Filling };
+        Ok(self.is(block, epoch, step))
+    }
+
+    /// A copy that stays in the next configuration is made equal to the first, in place: it counts as whole all the while, as
+    /// the two differ in words of writes alone that nobody acknowledged.
+    fn refresh(
+        &mut self,
+        config: &Config,
+        source: &Option<Source>,
+        order: &mut Option<CopyOrder>,
+    ) -> Result<Message, Refused> {
+        let (block, epoch) = (config.block, config.epoch);
+        let copy = self.copies.get_mut(&block).ok_or(Why::UnknownBlock)?;
+        let source = source.clone().ok_or(Why::Malformed)?;
+        if copy.refresh.is_none() {
+            copy.refresh = Some((epoch, self.sabotage.no_fill));
+            if !self.sabotage.no_fill {
+                *order = Some(CopyOrder { block, epoch, source });
+            }
+        }
+        let done = copy.refresh.is_some_and(|(_, done)| done);
+        let step = if done { CopyStep::Filled } else { CopyStep::Filling };
         Ok(self.is(block, epoch, step))
     }
 
@@ -442,6 +488,7 @@ impl MemoryCore {
             }
             copy.config = config.clone();
             copy.installed = true;
+            copy.refresh = None;
         }
         Ok(self.is(config.block, config.epoch, CopyStep::Installed))
     }

@@ -210,6 +210,36 @@ fn a_copy_is_not_served_before_its_bytes_are_there() {
 }
 
 #[test]
+fn a_copy_that_stays_is_made_equal_to_the_first_and_late_bytes_of_an_older_epoch_are_not_taken() {
+    let mut node = Node::installed(1, Sharing::All);
+    let source = || Some(Source { node: NodeId(2), life: Epoch(1), endpoints: Vec::new() });
+    let fill = |epoch| {
+        let config = config(1, epoch, Sharing::All);
+        Message::Fill { term: TERM, config, source: source() }
+    };
+    assert_eq!(step(&node.seal(1, 3)), Ok(CopyStep::Sealed));
+    let (answer, first) = node.0.on_message(&mut node.1, MANAGER, &fill(3));
+    assert_eq!(step(&answer), Ok(CopyStep::Filling));
+    let first = first.expect("bytes to copy");
+    assert!(node.0.takes(&first));
+    assert_eq!(node.0.on_message(&mut node.1, MANAGER, &fill(3)).1, None, "under way already");
+    // The change begins anew.
+    assert_eq!(step(&node.seal(1, 4)), Ok(CopyStep::Sealed));
+    assert!(!node.0.takes(&first), "its bytes are of an epoch that is over");
+    node.0.on_copied(&mut node.1, &first, true);
+    let (answer, second) = node.0.on_message(&mut node.1, MANAGER, &fill(4));
+    assert_eq!(step(&answer), Ok(CopyStep::Filling), "the late end of the first says nothing");
+    node.0.on_copied(&mut node.1, &second.expect("bytes to copy"), false);
+    let second = node.0.on_message(&mut node.1, MANAGER, &fill(4)).1.expect("asked for again");
+    node.0.on_copied(&mut node.1, &second, true);
+    assert_eq!(step(&node.tell(&fill(4))), Ok(CopyStep::Filled));
+    let config = config(1, 4, Sharing::All);
+    assert_eq!(step(&node.tell(&Message::Install { term: TERM, config })), Ok(CopyStep::Installed));
+    assert!(!node.0.takes(&second));
+    assert_eq!(node.0.blocks_used(), 1, "in place");
+}
+
+#[test]
 fn a_node_that_gets_no_memory_says_how_much_of_its_size_is_left() {
     let mut node = Node::new();
     node.1.exhausted = true;

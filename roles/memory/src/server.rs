@@ -268,9 +268,11 @@ impl Shared {
             batch.read(source, offset, PART.min(key.len - offset) as u32);
             batch = link.post(batch).wait();
             batch.check()?;
-            let gone = || Error::not_found(format!("the new copy of block {block}"));
-            let region = order.region.upgrade().ok_or_else(gone)?;
-            region.write(offset, batch.data(0)).map_err(|refusal| refusal.error("the copy"))?;
+            if !self.serving.write_part(order, offset, batch.data(0)) {
+                return Err(Error::not_found(format!(
+                    "the copy of block {block} at epoch {epoch}"
+                )));
+            }
             offset += PART;
         }
         link.detach(source);

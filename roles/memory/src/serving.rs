@@ -122,6 +122,14 @@ impl Serving {
         state.as_mut()?.orders.pop_front()
     }
 
+    /// Writes bytes that were read for an order; whether they still belong there.
+    pub fn write_part(&self, order: &Order, offset: u64, bytes: &[u8]) -> bool {
+        let state = self.state.lock();
+        let takes = state.as_ref().is_some_and(|state| state.core.takes(&order.order));
+        let region = order.region.upgrade().filter(|_| takes);
+        region.is_some_and(|region| region.write(offset, bytes).is_ok())
+    }
+
     /// The bytes of an order have come, or not.
     pub fn on_copied(&self, order: &CopyOrder, arrived: bool) {
         if let Some(State { core, space, .. }) = self.state.lock().as_mut() {

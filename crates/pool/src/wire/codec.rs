@@ -1,8 +1,13 @@
-//! How fields become bytes: fixed little-endian integers, varint counts, structs field by field.
+//! How fields become bytes: fixed little-endian integers, varint counts, structs field by field, enums by a code.
+//!
+//! [`wire_struct!`](crate::wire_struct), [`wire_enum!`](crate::wire_enum) and [`wire_messages!`](crate::wire_messages) write the
+//! code for what is made of such values; crates above use them for their own messages.
 
 use archipelago_base::Epoch;
-use archipelago_base::codec::{Reader, put_bytes, put_u8, put_u32, put_u64, put_varint};
+use archipelago_base::codec::{put_bytes, put_u32, put_u64, put_varint};
 use archipelago_fabric::{ClientId, NodeId, RemoteKey};
+
+pub use archipelago_base::codec::{Reader, put_u8};
 
 use crate::address::BlockId;
 use crate::config::{Config, Place, Sharing};
@@ -11,41 +16,76 @@ use crate::config::{Config, Place, Sharing};
 const ROOM_MAX: usize = 64;
 
 /// A value on the wire.
-pub(super) trait Wire: Sized {
+pub trait Wire: Sized {
+    /// Appends its bytes.
     fn put(&self, out: &mut Vec<u8>);
     /// `None` if the bytes are no such value.
     fn get(reader: &mut Reader<'_>) -> Option<Self>;
 }
 
-/// Fields in order, as the struct lists them.
+/// [`Wire`](crate::wire::codec::Wire) for a struct: its fields in the order that is given.
+#[macro_export]
 macro_rules! wire_struct {
     ($name:ident { $($field:ident),* $(,)? }) => {
         impl $crate::wire::codec::Wire for $name {
             fn put(&self, out: &mut Vec<u8>) {
                 $($crate::wire::codec::Wire::put(&self.$field, out);)*
             }
-            fn get(reader: &mut archipelago_base::codec::Reader<'_>) -> Option<Self> {
+            fn get(reader: &mut $crate::wire::codec::Reader<'_>) -> Option<Self> {
                 Some(Self { $($field: $crate::wire::codec::Wire::get(reader)?),* })
             }
         }
     };
 }
-pub(super) use wire_struct;
-
-/// An enum without fields, a byte each.
+/// [`Wire`](crate::wire::codec::Wire) for an enum without fields: a byte each.
+#[macro_export]
 macro_rules! wire_enum {
     ($name:ident { $($variant:ident = $code:literal),* $(,)? }) => {
         impl $crate::wire::codec::Wire for $name {
             fn put(&self, out: &mut Vec<u8>) {
-                archipelago_base::codec::put_u8(out, match self { $(Self::$variant => $code),* });
+                $crate::wire::codec::put_u8(out, match self { $(Self::$variant => $code),* });
             }
-            fn get(reader: &mut archipelago_base::codec::Reader<'_>) -> Option<Self> {
+            fn get(reader: &mut $crate::wire::codec::Reader<'_>) -> Option<Self> {
                 match reader.u8()? { $($code => Some(Self::$variant),)* _ => None }
             }
         }
     };
 }
-pub(super) use wire_enum;
+/// An enum of messages with named fields, its name for logs, and its bytes: a code and the fields.
+#[macro_export]
+macro_rules! wire_messages {
+    ($(#[$whole:meta])* $enum:ident { $($(#[$doc:meta])* $name:ident = $code:literal { $($(#[$fdoc:meta])* $field:ident: $type:ty),* $(,)? })* }) => {
+        $(#[$whole])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum $enum {
+            $($(#[$doc])* $name { $($(#[$fdoc])* $field: $type),* },)*
+        }
+
+        impl $enum {
+            /// What it is, for logs.
+            #[must_use]
+            pub fn name(&self) -> &'static str {
+                match self { $(Self::$name { .. } => stringify!($name),)* }
+            }
+
+            fn put(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Self::$name { $($field),* } => {
+                        $crate::wire::codec::put_u8(out, $code);
+                        $($crate::wire::codec::Wire::put($field, out);)*
+                    })*
+                }
+            }
+
+            fn get(reader: &mut $crate::wire::codec::Reader<'_>) -> Option<Self> {
+                match reader.u8()? {
+                    $($code => Some(Self::$name { $($field: $crate::wire::codec::Wire::get(reader)?),* }),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
 
 macro_rules! wire_id {
     ($($name:ident)*) => { $(

@@ -4,49 +4,17 @@ use archipelago_base::Epoch;
 use archipelago_base::codec::{Reader, put_u8};
 use archipelago_fabric::{ClientId, NodeId, RemoteKey};
 
-use super::codec::Wire;
 use super::parts::{
     BlockAt, CopyReport, CopyStep, Member, NodeCounters, PoolStatus, Purpose, Refused, Source,
 };
 use super::{Malformed, VERSION};
 use crate::address::BlockId;
 use crate::config::{Config, Sharing};
+use crate::wire_messages;
 
-macro_rules! messages {
-    ($($(#[$doc:meta])* $name:ident = $code:literal { $($(#[$fdoc:meta])* $field:ident: $type:ty),* $(,)? })*) => {
-        /// Everything that is said about the pool.
-        #[derive(Clone, Debug, PartialEq, Eq)]
-        pub enum Message {
-            $($(#[$doc])* $name { $($(#[$fdoc])* $field: $type),* },)*
-        }
-
-        impl Message {
-            /// What it is, for logs.
-            #[must_use]
-            pub fn name(&self) -> &'static str {
-                match self { $(Self::$name { .. } => stringify!($name),)* }
-            }
-
-            fn put(&self, out: &mut Vec<u8>) {
-                match self {
-                    $(Self::$name { $($field),* } => {
-                        put_u8(out, $code);
-                        $(Wire::put($field, out);)*
-                    })*
-                }
-            }
-
-            fn get(reader: &mut Reader<'_>) -> Option<Self> {
-                match reader.u8()? {
-                    $($code => Some(Self::$name { $($field: Wire::get(reader)?),* }),)*
-                    _ => None,
-                }
-            }
-        }
-    };
-}
-
-messages! {
+wire_messages! {
+    /// Everything that is said about the pool.
+    Message {
     /// Client → manager: joins, and keeps the lease.
     Renew = 1 {
         /// Who; random, one per life of the client.
@@ -246,6 +214,7 @@ messages! {
     Done = 25 {}
     /// It is not done.
     Refuse = 26 { /** Why. */ refused: Refused }
+    }
 }
 
 impl Message {

@@ -6,7 +6,7 @@
 //! message. A decoder answers every input with a message or with a sentence; nothing is allocated that a count asks for
 //! before the bytes are there. Checksums are the fabric's frames'.
 
-mod codec;
+pub mod codec;
 mod message;
 mod parts;
 #[cfg(test)]

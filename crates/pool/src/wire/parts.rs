@@ -5,9 +5,9 @@ use std::fmt;
 use archipelago_base::{Epoch, Error, ErrorKind};
 use archipelago_fabric::{ClientId, NodeId};
 
-use super::codec::{wire_enum, wire_struct};
 use crate::address::BlockId;
 use crate::config::Config;
+use crate::{wire_enum, wire_struct};
 
 /// A memory node as the manager knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -26,8 +26,7 @@ async fn work(runtime: Arc<dyn Runtime>, within: Arc<AtomicU64>) -> Vec<u64> {
     while seeds.lock().len() < 10 {
         runtime.sleep(MS).await;
     }
-    let seeds = seeds.lock().clone();
-    seeds
+    std::mem::take(&mut *seeds.lock())
 }
 
 fn distinct(mut seeds: Vec<u64>) -> usize {

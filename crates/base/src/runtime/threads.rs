@@ -155,7 +155,9 @@ impl Core {
                 Some((at_ns, _)) if at_ns <= now_ns => {
                     let waker = timers.by_time.pop_first().map(|(_, waker)| waker);
                     drop(timers);
-                    waker.map(Waker::wake);
+                    if let Some(waker) = waker {
+                        waker.wake();
+                    }
                     timers = self.timers.lock();
                 }
                 Some((at_ns, _)) => {

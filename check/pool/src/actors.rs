@@ -5,64 +5,36 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::Epoch;
+use archipelago_base::runtime::Runtime;
 use archipelago_base::simulation::{Host, Scheduler};
 use archipelago_fabric::sim::{Network, Sim};
-use archipelago_fabric::{
-    Batch, Call, ClientId, Connect, Link, Listener, NodeId, Provider, Session,
-};
+use archipelago_fabric::{Batch, ClientId, Listener, NodeId, Provider};
 use archipelago_manager::core::{ManagerCore, Terms};
 use archipelago_manager::desk::Desk;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_memory::serving::{Order, Serving};
-use archipelago_pool::copier;
 use archipelago_pool::wire::{Message, Purpose};
-use parking_lot::Mutex;
+use archipelago_pool::{Reach, Route, copier};
 
 /// The manager's host and address.
 pub(crate) const MANAGER: &str = "manager";
 /// A request is given up after this long.
 pub(crate) const REQUEST: Duration = Duration::from_millis(8);
 
-/// Asks over a link. `None`: no answer that could be read.
-pub(crate) async fn ask(link: &Arc<dyn Link>, message: &Message) -> Option<Message> {
-    match link.request(Call::new(&message.encode(), REQUEST)).await {
-        Ok(body) => Message::decode(&body).ok(),
-        Err(_) => {
-            link.close();
-            None
-        }
-    }
-}
-
-/// A link that is made again when it is down.
-#[derive(Clone)]
+/// A way to the node at `address`, as `client`.
 pub(crate) struct Line {
-    sim: Sim,
-    address: String,
-    session: Arc<Session>,
-    link: Arc<Mutex<Option<Arc<dyn Link>>>>,
+    route: Route,
+    ways: Vec<String>,
 }
 
 impl Line {
-    pub(crate) fn new(sim: &Sim, address: &str, session: Arc<Session>) -> Self {
-        let link = Arc::new(Mutex::new(None));
-        Self { sim: sim.clone(), address: address.to_owned(), session, link }
+    fn new(sim: &Sim, address: &str, client: ClientId, peer: Option<(NodeId, Epoch)>) -> Self {
+        let reach: Arc<dyn Reach> = Arc::new(sim.clone());
+        Self { route: Route::new(&reach, client, peer), ways: vec![address.to_owned()] }
     }
 
-    pub(crate) async fn link(&self) -> Option<Arc<dyn Link>> {
-        let known = self.link.lock().clone();
-        if let Some(link) = known.filter(|link| link.closed().is_none()) {
-            return Some(link);
-        }
-        let mut to = Connect::to(&*self.address, &self.session);
-        to.deadline = REQUEST;
-        let link = self.sim.connect(to).await.ok()?;
-        *self.link.lock() = Some(Arc::clone(&link));
-        Some(link)
-    }
-
-    pub(crate) async fn ask(&self, message: &Message) -> Option<Message> {
-        ask(&self.link().await?, message).await
+    async fn ask(&self, message: &Message) -> Option<Message> {
+        self.route.ask(&self.ways, message, REQUEST).await.ok()
     }
 }
 
@@ -90,9 +62,9 @@ pub(crate) fn start_memory(
         Serving::start(id, life, limits, sabotage, make).expect("a node in memory");
     let host = sim.host().clone();
     let door = sim.serve(&node, host.name()).expect("a host serves at its name");
-    let line = Line::new(sim, MANAGER, network.session());
+    let line = Line::new(sim, MANAGER, ClientId(host.seed()), None);
     let (beating, me, endpoint) = (Arc::clone(&serving), host.clone(), host.name().to_owned());
-    host.spawn("beat", async move {
+    let _ends_with_the_host = Host::spawn(&host, "beat", async move {
         while let Some(beat) = beating.beat(vec![endpoint.clone()]) {
             let answer = line.ask(&beat).await;
             let wait_ms = answer.and_then(|answer| beating.on_beat_answer(&answer));
@@ -101,15 +73,18 @@ pub(crate) fn start_memory(
         }
     });
     let (filling, sim) = (Arc::clone(&serving), sim.clone());
-    host.spawn("fill", async move {
-        // One client of other nodes: a session per node and life, as its numbers go on.
-        let mut sessions = BTreeMap::new();
+    let _ends_with_the_host = Host::spawn(&host, "fill", async move {
+        // One client of other nodes: a line per node and life, as its numbers go on.
+        let mut lines = BTreeMap::new();
         loop {
             while let Some(order) = filling.take_order(Duration::ZERO) {
-                let source = (order.order.source.node, order.order.source.life);
-                let client = copier(id, life);
-                let session = sessions.entry(source).or_insert_with(|| Session::new(client));
-                let arrived = copy(&sim, (session, client), &filling, &order).await.is_some();
+                let from = &order.order.source;
+                let (source, client) = ((from.node, from.life), copier(id, life));
+                let address = from.endpoints.first().map_or("", String::as_str);
+                let line = || Line::new(&sim, address, client, Some(source));
+                let line = lines.entry(source).or_insert_with(line);
+                let arrived = copy(line, client, &filling, &order).await.is_some();
+                line.route.hang_up();
                 filling.on_copied(&order.order, arrived);
             }
             sim.host().scheduler().sleep(Duration::from_millis(1)).await;
@@ -122,20 +97,15 @@ pub(crate) fn start_memory(
 const PART: u64 = 64;
 
 async fn copy(
-    sim: &Sim,
-    (session, client): (&Arc<Session>, ClientId),
+    line: &Line,
+    client: ClientId,
     serving: &Serving,
     order: &Order,
 ) -> Option<()> {
-    let from = &order.order.source;
-    let mut to = Connect::to(from.endpoints.first()?.as_str(), session);
-    to.deadline = REQUEST;
-    to.node = Some(from.node);
-    to.epoch = Some(from.life);
-    let link = sim.connect(to).await.ok()?;
     let (block, epoch) = (order.order.block, order.order.epoch);
     let open = Message::Open { client, block, epoch, purpose: Purpose::Copy };
-    let Message::Opened { key, .. } = ask(&link, &open).await? else { return None };
+    let Message::Opened { key, .. } = line.ask(&open).await? else { return None };
+    let link = line.route.link(&line.ways, REQUEST).await.ok()?;
     let source = link.attach(&key).await.ok()?;
     let mut offset = 0;
     while offset < key.len {
@@ -151,7 +121,6 @@ async fn copy(
         }
         offset += PART;
     }
-    link.close();
     Some(())
 }
 
@@ -183,7 +152,7 @@ pub(crate) fn start_manager(
     let node = network.node(NodeId(u64::MAX), life, Some(door)).expect("a node in memory");
     let door = sim.serve(&node, MANAGER).expect("a host serves at its name");
     let (ticking, ticks) = (Arc::clone(&desk), scheduler.clone());
-    host.spawn("tick", async move {
+    let _ends_with_the_host = Host::spawn(&host, "tick", async move {
         loop {
             ticking.tick();
             ticks.sleep(Duration::from_millis(1)).await;
@@ -205,9 +174,9 @@ async fn send_orders(host: &Host, sim: &Sim, desk: &Arc<Desk>, me: ClientId) {
             if known.insert((node, life), ()).is_some() || endpoints.is_empty() {
                 continue;
             }
-            let line = Line::new(sim, &endpoints[0], Session::new(me));
+            let line = Line::new(sim, &endpoints[0], me, None);
             let (desk, scheduler) = (Arc::clone(desk), host.scheduler().clone());
-            host.spawn("orders", async move {
+            let _ends_with_the_host = Host::spawn(&host, "orders", async move {
                 loop {
                     let now = desk.look(|core| core.endpoints(node)).flatten();
                     if now.is_none_or(|(now, _)| now != life) {

@@ -184,12 +184,11 @@ impl World {
     }
 
     fn start_client(&mut self, index: usize) {
-        let (id, seed) = (ClientId(self.rng.u64(..)), self.rng.u64(..));
         let (sim, actor) = &mut self.clients[index];
         if actor.as_ref().is_none_or(ClientActor::is_evicted) {
             revive(sim.host());
             let shared = (&self.oracle, &self.known);
-            *actor = Some(ClientActor::start(sim, id, shared, &self.working, seed));
+            *actor = Some(ClientActor::start(sim, shared, &self.working));
         }
     }
 
@@ -487,7 +486,7 @@ impl World {
         let mut owners: BTreeMap<BlockId, Vec<ClientId>> = BTreeMap::new();
         for actor in self.clients.iter().filter_map(|(_, actor)| actor.as_ref()) {
             for block in actor.owned() {
-                owners.entry(block).or_default().push(actor.id);
+                owners.entry(block).or_default().extend(actor.id());
             }
         }
         for (block, clients) in &owners {

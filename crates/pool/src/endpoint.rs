@@ -7,8 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::runtime::Boxed;
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{Connect, Link, Listener, Node, NodeId, Provider, Session, Shm, Tcp};
+
+use crate::route::Reach;
 
 /// The providers of a process.
 #[derive(Debug, Default)]
@@ -57,7 +60,7 @@ impl Endpoints {
     }
 
     /// Connects to the first of `endpoints` that answers as `peer`, shared memory first. The error is the last one's.
-    pub fn connect(
+    async fn connect_first(
         &self,
         endpoints: &[String],
         session: &Arc<Session>,
@@ -80,8 +83,8 @@ impl Endpoints {
             to.node = peer.map(|(node, _)| node);
             to.epoch = peer.map(|(_, epoch)| epoch);
             let connected = match kind {
-                "shm" => self.shm.connect(to).wait(),
-                _ => self.tcp.connect(to).wait(),
+                "shm" => self.shm.connect(to).await,
+                _ => self.tcp.connect(to).await,
             };
             match connected {
                 Ok(link) => return Ok(link),
@@ -89,6 +92,18 @@ impl Endpoints {
             }
         }
         Err(last)
+    }
+}
+
+impl Reach for Endpoints {
+    fn connect<'a>(
+        &'a self,
+        endpoints: &'a [String],
+        session: &'a Arc<Session>,
+        peer: Option<(NodeId, Epoch)>,
+        deadline: Duration,
+    ) -> Boxed<'a, Result<Arc<dyn Link>>> {
+        Box::pin(self.connect_first(endpoints, session, peer, deadline))
     }
 }
 

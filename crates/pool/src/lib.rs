@@ -2,7 +2,8 @@
 //!
 //! Memory nodes serve **blocks** (16 MiB by default); a manager says on which nodes a block's copies lie and whose it is;
 //! clients write all copies one-sided, read the first, and cut blocks into pieces by themselves ([`Heap`]). Neither the
-//! manager nor a node's processor takes part in reading and writing. [`Pool`] is the client.
+//! manager nor a node's processor takes part in reading and writing. [`PoolClient`] is the client, for tasks over threads or in virtual
+//! time; [`Pool`] is the same for threads.
 //!
 //! What holds, whatever fails (`docs/pool.md` says how, the seeded runs of `check/pool` try it):
 //!
@@ -13,24 +14,32 @@
 //! 4. A released block is freed after a lease. A node never holds more than its size.
 //! 5. Leases decide when somebody is *taken* for dead; nothing of the above depends on clocks.
 //!
-//! Layer 2: stands on the fabric. Synchronous; what it waits for are [`Promise`](archipelago_fabric::Promise)s.
+//! Layer 2: stands on the fabric. What it awaits are [`Promise`](archipelago_fabric::Promise)s, and
+//! a [`Runtime`](archipelago_base::runtime::Runtime)'s sleep.
 
 mod address;
+mod client;
 mod config;
 mod endpoint;
 mod heap;
 mod line;
 mod membership;
+mod open_block;
+mod opening;
 mod pool;
+mod route;
 pub mod wire;
 
 pub use address::{Address, BlockId, NUMBERS_MAX, Packing};
+pub use client::{Pace, PoolClient, PoolOptions};
 pub use config::{Config, Place, Sharing, copier};
 pub use endpoint::{Endpoints, endpoint};
 pub use heap::{Heap, HeapStats, Piece};
 pub use line::Line;
 pub use membership::{Membership, Owned};
-pub use pool::{OpenBlock, OpenCopy, Pool, PoolOptions, Writing};
+pub use open_block::{OpenBlock, OpenCopy, Writing};
+pub use pool::Pool;
+pub use route::{Reach, Route};
 
 pub use archipelago_fabric::{ClientId, NodeId};
 

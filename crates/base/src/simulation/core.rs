@@ -70,6 +70,7 @@ pub(super) struct State {
     events: u64,
     hash: u64,
     rng: Rng,
+    seeds: Rng,
     ready: Vec<Entry>,
     later: BinaryHeap<Entry>,
     pub(super) hosts: Hosts,
@@ -199,6 +200,7 @@ impl Simulation {
             events: 0,
             hash: seed,
             rng: Rng::with_seed(stream(seed, "order")),
+            seeds: Rng::with_seed(stream(seed, "seeds")),
             ready: Vec::new(),
             later: BinaryHeap::new(),
             hosts: Hosts::default(),
@@ -276,6 +278,12 @@ impl Scheduler {
     #[must_use]
     pub fn rng(&self, purpose: &str) -> Rng {
         Rng::with_seed(stream(self.0.seed, purpose))
+    }
+
+    /// A seed that no other call gets, in the order of the calls.
+    #[must_use]
+    pub fn fresh_seed(&self) -> u64 {
+        self.0.state.lock().seeds.u64(..)
     }
 
     /// Virtual nanoseconds since the beginning.

@@ -1,0 +1,97 @@
+//! A block that is open: links and attached regions of its copies, to post on as the fabric allows.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use archipelago_fabric::{Attached, Batch, Link, Promise, Refusal, Rights};
+
+use crate::config::{Config, Place};
+
+/// A copy of an open block.
+#[derive(Clone, Debug)]
+pub struct OpenCopy {
+    /// Where it is.
+    pub place: Place,
+    /// The way there.
+    pub link: Arc<dyn Link>,
+    /// The block's memory, on that link.
+    pub region: Attached,
+    /// What this client may do.
+    pub rights: Rights,
+}
+
+/// A block at one epoch, ready for operations. Old ones are refused when the block goes on.
+#[derive(Debug)]
+pub struct OpenBlock {
+    /// What it is.
+    pub config: Config,
+    /// The copies that answered, in the configuration's order; the first is the one to read.
+    pub copies: Vec<OpenCopy>,
+    /// How often the block's keys had been made invalid for this one to be opened: whatever was posted over one of a smaller
+    /// round can no longer take place.
+    pub(crate) round: u64,
+}
+
+impl OpenBlock {
+    /// Whether all copies are there and may be written.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.is_complete() && self.copies.iter().all(|copy| copy.rights.allow(Rights::WRITE))
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.copies.len() == self.config.copies.len()
+    }
+
+    /// Posts a write to every copy; it is on its way when this returns, or leaves with the doorbell.
+    pub fn post_write(&self, offset: u64, bytes: &[u8]) -> Writing {
+        let post = |copy: &OpenCopy| {
+            let mut batch = Batch::new();
+            batch.write(copy.region, offset, bytes);
+            let promise = copy.link.post(batch);
+            copy.link.flush();
+            promise
+        };
+        Writing { pending: self.copies.iter().map(post).collect(), refusal: None }
+    }
+
+    /// Gives the attachments up.
+    pub(crate) fn detach(&self) {
+        for copy in &self.copies {
+            copy.link.detach(copy.region);
+        }
+    }
+}
+
+/// A write that is under way on all copies.
+#[derive(Debug)]
+pub struct Writing {
+    pending: Vec<Promise<Batch>>,
+    refusal: Option<Refusal>,
+}
+
+impl Writing {
+    /// Waits for all copies. The first refusal if one did not take it.
+    pub fn wait(mut self) -> Result<(), Refusal> {
+        for promise in self.pending.drain(..) {
+            let batch = promise.wait();
+            self.refusal = self.refusal.or(batch.refusal().map(|(_, refusal)| refusal));
+        }
+        self.refusal.map_or(Ok(()), Err)
+    }
+}
+
+impl Future for Writing {
+    type Output = Result<(), Refusal>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        while let Some(promise) = self.pending.last_mut() {
+            let Poll::Ready(batch) = Pin::new(promise).poll(context) else { return Poll::Pending };
+            self.pending.pop();
+            self.refusal = self.refusal.or(batch.refusal().map(|(_, refusal)| refusal));
+        }
+        Poll::Ready(self.refusal.map_or(Ok(()), Err))
+    }
+}

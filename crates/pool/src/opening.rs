@@ -1,0 +1,304 @@
+//! Blocks of a client: how they are opened, and when what is open counts no more.
+//!
+//! Invariants: 1. a block that stands open was opened under the members' version that is known: nothing of a node that was silent
+//! in between stays in use; 2. over a block that was opened after an operation of unknown outcome nothing is posted while a key of
+//! that operation is valid: each open block has a *round*, a doubt about one of round *n* asks for a round above *n*, and a round
+//! ends by making all keys of the client invalid on every copy; 3. one task at a time opens a block, one try at a time: a
+//! writer that waits for all copies does not keep readers from one.
+//!
+//! Locks, in this order: `open`, then `membership` or `doubts`; none over an await.
+
+use std::sync::Arc;
+
+use archipelago_base::runtime::Gate;
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_fabric::{Link, Reason, Refusal, Rights};
+
+use crate::address::BlockId;
+use crate::client::{Shared, unexpected};
+use crate::config::{Config, Place};
+use crate::open_block::{OpenBlock, OpenCopy};
+use crate::route::{Route, ask, unasked};
+use crate::wire::{Message, Purpose, Refused, Why};
+
+/// What is known of operations whose outcome is not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Doubt {
+    /// Nothing may be written over a block of a smaller round.
+    needed: u64,
+    /// The last round that ended.
+    ended: u64,
+}
+
+/// What came of one try to open a block.
+enum Tried {
+    Open(Arc<OpenBlock>),
+    /// What was learnt meanwhile counts: try again at once.
+    Overtaken,
+    /// Not now.
+    Not(String),
+}
+
+/// A block's gate, while somebody uses it.
+struct Door<'a> {
+    shared: &'a Shared,
+    block: BlockId,
+    gate: Arc<Gate>,
+}
+
+impl Drop for Door<'_> {
+    fn drop(&mut self) {
+        let mut gates = self.shared.gates.lock();
+        // This one and the table's: nobody else waits.
+        if Arc::strong_count(&self.gate) == 2 {
+            gates.remove(&self.block);
+        }
+    }
+}
+
+impl Shared {
+    /// A block that is open; with `all`, one that can be written.
+    #[inline]
+    pub(crate) fn known(&self, block: BlockId, all: bool) -> Option<Arc<OpenBlock>> {
+        let blocks = self.open.read();
+        blocks.get(&block).filter(|open| !all || open.is_writable()).map(Arc::clone)
+    }
+
+    /// Opens a block until one copy answers; with `all`, until it can be written.
+    pub(crate) async fn open(
+        &self,
+        block: BlockId,
+        until_ns: u64,
+        all: bool,
+    ) -> Result<Arc<OpenBlock>> {
+        loop {
+            if let Some(open) = self.known(block, all) {
+                return Ok(open);
+            }
+            let tried = {
+                let door = self.door(block);
+                let _pass = door.gate.enter().await;
+                // Somebody else may have been faster.
+                if let Some(open) = self.known(block, all) {
+                    return Ok(open);
+                }
+                self.try_to_open(block, all).await?
+            };
+            match tried {
+                Tried::Open(open) => return Ok(open),
+                Tried::Overtaken => self.late(until_ns, format!("block {block}"))?,
+                Tried::Not(why) => {
+                    self.late(until_ns, format!("block {block}{why}"))?;
+                    self.pause().await;
+                }
+            }
+        }
+    }
+
+    fn door(&self, block: BlockId) -> Door<'_> {
+        let gate = Arc::clone(self.gates.lock().entry(block).or_default());
+        Door { shared: self, block, gate }
+    }
+
+    async fn try_to_open(&self, block: BlockId, all: bool) -> Result<Tried> {
+        if self.is_over() {
+            return Err(Refused::from(Why::Evicted).error(format!("block {block}")));
+        }
+        let view = self.membership.lock().view();
+        let doubt = self.doubts.lock().get(&block).copied().unwrap_or_default();
+        let config = match self.ask_once(&Message::Locate { block }).await {
+            Ok(Message::Located { config }) => config,
+            Ok(Message::Refuse { refused }) => {
+                self.refused(refused, format!("block {block}"))?;
+                return Ok(Tried::Not(format!(": {refused}")));
+            }
+            Ok(other) => return Err(unexpected(&other)),
+            Err(error) => return Ok(Tried::Not(format!(": {}", error.context_at("the manager")))),
+        };
+        let afresh = doubt.needed > doubt.ended;
+        let (copies, why) = self.open_copies(&config, afresh).await;
+        let mut open = OpenBlock { config, copies, round: doubt.ended };
+        if afresh && open.is_complete() {
+            open.round = doubt.needed;
+        }
+        let refused = open.copies.iter().find(|copy| !copy.rights.allow(Rights::WRITE));
+        if let Some(copy) = refused.filter(|_| all) {
+            let what = format!("a write to block {block} on node {}", copy.place.node);
+            open.detach();
+            return Err(Refused::from(Why::NotOwner).error(what));
+        }
+        let why = why.map_or_else(String::new, |error| format!(": {error}"));
+        Ok(self.keep_open(open, view, doubt, all, why))
+    }
+
+    /// Keeps what was opened, if it is enough and nothing was learnt meanwhile that speaks against it.
+    fn keep_open(&self, open: OpenBlock, view: u64, doubt: Doubt, all: bool, why: String) -> Tried {
+        let (block, enough) = (open.config.block, !all || open.is_complete());
+        let mut blocks = self.open.write();
+        // Some copies are enough for readers, and better than nothing.
+        let wanted = enough || !blocks.contains_key(&block);
+        if open.copies.is_empty() || !wanted {
+            drop(blocks);
+            open.detach();
+            return Tried::Not(why);
+        }
+        // Under this lock renewals take out what stands on nodes that are gone, and doubts what they are about: nothing slips in
+        // behind them.
+        let mut doubts = self.doubts.lock();
+        let now = doubts.get(&block).copied().unwrap_or_default();
+        if self.membership.lock().view() != view || now.needed != doubt.needed {
+            drop((doubts, blocks));
+            open.detach();
+            return Tried::Overtaken;
+        }
+        if open.round > now.ended {
+            doubts.insert(block, Doubt { ended: open.round, ..now });
+        }
+        drop(doubts);
+        let open = Arc::new(open);
+        let old = blocks.insert(block, Arc::clone(&open));
+        drop(blocks);
+        if let Some(old) = old {
+            old.detach();
+        }
+        if enough { Tried::Open(open) } else { Tried::Not(why) }
+    }
+
+    async fn open_copies(&self, config: &Config, afresh: bool) -> (Vec<OpenCopy>, Option<Error>) {
+        let (mut copies, mut why) = (Vec::new(), None);
+        for place in &config.copies {
+            if self.is_over() {
+                break;
+            }
+            match self.open_copy(config.block, config.epoch, *place, afresh).await {
+                Ok(copy) => copies.push(copy),
+                Err(error) => why = Some(error),
+            }
+        }
+        (copies, why)
+    }
+
+    async fn open_copy(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        place: Place,
+        afresh: bool,
+    ) -> Result<OpenCopy> {
+        let link = self.link(place).await?;
+        let purpose = if afresh { Purpose::Afresh } else { Purpose::Use };
+        let message = Message::Open { client: self.client, block, epoch, purpose };
+        let who = format!("memory node {}", place.node);
+        let key = match ask(&link, &message, self.options.pace.request).await {
+            Ok(Message::Opened { key, .. }) => key,
+            Ok(Message::Refuse { refused }) => {
+                if refused.why == Why::Evicted {
+                    self.membership.lock().evict();
+                }
+                return Err(refused.error(who));
+            }
+            Ok(other) => return Err(unexpected(&other)),
+            Err(refusal) => return Err(unasked(refusal, who)),
+        };
+        let region = link.attach(&key).await;
+        let region = region.map_err(|refusal| refusal.error(format!("block {block}")))?;
+        Ok(OpenCopy { place, link, region, rights: key.rights })
+    }
+
+    async fn link(&self, place: Place) -> Result<Arc<dyn Link>> {
+        let down = || Error::busy(format!("memory node {} is not up", place.node));
+        let endpoints = {
+            let membership = self.membership.lock();
+            let member = membership.node(place.node).filter(|member| member.life == place.life);
+            member.ok_or_else(down)?.endpoints.clone()
+        };
+        let route = {
+            let mut nodes = self.nodes.lock();
+            let peer = Some((place.node, place.life));
+            let new = || Arc::new(Route::new(&self.reach, self.client, peer));
+            Arc::clone(nodes.entry(place).or_insert_with(new))
+        };
+        let link = route.link(&endpoints, self.options.pace.request).await?;
+        let up = {
+            let membership = self.membership.lock();
+            membership.node(place.node).is_some_and(|member| member.life == place.life)
+        };
+        if !up || self.is_over() {
+            route.hang_up();
+            return Err(down());
+        }
+        Ok(link)
+    }
+
+    /// Says that an operation over `open` was refused.
+    pub(crate) fn stale(&self, open: &OpenBlock, refusal: Refusal) {
+        let block = open.config.block;
+        let unknown =
+            matches!(refusal.reason, Reason::Deadline | Reason::Disconnected | Reason::Skipped);
+        if unknown {
+            self.doubt(open);
+        }
+        let gone = {
+            let mut blocks = self.open.write();
+            // Also one that others have opened since, if it shares keys with this one.
+            let over = |known: &Arc<OpenBlock>| {
+                std::ptr::eq(Arc::as_ptr(known), open) || (unknown && known.round <= open.round)
+            };
+            if blocks.get(&block).is_some_and(over) { blocks.remove(&block) } else { None }
+        };
+        if let Some(gone) = gone {
+            gone.detach();
+        }
+    }
+
+    /// Nobody knows what comes of operations that were posted over `open`.
+    fn doubt(&self, open: &OpenBlock) {
+        let mut doubts = self.doubts.lock();
+        let doubt = doubts.entry(open.config.block).or_default();
+        doubt.needed = doubt.needed.max(open.round + 1);
+    }
+
+    /// Forgets a block that is given up.
+    pub(crate) fn forget(&self, block: BlockId) {
+        let gone = self.open.write().remove(&block);
+        if let Some(gone) = gone {
+            gone.detach();
+        }
+    }
+
+    /// A node was silent at some time: nothing of it stays in use.
+    pub(crate) fn leave_node(&self, place: Place) {
+        let of = |block: &OpenBlock| block.copies.iter().any(|copy| copy.place == place);
+        let lost = {
+            let mut open = self.open.write();
+            let lost = open.extract_if(|_, block| of(block));
+            let lost: Vec<Arc<OpenBlock>> = lost.map(|(_, block)| block).collect();
+            lost.iter().for_each(|block| self.doubt(block));
+            lost
+        };
+        detach_in_order(lost);
+        // The route stays: the numbers of its session must not begin again.
+        let route = self.nodes.lock().get(&place).cloned();
+        if let Some(route) = route {
+            route.hang_up();
+        }
+    }
+
+    /// Lets go of all blocks and nodes.
+    pub(crate) fn close(&self) {
+        let open = self.open.write().drain().map(|(_, block)| block).collect();
+        detach_in_order(open);
+        let nodes: Vec<Arc<Route>> = self.nodes.lock().values().cloned().collect();
+        for route in nodes {
+            route.hang_up();
+        }
+    }
+}
+
+/// In an order that does not follow from a hash.
+fn detach_in_order(mut blocks: Vec<Arc<OpenBlock>>) {
+    blocks.sort_unstable_by_key(|block| block.config.block);
+    for block in blocks {
+        block.detach();
+    }
+}

@@ -1,0 +1,23 @@
+//! What lies in the pool: slots, records, subtables and the directory of partitions (`docs/formats/flex.md`).
+//!
+//! Everything is little-endian. The decoders take what a one-sided read brought, torn or hostile, and answer with a
+//! value or a reason; they never panic and allocate nothing.
+
+mod partition;
+mod record;
+mod slot;
+mod table;
+
+pub use partition::{
+    Access, ENTRY_BYTES, EPOCH_MAX, EntryRefused, LOG2_BUCKETS_MAX, Owner, PartitionEntry, Shape,
+    entry_offset,
+};
+pub use record::{
+    Decoded, EXPIRY_MAX, HEADER_BYTES, Header, INVALID_WORD, KEY_BYTES_MAX, Record, RecordRefused,
+    VALID_WORD, record_bytes,
+};
+pub use slot::{LENGTH_UNITS_MAX, Slot, SlotState, TIME_MASK, UNIT_BYTES, packing};
+pub use table::{
+    BUCKET_BYTES, BUCKET_SLOTS, Bucket, Candidates, Geometry, KeyHash, PARTITION_BITS_DEFAULT,
+    PARTITION_BITS_MAX, SlotIndex, key_hash, regrow,
+};

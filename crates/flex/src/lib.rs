@@ -1,0 +1,17 @@
+//! FlexKV: a linearizable in-memory key-value store over the memory of many nodes, whose index is proxied by compute
+//! nodes, with coherent caches.
+//!
+//! A key's hash names its **partition**, a subtable of 8-byte **slots** that lies in the pool and, while a compute node is
+//! the partition's **proxy**, in that node's memory too. A slot names a **record** in the pool: key and value, written once.
+//! Clients read and write records one-sided; only the index goes through proxies.
+//!
+//! The modules here are the parts without I/O, clock, lock or async: formats ([`mod@format`]), what the manager decides
+//! ([`hotness`], [`knob`]), what a compute node keeps ([`cache`], [`directory`], [`reads`]) and how long it may believe it
+//! ([`lease`]). Time comes in as a number. The protocol stands on top of them.
+//!
+//! Layer 4: stands on the pool.
+
+pub mod format;
+mod ids;
+
+pub use ids::{ComputeId, PartitionId};

@@ -11,7 +11,19 @@
 //!
 //! Layer 4: stands on the pool.
 
+mod client;
+pub mod coordinator;
 pub mod format;
+mod gates;
 mod ids;
+mod node;
+mod onesided;
+mod proxy;
+mod settings;
+mod table;
+pub mod wire;
 
+pub use client::Value;
 pub use ids::{ComputeId, PartitionId};
+pub use node::{ComputeNode, MapStatus, Surroundings};
+pub use settings::FlexSettings;

@@ -47,6 +47,11 @@ impl OpenBlock {
 
     /// Posts a write to every copy; it is on its way when this returns, or leaves with the doorbell.
     pub fn post_write(&self, offset: u64, bytes: &[u8]) -> Writing {
+        self.post_write_from(0, offset, bytes)
+    }
+
+    /// The same to the copies from number `from` on; 1: to all but the first.
+    pub fn post_write_from(&self, from: usize, offset: u64, bytes: &[u8]) -> Writing {
         let post = |copy: &OpenCopy| {
             let mut batch = Batch::new();
             batch.write(copy.region, offset, bytes);
@@ -54,7 +59,7 @@ impl OpenBlock {
             copy.link.flush();
             promise
         };
-        Writing { pending: self.copies.iter().map(post).collect(), refusal: None }
+        Writing { pending: self.copies.iter().skip(from).map(post).collect(), refusal: None }
     }
 
     /// Gives the attachments up.

@@ -39,6 +39,9 @@ pub trait Runtime: Send + Sync + fmt::Debug + 'static {
     /// Nanoseconds since some fixed moment; never goes back.
     fn now_ns(&self) -> u64;
 
+    /// Milliseconds since 1970: for what people set and read, never for leases.
+    fn unix_ms(&self) -> u64;
+
     /// Done after `duration`. Dropped, it leaves nothing behind.
     fn sleep(&self, duration: Duration) -> Boxed<'static, ()>;
 
@@ -52,6 +55,10 @@ pub trait Runtime: Send + Sync + fmt::Debug + 'static {
 impl Runtime for Host {
     fn now_ns(&self) -> u64 {
         self.scheduler().now_ns()
+    }
+
+    fn unix_ms(&self) -> u64 {
+        self.scheduler().clock().unix_ms()
     }
 
     fn sleep(&self, duration: Duration) -> Boxed<'static, ()> {

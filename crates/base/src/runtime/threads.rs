@@ -277,6 +277,10 @@ impl Runtime for ThreadRuntime {
         self.0.clock.now_ns()
     }
 
+    fn unix_ms(&self) -> u64 {
+        self.0.clock.unix_ms()
+    }
+
     fn sleep(&self, duration: Duration) -> Boxed<'static, ()> {
         let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let at_ns = self.now_ns().saturating_add(ns);

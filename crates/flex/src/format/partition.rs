@@ -5,7 +5,7 @@
 //! | offset | what |
 //! | --- | --- |
 //! | 0 | owner word: epoch (bits 63–32), owner (31–8; 0: none), access (7–0) |
-//! | 8 | location word: packed address of the subtable (47 bits) |
+//! | 8 | location word: packed address of the subtable (46 bits) |
 //! | 16 | shape word: slot generation (63–32), zeros, log2 of the number of buckets (7–0) |
 //! | 24 | check word: `FLXD` (bytes 24–27), CRC-32C (28–31) of version, x, number of the partition, location and shape |
 //!

@@ -8,7 +8,12 @@
 //! | 16 | 2 | length of the key |
 //! | 18 | 6 | expiry, Unix ms; 0: never |
 //! | 24 | 8 | hash of the key ([`key_hash`]) |
-//! | 32 | | key, value, zeros up to a multiple of 64 |
+//! | 32 | 8 | the slot's word before: what readers take while this record is pending |
+//! | 40 | 8 | the client of the pool that wrote it |
+//! | 48 | | key, value, zeros up to a multiple of 64 |
+//!
+//! A **tombstone** is a record without a value that expired at the first millisecond: what a deletion puts into a slot
+//! while it is pending.
 //!
 //! Invariants: 1. after a record was written, only its first word changes, by an 8-byte WRITE of [`INVALID_WORD`]; the checksum
 //! does not cover that word. 2. What decodes, encodes to the same bytes. 3. The hash is that of the key, so that growth can
@@ -30,7 +35,7 @@ pub const VALID_WORD: u64 = u64::from_le_bytes(*b"FLXR\x01\0\0\x01");
 /// The first word of a record that was superseded or deleted.
 pub const INVALID_WORD: u64 = u64::from_le_bytes(*b"FLXR\x01\0\0\0");
 /// Bytes before the key.
-pub const HEADER_BYTES: usize = 32;
+pub const HEADER_BYTES: usize = 48;
 /// The longest key.
 pub const KEY_BYTES_MAX: usize = u16::MAX as usize;
 /// The latest expiry, Unix ms: 48 bits, some 8,900 years.
@@ -77,7 +82,7 @@ pub enum RecordRefused {
     Padding,
 }
 
-/// The first 32 bytes of a record. Nothing vouches for them before the whole record was checked.
+/// What a record says before its key. Nothing vouches for them before the whole record was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Whether the record was not superseded.
@@ -90,11 +95,15 @@ pub struct Header {
     pub expires_ms: u64,
     /// Of the key.
     pub hash: u64,
+    /// The slot's word before.
+    pub previous: u64,
+    /// Who wrote it.
+    pub writer: u64,
     crc: u32,
 }
 
 impl Header {
-    /// Reads the header; `None` if fewer than 32 bytes are there.
+    /// Reads the header; `None` if not all of it is there.
     pub fn read(bytes: &[u8]) -> Result<Option<Self>, RecordRefused> {
         let Some(head) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let word = |at: usize| {
@@ -119,6 +128,8 @@ impl Header {
             key_bytes: key_and_expiry as u16,
             expires_ms: key_and_expiry >> 16,
             hash: word(24),
+            previous: word(32),
+            writer: word(40),
         }))
     }
 
@@ -141,6 +152,10 @@ pub struct Record<'a> {
     pub value: &'a [u8],
     /// Unix ms from which on the key counts as absent; 0: never. At most [`EXPIRY_MAX`].
     pub expires_ms: u64,
+    /// The slot's word before this record.
+    pub previous: u64,
+    /// The client of the pool that wrote it.
+    pub writer: u64,
 }
 
 /// What [`Record::decode`] found.
@@ -156,7 +171,19 @@ impl<'a> Record<'a> {
     /// A record to be written.
     #[must_use]
     pub fn new(key: &'a [u8], value: &'a [u8]) -> Self {
-        Self { valid: true, key, value, expires_ms: 0 }
+        Self { valid: true, key, value, expires_ms: 0, previous: 0, writer: 0 }
+    }
+
+    /// The record that deletes `key`.
+    #[must_use]
+    pub fn tombstone(key: &'a [u8]) -> Self {
+        Self { expires_ms: 1, ..Self::new(key, b"") }
+    }
+
+    /// Whether it deletes its key.
+    #[must_use]
+    pub fn is_tombstone(&self) -> bool {
+        self.expires_ms == 1 && self.value.is_empty()
     }
 
     /// Bytes that [`encode`](Self::encode) writes. `None` if a length or the expiry is more than the format can say.
@@ -176,6 +203,8 @@ impl<'a> Record<'a> {
         out[16..18].copy_from_slice(&(self.key.len() as u16).to_le_bytes());
         out[18..24].copy_from_slice(&self.expires_ms.to_le_bytes()[..6]);
         out[24..32].copy_from_slice(&key_hash(self.key).0.to_le_bytes());
+        out[32..40].copy_from_slice(&self.previous.to_le_bytes());
+        out[40..48].copy_from_slice(&self.writer.to_le_bytes());
         let (key, rest) = out[HEADER_BYTES..].split_at_mut(self.key.len());
         let (value, padding) = rest.split_at_mut(self.value.len());
         key.copy_from_slice(self.key);
@@ -211,7 +240,8 @@ impl<'a> Record<'a> {
         if key_hash(key).0 != header.hash {
             return Err(RecordRefused::Hash);
         }
-        Ok(Decoded::Record(Self { valid: header.valid, key, value, expires_ms: header.expires_ms }))
+        let Header { valid, expires_ms, previous, writer, .. } = header;
+        Ok(Decoded::Record(Self { valid, key, value, expires_ms, previous, writer }))
     }
 
     /// Whether it has expired at `now_ms` (Unix).
@@ -243,19 +273,26 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        let record = Record { expires_ms: 0x0605_0403_0201, ..Record::new(b"reef", b"coral") };
+        let record = Record {
+            expires_ms: 0x0605_0403_0201,
+            previous: 0x0102_0304_0506_0708,
+            writer: 0x1112_1314_1516_1718,
+            ..Record::new(b"reef", b"coral")
+        };
         let bytes = encoded(&record);
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let expected = [
             "464c585201000001",
-            "581803ab",
+            "482baa22",
             "05000000",
             "0400",
             "010203040506",
             "fce8e88e9e42ab23",
+            "0807060504030201",
+            "1817161514131211",
             "72656566",
             "636f72616c",
-            &"00".repeat(64 - 41),
+            &"00".repeat(64 - 57),
         ];
         assert_eq!(hex, expected.concat());
         assert_eq!(VALID_WORD ^ INVALID_WORD, 1 << 56);
@@ -274,8 +311,8 @@ mod tests {
         let value = vec![7; 20_000];
         let bytes = encoded(&Record::new(b"long", &value));
         assert_eq!(bytes.len(), 20_096);
-        for cut in [0, 8, 31, 32, 64, 255 * 64, bytes.len() - 1] {
-            let needs = if cut < 32 { 64 } else { 20_096 };
+        for cut in [0, 8, 47, 48, 64, 255 * 64, bytes.len() - 1] {
+            let needs = if cut < 48 { 64 } else { 20_096 };
             assert_eq!(Record::decode(&bytes[..cut], MAX), Ok(Decoded::Needs(needs)), "{cut}");
         }
         assert_eq!(Record::decode(&bytes[..64], 4096), Err(RecordRefused::TooLong(20_096)));
@@ -356,8 +393,10 @@ mod tests {
             value in proptest::collection::vec(any::<u8>(), 0..3000),
             expires_ms in 0..=EXPIRY_MAX,
             valid: bool,
+            previous: u64,
+            writer: u64,
         ) {
-            let record = Record { valid, key: &key, value: &value, expires_ms };
+            let record = Record { valid, key: &key, value: &value, expires_ms, previous, writer };
             let mut bytes = encoded(&record);
             prop_assert_eq!(bytes.len() % 64, 0);
             bytes.extend([0xaa; 64]);

@@ -1,18 +1,22 @@
 //! A slot: the word of the index that says where a key's record lies, or that a key lay there until some time.
 //!
-//! | bits | live | deleted |
-//! | --- | --- | --- |
-//! | 63 | 1 | 0 |
-//! | 62–16 | packed address of the record (units of 64 bytes) | when, in µs of the owner's clock, modulo 2^47 |
-//! | 15–8 | length in units of 64 bytes; 0: more than 255, the record says how many | tag, high byte |
-//! | 7–0 | fingerprint of the key | tag, low byte |
+//! | bits | live | pending | deleted |
+//! | --- | --- | --- | --- |
+//! | 63 | 1 | 0 | 0 |
+//! | 62 | 0 | 1 | 0 |
+//! | 61–16 | packed address of the record (units of 64 bytes) | the same, of the new record | when, in µs of the owner's clock, modulo 2^46 |
+//! | 15–8 | length in units of 64 bytes; 0: more than 255, the record says how many | the same | tag, high byte |
+//! | 7–0 | fingerprint of the key | the same | tag, low byte |
+//!
+//! **Pending**: somebody writes the key one-sided and has the slot to itself; the new record says what was there before, which
+//! is what readers take until the slot is live again (decision 0016).
 //!
 //! 0 is [`Slot::EMPTY`]: never used. Slots change by compare-and-swap of the whole word.
 //!
 //! Invariants: 1. a deletion never writes 0. 2. Two deletions of one slot write different words as long as their tags or
 //! times differ: the deleter draws the tag, so that a swap that expects an old deletion fails after a new one. 3. A deleted slot
 //! is reused only when it is more than a lease old by the clock that every stamp of the partition is made from
-//! ([`crate::lease`]), so that no client still acts on the position it had cached.
+//! ([`crate::lease`]), so that no client still acts on the position it had cached. 4. Only the first copy of a slot is ever pending.
 //!
 //! Cost: shifts. Thread-safety: a value. Paper: §4.5, "Index Structure" and "Garbage Collection"; the tag, the escape and
 //! the modulus are ours.
@@ -24,11 +28,12 @@ use archipelago_pool::Packing;
 pub const UNIT_BYTES: u64 = 64;
 /// The largest length that a slot can say.
 pub const LENGTH_UNITS_MAX: u64 = 255;
-/// Times and packed addresses have 47 bits. The clock wraps after 4.4 years.
+/// Times and packed addresses have 46 bits. The clock wraps after 2.2 years.
 pub const TIME_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 
-const ADDRESS_BITS: u32 = 47;
+const ADDRESS_BITS: u32 = 46;
 const VALID: u64 = 1 << 63;
+const PENDING: u64 = 1 << 62;
 
 /// How addresses of records and subtables are packed in a pool with blocks of `block_bytes`. Invalid if they do not fit.
 pub fn packing(block_bytes: u64) -> Result<Packing> {
@@ -53,9 +58,14 @@ pub enum SlotState {
         /// Of the key.
         fingerprint: u8,
     },
+    /// Will name a record, or nothing if that is a tombstone.
+    Pending {
+        /// Packed address of the new record.
+        packed: u64,
+    },
     /// Named a record until a time.
     Deleted {
-        /// µs of the owner's clock, modulo 2^47.
+        /// µs of the owner's clock, modulo 2^46.
         time_us: u64,
         /// Drawn by the deleter.
         tag: u16,
@@ -66,7 +76,7 @@ impl Slot {
     /// Never used.
     pub const EMPTY: Self = Self(0);
 
-    /// Names the record of `bytes` bytes at `packed`. `None` if the address has more than 47 bits.
+    /// Names the record of `bytes` bytes at `packed`. `None` if the address has more than 46 bits.
     #[must_use]
     pub fn live(packed: u64, bytes: u64, fingerprint: u8) -> Option<Self> {
         if packed > TIME_MASK {
@@ -75,6 +85,29 @@ impl Slot {
         let units = bytes.div_ceil(UNIT_BYTES);
         let length = if units > LENGTH_UNITS_MAX { 0 } else { units.max(1) };
         Some(Self(VALID | packed << 16 | length << 8 | u64::from(fingerprint)))
+    }
+
+    /// The word that says that this one, which is live, is being put in.
+    #[inline]
+    #[must_use]
+    pub fn to_pending(self) -> Self {
+        debug_assert!(self.is_live(), "{self:?}");
+        Self(self.0 & !VALID | PENDING)
+    }
+
+    /// The word that a pending one becomes.
+    #[inline]
+    #[must_use]
+    pub fn to_live(self) -> Self {
+        debug_assert!(self.is_pending(), "{self:?}");
+        Self(self.0 & !PENDING | VALID)
+    }
+
+    /// Whether somebody writes the key one-sided.
+    #[inline]
+    #[must_use]
+    pub fn is_pending(self) -> bool {
+        self.0 & (VALID | PENDING) == PENDING
     }
 
     /// Deleted at `now_us` of the owner's clock. `tag` is drawn anew for each deletion.
@@ -93,6 +126,8 @@ impl Slot {
         if self.is_live() {
             let units = Some((self.0 >> 8) as u8).filter(|&units| units > 0);
             SlotState::Live { packed: middle, units, fingerprint: self.0 as u8 }
+        } else if self.is_pending() {
+            SlotState::Pending { packed: middle }
         } else if self == Self::EMPTY {
             SlotState::Empty
         } else {
@@ -142,7 +177,7 @@ impl Slot {
     pub fn is_reusable(self, now_us: u64, lease_us: u64) -> bool {
         match self.state() {
             SlotState::Empty => true,
-            SlotState::Live { .. } => false,
+            SlotState::Live { .. } | SlotState::Pending { .. } => false,
             SlotState::Deleted { time_us, .. } => {
                 let age = now_us.wrapping_sub(time_us) & TIME_MASK;
                 let ahead = time_us.wrapping_sub(now_us) & TIME_MASK;
@@ -173,7 +208,11 @@ mod tests {
         assert_eq!(Slot::deleted(0x1234, 0xbeef).0, 0x0000_0000_1234_beef);
         assert_eq!(Slot::deleted(0, 0).0, 0x1_0000, "never the empty slot");
         assert_eq!(Slot::EMPTY.0, 0);
-        assert_eq!(Slot::live(1 << 47, 64, 0), None);
+        assert_eq!(Slot::live(1 << 46, 64, 0), None);
+        let live = Slot::live(packed, 130, 0xab).expect("fits");
+        assert_eq!(live.to_pending().0, 0x400c_0024_0049_03ab);
+        assert_eq!(live.to_pending().to_live(), live);
+        assert!(!live.to_pending().is_live() && !live.to_pending().is_reusable(u64::MAX, 0));
     }
 
     #[test]
@@ -195,7 +234,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_put_in_comes_out(packed in 0u64..1 << 47, bytes in 1u64..20_000, fingerprint: u8, time: u64, tag: u16) {
+        fn what_is_put_in_comes_out(packed in 0u64..1 << 46, bytes in 1u64..20_000, fingerprint: u8, time: u64, tag: u16) {
             let slot = Slot::live(packed, bytes, fingerprint).expect("fits");
             prop_assert_eq!(slot.packed(), Some(packed));
             prop_assert!(slot.matches(fingerprint) && !slot.matches(fingerprint ^ 1));
@@ -211,11 +250,17 @@ mod tests {
 
         #[test]
         fn every_word_is_a_slot_and_says_itself_again(word: u64) {
+            // Of a live word the bit for pending ones is not looked at.
+            let word = if word >> 63 == 1 { word & !PENDING } else { word };
             let again = match Slot(word).state() {
                 SlotState::Empty => Slot::EMPTY,
                 SlotState::Live { packed, units, fingerprint } => {
                     let bytes = units.map_or(256, u64::from) * UNIT_BYTES;
-                    Slot::live(packed, bytes, fingerprint).expect("47 bits")
+                    Slot::live(packed, bytes, fingerprint).expect("46 bits")
+                }
+                SlotState::Pending { packed } => {
+                    prop_assert_eq!(Some(packed), Slot(word).to_live().packed());
+                    Slot(word).to_live().to_pending()
                 }
                 SlotState::Deleted { time_us, tag } => Slot::deleted(time_us, tag),
             };

@@ -1,0 +1,291 @@
+//! What callers see: get, set, insert, update, delete, compare-and-set.
+//!
+//! All are linearizable: each takes effect at one moment between call and return. A call that ends with an error may have taken
+//! effect, or may not; it does not take effect later, once the node has been taken for dead, and never twice.
+//!
+//! **Reading.** The slots of the key (from the proxy, or one-sided), then the records that they name; the one whose key it is counts. Of
+//! a pending slot, what was there before counts. **Writing.** Look; write the new record to all its copies; change the slot
+//! (`submit.rs`); if somebody else was faster, look again.
+//!
+//! **An outcome that is not known** (the proxy's node does not answer, then dies): the call asks until it is answered, or until
+//! the map says that the partition went on without that node. Then it looks: its record is in the index, or was (whoever superseded it
+//! cleared its valid bit), or never was and never will be.
+
+mod look;
+mod submit;
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
+use archipelago_base::{Error, Result};
+
+use crate::format::{KeyHash, Record, Slot, key_hash};
+use crate::gates::Inside;
+use crate::node::records::Written;
+use crate::node::{ComputeNode, Inner};
+use crate::wire::{Assigned, WriteKind};
+
+use look::Looked;
+use submit::{Submitted, Unsettled};
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A value as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Unix ms from which on the key counts as absent; 0: never.
+    pub expires_ms: u64,
+    /// Which version it is, for [`ComputeNode::compare_and_set`].
+    pub(crate) version: Slot,
+}
+
+/// When a write applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum If {
+    Always,
+    Absent,
+    Present,
+    Version(Slot),
+}
+
+/// A write, as it was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Write<'a> {
+    key: &'a [u8],
+    hash: KeyHash,
+    /// `None`: delete.
+    value: Option<(&'a [u8], u64)>,
+    when: If,
+}
+
+impl ComputeNode {
+    /// The value of a key. Waits while its partition changes; busy if that takes longer than the settings' patience.
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.0.get(key).await
+    }
+
+    /// Sets a key, whether it is there or not. `expires_ms`: Unix milliseconds; 0: never. On return the value is on all copies,
+    /// and every node reads it.
+    pub async fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<()> {
+        self.0.write(key, Some((value, expires_ms)), If::Always).await.map(|_| ())
+    }
+
+    /// Sets a key that is not there; whether it was not.
+    pub async fn insert(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<bool> {
+        self.0.write(key, Some((value, expires_ms)), If::Absent).await
+    }
+
+    /// Sets a key that is there; whether it was.
+    pub async fn update(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<bool> {
+        self.0.write(key, Some((value, expires_ms)), If::Present).await
+    }
+
+    /// Sets a key that still has the value that was read; whether it had. `None`: that is not there.
+    pub async fn compare_and_set(
+        &self,
+        key: &[u8],
+        read: Option<&Value>,
+        value: &[u8],
+        expires_ms: u64,
+    ) -> Result<bool> {
+        let when = read.map_or(If::Absent, |read| If::Version(read.version));
+        self.0.write(key, Some((value, expires_ms)), when).await
+    }
+
+    /// Reads a key, makes a new value of it, and sets that if nobody was faster; again if somebody was. `None` from `change` leaves
+    /// the key as it is. What was set.
+    pub async fn read_modify_write(
+        &self,
+        key: &[u8],
+        mut change: impl FnMut(Option<&Value>) -> Option<(Vec<u8>, u64)>,
+    ) -> Result<Option<Vec<u8>>> {
+        let until_ns = self.0.until_ns();
+        loop {
+            let read = self.get(key).await?;
+            let Some((value, expires_ms)) = change(read.as_ref()) else { return Ok(None) };
+            if self.compare_and_set(key, read.as_ref(), &value, expires_ms).await? {
+                return Ok(Some(value));
+            }
+            self.0.table.late(until_ns, "read-modify-write: others were always faster")?;
+            self.0.pause().await;
+        }
+    }
+
+    /// Removes a key; whether it was there.
+    pub async fn delete(&self, key: &[u8]) -> Result<bool> {
+        self.0.write(key, None, If::Present).await
+    }
+}
+
+/// Unix time by the system that the runtime lives in: expiries are compared with it.
+fn expired(expires_ms: u64, inner: &Inner) -> bool {
+    expires_ms != 0 && inner.unix_ms() >= expires_ms
+}
+
+impl Inner {
+    pub(crate) fn unix_ms(&self) -> u64 {
+        self.runtime.unix_ms()
+    }
+
+    /// Into a partition, and its entry in the map.
+    pub(crate) async fn enter(
+        &self,
+        hash: KeyHash,
+        until_ns: u64,
+    ) -> Result<(Inside<'_>, Assigned)> {
+        let joined = self.joined()?;
+        let partition = joined.map.read().geometry.partition(hash);
+        let left_ns = until_ns.saturating_sub(self.now_ns());
+        let mut entering = pin!(joined.gates.enter(partition));
+        let mut waiting = self.runtime.sleep(Duration::from_nanos(left_ns));
+        let inside = poll_fn(|context| {
+            if let Poll::Ready(inside) = entering.as_mut().poll(context) {
+                return Poll::Ready(Some(inside));
+            }
+            waiting.as_mut().poll(context).map(|()| None)
+        });
+        use std::future::Future as _;
+        let Some(inside) = inside.await else {
+            return Err(Error::busy(format!("{partition} is being moved, for too long")));
+        };
+        let entry = joined.map.read().entries[partition.0 as usize];
+        Ok((inside, entry))
+    }
+
+    async fn get(self: &Arc<Self>, key: &[u8]) -> Result<Option<Value>> {
+        let (hash, until_ns) = (key_hash(key), self.until_ns());
+        loop {
+            let started_ns = self.now_ns();
+            let (inside, entry) = self.enter(hash, until_ns).await?;
+            let looked = self.find(entry, key, hash, until_ns).await?;
+            drop(inside);
+            let in_time = self.now_ns() - started_ns < self.settings.address_lease_ns();
+            if let Some(value) = looked
+                && in_time
+                && self.table.holds_lease()
+            {
+                return Ok(value.filter(|value| !expired(value.expires_ms, self)));
+            }
+            self.table.late(until_ns, "get")?;
+            self.pause().await;
+        }
+    }
+
+    async fn write(
+        self: &Arc<Self>,
+        key: &[u8],
+        value: Option<(&[u8], u64)>,
+        when: If,
+    ) -> Result<bool> {
+        let write = Write { key, hash: key_hash(key), value, when };
+        let until_ns = self.until_ns();
+        let mut unsettled: Option<Unsettled> = None;
+        let mut stuck = 0_u32;
+        loop {
+            let started_ns = self.now_ns();
+            let (inside, entry) = self.enter(write.hash, until_ns).await?;
+            let turn = self.turn(&write, entry, &mut unsettled, &mut stuck, until_ns).await;
+            drop(inside);
+            if self.now_ns() - started_ns > self.settings.address_lease_ns() {
+                // What was looked up may have been used again: nothing was sent by it that could do harm, and it is not repeated.
+                turn?.map_or_else(
+                    || Err(Error::busy("a write took longer than an address holds; whether it happened is not known")),
+                    Ok,
+                )?;
+            } else if let Some(done) = turn? {
+                return Ok(done);
+            }
+            let late = self.table.late(until_ns, "a write; whether it happened is not known");
+            late?;
+            self.pause().await;
+        }
+    }
+
+    /// One try. `None`: again.
+    async fn turn(
+        self: &Arc<Self>,
+        write: &Write<'_>,
+        entry: Assigned,
+        unsettled: &mut Option<Unsettled>,
+        stuck: &mut u32,
+        until_ns: u64,
+    ) -> Result<Option<bool>> {
+        if let Some(mut open) = unsettled.take() {
+            if open.entry == entry {
+                // The same node at the same epoch: it knows.
+                return self.go_on(open, unsettled, until_ns).await;
+            }
+            match self.how_it_ended(write, entry, &mut open, until_ns).await? {
+                Some(done) => return Ok(Some(done)),
+                None => self.free_unpublished(open.record),
+            }
+        }
+        let Some(looked) = self.look(entry, write.key, write.hash, until_ns).await? else {
+            return Ok(None);
+        };
+        if let Some(pending) = looked.pending {
+            // Another write of the key is under way; one that stays so has lost its writer.
+            *stuck += 1;
+            if stuck.is_multiple_of(16) {
+                self.ask_to_settle(entry, pending, until_ns).await?;
+            }
+            return Ok(None);
+        }
+        let there = looked.found.as_ref().filter(|found| !expired(found.expires_ms, self));
+        let applies = match write.when {
+            If::Always => true,
+            If::Absent => there.is_none(),
+            If::Present => there.is_some(),
+            If::Version(version) => there.is_some_and(|found| found.slot == version),
+        };
+        if !applies {
+            // Seen while this node was a member.
+            return Ok(self.table.holds_lease().then_some(false));
+        }
+        let kind = match (&looked.found, write.value) {
+            (Some(_), None) => WriteKind::Delete,
+            (Some(_), Some(_)) => WriteKind::Update,
+            (None, Some(_)) => WriteKind::Insert,
+            (None, None) => return Ok(Some(false)),
+        };
+        let record = self.new_record(write, &looked, until_ns).await?;
+        match self.submit(write, entry, kind, &looked, record, until_ns).await? {
+            Submitted::Done => Ok(Some(true)),
+            Submitted::Not => {
+                self.free_unpublished(record);
+                Ok(None)
+            }
+            Submitted::Full => {
+                self.free_unpublished(record);
+                self.ask_to_grow(entry, until_ns).await?;
+                Ok(None)
+            }
+            Submitted::Fenced => Ok(None),
+            Submitted::Unknown(open) => {
+                *unsettled = Some(open);
+                Ok(None)
+            }
+        }
+    }
+
+    async fn new_record(
+        &self,
+        write: &Write<'_>,
+        looked: &Looked,
+        until_ns: u64,
+    ) -> Result<Written> {
+        let previous = looked.found.as_ref().map_or(0, |found| found.slot.0);
+        let writer = self.pool.client().0;
+        let record = match write.value {
+            Some((value, expires_ms)) => {
+                Record { expires_ms, previous, writer, ..Record::new(write.key, value) }
+            }
+            None => Record { previous, writer, ..Record::tombstone(write.key) },
+        };
+        self.write_record(&record, write.hash, until_ns).await
+    }
+}

@@ -1,0 +1,249 @@
+//! Changing the index: one-sided where clients may, by the partition's node otherwise.
+
+use std::sync::Arc;
+
+use archipelago_base::{Error, Result};
+
+use super::look::Looked;
+use super::Write;
+use crate::format::Slot;
+use crate::node::peers::{Asked, Peer};
+use crate::node::records::Written;
+use crate::node::{Inner, PAUSE};
+use crate::ids::PartitionId;
+use crate::onesided::{Change, Put};
+use crate::wire::{Assigned, Message, Place, Why, WriteKind};
+
+/// A request to the partition's node of which nobody knows what came.
+#[derive(Debug)]
+pub(super) struct Unsettled {
+    pub(super) entry: Assigned,
+    pub(super) record: Written,
+    kind: WriteKind,
+    expect: Slot,
+    asked: Asked,
+    peer: Arc<Peer>,
+}
+
+/// What came of a write.
+pub(super) enum Submitted {
+    Done,
+    /// Nothing happened: look again.
+    Not,
+    /// Nothing happened: there is no room.
+    Full,
+    /// The node says that it is no member any more; what came of the request it cannot say.
+    Fenced,
+    Unknown(Unsettled),
+}
+
+fn unknown(why: &str) -> Error {
+    Error::busy(format!("{why} during a write; whether it happened is not known"))
+}
+
+impl Inner {
+    pub(super) async fn submit(
+        self: &Arc<Self>,
+        write: &Write<'_>,
+        entry: Assigned,
+        kind: WriteKind,
+        looked: &Looked,
+        record: Written,
+        until_ns: u64,
+    ) -> Result<Submitted> {
+        let (index, expect) = looked
+            .found
+            .as_ref()
+            .map_or((Default::default(), Slot::EMPTY), |found| (found.index, found.slot));
+        if !entry.offloaded && kind == WriteKind::Update {
+            let slot = self.table.slot(entry.shape, index);
+            let change = Change { slot, old: expect, new: record.slot, end: record.slot };
+            return Ok(match self.table.put(change, until_ns).await? {
+                Put::Done => {
+                    self.free_later(expect);
+                    Submitted::Done
+                }
+                Put::Lost(_) => Submitted::Not,
+            });
+        }
+        let message = Message::Write {
+            partition: entry.partition,
+            epoch: entry.epoch,
+            hash: write.hash.0,
+            kind,
+            index: index.0,
+            expect: expect.0,
+            exact: true,
+            new: record.slot.0,
+            others: looked.others.clone(),
+            stamp_us: 0,
+            reads: 0,
+            session: 0,
+        };
+        let Some(peer) = self.node_of(entry)? else {
+            let answer = self.write_index(self.pool.client(), &message).await;
+            return match self.submitted(&answer, kind, entry, record)? {
+                Submitted::Fenced => Err(unknown("this node was taken for dead")),
+                other => Ok(other),
+            };
+        };
+        let asked = Asked::new(&message);
+        let open = Unsettled { entry, record, kind, expect, asked, peer };
+        self.ask_on(open, until_ns).await
+    }
+
+    /// Asks until there is an answer, or the partition's door closes.
+    async fn ask_on(self: &Arc<Self>, mut open: Unsettled, until_ns: u64) -> Result<Submitted> {
+        let partition = PartitionId(open.entry.partition);
+        loop {
+            let answer = self.ask_once(&open.peer, &mut open.asked).await;
+            match answer {
+                Ok(Some(answer)) => {
+                    match self.submitted(&answer, open.kind, open.entry, open.record)? {
+                        // The next map says what came of it.
+                        Submitted::Fenced => {}
+                        other => return Ok(other),
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => tracing::debug!(%error, "a write waits for the next map"),
+            }
+            if self.joined()?.gates.is_closed(partition) {
+                return Ok(if open.asked.was_sent() { Submitted::Unknown(open) } else { Submitted::Not });
+            }
+            self.table.late(until_ns, "a write; whether it happened is not known")?;
+            self.pause().await;
+        }
+    }
+
+    fn submitted(
+        self: &Arc<Self>,
+        answer: &Message,
+        kind: WriteKind,
+        entry: Assigned,
+        record: Written,
+    ) -> Result<Submitted> {
+        match answer {
+            Message::Written { .. } => {
+                if kind == WriteKind::Delete && entry.offloaded {
+                    // The proxy had no use for the tombstone.
+                    self.free_unpublished(record);
+                }
+                Ok(Submitted::Done)
+            }
+            Message::Declined { why, .. } => match why {
+                Why::Moved | Why::Busy | Why::Resolve => Ok(Submitted::Not),
+                Why::Full => Ok(Submitted::Full),
+                Why::Fenced => Ok(Submitted::Fenced),
+                Why::Malformed | Why::OldTerm => {
+                    Err(Error::unsupported("the partition's node did not understand a write"))
+                }
+            },
+            other => {
+                let what = format!("an answer that does not fit the question: {}", other.name());
+                Err(Error::unsupported(what))
+            }
+        }
+    }
+
+    /// The partition is served by the same node at the same epoch as when the request was sent.
+    pub(super) async fn go_on(
+        self: &Arc<Self>,
+        open: Unsettled,
+        unsettled: &mut Option<Unsettled>,
+        until_ns: u64,
+    ) -> Result<Option<bool>> {
+        let record = open.record;
+        match self.ask_on(open, until_ns).await? {
+            Submitted::Done => Ok(Some(true)),
+            Submitted::Unknown(open) => {
+                *unsettled = Some(open);
+                Ok(None)
+            }
+            Submitted::Not | Submitted::Full | Submitted::Fenced => {
+                self.free_unpublished(record);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The partition went on without the node that was asked: nothing comes of the request any more. Whether it did; `None`: it did
+    /// not.
+    pub(super) async fn how_it_ended(
+        self: &Arc<Self>,
+        write: &Write<'_>,
+        entry: Assigned,
+        open: &mut Unsettled,
+        until_ns: u64,
+    ) -> Result<Option<bool>> {
+        loop {
+            let Some(looked) = self.look(entry, write.key, write.hash, until_ns).await? else {
+                self.table.late(until_ns, "a write; whether it happened is not known")?;
+                self.pause().await;
+                continue;
+            };
+            let there = looked.found.as_ref().map(|found| found.slot);
+            if open.kind == WriteKind::Delete {
+                // A deletion leaves nothing that would tell it from another's.
+                return if there == Some(open.expect) { Ok(None) } else { Err(unknown("the partition's node died")) };
+            }
+            let mine = open.record.slot;
+            let pending = looked.pending.is_some_and(|place| Slot(place.word) == mine.to_pending());
+            if there == Some(mine) || pending {
+                return Ok(Some(true));
+            }
+            let superseded = self.table.was_superseded(mine, until_ns).await?;
+            return Ok(superseded.then_some(true));
+        }
+    }
+
+    /// The partition's node, if it is another one.
+    fn node_of(&self, entry: Assigned) -> Result<Option<Arc<Peer>>> {
+        let joined = self.joined()?;
+        if entry.node == joined.number {
+            return Ok(None);
+        }
+        let map = Arc::clone(&joined.map.read());
+        let member = map.members.iter().find(|member| member.number == entry.node);
+        let member = member.ok_or_else(|| Error::busy("the partition's node is no member"))?;
+        Ok(Some(self.peers.peer(member)))
+    }
+
+    /// Asks the partition's node, this one included, something that may be asked twice; `None`: it does not answer, or not now.
+    pub(super) async fn ask_node(
+        self: &Arc<Self>,
+        entry: Assigned,
+        message: &Message,
+    ) -> Result<Option<Message>> {
+        let Some(peer) = self.node_of(entry)? else {
+            return Ok(match message {
+                Message::Search { partition, epoch, hash, .. } => {
+                    Some(self.search(PartitionId(*partition), *epoch, *hash))
+                }
+                Message::Settle { partition, epoch, place } => {
+                    Some(self.settle(PartitionId(*partition), *epoch, *place).await)
+                }
+                _ => None,
+            });
+        };
+        match self.ask_once(&peer, &mut Asked::new(message)).await {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                tracing::debug!(%error, "a partition's node does not answer");
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) async fn ask_to_settle(
+        self: &Arc<Self>,
+        entry: Assigned,
+        place: Place,
+        _until_ns: u64,
+    ) -> Result<()> {
+        let Assigned { partition, epoch, .. } = entry;
+        self.ask_node(entry, &Message::Settle { partition, epoch, place }).await?;
+        self.runtime.sleep(PAUSE * 10).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,337 @@
+//! A change of the map, step by step; and what a coordinator that started anew is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use archipelago_pool::ClientId;
+
+use super::{Action, Coordinator, Want};
+use crate::format::Geometry;
+use crate::wire::{Assigned, Message, Shaped};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Pause,
+    Prepare,
+    Resume,
+}
+
+/// See [`Coordinator`].
+#[derive(Debug)]
+pub(super) struct Change {
+    version: u64,
+    /// By partition, as they will be.
+    entries: BTreeMap<u32, Assigned>,
+    step: Step,
+    /// Who has yet to confirm the step.
+    waiting: BTreeSet<ClientId>,
+    /// Who may know of it: those who lived when it began.
+    told: BTreeSet<ClientId>,
+}
+
+impl Coordinator {
+    /// Begins what is wanted, if nothing is under way.
+    pub(super) fn begin(&mut self) {
+        if self.recalling.is_some() || self.change.is_some() {
+            return;
+        }
+        if self.version == 0 {
+            if self.creating.is_none() {
+                self.create();
+            }
+            return;
+        }
+        let wants = std::mem::take(&mut self.wants);
+        if wants.is_empty() {
+            return;
+        }
+        let mut entries = BTreeMap::new();
+        for want in wants {
+            match want {
+                Want::Grow(partition) => {
+                    if let Some(entry) = self.partition(partition).copied() {
+                        let entry = entries.entry(partition).or_insert(entry);
+                        entry.grow = true;
+                    }
+                }
+                Want::Offload(share) => self.offload = share,
+                Want::Balance => {}
+            }
+        }
+        self.assign(&mut entries);
+        if entries.is_empty() {
+            return self.welcome();
+        }
+        self.start(entries);
+    }
+
+    /// Gives every living node its share of partitions with as few moves as that takes, and each its share of proxied ones.
+    fn assign(&self, entries: &mut BTreeMap<u32, Assigned>) {
+        let living: Vec<u32> =
+            self.nodes.values().filter(|node| !node.gone).map(|node| node.member.number).collect();
+        if living.is_empty() {
+            return entries.clear();
+        }
+        let most = self.map.len().div_ceil(living.len());
+        let mut lists: BTreeMap<u32, Vec<u32>> =
+            living.iter().map(|number| (*number, Vec::new())).collect();
+        let mut homeless = Vec::new();
+        for entry in &self.map {
+            match lists.get_mut(&entry.node).filter(|list| list.len() < most) {
+                Some(list) => list.push(entry.partition),
+                None => homeless.push(entry.partition),
+            }
+        }
+        // Those with the fewest first; among them the lowest number.
+        for partition in homeless {
+            let fewest = lists.iter_mut().min_by_key(|(number, list)| (list.len(), **number));
+            if let Some((_, list)) = fewest {
+                list.push(partition);
+            }
+        }
+        let least = self.map.len() / living.len();
+        while let Some(to) = living.iter().copied().find(|number| lists[number].len() < least) {
+            let from = lists.iter().max_by_key(|(_, list)| list.len()).map(|(number, _)| *number);
+            let moved = from.and_then(|from| lists.get_mut(&from)).and_then(Vec::pop);
+            let Some(moved) = moved else { break };
+            lists.entry(to).or_default().push(moved);
+        }
+        for (number, mut list) in lists {
+            list.sort_unstable();
+            let proxied = list.len() * self.offload as usize / 1000;
+            for (nth, partition) in list.into_iter().enumerate() {
+                let Some(now) = self.partition(partition).copied() else { continue };
+                let wanted = Assigned { node: number, offloaded: nth < proxied, ..now };
+                let grows = entries.contains_key(&partition);
+                if wanted != now || grows {
+                    entries.insert(partition, Assigned { grow: grows, ..wanted });
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, mut entries: BTreeMap<u32, Assigned>) {
+        for entry in entries.values_mut() {
+            entry.epoch += 1;
+        }
+        let told = self.living();
+        let version = self.version + 1;
+        let waiting = told.clone();
+        self.change = Some(Change { version, entries, step: Step::Pause, waiting, told });
+        self.resend();
+    }
+
+    /// A node died while a change was under way.
+    pub(super) fn restart(&mut self, change: Change) {
+        if change.step == Step::Resume {
+            // Some may work by it already: it is brought to its end without the dead node, whose partitions come next.
+            let waiting = change.waiting.intersection(&self.living()).copied().collect();
+            self.change = Some(Change { waiting, ..change });
+            return;
+        }
+        let mut entries = change.entries;
+        // Owners may have claimed their epochs: the next are larger.
+        for entry in entries.values_mut() {
+            if let Some(now) = self.map.get(entry.partition as usize) {
+                entry.shape = now.shape;
+            }
+        }
+        self.wants.remove(&Want::Balance);
+        let epochs: BTreeMap<u32, u32> =
+            entries.iter().map(|(partition, entry)| (*partition, entry.epoch)).collect();
+        let grows: Vec<u32> = entries.values().filter(|e| e.grow).map(|e| e.partition).collect();
+        let mut next: BTreeMap<u32, Assigned> = BTreeMap::new();
+        for partition in grows {
+            if let Some(now) = self.partition(partition).copied() {
+                next.insert(partition, Assigned { grow: true, ..now });
+            }
+        }
+        self.assign(&mut next);
+        // What was paused is in the next change too, else nobody would open it.
+        for partition in epochs.keys() {
+            if let Some(now) = self.partition(*partition).copied() {
+                next.entry(*partition).or_insert(now);
+            }
+        }
+        for (partition, entry) in &mut next {
+            let claimed = epochs.get(partition).copied().unwrap_or(0);
+            entry.epoch = entry.epoch.max(claimed) + 1;
+        }
+        let told = self.living();
+        let version = change.version + 1;
+        let waiting = told.clone();
+        self.change = Some(Change { version, entries: next, step: Step::Pause, waiting, told });
+    }
+
+    /// Sends what is not confirmed.
+    pub(super) fn resend(&mut self) {
+        let term = self.term;
+        if let Some(recalling) = &self.recalling {
+            for to in recalling {
+                let message = Message::Recall { term };
+                self.actions.push(Action::Send { to: *to, message });
+            }
+            return;
+        }
+        if let Some(to) = self.creating.and_then(|number| self.client(number)) {
+            let message = self.create_message();
+            self.actions.push(Action::Send { to, message });
+        }
+        let members = self.members();
+        let gone: Vec<ClientId> =
+            self.nodes.values().filter(|node| node.gone).map(|node| node.member.client).collect();
+        let Some(change) = &self.change else { return };
+        let (version, changes) = (change.version, change.entries.values().copied().collect());
+        let message = match change.step {
+            Step::Pause => Message::Pause { term, version, changes, members, gone },
+            Step::Prepare => Message::Prepare { term, version },
+            Step::Resume => Message::Resume { term, version, changes },
+        };
+        for to in &change.waiting {
+            self.actions.push(Action::Send { to: *to, message: message.clone() });
+        }
+    }
+
+    /// A node answered what it was sent.
+    pub fn on_answer(&mut self, from: ClientId, sent: &Message, answer: &Message) {
+        match (sent, answer) {
+            (Message::Create { .. }, Message::Created { shapes, directory }) => {
+                let number = self.creating.filter(|number| self.client(*number) == Some(from));
+                if let Some(number) = number {
+                    self.created(number, shapes);
+                    self.directory = *directory;
+                }
+            }
+            (Message::Recall { .. }, Message::Recalled { .. }) => {
+                if let Some(recalling) = &mut self.recalling
+                    && recalling.remove(&from)
+                {
+                    self.recalled.push(answer.clone());
+                    self.recalled_all();
+                }
+            }
+            (Message::Pause { version, .. }, Message::Done {}) => {
+                self.confirmed(from, *version, Step::Pause);
+            }
+            (Message::Prepare { version, .. }, Message::Prepared { changes }) => {
+                let change = self.change.as_mut();
+                if let Some(change) = change.filter(|c| c.version == *version && c.step == Step::Prepare) {
+                    for entry in changes {
+                        change.entries.insert(entry.partition, *entry);
+                    }
+                }
+                self.confirmed(from, *version, Step::Prepare);
+            }
+            (Message::Resume { version, .. }, Message::Done {}) => {
+                self.confirmed(from, *version, Step::Resume);
+            }
+            _ => {}
+        }
+    }
+
+    fn created(&mut self, number: u32, shapes: &[Shaped]) {
+        if self.version > 0 || shapes.len() != self.geometry.partitions() as usize {
+            return;
+        }
+        self.creating = None;
+        let entry = |(partition, shape): (usize, &Shaped)| Assigned {
+            partition: partition as u32,
+            epoch: 1,
+            node: number,
+            offloaded: false,
+            grow: false,
+            shape: *shape,
+        };
+        self.map = shapes.iter().enumerate().map(entry).collect();
+        self.version = 1;
+        self.welcome();
+        // Those who joined take their partitions, the first one too: the directory is written then.
+        let mut entries: BTreeMap<u32, Assigned> =
+            self.map.iter().map(|entry| (entry.partition, *entry)).collect();
+        self.wants.remove(&Want::Balance);
+        self.assign(&mut entries);
+        for entry in entries.values_mut() {
+            entry.grow = false;
+        }
+        self.start(entries);
+    }
+
+    fn confirmed(&mut self, from: ClientId, version: u64, step: Step) {
+        let change = self.change.as_mut();
+        let Some(change) = change.filter(|c| c.version == version && c.step == step) else {
+            return;
+        };
+        change.waiting.remove(&from);
+        self.proceed();
+    }
+
+    /// Takes the change to its next step if everybody has confirmed.
+    pub(super) fn proceed(&mut self) {
+        while let Some(change) = self.change.as_mut().filter(|change| change.waiting.is_empty()) {
+            let living: BTreeSet<ClientId> =
+                self.nodes.values().filter(|n| !n.gone).map(|n| n.member.client).collect();
+            change.step = match change.step {
+                Step::Pause => Step::Prepare,
+                Step::Prepare => Step::Resume,
+                Step::Resume => {
+                    let Some(change) = self.change.take() else { return };
+                    for (partition, entry) in change.entries {
+                        self.map[partition as usize] = entry;
+                    }
+                    self.version = change.version;
+                    self.welcome();
+                    self.begin();
+                    continue;
+                }
+            };
+            // Who joined since knows nothing of it, and is told the map when it holds.
+            change.waiting = change.told.intersection(&living).copied().collect();
+            if change.waiting.is_empty() {
+                return;
+            }
+            self.resend();
+        }
+    }
+
+    /// Everybody who lives has said what it knows.
+    pub(super) fn recalled_all(&mut self) {
+        if self.recalling.as_ref().is_none_or(|recalling| !recalling.is_empty()) {
+            return;
+        }
+        self.recalling = None;
+        let mut paused_for = 0;
+        for recalled in std::mem::take(&mut self.recalled) {
+            let Message::Recalled { member, version, partition_bits, map, directory, paused, .. } =
+                recalled
+            else {
+                continue;
+            };
+            paused_for = paused_for.max(paused);
+            if member.number == 0 {
+                continue;
+            }
+            let node = super::Node { member: member.clone(), gone: false };
+            self.nodes.insert(member.number, node);
+            if version > self.version
+                && let Some(geometry) = Geometry::new(partition_bits)
+                && map.len() == geometry.partitions() as usize
+            {
+                (self.version, self.map, self.geometry) = (version, map, geometry);
+                self.directory = directory;
+            }
+        }
+        if self.version == 0 {
+            return self.begin();
+        }
+        // A change may have been under way, and its owners have claimed their epochs: everything is taken anew.
+        let mut entries: BTreeMap<u32, Assigned> = BTreeMap::new();
+        self.assign(&mut entries);
+        for entry in &self.map {
+            entries.entry(entry.partition).or_insert(*entry);
+        }
+        self.version = self.version.max(paused_for);
+        for entry in entries.values_mut() {
+            entry.epoch += 1;
+        }
+        self.start(entries);
+    }
+}

@@ -1,0 +1,222 @@
+//! The coordinator's requests, answered by the state machine; its orders, sent by tasks.
+//!
+//! It is a fabric node of its own, in the manager's process or anywhere; it stores nothing. A client of the pool
+//! whom it asks who is dead.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use archipelago_base::Result;
+use archipelago_base::runtime::Runtime;
+use archipelago_fabric::{Call, ClientId, Handler, Reply, Request};
+use archipelago_pool::{PoolClient, Reach, Route};
+use parking_lot::Mutex;
+
+use super::{Action, Coordinator};
+use crate::wire::{Grant, Member, Message, Why};
+
+/// Between two ticks.
+const TICK: Duration = Duration::from_millis(2);
+/// Between two looks at who is dead.
+const WATCH: Duration = Duration::from_millis(10);
+/// An order is taken for lost after so long, and sent again.
+const ORDER: Duration = Duration::from_millis(500);
+
+struct State {
+    core: Coordinator,
+    replies: BTreeMap<u64, Reply>,
+    next_ticket: u64,
+}
+
+/// See the module.
+pub struct Desk {
+    state: Mutex<State>,
+    runtime: Arc<dyn Runtime>,
+    reach: Arc<dyn Reach>,
+    pool: PoolClient,
+    routes: Mutex<BTreeMap<ClientId, Arc<Route>>>,
+    /// Orders that are under way.
+    sending: Mutex<BTreeSet<(ClientId, Vec<u8>)>>,
+}
+
+impl fmt::Debug for Desk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Desk")
+    }
+}
+
+struct Door(Weak<Desk>);
+
+impl Handler for Door {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        let Some(desk) = self.0.upgrade() else { return };
+        match Message::decode(request.body) {
+            Ok(message) => desk.ask(&message, reply),
+            Err(malformed) => {
+                tracing::warn!(client = %request.client, %malformed, "a request was refused");
+                let grant = Grant::default();
+                reply.send(Message::Declined { why: Why::Malformed, grant }.encode());
+            }
+        }
+    }
+}
+
+impl Desk {
+    /// Hosts `core`; the handler for the fabric's node that it is reached by. Work begins with [`Desk::start`].
+    #[must_use]
+    pub fn new(
+        core: Coordinator,
+        runtime: Arc<dyn Runtime>,
+        reach: Arc<dyn Reach>,
+        pool: PoolClient,
+    ) -> (Arc<Self>, Box<dyn Handler>) {
+        let state = State { core, replies: BTreeMap::new(), next_ticket: 1 };
+        let desk = Arc::new(Self {
+            state: Mutex::new(state),
+            runtime,
+            reach,
+            pool,
+            routes: Mutex::default(),
+            sending: Mutex::default(),
+        });
+        let door = Box::new(Door(Arc::downgrade(&desk)));
+        (desk, door)
+    }
+
+    /// Ticks and watches for as long as the desk is there.
+    pub fn start(self: &Arc<Self>) {
+        let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
+        let ticking = async move {
+            loop {
+                runtime.sleep(TICK).await;
+                let Some(desk) = weak.upgrade() else { return };
+                desk.with(Coordinator::on_tick);
+            }
+        };
+        self.runtime.spawn("flex-tick", Box::pin(ticking));
+        let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
+        let watching = async move {
+            loop {
+                runtime.sleep(WATCH).await;
+                let Some(desk) = weak.upgrade() else { return };
+                if let Err(error) = desk.watch().await {
+                    tracing::debug!(%error, "the pool's manager is not heard");
+                }
+            }
+        };
+        self.runtime.spawn("flex-watch", Box::pin(watching));
+    }
+
+    /// Looks at the state machine.
+    pub fn look<T>(&self, look: impl FnOnce(&Coordinator) -> T) -> T {
+        look(&self.state.lock().core)
+    }
+
+    /// Changes the share of proxied partitions, in a thousand.
+    pub fn set_offload(self: &Arc<Self>, share: u32) {
+        self.with(|core| core.set_offload(share));
+    }
+
+    /// Nodes that may know a map, from a coordinator before this one.
+    pub fn recall(self: &Arc<Self>, members: &[Member]) {
+        self.with(|core| core.recall(members));
+    }
+
+    fn ask(self: &Arc<Self>, message: &Message, reply: Reply) {
+        self.with_ticket(reply, |core, ticket| core.on_message(ticket, message));
+    }
+
+    fn with_ticket(self: &Arc<Self>, reply: Reply, work: impl FnOnce(&mut Coordinator, u64)) {
+        let ticket = {
+            let mut state = self.state.lock();
+            let ticket = state.next_ticket;
+            state.next_ticket += 1;
+            state.replies.insert(ticket, reply);
+            ticket
+        };
+        self.with(|core| work(core, ticket));
+    }
+
+    fn with(self: &Arc<Self>, work: impl FnOnce(&mut Coordinator)) {
+        let (mut answers, mut orders) = (Vec::new(), Vec::new());
+        {
+            let mut state = self.state.lock();
+            let state = &mut *state;
+            work(&mut state.core);
+            for action in state.core.take_actions() {
+                match action {
+                    Action::Answer { ticket, message } => {
+                        answers.extend(state.replies.remove(&ticket).map(|reply| (reply, message)));
+                    }
+                    Action::Send { to, message } => {
+                        let members = state.core.nodes.values().map(|node| &node.member);
+                        let member = members.clone().find(|member| member.client == to);
+                        orders.extend(member.map(|member| (member.clone(), message)));
+                    }
+                }
+            }
+        }
+        for (reply, message) in answers {
+            reply.send(message.encode());
+        }
+        for (member, message) in orders {
+            self.send(member, message);
+        }
+    }
+
+    /// Sends an order, unless the same one is under way.
+    fn send(self: &Arc<Self>, member: Member, message: Message) {
+        let order = (member.client, message.encode());
+        if !self.sending.lock().insert(order.clone()) {
+            return;
+        }
+        let desk = Arc::clone(self);
+        let task = async move {
+            let route = {
+                let mut routes = desk.routes.lock();
+                let me = desk.pool.client();
+                let route = || Arc::new(Route::new(&desk.reach, me, None));
+                Arc::clone(routes.entry(member.client).or_insert_with(route))
+            };
+            let answer = match route.link(&member.endpoints, ORDER).await {
+                Ok(link) => match link.request(Call::new(&order.1, ORDER)).await {
+                    Ok(body) => Message::decode(&body).ok(),
+                    Err(_) => {
+                        link.close();
+                        None
+                    }
+                },
+                Err(_) => None,
+            };
+            desk.sending.lock().remove(&order);
+            if let Some(answer) = answer {
+                desk.with(|core| core.on_answer(member.client, &message, &answer));
+            }
+        };
+        self.runtime.spawn("flex-order", Box::pin(task));
+    }
+
+    /// Tells the state machine of nodes that the pool took for dead.
+    async fn watch(self: &Arc<Self>) -> Result<()> {
+        let members = self.look(Coordinator::members);
+        if members.is_empty() {
+            return Ok(());
+        }
+        let status = self.pool.status().await?;
+        if status.rebuilding {
+            return Ok(());
+        }
+        for member in members {
+            let lives = status.clients.iter().any(|known| known.client == member.client);
+            if lives {
+                continue;
+            }
+            self.pool.evict(member.client).await?;
+            tracing::info!(node = member.number, "a compute node is gone");
+            self.with(|core| core.on_gone(member.client));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,310 @@
+//! The coordinator: who serves which partition, and how that changes. A state machine without clock, lock or I/O.
+//!
+//! It keeps nothing that cannot be had from the compute nodes: one that starts anew asks them ([`Coordinator::recall`]) and takes the
+//! newest map. A change of the map goes through three steps, each of which all living nodes must confirm: *pause*, *prepare*,
+//! *resume* (`node/changing.rs`). A node that dies while it is under way is left out, and the change begins anew under a larger version
+//! with that node's partitions in it.
+//!
+//! Invariants: 1. one change at a time; 2. a partition gets a new node only when the old one has confirmed *pause* or is gone for
+//! good ([`Coordinator::on_gone`]: its keys are revoked everywhere and its lease is over); 3. epochs of a partition grow with
+//! every change; 4. a map is told as joined only when it holds.
+//!
+//! Messages may be lost, late or doubled: what is not confirmed is sent again at a tick, and what comes twice changes nothing.
+//! Cost: a change takes three rounds of messages to all nodes. Paper: §4.2, §4.5.
+
+mod change;
+mod host;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use archipelago_pool::{BlockId, ClientId};
+
+use crate::format::Geometry;
+use crate::ids::PartitionId;
+use crate::wire::{Assigned, Grant, Member, Message, Why};
+
+pub use host::Desk;
+
+use change::Change;
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Answer the request that came with this ticket.
+    Answer {
+        /// Which.
+        ticket: u64,
+        /// With what.
+        message: Message,
+    },
+    /// Ask a node; its answer goes to [`Coordinator::on_answer`].
+    Send {
+        /// Which.
+        to: ClientId,
+        /// What.
+        message: Message,
+    },
+}
+
+/// What is wanted of the next change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Want {
+    /// Every node gets its share.
+    Balance,
+    /// A partition needs more room.
+    Grow(u32),
+    /// These partitions are to have, or lose, a proxy: the share in a thousand of each node's list.
+    Offload(u32),
+}
+
+/// How a store is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// 2^this partitions.
+    pub partition_bits: u32,
+    /// 2^this buckets in each at first.
+    pub log2_buckets: u32,
+    /// The share of each node's partitions that it is the proxy of, in a thousand.
+    pub offload: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    member: Member,
+    /// Dead for good.
+    gone: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Coordinator {
+    term: u64,
+    plan: Plan,
+    nodes: BTreeMap<u32, Node>,
+    map: Vec<Assigned>,
+    geometry: Geometry,
+    directory: BlockId,
+    version: u64,
+    /// The node that makes the index.
+    creating: Option<u32>,
+    change: Option<Change>,
+    wants: BTreeSet<Want>,
+    /// Share of proxied partitions, in a thousand.
+    offload: u32,
+    joining: VecDeque<(u64, ClientId)>,
+    /// Nodes that are asked what they know; `None` once it is known.
+    recalling: Option<BTreeSet<ClientId>>,
+    recalled: Vec<Message>,
+    actions: Vec<Action>,
+}
+
+impl Coordinator {
+    /// One that knows nothing yet. `term`: larger than that of any before. Nodes that it may ask what they know come by
+    /// [`Coordinator::recall`].
+    #[must_use]
+    pub fn new(term: u64, plan: Plan) -> Self {
+        Self {
+            term,
+            plan,
+            nodes: BTreeMap::new(),
+            map: Vec::new(),
+            geometry: Geometry::new(plan.partition_bits).unwrap_or_default(),
+            directory: BlockId::default(),
+            version: 0,
+            creating: None,
+            change: None,
+            wants: BTreeSet::new(),
+            offload: plan.offload.min(1000),
+            joining: VecDeque::new(),
+            recalling: None,
+            recalled: Vec::new(),
+            actions: Vec::new(),
+        }
+    }
+
+    /// What is to be done since the last call.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// The map's version; 0: none yet.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whether no change is under way or wanted.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.change.is_none() && self.wants.is_empty() && self.version > 0 && self.recalling.is_none()
+    }
+
+    /// The map.
+    #[must_use]
+    pub fn map(&self) -> &[Assigned] {
+        &self.map
+    }
+
+    /// Nodes that live, as far as is known.
+    #[must_use]
+    pub fn members(&self) -> Vec<Member> {
+        let living = self.nodes.values().filter(|node| !node.gone);
+        living.map(|node| node.member.clone()).collect()
+    }
+
+    /// Compute nodes that may know a map: asked before anything else is done.
+    pub fn recall(&mut self, members: &[Member]) {
+        let asked: BTreeSet<ClientId> = members.iter().map(|member| member.client).collect();
+        if asked.is_empty() || self.version > 0 {
+            return;
+        }
+        for member in members {
+            self.nodes.insert(member.number, Node { member: member.clone(), gone: false });
+        }
+        self.recalling = Some(asked);
+        self.resend();
+    }
+
+    /// A request of a node.
+    pub fn on_message(&mut self, ticket: u64, message: &Message) {
+        match message {
+            Message::Join { client, endpoints } => self.join(ticket, *client, endpoints),
+            Message::Grow { partition, epoch } => {
+                let entry = self.map.get(*partition as usize);
+                if entry.is_some_and(|entry| entry.epoch == *epoch) {
+                    self.wants.insert(Want::Grow(*partition));
+                }
+                self.answer(ticket, Message::Done {});
+                self.begin();
+            }
+            _ => self.decline(ticket, Why::Malformed),
+        }
+    }
+
+    /// Another share of partitions is to be proxied, in a thousand.
+    pub fn set_offload(&mut self, share: u32) {
+        self.wants.insert(Want::Offload(share.min(1000)));
+        self.begin();
+    }
+
+    /// A node is dead for good: none of its operations takes place any more, and it serves nothing.
+    pub fn on_gone(&mut self, client: ClientId) {
+        let number = self.nodes.values().find(|node| node.member.client == client && !node.gone);
+        let Some(number) = number.map(|node| node.member.number) else { return };
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.gone = true;
+        }
+        self.joining.retain(|(_, joining)| *joining != client);
+        if let Some(recalling) = &mut self.recalling {
+            recalling.remove(&client);
+            self.recalled_all();
+        }
+        if self.creating == Some(number) {
+            self.creating = None;
+        }
+        if self.map.iter().any(|entry| entry.node == number) {
+            self.wants.insert(Want::Balance);
+        }
+        // The change that is under way waits for it, or gives it partitions: it begins anew.
+        if let Some(change) = self.change.take() {
+            self.restart(change);
+        }
+        self.proceed();
+        self.begin();
+        self.resend();
+    }
+
+    /// Sends again what was not confirmed.
+    pub fn on_tick(&mut self) {
+        self.begin();
+        self.resend();
+    }
+
+    fn answer(&mut self, ticket: u64, message: Message) {
+        self.actions.push(Action::Answer { ticket, message });
+    }
+
+    fn decline(&mut self, ticket: u64, why: Why) {
+        let grant = Grant::default();
+        self.answer(ticket, Message::Declined { why, grant });
+    }
+
+    fn join(&mut self, ticket: u64, client: ClientId, endpoints: &[String]) {
+        if self.recalling.is_some() {
+            return self.decline(ticket, Why::OldTerm);
+        }
+        let known = self.nodes.values().find(|node| node.member.client == client);
+        if known.is_some_and(|node| node.gone) {
+            return self.decline(ticket, Why::Fenced);
+        }
+        if known.is_none() {
+            // The lowest number that nobody who lives has, and the map does not name.
+            let free = |number: &u32| {
+                let living = self.nodes.get(number).is_some_and(|node| !node.gone);
+                !living && self.map.iter().all(|entry| entry.node != *number)
+            };
+            let Some(number) = (1..).find(free) else { return };
+            let member = Member { number, client, endpoints: endpoints.to_vec() };
+            self.nodes.insert(number, Node { member, gone: false });
+        }
+        self.joining.push_back((ticket, client));
+        self.begin();
+        self.welcome();
+    }
+
+    /// Tells those who wait what the map is, unless it is about to change.
+    fn welcome(&mut self) {
+        if self.version == 0 || self.change.is_some() {
+            return;
+        }
+        for (ticket, client) in std::mem::take(&mut self.joining) {
+            let node = self.nodes.values().find(|node| node.member.client == client && !node.gone);
+            let Some(number) = node.map(|node| node.member.number) else { continue };
+            let message = Message::Joined {
+                term: self.term,
+                number,
+                version: self.version,
+                partition_bits: self.geometry.partition_bits(),
+                map: self.map.clone(),
+                members: self.members(),
+                directory: self.directory,
+            };
+            self.answer(ticket, message);
+            if self.map.iter().all(|entry| entry.node != number) {
+                // It gets its share once it is there to take it.
+                self.wants.insert(Want::Balance);
+            }
+        }
+    }
+
+    fn create(&mut self) {
+        let living = self.nodes.values().find(|node| !node.gone);
+        let Some(first) = living.map(|node| node.member.clone()) else { return };
+        self.creating = Some(first.number);
+        let message = self.create_message();
+        self.actions.push(Action::Send { to: first.client, message });
+    }
+
+    fn create_message(&self) -> Message {
+        Message::Create {
+            term: self.term,
+            partition_bits: self.plan.partition_bits,
+            log2_buckets: self.plan.log2_buckets,
+        }
+    }
+
+    /// The client of a living node.
+    fn client(&self, number: u32) -> Option<ClientId> {
+        self.nodes.get(&number).filter(|node| !node.gone).map(|node| node.member.client)
+    }
+
+    fn living(&self) -> BTreeSet<ClientId> {
+        self.nodes.values().filter(|node| !node.gone).map(|node| node.member.client).collect()
+    }
+
+    fn partition(&self, partition: u32) -> Option<&Assigned> {
+        self.map.get(PartitionId(partition).0 as usize)
+    }
+}

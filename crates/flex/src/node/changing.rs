@@ -1,0 +1,411 @@
+//! The map, and how it changes: what the coordinator tells a node to do.
+//!
+//! A change has a version. *Pause*: the changed partitions' doors close, for this node's own requests and for those of others to
+//! it; answered when nobody is within. *Prepare*: the node takes the partitions that will be its own: it claims the owner word,
+//! settles what a forerunner left half done, loads the slots if it is to be the proxy, moves them if the partition grows.
+//! *Resume*: the map holds from here on.
+//!
+//! Invariants: 1. a request runs under the entry that it found when it came in, and no change ends *pause* before it went out;
+//! 2. orders of a smaller term are refused; 3. every order may come twice. Paper: §4.2, atomic partition reassignment.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::{Error, Result};
+use archipelago_pool::{BlockId, Sharing};
+use parking_lot::RwLock;
+
+use super::{Inner, Joined, Map, PAUSE};
+use crate::format::{
+    Access, BUCKET_BYTES, Geometry, Owner, PartitionEntry, Shape, Slot, entry_offset,
+};
+use crate::gates::Gates;
+use crate::ids::{ComputeId, PartitionId};
+use crate::proxy::Served;
+use crate::table::{Image, Range, Swapped};
+use crate::wire::{Assigned, Member, Message, Shaped, Why};
+
+/// A node asks to join again after so long.
+const JOIN_AGAIN: Duration = Duration::from_millis(2);
+
+/// What a node knows of the coordinator's doings.
+#[derive(Debug, Default)]
+pub(crate) struct Standing {
+    term: u64,
+    directory: BlockId,
+    /// The change that is under way.
+    staged: Option<Staged>,
+    /// What was created, should it be asked for again.
+    created: Option<(Vec<Shaped>, BlockId)>,
+    creating: bool,
+}
+
+#[derive(Debug)]
+struct Staged {
+    version: u64,
+    changes: Vec<Assigned>,
+    members: Vec<Member>,
+    prepared: Option<BTreeMap<u32, (Assigned, Arc<Served>)>>,
+}
+
+/// The map as people look at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapStatus {
+    /// This node's number.
+    pub number: u32,
+    /// The map's version.
+    pub version: u64,
+    /// Partitions.
+    pub entries: Vec<Assigned>,
+    /// Compute nodes.
+    pub members: Vec<Member>,
+}
+
+impl Inner {
+    pub(super) fn map_status(&self) -> Option<MapStatus> {
+        let joined = self.joined().ok()?;
+        let map = joined.map.read();
+        Some(MapStatus {
+            number: joined.number,
+            version: map.version,
+            entries: map.entries.clone(),
+            members: map.members.clone(),
+        })
+    }
+
+    pub(super) async fn join(self: &Arc<Self>) -> Result<()> {
+        let until_ns = self.until_ns();
+        let message =
+            Message::Join { client: self.pool.client(), endpoints: self.endpoints.clone() };
+        loop {
+            let coordinator = Arc::clone(&self.peers.coordinator);
+            let answer = self.ask(&coordinator, &message, until_ns).await?;
+            if let Message::Joined { .. } = answer {
+                return self.take_part(answer);
+            }
+            self.table.late(until_ns, "joining the store")?;
+            self.runtime.sleep(JOIN_AGAIN).await;
+        }
+    }
+
+    fn take_part(self: &Arc<Self>, answer: Message) -> Result<()> {
+        let Message::Joined { term, number, version, partition_bits, map, members, directory } =
+            answer
+        else {
+            return Err(Error::unsupported("an answer that does not fit the question"));
+        };
+        let geometry = Geometry::new(partition_bits)
+            .filter(|geometry| map.len() == geometry.partitions() as usize)
+            .ok_or_else(|| Error::unsupported("a map of another size than it says"))?;
+        {
+            let mut standing = self.standing.lock();
+            standing.term = standing.term.max(term);
+            standing.directory = directory;
+        }
+        let map = Arc::new(Map { version, geometry, entries: map, members });
+        let gates = Gates::new(geometry.partitions());
+        let joined = Joined { number, gates, map: RwLock::new(map) };
+        if self.joined.set(joined).is_ok() {
+            self.keep_releasing();
+        }
+        Ok(())
+    }
+
+    pub(super) async fn obey(self: &Arc<Self>, message: Message) -> Message {
+        let (Message::Create { term, .. }
+        | Message::Pause { term, .. }
+        | Message::Prepare { term, .. }
+        | Message::Resume { term, .. }
+        | Message::Recall { term }) = &message
+        else {
+            return self.declined(Why::Malformed);
+        };
+        {
+            let mut standing = self.standing.lock();
+            if *term < standing.term {
+                return self.declined(Why::OldTerm);
+            }
+            standing.term = *term;
+        }
+        let done = match message {
+            Message::Create { partition_bits, log2_buckets, .. } => {
+                self.create(partition_bits, log2_buckets).await
+            }
+            Message::Pause { version, changes, members, .. } => {
+                self.pause_for(version, changes, members).await
+            }
+            Message::Prepare { version, .. } => self.prepare(version).await,
+            Message::Resume { version, changes, .. } => self.resume(version, changes),
+            _ => Ok(self.recall()),
+        };
+        done.unwrap_or_else(|error| {
+            tracing::warn!(%error, "an order of the coordinator");
+            self.declined(Why::Busy)
+        })
+    }
+
+    /// Makes the index: a subtable for each partition, and the directory. Blocks are zeroes: slots that were never used.
+    async fn create(self: &Arc<Self>, partition_bits: u32, log2_buckets: u32) -> Result<Message> {
+        {
+            let mut standing = self.standing.lock();
+            if let Some((shapes, directory)) = &standing.created {
+                return Ok(Message::Created { shapes: shapes.clone(), directory: *directory });
+            }
+            if std::mem::replace(&mut standing.creating, true) {
+                return Err(Error::busy("the index is being made"));
+            }
+        }
+        let made = self.make(partition_bits, log2_buckets).await;
+        let mut standing = self.standing.lock();
+        standing.creating = false;
+        let (shapes, directory) = made?;
+        standing.created = Some((shapes.clone(), directory));
+        Ok(Message::Created { shapes, directory })
+    }
+
+    async fn make(&self, partition_bits: u32, log2_buckets: u32) -> Result<(Vec<Shaped>, BlockId)> {
+        let geometry = Geometry::new(partition_bits)
+            .ok_or_else(|| Error::invalid("too many partitions"))?;
+        let directory = self.pool.allocate(Sharing::All).await?;
+        let bytes = entry_offset(PartitionId(geometry.partitions()));
+        if bytes > self.pool.block_bytes() {
+            let block = self.pool.block_bytes();
+            return Err(Error::invalid(format!(
+                "the directory of {} partitions takes {bytes} bytes, a block has {block}",
+                geometry.partitions()
+            )));
+        }
+        let mut shapes = Vec::new();
+        for _ in 0..geometry.partitions() {
+            // Room that was never used holds zeroes.
+            let address = self.allocate((BUCKET_BYTES as u64) << log2_buckets).await?;
+            let packed = self.table.packing.pack(address);
+            let packed = packed.ok_or_else(|| Error::unsupported("an address out of range"))?;
+            shapes.push(Shaped { packed, generation: 1, log2_buckets });
+        }
+        Ok((shapes, directory))
+    }
+
+    async fn pause_for(
+        self: &Arc<Self>,
+        version: u64,
+        changes: Vec<Assigned>,
+        members: Vec<Member>,
+    ) -> Result<Message> {
+        let joined = self.joined()?;
+        {
+            let mut standing = self.standing.lock();
+            if joined.map.read().version >= version {
+                return Ok(Message::Done {});
+            }
+            let staged = standing.staged.as_ref();
+            if staged.is_some_and(|staged| staged.version > version) {
+                return Ok(self.declined(Why::OldTerm));
+            }
+            if staged.is_none_or(|staged| staged.version < version) {
+                // What an earlier change closed and this one does not name stays closed until it holds.
+                let prepared = None;
+                let changes = changes.clone();
+                standing.staged = Some(Staged { version, changes, members, prepared });
+            }
+        }
+        for change in &changes {
+            joined.gates.close(PartitionId(change.partition));
+            self.proxy.close(PartitionId(change.partition));
+        }
+        for change in &changes {
+            joined.gates.drained(PartitionId(change.partition)).await;
+            self.proxy.drained(PartitionId(change.partition)).await;
+        }
+        Ok(Message::Done {})
+    }
+
+    async fn prepare(self: &Arc<Self>, version: u64) -> Result<Message> {
+        let joined = self.joined()?;
+        let mine: Vec<Assigned> = {
+            let standing = self.standing.lock();
+            let Some(staged) = standing.staged.as_ref().filter(|staged| staged.version == version)
+            else {
+                return Ok(self.declined(Why::OldTerm));
+            };
+            if let Some(prepared) = &staged.prepared {
+                let changes = prepared.values().map(|(assigned, _)| *assigned).collect();
+                return Ok(Message::Prepared { changes });
+            }
+            let mine = staged.changes.iter().filter(|change| change.node == joined.number);
+            mine.copied().collect()
+        };
+        let mut prepared = BTreeMap::new();
+        for assigned in mine {
+            let (assigned, served) = self.take(assigned).await?;
+            prepared.insert(assigned.partition, (assigned, served));
+        }
+        let changes = prepared.values().map(|(assigned, _)| *assigned).collect();
+        let mut standing = self.standing.lock();
+        match standing.staged.as_mut().filter(|staged| staged.version == version) {
+            Some(staged) => staged.prepared = Some(prepared),
+            None => return Ok(self.declined(Why::OldTerm)),
+        }
+        Ok(Message::Prepared { changes })
+    }
+
+    /// Takes a partition: nobody else works on it.
+    async fn take(self: &Arc<Self>, mut assigned: Assigned) -> Result<(Assigned, Arc<Served>)> {
+        let until_ns = self.until_ns();
+        let partition = PartitionId(assigned.partition);
+        self.claim(assigned, until_ns).await?;
+        let mut stamp = || self.deleted_now();
+        let (mut image, repaired) =
+            self.table.repair(assigned.shape, &mut stamp, until_ns).await?;
+        if repaired.pending + repaired.differed > 0 {
+            tracing::info!(%partition, ?repaired, "slots that a node left half done were settled");
+        }
+        if assigned.grow {
+            let old = assigned.shape;
+            (assigned.shape, image) = self.grow(partition, old, &image, until_ns).await?;
+            assigned.grow = false;
+            self.free_table(self.table.address(old.packed), (BUCKET_BYTES as u64) << old.log2_buckets);
+        }
+        self.enter_shape(assigned, until_ns).await?;
+        let served = Served::new(assigned, assigned.offloaded.then_some(image), self.now_us());
+        Ok((assigned, Arc::new(served)))
+    }
+
+    fn owner_of(assigned: Assigned) -> Owner {
+        let access = if assigned.offloaded { Access::Proxied } else { Access::OneSided };
+        Owner { epoch: assigned.epoch, node: Some(ComputeId(assigned.node)), access }
+    }
+
+    /// The owner word becomes this node's, if no later epoch is there.
+    async fn claim(&self, assigned: Assigned, until_ns: u64) -> Result<()> {
+        let address = self.entry_address(assigned.partition);
+        let owner = Self::owner_of(assigned).encode();
+        let mine = owner.ok_or_else(|| Error::unsupported("a node's number is out of range"))?;
+        let mut word = self.table.word(address, until_ns).await?;
+        loop {
+            if word == mine {
+                return Ok(());
+            }
+            if word >> 32 > u64::from(assigned.epoch) {
+                let what = format!("partition {} is of a later epoch already", assigned.partition);
+                return Err(Error::new(archipelago_base::ErrorKind::Fenced, what));
+            }
+            match self.table.swap(address, word, mine, until_ns).await? {
+                Swapped::Was(was) if was == word => return Ok(()),
+                Swapped::Was(was) => word = was,
+                Swapped::Unknown => word = self.table.word(address, until_ns).await?,
+            }
+        }
+    }
+
+    fn entry_address(&self, partition: u32) -> archipelago_pool::Address {
+        let block = self.standing.lock().directory;
+        archipelago_pool::Address { block, offset: entry_offset(PartitionId(partition)) }
+    }
+
+    /// Writes the whole entry to all copies.
+    async fn enter_shape(&self, assigned: Assigned, until_ns: u64) -> Result<()> {
+        let geometry = self.joined()?.map.read().geometry;
+        let Shaped { packed, generation, log2_buckets } = assigned.shape;
+        let shape = Shape { packed, generation, log2_buckets };
+        let entry = PartitionEntry { owner: Self::owner_of(assigned), shape };
+        let bytes = entry.encode(geometry, PartitionId(assigned.partition));
+        let bytes = bytes.ok_or_else(|| Error::unsupported("an entry is out of range"))?;
+        self.table.write(&[(self.entry_address(assigned.partition), &bytes)], until_ns).await
+    }
+
+    /// Moves a partition to a larger subtable.
+    async fn grow(
+        self: &Arc<Self>,
+        partition: PartitionId,
+        shape: Shaped,
+        image: &Image,
+        until_ns: u64,
+    ) -> Result<(Shaped, Image)> {
+        let (log2_buckets, bytes) = self.table.regrown(shape, image, partition, until_ns).await?;
+        let address = self.allocate(bytes.len() as u64).await?;
+        for (nth, part) in bytes.chunks(64 << 10).enumerate() {
+            let offset = address.offset + (nth * (64 << 10)) as u64;
+            let to = archipelago_pool::Address { offset, ..address };
+            self.table.write(&[(to, part)], until_ns).await?;
+        }
+        let packed = self.table.packing.pack(address);
+        let packed = packed.ok_or_else(|| Error::unsupported("an address out of range"))?;
+        let shape = Shaped { packed, generation: shape.generation + 1, log2_buckets };
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+        Ok((shape, Image { words: words.collect() }))
+    }
+
+    fn resume(self: &Arc<Self>, version: u64, changes: Vec<Assigned>) -> Result<Message> {
+        let joined = self.joined()?;
+        let mut standing = self.standing.lock();
+        if joined.map.read().version >= version {
+            return Ok(Message::Done {});
+        }
+        if standing.staged.as_ref().is_none_or(|staged| staged.version != version) {
+            return Ok(self.declined(Why::OldTerm));
+        }
+        let Some(staged) = standing.staged.take() else { return Ok(Message::Done {}) };
+        let mut prepared = staged.prepared.unwrap_or_default();
+        for change in &changes {
+            let served = prepared.remove(&change.partition).map(|(_, served)| served);
+            self.proxy.set(PartitionId(change.partition), served);
+        }
+        self.peers.retain(&staged.members);
+        {
+            let mut map = joined.map.write();
+            let mut next = Map::clone(&map);
+            next.version = version;
+            next.members = staged.members;
+            for change in &changes {
+                next.entries[change.partition as usize] = *change;
+            }
+            *map = Arc::new(next);
+        }
+        drop(standing);
+        for change in &changes {
+            joined.gates.open(PartitionId(change.partition));
+        }
+        Ok(Message::Done {})
+    }
+
+    fn recall(&self) -> Message {
+        let standing = self.standing.lock();
+        let member = Member {
+            number: self.joined.get().map_or(0, |joined| joined.number),
+            client: self.pool.client(),
+            endpoints: self.endpoints.clone(),
+        };
+        let paused = standing.staged.as_ref().map_or(0, |staged| staged.version);
+        let map = self.joined.get().map(|joined| Arc::clone(&joined.map.read()));
+        Message::Recalled {
+            member,
+            version: map.as_ref().map_or(0, |map| map.version),
+            partition_bits: map.as_ref().map_or(0, |map| map.geometry.partition_bits()),
+            map: map.as_ref().map_or_else(Vec::new, |map| map.entries.clone()),
+            directory: standing.directory,
+            paused,
+            members: map.as_ref().map_or_else(Vec::new, |map| map.members.clone()),
+        }
+    }
+
+    /// The word of a slot that is deleted now. No two deletions give the same.
+    pub(crate) fn deleted_now(&self) -> Slot {
+        Slot::deleted(self.now_us(), self.rng.lock().u16(..))
+    }
+
+    /// The slot's first copy and those behind it, for who looks after a partition.
+    pub(crate) fn slot_range(&self, shape: Shaped, index: u32) -> Range {
+        Range { address: self.table.slot(shape, crate::format::SlotIndex(index)), bytes: 8 }
+    }
+
+    /// Asks the coordinator for more room in a partition, and waits for a moment.
+    pub(crate) async fn ask_to_grow(&self, entry: Assigned, until_ns: u64) -> Result<()> {
+        let grow = Message::Grow { partition: entry.partition, epoch: entry.epoch };
+        let coordinator = Arc::clone(&self.peers.coordinator);
+        self.ask(&coordinator, &grow, until_ns).await?;
+        self.runtime.sleep(PAUSE * 10).await;
+        Ok(())
+    }
+}

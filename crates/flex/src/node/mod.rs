@@ -1,0 +1,248 @@
+//! A compute node: clients work through it, it serves partitions of the index, it obeys the coordinator.
+//!
+//! | part | in |
+//! | --- | --- |
+//! | what callers see: get, set, insert, update, delete | `client/` |
+//! | requests of other nodes to the partitions that it serves | `proxy/` |
+//! | the map, and how it changes | `changing.rs` |
+//! | records: room, and what is freed | `records.rs` |
+//! | other nodes, and how they are asked | `peers.rs` |
+//!
+//! Thread-safety: all of it; no lock is held over an await. Failure: a node that lost its place in the pool serves nothing any
+//! more and ends its calls as fenced: start another. Cost: state per partition is some 40 bytes, and its slots while it is its proxy.
+
+mod changing;
+pub(crate) mod peers;
+pub(crate) mod records;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use archipelago_base::random::Rng;
+use archipelago_base::runtime::Runtime;
+use archipelago_base::{Error, Result};
+use archipelago_fabric::{ClientId, Handler, Reply, Request};
+use archipelago_pool::{PoolClient, Reach};
+use parking_lot::{Mutex, RwLock};
+
+use crate::format::{Geometry, packing};
+use crate::gates::Gates;
+use crate::ids::PartitionId;
+use crate::proxy::Proxy;
+use crate::settings::FlexSettings;
+use crate::table::Table;
+use crate::wire::{Assigned, Grant, Member, Message, Why};
+
+pub use changing::MapStatus;
+use changing::Standing;
+use peers::Peers;
+use records::Records;
+
+/// A request to another node is sent again after so long.
+pub(crate) const REQUEST: Duration = Duration::from_millis(50);
+/// Between two tries of what was refused.
+pub(crate) const PAUSE: Duration = Duration::from_micros(100);
+
+/// What the map says, at one version.
+#[derive(Clone, Debug)]
+pub(crate) struct Map {
+    pub(crate) version: u64,
+    pub(crate) geometry: Geometry,
+    pub(crate) entries: Vec<Assigned>,
+    pub(crate) members: Vec<Member>,
+}
+
+/// What a node knows once it has joined.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) number: u32,
+    pub(crate) gates: Gates,
+    pub(crate) map: RwLock<Arc<Map>>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) settings: FlexSettings,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) pool: PoolClient,
+    pub(crate) table: Table,
+    pub(crate) records: Records,
+    pub(crate) proxy: Proxy,
+    pub(crate) peers: Peers,
+    pub(crate) standing: Mutex<Standing>,
+    pub(crate) rng: Mutex<Rng>,
+    pub(crate) endpoints: Vec<String>,
+    joined: OnceLock<Joined>,
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct ComputeNode(pub(crate) Arc<Inner>);
+
+impl fmt::Debug for ComputeNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ComputeNode({})", self.0.pool.client())
+    }
+}
+
+/// Where a node is reached and whom it reaches.
+#[derive(Debug)]
+pub struct Surroundings {
+    /// Time and tasks.
+    pub runtime: Arc<dyn Runtime>,
+    /// Ways to other nodes.
+    pub reach: Arc<dyn Reach>,
+    /// This node as a client of the pool, of the store's label.
+    pub pool: PoolClient,
+    /// Where the coordinator is.
+    pub coordinator: Vec<String>,
+    /// Where this node is reached.
+    pub endpoints: Vec<String>,
+}
+
+/// The fabric's handler of a node's requests.
+struct Door(Weak<Inner>);
+
+impl Handler for Door {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        let Some(inner) = self.0.upgrade() else { return };
+        let message = match Message::decode(request.body) {
+            Ok(message) => message,
+            Err(malformed) => {
+                tracing::warn!(client = %request.client, %malformed, "a request was refused");
+                let grant = Grant::default();
+                reply.send(Message::Declined { why: Why::Malformed, grant }.encode());
+                return;
+            }
+        };
+        if let Some(answer) = inner.answer_at_once(request.client, &message) {
+            reply.send(answer.encode());
+            return;
+        }
+        let (from, runtime) = (request.client, Arc::clone(&inner.runtime));
+        let task = async move {
+            let answer = inner.answer(from, message).await;
+            drop(inner);
+            reply.send(answer.encode());
+        };
+        runtime.spawn("flex-request", Box::pin(task));
+    }
+}
+
+impl ComputeNode {
+    /// A node that has not joined yet, and the handler for the fabric's node that it is reached by.
+    pub fn new(
+        settings: FlexSettings,
+        around: Surroundings,
+    ) -> Result<(Self, Box<dyn Handler>)> {
+        settings.validate()?;
+        let Surroundings { runtime, reach, pool, coordinator, endpoints } = around;
+        let block_bytes = pool.block_bytes();
+        if block_bytes == 0 {
+            return Err(Error::busy("no memory node is there yet"));
+        }
+        let packing = packing(block_bytes)?;
+        let table = Table { pool: pool.clone(), runtime: Arc::clone(&runtime), packing };
+        let peers = Peers::new(&reach, pool.client(), coordinator);
+        let inner = Arc::new(Inner {
+            records: Records::new(block_bytes),
+            proxy: Proxy::default(),
+            standing: Mutex::default(),
+            rng: Mutex::new(Rng::with_seed(runtime.seed())),
+            joined: OnceLock::new(),
+            settings,
+            runtime,
+            pool,
+            table,
+            peers,
+            endpoints,
+        });
+        let door = Box::new(Door(Arc::downgrade(&inner)));
+        Ok((Self(inner), door))
+    }
+
+    /// Joins the store; to be called when the handler can be reached. Makes the store if this is the first node of it.
+    pub async fn join(&self) -> Result<()> {
+        self.0.join().await
+    }
+
+    /// As which client of the pool it works.
+    #[must_use]
+    pub fn client(&self) -> ClientId {
+        self.0.pool.client()
+    }
+
+    /// The map as this node has it; `None` before it has joined.
+    #[must_use]
+    pub fn map_status(&self) -> Option<MapStatus> {
+        self.0.map_status()
+    }
+}
+
+impl Inner {
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.runtime.now_ns()
+    }
+
+    pub(crate) fn now_us(&self) -> u64 {
+        self.now_ns() / 1000
+    }
+
+    pub(crate) fn until_ns(&self) -> u64 {
+        self.now_ns().saturating_add(self.settings.patience.as_nanos() as u64)
+    }
+
+    pub(crate) fn joined(&self) -> Result<&Joined> {
+        self.joined.get().ok_or_else(|| Error::busy("the node has not joined the store yet"))
+    }
+
+    pub(crate) async fn pause(&self) {
+        let more = self.rng.lock().u64(..PAUSE.as_nanos() as u64);
+        self.runtime.sleep(PAUSE + Duration::from_nanos(more)).await;
+    }
+
+    pub(crate) fn grant(&self) -> Grant {
+        Grant { session: 0, stamp_us: self.now_us() }
+    }
+
+    pub(crate) fn declined(&self, why: Why) -> Message {
+        Message::Declined { why, grant: self.grant() }
+    }
+
+    /// What needs no waiting.
+    fn answer_at_once(&self, _from: ClientId, message: &Message) -> Option<Message> {
+        match message {
+            Message::Search { partition, epoch, hash, .. } => {
+                Some(self.search(PartitionId(*partition), *epoch, *hash))
+            }
+            Message::Renew { .. } => Some(Message::Renewed { grant: self.grant() }),
+            _ => None,
+        }
+    }
+
+    /// Whether a client of the pool is dead for good: none of its operations takes place any more.
+    pub(crate) async fn is_gone(&self, client: ClientId) -> Result<bool> {
+        let status = self.pool.status().await?;
+        if status.clients.iter().any(|known| known.client == client) {
+            return Ok(false);
+        }
+        self.pool.evict(client).await?;
+        Ok(true)
+    }
+
+    async fn answer(self: &Arc<Self>, from: ClientId, message: Message) -> Message {
+        match message {
+            Message::Write { .. } => self.write_index(from, &message).await,
+            Message::Free { words } => self.free_here(&words).await,
+            Message::Settle { partition, epoch, place } => {
+                self.settle(PartitionId(partition), epoch, place).await
+            }
+            Message::Create { .. }
+            | Message::Pause { .. }
+            | Message::Prepare { .. }
+            | Message::Resume { .. }
+            | Message::Recall { .. } => self.obey(message).await,
+            _ => self.declined(Why::Malformed),
+        }
+    }
+}

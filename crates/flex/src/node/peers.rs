@@ -1,0 +1,141 @@
+//! Other nodes, and how they are asked.
+//!
+//! A question gets a number of the session with the node and is sent again under it until it is answered: the node executes it
+//! once. [`Unasked::Unknown`]: nobody knows what came of it. One route per node's life; a life is a client of the pool.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use archipelago_base::{Error, Result};
+use archipelago_fabric::{Call, ClientId, Reason, Session};
+use archipelago_pool::{Reach, Route};
+use parking_lot::Mutex;
+
+use super::{Inner, REQUEST};
+use crate::wire::{Member, Message};
+
+/// A node.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    route: Route,
+    endpoints: Vec<String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Peers {
+    reach: Arc<dyn Reach>,
+    me: ClientId,
+    known: Mutex<BTreeMap<ClientId, Arc<Peer>>>,
+    pub(super) coordinator: Arc<Peer>,
+}
+
+/// A question that was begun and not answered; to be asked again.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    bytes: Vec<u8>,
+    /// The session and its number of it, once it was sent.
+    number: Option<(Arc<Session>, u64)>,
+}
+
+impl Drop for Asked {
+    /// Nobody will ask again.
+    fn drop(&mut self) {
+        if let Some((session, number)) = &self.number {
+            session.give_up(*number);
+        }
+    }
+}
+
+impl Asked {
+    pub(crate) fn new(message: &Message) -> Self {
+        Self { bytes: message.encode(), number: None }
+    }
+
+    /// Whether it may have arrived.
+    pub(crate) fn was_sent(&self) -> bool {
+        self.number.is_some()
+    }
+}
+
+impl Peers {
+    pub(super) fn new(reach: &Arc<dyn Reach>, me: ClientId, coordinator: Vec<String>) -> Self {
+        let peer = |endpoints| Arc::new(Peer { route: Route::new(reach, me, None), endpoints });
+        Self {
+            reach: Arc::clone(reach),
+            me,
+            known: Mutex::default(),
+            coordinator: peer(coordinator),
+        }
+    }
+
+    pub(crate) fn peer(&self, member: &Member) -> Arc<Peer> {
+        let mut known = self.known.lock();
+        let peer = known.entry(member.client).or_insert_with(|| {
+            let route = Route::new(&self.reach, self.me, None);
+            Arc::new(Peer { route, endpoints: member.endpoints.clone() })
+        });
+        Arc::clone(peer)
+    }
+
+    /// Forgets who is no member any more.
+    pub(super) fn retain(&self, members: &[Member]) {
+        let stays = |client: &ClientId| members.iter().any(|member| member.client == *client);
+        let gone: Vec<Arc<Peer>> = {
+            let mut known = self.known.lock();
+            known.extract_if(.., |client, _| !stays(client)).map(|(_, peer)| peer).collect()
+        };
+        for peer in gone {
+            peer.route.hang_up();
+        }
+    }
+}
+
+impl Inner {
+    /// Asks once, or once more. `Ok(None)`: no answer yet.
+    pub(crate) async fn ask_once(&self, peer: &Peer, asked: &mut Asked) -> Result<Option<Message>> {
+        let Ok(link) = peer.route.link(&peer.endpoints, REQUEST).await else { return Ok(None) };
+        let call = Call::new(&asked.bytes, REQUEST);
+        let call = match &asked.number {
+            Some((_, number)) => call.again(*number),
+            None => {
+                let Ok(number) = link.session().begin() else { return Ok(None) };
+                asked.number = Some((Arc::clone(link.session()), number));
+                call.numbered(number)
+            }
+        };
+        match link.request(call).await {
+            Ok(body) => match Message::decode(&body) {
+                Ok(message) => Ok(Some(message)),
+                Err(malformed) => Err(Error::unsupported(malformed.to_string())),
+            },
+            Err(refusal) => match refusal.reason {
+                Reason::Deadline | Reason::Full => Ok(None),
+                Reason::Disconnected => {
+                    link.close();
+                    Ok(None)
+                }
+                _ => {
+                    link.close();
+                    Err(refusal.error("a request to another node"))
+                }
+            },
+        }
+    }
+
+    /// Asks until there is an answer.
+    pub(crate) async fn ask(
+        &self,
+        peer: &Peer,
+        message: &Message,
+        until_ns: u64,
+    ) -> Result<Message> {
+        let mut asked = Asked::new(message);
+        loop {
+            if let Some(answer) = self.ask_once(peer, &mut asked).await? {
+                return Ok(answer);
+            }
+            self.table.late(until_ns, format!("{} to another node", message.name()))?;
+            self.pause().await;
+        }
+    }
+}

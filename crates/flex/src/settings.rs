@@ -1,0 +1,71 @@
+//! How a store is cut and how patient it is. Few, and all with defaults.
+
+use std::time::Duration;
+
+use archipelago_base::{Error, Result};
+
+use crate::format::{LOG2_BUCKETS_MAX, PARTITION_BITS_DEFAULT, PARTITION_BITS_MAX};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct FlexSettings {
+    /// What the store is called in the pool: nodes of one label share it.
+    pub label: u64,
+    /// 2^this partitions, when the store is made. Default: 13 (the paper's).
+    pub partition_bits: u32,
+    /// 2^this buckets of eight slots in each, when the store is made; partitions grow by themselves. Default: 5.
+    pub log2_buckets: u32,
+    /// How long a client may act on where a key's slot is, by its proxy's clock, and a node on what it has cached without
+    /// hearing of the proxy. Default: 200 ms (the paper's).
+    pub lease: Duration,
+    /// How long anybody may act on a record's address; freed records are used again later than that. Longer than the pool's lease:
+    /// a client that stopped meanwhile has lost its keys by then. Default: 5 s.
+    pub address_lease: Duration,
+    /// A request that gets nowhere ends as busy after so long. Default: 5 s.
+    pub patience: Duration,
+}
+
+impl Default for FlexSettings {
+    fn default() -> Self {
+        Self {
+            label: 1,
+            partition_bits: PARTITION_BITS_DEFAULT,
+            log2_buckets: 5,
+            lease: Duration::from_millis(200),
+            address_lease: Duration::from_secs(5),
+            patience: Duration::from_secs(5),
+        }
+    }
+}
+
+impl FlexSettings {
+    /// Says what cannot be.
+    pub fn validate(&self) -> Result<()> {
+        if self.partition_bits > PARTITION_BITS_MAX {
+            let bits = self.partition_bits;
+            return Err(Error::invalid(format!(
+                "2^{bits} partitions: at most 2^{PARTITION_BITS_MAX} are possible"
+            )));
+        }
+        if self.log2_buckets > LOG2_BUCKETS_MAX {
+            let bits = self.log2_buckets;
+            return Err(Error::invalid(format!(
+                "2^{bits} buckets in a partition: at most 2^{LOG2_BUCKETS_MAX} are possible"
+            )));
+        }
+        if self.lease.is_zero() || self.address_lease < self.lease {
+            return Err(Error::invalid(
+                "the lease must be above zero, and the address lease no shorter than it",
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn lease_us(&self) -> u64 {
+        self.lease.as_micros() as u64
+    }
+
+    pub(crate) fn address_lease_ns(&self) -> u64 {
+        self.address_lease.as_nanos() as u64
+    }
+}

@@ -1,0 +1,318 @@
+//! The messages, one variant each; requests and answers.
+
+use archipelago_pool::wire::codec::{Reader, put_u8};
+use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct};
+
+use super::Malformed;
+
+/// Version of the messages; the first byte of each.
+pub const VERSION: u8 = 1;
+
+/// What a write does to the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WriteKind {
+    /// A key that was not there.
+    Insert,
+    /// A new record of a key that is.
+    Update,
+    /// The key goes.
+    Delete,
+}
+
+/// Why an index request was not done. Nothing was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// The partition is not served here at that epoch: wait for the map.
+    Moved,
+    /// Another write of the key is under way.
+    Busy,
+    /// The slot is not what the client took it for, or another key with the fingerprint appeared: look again.
+    Resolve,
+    /// Both buckets are full: the partition is to grow.
+    Full,
+    /// The node has no lease, or is to end: whether the request took place is settled by the next map.
+    Fenced,
+    /// The request was not understood.
+    Malformed,
+    /// The coordinator's term is over, or it knows nothing yet.
+    OldTerm,
+}
+
+/// A slot and what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Which slot of the subtable.
+    pub index: u32,
+    /// The word in it.
+    pub word: u64,
+}
+
+/// What every answer of a proxy brings: its clock, and the cache lease's session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Grant {
+    /// The session of the lease between the two nodes.
+    pub session: u64,
+    /// Microseconds of the proxy's clock when it answered.
+    pub stamp_us: u64,
+}
+
+/// Reads of a slot that were served from a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReadCount {
+    /// Which slot.
+    pub index: u32,
+    /// How many.
+    pub count: u32,
+}
+
+/// A compute node as others reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its number.
+    pub number: u32,
+    /// As which client of the pool it works.
+    pub client: ClientId,
+    /// Where it is reached.
+    pub endpoints: Vec<String>,
+}
+
+/// Where a subtable lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shaped {
+    /// Packed address.
+    pub packed: u64,
+    /// Grows with every new place or size.
+    pub generation: u32,
+    /// 2^this buckets.
+    pub log2_buckets: u32,
+}
+
+/// A partition in the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Assigned {
+    /// Which.
+    pub partition: u32,
+    /// Grows with every change.
+    pub epoch: u32,
+    /// The compute node that serves it, or looks after it.
+    pub node: u32,
+    /// Whether that node is its proxy; otherwise the index is read and updated one-sided.
+    pub offloaded: bool,
+    /// Whether the subtable is to be made larger on the way.
+    pub grow: bool,
+    /// Where the subtable lies.
+    pub shape: Shaped,
+}
+
+wire_enum!(WriteKind { Insert = 0, Update = 1, Delete = 2 });
+wire_enum!(Why { Moved = 0, Busy = 1, Resolve = 2, Full = 3, Fenced = 4, Malformed = 5, OldTerm = 6 });
+wire_struct!(Place { index, word });
+wire_struct!(Grant { session, stamp_us });
+wire_struct!(ReadCount { index, count });
+wire_struct!(Member { number, client, endpoints });
+wire_struct!(Shaped { packed, generation, log2_buckets });
+wire_struct!(Assigned { partition, epoch, node, offloaded, grow, shape });
+
+wire_messages! {
+    /// Everything that is said.
+    Message {
+    /// Client → proxy: where may the key lie? The answer is [`Message::Found`].
+    Search = 1 {
+        /// Which partition.
+        partition: u32,
+        /// At which epoch the client knows it.
+        epoch: u32,
+        /// The key's hash.
+        hash: u64,
+        /// Reads of the key that its cache served meanwhile.
+        reads: u32,
+        /// The lease's session that the client has; 0: none.
+        session: u64,
+    }
+    /// The committed slots whose fingerprint is the key's.
+    Found = 2 {
+        /// Them.
+        slots: Vec<Place>,
+        /// Whether the sender may cache the pair: it is among the sharers now.
+        cache: bool,
+        /// Clock and lease.
+        grant: Grant,
+    }
+    /// Client → the partition's node: change the index. The new record is on all its copies.
+    Write = 3 {
+        /// Which partition.
+        partition: u32,
+        /// At which epoch the client knows it.
+        epoch: u32,
+        /// The key's hash.
+        hash: u64,
+        /// What is to be done.
+        kind: WriteKind,
+        /// The slot of the key; of an insert nothing.
+        index: u32,
+        /// The word that the client found there.
+        expect: u64,
+        /// Whether the slot must hold just that word; otherwise it suffices that the stamp is fresh.
+        exact: bool,
+        /// The word that names the new record; of a deletion, its tombstone.
+        new: u64,
+        /// Of an insert: the slots with the key's fingerprint that hold other keys.
+        others: Vec<Place>,
+        /// Clock of the proxy before the client looked.
+        stamp_us: u64,
+        /// Reads of the key that the client's cache served meanwhile.
+        reads: u32,
+        /// The lease's session that the client has.
+        session: u64,
+    }
+    /// It is committed.
+    Written = 4 {
+        /// Where, and what was there before.
+        place: Place,
+        /// Whether the sender may cache the pair.
+        cache: bool,
+        /// Clock and lease.
+        grant: Grant,
+    }
+    /// It is not done.
+    Declined = 5 { /** Why. */ why: Why, /** Clock and lease. */ grant: Grant }
+    /// Holder → granter: the cache lease goes on.
+    Renew = 6 { /** The session that the holder has. */ session: u64 }
+    /// Answer to [`Message::Renew`].
+    Renewed = 7 { /** Clock and lease. */ grant: Grant }
+    /// Client → proxy: reads that the cache served.
+    Reads = 8 {
+        /// Which partition.
+        partition: u32,
+        /// At which epoch.
+        epoch: u32,
+        /// Of which slots.
+        counts: Vec<ReadCount>,
+    }
+    /// Proxy → sharer: the pair of this key is superseded.
+    Invalidate = 9 { /** The key's hash. */ hash: u64 }
+    /// Committer → owner of the block: records that nobody reads any more.
+    Free = 10 { /** Their slots' words. */ words: Vec<u64> }
+    /// Anybody → the partition's node: a write that was begun does not end.
+    Settle = 11 {
+        /// Which partition.
+        partition: u32,
+        /// At which epoch.
+        epoch: u32,
+        /// Which slot, and the word of the write that was begun.
+        place: Place,
+    }
+    /// It is done.
+    Done = 12 {}
+    /// Compute node → coordinator: it wants to take part.
+    Join = 20 {
+        /// As which client of the pool.
+        client: ClientId,
+        /// Where it is reached.
+        endpoints: Vec<String>,
+    }
+    /// It does.
+    Joined = 21 {
+        /// The coordinator's term.
+        term: u64,
+        /// The node's number.
+        number: u32,
+        /// The map's version.
+        version: u64,
+        /// log2 of the number of partitions.
+        partition_bits: u32,
+        /// The map.
+        map: Vec<Assigned>,
+        /// All compute nodes.
+        members: Vec<Member>,
+        /// Where the directory lies.
+        directory: BlockId,
+    }
+    /// Coordinator → first node: make the index.
+    Create = 22 {
+        /// The coordinator's term.
+        term: u64,
+        /// log2 of the number of partitions.
+        partition_bits: u32,
+        /// log2 of the buckets of each.
+        log2_buckets: u32,
+    }
+    /// The index is made; partitions in order.
+    Created = 23 {
+        /// Where the subtables lie.
+        shapes: Vec<Shaped>,
+        /// Where the directory lies.
+        directory: BlockId,
+    }
+    /// Coordinator → all: no more requests to these partitions; answered when those under way have ended.
+    Pause = 24 {
+        /// The coordinator's term.
+        term: u64,
+        /// The map's version that is to come.
+        version: u64,
+        /// The partitions as they will be.
+        changes: Vec<Assigned>,
+        /// All compute nodes that live.
+        members: Vec<Member>,
+        /// Clients that died: their leases are waited out.
+        gone: Vec<ClientId>,
+    }
+    /// Coordinator → all: take your new partitions.
+    Prepare = 25 { /** The coordinator's term. */ term: u64, /** The map's version. */ version: u64 }
+    /// They are taken.
+    Prepared = 26 { /** The changed partitions of the node, where they lie now. */ changes: Vec<Assigned> }
+    /// Coordinator → all: the new map holds.
+    Resume = 27 {
+        /// The coordinator's term.
+        term: u64,
+        /// The map's version.
+        version: u64,
+        /// The changed partitions, as they are.
+        changes: Vec<Assigned>,
+    }
+    /// Compute node → coordinator: a partition is full.
+    Grow = 28 { /** Which. */ partition: u32, /** At which epoch. */ epoch: u32 }
+    /// Coordinator → all: what do you know?
+    Recall = 29 { /** The coordinator's term. */ term: u64 }
+    /// What a node knows, for a coordinator that started anew.
+    Recalled = 30 {
+        /// The node.
+        member: Member,
+        /// Its map's version; 0: none.
+        version: u64,
+        /// log2 of the number of partitions.
+        partition_bits: u32,
+        /// Its map.
+        map: Vec<Assigned>,
+        /// Where the directory lies.
+        directory: BlockId,
+        /// The version that it paused for; 0: none.
+        paused: u64,
+        /// The other nodes that it knows.
+        members: Vec<Member>,
+    }
+    }
+}
+
+impl Message {
+    /// The bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(128);
+        put_u8(&mut out, VERSION);
+        self.put(&mut out);
+        out
+    }
+
+    /// Reads a message.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        match reader.u8() {
+            Some(VERSION) => {}
+            Some(_) => return Err(Malformed("the message is of another version")),
+            None => return Err(Malformed("the message is empty")),
+        }
+        let message = Self::get(&mut reader).ok_or(Malformed("the message breaks off or says nothing known"))?;
+        if reader.is_empty() { Ok(message) } else { Err(Malformed("the message goes on behind its end")) }
+    }
+}

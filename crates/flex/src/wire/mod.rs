@@ -1,0 +1,18 @@
+//! What compute nodes and their coordinator say to each other: bodies of the fabric's requests and answers.
+//! `docs/formats/flex.md` has the byte tables.
+//!
+//! Every request may come late, twice or never. The fabric executes a numbered request once; beyond the life of a node,
+//! epochs of partitions and versions of the map decide. A decoder answers every input with a message or a sentence.
+
+mod message;
+#[cfg(test)]
+mod tests;
+
+pub use message::{
+    Assigned, Grant, Member, Message, Place, ReadCount, Shaped, VERSION, Why, WriteKind,
+};
+
+/// What is wrong with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(pub &'static str);

@@ -1,0 +1,48 @@
+use super::*;
+
+fn hex(message: &Message) -> String {
+    message.encode().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn golden_bytes() {
+    let search = Message::Search { partition: 7, epoch: 3, hash: 0x0102, reads: 4, session: 5 };
+    assert_eq!(hex(&search), "010107000000030000000201000000000000040000000500000000000000");
+    let grant = Grant { session: 1, stamp_us: 2 };
+    let found = Message::Found { slots: vec![Place { index: 8, word: 9 }], cache: true, grant };
+    assert_eq!(
+        hex(&found),
+        "0102010800000009000000000000000101000000000000000200000000000000"
+    );
+    let declined = Message::Declined { why: Why::Resolve, grant };
+    assert_eq!(hex(&declined), "01050201000000000000000200000000000000");
+}
+
+#[test]
+fn what_is_said_is_understood_and_anything_else_refused() {
+    let write = Message::Write {
+        partition: 1,
+        epoch: 2,
+        hash: 3,
+        kind: WriteKind::Insert,
+        index: 4,
+        expect: 5,
+        exact: true,
+        new: 6,
+        others: vec![Place { index: 1, word: 2 }; 3],
+        stamp_us: 7,
+        reads: 8,
+        session: 9,
+    };
+    let bytes = write.encode();
+    assert_eq!(Message::decode(&bytes), Ok(write));
+    for end in 0..bytes.len() {
+        assert!(Message::decode(&bytes[..end]).is_err(), "{end} bytes");
+    }
+    let mut long = bytes.clone();
+    long.push(0);
+    assert!(Message::decode(&long).is_err());
+    let mut other = bytes;
+    other[0] = 9;
+    assert!(Message::decode(&other).is_err());
+}

@@ -169,7 +169,7 @@ async fn send_orders(host: &Host, sim: &Sim, desk: &Arc<Desk>, me: ClientId) {
             }
             let line = Line::new(sim, &endpoints[0], me, None);
             let (desk, scheduler) = (Arc::clone(desk), host.scheduler().clone());
-            let _ends_with_the_host = Host::spawn(&host, "orders", async move {
+            let _ends_with_the_host = Host::spawn(host, "orders", async move {
                 loop {
                     let now = desk.look(|core| core.endpoints(node)).flatten();
                     if now.is_none_or(|(now, _)| now != life) {

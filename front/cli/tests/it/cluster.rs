@@ -470,7 +470,7 @@ fn garbage_lies_and_strangers_are_refused_and_everybody_lives_on() {
         Message::Claim { term, after: None },
         Message::Seal { term, block, epoch },
         Message::Drop { term, block, epoch, freed: true },
-        Message::Fence { term, client },
+        Message::Fence { term, clients: vec![client], tell: true },
         Message::Open { client, block, epoch, purpose: archipelago_pool::wire::Purpose::Use },
         Message::Leave { client },
         Message::Release { client, block },
@@ -480,7 +480,7 @@ fn garbage_lies_and_strangers_are_refused_and_everybody_lives_on() {
         let session = Session::fresh();
         let link = block_on(endpoints.connect(&ways, &session, None, deadline)).unwrap();
         for garbage in
-            [&b""[..], b"\x01", b"\x01\xff", b"\x09\x19", &[1, 6, 0, 0, 0], &[0xff; 9000]]
+            [&b""[..], b"\x02", b"\x02\xff", b"\x09\x19", &[2, 6, 0, 0, 0], &[0xff; 9000]]
         {
             let answer = link.request(Call::new(garbage, deadline)).wait().unwrap();
             let expected = Message::refuse(Why::Malformed);

@@ -96,12 +96,7 @@ pub(crate) fn start_memory(
 /// Bytes of one READ of a copy.
 const PART: u64 = 64;
 
-async fn copy(
-    line: &Line,
-    client: ClientId,
-    serving: &Serving,
-    order: &Order,
-) -> Option<()> {
+async fn copy(line: &Line, client: ClientId, serving: &Serving, order: &Order) -> Option<()> {
     let (block, epoch) = (order.order.block, order.order.epoch);
     let open = Message::Open { client, block, epoch, purpose: Purpose::Copy };
     let Message::Opened { key, .. } = line.ask(&open).await? else { return None };
@@ -176,7 +171,7 @@ async fn send_orders(host: &Host, sim: &Sim, desk: &Arc<Desk>, me: ClientId) {
             }
             let line = Line::new(sim, &endpoints[0], me, None);
             let (desk, scheduler) = (Arc::clone(desk), host.scheduler().clone());
-            let _ends_with_the_host = Host::spawn(&host, "orders", async move {
+            let _ends_with_the_host = Host::spawn(host, "orders", async move {
                 loop {
                     let now = desk.look(|core| core.endpoints(node)).flatten();
                     if now.is_none_or(|(now, _)| now != life) {

@@ -24,11 +24,16 @@ pub(crate) const WORDS: u64 = 6;
 const TASKS: u64 = 2;
 /// All clients work on the same data.
 const LABEL: u64 = 7;
+/// One in so many steps of a task is an eviction.
+const EVICTIONS: u32 = 400;
 /// Times that a write is posted over blocks that the task opened by itself.
 const TRIES: u32 = 200;
 
 /// What clients know of each other: blocks that anybody may read.
 pub(crate) type Known = Arc<Mutex<BTreeSet<BlockId>>>;
+
+/// Clients that have joined at some time, for who wants to evict one.
+pub(crate) type Joined = Arc<Mutex<Vec<ClientId>>>;
 
 /// A client's place in the world.
 #[derive(Clone)]
@@ -38,6 +43,7 @@ pub(crate) struct ClientActor {
     joined: Arc<Mutex<Option<PoolClient>>>,
     oracle: Arc<Oracle>,
     known: Known,
+    everybody: Joined,
     working: Arc<Mutex<bool>>,
 }
 
@@ -53,7 +59,7 @@ impl ClientActor {
     /// Starts a client on its host. It works until `working` is false, and renews for ever.
     pub(crate) fn start(
         sim: &Sim,
-        (oracle, known): (&Arc<Oracle>, &Known),
+        (oracle, known, everybody): (&Arc<Oracle>, &Known, &Joined),
         working: &Arc<Mutex<bool>>,
     ) -> Self {
         let actor = Self {
@@ -61,6 +67,7 @@ impl ClientActor {
             joined: Arc::default(),
             oracle: Arc::clone(oracle),
             known: Arc::clone(known),
+            everybody: Arc::clone(everybody),
             working: Arc::clone(working),
         };
         let starting = actor.clone();
@@ -85,6 +92,7 @@ impl ClientActor {
             }
         };
         *self.joined.lock() = Some(client.clone());
+        self.everybody.lock().push(client.client());
         for number in 0..TASKS {
             let rng = Rng::with_seed(host.seed());
             let (actor, client) = (self.clone(), client.clone());
@@ -118,6 +126,10 @@ impl Worker {
             let owned = self.client.owned();
             if self.client.is_evicted() || !*self.actor.working.lock() {
                 return;
+            }
+            if self.rng.u32(..EVICTIONS) == 0 {
+                self.evict().await;
+                continue;
             }
             match self.rng.u32(..100) {
                 0..10 if owned.len() < BLOCKS => self.allocate().await,
@@ -153,6 +165,29 @@ impl Worker {
         }
     }
 
+    /// Deposes somebody: the one that joined last, or one that may be dead already.
+    async fn evict(&mut self) {
+        let victim = {
+            let everybody = self.actor.everybody.lock();
+            let place = if self.rng.bool() { 1 } else { self.rng.usize(1..=everybody.len()) };
+            everybody[everybody.len() - place]
+        };
+        if victim == self.client.client() {
+            return;
+        }
+        self.note(|| format!("evicts {victim}"));
+        if self.rng.u32(..4) == 0 {
+            // It may have died by itself.
+            if !self.client.is_gone(victim).await.is_ok_and(|gone| gone) {
+                return;
+            }
+        } else if self.client.evict(victim).await.is_err() {
+            return;
+        }
+        self.note(|| format!("{victim} is gone"));
+        self.actor.oracle.evicted(victim);
+    }
+
     async fn release(&self, block: BlockId) {
         self.actor.known.lock().remove(&block);
         self.note(|| format!("releases {block}"));
@@ -167,17 +202,18 @@ impl Worker {
         }
         let word = (block, open.config.born, at);
         let mine = self.actor.oracle.begin(word);
+        let gone = self.actor.oracle.is_gone(self.client.client());
         if self.rng.bool() {
             let address = Address { block, offset: at * 8 };
             match self.client.write(address, &mine.to_le_bytes()).await {
-                Ok(()) => self.acknowledged(word, mine),
+                Ok(()) => self.acknowledged(word, mine, gone),
                 Err(error) => self.note(|| format!("{mine} in word {at} of {block}: {error}")),
             }
             return;
         }
         for _ in 0..TRIES {
             match open.post_write(at * 8, &mine.to_le_bytes()).await {
-                Ok(()) => return self.acknowledged(word, mine),
+                Ok(()) => return self.acknowledged(word, mine, gone),
                 Err(refusal) => {
                     self.note(|| format!("{mine} in word {at} of {block} refused: {refusal}"));
                     self.client.stale(&open, refusal);
@@ -191,8 +227,13 @@ impl Worker {
         }
     }
 
-    fn acknowledged(&self, word: Word, number: u64) {
+    /// The write took place; `gone`: the client was gone when it began.
+    fn acknowledged(&self, word: Word, number: u64, gone: bool) {
         self.note(|| format!("{number} is in word {} of {}", word.2, word.0));
+        if gone {
+            let what = format!("client {} wrote to {} and was gone", self.client.client(), word.0);
+            self.actor.oracle.violation(what);
+        }
         self.actor.oracle.acknowledge(word, number);
     }
 

@@ -6,6 +6,7 @@
 //!
 //! - no write that was acknowledged is missing on any copy, and no reader with a lease saw less (`oracle.rs`);
 //! - every block has one owner, or waits for one; no two clients could write at once to a block of one owner;
+//! - a client of which somebody was told that it is gone can write to no copy in use, then or later;
 //! - every copy on a node belongs to a block: nothing leaked;
 //! - no node held more than its size, at any time.
 //!
@@ -25,8 +26,9 @@ use archipelago_memory::core::Sabotage;
 pub fn replay_command(seed: u64, sabotage: Sabotage) -> String {
     let flag = |left_out, flag| if left_out { flag } else { "" };
     format!(
-        "cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace{}{}",
+        "cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace{}{}{}",
         flag(sabotage.no_fencing, " --no-fencing"),
-        flag(sabotage.no_fill, " --no-fill")
+        flag(sabotage.no_fill, " --no-fill"),
+        flag(sabotage.no_eviction, " --no-eviction")
     )
 }

@@ -8,11 +8,11 @@ use archipelago_pool_check::{Settings, replay_command, run};
 use parking_lot::Mutex;
 
 const USAGE: &str = "\
-usage: archipelago-pool-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill]
+usage: archipelago-pool-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill] [--no-eviction]
            runs N seeds (1000 by default) from SEED on (0), each a cluster in virtual time in which nodes, clients
            and the manager crash and are cut off; says what must not be, and how to repeat it
   --trace  prints what happened in each run
-  --no-fencing, --no-fill
+  --no-fencing, --no-fill, --no-eviction
            leave a step of the protocol out: the check must notice";
 
 struct Arguments {
@@ -37,6 +37,7 @@ fn arguments() -> Result<Option<Arguments>, String> {
             "--trace" => parsed.trace = true,
             "--no-fencing" => parsed.sabotage.no_fencing = true,
             "--no-fill" => parsed.sabotage.no_fill = true,
+            "--no-eviction" => parsed.sabotage.no_eviction = true,
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument `{other}`")),
         }
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         }
     };
     let (mut failed, mut writes, mut reads, mut faults, mut events) = (0, 0, 0, 0, 0);
+    let mut evictions = 0;
     for seed in arguments.from..arguments.from + arguments.seeds {
         let mut settings = Settings::new(seed);
         settings.sabotage = arguments.sabotage;
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         writes += outcome.acknowledged;
         reads += outcome.reads;
         faults += outcome.faults;
+        evictions += outcome.evictions;
         events += outcome.events;
         if !outcome.violations.is_empty() {
             failed += 1;
@@ -88,7 +91,7 @@ fn main() -> ExitCode {
         }
     }
     println!(
-        "{} runs, {failed} failed: {writes} writes acknowledged, {reads} reads checked, {faults} faults, {events} steps",
+        "{} runs, {failed} failed: {writes} writes acknowledged, {reads} reads checked, {faults} faults, {evictions} evictions, {events} steps",
         arguments.seeds
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

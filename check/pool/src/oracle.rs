@@ -3,10 +3,10 @@
 //! Each word of a block has a counter of writes; a write stores its number. Writers take numbers in the order in which they
 //! begin. A reader that begins after a number was acknowledged must see it or a later one that somebody began.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use archipelago_base::Epoch;
-use archipelago_pool::BlockId;
+use archipelago_pool::{BlockId, ClientId};
 use parking_lot::Mutex;
 
 /// A word: of which block, in which of its lives, where.
@@ -21,6 +21,9 @@ struct Numbers {
 #[derive(Debug, Default)]
 struct State {
     words: BTreeMap<Word, Numbers>,
+    /// Clients of which somebody was told that they are gone.
+    gone: BTreeSet<ClientId>,
+    evictions: u64,
     violations: Vec<String>,
     acknowledged: u64,
     reads: u64,
@@ -37,6 +40,22 @@ impl Oracle {
         let numbers = state.words.entry(word).or_default();
         numbers.begun += 1;
         numbers.begun
+    }
+
+    /// Somebody asked for a client's eviction and was told that none of its writes can take place any more.
+    pub(crate) fn evicted(&self, client: ClientId) {
+        let mut state = self.0.lock();
+        state.evictions += u64::from(state.gone.insert(client));
+    }
+
+    /// Whether that was told of `client`.
+    pub(crate) fn is_gone(&self, client: ClientId) -> bool {
+        self.0.lock().gone.contains(&client)
+    }
+
+    /// Clients of which it was told.
+    pub(crate) fn evictions(&self) -> u64 {
+        self.0.lock().evictions
     }
 
     /// The write of that number was acknowledged.

@@ -10,12 +10,12 @@ use archipelago_base::simulation::{Host, Simulation};
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
 use archipelago_fabric::{ClientId, NodeId};
 use archipelago_manager::core::Terms;
-use archipelago_memory::core::{Limits, Sabotage};
+use archipelago_memory::core::{Limits, MemoryCore, Sabotage};
 use archipelago_pool::{BlockId, Config};
 use parking_lot::Mutex;
 
 use crate::actors::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
-use crate::client::{ClientActor, Known, WORDS};
+use crate::client::{ClientActor, Joined, Known, WORDS};
 use crate::oracle::Oracle;
 
 /// What a run is made of.
@@ -51,6 +51,8 @@ pub struct Outcome {
     pub reads: u64,
     /// Crashes of nodes, managers and clients, and cuts.
     pub faults: u64,
+    /// Clients of which somebody was told that they are gone.
+    pub evictions: u64,
     /// Blocks at the end.
     pub blocks: u64,
     /// Steps of the scheduler.
@@ -76,6 +78,7 @@ struct World {
     clients: Vec<(Sim, Option<ClientActor>)>,
     oracle: Arc<Oracle>,
     known: Known,
+    everybody: Joined,
     working: Arc<Mutex<bool>>,
     faults: u64,
     noted: BTreeMap<(NodeId, BlockId), (Config, bool, bool)>,
@@ -94,6 +97,7 @@ pub fn run(settings: Settings) -> Outcome {
         acknowledged,
         reads,
         faults: world.faults,
+        evictions: world.oracle.evictions(),
         blocks: world.ready().len() as u64,
         events: world.simulation.events(),
         trace: world.simulation.trace_hash(),
@@ -137,6 +141,7 @@ impl World {
             clients,
             oracle: Arc::default(),
             known: Known::default(),
+            everybody: Joined::default(),
             working: Arc::new(Mutex::new(true)),
             faults: 0,
             noted: BTreeMap::new(),
@@ -187,7 +192,7 @@ impl World {
         let (sim, actor) = &mut self.clients[index];
         if actor.as_ref().is_none_or(ClientActor::is_evicted) {
             revive(sim.host());
-            let shared = (&self.oracle, &self.known);
+            let shared = (&self.oracle, &self.known, &self.everybody);
             *actor = Some(ClientActor::start(sim, shared, &self.working));
         }
     }
@@ -352,11 +357,13 @@ impl World {
             .unwrap_or_default()
     }
 
-    /// At any time: no node over its size, no two clients that may write to a block of one owner.
+    /// At any time: no node over its size, no two clients that may write to a block of one owner, nobody who is gone that may write
+    /// to a copy in use.
     fn look_at_nodes(&mut self) {
         if self.settings.notes {
             self.note_configs();
         }
+        self.look_for_the_dead();
         let mut writers: BTreeMap<(BlockId, NodeId), Vec<ClientId>> = BTreeMap::new();
         for (node, (_, actor)) in &self.nodes {
             let Some(actor) = actor else { continue };
@@ -379,6 +386,29 @@ impl World {
             if clients.len() > 1 {
                 let what = format!("{} clients may write to {block} on {node}", clients.len());
                 self.oracle.violation(what);
+            }
+        }
+    }
+
+    /// A client that is gone has no key to change a copy that is in use. Its keys and not its writes are looked at: a write needs
+    /// all copies, an atomic only one.
+    fn look_for_the_dead(&self) {
+        for config in self.ready() {
+            for copy in &config.copies {
+                let actor = self.nodes.get(&copy.node).and_then(|(_, actor)| actor.as_ref());
+                let writers = actor.and_then(|actor| {
+                    let here = |core: &MemoryCore| core.life() == copy.life;
+                    let of = |core: &MemoryCore| here(core).then(|| core.writers(config.block));
+                    actor.serving.look(of).flatten()
+                });
+                for client in writers.into_iter().flatten() {
+                    if self.oracle.is_gone(client) {
+                        let (block, node) = (config.block, copy.node);
+                        let what =
+                            format!("client {client} is gone and may write to {block} on {node}");
+                        self.oracle.violation(what);
+                    }
+                }
             }
         }
     }

@@ -339,13 +339,43 @@ impl PoolClient {
         }
     }
 
-    /// Has another client taken for dead at once: for who has better means to know than a lease.
+    /// Has another client taken for dead at once: for who has better means to know than a lease. On return none of its writes can
+    /// take place any more on a copy that is in use, then or later, under this manager or the next. Busy if that could not be had
+    /// within the options' patience; it is dead all the same, and asking again goes on waiting.
     pub async fn evict(&self, client: ClientId) -> Result<()> {
         let shared = self.shared();
-        match shared.ask_manager(&Message::Evict { client }, shared.until_ns()).await? {
-            Message::Done {} => Ok(()),
-            Message::Refuse { refused } => Err(refused.error(format!("eviction of {client}"))),
-            other => Err(unexpected(&other)),
+        let until_ns = shared.until_ns();
+        let what = || format!("eviction of {client}");
+        loop {
+            match shared.ask_manager(&Message::Evict { client }, until_ns).await? {
+                Message::Done {} => return Ok(()),
+                Message::Refuse { refused } => {
+                    shared.refused(refused, what())?;
+                    shared.late(until_ns, format!("{}: {refused}", what()))?;
+                    shared.pause().await;
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// Whether another client is dead, however it came to that, and none of its writes can take place any more. One of which the
+    /// manager has not heard for longer than a lease is.
+    pub async fn is_gone(&self, client: ClientId) -> Result<bool> {
+        let shared = self.shared();
+        let until_ns = shared.until_ns();
+        loop {
+            match shared.ask_manager(&Message::Gone { client }, until_ns).await? {
+                Message::Done {} => return Ok(true),
+                Message::Refuse { refused } if refused.why == Why::Changing => return Ok(false),
+                Message::Refuse { refused } => {
+                    let what = format!("whether {client} is gone");
+                    shared.refused(refused, &what)?;
+                    shared.late(until_ns, format!("{what}: {refused}"))?;
+                    shared.pause().await;
+                }
+                other => return Err(unexpected(&other)),
+            }
         }
     }
 

@@ -146,6 +146,11 @@ impl Pool {
         block_on(self.0.evict(client))
     }
 
+    /// As [`PoolClient::is_gone`].
+    pub fn is_gone(&self, client: ClientId) -> Result<bool> {
+        block_on(self.0.is_gone(client))
+    }
+
     /// What the manager knows.
     pub fn status(&self) -> Result<PoolStatus> {
         block_on(self.0.status())

@@ -19,7 +19,7 @@ use archipelago_pool::{BlockId, Config, NUMBERS_MAX, Place, Sharing};
 
 use crate::decide::{self, OwnerIs, PlaceIs, Room};
 
-/// Ids of dead clients and freed blocks that are kept, each.
+/// Freed blocks that are remembered.
 const REMEMBERED_MAX: usize = 1 << 16;
 
 /// What is to be done.
@@ -105,8 +105,10 @@ pub(crate) struct NodeInfo {
     pub(crate) forgotten: bool,
     /// It said that it is full; not asked again before.
     pub(crate) full_until_ns: u64,
-    /// Clients whose keys it has yet to revoke.
-    pub(crate) fences: BTreeSet<ClientId>,
+    /// Dead clients that it has yet to fence; true: it has, and a process still has memory mapped.
+    pub(crate) fences: BTreeMap<ClientId, bool>,
+    /// Whether it and this manager have told each other who is dead.
+    pub(crate) told: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -167,7 +169,7 @@ pub struct ManagerCore {
     pub(crate) nodes: BTreeMap<NodeId, NodeInfo>,
     pub(crate) clients: BTreeMap<ClientId, ClientInfo>,
     pub(crate) dead: BTreeSet<ClientId>,
-    dead_order: VecDeque<ClientId>,
+    pub(crate) dead_order: VecDeque<ClientId>,
     pub(crate) blocks: BTreeMap<BlockId, Block>,
     /// What nodes reported of blocks that are not understood yet.
     pub(crate) reports: BTreeMap<BlockId, BTreeMap<NodeId, (Epoch, CopyReport)>>,
@@ -293,10 +295,25 @@ impl ManagerCore {
                 self.renew(now_ns, *client, *label, *first, *view)?;
                 Ok(Some(self.renewed(*client, *view, *owned)))
             }
-            Message::Leave { client } | Message::Evict { client } => {
+            Message::Leave { client } => {
                 self.kill(*client);
                 self.advance_all(now_ns, false);
                 Ok(Some(Message::Done {}))
+            }
+            Message::Evict { client } => {
+                self.kill(*client);
+                self.advance_all(now_ns, false);
+                self.ready(now_ns)?;
+                self.gone(*client).map(Some)
+            }
+            Message::Gone { client } => {
+                self.ready(now_ns)?;
+                if self.clients.contains_key(client) {
+                    return Err(Why::Changing.into());
+                }
+                // Whoever is not known by now was silent for longer than any lease.
+                self.kill(*client);
+                self.gone(*client).map(Some)
             }
             Message::Allocate { client, request, sharing, copies } => {
                 self.allocate(now_ns, ticket, *client, *request, (*sharing, *copies))
@@ -325,12 +342,8 @@ impl ManagerCore {
             Message::Claim { term, after } if *term == self.term => {
                 self.on_report(now_ns, node, *after, answer);
             }
-            Message::Fence { client, .. } => {
-                if let Message::FenceIs { done: true, .. } = answer
-                    && let Some(info) = self.nodes.get_mut(&node)
-                {
-                    info.fences.remove(client);
-                }
+            Message::Fence { term, clients, tell } if *term == self.term => {
+                self.on_fenced(now_ns, node, clients, (*tell, answer));
             }
             Message::Drop { block, epoch, .. } => self.on_dropped(node, *block, *epoch, answer),
             Message::Seal { block, epoch, .. } => {
@@ -437,27 +450,6 @@ impl ManagerCore {
         for client in gone {
             tracing::info!(%client, "a client's lease ran out");
             self.kill(client);
-        }
-    }
-
-    /// Takes a client for dead: its blocks go to others, its keys are revoked everywhere.
-    pub(crate) fn kill(&mut self, client: ClientId) {
-        self.clients.remove(&client);
-        if self.dead.insert(client) {
-            self.dead_order.push_back(client);
-            if self.dead_order.len() > REMEMBERED_MAX
-                && let Some(oldest) = self.dead_order.pop_front()
-            {
-                self.dead.remove(&oldest);
-            }
-        }
-        let term = self.term;
-        for (node, info) in &mut self.nodes {
-            info.fences.insert(client);
-            if info.up && info.claimed {
-                let message = Message::Fence { term, client };
-                self.actions.push(Action::Send { node: *node, message });
-            }
         }
     }
 

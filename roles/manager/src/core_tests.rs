@@ -24,6 +24,12 @@ struct Cluster {
     silent: Option<NodeId>,
     /// What a node reports to a manager that it has not met.
     reported: Vec<(NodeId, CopyReport)>,
+    /// Clients that every node has fenced for an earlier manager.
+    fenced: Vec<ClientId>,
+    /// A node on which a process has the memory of every dead client mapped.
+    holding: Option<NodeId>,
+    /// A node that beats and answers nothing.
+    deaf: Option<NodeId>,
     answers: Vec<(u64, Message)>,
     /// Who was told to make a copy, and under which epoch.
     filled: Vec<(NodeId, Epoch)>,
@@ -47,6 +53,9 @@ impl Cluster {
             exhausted: None,
             silent: None,
             reported: Vec::new(),
+            fenced: Vec::new(),
+            holding: None,
+            deaf: None,
             answers: Vec::new(),
             filled: Vec::new(),
             dropped: Vec::new(),
@@ -100,6 +109,7 @@ impl Cluster {
             for action in actions {
                 match action {
                     Action::Answer { ticket, message } => self.answers.push((ticket, message)),
+                    Action::Send { node, .. } if self.deaf == Some(node) => {}
                     Action::Send { node, message } => {
                         let answer = self.answer(node, &message);
                         self.core.on_answer(self.now_ns, node, &message, Some(&answer));
@@ -136,6 +146,11 @@ impl Cluster {
                 }
             }
             Message::Seal { block, epoch, .. } => is(*block, *epoch, CopyStep::Sealed),
+            Message::Fence { clients, tell, .. } => {
+                let held = clients.iter().filter(|_| self.holding == Some(node)).copied().collect();
+                let fenced = if *tell { self.fenced.clone() } else { Vec::new() };
+                Message::FenceIs { life, held, fenced }
+            }
             Message::Install { config, .. } => is(config.block, config.epoch, CopyStep::Installed),
             Message::Drop { block, epoch, .. } => {
                 *used = used.saturating_sub(1);
@@ -303,4 +318,75 @@ fn copies_that_stay_are_made_equal_where_every_member_may_write() {
         );
         assert_eq!(filled.len(), refreshed.len(), "{sharing:?}: {filled:?}");
     }
+}
+
+const VICTIM: ClientId = ClientId(2);
+const EVICT: Message = Message::Evict { client: VICTIM };
+
+fn joins(cluster: &mut Cluster, client: ClientId, first: bool) -> Message {
+    cluster.ask(&Message::Renew { client, label: 9, first, view: u64::MAX, owned: 0 })
+}
+
+#[test]
+fn an_eviction_is_done_when_every_copy_in_use_is_out_of_the_clients_reach() {
+    let mut cluster = Cluster::new(2, &[4, 4, 4]);
+    let config = cluster.allocate(1).expect("a block");
+    assert_eq!(config.copies.iter().map(|copy| copy.node.0).collect::<Vec<_>>(), [1, 2]);
+    joins(&mut cluster, VICTIM, true);
+    let gone = Message::Gone { client: VICTIM };
+    let changing = Message::refuse(Why::Changing);
+    assert_eq!(cluster.ask(&gone), changing, "it lives");
+    // One node does not answer.
+    cluster.deaf = Some(NodeId(2));
+    assert_eq!(cluster.ask(&EVICT), changing);
+    assert_eq!(joins(&mut cluster, VICTIM, false), Message::refuse(Why::Evicted), "dead at once");
+    // It answers, but a process still has the memory mapped; on a node without a copy that is nothing.
+    (cluster.deaf, cluster.holding) = (None, Some(NodeId(2)));
+    cluster.pass(STEP_NS);
+    assert_eq!((cluster.ask(&EVICT), cluster.ask(&gone)), (changing.clone(), changing));
+    cluster.holding = None;
+    cluster.pass(STEP_NS);
+    assert_eq!((cluster.ask(&EVICT), cluster.ask(&gone)), (Message::Done {}, Message::Done {}));
+}
+
+#[test]
+fn an_eviction_does_not_wait_for_a_node_that_was_left_behind() {
+    let mut cluster = Cluster::new(1, &[4, 4]);
+    let block = cluster.allocate(1).expect("a block").block;
+    assert_eq!(block.home, NodeId(1));
+    joins(&mut cluster, VICTIM, true);
+    cluster.deaf = Some(NodeId(2));
+    let changing = Message::refuse(Why::Changing);
+    assert_eq!(cluster.ask(&EVICT), changing, "it could be given a copy any moment");
+    cluster.silent = Some(NodeId(2));
+    for _ in 0..20 {
+        cluster.pass(STEP_NS);
+    }
+    assert_eq!(cluster.ask(&EVICT), Message::Done {}, "no copy is there");
+    // Back, it gets none before it has heard of the death.
+    cluster.silent = None;
+    cluster.nodes[0].0 = 1;
+    cluster.pass(STEP_NS);
+    cluster.pass(STEP_NS);
+    assert!(cluster.allocate(2).is_err());
+    cluster.deaf = None;
+    cluster.pass(STEP_NS);
+    cluster.pass(STEP_NS);
+    assert_eq!(cluster.allocate(3).expect("room again").copies[0].node, NodeId(2));
+}
+
+#[test]
+fn a_dead_client_stays_dead_for_the_next_manager() {
+    let mut cluster = Cluster::starting(1, &[4]);
+    cluster.fenced = vec![VICTIM];
+    assert!(matches!(joins(&mut cluster, VICTIM, false), Message::Renewed { .. }), "not known yet");
+    assert!(matches!(cluster.ask(&EVICT), Message::Refuse { .. }), "it is gathering reports");
+    cluster.wait_until_active();
+    assert_eq!(joins(&mut cluster, VICTIM, false), Message::refuse(Why::Evicted));
+    assert_eq!(cluster.ask(&EVICT), Message::Done {});
+    let other = ClientId(77);
+    assert_eq!(cluster.ask(&Message::Gone { client: other }), Message::refuse(Why::Changing));
+    cluster.pass(STEP_NS);
+    assert_eq!(cluster.ask(&Message::Gone { client: other }), Message::Done {}, "nobody knows it");
+    assert_eq!(joins(&mut cluster, other, true), Message::refuse(Why::Evicted), "and stays so");
 }

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`core`] | the protocol's state, messages, clients |
 //! | `nodes` | beats, silence, reports |
+//! | `deaths` | clients that are dead: who is told, when they are gone |
 //! | `change` | one block from one configuration to the next |
 //! | `rebuild` | what reports say after a start |
 //! | [`decide`] | what is wanted, as pure functions |
@@ -16,6 +17,7 @@
 
 mod change;
 pub mod core;
+mod deaths;
 pub mod decide;
 pub mod desk;
 mod nodes;

@@ -111,21 +111,22 @@ impl ManagerCore {
                 info.cursor = None;
                 info.seen.clear();
             }
-            if !info.claimed || info.auditing {
+            // Before the first exchange about the dead it is not asked what it holds.
+            if info.told && (!info.claimed || info.auditing) {
                 let message = Message::Claim { term, after: info.cursor };
                 actions.push(Action::Send { node: *node, message });
             }
-            if !info.claimed {
-                continue;
-            }
-            for client in &info.fences {
-                let message = Message::Fence { term, client: *client };
-                actions.push(Action::Send { node: *node, message });
-            }
+        }
+        if resend {
+            let up = self.nodes.iter().filter(|(_, info)| info.up);
+            let told = up.filter_map(|(node, info)| Some((*node, self.deaths_for(info)?)));
+            let told = told.map(|(node, message)| Action::Send { node, message });
+            let told: Vec<Action> = told.collect();
+            self.actions.extend(told);
         }
         for (node, info) in &mut self.nodes {
             let stale = || self.dropping.keys().any(|(of, _)| of == node);
-            if info.up && info.claimed && !info.announced && !stale() {
+            if info.up && info.claimed && !info.announced && info.has_heard() && !stale() {
                 info.announced = true;
                 self.view += 1;
                 info.since = self.view;
@@ -201,7 +202,7 @@ impl ManagerCore {
     fn meet(&mut self, now_ns: u64, node: NodeId, client: archipelago_fabric::ClientId) {
         if self.dead.contains(&client) {
             if let Some(info) = self.nodes.get_mut(&node) {
-                info.fences.insert(client);
+                info.fences.insert(client, false);
             }
             return;
         }
@@ -287,7 +288,8 @@ impl NodeInfo {
             gone_view: 0,
             forgotten: false,
             full_until_ns: 0,
-            fences: std::collections::BTreeSet::new(),
+            fences: std::collections::BTreeMap::new(),
+            told: false,
         }
     }
 }

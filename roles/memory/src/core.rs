@@ -30,6 +30,8 @@ use crate::space::Space;
 const REPORT_COPIES_MAX: usize = 512;
 /// Freed blocks that are remembered, so that a copy that was away does not come back to life.
 const FREED_MAX: usize = 4096;
+/// Fenced clients that a manager is told of.
+const FENCED_TOLD_MAX: usize = 4096;
 /// Fenced clients that are remembered. Ids are random, one per life of a client; the oldest go first.
 const FENCED_MAX: usize = 1 << 16;
 
@@ -52,7 +54,7 @@ struct Copy {
     refresh: Option<(Epoch, bool)>,
     keys: Vec<Given>,
     /// Revoked keys that could change the copy, by which somebody may still have it mapped.
-    draining: Vec<RemoteKey>,
+    draining: Vec<Given>,
     /// The same of keys that could read it.
     stale: Vec<RemoteKey>,
 }
@@ -93,6 +95,8 @@ pub struct Sabotage {
     pub no_fencing: bool,
     /// A copy counts as whole before its bytes are there.
     pub no_fill: bool,
+    /// A client that is to be fenced keeps its keys.
+    pub no_eviction: bool,
 }
 
 /// What is counted of the protocol, since the life began.
@@ -217,7 +221,8 @@ impl MemoryCore {
 
     /// Revoked keys by which a process still has memory mapped that something waits for.
     pub fn held(&self, space: &dyn Space) -> Vec<RemoteKey> {
-        let copies = self.copies.values().flat_map(|copy| &copy.draining);
+        let draining = self.copies.values().flat_map(|copy| &copy.draining);
+        let copies = draining.map(|given| &given.key);
         let dropping = self.dropping.iter().flat_map(|dropping| &dropping.keys);
         let fencing = self.fencing.iter().map(|given| &given.key);
         let keys = copies.chain(dropping).chain(fencing);
@@ -243,7 +248,7 @@ impl MemoryCore {
         });
         self.fencing.retain(|given| space.is_held(&given.key));
         for copy in self.copies.values_mut() {
-            copy.draining.retain(|key| space.is_held(key));
+            copy.draining.retain(|given| space.is_held(&given.key));
             copy.stale.retain(|key| space.is_held(key));
         }
     }
@@ -331,7 +336,7 @@ impl MemoryCore {
             Message::Drop { block, epoch, freed, .. } => {
                 self.drop_copy(space, *block, *epoch, *freed)
             }
-            Message::Fence { client, .. } => Ok(self.fence(space, *client)),
+            Message::Fence { clients, tell, .. } => Ok(self.fence(space, clients, *tell)),
             _ => Err(Why::Malformed.into()),
         }
     }
@@ -383,10 +388,10 @@ impl MemoryCore {
             let changes = |given: &mut Given| given.key.rights.change();
             for given in copy.keys.extract_if(.., changes) {
                 space.revoke(&given.key);
-                copy.draining.push(given.key);
+                copy.draining.push(given);
             }
         }
-        copy.draining.retain(|key| space.is_held(key));
+        copy.draining.retain(|given| space.is_held(&given.key));
         let step = if copy.draining.is_empty() { CopyStep::Sealed } else { CopyStep::Sealing };
         Ok(self.is(block, epoch, step))
     }
@@ -519,8 +524,8 @@ impl MemoryCore {
 
     fn give_up(&mut self, space: &mut dyn Space, block: BlockId) {
         let Some(copy) = self.copies.remove(&block) else { return };
-        let mut keys = copy.draining;
-        keys.extend(copy.stale);
+        let mut keys = copy.stale;
+        keys.extend(copy.draining.iter().map(|given| given.key));
         for given in copy.keys {
             space.revoke(&given.key);
             keys.push(given.key);
@@ -533,24 +538,36 @@ impl MemoryCore {
         }
     }
 
-    fn fence(&mut self, space: &mut dyn Space, client: ClientId) -> Message {
-        if self.fenced.insert(client) {
-            self.fenced_order.push_back(client);
-            if self.fenced_order.len() > FENCED_MAX
-                && let Some(oldest) = self.fenced_order.pop_front()
-            {
-                self.fenced.remove(&oldest);
+    fn fence(&mut self, space: &mut dyn Space, clients: &[ClientId], tell: bool) -> Message {
+        let named: BTreeSet<ClientId> = clients.iter().copied().collect();
+        if !self.sabotage.no_eviction {
+            for client in clients.iter().filter(|client| self.fenced.insert(**client)) {
+                self.fenced_order.push_back(*client);
             }
-        }
-        for copy in self.copies.values_mut() {
-            for given in copy.keys.extract_if(.., |given| given.client == client) {
-                revoke(space, &given, &mut copy.draining, &mut copy.stale);
-                self.fencing.push(given);
+            while self.fenced_order.len() > FENCED_MAX {
+                self.fenced_order.pop_front().map(|oldest| self.fenced.remove(&oldest));
+            }
+            for copy in self.copies.values_mut() {
+                let of = |given: &mut Given| named.contains(&given.client);
+                for given in copy.keys.extract_if(.., of) {
+                    revoke(space, &given, &mut copy.draining, &mut copy.stale);
+                    self.fencing.push(given);
+                }
             }
         }
         self.fencing.retain(|given| space.is_held(&given.key));
-        let done = !self.fencing.iter().any(|given| given.client == client);
-        Message::FenceIs { client, done }
+        // Also by keys that were revoked before it was fenced.
+        let draining = self.copies.values().flat_map(|copy| &copy.draining);
+        let draining = draining.filter(|given| space.is_held(&given.key));
+        let held = self.fencing.iter().chain(draining).map(|given| given.client);
+        let held: BTreeSet<ClientId> = held.filter(|client| named.contains(client)).collect();
+        let told = if tell { FENCED_TOLD_MAX } else { 0 };
+        let known = self.fenced_order.len().saturating_sub(told);
+        Message::FenceIs {
+            life: self.life,
+            held: held.into_iter().collect(),
+            fenced: self.fenced_order.range(known..).copied().collect(),
+        }
     }
 
     fn open(
@@ -597,11 +614,11 @@ impl MemoryCore {
 fn revoke(
     space: &mut dyn Space,
     given: &Given,
-    draining: &mut Vec<RemoteKey>,
+    draining: &mut Vec<Given>,
     stale: &mut Vec<RemoteKey>,
 ) {
     space.revoke(&given.key);
-    if given.key.rights.change() { draining.push(given.key) } else { stale.push(given.key) }
+    if given.key.rights.change() { draining.push(given.clone()) } else { stale.push(given.key) }
 }
 
 #[cfg(test)]

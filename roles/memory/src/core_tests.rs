@@ -170,11 +170,31 @@ fn a_fenced_client_loses_all_keys_and_gets_none() {
     let mut node = Node::installed(1, Sharing::All);
     let key = node.open(OTHER, 1, 1).expect("all may write");
     assert_eq!(key.rights, Rights::ALL);
-    let fence = Message::Fence { term: TERM, client: OTHER };
-    assert_eq!(node.tell(&fence), Message::FenceIs { client: OTHER, done: true });
+    let fence = |tell| Message::Fence { term: TERM, clients: vec![OTHER, ClientId(3)], tell };
+    let is = |held: &[ClientId], fenced: &[ClientId]| Message::FenceIs {
+        life: ME.life,
+        held: held.to_vec(),
+        fenced: fenced.to_vec(),
+    };
+    assert_eq!(node.tell(&fence(false)), is(&[], &[]));
     assert!(!node.1.valid.contains_key(&key.tag));
+    assert_eq!(node.tell(&fence(true)), is(&[], &[OTHER, ClientId(3)]), "a manager may ask");
     assert_eq!(node.open(OTHER, 1, 1), Err(Why::Evicted));
     node.open(OWNER, 1, 1).expect("others are not disturbed");
+}
+
+#[test]
+fn a_fenced_client_counts_as_held_by_any_key_that_could_write() {
+    let mut node = Node::installed(1, Sharing::All);
+    let key = node.open(OTHER, 1, 1).expect("all may write");
+    node.1.held.insert(key.tag);
+    // Revoked before it is fenced: the process may be in the middle of a write by it all the same.
+    assert_eq!(step(&node.seal(1, 2)), Ok(CopyStep::Sealing));
+    let fence = Message::Fence { term: TERM, clients: vec![OTHER], tell: false };
+    let is = |held| Message::FenceIs { life: ME.life, held, fenced: Vec::new() };
+    assert_eq!(node.tell(&fence), is(vec![OTHER]));
+    node.1.held.clear();
+    assert_eq!(node.tell(&fence), is(Vec::new()));
 }
 
 #[test]

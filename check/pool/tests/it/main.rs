@@ -37,7 +37,7 @@ fn a_seed_that_panics_names_itself_and_the_command_that_repeats_it() {
 
 #[test]
 fn seeds_find_nothing_lost_doubly_owned_or_leaked() {
-    let (mut writes, mut reads, mut faults) = (0, 0, 0);
+    let (mut writes, mut reads, mut faults, mut evictions) = (0, 0, 0, 0);
     for seed in 0..300 {
         let outcome = sound(seed);
         assert!(
@@ -49,8 +49,10 @@ fn seeds_find_nothing_lost_doubly_owned_or_leaked() {
         writes += outcome.acknowledged;
         reads += outcome.reads;
         faults += outcome.faults;
+        evictions += outcome.evictions;
     }
     assert!(writes > 30_000 && reads > 30_000 && faults > 600, "{writes} {reads} {faults}");
+    assert!(evictions > 100, "{evictions}");
 }
 
 #[test]
@@ -75,4 +77,9 @@ fn a_node_that_does_not_fence_is_noticed() {
 #[test]
 fn a_copy_that_is_not_filled_is_noticed() {
     assert!(noticed(Sabotage { no_fill: true, ..Sabotage::default() }));
+}
+
+#[test]
+fn a_client_that_keeps_its_keys_when_it_is_gone_is_noticed() {
+    assert!(noticed(Sabotage { no_eviction: true, ..Sabotage::default() }));
 }

@@ -41,12 +41,7 @@ enum Read {
 
 impl Inner {
     /// The records of slots, read at once.
-    async fn read_records(
-        &self,
-        slots: &[Slot],
-        key: &[u8],
-        until_ns: u64,
-    ) -> Result<Vec<Read>> {
+    async fn read_records(&self, slots: &[Slot], key: &[u8], until_ns: u64) -> Result<Vec<Read>> {
         let mut ranges: Vec<Range> = Vec::with_capacity(slots.len());
         ranges.extend(slots.iter().filter_map(|slot| self.table.record(*slot)));
         debug_assert_eq!(ranges.len(), slots.len());

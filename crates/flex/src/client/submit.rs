@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
 
-use super::look::Looked;
 use super::Write;
+use super::look::Looked;
 use crate::format::Slot;
+use crate::ids::PartitionId;
 use crate::node::peers::{Asked, Peer};
 use crate::node::records::Written;
 use crate::node::{Inner, PAUSE};
-use crate::ids::PartitionId;
 use crate::onesided::{Change, Put};
 use crate::wire::{Assigned, Message, Place, Why, WriteKind};
 
@@ -109,7 +109,11 @@ impl Inner {
                 Err(error) => tracing::debug!(%error, "a write waits for the next map"),
             }
             if self.joined()?.gates.is_closed(partition) {
-                return Ok(if open.asked.was_sent() { Submitted::Unknown(open) } else { Submitted::Not });
+                return Ok(if open.asked.was_sent() {
+                    Submitted::Unknown(open)
+                } else {
+                    Submitted::Not
+                });
             }
             self.table.late(until_ns, "a write; whether it happened is not known")?;
             self.pause().await;
@@ -185,7 +189,11 @@ impl Inner {
             let there = looked.found.as_ref().map(|found| found.slot);
             if open.kind == WriteKind::Delete {
                 // A deletion leaves nothing that would tell it from another's.
-                return if there == Some(open.expect) { Ok(None) } else { Err(unknown("the partition's node died")) };
+                return if there == Some(open.expect) {
+                    Ok(None)
+                } else {
+                    Err(unknown("the partition's node died"))
+                };
             }
             let mine = open.record.slot;
             let pending = looked.pending.is_some_and(|place| Slot(place.word) == mine.to_pending());

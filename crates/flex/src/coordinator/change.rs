@@ -214,7 +214,9 @@ impl Coordinator {
             }
             (Message::Prepare { version, .. }, Message::Prepared { changes }) => {
                 let change = self.change.as_mut();
-                if let Some(change) = change.filter(|c| c.version == *version && c.step == Step::Prepare) {
+                if let Some(change) =
+                    change.filter(|c| c.version == *version && c.step == Step::Prepare)
+                {
                     for entry in changes {
                         change.entries.insert(entry.partition, *entry);
                     }
@@ -300,8 +302,9 @@ impl Coordinator {
         self.recalling = None;
         let mut paused_for = 0;
         for recalled in std::mem::take(&mut self.recalled) {
-            let Message::Recalled { member, version, partition_bits, map, directory, paused, .. } =
-                recalled
+            let Message::Recalled {
+                member, version, partition_bits, map, directory, paused, ..
+            } = recalled
             else {
                 continue;
             };

@@ -138,7 +138,10 @@ impl Coordinator {
     /// Whether no change is under way or wanted.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.change.is_none() && self.wants.is_empty() && self.version > 0 && self.recalling.is_none()
+        self.change.is_none()
+            && self.wants.is_empty()
+            && self.version > 0
+            && self.recalling.is_none()
     }
 
     /// The map.

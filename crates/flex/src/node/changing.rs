@@ -165,8 +165,8 @@ impl Inner {
     }
 
     async fn make(&self, partition_bits: u32, log2_buckets: u32) -> Result<(Vec<Shaped>, BlockId)> {
-        let geometry = Geometry::new(partition_bits)
-            .ok_or_else(|| Error::invalid("too many partitions"))?;
+        let geometry =
+            Geometry::new(partition_bits).ok_or_else(|| Error::invalid("too many partitions"))?;
         let directory = self.pool.allocate(Sharing::All).await?;
         let bytes = entry_offset(PartitionId(geometry.partitions()));
         if bytes > self.pool.block_bytes() {
@@ -256,8 +256,7 @@ impl Inner {
         let partition = PartitionId(assigned.partition);
         self.claim(assigned, until_ns).await?;
         let mut stamp = || self.deleted_now();
-        let (mut image, repaired) =
-            self.table.repair(assigned.shape, &mut stamp, until_ns).await?;
+        let (mut image, repaired) = self.table.repair(assigned.shape, &mut stamp, until_ns).await?;
         if repaired.pending + repaired.differed > 0 {
             tracing::info!(%partition, ?repaired, "slots that a node left half done were settled");
         }
@@ -265,7 +264,10 @@ impl Inner {
             let old = assigned.shape;
             (assigned.shape, image) = self.grow(partition, old, &image, until_ns).await?;
             assigned.grow = false;
-            self.free_table(self.table.address(old.packed), (BUCKET_BYTES as u64) << old.log2_buckets);
+            self.free_table(
+                self.table.address(old.packed),
+                (BUCKET_BYTES as u64) << old.log2_buckets,
+            );
         }
         self.enter_shape(assigned, until_ns).await?;
         let served = Served::new(assigned, assigned.offloaded.then_some(image), self.now_us());

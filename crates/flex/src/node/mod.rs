@@ -131,10 +131,7 @@ impl Handler for Door {
 
 impl ComputeNode {
     /// A node that has not joined yet, and the handler for the fabric's node that it is reached by.
-    pub fn new(
-        settings: FlexSettings,
-        around: Surroundings,
-    ) -> Result<(Self, Box<dyn Handler>)> {
+    pub fn new(settings: FlexSettings, around: Surroundings) -> Result<(Self, Box<dyn Handler>)> {
         settings.validate()?;
         let Surroundings { runtime, reach, pool, coordinator, endpoints } = around;
         let block_bytes = pool.block_bytes();

@@ -147,7 +147,12 @@ impl Inner {
             if bytes == LENGTH_UNITS_MAX * UNIT_BYTES {
                 // The slot cannot say how long it is; the record does.
                 let head = [Range { address, bytes: UNIT_BYTES }];
-                match self.table.read(&head, self.until_ns()).await.map(|read| Header::read(&read[0]).ok().flatten()) {
+                match self
+                    .table
+                    .read(&head, self.until_ns())
+                    .await
+                    .map(|read| Header::read(&read[0]).ok().flatten())
+                {
                     Ok(Some(header)) => bytes = header.record_bytes(),
                     _ => continue,
                 }

@@ -110,8 +110,7 @@ impl Table {
     ) -> Result<Result<Slot, Refusal>> {
         let Some(copy) = open.copies.first() else { return Ok(Ok(Slot::EMPTY)) };
         let mut batch = Batch::new();
-        let word =
-            batch.compare_swap(copy.region, change.slot.offset, change.old.0, pending.0);
+        let word = batch.compare_swap(copy.region, change.slot.offset, change.old.0, pending.0);
         let swapping = copy.link.post(batch);
         copy.link.flush();
         // Harmless if the swap fails: then the old record is superseded already.

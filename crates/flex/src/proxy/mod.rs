@@ -28,8 +28,8 @@ use crate::node::Inner;
 use crate::onesided::{Change, Put};
 use crate::wire::{Message, Place, Why, WriteKind};
 
-pub(crate) use served::Served;
 use served::Locked;
+pub(crate) use served::Served;
 
 /// The partitions that are served here.
 #[derive(Debug, Default)]
@@ -102,7 +102,8 @@ impl Inner {
         _from: ClientId,
         message: &Message,
     ) -> Message {
-        let Message::Write { partition, epoch, hash, kind, index, expect, new, others, .. } = message
+        let Message::Write { partition, epoch, hash, kind, index, expect, new, others, .. } =
+            message
         else {
             return self.declined(Why::Malformed);
         };
@@ -252,7 +253,8 @@ impl Inner {
             wanted.others.iter().any(|other| other.index == index.0 && other.word == slot.0)
         };
         let named = |slot: &Slot| slot.is_live() || slot.is_pending();
-        let mut same = candidates.all().filter(|(_, slot)| named(slot) && slot.0 as u8 == fingerprint);
+        let mut same =
+            candidates.all().filter(|(_, slot)| named(slot) && slot.0 as u8 == fingerprint);
         if same.any(|(index, slot)| !seen(index, slot)) {
             return Err(Why::Resolve);
         }

@@ -15,7 +15,6 @@
 
 mod subtable;
 
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -89,7 +88,12 @@ impl Table {
         Address { offset: start.offset + index.offset(), ..start }
     }
 
-    pub(crate) async fn again(&self, open: &OpenBlock, refusal: Refusal, until_ns: u64) -> Result<()> {
+    pub(crate) async fn again(
+        &self,
+        open: &OpenBlock,
+        refusal: Refusal,
+        until_ns: u64,
+    ) -> Result<()> {
         if unusable(refusal) {
             return Err(refusal.error(format!("block {}", open.config.block)));
         }
@@ -102,7 +106,10 @@ impl Table {
     /// Says that the time is over, or this node.
     pub(crate) fn late(&self, until_ns: u64, what: impl std::fmt::Display) -> Result<()> {
         if self.pool.is_evicted() {
-            return Err(Error::new(ErrorKind::Fenced, format!("{what}: this node was taken for dead")));
+            return Err(Error::new(
+                ErrorKind::Fenced,
+                format!("{what}: this node was taken for dead"),
+            ));
         }
         if self.now_ns() >= until_ns {
             return Err(Error::busy(format!("{what}: no success in time")));

@@ -8,9 +8,7 @@ use archipelago_fabric::Batch;
 use archipelago_pool::Address;
 
 use super::{Range, Table};
-use crate::format::{
-    BUCKET_BYTES, Bucket, Decoded, INVALID_WORD, KeyHash, Record, Slot, regrow,
-};
+use crate::format::{BUCKET_BYTES, Bucket, Decoded, INVALID_WORD, KeyHash, Record, Slot, regrow};
 use crate::ids::PartitionId;
 use crate::wire::Shaped;
 
@@ -170,7 +168,8 @@ impl Table {
             match crate::format::Header::read(&bytes) {
                 Ok(Some(header)) => entries.push((KeyHash(header.hash), slot)),
                 other => {
-                    let what = format!("{partition}: a record of the index is not there: {other:?}");
+                    let what =
+                        format!("{partition}: a record of the index is not there: {other:?}");
                     return Err(Error::unsupported(what));
                 }
             }
@@ -181,6 +180,8 @@ impl Table {
                 return Ok((log2, buckets.iter().flat_map(Bucket::to_bytes).collect()));
             }
         }
-        Err(Error::unsupported(format!("{partition} cannot grow: too many keys share their buckets")))
+        Err(Error::unsupported(format!(
+            "{partition} cannot grow: too many keys share their buckets"
+        )))
     }
 }

@@ -312,7 +312,12 @@ impl Message {
             Some(_) => return Err(Malformed("the message is of another version")),
             None => return Err(Malformed("the message is empty")),
         }
-        let message = Self::get(&mut reader).ok_or(Malformed("the message breaks off or says nothing known"))?;
-        if reader.is_empty() { Ok(message) } else { Err(Malformed("the message goes on behind its end")) }
+        let message = Self::get(&mut reader)
+            .ok_or(Malformed("the message breaks off or says nothing known"))?;
+        if reader.is_empty() {
+            Ok(message)
+        } else {
+            Err(Malformed("the message goes on behind its end"))
+        }
     }
 }

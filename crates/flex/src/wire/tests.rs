@@ -10,10 +10,7 @@ fn golden_bytes() {
     assert_eq!(hex(&search), "010107000000030000000201000000000000040000000500000000000000");
     let grant = Grant { session: 1, stamp_us: 2 };
     let found = Message::Found { slots: vec![Place { index: 8, word: 9 }], cache: true, grant };
-    assert_eq!(
-        hex(&found),
-        "0102010800000009000000000000000101000000000000000200000000000000"
-    );
+    assert_eq!(hex(&found), "0102010800000009000000000000000101000000000000000200000000000000");
     let declined = Message::Declined { why: Why::Resolve, grant };
     assert_eq!(hex(&declined), "01050201000000000000000200000000000000");
 }

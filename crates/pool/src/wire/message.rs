@@ -71,7 +71,8 @@ wire_messages! {
         /// Which.
         block: BlockId,
     }
-    /// Client → manager: take this client for dead, now.
+    /// Client → manager: take this client for dead, now. Done when none of its writes can take place any more; refused as changing
+    /// before: to be asked again.
     Evict = 8 { /** Whom. */ client: ClientId }
     /// Operator → manager: the node's memory is gone for good.
     Forget = 9 { /** Which. */ node: NodeId }
@@ -183,19 +184,23 @@ wire_messages! {
         /// The block is no more, anywhere.
         freed: bool,
     }
-    /// Manager → node: this client's keys are invalid, and it gets no others.
+    /// Manager → node: keys of these clients are invalid, and they get no others.
     Fence = 22 {
         /// The manager's term.
         term: u64,
-        /// Whom.
-        client: ClientId,
+        /// Whom; 4,096 at most.
+        clients: Vec<ClientId>,
+        /// The manager asks whom the node has fenced before.
+        tell: bool,
     }
     /// Answer to [`Message::Fence`].
     FenceIs = 23 {
-        /// Whom.
-        client: ClientId,
-        /// Whether no process of it has memory mapped any more.
-        done: bool,
+        /// In which life of the node.
+        life: Epoch,
+        /// Of those that were named, clients with a process that still has memory mapped.
+        held: Vec<ClientId>,
+        /// If it was asked: the latest clients that the node has fenced, 4,096 at most.
+        fenced: Vec<ClientId>,
     }
     /// Answer to what the manager told a node about a copy.
     CopyIs = 24 {
@@ -214,6 +219,8 @@ wire_messages! {
     Done = 25 {}
     /// It is not done.
     Refuse = 26 { /** Why. */ refused: Refused }
+    /// Client → manager: is this client dead, and can none of its writes take place any more?
+    Gone = 27 { /** Whom. */ client: ClientId }
     }
 }
 

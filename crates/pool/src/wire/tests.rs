@@ -58,7 +58,7 @@ fn golden_bytes() {
     let word = |low: &str| format!("{low:0<16}");
     let install = Message::Install { term: 0x0102, config: config() };
     let expected = [
-        "0114",
+        "0214",
         &word("0201"),
         &word("03"),
         "09000000",
@@ -76,12 +76,21 @@ fn golden_bytes() {
     ];
     assert_eq!(hex(&install.encode()), expected.concat());
     let refuse = Message::refuse(Refused::at(Why::Full, 0x1000));
-    assert_eq!(hex(&refuse.encode()), ["011a01", &word("0010")].concat());
+    assert_eq!(hex(&refuse.encode()), ["021a01", &word("0010")].concat());
+    let clients = vec![ClientId(4), ClientId(5)];
+    let fence = Message::Fence { term: 1, clients, tell: true };
+    let bytes = ["0216", &word("01"), "02", &word("04"), &word("05"), "01"].concat();
+    assert_eq!(hex(&fence.encode()), bytes);
+    let fenced = vec![ClientId(4)];
+    let is = Message::FenceIs { life: Epoch(7), held: Vec::new(), fenced };
+    assert_eq!(hex(&is.encode()), ["0217", &word("07"), "00", "01", &word("04")].concat());
+    let gone = Message::Gone { client: ClientId(4) };
+    assert_eq!(hex(&gone.encode()), ["021b", &word("04")].concat());
     let claim = Message::Claim { term: 1, after: None };
-    assert_eq!(hex(&claim.encode()), ["0110", &word("01"), "00"].concat());
-    assert_eq!(hex(&Message::Done {}.encode()), "0119");
+    assert_eq!(hex(&claim.encode()), ["0210", &word("01"), "00"].concat());
+    assert_eq!(hex(&Message::Done {}.encode()), "0219");
     let expected = [
-        "010c",
+        "020c",
         &word("03"),
         &word("05"),
         "0103612e62",

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use archipelago_base::ErrorKind;
 use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::runtime::block_on;
 use archipelago_fabric::{Call, Session};
 use archipelago_pool::wire::{BlockState, Message, Why};
 use archipelago_pool::{
-    Address, BlockId, ClientId, Endpoints, Line, NodeId, Owned, Pool, PoolOptions, Sharing,
+    Address, BlockId, ClientId, Endpoints, Line, NodeId, Owned, Pool, PoolOptions, Reach, Sharing,
     endpoint,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -469,16 +470,17 @@ fn garbage_lies_and_strangers_are_refused_and_everybody_lives_on() {
         Message::Claim { term, after: None },
         Message::Seal { term, block, epoch },
         Message::Drop { term, block, epoch, freed: true },
-        Message::Fence { term, client },
+        Message::Fence { term, clients: vec![client], tell: true },
         Message::Open { client, block, epoch, purpose: archipelago_pool::wire::Purpose::Use },
         Message::Leave { client },
         Message::Release { client, block },
         Message::Release { client: me, block },
     ];
     for ways in [pool.endpoints(NodeId(1)), vec![endpoint(&address).unwrap()]] {
-        let link = endpoints.connect(&ways, &Session::fresh(), None, deadline).unwrap();
+        let session = Session::fresh();
+        let link = block_on(endpoints.connect(&ways, &session, None, deadline)).unwrap();
         for garbage in
-            [&b""[..], b"\x01", b"\x01\xff", b"\x09\x19", &[1, 6, 0, 0, 0], &[0xff; 9000]]
+            [&b""[..], b"\x02", b"\x02\xff", b"\x09\x19", &[2, 6, 0, 0, 0], &[0xff; 9000]]
         {
             let answer = link.request(Call::new(garbage, deadline)).wait().unwrap();
             let expected = Message::refuse(Why::Malformed);

@@ -12,6 +12,8 @@
 //! Layer 4: stands on the pool.
 
 pub mod format;
+pub mod hotness;
 mod ids;
+pub mod knob;
 
 pub use ids::{ComputeId, PartitionId};

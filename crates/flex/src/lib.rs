@@ -11,9 +11,13 @@
 //!
 //! Layer 4: stands on the pool.
 
+pub mod directory;
 pub mod format;
 pub mod hotness;
 mod ids;
+mod keyed;
 pub mod knob;
+pub mod lease;
+pub mod reads;
 
 pub use ids::{ComputeId, PartitionId};

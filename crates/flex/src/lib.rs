@@ -11,6 +11,7 @@
 //!
 //! Layer 4: stands on the pool.
 
+pub mod cache;
 pub mod directory;
 pub mod format;
 pub mod hotness;

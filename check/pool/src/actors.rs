@@ -17,9 +17,9 @@ use archipelago_pool::wire::{Message, Purpose};
 use archipelago_pool::{Reach, Route, copier};
 
 /// The manager's host and address.
-pub(crate) const MANAGER: &str = "manager";
+pub const MANAGER: &str = "manager";
 /// A request is given up after this long.
-pub(crate) const REQUEST: Duration = Duration::from_millis(8);
+pub const REQUEST: Duration = Duration::from_millis(8);
 
 /// A way to the node at `address`, as `client`.
 pub(crate) struct Line {
@@ -39,8 +39,9 @@ impl Line {
 }
 
 /// A memory node in one of its lives.
-pub(crate) struct MemoryActor {
-    pub(crate) serving: Arc<Serving>,
+pub struct MemoryActor {
+    /// Its state machine.
+    pub serving: Arc<Serving>,
     _door: Box<dyn Listener>,
 }
 
@@ -50,7 +51,8 @@ impl Drop for MemoryActor {
     }
 }
 
-pub(crate) fn start_memory(
+/// Starts a memory node on its host.
+pub fn start_memory(
     network: &Arc<Network>,
     sim: &Sim,
     (id, life): (NodeId, Epoch),
@@ -120,8 +122,9 @@ async fn copy(line: &Line, client: ClientId, serving: &Serving, order: &Order) -
 }
 
 /// A manager.
-pub(crate) struct ManagerActor {
-    pub(crate) desk: Arc<Desk>,
+pub struct ManagerActor {
+    /// Its state machine.
+    pub desk: Arc<Desk>,
     _door: Box<dyn Listener>,
 }
 
@@ -131,7 +134,8 @@ impl Drop for ManagerActor {
     }
 }
 
-pub(crate) fn start_manager(
+/// Starts a manager on its host; the random number is its id.
+pub fn start_manager(
     network: &Arc<Network>,
     sim: &Sim,
     life: Epoch,

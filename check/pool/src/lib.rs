@@ -17,6 +17,7 @@ mod client;
 mod oracle;
 mod world;
 
+pub use actors::{MANAGER, ManagerActor, MemoryActor, REQUEST, start_manager, start_memory};
 pub use world::{Outcome, Settings, run};
 
 use archipelago_memory::core::Sabotage;

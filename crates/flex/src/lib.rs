@@ -11,14 +11,21 @@
 //!
 //! Layer 4: stands on the pool.
 
+pub mod cache;
 mod client;
 pub mod coordinator;
+pub mod directory;
 pub mod format;
 mod gates;
+pub mod hotness;
 mod ids;
+mod keyed;
+pub mod knob;
+pub mod lease;
 mod node;
 mod onesided;
 mod proxy;
+pub mod reads;
 mod settings;
 mod table;
 pub mod wire;

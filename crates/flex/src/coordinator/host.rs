@@ -204,16 +204,10 @@ impl Desk {
         if members.is_empty() {
             return Ok(());
         }
-        let status = self.pool.status().await?;
-        if status.rebuilding {
-            return Ok(());
-        }
         for member in members {
-            let lives = status.clients.iter().any(|known| known.client == member.client);
-            if lives {
+            if !self.pool.is_gone(member.client).await? {
                 continue;
             }
-            self.pool.evict(member.client).await?;
             tracing::info!(node = member.number, "a compute node is gone");
             self.with(|core| core.on_gone(member.client));
         }

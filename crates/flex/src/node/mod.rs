@@ -169,6 +169,12 @@ impl ComputeNode {
         self.0.pool.client()
     }
 
+    /// Whether it was taken for dead: its calls end as fenced, and another is to be started.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.0.pool.is_evicted()
+    }
+
     /// The map as this node has it; `None` before it has joined.
     #[must_use]
     pub fn map_status(&self) -> Option<MapStatus> {
@@ -215,16 +221,6 @@ impl Inner {
             Message::Renew { .. } => Some(Message::Renewed { grant: self.grant() }),
             _ => None,
         }
-    }
-
-    /// Whether a client of the pool is dead for good: none of its operations takes place any more.
-    pub(crate) async fn is_gone(&self, client: ClientId) -> Result<bool> {
-        let status = self.pool.status().await?;
-        if status.clients.iter().any(|known| known.client == client) {
-            return Ok(false);
-        }
-        self.pool.evict(client).await?;
-        Ok(true)
     }
 
     async fn answer(self: &Arc<Self>, from: ClientId, message: Message) -> Message {

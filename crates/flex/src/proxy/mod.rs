@@ -306,7 +306,7 @@ impl Inner {
         let bytes = self.table.read_record(pending, until_ns).await?;
         let header = crate::format::Header::read(&bytes).ok().flatten();
         let Some(header) = header else { return Ok(()) };
-        if !self.is_gone(ClientId(header.writer)).await? {
+        if !self.pool.is_gone(ClientId(header.writer)).await? {
             return Ok(());
         }
         let old = Slot(header.previous);

@@ -1,0 +1,215 @@
+//! A compute node and the clients that work through it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::Epoch;
+use archipelago_base::random::Rng;
+use archipelago_base::runtime::Runtime;
+use archipelago_base::simulation::Host;
+use archipelago_fabric::sim::Sim;
+use archipelago_fabric::{Listener, Node, NodeId, Provider};
+use archipelago_flex::{ComputeNode, FlexSettings, Surroundings};
+use archipelago_pool::{Pace, PoolClient, PoolOptions};
+use archipelago_pool_check::{MANAGER, REQUEST};
+use parking_lot::Mutex;
+
+use crate::history::{History, Op, Ret};
+
+/// The coordinator's host and address.
+pub(crate) const COORDINATOR: &str = "coordinator";
+/// What the store is called.
+pub(crate) const LABEL: u64 = 7;
+/// Keys that are worked on.
+pub(crate) const KEYS: u64 = 12;
+/// Clients of a node.
+const WORKERS: usize = 2;
+/// Calls of one client, at most: histories must stay short enough to be tested.
+const CALLS: u64 = 40;
+
+/// What all clients share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) history: Arc<History>,
+    pub(crate) working: Arc<Mutex<bool>>,
+    pub(crate) values: Arc<Mutex<u64>>,
+    pub(crate) errors: Arc<Mutex<u64>>,
+}
+
+/// A life of a compute node.
+pub(crate) struct NodeActor {
+    pub(crate) node: Arc<Mutex<Option<(ComputeNode, Kept)>>>,
+}
+
+/// The fabric's node and its door.
+pub(crate) type Kept = (Arc<Node>, Box<dyn Listener>);
+
+pub(crate) fn pace() -> Pace {
+    Pace { request: REQUEST, pause: Duration::from_micros(500), renewal: Duration::from_millis(1) }
+}
+
+pub(crate) fn settings() -> FlexSettings {
+    FlexSettings {
+        label: LABEL,
+        lease: Duration::from_millis(10),
+        address_lease: Duration::from_millis(60),
+        patience: Duration::from_millis(200),
+        ..FlexSettings::default()
+    }
+}
+
+/// A client of the pool, once it has joined.
+pub(crate) async fn join_pool(sim: &Sim) -> PoolClient {
+    let mut options = PoolOptions::new(MANAGER, LABEL);
+    (options.patience, options.pace) = (Duration::from_millis(100), pace());
+    let (reach, host) = (Arc::new(sim.clone()), Arc::new(sim.host().clone()));
+    loop {
+        let joining = PoolClient::join(options.clone(), reach.clone(), host.clone());
+        if let Ok(client) = joining.await {
+            return client;
+        }
+    }
+}
+
+impl NodeActor {
+    /// Starts a node on its host; its clients begin when it has joined.
+    pub(crate) fn start(sim: &Sim, life: Epoch, shared: &Shared) -> Self {
+        let actor = Self { node: Arc::default() };
+        let (node, sim, shared) = (Arc::clone(&actor.node), sim.clone(), shared.clone());
+        let host = sim.host().clone();
+        let task = async move {
+            let pool = join_pool(&sim).await;
+            let name = sim.host().name().to_owned();
+            while pool.block_bytes() == 0 {
+                sim.host().sleep(Duration::from_millis(1)).await;
+            }
+            let around = Surroundings {
+                runtime: Arc::new(sim.host().clone()),
+                reach: Arc::new(sim.clone()),
+                pool,
+                coordinator: vec![COORDINATOR.to_owned()],
+                endpoints: vec![name.clone()],
+            };
+            let (compute, door) = ComputeNode::new(settings(), around).expect("sound settings");
+            let id = NodeId(1_000_000 + life.0);
+            let fabric = sim.network().node(id, life, Some(door)).expect("a node in memory");
+            let listener = sim.serve(&fabric, &name).expect("a host serves at its name");
+            *node.lock() = Some((compute.clone(), (fabric, listener)));
+            while compute.join().await.is_err() {
+                sim.host().sleep(Duration::from_millis(1)).await;
+            }
+            for _ in 0..WORKERS {
+                let rng = Rng::with_seed(sim.host().seed());
+                let worker = work(compute.clone(), sim.host().clone(), shared.clone(), rng);
+                let _ends_with_the_host = Host::spawn(sim.host(), "work", worker);
+            }
+        };
+        let _ends_with_the_host = Host::spawn(&host, "start", task);
+        actor
+    }
+
+    pub(crate) fn node(&self) -> Option<ComputeNode> {
+        self.node.lock().as_ref().map(|(node, _)| node.clone())
+    }
+}
+
+pub(crate) fn key(number: u64) -> Vec<u8> {
+    format!("key-{number}").into_bytes()
+}
+
+fn value_of(number: u64, rng: &mut Rng) -> Vec<u8> {
+    let more = match rng.u32(..40) {
+        0 => rng.usize(16_000..20_000),
+        1..10 => rng.usize(..400),
+        _ => 0,
+    };
+    let mut value = number.to_le_bytes().to_vec();
+    value.resize(8 + more, number as u8);
+    value
+}
+
+fn number_in(value: &[u8]) -> u64 {
+    let number = value.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes));
+    let number = number.expect("a value begins with its number");
+    assert!(value[8..].iter().all(|byte| *byte == number as u8), "a torn value of {number}");
+    number
+}
+
+/// Reads a key and writes down what it was told.
+pub(crate) async fn get(
+    node: &ComputeNode,
+    shared: &Shared,
+    thread: u64,
+    number: u64,
+) -> Result<Option<(u64, archipelago_flex::Value)>, ()> {
+    let call = shared.history.begin(thread, number, Op::Get);
+    match node.get(&key(number)).await {
+        Ok(value) => {
+            let value = value.map(|value| (number_in(&value.bytes), value));
+            shared.history.end(&call, Ret::Value(value.as_ref().map(|(number, _)| *number)));
+            Ok(value)
+        }
+        Err(_) => {
+            *shared.errors.lock() += 1;
+            Err(())
+        }
+    }
+}
+
+async fn work(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
+    let mut thread = shared.history.thread();
+    let mut read = None;
+    for _ in 0..CALLS {
+        host.sleep(Duration::from_micros(rng.u64(20..2000))).await;
+        if !*shared.working.lock() {
+            return;
+        }
+        let number = rng.u64(..KEYS);
+        let fresh = || {
+            let mut values = shared.values.lock();
+            *values += 1;
+            *values
+        };
+        let op = match rng.u32(..20) {
+            0..8 => Op::Get,
+            8..12 => Op::Set(fresh()),
+            12..14 => Op::Insert(fresh()),
+            14..16 => Op::Update(fresh()),
+            16..18 => Op::Delete,
+            _ => match &read {
+                Some((of, Some((was, _)))) if *of == number => Op::Swap(Some(*was), fresh()),
+                _ => Op::Swap(None, fresh()),
+            },
+        };
+        if op == Op::Get {
+            match get(&node, &shared, thread, number).await {
+                Ok(value) => read = Some((number, value)),
+                Err(()) => thread = shared.history.thread(),
+            }
+            continue;
+        }
+        let name = key(number);
+        let call = shared.history.begin(thread, number, op);
+        let note = format!("{thread} {op:?} of key {number}");
+        let done = match op {
+            Op::Set(new) => node.set(&name, &value_of(new, &mut rng), 0).await.map(|()| true),
+            Op::Insert(new) => node.insert(&name, &value_of(new, &mut rng), 0).await,
+            Op::Update(new) => node.update(&name, &value_of(new, &mut rng), 0).await,
+            Op::Swap(was, new) => {
+                let value = value_of(new, &mut rng);
+                let of = read.as_ref().and_then(|(_, read)| read.as_ref()).map(|(_, value)| value);
+                let of = if was.is_some() { of } else { None };
+                node.compare_and_set(&name, of, &value, 0).await
+            }
+            Op::Get | Op::Delete => node.delete(&name).await,
+        };
+        host.scheduler().note(|| format!("{note}: {done:?}"));
+        match done {
+            Ok(done) => shared.history.end(&call, Ret::Done(done)),
+            Err(_) => {
+                *shared.errors.lock() += 1;
+                thread = shared.history.thread();
+            }
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! Doors of the partitions: requests go in and out, a change closes some and waits until they are empty.
 //!
-//! A door is a word: how many are within, and whether it is closed. Going in is an increment; who finds the door closed goes
-//! out again and waits until it opens. [`Gates::drained`] is done when a closed door has nobody within.
+//! A door is a word: how many are within, and whether it is closed. Going in is an increment; who finds the door closed
+//! waits until it opens. [`Gates::drained`] is done when a closed door has nobody within.
 //!
 //! Invariants: 1. after [`Gates::close`], nobody gets in who did not count before; 2. every waiter is woken when doors open,
 //! every drainer when somebody leaves a closed door. Thread-safety: all of it. Cost: two atomic operations per request.
@@ -43,10 +43,10 @@ impl Gates {
 
     /// In, if the door is open.
     pub(crate) fn try_enter(&self, partition: PartitionId) -> Option<Inside<'_>> {
-        let before = self.door(partition).fetch_add(1, Ordering::SeqCst);
-        let inside = Inside { gates: self, partition };
-        // Dropped, it goes out again and wakes whoever drains.
-        (before & CLOSED == 0).then_some(inside)
+        let one_more = |word: u32| (word & CLOSED == 0).then_some(word + 1);
+        let door = self.door(partition);
+        let entered = door.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more);
+        entered.is_ok().then_some(Inside { gates: self, partition })
     }
 
     /// In, as soon as the door is open.
@@ -102,7 +102,7 @@ impl Gates {
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         let before = self.gates.door(self.partition).fetch_sub(1, Ordering::SeqCst);
-        if before & CLOSED != 0 {
+        if before == CLOSED + 1 {
             self.gates.wake();
         }
     }

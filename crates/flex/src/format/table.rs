@@ -195,19 +195,26 @@ impl Candidates {
         self.all().filter(move |(_, slot)| slot.matches(fingerprint))
     }
 
-    /// Those that an insert may take at `now_us` of the owner's clock, in the order in which it should try them: those of the
-    /// emptier bucket first, of the first if both have as many.
+    /// Those that an insert may take at `now_us` of the owner's clock, in the order of [`free`](Self::free). An owner that is
+    /// new asks [`SlotLease::may_reuse`](crate::lease::SlotLease::may_reuse) instead.
     pub fn reusable(
         &self,
         now_us: u64,
         lease_us: u64,
     ) -> impl Iterator<Item = (SlotIndex, Slot)> + '_ {
+        self.free(move |slot| slot.is_reusable(now_us, lease_us))
+    }
+
+    /// Those that `may_take` lets an insert take, in the order in which it should try them: those of the emptier bucket first, of
+    /// the first if both have as many.
+    pub fn free<'a>(
+        &'a self,
+        may_take: impl Fn(Slot) -> bool + 'a,
+    ) -> impl Iterator<Item = (SlotIndex, Slot)> + 'a {
         let second = self.count == 2 && self.buckets[1].live() < self.buckets[0].live();
         let order = if second { [1, 0] } else { [0, 1] };
         let order = order.into_iter().take(self.count);
-        order
-            .flat_map(|which| self.of(which))
-            .filter(move |(_, slot)| slot.is_reusable(now_us, lease_us))
+        order.flat_map(|which| self.of(which)).filter(move |(_, slot)| may_take(*slot))
     }
 
     fn of(&self, which: usize) -> impl Iterator<Item = (SlotIndex, Slot)> + '_ {
@@ -285,6 +292,9 @@ mod tests {
         let free: Vec<u32> = both.reusable(600, 200).map(|(at, _)| at.0).collect();
         assert_eq!(free, (32..40).chain(74..80).collect::<Vec<_>>(), "the deleted one is young");
         assert_eq!(both.reusable(701, 200).nth(8).expect("old enough").0, SlotIndex(73));
+        let owner = crate::lease::SlotLease::new(1, 1_000);
+        let of_a_new_owner = both.free(|slot| owner.may_reuse(slot, 1_001));
+        assert!(!of_a_new_owner.into_iter().any(|(at, _)| at == SlotIndex(73)), "it waits a lease");
         let one = Candidates::new([0, 0], [buckets[0]; 2]);
         assert_eq!(one.all().count(), 8, "one bucket is not counted twice");
         assert_eq!(both.matching(live(1).0 as u8).collect::<Vec<_>>(), [(SlotIndex(72), live(1))]);

@@ -1,0 +1,5 @@
+//! What stands beside the unit tests.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
+
+mod corpus;

@@ -53,6 +53,9 @@ fn main() -> ExitCode {
         }
     };
     let (mut failed, mut answered, mut errors, mut faults, mut changes, mut events) = (0, 0, 0, 0, 0, 0);
+    if trace {
+        tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG).without_time().init();
+    }
     for seed in from..from + seeds {
         let mut settings = Settings::new(seed);
         settings.notes = trace;

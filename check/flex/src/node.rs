@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::Runtime;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
-use archipelago_fabric::{Listener, Node, NodeId, Provider};
+use archipelago_fabric::{Listener, Node, Provider};
 use archipelago_flex::{ComputeNode, FlexSettings, Surroundings};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
 use archipelago_pool_check::{MANAGER, REQUEST};
@@ -73,7 +72,7 @@ pub(crate) async fn join_pool(sim: &Sim) -> PoolClient {
 
 impl NodeActor {
     /// Starts a node on its host; its clients begin when it has joined.
-    pub(crate) fn start(sim: &Sim, life: Epoch, shared: &Shared) -> Self {
+    pub(crate) fn start(sim: &Sim, shared: &Shared) -> Self {
         let actor = Self { node: Arc::default() };
         let (node, sim, shared) = (Arc::clone(&actor.node), sim.clone(), shared.clone());
         let host = sim.host().clone();
@@ -91,8 +90,8 @@ impl NodeActor {
                 endpoints: vec![name.clone()],
             };
             let (compute, door) = ComputeNode::new(settings(), around).expect("sound settings");
-            let id = NodeId(1_000_000 + life.0);
-            let fabric = sim.network().node(id, life, Some(door)).expect("a node in memory");
+            let (id, epoch) = compute.fabric_id();
+            let fabric = sim.network().node(id, epoch, Some(door)).expect("a node in memory");
             let listener = sim.serve(&fabric, &name).expect("a host serves at its name");
             *node.lock() = Some((compute.clone(), (fabric, listener)));
             while compute.join().await.is_err() {

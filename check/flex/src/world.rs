@@ -192,7 +192,6 @@ impl World {
             }
         }
         for index in 0..self.compute.len() {
-            let life = self.next_life();
             let (sim, actor) = &mut self.compute[index];
             let over = actor.as_ref().and_then(NodeActor::node).is_some_and(|node| node.is_over());
             if over {
@@ -202,7 +201,7 @@ impl World {
             }
             if actor.is_none() {
                 revive(sim.host());
-                *actor = Some(NodeActor::start(sim, life, &self.shared));
+                *actor = Some(NodeActor::start(sim, &self.shared));
             }
         }
     }

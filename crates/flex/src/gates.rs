@@ -46,7 +46,7 @@ impl Gates {
         let one_more = |word: u32| (word & CLOSED == 0).then_some(word + 1);
         let door = self.door(partition);
         let entered = door.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more);
-        entered.is_ok().then_some(Inside { gates: self, partition })
+        entered.is_ok().then(|| Inside { gates: self, partition })
     }
 
     /// In, as soon as the door is open.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use archipelago_pool::ClientId;
+use archipelago_pool::{BlockId, ClientId};
 
 use super::{Action, Coordinator, Want};
 use crate::format::Geometry;
@@ -26,6 +26,13 @@ pub(super) struct Change {
     waiting: BTreeSet<ClientId>,
     /// Who may know of it: those who lived when it began.
     told: BTreeSet<ClientId>,
+}
+
+impl Change {
+    /// Whether `client` has yet to pause for it.
+    pub(super) fn pauses(&self, client: ClientId) -> bool {
+        self.step == Step::Pause && self.waiting.contains(&client)
+    }
 }
 
 impl Coordinator {
@@ -126,9 +133,18 @@ impl Coordinator {
             // Some may work by it already: it is brought to its end without the dead node, whose partitions come next.
             let waiting = change.waiting.intersection(&self.living()).copied().collect();
             self.change = Some(Change { waiting, ..change });
-            return;
+            return self.proceed();
         }
         let mut entries = change.entries;
+        if self.living().is_empty() {
+            // Whoever joins next takes everything, at epochs above those that may have been claimed.
+            for entry in entries.into_values() {
+                self.map[entry.partition as usize].epoch = entry.epoch;
+            }
+            self.version = change.version;
+            self.wants.insert(Want::Balance);
+            return;
+        }
         // Owners may have claimed their epochs: the next are larger.
         for entry in entries.values_mut() {
             if let Some(now) = self.map.get(entry.partition as usize) {
@@ -197,8 +213,7 @@ impl Coordinator {
             (Message::Create { .. }, Message::Created { shapes, directory }) => {
                 let number = self.creating.filter(|number| self.client(*number) == Some(from));
                 if let Some(number) = number {
-                    self.created(number, shapes);
-                    self.directory = *directory;
+                    self.created(number, shapes, *directory);
                 }
             }
             (Message::Recall { .. }, Message::Recalled { .. }) => {
@@ -230,7 +245,7 @@ impl Coordinator {
         }
     }
 
-    fn created(&mut self, number: u32, shapes: &[Shaped]) {
+    fn created(&mut self, number: u32, shapes: &[Shaped], directory: BlockId) {
         if self.version > 0 || shapes.len() != self.geometry.partitions() as usize {
             return;
         }
@@ -244,7 +259,7 @@ impl Coordinator {
             shape: *shape,
         };
         self.map = shapes.iter().enumerate().map(entry).collect();
-        self.version = 1;
+        (self.version, self.directory) = (1, directory);
         self.welcome();
         // Those who joined take their partitions, the first one too: the directory is written then.
         let mut entries: BTreeMap<u32, Assigned> =

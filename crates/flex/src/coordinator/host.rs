@@ -15,6 +15,7 @@ use archipelago_pool::{PoolClient, Reach, Route};
 use parking_lot::Mutex;
 
 use super::{Action, Coordinator};
+use crate::node::fabric_id;
 use crate::wire::{Grant, Member, Message, Why};
 
 /// Between two ticks.
@@ -177,7 +178,8 @@ impl Desk {
             let route = {
                 let mut routes = desk.routes.lock();
                 let me = desk.pool.client();
-                let route = || Arc::new(Route::new(&desk.reach, me, None));
+                let peer = Some(fabric_id(member.client));
+                let route = || Arc::new(Route::new(&desk.reach, me, peer));
                 Arc::clone(routes.entry(member.client).or_insert_with(route))
             };
             let answer = match route.link(&member.endpoints, ORDER).await {
@@ -191,6 +193,7 @@ impl Desk {
                 Err(_) => None,
             };
             desk.sending.lock().remove(&order);
+            tracing::debug!(at_us = desk.runtime.now_ns() / 1000, node = member.number, ?message, ?answer, "order");
             if let Some(answer) = answer {
                 desk.with(|core| core.on_answer(member.client, &message, &answer));
             }

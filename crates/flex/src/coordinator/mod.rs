@@ -207,9 +207,7 @@ impl Coordinator {
         if self.creating == Some(number) {
             self.creating = None;
         }
-        if self.map.iter().any(|entry| entry.node == number) {
-            self.wants.insert(Want::Balance);
-        }
+        self.wants.insert(Want::Balance);
         // The change that is under way waits for it, or gives it partitions: it begins anew.
         if let Some(change) = self.change.take() {
             self.restart(change);
@@ -221,6 +219,7 @@ impl Coordinator {
 
     /// Sends again what was not confirmed.
     pub fn on_tick(&mut self) {
+        self.welcome();
         self.begin();
         self.resend();
     }
@@ -253,16 +252,20 @@ impl Coordinator {
             self.nodes.insert(number, Node { member, gone: false });
         }
         self.joining.push_back((ticket, client));
-        self.begin();
         self.welcome();
+        self.begin();
     }
 
-    /// Tells those who wait what the map is, unless it is about to change.
+    /// Tells those who wait what the map is; while it changes, only those who have yet to confirm that they paused for that.
     fn welcome(&mut self) {
-        if self.version == 0 || self.change.is_some() {
+        if self.version == 0 {
             return;
         }
         for (ticket, client) in std::mem::take(&mut self.joining) {
+            if self.change.as_ref().is_some_and(|change| !change.pauses(client)) {
+                self.joining.push_back((ticket, client));
+                continue;
+            }
             let node = self.nodes.values().find(|node| node.member.client == client && !node.gone);
             let Some(number) = node.map(|node| node.member.number) else { continue };
             let message = Message::Joined {
@@ -275,7 +278,7 @@ impl Coordinator {
                 directory: self.directory,
             };
             self.answer(ticket, message);
-            if self.map.iter().all(|entry| entry.node != number) {
+            if self.change.is_none() && self.map.iter().all(|entry| entry.node != number) {
                 // It gets its share once it is there to take it.
                 self.wants.insert(Want::Balance);
             }

@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::Runtime;
-use archipelago_base::{Error, Result};
-use archipelago_fabric::{ClientId, Handler, Reply, Request};
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_fabric::{ClientId, Handler, NodeId, Reply, Request};
 use archipelago_pool::{PoolClient, Reach};
 use parking_lot::{Mutex, RwLock};
 
@@ -100,6 +100,11 @@ pub struct Surroundings {
     pub endpoints: Vec<String>,
 }
 
+/// A compute node's name in the fabric: a life is a client of the pool.
+pub(crate) fn fabric_id(client: ClientId) -> (NodeId, Epoch) {
+    (NodeId(client.0), Epoch(1))
+}
+
 /// The fabric's handler of a node's requests.
 struct Door(Weak<Inner>);
 
@@ -167,6 +172,12 @@ impl ComputeNode {
     #[must_use]
     pub fn client(&self) -> ClientId {
         self.0.pool.client()
+    }
+
+    /// As which node of the fabric it is to be served: so nobody takes a node that came after it at the same address for it.
+    #[must_use]
+    pub fn fabric_id(&self) -> (NodeId, Epoch) {
+        fabric_id(self.client())
     }
 
     /// Whether it was taken for dead: its calls end as fenced, and another is to be started.

@@ -11,7 +11,7 @@ use archipelago_fabric::{Call, ClientId, Reason, Session};
 use archipelago_pool::{Reach, Route};
 use parking_lot::Mutex;
 
-use super::{Inner, REQUEST};
+use super::{Inner, REQUEST, fabric_id};
 use crate::wire::{Member, Message};
 
 /// A node.
@@ -71,7 +71,7 @@ impl Peers {
     pub(crate) fn peer(&self, member: &Member) -> Arc<Peer> {
         let mut known = self.known.lock();
         let peer = known.entry(member.client).or_insert_with(|| {
-            let route = Route::new(&self.reach, self.me, None);
+            let route = Route::new(&self.reach, self.me, Some(fabric_id(member.client)));
             Arc::new(Peer { route, endpoints: member.endpoints.clone() })
         });
         Arc::clone(peer)

@@ -15,7 +15,6 @@ use crate::wire::{Assigned, Message, Place};
 pub(super) struct Found {
     pub(super) index: SlotIndex,
     pub(super) slot: Slot,
-    pub(super) value: Vec<u8>,
     pub(super) expires_ms: u64,
 }
 
@@ -27,6 +26,10 @@ pub(super) struct Looked {
     pub(super) pending: Option<Place>,
     /// Slots with the key's fingerprint that hold other keys.
     pub(super) others: Vec<Place>,
+    /// The clock of the partition's node, at some time before.
+    pub(super) stamp_us: u64,
+    /// Until when the addresses hold, by this node's clock.
+    pub(super) valid_ns: u64,
 }
 
 /// A record that one of the slots names.
@@ -154,8 +157,8 @@ impl Inner {
                 Read::Gone => return Ok(None),
                 Read::Other => looked.others.push(place),
                 Read::Mine { .. } if slot.is_pending() => looked.pending = Some(place),
-                Read::Mine { value, expires_ms, .. } => {
-                    looked.found = Some(Found { index, slot, value, expires_ms });
+                Read::Mine { expires_ms, .. } => {
+                    looked.found = Some(Found { index, slot, expires_ms });
                 }
             }
         }

@@ -186,17 +186,10 @@ impl Inner {
         let mut unsettled: Option<Unsettled> = None;
         let mut stuck = 0_u32;
         loop {
-            let started_ns = self.now_ns();
             let (inside, entry) = self.enter(write.hash, until_ns).await?;
             let turn = self.turn(&write, entry, &mut unsettled, &mut stuck, until_ns).await;
             drop(inside);
-            if self.now_ns() - started_ns > self.settings.address_lease_ns() {
-                // What was looked up may have been used again: nothing was sent by it that could do harm, and it is not repeated.
-                turn?.map_or_else(
-                    || Err(Error::busy("a write took longer than an address holds; whether it happened is not known")),
-                    Ok,
-                )?;
-            } else if let Some(done) = turn? {
+            if let Some(done) = turn? {
                 return Ok(done);
             }
             let late = self.table.late(until_ns, "a write; whether it happened is not known");
@@ -224,9 +217,13 @@ impl Inner {
                 None => self.free_unpublished(open.record),
             }
         }
+        // Whatever is found counts from here: on addresses as long as they hold, by the clock of the partition's node.
+        let Some(stamp_us) = self.stamp_of(entry).await? else { return Ok(None) };
+        let valid_ns = self.now_ns() + self.settings.address_lease_ns();
         let Some(looked) = self.look(entry, write.key, write.hash, until_ns).await? else {
             return Ok(None);
         };
+        let looked = Looked { stamp_us, valid_ns, ..looked };
         if let Some(pending) = looked.pending {
             // Another write of the key is under way; one that stays so has lost its writer.
             *stuck += 1;

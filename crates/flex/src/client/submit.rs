@@ -58,7 +58,7 @@ impl Inner {
         if !entry.offloaded && kind == WriteKind::Update {
             let slot = self.table.slot(entry.shape, index);
             let change = Change { slot, old: expect, new: record.slot, end: record.slot };
-            return Ok(match self.table.put(change, until_ns).await? {
+            return Ok(match self.table.put(change, looked.valid_ns, until_ns).await? {
                 Put::Done => {
                     self.free_later(expect);
                     Submitted::Done
@@ -76,7 +76,7 @@ impl Inner {
             exact: true,
             new: record.slot.0,
             others: looked.others.clone(),
-            stamp_us: 0,
+            stamp_us: looked.stamp_us,
             reads: 0,
             session: 0,
         };
@@ -215,6 +215,25 @@ impl Inner {
         let member = map.members.iter().find(|member| member.number == entry.node);
         let member = member.ok_or_else(|| Error::busy("the partition's node is no member"))?;
         Ok(Some(self.peers.peer(member)))
+    }
+
+    /// The clock of the partition's node, as it was heard not long ago; `None`: it does not answer.
+    pub(super) async fn stamp_of(self: &Arc<Self>, entry: Assigned) -> Result<Option<u64>> {
+        let Some(peer) = self.node_of(entry)? else { return Ok(Some(self.now_us())) };
+        let fresh_ns = self.settings.address_lease_ns() / 4;
+        if let Some(stamp_us) = peer.heard(self.now_ns(), fresh_ns) {
+            return Ok(Some(stamp_us));
+        }
+        if !entry.offloaded {
+            // Only inserts and deletions go there; most writes need no stamp, and the first that does brings one.
+            return Ok(Some(0));
+        }
+        Ok(self.ask_once(&peer, &mut Asked::new(&Message::Renew { session: 0 })).await?.and_then(
+            |answer| match answer {
+                Message::Renewed { grant } => Some(grant.stamp_us),
+                _ => None,
+            },
+        ))
     }
 
     /// Asks the partition's node, this one included, something that may be asked twice; `None`: it does not answer, or not now.

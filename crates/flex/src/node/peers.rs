@@ -19,6 +19,34 @@ use crate::wire::{Member, Message};
 pub(crate) struct Peer {
     route: Route,
     endpoints: Vec<String>,
+    /// Its clock in µs, as its last answer said, and when that was here.
+    heard: Mutex<Option<(u64, u64)>>,
+}
+
+impl Peer {
+    fn new(route: Route, endpoints: Vec<String>) -> Arc<Self> {
+        Arc::new(Self { route, endpoints, heard: Mutex::default() })
+    }
+
+    /// Its clock, if it was heard within `fresh_ns`. It is later there by now.
+    pub(crate) fn heard(&self, now_ns: u64, fresh_ns: u64) -> Option<u64> {
+        let heard = *self.heard.lock();
+        heard.filter(|(_, at_ns)| now_ns - at_ns < fresh_ns).map(|(stamp_us, _)| stamp_us)
+    }
+
+    fn hear(&self, now_ns: u64, answer: &Message) {
+        let (Message::Found { grant, .. }
+        | Message::Written { grant, .. }
+        | Message::Declined { grant, .. }
+        | Message::Renewed { grant }) = answer
+        else {
+            return;
+        };
+        let mut heard = self.heard.lock();
+        if heard.is_none_or(|(stamp_us, _)| stamp_us < grant.stamp_us) {
+            *heard = Some((grant.stamp_us, now_ns));
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -59,7 +87,7 @@ impl Asked {
 
 impl Peers {
     pub(super) fn new(reach: &Arc<dyn Reach>, me: ClientId, coordinator: Vec<String>) -> Self {
-        let peer = |endpoints| Arc::new(Peer { route: Route::new(reach, me, None), endpoints });
+        let peer = |endpoints| Peer::new(Route::new(reach, me, None), endpoints);
         Self {
             reach: Arc::clone(reach),
             me,
@@ -72,7 +100,7 @@ impl Peers {
         let mut known = self.known.lock();
         let peer = known.entry(member.client).or_insert_with(|| {
             let route = Route::new(&self.reach, self.me, Some(fabric_id(member.client)));
-            Arc::new(Peer { route, endpoints: member.endpoints.clone() })
+            Peer::new(route, member.endpoints.clone())
         });
         Arc::clone(peer)
     }
@@ -105,7 +133,10 @@ impl Inner {
         };
         match link.request(call).await {
             Ok(body) => match Message::decode(&body) {
-                Ok(message) => Ok(Some(message)),
+                Ok(message) => {
+                    peer.hear(self.now_ns(), &message);
+                    Ok(Some(message))
+                }
                 Err(malformed) => Err(Error::unsupported(malformed.to_string())),
             },
             Err(refusal) => match refusal.reason {

@@ -57,12 +57,15 @@ enum Step {
 }
 
 impl Table {
-    /// Changes a slot.
-    pub(crate) async fn put(&self, change: Change, until_ns: u64) -> Result<Put> {
+    /// Changes a slot. `valid_ns`: until when what it was seen to hold names the same record; no swap is begun later.
+    pub(crate) async fn put(&self, change: Change, valid_ns: u64, until_ns: u64) -> Result<Put> {
         let pending = change.new.to_pending();
         let mut step = Step::Swap;
         loop {
             let open = self.open_writable(change.slot).await?;
+            if matches!(step, Step::Swap) && self.now_ns() >= valid_ns {
+                return Ok(Put::Lost(change.old));
+            }
             let refused = match step {
                 Step::Swap => match self.lock(&open, change, pending, until_ns).await? {
                     Ok(was) if was == change.old || was == pending => {

@@ -74,6 +74,8 @@ struct Wanted<'a> {
     expect: Slot,
     new: Slot,
     others: &'a [Place],
+    /// Until when what the client saw counts, by this node's clock.
+    valid_ns: u64,
 }
 
 impl Inner {
@@ -102,7 +104,18 @@ impl Inner {
         _from: ClientId,
         message: &Message,
     ) -> Message {
-        let Message::Write { partition, epoch, hash, kind, index, expect, new, others, .. } =
+        let Message::Write {
+            partition,
+            epoch,
+            hash,
+            kind,
+            index,
+            expect,
+            new,
+            others,
+            stamp_us,
+            ..
+        } =
             message
         else {
             return self.declined(Why::Malformed);
@@ -123,7 +136,12 @@ impl Inner {
             expect: Slot(*expect),
             new: Slot(*new),
             others,
+            valid_ns: stamp_us.saturating_mul(1000).saturating_add(self.settings.address_lease_ns()),
         };
+        if self.now_ns() >= wanted.valid_ns {
+            // Words that the client saw may name other records by now.
+            return self.declined(Why::Resolve);
+        }
         let named = *kind == WriteKind::Delete && served.words.is_some() || wanted.new.is_live();
         if !named || !served.holds(wanted.index) {
             return self.declined(Why::Malformed);
@@ -217,8 +235,8 @@ impl Inner {
                 }
             }
         };
-        let slot = self.table.slot(shape, index);
-        match self.table.put(Change { slot, old, new: wanted.new, end }, until_ns).await? {
+        let change = Change { slot: self.table.slot(shape, index), old, new: wanted.new, end };
+        match self.table.put(change, wanted.valid_ns, until_ns).await? {
             Put::Lost(_) => Ok(Err(Why::Resolve)),
             Put::Done => {
                 self.free_later(old);

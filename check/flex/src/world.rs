@@ -300,6 +300,9 @@ impl World {
         }
         let mut violations = Vec::new();
         let settled = self.coordinator.1.lock().as_ref().map(|(desk, ..)| desk.look(Coordinator::is_settled));
+        if let Some((desk, ..)) = self.coordinator.1.lock().as_ref() {
+            self.simulation.note(|| desk.look(|core| format!("{:?} {:?}", core.members(), core.map())));
+        }
         if settled != Some(true) {
             violations.push("the map does not come to rest".to_owned());
         }

@@ -29,6 +29,11 @@ pub(super) struct Change {
 }
 
 impl Change {
+    /// Whether a partition is to be `number`'s.
+    pub(super) fn names(&self, number: u32) -> bool {
+        self.entries.values().any(|entry| entry.node == number)
+    }
+
     /// Whether `client` has yet to pause for it.
     pub(super) fn pauses(&self, client: ClientId) -> bool {
         self.step == Step::Pause && self.waiting.contains(&client)

@@ -242,10 +242,11 @@ impl Coordinator {
             return self.decline(ticket, Why::Fenced);
         }
         if known.is_none() {
-            // The lowest number that nobody who lives has, and the map does not name.
+            // The lowest number that nobody who lives has, and neither the map nor its change names.
             let free = |number: &u32| {
                 let living = self.nodes.get(number).is_some_and(|node| !node.gone);
-                !living && self.map.iter().all(|entry| entry.node != *number)
+                let changing = self.change.as_ref().is_some_and(|change| change.names(*number));
+                !living && !changing && self.map.iter().all(|entry| entry.node != *number)
             };
             let Some(number) = (1..).find(free) else { return };
             let member = Member { number, client, endpoints: endpoints.to_vec() };

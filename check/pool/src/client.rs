@@ -231,8 +231,7 @@ impl Worker {
     fn acknowledged(&self, word: Word, number: u64, gone: bool) {
         self.note(|| format!("{number} is in word {} of {}", word.2, word.0));
         if gone {
-            let what = format!("client {} wrote to {} and was gone", self.client.client(), word.0);
-            self.actor.oracle.violation(what);
+            self.actor.oracle.wrote_late(self.client.client(), word.0);
         }
         self.actor.oracle.acknowledge(word, number);
     }

@@ -21,9 +21,11 @@ struct Numbers {
 #[derive(Debug, Default)]
 struct State {
     words: BTreeMap<Word, Numbers>,
-    /// Clients of which somebody was told that they are gone.
-    gone: BTreeSet<ClientId>,
-    evictions: u64,
+    /// Clients of which somebody was told that they are gone, and blocks for which that says nothing: the manager that said so
+    /// had not heard of them. `None` until the world has looked.
+    gone: BTreeMap<ClientId, Option<BTreeSet<BlockId>>>,
+    /// What clients wrote that were gone when they began.
+    late: Vec<(ClientId, BlockId)>,
     violations: Vec<String>,
     acknowledged: u64,
     reads: u64,
@@ -42,20 +44,47 @@ impl Oracle {
         numbers.begun
     }
 
-    /// Somebody asked for a client's eviction and was told that none of its writes can take place any more.
+    /// Somebody was told that none of the client's writes can take place any more.
     pub(crate) fn evicted(&self, client: ClientId) {
+        self.0.lock().gone.entry(client).or_default();
+    }
+
+    /// Of clients that are gone since the last call: `unheard` are the blocks that the manager has not heard of.
+    pub(crate) fn look_at_evictions(&self, unheard: impl FnOnce() -> BTreeSet<BlockId>) {
         let mut state = self.0.lock();
-        state.evictions += u64::from(state.gone.insert(client));
+        if state.gone.values().any(Option::is_none) {
+            let unheard = unheard();
+            for excepted in state.gone.values_mut() {
+                excepted.get_or_insert_with(|| unheard.clone());
+            }
+        }
     }
 
-    /// Whether that was told of `client`.
+    /// Whether somebody was told that `client` is gone.
     pub(crate) fn is_gone(&self, client: ClientId) -> bool {
-        self.0.lock().gone.contains(&client)
+        self.0.lock().gone.contains_key(&client)
     }
 
-    /// Clients of which it was told.
+    /// Whether that was said of `block`, too.
+    pub(crate) fn is_out_of_reach(&self, client: ClientId, block: BlockId) -> bool {
+        let state = self.0.lock();
+        let excepted = state.gone.get(&client).and_then(Option::as_ref);
+        excepted.is_some_and(|excepted| !excepted.contains(&block))
+    }
+
+    /// A client that was gone when it began has written.
+    pub(crate) fn wrote_late(&self, client: ClientId, block: BlockId) {
+        self.0.lock().late.push((client, block));
+    }
+
+    /// What clients wrote that were gone.
+    pub(crate) fn late(&self) -> Vec<(ClientId, BlockId)> {
+        self.0.lock().late.clone()
+    }
+
+    /// Clients that are gone.
     pub(crate) fn evictions(&self) -> u64 {
-        self.0.lock().evictions
+        self.0.lock().gone.len() as u64
     }
 
     /// The write of that number was acknowledged.

@@ -9,7 +9,7 @@ use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, Simulation};
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
 use archipelago_fabric::{ClientId, NodeId};
-use archipelago_manager::core::Terms;
+use archipelago_manager::core::{ManagerCore, Terms};
 use archipelago_memory::core::{Limits, MemoryCore, Sabotage};
 use archipelago_pool::{BlockId, Config};
 use parking_lot::Mutex;
@@ -79,6 +79,8 @@ struct World {
     oracle: Arc<Oracle>,
     known: Known,
     everybody: Joined,
+    /// Blocks of which the manager, or the last one, has heard.
+    heard: BTreeSet<BlockId>,
     working: Arc<Mutex<bool>>,
     faults: u64,
     noted: BTreeMap<(NodeId, BlockId), (Config, bool, bool)>,
@@ -142,6 +144,7 @@ impl World {
             oracle: Arc::default(),
             known: Known::default(),
             everybody: Joined::default(),
+            heard: BTreeSet::new(),
             working: Arc::new(Mutex::new(true)),
             faults: 0,
             noted: BTreeMap::new(),
@@ -392,7 +395,21 @@ impl World {
 
     /// A client that is gone has no key to change a copy that is in use. Its keys and not its writes are looked at: a write needs
     /// all copies, an atomic only one.
-    fn look_for_the_dead(&self) {
+    fn look_for_the_dead(&mut self) {
+        // What the last manager knew is kept until there is another.
+        if let Some(actor) = &self.manager.1 {
+            self.heard = actor.desk.look(ManagerCore::heard_of).unwrap_or_default();
+        }
+        self.oracle.look_at_evictions(|| {
+            let mut unheard = BTreeSet::new();
+            for (_, actor) in self.nodes.values() {
+                let of = |core: &MemoryCore| core.copies().map(|(c, ..)| c.block).collect();
+                let blocks: Option<Vec<BlockId>> = actor.as_ref().and_then(|a| a.serving.look(of));
+                unheard.extend(blocks.into_iter().flatten());
+            }
+            unheard.retain(|block| !self.heard.contains(block));
+            unheard
+        });
         for config in self.ready() {
             for copy in &config.copies {
                 let actor = self.nodes.get(&copy.node).and_then(|(_, actor)| actor.as_ref());
@@ -402,7 +419,7 @@ impl World {
                     actor.serving.look(of).flatten()
                 });
                 for client in writers.into_iter().flatten() {
-                    if self.oracle.is_gone(client) {
+                    if self.oracle.is_out_of_reach(client, config.block) {
                         let (block, node) = (config.block, copy.node);
                         let what =
                             format!("client {client} is gone and may write to {block} on {node}");
@@ -437,6 +454,11 @@ impl World {
 
     /// At the end.
     fn look(&mut self) {
+        for (client, block) in self.oracle.late() {
+            if self.oracle.is_out_of_reach(client, block) {
+                self.oracle.violation(format!("client {client} wrote to {block} and was gone"));
+            }
+        }
         let ready: BTreeMap<BlockId, Config> =
             self.ready().into_iter().map(|config| (config.block, config)).collect();
         let desk = self.manager.1.as_ref().map(|actor| Arc::clone(&actor.desk));

@@ -267,6 +267,12 @@ impl ManagerCore {
         self.blocks.values().filter(|block| block.is_ready()).map(|block| &block.config)
     }
 
+    /// Blocks of which some node has told, for checks.
+    #[must_use]
+    pub fn heard_of(&self) -> BTreeSet<BlockId> {
+        self.blocks.keys().chain(self.reports.keys()).copied().collect()
+    }
+
     /// A request came in; its answer is an [`Action::Answer`] with this ticket, at once or later.
     pub fn on_message(&mut self, now_ns: u64, ticket: u64, message: &Message) {
         let answered = if self.is_deposed() {

@@ -28,6 +28,8 @@ struct Cluster {
     fenced: Vec<ClientId>,
     /// A node on which a process has the memory of every dead client mapped.
     holding: Option<NodeId>,
+    /// Who was told of which death.
+    told: Vec<(NodeId, ClientId)>,
     /// A node that beats and answers nothing.
     deaf: Option<NodeId>,
     answers: Vec<(u64, Message)>,
@@ -55,6 +57,7 @@ impl Cluster {
             reported: Vec::new(),
             fenced: Vec::new(),
             holding: None,
+            told: Vec::new(),
             deaf: None,
             answers: Vec::new(),
             filled: Vec::new(),
@@ -147,10 +150,12 @@ impl Cluster {
             }
             Message::Seal { block, epoch, .. } => is(*block, *epoch, CopyStep::Sealed),
             Message::Fence { clients, tell, .. } => {
+                self.told.extend(clients.iter().map(|client| (node, *client)));
                 let held = clients.iter().filter(|_| self.holding == Some(node)).copied().collect();
                 let fenced = if *tell { self.fenced.clone() } else { Vec::new() };
                 Message::FenceIs { life, held, fenced }
             }
+            Message::Seal { block, epoch, .. } => is(*block, *epoch, CopyStep::Sealed),
             Message::Install { config, .. } => is(config.block, config.epoch, CopyStep::Installed),
             Message::Drop { block, epoch, .. } => {
                 *used = used.saturating_sub(1);
@@ -373,6 +378,23 @@ fn an_eviction_does_not_wait_for_a_node_that_was_left_behind() {
     cluster.pass(STEP_NS);
     cluster.pass(STEP_NS);
     assert_eq!(cluster.allocate(3).expect("room again").copies[0].node, NodeId(2));
+}
+
+#[test]
+fn a_node_that_comes_later_is_told_who_is_dead_before_it_gets_a_copy() {
+    let mut cluster = Cluster::new(2, &[4]);
+    joins(&mut cluster, VICTIM, true);
+    assert_eq!(cluster.ask(&Message::Leave { client: VICTIM }), Message::Done {});
+    cluster.pass(STEP_NS);
+    assert_eq!(cluster.ask(&EVICT), Message::Done {});
+    cluster.allocate(1).expect("one copy");
+    cluster.nodes.push((4, 0));
+    let there = |cluster: &Cluster| cluster.filled.iter().any(|(node, _)| *node == NodeId(2));
+    while !there(&cluster) {
+        let told = cluster.told.contains(&(NodeId(2), VICTIM));
+        cluster.pass(STEP_NS);
+        assert!(told || !there(&cluster), "a copy first");
+    }
 }
 
 #[test]

@@ -148,8 +148,9 @@ pub(crate) async fn get(
             shared.history.end(&call, Ret::Value(value.as_ref().map(|(number, _)| *number)));
             Ok(value)
         }
-        Err(_) => {
+        Err(error) => {
             *shared.errors.lock() += 1;
+            tracing::debug!(%error, key = number, "a read ended with an error");
             Err(())
         }
     }

@@ -10,7 +10,7 @@ use archipelago_base::simulation::{Host, Simulation};
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_flex::coordinator::{Coordinator, Desk, Plan};
-use archipelago_manager::core::Terms;
+use archipelago_manager::core::{ManagerCore, Terms};
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool_check::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
 use parking_lot::Mutex;
@@ -73,8 +73,6 @@ struct World {
     memory: BTreeMap<NodeId, (Sim, Option<MemoryActor>)>,
     compute: Vec<(Sim, Option<NodeActor>)>,
     shared: Shared,
-    /// No memory node crashes before.
-    calm_ns: u64,
     faults: u64,
 }
 
@@ -143,7 +141,6 @@ impl World {
             memory,
             compute,
             shared,
-            calm_ns: 0,
             faults: 0,
         };
         world.start_coordinator();
@@ -188,7 +185,6 @@ impl World {
                 let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max: 64 };
                 let sabotage = Sabotage::default();
                 *actor = Some(start_memory(&self.network, sim, (node, life), limits, sabotage));
-                self.calm_ns = self.simulation.now_ns() + 150_000_000;
             }
         }
         for index in 0..self.compute.len() {
@@ -275,10 +271,31 @@ impl World {
         }
     }
 
+    /// Whether every block has as many copies as it is to have, in lives that go on.
+    fn has_all_copies(&self) -> bool {
+        let now_ns = self.simulation.now_ns();
+        let lives: BTreeMap<NodeId, Epoch> = self
+            .memory
+            .iter()
+            .filter_map(|(node, (_, actor))| {
+                Some((*node, actor.as_ref()?.serving.look(|core| core.life())?))
+            })
+            .collect();
+        let all = |core: &ManagerCore| {
+            let ready: Vec<_> = core.ready_blocks().collect();
+            let whole = |config: &&archipelago_pool::Config| {
+                config.copies.len() == config.wanted as usize
+                    && config.copies.iter().all(|copy| lives.get(&copy.node) == Some(&copy.life))
+            };
+            ready.len() as u64 == core.status(now_ns).blocks_total && ready.iter().all(whole)
+        };
+        self.manager.1.desk.look(all) == Some(true)
+    }
+
     /// Crashes a memory node, if others have copies of everything.
     fn crash_memory(&mut self) {
         let all_up = self.memory.values().all(|(_, actor)| actor.is_some());
-        if self.terms.copies < 2 || !all_up || self.simulation.now_ns() < self.calm_ns {
+        if self.terms.copies < 2 || !all_up || !self.has_all_copies() {
             return;
         }
         let node = NodeId(self.rng.u64(1..=self.memory.len() as u64));
@@ -300,9 +317,6 @@ impl World {
         }
         let mut violations = Vec::new();
         let settled = self.coordinator.1.lock().as_ref().map(|(desk, ..)| desk.look(Coordinator::is_settled));
-        if let Some((desk, ..)) = self.coordinator.1.lock().as_ref() {
-            self.simulation.note(|| desk.look(|core| format!("{:?} {:?}", core.members(), core.map())));
-        }
         if settled != Some(true) {
             violations.push("the map does not come to rest".to_owned());
         }

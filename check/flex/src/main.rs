@@ -3,16 +3,22 @@
 use std::process::ExitCode;
 
 use archipelago_flex_check::{Settings, replay_command, run};
+use archipelago_memory::core::Sabotage;
 use parking_lot::Mutex;
 
 const USAGE: &str = "\
-usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace]
+usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill] [--no-lease] [--early-commit] [--no-repair]
            runs N seeds (1000 by default) from SEED on (0), each a store in virtual time in which compute nodes and
            memory nodes crash and are cut off and partitions move; says what must not be, and how to repeat it
-  --trace  prints what happened in each run";
+  --trace  prints what happened in each run
+  --no-fencing, --no-fill
+           leave a step of the pool's protocol out
+  --no-lease, --early-commit, --no-repair
+           leave a step of the store's out: the check must notice";
 
-fn arguments() -> Result<Option<(u64, u64, bool)>, String> {
+fn arguments() -> Result<Option<(u64, u64, bool, (Sabotage, archipelago_flex::Sabotage))>, String> {
     let (mut seeds, mut from, mut trace) = (1000, 0, false);
+    let (mut sabotage, mut flex) = (Sabotage::default(), archipelago_flex::Sabotage::default());
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut number = || {
@@ -23,11 +29,16 @@ fn arguments() -> Result<Option<(u64, u64, bool)>, String> {
             "--seeds" => seeds = number()?,
             "--from" => from = number()?,
             "--trace" => trace = true,
+            "--no-fencing" => sabotage.no_fencing = true,
+            "--no-fill" => sabotage.no_fill = true,
+            "--no-lease" => flex.no_lease = true,
+            "--early-commit" => flex.early_commit = true,
+            "--no-repair" => flex.no_repair = true,
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument `{other}`")),
         }
     }
-    Ok(Some((seeds, from, trace)))
+    Ok(Some((seeds, from, trace, (sabotage, flex))))
 }
 
 /// What runs now, for a panic that ends the program.
@@ -41,7 +52,7 @@ fn main() -> ExitCode {
             eprintln!("seed {seed} panicked\n    repeat: {}", replay_command(seed));
         }
     }));
-    let (seeds, from, trace) = match arguments() {
+    let (seeds, from, trace, (sabotage, flex)) = match arguments() {
         Ok(Some(arguments)) => arguments,
         Ok(None) => {
             println!("{USAGE}");
@@ -59,6 +70,7 @@ fn main() -> ExitCode {
     for seed in from..from + seeds {
         let mut settings = Settings::new(seed);
         settings.notes = trace;
+        (settings.sabotage, settings.flex) = (sabotage, flex);
         *RUNNING.lock() = Some(seed);
         let outcome = run(settings);
         *RUNNING.lock() = None;

@@ -8,7 +8,7 @@ use archipelago_base::runtime::Runtime;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
-use archipelago_flex::{ComputeNode, FlexSettings, Surroundings};
+use archipelago_flex::{ComputeNode, FlexSettings, Sabotage, Surroundings};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
 use archipelago_pool_check::{MANAGER, REQUEST};
 use parking_lot::Mutex;
@@ -33,6 +33,7 @@ pub(crate) struct Shared {
     pub(crate) working: Arc<Mutex<bool>>,
     pub(crate) values: Arc<Mutex<u64>>,
     pub(crate) errors: Arc<Mutex<u64>>,
+    pub(crate) sabotage: Sabotage,
 }
 
 /// A life of a compute node.
@@ -47,8 +48,9 @@ pub(crate) fn pace() -> Pace {
     Pace { request: REQUEST, pause: Duration::from_micros(500), renewal: Duration::from_millis(1) }
 }
 
-pub(crate) fn settings() -> FlexSettings {
+pub(crate) fn settings(sabotage: Sabotage) -> FlexSettings {
     FlexSettings {
+        sabotage,
         label: LABEL,
         lease: Duration::from_millis(10),
         address_lease: Duration::from_millis(60),
@@ -89,7 +91,7 @@ impl NodeActor {
                 coordinator: vec![COORDINATOR.to_owned()],
                 endpoints: vec![name.clone()],
             };
-            let (compute, door) = ComputeNode::new(settings(), around).expect("sound settings");
+            let (compute, door) = ComputeNode::new(settings(shared.sabotage), around).expect("sound settings");
             let (id, epoch) = compute.fabric_id();
             let fabric = sim.network().node(id, epoch, Some(door)).expect("a node in memory");
             let listener = sim.serve(&fabric, &name).expect("a host serves at its name");

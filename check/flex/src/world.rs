@@ -26,13 +26,23 @@ pub struct Settings {
     pub trouble: Duration,
     /// Keep notes of what happens.
     pub notes: bool,
+    /// Steps of the pool's protocol that are left out on purpose: the check must notice.
+    pub sabotage: Sabotage,
+    /// Steps of the store's.
+    pub flex: archipelago_flex::Sabotage,
 }
 
 impl Settings {
     /// A sound run.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed, trouble: Duration::from_millis(300), notes: false }
+        Self {
+            seed,
+            trouble: Duration::from_millis(300),
+            notes: false,
+            sabotage: Sabotage::default(),
+            flex: archipelago_flex::Sabotage::default(),
+        }
     }
 }
 
@@ -128,6 +138,7 @@ impl World {
             working: Arc::new(Mutex::new(true)),
             values: Arc::default(),
             errors: Arc::default(),
+            sabotage: settings.flex,
         };
         let mut world = Self {
             simulation,
@@ -183,7 +194,7 @@ impl World {
             if actor.is_none() {
                 revive(sim.host());
                 let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max: 64 };
-                let sabotage = Sabotage::default();
+                let sabotage = self.settings.sabotage;
                 *actor = Some(start_memory(&self.network, sim, (node, life), limits, sabotage));
             }
         }

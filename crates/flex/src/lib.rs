@@ -33,4 +33,4 @@ pub mod wire;
 pub use client::Value;
 pub use ids::{ComputeId, PartitionId};
 pub use node::{ComputeNode, MapStatus, Surroundings};
-pub use settings::FlexSettings;
+pub use settings::{FlexSettings, Sabotage};

@@ -6,6 +6,17 @@ use archipelago_base::{Error, Result};
 
 use crate::format::{LOG2_BUCKETS_MAX, PARTITION_BITS_DEFAULT, PARTITION_BITS_MAX};
 
+/// Steps of the protocol that are left out on purpose, for checks that must notice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sabotage {
+    /// A node that was taken for dead goes on as if it were not.
+    pub no_lease: bool,
+    /// A one-sided write commits before the other copies have it.
+    pub early_commit: bool,
+    /// A record that is superseded stays valid, and what a dead node left half done stays so.
+    pub no_repair: bool,
+}
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct FlexSettings {
@@ -23,6 +34,8 @@ pub struct FlexSettings {
     pub address_lease: Duration,
     /// A request that gets nowhere ends as busy after so long. Default: 5 s.
     pub patience: Duration,
+    /// For checks. Default: nothing is left out.
+    pub sabotage: Sabotage,
 }
 
 impl Default for FlexSettings {
@@ -34,6 +47,7 @@ impl Default for FlexSettings {
             lease: Duration::from_millis(200),
             address_lease: Duration::from_secs(5),
             patience: Duration::from_secs(5),
+            sabotage: Sabotage::default(),
         }
     }
 }

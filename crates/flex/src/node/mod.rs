@@ -144,7 +144,8 @@ impl ComputeNode {
             return Err(Error::busy("no memory node is there yet"));
         }
         let packing = packing(block_bytes)?;
-        let table = Table { pool: pool.clone(), runtime: Arc::clone(&runtime), packing };
+        let sabotage = settings.sabotage;
+        let table = Table { pool: pool.clone(), runtime: Arc::clone(&runtime), packing, sabotage };
         let peers = Peers::new(&reach, pool.client(), coordinator);
         let inner = Arc::new(Inner {
             records: Records::new(block_bytes),

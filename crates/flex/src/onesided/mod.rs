@@ -129,7 +129,9 @@ impl Table {
     /// Steps 3 and 4, while the slot is pending.
     async fn finish(&self, open: &Arc<OpenBlock>, change: Change) -> Result<(), Refusal> {
         let end = change.end.0.to_le_bytes();
-        open.post_write_from(1, change.slot.offset, &end).await?;
+        if !self.sabotage.early_commit {
+            open.post_write_from(1, change.slot.offset, &end).await?;
+        }
         let Some(copy) = open.copies.first() else { return Ok(()) };
         let mut batch = Batch::new();
         batch.write(copy.region, change.slot.offset, &end);

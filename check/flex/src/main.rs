@@ -7,11 +7,11 @@ use archipelago_memory::core::Sabotage;
 use parking_lot::Mutex;
 
 const USAGE: &str = "\
-usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill] [--no-lease] [--early-commit] [--no-repair]
+usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill] [--no-eviction] [--no-lease] [--early-commit] [--no-repair]
            runs N seeds (1000 by default) from SEED on (0), each a store in virtual time in which compute nodes and
            memory nodes crash and are cut off and partitions move; says what must not be, and how to repeat it
   --trace  prints what happened in each run
-  --no-fencing, --no-fill
+  --no-fencing, --no-fill, --no-eviction
            leave a step of the pool's protocol out
   --no-lease, --early-commit, --no-repair
            leave a step of the store's out: the check must notice";
@@ -31,6 +31,7 @@ fn arguments() -> Result<Option<(u64, u64, bool, (Sabotage, archipelago_flex::Sa
             "--trace" => trace = true,
             "--no-fencing" => sabotage.no_fencing = true,
             "--no-fill" => sabotage.no_fill = true,
+            "--no-eviction" => sabotage.no_eviction = true,
             "--no-lease" => flex.no_lease = true,
             "--early-commit" => flex.early_commit = true,
             "--no-repair" => flex.no_repair = true,

@@ -260,6 +260,11 @@ impl World {
         hosts.extend(self.compute.iter().map(|(sim, _)| sim.host().clone()));
         hosts.extend(self.memory.values().map(|(sim, _)| sim.host().clone()));
         let (one, other) = (self.rng.usize(..hosts.len()), self.rng.usize(..hosts.len()));
+        // Often a compute node from the manager alone: who is taken for dead and is not is the hard case.
+        let (one, other) = match self.rng.u32(..3) {
+            0 => (0, 2 + self.rng.usize(..self.compute.len())),
+            _ => (one, other),
+        };
         // Memory nodes are not cut off from the manager: with quorums that is the pool's check.
         let memory = |at: usize| at >= 2 + self.compute.len();
         if one == other || (one.min(other) == 0 && memory(one.max(other))) {

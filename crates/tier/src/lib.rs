@@ -22,7 +22,7 @@ pub mod settings;
 pub mod stats;
 mod work;
 
-pub use fs::{Components, DeviceParts, FaultPoint, TieredFs};
+pub use fs::{Components, DeviceParts, FaultPoint, TieredFs, Whereabouts};
 pub use history::{Event, Reason};
 pub use settings::{CacheBy, DeviceKind, DeviceSettings, Policy};
 pub use stats::TierStats;

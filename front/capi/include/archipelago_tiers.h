@@ -100,16 +100,26 @@ typedef struct archipelago_device {
 #define ARCHIPELAGO_DEVICE_INIT \
   { sizeof(archipelago_device), ARCHIPELAGO_DEVICE_DIRECTORY, NULL, NULL, NULL, 0, 0.75, 0, 0 }
 
-/* Opens tiers over `count` devices (1 to 16), the fastest first; makes them if the directories are empty. Paths begin with
- * `root`; NULL stands for "tiers:". It has to be the same at every open: it is a part of the names. Returns the number
- * of the tiers.
+/* How tiers are opened. Begin with ARCHIPELAGO_OPTIONS_INIT and set what is to be different. */
+typedef struct archipelago_options {
+  uint32_t size;    /* sizeof(archipelago_options) */
+  int fast_levels;  /* levels 0 up to this one, exclusive, belong to the fastest device; -1: as the placement scheme
+                       says, and what is observed */
+  const char *root; /* what paths begin with; NULL: "tiers:". The same at every open: it is a part of the names. */
+} archipelago_options;
+
+#define ARCHIPELAGO_OPTIONS_INIT \
+  { sizeof(archipelago_options), -1, NULL }
+
+/* Opens tiers over `count` devices (1 to 16), the fastest first; makes them if the directories are empty. `options` may
+ * be NULL. Returns the number of the tiers.
  * Errors: EINVAL for devices that make no sense or belong to something else, ENOENT for a missing device (the
  * sentence says what lies there), EBUSY if another process has them open, EOPNOTSUPP for another format version. */
-int archipelago_tiers_open(const archipelago_device *devices, size_t count, const char *root);
+int archipelago_tiers_open(const archipelago_device *devices, size_t count, const archipelago_options *options);
 
 /* The same with the devices of a settings file: TOML with a table [[tiers]] for each (docs/tiers.md). Other settings of
  * the file are left alone. Paths of devices count from the current directory of the process. */
-int archipelago_tiers_open_file(const char *settings, const char *root);
+int archipelago_tiers_open_file(const char *settings, const archipelago_options *options);
 
 /* Ends the tiers in order. EBUSY while files, directories or locks of them are open. */
 int archipelago_tiers_close(int tiers);

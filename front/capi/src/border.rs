@@ -9,7 +9,7 @@ use std::path::Path;
 
 use archipelago_tier::{DeviceKind, DeviceSettings};
 
-use crate::context::{Context, RawContext, UNKNOWN, carried};
+use crate::context::{Context, RawContext, UNKNOWN, carried, level_of};
 use crate::failure::{Failure, Outcome};
 
 /// `archipelago_device` of the header.
@@ -31,8 +31,31 @@ pub(crate) struct RawDevice {
 const DEVICE_BYTES: usize = 56;
 const _: () = assert!(size_of::<RawDevice>() == DEVICE_BYTES);
 
+/// Where paths begin if the caller does not say.
+const ROOT: &str = "tiers:";
+
 /// Most devices of one call.
 const DEVICES_MAX: usize = archipelago_tier::settings::DEVICES_MAX;
+
+/// `archipelago_options` of the header.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct RawOptions {
+    size: u32,
+    fast_levels: c_int,
+    root: *const c_char,
+}
+
+/// Its size, which every caller states.
+const OPTIONS_BYTES: usize = 16;
+const _: () = assert!(size_of::<RawOptions>() == OPTIONS_BYTES);
+
+/// How tiers are opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options<'a> {
+    pub(crate) root: &'a Path,
+    pub(crate) fast_levels: Option<u8>,
+}
 
 // SAFETY: the declaration is that of the C library; the function takes nothing and returns the address of the calling
 // thread's `errno`.
@@ -137,6 +160,31 @@ pub(crate) unsafe fn context(given: *const RawContext) -> Outcome<Context> {
     }
     // SAFETY: it is not null, and the caller promises the rest.
     unsafe { given.read() }.check()
+}
+
+/// The options of an open.
+///
+/// # Safety
+/// `given` is null or points to options, whose string is as [`path`] needs it.
+pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> Outcome<Options<'a>> {
+    let mut options = Options { root: Path::new(ROOT), fast_levels: None };
+    if given.is_null() {
+        return Ok(options);
+    }
+    // SAFETY: it is not null, and the caller promises the rest.
+    let raw = unsafe { given.read() };
+    if raw.size as usize != OPTIONS_BYTES {
+        return Err(Failure::invalid(format!(
+            "archipelago_options.size is {}, not {OPTIONS_BYTES}: begin with ARCHIPELAGO_OPTIONS_INIT",
+            raw.size
+        )));
+    }
+    options.fast_levels = level_of(raw.fast_levels)?;
+    // SAFETY: the caller's promise about the string.
+    if let Some(root) = unsafe { optional_path("archipelago_options.root", raw.root)? } {
+        options.root = root;
+    }
+    Ok(options)
 }
 
 /// The devices of an array.

@@ -18,11 +18,12 @@ use archipelago_env::{
     CreateOptions, DirEntry, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
     WritableFile,
 };
-use archipelago_tier::{Components, DeviceSettings, TieredFs, Whereabouts};
+use archipelago_tier::{Components, DeviceSettings, Policy, TieredFs, Whereabouts};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use serde::Deserialize;
 
+use crate::border::Options;
 use crate::failure::{Failure, Kind, Outcome};
 use crate::file::File;
 use crate::handles::Handles;
@@ -32,9 +33,6 @@ pub(crate) static SPACES: LazyLock<Handles<Space>> = LazyLock::new(|| Handles::n
 pub(crate) static FILES: LazyLock<Handles<File>> = LazyLock::new(|| Handles::new("file", 2));
 pub(crate) static DIRS: LazyLock<Handles<Listing>> = LazyLock::new(|| Handles::new("directory", 3));
 pub(crate) static LOCKS: LazyLock<Handles<Lock>> = LazyLock::new(|| Handles::new("lock", 4));
-
-/// Where paths begin if the caller does not say.
-pub(crate) const ROOT: &str = "tiers:";
 
 /// Open tiers; see the module.
 #[derive(Debug)]
@@ -158,11 +156,14 @@ pub(crate) fn devices_of(path: &Path) -> Outcome<Vec<DeviceSettings>> {
 }
 
 impl Space {
-    pub(crate) fn open(devices: &[DeviceSettings], root: &Path) -> Outcome<i32> {
-        if !matches!(root.components().next(), Some(first) if first.as_os_str() != "..") {
-            return Err(Failure::invalid("the root is empty"));
+    /// Opens tiers; their number.
+    pub(crate) fn open(devices: &[DeviceSettings], options: Options<'_>) -> Outcome<i32> {
+        let root = options.root;
+        if root.components().any(|part| part.as_os_str() == "..") {
+            return Err(Failure::invalid(format!("the root {} goes up by \"..\"", root.display())));
         }
-        let tiers = TieredFs::open(root, devices, Components::default())?;
+        let policy = Policy { fast_levels: options.fast_levels, ..Policy::default() };
+        let tiers = TieredFs::open(root, devices, Components { policy, ..Components::default() })?;
         tiers.create_dir_all(tiers.root())?;
         let space = Self {
             tiers,

@@ -1,15 +1,13 @@
 //! Calls about the tiers as a whole, the library and the calling thread.
 
 use std::ffi::{c_char, c_int};
-use std::path::Path;
 
 use archipelago_env::FileSystem as _;
 
-use crate::border::RawDevice;
-use crate::border::{context, devices, give, optional_path, path, room};
+use crate::border::{RawDevice, RawOptions, context, devices, give, options, path, room};
 use crate::context::{RawContext, carry};
 use crate::failure::{guard, last_kind, last_message};
-use crate::space::{ROOT, SPACES, Space, devices_of};
+use crate::space::{SPACES, Space, devices_of};
 
 /// Changes when a program that was built with an older header would not work any more.
 const ABI: u32 = 1;
@@ -43,12 +41,12 @@ pub(crate) extern "C" fn archipelago_last_error_kind() -> c_int {
 pub(crate) unsafe extern "C" fn archipelago_tiers_open(
     array: *const RawDevice,
     count: usize,
-    root: *const c_char,
+    given: *const RawOptions,
 ) -> c_int {
     guard(-1, || {
         // SAFETY: the contract of the module.
-        let (devices, root) = unsafe { (devices(array, count)?, optional_path("root", root)?) };
-        Space::open(&devices, root.unwrap_or(Path::new(ROOT)))
+        let (devices, options) = unsafe { (devices(array, count)?, options(given)?) };
+        Space::open(&devices, options)
     })
 }
 
@@ -57,13 +55,12 @@ pub(crate) unsafe extern "C" fn archipelago_tiers_open(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn archipelago_tiers_open_file(
     settings: *const c_char,
-    root: *const c_char,
+    given: *const RawOptions,
 ) -> c_int {
     guard(-1, || {
         // SAFETY: the contract of the module.
-        let (settings, root) =
-            unsafe { (path("settings", settings)?, optional_path("root", root)?) };
-        Space::open(&devices_of(settings)?, root.unwrap_or(Path::new(ROOT)))
+        let (settings, options) = unsafe { (path("settings", settings)?, options(given)?) };
+        Space::open(&devices_of(settings)?, options)
     })
 }
 

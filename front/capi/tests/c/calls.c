@@ -9,6 +9,7 @@
 #include <string.h>
 
 _Static_assert(sizeof(archipelago_device) == 56, "the layout of a device");
+_Static_assert(sizeof(archipelago_options) == 16, "the layout of options");
 _Static_assert(sizeof(archipelago_context) == 32, "the layout of a context");
 _Static_assert(sizeof(archipelago_stat_t) == 48, "the layout of a stat");
 _Static_assert(sizeof(archipelago_dirent) == 272, "the layout of an entry");
@@ -38,16 +39,19 @@ static void fail(int line, const char *what) {
 static char fast[512], slow[512], settings[512];
 
 static int open_tiers(void) {
+  archipelago_options options = ARCHIPELAGO_OPTIONS_INIT;
   archipelago_device devices[2] = {ARCHIPELAGO_DEVICE_INIT, ARCHIPELAGO_DEVICE_INIT};
   devices[0].path = fast;
   devices[0].name = "fast";
   devices[0].capacity_bytes = 64u << 20;
   devices[1].path = slow;
   devices[1].capacity_bytes = 1u << 30;
-  return archipelago_tiers_open(devices, 2, NULL);
+  options.fast_levels = 4;
+  return archipelago_tiers_open(devices, 2, &options);
 }
 
 static void opening(const char *base) {
+  archipelago_options options = ARCHIPELAGO_OPTIONS_INIT;
   archipelago_device wrong = ARCHIPELAGO_DEVICE_INIT;
   archipelago_device twice[2] = {ARCHIPELAGO_DEVICE_INIT, ARCHIPELAGO_DEVICE_INIT};
   int tiers;
@@ -70,6 +74,13 @@ static void opening(const char *base) {
   FAILS(archipelago_tiers_open(&wrong, 1, NULL), EINVAL, INVALID, "`spec`");
   wrong.size = 4;
   FAILS(archipelago_tiers_open(&wrong, 1, NULL), EINVAL, INVALID, "ARCHIPELAGO_DEVICE_INIT");
+  options.size = 3;
+  FAILS(archipelago_tiers_open(twice, 2, &options), EINVAL, INVALID, "ARCHIPELAGO_OPTIONS_INIT");
+  options.size = sizeof options;
+  options.root = "a/../b";
+  FAILS(archipelago_tiers_open(twice, 1, &options), EINVAL, INVALID, "..");
+  options.fast_levels = 64;
+  FAILS(archipelago_tiers_open(twice, 1, &options), EINVAL, INVALID, "level 64");
   FAILS(archipelago_tiers_open_file(NULL, NULL), EINVAL, INVALID, "settings is NULL");
   FAILS(archipelago_tiers_open_file("/nowhere/at/all.toml", NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "all.toml");
 
@@ -226,6 +237,10 @@ static void tables(int tiers) {
   IS(archipelago_thread_context(NULL) == 0);
   IS(archipelago_stat(tiers, "tiers:/db/4.sst", &stat) == 0);
   IS(stat.device == 1 && stat.level == 5 && stat.file_class == ARCHIPELAGO_CLASS_TABLE && stat.file_id != id);
+  context.level = 3;
+  write_table(tiers, "tiers:/db/8.sst", &context, 'f');
+  IS(archipelago_stat(tiers, "tiers:/db/8.sst", &stat) == 0);
+  IS(stat.device == 0 && stat.level == 3);
   write_table(tiers, "tiers:/db/5.bin", NULL, 'c');
   IS(archipelago_stat(tiers, "tiers:/db/5.bin", &stat) == 0);
   IS(stat.device == 0 && stat.file_class == ARCHIPELAGO_CLASS_OTHER);
@@ -336,7 +351,16 @@ static void again(void) {
   fprintf(out,
           "[server]\nport = 1\n[[tiers]]\npath = \"%s\"\nname = \"fast\"\n[[tiers]]\npath = \"%s\"\n", fast, slow);
   IS(fclose(out) == 0);
-  tiers = archipelago_tiers_open_file(settings, "tiers:");
+  {
+    archipelago_options other = ARCHIPELAGO_OPTIONS_INIT;
+    other.root = "/elsewhere";
+    tiers = archipelago_tiers_open_file(settings, &other);
+    IS(tiers > 0);
+    IS(archipelago_exists(tiers, "/elsewhere") == 1);
+    IS(archipelago_exists(tiers, "/elsewhere/db") == 0);
+    IS(archipelago_tiers_close(tiers) == 0);
+  }
+  tiers = archipelago_tiers_open_file(settings, NULL);
   IS(tiers > 0);
   IS(archipelago_stat(tiers, "tiers:/db/6.sst", &stat) == 0);
   IS(stat.level == 5 && stat.device == 1 && stat.size == 1 << 20);

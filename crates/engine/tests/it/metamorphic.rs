@@ -8,7 +8,7 @@ use archipelago_engine::options::{BackgroundMode, CfOptions, Compression, DbOpti
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
 
-use crate::model::{Disk, Generator, Runner, Setting, seeds};
+use crate::model::{Disk, Generator, Runner, Setting, Tiered, seeds};
 use crate::support::{small_db, small_family};
 
 const SEEDS: std::ops::Range<u64> = 1000..1002;
@@ -89,6 +89,10 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
                     f.compression_last = Compression::None;
                 }),
             ),
+        ),
+        (
+            "tiny, over tiers",
+            Setting { db: small_db(), family: tiny(), disk: Disk::Tiers(Tiered::new(1)) },
         ),
         ("files", local("files", small_db(), tiny())),
         ("files, direct", local("direct", direct, tiny())),

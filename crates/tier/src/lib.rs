@@ -12,6 +12,7 @@ mod activity;
 pub mod cache;
 mod device;
 mod fs;
+pub mod fuzz;
 mod history;
 pub mod migrate;
 mod namespace;

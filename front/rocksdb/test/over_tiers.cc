@@ -303,7 +303,7 @@ void Killed(const char* self) {
   TemporaryDir dir("/tmp");
   const std::string settings = Settings(dir, 256);
   std::map<uint64_t, uint64_t> acknowledged;
-  for (int round = 0; round < 5; round++) {
+  for (int round = 0; round < 4; round++) {
     int ends[2];
     CHECK(pipe(ends) == 0);
     const pid_t child = fork();
@@ -338,6 +338,34 @@ void Killed(const char* self) {
   }
 }
 
+// A program that knows nothing of tiers names them by a URI; with direct I/O, and logs that are recycled.
+void ByUri() {
+  TemporaryDir dir("/tmp");
+  const std::string uri = "archipelago://" + Settings(dir, 256);
+  Model model;
+  for (int round = 0; round < 2; round++) {
+    rocksdb::Env* env = nullptr;
+    std::shared_ptr<rocksdb::Env> owner;
+    OK(rocksdb::Env::CreateFromUri(rocksdb::ConfigOptions(), "", uri, &env, &owner));
+    rocksdb::Options options = SmallLevels();
+    options.env = env;
+    options.recycle_log_file_num = 2;
+    options.use_direct_reads = round == 1;
+    options.use_direct_io_for_flush_and_compaction = round == 1;
+    rocksdb::DB* raw = nullptr;
+    OK(rocksdb::DB::Open(options, "tiers:/by_uri", &raw));
+    std::unique_ptr<rocksdb::DB> db(raw);
+    ReadAll(raw, model);
+    Write(raw, &model, 5 + round, 10'000);
+    ReadAll(raw, model);
+  }
+  rocksdb::Env* env = nullptr;
+  std::shared_ptr<rocksdb::Env> owner;
+  const rocksdb::Status none =
+      rocksdb::Env::CreateFromUri(rocksdb::ConfigOptions(), "", "archipelago:///nowhere.toml", &env, &owner);
+  CHECK(!none.ok() && none.ToString().find("nowhere.toml") != std::string::npos);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -346,6 +374,7 @@ int main(int count, char** arguments) {
   Killed(arguments[0]);
   WithListener();
   WithHints();
+  ByUri();
   puts("RocksDB over tiers: all as it should be");
   return 0;
 }

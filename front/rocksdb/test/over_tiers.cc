@@ -4,6 +4,7 @@
 // With an argument "child DIR" it is the process that is killed.
 
 #include <archipelago_rocksdb.h>
+#include <rocksdb/convenience.h>
 #include <rocksdb/db.h>
 #include <rocksdb/sst_file_writer.h>
 #include <rocksdb/utilities/checkpoint.h>

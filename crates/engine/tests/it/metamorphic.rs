@@ -27,6 +27,10 @@ fn one_bucket_of_small_files() -> CfOptions {
     }
 }
 
+fn over_tiers(family: CfOptions) -> Setting {
+    Setting { db: small_db(), family, disk: Disk::Tiers(Tiered::new(1)) }
+}
+
 /// The settings, each with a name; `dir` is for those that use the real file system.
 fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
     let memory =
@@ -90,10 +94,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
                 }),
             ),
         ),
-        (
-            "tiny, over tiers",
-            Setting { db: small_db(), family: tiny(), disk: Disk::Tiers(Tiered::new(1)) },
-        ),
+        ("tiny, over tiers", over_tiers(tiny())),
         ("files", local("files", small_db(), tiny())),
         ("files, direct", local("direct", direct, tiny())),
         ("files, threads, 3 parts", local("threads", parts(3, threads()), small_family())),

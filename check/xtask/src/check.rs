@@ -98,10 +98,13 @@ const OVER_LIBFABRIC: &[CargoStep] = &[
     },
 ];
 
-/// Whether a C program finds libfabric.
-fn libfabric_is_here() -> bool {
-    let mut command = Command::new("cc");
-    command.args(["-x", "c", "-fsyntax-only", "-include", "rdma/fabric.h", "/dev/null"]);
+/// RocksDB over the tiers: where its headers are. Make builds the C library with cargo.
+const OVER_ROCKSDB: &str = "RocksDB over tiers";
+
+/// Whether a program in C (`cc`) or C++ (`c++`) finds a header.
+fn has_header(compiler: &str, language: &str, header: &str) -> bool {
+    let mut command = Command::new(compiler);
+    command.args(["-x", language, "-fsyntax-only", "-include", header, "/dev/null"]);
     command.stderr(std::process::Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
@@ -116,7 +119,8 @@ pub(crate) fn run(fast: bool) -> Result<(), String> {
         failed.push(FORMAT.name);
     }
     failed.extend(check_sources(&workspace, &mut times)?);
-    let libfabric = libfabric_is_here();
+    let libfabric = has_header("cc", "c", "rdma/fabric.h");
+    let rocksdb = has_header("c++", "c++", "rocksdb/db.h");
     if failed.is_empty() {
         let ofi = OVER_LIBFABRIC.iter().filter(|_| libfabric);
         for step in BUILDING.iter().chain(ofi).filter(|step| !(fast && step.slow)) {
@@ -126,7 +130,17 @@ pub(crate) fn run(fast: bool) -> Result<(), String> {
             }
         }
     }
+    if failed.is_empty() && rocksdb && !fast && check_rocksdb(&workspace.root, &mut times).is_err()
+    {
+        failed.push(OVER_ROCKSDB);
+    }
     times.print();
+    if !rocksdb {
+        println!(
+            "check: SKIPPED: {OVER_ROCKSDB} (front/rocksdb): a C++ compiler or rocksdb/db.h is not there; install g++ \
+             and librocksdb-dev (Debian, Ubuntu) or gcc-c++ and rocksdb-devel (Fedora)"
+        );
+    }
     if !libfabric {
         println!(
             "check: SKIPPED: the fabric over libfabric (feature `ofi`): rdma/fabric.h is not there; install \
@@ -191,14 +205,37 @@ fn run_cargo(root: &Path, step: &CargoStep, times: &mut Times) -> Result<(), ()>
     println!("==> {}: cargo {}", step.name, step.args.join(" "));
     let mut command = Command::new(env!("CARGO"));
     command.args(step.args).envs(step.env.iter().copied()).current_dir(root);
+    run_command(step.name, step.hint, &mut command, times)
+}
+
+/// Builds the plugin against the installed RocksDB and runs RocksDB over tiers.
+fn check_rocksdb(root: &Path, times: &mut Times) -> Result<(), ()> {
+    let args = ["-C", "front/rocksdb", "check", concat!("CARGO=", env!("CARGO"))];
+    println!("==> {OVER_ROCKSDB}: make {}", args.join(" "));
+    let mut command = Command::new("make");
+    command.args(args).current_dir(root);
+    run_command(
+        OVER_ROCKSDB,
+        "mend what the compiler or the program says above",
+        &mut command,
+        times,
+    )
+}
+
+fn run_command(
+    name: &'static str,
+    hint: &str,
+    command: &mut Command,
+    times: &mut Times,
+) -> Result<(), ()> {
     let (took, status) = timed(|| command.status());
-    times.add(step.name, took);
-    let status = status.map_err(|e| println!("==> {}: cargo does not start: {e}", step.name))?;
+    times.add(name, took);
+    let status = status.map_err(|e| println!("==> {name}: it does not start: {e}"))?;
     if status.success() {
-        println!("==> {}: ok, {:.1} s", step.name, took.as_secs_f64());
+        println!("==> {name}: ok, {:.1} s", took.as_secs_f64());
         return Ok(());
     }
-    println!("==> {}: FAILED ({status}): {}", step.name, step.hint);
+    println!("==> {name}: FAILED ({status}): {hint}");
     Err(())
 }
 

@@ -12,6 +12,7 @@ mod activity;
 pub mod cache;
 mod device;
 mod fs;
+pub mod fuzz;
 mod history;
 pub mod migrate;
 mod namespace;
@@ -22,7 +23,7 @@ pub mod settings;
 pub mod stats;
 mod work;
 
-pub use fs::{Components, DeviceParts, FaultPoint, TieredFs};
+pub use fs::{Components, DeviceParts, FaultPoint, TieredFs, Whereabouts};
 pub use history::{Event, Reason};
 pub use settings::{CacheBy, DeviceKind, DeviceSettings, Policy};
 pub use stats::TierStats;

@@ -128,7 +128,9 @@ fn refuse_database(fs: &dyn FileSystem, dir: &Path) -> Result<()> {
     if !fs.exists(dir)? {
         return Ok(());
     }
-    match fs.list(dir)?.first() {
+    // A crash while the directory's first `TIERS.toml` was written leaves its temporary file, and no database.
+    let half_written = format!("{TIERS_NAME}.tmp");
+    match fs.list(dir)?.iter().find(|entry| entry.name != half_written) {
         None => Ok(()),
         Some(entry) => Err(Error::invalid(format!(
             "{} is not empty (it has \"{}\") and does not lie on tiers: a database cannot be moved onto \
@@ -170,6 +172,19 @@ mod tests {
         fs.create_dir_all(&base.path().join("fast")).unwrap();
         fs.write_atomic(&base.path().join("fast/letter"), b"dear", context).unwrap();
         assert!(Storage::open(&dir, &[]).unwrap_err().to_string().contains("letter"));
+    }
+
+    #[test]
+    fn a_crash_while_the_devices_were_written_down_leaves_a_directory_that_opens() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("db");
+        let (fs, context) = (LocalFs::new(), IoContext::manifest(IoPurpose::ForegroundWrite));
+        fs.create_dir_all(&dir).unwrap();
+        let half = dir.join(format!("{TIERS_NAME}.tmp"));
+        fs.create(&half, context, Default::default()).unwrap().append(b"# The dev").unwrap();
+        Storage::open(&dir, &devices(base.path())).unwrap().close().unwrap();
+        assert!(devices_of(&dir).unwrap().is_some());
+        assert!(!fs.exists(&half).unwrap());
     }
 
     #[test]

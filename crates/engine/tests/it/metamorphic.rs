@@ -8,7 +8,7 @@ use archipelago_engine::options::{BackgroundMode, CfOptions, Compression, DbOpti
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
 
-use crate::model::{Disk, Generator, Runner, Setting, seeds};
+use crate::model::{Disk, Generator, Runner, Setting, Tiered, seeds};
 use crate::support::{small_db, small_family};
 
 const SEEDS: std::ops::Range<u64> = 1000..1002;
@@ -25,6 +25,10 @@ fn one_bucket_of_small_files() -> CfOptions {
         compression_last: Compression::None,
         ..small_family()
     }
+}
+
+fn over_tiers(family: CfOptions) -> Setting {
+    Setting { db: small_db(), family, disk: Disk::Tiers(Tiered::new(1)) }
 }
 
 /// The settings, each with a name; `dir` is for those that use the real file system.
@@ -90,6 +94,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
                 }),
             ),
         ),
+        ("tiny, over tiers", over_tiers(tiny())),
         ("files", local("files", small_db(), tiny())),
         ("files, direct", local("direct", direct, tiny())),
         ("files, threads, 3 parts", local("threads", parts(3, threads()), small_family())),

@@ -9,6 +9,7 @@ mod oracle;
 mod runner;
 mod shown;
 mod steps;
+mod tiered;
 
 use std::time::Duration;
 
@@ -18,8 +19,10 @@ use archipelago_env::mem::MemFs;
 
 pub(crate) use runner::{Disk, Runner, Setting};
 pub(crate) use steps::Generator;
+pub(crate) use tiered::{Did, Tiered};
 
 const CASES: u64 = 400;
+const CASES_OVER_TIERS: u64 = 200;
 const STEPS: usize = 100;
 
 /// Tells how to see a failed case again.
@@ -41,7 +44,7 @@ impl Drop for OnFailure {
 }
 
 /// Small sizes, different in every case.
-fn setting(seed: u64) -> Setting {
+fn setting(seed: u64, disk: Disk) -> Setting {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x5e77);
     let mut one_of = |choices: &[usize]| choices[rng.usize(..choices.len())];
     let family = CfOptions {
@@ -66,15 +69,15 @@ fn setting(seed: u64) -> Setting {
         subcompactions_max: one_of(&[1, 3, 8]),
         ..DbOptions::default()
     };
-    Setting { db, family, disk: Disk::Memory(MemFs::new()) }
+    Setting { db, family, disk }
 }
 
-/// Runs a case; how many parts compactions were cut into, and how many bucket boundaries moved, by
-/// hand and by the load.
-fn run(seed: u64, verbose: bool) -> (usize, (usize, usize)) {
+/// Runs a case; how many parts compactions were cut into, how many bucket boundaries moved, by
+/// hand and by the load, and what tiers did.
+fn run(seed: u64, disk: Disk, verbose: bool) -> (usize, (usize, usize), Did) {
     let mut failure = OnFailure { seed, step: 0 };
     let mut generator = Generator::new(seed, seed.is_multiple_of(2));
-    let mut runner = Runner::new(setting(seed));
+    let mut runner = Runner::new(setting(seed, disk));
     for at in 0..STEPS {
         failure.step = at;
         let step = generator.step();
@@ -87,7 +90,7 @@ fn run(seed: u64, verbose: bool) -> (usize, (usize, usize)) {
     runner.check_all();
     let report = runner.db.verify(|_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:?}");
-    let happened = (runner.parts(), runner.moved());
+    let happened = (runner.parts(), runner.moved(), runner.tiers_did());
     runner.db.close().unwrap();
     happened
 }
@@ -113,17 +116,32 @@ pub(crate) fn seeds(usual: std::ops::Range<u64>) -> Box<dyn Iterator<Item = u64>
 
 #[test]
 fn the_database_does_what_the_model_does() {
+    let memory = || Disk::Memory(MemFs::new());
     match number("ARCHIPELAGO_MODEL_SEED") {
-        Some(seed) => drop(run(seed, true)),
+        Some(seed) => drop(run(seed, memory(), true)),
         None => {
             let (mut parts, mut by_hand, mut by_load) = (0, 0, 0);
-            for (cut, moved) in seeds(0..CASES).map(|seed| run(seed, false)) {
+            for (cut, moved, _) in seeds(0..CASES).map(|seed| run(seed, memory(), false)) {
                 parts += cut;
                 (by_hand, by_load) = (by_hand + moved.0, by_load + moved.1);
             }
             eprintln!("bucket boundaries moved {by_hand} times by hand, {by_load} by the load");
             assert!(by_hand > 0 && by_load > 0);
             assert!(parts > 0, "no compaction was cut into parts");
+        }
+    }
+}
+
+#[test]
+fn the_database_over_tiers_does_what_the_model_does() {
+    let tiers = |seed| Disk::Tiers(Tiered::new(seed));
+    match number("ARCHIPELAGO_MODEL_SEED") {
+        Some(seed) => drop(run(seed, tiers(seed), true)),
+        None => {
+            let mut did = Did::default();
+            seeds(0..CASES_OVER_TIERS).for_each(|seed| did += run(seed, tiers(seed), false).2);
+            eprintln!("{did:?}");
+            assert!(did.moves > 0 && did.copies > 0 && did.served > 0, "{did:?}");
         }
     }
 }

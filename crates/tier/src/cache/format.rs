@@ -153,7 +153,12 @@ impl CopyIndex {
             let extent = Extent { start: reader.u64()?, len: reader.u64()?, at: reader.u64()? };
             let end = extent.at.checked_add(extent.len)?;
             let in_order = extents.last().is_none_or(|last| last.start + last.len <= extent.start);
-            if !in_order || end > data_len || extent.start.checked_add(extent.len).is_none() {
+            let sound = extent.len > 0 && extent.at.is_multiple_of(CHUNK_BYTES);
+            if !in_order
+                || !sound
+                || end > data_len
+                || extent.start.checked_add(extent.len).is_none()
+            {
                 return None;
             }
             extents.push(extent);

@@ -14,6 +14,7 @@ mod open;
 pub(crate) mod shared;
 #[cfg(test)]
 mod tests;
+mod whereabouts;
 pub(crate) mod writer;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +35,7 @@ use self::entry::Entry;
 pub use self::open::{Components, DeviceParts};
 pub use self::shared::FaultPoint;
 use self::shared::{Shared, is_direct};
+pub use self::whereabouts::Whereabouts;
 use self::writer::{TierLog, TierWriter, Writing};
 use crate::activity::kind_of;
 use crate::device::{Device, Writer};

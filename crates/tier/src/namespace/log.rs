@@ -81,10 +81,21 @@ fn frame(id: &[u8; 16], offset: u64, record: &Record, out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + FRAME_BYTES, 0);
     record.encode(out);
-    let payload = &out[start + FRAME_BYTES..];
-    let (len, crc) = (payload.len() as u32, block_crc(id, offset, payload));
-    out[start..start + 4].copy_from_slice(&len.to_le_bytes());
-    out[start + 4..start + FRAME_BYTES].copy_from_slice(&crc.to_le_bytes());
+    fill_frame(id, offset, &mut out[start..]);
+}
+
+/// The same for a payload that may be no record.
+pub(crate) fn frame_payload(id: &[u8; 16], offset: u64, payload: &[u8], out: &mut Vec<u8>) {
+    let start = out.len();
+    out.resize(start + FRAME_BYTES, 0);
+    out.extend_from_slice(payload);
+    fill_frame(id, offset, &mut out[start..]);
+}
+
+fn fill_frame(id: &[u8; 16], offset: u64, framed: &mut [u8]) {
+    let (frame, payload) = framed.split_at_mut(FRAME_BYTES);
+    frame[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    frame[4..].copy_from_slice(&block_crc(id, offset, payload).to_le_bytes());
 }
 
 /// The header and the snapshot of a generation, with its mark.

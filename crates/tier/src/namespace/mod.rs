@@ -19,7 +19,7 @@ pub(crate) mod log;
 pub(crate) mod record;
 pub(crate) mod state;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -229,7 +229,8 @@ impl Record {
             4 => Self::Link { from: path(reader)?, to: path(reader)? },
             5 => Self::Remove { path: path(reader)? },
             6 => Self::Move { file: reader.varint()?, to: place(reader)? },
-            7 => Self::Level { file: reader.varint()?, level: reader.u8()? },
+            // None has no record: a file does not lose its level.
+            7 => Self::Level { file: reader.varint()?, level: level(reader)?? },
             8 => Self::CopyAdded(CopyRecord {
                 file: reader.varint()?,
                 device: reader.u8()?,

@@ -14,7 +14,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn every_record() -> Vec<Record> {
+pub(crate) fn every_record() -> Vec<Record> {
     let place = |device, number| Place { device, number, dir: 0 };
     vec![
         Record::Device(DeviceRecord { no: 0, name: "fast".into(), path: "/mnt/fast".into() }),

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use archipelago_base::Result;
 use archipelago_base::spawn::{Joiner, Spawn};
+use archipelago_base::{ErrorKind, Result};
 use archipelago_env::IoContext;
 use parking_lot::Mutex;
 
@@ -127,6 +127,10 @@ impl Shared {
         let outcome = transfer::run(self, &job);
         self.queue.done(&job);
         if let Err(error) = outcome {
+            if error.kind() == ErrorKind::Fenced {
+                tracing::debug!(%error, "a move or copy between devices became pointless");
+                return true;
+            }
             self.queue.failed.fetch_add(1, Ordering::Relaxed);
             *self.queue.errors.lock() = Some(error.to_string());
             tracing::warn!(%error, reason = %job.reason, "a move or copy between devices failed");

@@ -5,6 +5,9 @@
 //! reader is gone and the record is settled. Before 4 the source is the file, from then on the target; at no
 //! moment is there none. A copy for reading is the same without 5, and is not recorded before it is whole.
 //!
+//! A file that is removed, or tiers that are closed, end a job without a failure of anybody ([`ErrorKind::Fenced`]); an
+//! error is noted of the device that it is of.
+//!
 //! What is copied was prefetched, and the page cache is told to forget source and target. Steps have fault
 //! points: `move.begin`, `move.copied`, `move.synced`, `move.before_publish`, `move.published`, and the same
 //! with `copy.`.
@@ -63,9 +66,38 @@ fn interrupted(shared: &Shared, entry: &Entry) -> Result<()> {
         return Err(Error::new(ErrorKind::Fenced, "the tiers are being closed"));
     }
     if entry.gone.load(Ordering::Relaxed) {
-        return Err(Error::not_found("the file was removed while it was copied"));
+        return Err(removed());
     }
     Ok(())
+}
+
+fn removed() -> Error {
+    Error::new(ErrorKind::Fenced, "the file was removed while it was moved or copied")
+}
+
+/// Where it failed to write a target.
+#[derive(Debug)]
+enum Trouble {
+    Source(Error),
+    Target(Error),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Target(error)
+    }
+}
+
+/// Notes the outcome of the device that it is of.
+fn judge<T>(shared: &Shared, outcome: Result<T, Trouble>, from: &Device, to: &Device) -> Result<T> {
+    let now_ns = shared.now_ns();
+    let (device, outcome) = match outcome {
+        Ok(value) => (to, Ok(value)),
+        Err(Trouble::Source(error)) => (from, Err(error)),
+        Err(Trouble::Target(error)) => (to, Err(error)),
+    };
+    device.note(&outcome, now_ns);
+    outcome
 }
 
 /// A physical file that is being made; removed when it is dropped unfinished.
@@ -94,14 +126,14 @@ fn copy_range(
     (from, len): (u64, u64),
     writer: &mut dyn WritableFile,
     mut each: impl FnMut(&[u8]),
-) -> Result<()> {
+) -> Result<(), Trouble> {
     let mut piece = vec![0; PIECE_BYTES.min(len.max(1)) as usize];
     let (mut at, end) = (from, from + len);
     source.prefetch(at, AHEAD_BYTES.min(len));
     while at < end {
         interrupted(shared, entry)?;
         let part = &mut piece[..PIECE_BYTES.min(end - at) as usize];
-        source.read_exact_at(at, part, context(entry))?;
+        source.read_exact_at(at, part, context(entry)).map_err(Trouble::Source)?;
         writer.append(part)?;
         each(part);
         at += part.len() as u64;
@@ -127,9 +159,7 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     let mut target = Target { device: to, path: path.clone(), finished: false };
     let crc = {
         let _writer = Device::writing(&shared.devices, job.to, Writer::Move);
-        let outcome = write_all(shared, job, &*source, &path);
-        to.note(&outcome, shared.now_ns());
-        outcome?
+        judge(shared, write_all(shared, job, &*source, &path), main.device(), to)?
     };
     shared.fault_point("move.synced")?;
     check(shared, job, &path, source.len(), crc)?;
@@ -166,7 +196,7 @@ fn write_all(
     job: &Job,
     source: &dyn RandomFile,
     path: &std::path::Path,
-) -> Result<u32> {
+) -> Result<u32, Trouble> {
     let to = &shared.devices[job.to];
     let direct = is_direct(to, job.entry.class);
     let options = CreateOptions { direct, size_hint_bytes: source.len() };
@@ -213,7 +243,7 @@ fn publish_move(
 ) -> Result<()> {
     let mut names = shared.names.lock();
     if !names.entries.contains_key(&entry.id) {
-        return Err(Error::not_found("the file was removed while it was moved"));
+        return Err(removed());
     }
     let at = shared.commit(&mut names, &Record::Move { file: entry.id, to: place })?;
     let mut inside = entry.inside.lock();
@@ -235,13 +265,11 @@ fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<()> {
     let path = to.copy_path(number);
     let mut target = Target { device: to, path: path.clone(), finished: false };
     let mut index = CopyIndex::new(shared.id, entry.id, lay_out(&plan.ranges));
-    let outcome = {
+    let (len, crc) = {
         let _writer = Device::writing(&shared.devices, job.to, Writer::Copy);
         let outcome = write_copy(shared, job, &*source, &path, &mut index);
-        to.note(&outcome, shared.now_ns());
-        outcome
+        judge(shared, outcome, main.device(), to)?
     };
-    let (len, crc) = outcome?;
     shared.fault_point("copy.synced")?;
     to.fs.sync_dir(&to.cache_dir())?;
     shared.fault_point("copy.before_publish")?;
@@ -270,7 +298,7 @@ fn write_copy(
     source: &dyn RandomFile,
     path: &std::path::Path,
     index: &mut CopyIndex,
-) -> Result<(u64, u32)> {
+) -> Result<(u64, u32), Trouble> {
     let to = &shared.devices[job.to];
     let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
     let options = CreateOptions {
@@ -306,7 +334,7 @@ fn publish_copy(
 ) -> Result<()> {
     let mut names = shared.names.lock();
     if !names.entries.contains_key(&entry.id) {
-        return Err(Error::not_found("the file was removed while it was copied"));
+        return Err(removed());
     }
     // A copy of the file on the same device is replaced.
     let old: Vec<_> = {

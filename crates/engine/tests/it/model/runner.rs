@@ -22,12 +22,14 @@ use parking_lot::Mutex;
 use super::oracle::{Event, Family, Row, Version};
 use super::shown::{Held, contents};
 use super::steps::{Bounds, KeyNo, Move, Record, Step, universe};
+use super::tiered::{Did, Tiered};
 
 /// Where a case's database lies.
 #[derive(Clone)]
 pub(crate) enum Disk {
     Memory(MemFs),
     Local(Arc<dyn FileSystem>, PathBuf),
+    Tiers(Tiered),
 }
 
 /// What a case runs under.
@@ -93,6 +95,7 @@ impl Setting {
         match &self.disk {
             Disk::Memory(_) => PathBuf::from("/db"),
             Disk::Local(_, dir) => dir.join("db"),
+            Disk::Tiers(tiered) => tiered.dir(),
         }
     }
 
@@ -100,6 +103,7 @@ impl Setting {
         match &self.disk {
             Disk::Memory(fs) => Arc::new(fs.clone()),
             Disk::Local(fs, _) => Arc::clone(fs),
+            Disk::Tiers(tiered) => tiered.fs(),
         }
     }
 
@@ -196,6 +200,17 @@ impl Runner {
             }
         }
         assert_eq!(self.db.latest_seq_of_all().0, self.seq);
+        if let Disk::Tiers(tiered) = &self.setting.disk {
+            tiered.step();
+        }
+    }
+
+    /// What the tiers did, if the case is over some.
+    pub(crate) fn tiers_did(&self) -> Did {
+        match &self.setting.disk {
+            Disk::Tiers(tiered) => tiered.did(),
+            _ => Did::default(),
+        }
     }
 
     fn upkeep(&mut self, step: &Step) {
@@ -504,6 +519,9 @@ impl Runner {
     fn reopen(&mut self) {
         self.forget_readers();
         self.db.clone().close().unwrap();
+        if let Disk::Tiers(tiered) = &mut self.setting.disk {
+            *tiered = tiered.reopened();
+        }
         self.open_again();
         self.families.iter_mut().for_each(|(model, _)| model.settle());
         self.adopt_seq();
@@ -513,10 +531,13 @@ impl Runner {
     /// `kill -9`: logged writes stay, of the others those of unflushed memtables go, a memtable
     /// with all of them or none.
     fn kill(&mut self) {
-        let Disk::Memory(fs) = &self.setting.disk else { return self.reopen() };
-        let left = fs.kill_clone();
+        let left = match &self.setting.disk {
+            Disk::Memory(fs) => Disk::Memory(fs.kill_clone()),
+            Disk::Tiers(tiered) => Disk::Tiers(tiered.killed()),
+            Disk::Local(..) => return self.reopen(),
+        };
         self.forget_readers();
-        self.setting.disk = Disk::Memory(left);
+        self.setting.disk = left;
         self.open_again();
         let now_ms = self.now_ms();
         for (model, handle) in &mut self.families {

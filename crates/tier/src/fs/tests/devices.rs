@@ -133,6 +133,14 @@ fn a_full_or_failing_device_is_passed_over_and_the_file_written_elsewhere() {
     assert_eq!(holders(&fs.stats(), "L0"), [0, 1], "it is used again");
 }
 
+/// Reads 30,000 bytes as users do, so that a copy is wanted.
+fn read_often(fs: &TieredFs, name: &str) {
+    let file = fs.open(&path(name), READ, OpenOptions::default()).unwrap();
+    for at in 0..100 {
+        file.read_exact_at(at * 290, &mut [0; 100], READ).unwrap();
+    }
+}
+
 #[test]
 fn a_device_that_disappears_fails_its_own_reads_only_and_copies_go_on() {
     let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
@@ -142,10 +150,7 @@ fn a_device_that_disappears_fails_its_own_reads_only_and_copies_go_on() {
     write(&fs, "hot.sst", 5, &hot);
     write(&fs, "cold.sst", 5, &cold);
     write(&fs, "fast.sst", 0, &fast);
-    let file = fs.open(&path("hot.sst"), READ, OpenOptions::default()).unwrap();
-    for at in 0..100 {
-        file.read_exact_at(at * 290, &mut [0; 100], READ).unwrap();
-    }
+    read_often(&fs, "hot.sst");
     world.pass(500);
     fs.step();
     disk.add(Rule::on_any(&Operation::ALL).path("/dev1"));
@@ -192,6 +197,58 @@ fn a_failed_move_leaves_the_file_where_it_was() {
     assert_eq!(holders(&fs.stats(), "L5"), [1]);
     assert_eq!(fs.read(&path("1.sst"), READ).unwrap(), bytes);
     assert_eq!(physical(&disk, 2), (1, 0));
+}
+
+#[test]
+fn files_that_are_removed_while_they_are_copied_or_moved_are_no_failure_of_a_device() {
+    let tiers: Arc<std::sync::OnceLock<std::sync::Weak<TieredFs>>> = Arc::default();
+    let known = Arc::clone(&tiers);
+    let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
+    world.fault = Some(Arc::new(move |step| {
+        let Some(fs) = known.get().and_then(std::sync::Weak::upgrade) else { return Ok(()) };
+        if matches!(step, "copy.begin" | "move.begin") {
+            let names = fs.list(Path::new(ROOT)).unwrap();
+            names.iter().for_each(|entry| fs.remove(&path(&entry.name)).unwrap());
+        }
+        Ok(())
+    }));
+    let fs = world.open();
+    tiers.set(Arc::downgrade(&fs)).unwrap();
+    for n in 0..4 {
+        write(&fs, &format!("{n}.sst"), 5, &filled(n, 30_000));
+        read_often(&fs, &format!("{n}.sst"));
+        world.pass(500);
+        fs.step();
+        assert!(fs.list(Path::new(ROOT)).unwrap().is_empty(), "a copy was begun");
+        write(&fs, &format!("{n}.sst"), 0, &filled(n, 1000));
+        fs.reassign(&path(&format!("{n}.sst")), table(5));
+        fs.settle();
+        assert!(fs.list(Path::new(ROOT)).unwrap().is_empty(), "a move was begun");
+    }
+    let stats = fs.stats();
+    assert_eq!((stats.failed_jobs, stats.last_failure.as_ref()), (0, None), "{stats}");
+    assert!(stats.devices.iter().all(|device| device.errors == 0 && !device.failing), "{stats}");
+    assert_eq!(physical(&*world.disk, 2), (0, 0));
+}
+
+#[test]
+fn a_source_that_cannot_be_read_is_not_held_against_the_device_that_was_to_get_the_copy() {
+    let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    for n in 0..6 {
+        write(&fs, &format!("{n}.sst"), 5, &filled(n, 30_000));
+        read_often(&fs, &format!("{n}.sst"));
+    }
+    disk.add(Rule::on(Operation::Read).path("/dev1/files"));
+    world.pass(500);
+    fs.step();
+    let stats = fs.stats();
+    assert!(stats.failed_jobs >= 3, "{stats}");
+    assert!(stats.devices[0].errors == 0 && !stats.devices[0].failing, "{stats}");
+    assert!(stats.devices[1].errors >= 3, "{stats}");
+    write(&fs, "new.sst", 0, &filled(9, 1000));
+    assert_eq!(holders(&fs.stats(), "L0"), [0], "the fast device is used as before");
 }
 
 #[test]

@@ -1,0 +1,150 @@
+//! What fuzz targets, and the tests that replay their corpora, do with bytes that anybody may have written: the log of
+//! the namespace and the index of a copy. A function here returns, whatever it gets; it panics where the tiers would
+//! have been led astray.
+//!
+//! Both formats are guarded by checksums, which hardly any input passes. So the bytes are read as they are, and once
+//! more with checksums that are right, as a mistake of the writer would have them.
+
+use std::path::Path;
+
+use archipelago_base::checksum::crc;
+use archipelago_base::codec::{Reader, put_u32};
+
+use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
+use crate::namespace::log::{decode, encode_generation, frame_payload};
+use crate::namespace::record::Record;
+use crate::namespace::state::State;
+
+const ID: [u8; 16] = *b"a namespace's id";
+const GENERATION: u64 = 3;
+
+/// Reads `bytes` as the log of a namespace: as a snapshot, as what was appended to one, and as payloads of records,
+/// each behind its length in a byte. What was read is carried out: a refused change changes nothing, and the
+/// snapshot of what comes of it all reads back as the same.
+pub fn namespace(bytes: &[u8]) {
+    let path = Path::new("names-000003.log");
+    // Any answer will do.
+    let _refused = decode(path, GENERATION, bytes, &[]);
+    let snapshot = encode_generation(&ID, GENERATION, &[], 1);
+    let _torn = decode(path, GENERATION, &snapshot, bytes);
+    let mut tail = Vec::new();
+    let mut rest = bytes;
+    while let Some((&len, after)) = rest.split_first() {
+        let (payload, after) = after.split_at(after.len().min(len as usize));
+        frame_payload(&ID, (snapshot.len() + tail.len()) as u64, payload, &mut tail);
+        rest = after;
+    }
+    let Ok(recovered) = decode(path, GENERATION, &snapshot, &tail) else { return };
+    let mut state = State::default();
+    for (_, record) in &recovered.records {
+        let mut encoded = Vec::new();
+        record.encode(&mut encoded);
+        assert_eq!(Record::decode(&encoded).as_ref(), Some(record));
+        let before = (state.snapshot(), state.next);
+        if state.apply(record).is_err() {
+            assert_eq!((state.snapshot(), state.next), before, "refused: {record:?}");
+        }
+    }
+    let (records, next) = (state.snapshot(), state.next);
+    let bytes = encode_generation(&ID, GENERATION, &records, next);
+    let again = decode(path, GENERATION, &bytes, &[]).expect("own bytes");
+    let mut same = State::default();
+    for (_, record) in &again.records {
+        same.apply(record).unwrap_or_else(|why| panic!("{why}: {record:?} of an own snapshot"));
+    }
+    assert_eq!((same.snapshot(), same.next), (records, next));
+}
+
+/// Reads `bytes` as the index of a copy, as they are and as the body of an index that has the right trailer. What was
+/// read is found where it says, and is written as it was read.
+pub fn copy_index(bytes: &[u8]) {
+    let mut reader = Reader::new(bytes);
+    let header = (reader.take(12), reader.take(16), reader.u64());
+    let (_, Some(namespace), Some(file)) = header else { return };
+    let Ok(namespace) = <[u8; 16]>::try_from(namespace) else { return };
+    let _refused = CopyIndex::decode(&namespace, file, bytes);
+    let mut forged = bytes.to_vec();
+    put_u32(&mut forged, bytes.len() as u32);
+    put_u32(&mut forged, crc(bytes));
+    let trailer = &forged[forged.len() - TRAILER_BYTES as usize..];
+    assert_eq!(CopyIndex::encoded_len(trailer), Some(forged.len() as u64));
+    let Some(index) = CopyIndex::decode(&namespace, file, &forged) else { return };
+    assert_eq!(index.encode(), forged);
+    for extent in index.extents() {
+        let end = extent.start + extent.len;
+        assert!(extent.at + extent.len <= index.data_len());
+        assert_eq!(index.find(extent.start, extent.len), Some(extent.at));
+        assert_eq!(index.find(end - 1, 1), Some(extent.at + extent.len - 1));
+        assert_eq!(index.find(extent.start, extent.len.saturating_add(1)), None);
+    }
+    let _any = index.verify(0, &[0; 5000]);
+    let _past_the_end = index.verify(index.data_len() / CHUNK_BYTES * CHUNK_BYTES, &[0; 5000]);
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_base::random::Rng;
+    use archipelago_env::local::LocalFs;
+    use archipelago_env::{FileSystem as _, IoContext, IoPurpose};
+
+    use super::*;
+    use crate::cache::format::lay_out;
+
+    fn corpus(target: &str) -> Vec<Vec<u8>> {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+        let local = LocalFs::new();
+        let context = IoContext::manifest(IoPurpose::Recovery);
+        let read = |name: String| local.read(&dir.join(name), context).unwrap();
+        local.list(&dir).unwrap().into_iter().map(|entry| read(entry.name)).collect()
+    }
+
+    /// Every input of the corpus, and seeded changes of it.
+    fn replay(target: &str, changes: u64, run: fn(&[u8])) {
+        let inputs = corpus(target);
+        assert!(inputs.len() > 3, "the corpus of {target} is small");
+        let mut rng = Rng::with_seed(17);
+        for input in &inputs {
+            run(input);
+            for _ in 0..changes {
+                let mut changed = input.clone();
+                for _ in 0..rng.u64(1..4) {
+                    if changed.is_empty() {
+                        break;
+                    }
+                    let at = rng.usize(..changed.len());
+                    match rng.u64(..6) {
+                        0 => changed.truncate(at),
+                        1 => changed.extend_from_slice(&input[at.min(input.len())..]),
+                        2 => drop(changed.remove(at)),
+                        3 => changed[at] = u8::MAX,
+                        _ => changed[at] ^= 1 << rng.u64(..8),
+                    }
+                }
+                run(&changed);
+            }
+        }
+    }
+
+    #[test]
+    fn the_corpus_of_the_namespace_is_survived() {
+        let mut every = Vec::new();
+        for record in crate::namespace::tests::every_record() {
+            let start = every.len();
+            every.push(0);
+            record.encode(&mut every);
+            every[start] = u8::try_from(every.len() - start - 1).unwrap();
+        }
+        assert!(corpus("namespace").contains(&every), "the corpus lacks a record of each kind");
+        replay("namespace", 2000, namespace);
+    }
+
+    #[test]
+    fn the_corpus_of_the_index_of_a_copy_is_survived() {
+        let mut index = CopyIndex::new(ID, 7, lay_out(&[(0, 8192), (65_536, 5000)]));
+        index.push(&[1; 13_192]);
+        let mut bytes = index.encode();
+        bytes.truncate(bytes.len() - TRAILER_BYTES as usize);
+        assert!(corpus("copy_index").contains(&bytes), "the corpus lacks an index of two ranges");
+        replay("copy_index", 20_000, copy_index);
+    }
+}

@@ -1,0 +1,285 @@
+//! What crosses the border to C as a pointer: strings, buffers, structures, `errno`.
+//!
+//! The functions here are `unsafe` because nothing can check a pointer but for null; what they need of it is what
+//! the header promises for every argument. Lengths, text and numbers are checked.
+
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use archipelago_tier::{DeviceKind, DeviceSettings};
+
+use crate::context::{Context, RawContext, UNKNOWN, carried, level_of};
+use crate::failure::{Failure, Outcome};
+
+/// `archipelago_device` of the header.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct RawDevice {
+    size: u32,
+    kind: c_int,
+    path: *const c_char,
+    name: *const c_char,
+    spec: *const c_char,
+    capacity_bytes: u64,
+    cache_share: f64,
+    writers_max: u32,
+    reserved: u32,
+}
+
+/// Its size, which every caller states.
+const DEVICE_BYTES: usize = 56;
+const _: () = assert!(size_of::<RawDevice>() == DEVICE_BYTES);
+
+/// Where paths begin if the caller does not say.
+const ROOT: &str = "tiers:";
+
+/// Most devices of one call.
+const DEVICES_MAX: usize = archipelago_tier::settings::DEVICES_MAX;
+
+/// `archipelago_options` of the header.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct RawOptions {
+    size: u32,
+    fast_levels: c_int,
+    root: *const c_char,
+}
+
+/// Its size, which every caller states.
+const OPTIONS_BYTES: usize = 16;
+const _: () = assert!(size_of::<RawOptions>() == OPTIONS_BYTES);
+
+/// How tiers are opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options<'a> {
+    pub(crate) root: &'a Path,
+    pub(crate) fast_levels: Option<u8>,
+}
+
+// SAFETY: the declaration is that of the C library; the function takes nothing and returns the address of the calling
+// thread's `errno`.
+unsafe extern "C" {
+    safe fn __errno_location() -> *mut c_int;
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(number: i32) {
+    // SAFETY: the address is of an int of the calling thread, which nobody else touches.
+    unsafe { *__errno_location() = number };
+}
+
+fn is_null(what: &str) -> Failure {
+    Failure::invalid(format!("{what} is NULL"))
+}
+
+/// A path that C gives.
+///
+/// # Safety
+/// `path` is null or a string that ends with a zero and stays as it is during the call.
+pub(crate) unsafe fn path<'a>(what: &str, path: *const c_char) -> Outcome<&'a Path> {
+    if path.is_null() {
+        return Err(is_null(what));
+    }
+    // SAFETY: it is not null, and the caller promises the rest.
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if bytes.is_empty() {
+        return Err(Failure::invalid(format!("{what} is empty")));
+    }
+    Ok(Path::new(OsStr::from_bytes(bytes)))
+}
+
+/// The same where null stands for nothing.
+///
+/// # Safety
+/// As [`path`].
+pub(crate) unsafe fn optional_path<'a>(
+    what: &str,
+    given: *const c_char,
+) -> Outcome<Option<&'a Path>> {
+    if given.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { path(what, given) }.map(Some)
+}
+
+/// Bytes that C gives.
+///
+/// # Safety
+/// `data` has `len` bytes that nobody changes during the call; it may be null if `len` is 0.
+pub(crate) unsafe fn bytes<'a>(data: *const u8, len: usize) -> Outcome<&'a [u8]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if data.is_null() || len > isize::MAX as usize {
+        return Err(Failure::invalid("the buffer is NULL or too long"));
+    }
+    // SAFETY: it is not null and not too long, and the caller promises the rest.
+    Ok(unsafe { std::slice::from_raw_parts(data, len) })
+}
+
+/// Room that C gives to be filled. It is zeroed first: what it holds may never have been written.
+///
+/// # Safety
+/// `data` has room for `len` bytes, which nobody else touches during the call; it may be null if `len` is 0.
+pub(crate) unsafe fn room<'a>(data: *mut u8, len: usize) -> Outcome<&'a mut [u8]> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    if data.is_null() || len > isize::MAX as usize {
+        return Err(Failure::invalid("the buffer is NULL or too long"));
+    }
+    // SAFETY: it is not null and not too long, the caller promises the rest, and from here on the bytes are written.
+    unsafe {
+        data.write_bytes(0, len);
+        Ok(std::slice::from_raw_parts_mut(data, len))
+    }
+}
+
+/// Writes a result.
+///
+/// # Safety
+/// `out` is null or has room for a `T`, aligned for it.
+pub(crate) unsafe fn give<T>(what: &str, out: *mut T, value: T) -> Outcome<()> {
+    if out.is_null() {
+        return Err(is_null(what));
+    }
+    // SAFETY: it is not null, and the caller promises the rest.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// The context of a call: the one given, else the thread's, else [`UNKNOWN`].
+///
+/// # Safety
+/// `given` is null or points to a context.
+pub(crate) unsafe fn context(given: *const RawContext) -> Outcome<Context> {
+    if given.is_null() {
+        return Ok(carried().unwrap_or(UNKNOWN));
+    }
+    // SAFETY: it is not null, and the caller promises the rest.
+    unsafe { given.read() }.check()
+}
+
+/// The options of an open.
+///
+/// # Safety
+/// `given` is null or points to options, whose string is as [`path`] needs it.
+pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> Outcome<Options<'a>> {
+    let mut options = Options { root: Path::new(ROOT), fast_levels: None };
+    if given.is_null() {
+        return Ok(options);
+    }
+    // SAFETY: it is not null, and the caller promises the rest.
+    let raw = unsafe { given.read() };
+    if raw.size as usize != OPTIONS_BYTES {
+        return Err(Failure::invalid(format!(
+            "archipelago_options.size is {}, not {OPTIONS_BYTES}: begin with ARCHIPELAGO_OPTIONS_INIT",
+            raw.size
+        )));
+    }
+    options.fast_levels = level_of(raw.fast_levels)?;
+    // SAFETY: the caller's promise about the string.
+    if let Some(root) = unsafe { optional_path("archipelago_options.root", raw.root)? } {
+        options.root = root;
+    }
+    Ok(options)
+}
+
+/// The devices of an array.
+///
+/// # Safety
+/// `given` has `count` devices, whose strings are as [`path`] needs them; it may be null if `count` is 0.
+pub(crate) unsafe fn devices(
+    given: *const RawDevice,
+    count: usize,
+) -> Outcome<Vec<DeviceSettings>> {
+    if count > DEVICES_MAX {
+        return Err(Failure::invalid(format!(
+            "{count} devices: at most {DEVICES_MAX} are possible"
+        )));
+    }
+    if given.is_null() && count > 0 {
+        return Err(is_null("devices"));
+    }
+    let mut settings = Vec::with_capacity(count);
+    for place in 0..count {
+        // SAFETY: there are more than `place` of them, as the caller promises.
+        let raw = unsafe { given.add(place).read() };
+        // SAFETY: the caller's promise about its strings.
+        settings.push(unsafe { device(place, &raw) }?);
+    }
+    Ok(settings)
+}
+
+/// # Safety
+/// The strings of `raw` are as [`path`] needs them.
+unsafe fn device(place: usize, raw: &RawDevice) -> Outcome<DeviceSettings> {
+    if raw.size as usize != DEVICE_BYTES {
+        return Err(Failure::invalid(format!(
+            "archipelago_device.size of device {place} is {}, not {DEVICE_BYTES}: begin with \
+             ARCHIPELAGO_DEVICE_INIT",
+            raw.size
+        )));
+    }
+    let kind = match raw.kind {
+        0 => DeviceKind::Directory,
+        1 => DeviceKind::Direct,
+        2 => DeviceKind::Mapped,
+        3 => DeviceKind::Emulated,
+        other => {
+            return Err(Failure::invalid(format!("device {place}: there is no kind {other}")));
+        }
+    };
+    // SAFETY: the caller's promise about all three.
+    let (path, name, spec) = unsafe {
+        (
+            path("archipelago_device.path", raw.path)?,
+            optional_path("archipelago_device.name", raw.name)?,
+            optional_path("archipelago_device.spec", raw.spec)?,
+        )
+    };
+    Ok(DeviceSettings {
+        name: name.map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+        path: path.to_owned(),
+        kind,
+        spec: spec.map(Path::to_owned),
+        capacity_bytes: raw.capacity_bytes,
+        cache_share: raw.cache_share,
+        writers_max: raw.writers_max,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_that_cannot_be_right_are_refused() {
+        // SAFETY: null is allowed everywhere here, and every buffer is a local one of the length that is given.
+        unsafe {
+            assert!(path("path", std::ptr::null()).unwrap_err().message.contains("path is NULL"));
+            assert!(path("path", c"".as_ptr()).unwrap_err().message.contains("empty"));
+            assert_eq!(path("path", c"a/b".as_ptr()).unwrap(), Path::new("a/b"));
+            assert_eq!(bytes(std::ptr::null(), 0).unwrap(), b"");
+            assert!(bytes(std::ptr::null(), 1).is_err());
+            assert!(bytes(b"x".as_ptr(), usize::MAX).is_err());
+            let mut room_of = [1_u8; 4];
+            assert_eq!(room(room_of.as_mut_ptr(), 4).unwrap(), &[0; 4]);
+            assert!(room(std::ptr::null_mut(), 4).is_err());
+            assert!(give("out", std::ptr::null_mut::<u8>(), 1).is_err());
+            let mut out = 0;
+            give("out", &raw mut out, 7).unwrap();
+            assert_eq!(out, 7);
+            assert!(devices(std::ptr::null(), 2).unwrap_err().message.contains("NULL"));
+            assert!(devices(std::ptr::null(), 17).unwrap_err().message.contains("at most 16"));
+        }
+    }
+
+    #[test]
+    fn errno_is_that_of_the_thread() {
+        set_errno(2);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(2));
+    }
+}

@@ -1,0 +1,161 @@
+//! Contexts as C gives them, and the one that a thread carries along (Keigo §4.4).
+
+use std::cell::Cell;
+use std::ffi::c_int;
+
+use archipelago_env::{FileClass, IoContext, IoPurpose};
+
+use crate::failure::{Failure, Outcome};
+
+/// `archipelago_context` of the header.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct RawContext {
+    pub(crate) size: u32,
+    pub(crate) file_class: c_int,
+    pub(crate) level: c_int,
+    pub(crate) reason: c_int,
+    pub(crate) from_level: c_int,
+    pub(crate) reserved: u32,
+    pub(crate) size_hint_bytes: u64,
+}
+
+/// Its size, which every caller states.
+pub(crate) const CONTEXT_BYTES: usize = 32;
+const _: () = assert!(size_of::<RawContext>() == CONTEXT_BYTES);
+
+/// A context that made sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Context {
+    pub(crate) io: IoContext,
+    pub(crate) size_hint_bytes: u64,
+}
+
+/// What holds where nobody said anything: some file, read or written for a user.
+pub(crate) const UNKNOWN: Context = Context {
+    io: IoContext { class: FileClass::Other, purpose: IoPurpose::ForegroundRead, level: None },
+    size_hint_bytes: 0,
+};
+
+/// Levels are below this.
+const LEVELS: c_int = 64;
+
+impl RawContext {
+    /// Checks it. Errors: a size, class, level or reason that there is not.
+    pub(crate) fn check(&self) -> Outcome<Context> {
+        if self.size as usize != CONTEXT_BYTES {
+            return Err(Failure::invalid(format!(
+                "archipelago_context.size is {}, not {CONTEXT_BYTES}: begin with ARCHIPELAGO_CONTEXT_INIT",
+                self.size
+            )));
+        }
+        let class = class_of(self.file_class).ok_or_else(|| {
+            Failure::invalid(format!("there is no file class {}", self.file_class))
+        })?;
+        let level = level_of(self.level)?;
+        if level.is_some() && class != FileClass::Sst {
+            return Err(Failure::invalid("only tables (ARCHIPELAGO_CLASS_TABLE) have a level"));
+        }
+        let purpose = self.purpose(level)?;
+        let io = IoContext { class, purpose, level };
+        Ok(Context { io, size_hint_bytes: self.size_hint_bytes })
+    }
+
+    fn purpose(&self, level: Option<u8>) -> Outcome<IoPurpose> {
+        Ok(match self.reason {
+            0 => IoPurpose::ForegroundRead,
+            1 => IoPurpose::ForegroundWrite,
+            2 => IoPurpose::Recovery,
+            3 => IoPurpose::Flush,
+            4 => {
+                let to = level.unwrap_or(0);
+                let from = level_of(self.from_level)?.unwrap_or(to.saturating_sub(1));
+                IoPurpose::Compaction { from, to }
+            }
+            5 => IoPurpose::Gc,
+            6 => IoPurpose::Ingest,
+            7 => IoPurpose::Maintenance,
+            other => return Err(Failure::invalid(format!("there is no reason {other}"))),
+        })
+    }
+}
+
+/// A level of C: -1 is none.
+pub(crate) fn level_of(level: c_int) -> Outcome<Option<u8>> {
+    match level {
+        -1 => Ok(None),
+        0..LEVELS => Ok(Some(level as u8)),
+        _ => Err(Failure::invalid(format!("level {level} is not within -1 and {}", LEVELS - 1))),
+    }
+}
+
+/// `ARCHIPELAGO_CLASS_*`.
+pub(crate) fn class_of(class: c_int) -> Option<FileClass> {
+    Some(match class {
+        0 => FileClass::Other,
+        1 => FileClass::Wal,
+        2 => FileClass::Sst,
+        3 => FileClass::Manifest,
+        _ => return None,
+    })
+}
+
+/// The number of a class.
+pub(crate) fn class_number(class: FileClass) -> c_int {
+    match class {
+        FileClass::Other => 0,
+        FileClass::Wal => 1,
+        FileClass::Sst => 2,
+        FileClass::Manifest => 3,
+    }
+}
+
+thread_local! {
+    static CARRIED: Cell<Option<Context>> = const { Cell::new(None) };
+}
+
+/// What the calling thread carries along.
+pub(crate) fn carried() -> Option<Context> {
+    CARRIED.try_with(Cell::get).unwrap_or(None)
+}
+
+/// Makes the calling thread carry `context` along.
+pub(crate) fn carry(context: Option<Context>) {
+    // A thread that is ending makes no calls that could use it.
+    let _gone = CARRIED.try_with(|carried| carried.set(context));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw() -> RawContext {
+        RawContext {
+            size: CONTEXT_BYTES as u32,
+            file_class: 2,
+            level: 4,
+            reason: 4,
+            from_level: -1,
+            reserved: 0,
+            size_hint_bytes: 9,
+        }
+    }
+
+    #[test]
+    fn a_context_of_c_is_one_of_the_tiers_or_refused_with_the_reason() {
+        let context = raw().check().unwrap();
+        let purpose = IoPurpose::Compaction { from: 3, to: 4 };
+        assert_eq!(context.io, IoContext::sst(purpose, 4));
+        assert_eq!(context.size_hint_bytes, 9);
+        let refused = |raw: RawContext, word: &str| {
+            let message = raw.check().unwrap_err().message;
+            assert!(message.contains(word), "{message}");
+        };
+        refused(RawContext { size: 8, ..raw() }, "ARCHIPELAGO_CONTEXT_INIT");
+        refused(RawContext { file_class: 9, ..raw() }, "class 9");
+        refused(RawContext { level: 64, ..raw() }, "level 64");
+        refused(RawContext { level: -2, ..raw() }, "level -2");
+        refused(RawContext { file_class: 1, ..raw() }, "only tables");
+        refused(RawContext { reason: 8, ..raw() }, "reason 8");
+    }
+}

@@ -1,0 +1,160 @@
+//! Why a call failed: the kind, the number for `errno`, the sentence; and how no panic gets out.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use archipelago_base::{Error, ErrorKind};
+use rustix::io::Errno;
+
+/// The kinds of the header, `ARCHIPELAGO_ERROR_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Kind {
+    InvalidArgument = 1,
+    Busy = 2,
+    NotFound = 3,
+    Corrupt = 4,
+    Io = 5,
+    ReadOnly = 6,
+    Fenced = 7,
+    Unsupported = 8,
+    /// A panic: a mistake of this library.
+    Internal = 9,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) kind: Kind,
+    pub(crate) errno: Errno,
+    pub(crate) message: String,
+}
+
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn new(kind: Kind, errno: Errno, message: impl Into<String>) -> Self {
+        Self { kind, errno, message: message.into() }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Kind::InvalidArgument, Errno::INVAL, message)
+    }
+
+    pub(crate) fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(Kind::Unsupported, Errno::OPNOTSUPP, message)
+    }
+
+    /// A number that is not open, or does not stand for a `what`.
+    pub(crate) fn bad_handle(what: &str, handle: i32) -> Self {
+        let message = format!("{handle} is not an open {what}");
+        Self::new(Kind::InvalidArgument, Errno::BADF, message)
+    }
+
+    fn of_panic(panic: &(dyn Any + Send)) -> Self {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let message = format!("a mistake in the library: {}", text.unwrap_or("a panic"));
+        Self::new(Kind::Internal, Errno::IO, message)
+    }
+
+    /// Makes it what the calling thread is told next.
+    fn remember(&self) {
+        let text: Vec<u8> = self.message.bytes().filter(|&byte| byte != 0).collect();
+        let text = CString::new(text).unwrap_or_default();
+        // A thread that is ending has nobody left to ask.
+        let _gone = LAST.try_with(|last| *last.borrow_mut() = (self.kind as i32, text));
+        crate::border::set_errno(self.errno.raw_os_error());
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let (kind, errno) = match error.kind() {
+            ErrorKind::InvalidArgument => (Kind::InvalidArgument, Errno::INVAL),
+            ErrorKind::Busy => (Kind::Busy, Errno::BUSY),
+            ErrorKind::NotFound => (Kind::NotFound, Errno::NOENT),
+            ErrorKind::Corrupt => (Kind::Corrupt, Errno::BADMSG),
+            ErrorKind::ReadOnly => (Kind::ReadOnly, Errno::ROFS),
+            ErrorKind::Fenced => (Kind::Fenced, Errno::SHUTDOWN),
+            ErrorKind::Unsupported => (Kind::Unsupported, Errno::OPNOTSUPP),
+            _ => (Kind::Io, Errno::IO),
+        };
+        let errno = if kind == Kind::Io { error.io_kind().map_or(errno, errno_of) } else { errno };
+        Self::new(kind, errno, error.to_string())
+    }
+}
+
+fn errno_of(kind: std::io::ErrorKind) -> Errno {
+    use std::io::ErrorKind as Io;
+    match kind {
+        Io::AlreadyExists => Errno::EXIST,
+        Io::IsADirectory => Errno::ISDIR,
+        Io::NotADirectory => Errno::NOTDIR,
+        Io::DirectoryNotEmpty => Errno::NOTEMPTY,
+        Io::PermissionDenied => Errno::ACCESS,
+        Io::StorageFull => Errno::NOSPC,
+        Io::QuotaExceeded => Errno::DQUOT,
+        Io::ReadOnlyFilesystem => Errno::ROFS,
+        Io::FileTooLarge => Errno::FBIG,
+        _ => Errno::IO,
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<(i32, CString)> = RefCell::new((0, CString::default()));
+}
+
+/// The kind of the thread's last failure; 0 if none failed yet.
+pub(crate) fn last_kind() -> i32 {
+    LAST.try_with(|last| last.borrow().0).unwrap_or(0)
+}
+
+/// Its sentence; the bytes stay until the thread's next failure.
+pub(crate) fn last_message() -> *const c_char {
+    const NOTHING: &CStr = c"";
+    LAST.try_with(|last| last.borrow().1.as_ptr()).unwrap_or(NOTHING.as_ptr())
+}
+
+/// Runs a call: what it returns, or `refused` after the failure was noted.
+pub(crate) fn guard<T>(refused: T, call: impl FnOnce() -> Outcome<T>) -> T {
+    let failure = match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(value)) => return value,
+        Ok(Err(failure)) => failure,
+        Err(panic) => Failure::of_panic(&*panic),
+    };
+    failure.remember();
+    refused
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_error_of_the_call() {
+        assert_eq!(guard(-1, || Ok(7)), 7);
+        assert_eq!(guard(-1, || -> Outcome<i32> { panic!("boom {}", 1) }), -1);
+        assert_eq!(last_kind(), Kind::Internal as i32);
+        let text = LAST.with(|last| last.borrow().1.clone());
+        assert_eq!(text.to_str(), Ok("a mistake in the library: boom 1"));
+    }
+
+    #[test]
+    fn errors_keep_their_kind_and_get_the_number_that_posix_has() {
+        let of = |kind: std::io::ErrorKind| {
+            let failure = Failure::from(Error::io("write to", Path::new("x"), kind.into()));
+            (failure.kind, failure.errno)
+        };
+        assert_eq!(of(std::io::ErrorKind::StorageFull), (Kind::Io, Errno::NOSPC));
+        assert_eq!(of(std::io::ErrorKind::NotFound), (Kind::NotFound, Errno::NOENT));
+        assert_eq!(of(std::io::ErrorKind::BrokenPipe), (Kind::Io, Errno::IO));
+        let failure = Failure::from(Error::corrupt(Path::new("f"), 5, "a hole"));
+        assert_eq!((failure.kind, failure.errno), (Kind::Corrupt, Errno::BADMSG));
+        assert!(failure.message.contains("offset 5"), "{}", failure.message);
+    }
+}

@@ -1,0 +1,397 @@
+/* Every call of archipelago_tiers.h, with the errors that a caller meets. Argument: an empty directory. */
+#include <archipelago_tiers.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(sizeof(archipelago_device) == 56, "the layout of a device");
+_Static_assert(sizeof(archipelago_options) == 16, "the layout of options");
+_Static_assert(sizeof(archipelago_context) == 32, "the layout of a context");
+_Static_assert(sizeof(archipelago_stat_t) == 48, "the layout of a stat");
+_Static_assert(sizeof(archipelago_dirent) == 272, "the layout of an entry");
+
+static void fail(int line, const char *what) {
+  fprintf(stderr, "calls.c:%d: %s (errno %d; last error: %s)\n", line, what, errno, archipelago_last_error());
+  exit(1);
+}
+
+#define IS(condition) \
+  do { \
+    if (!(condition)) fail(__LINE__, #condition); \
+  } while (0)
+
+/* The call fails with this errno and kind, and its sentence has the word. */
+#define FAILS(call, number, kind, word) \
+  do { \
+    errno = 0; \
+    IS((call) == -1); \
+    IS(errno == (number)); \
+    IS(archipelago_last_error_kind() == (kind)); \
+    IS(strstr(archipelago_last_error(), (word)) != NULL); \
+  } while (0)
+
+#define INVALID ARCHIPELAGO_ERROR_INVALID_ARGUMENT
+
+static char fast[512], slow[512], settings[512];
+
+static int open_tiers(void) {
+  archipelago_options options = ARCHIPELAGO_OPTIONS_INIT;
+  archipelago_device devices[2] = {ARCHIPELAGO_DEVICE_INIT, ARCHIPELAGO_DEVICE_INIT};
+  devices[0].path = fast;
+  devices[0].name = "fast";
+  devices[0].capacity_bytes = 64u << 20;
+  devices[1].path = slow;
+  devices[1].capacity_bytes = 1u << 30;
+  options.fast_levels = 4;
+  return archipelago_tiers_open(devices, 2, &options);
+}
+
+static void opening(const char *base) {
+  archipelago_options options = ARCHIPELAGO_OPTIONS_INIT;
+  archipelago_device wrong = ARCHIPELAGO_DEVICE_INIT;
+  archipelago_device twice[2] = {ARCHIPELAGO_DEVICE_INIT, ARCHIPELAGO_DEVICE_INIT};
+  int tiers;
+
+  IS(archipelago_abi() == ARCHIPELAGO_ABI);
+  IS(strchr(archipelago_version(), '.') != NULL);
+  IS(archipelago_last_error_kind() == ARCHIPELAGO_ERROR_NONE);
+  IS(strcmp(archipelago_last_error(), "") == 0);
+
+  FAILS(archipelago_tiers_open(NULL, 0, NULL), EINVAL, INVALID, "0 devices");
+  FAILS(archipelago_tiers_open(NULL, 2, NULL), EINVAL, INVALID, "NULL");
+  FAILS(archipelago_tiers_open(&wrong, 99, NULL), EINVAL, INVALID, "at most 16");
+  FAILS(archipelago_tiers_open(&wrong, 1, NULL), EINVAL, INVALID, "archipelago_device.path is NULL");
+  twice[0].path = twice[1].path = base;
+  FAILS(archipelago_tiers_open(twice, 2, NULL), EINVAL, INVALID, "that of another device too");
+  wrong.path = base;
+  wrong.kind = 9;
+  FAILS(archipelago_tiers_open(&wrong, 1, NULL), EINVAL, INVALID, "no kind 9");
+  wrong.kind = ARCHIPELAGO_DEVICE_EMULATED;
+  FAILS(archipelago_tiers_open(&wrong, 1, NULL), EINVAL, INVALID, "`spec`");
+  wrong.size = 4;
+  FAILS(archipelago_tiers_open(&wrong, 1, NULL), EINVAL, INVALID, "ARCHIPELAGO_DEVICE_INIT");
+  options.size = 3;
+  FAILS(archipelago_tiers_open(twice, 2, &options), EINVAL, INVALID, "ARCHIPELAGO_OPTIONS_INIT");
+  options.size = sizeof options;
+  options.root = "a/../b";
+  FAILS(archipelago_tiers_open(twice, 1, &options), EINVAL, INVALID, "..");
+  options.fast_levels = 64;
+  FAILS(archipelago_tiers_open(twice, 1, &options), EINVAL, INVALID, "level 64");
+  FAILS(archipelago_tiers_open_file(NULL, NULL), EINVAL, INVALID, "settings is NULL");
+  FAILS(archipelago_tiers_open_file("/nowhere/at/all.toml", NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "all.toml");
+
+  tiers = open_tiers();
+  IS(tiers > 0);
+  FAILS(open_tiers(), EBUSY, ARCHIPELAGO_ERROR_BUSY, "fast");
+  IS(archipelago_tiers_close(tiers) == 0);
+  FAILS(archipelago_tiers_close(tiers), EBADF, INVALID, "not an open tiers");
+  FAILS(archipelago_exists(tiers, "tiers:/x"), EBADF, INVALID, "not an open tiers");
+}
+
+static void directories(int tiers) {
+  archipelago_stat_t stat;
+  archipelago_dirent entry;
+  int dir;
+
+  IS(archipelago_mkdir(tiers, "tiers:/db/inner") == 0);
+  FAILS(archipelago_mkdir(tiers, "tiers:/db"), EEXIST, ARCHIPELAGO_ERROR_IO, "tiers:/db");
+  FAILS(archipelago_mkdir(tiers, "/elsewhere"), EINVAL, INVALID, "begin with tiers:");
+  IS(archipelago_exists(tiers, "tiers:/db") == 1);
+  IS(archipelago_exists(tiers, "tiers:/none") == 0);
+  FAILS(archipelago_exists(tiers, NULL), EINVAL, INVALID, "path is NULL");
+  FAILS(archipelago_exists(tiers, ""), EINVAL, INVALID, "path is empty");
+  IS(archipelago_stat(tiers, "tiers:/db", &stat) == 0);
+  IS(stat.is_directory == 1 && stat.device == -1 && stat.size == 0);
+  FAILS(archipelago_rmdir(tiers, "tiers:/db"), ENOTEMPTY, ARCHIPELAGO_ERROR_IO, "tiers:/db");
+  FAILS(archipelago_rmdir(tiers, "tiers:/none"), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
+  FAILS(archipelago_rename(tiers, "tiers:/db/inner", "tiers:/db/b"), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED,
+        "only files");
+  IS(archipelago_fsync_dir(tiers, "tiers:/db") == 0);
+  FAILS(archipelago_fsync_dir(tiers, "tiers:/none"), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
+
+  dir = archipelago_opendir(tiers, "tiers:/db");
+  IS(dir > 0);
+  IS(archipelago_readdir(dir, &entry) == 1);
+  IS(strcmp(entry.name, "inner") == 0 && entry.is_directory == 1);
+  IS(archipelago_readdir(dir, &entry) == 0);
+  FAILS(archipelago_tiers_close(tiers), EBUSY, ARCHIPELAGO_ERROR_BUSY, "still open");
+  IS(archipelago_closedir(dir) == 0);
+  FAILS(archipelago_readdir(dir, &entry), EBADF, INVALID, "not an open directory");
+  FAILS(archipelago_closedir(dir), EBADF, INVALID, "not an open directory");
+  FAILS(archipelago_opendir(tiers, "tiers:/none"), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
+  IS(archipelago_rmdir(tiers, "tiers:/db/inner") == 0);
+}
+
+static void write_all(int file, const char *text) {
+  IS(archipelago_write(file, text, strlen(text)) == (int64_t)strlen(text));
+}
+
+static void a_log(int tiers) {
+  archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
+  archipelago_stat_t stat;
+  char bytes[64];
+  int log, reader;
+
+  context.file_class = ARCHIPELAGO_CLASS_LOG;
+  context.reason = ARCHIPELAGO_FOR_WRITE;
+  context.size_hint_bytes = 1 << 16;
+  log = archipelago_open(tiers, "tiers:/db/1.log", O_RDWR | O_CREAT | O_EXCL, &context);
+  IS(log > 0);
+  FAILS(archipelago_open(tiers, "tiers:/db/1.log", O_WRONLY | O_CREAT | O_EXCL, NULL), EEXIST, ARCHIPELAGO_ERROR_IO,
+        "1.log");
+  write_all(log, "one,");
+  reader = archipelago_open(tiers, "tiers:/db/1.log", O_RDONLY, &context);
+  IS(reader > 0);
+  IS(archipelago_read(reader, bytes, sizeof bytes) == 4);
+  IS(archipelago_read(reader, bytes, sizeof bytes) == 0);
+
+  /* What is appended is seen at once, by the writer's handle and by others, under whatever name. */
+  IS(archipelago_pwrite(log, "two,", 4, 4) == 4);
+  IS(archipelago_read(reader, bytes, sizeof bytes) == 4 && memcmp(bytes, "two,", 4) == 0);
+  IS(archipelago_rename(tiers, "tiers:/db/1.log", "tiers:/db/2.log") == 0);
+  write_all(log, "three");
+  IS(archipelago_read(reader, bytes, sizeof bytes) == 5 && memcmp(bytes, "three", 5) == 0);
+  IS(archipelago_pread(log, bytes, 3, 4) == 3 && memcmp(bytes, "two", 3) == 0);
+  IS(archipelago_lseek(log, -5, SEEK_END) == 8);
+  IS(archipelago_read(log, bytes, 2) == 2 && memcmp(bytes, "th", 2) == 0);
+  IS(archipelago_lseek(log, 1, SEEK_CUR) == 11);
+  IS(archipelago_lseek(log, 4, SEEK_SET) == 4);
+  FAILS(archipelago_lseek(log, -5, SEEK_SET), EINVAL, INVALID, "before the beginning");
+  FAILS(archipelago_lseek(log, 0, 7), EINVAL, INVALID, "seek from 7");
+
+  /* Front to back is all there is. */
+  FAILS(archipelago_pwrite(log, "x", 1, 2), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "front to back");
+  FAILS(archipelago_pwrite(log, "x", 1, 99), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "13 bytes");
+  FAILS(archipelago_ftruncate(log, 3), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "cut to 3");
+  IS(archipelago_ftruncate(log, 13) == 0);
+  IS(archipelago_ftruncate(log, 10000) == 0);
+  IS(archipelago_pread(log, bytes, 4, 9996) == 4 && memcmp(bytes, "\0\0\0\0", 4) == 0);
+  FAILS(archipelago_write(log, NULL, 3), EINVAL, INVALID, "NULL");
+  FAILS(archipelago_write(reader, "x", 1), EBADF, INVALID, "not open for writing");
+
+  IS(archipelago_fsync(log) == 0);
+  IS(archipelago_fdatasync(log) == 0);
+  IS(archipelago_fsync(reader) == 0);
+  IS(archipelago_fstat(log, &stat) == 0);
+  IS(stat.size == 10000 && stat.device == 0 && stat.file_class == ARCHIPELAGO_CLASS_LOG);
+  IS(stat.is_written == 1 && stat.links == 1 && stat.level == -1);
+  FAILS(archipelago_fstat(log, NULL), EINVAL, INVALID, "NULL");
+  IS(archipelago_close(log) == 0);
+  FAILS(archipelago_close(log), EBADF, INVALID, "not an open file");
+  FAILS(archipelago_write(log, "x", 1), EBADF, INVALID, "not an open file");
+  FAILS(archipelago_fdatasync(log), EBADF, INVALID, "not an open file");
+  IS(archipelago_close(reader) == 0);
+
+  FAILS(archipelago_open(tiers, "tiers:/db/2.log", O_WRONLY | O_APPEND, NULL), EOPNOTSUPP,
+        ARCHIPELAGO_ERROR_UNSUPPORTED, "O_TRUNC");
+  FAILS(archipelago_open(tiers, "tiers:/db/none", O_RDONLY, NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
+  FAILS(archipelago_open(tiers, "tiers:/db/none", O_WRONLY, NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
+  FAILS(archipelago_open(tiers, "tiers:/db", O_RDONLY, NULL), EISDIR, ARCHIPELAGO_ERROR_IO, "tiers:/db");
+  FAILS(archipelago_open(tiers, "tiers:/no/dir", O_WRONLY | O_CREAT, NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND,
+        "dir");
+  FAILS(archipelago_open(tiers, "/etc/passwd", O_RDONLY, NULL), EINVAL, INVALID, "begin with tiers:");
+  FAILS(archipelago_open(tiers, "tiers:/x", O_RDONLY | O_TRUNC, NULL), EINVAL, INVALID, "O_TRUNC");
+  FAILS(archipelago_open(tiers, "tiers:/x", O_WRONLY | O_CREAT | O_NONBLOCK, NULL), EINVAL, INVALID, "open flags");
+  FAILS(archipelago_open(tiers, NULL, O_RDONLY, NULL), EINVAL, INVALID, "path is NULL");
+  context.level = 3;
+  FAILS(archipelago_open(tiers, "tiers:/x", O_WRONLY | O_CREAT, &context), EINVAL, INVALID, "only tables");
+}
+
+static void write_table(int tiers, const char *path, const archipelago_context *context, char fill) {
+  char *block = malloc(1 << 16);
+  int part, table = archipelago_open(tiers, path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, context);
+  IS(table > 0 && block != NULL);
+  memset(block, fill, 1 << 16);
+  for (part = 0; part < 16; part++) IS(archipelago_write(table, block, 1 << 16) == 1 << 16);
+  FAILS(archipelago_pread(table, block, 1, 0), EBADF, INVALID, "not open for reading");
+  IS(archipelago_fsync(table) == 0);
+  IS(archipelago_close(table) == 0);
+  free(block);
+}
+
+static void tables(int tiers) {
+  archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
+  archipelago_stat_t stat;
+  char bytes[64];
+  uint64_t id;
+  int old, tries;
+
+  context.file_class = ARCHIPELAGO_CLASS_TABLE;
+  context.reason = ARCHIPELAGO_FOR_FLUSH;
+  context.level = 0;
+  write_table(tiers, "tiers:/db/3.sst", &context, 'a');
+  IS(archipelago_stat(tiers, "tiers:/db/3.sst", &stat) == 0);
+  IS(stat.size == 1 << 20 && stat.device == 0 && stat.level == 0 && stat.is_written == 0);
+  id = stat.file_id;
+
+  /* A thread that carries a context along gives none to its calls. */
+  context.reason = ARCHIPELAGO_FOR_COMPACTION;
+  context.level = 5;
+  context.from_level = 4;
+  IS(archipelago_thread_context(&context) == 0);
+  write_table(tiers, "tiers:/db/4.sst", NULL, 'b');
+  IS(archipelago_thread_context(NULL) == 0);
+  IS(archipelago_stat(tiers, "tiers:/db/4.sst", &stat) == 0);
+  IS(stat.device == 1 && stat.level == 5 && stat.file_class == ARCHIPELAGO_CLASS_TABLE && stat.file_id != id);
+  context.level = 3;
+  write_table(tiers, "tiers:/db/8.sst", &context, 'f');
+  IS(archipelago_stat(tiers, "tiers:/db/8.sst", &stat) == 0);
+  IS(stat.device == 0 && stat.level == 3);
+  write_table(tiers, "tiers:/db/5.bin", NULL, 'c');
+  IS(archipelago_stat(tiers, "tiers:/db/5.bin", &stat) == 0);
+  IS(stat.device == 0 && stat.file_class == ARCHIPELAGO_CLASS_OTHER);
+  context.level = 99;
+  FAILS(archipelago_thread_context(&context), EINVAL, INVALID, "level 99");
+
+  /* Who has a file open goes on reading it when it is replaced, renamed away and removed. */
+  old = archipelago_open(tiers, "tiers:/db/4.sst", O_RDONLY | O_DIRECT, NULL);
+  IS(old > 0);
+  FAILS(archipelago_fsync(old), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "reading only");
+  IS(archipelago_fadvise(old, 0, 4096, ARCHIPELAGO_WILL_NEED) == 0);
+  IS(archipelago_fadvise(old, 0, 0, ARCHIPELAGO_WONT_NEED) == 0);
+  FAILS(archipelago_fadvise(old, 0, 0, 5), EINVAL, INVALID, "no advice 5");
+  context.level = 6;
+  write_table(tiers, "tiers:/db/4.sst", &context, 'd');
+  IS(archipelago_pread(old, bytes, 8, 100) == 8 && memcmp(bytes, "bbbbbbbb", 8) == 0);
+  IS(archipelago_pread(old, bytes, 8, (1 << 20) - 3) == 3);
+  IS(archipelago_pread(old, bytes, 8, 1 << 20) == 0);
+  IS(archipelago_fstat(old, &stat) == 0);
+  IS(stat.size == 1 << 20 && stat.device == -1 && stat.links == 0);
+  IS(archipelago_close(old) == 0);
+
+  IS(archipelago_link(tiers, "tiers:/db/3.sst", "tiers:/db/6.sst") == 0);
+  FAILS(archipelago_link(tiers, "tiers:/db/3.sst", "tiers:/db/4.sst"), EEXIST, ARCHIPELAGO_ERROR_IO, "4.sst");
+  FAILS(archipelago_link(tiers, "tiers:/db/none", "tiers:/db/7.sst"), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
+  IS(archipelago_unlink(tiers, "tiers:/db/3.sst") == 0);
+  FAILS(archipelago_unlink(tiers, "tiers:/db/3.sst"), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "3.sst");
+  IS(archipelago_stat(tiers, "tiers:/db/6.sst", &stat) == 0);
+  IS(stat.file_id == id && stat.links == 1);
+  FAILS(archipelago_stat(tiers, "tiers:/db/3.sst", &stat), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "3.sst");
+
+  /* A trivial move: the file follows its level, without anybody writing it. */
+  IS(archipelago_set_level(tiers, "tiers:/db/6.sst", 5) == 0);
+  for (tries = 0; tries < 1000; tries++) {
+    IS(archipelago_stat(tiers, "tiers:/db/6.sst", &stat) == 0);
+    IS(stat.level == 5);
+    if (stat.device == 1) break;
+    IS(nanosleep(&(struct timespec){0, 10000000}, NULL) == 0);
+  }
+  IS(stat.device == 1);
+  FAILS(archipelago_set_level(tiers, "tiers:/db/6.sst", -1), EINVAL, INVALID, "level -1");
+  FAILS(archipelago_set_level(tiers, "tiers:/db/5.bin", 1), EINVAL, INVALID, "not a table");
+  FAILS(archipelago_set_level(tiers, "tiers:/db/none", 1), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
+}
+
+static void locks_and_reports(int tiers) {
+  uint64_t bytes = 0;
+  char text[8192], little[8];
+  int64_t length;
+  int lock = archipelago_lock(tiers, "tiers:/db/LOCK");
+
+  IS(lock > 0);
+  FAILS(archipelago_lock(tiers, "tiers:/db/LOCK"), EBUSY, ARCHIPELAGO_ERROR_BUSY, "locked");
+  IS(archipelago_unlock(lock) == 0);
+  FAILS(archipelago_unlock(lock), EBADF, INVALID, "not an open lock");
+  lock = archipelago_lock(tiers, "tiers:/db/LOCK");
+  IS(lock > 0 && archipelago_unlock(lock) == 0);
+
+  IS(archipelago_free_bytes(tiers, &bytes) == 0);
+  IS(bytes > (1u << 20) && bytes < (2u << 30));
+  FAILS(archipelago_free_bytes(tiers, NULL), EINVAL, INVALID, "NULL");
+  length = archipelago_stats(tiers, text, sizeof text);
+  IS(length > 0 && length == (int64_t)strlen(text));
+  IS(strstr(text, "fast") != NULL && strstr(text, "tier1") != NULL && strstr(text, "L5") != NULL);
+  IS(archipelago_stats(tiers, NULL, 0) > 0);
+  IS(archipelago_stats(tiers, little, sizeof little) >= (int64_t)sizeof little);
+  IS(strlen(little) == sizeof little - 1 && memcmp(little, text, sizeof little - 1) == 0);
+}
+
+/* Many threads read one file while another one is written; errors are those of the thread. */
+struct work {
+  int tiers, file;
+};
+
+static void *reads(void *given) {
+  struct work *work = given;
+  char bytes[512];
+  int round;
+  IS(archipelago_last_error_kind() == ARCHIPELAGO_ERROR_NONE);
+  for (round = 0; round < 2000; round++) {
+    int64_t got = archipelago_pread(work->file, bytes, sizeof bytes, (uint64_t)(round * 509) % (1 << 20));
+    IS(got > 0 && bytes[0] == 'd' && bytes[got - 1] == 'd');
+  }
+  FAILS(archipelago_stat(work->tiers, "tiers:/mine", NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "mine");
+  return NULL;
+}
+
+static void threads(int tiers) {
+  pthread_t running[4];
+  struct work work = {tiers, archipelago_open(tiers, "tiers:/db/4.sst", O_RDONLY, NULL)};
+  archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
+  int at;
+  IS(work.file > 0);
+  context.file_class = ARCHIPELAGO_CLASS_TABLE;
+  for (at = 0; at < 4; at++) IS(pthread_create(&running[at], NULL, reads, &work) == 0);
+  for (at = 0; at < 8; at++) write_table(tiers, "tiers:/db/9.sst", &context, 'e');
+  for (at = 0; at < 4; at++) IS(pthread_join(running[at], NULL) == 0);
+  IS(archipelago_close(work.file) == 0);
+}
+
+/* Everything is there after the tiers were closed and opened from a settings file. */
+static void again(void) {
+  archipelago_stat_t stat;
+  char bytes[16];
+  int file, tiers;
+  FILE *out = fopen(settings, "w");
+  IS(out != NULL);
+  fprintf(out,
+          "[server]\nport = 1\n[[tiers]]\npath = \"%s\"\nname = \"fast\"\n[[tiers]]\npath = \"%s\"\n", fast, slow);
+  IS(fclose(out) == 0);
+  {
+    archipelago_options other = ARCHIPELAGO_OPTIONS_INIT;
+    other.root = "/elsewhere";
+    tiers = archipelago_tiers_open_file(settings, &other);
+    IS(tiers > 0);
+    IS(archipelago_exists(tiers, "/elsewhere") == 1);
+    IS(archipelago_exists(tiers, "/elsewhere/db") == 0);
+    IS(archipelago_tiers_close(tiers) == 0);
+  }
+  tiers = archipelago_tiers_open_file(settings, NULL);
+  IS(tiers > 0);
+  IS(archipelago_stat(tiers, "tiers:/db/6.sst", &stat) == 0);
+  IS(stat.level == 5 && stat.device == 1 && stat.size == 1 << 20);
+  file = archipelago_open(tiers, "tiers:/db/2.log", O_RDONLY, NULL);
+  IS(file > 0 && archipelago_read(file, bytes, 13) == 13 && memcmp(bytes, "one,two,three", 13) == 0);
+  FAILS(archipelago_fsync(file), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "reading only");
+  FAILS(archipelago_tiers_close(tiers), EBUSY, ARCHIPELAGO_ERROR_BUSY, "1 files");
+  IS(archipelago_close(file) == 0);
+  IS(archipelago_tiers_close(tiers) == 0);
+
+  out = fopen(settings, "w");
+  IS(out != NULL && fputs("tiers = 3\n", out) > 0 && fclose(out) == 0);
+  FAILS(archipelago_tiers_open_file(settings, NULL), EINVAL, INVALID, "settings.toml");
+}
+
+int main(int count, char **arguments) {
+  int tiers;
+  IS(count == 2);
+  snprintf(fast, sizeof fast, "%s/fast", arguments[1]);
+  snprintf(slow, sizeof slow, "%s/slow", arguments[1]);
+  snprintf(settings, sizeof settings, "%s/settings.toml", arguments[1]);
+  opening(arguments[1]);
+  tiers = open_tiers();
+  IS(tiers > 0);
+  directories(tiers);
+  a_log(tiers);
+  tables(tiers);
+  locks_and_reports(tiers);
+  threads(tiers);
+  IS(archipelago_tiers_close(tiers) == 0);
+  again();
+  puts("every call does what the header says");
+  return 0;
+}

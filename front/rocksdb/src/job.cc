@@ -1,0 +1,60 @@
+#include "job.h"
+
+namespace archipelago {
+
+Job& ThisJob() {
+  thread_local Job job;
+  return job;
+}
+
+NameSays WhatIs(const std::string& path) {
+  const std::string name = path.substr(path.find_last_of('/') + 1);
+  const auto ends = [&name](const std::string& with) {
+    return name.size() > with.size() && name.compare(name.size() - with.size(), with.size(), with) == 0;
+  };
+  // A table that is to be ingested may have any name before its suffix.
+  if (ends(".sst") || ends(".ldb")) return NameSays::kTable;
+  if (ends(".blob")) return NameSays::kBlob;
+  if (ends(".log")) return NameSays::kLog;
+  if (ends(".dbtmp")) return NameSays::kManifest;
+  const auto begins = [&name](const char* with) { return name.rfind(with, 0) == 0; };
+  if (begins("MANIFEST-") || begins("OPTIONS-") || name == "CURRENT" || name == "IDENTITY") return NameSays::kManifest;
+  return NameSays::kOther;
+}
+
+LevelFrom Decide(const TableFacts& facts, archipelago_context* context) {
+  context->file_class = ARCHIPELAGO_CLASS_TABLE;
+  if (facts.from_listener) {
+    context->reason = facts.is_compaction ? ARCHIPELAGO_FOR_COMPACTION : ARCHIPELAGO_FOR_FLUSH;
+    context->from_level = facts.from_level;
+    context->level = facts.to_level;
+    if (facts.to_level >= 0) return LevelFrom::kListener;
+  }
+  // Flushes write at high priority, and compactions at low or the user's. The life time counts from the base
+  // level on, which is 1 unless level sizes are dynamic.
+  if (facts.priority == rocksdb::Env::IO_HIGH) {
+    context->reason = ARCHIPELAGO_FOR_FLUSH;
+    context->level = 0;
+    return LevelFrom::kHints;
+  }
+  context->reason = ARCHIPELAGO_FOR_COMPACTION;
+  switch (facts.life_time) {
+    case rocksdb::Env::WLTH_SHORT:
+    case rocksdb::Env::WLTH_MEDIUM:
+      context->level = 1;
+      return LevelFrom::kHints;
+    case rocksdb::Env::WLTH_LONG:
+      context->level = 2;
+      return LevelFrom::kHints;
+    case rocksdb::Env::WLTH_EXTREME:
+      context->level = 3;
+      return LevelFrom::kHints;
+    default:
+      // A table that somebody writes outside of any job, to be ingested; or a compaction without levels.
+      if (!facts.is_compaction) context->reason = ARCHIPELAGO_FOR_INGEST;
+      context->level = -1;
+      return LevelFrom::kNothing;
+  }
+}
+
+}  // namespace archipelago

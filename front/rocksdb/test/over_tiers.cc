@@ -1,0 +1,381 @@
+// Unmodified RocksDB over tiers: writes enough for compactions, looks where every file lies, reads all of it back
+// after reopening and after a kill, with the listener and with hints alone.
+//
+// With an argument "child DIR" it is the process that is killed.
+
+#include <archipelago_rocksdb.h>
+#include <rocksdb/convenience.h>
+#include <rocksdb/db.h>
+#include <rocksdb/sst_file_writer.h>
+#include <rocksdb/utilities/checkpoint.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <map>
+#include <random>
+#include <thread>
+
+#include "check.h"
+
+using archipelago::LevelFrom;
+using archipelago::TierFileSystem;
+
+namespace {
+
+constexpr char kDb[] = "tiers:/rocks/db";
+// The log and L0 to L2 belong to the fast device, whatever the tiers observe.
+constexpr int kFastLevels = 3;
+
+std::string Key(uint64_t number) {
+  char text[24];
+  snprintf(text, sizeof text, "key%012llu", static_cast<unsigned long long>(number));
+  return text;
+}
+
+// A value that tells key and version, which no compression makes small.
+std::string Value(uint64_t number, uint64_t version) {
+  std::mt19937_64 random(number * 1000003 + version);
+  std::string value = std::to_string(number) + ":" + std::to_string(version) + ":";
+  while (value.size() < 400) value.push_back(static_cast<char>(random()));
+  return value;
+}
+
+std::string Settings(const TemporaryDir& dir, uint64_t fast_mib) {
+  const std::string path = dir / "settings.toml";
+  WriteText(path, "[[tiers]]\nname = \"fast\"\npath = \"" + (dir / "fast") + "\"\ncapacity_bytes = " +
+                      std::to_string(fast_mib << 20) + "\n[[tiers]]\nname = \"slow\"\npath = \"" + (dir / "slow") +
+                      "\"\ncapacity_bytes = " + std::to_string(4096ull << 20) + "\n");
+  return path;
+}
+
+// A database with levels so small that there are five of them.
+rocksdb::Options SmallLevels() {
+  rocksdb::Options options;
+  options.create_if_missing = true;
+  options.write_buffer_size = 256 << 10;
+  options.target_file_size_base = 128 << 10;
+  options.max_bytes_for_level_base = 512 << 10;
+  options.max_bytes_for_level_multiplier = 3;
+  options.level_compaction_dynamic_level_bytes = false;
+  options.compression = rocksdb::kNoCompression;
+  options.max_background_jobs = 4;
+  options.max_subcompactions = 2;
+  return options;
+}
+
+// A database over tiers, open.
+struct Open {
+  std::shared_ptr<TierFileSystem> fs;
+  std::unique_ptr<rocksdb::Env> env;
+  std::unique_ptr<rocksdb::DB> db;
+
+  Open(const std::string& settings, bool listen, rocksdb::Options options = SmallLevels()) {
+    archipelago_options pinned = ARCHIPELAGO_OPTIONS_INIT;
+    pinned.fast_levels = kFastLevels;
+    OK(TierFileSystem::Open(settings, pinned, nullptr, &fs));
+    env = rocksdb::NewCompositeEnv(fs);
+    options.env = env.get();
+    if (listen) options.listeners.push_back(archipelago::NewTierListener(fs));
+    OK(env->CreateDirIfMissing("tiers:/rocks"));
+    rocksdb::DB* raw = nullptr;
+    OK(rocksdb::DB::Open(options, kDb, &raw));
+    db.reset(raw);
+  }
+
+  archipelago_stat_t Stat(const std::string& path) const {
+    archipelago_stat_t stat;
+    CHECK(archipelago_stat(fs->tiers()->handle(), path.c_str(), &stat) == 0);
+    return stat;
+  }
+
+  uint64_t Told(LevelFrom from) const { return fs->told().tables[static_cast<size_t>(from)]; }
+
+  // Until no compaction is running or due.
+  void Settle() const {
+    uint64_t pending = 1, running = 1;
+    while (pending + running > 0) {
+      CHECK(db->GetIntProperty("rocksdb.compaction-pending", &pending));
+      CHECK(db->GetIntProperty("rocksdb.num-running-compactions", &running));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+};
+
+using Model = std::map<uint64_t, uint64_t>;
+
+// Random updates of 60,000 keys, and new keys in order, which RocksDB moves down without rewriting.
+void Write(rocksdb::DB* db, Model* model, uint64_t seed, int writes) {
+  std::mt19937_64 random(seed);
+  uint64_t next = model->empty() ? 1'000'000 : std::max<uint64_t>(1'000'000, model->rbegin()->first + 1);
+  for (int at = 0; at < writes; at++) {
+    const uint64_t key = at % 4 == 0 ? next++ : random() % 60'000;
+    const uint64_t version = ++(*model)[key];
+    OK(db->Put({}, Key(key), Value(key, version)));
+  }
+}
+
+void ReadAll(rocksdb::DB* db, const Model& model) {
+  std::string value;
+  for (const auto& [key, version] : model) {
+    OK(db->Get({}, Key(key), &value));
+    CHECK(value == Value(key, version));
+  }
+  std::unique_ptr<rocksdb::Iterator> all(db->NewIterator({}));
+  size_t seen = 0;
+  for (all->SeekToFirst(); all->Valid(); all->Next()) seen++;
+  OK(all->status());
+  CHECK(seen == model.size());
+}
+
+// Where the tables lie, by level and device.
+using Places = std::map<std::pair<int, int>, int>;
+
+Places Look(const Open& open, bool exact) {
+  Places places;
+  std::vector<rocksdb::LiveFileMetaData> files;
+  open.db->GetLiveFilesMetaData(&files);
+  for (const auto& file : files) {
+    const archipelago_stat_t stat = open.Stat(file.db_path + file.name);
+    places[{file.level, stat.device}]++;
+    CHECK(stat.file_class == ARCHIPELAGO_CLASS_TABLE);
+    if (!exact) continue;
+    const int wanted = file.level < kFastLevels ? 0 : 1;
+    if (stat.level != file.level || stat.device != wanted) {
+      fprintf(stderr, "%s of L%d is known as L%d and lies on device %d\n%s\n", file.name.c_str(), file.level,
+              stat.level, stat.device, open.fs->Report().c_str());
+    }
+    CHECK(stat.level == file.level);
+    CHECK(stat.device == wanted);
+  }
+  return places;
+}
+
+void Print(const char* what, const Open& open, const Places& places) {
+  printf("%s: levels known from the listener %llu, from hints %llu, not at all %llu; trivial moves %llu; logs %llu\n",
+         what, static_cast<unsigned long long>(open.Told(LevelFrom::kListener)),
+         static_cast<unsigned long long>(open.Told(LevelFrom::kHints)),
+         static_cast<unsigned long long>(open.Told(LevelFrom::kNothing)),
+         static_cast<unsigned long long>(open.fs->told().moves), static_cast<unsigned long long>(open.fs->told().logs));
+  for (const auto& [place, count] : places) printf("  L%d on device %d: %d files\n", place.first, place.second, count);
+}
+
+int Deepest(const Places& places) { return places.empty() ? -1 : places.rbegin()->first.first; }
+
+// The log and the manifest lie on the fast device; so does everything else that is small.
+void LookAtOthers(const Open& open) {
+  std::vector<std::string> names;
+  OK(open.env->GetChildren(kDb, &names));
+  int logs = 0, manifests = 0;
+  for (const auto& name : names) {
+    const archipelago_stat_t stat = open.Stat(std::string(kDb) + "/" + name);
+    if (stat.file_class == ARCHIPELAGO_CLASS_TABLE) continue;
+    CHECK(stat.device == 0);
+    logs += stat.file_class == ARCHIPELAGO_CLASS_LOG;
+    manifests += stat.file_class == ARCHIPELAGO_CLASS_MANIFEST;
+  }
+  CHECK(logs >= 1 && manifests >= 3);
+}
+
+// Moves that trivial moves ask for are made in the background.
+Places LookOnceSettled(const Open& open) {
+  for (int tries = 0; tries < 500; tries++) {
+    const Places places = Look(open, false);
+    bool settled = true;
+    for (const auto& [place, count] : places) settled &= place.first < kFastLevels || place.second == 1;
+    if (settled) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return Look(open, true);
+}
+
+void WithListener() {
+  TemporaryDir dir("/tmp");
+  const std::string settings = Settings(dir, 256);
+  Model model;
+  {
+    Open open(settings, true);
+    Write(open.db.get(), &model, 1, 120'000);
+    OK(open.db->Flush({}));
+    open.Settle();
+    const Places places = LookOnceSettled(open);
+    Print("with the listener", open, places);
+    LookAtOthers(open);
+    CHECK(Deepest(places) >= 3);
+    CHECK(open.Told(LevelFrom::kListener) > 100);
+    CHECK(open.Told(LevelFrom::kHints) == 0 && open.Told(LevelFrom::kNothing) == 0);
+    CHECK(open.fs->told().moves > 0);
+    CHECK(open.fs->told().logs > 1);
+    ReadAll(open.db.get(), model);
+  }
+  {
+    // Tables of L0 lie on the fast device as long as nobody compacts them.
+    rocksdb::Options waiting = SmallLevels();
+    waiting.disable_auto_compactions = true;
+    Open open(settings, true, waiting);
+    ReadAll(open.db.get(), model);
+    Write(open.db.get(), &model, 2, 5'000);
+    OK(open.db->Flush({}));
+    const Places places = LookOnceSettled(open);
+    CHECK(places.begin()->first == std::make_pair(0, 0) && places.begin()->second >= 4);
+  }
+  Open open(settings, true);
+  ReadAll(open.db.get(), model);
+  CHECK(open.fs->TellLevels(open.db.get()) == 0);
+
+  // An ingested table: written nowhere in particular, its level asked for afterwards.
+  const std::string table = "tiers:/rocks/ingest.sst";
+  rocksdb::Options options = SmallLevels();
+  options.env = open.env.get();
+  rocksdb::SstFileWriter writer({}, options);
+  OK(writer.Open(table));
+  for (uint64_t key = 5'000'000; key < 5'000'100; key++) OK(writer.Put(Key(key), Value(key, model[key] = 1)));
+  OK(writer.Finish());
+  rocksdb::IngestExternalFileOptions move;
+  move.move_files = true;
+  OK(open.db->IngestExternalFile({table}, move));
+  CHECK(open.fs->told().ingested > 0);
+  open.Settle();
+  (void)LookOnceSettled(open);
+
+  // A checkpoint outside of the tiers is a plain database.
+  rocksdb::Checkpoint* raw = nullptr;
+  OK(rocksdb::Checkpoint::Create(open.db.get(), &raw));
+  std::unique_ptr<rocksdb::Checkpoint> checkpoint(raw);
+  OK(checkpoint->CreateCheckpoint(dir / "checkpoint"));
+  rocksdb::DB* plain = nullptr;
+  OK(rocksdb::DB::Open(SmallLevels(), dir / "checkpoint", &plain));
+  std::unique_ptr<rocksdb::DB> owner(plain);
+  ReadAll(plain, model);
+  // Within the tiers it would be a directory that is renamed, which they refuse.
+  CHECK(checkpoint->CreateCheckpoint("tiers:/rocks/checkpoint").IsNotSupported());
+
+  OK(open.db->CompactRange({}, nullptr, nullptr));
+  ReadAll(open.db.get(), model);
+  CHECK(open.fs->Report().find("slow") != std::string::npos);
+}
+
+// Without a listener: flushes and levels are told apart by what RocksDB says after it has created a file.
+void WithHints() {
+  TemporaryDir dir("/tmp");
+  const std::string settings = Settings(dir, 256);
+  Model model;
+  {
+    Open open(settings, false);
+    Write(open.db.get(), &model, 3, 120'000);
+    OK(open.db->Flush({}));
+    open.Settle();
+    const Places places = Look(open, false);
+    Print("with hints alone", open, places);
+    LookAtOthers(open);
+    CHECK(open.Told(LevelFrom::kListener) == 0 && open.Told(LevelFrom::kNothing) == 0);
+    CHECK(open.Told(LevelFrom::kHints) > 100);
+    CHECK(open.fs->told().moves == 0);
+    int deep_fast = 0, deep_slow = 0;
+    for (const auto& [place, count] : places) {
+      if (place.first <= 2) CHECK(place.second == 0);
+      if (place.first >= 3) (place.second == 0 ? deep_fast : deep_slow) += count;
+    }
+    // What was moved down without being rewritten stays where it was: that is what hints cannot tell.
+    CHECK(deep_slow > 0 && deep_slow > deep_fast);
+    ReadAll(open.db.get(), model);
+  }
+  // A listener that comes later tells what the tiers do not know.
+  Open open(settings, true);
+  CHECK(open.fs->TellLevels(open.db.get()) > 0);
+  CHECK(open.fs->TellLevels(open.db.get()) == 0);
+  (void)LookOnceSettled(open);
+  ReadAll(open.db.get(), model);
+}
+
+[[noreturn]] void Child(const std::string& settings) {
+  Open open(settings, true);
+  rocksdb::WriteOptions sync;
+  for (uint64_t number = 0;; number++) {
+    sync.sync = number % 16 == 0;
+    OK(open.db->Put(sync, Key(number % 5000), Value(number % 5000, number / 5000)));
+    // What stands on the pipe was acknowledged.
+    CHECK(write(STDOUT_FILENO, &number, sizeof number) == sizeof number);
+  }
+}
+
+// kill -9 at any moment: everything that was acknowledged is there.
+void Killed(const char* self) {
+  TemporaryDir dir("/tmp");
+  const std::string settings = Settings(dir, 256);
+  std::map<uint64_t, uint64_t> acknowledged;
+  for (int round = 0; round < 4; round++) {
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      dup2(ends[1], STDOUT_FILENO);
+      close(ends[0]);
+      close(ends[1]);
+      execl(self, self, "child", settings.c_str(), static_cast<char*>(nullptr));
+      _exit(1);
+    }
+    close(ends[1]);
+    std::map<uint64_t, uint64_t> last;
+    uint64_t number = 0;
+    const uint64_t enough = 4'000 + 3'000 * round;
+    bool killed = false;
+    while (read(ends[0], &number, sizeof number) == sizeof number) {
+      last[number % 5000] = number / 5000;
+      if (number >= enough && !killed) killed = kill(child, SIGKILL) == 0;
+    }
+    close(ends[0]);
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && number >= enough);
+    Open open(settings, true);
+    std::string value;
+    for (const auto& [key, version] : last) {
+      OK(open.db->Get({}, Key(key), &value));
+      // The write that was under way may have come through.
+      CHECK(value == Value(key, version) || value == Value(key, version + 1));
+    }
+  }
+}
+
+// A program that knows nothing of tiers names them by a URI; with direct I/O, and logs that are recycled.
+void ByUri() {
+  TemporaryDir dir("/tmp");
+  const std::string uri = "archipelago://" + Settings(dir, 256);
+  Model model;
+  for (int round = 0; round < 2; round++) {
+    rocksdb::Env* env = nullptr;
+    std::shared_ptr<rocksdb::Env> owner;
+    OK(rocksdb::Env::CreateFromUri(rocksdb::ConfigOptions(), "", uri, &env, &owner));
+    rocksdb::Options options = SmallLevels();
+    options.env = env;
+    options.recycle_log_file_num = 2;
+    options.use_direct_reads = round == 1;
+    options.use_direct_io_for_flush_and_compaction = round == 1;
+    rocksdb::DB* raw = nullptr;
+    OK(rocksdb::DB::Open(options, "tiers:/by_uri", &raw));
+    std::unique_ptr<rocksdb::DB> db(raw);
+    ReadAll(raw, model);
+    Write(raw, &model, 5 + round, 10'000);
+    ReadAll(raw, model);
+  }
+  rocksdb::Env* env = nullptr;
+  std::shared_ptr<rocksdb::Env> owner;
+  const rocksdb::Status none =
+      rocksdb::Env::CreateFromUri(rocksdb::ConfigOptions(), "", "archipelago:///nowhere.toml", &env, &owner);
+  CHECK(!none.ok() && none.ToString().find("nowhere.toml") != std::string::npos);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count == 3 && std::string(arguments[1]) == "child") Child(arguments[2]);
+  // First of all, while there are no threads of RocksDB that a child would miss.
+  Killed(arguments[0]);
+  WithListener();
+  WithHints();
+  ByUri();
+  puts("RocksDB over tiers: all as it should be");
+  return 0;
+}

@@ -46,6 +46,8 @@ pub struct DeviceReport {
     pub limit: u32,
     /// Reads.
     pub reads: u64,
+    /// Reads of users among them.
+    pub foreground_reads: u64,
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written by callers.
@@ -115,6 +117,7 @@ impl TieredFs {
                     .map(|writer| device.writers_of(writer)),
                 limit: device.limit.load(Ordering::Relaxed),
                 reads: device.get(Count::ReadsEnded),
+                foreground_reads: device.get(Count::ForegroundReads),
                 read_bytes: device.get(Count::ReadBytes),
                 written_bytes: device.get(Count::WrittenBytes),
                 hits: ratios[index],

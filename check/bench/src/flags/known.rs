@@ -305,6 +305,7 @@ pub(crate) const OURS_ONLY: &[&str] = &[
     "json",
     "keyrange_random",
     "samples",
+    "tiers",
     "ycsb_distribution",
     "ycsb_max_scan",
     "ycsb_theta",

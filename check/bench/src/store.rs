@@ -31,6 +31,7 @@ pub(crate) fn db_options(flags: &Flags) -> DbOptions {
         subcompactions_max: flags.storage.subcompactions as usize,
         rate_limit_bytes_per_s: flags.storage.rate_limiter_bytes_per_sec,
         block_cache_bytes: flags.storage.cache_size,
+        wal_segment_bytes: flags.storage.wal_segment_size,
         table_readers_max: usize::try_from(flags.storage.open_files)
             .unwrap_or(defaults.table_readers_max),
         direct_reads: flags.storage.use_direct_reads,

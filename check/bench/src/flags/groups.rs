@@ -196,6 +196,9 @@ pub(crate) struct Storage {
     /// Bytes of a memtable
     #[arg(long, default_value_t = 64 << 20)]
     pub(crate) write_buffer_size: u64,
+    /// Bytes of a log segment (not in db_bench, whose logs are as long as their memtables last)
+    #[arg(long, default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(65536..=2 << 30))]
+    pub(crate) wal_segment_size: u64,
     /// Memtables, the active one included, before writers wait
     #[arg(long, default_value_t = 2)]
     pub(crate) max_write_buffer_number: usize,

@@ -306,6 +306,7 @@ pub(crate) const OURS_ONLY: &[&str] = &[
     "keyrange_random",
     "samples",
     "tiers",
+    "wal_segment_size",
     "ycsb_distribution",
     "ycsb_max_scan",
     "ycsb_theta",

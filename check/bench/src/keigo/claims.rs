@@ -194,6 +194,8 @@ impl Measured<'_> {
                 let least = if workload.is_read_mostly() { None } else { Some(2.2) };
                 let row = pair.map(|row| row.says(paper_of_tiers(workload)));
                 rows.extend(row.map(|row| least.map_or(row.clone(), |l| row.at_least(l))));
+                // What no placement can surpass.
+                rows.extend(speed(Side::Fast, Side::Slow));
                 if workload.is_read_mostly() {
                     rows.extend(self.copies(Side::Tiers));
                 }
@@ -223,7 +225,7 @@ impl Measured<'_> {
                 rows.extend(self.copies(Side::Tiers));
             }
             Part::Single => {
-                rows.extend(speed(Side::OneTier, Side::Local).map(|r| r.at_least(0.95)))
+                rows.extend(speed(Side::OneTier, Side::Local).map(|r| r.at_least(0.95)));
             }
             Part::Instructions => {
                 let pick = |figures: &Figures| figures.instructions_per_op;

@@ -298,6 +298,8 @@ fn groups_of(flags: &KeigoFlags, part: Part) -> Vec<Group> {
     let wanted_keys = |k: &Keys| {
         *k == Keys::Own || flags.distributions.is_empty() || flags.distributions.contains(k)
     };
+    // How much there is to win: what no placement can surpass.
+    let with_fast = |part, workload: Workload| part == Part::Tiers && !workload.is_read_mostly();
     let jobs: &[u64] = match part {
         Part::Placement => &[8, 16],
         Part::Block => &[16],
@@ -314,7 +316,10 @@ fn groups_of(flags: &KeigoFlags, part: Part) -> Vec<Group> {
     for &workload in workloads.iter().filter(|w| wanted_workload(w)) {
         for &keys in keys.iter().filter(|k| wanted_keys(k)) {
             for &jobs in jobs {
-                let sides = sides.clone();
+                let mut sides = sides.clone();
+                if with_fast(part, workload) {
+                    sides.push(Side::Fast);
+                }
                 groups.push(Group { part, workload, keys, jobs, clients, sides });
             }
         }
@@ -387,6 +392,7 @@ fn words(flags: &KeigoFlags, group: &Group, round: u64) -> Vec<String> {
         format!("--value_size={value}"),
         format!("--seed={}", flags.seed + round),
         format!("--write_buffer_size={MEMTABLE}"),
+        format!("--wal_segment_size={MEMTABLE}"),
         "--max_write_buffer_number=2".to_owned(),
         format!("--max_bytes_for_level_base={}", 2 * MEMTABLE),
         format!("--target_file_size_base={}", MEMTABLE / 2),
@@ -430,6 +436,8 @@ pub(super) fn measured_words(flags: &KeigoFlags, group: &Group, round: u64) -> V
     let (list, seconds) = match group.part {
         Part::Threads => (name.to_owned(), flags.seconds()),
         Part::Switch => ("ycsbc,ycsba,ycsbc".to_owned(), flags.phase_seconds()),
+        // Copies are judged when what they replace had its time to show that it is cold: ten seconds.
+        _ if group.workload.is_read_mostly() => (format!("{name},{name},{name}"), flags.seconds()),
         _ => (format!("{name},{name}"), flags.seconds()),
     };
     let mut measured = vec![

@@ -20,12 +20,15 @@ fn of<'m, 'a>(measured: &'m [Measured<'a>], part: Part) -> impl Iterator<Item = 
     measured.iter().filter(move |one| one.group.part == part)
 }
 
+/// The height of a bar, if the group has one.
+type Height<'f> = &'f dyn Fn(&Measured<'_>) -> Option<f64>;
+
 /// Bars by workload, a colour for each of what `series` names.
 fn bars(
     title: &str,
     y_label: &str,
     measured: &[Measured<'_>],
-    series: &[(String, &dyn Fn(&Measured<'_>) -> Option<f64>)],
+    series: &[(String, Height<'_>)],
 ) -> Option<String> {
     let mut workloads: Vec<&str> = Vec::new();
     for one in of(measured, Part::Tiers) {
@@ -61,7 +64,7 @@ fn speed_up(measured: &[Measured<'_>]) -> Option<String> {
         }
     };
     let picks = [Keys::Zipf99, Keys::Zipf80, Keys::Uniform].map(|keys| (keys, by(keys)));
-    let series: Vec<(String, &dyn Fn(&Measured<'_>) -> Option<f64>)> =
+    let series: Vec<(String, Height<'_>)> =
         picks.iter().map(|(keys, pick)| (keys.name().to_owned(), pick as _)).collect();
     bars("Tiers against the slow device alone", "times the throughput", measured, &series)
 }

@@ -50,6 +50,11 @@ mod tests {
 
     use super::*;
 
+    fn write(file: &Path, text: &str) {
+        let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
+        LocalFs::new().write_atomic(file, text.as_bytes(), context).expect("written");
+    }
+
     #[test]
     fn a_plan_reads_back_and_nonsense_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -62,14 +67,14 @@ mod tests {
                 DeviceSettings::new("/b", DeviceKind::Directory),
             ],
         };
-        std::fs::write(&file, plan.to_toml().expect("TOML")).expect("written");
+        write(&file, &plan.to_toml().expect("TOML"));
         assert_eq!(TierPlan::read(&file).expect("a plan"), plan);
         for (text, word) in [
             ("fast_level = 3", "fast_level"),
             ("", "0 devices"),
             ("threads_fixed = 0\n[[tiers]]\npath='/a'", "threads_fixed"),
         ] {
-            std::fs::write(&file, text).expect("written");
+            write(&file, text);
             let error = TierPlan::read(&file).expect_err("refused").to_string();
             assert!(error.contains(word), "{error}");
         }

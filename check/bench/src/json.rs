@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::histogram::Quantiles;
 use crate::samples::Stalls;
 use crate::store::{Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result};
+use crate::tiers::TierOutcome;
 
 /// The file: the settings and every benchmark's result, in order.
 #[derive(Clone, Debug, Serialize)]
@@ -54,6 +55,8 @@ pub(crate) struct Outcome {
     pub(crate) settle_seconds: Option<f64>,
     /// The same figures from its start until then.
     pub(crate) settled: Option<Settled>,
+    /// With `--tiers`.
+    pub(crate) tiers: Option<TierOutcome>,
 }
 
 /// A write benchmark and the compaction that it caused.

@@ -6,8 +6,9 @@
 //! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
 //! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
 //! `report` make the result line, `json` the result file, `samples` the timeline; `plot` draws,
-//! `compare` runs both sides, `table` all rows of a comparison, `reproduce` the modes of a paper;
-//! `model` models many cores. Only `store` and `model` name the database's crate.
+//! `compare` runs both sides, `table` all rows of a comparison, `reproduce` the modes of a paper, `keigo`
+//! those of another on `tiers`; `model` models many cores. Only `store` and `model` name the database's
+//! crate, only `tiers` that of tiers.
 //!
 //! The harness must not be slower than what it is compared with: values are slices of a buffer
 //! made beforehand, keys are written into a buffer that is kept, random numbers come from wyrand,
@@ -18,6 +19,7 @@ mod fabric;
 mod flags;
 mod histogram;
 mod json;
+mod keigo;
 mod keys;
 mod model;
 mod pace;
@@ -31,6 +33,7 @@ mod samples;
 mod store;
 mod table;
 mod tally;
+mod tiers;
 mod values;
 mod workloads;
 mod zipf;
@@ -60,6 +63,12 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     }
     if args.len() >= 2 && args[0] == "reproduce" && args[1] == "rocksdb" {
         return match table::reproduce(&args[2..]) {
+            Ok(result) => answer(result),
+            Err(stop) => refuse(&stop),
+        };
+    }
+    if args.len() >= 2 && args[0] == "reproduce" && args[1] == "keigo" {
+        return match keigo::reproduce(&args[2..]) {
             Ok(result) => answer(result),
             Err(stop) => refuse(&stop),
         };

@@ -5,7 +5,11 @@
 //! finite are left out. Both axes start at zero, so that heights can be compared; with
 //! [`Chart::x_doubling`] the x axis doubles instead from tick to tick.
 
+mod bars;
+
 use std::fmt::Write as _;
+
+pub(crate) use bars::Bars;
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 470.0;

@@ -18,10 +18,13 @@ use crate::process::{self, own_usage};
 use crate::progress::{IntervalReport, Watch};
 use crate::report::{header, histograms, result_line, say};
 use crate::samples::{Recorder, Sample, Sampler, Stalls};
-use crate::store::{self, Db, Error, FileSystem, LastJob, Listeners, LocalFs, Result, Ticker};
+use crate::store::{
+    self, Db, Error, FileSystem, LastJob, Listeners, LocalFs, Opened, Result, Ticker,
+};
 use crate::tally::{Progress, Total};
+use crate::tiers::Tiers;
 use crate::values::ValuePool;
-use crate::workloads::{self, Bench, Run, Spec, Worker, ycsb};
+use crate::workloads::{self, Bench, Run, Spec, Worker};
 
 /// What the database and the process had written at some moment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,7 +54,7 @@ pub(crate) struct Runner {
     /// With `--samples`.
     recorder: Option<Arc<Recorder>>,
     pool: ValuePool,
-    db: Option<Db>,
+    opened: Option<Opened>,
     /// YCSB records.
     records: AtomicU64,
     /// Seed of the next worker; each gets one of its own.
@@ -79,6 +82,7 @@ impl Runner {
             seed => seed,
         };
         let largest = flags.load.value_size.max(flags.mixgraph.mix_max_value_size as usize);
+        let largest = largest.max(workloads::NUTANIX_VALUE_BYTES_MAX);
         let wants_samples = flags.output.samples.is_some();
         let recorder = wants_samples.then(|| Arc::new(Recorder::new(Arc::clone(&clock))));
         Ok(Self {
@@ -89,7 +93,7 @@ impl Runner {
             last_job: Arc::new(LastJob::new(Arc::clone(&clock))),
             recorder,
             clock,
-            db: None,
+            opened: None,
             seed,
             interval_report,
             unsettled: None,
@@ -115,12 +119,15 @@ impl Runner {
             self.run_one(&spec)?;
         }
         if self.flags.output.statistics
-            && let Some(db) = &self.db
+            && let Some(opened) = &self.opened
         {
-            say(&format!("STATISTICS:\n{}", db.stats_text()));
+            say(&format!("STATISTICS:\n{}", opened.db.stats_text()));
+            if let Some(tiers) = &opened.tiers {
+                say(&tiers.text());
+            }
         }
-        if let Some(db) = self.db.take() {
-            db.close()?;
+        if let Some(opened) = self.opened.take() {
+            opened.close()?;
         }
         if let (Some(recorder), Some(path)) = (&self.recorder, &self.flags.output.samples) {
             json::write_file(path, &recorder.series())?;
@@ -145,22 +152,22 @@ impl Runner {
                 return Ok(());
             }
             self.unsettled = None;
-            if let Some(db) = self.db.take() {
-                db.close()?;
+            if let Some(opened) = self.opened.take() {
+                opened.close()?;
             }
-            store::destroy(&self.dir)?;
+            store::destroy(&self.dir, &self.flags)?;
         }
-        if self.db.is_none() {
+        if self.opened.is_none() {
             if !spec.fresh && !self.flags.storage.use_existing_db && self.results.is_empty() {
-                store::destroy(&self.dir)?;
+                store::destroy(&self.dir, &self.flags)?;
             }
-            self.db = Some(store::open(&self.dir, &self.flags, self.listeners())?);
+            self.opened = Some(store::open(&self.dir, &self.flags, self.listeners())?);
         }
         match spec.run {
             Run::Action(action) => action(self),
             Run::Workers(..) => {
                 if spec.ycsb {
-                    self.load_ycsb()?;
+                    self.load_ycsb(spec)?;
                 }
                 self.run_workers(spec)
             }
@@ -169,25 +176,35 @@ impl Runner {
 
     /// The open database.
     pub(crate) fn db(&self) -> Result<&Db> {
-        self.db.as_ref().ok_or_else(|| Error::invalid("no database is open"))
+        let opened = self.opened.as_ref();
+        opened.map(|opened| &opened.db).ok_or_else(|| Error::invalid("no database is open"))
+    }
+
+    fn tiers(&self) -> Option<&Tiers> {
+        self.opened.as_ref()?.tiers.as_ref()
     }
 
     /// Loads the YCSB records into an empty database.
-    fn load_ycsb(&mut self) -> Result<()> {
+    fn load_ycsb(&mut self, spec: &Spec) -> Result<()> {
         let db = self.db()?;
         let mut iter = db.iter(db.default_family(), &store::ReadOptions::default())?;
         iter.seek_to_first();
         iter.status()?;
         let empty = !iter.valid();
         drop(iter);
-        if empty { self.run_workers(&ycsb::load_spec()) } else { Ok(()) }
+        if empty { self.run_workers(&spec.load()) } else { Ok(()) }
     }
 
     fn run_workers(&mut self, spec: &Spec) -> Result<()> {
         let Run::Workers(_, message) = spec.run else { return Ok(()) };
         say(&format!("DB path: [{}]", self.dir.display()));
         let before = self.written()?;
+        let devices_before = self.tiers().map(Tiers::moment);
         let total = self.measure(spec)?;
+        let devices = devices_before.and_then(|before| {
+            let tiers = self.tiers()?;
+            Some(tiers.outcome(&before, &tiers.moment()))
+        });
         let message = message(&total.counts);
         say(&result_line(spec.name, &total, &message));
         if self.flags.output.histogram {
@@ -196,7 +213,8 @@ impl Runner {
             say("");
         }
         let after = self.written()?;
-        let outcome = self.outcome(spec, &total, message.trim(), (before, after))?;
+        let mut outcome = self.outcome(spec, &total, message.trim(), (before, after))?;
+        outcome.tiers = devices;
         if spec.writes {
             let ended_ns = self.clock.now_ns();
             let result = self.results.len();
@@ -303,6 +321,7 @@ impl Runner {
             stall_seconds: after.stalls.since(before.stalls),
             settle_seconds: None,
             settled: None,
+            tiers: None,
         })
     }
 

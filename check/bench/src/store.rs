@@ -21,6 +21,7 @@ pub(crate) use archipelago_env::device::DeviceSpec;
 pub(crate) use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, local::LocalFs};
 
 use crate::flags::{BucketBoundaries, CompressionType, Flags};
+use crate::tiers::{self, TierPlan, Tiers};
 
 /// Settings of the database that the flags ask for.
 pub(crate) fn db_options(flags: &Flags) -> DbOptions {
@@ -30,6 +31,7 @@ pub(crate) fn db_options(flags: &Flags) -> DbOptions {
         subcompactions_max: flags.storage.subcompactions as usize,
         rate_limit_bytes_per_s: flags.storage.rate_limiter_bytes_per_sec,
         block_cache_bytes: flags.storage.cache_size,
+        wal_segment_bytes: flags.storage.wal_segment_size,
         table_readers_max: usize::try_from(flags.storage.open_files)
             .unwrap_or(defaults.table_readers_max),
         direct_reads: flags.storage.use_direct_reads,
@@ -94,12 +96,37 @@ impl EventListener for LastJob {
     }
 }
 
-/// Opens the database in `dir`, or creates it; tells `listeners` of its background work.
-pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Db> {
+/// An open database and what it lies on.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) db: Db,
+    /// With `--tiers`.
+    pub(crate) tiers: Option<Tiers>,
+}
+
+impl Opened {
+    /// Closes the database, then its devices.
+    pub(crate) fn close(self) -> Result<()> {
+        self.db.close()?;
+        self.tiers.map_or(Ok(()), |tiers| tiers.close())
+    }
+}
+
+/// Opens the database in `dir`, or on the tiers that the flags name, or creates it; tells `listeners`
+/// of its background work.
+pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Opened> {
     let families = [("default".to_owned(), family_options(flags))].into();
-    let fs = file_system(flags)?;
+    let tiers = match &flags.storage.tiers {
+        Some(file) => Some(Tiers::open(&TierPlan::read(file)?)?),
+        None => None,
+    };
+    let (fs, dir) = match &tiers {
+        Some(tiers) => (tiers.file_system(), Path::new(tiers::DATABASE)),
+        None => (file_system(flags)?, dir),
+    };
     let components = Components { families, listeners, fs, ..Components::default() };
-    Db::open_with(dir, db_options(flags), components)
+    let db = Db::open_with(dir, db_options(flags), components)?;
+    Ok(Opened { db, tiers })
 }
 
 /// The local file system, as slow as the device that the flags name.
@@ -122,8 +149,12 @@ pub(crate) fn read_device(path: &Path) -> Result<DeviceSpec> {
     DeviceSpec::from_toml(&text)
 }
 
-/// Removes the database in `dir`. A directory that holds something else is refused, untouched.
-pub(crate) fn destroy(dir: &Path) -> Result<()> {
+/// Removes the database in `dir`, or on the tiers that the flags name. A directory that holds something
+/// else is refused, untouched.
+pub(crate) fn destroy(dir: &Path, flags: &Flags) -> Result<()> {
+    if let Some(file) = &flags.storage.tiers {
+        return tiers::destroy(&TierPlan::read(file)?);
+    }
     let fs = LocalFs::new();
     if !fs.exists(dir)? {
         return Ok(());
@@ -132,4 +163,9 @@ pub(crate) fn destroy(dir: &Path) -> Result<()> {
         DirectoryState::Database(_) => fs.remove_dir_all(dir),
         DirectoryState::Absent => Ok(()),
     }
+}
+
+/// Whether there is nothing in `dir`.
+pub(crate) fn is_empty_or_absent(fs: &LocalFs, dir: &Path) -> Result<bool> {
+    Ok(!fs.exists(dir)? || fs.list(dir)?.is_empty())
 }

@@ -79,6 +79,15 @@ pub fn threads(limit: u32, callers: usize, most: usize) -> usize {
     (limit as usize).saturating_sub(callers).min(most)
 }
 
+/// How many more copies to a device may be queued at a look: as many as `threads` may write at once, or twice as
+/// many as were `finished` since the last look, less those that wait or run. At least one is tried: whether
+/// it may begin is asked again when its turn comes. So a cold cache fills at the device's speed, and what is
+/// queued is never much older than a look.
+#[must_use]
+pub fn queue_room(threads: usize, finished: usize, busy: usize) -> usize {
+    threads.max(2 * finished).max(1).saturating_sub(busy)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,6 +116,14 @@ mod tests {
         assert_eq!(pick(&residents, 50), [5, 2, 1, 3, 4]);
         assert_eq!(pick(&residents, 11), [5, 2]);
         assert!(pick(&residents, 0).is_empty());
+    }
+
+    #[test]
+    fn a_queue_follows_what_is_finished() {
+        assert_eq!(queue_room(4, 0, 0), 4);
+        assert_eq!(queue_room(4, 30, 5), 55, "the last look's copies were small");
+        assert_eq!(queue_room(0, 0, 0), 1, "a gap between two writers is enough");
+        assert_eq!(queue_room(0, 0, 1), 0);
     }
 
     #[test]

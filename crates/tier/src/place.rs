@@ -8,6 +8,8 @@
 
 use archipelago_env::{FileClass, IoContext};
 
+use crate::scheme::depth;
+
 /// What placement knows of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceView {
@@ -63,8 +65,10 @@ pub struct PlaceInput<'a> {
     pub context: IoContext,
     /// How large it will be, as far as that is known.
     pub size_hint_bytes: u64,
-    /// Levels 0 up to this one, exclusive, belong to the fastest device.
+    /// Levels of a [`depth`] below this one belong to the fastest device.
     pub fast_levels: u8,
+    /// The level that L0 compacts into.
+    pub base_level: u8,
     /// The devices, fastest first.
     pub devices: &'a [DeviceView],
     /// Part of a device that stays free of its own accord (see `Policy::force_below`).
@@ -80,7 +84,7 @@ pub fn place(input: &PlaceInput<'_>) -> (usize, Why) {
     if devices.len() == 1 {
         return (0, Why::Only);
     }
-    let (first, why) = wanted(context, input.fast_levels);
+    let (first, why) = wanted(context, input);
     let order = (first..devices.len()).chain(0..first);
     let mut passed = None;
     for index in order.clone() {
@@ -100,11 +104,12 @@ pub fn place(input: &PlaceInput<'_>) -> (usize, Why) {
 }
 
 /// The first device in the order of a file's wishes.
-fn wanted(context: IoContext, fast_levels: u8) -> (usize, Why) {
+fn wanted(context: IoContext, input: &PlaceInput<'_>) -> (usize, Why) {
+    let is_fast = |level| depth(level, input.base_level) < input.fast_levels;
     match (context.class, context.level) {
         (FileClass::Wal, _) => (0, Why::Log),
         (FileClass::Manifest | FileClass::Other, _) => (0, Why::Bookkeeping),
-        (FileClass::Sst, Some(level)) if level < fast_levels => (0, Why::FastLevel),
+        (FileClass::Sst, Some(level)) if is_fast(level) => (0, Why::FastLevel),
         (FileClass::Sst, _) => (1, Why::Capacity),
     }
 }
@@ -125,7 +130,7 @@ fn fits(device: &DeviceView, input: &PlaceInput<'_>, level: Option<u8>, may_pass
 /// what copies are for, and deeper levels only grow colder.
 #[must_use]
 pub fn place_after_move(input: &PlaceInput<'_>, from: usize) -> Option<usize> {
-    let (first, _) = wanted(input.context, input.fast_levels);
+    let (first, _) = wanted(input.context, input);
     if from >= first || input.devices.len() == 1 {
         return None;
     }
@@ -150,6 +155,7 @@ mod tests {
             context,
             size_hint_bytes: GIB,
             fast_levels: 3,
+            base_level: 1,
             devices,
             reserve: 0.02,
             migrate: 0.05,
@@ -173,6 +179,28 @@ mod tests {
         let unknown = IoContext::new(FileClass::Sst, IoPurpose::Ingest);
         assert_eq!(put(unknown, &devices), (1, Why::Capacity));
         assert_eq!(put(LOG, &devices[..1]), (0, Why::Only));
+    }
+
+    #[test]
+    fn with_dynamic_level_sizes_the_level_below_l0_is_fast_whatever_its_number() {
+        let devices = [device(50), device(50)];
+        let put = |level, fast_levels| {
+            let context = table(level);
+            let (reserve, migrate) = (0.02, 0.05);
+            let input = PlaceInput {
+                context,
+                size_hint_bytes: GIB,
+                fast_levels,
+                base_level: 5,
+                devices: &devices,
+                reserve,
+                migrate,
+            };
+            place(&input)
+        };
+        assert_eq!(put(5, 2), (0, Why::FastLevel));
+        assert_eq!(put(6, 2), (1, Why::Capacity));
+        assert_eq!(put(6, 3), (0, Why::FastLevel));
     }
 
     #[test]
@@ -204,6 +232,7 @@ mod tests {
                 context,
                 size_hint_bytes: GIB,
                 fast_levels: 3,
+                base_level: 1,
                 devices: &devices,
                 reserve: 0.02,
                 migrate: 0.05,

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::activity::Totals;
 use crate::fs::TieredFs;
-use crate::scheme::{DeviceProfile, LEVELS, Observed, Point, goes_on, peak};
+use crate::scheme::{DeviceProfile, LEVELS, Observed, Point, by_depth, goes_on, peak};
 use crate::settings::DeviceSettings;
 
 /// How to measure.
@@ -297,7 +297,8 @@ impl TieredFs {
         ObservedFrom(self.shared.activity.totals(self.shared.now_ns()))
     }
 
-    /// The writers of the log and of each level since then, on average, and the bytes of each level now.
+    /// The writers of the log and of each level (by depth) since then, on average, and the bytes of each level
+    /// now.
     #[must_use]
     pub fn observe_end(&self, from: &ObservedFrom) -> Observed {
         let totals = self.shared.activity.totals(self.shared.now_ns());
@@ -309,7 +310,13 @@ impl TieredFs {
                 level_bytes[usize::from(level).min(LEVELS - 1)] += bytes;
             }
         }
-        Observed { log_writers, level_writers, level_bytes, read_share: 0.0 }
+        let base_level = self.shared.base_level.load(Ordering::Relaxed);
+        Observed {
+            log_writers,
+            level_writers: by_depth(&level_writers, base_level),
+            level_bytes: by_depth(&level_bytes, base_level),
+            read_share: 0.0,
+        }
     }
 }
 

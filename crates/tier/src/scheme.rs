@@ -1,5 +1,7 @@
 //! The placement scheme: which levels belong to the fastest device, and why (Keigo §4.2).
 //!
+//! Levels are counted by [`depth`]: L0 is 0, the base level (the one that L0 compacts into) 1, the next 2. With
+//! dynamic level sizes a database of one gigabyte has L0, L5 and L6, and L5 is what the paper calls L1.
 //! A level belongs there if the writers of the log, of all levels above and its own are together no
 //! more than the device takes, and if the bytes of all of them fit. L0 and L1 always do: they are in the
 //! writers' way. [`decide`] is pure; [`Follower`] follows observations with hysteresis: it changes the scheme
@@ -13,6 +15,28 @@ use serde::{Deserialize, Serialize};
 
 /// Levels that are told apart; deeper ones count as the last.
 pub const LEVELS: usize = 8;
+
+/// How deep `level` lies where L0 compacts into `base_level`.
+#[must_use]
+pub fn depth(level: u8, base_level: u8) -> u8 {
+    match level {
+        0 => 0,
+        level => level.saturating_sub(base_level.max(1)).saturating_add(1),
+    }
+}
+
+/// Sums what is known of each level by depth.
+#[must_use]
+pub fn by_depth<T: Copy + Default + std::ops::AddAssign>(
+    levels: &[T; LEVELS],
+    base_level: u8,
+) -> [T; LEVELS] {
+    let mut depths = [T::default(); LEVELS];
+    for (level, value) in (0u8..).zip(levels) {
+        depths[usize::from(depth(level, base_level)).min(LEVELS - 1)] += *value;
+    }
+    depths
+}
 
 /// Levels that are on the fastest device whatever is measured.
 pub const FAST_LEVELS_MIN: u8 = 2;
@@ -53,7 +77,7 @@ pub struct DeviceProfile {
 pub struct Scheme {
     /// Version of this file.
     pub version: u32,
-    /// Levels 0 up to this one, exclusive, belong to the fastest device.
+    /// Levels of a depth below this one belong to the fastest device: 2 are L0 and the base level.
     pub fast_levels: u8,
     /// Why, for people.
     #[serde(default)]
@@ -61,7 +85,7 @@ pub struct Scheme {
     /// Writers of the log, on average.
     #[serde(default)]
     pub log_writers: f64,
-    /// Writers of each level, on average over a write-heavy run.
+    /// Writers of each level by depth, on average over a write-heavy run.
     #[serde(default)]
     pub level_writers: Vec<f64>,
     /// The devices, fastest first.
@@ -113,9 +137,9 @@ impl Scheme {
 pub struct Observed {
     /// Files of the log open for writing, on average over time.
     pub log_writers: f64,
-    /// Tables of each level open for writing, on average over time.
+    /// Tables of each level, by depth, open for writing, on average over time.
     pub level_writers: [f64; LEVELS],
-    /// Bytes of each level.
+    /// Bytes of each level, by depth.
     pub level_bytes: [u64; LEVELS],
     /// Foreground reads as a part of them and of what was written, in blocks of 4 KiB; 0 to 1.
     pub read_share: f64,
@@ -156,7 +180,7 @@ pub enum Bound {
 /// What [`decide`] chose.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chosen {
-    /// Levels 0 up to this one, exclusive, belong to the fastest device.
+    /// Levels of a depth below this one belong to the fastest device.
     pub fast_levels: u8,
     /// Why not more.
     pub bound: Bound,
@@ -164,17 +188,31 @@ pub struct Chosen {
 
 impl fmt::Display for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "log and L0 to L{} on the fastest device", self.fast_levels.saturating_sub(1))?;
+        let names = [Name(0), Name(self.fast_levels.saturating_sub(1)), Name(self.fast_levels)];
+        let [first, last, next] = names;
+        write!(f, "log and {first} to {last} on the fastest device")?;
         match self.bound {
-            Bound::Writers { writers, limit } => write!(
-                f,
-                "; with L{} there would be {writers:.1} writers, and it takes {limit}",
-                self.fast_levels
-            ),
+            Bound::Writers { writers, limit } => {
+                write!(f, "; with {next} there would be {writers:.1} writers, and it takes {limit}")
+            }
             Bound::Bytes { bytes, capacity } => {
-                write!(f, "; with L{} there would be {bytes} bytes of {capacity}", self.fast_levels)
+                write!(f, "; with {next} there would be {bytes} bytes of {capacity}")
             }
             Bound::Nothing => Ok(()),
+        }
+    }
+}
+
+/// What a level of a depth is called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Name(pub(crate) u8);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("L0"),
+            1 => f.write_str("the base level"),
+            depth => write!(f, "the level {} below the base", depth - 1),
         }
     }
 }
@@ -309,11 +347,25 @@ mod tests {
         let chosen = decide(&input(spread, 4, 1000));
         assert_eq!(chosen.fast_levels, 3, "{chosen}");
         assert!(matches!(chosen.bound, Bound::Writers { limit: 4, .. }));
-        assert!(chosen.to_string().contains("L0 to L2"), "{chosen}");
+        let said = chosen.to_string();
+        assert!(said.contains("L0 to the level 1 below the base"), "{said}");
+        assert!(said.contains("the level 2 below the base there would be"), "{said}");
         let chosen = decide(&input(spread, 64, 30));
         assert!(matches!(chosen, Chosen { fast_levels: 3, bound: Bound::Bytes { .. } }));
         assert_eq!(decide(&input(spread, 64, 1000)).fast_levels, LEVELS as u8);
         assert_eq!(decide(&input([9.0; 5], 4, 1)).fast_levels, FAST_LEVELS_MIN, "always");
+    }
+
+    #[test]
+    fn levels_are_counted_from_the_base_level() {
+        // A classic tree, and one of a gigabyte with dynamic level sizes.
+        assert_eq!([0, 1, 2, 3].map(|level| depth(level, 1)), [0, 1, 2, 3]);
+        assert_eq!([0, 5, 6].map(|level| depth(level, 5)), [0, 1, 2]);
+        assert_eq!(depth(6, 6), 1, "a young database has L0 and L6");
+        assert_eq!(depth(4, 5), 1, "what lies above the base is no deeper");
+        let bytes = [7, 0, 0, 0, 0, 20, 300, 0];
+        assert_eq!(by_depth(&bytes, 5), [7, 20, 300, 0, 0, 0, 0, 0]);
+        assert_eq!(by_depth(&bytes, 1), bytes);
     }
 
     #[test]

@@ -135,7 +135,7 @@ pub struct Policy {
     pub cache_by: CacheBy,
     /// Whether the scheme follows what is observed. True.
     pub online: bool,
-    /// Levels on the fastest device, whatever scheme and observation say. `None`.
+    /// Levels on the fastest device by depth, whatever scheme and observation say. `None`.
     pub fast_levels: Option<u8>,
 }
 

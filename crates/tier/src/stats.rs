@@ -46,6 +46,8 @@ pub struct DeviceReport {
     pub limit: u32,
     /// Reads.
     pub reads: u64,
+    /// Reads of users among them.
+    pub foreground_reads: u64,
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written by callers.
@@ -85,8 +87,10 @@ impl DeviceReport {
 pub struct TierStats {
     /// The devices, fastest first.
     pub devices: Vec<DeviceReport>,
-    /// Levels 0 up to this one, exclusive, belong to the fastest device.
+    /// Levels of a depth below this one belong to the fastest device; see [`crate::scheme::depth`].
     pub fast_levels: u8,
+    /// The level that L0 compacts into.
+    pub base_level: u8,
     /// Moves and copies that failed.
     pub failed_jobs: u64,
     /// The last failure.
@@ -115,6 +119,7 @@ impl TieredFs {
                     .map(|writer| device.writers_of(writer)),
                 limit: device.limit.load(Ordering::Relaxed),
                 reads: device.get(Count::ReadsEnded),
+                foreground_reads: device.get(Count::ForegroundReads),
                 read_bytes: device.get(Count::ReadBytes),
                 written_bytes: device.get(Count::WrittenBytes),
                 hits: ratios[index],
@@ -142,6 +147,7 @@ impl TieredFs {
         TierStats {
             devices,
             fast_levels: shared.fast_levels.load(Ordering::Relaxed),
+            base_level: shared.base_level.load(Ordering::Relaxed),
             failed_jobs: shared.queue.failed.load(Ordering::Relaxed),
             last_failure: shared.queue.errors.lock().clone(),
             events: shared.history.events(),
@@ -214,8 +220,9 @@ impl fmt::Display for TierStats {
         }
         writeln!(
             f,
-            "log and levels 0 to {} belong to {}; failed moves and copies: {}{}",
-            self.fast_levels.saturating_sub(1),
+            "log and L0 to {} (L{} is the base) belong to {}; failed moves and copies: {}{}",
+            crate::scheme::Name(self.fast_levels.saturating_sub(1)),
+            self.base_level,
             self.devices.first().map_or("", |device| &device.name),
             self.failed_jobs,
             self.last_failure.as_ref().map_or_else(String::new, |why| format!(" (last: {why})"))

@@ -233,7 +233,7 @@ impl Profile {
         println!("writers on average: log {:.2}", observed.log_writers);
         for (level, writers) in observed.level_writers.iter().enumerate() {
             if *writers > 0.0 {
-                println!("writers on average: L{level} {writers:.2}");
+                println!("writers on average: {level} levels below L0 {writers:.2}");
             }
         }
         Ok(observed)

@@ -10,6 +10,7 @@ const ABOUT: &str = "Runs db_bench's benchmarks on Archipelago, with db_bench's 
                      line.\n`archipelago bench compare --help`: side by side with db_bench itself.\n\
                      `archipelago bench reproduce --help`: a paper's comparisons, beside its numbers.\n\
                      `archipelago bench reproduce rocksdb --help`: the whole table against RocksDB.\n\
+                     `archipelago bench reproduce keigo --help`: tiers of devices, beside the paper's numbers.\n\
                      `archipelago bench model --help`: what many cores would make of it.\n\
                      `archipelago bench fabric --help`: the ways to reach another process's memory.";
 
@@ -31,6 +32,7 @@ Benchmarks, comma-separated, run in order on one database:
   ycsba .. ycsbf        the YCSB core workloads; an empty database is loaded first
   ycsbget, ycsbscan     puts and gets 7:3, puts and scans 9:1, zipfian 0.9; loaded first as well
   ycsbload              loads the records of the YCSB workloads
+  nutanix               gets, puts and scans 40:58:2 with values of 100 B to 4 KiB; nutanixload
   compact, waitforcompaction, flush
   stats, levelstats, bucketstats
 
@@ -194,6 +196,9 @@ pub(crate) struct Storage {
     /// Bytes of a memtable
     #[arg(long, default_value_t = 64 << 20)]
     pub(crate) write_buffer_size: u64,
+    /// Bytes of a log segment (not in db_bench, whose logs are as long as their memtables last)
+    #[arg(long, default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(65536..=2 << 30))]
+    pub(crate) wal_segment_size: u64,
     /// Memtables, the active one included, before writers wait
     #[arg(long, default_value_t = 2)]
     pub(crate) max_write_buffer_number: usize,
@@ -254,6 +259,10 @@ pub(crate) struct Storage {
     /// its own
     #[arg(long, requires = "device", value_name = "F")]
     pub(crate) device_scale: Option<f64>,
+    /// The database lies on the devices that this file lists (not in db_bench; docs/bench.md); --db is
+    /// not used then
+    #[arg(long, value_name = "FILE", conflicts_with = "device")]
+    pub(crate) tiers: Option<PathBuf>,
 }
 
 /// Parameters of mixgraph: Cao et al., FAST 2020, as db_bench names them.

@@ -305,6 +305,8 @@ pub(crate) const OURS_ONLY: &[&str] = &[
     "json",
     "keyrange_random",
     "samples",
+    "tiers",
+    "wal_segment_size",
     "ycsb_distribution",
     "ycsb_max_scan",
     "ycsb_theta",

@@ -47,9 +47,12 @@ pub(crate) fn read_compare(args: &[OsString]) -> Result<(CompareFlags, Spelled),
     let args = std::iter::once("archipelago bench compare".to_owned()).chain(args);
     let flags: CompareFlags = parse(args)?;
     flags.bench.check().map_err(Stop::Usage)?;
-    if flags.bench.storage.device.is_some() || flags.bench.output.samples.is_some() {
+    let storage = &flags.bench.storage;
+    let has_ours = storage.device.is_some() || storage.tiers.is_some();
+    if has_ours || flags.bench.output.samples.is_some() {
         return Err(Stop::Usage(
-            "--device and --samples do not go with compare: db_bench has neither".to_owned(),
+            "--device, --tiers and --samples do not go with compare: db_bench has none of them"
+                .to_owned(),
         ));
     }
     let ours = ["mixgraph1", "mixgraph2"];

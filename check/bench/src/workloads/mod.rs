@@ -10,10 +10,12 @@ mod fill;
 mod mixed;
 mod mixgraph;
 mod mixgraph_phases;
+mod nutanix;
 mod read;
 mod scan;
 pub(crate) mod ycsb;
 
+pub(crate) use nutanix::VALUE_BYTES_MAX as NUTANIX_VALUE_BYTES_MAX;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::clock::SystemClock;
@@ -54,6 +56,8 @@ pub(crate) const NAMES: &[&str] = &[
     "ycsbget",
     "ycsbscan",
     "ycsbload",
+    "nutanix",
+    "nutanixload",
     "compact",
     "waitforcompaction",
     "flush",
@@ -116,6 +120,11 @@ impl Spec {
     const fn writing(self) -> Self {
         Self { writes: true, ..self }
     }
+
+    /// What loads the records that it starts from.
+    pub(crate) fn load(&self) -> Self {
+        if self.name == "nutanix" { nutanix::load_spec() } else { ycsb::load_spec() }
+    }
 }
 
 /// The benchmark called `name`.
@@ -151,6 +160,8 @@ pub(crate) fn find(name: &str) -> Option<Spec> {
         "levelstats" => action(admin::level_stats),
         "bucketstats" => action(admin::bucket_stats),
         "ycsbload" => ycsb::load_spec(),
+        "nutanix" => Spec { ycsb: true, ..workers(nutanix::run, ycsb::message).writing() },
+        "nutanixload" => nutanix::load_spec(),
         _ => Spec { ycsb: true, ..ycsb::find(name, workers)? },
     })
 }

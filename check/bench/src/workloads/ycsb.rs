@@ -7,6 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
+use archipelago_base::random::Rng;
+
 use super::{Body, Message, Spec, Worker};
 use crate::keys::below;
 use crate::store::Result;
@@ -61,6 +63,15 @@ pub(crate) fn load_spec() -> Spec {
 /// Each worker loads a part. Record numbers go up in steps that have no factor in common with
 /// their count, so that each is hit once, far from the one before.
 fn load(worker: &mut Worker<'_>) -> Result<()> {
+    let bytes = worker.bench.flags.load.value_size;
+    load_with(worker, |_| bytes)
+}
+
+/// The same with values as long as `value_bytes` says.
+pub(super) fn load_with(
+    worker: &mut Worker<'_>,
+    value_bytes: impl Fn(&mut Rng) -> usize,
+) -> Result<()> {
     let flags = worker.bench.flags;
     let (num, threads) = (flags.load.num, flags.load.threads);
     let step = stride(num);
@@ -68,7 +79,7 @@ fn load(worker: &mut Worker<'_>) -> Result<()> {
     for at in num * index / threads..num * (index + 1) / threads {
         let number = (u128::from(at) * u128::from(step) % u128::from(num)) as u64;
         let key = worker.keys.set(number);
-        let value = worker.values.take(flags.load.value_size);
+        let value = worker.values.take(value_bytes(&mut worker.rng));
         worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
         worker.tally.add_bytes(key.len() + value.len());
         worker.tally.finished(1, OpKind::Write);
@@ -126,7 +137,7 @@ fn run(worker: &mut Worker<'_>, mix: Mix) -> Result<()> {
     Ok(())
 }
 
-fn read(worker: &mut Worker<'_>) -> Result<()> {
+pub(super) fn read(worker: &mut Worker<'_>) -> Result<()> {
     let key = worker.keys.get();
     worker.tally.counts.reads += 1;
     worker.tally.counts.looked += 1;
@@ -138,8 +149,13 @@ fn read(worker: &mut Worker<'_>) -> Result<()> {
 }
 
 fn update(worker: &mut Worker<'_>) -> Result<()> {
+    update_with(worker, worker.bench.flags.load.value_size)
+}
+
+/// Writes `value_bytes` to the key that was set.
+pub(super) fn update_with(worker: &mut Worker<'_>, value_bytes: usize) -> Result<()> {
     let key = worker.keys.get();
-    let value = worker.values.take(worker.bench.flags.load.value_size);
+    let value = worker.values.take(value_bytes);
     worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
     worker.tally.counts.updates += 1;
     worker.tally.add_bytes(key.len() + value.len());
@@ -157,7 +173,7 @@ fn insert(worker: &mut Worker<'_>) -> Result<()> {
     Ok(())
 }
 
-fn scan(worker: &mut Worker<'_>) -> Result<()> {
+pub(super) fn scan(worker: &mut Worker<'_>) -> Result<()> {
     let wanted = 1 + below(&mut worker.rng, worker.bench.flags.ycsb.ycsb_max_scan);
     let mut iter = worker.db.iter(worker.cf, &worker.read_options)?;
     iter.seek(worker.keys.get());
@@ -174,7 +190,7 @@ fn scan(worker: &mut Worker<'_>) -> Result<()> {
     Ok(())
 }
 
-fn message(counts: &Counts) -> String {
+pub(super) fn message(counts: &Counts) -> String {
     let Counts { reads, updates, inserts, seeks, found, .. } = counts;
     format!("( reads:{reads} updates:{updates} inserts:{inserts} scans:{seeks} found:{found})")
 }

@@ -1,5 +1,6 @@
 //! Every benchmark, run small through the library's entry, as the program calls it.
 
+mod keigo;
 mod table;
 
 use std::ffi::OsString;

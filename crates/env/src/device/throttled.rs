@@ -17,7 +17,9 @@
 //!    charged to the read that follows.
 //!
 //! Waits shorter than a fifth of a millisecond are saved up per thread and slept together, since a
-//! sleep costs that much and ends late; what a sleep ended late is credited to the next wait. So
+//! sleep costs that much and ends late; what a sleep ended late is credited to the next wait, up to
+//! a fifth of a millisecond of the device's time at full scale. Both go with the thread from one
+//! device to the next on the same clock. So
 //! rates and averages are exact to a per mille or so, single latencies below 0.2 ms are not, and
 //! streams share evenly only where a piece takes longer than that (1.3 GB/s at 256 KiB a piece).
 //!
@@ -49,20 +51,24 @@ use crate::fs::{
 
 /// Shorter waits are saved up.
 const SLEEP_NS_MIN: i64 = 200_000;
+/// Whatever the scale, no more than this is made up for.
+const CREDIT_NS_MAX: i64 = 5_000_000;
 
-/// Devices are told apart by this where threads keep what they owe.
-static NEXT_DEVICE: AtomicU64 = AtomicU64::new(1);
+/// How much of a sleep that ended late is made up for, on a device of `scale`: as much of the
+/// device's time as at full scale.
+fn credit_ns(scale: f64) -> i64 {
+    ((CREDIT_NS as f64 / scale.min(1.0)) as i64).min(CREDIT_NS_MAX)
+}
 
 thread_local! {
-    /// The device that this thread used last, and by how much the thread's time on that device is
-    /// ahead of the clock (waits saved up) or behind (a sleep that ended late).
-    static AHEAD_NS: Cell<(u64, i64)> = const { Cell::new((0, 0)) };
+    /// The clock that this thread waited by last (its address), and by how much the thread's time is
+    /// ahead of it (waits saved up) or behind (a sleep that ended late).
+    static AHEAD_NS: Cell<(usize, i64)> = const { Cell::new((0, 0)) };
 }
 
 /// What the handles of one [`ThrottledFs`] share.
 #[derive(Debug)]
 pub(super) struct Device {
-    id: u64,
     pub(super) spec: DeviceSpec,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
@@ -88,7 +94,7 @@ impl Device {
     /// The moment that it is for this thread: the clock's, but for what it owes or is owed.
     fn caller_ns(&self, now_ns: u64) -> i64 {
         match AHEAD_NS.get() {
-            (device, ahead_ns) if device == self.id => now_ns as i64 + ahead_ns,
+            (clock, ahead_ns) if clock == self.clock_id() => now_ns as i64 + ahead_ns,
             _ => now_ns as i64,
         }
     }
@@ -100,7 +106,12 @@ impl Device {
             self.clock.sleep(Duration::from_nanos((until_ns - now_ns) as u64));
             now_ns = self.now_ns() as i64;
         }
-        AHEAD_NS.set((self.id, (until_ns - now_ns).max(-CREDIT_NS)));
+        AHEAD_NS.set((self.clock_id(), (until_ns - now_ns).max(-credit_ns(self.spec.scale))));
+    }
+
+    /// Tells clocks apart: the address of this one.
+    fn clock_id(&self) -> usize {
+        Arc::as_ptr(&self.clock).cast::<()>() as usize
     }
 
     /// Waits as an operation of `bytes` does that was begun at `begun_ns`.
@@ -223,7 +234,6 @@ impl ThrottledFs {
     #[must_use]
     pub fn new(inner: Arc<dyn FileSystem>, spec: DeviceSpec, clock: Arc<dyn Clock>) -> Arc<Self> {
         let device = Device {
-            id: NEXT_DEVICE.fetch_add(1, Ordering::Relaxed),
             spec,
             clock,
             state: Mutex::default(),

@@ -196,6 +196,25 @@ fn short_waits_are_saved_up_and_not_lost() {
     assert_near((clock.now_ns() - before) as f64 / 1e6, 10_000.0 * 0.020);
 }
 
+/// A thread that goes to and fro between devices owes each its time, though no single wait is long
+/// enough for a sleep.
+#[test]
+fn short_waits_go_with_the_thread_from_device_to_device() {
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(0));
+    let fine = DeviceSpec { read_latency_us: 50, stream_bytes_per_s: 0, ..spec() };
+    let [a, b] = [(); 2].map(|()| throttled(fine.clone(), Arc::clone(&clock)));
+    for fs in [&a, &b] {
+        write(&**fs, "file", 50_000);
+    }
+    let before = clock.now_ns();
+    for _ in 0..500 {
+        read(&*a, "file", 1, 10);
+        read(&*b, "file", 1, 10);
+    }
+    let passed_us = (clock.now_ns() - before) as f64 / 1e3;
+    assert!((49_500.0..50_500.0).contains(&passed_us), "1000 reads of 50 us each: {passed_us}");
+}
+
 fn append(log: &mut dyn LogFile, times: usize, record: &[u8]) {
     for _ in 0..times {
         log.append(&[record]).unwrap();
@@ -282,6 +301,20 @@ fn the_described_devices_make_sense() {
         assert!(spec.source.contains("https://"), "{} cites no page", spec.name);
     }
     assert_eq!([&nvme.name, &volume.name, &sata.name], ["nvme", "network-volume", "sata"]);
+    let nvmm = file(include_str!("../../../../docs/devices/keigo-nvmm.toml"));
+    let keigo_nvme = file(include_str!("../../../../docs/devices/keigo-nvme.toml"));
+    let keigo_sata = file(include_str!("../../../../docs/devices/keigo-sata.toml"));
+    // The paper's text, in thousands of 4 KiB writes a second.
+    let thousands = |spec: &DeviceSpec, writers| {
+        (spec.direction_rate(Direction::Write, writers) / 4096.0 / 1000.0).round()
+    };
+    assert_eq!([4, 16, 32, 64].map(|n| thousands(&nvmm, n)), [500.0, 226.0, 194.0, 188.0]);
+    assert_eq!([16, 32, 64].map(|n| thousands(&keigo_nvme, n)), [235.0, 210.0, 210.0]);
+    for writers in 1..=64 {
+        let of = |spec: &DeviceSpec| spec.direction_rate(Direction::Write, writers);
+        assert!(of(&keigo_sata) < of(&keigo_nvme).min(of(&nvmm)) * 1.31, "{writers}");
+        assert_eq!(of(&keigo_sata), of(&keigo_sata).max(490e6), "no number slows it down");
+    }
     // What the network volume is for: one stream is an eighth of it at most.
     let one = volume.rate(Direction::Write, 0, 1);
     assert!(one * 8.0 <= volume.total_rate(), "{one}");

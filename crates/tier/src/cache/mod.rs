@@ -3,16 +3,36 @@
 //!
 //! Which: by aged accesses per byte, hottest first. When: while the device serves less than its
 //! target of the foreground reads that it could. How many at once: as many as the device takes writers beside those that it
-//! has ([`crate::migrate::threads`]). Out goes what is clearly colder than what comes in, and
-//! whatever stands in the way of files.
+//! has ([`crate::migrate::threads`]). Out goes what is clearly colder than what comes in, tables of the device's
+//! own below L0 among it, and whatever stands in the way of files.
 
 pub(crate) mod format;
 
 use crate::settings::CacheBy;
 
-/// A copy is evicted for another file only if that is hotter by this factor: two that are about as
-/// hot do not push each other out in turn.
-pub const HOTTER_BY: f64 = 1.5;
+/// A copy is evicted for another file only if that is hotter by so many standard deviations of what chance does to
+/// two that are alike: such two do not push each other out in turn, and the more is known, the smaller
+/// differences count.
+const SURE: f64 = 4.0;
+
+/// Counts of accesses that are halved once a half-life, over and over, vary by half of their mean: the sum of
+/// the squared weights of the past is half of the sum of the weights.
+const AGED_VARIANCE: f64 = 0.5;
+
+/// Whether the candidate has more accesses than the copy would have if it were as long, beyond chance, and so
+/// many that the copying pays within some half-lives: a copy reads and writes all of its bytes once.
+fn is_clearly_hotter(candidate: &Candidate, held: &Held) -> bool {
+    let scaled = candidate.len as f64 / held.len.max(1) as f64;
+    let (ours, theirs) = (candidate.heat, held.heat * scaled);
+    let deviation = (AGED_VARIANCE * (ours + theirs * scaled.max(1.0))).sqrt();
+    let gained = ours - theirs;
+    gained > SURE * deviation && gained * PAYS_WITHIN > candidate.len as f64 / BLOCK_BYTES
+}
+
+/// A copy costs as many reads as it has bytes of this.
+const BLOCK_BYTES: f64 = 4096.0;
+/// In how many half-lives or so a copy has to win them back.
+const PAYS_WITHIN: f64 = 8.0;
 
 /// In an interval with fewer foreground reads than this nothing is learnt.
 pub const READS_MIN: u64 = 32;
@@ -41,11 +61,13 @@ pub struct Candidate {
     pub len: u64,
 }
 
-/// A copy on the device.
+/// A copy on the device, or a file that need not stay there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Held {
     /// Its number.
     pub number: u64,
+    /// Whether it is a file: it can leave for a slower device, but not be dropped.
+    pub is_file: bool,
     /// Aged accesses of its file.
     pub heat: f64,
     /// Bytes that it takes.
@@ -74,6 +96,8 @@ pub enum CacheAction {
     Evict(u64),
     /// Remove the copy: the next one is hotter.
     Replace(u64),
+    /// Move the file to a slower device: something there is hotter, and is copied when there is room.
+    Demote(u64),
     /// Copy the file.
     Copy(u64),
 }
@@ -91,7 +115,8 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     let mut actions = Vec::new();
     let mut room = input.room;
     while room < 0 {
-        let Some(victim) = held.pop() else { break };
+        let Some(coldest) = held.iter().rposition(|one| !one.is_file) else { break };
+        let victim = held.remove(coldest);
         room += victim.len as i64;
         actions.push(CacheAction::Evict(victim.number));
     }
@@ -103,11 +128,15 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     candidates.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
     for candidate in candidates.into_iter().take(input.slots) {
         let mut victims = Vec::new();
+        let mut demoted = None;
         let mut gained = room;
-        let bar = density(candidate.heat, candidate.len) / HOTTER_BY;
         while gained < candidate.len as i64 {
             match held.pop() {
-                Some(coldest) if density(coldest.heat, coldest.len) < bar => {
+                Some(coldest) if is_clearly_hotter(&candidate, &coldest) => {
+                    if coldest.is_file {
+                        demoted = Some(CacheAction::Demote(coldest.number));
+                        break;
+                    }
                     gained += coldest.len as i64;
                     victims.push(coldest);
                 }
@@ -119,6 +148,7 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
         }
         if gained < candidate.len as i64 {
             held.extend(victims.into_iter().rev());
+            actions.extend(demoted);
             continue;
         }
         room = gained - candidate.len as i64;
@@ -198,7 +228,7 @@ mod tests {
     }
 
     fn held(number: u64, heat: f64) -> Held {
-        Held { number, heat, len: 10 }
+        Held { number, is_file: false, heat, len: 10 }
     }
 
     fn run(room: i64, candidates: &[Candidate], held: &[Held]) -> Vec<CacheAction> {
@@ -215,9 +245,47 @@ mod tests {
 
     #[test]
     fn clearly_colder_copies_give_way_and_equals_do_not() {
-        let actions = run(0, &[candidate(1, 9.0)], &[held(10, 1.0), held(11, 8.0)]);
+        let actions = run(0, &[candidate(1, 90.0)], &[held(10, 10.0), held(11, 80.0)]);
         assert_eq!(actions, [CacheAction::Replace(10), CacheAction::Copy(1)]);
-        assert_eq!(run(0, &[candidate(1, 9.0)], &[held(10, 7.0), held(11, 8.0)]), []);
+        assert_eq!(run(0, &[candidate(1, 90.0)], &[held(10, 70.0), held(11, 80.0)]), []);
+    }
+
+    #[test]
+    fn the_more_is_known_the_smaller_differences_count_and_a_copy_has_to_pay() {
+        let replaces = |heat, other, len| {
+            let candidates = [Candidate { file: 1, heat, len }];
+            let held = [Held { number: 10, is_file: false, heat: other, len }];
+            !choose(&CacheInput {
+                room: 0,
+                wanted: true,
+                slots: 1,
+                candidates: &candidates,
+                held: &held,
+            })
+            .is_empty()
+        };
+        assert!(!replaces(6.0, 3.0, 10), "twice as hot, but of few accesses");
+        assert!(replaces(600.0, 300.0, 10));
+        assert!(replaces(6000.0, 5500.0, 10), "a tenth, of many");
+        assert!(!replaces(6000.0, 5500.0, 64 << 20), "16,384 blocks are not won back");
+        assert!(replaces(60_000.0, 55_000.0, 64 << 20));
+        // A copy of half the length that has half of the accesses is as hot.
+        let half = Held { number: 10, is_file: false, heat: 45.0, len: 5 };
+        assert_eq!(run(5, &[candidate(1, 90.0)], &[half]), []);
+    }
+
+    #[test]
+    fn a_cold_file_leaves_for_hot_ones_and_is_never_dropped() {
+        let file = |number, heat| Held { is_file: true, ..held(number, heat) };
+        let candidates = [candidate(1, 900.0), candidate(2, 800.0)];
+        let actions = run(0, &candidates, &[file(10, 1.0), held(11, 100.0), file(12, 700.0)]);
+        assert_eq!(
+            actions,
+            [CacheAction::Demote(10), CacheAction::Replace(11), CacheAction::Copy(2)],
+            "the first waits until the file is gone"
+        );
+        assert_eq!(run(-15, &[], &[file(10, 1.0), held(11, 2.0)]), [CacheAction::Evict(11)]);
+        assert_eq!(run(0, &[candidate(1, 9.0)], &[file(10, 8.0)]), [], "about as hot");
     }
 
     #[test]
@@ -238,9 +306,12 @@ mod tests {
                 match action {
                     CacheAction::Copy(file) => {
                         copies += 1;
-                        held.push(Held { number: file * 100 + round, heat: 5.0, len: 10 });
+                        let number = file * 100 + round;
+                        held.push(Held { number, is_file: false, heat: 5.0, len: 10 });
                     }
-                    CacheAction::Evict(number) | CacheAction::Replace(number) => {
+                    CacheAction::Evict(number)
+                    | CacheAction::Replace(number)
+                    | CacheAction::Demote(number) => {
                         held.retain(|copy| copy.number != number);
                     }
                 }

@@ -9,7 +9,7 @@
 //! given out, and a damaged copy is dropped, counted, and the original read instead; 3. a physical file stays
 //! until the last route that leads to it is gone.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -97,6 +97,8 @@ pub(crate) struct Entry {
     heat: AtomicU64,
     /// When it was read last, as far as looks tell, in milliseconds of the tiers' clock.
     pub(crate) last_read_ms: AtomicU64,
+    /// When it was begun; 0 if that was before the open.
+    pub(crate) born_ms: AtomicU64,
     pub(crate) inside: Mutex<Inside>,
 }
 
@@ -119,6 +121,7 @@ impl Entry {
             ranges: OnceLock::new(),
             heat: AtomicU64::new(0),
             last_read_ms: AtomicU64::new(0),
+            born_ms: AtomicU64::new(0),
             inside: Mutex::new(inside),
         })
     }
@@ -304,6 +307,26 @@ pub(crate) struct TierReader {
 thread_local! {
     /// Where the chunks of a copy are read to.
     static CHUNKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// The tiers (their address) that this thread merges files of, and the heat of the bytes that it has read
+    /// since it ended an output.
+    static CARRIED: Cell<(usize, f64)> = const { Cell::new((0, 0.0)) };
+}
+
+/// Notes that a compaction on this thread read `bytes` of a file of `len` bytes.
+fn carry(shared: &Arc<Shared>, entry: &Entry, bytes: u64, len: u64) {
+    let own = Arc::as_ptr(shared).cast::<()>() as usize;
+    let (of, before) = CARRIED.get();
+    let before = if of == own { before } else { 0.0 };
+    CARRIED.set((own, before + entry.heat() * (bytes as f64 / len.max(1) as f64)));
+}
+
+/// Takes the heat of what compactions on this thread have read since the last call.
+pub(crate) fn take_carried(shared: &Arc<Shared>) -> f64 {
+    let own = Arc::as_ptr(shared).cast::<()>() as usize;
+    match CARRIED.replace((own, 0.0)) {
+        (of, heat) if of == own => heat,
+        _ => 0.0,
+    }
 }
 
 /// A larger scratch buffer is given back after use.
@@ -421,6 +444,8 @@ impl RandomFile for TierReader {
         let foreground = context.purpose == IoPurpose::ForegroundRead;
         if foreground {
             self.entry.count_read(offset, &self.shared, self.len);
+        } else if matches!(context.purpose, IoPurpose::Compaction { .. }) {
+            carry(&self.shared, &self.entry, buf.len() as u64, self.len);
         }
         if !route.cached.is_empty() && self.read_cached(&route, offset, buf, context, foreground) {
             return Ok(());
@@ -441,12 +466,14 @@ impl RandomFile for TierReader {
                 .iter_mut()
                 .try_for_each(|(offset, buf)| self.read_exact_at(*offset, buf, context));
         }
+        let bytes = requests.iter().map(|(_, buf)| buf.len() as u64).sum();
         if foreground {
             for (offset, _) in requests.iter() {
                 self.entry.count_read(*offset, &self.shared, self.len);
             }
+        } else if matches!(context.purpose, IoPurpose::Compaction { .. }) {
+            carry(&self.shared, &self.entry, bytes, self.len);
         }
-        let bytes = requests.iter().map(|(_, buf)| buf.len() as u64).sum();
         self.read_main(&route, bytes, foreground, |file| file.read_many(requests, context))
     }
 

@@ -167,7 +167,8 @@ impl TieredFs {
         if let Some(level) = context.level.filter(|_| context.class == FileClass::Sst) {
             note_level(physical.device(), level);
         }
-        Writing::begin(shared, entry, physical, kind_of(context), guard)
+        let inherits = matches!(context.purpose, IoPurpose::Compaction { .. });
+        Writing::begin(shared, entry, physical, kind_of(context), inherits, guard)
     }
 
     /// Makes a log over the space of an old one, if that lies where the new one goes.
@@ -256,6 +257,7 @@ impl FileSystem for TieredFs {
             return self.shared.outside.create(path, context, options);
         };
         self.check_target("create", &path)?;
+        self.shared.note_base_level(context);
         let made = self.make(&path, context, options.size_hint_bytes, |device, physical| {
             let direct = options.direct || is_direct(device, context.class);
             device.fs.create(physical, context, CreateOptions { direct, ..options })
@@ -444,6 +446,7 @@ impl FileSystem for TieredFs {
 
     fn reassign(&self, path: &Path, context: IoContext) {
         let (Some(path), Some(level)) = (self.logical(path), context.level) else { return };
+        self.shared.note_base_level(context);
         let Ok(entry) = self.shared.entry("find", &path) else { return };
         if let Err(error) = crate::work::level_changed(&self.shared, &entry, level, context) {
             tracing::warn!(%error, file = %path.display(), "its level could not be recorded");

@@ -30,7 +30,7 @@ use crate::namespace::Namespace;
 use crate::namespace::log;
 use crate::namespace::record::{DeviceRecord, Record};
 use crate::namespace::state::{State, plain};
-use crate::scheme::{FAST_LEVELS_MIN, Scheme};
+use crate::scheme::{FAST_LEVELS_MIN, LEVELS, Observed, Scheme, SchemeInput, by_depth, decide};
 use crate::settings::{DeviceSettings, Policy, validate};
 
 /// The home device's directory of the namespace.
@@ -167,7 +167,8 @@ impl TieredFs {
         home_fs.create_dir_all(&names_dir)?;
         let space = Namespace::begin(home_fs, names_dir, id, generation + 1, state)?;
         remove_strays(&strays);
-        let fast_levels = set_limits(&devices, scheme.as_ref(), &components.policy);
+        let (base_level, level_bytes) = find_levels(&entries);
+        let fast_levels = set_limits(&devices, scheme.as_ref(), &components.policy, &level_bytes);
         let shared = Shared::new(Parts {
             devices,
             home,
@@ -177,6 +178,7 @@ impl TieredFs {
             clock: components.clock,
             fault: components.fault_point,
             fast_levels,
+            base_level,
             names: Names { space, entries },
             trash,
             locks,
@@ -578,8 +580,25 @@ fn load_scheme(fs: &dyn FileSystem, home: &Path) -> Result<Option<Scheme>> {
     Scheme::from_toml(&text).map(Some).map_err(|error| error.context_at(path.display()))
 }
 
-/// Applies the scheme to the devices; the levels of the fastest.
-fn set_limits(devices: &[Device], scheme: Option<&Scheme>, policy: &Policy) -> u8 {
+/// The level that L0 compacts into, as far as files tell, and the bytes of each level by depth.
+fn find_levels(entries: &HashMap<u64, Arc<Entry>>) -> (u8, [u64; LEVELS]) {
+    let tables = || entries.values().filter_map(|entry| Some((entry.level()?, entry)));
+    let base_level = tables().map(|(level, _)| level).filter(|&level| level > 0).min().unwrap_or(1);
+    let mut bytes = [0; LEVELS];
+    for (level, entry) in tables() {
+        bytes[usize::from(level).min(LEVELS - 1)] += entry.inside.lock().main.len();
+    }
+    (base_level, by_depth(&bytes, base_level))
+}
+
+/// Applies the scheme to the devices; the levels of the fastest. Without a scheme and before anything was
+/// observed they are L0 and two more, as far as they fit.
+fn set_limits(
+    devices: &[Device],
+    scheme: Option<&Scheme>,
+    policy: &Policy,
+    level_bytes: &[u64; LEVELS],
+) -> u8 {
     if let Some(scheme) = scheme {
         for device in devices.iter().filter(|device| device.writers_set == 0) {
             let profile = scheme.devices.iter().find(|profile| profile.name == device.name);
@@ -589,5 +608,13 @@ fn set_limits(devices: &[Device], scheme: Option<&Scheme>, policy: &Policy) -> u
         }
     }
     let of_scheme = scheme.map(|scheme| scheme.fast_levels.max(FAST_LEVELS_MIN));
-    policy.fast_levels.or(of_scheme).unwrap_or(FAST_LEVELS_MIN + 1)
+    policy.fast_levels.or(of_scheme).unwrap_or_else(|| {
+        let capacity = devices[0].capacity.load(Ordering::Relaxed) as f64;
+        let input = SchemeInput {
+            observed: Observed { level_bytes: *level_bytes, ..Observed::default() },
+            limit: u32::MAX,
+            capacity_bytes: (capacity * (1.0 - policy.migrate_below)) as u64,
+        };
+        decide(&input).fast_levels.min(FAST_LEVELS_MIN + 1)
+    })
 }

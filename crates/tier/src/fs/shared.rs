@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use archipelago_base::clock::Clock;
 use archipelago_base::{Error, Result};
-use archipelago_env::{FileClass, FileLock, FileSystem, IoContext, OpenOptions, RandomFile};
+use archipelago_env::{
+    FileClass, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
+};
 use parking_lot::{Condvar, Mutex};
 
 use super::copy::{Physical, Trash};
@@ -50,6 +52,8 @@ pub(crate) struct Shared {
     /// Whether there is more than one device: accesses are counted.
     pub(crate) is_tiered: bool,
     pub(crate) fast_levels: AtomicU8,
+    /// The level that L0 was seen to compact into last.
+    pub(crate) base_level: AtomicU8,
     pub(crate) names: Mutex<Names>,
     pub(crate) locks: Mutex<HashSet<PathBuf>>,
     pub(crate) trash: Arc<Trash>,
@@ -81,6 +85,7 @@ pub(crate) struct Parts {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) fault: Option<FaultPoint>,
     pub(crate) fast_levels: u8,
+    pub(crate) base_level: u8,
     pub(crate) names: Names,
     pub(crate) trash: Arc<Trash>,
     pub(crate) locks: Vec<Box<dyn FileLock>>,
@@ -105,6 +110,7 @@ impl Shared {
             fault: parts.fault,
             is_tiered,
             fast_levels: AtomicU8::new(parts.fast_levels),
+            base_level: AtomicU8::new(parts.base_level),
             names: Mutex::new(parts.names),
             locks: Mutex::default(),
             trash: parts.trash,
@@ -148,6 +154,16 @@ impl Shared {
         self.devices.iter().map(view).collect()
     }
 
+    /// Takes note of the level that L0 compacts into. With several column families it is that of the one that
+    /// compacted last.
+    pub(crate) fn note_base_level(&self, context: IoContext) {
+        if let IoPurpose::Compaction { from: 0, to } = context.purpose
+            && to > 0
+        {
+            self.base_level.store(to, Ordering::Relaxed);
+        }
+    }
+
     /// The device for a new file.
     pub(crate) fn place(&self, context: IoContext, size_hint_bytes: u64) -> (usize, Why) {
         let devices = self.views();
@@ -164,6 +180,7 @@ impl Shared {
             context,
             size_hint_bytes,
             fast_levels: self.fast_levels.load(Ordering::Relaxed),
+            base_level: self.base_level.load(Ordering::Relaxed),
             devices,
             reserve: self.policy.force_below,
             migrate: self.policy.migrate_below,

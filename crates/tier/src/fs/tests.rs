@@ -3,6 +3,7 @@
 
 mod crashes;
 mod devices;
+mod heat;
 mod moving;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! Files that are being written.
 //!
-//! A writer charges its device with the bytes that it appends, counts as a writer of it until it is dropped,
+//! The output of a compaction takes over the heat of what its thread merged meanwhile, so that the tables of hot
+//! keys are hot from the start. A writer charges its device with the bytes that it appends, counts as a writer of it until it is dropped,
 //! and then leaves a closed file, which may move. A log is charged as it is finished or dropped: an append to it
 //! does nothing here but pass on.
 
@@ -11,7 +12,7 @@ use archipelago_base::Result;
 use archipelago_env::{LogFile, LogSync, WritableFile};
 
 use super::copy::Physical;
-use super::entry::Entry;
+use super::entry::{Entry, take_carried};
 use super::shared::Shared;
 use crate::device::{Count, WriterGuard};
 
@@ -23,7 +24,9 @@ pub(crate) struct Writing {
     pub(crate) physical: Arc<Physical>,
     /// What it counts as in the averages of writers.
     kind: Option<usize>,
-    _guard: WriterGuard,
+    /// Whether it takes over the heat of what its thread merges.
+    inherits: bool,
+    guard: Option<WriterGuard>,
 }
 
 impl Writing {
@@ -32,14 +35,18 @@ impl Writing {
         entry: &Arc<Entry>,
         physical: Arc<Physical>,
         kind: Option<usize>,
+        inherits: bool,
         guard: WriterGuard,
     ) -> Self {
         entry.writers.fetch_add(1, Ordering::AcqRel);
         if let Some(kind) = kind {
             shared.activity.open(kind, shared.now_ns());
         }
+        // New is not idle.
+        entry.last_read_ms.fetch_max(shared.now_ms(), Ordering::Relaxed);
+        entry.born_ms.fetch_max(shared.now_ms(), Ordering::Relaxed);
         let (shared, entry) = (Arc::clone(shared), Arc::clone(entry));
-        Self { shared, entry, physical, kind, _guard: guard }
+        Self { shared, entry, physical, kind, inherits, guard: Some(guard) }
     }
 
     #[cold]
@@ -53,7 +60,15 @@ impl Drop for Writing {
         if let Some(kind) = self.kind {
             self.shared.activity.close(kind, self.shared.now_ns());
         }
+        if self.inherits {
+            self.entry.set_heat(self.entry.heat() + take_carried(&self.shared));
+        }
         self.entry.writers.fetch_sub(1, Ordering::AcqRel);
+        drop(self.guard.take());
+        // One writer less: what waited for that may begin.
+        if self.shared.queue.has_jobs() {
+            self.shared.wake_workers();
+        }
     }
 }
 

@@ -98,7 +98,7 @@ impl Queue {
     }
 
     /// Whether anything waits.
-    fn has_jobs(&self) -> bool {
+    pub(crate) fn has_jobs(&self) -> bool {
         !self.jobs.lock().is_empty()
     }
 

@@ -18,8 +18,8 @@ use crate::device::{Count, Device};
 use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::shared::Shared;
 use crate::history::Reason;
-use crate::migrate::{Pressure, Resident, excess, pick, pressure};
-use crate::scheme::{Follower, LEVELS, Observed, SchemeInput};
+use crate::migrate::{Pressure, Resident, excess, pick, pressure, queue_room};
+use crate::scheme::{Follower, LEVELS, Name, Observed, SchemeInput, by_depth};
 
 /// Ranges of a file are copied anew when its copy lacks this part of its reads.
 const MISSED_PART: f64 = 0.4;
@@ -35,6 +35,8 @@ pub(crate) struct Pace {
     foreground: Vec<u64>,
     totals: Totals,
     written: u64,
+    /// Copies that were made on each device, and files that left it.
+    done: Vec<u64>,
     follower: Follower,
     /// Served and possible foreground reads of each device in the last interval with any.
     pub(crate) ratios: Vec<(u64, u64)>,
@@ -48,6 +50,7 @@ impl Pace {
             foreground: vec![0; devices],
             totals,
             written: 0,
+            done: vec![0; devices],
             follower: Follower::new(fast_levels),
             ratios: vec![(0, 0); devices],
         }
@@ -70,6 +73,14 @@ impl Seen {
     fn served_by(&self) -> usize {
         let whole = self.copies.iter().filter(|copy| copy.whole);
         whole.map(|copy| copy.physical.device).min().unwrap_or(self.device).min(self.device)
+    }
+
+    /// Whether it may leave for something hotter: a table below L0 that is old enough for its reads to tell.
+    fn may_be_demoted(&self, shared: &Shared) -> bool {
+        let age_ms = shared.now_ms().saturating_sub(self.entry.born_ms.load(Ordering::Relaxed));
+        self.entry.level().is_some_and(|level| level > 0)
+            && age_ms >= shared.policy.half_life_ms
+            && self.may_move()
     }
 
     fn may_move(&self) -> bool {
@@ -95,7 +106,10 @@ pub(super) fn tick(shared: &Arc<Shared>) {
         relieve(shared, index, &seen, now_ms);
         let (served, possible) = pace.ratios[index];
         let wanted = wants_copies(served, possible, shared.policy.hit_ratio_target);
-        fill_cache(shared, index, &seen, wanted);
+        let device = &shared.devices[index];
+        let done = device.get(Count::CopiesMade) + device.get(Count::FilesOut);
+        let finished = done - std::mem::replace(&mut pace.done[index], done);
+        fill_cache(shared, index, &seen, (wanted, finished as usize));
     }
     follow(shared, &mut pace, &seen);
     if shared.queue.has_jobs() {
@@ -210,21 +224,30 @@ fn cache_room(shared: &Shared, device: &Device) -> i64 {
 }
 
 /// Queues copies to a device and drops what is in the way.
-fn fill_cache(shared: &Arc<Shared>, index: usize, seen: &[Seen], wanted: bool) {
+fn fill_cache(
+    shared: &Arc<Shared>,
+    index: usize,
+    seen: &[Seen],
+    (wanted, finished): (bool, usize),
+) {
     let device = &shared.devices[index];
     let (waiting_moves, waiting_copies) = shared.queue.waiting(index);
     let busy = waiting_moves + waiting_copies + shared.queue.running(index);
-    let slots = shared.threads_for(index, false).saturating_sub(busy);
+    let slots = queue_room(shared.threads_for(index, false), finished, busy);
     let wanted = wanted && !device.is_failing(shared.now_ns()) && device.cache_share > 0.0;
     let mut plans: HashMap<u64, CopyPlan> = HashMap::new();
     let mut candidates = Vec::new();
     let mut held = Vec::new();
     let mut copies: HashMap<u64, (&Seen, &Arc<CachedCopy>)> = HashMap::new();
     for file in seen {
+        if file.device == index && file.may_be_demoted(shared) {
+            let number = file.entry.id;
+            held.push(Held { number, is_file: true, heat: file.heat, len: file.len });
+        }
         let own = file.copies.iter().find(|copy| copy.physical.device == index);
         if let Some(copy) = own {
             let (number, len) = (copy.physical.number, copy.physical.len());
-            held.push(Held { number, heat: file.heat, len });
+            held.push(Held { number, is_file: false, heat: file.heat, len });
             copies.insert(number, (file, copy));
         }
         let missed = match own {
@@ -250,6 +273,10 @@ fn fill_cache(shared: &Arc<Shared>, index: usize, seen: &[Seen], wanted: bool) {
                 queue_copy(shared, index, seen, id, plans.remove(&id));
                 continue;
             }
+            CacheAction::Demote(id) => {
+                queue_move(shared, index, seen, id);
+                continue;
+            }
             CacheAction::Evict(number) => (number, Reason::RoomForFiles),
             CacheAction::Replace(number) => (number, Reason::Colder),
         };
@@ -258,6 +285,14 @@ fn fill_cache(shared: &Arc<Shared>, index: usize, seen: &[Seen], wanted: bool) {
         let what = format!("a copy ({} bytes) dropped from {}", copy.physical.len(), device.name);
         shared.history.tell(shared.now_ms(), what, reason);
     }
+}
+
+/// Queues the move of a cold file to a slower device.
+fn queue_move(shared: &Shared, from: usize, seen: &[Seen], id: u64) {
+    let Some(file) = seen.iter().find(|file| file.entry.id == id) else { return };
+    let Some(to) = roomy(shared, from + 1, file.len) else { return };
+    let entry = Arc::clone(&file.entry);
+    shared.queue.push(Job { entry, to, kind: JobKind::Move, reason: Reason::Colder });
 }
 
 fn queue_copy(shared: &Shared, to: usize, seen: &[Seen], id: u64, plan: Option<CopyPlan>) {
@@ -288,6 +323,9 @@ fn follow(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
     let written_blocks = (written - std::mem::replace(&mut pace.written, written)) / BLOCK_BYTES;
     let reads = pace.ratios[0].1;
     let read_share = reads as f64 / (reads + written_blocks).max(1) as f64;
+    let base_level = shared.base_level.load(Ordering::Relaxed);
+    let (level_writers, level_bytes) =
+        (by_depth(&level_writers, base_level), by_depth(&level_bytes, base_level));
     let observed = Observed { log_writers, level_writers, level_bytes, read_share };
     let input = SchemeInput {
         observed,
@@ -296,7 +334,7 @@ fn follow(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
     };
     if let Some(chosen) = pace.follower.observe(&input) {
         shared.fast_levels.store(chosen.fast_levels, Ordering::Relaxed);
-        let what = format!("levels 0 to {} belong to {}", chosen.fast_levels - 1, fast.name);
+        let what = format!("L0 to {} belong to {}", Name(chosen.fast_levels - 1), fast.name);
         shared.history.tell(shared.now_ms(), what, Reason::Scheme(chosen.to_string()));
     }
 }

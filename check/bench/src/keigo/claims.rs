@@ -1,0 +1,269 @@
+//! What is compared, what the paper's text says of it, and what should come out. Pure.
+
+use serde::Serialize;
+
+use super::plan::{Group, Keys, Part, Side, Workload};
+use super::run::{Figures, Run};
+
+/// What a figure should be.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Target {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => value >= least,
+            Self::AtMost(most) => value <= most,
+        }
+    }
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Row {
+    pub(super) part: Part,
+    pub(super) what: String,
+    /// A ratio, or seconds.
+    pub(super) value: f64,
+    /// Of the rounds.
+    pub(super) min: f64,
+    pub(super) max: f64,
+    pub(super) is_seconds: bool,
+    /// The figures behind it.
+    pub(super) detail: String,
+    pub(super) paper: &'static str,
+    pub(super) target: Option<Target>,
+    pub(super) met: Option<bool>,
+}
+
+/// The middle of `values`; none without values.
+pub(super) fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        len if len.is_multiple_of(2) => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+        _ => Some(sorted[middle]),
+    }
+}
+
+/// A group and its runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured<'a> {
+    pub(super) group: &'a Group,
+    pub(super) place: usize,
+    pub(super) runs: &'a [Run],
+}
+
+impl Measured<'_> {
+    /// A figure of each run of a side, by round.
+    pub(super) fn values(
+        &self,
+        side: Side,
+        pick: impl Fn(&Figures) -> Option<f64>,
+    ) -> Vec<(u64, f64)> {
+        let of = self.runs.iter().filter(|run| run.group == self.place && run.side == side);
+        of.filter_map(|run| Some((run.round, pick(&run.figures)?))).collect()
+    }
+
+    /// The median of a figure of a side.
+    pub(super) fn middle(&self, side: Side, pick: impl Fn(&Figures) -> Option<f64>) -> Option<f64> {
+        let values: Vec<f64> = self.values(side, pick).into_iter().map(|(_, v)| v).collect();
+        median(&values)
+    }
+
+    fn name(&self) -> String {
+        let Group { workload, keys, jobs, part, .. } = self.group;
+        let jobs = match part {
+            Part::Placement => format!(", {jobs} background jobs"),
+            _ => String::new(),
+        };
+        match keys {
+            Keys::Own => format!("{}{jobs}", workload.name()),
+            keys => format!("{}, {}{jobs}", workload.name(), keys.name()),
+        }
+    }
+
+    fn row(&self, what: &str, values: &[f64], value: f64) -> Row {
+        Row {
+            part: self.group.part,
+            what: format!("{}: {what}", self.name()),
+            value,
+            min: values.iter().copied().fold(f64::INFINITY, f64::min),
+            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            is_seconds: false,
+            detail: String::new(),
+            paper: "—",
+            target: None,
+            met: None,
+        }
+    }
+
+    /// The ratio of the medians of a figure, and of each round's.
+    fn ratio(
+        &self,
+        (ours, theirs): (Side, Side),
+        pick: impl Fn(&Figures) -> Option<f64>,
+    ) -> Option<Row> {
+        let pairs = self.values(ours, &pick).into_iter().filter_map(|(round, value)| {
+            let other = self.values(theirs, &pick).into_iter().find(|(r, _)| *r == round)?;
+            Some(value / other.1)
+        });
+        let (mine, other) = (self.middle(ours, &pick)?, self.middle(theirs, &pick)?);
+        let what = format!("{} / {}", ours.name(), theirs.name());
+        let row = self.row(&what, &pairs.collect::<Vec<_>>(), mine / other);
+        Some(Row { detail: format!("{mine:.0} / {other:.0}"), ..row })
+    }
+
+    fn speed(&self, ours: Side, theirs: Side) -> Option<Row> {
+        self.ratio((ours, theirs), |figures| Some(figures.ops_per_s))
+    }
+
+    /// Throughput as a part of the bound, and hits as a part of the oracle's.
+    fn copies(&self, side: Side) -> Vec<Row> {
+        let mut rows = Vec::new();
+        let of_bound = |figures: &Figures| Some(figures.ops_per_s / figures.bound_ops_per_s?);
+        let shares: Vec<f64> =
+            self.values(side, of_bound).into_iter().map(|(_, value)| value).collect();
+        if let Some(share) = median(&shares) {
+            let ops = self.middle(side, |f| Some(f.ops_per_s)).unwrap_or(0.0);
+            let bound = self.middle(side, |f| f.bound_ops_per_s).unwrap_or(0.0);
+            let row = self.row("ops/s of the bound", &shares, share);
+            let detail = format!("{ops:.0} of {bound:.0}");
+            rows.push(Row { detail, ..row }.aims(Target::AtLeast(0.9)));
+        }
+        let of_oracle = |figures: &Figures| {
+            let (hit, oracle) = figures.hits()?;
+            Some(hit / oracle.knows_all)
+        };
+        let shares: Vec<f64> =
+            self.values(side, of_oracle).into_iter().map(|(_, value)| value).collect();
+        if let Some(share) = median(&shares) {
+            let part = |pick: fn(&Figures) -> Option<f64>| self.middle(side, pick).unwrap_or(0.0);
+            let detail = format!(
+                "{:.3} of {:.3} (knowing half: {:.3}; all tables alike: {:.3})",
+                part(|f| Some(f.hits()?.0)),
+                part(|f| Some(f.hits()?.1.knows_all)),
+                part(|f| Some(f.hits()?.1.knows_half)),
+                part(|f| Some(f.tiers.as_ref()?.room_share)),
+            );
+            let row = self.row("hit ratio of the oracle's", &shares, share);
+            rows.push(Row { detail, ..row }.aims(Target::AtLeast(0.95)));
+        }
+        rows
+    }
+
+    fn recoveries(&self) -> Vec<Row> {
+        let phase = |(place, name): (usize, &str)| {
+            let values: Vec<f64> = self
+                .values(Side::Tiers, |figures| figures.recovered_s.get(place).copied().flatten())
+                .into_iter()
+                .map(|(_, value)| value)
+                .collect();
+            let row = self.row(name, &values, median(&values)?);
+            let row = Row { what: name.to_owned(), is_seconds: true, ..row };
+            Some(row.aims(Target::AtMost(20.0)))
+        };
+        let phases = ["first C (cold)", "A after C", "C after A"];
+        phases.into_iter().enumerate().filter_map(phase).collect()
+    }
+
+    /// Automatic threads against the best fixed number.
+    fn automatic(&self) -> Option<Row> {
+        let fixed = self.group.sides.iter().copied().filter(|s| matches!(s, Side::Fixed(_)));
+        let speed = |figures: &Figures| Some(figures.ops_per_s);
+        let best = fixed
+            .filter_map(|side| Some((side, self.middle(side, speed)?)))
+            .max_by(|a, b| a.1.total_cmp(&b.1))?;
+        self.speed(Side::Tiers, best.0)
+    }
+
+    /// Every row of which something was measured.
+    pub(super) fn rows(&self) -> Vec<Row> {
+        let Group { part, workload, keys, .. } = *self.group;
+        let speed = |ours, theirs| self.speed(ours, theirs);
+        let pair = speed(Side::Tiers, Side::Slow);
+        let mut rows = Vec::new();
+        match part {
+            Part::Tiers => {
+                let least = if workload.is_read_mostly() { None } else { Some(2.2) };
+                let row = pair.map(|row| row.says(paper_of_tiers(workload)));
+                rows.extend(row.map(|row| least.map_or(row.clone(), |l| row.at_least(l))));
+                // What no placement can surpass.
+                rows.extend(speed(Side::Fast, Side::Slow));
+                if workload.is_read_mostly() {
+                    rows.extend(self.copies(Side::Tiers));
+                }
+            }
+            Part::Production => {
+                let paper = if workload == Workload::Meta { "1.2×" } else { "up to 1.6×" };
+                rows.extend(pair.map(|row| row.says(paper)));
+            }
+            Part::Sync => rows.extend(pair.map(|row| row.says("up to 17×").at_least(4.0))),
+            Part::Placement => {
+                let row = speed(Side::Tiers, Side::Fast);
+                rows.extend(row.map(|row| row.says("up to 1.54× (−35 %)").at_least(1.35)));
+            }
+            Part::Threads => {
+                rows.extend(self.automatic().map(|row| row.says("about 1×").at_least(0.95)));
+            }
+            Part::Cache => {
+                let paper = match keys {
+                    Keys::Uniform => "4.5×",
+                    Keys::Zipf99 => "1.7×",
+                    _ => "—",
+                };
+                let one = speed(Side::CopiesOnFirst, Side::NoCopies);
+                rows.extend(one.map(|row| row.says(paper)));
+                let both = speed(Side::Tiers, Side::CopiesOnFirst);
+                rows.extend(both.map(|row| row.says("about 1×")));
+                rows.extend(self.copies(Side::Tiers));
+            }
+            Part::Single => {
+                rows.extend(speed(Side::OneTier, Side::Local).map(|r| r.at_least(0.95)));
+            }
+            Part::Instructions => {
+                let pick = |figures: &Figures| figures.instructions_per_op;
+                let row = self.ratio((Side::OneTier, Side::Local), pick);
+                rows.extend(row.map(|row| row.aims(Target::AtMost(1.03))));
+            }
+            Part::Switch => rows.extend(self.recoveries()),
+            Part::Block => {
+                let paper = if workload == Workload::A { "up to 2.2×" } else { "up to 1.9×" };
+                rows.extend(pair.map(|row| row.says(paper)));
+                rows.extend(speed(Side::Tiers, Side::Fast).map(|row| row.says("about 1×")));
+            }
+        }
+        rows
+    }
+}
+
+impl Row {
+    fn says(self, paper: &'static str) -> Self {
+        Self { paper, ..self }
+    }
+
+    fn aims(self, target: Target) -> Self {
+        Self { target: Some(target), met: Some(target.is_met(self.value)), ..self }
+    }
+
+    fn at_least(self, least: f64) -> Self {
+        self.aims(Target::AtLeast(least))
+    }
+}
+
+/// The text, with direct I/O where it says so.
+fn paper_of_tiers(workload: Workload) -> &'static str {
+    match workload {
+        Workload::A => "up to 4× (direct I/O), 2.2× (buffered)",
+        Workload::F => "up to 2.2× (buffered)",
+        Workload::C => "up to 12× (direct I/O), 10× (buffered)",
+        Workload::E => "up to 4× (buffered)",
+        _ => "up to 10× (buffered)",
+    }
+}

@@ -1,0 +1,93 @@
+//! What compactions tell the tiers: which level L0 goes to, and where the heat of their inputs went.
+
+use super::*;
+use crate::history::Reason;
+
+const KIB: u64 = 1024;
+
+fn read_as(fs: &TieredFs, name: &str, context: IoContext, times: usize) {
+    let file = fs.open(&path(name), context, OpenOptions::default()).unwrap();
+    let mut buf = vec![0; file.len() as usize];
+    (0..times).for_each(|_| file.read_exact_at(0, &mut buf, context).unwrap());
+}
+
+#[test]
+fn the_level_that_l0_compacts_into_is_fast_whatever_its_number() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
+    world.policy.fast_levels = Some(2);
+    let fs = world.open();
+    let from_l0 = IoContext::sst(IoPurpose::Compaction { from: 0, to: 5 }, 5);
+    drop(fs.create(&path("base.sst"), from_l0, CreateOptions::default()).unwrap());
+    write(&fs, "below.sst", 6, &filled(1, 1000));
+    let placed = |fs: &TieredFs| {
+        let stats = fs.stats();
+        (stats.base_level, holders(&stats, "L5"), holders(&stats, "L6"))
+    };
+    assert_eq!(placed(&fs), (5, vec![0], vec![1]));
+    drop(fs);
+    // Files tell after a restart.
+    let fs = world.open();
+    write(&fs, "more.sst", 5, &filled(2, 1000));
+    assert_eq!(placed(&fs), (5, vec![0], vec![1]));
+}
+
+#[test]
+fn the_output_of_a_compaction_is_as_hot_as_what_it_was_merged_of() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
+    world.policy.cache_by = crate::settings::CacheBy::File;
+    let fs = world.open();
+    for (n, name) in ["hot.sst", "cold.sst"].into_iter().enumerate() {
+        write(&fs, name, 5, &filled(n as u64, 20_000));
+    }
+    read_as(&fs, "hot.sst", READ, 300);
+    world.pass(500);
+    fs.step();
+    for (from, to) in [("hot.sst", "hot-2.sst"), ("cold.sst", "cold-2.sst")] {
+        let context = table(6);
+        let mut output = fs.create(&path(to), context, CreateOptions::default()).unwrap();
+        read_as(&fs, from, context, 1);
+        output.append(&filled(9, 20_000)).unwrap();
+        output.sync().unwrap();
+        drop(output);
+        fs.remove(&path(from)).unwrap();
+    }
+    let heat = |name: &str| fs.shared.entry("find", &path(name)).unwrap().heat();
+    assert!((heat("hot-2.sst") - 300.0).abs() < 1.0, "{}", heat("hot-2.sst"));
+    assert_eq!(heat("cold-2.sst"), 0.0);
+    // Reads of something else go past the device, so it looks for what is hot.
+    write(&fs, "other.sst", 6, &filled(3, 190_000));
+    read_as(&fs, "other.sst", READ, 40);
+    world.pass(500);
+    fs.step();
+    let copies = |name: &str| {
+        let entry = fs.shared.entry("find", &path(name)).unwrap();
+        entry.inside.lock().copies.len()
+    };
+    assert_eq!((copies("hot-2.sst"), copies("cold-2.sst")), (1, 0), "it was never read itself");
+}
+
+#[test]
+fn a_cold_table_leaves_the_fast_device_for_a_hot_one_but_not_at_once() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[100 * KIB, 1 << 20]);
+    world.policy.cache_by = crate::settings::CacheBy::File;
+    let fs = world.open();
+    write(&fs, "l0.sst", 0, &filled(0, 30_000));
+    write(&fs, "cold.sst", 2, &filled(1, 50_000));
+    write(&fs, "hot.sst", 5, &filled(2, 40_000));
+    let look = || {
+        read_as(&fs, "hot.sst", READ, 2000);
+        world.pass(500);
+        fs.step();
+        fs.stats()
+    };
+    let young = look();
+    assert_eq!((holders(&young, "L2"), young.devices[0].copies.files), (vec![0], 0));
+    world.pass(10_000);
+    look();
+    let stats = look();
+    assert_eq!(holders(&stats, "L2"), [1], "{stats}");
+    assert_eq!(holders(&stats, "L0"), [0], "never L0");
+    assert_eq!(stats.devices[0].copies.files, 1, "{stats}");
+    assert!(stats.events.iter().any(|event| event.reason == Reason::Colder));
+    assert_eq!(fs.read(&path("cold.sst"), READ).unwrap(), filled(1, 50_000));
+}

@@ -136,7 +136,7 @@ impl Inner {
                 self.pause_for(version, changes, members).await
             }
             Message::Prepare { version, .. } => self.prepare(version).await,
-            Message::Resume { version, changes, .. } => self.resume(version, changes),
+            Message::Resume { version, changes, .. } => self.resume(version, &changes),
             _ => Ok(self.recall()),
         };
         done.unwrap_or_else(|error| {
@@ -339,7 +339,7 @@ impl Inner {
         Ok((shape, Image { words: words.collect() }))
     }
 
-    fn resume(self: &Arc<Self>, version: u64, changes: Vec<Assigned>) -> Result<Message> {
+    fn resume(self: &Arc<Self>, version: u64, changes: &[Assigned]) -> Result<Message> {
         let joined = self.joined()?;
         let mut standing = self.standing.lock();
         if joined.map.read().version >= version {
@@ -350,7 +350,7 @@ impl Inner {
         }
         let Some(staged) = standing.staged.take() else { return Ok(Message::Done {}) };
         let mut prepared = staged.prepared.unwrap_or_default();
-        for change in &changes {
+        for change in changes {
             let served = prepared.remove(&change.partition).map(|(_, served)| served);
             self.proxy.set(PartitionId(change.partition), served);
         }
@@ -360,13 +360,13 @@ impl Inner {
             let mut next = Map::clone(&map);
             next.version = version;
             next.members = staged.members;
-            for change in &changes {
+            for change in changes {
                 next.entries[change.partition as usize] = *change;
             }
             *map = Arc::new(next);
         }
         drop(standing);
-        for change in &changes {
+        for change in changes {
             joined.gates.open(PartitionId(change.partition));
         }
         Ok(Message::Done {})

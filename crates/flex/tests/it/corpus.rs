@@ -76,7 +76,7 @@ fn every_bucket_has_an_answer() {
                     );
                 }
                 SlotState::Pending { .. } => {
-                    assert!(!reusable && slot.to_live().to_pending() == slot)
+                    assert!(!reusable && slot.to_live().to_pending() == slot);
                 }
                 SlotState::Deleted { time_us, tag } => {
                     assert!(!reusable && Slot::deleted(time_us, tag) == slot);

@@ -114,7 +114,9 @@ impl History {
     pub fn violations(&self) -> Vec<String> {
         let keys = self.keys.lock();
         let wrong = keys.iter().filter(|(_, events)| !is_linearizable(events));
-        wrong.map(|(key, events)| format!("key {key} is not linearizable:\n{}", told(events))).collect()
+        wrong
+            .map(|(key, events)| format!("key {key} is not linearizable:\n{}", told(events)))
+            .collect()
     }
 }
 
@@ -173,8 +175,7 @@ mod tests {
         assert!(history(&[(1, SET), (2, GET), (2, OLD), (2, GET), (2, NEW)]));
         assert!(history(&[(1, SET), (2, GET), (2, OLD)]));
         let (other, deleted) = (Ok(Op::Delete), Err(Ret::Done(true)));
-        let twice =
-            [(1, SET), (2, GET), (2, NEW), (2, other), (2, deleted), (2, GET), (2, NEW)];
+        let twice = [(1, SET), (2, GET), (2, NEW), (2, other), (2, deleted), (2, GET), (2, NEW)];
         assert!(!history(&twice));
     }
 }

@@ -16,7 +16,16 @@ usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace] [--no-fencing]
   --no-lease, --early-commit, --no-repair
            leave a step of the store's out: the check must notice";
 
-fn arguments() -> Result<Option<(u64, u64, bool, (Sabotage, archipelago_flex::Sabotage))>, String> {
+/// What was asked for.
+struct Arguments {
+    seeds: u64,
+    from: u64,
+    trace: bool,
+    sabotage: Sabotage,
+    flex: archipelago_flex::Sabotage,
+}
+
+fn arguments() -> Result<Option<Arguments>, String> {
     let (mut seeds, mut from, mut trace) = (1000, 0, false);
     let (mut sabotage, mut flex) = (Sabotage::default(), archipelago_flex::Sabotage::default());
     let mut words = std::env::args().skip(1);
@@ -39,7 +48,7 @@ fn arguments() -> Result<Option<(u64, u64, bool, (Sabotage, archipelago_flex::Sa
             other => return Err(format!("unknown argument `{other}`")),
         }
     }
-    Ok(Some((seeds, from, trace, (sabotage, flex))))
+    Ok(Some(Arguments { seeds, from, trace, sabotage, flex }))
 }
 
 /// What runs now, for a panic that ends the program.
@@ -53,7 +62,7 @@ fn main() -> ExitCode {
             eprintln!("seed {seed} panicked\n    repeat: {}", replay_command(seed));
         }
     }));
-    let (seeds, from, trace, (sabotage, flex)) = match arguments() {
+    let Arguments { seeds, from, trace, sabotage, flex } = match arguments() {
         Ok(Some(arguments)) => arguments,
         Ok(None) => {
             println!("{USAGE}");
@@ -64,9 +73,13 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (mut failed, mut answered, mut errors, mut faults, mut changes, mut events) = (0, 0, 0, 0, 0, 0);
+    let (mut failed, mut answered, mut errors, mut faults, mut changes, mut events) =
+        (0, 0, 0, 0, 0, 0);
     if trace {
-        tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG).without_time().init();
+        tracing_subscriber::fmt()
+            .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+            .without_time()
+            .init();
     }
     for seed in from..from + seeds {
         let mut settings = Settings::new(seed);

@@ -91,7 +91,8 @@ impl NodeActor {
                 coordinator: vec![COORDINATOR.to_owned()],
                 endpoints: vec![name.clone()],
             };
-            let (compute, door) = ComputeNode::new(settings(shared.sabotage), around).expect("sound settings");
+            let (compute, door) =
+                ComputeNode::new(settings(shared.sabotage), around).expect("sound settings");
             let (id, epoch) = compute.fabric_id();
             let fabric = sim.network().node(id, epoch, Some(door)).expect("a node in memory");
             let listener = sim.serve(&fabric, &name).expect("a host serves at its name");

@@ -332,7 +332,8 @@ impl World {
             self.simulation.run_for(Duration::from_millis(100));
         }
         let mut violations = Vec::new();
-        let settled = self.coordinator.1.lock().as_ref().map(|(desk, ..)| desk.look(Coordinator::is_settled));
+        let settled =
+            self.coordinator.1.lock().as_ref().map(|(desk, ..)| desk.look(Coordinator::is_settled));
         if settled != Some(true) {
             violations.push("the map does not come to rest".to_owned());
         }

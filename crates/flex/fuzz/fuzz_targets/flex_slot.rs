@@ -17,6 +17,9 @@ fuzz_target!(|bytes: &[u8]| {
             SlotState::Live { fingerprint, .. } => {
                 assert!(!reusable && both.matching(fingerprint).any(|(_, other)| other == slot));
             }
+            SlotState::Pending { .. } => {
+                assert!(!reusable && slot.to_live().to_pending() == slot);
+            }
             SlotState::Deleted { time_us, tag } => {
                 assert!(!reusable && Slot::deleted(time_us, tag) == slot);
             }

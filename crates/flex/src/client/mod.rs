@@ -14,7 +14,7 @@
 mod look;
 mod submit;
 
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 
@@ -148,7 +148,6 @@ impl Inner {
             }
             waiting.as_mut().poll(context).map(|()| None)
         });
-        use std::future::Future as _;
         let Some(inside) = inside.await else {
             return Err(Error::busy(format!("{partition} is being moved, for too long")));
         };

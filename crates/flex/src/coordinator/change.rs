@@ -121,7 +121,12 @@ impl Coordinator {
         }
     }
 
-    fn start(&mut self, mut entries: BTreeMap<u32, Assigned>) {
+    fn start(&mut self, entries: BTreeMap<u32, Assigned>) {
+        self.stage(entries);
+        self.resend();
+    }
+
+    fn stage(&mut self, mut entries: BTreeMap<u32, Assigned>) {
         for entry in entries.values_mut() {
             entry.epoch += 1;
         }
@@ -129,7 +134,6 @@ impl Coordinator {
         let version = self.version + 1;
         let waiting = told.clone();
         self.change = Some(Change { version, entries, step: Step::Pause, waiting, told });
-        self.resend();
     }
 
     /// A node died while a change was under way.
@@ -140,47 +144,32 @@ impl Coordinator {
             self.change = Some(Change { waiting, ..change });
             return self.proceed();
         }
-        let mut entries = change.entries;
+        // Owners may have claimed their epochs: who joins now is told them with the map, so that they are known even if everybody
+        // else dies, and the next ones are larger.
+        for (partition, entry) in &change.entries {
+            self.map[*partition as usize].epoch = entry.epoch;
+        }
+        self.version = change.version;
         if self.living().is_empty() {
-            // Whoever joins next takes everything, at epochs above those that may have been claimed.
-            for entry in entries.into_values() {
-                self.map[entry.partition as usize].epoch = entry.epoch;
-            }
-            self.version = change.version;
+            // Whoever joins next takes everything.
             self.wants.insert(Want::Balance);
             return;
         }
-        // Owners may have claimed their epochs: the next are larger.
-        for entry in entries.values_mut() {
-            if let Some(now) = self.map.get(entry.partition as usize) {
-                entry.shape = now.shape;
-            }
-        }
         self.wants.remove(&Want::Balance);
-        let epochs: BTreeMap<u32, u32> =
-            entries.iter().map(|(partition, entry)| (*partition, entry.epoch)).collect();
-        let grows: Vec<u32> = entries.values().filter(|e| e.grow).map(|e| e.partition).collect();
         let mut next: BTreeMap<u32, Assigned> = BTreeMap::new();
-        for partition in grows {
-            if let Some(now) = self.partition(partition).copied() {
-                next.insert(partition, Assigned { grow: true, ..now });
+        for entry in change.entries.values().filter(|entry| entry.grow) {
+            if let Some(now) = self.partition(entry.partition).copied() {
+                next.insert(entry.partition, Assigned { grow: true, ..now });
             }
         }
         self.assign(&mut next);
         // What was paused is in the next change too, else nobody would open it.
-        for partition in epochs.keys() {
+        for partition in change.entries.keys() {
             if let Some(now) = self.partition(*partition).copied() {
                 next.entry(*partition).or_insert(now);
             }
         }
-        for (partition, entry) in &mut next {
-            let claimed = epochs.get(partition).copied().unwrap_or(0);
-            entry.epoch = entry.epoch.max(claimed) + 1;
-        }
-        let told = self.living();
-        let version = change.version + 1;
-        let waiting = told.clone();
-        self.change = Some(Change { version, entries: next, step: Step::Pause, waiting, told });
+        self.stage(next);
     }
 
     /// Sends what is not confirmed.
@@ -345,15 +334,18 @@ impl Coordinator {
         if self.version == 0 {
             return self.begin();
         }
-        // A change may have been under way, and its owners have claimed their epochs: everything is taken anew.
+        // A change may have been under way, begun anew a few times, and its owners have claimed their epochs: at most one more for
+        // each version. The map is told with both, so that the next coordinator finds them together too.
+        let claimed = paused_for.saturating_sub(self.version);
+        self.version += claimed;
+        for entry in &mut self.map {
+            entry.epoch = entry.epoch.saturating_add(u32::try_from(claimed).unwrap_or(u32::MAX));
+        }
+        // Everything is taken anew.
         let mut entries: BTreeMap<u32, Assigned> = BTreeMap::new();
         self.assign(&mut entries);
         for entry in &self.map {
             entries.entry(entry.partition).or_insert(*entry);
-        }
-        self.version = self.version.max(paused_for);
-        for entry in entries.values_mut() {
-            entry.epoch += 1;
         }
         self.start(entries);
     }

@@ -193,7 +193,13 @@ impl Desk {
                 Err(_) => None,
             };
             desk.sending.lock().remove(&order);
-            tracing::debug!(at_us = desk.runtime.now_ns() / 1000, node = member.number, ?message, ?answer, "order");
+            tracing::debug!(
+                at_us = desk.runtime.now_ns() / 1000,
+                node = member.number,
+                ?message,
+                ?answer,
+                "order"
+            );
             if let Some(answer) = answer {
                 desk.with(|core| core.on_answer(member.client, &message, &answer));
             }

@@ -1,1 +1,231 @@
+//! The state machine against a cluster of scripted nodes: what they answer is what `node/changing.rs` answers, without the work.
+//!
+//! Messages lie in a bag until a test delivers, doubles or loses them. After each step the cluster is looked at: whoever has a
+//! partition open agrees on whose it is, and at which epoch.
 
+mod cluster;
+mod disorder;
+
+use archipelago_pool::ClientId;
+
+use super::*;
+use cluster::{Cluster, Flight, PLAN};
+
+fn kinds(cluster: &Cluster, to: u64) -> Vec<&'static str> {
+    let order = |flight: &Flight| match flight {
+        Flight::Order { to: client, message, .. } if client.0 == to => Some(message.name()),
+        _ => None,
+    };
+    cluster.bag.iter().filter_map(order).collect()
+}
+
+fn owners(cluster: &Cluster) -> Vec<u32> {
+    cluster.core.map().iter().map(|entry| entry.node).collect()
+}
+
+fn epochs(cluster: &Cluster) -> Vec<u32> {
+    cluster.core.map().iter().map(|entry| entry.epoch).collect()
+}
+
+/// A cluster of `nodes` at rest.
+fn settled(nodes: usize) -> Cluster {
+    let mut cluster = Cluster::new();
+    for _ in 0..nodes {
+        cluster.join();
+        cluster.settle();
+    }
+    cluster
+}
+
+#[test]
+fn the_first_node_makes_the_index_and_takes_everything() {
+    let mut cluster = Cluster::new();
+    let first = cluster.join();
+    cluster.deliver_all("Join");
+    assert_eq!(kinds(&cluster, first), ["Create"]);
+    assert_eq!(cluster.core.version(), 0);
+    cluster.settle();
+    assert_eq!(owners(&cluster), vec![1; 1 << PLAN.partition_bits]);
+    assert_eq!(cluster.core.version(), 2, "made, and taken");
+}
+
+#[test]
+fn a_second_node_gets_its_share_and_nothing_else_moves() {
+    let mut cluster = settled(1);
+    let before = cluster.core.map().to_vec();
+    cluster.join();
+    cluster.settle();
+    let (now, old) = (cluster.core.map(), before.iter());
+    let moved = now.iter().zip(old).filter(|(now, old)| now.node != old.node).count();
+    assert_eq!(moved, 1 << (PLAN.partition_bits - 1));
+    for (now, old) in cluster.core.map().iter().zip(&before) {
+        assert_eq!(now.epoch > old.epoch, now.node != old.node || now.offloaded != old.offloaded);
+    }
+    cluster.join();
+    cluster.settle();
+    let count = |number| owners(&cluster).iter().filter(|owner| **owner == number).count();
+    assert!([1, 2, 3].into_iter().all(|number| (2..=3).contains(&count(number))));
+}
+
+#[test]
+fn each_step_waits_for_everybody() {
+    let mut cluster = settled(2);
+    let (one, two) = (1, 2);
+    cluster.core.set_offload(1000);
+    cluster.collect();
+    for (step, next) in [("Pause", "Prepare"), ("Prepare", "Resume")] {
+        assert_eq!((kinds(&cluster, one), kinds(&cluster, two)), (vec![step], vec![step]));
+        cluster.run_order(one);
+        assert_eq!(kinds(&cluster, one), Vec::<&str>::new(), "{step}: the other has not confirmed");
+        cluster.run_order(two);
+        assert_eq!(kinds(&cluster, one), [next]);
+    }
+    assert!(!cluster.core.is_settled());
+    cluster.settle();
+    assert!(cluster.core.map().iter().all(|entry| entry.offloaded));
+}
+
+#[test]
+fn a_death_between_the_steps_begins_the_change_anew_at_larger_epochs() {
+    for steps in 1..=2 {
+        let mut cluster = settled(3);
+        let before = epochs(&cluster);
+        cluster.core.set_offload(1000);
+        cluster.collect();
+        for _ in 0..steps {
+            (1..=3).for_each(|client| cluster.run_order(client));
+        }
+        let claimed = cluster.claimed.clone();
+        cluster.die(3);
+        cluster.settle();
+        for (partition, epoch) in epochs(&cluster).into_iter().enumerate() {
+            assert!(epoch > before[partition], "partition {partition}");
+            assert!(epoch >= claimed[&(partition as u32)].0, "partition {partition}");
+        }
+        assert!(owners(&cluster).iter().all(|owner| *owner < 3));
+    }
+}
+
+#[test]
+fn a_number_is_not_given_again_while_the_map_names_it() {
+    let mut cluster = settled(2);
+    // Its partitions are still its own on the map while the change waits for the first node.
+    cluster.die(2);
+    let third = cluster.join();
+    cluster.deliver_all("Join");
+    let numbers: Vec<u32> = cluster.core.members().iter().map(|member| member.number).collect();
+    assert_eq!(numbers, [1, 3]);
+    cluster.settle();
+    assert_eq!(cluster.number(third), Some(3));
+    let fourth = cluster.join();
+    cluster.settle();
+    assert_eq!(cluster.number(fourth), Some(2), "nobody names it any more");
+}
+
+#[test]
+fn who_joins_during_a_change_is_told_the_map_when_it_holds() {
+    let mut cluster = settled(2);
+    cluster.core.set_offload(1000);
+    cluster.collect();
+    let third = cluster.join();
+    cluster.deliver_all("Join");
+    cluster.core.on_tick();
+    cluster.collect();
+    assert!(!cluster.is_told(third), "it has no part in the change");
+    // The change begins anew, with it: it must know a map before it can pause.
+    cluster.die(2);
+    assert_eq!(kinds(&cluster, third), ["Pause"]);
+    cluster.core.on_tick();
+    cluster.collect();
+    assert!(cluster.is_told(third));
+    cluster.settle();
+    assert!(owners(&cluster).contains(&3));
+}
+
+#[test]
+fn one_that_comes_after_all_died_takes_everything() {
+    let mut cluster = settled(2);
+    cluster.core.set_offload(1000);
+    cluster.collect();
+    (1..=2).for_each(|client| cluster.run_order(client));
+    (1..=2).for_each(|client| cluster.run_order(client));
+    let claimed = cluster.claimed.clone();
+    cluster.die(1);
+    cluster.die(2);
+    let next = cluster.join();
+    cluster.settle();
+    let number = cluster.number(next).expect("it joined");
+    assert_eq!(owners(&cluster), vec![number; 1 << PLAN.partition_bits]);
+    for (partition, epoch) in epochs(&cluster).into_iter().enumerate() {
+        assert!(epoch > claimed[&(partition as u32)].0, "partition {partition}");
+    }
+}
+
+#[test]
+fn a_full_partition_grows_once() {
+    let mut cluster = settled(2);
+    let before = cluster.core.map()[3];
+    cluster.grow(3, before.epoch);
+    cluster.settle();
+    let after = cluster.core.map()[3];
+    assert_eq!(after.shape.log2_buckets, before.shape.log2_buckets + 1);
+    assert!(after.epoch > before.epoch && !after.grow);
+    cluster.grow(3, before.epoch);
+    cluster.settle();
+    assert_eq!(cluster.core.map()[3], after, "asked at an epoch that is over");
+}
+
+#[test]
+fn one_that_starts_anew_takes_the_newest_map_and_pauses_everything_once() {
+    let mut cluster = settled(3);
+    cluster.core.set_offload(1000);
+    cluster.collect();
+    for _ in 0..2 {
+        (1..=3).for_each(|client| cluster.run_order(client));
+    }
+    // One works by the new map; the others are paused for it.
+    cluster.run_order(2);
+    let newest = cluster.nodes[&ClientId(2)].version;
+    let map = cluster.nodes[&ClientId(2)].map.clone();
+    cluster.bag.clear();
+    cluster.restart_coordinator();
+    let fourth = cluster.join();
+    cluster.deliver_all("Join");
+    assert!(!cluster.is_told(fourth), "nothing is known yet");
+    for client in 1..=3 {
+        assert_eq!(kinds(&cluster, client), ["Recall"]);
+        cluster.run_order(client);
+    }
+    assert_eq!(cluster.core.version(), newest);
+    assert!(map.iter().eq(cluster.core.map()));
+    let Some(Flight::Order { message: Message::Pause { changes, version, .. }, .. }) =
+        cluster.bag.iter().find(|flight| flight.is("Pause"))
+    else {
+        panic!("everything is paused");
+    };
+    assert_eq!((changes.len(), *version), (map.len(), newest + 1));
+    assert!(changes.iter().zip(&map).all(|(next, old)| next.epoch > old.epoch));
+    cluster.settle();
+}
+
+#[test]
+fn one_that_starts_anew_passes_the_epochs_of_changes_that_were_begun_over_and_over() {
+    let mut cluster = settled(5);
+    cluster.core.set_offload(1000);
+    cluster.collect();
+    for dead in [5, 4, 3] {
+        for _ in 0..2 {
+            (1..=dead).for_each(|client| cluster.run_order(client));
+        }
+        cluster.die(dead);
+    }
+    for _ in 0..2 {
+        (1..=2).for_each(|client| cluster.run_order(client));
+    }
+    let claimed = cluster.claimed.clone();
+    cluster.restart_coordinator();
+    cluster.settle();
+    for (partition, epoch) in epochs(&cluster).into_iter().enumerate() {
+        assert!(epoch > claimed[&(partition as u32)].0, "partition {partition}");
+    }
+}

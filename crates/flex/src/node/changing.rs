@@ -6,7 +6,9 @@
 //! *Resume*: the map holds from here on.
 //!
 //! Invariants: 1. a request runs under the entry that it found when it came in, and no change ends *pause* before it went out;
-//! 2. orders of a smaller term are refused; 3. every order may come twice. Paper: §4.2, atomic partition reassignment.
+//! 2. orders of a smaller term are refused; 3. every order may come twice; 4. partitions are taken for one change at a time, and
+//! *pause* is answered when nothing is being taken for an earlier one, whose late writes would meet those of the next owner;
+//! 5. a subtable that was moved is given back at *resume*: a change that begins anew starts from it again. Paper: §4.2, atomic partition reassignment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -136,7 +138,7 @@ impl Inner {
                 self.pause_for(version, changes, members).await
             }
             Message::Prepare { version, .. } => self.prepare(version).await,
-            Message::Resume { version, changes, .. } => self.resume(version, changes),
+            Message::Resume { version, changes, .. } => self.resume(version, &changes),
             _ => Ok(self.recall()),
         };
         done.unwrap_or_else(|error| {
@@ -207,7 +209,10 @@ impl Inner {
                 // What an earlier change closed and this one does not name stays closed until it holds.
                 let prepared = None;
                 let changes = changes.clone();
-                standing.staged = Some(Staged { version, changes, members, prepared });
+                let next = Staged { version, changes, members, prepared };
+                if let Some(staged) = standing.staged.replace(next) {
+                    self.abandon(&staged);
+                }
             }
         }
         for change in &changes {
@@ -218,11 +223,25 @@ impl Inner {
             joined.gates.drained(PartitionId(change.partition)).await;
             self.proxy.drained(PartitionId(change.partition)).await;
         }
+        drop(self.taking.enter().await);
         Ok(Message::Done {})
+    }
+
+    /// The change did not come about: what was grown for it goes, its partitions start again from where they were.
+    fn abandon(&self, staged: &Staged) {
+        let prepared = staged.prepared.as_ref();
+        for before in &staged.changes {
+            let now = prepared.and_then(|prepared| prepared.get(&before.partition));
+            if let Some((now, _)) = now.filter(|(now, _)| now.shape != before.shape) {
+                self.free_table(now.shape);
+            }
+        }
     }
 
     async fn prepare(self: &Arc<Self>, version: u64) -> Result<Message> {
         let joined = self.joined()?;
+        // The same order may be under way already; what comes second finds what the first prepared.
+        let _pass = self.taking.enter().await;
         let mine: Vec<Assigned> = {
             let standing = self.standing.lock();
             let Some(staged) = standing.staged.as_ref().filter(|staged| staged.version == version)
@@ -264,10 +283,6 @@ impl Inner {
             let old = assigned.shape;
             (assigned.shape, image) = self.grow(partition, old, &image, until_ns).await?;
             assigned.grow = false;
-            self.free_table(
-                self.table.address(old.packed),
-                (BUCKET_BYTES as u64) << old.log2_buckets,
-            );
         }
         self.enter_shape(assigned, until_ns).await?;
         let served = Served::new(assigned, assigned.offloaded.then_some(image), self.now_us());
@@ -339,7 +354,7 @@ impl Inner {
         Ok((shape, Image { words: words.collect() }))
     }
 
-    fn resume(self: &Arc<Self>, version: u64, changes: Vec<Assigned>) -> Result<Message> {
+    fn resume(self: &Arc<Self>, version: u64, changes: &[Assigned]) -> Result<Message> {
         let joined = self.joined()?;
         let mut standing = self.standing.lock();
         if joined.map.read().version >= version {
@@ -350,7 +365,15 @@ impl Inner {
         }
         let Some(staged) = standing.staged.take() else { return Ok(Message::Done {}) };
         let mut prepared = staged.prepared.unwrap_or_default();
-        for change in &changes {
+        for before in &staged.changes {
+            let moved =
+                prepared.get(&before.partition).filter(|(now, _)| now.shape != before.shape);
+            if moved.is_some() {
+                // Nobody starts from it again.
+                self.free_table(before.shape);
+            }
+        }
+        for change in changes {
             let served = prepared.remove(&change.partition).map(|(_, served)| served);
             self.proxy.set(PartitionId(change.partition), served);
         }
@@ -360,13 +383,13 @@ impl Inner {
             let mut next = Map::clone(&map);
             next.version = version;
             next.members = staged.members;
-            for change in &changes {
+            for change in changes {
                 next.entries[change.partition as usize] = *change;
             }
             *map = Arc::new(next);
         }
         drop(standing);
-        for change in &changes {
+        for change in changes {
             joined.gates.open(PartitionId(change.partition));
         }
         Ok(Message::Done {})

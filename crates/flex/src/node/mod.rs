@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
-use archipelago_base::runtime::Runtime;
+use archipelago_base::runtime::{Gate, Runtime};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{ClientId, Handler, NodeId, Reply, Request};
 use archipelago_pool::{PoolClient, Reach};
@@ -70,6 +70,8 @@ pub(crate) struct Inner {
     pub(crate) proxy: Proxy,
     pub(crate) peers: Peers,
     pub(crate) standing: Mutex<Standing>,
+    /// Partitions are taken for one change at a time.
+    taking: Gate,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) endpoints: Vec<String>,
     joined: OnceLock<Joined>,
@@ -151,6 +153,7 @@ impl ComputeNode {
             records: Records::new(block_bytes),
             proxy: Proxy::default(),
             standing: Mutex::default(),
+            taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
             joined: OnceLock::new(),
             settings,

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use archipelago_base::runtime::Gate;
 use archipelago_base::{Error, Result};
-use archipelago_pool::{Address, ClientId, Heap, HeapStats, Sharing};
+use archipelago_pool::{Address, ClientId, Heap, Sharing};
 use parking_lot::Mutex;
 
 use super::Inner;
-use crate::format::{Header, KeyHash, LENGTH_UNITS_MAX, Record, Slot, UNIT_BYTES};
+use crate::format::{BUCKET_BYTES, Header, KeyHash, LENGTH_UNITS_MAX, Record, Slot, UNIT_BYTES};
 use crate::table::Range;
-use crate::wire::{Message, Why};
+use crate::wire::{Message, Shaped, Why};
 
 /// How often blocks are looked through.
 const RELEASE_EVERY: Duration = Duration::from_secs(1);
@@ -38,10 +38,6 @@ pub(crate) struct Written {
 impl Records {
     pub(super) fn new(block_bytes: u64) -> Self {
         Self { heap: Mutex::new(Heap::new(block_bytes)), growing: Gate::default() }
-    }
-
-    pub(crate) fn stats(&self) -> HeapStats {
-        self.heap.lock().stats()
     }
 }
 
@@ -104,8 +100,10 @@ impl Inner {
         self.records.heap.lock().free(written.address, written.bytes, from_ns);
     }
 
-    /// Gives back what a subtable took.
-    pub(crate) fn free_table(&self, address: Address, bytes: u64) {
+    /// Gives back what a subtable took, if it lies in a block of this node's.
+    pub(crate) fn free_table(&self, shape: Shaped) {
+        let address = self.table.address(shape.packed);
+        let bytes = (BUCKET_BYTES as u64) << shape.log2_buckets;
         let from_ns = self.now_ns() + self.settings.address_lease_ns();
         self.records.heap.lock().free(address, bytes, from_ns);
     }

@@ -115,8 +115,7 @@ impl Inner {
             others,
             stamp_us,
             ..
-        } =
-            message
+        } = message
         else {
             return self.declined(Why::Malformed);
         };
@@ -136,7 +135,9 @@ impl Inner {
             expect: Slot(*expect),
             new: Slot(*new),
             others,
-            valid_ns: stamp_us.saturating_mul(1000).saturating_add(self.settings.address_lease_ns()),
+            valid_ns: stamp_us
+                .saturating_mul(1000)
+                .saturating_add(self.settings.address_lease_ns()),
         };
         if self.now_ns() >= wanted.valid_ns {
             // Words that the client saw may name other records by now.

@@ -7,7 +7,7 @@ use archipelago_base::{Error, Result};
 use archipelago_fabric::Batch;
 use archipelago_pool::Address;
 
-use super::{Range, Table};
+use super::Table;
 use crate::format::{BUCKET_BYTES, Bucket, Decoded, INVALID_WORD, KeyHash, Record, Slot, regrow};
 use crate::ids::PartitionId;
 use crate::wire::Shaped;
@@ -62,23 +62,6 @@ impl Table {
             }
             return Ok(images);
         }
-    }
-
-    /// The first copy of a subtable.
-    pub(crate) async fn load(&self, shape: Shaped, until_ns: u64) -> Result<Image> {
-        let start = self.address(shape.packed);
-        let bytes = (BUCKET_BYTES as u64) << shape.log2_buckets;
-        let mut image = Image::default();
-        let mut at = 0;
-        while at < bytes {
-            let address = Address { offset: start.offset + at, ..start };
-            let len = PART.min(bytes - at);
-            let read = self.read(&[Range { address, bytes: len }], until_ns).await?;
-            let words = read[0].as_chunks::<8>().0.iter();
-            image.words.extend(words.map(|word| u64::from_le_bytes(*word)));
-            at += len;
-        }
-        Ok(image)
     }
 
     /// Makes all copies equal to the first, and takes forward what was pending there; the slots then. `now_us` stamps what is deleted.

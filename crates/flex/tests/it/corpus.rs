@@ -7,6 +7,7 @@ use archipelago_flex::format::{
     BUCKET_BYTES, Bucket, Candidates, Decoded, ENTRY_BYTES, Geometry, PartitionEntry, Record, Slot,
     SlotState,
 };
+use archipelago_flex::wire::Message;
 
 /// Calls `judge` with every input's name and bytes: `good_…` is read, `short_…` needs more bytes, `bad_…` is refused.
 fn replay(target: &str, at_least: usize, judge: impl Fn(&[u8]) -> &'static str) {
@@ -74,11 +75,28 @@ fn every_bucket_has_an_answer() {
                         !reusable && both.matching(fingerprint).any(|(_, other)| other == slot)
                     );
                 }
+                SlotState::Pending { .. } => {
+                    assert!(!reusable && slot.to_live().to_pending() == slot);
+                }
                 SlotState::Deleted { time_us, tag } => {
                     assert!(!reusable && Slot::deleted(time_us, tag) == slot);
                 }
             }
         }
         "good"
+    });
+}
+
+#[test]
+fn messages_are_read_or_refused() {
+    replay("flex_message", 20, |bytes| match Message::decode(bytes) {
+        Ok(message) => {
+            assert_eq!(Message::decode(&message.encode()), Ok(message));
+            "good"
+        }
+        Err(refused) => {
+            assert!(!refused.to_string().is_empty());
+            "bad"
+        }
     });
 }

@@ -155,7 +155,6 @@ impl Cluster {
                 let fenced = if *tell { self.fenced.clone() } else { Vec::new() };
                 Message::FenceIs { life, held, fenced }
             }
-            Message::Seal { block, epoch, .. } => is(*block, *epoch, CopyStep::Sealed),
             Message::Install { config, .. } => is(config.block, config.epoch, CopyStep::Installed),
             Message::Drop { block, epoch, .. } => {
                 *used = used.saturating_sub(1);

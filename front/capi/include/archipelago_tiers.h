@@ -103,8 +103,8 @@ typedef struct archipelago_device {
 /* How tiers are opened. Begin with ARCHIPELAGO_OPTIONS_INIT and set what is to be different. */
 typedef struct archipelago_options {
   uint32_t size;    /* sizeof(archipelago_options) */
-  int fast_levels;  /* levels 0 up to this one, exclusive, belong to the fastest device; -1: as the placement scheme
-                       says, and what is observed */
+  int fast_levels;  /* L0 and so many levels less one belong to the fastest device, counted from the one that L0
+                       compacts into; -1: as the placement scheme says, and what is observed */
   const char *root; /* what paths begin with; NULL: "tiers:". The same at every open: it is a part of the names. */
 } archipelago_options;
 

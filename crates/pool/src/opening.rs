@@ -268,7 +268,8 @@ impl Shared {
 
     /// A node was silent at some time: nothing of it stays in use.
     pub(crate) fn leave_node(&self, place: Place) {
-        let of = |block: &OpenBlock| block.copies.iter().any(|copy| copy.place == place);
+        // Also a block of which that copy did not answer: over shared memory its other copies are sealed only when they are let go.
+        let of = |block: &OpenBlock| block.config.has(place);
         let lost = {
             let mut open = self.open.write();
             let lost = open.extract_if(|_, block| of(block));

@@ -11,8 +11,9 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_pool::wire::Message;
 use archipelago_pool::{ClientId, Endpoints, Line, NodeId, endpoint};
 
-use crate::node::{MANAGER, wait};
+use crate::node::MANAGER;
 use crate::status;
+use crate::stop::Stop;
 
 /// The manager has answered by then.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -206,6 +207,7 @@ fn up(args: &UpArgs) -> Result<()> {
         0 => args.memory.min(3) as u32,
         copies => copies,
     };
+    let stop = Stop::watch(false)?;
     let sockets = Sockets::create()?;
     let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
     let node_lease = args.node_lease_ms.to_string();
@@ -227,7 +229,7 @@ fn up(args: &UpArgs) -> Result<()> {
     println!("Look at it: archipelago cluster status --manager {at}");
     println!("Ctrl-C stops it");
     let parts = std::cell::RefCell::new(parts);
-    wait(false, || {
+    stop.wait(|| {
         let mut all = true;
         for part in parts.borrow_mut().iter_mut() {
             all &= part.look();

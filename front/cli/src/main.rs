@@ -7,6 +7,7 @@ mod node;
 mod serve;
 mod size;
 mod status;
+mod stop;
 mod text;
 mod tier;
 

@@ -1,9 +1,7 @@
 //! `archipelago node memory` and `archipelago node manager`: one role in this process.
 
-use std::io::Read;
 use std::time::Duration;
 
-use archipelago_base::spawn::{Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings};
@@ -11,8 +9,8 @@ use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_pool::endpoint;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::serve::signalled;
 use crate::size;
+use crate::stop::Stop;
 
 /// Where the manager listens unless told otherwise.
 pub(crate) const MANAGER: &str = "127.0.0.1:7700";
@@ -117,6 +115,7 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     }
     let limits = settings.validate()?;
     more_files();
+    let stop = Stop::watch(args.stop_with_stdin)?;
     let server = MemoryServer::start(settings)?;
     println!(
         "Memory node {} lends {} in {} blocks of {} on {}",
@@ -127,7 +126,7 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         server.addresses().join(" ")
     );
     println!("It registers with the manager at {}; see: archipelago cluster status", args.manager);
-    wait(args.stop_with_stdin, || false)?;
+    stop.wait(|| false)?;
     println!("Stopped; {} blocks had a copy here", server.blocks_used());
     Ok(())
 }
@@ -141,10 +140,11 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     };
     let settings = ManagerSettings { listen: vec![endpoint(&args.listen)?], terms };
     more_files();
+    let stop = Stop::watch(args.stop_with_stdin)?;
     let server = ManagerServer::start(&settings)?;
     println!("Manager listens on {}", server.addresses().join(" "));
     println!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
-    wait(args.stop_with_stdin, || server.is_deposed())?;
+    stop.wait(|| server.is_deposed())?;
     if server.is_deposed() {
         let what = "another manager has taken over; this one is of no use any more";
         return Err(Error::new(ErrorKind::Fenced, what));
@@ -160,37 +160,4 @@ fn more_files() {
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, "the limit of open files stays as it is");
     }
-}
-
-/// Waits for SIGTERM, SIGINT, the end of standard input if asked to, or `over`.
-pub(crate) fn wait(with_stdin: bool, over: impl Fn() -> bool) -> Result<()> {
-    let (ended, mut told) = tokio::sync::mpsc::channel::<()>(1);
-    if with_stdin {
-        let body = Box::new(move || {
-            let mut rest = Vec::new();
-            // Whatever ends it ends the wait.
-            let _read = std::io::stdin().read_to_end(&mut rest);
-            drop(ended);
-        });
-        // Runs until the process ends.
-        let _thread = SystemSpawn.spawn("stdin", body)?;
-    } else {
-        std::mem::forget(ended);
-    }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime
-        .map_err(|source| Error::with_source(ErrorKind::Io, "cannot wait for signals", source))?;
-    runtime.block_on(async {
-        let mut look = tokio::time::interval(Duration::from_millis(200));
-        let signal = signalled();
-        tokio::pin!(signal);
-        loop {
-            tokio::select! {
-                () = &mut signal => return,
-                _ = told.recv() => return,
-                _ = look.tick() => if over() { return },
-            }
-        }
-    });
-    Ok(())
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use archipelago::{ComputeNode, Error, Result, Settings, WriteOptions};
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::{Server, ServerOptions};
-use tokio::signal::unix::{SignalKind, signal};
+
+use crate::stop::StopSignals;
 
 /// Runs the store until SIGTERM, SIGINT (Ctrl-C) or a client's SHUTDOWN, then ends it in order.
 #[derive(clap::Args, Debug)]
@@ -68,13 +69,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     }
     let store = Arc::new(store);
     let server = Server::start(&args.listen, store, options)?;
+    let mut signals = server.within(StopSignals::watch)?;
     let addr = server.local_addr();
     println!("Archipelago serves {} on {addr}", args.dir.display());
     println!("Connect with: redis-cli -h {} -p {}", addr.ip(), addr.port());
     if !addr.ip().is_loopback() {
         println!("Warning: there are no passwords; whoever reaches {addr} can read and write");
     }
-    server.wait_or(signalled());
+    server.wait_or(signals.received());
     println!("Stopping: finishing commands in flight");
     if !server.shutdown() {
         println!("Some clients did not read their replies in time and were cut off");
@@ -101,20 +103,4 @@ fn settings(args: &ServeArgs) -> Result<Settings> {
     }
     settings.validate()?;
     Ok(settings)
-}
-
-/// Ready on SIGTERM or SIGINT.
-pub(crate) async fn signalled() {
-    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-        (Ok(mut terminate), Ok(mut interrupt)) => {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        }
-        (Err(error), _) | (_, Err(error)) => {
-            tracing::warn!(%error, "signals cannot be watched: stop with SHUTDOWN");
-            std::future::pending::<()>().await;
-        }
-    }
 }

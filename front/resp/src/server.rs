@@ -115,8 +115,14 @@ impl Server {
         self.wait_or(std::future::pending::<()>());
     }
 
+    /// Makes something within the server's runtime: tokio's signal streams, before clients are told that it is up.
+    pub fn within<T>(&self, make: impl FnOnce() -> T) -> T {
+        let _within = self.running.as_ref().map(|(runtime, _)| runtime.enter());
+        make()
+    }
+
     /// Like [`Server::wait`], but returns also when `other` is ready: a signal, for one. `other`
-    /// runs in the server's runtime, so that tokio's signal streams may be made inside it.
+    /// runs in the server's runtime.
     pub fn wait_or(&self, other: impl Future<Output = ()>) {
         if let Some((runtime, _)) = &self.running {
             runtime.block_on(async {

@@ -76,6 +76,7 @@ fn main() -> ExitCode {
     };
     let (mut failed, mut answered, mut errors, mut faults, mut changes, mut events) =
         (0, 0, 0, 0, 0, 0);
+    let (mut hits, mut invalidations) = (0, 0);
     if trace {
         tracing_subscriber::fmt()
             .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
@@ -96,6 +97,8 @@ fn main() -> ExitCode {
         errors += outcome.errors;
         faults += outcome.faults;
         changes += outcome.changes;
+        hits += outcome.cached.pair_hits + outcome.cached.address_hits;
+        invalidations += outcome.cached.invalidations;
         events += outcome.events;
         if !outcome.violations.is_empty() {
             failed += 1;
@@ -105,7 +108,7 @@ fn main() -> ExitCode {
     }
     println!(
         "{seeds} runs, {failed} failed: {answered} calls answered, {errors} with an error, {faults} faults, \
-         maps up to version {changes} in sum, {events} steps"
+         maps up to version {changes} in sum, {hits} reads by caches, {invalidations} invalidations, {events} steps"
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -71,7 +71,8 @@ impl Coordinator {
             }
         }
         self.assign(&mut entries);
-        if entries.is_empty() {
+        // A node that gets nothing is made known by a change of nothing.
+        if entries.is_empty() && self.living().is_subset(&self.known) {
             return self.welcome();
         }
         self.start(entries);
@@ -139,6 +140,7 @@ impl Coordinator {
         let told = self.living();
         let version = self.version + 1;
         let waiting = told.clone();
+        self.known.clone_from(&told);
         self.change = Some(Change { version, entries, step: Step::Pause, waiting, told });
     }
 

@@ -255,3 +255,17 @@ fn a_node_gets_as_many_slots_as_its_memory_limit_holds_and_is_not_asked_again() 
     cluster.settle();
     assert_eq!(cluster.core.version(), version + 1, "nothing else changes");
 }
+
+#[test]
+fn a_node_that_gets_no_partition_is_made_known_to_the_others() {
+    let partitions = 1 << PLAN.partition_bits;
+    let mut cluster = settled(partitions);
+    let version = cluster.core.version();
+    cluster.join();
+    cluster.settle();
+    assert_eq!(cluster.core.version(), version + 1, "told by a change of nothing");
+    cluster.core.on_tick();
+    cluster.settle();
+    assert_eq!(cluster.core.version(), version + 1, "once");
+    assert!(owners(&cluster).iter().all(|owner| *owner <= partitions as u32));
+}

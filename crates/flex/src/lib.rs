@@ -32,5 +32,5 @@ pub mod wire;
 
 pub use client::Value;
 pub use ids::{ComputeId, PartitionId};
-pub use node::{ComputeNode, MapStatus, Surroundings};
+pub use node::{ComputeNode, MapStatus, Surroundings, fabric_id};
 pub use settings::{FlexSettings, Sabotage};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use archipelago_base::runtime::Gate;
 use archipelago_base::{Error, Result};
-use archipelago_pool::{Address, ClientId, Heap, Sharing};
+use archipelago_pool::{Address, ClientId, Heap, HeapStats, Sharing};
 use parking_lot::Mutex;
 
 use super::Inner;
@@ -38,6 +38,10 @@ pub(crate) struct Written {
 impl Records {
     pub(super) fn new(block_bytes: u64) -> Self {
         Self { heap: Mutex::new(Heap::new(block_bytes)), growing: Gate::default() }
+    }
+
+    pub(super) fn stats(&self) -> HeapStats {
+        self.heap.lock().stats()
     }
 }
 

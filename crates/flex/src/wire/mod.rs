@@ -9,7 +9,8 @@ mod message;
 mod tests;
 
 pub use message::{
-    Assigned, Grant, Member, Message, Place, ReadCount, Shaped, VERSION, Why, WriteKind,
+    Assigned, Figure, Grant, MARK, Member, Message, NodeStatus, Place, ReadCount, Shaped,
+    StoreStatus, VERSION, Why, WriteKind, is_ours,
 };
 
 /// What is wrong with a message.

@@ -7,12 +7,12 @@ fn hex(message: &Message) -> String {
 #[test]
 fn golden_bytes() {
     let search = Message::Search { partition: 7, epoch: 3, hash: 0x0102, reads: 4, session: 5 };
-    assert_eq!(hex(&search), "010107000000030000000201000000000000040000000500000000000000");
+    assert_eq!(hex(&search), "810107000000030000000201000000000000040000000500000000000000");
     let grant = Grant { session: 1, stamp_us: 2 };
     let found = Message::Found { slots: vec![Place { index: 8, word: 9 }], cache: true, grant };
-    assert_eq!(hex(&found), "0102010800000009000000000000000101000000000000000200000000000000");
+    assert_eq!(hex(&found), "8102010800000009000000000000000101000000000000000200000000000000");
     let declined = Message::Declined { why: Why::Resolve, grant };
-    assert_eq!(hex(&declined), "01050201000000000000000200000000000000");
+    assert_eq!(hex(&declined), "81050201000000000000000200000000000000");
 }
 
 #[test]
@@ -40,6 +40,15 @@ fn what_is_said_is_understood_and_anything_else_refused() {
     long.push(0);
     assert!(Message::decode(&long).is_err());
     let mut other = bytes;
-    other[0] = 9;
+    other[0] = VERSION + 1;
     assert!(Message::decode(&other).is_err());
+}
+
+#[test]
+fn no_message_passes_for_one_of_the_pools() {
+    let ours = Message::Status {}.encode();
+    let pools = archipelago_pool::wire::Message::Status {}.encode();
+    assert!(is_ours(&ours) && !is_ours(&pools) && !is_ours(&[]));
+    assert!(archipelago_pool::wire::Message::decode(&ours).is_err());
+    assert!(Message::decode(&pools).is_err());
 }

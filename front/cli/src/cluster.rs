@@ -29,10 +29,12 @@ pub(crate) enum ClusterCommand {
     /// Each is a process of its own (`archipelago node ...`, `archipelago serve --engine flex`), so it can be stopped and killed
     /// like one. Clients of the pool join at the manager's address; Redis clients talk to any compute node. Processes reach each
     /// other through shared memory.
-    #[command(after_help = "Example:\n  archipelago cluster up --compute 2 --memory 3 --size 256MiB\n  \
+    #[command(
+        after_help = "Example:\n  archipelago cluster up --compute 2 --memory 3 --size 256MiB\n  \
                             redis-cli -p 6379 set reef coral  (in another terminal)\n  \
                             redis-cli -p 6380 get reef\n  \
-                            archipelago cluster status")]
+                            archipelago cluster status"
+    )]
     Up(UpArgs),
     /// Say who is there: nodes, what they hold and have left, clients, blocks and their copies; the store and its compute nodes.
     Status {

@@ -14,10 +14,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_base::runtime::{ThreadRuntime, block_on};
+use archipelago_base::runtime::ThreadRuntime;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, Result};
-use archipelago_fabric::{Handler, Listener, Node, Reply, Request};
+use archipelago_fabric::{Handler, Listener, Node, Reply, Request, block_on};
 use archipelago_flex::wire::Figure;
 use archipelago_flex::{ComputeNode, Surroundings, Value, fabric_id};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};

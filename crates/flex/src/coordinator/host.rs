@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::{Action, Coordinator};
 use crate::node::fabric_id;
-use crate::wire::{Grant, Member, Message, Why};
+use crate::wire::{Grant, Member, Message, StoreStatus, Why};
 
 /// Between two ticks.
 const TICK: Duration = Duration::from_millis(2);
@@ -24,6 +24,8 @@ const TICK: Duration = Duration::from_millis(2);
 const WATCH: Duration = Duration::from_millis(10);
 /// An order is taken for lost after so long, and sent again.
 const ORDER: Duration = Duration::from_millis(500);
+/// A node that does not say what it counted within so long is shown without.
+const COUNT: Duration = Duration::from_millis(200);
 
 struct State {
     core: Coordinator,
@@ -126,6 +128,15 @@ impl Desk {
     }
 
     fn ask(self: &Arc<Self>, message: &Message, reply: Reply) {
+        if matches!(message, Message::Status {}) {
+            let desk = Arc::clone(self);
+            let task = async move {
+                let status = desk.status().await;
+                reply.send(Message::StatusIs { status }.encode());
+            };
+            self.runtime.spawn("flex-status", Box::pin(task));
+            return;
+        }
         self.with_ticket(reply, |core, ticket| core.on_message(ticket, message));
     }
 
@@ -175,23 +186,7 @@ impl Desk {
         }
         let desk = Arc::clone(self);
         let task = async move {
-            let route = {
-                let mut routes = desk.routes.lock();
-                let me = desk.pool.client();
-                let peer = Some(fabric_id(member.client));
-                let route = || Arc::new(Route::new(&desk.reach, me, peer));
-                Arc::clone(routes.entry(member.client).or_insert_with(route))
-            };
-            let answer = match route.link(&member.endpoints, ORDER).await {
-                Ok(link) => match link.request(Call::new(&order.1, ORDER)).await {
-                    Ok(body) => Message::decode(&body).ok(),
-                    Err(_) => {
-                        link.close();
-                        None
-                    }
-                },
-                Err(_) => None,
-            };
+            let answer = desk.ask_node(&member, &order.1, ORDER).await;
             desk.sending.lock().remove(&order);
             tracing::debug!(
                 at_us = desk.runtime.now_ns() / 1000,
@@ -205,6 +200,39 @@ impl Desk {
             }
         };
         self.runtime.spawn("flex-order", Box::pin(task));
+    }
+
+    /// Asks a node; `None`: no answer in time.
+    async fn ask_node(&self, member: &Member, body: &[u8], patience: Duration) -> Option<Message> {
+        let route = {
+            let mut routes = self.routes.lock();
+            let me = self.pool.client();
+            let peer = Some(fabric_id(member.client));
+            let route = || Arc::new(Route::new(&self.reach, me, peer));
+            Arc::clone(routes.entry(member.client).or_insert_with(route))
+        };
+        let link = route.link(&member.endpoints, patience).await.ok()?;
+        match link.request(Call::new(body, patience)).await {
+            Ok(body) => Message::decode(&body).ok(),
+            Err(_) => {
+                link.close();
+                None
+            }
+        }
+    }
+
+    /// The store, with what its nodes say that they counted.
+    async fn status(&self) -> StoreStatus {
+        let (mut status, members) = self.look(|core| (core.status(), core.members()));
+        let count = Message::Count {}.encode();
+        for member in members {
+            let answer = self.ask_node(&member, &count, COUNT).await;
+            let node = status.nodes.iter_mut().find(|node| node.member == member);
+            if let (Some(node), Some(Message::Counted { figures })) = (node, answer) {
+                (node.answered, node.figures) = (true, figures);
+            }
+        }
+        status
     }
 
     /// Tells the state machine of nodes that the pool took for dead.

@@ -8,18 +8,22 @@
 //! | records: room, and what is freed | `records.rs` |
 //! | what is cached, on which leases, within how many bytes | `caching.rs` |
 //! | other nodes, and how they are asked | `peers.rs` |
+//! | what it counts | `counts.rs` |
 //!
 //! Thread-safety: all of it; no lock is held over an await. Failure: a node that lost its place in the pool serves nothing any
 //! more and ends its calls as fenced: start another. Cost: state per partition is some 40 bytes, and its slots while it is its proxy.
 
 pub(crate) mod caching;
 mod changing;
+mod counts;
 pub(crate) mod peers;
 pub(crate) mod records;
 mod telling;
 
 use std::fmt;
+use std::future::Future;
 use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
@@ -35,12 +39,13 @@ use crate::ids::PartitionId;
 use crate::proxy::{Leases, Proxy};
 use crate::settings::FlexSettings;
 use crate::table::Table;
-use crate::wire::{Assigned, Grant, Member, Message, Why};
+use crate::wire::{Assigned, Figure, Grant, Member, Message, Why};
 
 pub use caching::CacheStatus;
 use caching::{Caching, count};
 pub use changing::MapStatus;
 use changing::Standing;
+pub(crate) use counts::{Count, Counts};
 use peers::Peers;
 use records::Records;
 
@@ -81,6 +86,7 @@ pub(crate) struct Inner {
     /// Partitions are taken for one change at a time.
     taking: Gate,
     pub(crate) rng: Mutex<Rng>,
+    pub(crate) counts: Counts,
     pub(crate) endpoints: Vec<String>,
     joined: OnceLock<Joined>,
 }
@@ -122,7 +128,8 @@ pub struct NodeStatus {
 }
 
 /// A compute node's name in the fabric: a life is a client of the pool.
-pub(crate) fn fabric_id(client: ClientId) -> (NodeId, Epoch) {
+#[must_use]
+pub fn fabric_id(client: ClientId) -> (NodeId, Epoch) {
     (NodeId(client.0), Epoch(1))
 }
 
@@ -146,12 +153,15 @@ impl Handler for Door {
             return;
         }
         let (from, runtime) = (request.client, Arc::clone(&inner.runtime));
-        let task = async move {
+        let mut task = Box::pin(async move {
             let answer = inner.answer(from, message).await;
             drop(inner);
             reply.send(answer.encode());
-        };
-        runtime.spawn("flex-request", Box::pin(task));
+        });
+        // Over shared memory most requests are done without waiting: here, then. The rest goes on as a task, which is polled anew.
+        if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            runtime.spawn("flex-request", task);
+        }
     }
 }
 
@@ -167,7 +177,8 @@ impl ComputeNode {
         let packing = packing(block_bytes)?;
         let sabotage = settings.sabotage;
         let table = Table { pool: pool.clone(), runtime: Arc::clone(&runtime), packing, sabotage };
-        let peers = Peers::new(&reach, pool.client(), coordinator);
+        let asker = ClientId(runtime.seed());
+        let peers = Peers::new(&reach, pool.client(), asker, coordinator);
         let inner = Arc::new(Inner {
             records: Records::new(block_bytes),
             proxy: Proxy::default(),
@@ -176,6 +187,7 @@ impl ComputeNode {
             standing: Mutex::default(),
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
+            counts: Counts::default(),
             joined: OnceLock::new(),
             settings,
             runtime,
@@ -209,6 +221,18 @@ impl ComputeNode {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.0.pool.is_evicted()
+    }
+
+    /// What it counted since it was started, by name.
+    #[must_use]
+    pub fn figures(&self) -> Vec<Figure> {
+        self.0.figures()
+    }
+
+    /// Whether requests wait at the moment, for a change of the map or because the node has no lease: who must not wait asks before.
+    #[must_use]
+    pub fn may_wait(&self) -> bool {
+        self.0.joined().map_or(true, |joined| joined.gates.any_closed())
     }
 
     /// The map as this node has it; `None` before it has joined.
@@ -256,6 +280,7 @@ impl Inner {
         let came_us = self.now_us();
         Some(match message {
             Message::Search { partition, epoch, hash, reads } => {
+                self.counts.add(Count::Served);
                 let at = (PartitionId(*partition), *epoch);
                 self.search(from, at, KeyHash(*hash), *reads)
             }
@@ -269,13 +294,17 @@ impl Inner {
                 self.caching.invalidate(KeyHash(*hash));
                 Message::Done {}
             }
+            Message::Count {} => Message::Counted { figures: self.figures() },
             _ => return None,
         })
     }
 
     async fn answer(self: &Arc<Self>, from: ClientId, message: Message) -> Message {
         match message {
-            Message::Write { .. } => self.write_index(from, &message).await,
+            Message::Write { .. } => {
+                self.counts.add(Count::Served);
+                self.write_index(from, &message).await
+            }
             Message::Free { words } => self.free_here(&words).await,
             Message::Settle { partition, epoch, place } => {
                 self.settle(PartitionId(partition), epoch, place).await

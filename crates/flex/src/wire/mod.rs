@@ -10,5 +10,6 @@ mod tests;
 
 pub use archipelago_pool::wire::Malformed;
 pub use message::{
-    Assigned, Candidate, Grant, Member, Message, Place, ReadCount, Shaped, VERSION, Why, WriteKind,
+    Assigned, Candidate, Figure, Grant, MARK, Member, Message, NodeStatus, Place, ReadCount,
+    Shaped, StoreStatus, VERSION, Why, WriteKind, is_ours,
 };

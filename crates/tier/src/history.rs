@@ -25,6 +25,10 @@ pub enum Reason {
     RoomForFiles,
     /// A faster device has a copy now.
     CopiedHigher,
+    /// The device writes at this percentage of what its profile says.
+    SlowerThanProfiled(u32),
+    /// The device writes as its profile says again.
+    AsProfiled,
     /// Observed writers and sizes want another scheme: the sentence that says which.
     Scheme(String),
 }
@@ -32,6 +36,10 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::SlowerThanProfiled(percent) => {
+                return write!(f, "the device writes at {percent} % of what its profile says");
+            }
+            Self::AsProfiled => "the device writes as its profile says again",
             Self::LevelChanged => "its level changed",
             Self::SpaceLow => "space is low",
             Self::SpaceForced => "space is almost gone",

@@ -20,6 +20,7 @@ pub mod place;
 pub mod profile;
 pub mod scheme;
 pub mod settings;
+mod slowness;
 pub mod stats;
 mod work;
 

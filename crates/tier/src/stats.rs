@@ -44,6 +44,8 @@ pub struct DeviceReport {
     pub writers: [usize; 3],
     /// How many writers it takes.
     pub limit: u32,
+    /// Percent of its profile that it counts as reaching when it writes; 100 also without a profile.
+    pub pace_percent: u32,
     /// Reads.
     pub reads: u64,
     /// Reads of users among them.
@@ -118,6 +120,7 @@ impl TieredFs {
                 writers: [Writer::Caller, Writer::Copy, Writer::Move]
                     .map(|writer| device.writers_of(writer)),
                 limit: device.limit.load(Ordering::Relaxed),
+                pace_percent: device.pace_percent.load(Ordering::Relaxed),
                 reads: device.get(Count::ReadsEnded),
                 foreground_reads: device.get(Count::ForegroundReads),
                 read_bytes: device.get(Count::ReadBytes),
@@ -186,7 +189,8 @@ impl TierStats {
             text.push_str(&format!(
                 "tier{index}:name={},capacity={},free={},files={files},bytes={bytes},copies={},\
                  copy_bytes={},writers={},limit={},readers={},hit_ratio={ratio},moved_in={},\
-                 moved_out={},waiting={},errors={},failing={}\n",
+                 moved_out={},waiting={},errors={},failing={},\
+                 pace_percent={}\n",
                 device.name,
                 device.capacity,
                 device.free,
@@ -199,7 +203,8 @@ impl TierStats {
                 device.moved.1,
                 device.waiting.0 + device.waiting.1,
                 device.errors,
-                u8::from(device.failing)
+                u8::from(device.failing),
+                device.pace_percent
             ));
         }
         text
@@ -264,6 +269,9 @@ impl fmt::Display for DeviceReport {
             "  writers: {} callers, {} copies, {} moves of {}; readers: {}",
             self.writers[0], self.writers[1], self.writers[2], self.limit, self.readers
         )?;
+        if self.pace_percent < 100 {
+            writeln!(f, "  slower than profiled: it writes at {} % of it", self.pace_percent)?;
+        }
         write!(
             f,
             "  moved in {}, out {}; waiting: {} moves, {} copies; running: {}; leaving: {} files, \

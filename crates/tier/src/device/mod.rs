@@ -12,8 +12,8 @@ pub(crate) mod identity;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use archipelago_base::clock::Clock;
 use archipelago_base::metrics::Counters;
@@ -25,6 +25,7 @@ use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 use parking_lot::Mutex;
 
 use crate::namespace::record::Place;
+use crate::scheme::DeviceProfile;
 use crate::settings::{DeviceKind, DeviceSettings};
 
 /// After so many errors in a row a device counts as failing.
@@ -62,9 +63,11 @@ pub(crate) enum Count {
     CopiesCorrupt,
     BytesMovedIn,
     BytesCopiedIn,
+    TimedBytes,
+    WriteBusyNs,
 }
 
-pub(crate) const COUNTS: usize = 14;
+pub(crate) const COUNTS: usize = 16;
 
 /// See the module.
 #[derive(Debug)]
@@ -87,6 +90,10 @@ pub(crate) struct Device {
     pub(crate) fs_free: AtomicU64,
     /// How many files may be written at once.
     pub(crate) limit: AtomicU32,
+    /// What it was measured to do, if it was.
+    pub(crate) profile: OnceLock<DeviceProfile>,
+    /// Percent of its profile that it counts as reaching.
+    pub(crate) pace_percent: AtomicU32,
     /// The deepest level of which a file lies here; 255 for none.
     pub(crate) deepest: AtomicU8,
     writers: [AtomicUsize; 3],
@@ -141,6 +148,8 @@ impl Device {
             cache_bytes: AtomicU64::new(0),
             fs_free: AtomicU64::new(u64::MAX),
             limit: AtomicU32::new(default_limit(settings)),
+            profile: OnceLock::new(),
+            pace_percent: AtomicU32::new(100),
             deepest: AtomicU8::new(u8::MAX),
             writers: Default::default(),
             counters: Counters::default(),
@@ -219,6 +228,23 @@ impl Device {
 
     pub(crate) fn get(&self, count: Count) -> u64 {
         self.counters.get(count as usize)
+    }
+
+    /// Does a write of so many bytes, and times it if the device was measured: it may be slower than that.
+    pub(crate) fn timed<T>(
+        &self,
+        now_ns: impl Fn() -> u64,
+        bytes: usize,
+        write: impl FnOnce() -> T,
+    ) -> T {
+        if self.profile.get().is_none() {
+            return write();
+        }
+        let begun_ns = now_ns();
+        let outcome = write();
+        self.add(Count::WriteBusyNs, now_ns().saturating_sub(begun_ns));
+        self.add(Count::TimedBytes, bytes as u64);
+        outcome
     }
 
     /// Reads that are on their way.

@@ -600,9 +600,15 @@ fn set_limits(
     level_bytes: &[u64; LEVELS],
 ) -> u8 {
     if let Some(scheme) = scheme {
+        for device in devices {
+            if let Some(profile) = scheme.devices.iter().find(|profile| profile.name == device.name)
+            {
+                // Set once: the tiers are being opened.
+                let _first = device.profile.set(profile.clone());
+            }
+        }
         for device in devices.iter().filter(|device| device.writers_set == 0) {
-            let profile = scheme.devices.iter().find(|profile| profile.name == device.name);
-            if let Some(profile) = profile.filter(|profile| profile.writers_max > 0) {
+            if let Some(profile) = device.profile.get().filter(|profile| profile.writers_max > 0) {
                 device.limit.store(profile.writers_max, Ordering::Relaxed);
             }
         }

@@ -5,6 +5,7 @@ mod crashes;
 mod devices;
 mod heat;
 mod moving;
+mod slower;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use archipelago_base::clock::{Clock, ManualClock};
 use archipelago_env::mem::MemFs;
 
 use super::*;
+use crate::scheme::Scheme;
 use crate::settings::{DeviceKind, DeviceSettings, Policy};
 use crate::stats::TierStats;
 
@@ -26,6 +28,7 @@ pub(super) struct World {
     pub(super) policy: Policy,
     pub(super) devices: Vec<DeviceSettings>,
     pub(super) fault: Option<FaultPoint>,
+    pub(super) scheme: Option<Scheme>,
 }
 
 impl World {
@@ -43,6 +46,7 @@ impl World {
             policy: Policy { fast_levels: Some(3), range_bytes: 8192, ..Policy::default() },
             devices: capacities.iter().enumerate().map(device).collect(),
             fault: None,
+            scheme: None,
         }
     }
 
@@ -58,8 +62,8 @@ impl World {
             outside: Arc::new(MemFs::new()),
             policy: self.policy.clone(),
             fault_point: self.fault.clone(),
+            scheme: self.scheme.clone(),
             seed: Some(1),
-            ..Components::default()
         };
         TieredFs::open_over(ROOT, self.devices.iter().map(parts).collect(), components)
     }

@@ -49,6 +49,10 @@ impl Writing {
         Self { shared, entry, physical, kind, inherits, guard: Some(guard) }
     }
 
+    fn timed<T>(&self, bytes: usize, write: impl FnOnce() -> T) -> T {
+        self.physical.device().timed(|| self.shared.now_ns(), bytes, write)
+    }
+
     #[cold]
     fn note(&self, outcome: &Result<()>) {
         self.physical.device().note(outcome, self.shared.now_ns());
@@ -94,7 +98,7 @@ impl TierWriter {
 
 impl WritableFile for TierWriter {
     fn append(&mut self, data: &[u8]) -> Result<()> {
-        let outcome = self.inner.append(data);
+        let outcome = self.writing.timed(data.len(), || self.inner.append(data));
         if outcome.is_ok() {
             self.writing.physical.set_len(self.inner.len());
             self.writing.physical.device().add(Count::WrittenBytes, data.len() as u64);
@@ -103,12 +107,12 @@ impl WritableFile for TierWriter {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let outcome = self.inner.flush();
+        let outcome = self.writing.timed(0, || self.inner.flush());
         self.after(outcome)
     }
 
     fn sync(&mut self) -> Result<()> {
-        let outcome = self.inner.sync();
+        let outcome = self.writing.timed(0, || self.inner.sync());
         if outcome.is_ok() {
             self.writing.physical.device().note(&outcome, 0);
         }

@@ -20,6 +20,7 @@ use crate::fs::shared::Shared;
 use crate::history::Reason;
 use crate::migrate::{Pressure, Resident, excess, pick, pressure, queue_room};
 use crate::scheme::{Follower, LEVELS, Name, Observed, SchemeInput, by_depth};
+use crate::slowness::{Watch, Wrote, limit_at};
 
 /// Ranges of a file are copied anew when its copy lacks this part of its reads.
 const MISSED_PART: f64 = 0.4;
@@ -38,6 +39,8 @@ pub(crate) struct Pace {
     /// Copies that were made on each device, and files that left it.
     done: Vec<u64>,
     follower: Follower,
+    /// Bytes and busy time of writes on each device until the last look, and what was concluded.
+    writes: Vec<(u64, u64, Watch)>,
     /// Served and possible foreground reads of each device in the last interval with any.
     pub(crate) ratios: Vec<(u64, u64)>,
 }
@@ -52,6 +55,7 @@ impl Pace {
             written: 0,
             done: vec![0; devices],
             follower: Follower::new(fast_levels),
+            writes: vec![(0, 0, Watch::default()); devices],
             ratios: vec![(0, 0); devices],
         }
     }
@@ -102,6 +106,7 @@ pub(super) fn tick(shared: &Arc<Shared>) {
     let age_ranges = pace.looks.is_multiple_of(16);
     let seen = look_at_files(shared, now_ms, passed_ms, age_ranges);
     note_ratios(shared, &mut pace);
+    note_slowness(shared, &mut pace, passed_ms);
     for index in 0..shared.devices.len() - 1 {
         relieve(shared, index, &seen, now_ms);
         let (served, possible) = pace.ratios[index];
@@ -161,6 +166,35 @@ fn note_ratios(shared: &Shared, pace: &mut Pace) {
     pace.foreground = totals;
     for index in 0..served.len() {
         pace.ratios[index] = (served[index], served[index..].iter().sum());
+    }
+}
+
+/// Compares what devices wrote with their profiles; one that is slower takes fewer writers, unless the settings say how many.
+fn note_slowness(shared: &Shared, pace: &mut Pace, passed_ms: u64) {
+    for (device, (bytes, busy_ns, watch)) in shared.devices.iter().zip(&mut pace.writes) {
+        let Some(profile) = device.profile.get() else { continue };
+        let now = device.get(Count::TimedBytes);
+        let now_busy_ns = device.get(Count::WriteBusyNs);
+        let wrote = Wrote {
+            bytes: now - std::mem::replace(bytes, now),
+            busy_ns: now_busy_ns - std::mem::replace(busy_ns, now_busy_ns),
+            passed_ns: passed_ms.saturating_mul(1_000_000),
+        };
+        if !watch.look(&profile.writes, wrote) {
+            continue;
+        }
+        let percent = (watch.part() * 100.0).round() as u32;
+        device.pace_percent.store(percent, Ordering::Relaxed);
+        if device.writers_set == 0 && profile.writers_max > 0 {
+            device.limit.store(limit_at(watch.part(), profile.writers_max), Ordering::Relaxed);
+        }
+        let what =
+            format!("{} takes {} writers", device.name, device.limit.load(Ordering::Relaxed));
+        let reason = match percent {
+            100.. => Reason::AsProfiled,
+            _ => Reason::SlowerThanProfiled(percent),
+        };
+        shared.history.tell(shared.now_ms(), what, reason);
     }
 }
 

@@ -121,12 +121,13 @@ impl Drop for Target<'_> {
 /// Copies `len` bytes at `from` and hands each piece to `each`.
 fn copy_range(
     shared: &Shared,
-    entry: &Entry,
+    job: &Job,
     source: &dyn RandomFile,
     (from, len): (u64, u64),
     writer: &mut dyn WritableFile,
     mut each: impl FnMut(&[u8]),
 ) -> Result<(), Trouble> {
+    let (entry, to) = (&job.entry, &shared.devices[job.to]);
     let mut piece = vec![0; PIECE_BYTES.min(len.max(1)) as usize];
     let (mut at, end) = (from, from + len);
     source.prefetch(at, AHEAD_BYTES.min(len));
@@ -134,7 +135,7 @@ fn copy_range(
         interrupted(shared, entry)?;
         let part = &mut piece[..PIECE_BYTES.min(end - at) as usize];
         source.read_exact_at(at, part, context(entry)).map_err(Trouble::Source)?;
-        writer.append(part)?;
+        to.timed(|| shared.now_ns(), part.len(), || writer.append(part))?;
         each(part);
         at += part.len() as u64;
         if at + AHEAD_BYTES - PIECE_BYTES < end {
@@ -203,11 +204,11 @@ fn write_all(
     let mut writer = to.fs.create(path, context(&job.entry), options)?;
     let mut crc = 0;
     let whole = (0, source.len());
-    copy_range(shared, &job.entry, source, whole, &mut *writer, |piece| {
+    copy_range(shared, job, source, whole, &mut *writer, |piece| {
         crc = crc_append(crc, piece);
     })?;
     shared.fault_point("move.copied")?;
-    writer.sync()?;
+    to.timed(|| shared.now_ns(), 0, || writer.sync())?;
     Ok(crc)
 }
 
@@ -311,14 +312,17 @@ fn write_copy(
         // Only the last range of a file may end within a chunk, and nothing is laid out behind it.
         assert_eq!(writer.len(), extent.at, "ranges of a copy end at multiples of a chunk");
         let range = (extent.start, extent.len);
-        copy_range(shared, &job.entry, source, range, &mut *writer, |piece| {
+        copy_range(shared, job, source, range, &mut *writer, |piece| {
             crc = crc_append(crc, piece);
             index.push(piece);
         })?;
     }
     shared.fault_point("copy.copied")?;
-    writer.append(&index.encode())?;
-    writer.sync()?;
+    to.timed(
+        || shared.now_ns(),
+        0,
+        || writer.append(&index.encode()).and_then(|()| writer.sync()),
+    )?;
     let len = writer.len();
     drop(writer);
     let written = to.fs.open(path, context, OpenOptions::default())?;

@@ -112,6 +112,7 @@ fn recovered_once(disk: &MemFs, world: &World) -> Model {
         policy: world.policy.clone(),
         devices: world.devices.clone(),
         fault: None,
+        scheme: None,
     };
     let fs = world.try_open().unwrap();
     if !fs.exists(Path::new(ROOT)).unwrap() {

@@ -26,10 +26,6 @@ impl AlignedBuffer {
         self.capacity
     }
 
-    pub(super) fn as_slice(&self) -> &[u8] {
-        &self.bytes[self.skip..self.skip + self.capacity]
-    }
-
     pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
         &mut self.bytes[self.skip..self.skip + self.capacity]
     }

@@ -19,6 +19,7 @@ use rustix::fs::OFlags;
 
 use super::aligned::{AlignedBuffer, BLOCK_BYTES, is_aligned};
 use super::buffered::{Reservation, run_len};
+use super::together::{self, Span};
 use crate::context::IoContext;
 use crate::failure::past_end;
 use crate::fs::{RandomFile, WritableFile};
@@ -155,6 +156,30 @@ impl Drop for DirectWriter {
     }
 }
 
+/// Lends the thread's buffer, with room for `bytes`.
+fn with_buffer<T>(bytes: usize, read: impl FnOnce(&mut [u8]) -> T) -> T {
+    thread_local!(static KEPT: RefCell<Option<AlignedBuffer>> = const { RefCell::new(None) });
+    let kept = KEPT.with_borrow_mut(Option::take);
+    let mut buffer = match kept {
+        Some(kept) if kept.capacity() >= bytes => kept,
+        _ => AlignedBuffer::new(bytes),
+    };
+    let outcome = read(buffer.as_mut_slice());
+    if buffer.capacity() <= KEPT_BUFFER_BYTES {
+        KEPT.set(Some(buffer));
+    }
+    outcome
+}
+
+/// Deals the bytes of a run to its requests.
+fn hand_out(mut bytes: &[u8], run: &mut [(u64, &mut [u8])]) {
+    for (_, buf) in run {
+        let (mine, later) = bytes.split_at(buf.len());
+        buf.copy_from_slice(mine);
+        bytes = later;
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct DirectReader {
     file: File,
@@ -176,24 +201,58 @@ impl DirectReader {
 
     /// Reads `len` bytes at `offset` through the thread's buffer and shows them to `take`.
     fn bounce(&self, offset: u64, len: usize, take: impl FnOnce(&[u8])) -> Result<()> {
-        thread_local!(static KEPT: RefCell<Option<AlignedBuffer>> = const { RefCell::new(None) });
         let skip = (offset % BLOCK_BYTES as u64) as usize;
         let blocks = (skip + len).next_multiple_of(BLOCK_BYTES);
-        let kept = KEPT.with_borrow_mut(Option::take);
-        let mut buffer = match kept {
-            Some(kept) if kept.capacity() >= blocks => kept,
-            _ => AlignedBuffer::new(blocks),
-        };
-        let read =
-            self.fill(offset - skip as u64, &mut buffer.as_mut_slice()[..blocks], skip + len);
-        if read.is_ok() {
-            take(&buffer.as_slice()[skip..skip + len]);
+        with_buffer(blocks, |buffer| {
+            self.fill(offset - skip as u64, &mut buffer[..blocks], skip + len)
+                .map_err(|source| self.not_read(offset, len, source))?;
+            take(&buffer[skip..skip + len]);
+            Ok(())
+        })
+    }
+
+    fn not_read(&self, offset: u64, len: usize, source: io::Error) -> Error {
+        Error::io(&format!("read {len} bytes at {offset} of"), &self.path, source)
+    }
+
+    /// Reads runs of requests that are on their way to the device together; whether that was possible.
+    fn read_together(&self, requests: &mut [(u64, &mut [u8])]) -> Result<bool> {
+        let mut spans: Vec<(Span, usize)> = Vec::new();
+        let (mut first, mut at) = (0, 0);
+        while first < requests.len() {
+            let run = &requests[first..first + run_len(&requests[first..])];
+            let (offset, len) = (run[0].0, run.iter().map(|(_, buf)| buf.len()).sum::<usize>());
+            self.check(offset, len)?;
+            let skip = (offset % BLOCK_BYTES as u64) as usize;
+            let blocks = (skip + len).next_multiple_of(BLOCK_BYTES);
+            spans.push((Span { offset: offset - skip as u64, at, len: blocks }, skip + len));
+            (first, at) = (first + run.len(), at + blocks);
         }
-        if buffer.capacity() <= KEPT_BUFFER_BYTES {
-            KEPT.set(Some(buffer));
+        if spans.len() < 2 || at > KEPT_BUFFER_BYTES {
+            return Ok(false);
         }
-        read.map_err(|source| {
-            Error::io(&format!("read {len} bytes at {offset} of"), &self.path, source)
+        with_buffer(at, |buffer| {
+            let asked: Vec<Span> = spans.iter().map(|(span, _)| *span).collect();
+            let Some(outcomes) = together::read(&self.file, &mut buffer[..at], &asked) else {
+                return Ok(false);
+            };
+            let mut rest = requests;
+            for ((span, needed), outcome) in spans.into_iter().zip(outcomes) {
+                let bytes = &mut buffer[span.at..span.at + span.len];
+                let got = outcome.unwrap_or(0).min(needed);
+                if got < needed {
+                    // Cut short or failed: as a read alone, which goes on where it stopped and says what is wrong.
+                    let from = got / BLOCK_BYTES * BLOCK_BYTES;
+                    let offset = span.offset + from as u64;
+                    self.fill(offset, &mut bytes[from..], needed - from)
+                        .map_err(|source| self.not_read(offset, needed - from, source))?;
+                }
+                let (run, later) = rest.split_at_mut(run_len(rest));
+                let skip = (run[0].0 - span.offset) as usize;
+                hand_out(&bytes[skip..needed], run);
+                rest = later;
+            }
+            Ok(true)
         })
     }
 
@@ -217,14 +276,17 @@ impl RandomFile for DirectReader {
         self.check(offset, buf.len())?;
         if is_aligned(offset, buf) {
             let len = buf.len();
-            return self.fill(offset, buf, len).map_err(|source| {
-                Error::io(&format!("read {len} bytes at {offset} of"), &self.path, source)
-            });
+            return self
+                .fill(offset, buf, len)
+                .map_err(|source| self.not_read(offset, len, source));
         }
         self.bounce(offset, buf.len(), |bytes| buf.copy_from_slice(bytes))
     }
 
     fn read_many(&self, mut requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
+        if self.read_together(requests)? {
+            return Ok(());
+        }
         while !requests.is_empty() {
             let (run, rest) = requests.split_at_mut(run_len(requests));
             if let [(offset, buf)] = run {
@@ -233,13 +295,7 @@ impl RandomFile for DirectReader {
                 let offset = run[0].0;
                 let len = run.iter().map(|(_, buf)| buf.len()).sum();
                 self.check(offset, len)?;
-                self.bounce(offset, len, |mut bytes| {
-                    for (_, buf) in run {
-                        let (mine, later) = bytes.split_at(buf.len());
-                        buf.copy_from_slice(mine);
-                        bytes = later;
-                    }
-                })?;
+                self.bounce(offset, len, |bytes| hand_out(bytes, run))?;
             }
             requests = rest;
         }

@@ -23,6 +23,7 @@ mod lock;
 pub mod log;
 pub mod mapped;
 mod plain_log;
+mod together;
 
 use std::fs::{self, File};
 use std::io;

@@ -7,13 +7,13 @@ use archipelago_memory::core::Sabotage;
 use parking_lot::Mutex;
 
 const USAGE: &str = "\
-usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill] [--no-eviction] [--no-lease] [--early-commit] [--no-repair]
+usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill] [--no-eviction] [--no-lease] [--early-commit] [--no-repair] [--no-invalidation]
            runs N seeds (1000 by default) from SEED on (0), each a store in virtual time in which compute nodes and
            memory nodes crash and are cut off and partitions move; says what must not be, and how to repeat it
   --trace  prints what happened in each run
   --no-fencing, --no-fill, --no-eviction
            leave a step of the pool's protocol out
-  --no-lease, --early-commit, --no-repair
+  --no-lease, --early-commit, --no-repair, --no-invalidation
            leave a step of the store's out: the check must notice";
 
 /// What was asked for.
@@ -44,6 +44,7 @@ fn arguments() -> Result<Option<Arguments>, String> {
             "--no-lease" => flex.no_lease = true,
             "--early-commit" => flex.early_commit = true,
             "--no-repair" => flex.no_repair = true,
+            "--no-invalidation" => flex.no_invalidation = true,
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument `{other}`")),
         }
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
     };
     let (mut failed, mut answered, mut errors, mut faults, mut changes, mut events) =
         (0, 0, 0, 0, 0, 0);
+    let (mut hits, mut invalidations) = (0, 0);
     if trace {
         tracing_subscriber::fmt()
             .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
@@ -95,6 +97,8 @@ fn main() -> ExitCode {
         errors += outcome.errors;
         faults += outcome.faults;
         changes += outcome.changes;
+        hits += outcome.cached.pair_hits + outcome.cached.address_hits;
+        invalidations += outcome.cached.invalidations;
         events += outcome.events;
         if !outcome.violations.is_empty() {
             failed += 1;
@@ -104,7 +108,7 @@ fn main() -> ExitCode {
     }
     println!(
         "{seeds} runs, {failed} failed: {answered} calls answered, {errors} with an error, {faults} faults, \
-         maps up to version {changes} in sum, {events} steps"
+         maps up to version {changes} in sum, {hits} reads by caches, {invalidations} invalidations, {events} steps"
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

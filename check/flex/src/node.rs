@@ -8,7 +8,8 @@ use archipelago_base::runtime::Runtime;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
-use archipelago_flex::{ComputeNode, FlexSettings, Sabotage, Surroundings};
+use archipelago_flex::directory::offloaded_bytes;
+use archipelago_flex::{CacheStatus, ComputeNode, FlexSettings, Sabotage, Surroundings};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
 use archipelago_pool_check::{MANAGER, REQUEST};
 use parking_lot::Mutex;
@@ -34,6 +35,45 @@ pub(crate) struct Shared {
     pub(crate) values: Arc<Mutex<u64>>,
     pub(crate) errors: Arc<Mutex<u64>>,
     pub(crate) sabotage: Sabotage,
+    pub(crate) cached: Arc<Mutex<Cached>>,
+}
+
+/// What the caches of all nodes did, in all their lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cached {
+    /// Reads that a pair answered.
+    pub pair_hits: u64,
+    /// Reads that an address led to the record.
+    pub address_hits: u64,
+    /// Writes whose slot was cached.
+    pub resolved: u64,
+    /// Invalidations that were sent.
+    pub invalidations: u64,
+    /// Of those: the sharer's lease had to run out.
+    pub waited_out: u64,
+    /// Partitions that did not fit a node's memory limit.
+    pub partitions_refused: u64,
+}
+
+impl Cached {
+    /// Adds what a node did.
+    pub(crate) fn add(&mut self, status: &CacheStatus) {
+        self.pair_hits += status.pair_hits;
+        self.address_hits += status.address_hits;
+        self.resolved += status.resolved_writes;
+        self.invalidations += status.invalidations_sent;
+        self.waited_out += status.invalidations_waited_out;
+        self.partitions_refused += status.partitions_refused;
+    }
+}
+
+/// What the account of a node's memory says that must not be, once the map is at rest.
+pub(crate) fn misaccounted(node: &ComputeNode) -> Option<String> {
+    let (map, cache) = (node.map_status()?, node.status().cache);
+    let offloaded = map.entries.iter().filter(|e| e.node == map.number && e.offloaded);
+    let index: u64 = offloaded.map(|e| offloaded_bytes(e.shape.log2_buckets)).sum();
+    let sound = cache.index_bytes == index && cache.used_bytes <= cache.limit_bytes;
+    (!sound).then(|| format!("the index takes {index} bytes, the account says {cache:?}"))
 }
 
 /// A life of a compute node.
@@ -48,9 +88,12 @@ pub(crate) fn pace() -> Pace {
     Pace { request: REQUEST, pause: Duration::from_micros(500), renewal: Duration::from_millis(1) }
 }
 
-pub(crate) fn settings(sabotage: Sabotage) -> FlexSettings {
+pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexSettings {
+    // Room for everything, for a few entries beside the index, for hardly any of the index.
+    let memory_limit = [1 << 20, 24 << 10, 13 << 10][rng.usize(..3)];
     FlexSettings {
         sabotage,
+        memory_limit,
         label: LABEL,
         lease: Duration::from_millis(10),
         address_lease: Duration::from_millis(60),
@@ -91,8 +134,9 @@ impl NodeActor {
                 coordinator: vec![COORDINATOR.to_owned()],
                 endpoints: vec![name.clone()],
             };
-            let (compute, door) =
-                ComputeNode::new(settings(shared.sabotage), around).expect("sound settings");
+            let mut rng = Rng::with_seed(sim.host().seed());
+            let settings = settings(shared.sabotage, &mut rng);
+            let (compute, door) = ComputeNode::new(settings, around).expect("sound settings");
             let (id, epoch) = compute.fabric_id();
             let fabric = sim.network().node(id, epoch, Some(door)).expect("a node in memory");
             let listener = sim.serve(&fabric, &name).expect("a host serves at its name");
@@ -173,8 +217,10 @@ async fn work(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
             *values += 1;
             *values
         };
-        let op = match rng.u32(..20) {
-            0..8 => Op::Get,
+        // Every other key is read far more often than written, so that pairs of it are cached.
+        let reads = if number.is_multiple_of(2) { 60 } else { 0 };
+        let op = match rng.u32(..20 + reads) {
+            0..8 | 20.. => Op::Get,
             8..12 => Op::Set(fresh()),
             12..14 => Op::Insert(fresh()),
             14..16 => Op::Update(fresh()),

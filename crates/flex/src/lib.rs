@@ -32,5 +32,7 @@ pub mod wire;
 
 pub use client::Value;
 pub use ids::{ComputeId, PartitionId};
-pub use node::{ComputeNode, MapStatus, Surroundings, fabric_id};
-pub use settings::{FlexSettings, Sabotage};
+pub use node::{
+    CacheStatus, ComputeNode, MapStatus, NodeStatus, Surroundings, fabric_id,
+};
+pub use settings::{CacheMode, FlexSettings, Sabotage};

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use archipelago_pool::{BlockId, ClientId};
 
 use super::{Action, Coordinator, Want};
+use crate::directory::offloaded_bytes;
 use crate::format::Geometry;
 use crate::wire::{Assigned, Message, Shaped};
 
@@ -70,7 +71,8 @@ impl Coordinator {
             }
         }
         self.assign(&mut entries);
-        if entries.is_empty() {
+        // A node that gets nothing is made known by a change of nothing.
+        if entries.is_empty() && self.living().is_subset(&self.known) {
             return self.welcome();
         }
         self.start(entries);
@@ -110,9 +112,14 @@ impl Coordinator {
         for (number, mut list) in lists {
             list.sort_unstable();
             let proxied = list.len() * self.offload as usize / 1000;
+            // What does not fit the node's memory limit stays without a proxy.
+            let mut room = self.nodes.get(&number).map_or(0, |node| node.member.index_bytes);
             for (nth, partition) in list.into_iter().enumerate() {
                 let Some(now) = self.partition(partition).copied() else { continue };
-                let wanted = Assigned { node: number, offloaded: nth < proxied, ..now };
+                let bytes = offloaded_bytes(now.shape.log2_buckets);
+                let offloaded = nth < proxied && bytes <= room;
+                room -= if offloaded { bytes } else { 0 };
+                let wanted = Assigned { node: number, offloaded, ..now };
                 let grows = entries.contains_key(&partition);
                 if wanted != now || grows {
                     entries.insert(partition, Assigned { grow: grows, ..wanted });
@@ -133,6 +140,7 @@ impl Coordinator {
         let told = self.living();
         let version = self.version + 1;
         let waiting = told.clone();
+        self.known.clone_from(&told);
         self.change = Some(Change { version, entries, step: Step::Pause, waiting, told });
     }
 

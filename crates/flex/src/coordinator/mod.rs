@@ -24,7 +24,7 @@ use archipelago_pool::{BlockId, ClientId};
 use crate::format::Geometry;
 use crate::ids::PartitionId;
 use crate::settings::FlexSettings;
-use crate::wire::{Assigned, Grant, Member, Message, NodeStatus, StoreStatus, Why};
+use crate::wire::{Assigned, Grant, Member, Message, ComputeStatus, StoreStatus, Why};
 
 pub use host::Desk;
 
@@ -99,6 +99,8 @@ pub struct Coordinator {
     /// The node that makes the index.
     creating: Option<u32>,
     change: Option<Change>,
+    /// Those whom the last change named as members: proxies give leases to nobody else.
+    known: BTreeSet<ClientId>,
     wants: BTreeSet<Want>,
     /// Share of proxied partitions, in a thousand.
     offload: u32,
@@ -124,6 +126,7 @@ impl Coordinator {
             version: 0,
             creating: None,
             change: None,
+            known: BTreeSet::new(),
             wants: BTreeSet::new(),
             offload: plan.offload.min(1000),
             joining: VecDeque::new(),
@@ -173,7 +176,7 @@ impl Coordinator {
             let mine = |entry: &&Assigned| entry.node == number && (entry.offloaded || !offloaded);
             self.map.iter().filter(mine).count() as u32
         };
-        let node = |member: Member| NodeStatus {
+        let node = |member: Member| ComputeStatus {
             partitions: of(member.number, false),
             offloaded: of(member.number, true),
             member,
@@ -208,7 +211,9 @@ impl Coordinator {
     /// A request of a node.
     pub fn on_message(&mut self, ticket: u64, message: &Message) {
         match message {
-            Message::Join { client, endpoints } => self.join(ticket, *client, endpoints),
+            Message::Join { client, endpoints, index_bytes } => {
+                self.join(ticket, *client, endpoints, *index_bytes);
+            }
             Message::Grow { partition, epoch } => {
                 let entry = self.map.get(*partition as usize);
                 if entry.is_some_and(|entry| entry.epoch == *epoch) {
@@ -268,7 +273,7 @@ impl Coordinator {
         self.answer(ticket, Message::Declined { why, grant });
     }
 
-    fn join(&mut self, ticket: u64, client: ClientId, endpoints: &[String]) {
+    fn join(&mut self, ticket: u64, client: ClientId, endpoints: &[String], index_bytes: u64) {
         if self.recalling.is_some() {
             return self.decline(ticket, Why::OldTerm);
         }
@@ -284,7 +289,7 @@ impl Coordinator {
                 !living && !changing && self.map.iter().all(|entry| entry.node != *number)
             };
             let Some(number) = (1..).find(free) else { return };
-            let member = Member { number, client, endpoints: endpoints.to_vec() };
+            let member = Member { number, client, endpoints: endpoints.to_vec(), index_bytes };
             self.nodes.insert(number, Node { member, gone: false });
         }
         self.joining.push_back((ticket, client));

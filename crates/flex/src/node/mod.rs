@@ -6,16 +6,19 @@
 //! | requests of other nodes to the partitions that it serves | `proxy/` |
 //! | the map, and how it changes | `changing.rs` |
 //! | records: room, and what is freed | `records.rs` |
+//! | what is cached, on which leases, within how many bytes | `caching.rs` |
 //! | other nodes, and how they are asked | `peers.rs` |
 //! | what it counts | `counts.rs` |
 //!
 //! Thread-safety: all of it; no lock is held over an await. Failure: a node that lost its place in the pool serves nothing any
 //! more and ends its calls as fenced: start another. Cost: state per partition is some 40 bytes, and its slots while it is its proxy.
 
+pub(crate) mod caching;
 mod changing;
 mod counts;
 pub(crate) mod peers;
 pub(crate) mod records;
+mod telling;
 
 use std::fmt;
 use std::future::Future;
@@ -30,14 +33,16 @@ use archipelago_fabric::{ClientId, Handler, NodeId, Reply, Request};
 use archipelago_pool::{PoolClient, Reach};
 use parking_lot::{Mutex, RwLock};
 
-use crate::format::{Geometry, packing};
+use crate::format::{Geometry, KeyHash, packing};
 use crate::gates::Gates;
 use crate::ids::PartitionId;
-use crate::proxy::Proxy;
+use crate::proxy::{Leases, Proxy};
 use crate::settings::FlexSettings;
 use crate::table::Table;
 use crate::wire::{Assigned, Figure, Grant, Member, Message, Why};
 
+pub use caching::CacheStatus;
+use caching::{Caching, count};
 pub use changing::MapStatus;
 use changing::Standing;
 pub(crate) use counts::{Count, Counts};
@@ -73,6 +78,9 @@ pub(crate) struct Inner {
     pub(crate) table: Table,
     pub(crate) records: Records,
     pub(crate) proxy: Proxy,
+    /// Leases that this node gave; those that it holds are in `caching`.
+    pub(crate) leases: Leases,
+    pub(crate) caching: Arc<Caching>,
     pub(crate) peers: Peers,
     pub(crate) standing: Mutex<Standing>,
     /// Partitions are taken for one change at a time.
@@ -106,6 +114,17 @@ pub struct Surroundings {
     pub coordinator: Vec<String>,
     /// Where this node is reached.
     pub endpoints: Vec<String>,
+}
+
+/// What a node serves and caches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeStatus {
+    /// Partitions that it serves or looks after.
+    pub served: usize,
+    /// Of those: it is their proxy.
+    pub offloaded: usize,
+    /// Its cache, and its memory limit.
+    pub cache: CacheStatus,
 }
 
 /// A compute node's name in the fabric: a life is a client of the pool.
@@ -163,6 +182,8 @@ impl ComputeNode {
         let inner = Arc::new(Inner {
             records: Records::new(block_bytes),
             proxy: Proxy::default(),
+            leases: Leases::new(settings.terms()),
+            caching: Arc::new(Caching::new(&settings)?),
             standing: Mutex::default(),
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
@@ -219,6 +240,13 @@ impl ComputeNode {
     pub fn map_status(&self) -> Option<MapStatus> {
         self.0.map_status()
     }
+
+    /// What this node serves and caches.
+    #[must_use]
+    pub fn status(&self) -> NodeStatus {
+        let (served, offloaded) = self.0.proxy.counts();
+        NodeStatus { served, offloaded, cache: self.0.caching.status() }
+    }
 }
 
 impl Inner {
@@ -243,25 +271,32 @@ impl Inner {
         self.runtime.sleep(PAUSE + Duration::from_nanos(more)).await;
     }
 
-    pub(crate) fn grant(&self) -> Grant {
-        Grant { session: 0, stamp_us: self.now_us() }
-    }
-
     pub(crate) fn declined(&self, why: Why) -> Message {
-        Message::Declined { why, grant: self.grant() }
+        Message::Declined { why, grant: Grant { stamp_us: self.now_us(), ..Grant::default() } }
     }
 
     /// What needs no waiting.
-    fn answer_at_once(&self, _from: ClientId, message: &Message) -> Option<Message> {
-        match message {
-            Message::Search { partition, epoch, hash, .. } => {
+    pub(crate) fn answer_at_once(&self, from: ClientId, message: &Message) -> Option<Message> {
+        let came_us = self.now_us();
+        Some(match message {
+            Message::Search { partition, epoch, hash, reads } => {
                 self.counts.add(Count::Served);
-                Some(self.search(PartitionId(*partition), *epoch, *hash))
+                let at = (PartitionId(*partition), *epoch);
+                self.search(from, at, KeyHash(*hash), *reads)
             }
-            Message::Renew { .. } => Some(Message::Renewed { grant: self.grant() }),
-            Message::Count {} => Some(Message::Counted { figures: self.figures() }),
-            _ => None,
-        }
+            Message::Renew {} => Message::Renewed { grant: self.lease_to(from, came_us).0 },
+            Message::Reads { partition, epoch, counts } => {
+                self.count_reads(PartitionId(*partition), *epoch, counts);
+                Message::Renewed { grant: self.lease_to(from, came_us).0 }
+            }
+            Message::Invalidate { hash } => {
+                count(&self.caching.counters.invalidations_received);
+                self.caching.invalidate(KeyHash(*hash));
+                Message::Done {}
+            }
+            Message::Count {} => Message::Counted { figures: self.figures() },
+            _ => return None,
+        })
     }
 
     async fn answer(self: &Arc<Self>, from: ClientId, message: Message) -> Message {

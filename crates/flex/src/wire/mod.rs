@@ -8,12 +8,8 @@ mod message;
 #[cfg(test)]
 mod tests;
 
+pub use archipelago_pool::wire::Malformed;
 pub use message::{
-    Assigned, Figure, Grant, MARK, Member, Message, NodeStatus, Place, ReadCount, Shaped,
-    StoreStatus, VERSION, Why, WriteKind, is_ours,
+    Assigned, Candidate, ComputeStatus, Figure, Grant, MARK, Member, Message, Place, ReadCount,
+    Shaped, StoreStatus, VERSION, Why, WriteKind, is_ours,
 };
-
-/// What is wrong with a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Malformed(pub &'static str);

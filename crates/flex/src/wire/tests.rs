@@ -6,13 +6,17 @@ fn hex(message: &Message) -> String {
 
 #[test]
 fn golden_bytes() {
-    let search = Message::Search { partition: 7, epoch: 3, hash: 0x0102, reads: 4, session: 5 };
-    assert_eq!(hex(&search), "810107000000030000000201000000000000040000000500000000000000");
-    let grant = Grant { session: 1, stamp_us: 2 };
-    let found = Message::Found { slots: vec![Place { index: 8, word: 9 }], cache: true, grant };
-    assert_eq!(hex(&found), "8102010800000009000000000000000101000000000000000200000000000000");
+    let search = Message::Search { partition: 7, epoch: 3, hash: 0x0102, reads: 4 };
+    assert_eq!(hex(&search), "82010700000003000000020100000000000004000000");
+    let grant = Grant { session: 1, lease_us: 3, stamp_us: 2 };
+    let slots = vec![Candidate { index: 8, word: 9, cache: true }];
+    let found = Message::Found { slots, grant };
+    assert_eq!(
+        hex(&found),
+        "82020108000000090000000000000001010000000000000003000000000000000200000000000000"
+    );
     let declined = Message::Declined { why: Why::Resolve, grant };
-    assert_eq!(hex(&declined), "81050201000000000000000200000000000000");
+    assert_eq!(hex(&declined), "820502010000000000000003000000000000000200000000000000");
 }
 
 #[test]
@@ -29,7 +33,6 @@ fn what_is_said_is_understood_and_anything_else_refused() {
         others: vec![Place { index: 1, word: 2 }; 3],
         stamp_us: 7,
         reads: 8,
-        session: 9,
     };
     let bytes = write.encode();
     assert_eq!(Message::decode(&bytes), Ok(write));

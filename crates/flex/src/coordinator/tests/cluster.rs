@@ -7,6 +7,9 @@ use archipelago_pool::{BlockId, ClientId};
 use super::super::{Action, Coordinator, Plan};
 use crate::wire::{Assigned, Grant, Member, Message, Shaped, Why};
 
+/// Room of a node for offloaded partitions, unless a test says otherwise.
+const INDEX_BYTES: u64 = 1 << 20;
+
 pub(super) const PLAN: Plan = Plan { partition_bits: 3, log2_buckets: 1, offload: 0 };
 
 /// Something under way.
@@ -73,6 +76,8 @@ pub(super) struct Cluster {
     /// The owner words: epoch and node.
     pub(super) claimed: BTreeMap<u32, (u32, u32)>,
     last: Vec<Assigned>,
+    /// Room of nodes that join.
+    pub(super) index_bytes: u64,
     tickets: BTreeMap<u64, ClientId>,
     next_ticket: u64,
     next_client: u64,
@@ -112,7 +117,12 @@ impl Node {
                 }
             }
             Message::Recall { .. } => Message::Recalled {
-                member: Member { number: self.number, client, endpoints: Vec::new() },
+                member: Member {
+                    number: self.number,
+                    client,
+                    endpoints: Vec::new(),
+                    index_bytes: INDEX_BYTES,
+                },
                 version: self.version,
                 partition_bits: if self.version > 0 { PLAN.partition_bits } else { 0 },
                 map: self.map.clone(),
@@ -198,6 +208,7 @@ impl Cluster {
             bag: Vec::new(),
             claimed: BTreeMap::new(),
             last: Vec::new(),
+            index_bytes: INDEX_BYTES,
             tickets: BTreeMap::new(),
             next_ticket: 1,
             next_client: 1,
@@ -215,7 +226,8 @@ impl Cluster {
     }
 
     pub(super) fn ask_to_join(&mut self, client: ClientId) {
-        self.bag.push(Flight::Request { message: Message::Join { client, endpoints: Vec::new() } });
+        let join = Message::Join { client, endpoints: Vec::new(), index_bytes: self.index_bytes };
+        self.bag.push(Flight::Request { message: join });
     }
 
     pub(super) fn grow(&mut self, partition: u32, epoch: u32) {

@@ -32,7 +32,5 @@ pub mod wire;
 
 pub use client::Value;
 pub use ids::{ComputeId, PartitionId};
-pub use node::{
-    CacheStatus, ComputeNode, MapStatus, NodeStatus, Surroundings, fabric_id,
-};
+pub use node::{CacheStatus, ComputeNode, MapStatus, NodeStatus, Surroundings, fabric_id};
 pub use settings::{CacheMode, FlexSettings, Sabotage};

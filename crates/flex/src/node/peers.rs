@@ -92,7 +92,8 @@ impl Peers {
         asker: ClientId,
         coordinator: Vec<String>,
     ) -> Self {
-        let coordinator = Peer::new((0, ClientId(0)), Route::new(reach, asker, None), coordinator);
+        let route = Route::new(reach, asker, None);
+        let coordinator = Peer::new((0, ClientId(0)), route, coordinator);
         Self { reach: Arc::clone(reach), me, known: Mutex::default(), coordinator }
     }
 

@@ -139,7 +139,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         results.push(measure(arguments, &node, &clock, (&name, mix), &keys)?);
     }
     say(&table(&results));
-    say("Times are of calls in this process, a compute node of the store; nothing ran before it on the way.");
+    say(
+        "Times are of calls in this process, a compute node of the store; nothing ran before it on the way.",
+    );
     // In this order: it leaves while there is a manager to tell.
     drop(node);
     drop(cluster);

@@ -24,7 +24,7 @@ use archipelago_pool::{BlockId, ClientId};
 use crate::format::Geometry;
 use crate::ids::PartitionId;
 use crate::settings::FlexSettings;
-use crate::wire::{Assigned, Grant, Member, Message, ComputeStatus, StoreStatus, Why};
+use crate::wire::{Assigned, ComputeStatus, Grant, Member, Message, StoreStatus, Why};
 
 pub use host::Desk;
 

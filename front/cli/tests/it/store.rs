@@ -245,14 +245,14 @@ fn nothing_acknowledged_is_lost_or_read_stale_when_compute_and_memory_nodes_are_
         progress("writes go on without a compute node");
         let (mut third, address) = cluster.one_more();
         let mut redis = Redis::connect(&address).unwrap();
-        for key in 0..KEYS {
-            until("a node that came later reads", || read(&mut redis, key, &keys[key]));
+        for (key, counted) in keys.iter().enumerate() {
+            until("a node that came later reads", || read(&mut redis, key, counted));
         }
         progress("writes beside a new compute node");
         kill(cluster.memory[0]);
         progress("writes go on without a memory node");
-        for key in 0..KEYS {
-            until("reads go on", || read(&mut redis, key, &keys[key]));
+        for (key, counted) in keys.iter().enumerate() {
+            until("reads go on", || read(&mut redis, key, counted));
         }
         let mut memory = Process::start(
             archipelago()

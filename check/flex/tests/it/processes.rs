@@ -228,11 +228,9 @@ impl Drop for End<'_> {
     }
 }
 
-#[test]
-fn histories_are_linearizable_while_compute_and_memory_nodes_are_killed() {
-    let dir = std::env::temp_dir().join(format!("archipelago-flex-{}", std::process::id()));
-    std::fs::create_dir(&dir).expect("a directory for sockets");
-    let manager = ManagerServer::start(&ManagerSettings {
+/// A manager with short leases, in this process.
+fn manager() -> ManagerServer {
+    ManagerServer::start(&ManagerSettings {
         listen: vec!["tcp:127.0.0.1:0".to_owned()],
         terms: Terms {
             lease: Duration::from_millis(500),
@@ -241,7 +239,14 @@ fn histories_are_linearizable_while_compute_and_memory_nodes_are_killed() {
         },
         store: StorePlan { partition_bits: 5, ..StorePlan::default() },
     })
-    .expect("a manager");
+    .expect("a manager")
+}
+
+#[test]
+fn histories_are_linearizable_while_compute_and_memory_nodes_are_killed() {
+    let dir = std::env::temp_dir().join(format!("archipelago-flex-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory for sockets");
+    let manager = manager();
     let at = manager.addresses()[0].clone();
     let mut lives = 0;
     let mut start = |role: &str, id: usize| {

@@ -86,6 +86,17 @@ impl Cluster {
         )
     }
 
+    /// The first memory node, started again.
+    fn memory_again(&self) -> Process {
+        let mut memory = Process::start(
+            archipelago()
+                .args(["node", "memory", "--id", "1", "--size", "48MiB", "--block", "1MiB"])
+                .args(["--manager", &self.manager]),
+        );
+        assert!(memory.line().starts_with("Memory node 1 lends "));
+        memory
+    }
+
     /// One more compute node, by hand; where Redis clients connect.
     fn one_more(&self) -> (Process, String) {
         let mut process = Process::start(
@@ -254,12 +265,7 @@ fn nothing_acknowledged_is_lost_or_read_stale_when_compute_and_memory_nodes_are_
         for (key, counted) in keys.iter().enumerate() {
             until("reads go on", || read(&mut redis, key, counted));
         }
-        let mut memory = Process::start(
-            archipelago()
-                .args(["node", "memory", "--id", "1", "--size", "48MiB", "--block", "1MiB"])
-                .args(["--manager", &cluster.manager]),
-        );
-        assert!(memory.line().starts_with("Memory node 1 lends "));
+        let _memory = cluster.memory_again();
         until("every block has three copies again", || {
             let told = cluster.status();
             let blocks = told.lines().find(|line| line.starts_with("Blocks: ")).unwrap().to_owned();

@@ -1,7 +1,7 @@
 //! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago, and
 //! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn, and
 //! `archipelago bench reproduce`, which runs a paper's comparisons, or the whole one with RocksDB;
-//! `archipelago bench fabric` measures the fabric's providers.
+//! `archipelago bench fabric` measures the fabric's providers, `archipelago bench --engine flex` the store over remote memory.
 //!
 //! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
 //! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
@@ -18,6 +18,7 @@ mod claim;
 mod compare;
 mod fabric;
 mod flags;
+mod flex;
 mod histogram;
 mod json;
 mod keigo;
@@ -88,6 +89,12 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     }
     if args.first().is_some_and(|word| word == "fabric") {
         return match fabric::main(&args[1..]) {
+            Ok(result) => answer(result),
+            Err(error) => refuse(&Stop::Clap(error)),
+        };
+    }
+    if flex::is_asked(&args) {
+        return match flex::main(&args) {
             Ok(result) => answer(result),
             Err(error) => refuse(&Stop::Clap(error)),
         };

@@ -71,6 +71,11 @@ impl Counts {
 pub(crate) struct Progress(AtomicU64);
 
 impl Progress {
+    /// Some more.
+    pub(crate) fn add(&self, operations: u64) {
+        self.0.fetch_add(operations, Ordering::Relaxed);
+    }
+
     /// Operations so far.
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

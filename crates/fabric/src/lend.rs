@@ -178,10 +178,10 @@ mod tests {
         block_on(std::future::poll_fn(|context| {
             polls += 1;
             for promise in [&mut one, &mut two] {
-                if polls == 1 || promise.is_done() {
-                    if let Poll::Ready(value) = std::pin::Pin::new(promise).poll(context) {
-                        got += value;
-                    }
+                if (polls == 1 || promise.is_done())
+                    && let Poll::Ready(value) = std::pin::Pin::new(promise).poll(context)
+                {
+                    got += value;
                 }
             }
             if got == 3 { Poll::Ready(()) } else { Poll::Pending }

@@ -93,6 +93,21 @@ pub(crate) struct UpArgs {
     /// See `archipelago node manager --help`
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     node_lease_ms: u64,
+    /// How compute and memory nodes reach each other
+    #[arg(long, value_enum, default_value_t = Provider::Shm)]
+    provider: Provider,
+    /// End when standard input ends: for who starts it as a child
+    #[arg(long)]
+    stop_with_stdin: bool,
+}
+
+/// How processes of one machine reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Provider {
+    /// Shared memory; TCP for those who cannot
+    Shm,
+    /// TCP alone
+    Tcp,
 }
 
 pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
@@ -244,7 +259,7 @@ fn up(args: &UpArgs) -> Result<()> {
         0 => args.memory.min(3) as u32,
         copies => copies,
     };
-    let stop = Stop::watch(false)?;
+    let stop = Stop::watch(args.stop_with_stdin)?;
     let sockets = Sockets::create()?;
     let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
     let node_lease = args.node_lease_ms.to_string();
@@ -291,9 +306,11 @@ fn up(args: &UpArgs) -> Result<()> {
 
 fn start_memory(args: &UpArgs, manager: &str, node: u64, socket: &Path) -> Result<Part> {
     let (id, path) = (node.to_string(), socket.display().to_string());
+    let shared = ["--shm", &path];
     let words = [
         &["node", "memory", "--id", &id, "--size", &args.size, "--block", &args.block][..],
-        &["--manager", manager, "--shm", &path],
+        &["--manager", manager],
+        if args.provider == Provider::Shm { &shared[..] } else { &[] },
     ]
     .concat();
     Part::start(&format!("Memory node {node}"), &words, " on ")
@@ -307,9 +324,11 @@ fn start_compute(args: &UpArgs, manager: &str, node: u16, socket: &Path) -> Resu
     let port = if port == 0 { Some(0) } else { port.checked_add(node - 1) };
     let port = port.ok_or_else(|| Error::invalid("--resp: there are not so many ports"))?;
     let (listen, path) = (format!("{host}:{port}"), socket.display().to_string());
+    let shared = ["--shm", &path];
     let words = [
         &["serve", "--engine", "flex", "--manager", manager][..],
-        &["--listen", &listen, "--shm", &path],
+        &["--listen", &listen],
+        if args.provider == Provider::Shm { &shared[..] } else { &[] },
     ]
     .concat();
     Part::start(&format!("Compute node {node}"), &words, " on ")

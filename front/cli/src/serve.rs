@@ -65,7 +65,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// Budget over all memory in MiB; 0 for what the settings say, or half of what the machine or
-    /// its cgroup allows
+    /// its cgroup allows. Engine flex: memory for index and cache; 0 for 128
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     memory_mib: u64,
     /// Print the settings that it would run with, as TOML, and end
@@ -124,11 +124,15 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     }
     listen.extend(args.shm.as_ref().map(|path| format!("shm:{path}")));
     more_files();
+    let mut store = FlexSettings::default();
+    if args.memory_mib > 0 {
+        store.memory_limit = bytes_of(args.memory_mib)?;
+    }
     let node = Arc::new(FlexNode::start(FlexNodeSettings {
         manager: vec![endpoint(&args.manager)?],
         listen,
         advertise,
-        store: FlexSettings::default(),
+        store,
     })?);
     let store = FlexStore::new(Arc::clone(&node));
     let what = format!("the store of the cluster at {}", args.manager);
@@ -183,14 +187,13 @@ fn settings(args: &ServeArgs) -> Result<Settings> {
         None => Settings::default(),
     };
     if args.memory_mib > 0 {
-        settings.database.memory_budget_bytes =
-            args.memory_mib.checked_mul(1 << 20).ok_or_else(|| {
-                Error::invalid(format!(
-                    "--memory-mib {}: more than 64 bits of bytes",
-                    args.memory_mib
-                ))
-            })?;
+        settings.database.memory_budget_bytes = bytes_of(args.memory_mib)?;
     }
     settings.validate()?;
     Ok(settings)
+}
+
+fn bytes_of(mib: u64) -> Result<u64> {
+    let too_much = || Error::invalid(format!("--memory-mib {mib}: more than 64 bits of bytes"));
+    mib.checked_mul(1 << 20).ok_or_else(too_much)
 }

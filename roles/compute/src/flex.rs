@@ -23,7 +23,7 @@ use archipelago_flex::{ComputeNode, Surroundings, Value, fabric_id};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
-pub use archipelago_flex::FlexSettings;
+pub use archipelago_flex::{CacheMode, FlexSettings};
 
 /// How often it is looked whether the node still counts.
 const LOOK: Duration = Duration::from_millis(20);

@@ -1,5 +1,7 @@
 //! Seeds of the store's protocol, and proof that the check would see what is wrong.
 
+mod processes;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use archipelago_flex::Sabotage;

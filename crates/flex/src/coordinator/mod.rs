@@ -24,7 +24,7 @@ use archipelago_pool::{BlockId, ClientId};
 use crate::format::Geometry;
 use crate::ids::PartitionId;
 use crate::settings::FlexSettings;
-use crate::wire::{Assigned, Grant, Member, Message, NodeStatus, StoreStatus, Why};
+use crate::wire::{Assigned, ComputeStatus, Grant, Member, Message, StoreStatus, Why};
 
 pub use host::Desk;
 
@@ -176,7 +176,7 @@ impl Coordinator {
             let mine = |entry: &&Assigned| entry.node == number && (entry.offloaded || !offloaded);
             self.map.iter().filter(mine).count() as u32
         };
-        let node = |member: Member| NodeStatus {
+        let node = |member: Member| ComputeStatus {
             partitions: of(member.number, false),
             offloaded: of(member.number, true),
             member,

@@ -130,7 +130,7 @@ pub struct Figure {
 
 /// A compute node in a [`StoreStatus`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeStatus {
+pub struct ComputeStatus {
     /// Who, and where it is reached.
     pub member: Member,
     /// Partitions that it serves or looks after.
@@ -161,7 +161,7 @@ pub struct StoreStatus {
     /// What the coordinator counted.
     pub figures: Vec<Figure>,
     /// Compute nodes that live.
-    pub nodes: Vec<NodeStatus>,
+    pub nodes: Vec<ComputeStatus>,
 }
 
 wire_enum!(WriteKind { Insert = 0, Update = 1, Delete = 2 });
@@ -173,7 +173,7 @@ wire_struct!(ReadCount { index, count });
 wire_struct!(Member { number, client, endpoints, index_bytes });
 wire_struct!(Shaped { packed, generation, log2_buckets });
 wire_struct!(Figure { name, value });
-wire_struct!(NodeStatus { member, partitions, offloaded, answered, figures });
+wire_struct!(ComputeStatus { member, partitions, offloaded, answered, figures });
 wire_struct!(StoreStatus {
     term,
     version,

@@ -86,6 +86,17 @@ impl Cluster {
         )
     }
 
+    /// The first memory node, started again.
+    fn memory_again(&self) -> Process {
+        let mut memory = Process::start(
+            archipelago()
+                .args(["node", "memory", "--id", "1", "--size", "48MiB", "--block", "1MiB"])
+                .args(["--manager", &self.manager]),
+        );
+        assert!(memory.line().starts_with("Memory node 1 lends "));
+        memory
+    }
+
     /// One more compute node, by hand; where Redis clients connect.
     fn one_more(&self) -> (Process, String) {
         let mut process = Process::start(
@@ -245,21 +256,16 @@ fn nothing_acknowledged_is_lost_or_read_stale_when_compute_and_memory_nodes_are_
         progress("writes go on without a compute node");
         let (mut third, address) = cluster.one_more();
         let mut redis = Redis::connect(&address).unwrap();
-        for key in 0..KEYS {
-            until("a node that came later reads", || read(&mut redis, key, &keys[key]));
+        for (key, counted) in keys.iter().enumerate() {
+            until("a node that came later reads", || read(&mut redis, key, counted));
         }
         progress("writes beside a new compute node");
         kill(cluster.memory[0]);
         progress("writes go on without a memory node");
-        for key in 0..KEYS {
-            until("reads go on", || read(&mut redis, key, &keys[key]));
+        for (key, counted) in keys.iter().enumerate() {
+            until("reads go on", || read(&mut redis, key, counted));
         }
-        let mut memory = Process::start(
-            archipelago()
-                .args(["node", "memory", "--id", "1", "--size", "48MiB", "--block", "1MiB"])
-                .args(["--manager", &cluster.manager]),
-        );
-        assert!(memory.line().starts_with("Memory node 1 lends "));
+        let _memory = cluster.memory_again();
         until("every block has three copies again", || {
             let told = cluster.status();
             let blocks = told.lines().find(|line| line.starts_with("Blocks: ")).unwrap().to_owned();

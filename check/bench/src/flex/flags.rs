@@ -1,0 +1,142 @@
+//! The command line of `archipelago bench --engine flex`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use archipelago_base::{Error, Result};
+use clap::{Parser, ValueEnum};
+
+use super::work::{Mix, mix};
+
+/// How processes reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Provider {
+    /// Shared memory.
+    Shm,
+    /// TCP on loopback.
+    Tcp,
+}
+
+impl Provider {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// What this process's compute node caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Cache {
+    Off,
+    Addresses,
+    Pairs,
+}
+
+/// Which keys are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Place {
+    /// All.
+    Any,
+    /// Those whose partition this process is the proxy of.
+    Here,
+    /// Those whose partition another process is the proxy of.
+    Elsewhere,
+    /// Those whose partition has no proxy.
+    OneSided,
+}
+
+/// Measure the store over remote memory: this process is one of its compute nodes, the others, the manager and the memory nodes are
+/// processes that it starts.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "archipelago bench --engine flex", no_binary_name = true)]
+pub(crate) struct Arguments {
+    /// flex, or this is not what is read.
+    #[arg(long, value_parser = ["flex"])]
+    engine: String,
+    /// What is run, in order: ycsba, ycsbb, ycsbc, ycsbd, or updateN: N per cent updates, the rest reads
+    #[arg(long, value_delimiter = ',', default_value = "ycsba,ycsbb,ycsbc,ycsbd")]
+    pub(crate) benchmarks: Vec<String>,
+    /// Keys that are there before
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub(crate) num: u64,
+    /// Bytes of a value
+    #[arg(long, value_name = "BYTES", default_value_t = 256)]
+    pub(crate) value_size: usize,
+    /// Seconds of each benchmark
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    duration: u64,
+    /// Skew of the zipfian choice of keys, from 0 (uniform) to below 1
+    #[arg(long, value_name = "ALPHA", default_value_t = 0.99)]
+    pub(crate) alpha: f64,
+    /// Clients: threads of this process
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) clients: usize,
+    /// Requests that each client has under way
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) coroutines: usize,
+    /// Compute nodes, this process among them
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) compute: u16,
+    /// Memory nodes
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) memory: u64,
+    /// Memory that each lends
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub(crate) size: String,
+    /// This node's memory for index and cache, MiB
+    #[arg(long, value_name = "MIB", default_value_t = 128)]
+    pub(crate) memory_limit: u64,
+    /// What this node caches
+    #[arg(long, value_enum, default_value_t = Cache::Pairs)]
+    pub(crate) cache: Cache,
+    /// Partitions, a power of two
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(crate) partitions: u32,
+    /// Share of them that has a proxy, in a thousand
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    pub(crate) offload: u32,
+    /// Which keys are used
+    #[arg(long, value_enum, default_value_t = Place::Any)]
+    pub(crate) place: Place,
+    /// How processes reach each other
+    #[arg(long, value_enum, default_value_t = Provider::Shm)]
+    pub(crate) provider: Provider,
+    /// What drawn keys and operations follow from
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Write the result to this file, too
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// The benchmarks; an error names what cannot be.
+    pub(super) fn mixes(&self) -> Result<Vec<(String, Mix)>> {
+        if [self.num, self.duration, self.memory].contains(&0)
+            || [self.clients, self.coroutines].contains(&0)
+            || self.compute == 0
+        {
+            return Err(Error::invalid(
+                "--num, --duration, --memory, --clients, --coroutines and --compute are at least 1",
+            ));
+        }
+        if !(0.0..1.0).contains(&self.alpha) {
+            return Err(Error::invalid(format!("--alpha {}: from 0 to below 1", self.alpha)));
+        }
+        let known = |name: &String| {
+            let why = || {
+                Error::invalid(format!(
+                    "no benchmark {name}: there are ycsba to ycsbd and update0 to update100"
+                ))
+            };
+            mix(name).map(|mix| (name.clone(), mix)).ok_or_else(why)
+        };
+        self.benchmarks.iter().map(known).collect()
+    }
+
+    pub(super) fn time(&self) -> Duration {
+        Duration::from_secs(self.duration)
+    }
+}

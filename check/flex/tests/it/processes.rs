@@ -1,0 +1,307 @@
+//! Histories of real processes under `kill -9`: compute and memory nodes are killed and started again while clients call through the servers
+//! that compute nodes are; every key's history must be linearizable.
+//!
+//! The manager is in this process. Nodes are this test program again, told by a variable what to be; each prints where it is reached and serves
+//! until it is killed or its standard input ends. A call without an answer, or with an error, may have happened at any time later.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::random::{Rng, entropy_seed};
+use archipelago_compute::flex::{FlexNode, FlexNodeSettings, FlexSettings};
+use archipelago_fabric::NodeId;
+use archipelago_flex_check::{History, Op, Ret};
+use archipelago_manager::core::Terms;
+use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
+use archipelago_memory::{MemoryServer, MemorySettings};
+use archipelago_pool::wire::{BlockState, Message};
+use archipelago_pool::{ClientId, Line};
+use archipelago_resp::flex_store::FlexStore;
+use archipelago_resp::{Server, ServerOptions};
+
+const VARIABLE: &str = "ARCHIPELAGO_FLEX_NODE";
+const BLOCK_BYTES: u64 = 1 << 20;
+/// Keys at a time, and calls of one before the next is taken: histories must stay short enough to be judged.
+const KEYS: u64 = 4;
+const CALLS: u64 = 36;
+const WORKERS: u64 = 4;
+
+/// A node in a process of its own; killed when it is dropped.
+struct Process {
+    child: Child,
+    /// Where Redis clients reach it, if it is a compute node.
+    address: String,
+}
+
+impl Process {
+    fn start(words: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "processes::node", "--nocapture"])
+            .env(VARIABLE, words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let mut output = BufReader::new(child.stdout.take().expect("it was asked for"));
+        let mut address = String::new();
+        while address.is_empty() {
+            let mut line = String::new();
+            assert!(output.read_line(&mut line).expect("it speaks") > 0, "{words} did not come up");
+            if let Some((_, said)) = line.trim_end().split_once('@') {
+                said.clone_into(&mut address);
+            }
+        }
+        // What else it says nobody reads; the pipe holds it.
+        std::mem::forget(output);
+        Self { child, address }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _killed = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// What a node does; as a test, nothing.
+#[test]
+fn node() {
+    let Ok(words) = std::env::var(VARIABLE) else { return };
+    let words: Vec<&str> = words.split(' ').collect();
+    let (manager, socket) = (words[2].to_owned(), format!("shm:{}", words[3]));
+    let mut nothing = Vec::new();
+    if words[0] == "memory" {
+        let id = NodeId(words[1].parse().expect("a number"));
+        let listen = "tcp:127.0.0.1:0".to_owned();
+        let mut settings = MemorySettings::new(id, 64 * BLOCK_BYTES, listen, manager);
+        settings.block_bytes = BLOCK_BYTES;
+        settings.listen.push(socket);
+        let server = MemoryServer::start(settings).expect("a memory node");
+        println!("@{}", server.addresses().join(" "));
+        let _ended = io::stdin().read_to_end(&mut nothing);
+        return;
+    }
+    let settings = FlexNodeSettings {
+        manager: vec![manager],
+        listen: vec!["tcp:127.0.0.1:0".to_owned(), socket],
+        advertise: Vec::new(),
+        store: FlexSettings::default(),
+    };
+    let node = Arc::new(FlexNode::start(settings).expect("a compute node"));
+    let store = Arc::new(FlexStore::new(node));
+    let server = Server::start("127.0.0.1:0", store, ServerOptions::default()).expect("a server");
+    println!("@{}", server.local_addr());
+    let _ended = io::stdin().read_to_end(&mut nothing);
+}
+
+/// A connection that speaks RESP; replies without their first byte and end, `None` for nothing.
+struct Redis(BufReader<TcpStream>);
+
+impl Redis {
+    fn connect(address: &str) -> io::Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    fn ask(&mut self, command: &str) -> io::Result<Option<String>> {
+        self.0.get_mut().write_all(format!("{command}\r\n").as_bytes())?;
+        let mut line = String::new();
+        if self.0.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let line = line.trim_end();
+        if let Some(error) = line.strip_prefix('-') {
+            return Err(io::Error::other(error.to_owned()));
+        }
+        match line.strip_prefix('$') {
+            None => Ok(Some(line[1..].to_owned())),
+            Some("-1") => Ok(None),
+            Some(bytes) => {
+                let mut value = vec![0; bytes.parse::<usize>().map_err(io::Error::other)? + 2];
+                self.0.read_exact(&mut value)?;
+                value.truncate(value.len() - 2);
+                Ok(Some(String::from_utf8(value).map_err(io::Error::other)?))
+            }
+        }
+    }
+}
+
+/// What all clients share.
+struct World {
+    history: History,
+    addresses: Mutex<Vec<String>>,
+    values: AtomicU64,
+    calls: AtomicU64,
+    unanswered: AtomicU64,
+    end: AtomicBool,
+}
+
+impl World {
+    fn address(&self, rng: &mut Rng) -> String {
+        let addresses = self.addresses.lock().expect("nobody panics with it");
+        addresses[rng.usize(..addresses.len())].clone()
+    }
+
+    /// A client: one call after another, each through a connection to whichever node; another name after a call without an answer.
+    fn work(&self, seed: u64) {
+        let mut rng = Rng::with_seed(seed);
+        let (mut thread, mut link) = (self.history.thread(), None);
+        while !self.end.load(Ordering::SeqCst) {
+            let Some(mut redis) =
+                link.take().or_else(|| Redis::connect(&self.address(&mut rng)).ok())
+            else {
+                continue;
+            };
+            let call = self.calls.fetch_add(1, Ordering::SeqCst);
+            let number = call / (KEYS * CALLS) * KEYS + rng.u64(..KEYS);
+            let value = || self.values.fetch_add(1, Ordering::SeqCst) + 1;
+            let op = match rng.u32(..10) {
+                0..4 => Op::Get,
+                4..7 => Op::Set(value()),
+                7 => Op::Insert(value()),
+                8 => Op::Update(value()),
+                _ => Op::Delete,
+            };
+            let command = match op {
+                Op::Set(value) => format!("SET key:{number} {value}"),
+                Op::Insert(value) => format!("SET key:{number} {value} NX"),
+                Op::Update(value) => format!("SET key:{number} {value} XX"),
+                Op::Delete => format!("DEL key:{number}"),
+                _ => format!("GET key:{number}"),
+            };
+            let begun = self.history.begin(thread, number, op);
+            match redis.ask(&command) {
+                Ok(told) => {
+                    let ret = match op {
+                        Op::Get => Ret::Value(told.map(|told| told.parse().expect("a number"))),
+                        Op::Delete => Ret::Done(told.as_deref() == Some("1")),
+                        _ => Ret::Done(told.as_deref() == Some("OK")),
+                    };
+                    self.history.end(&begun, ret);
+                    // Now and then by way of another node.
+                    link = (rng.u32(..8) > 0).then_some(redis);
+                }
+                Err(_) => {
+                    self.unanswered.fetch_add(1, Ordering::SeqCst);
+                    thread = self.history.thread();
+                }
+            }
+            // As many calls as can be judged; what is killed meanwhile is what matters.
+            SystemClock::new().sleep(Duration::from_micros(rng.u64(500..3000)));
+        }
+    }
+}
+
+/// Looks until it is so; what is not within a minute is not.
+fn until(what: &str, so: impl Fn() -> bool) {
+    let clock = SystemClock::new();
+    while !so() {
+        assert!(clock.now_ns() < 60_000_000_000, "{what}: not within a minute");
+        clock.sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether every block of the cluster has all its copies.
+fn is_whole(manager: &str) -> bool {
+    let line = Line::new(&Arc::default(), vec![manager.to_owned()], ClientId(entropy_seed()), None);
+    let answer = line.ask(&Message::Status {}, Duration::from_secs(3));
+    let Ok(Message::StatusIs { status }) = answer else { return false };
+    let whole = |state| matches!(state, BlockState::Whole | BlockState::Released);
+    status.nodes.iter().filter(|node| node.member.up).count() == 3
+        && status.blocks.iter().all(|block| whole(block.state))
+}
+
+/// Ends clients also when the test panics.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A manager with short leases, in this process.
+fn manager() -> ManagerServer {
+    ManagerServer::start(&ManagerSettings {
+        listen: vec!["tcp:127.0.0.1:0".to_owned()],
+        terms: Terms {
+            lease: Duration::from_millis(500),
+            node_lease: Duration::from_millis(300),
+            ..Terms::default()
+        },
+        store: StorePlan { partition_bits: 5, ..StorePlan::default() },
+    })
+    .expect("a manager")
+}
+
+#[test]
+fn histories_are_linearizable_while_compute_and_memory_nodes_are_killed() {
+    let dir = std::env::temp_dir().join(format!("archipelago-flex-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory for sockets");
+    let manager = manager();
+    let at = manager.addresses()[0].clone();
+    let mut lives = 0;
+    let mut start = |role: &str, id: usize| {
+        lives += 1;
+        let socket = dir.join(format!("{role}{id}-{lives}.sock"));
+        Process::start(&format!("{role} {id} {at} {}", socket.display()))
+    };
+    let mut memory: Vec<Process> = (1..=3).map(|id| start("memory", id)).collect();
+    let mut compute: Vec<Process> = (1..=3).map(|id| start("compute", id)).collect();
+    let addresses = |compute: &[Process]| compute.iter().map(|node| node.address.clone()).collect();
+    let world = World {
+        history: History::default(),
+        addresses: Mutex::new(addresses(&compute)),
+        values: AtomicU64::new(0),
+        calls: AtomicU64::new(0),
+        unanswered: AtomicU64::new(0),
+        end: AtomicBool::new(false),
+    };
+    let mut rng = Rng::with_seed(5);
+    let progress = |what: &str| {
+        let before = world.history.answered();
+        until(what, || world.history.answered() > before + 150);
+    };
+    std::thread::scope(|scope| {
+        let _end = End(&world.end);
+        for worker in 0..WORKERS {
+            let world = &world;
+            scope.spawn(move || world.work(100 + worker));
+        }
+        progress("with everybody there");
+        for round in 0..6 {
+            if round % 2 == 0 {
+                let killed = rng.usize(..compute.len());
+                drop(compute.remove(killed));
+                progress("without a compute node");
+                compute.push(start("compute", killed + 1));
+                *world.addresses.lock().expect("nobody panics with it") = addresses(&compute);
+            } else {
+                let killed = rng.usize(..memory.len());
+                // The others have copies of everything, or it would be the pool that waits.
+                until("every block is whole", || is_whole(&at));
+                drop(memory.remove(killed));
+                progress("without a memory node");
+                memory.push(start("memory", 10 + round));
+            }
+            progress("with a new one");
+        }
+    });
+    drop((compute, memory, manager));
+    // Best effort: sockets of processes that were killed.
+    #[expect(clippy::disallowed_methods, reason = "sockets of processes, not files of a store")]
+    let _removed = std::fs::remove_dir_all(&dir);
+    let (answered, unanswered) = (world.history.answered(), world.unanswered.into_inner());
+    let violations = world.history.violations();
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
+    // A run in which nothing happens proves nothing.
+    assert!(answered > 2000 && unanswered > 0, "{answered} answered, {unanswered} not");
+}

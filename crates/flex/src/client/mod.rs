@@ -24,7 +24,6 @@ use std::task::Poll;
 
 use archipelago_base::{Error, Result};
 
-use crate::cache::Fetch;
 use crate::format::{KeyHash, Record, Slot, key_hash};
 use crate::gates::Inside;
 use crate::node::records::Written;
@@ -33,7 +32,7 @@ use crate::wire::{Assigned, WriteKind};
 
 use cached::Served;
 use look::Looked;
-use submit::{Done, Submitted, Unsettled};
+use submit::{Submitted, Unsettled};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -269,33 +268,48 @@ impl Inner {
             (None, Some(_)) => WriteKind::Insert,
             (None, None) => return Ok(Some(false)),
         };
-        let record = self.new_record(write, &looked, until_ns).await?;
-        let fetch = self.caching.begin_fetch(write.hash);
-        let submitted = self.submit(write, entry, kind, &looked, record, until_ns).await;
-        if !matches!(submitted, Ok(Submitted::Done(_) | Submitted::Not)) || write.value.is_none() {
-            // Nobody knows, or what was cached is old.
-            self.caching.invalidate(write.hash);
-        }
-        match submitted? {
-            Submitted::Done(done) => {
-                self.cache_written(write, entry, record, done, fetch);
-                Ok(Some(true))
-            }
-            Submitted::Not | Submitted::Stale => {
-                self.free_unpublished(record);
-                Ok(None)
-            }
+        match self.put_in(write, entry, kind, &looked, until_ns).await? {
+            Submitted::Done(_) => Ok(Some(true)),
+            Submitted::Not | Submitted::Stale | Submitted::Fenced => Ok(None),
             Submitted::Full => {
-                self.free_unpublished(record);
                 self.ask_to_grow(entry, until_ns).await?;
                 Ok(None)
             }
-            Submitted::Fenced => Ok(None),
             Submitted::Unknown(open) => {
                 *unsettled = Some(open);
                 Ok(None)
             }
         }
+    }
+
+    /// Writes the new record, and changes the slot that was found; what was written is cached.
+    async fn put_in(
+        self: &Arc<Self>,
+        write: &Write<'_>,
+        entry: Assigned,
+        kind: WriteKind,
+        looked: &Looked,
+        until_ns: u64,
+    ) -> Result<Submitted> {
+        let record = self.new_record(write, looked, until_ns).await?;
+        let fetch = self.caching.begin_fetch(write.hash);
+        let submitted = self.submit(write, entry, kind, looked, record, until_ns).await;
+        if !matches!(submitted, Ok(Submitted::Done(_) | Submitted::Not)) || write.value.is_none() {
+            // Nobody knows, or what was cached is old.
+            self.caching.invalidate(write.hash);
+        }
+        match &submitted {
+            Ok(Submitted::Done(done)) if write.value.is_some() && self.table.holds_lease() => {
+                let place = done.source.place(entry, done.index, record.slot);
+                let pair = write.value.filter(|_| done.cache);
+                self.caching.finish_fetch(fetch, (write.hash, write.key), place, pair);
+            }
+            Ok(Submitted::Not | Submitted::Stale | Submitted::Full) => {
+                self.free_unpublished(record);
+            }
+            _ => {}
+        }
+        submitted
     }
 
     /// Slot and record by the index in the pool, as they are from some moment on that is known by the clock of the partition's node.
@@ -314,22 +328,6 @@ impl Inner {
         let sets = write.when == If::Always && write.value.is_some();
         let exact = !sets || !self.table.holds_lease();
         Ok(Some(Looked { stamp_us, valid_ns, exact, ..looked }))
-    }
-
-    /// Caches what was just written.
-    fn cache_written(
-        &self,
-        write: &Write<'_>,
-        entry: Assigned,
-        record: Written,
-        done: Done,
-        fetch: Option<Fetch>,
-    ) {
-        if write.value.is_some() && self.table.holds_lease() {
-            let place = done.source.place(entry, done.index, record.slot);
-            let pair = write.value.filter(|_| done.cache);
-            self.caching.finish_fetch(fetch, (write.hash, write.key), place, pair);
-        }
     }
 
     async fn new_record(

@@ -89,8 +89,8 @@ pub(crate) fn pace() -> Pace {
 }
 
 pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexSettings {
-    // Room for everything, for a few entries beside the index, for hardly any of the index.
-    let memory_limit = [1 << 20, 24 << 10, 13 << 10][rng.usize(..3)];
+    // Room for everything, for some entries beside the index, for a few partitions and no entry.
+    let memory_limit = [1 << 20, 32 << 10, 15 << 10][rng.usize(..3)];
     FlexSettings {
         sabotage,
         memory_limit,
@@ -218,7 +218,7 @@ async fn work(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
             *values
         };
         // Every other key is read far more often than written, so that pairs of it are cached.
-        let reads = if number.is_multiple_of(2) { 60 } else { 0 };
+        let reads = if number.is_multiple_of(2) { 160 } else { 0 };
         let op = match rng.u32(..20 + reads) {
             0..8 | 20.. => Op::Get,
             8..12 => Op::Set(fresh()),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
-use archipelago_base::runtime::Runtime;
+use archipelago_base::runtime::Runtime as _;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
@@ -23,8 +23,10 @@ pub(crate) const LABEL: u64 = 7;
 pub(crate) const KEYS: u64 = 12;
 /// Clients of a node.
 const WORKERS: usize = 2;
-/// Calls of one client, at most: histories must stay short enough to be tested.
-const CALLS: u64 = 40;
+/// Every so long other keys are the hot ones.
+const HOT_FOR: Duration = Duration::from_millis(50);
+/// Hot keys at a time, which get half of the calls.
+const HOT_KEYS: u64 = 2;
 
 /// What all clients share.
 #[derive(Clone)]
@@ -33,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) working: Arc<Mutex<bool>>,
     pub(crate) values: Arc<Mutex<u64>>,
     pub(crate) errors: Arc<Mutex<u64>>,
+    /// Calls of one client, at most.
+    pub(crate) calls: u64,
     pub(crate) sabotage: Sabotage,
 }
 
@@ -159,15 +163,24 @@ pub(crate) async fn get(
     }
 }
 
+/// Half of the calls go to keys that are hot for a while.
+fn some_key(rng: &mut Rng, now_ns: u64) -> u64 {
+    if rng.bool() {
+        return rng.u64(..KEYS);
+    }
+    let round = now_ns / HOT_FOR.as_nanos() as u64;
+    (round * HOT_KEYS + rng.u64(..HOT_KEYS)) % KEYS
+}
+
 async fn work(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
     let mut thread = shared.history.thread();
     let mut read = None;
-    for _ in 0..CALLS {
+    for _ in 0..shared.calls {
         host.sleep(Duration::from_micros(rng.u64(20..2000))).await;
         if !*shared.working.lock() {
             return;
         }
-        let number = rng.u64(..KEYS);
+        let number = some_key(&mut rng, host.scheduler().now_ns());
         let fresh = || {
             let mut values = shared.values.lock();
             *values += 1;

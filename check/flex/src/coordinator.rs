@@ -6,11 +6,11 @@ use archipelago_base::random::Rng;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
-use archipelago_flex::coordinator::{Coordinator, Desk, Plan};
+use archipelago_flex::coordinator::{Coordinator, Desk, Plan, directory_label};
 use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
 
-use crate::node::{COORDINATOR, join_pool};
+use crate::node::{COORDINATOR, LABEL, join_pool};
 
 type Kept = (Arc<Desk>, Arc<Node>, Box<dyn Listener>);
 
@@ -34,8 +34,11 @@ impl CoordinatorActor {
         self.sim.host()
     }
 
-    /// Starts it if it is not there.
+    /// Starts it if it is not there, or was taken for dead.
     pub(crate) fn start(&mut self, cluster: &mut Cluster) {
+        if self.kept.lock().as_ref().is_some_and(|(desk, ..)| desk.is_over()) {
+            self.crash();
+        }
         if std::mem::replace(&mut self.running, true) {
             return;
         }
@@ -43,10 +46,9 @@ impl CoordinatorActor {
         let (life, plan, sim) = (cluster.next_life(), self.plan, self.sim.clone());
         let (kept, host) = (Arc::clone(&self.kept), sim.host().clone());
         let task = async move {
-            let pool = join_pool(&sim).await;
-            let core = Coordinator::new(life.0, plan);
+            let pool = join_pool(&sim, directory_label(LABEL)).await;
             let runtime = Arc::new(sim.host().clone());
-            let (desk, door) = Desk::new(core, runtime, Arc::new(sim.clone()), pool);
+            let (desk, door) = Desk::new(plan, runtime, Arc::new(sim.clone()), pool);
             let node = sim.network().node(NodeId(u64::MAX - 1), life, Some(door));
             let node = node.expect("a node in memory");
             let listener = sim.serve(&node, COORDINATOR).expect("a host serves at its name");
@@ -58,7 +60,9 @@ impl CoordinatorActor {
 
     /// Whether it was there.
     pub(crate) fn crash(&mut self) -> bool {
-        false
+        *self.kept.lock() = None;
+        self.sim.host().crash();
+        std::mem::replace(&mut self.running, false)
     }
 
     pub(crate) fn set_offload(&self, share: u32) -> bool {

@@ -64,8 +64,8 @@ pub(crate) fn settings(sabotage: Sabotage) -> FlexSettings {
 }
 
 /// A client of the pool, once it has joined.
-pub(crate) async fn join_pool(sim: &Sim) -> PoolClient {
-    let mut options = PoolOptions::new(MANAGER, LABEL);
+pub(crate) async fn join_pool(sim: &Sim, label: u64) -> PoolClient {
+    let mut options = PoolOptions::new(MANAGER, label);
     (options.patience, options.pace) = (Duration::from_millis(100), pace());
     let (reach, host) = (Arc::new(sim.clone()), Arc::new(sim.host().clone()));
     loop {
@@ -83,7 +83,7 @@ impl NodeActor {
         let (node, sim, shared) = (Arc::clone(&actor.node), sim.clone(), shared.clone());
         let host = sim.host().clone();
         let task = async move {
-            let pool = join_pool(&sim).await;
+            let pool = join_pool(&sim, LABEL).await;
             let name = sim.host().name().to_owned();
             while pool.block_bytes() == 0 {
                 sim.host().sleep(Duration::from_millis(1)).await;

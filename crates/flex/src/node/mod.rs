@@ -16,6 +16,7 @@ pub(crate) mod peers;
 pub(crate) mod records;
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -74,6 +75,7 @@ pub(crate) struct Inner {
     taking: Gate,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) endpoints: Vec<String>,
+    announcing: AtomicBool,
     joined: OnceLock<Joined>,
 }
 
@@ -155,6 +157,7 @@ impl ComputeNode {
             standing: Mutex::default(),
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
+            announcing: AtomicBool::new(false),
             joined: OnceLock::new(),
             settings,
             runtime,
@@ -169,6 +172,9 @@ impl ComputeNode {
 
     /// Joins the store; to be called when the handler can be reached. Makes the store if this is the first node of it.
     pub async fn join(&self) -> Result<()> {
+        if !self.0.announcing.swap(true, Ordering::SeqCst) {
+            self.0.keep_announcing();
+        }
         self.0.join().await
     }
 

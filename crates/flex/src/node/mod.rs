@@ -19,6 +19,7 @@ pub(crate) mod records;
 mod telling;
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -82,6 +83,7 @@ pub(crate) struct Inner {
     taking: Gate,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) endpoints: Vec<String>,
+    announcing: AtomicBool,
     joined: OnceLock<Joined>,
 }
 
@@ -176,6 +178,7 @@ impl ComputeNode {
             standing: Mutex::default(),
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
+            announcing: AtomicBool::new(false),
             joined: OnceLock::new(),
             settings,
             runtime,
@@ -190,6 +193,9 @@ impl ComputeNode {
 
     /// Joins the store; to be called when the handler can be reached. Makes the store if this is the first node of it.
     pub async fn join(&self) -> Result<()> {
+        if !self.0.announcing.swap(true, Ordering::SeqCst) {
+            self.0.keep_announcing();
+        }
         self.0.join().await
     }
 

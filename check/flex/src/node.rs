@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
-use archipelago_base::runtime::Runtime;
+use archipelago_base::runtime::Runtime as _;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
@@ -24,8 +24,10 @@ pub(crate) const LABEL: u64 = 7;
 pub(crate) const KEYS: u64 = 12;
 /// Clients of a node.
 const WORKERS: usize = 2;
-/// Calls of one client, at most: histories must stay short enough to be tested.
-const CALLS: u64 = 40;
+/// Every so long other keys are the hot ones.
+const HOT_FOR: Duration = Duration::from_millis(50);
+/// Hot keys at a time, which get half of the calls.
+const HOT_KEYS: u64 = 2;
 
 /// What all clients share.
 #[derive(Clone)]
@@ -34,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) working: Arc<Mutex<bool>>,
     pub(crate) values: Arc<Mutex<u64>>,
     pub(crate) errors: Arc<Mutex<u64>>,
+    /// Calls of one client, at most.
+    pub(crate) calls: u64,
     pub(crate) sabotage: Sabotage,
     pub(crate) cached: Arc<Mutex<Cached>>,
 }
@@ -103,8 +107,8 @@ pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexSettings {
 }
 
 /// A client of the pool, once it has joined.
-pub(crate) async fn join_pool(sim: &Sim) -> PoolClient {
-    let mut options = PoolOptions::new(MANAGER, LABEL);
+pub(crate) async fn join_pool(sim: &Sim, label: u64) -> PoolClient {
+    let mut options = PoolOptions::new(MANAGER, label);
     (options.patience, options.pace) = (Duration::from_millis(100), pace());
     let (reach, host) = (Arc::new(sim.clone()), Arc::new(sim.host().clone()));
     loop {
@@ -122,7 +126,7 @@ impl NodeActor {
         let (node, sim, shared) = (Arc::clone(&actor.node), sim.clone(), shared.clone());
         let host = sim.host().clone();
         let task = async move {
-            let pool = join_pool(&sim).await;
+            let pool = join_pool(&sim, LABEL).await;
             let name = sim.host().name().to_owned();
             while pool.block_bytes() == 0 {
                 sim.host().sleep(Duration::from_millis(1)).await;
@@ -203,15 +207,24 @@ pub(crate) async fn get(
     }
 }
 
+/// Half of the calls go to keys that are hot for a while.
+fn some_key(rng: &mut Rng, now_ns: u64) -> u64 {
+    if rng.bool() {
+        return rng.u64(..KEYS);
+    }
+    let round = now_ns / HOT_FOR.as_nanos() as u64;
+    (round * HOT_KEYS + rng.u64(..HOT_KEYS)) % KEYS
+}
+
 async fn work(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
     let mut thread = shared.history.thread();
     let mut read = None;
-    for _ in 0..CALLS {
+    for _ in 0..shared.calls {
         host.sleep(Duration::from_micros(rng.u64(20..2000))).await;
         if !*shared.working.lock() {
             return;
         }
-        let number = rng.u64(..KEYS);
+        let number = some_key(&mut rng, host.scheduler().now_ns());
         let fresh = || {
             let mut values = shared.values.lock();
             *values += 1;

@@ -1,19 +1,13 @@
 //! Seeds of the store's protocol, and proof that the check would see what is wrong.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use archipelago_flex::Sabotage;
 use archipelago_flex_check::{Cached, Outcome, Settings, replay_command, run};
+use archipelago_pool_check::named;
 
 /// A run; should it panic, the test ends with the seed and the command that repeats it.
 fn with(seed: u64, flex: Sabotage) -> Outcome {
-    let running = || run(Settings { flex, ..Settings::new(seed) });
-    catch_unwind(AssertUnwindSafe(running)).unwrap_or_else(|cause| {
-        let text = cause.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| cause.downcast_ref::<&str>().map(ToString::to_string));
-        let text = text.unwrap_or_else(|| "a panic without words".into());
-        panic!("seed {seed} panicked: {text}\nrepeat: {}", replay_command(seed))
-    })
+    let replay = || replay_command(seed, Default::default(), flex);
+    named(seed, replay, || run(Settings { flex, ..Settings::new(seed) }))
 }
 
 fn sound(seed: u64) -> Outcome {
@@ -29,7 +23,7 @@ fn seeds_find_every_key_linearizable_and_the_map_at_rest() {
             outcome.violations.is_empty(),
             "seed {seed}: {}\nrepeat: {}",
             outcome.violations.join("\n"),
-            replay_command(seed)
+            replay_command(seed, Default::default(), Sabotage::default())
         );
         answered += outcome.answered;
         faults += outcome.faults;

@@ -22,6 +22,7 @@ mod telling;
 
 use std::fmt;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -88,6 +89,7 @@ pub(crate) struct Inner {
     pub(crate) rng: Mutex<Rng>,
     pub(crate) counts: Counts,
     pub(crate) endpoints: Vec<String>,
+    announcing: AtomicBool,
     joined: OnceLock<Joined>,
 }
 
@@ -188,6 +190,7 @@ impl ComputeNode {
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
             counts: Counts::default(),
+            announcing: AtomicBool::new(false),
             joined: OnceLock::new(),
             settings,
             runtime,
@@ -202,6 +205,9 @@ impl ComputeNode {
 
     /// Joins the store; to be called when the handler can be reached. Makes the store if this is the first node of it.
     pub async fn join(&self) -> Result<()> {
+        if !self.0.announcing.swap(true, Ordering::SeqCst) {
+            self.0.keep_announcing();
+        }
         self.0.join().await
     }
 

@@ -305,13 +305,13 @@ wire_messages! {
         partition_bits: u32,
         /// log2 of the buckets of each.
         log2_buckets: u32,
+        /// Where the directory lies.
+        directory: BlockId,
     }
     /// The index is made; partitions in order.
     Created = 23 {
-        /// Where the subtables lie.
+        /// Where the subtables lie; more or fewer than asked for, if somebody else had begun to make the index.
         shapes: Vec<Shaped>,
-        /// Where the directory lies.
-        directory: BlockId,
     }
     /// Coordinator → all: no more requests to these partitions; answered when those under way have ended.
     Pause = 24 {
@@ -362,6 +362,13 @@ wire_messages! {
         paused: u64,
         /// The other nodes that it knows.
         members: Vec<Member>,
+    }
+    /// Compute node → coordinator, now and then: it is there.
+    Here = 31 {
+        /// As which client of the pool.
+        client: ClientId,
+        /// Where it is reached.
+        endpoints: Vec<String>,
     }
     /// Coordinator → compute node: what have you counted?
     Count = 40 {}

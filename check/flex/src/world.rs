@@ -6,10 +6,12 @@ use std::time::Duration;
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, HostClock};
 use archipelago_fabric::sim::Sim;
+use archipelago_flex::ComputeNode;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
 
+use crate::audit::audit;
 use crate::coordinator::CoordinatorActor;
 use crate::history::History;
 use crate::judge::{calls_max, judge};
@@ -278,6 +280,9 @@ impl World {
                 other => violations.push(format!("compute node {at} cannot read: {other:?}")),
             }
         }
+        let nodes = self.compute.iter().filter_map(|(_, actor)| actor.as_ref()?.node());
+        let nodes: Vec<ComputeNode> = nodes.collect();
+        violations.extend(audit(&self.cluster, &self.coordinator, &nodes));
         violations
     }
 }

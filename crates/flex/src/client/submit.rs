@@ -58,6 +58,7 @@ impl Inner {
         if !entry.offloaded && kind == WriteKind::Update {
             let slot = self.table.slot(entry.shape, index);
             let change = Change { slot, old: expect, new: record.slot, end: record.slot };
+            let _held = (self.frees.hold(expect), self.frees.hold(record.slot));
             return Ok(match self.table.put(change, looked.valid_ns, until_ns).await? {
                 Put::Done => {
                     self.free_later(expect);
@@ -206,7 +207,7 @@ impl Inner {
     }
 
     /// The partition's node, if it is another one.
-    fn node_of(&self, entry: Assigned) -> Result<Option<Arc<Peer>>> {
+    pub(crate) fn node_of(&self, entry: Assigned) -> Result<Option<Arc<Peer>>> {
         let joined = self.joined()?;
         if entry.node == joined.number {
             return Ok(None);

@@ -5,18 +5,21 @@
 //! | what callers see: get, set, insert, update, delete | `client/` |
 //! | requests of other nodes to the partitions that it serves | `proxy/` |
 //! | the map, and how it changes | `changing.rs` |
-//! | records: room, and what is freed | `records.rs` |
+//! | records: room, what is given back, what was lost | `records.rs`, `pieces.rs`, `frees.rs`, `sweep.rs` |
 //! | other nodes, and how they are asked | `peers.rs` |
 //!
 //! Thread-safety: all of it; no lock is held over an await. Failure: a node that lost its place in the pool serves nothing any
 //! more and ends its calls as fenced: start another. Cost: state per partition is some 40 bytes, and its slots while it is its proxy.
 
 mod changing;
+pub(crate) mod frees;
 pub(crate) mod peers;
+mod pieces;
 pub(crate) mod records;
+mod sweep;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -24,7 +27,7 @@ use archipelago_base::random::Rng;
 use archipelago_base::runtime::{Gate, Runtime};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{ClientId, Handler, NodeId, Reply, Request};
-use archipelago_pool::{PoolClient, Reach};
+use archipelago_pool::{Address, PoolClient, Reach};
 use parking_lot::{Mutex, RwLock};
 
 use crate::format::{Geometry, packing};
@@ -37,6 +40,7 @@ use crate::wire::{Assigned, Grant, Member, Message, Why};
 
 pub use changing::MapStatus;
 use changing::Standing;
+use frees::Frees;
 use peers::Peers;
 use records::Records;
 
@@ -76,6 +80,9 @@ pub(crate) struct Inner {
     pub(crate) rng: Mutex<Rng>,
     pub(crate) endpoints: Vec<String>,
     announcing: AtomicBool,
+    pub(crate) frees: Arc<Frees>,
+    /// Sweeps that are to come.
+    wants_sweep: AtomicU32,
     joined: OnceLock<Joined>,
 }
 
@@ -158,6 +165,8 @@ impl ComputeNode {
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
             announcing: AtomicBool::new(false),
+            frees: Arc::default(),
+            wants_sweep: AtomicU32::new(0),
             joined: OnceLock::new(),
             settings,
             runtime,
@@ -196,6 +205,12 @@ impl ComputeNode {
         self.0.pool.is_evicted()
     }
 
+    /// The pieces of this node's blocks that are in use, with their bytes; for checks.
+    #[must_use]
+    pub fn pieces(&self) -> Vec<(Address, u64)> {
+        self.0.records.pieces.lock().in_use()
+    }
+
     /// The map as this node has it; `None` before it has joined.
     #[must_use]
     pub fn map_status(&self) -> Option<MapStatus> {
@@ -218,6 +233,13 @@ impl Inner {
 
     pub(crate) fn joined(&self) -> Result<&Joined> {
         self.joined.get().ok_or_else(|| Error::busy("the node has not joined the store yet"))
+    }
+
+    /// Whether a client is a member, as far as this node knows: who was is gone, and what it says late counts for nothing.
+    fn is_member(&self, client: ClientId) -> bool {
+        let members = |joined: &Joined| joined.map.read().members.clone();
+        let members = self.joined.get().map(members).unwrap_or_default();
+        members.iter().any(|member| member.client == client)
     }
 
     pub(crate) async fn pause(&self) {
@@ -247,7 +269,9 @@ impl Inner {
     async fn answer(self: &Arc<Self>, from: ClientId, message: Message) -> Message {
         match message {
             Message::Write { .. } => self.write_index(from, &message).await,
-            Message::Free { words } => self.free_here(&words).await,
+            Message::Free { words } if self.is_member(from) => self.free_here(&words).await,
+            Message::Refers { .. } => self.what_refers(&message).await,
+            Message::Holds { blocks } => self.what_is_held(&blocks),
             Message::Settle { partition, epoch, place } => {
                 self.settle(PartitionId(partition), epoch, place).await
             }

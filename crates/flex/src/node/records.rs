@@ -1,18 +1,19 @@
 //! Records: room for new ones, and what becomes of old ones.
 //!
-//! A node allocates from blocks that it owns ([`Heap`]). A record that was superseded is given back to the node that owns its
-//! block, by whoever committed the write, and is used again an address lease later: nobody acts on its address then. What is
-//! given back to a node that is gone stays taken until its block's next owner looks through the index.
+//! A node allocates from blocks that it owns (`pieces.rs`). A record that was superseded is given back to the node that owns its
+//! block, by whoever committed the write (`frees.rs`), and is used again an address lease later: nobody acts on its address then. What
+//! gets lost on the way is found by sweeps (`sweep.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::runtime::Gate;
 use archipelago_base::{Error, Result};
-use archipelago_pool::{Address, ClientId, Heap, Sharing};
+use archipelago_pool::{Address, ClientId, Sharing};
 use parking_lot::Mutex;
 
 use super::Inner;
+use super::pieces::Pieces;
 use crate::format::{BUCKET_BYTES, Header, KeyHash, LENGTH_UNITS_MAX, Record, Slot, UNIT_BYTES};
 use crate::table::Range;
 use crate::wire::{Message, Shaped, Why};
@@ -22,7 +23,7 @@ const RELEASE_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Records {
-    heap: Mutex<Heap>,
+    pub(super) pieces: Mutex<Pieces>,
     growing: Gate,
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct Written {
 
 impl Records {
     pub(super) fn new(block_bytes: u64) -> Self {
-        Self { heap: Mutex::new(Heap::new(block_bytes)), growing: Gate::default() }
+        Self { pieces: Mutex::new(Pieces::new(block_bytes)), growing: Gate::default() }
     }
 }
 
@@ -45,17 +46,15 @@ impl Inner {
     /// Room in a block that this node owns.
     pub(crate) async fn allocate(&self, bytes: u64) -> Result<Address> {
         loop {
-            let piece = self.records.heap.lock().allocate(bytes, self.now_ns())?;
-            if let Some(piece) = piece {
-                return Ok(piece.address);
+            if let Some(address) = self.records.pieces.lock().allocate(bytes, self.now_ns())? {
+                return Ok(address);
             }
             let _pass = self.records.growing.enter().await;
-            let piece = self.records.heap.lock().allocate(bytes, self.now_ns())?;
-            if let Some(piece) = piece {
-                return Ok(piece.address);
+            if let Some(address) = self.records.pieces.lock().allocate(bytes, self.now_ns())? {
+                return Ok(address);
             }
             let block = self.pool.allocate(Sharing::All).await?;
-            self.records.heap.lock().add(block);
+            self.records.pieces.lock().add(block);
         }
     }
 
@@ -97,44 +96,15 @@ impl Inner {
     /// as any other.
     pub(crate) fn free_unpublished(&self, written: Written) {
         let from_ns = self.now_ns() + self.settings.address_lease_ns();
-        self.records.heap.lock().free(written.address, written.bytes, from_ns);
+        self.records.pieces.lock().free(written.address, written.bytes, from_ns);
     }
 
-    /// Gives back what a subtable took, if it lies in a block of this node's.
+    /// Gives back what a subtable took, if it lies in a block of this node's; a sweep of its owner's finds it otherwise.
     pub(crate) fn free_table(&self, shape: Shaped) {
         let address = self.table.address(shape.packed);
         let bytes = (BUCKET_BYTES as u64) << shape.log2_buckets;
         let from_ns = self.now_ns() + self.settings.address_lease_ns();
-        self.records.heap.lock().free(address, bytes, from_ns);
-    }
-
-    /// Gives back the record that `old` named, wherever it lies.
-    pub(crate) fn free_later(self: &Arc<Self>, old: Slot) {
-        if !old.is_live() {
-            return;
-        }
-        let inner = Arc::clone(self);
-        let task = async move {
-            if let Err(error) = inner.free(old).await {
-                tracing::debug!(%error, "a record was not given back");
-            }
-        };
-        self.runtime.spawn("flex-free", Box::pin(task));
-    }
-
-    async fn free(self: &Arc<Self>, old: Slot) -> Result<()> {
-        let Some(range) = self.table.record(old) else { return Ok(()) };
-        let open = match self.pool.try_open(range.address.block) {
-            Some(open) => open,
-            None => self.pool.open(range.address.block).await?,
-        };
-        let Some(owner) = open.config.owner else { return Ok(()) };
-        if owner == self.pool.client() {
-            self.free_here(&[old.0]).await;
-            return Ok(());
-        }
-        let Some(peer) = self.peer_of(owner) else { return Ok(()) };
-        self.ask(&peer, &Message::Free { words: vec![old.0] }, self.until_ns()).await.map(|_| ())
+        self.records.pieces.lock().free(address, bytes, from_ns);
     }
 
     /// Another node, or this one, gives records in this node's blocks back.
@@ -156,7 +126,7 @@ impl Inner {
                 }
             }
             let from_ns = self.now_ns() + self.settings.address_lease_ns();
-            self.records.heap.lock().free(address, bytes, from_ns);
+            self.records.pieces.lock().free(address, bytes, from_ns);
         }
         Message::Done {}
     }
@@ -170,7 +140,7 @@ impl Inner {
                 let Some(inner) = weak.upgrade().filter(|inner| !inner.pool.is_evicted()) else {
                     return;
                 };
-                let empty = inner.records.heap.lock().take_empty(inner.now_ns());
+                let empty = inner.records.pieces.lock().take_empty(inner.now_ns());
                 for block in empty {
                     if let Err(error) = inner.pool.release(block).await {
                         tracing::debug!(%error, %block, "a block was not released");
@@ -181,7 +151,7 @@ impl Inner {
         self.runtime.spawn("flex-release", Box::pin(task));
     }
 
-    fn peer_of(&self, client: ClientId) -> Option<Arc<super::peers::Peer>> {
+    pub(super) fn peer_of(&self, client: ClientId) -> Option<Arc<super::peers::Peer>> {
         let map = Arc::clone(&self.joined().ok()?.map.read());
         let member = map.members.iter().find(|member| member.client == client)?;
         Some(self.peers.peer(member))

@@ -139,6 +139,8 @@ impl Inner {
                 .saturating_mul(1000)
                 .saturating_add(self.settings.address_lease_ns()),
         };
+        // Before the time is looked at: a sweep that does not see it here knows that it is too late.
+        let _incoming = served.announce(wanted.new.0);
         if self.now_ns() >= wanted.valid_ns {
             // Words that the client saw may name other records by now.
             return self.declined(Why::Resolve);
@@ -237,6 +239,7 @@ impl Inner {
             }
         };
         let change = Change { slot: self.table.slot(shape, index), old, new: wanted.new, end };
+        let _held = self.frees.hold(old);
         match self.table.put(change, wanted.valid_ns, until_ns).await? {
             Put::Lost(_) => Ok(Err(Why::Resolve)),
             Put::Done => {
@@ -329,6 +332,7 @@ impl Inner {
             return Ok(());
         }
         let old = Slot(header.previous);
+        let _held = self.frees.hold(old);
         let mut stamp = || self.deleted_now();
         let end = self.table.settled(pending, &mut stamp, until_ns).await?;
         // Nobody else writes a pending slot, and its writer cannot any more.

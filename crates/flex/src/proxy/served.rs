@@ -50,6 +50,21 @@ pub(crate) struct Served {
     /// When this node took it.
     pub(crate) since_us: u64,
     locks: Mutex<Locks>,
+    /// Words that writes are about to put in.
+    incoming: Mutex<Vec<u64>>,
+}
+
+/// A word that is about to be put in; not any more when dropped.
+#[derive(Debug)]
+pub(crate) struct Incoming<'a>(&'a Served, u64);
+
+impl Drop for Incoming<'_> {
+    fn drop(&mut self) {
+        let mut incoming = self.0.incoming.lock();
+        if let Some(at) = incoming.iter().position(|word| *word == self.1) {
+            incoming.swap_remove(at);
+        }
+    }
 }
 
 /// What a write keeps others from. Given back when dropped.
@@ -65,7 +80,31 @@ impl Served {
 
     pub(crate) fn new(assigned: Assigned, image: Option<Image>, since_us: u64) -> Self {
         let words = image.map(|image| Words(image.words.into_iter().map(AtomicU64::new).collect()));
-        Self { assigned, words, gate: Gates::new(1), since_us, locks: Mutex::default() }
+        Self {
+            assigned,
+            words,
+            gate: Gates::new(1),
+            since_us,
+            locks: Mutex::default(),
+            incoming: Mutex::default(),
+        }
+    }
+
+    /// Says what a write is about to put in.
+    pub(crate) fn announce(&self, word: u64) -> Incoming<'_> {
+        self.incoming.lock().push(word);
+        Incoming(self, word)
+    }
+
+    /// What writes are about to put in.
+    pub(crate) fn incoming(&self) -> Vec<u64> {
+        self.incoming.lock().clone()
+    }
+
+    /// All slots, of an offloaded partition.
+    pub(crate) fn all_words(&self) -> Option<Vec<u64>> {
+        let words = self.words.as_ref()?;
+        Some(words.0.iter().map(|word| word.load(Ordering::SeqCst)).collect())
     }
 
     /// Whether the subtable has such a slot.

@@ -70,9 +70,11 @@ impl Coordinator {
             }
         }
         self.assign(&mut entries);
-        if entries.is_empty() {
+        let living = self.living();
+        if entries.is_empty() && (living.is_empty() || self.spread == living) {
             return self.welcome();
         }
+        // Without partitions it tells everybody who the members are.
         self.start(entries);
     }
 
@@ -191,10 +193,11 @@ impl Coordinator {
             let message = self.create_message();
             self.actions.push(Action::Send { to, message });
         }
-        let members = self.members();
+        let mut members = self.members();
         let gone: Vec<ClientId> =
             self.nodes.values().filter(|node| node.gone).map(|node| node.member.client).collect();
         let Some(change) = &self.change else { return };
+        members.retain(|member| change.told.contains(&member.client));
         let (version, changes) = (change.version, change.entries.values().copied().collect());
         let message = match change.step {
             Step::Pause => Message::Pause { term, version, changes, members, gone },
@@ -219,12 +222,13 @@ impl Coordinator {
                 if let Phase::Recalling(silent) = &mut self.phase
                     && silent.remove(&from)
                 {
-                    for Member { client, endpoints, .. } in members {
-                        self.heard.entry(*client).or_insert_with(|| endpoints.clone());
-                    }
                     self.recalled.push(answer.clone());
                     self.recalled_all();
-                    self.resend();
+                    for Member { client, endpoints, .. } in members {
+                        if !self.heard.contains_key(client) {
+                            self.hear(*client, endpoints);
+                        }
+                    }
                 }
             }
             (Message::Pause { version, .. }, Message::Done {}) => {
@@ -298,7 +302,7 @@ impl Coordinator {
                     for (partition, entry) in change.entries {
                         self.map[partition as usize] = entry;
                     }
-                    self.version = change.version;
+                    (self.version, self.spread) = (change.version, change.told);
                     self.welcome();
                     self.begin();
                     continue;

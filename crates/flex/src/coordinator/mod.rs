@@ -111,6 +111,8 @@ pub struct Coordinator {
     /// Share of proxied partitions, in a thousand.
     offload: u32,
     joining: VecDeque<(u64, ClientId)>,
+    /// Whom everybody knows as members, by the last change.
+    spread: BTreeSet<ClientId>,
     phase: Phase,
     /// Where clients are reached that said so, and may be no nodes yet.
     heard: BTreeMap<ClientId, Vec<String>>,
@@ -135,6 +137,7 @@ impl Coordinator {
             wants: BTreeSet::new(),
             offload: plan.offload.min(1000),
             joining: VecDeque::new(),
+            spread: BTreeSet::new(),
             phase: Phase::Starting,
             heard: BTreeMap::new(),
             recalled: Vec::new(),
@@ -216,6 +219,7 @@ impl Coordinator {
         self.resend();
     }
 
+    /// Somebody is there: it is asked at once, if it has yet to say what it knows.
     fn hear(&mut self, client: ClientId, endpoints: &[String]) {
         if self.phase == Phase::Ruling {
             return;

@@ -142,7 +142,13 @@ impl Inner {
             return self.pool.is_gone(owner).await.unwrap_or(false);
         };
         match self.ask_once(&peer, asked).await {
-            Ok(answer) => answer.is_some(),
+            Ok(Some(Message::Done {})) => true,
+            Ok(Some(_)) => {
+                // Nothing was done: what is asked next is another question.
+                *asked = asked.anew();
+                false
+            }
+            Ok(None) => false,
             Err(error) => {
                 tracing::debug!(%error, "records are not given back yet");
                 false

@@ -269,7 +269,9 @@ impl Inner {
     async fn answer(self: &Arc<Self>, from: ClientId, message: Message) -> Message {
         match message {
             Message::Write { .. } => self.write_index(from, &message).await,
-            Message::Free { words } if self.is_member(from) => self.free_here(&words).await,
+            // Who is not known yet asks again; who is gone does not.
+            Message::Free { .. } if !self.is_member(from) => self.declined(Why::Busy),
+            Message::Free { words } => self.free_here(&words).await,
             Message::Refers { .. } => self.what_refers(&message).await,
             Message::Holds { blocks } => self.what_is_held(&blocks),
             Message::Settle { partition, epoch, place } => {

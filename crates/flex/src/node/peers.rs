@@ -79,6 +79,11 @@ impl Asked {
         Self { bytes: message.encode(), number: None }
     }
 
+    /// The same question, to be asked as a new one: it was answered.
+    pub(crate) fn anew(&self) -> Self {
+        Self { bytes: self.bytes.clone(), number: None }
+    }
+
     /// Whether it may have arrived.
     pub(crate) fn was_sent(&self) -> bool {
         self.number.is_some()

@@ -43,11 +43,16 @@ impl Inner {
                     return;
                 };
                 inner.take_changes();
-                if inner.wants_sweep.load(Ordering::SeqCst) > 0
-                    && let Err(error) = inner.sweep().await
-                {
-                    tracing::debug!(%error, "a sweep begins anew");
-                    inner.records.pieces.lock().drop_sweep();
+                // What is wanted from here on is of the next one.
+                let wanted = inner.wants_sweep.swap(0, Ordering::SeqCst);
+                if wanted > 0 {
+                    let left = inner.sweep().await.map(|held| if held { wanted - 1 } else { 0 });
+                    let left = left.unwrap_or_else(|error| {
+                        tracing::debug!(%error, "a sweep begins anew");
+                        inner.records.pieces.lock().drop_sweep();
+                        wanted
+                    });
+                    inner.wants_sweep.fetch_max(left, Ordering::SeqCst);
                 }
                 let wait = inner.settings.lease;
                 drop(inner);
@@ -69,8 +74,8 @@ impl Inner {
         }
     }
 
-    async fn sweep(self: &Arc<Self>) -> Result<()> {
-        let wanted = self.wants_sweep.load(Ordering::SeqCst);
+    /// Whether something was left because somebody held it.
+    async fn sweep(self: &Arc<Self>) -> Result<bool> {
         let blocks = self.records.pieces.lock().begin_sweep();
         let lease = self.settings.address_lease;
         self.runtime.sleep(lease + lease / 4).await;
@@ -94,12 +99,8 @@ impl Inner {
         }
         let from_ns = self.now_ns() + self.settings.address_lease_ns();
         let freed = self.records.pieces.lock().end_sweep(&blocks, &referred, from_ns)?;
-        let unless = held.iter().any(|word| !words.contains(word));
-        let left = if unless { wanted.saturating_sub(1) } else { 0 };
-        let done =
-            self.wants_sweep.compare_exchange(wanted, left, Ordering::SeqCst, Ordering::SeqCst);
-        tracing::info!(blocks = blocks.len(), freed, held = held.len(), ?done, "a sweep");
-        Ok(())
+        tracing::info!(blocks = blocks.len(), freed, held = held.len(), "a sweep");
+        Ok(held.iter().any(|word| !words.contains(word)))
     }
 
     /// Where a partition's subtable lies by the map and by the directory.

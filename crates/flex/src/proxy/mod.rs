@@ -202,8 +202,15 @@ impl Inner {
         {
             writes.push((range.address, &invalid));
         }
-        // Ends, or this node does: nobody else may go on from here.
-        self.table.write(&writes, until_ns).await?;
+        // The copies may be ahead of the slot here from now on, which sweeps and the next writer go by: it ends, or this node does, or the
+        // partition is taken anew and the copies decide.
+        while let Err(error) = self.table.write(&writes, until_ns).await {
+            if self.pool.is_evicted() || served.gate.is_closed(Served::DOOR) {
+                return Err(error);
+            }
+            tracing::debug!(%error, "a write of the index goes on");
+            self.pause().await;
+        }
         words.commit(index, old, end);
         self.free_later(old);
         Ok(Ok(Place { index: index.0, word: old.0 }))

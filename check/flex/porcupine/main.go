@@ -7,10 +7,10 @@
 //	return THREAD OUTCOME   it was answered
 //	end                     the history is complete; the answer is "NAME ok", "NAME illegal" or "NAME unknown"
 //
-// OP is one of: get; set V; insert V; update V; delete; swap WAS V. OUTCOME is: value V (of get); true or false (of the others);
-// unknown: the call may have happened by then, or never. V and WAS are numbers above 0; 0 stands for "absent" in WAS and in the
-// outcome of get. Lines come in the order in which things happened. A call that never returns may have happened at any time after it
-// began, or never: it returns behind everything else, unknown.
+// OP is one of: get; set V; insert V; update V; delete; swap WAS V. OUTCOME is: value V (of get); true or false (of the others).
+// V and WAS are numbers above 0; 0 stands for "absent" in WAS and in the outcome of get. Lines come in the order in which things happened. A call that never returns may have happened at any time after it
+// began, or never. Its value must not be seen anywhere: a write whose value was seen did happen, and whoever writes the history has it
+// return true before the first call that saw it returns.
 //
 // "unknown" means that the time (-timeout, 10 s unless told) was over first. Anything that is not understood ends the program with
 // a message and status 2.
@@ -40,39 +40,113 @@ type outcome struct {
 	value uint64
 }
 
-func applies(state uint64, in op) bool {
+// state is what a key holds, and how many writes are under way that never returned and may happen at any time from now on. Their
+// values were never seen, so all of them are the same: unseen.
+type state struct {
+	value                           uint64
+	deletes, sets, inserts, updates int
+}
+
+const unseen = ^uint64(0)
+
+func applies(value uint64, in op) bool {
 	switch in.kind {
 	case "set":
 		return true
 	case "insert":
-		return state == 0
+		return value == 0
 	case "update", "delete":
-		return state != 0
+		return value != 0
 	case "swap":
-		return state == in.was
+		return value == in.was
 	}
 	return false
 }
 
-func step(state, input, output interface{}) (bool, interface{}) {
-	now, in, out := state.(uint64), input.(op), output.(outcome)
+// plain is what comes of a call if nothing that is under way happens before it; false if it was told something else.
+func plain(now state, in op, out outcome) (state, bool) {
 	if in.kind == "get" {
-		return !out.known || out.value == now, now
+		return now, !out.known || out.value == now.value
 	}
-	done := applies(now, in)
+	done := applies(now.value, in)
 	if out.known && done != (out.value == 1) {
-		return false, now
+		return now, false
 	}
 	if done {
-		return true, in.value
+		now.value = in.value
 	}
-	return true, now
+	return now, true
 }
 
-var model = porcupine.Model{
-	Init:  func() interface{} { return uint64(0) },
+// before has the states after one of the writes that are under way, those that serve for less first. One is enough to make a key
+// present, absent or another; and what fits without one needs none: it can happen later as well.
+func before(now state) []state {
+	var states []state
+	if now.value != 0 && now.deletes > 0 {
+		next := now
+		next.value, next.deletes = 0, now.deletes-1
+		states = append(states, next)
+	}
+	next := now
+	next.value = unseen
+	switch {
+	case now.value == 0 && now.inserts > 0:
+		next.inserts--
+	case now.value != 0 && now.updates > 0:
+		next.updates--
+	case now.sets > 0:
+		next.sets--
+	default:
+		return states
+	}
+	return append(states, next)
+}
+
+func step(at interface{}, input, output interface{}) []interface{} {
+	now, in, out := at.(state), input.(op), output.(outcome)
+	switch in.kind {
+	case "under-way delete":
+		now.deletes++
+		return []interface{}{now}
+	case "under-way set":
+		now.sets++
+		return []interface{}{now}
+	case "under-way insert":
+		now.inserts++
+		return []interface{}{now}
+	case "under-way update":
+		now.updates++
+		return []interface{}{now}
+	}
+	if next, fits := plain(now, in, out); fits {
+		return []interface{}{next}
+	}
+	var states []interface{}
+	for _, other := range before(now) {
+		if next, fits := plain(other, in, out); fits {
+			states = append(states, next)
+		}
+	}
+	return states
+}
+
+var model = (&porcupine.NondeterministicModel{
+	Init:  func() []interface{} { return []interface{}{state{}} },
 	Step:  step,
-	Equal: func(one, other interface{}) bool { return one.(uint64) == other.(uint64) },
+	Equal: func(one, other interface{}) bool { return one.(state) == other.(state) },
+}).ToModel()
+
+// underWay is the call that stands for one that never returned: it says from when on that may happen. A swap from a value is none:
+// it applies to that value alone.
+func underWay(in op) (op, bool) {
+	if in.kind == "swap" && in.was == 0 {
+		in.kind = "insert"
+	}
+	switch in.kind {
+	case "set", "insert", "update", "delete":
+		return op{kind: "under-way " + in.kind}, true
+	}
+	return in, false
 }
 
 type history struct {
@@ -112,8 +186,6 @@ func parseOutcome(words []string) (outcome, error) {
 		return outcome{known: true, value: 1}, nil
 	case len(words) == 1 && words[0] == "false":
 		return outcome{known: true}, nil
-	case len(words) == 1 && words[0] == "unknown":
-		return outcome{}, nil
 	case len(words) == 2 && words[0] == "value":
 		value, err := strconv.ParseUint(words[1], 10, 64)
 		return outcome{known: true, value: value}, err
@@ -155,11 +227,27 @@ func (h *history) add(words []string) error {
 }
 
 func (h *history) judge(timeout time.Duration) string {
-	for thread, id := range h.open {
-		last := porcupine.Event{ClientId: int(thread), Kind: porcupine.ReturnEvent, Value: outcome{}, Id: id}
-		h.events = append(h.events, last)
+	forever := map[int]bool{}
+	for _, id := range h.open {
+		forever[id] = true
 	}
-	switch porcupine.CheckEventsTimeout(model, h.events, timeout) {
+	var events, last []porcupine.Event
+	for _, event := range h.events {
+		if event.Kind != porcupine.CallEvent || !forever[event.Id] {
+			events = append(events, event)
+			continue
+		}
+		in, short := underWay(event.Value.(op))
+		event.Value = in
+		end := porcupine.Event{ClientId: event.ClientId, Kind: porcupine.ReturnEvent, Value: outcome{}, Id: event.Id}
+		events = append(events, event)
+		if short {
+			events = append(events, end)
+		} else {
+			last = append(last, end)
+		}
+	}
+	switch porcupine.CheckEventsTimeout(model, append(events, last...), timeout) {
 	case porcupine.Ok:
 		return "ok"
 	case porcupine.Illegal:

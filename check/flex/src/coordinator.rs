@@ -7,6 +7,7 @@ use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_flex::coordinator::{Coordinator, Desk, Plan, directory_label};
+use archipelago_flex::wire::Assigned;
 use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
 
@@ -77,6 +78,12 @@ impl CoordinatorActor {
     pub(crate) fn version(&self) -> u64 {
         let kept = self.kept.lock();
         kept.as_ref().map_or(0, |(desk, ..)| desk.look(Coordinator::version))
+    }
+
+    /// The map; nothing while it is down.
+    pub(crate) fn map(&self) -> Vec<Assigned> {
+        let kept = self.kept.lock();
+        kept.as_ref().map_or_else(Vec::new, |(desk, ..)| desk.look(|core| core.map().to_vec()))
     }
 
     pub(crate) fn is_settled(&self) -> bool {

@@ -1,7 +1,8 @@
 //! Who says whether a history could have happened one call after another. None of them was written here.
 //!
 //! **Porcupine** (Go, as a child of this process: `porcupine/main.go`) judges histories of hundreds of calls: it remembers which
-//! sets of calls led nowhere. **Stateright's** tester does not, and takes minutes for some histories of 160 calls; it stands in where
+//! sets of calls led nowhere. What never returned is no call that is in flight for good, which would double its work each time,
+//! but part of the state that its model keeps: what may still happen. **Stateright's** tester does not, and takes minutes for some histories of 160 calls; it stands in where
 //! there is no Go, and clients then make as few calls as it can judge. So a run without Go proves less, and says so.
 //!
 //! Porcupine's answer may be that the time was over first: that is counted ([`Verdict::unknown`]) and is never taken for good.
@@ -94,7 +95,7 @@ pub fn judge(keys: &BTreeMap<u64, Vec<Event>>) -> Verdict {
 }
 
 /// What narrows the search, and changes no answer: of calls that never returned, a read is nothing at all; a write whose value was
-/// seen happened before whoever saw it first was told.
+/// seen did happen, before whoever saw it first was told.
 #[derive(Debug, Default)]
 struct Loose {
     /// Threads whose last call was a read that never returned.
@@ -150,7 +151,7 @@ fn lines_of(key: u64, events: &[Event]) -> String {
     };
     for (at, event) in events.iter().enumerate() {
         if let Some(thread) = loose.before.get(&at) {
-            lines.push_str(&format!("return {thread} unknown\n"));
+            lines.push_str(&format!("return {thread} true\n"));
         }
         lines.push_str(&match *event {
             Event::Begin(thread, op) => match op {

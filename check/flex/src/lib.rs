@@ -3,8 +3,9 @@
 //!
 //! What runs is what runs in production; only threads and clocks are the simulation's. What clients were told is written down
 //! (`history.rs`) and each key's history is judged by who was not written here (`judge.rs`). Clients call for as long as things go
-//! wrong. At the end there is a time of peace, in which every key is read by every node.
+//! wrong. At the end there is a time of peace, in which every key is read by every node, and what is in use is counted (`audit.rs`).
 
+mod audit;
 mod coordinator;
 mod history;
 mod judge;

@@ -6,10 +6,12 @@ use std::time::Duration;
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, HostClock};
 use archipelago_fabric::sim::Sim;
+use archipelago_flex::ComputeNode;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
 
+use crate::audit::audit;
 use crate::coordinator::CoordinatorActor;
 use crate::history::History;
 use crate::judge::{calls_max, judge};
@@ -164,20 +166,20 @@ impl World {
         self.cluster.simulation.run_for(Duration::from_millis(120));
         let end_ns = self.cluster.simulation.now_ns() + duration.as_nanos() as u64;
         while self.cluster.simulation.now_ns() < end_ns {
-            match self.cluster.rng.u32(..20) {
-                0 | 1 => self.crash_compute(),
-                2 => self.cluster.crash_memory(),
-                3 => self.crash_managers(),
-                4..7 => self.cut(),
-                7..9 => self.cluster.network.heal_all(),
-                9 => self.cluster.set_faults(),
-                10..13 => self.start_all(),
-                13 | 14 => self.move_partitions(),
-                15 => self.stop_somebody(),
-                16 | 17 => self.go_on(),
+            match self.cluster.rng.u32(..26) {
+                0..3 => self.crash_compute(),
+                3..6 => self.cluster.crash_memory(),
+                6 => self.crash_managers(),
+                7..11 => self.cut(),
+                11 => self.cluster.network.heal_all(),
+                12 => self.cluster.set_faults(),
+                13..18 => self.start_all(),
+                18..22 => self.move_partitions(),
+                22 => self.stop_somebody(),
+                23..25 => self.go_on(),
                 _ => {}
             }
-            let pause = self.cluster.rng.u64(1..30);
+            let pause = self.cluster.rng.u64(1..20);
             self.cluster.simulation.run_for(Duration::from_millis(pause));
         }
     }
@@ -198,7 +200,7 @@ impl World {
 
     fn cut(&mut self) {
         let hosts = self.hosts();
-        if self.cluster.rng.u32(..3) > 0 {
+        if self.cluster.rng.bool() {
             return self.cluster.cut(&hosts);
         }
         // Who is taken for dead and is not is the hard case.
@@ -289,6 +291,9 @@ impl World {
                 other => violations.push(format!("compute node {at} cannot read: {other:?}")),
             }
         }
+        let nodes = self.compute.iter().filter_map(|(_, actor)| actor.as_ref()?.node());
+        let nodes: Vec<ComputeNode> = nodes.collect();
+        violations.extend(audit(&self.cluster, &self.coordinator, &nodes));
         violations
     }
 }

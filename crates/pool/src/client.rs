@@ -299,6 +299,24 @@ impl PoolClient {
         self.shared().open(block, self.shared().until_ns(), true).await
     }
 
+    /// How a block is now, by the manager: whose it is may have changed since it was opened. Not found if it was released.
+    pub async fn locate(&self, block: BlockId) -> Result<Config> {
+        let shared = self.shared();
+        let until_ns = shared.until_ns();
+        loop {
+            match shared.ask_manager(&Message::Locate { block }, until_ns).await? {
+                Message::Located { config } => return Ok(config),
+                Message::Refuse { refused } => {
+                    let what = format!("block {block}");
+                    shared.refused(refused, &what)?;
+                    shared.late(until_ns, format!("{what}: {refused}"))?;
+                    shared.pause().await;
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
     /// Says that an open block's operation was refused: the next [`PoolClient::open`] asks again. To be called before operations are
     /// repeated; after [`Reason::Deadline`] and [`Reason::Disconnected`] it sees to it that nothing late arrives.
     pub fn stale(&self, open: &OpenBlock, refusal: Refusal) {

@@ -67,6 +67,18 @@ struct Write<'a> {
     when: If,
 }
 
+impl Write<'_> {
+    /// Whether it applies to what is there.
+    fn applies(&self, there: Option<Slot>) -> bool {
+        match self.when {
+            If::Always => true,
+            If::Absent => there.is_none(),
+            If::Present => there.is_some(),
+            If::Version(version) => there == Some(version),
+        }
+    }
+}
+
 impl ComputeNode {
     /// The value of a key. Waits while its partition changes; busy if that takes longer than the settings' patience.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Value>> {
@@ -207,11 +219,13 @@ impl Inner {
             let (inside, entry) = self.enter(write.hash, until_ns).await?;
             let turn = self.turn(&write, entry, &mut unsettled, &mut stuck, until_ns).await;
             drop(inside);
+            // Its record may have been left behind.
+            let turn = turn.inspect_err(|_| self.want_sweep());
             if let Some(done) = turn? {
                 return Ok(done);
             }
             let late = self.table.late(until_ns, "a write; whether it happened is not known");
-            late?;
+            late.inspect_err(|_| self.want_sweep())?;
             self.counts.add(Count::Retries);
             self.pause().await;
         }
@@ -252,15 +266,9 @@ impl Inner {
             return Ok(None);
         }
         let there = looked.found.as_ref().filter(|found| !expired(found.expires_ms, self));
-        let applies = match write.when {
-            If::Always => true,
-            If::Absent => there.is_none(),
-            If::Present => there.is_some(),
-            If::Version(version) => there.is_some_and(|found| found.slot == version),
-        };
+        let applies = write.applies(there.map(|found| found.slot));
         if !applies {
-            // Seen while this node was a member.
-            return Ok(self.table.holds_lease().then_some(false));
+            return self.declines(write, entry, until_ns).await;
         }
         let kind = match (&looked.found, write.value) {
             (Some(_), None) => WriteKind::Delete,
@@ -328,6 +336,27 @@ impl Inner {
         let sets = write.when == If::Always && write.value.is_some();
         let exact = !sets || !self.table.holds_lease();
         Ok(Some(Looked { stamp_us, valid_ns, exact, ..looked }))
+    }
+
+    /// It seems that a write does not apply. The copies in the pool may be ahead of a proxy's slots, by a write that is not
+    /// committed: what a caller is told must be true of what is committed, so it is read as `get` does.
+    async fn declines(
+        self: &Arc<Self>,
+        write: &Write<'_>,
+        entry: Assigned,
+        until_ns: u64,
+    ) -> Result<Option<bool>> {
+        if entry.offloaded {
+            let Some(there) = self.find(entry, write.key, write.hash, 0, until_ns).await? else {
+                return Ok(None);
+            };
+            let there = there.filter(|value| !expired(value.expires_ms, self));
+            if write.applies(there.map(|value| value.version)) {
+                return Ok(None);
+            }
+        }
+        // Seen while this node was a member.
+        Ok(self.table.holds_lease().then_some(false))
     }
 
     async fn new_record(

@@ -71,10 +71,11 @@ impl Coordinator {
             }
         }
         self.assign(&mut entries);
-        // A node that gets nothing is made known by a change of nothing.
-        if entries.is_empty() && self.living().is_subset(&self.known) {
+        let living = self.living();
+        if entries.is_empty() && (living.is_empty() || self.spread == living) {
             return self.welcome();
         }
+        // Without partitions it tells everybody who the members are.
         self.start(entries);
     }
 
@@ -140,7 +141,6 @@ impl Coordinator {
         let told = self.living();
         let version = self.version + 1;
         let waiting = told.clone();
-        self.known.clone_from(&told);
         self.change = Some(Change { version, entries, step: Step::Pause, waiting, told });
     }
 
@@ -199,10 +199,11 @@ impl Coordinator {
             let message = self.create_message();
             self.actions.push(Action::Send { to, message });
         }
-        let members = self.members();
+        let mut members = self.members();
         let gone: Vec<ClientId> =
             self.nodes.values().filter(|node| node.gone).map(|node| node.member.client).collect();
         let Some(change) = &self.change else { return };
+        members.retain(|member| change.told.contains(&member.client));
         let (version, changes) = (change.version, change.entries.values().copied().collect());
         let message = match change.step {
             Step::Pause => Message::Pause { term, version, changes, members, gone },
@@ -227,12 +228,13 @@ impl Coordinator {
                 if let Phase::Recalling(silent) = &mut self.phase
                     && silent.remove(&from)
                 {
-                    for Member { client, endpoints, .. } in members {
-                        self.heard.entry(*client).or_insert_with(|| endpoints.clone());
-                    }
                     self.recalled.push(answer.clone());
                     self.recalled_all();
-                    self.resend();
+                    for Member { client, endpoints, .. } in members {
+                        if !self.heard.contains_key(client) {
+                            self.hear(*client, endpoints);
+                        }
+                    }
                 }
             }
             (Message::Pause { version, .. }, Message::Done {}) => {
@@ -306,7 +308,7 @@ impl Coordinator {
                     for (partition, entry) in change.entries {
                         self.map[partition as usize] = entry;
                     }
-                    self.version = change.version;
+                    (self.version, self.spread) = (change.version, change.told);
                     self.welcome();
                     self.begin();
                     continue;

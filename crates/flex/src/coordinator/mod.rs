@@ -116,12 +116,12 @@ pub struct Coordinator {
     /// The node that makes the index.
     creating: Option<u32>,
     change: Option<Change>,
-    /// Those whom the last change named as members: proxies give leases to nobody else.
-    known: BTreeSet<ClientId>,
     wants: BTreeSet<Want>,
     /// Share of proxied partitions, in a thousand.
     offload: u32,
     joining: VecDeque<(u64, ClientId)>,
+    /// Whom everybody knows as members, by the last change.
+    spread: BTreeSet<ClientId>,
     phase: Phase,
     /// Where clients are reached that said so, and may be no nodes yet.
     heard: BTreeMap<ClientId, Vec<String>>,
@@ -143,10 +143,10 @@ impl Coordinator {
             version: 0,
             creating: None,
             change: None,
-            known: BTreeSet::new(),
             wants: BTreeSet::new(),
             offload: plan.offload.min(1000),
             joining: VecDeque::new(),
+            spread: BTreeSet::new(),
             phase: Phase::Starting,
             heard: BTreeMap::new(),
             recalled: Vec::new(),
@@ -254,6 +254,7 @@ impl Coordinator {
         self.resend();
     }
 
+    /// Somebody is there: it is asked at once, if it has yet to say what it knows.
     fn hear(&mut self, client: ClientId, endpoints: &[String]) {
         if self.phase == Phase::Ruling {
             return;

@@ -332,3 +332,16 @@ fn a_subtable_that_grew_is_not_lost_with_everybody_who_was_told() {
     assert_eq!(cluster.core.map()[3].shape, grown);
     assert_eq!(cluster.nodes[&ClientId(other)].map[3].shape, grown);
 }
+
+#[test]
+fn a_node_that_gets_no_partition_is_told_of_to_everybody() {
+    let mut cluster = settled(1 << PLAN.partition_bits);
+    let (version, before) = (cluster.core.version(), cluster.core.map().to_vec());
+    let last = cluster.join();
+    cluster.settle();
+    assert_eq!(cluster.core.map(), before, "nothing moves");
+    assert!(cluster.core.version() > version);
+    for node in cluster.nodes.values() {
+        assert!(node.members.contains(&ClientId(last)), "{node:?}");
+    }
+}

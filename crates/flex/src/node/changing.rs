@@ -43,7 +43,7 @@ const JOIN_AGAIN: Duration = Duration::from_millis(2);
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
     term: u64,
-    directory: BlockId,
+    pub(super) directory: BlockId,
     /// The change that is under way.
     staged: Option<Staged>,
 }
@@ -124,6 +124,7 @@ impl Inner {
         if self.joined.set(joined).is_ok() {
             self.keep_releasing();
             self.keep_telling();
+            self.keep_sweeping();
         }
         Ok(())
     }
@@ -195,6 +196,8 @@ impl Inner {
         log2_buckets: u32,
         directory: BlockId,
     ) -> Result<Message> {
+        // Before the first map nothing is prepared, nor swept.
+        let _pass = self.taking.enter().await;
         let until_ns = self.until_ns();
         let table = &self.table;
         let geometry = table.begin_index(directory, partition_bits, until_ns).await?;
@@ -223,6 +226,7 @@ impl Inner {
         let address = self.allocate(bytes).await?;
         let packed = self.table.packing.pack(address);
         let packed = packed.ok_or_else(|| Error::unsupported("an address out of range"))?;
+        self.records.pieces.lock().pin(address);
         Ok(Shaped { packed, generation, log2_buckets })
     }
 
@@ -287,11 +291,10 @@ impl Inner {
             let mine = staged.changes.iter().filter(|change| change.node == joined.number);
             mine.copied().collect()
         };
-        let mut prepared = BTreeMap::new();
-        for assigned in mine {
-            let (assigned, served) = self.take(assigned).await?;
-            prepared.insert(assigned.partition, (assigned, served));
-        }
+        let prepared = self.take_all(mine).await;
+        // Whatever was made larger is in the directory now, or never will be.
+        self.records.pieces.lock().unpin_all();
+        let prepared = prepared?;
         let changes = prepared.values().map(|(assigned, _)| *assigned).collect();
         let mut standing = self.standing.lock();
         match standing.staged.as_mut().filter(|staged| staged.version == version) {
@@ -299,6 +302,18 @@ impl Inner {
             None => return Ok(self.declined(Why::OldTerm)),
         }
         Ok(Message::Prepared { changes })
+    }
+
+    async fn take_all(
+        self: &Arc<Self>,
+        mine: Vec<Assigned>,
+    ) -> Result<BTreeMap<u32, (Assigned, Arc<Served>)>> {
+        let mut prepared = BTreeMap::new();
+        for assigned in mine {
+            let (assigned, served) = self.take(assigned).await?;
+            prepared.insert(assigned.partition, (assigned, served));
+        }
+        Ok(prepared)
     }
 
     /// Takes a partition: nobody else works on it.
@@ -442,6 +457,10 @@ impl Inner {
             self.proxy.set(PartitionId(change.partition), served);
         }
         self.peers.retain(&staged.members);
+        let stays = |member: &Member| staged.members.iter().any(|now| now.client == member.client);
+        if !joined.map.read().members.iter().all(stays) {
+            self.want_sweep();
+        }
         self.leases.retain(&staged.members);
         self.caching.retain(&staged.members);
         {

@@ -363,6 +363,19 @@ wire_messages! {
         /// The other nodes that it knows.
         members: Vec<Member>,
     }
+    /// Owner of blocks → a partition's node: what does it refer to in these?
+    Refers = 32 {
+        /// Which partition.
+        partition: u32,
+        /// At which epoch.
+        epoch: u32,
+        /// Which blocks.
+        blocks: Vec<BlockId>,
+    }
+    /// Slots' words that name records there.
+    Referred = 33 { /** Them. */ words: Vec<u64> }
+    /// Owner of blocks → compute node: what there may it still give back, or put into the index?
+    Holds = 34 { /** Which blocks. */ blocks: Vec<BlockId> }
     /// Compute node → coordinator, now and then: it is there.
     Here = 31 {
         /// As which client of the pool.

@@ -50,6 +50,7 @@ impl Flight {
 struct Staged {
     version: u64,
     changes: Vec<Assigned>,
+    members: Vec<ClientId>,
     prepared: Option<Vec<Assigned>>,
 }
 
@@ -58,6 +59,8 @@ pub(super) struct Node {
     pub(super) number: u32,
     pub(super) version: u64,
     pub(super) map: Vec<Assigned>,
+    /// Whom it knows as members.
+    pub(super) members: Vec<ClientId>,
     /// Hears and says nothing any more; may still serve until it is gone.
     pub(super) silent: bool,
     term: u64,
@@ -136,14 +139,16 @@ impl Node {
                 members: Vec::new(),
             },
             _ if self.version == 0 => declined(Why::Busy),
-            Message::Pause { version, changes, .. } => self.pause(*version, changes),
+            Message::Pause { version, changes, members, .. } => {
+                self.pause(*version, changes, members)
+            }
             Message::Prepare { version, .. } => self.prepare(*version, claimed, shapes),
             Message::Resume { version, changes, .. } => self.resume(*version, changes),
             _ => declined(Why::Malformed),
         }
     }
 
-    fn pause(&mut self, version: u64, changes: &[Assigned]) -> Message {
+    fn pause(&mut self, version: u64, changes: &[Assigned], members: &[Member]) -> Message {
         if self.version >= version {
             return Message::Done {};
         }
@@ -152,7 +157,9 @@ impl Node {
             return declined(Why::OldTerm);
         }
         if staged < version {
-            self.staged = Some(Staged { version, changes: changes.to_vec(), prepared: None });
+            let members = members.iter().map(|member| member.client).collect();
+            let changes = changes.to_vec();
+            self.staged = Some(Staged { version, changes, members, prepared: None });
         }
         for change in changes {
             self.closed[change.partition as usize] = true;
@@ -197,9 +204,10 @@ impl Node {
         if self.version >= version {
             return Message::Done {};
         }
-        if self.staged.take_if(|staged| staged.version == version).is_none() {
+        let Some(staged) = self.staged.take_if(|staged| staged.version == version) else {
             return declined(Why::OldTerm);
-        }
+        };
+        self.members = staged.members;
         self.version = version;
         for change in changes {
             self.map[change.partition as usize] = *change;

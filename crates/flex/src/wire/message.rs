@@ -310,6 +310,8 @@ wire_messages! {
         client: ClientId,
         /// Where it is reached.
         endpoints: Vec<String>,
+        /// The block of the directory that it works by, if it does.
+        directory: Option<BlockId>,
     }
     }
 }

@@ -22,8 +22,9 @@ pub(crate) const COORDINATOR: &str = "coordinator";
 pub(crate) const LABEL: u64 = 7;
 /// Keys that are worked on.
 pub(crate) const KEYS: u64 = 12;
-/// Clients of a node.
+/// Clients of a node that read and write, and those that only read: where a node is cut off, a write waits for long.
 const WORKERS: usize = 2;
+const READERS: usize = 1;
 /// Every so long other keys are the hot ones.
 const HOT_FOR: Duration = Duration::from_millis(50);
 /// Hot keys at a time, which get half of the calls.
@@ -148,9 +149,10 @@ impl NodeActor {
             while compute.join().await.is_err() {
                 sim.host().sleep(Duration::from_millis(1)).await;
             }
-            for _ in 0..WORKERS {
+            for number in 0..WORKERS + READERS {
                 let rng = Rng::with_seed(sim.host().seed());
-                let worker = work(compute.clone(), sim.host().clone(), shared.clone(), rng);
+                let (node, host) = (compute.clone(), sim.host().clone());
+                let worker = work(node, host, shared.clone(), (rng, number >= WORKERS));
                 let _ends_with_the_host = Host::spawn(sim.host(), "work", worker);
             }
         };
@@ -216,7 +218,7 @@ fn some_key(rng: &mut Rng, now_ns: u64) -> u64 {
     (round * HOT_KEYS + rng.u64(..HOT_KEYS)) % KEYS
 }
 
-async fn work(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
+async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (Rng, bool)) {
     let mut thread = shared.history.thread();
     let mut read = None;
     for _ in 0..shared.calls {
@@ -231,8 +233,9 @@ async fn work(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
             *values
         };
         // Every other key is read far more often than written, so that pairs of it are cached.
-        let reads = if number.is_multiple_of(2) { 160 } else { 0 };
-        let op = match rng.u32(..20 + reads) {
+        let more = if number.is_multiple_of(2) { 160 } else { 0 };
+        let op = match rng.u32(..20 + more) {
+            _ if reads => Op::Get,
             0..8 | 20.. => Op::Get,
             8..12 => Op::Set(fresh()),
             12..14 => Op::Insert(fresh()),

@@ -212,20 +212,24 @@ impl Inner {
     ) -> Result<bool> {
         self.counts.add(Count::Writes);
         let write = Write { key, hash: key_hash(key), value, when };
+        let written = self.write_until(&write).await;
+        // After an error its record may have been left behind.
+        written.inspect_err(|_| self.want_sweep())
+    }
+
+    async fn write_until(self: &Arc<Self>, write: &Write<'_>) -> Result<bool> {
         let until_ns = self.until_ns();
         let mut unsettled: Option<Unsettled> = None;
         let mut stuck = 0_u32;
         loop {
             let (inside, entry) = self.enter(write.hash, until_ns).await?;
-            let turn = self.turn(&write, entry, &mut unsettled, &mut stuck, until_ns).await;
+            let turn = self.turn(write, entry, &mut unsettled, &mut stuck, until_ns).await;
             drop(inside);
-            // Its record may have been left behind.
-            let turn = turn.inspect_err(|_| self.want_sweep());
             if let Some(done) = turn? {
                 return Ok(done);
             }
             let late = self.table.late(until_ns, "a write; whether it happened is not known");
-            late.inspect_err(|_| self.want_sweep())?;
+            late?;
             self.counts.add(Count::Retries);
             self.pause().await;
         }

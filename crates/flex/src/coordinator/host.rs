@@ -3,8 +3,8 @@
 //! It is a fabric node of its own, in the manager's process or anywhere; it stores nothing. As a client of the pool, of a label of its
 //! own ([`directory_label`]), it owns the block with the directory, and asks who is dead.
 //!
-//! **Taking office.** The oldest block of its label is the directory's; if there is none, it allocates one, and looks again, as another
-//! may have done so too. Then it enters its term, and reads the roster. Whatever of that is refused is tried again.
+//! **Taking office.** The oldest block of its label is the directory's. If there is none, and no compute node that lives knows one, it
+//! allocates one, and looks again, as another may have done so too. Then it enters its term, and reads the roster. Whatever of that is refused is tried again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -40,8 +40,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The label of the coordinators of a store whose compute nodes have `label`: it marks the directory's block.
 #[must_use]
 pub fn directory_label(label: u64) -> u64 {
-    label.rotate_left(32) ^ u64::from_le_bytes(*b"flexroot")
+    label.rotate_left(32) ^ ROOT
 }
+
+const ROOT: u64 = u64::from_le_bytes(*b"flexroot");
 
 struct State {
     core: Coordinator,
@@ -252,13 +254,28 @@ impl Desk {
     async fn directory_block(&self) -> Result<BlockId> {
         let label = self.pool.label();
         let mut found = self.pool.find(label).await?;
-        if found.is_empty() {
+        let told = self.look(Coordinator::told_directory);
+        if found.is_empty() && told.is_none() {
+            // A manager that started knows of no block whose nodes it has not heard. Compute nodes that work by a directory say so: all of
+            // the store's that live must have been heard before another is made.
+            let clients = self.pool.status().await?.clients;
+            let label = (label ^ ROOT).rotate_right(32);
+            let of_the_store = clients.iter().filter(|client| client.label == label);
+            let of_the_store: Vec<ClientId> = of_the_store.map(|client| client.client).collect();
+            if !self.look(|core| core.has_heard_all(&of_the_store)) {
+                return Err(Error::busy(
+                    "no compute node is there yet, or not all of them are heard",
+                ));
+            }
             self.pool.allocate(Sharing::All).await?;
-            found = self.pool.find(label).await?;
+            found = self.pool.find(self.pool.label()).await?;
         }
         let Some((directory, _)) = found.first().copied() else {
             return Err(Error::busy("the directory's block is not there yet"));
         };
+        if told.is_some_and(|told| told != directory) {
+            return Err(Error::busy("compute nodes work by another directory than is found"));
+        }
         for block in self.pool.owned().into_iter().filter(|block| *block != directory) {
             self.pool.release(block).await?;
         }

@@ -125,6 +125,8 @@ pub struct Coordinator {
     phase: Phase,
     /// Where clients are reached that said so, and may be no nodes yet.
     heard: BTreeMap<ClientId, Vec<String>>,
+    /// The directory that a node works by.
+    told: Option<BlockId>,
     recalled: Vec<Message>,
     actions: Vec<Action>,
 }
@@ -149,6 +151,7 @@ impl Coordinator {
             spread: BTreeSet::new(),
             phase: Phase::Starting,
             heard: BTreeMap::new(),
+            told: None,
             recalled: Vec::new(),
             actions: Vec::new(),
         }
@@ -231,6 +234,18 @@ impl Coordinator {
         known.map(Vec::as_slice)
     }
 
+    /// The directory's block by what nodes say that work by it.
+    #[must_use]
+    pub fn told_directory(&self) -> Option<BlockId> {
+        self.told
+    }
+
+    /// Whether all of these have said that they are there; `false` of nobody.
+    #[must_use]
+    pub fn has_heard_all(&self, clients: &[ClientId]) -> bool {
+        !clients.is_empty() && clients.iter().all(|client| self.heard.contains_key(client))
+    }
+
     /// It is the one whose `term` is the newest. `roster`: clients of the pool that may act on the index, or are gone; each is asked
     /// what it knows as soon as it says where it is.
     pub fn take_office(&mut self, term: u64, directory: BlockId, roster: &[ClientId]) {
@@ -272,7 +287,8 @@ impl Coordinator {
             Message::Join { client, endpoints, index_bytes } => {
                 self.join(ticket, *client, endpoints, *index_bytes);
             }
-            Message::Here { client, endpoints } => {
+            Message::Here { client, endpoints, directory } => {
+                self.told = self.told.or(*directory);
                 self.hear(*client, endpoints);
                 self.answer(ticket, Message::Done {});
             }

@@ -138,6 +138,7 @@ impl Inner {
                 let here = Message::Here {
                     client: inner.pool.client(),
                     endpoints: inner.endpoints.clone(),
+                    directory: inner.joined.get().map(|_| inner.standing.lock().directory),
                 };
                 if let Err(error) = inner.ask_once(&coordinator, &mut Asked::new(&here)).await {
                     tracing::debug!(%error, "the coordinator is not heard");

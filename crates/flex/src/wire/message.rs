@@ -382,6 +382,8 @@ wire_messages! {
         client: ClientId,
         /// Where it is reached.
         endpoints: Vec<String>,
+        /// The block of the directory that it works by, if it does.
+        directory: Option<BlockId>,
     }
     /// Coordinator → compute node: what have you counted?
     Count = 40 {}

@@ -255,7 +255,9 @@ impl Cluster {
 
     /// A node says that it is there.
     pub(super) fn announce(&mut self, client: ClientId) {
-        self.bag.push(Flight::Request { message: Message::Here { client, endpoints: Vec::new() } });
+        self.bag.push(Flight::Request {
+            message: Message::Here { client, endpoints: Vec::new(), directory: None },
+        });
     }
 
     /// A node that asks to join; its client.

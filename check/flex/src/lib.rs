@@ -1,20 +1,36 @@
 //! Seeded runs of the memory-disaggregated store: compute nodes, memory nodes, the pool's manager and the store's coordinator over the
-//! fabric in virtual time, with crashes, restarts, cuts, loss, delay and doubled messages, all from one seed.
+//! fabric in virtual time, with crashes, restarts, cuts, stops, clocks that run apart, loss, delay and doubled messages, all from one seed.
 //!
 //! What runs is what runs in production; only threads and clocks are the simulation's. What clients were told is written down
-//! (`history.rs`) and each key's history is given to stateright's tester of linearizability, which was not written here. At
-//! the end there is a time of peace, in which every key is read by every node.
+//! (`history.rs`) and each key's history is judged by who was not written here (`judge.rs`). Clients call for as long as things go
+//! wrong. At the end there is a time of peace, in which every key is read by every node, and what is in use is counted (`audit.rs`).
 
+mod audit;
+mod coordinator;
 mod history;
+mod judge;
 mod node;
 mod world;
 
-pub use history::{History, Op, Ret};
+pub use history::{Event, History, Op, Ret};
+pub use judge::{Verdict, judge, weaker};
 pub use node::Cached;
 pub use world::{Outcome, Settings, run};
 
 /// The command that repeats one seed's run and prints what happens in it.
 #[must_use]
-pub fn replay_command(seed: u64) -> String {
-    format!("cargo run -p archipelago-flex-check -- --from {seed} --seeds 1 --trace")
+pub fn replay_command(
+    seed: u64,
+    sabotage: archipelago_memory::core::Sabotage,
+    flex: archipelago_flex::Sabotage,
+) -> String {
+    let flag = |left_out, flag| if left_out { flag } else { "" };
+    format!(
+        "cargo run -p archipelago-flex-check -- --from {seed} --seeds 1 --trace{}{}{}{}{}",
+        archipelago_pool_check::words_of(sabotage),
+        flag(flex.no_lease, " --no-lease"),
+        flag(flex.early_commit, " --early-commit"),
+        flag(flex.no_repair, " --no-repair"),
+        flag(flex.no_invalidation, " --no-invalidation")
+    )
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
-use archipelago_base::runtime::Runtime;
+use archipelago_base::runtime::Runtime as _;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
@@ -22,10 +22,13 @@ pub(crate) const COORDINATOR: &str = "coordinator";
 pub(crate) const LABEL: u64 = 7;
 /// Keys that are worked on.
 pub(crate) const KEYS: u64 = 12;
-/// Clients of a node.
+/// Clients of a node that read and write, and those that only read: where a node is cut off, a write waits for long.
 const WORKERS: usize = 2;
-/// Calls of one client, at most: histories must stay short enough to be tested.
-const CALLS: u64 = 40;
+const READERS: usize = 1;
+/// Every so long other keys are the hot ones.
+const HOT_FOR: Duration = Duration::from_millis(50);
+/// Hot keys at a time, which get half of the calls.
+const HOT_KEYS: u64 = 2;
 
 /// What all clients share.
 #[derive(Clone)]
@@ -34,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) working: Arc<Mutex<bool>>,
     pub(crate) values: Arc<Mutex<u64>>,
     pub(crate) errors: Arc<Mutex<u64>>,
+    /// Calls of one client, at most.
+    pub(crate) calls: u64,
     pub(crate) sabotage: Sabotage,
     pub(crate) cached: Arc<Mutex<Cached>>,
 }
@@ -89,8 +94,8 @@ pub(crate) fn pace() -> Pace {
 }
 
 pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexSettings {
-    // Room for everything, for a few entries beside the index, for hardly any of the index.
-    let memory_limit = [1 << 20, 24 << 10, 13 << 10][rng.usize(..3)];
+    // Room for everything, for some entries beside the index, for a few partitions and no entry.
+    let memory_limit = [1 << 20, 32 << 10, 15 << 10][rng.usize(..3)];
     FlexSettings {
         sabotage,
         memory_limit,
@@ -103,8 +108,8 @@ pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexSettings {
 }
 
 /// A client of the pool, once it has joined.
-pub(crate) async fn join_pool(sim: &Sim) -> PoolClient {
-    let mut options = PoolOptions::new(MANAGER, LABEL);
+pub(crate) async fn join_pool(sim: &Sim, label: u64) -> PoolClient {
+    let mut options = PoolOptions::new(MANAGER, label);
     (options.patience, options.pace) = (Duration::from_millis(100), pace());
     let (reach, host) = (Arc::new(sim.clone()), Arc::new(sim.host().clone()));
     loop {
@@ -122,7 +127,7 @@ impl NodeActor {
         let (node, sim, shared) = (Arc::clone(&actor.node), sim.clone(), shared.clone());
         let host = sim.host().clone();
         let task = async move {
-            let pool = join_pool(&sim).await;
+            let pool = join_pool(&sim, LABEL).await;
             let name = sim.host().name().to_owned();
             while pool.block_bytes() == 0 {
                 sim.host().sleep(Duration::from_millis(1)).await;
@@ -144,9 +149,10 @@ impl NodeActor {
             while compute.join().await.is_err() {
                 sim.host().sleep(Duration::from_millis(1)).await;
             }
-            for _ in 0..WORKERS {
+            for number in 0..WORKERS + READERS {
                 let rng = Rng::with_seed(sim.host().seed());
-                let worker = work(compute.clone(), sim.host().clone(), shared.clone(), rng);
+                let (node, host) = (compute.clone(), sim.host().clone());
+                let worker = work(node, host, shared.clone(), (rng, number >= WORKERS));
                 let _ends_with_the_host = Host::spawn(sim.host(), "work", worker);
             }
         };
@@ -203,23 +209,33 @@ pub(crate) async fn get(
     }
 }
 
-async fn work(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
+/// Half of the calls go to keys that are hot for a while.
+fn some_key(rng: &mut Rng, now_ns: u64) -> u64 {
+    if rng.bool() {
+        return rng.u64(..KEYS);
+    }
+    let round = now_ns / HOT_FOR.as_nanos() as u64;
+    (round * HOT_KEYS + rng.u64(..HOT_KEYS)) % KEYS
+}
+
+async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (Rng, bool)) {
     let mut thread = shared.history.thread();
     let mut read = None;
-    for _ in 0..CALLS {
+    for _ in 0..shared.calls {
         host.sleep(Duration::from_micros(rng.u64(20..2000))).await;
         if !*shared.working.lock() {
             return;
         }
-        let number = rng.u64(..KEYS);
+        let number = some_key(&mut rng, host.scheduler().now_ns());
         let fresh = || {
             let mut values = shared.values.lock();
             *values += 1;
             *values
         };
         // Every other key is read far more often than written, so that pairs of it are cached.
-        let reads = if number.is_multiple_of(2) { 60 } else { 0 };
-        let op = match rng.u32(..20 + reads) {
+        let more = if number.is_multiple_of(2) { 160 } else { 0 };
+        let op = match rng.u32(..20 + more) {
+            _ if reads => Op::Get,
             0..8 | 20.. => Op::Get,
             8..12 => Op::Set(fresh()),
             12..14 => Op::Insert(fresh()),

@@ -14,10 +14,14 @@
 
 mod actors;
 mod client;
+mod cluster;
 mod oracle;
+mod seeds;
 mod world;
 
 pub use actors::{MANAGER, ManagerActor, MemoryActor, REQUEST, start_manager, start_memory};
+pub use cluster::{Cluster, revive};
+pub use seeds::{POOL_FLAGS, Seeds, named, words_of};
 pub use world::{Outcome, Settings, run};
 
 use archipelago_memory::core::Sabotage;
@@ -25,11 +29,6 @@ use archipelago_memory::core::Sabotage;
 /// The command that repeats one seed's run, step by step, and prints what happens in it.
 #[must_use]
 pub fn replay_command(seed: u64, sabotage: Sabotage) -> String {
-    let flag = |left_out, flag| if left_out { flag } else { "" };
-    format!(
-        "cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace{}{}{}",
-        flag(sabotage.no_fencing, " --no-fencing"),
-        flag(sabotage.no_fill, " --no-fill"),
-        flag(sabotage.no_eviction, " --no-eviction")
-    )
+    let flags = words_of(sabotage);
+    format!("cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace{flags}")
 }

@@ -4,18 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
-use archipelago_base::simulation::{Host, Simulation};
-use archipelago_fabric::sim::{Faults, Model, Network, Sim};
+use archipelago_base::simulation::Host;
+use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{ClientId, NodeId};
-use archipelago_manager::core::{ManagerCore, Terms};
+use archipelago_manager::core::ManagerCore;
 use archipelago_memory::core::{Limits, MemoryCore, Sabotage};
 use archipelago_pool::{BlockId, Config};
 use parking_lot::Mutex;
 
-use crate::actors::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
 use crate::client::{ClientActor, Joined, Known, WORDS};
+use crate::cluster::{Cluster, revive};
 use crate::oracle::Oracle;
 
 /// What a run is made of.
@@ -66,15 +65,8 @@ pub struct Outcome {
 const BLOCK_BYTES: u64 = 256;
 
 struct World {
-    simulation: Simulation,
-    network: Arc<Network>,
+    cluster: Cluster,
     settings: Settings,
-    rng: Rng,
-    terms: Terms,
-    limits: Limits,
-    life: u64,
-    manager: (Sim, Option<ManagerActor>),
-    nodes: BTreeMap<NodeId, (Sim, Option<MemoryActor>)>,
     clients: Vec<(Sim, Option<ClientActor>)>,
     oracle: Arc<Oracle>,
     known: Known,
@@ -82,7 +74,6 @@ struct World {
     /// Blocks of which the manager, or the last one, has heard.
     heard: BTreeSet<BlockId>,
     working: Arc<Mutex<bool>>,
-    faults: u64,
     noted: BTreeMap<(NodeId, BlockId), (Config, bool, bool)>,
 }
 
@@ -98,96 +89,47 @@ pub fn run(settings: Settings) -> Outcome {
         violations: world.oracle.violations(),
         acknowledged,
         reads,
-        faults: world.faults,
+        faults: world.cluster.faults,
         evictions: world.oracle.evictions(),
-        blocks: world.ready().len() as u64,
-        events: world.simulation.events(),
-        trace: world.simulation.trace_hash(),
-        notes: world.simulation.notes(),
+        blocks: world.cluster.ready().len() as u64,
+        events: world.cluster.simulation.events(),
+        trace: world.cluster.simulation.trace_hash(),
+        notes: world.cluster.simulation.notes(),
     }
 }
 
 impl World {
     fn new(settings: Settings) -> Self {
-        let simulation = Simulation::new(settings.seed);
-        if settings.notes {
-            simulation.keep_notes();
-        }
-        let network = Network::new(&simulation);
-        let mut rng = simulation.rng("pool-check");
-        let copies = rng.u32(1..=3);
-        let terms = Terms {
-            copies,
-            lease: Duration::from_millis(30),
-            node_lease: Duration::from_millis(20),
-            resend: Duration::from_millis(2),
-            fill_max: Duration::from_millis(60),
-            audit: Duration::from_millis(40),
+        let draw = |rng: &mut Rng| {
+            let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max: rng.u64(4..=12) };
+            (rng.u64(0..=2), limits)
         };
-        let join = |name: &str| network.join(&simulation.host(name), Model::quick());
-        let manager = (join(MANAGER), None);
-        let count = u64::from(copies) + rng.u64(0..=2);
-        let nodes = (1..=count).map(|n| (NodeId(n), (join(&format!("memory{n}")), None))).collect();
-        let clients = (0..rng.usize(2..=3)).map(|n| (join(&format!("client{n}")), None)).collect();
-        let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max: rng.u64(4..=12) };
+        let mut cluster = Cluster::new(settings.seed, "pool-check", settings.sabotage, draw);
+        if settings.notes {
+            cluster.simulation.keep_notes();
+        }
+        let count = cluster.rng.usize(2..=3);
+        let clients = (0..count).map(|n| (cluster.join(&format!("client{n}")), None)).collect();
         let mut world = Self {
-            simulation,
-            network,
+            cluster,
             settings,
-            rng,
-            terms,
-            limits,
-            life: 0,
-            manager,
-            nodes,
             clients,
             oracle: Arc::default(),
             known: Known::default(),
             everybody: Joined::default(),
             heard: BTreeSet::new(),
             working: Arc::new(Mutex::new(true)),
-            faults: 0,
             noted: BTreeMap::new(),
         };
         world.start_all();
         world
     }
 
-    fn next_life(&mut self) -> Epoch {
-        self.life += 1;
-        Epoch(self.life)
-    }
-
     /// Starts what is not there.
     fn start_all(&mut self) {
-        self.start_manager();
-        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
-        for node in nodes {
-            self.start_node(node);
-        }
+        self.cluster.start();
         for client in 0..self.clients.len() {
             self.start_client(client);
-        }
-    }
-
-    fn start_manager(&mut self) {
-        let life = self.next_life();
-        let random = self.rng.u64(..);
-        let (sim, actor) = &mut self.manager;
-        if actor.is_none() {
-            revive(sim.host());
-            *actor = Some(start_manager(&self.network, sim, life, (self.terms, random)));
-        }
-    }
-
-    fn start_node(&mut self, node: NodeId) {
-        let life = self.next_life();
-        let Some((sim, actor)) = self.nodes.get_mut(&node) else { return };
-        if actor.is_none() {
-            revive(sim.host());
-            let sabotage = self.settings.sabotage;
-            let started = start_memory(&self.network, sim, (node, life), self.limits, sabotage);
-            *actor = Some(started);
         }
     }
 
@@ -201,163 +143,56 @@ impl World {
     }
 
     fn trouble(&mut self) {
-        let end_ns = self.simulation.now_ns() + self.settings.trouble.as_nanos() as u64;
+        let end_ns = self.cluster.simulation.now_ns() + self.settings.trouble.as_nanos() as u64;
         // Let it come up first.
         self.pass(Duration::from_millis(60));
-        while self.simulation.now_ns() < end_ns {
-            match self.rng.u32(..12) {
-                0..2 => self.crash_node(),
-                2 => self.crash_manager(),
+        while self.cluster.simulation.now_ns() < end_ns {
+            match self.cluster.rng.u32(..12) {
+                0..2 => self.cluster.crash_memory(),
+                2 => self.cluster.crash_manager(),
                 3 => self.crash_client(),
                 4..6 => self.cut(),
-                6 => self.network.heal_all(),
-                7 => self.set_faults(),
+                6 => self.cluster.network.heal_all(),
+                7 => self.cluster.set_faults(),
                 8..10 => self.start_all(),
                 _ => {}
             }
-            let pause = self.rng.u64(1..30);
+            let pause = self.cluster.rng.u64(1..30);
             self.pass(Duration::from_millis(pause));
         }
     }
 
     /// Lets time pass, and looks at what must hold at any time.
     fn pass(&mut self, duration: Duration) {
-        let end_ns = self.simulation.now_ns() + duration.as_nanos() as u64;
-        while self.simulation.now_ns() < end_ns {
-            self.simulation.run_for(Duration::from_micros(500));
+        let end_ns = self.cluster.simulation.now_ns() + duration.as_nanos() as u64;
+        while self.cluster.simulation.now_ns() < end_ns {
+            self.cluster.simulation.run_for(Duration::from_micros(500));
             self.look_at_nodes();
         }
     }
 
-    fn set_faults(&mut self) {
-        let faults = match self.rng.u32(..3) {
-            0 => Faults::default(),
-            _ => Faults {
-                loss: self.rng.f64() * 0.05,
-                duplicate: self.rng.f64() * 0.1,
-                delay_ns_max: self.rng.u64(..2_000_000),
-                tear: 0.0,
-            },
-        };
-        self.network.set_faults(faults);
-    }
-
     fn cut(&mut self) {
-        let mut hosts: Vec<Host> = vec![self.manager.0.host().clone()];
-        hosts.extend(self.nodes.values().map(|(sim, _)| sim.host().clone()));
-        hosts.extend(self.clients.iter().map(|(sim, _)| sim.host().clone()));
-        let (one, other) = (self.rng.usize(..hosts.len()), self.rng.usize(..hosts.len()));
-        if one == other {
-            return;
-        }
-        self.faults += 1;
-        // Often from the manager alone: what is cut off from it but not from the others is the hard case.
-        let one = if self.rng.bool() { 0 } else { one };
-        if one == other {
-            return;
-        }
-        match self.rng.u32(..3) {
-            0 => self.network.cut_one_way(&hosts[one], &hosts[other]),
-            1 => self.network.cut_one_way(&hosts[other], &hosts[one]),
-            _ => self.network.cut(&hosts[one], &hosts[other]),
-        }
-    }
-
-    /// The manager goes while every block has a quorum: what it had not acted on yet is not known to the next one.
-    fn crash_manager(&mut self) {
-        if !self.keeps_quorums(None) {
-            return;
-        }
-        let (sim, actor) = &mut self.manager;
-        if actor.take().is_some() {
-            self.faults += 1;
-            sim.host().crash();
-        }
+        let clients: Vec<Host> = self.clients.iter().map(|(sim, _)| sim.host().clone()).collect();
+        self.cluster.cut(&clients);
     }
 
     fn crash_client(&mut self) {
-        let index = self.rng.usize(..self.clients.len());
+        let index = self.cluster.rng.usize(..self.clients.len());
         let (sim, actor) = &mut self.clients[index];
         if actor.take().is_some() {
-            self.faults += 1;
+            self.cluster.faults += 1;
             sim.host().crash();
         }
-    }
-
-    /// Crashes a node, if every block keeps a quorum. While no manager lives, also of the newest configuration that those
-    /// who stay have installed: it is what the next manager will go by, and a change that the last one left half
-    /// done with what only the crashed node knew of it waits for a person (`docs/pool.md`).
-    fn crash_node(&mut self) {
-        let up: Vec<NodeId> =
-            self.nodes.iter().filter(|(_, (_, actor))| actor.is_some()).map(|(n, _)| *n).collect();
-        if up.is_empty() {
-            return;
-        }
-        let node = up[self.rng.usize(..up.len())];
-        let orphaned = self.manager.1.is_none();
-        if !self.keeps_quorums(Some(node)) || (orphaned && !self.keeps_quorums_among(Some(node))) {
-            return;
-        }
-        if let Some((sim, actor)) = self.nodes.get_mut(&node) {
-            self.faults += 1;
-            sim.host().crash();
-            *actor = None;
-        }
-    }
-
-    /// Whether every block has a quorum on nodes that live, `without` one.
-    fn keeps_quorums(&self, without: Option<NodeId>) -> bool {
-        self.have_quorums(without, None)
-    }
-
-    /// The same by what the others say of the blocks, without what that one knows.
-    fn keeps_quorums_among(&self, without: Option<NodeId>) -> bool {
-        self.have_quorums(without, without)
-    }
-
-    fn have_quorums(&self, without: Option<NodeId>, unheard: Option<NodeId>) -> bool {
-        // The newest that is installed anywhere, and the newest that is being made.
-        let mut newest: BTreeMap<(BlockId, bool), Config> = BTreeMap::new();
-        let mut there: BTreeSet<(BlockId, NodeId, Epoch)> = BTreeSet::new();
-        for (id, (_, actor)) in self.nodes.iter().filter(|(id, _)| Some(**id) != unheard) {
-            let Some(actor) = actor else { continue };
-            actor.serving.look(|core| {
-                for (config, whole, installed) in core.copies() {
-                    if whole {
-                        there.insert((config.block, *id, core.life()));
-                    }
-                    let key = (config.block, installed);
-                    let known = newest.entry(key).or_insert_with(|| config.clone());
-                    if config.epoch > known.epoch {
-                        *known = config.clone();
-                    }
-                }
-            });
-        }
-        newest.values().all(|config| {
-            let stays = config.copies.iter().filter(|copy| {
-                Some(copy.node) != without && there.contains(&(config.block, copy.node, copy.life))
-            });
-            let stays: BTreeSet<NodeId> = stays.map(|copy| copy.node).collect();
-            config.is_quorum(&stays)
-        })
     }
 
     /// Everything comes back and is left alone.
     fn peace(&mut self) {
         *self.working.lock() = false;
-        self.network.set_faults(Faults::default());
-        self.network.heal_all();
+        self.cluster.heal();
         for _ in 0..6 {
             self.start_all();
             self.pass(Duration::from_millis(60));
         }
-    }
-
-    fn ready(&self) -> Vec<Config> {
-        let desk = self.manager.1.as_ref().map(|actor| &actor.desk);
-        desk.and_then(|desk| desk.look(|core| core.ready_blocks().cloned().collect()))
-            .unwrap_or_default()
     }
 
     /// At any time: no node over its size, no two clients that may write to a block of one owner, nobody who is gone that may write
@@ -368,10 +203,10 @@ impl World {
         }
         self.look_for_the_dead();
         let mut writers: BTreeMap<(BlockId, NodeId), Vec<ClientId>> = BTreeMap::new();
-        for (node, (_, actor)) in &self.nodes {
+        for (node, (_, actor)) in &self.cluster.memory {
             let Some(actor) = actor else { continue };
             actor.serving.look(|core| {
-                if core.blocks_used() > self.limits.blocks_max {
+                if core.blocks_used() > self.cluster.limits.blocks_max {
                     let what = format!("node {node} holds {} blocks", core.blocks_used());
                     self.oracle.violation(what);
                 }
@@ -397,12 +232,12 @@ impl World {
     /// all copies, an atomic only one.
     fn look_for_the_dead(&mut self) {
         // What the last manager knew is kept until there is another.
-        if let Some(actor) = &self.manager.1 {
+        if let Some(actor) = &self.cluster.manager.1 {
             self.heard = actor.desk.look(ManagerCore::heard_of).unwrap_or_default();
         }
         self.oracle.look_at_evictions(|| {
             let mut unheard = BTreeSet::new();
-            for (_, actor) in self.nodes.values() {
+            for (_, actor) in self.cluster.memory.values() {
                 let of = |core: &MemoryCore| core.copies().map(|(c, ..)| c.block).collect();
                 let blocks: Option<Vec<BlockId>> = actor.as_ref().and_then(|a| a.serving.look(of));
                 unheard.extend(blocks.into_iter().flatten());
@@ -410,9 +245,10 @@ impl World {
             unheard.retain(|block| !self.heard.contains(block));
             unheard
         });
-        for config in self.ready() {
+        for config in self.cluster.ready() {
             for copy in &config.copies {
-                let actor = self.nodes.get(&copy.node).and_then(|(_, actor)| actor.as_ref());
+                let actor =
+                    self.cluster.memory.get(&copy.node).and_then(|(_, actor)| actor.as_ref());
                 let writers = actor.and_then(|actor| {
                     let here = |core: &MemoryCore| core.life() == copy.life;
                     let of = |core: &MemoryCore| here(core).then(|| core.writers(config.block));
@@ -432,7 +268,7 @@ impl World {
 
     /// Notes what became of blocks since the last look.
     fn note_configs(&mut self) {
-        for (node, (_, actor)) in &self.nodes {
+        for (node, (_, actor)) in &self.cluster.memory {
             let Some(actor) = actor else { continue };
             actor.serving.look(|core| {
                 for (config, whole, installed) in core.copies() {
@@ -440,7 +276,7 @@ impl World {
                     let known = self.noted.insert((*node, config.block), now.clone());
                     if known.as_ref() != Some(&now) {
                         let copies: Vec<u64> = config.copies.iter().map(|c| c.node.0).collect();
-                        self.simulation.note(|| {
+                        self.cluster.simulation.note(|| {
                             format!(
                                 "node {node}: {} at {} of {:?} on {copies:?}, whole {whole}, installed {installed}",
                                 config.block, config.epoch, config.owner
@@ -460,10 +296,10 @@ impl World {
             }
         }
         let ready: BTreeMap<BlockId, Config> =
-            self.ready().into_iter().map(|config| (config.block, config)).collect();
-        let desk = self.manager.1.as_ref().map(|actor| Arc::clone(&actor.desk));
+            self.cluster.ready().into_iter().map(|config| (config.block, config)).collect();
+        let desk = self.cluster.manager.1.as_ref().map(|actor| Arc::clone(&actor.desk));
         let status = desk.and_then(|desk| {
-            let now_ns = self.simulation.now_ns();
+            let now_ns = self.cluster.simulation.now_ns();
             desk.look(|core| (core.status(now_ns), core.lost()))
         });
         let Some((status, lost)) = status else {
@@ -492,7 +328,7 @@ impl World {
 
     /// Every copy belongs to a block, and has everything that was acknowledged.
     fn look_at_copies(&self, ready: &BTreeMap<BlockId, Config>) {
-        for (node, (_, actor)) in &self.nodes {
+        for (node, (_, actor)) in &self.cluster.memory {
             let Some(actor) = actor else { continue };
             let copies: Vec<(Config, bool, bool)> = actor
                 .serving
@@ -515,7 +351,8 @@ impl World {
         }
         for config in ready.values() {
             for copy in &config.copies {
-                let actor = self.nodes.get(&copy.node).and_then(|(_, actor)| actor.as_ref());
+                let actor =
+                    self.cluster.memory.get(&copy.node).and_then(|(_, actor)| actor.as_ref());
                 let Some(region) = actor.and_then(|actor| actor.serving.region(config.block))
                 else {
                     let what = format!("no copy of {} on node {}", config.block, copy.node);
@@ -554,11 +391,5 @@ impl World {
                 self.oracle.violation(what);
             }
         }
-    }
-}
-
-fn revive(host: &Host) {
-    if !host.is_up() {
-        host.restart();
     }
 }

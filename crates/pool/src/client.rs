@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago_base::runtime::{Gate, Runtime};
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use archipelago_fabric::{Batch, ClientId, NodeId, Reason, Refusal};
 use parking_lot::{Mutex, RwLock};
 
@@ -192,6 +192,12 @@ impl PoolClient {
         self.shared().client
     }
 
+    /// Whose data it works on.
+    #[must_use]
+    pub fn label(&self) -> u64 {
+        self.shared().options.label
+    }
+
     /// Bytes of a block; 0 while no memory node is known.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
@@ -293,6 +299,24 @@ impl PoolClient {
         self.shared().open(block, self.shared().until_ns(), true).await
     }
 
+    /// How a block is now, by the manager: whose it is may have changed since it was opened. Not found if it was released.
+    pub async fn locate(&self, block: BlockId) -> Result<Config> {
+        let shared = self.shared();
+        let until_ns = shared.until_ns();
+        loop {
+            match shared.ask_manager(&Message::Locate { block }, until_ns).await? {
+                Message::Located { config } => return Ok(config),
+                Message::Refuse { refused } => {
+                    let what = format!("block {block}");
+                    shared.refused(refused, &what)?;
+                    shared.late(until_ns, format!("{what}: {refused}"))?;
+                    shared.pause().await;
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
     /// Says that an open block's operation was refused: the next [`PoolClient::open`] asks again. To be called before operations are
     /// repeated; after [`Reason::Deadline`] and [`Reason::Disconnected`] it sees to it that nothing late arrives.
     pub fn stale(&self, open: &OpenBlock, refusal: Refusal) {
@@ -372,6 +396,26 @@ impl PoolClient {
                     let what = format!("whether {client} is gone");
                     shared.refused(refused, &what)?;
                     shared.late(until_ns, format!("{what}: {refused}"))?;
+                    shared.pause().await;
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// Blocks of a label that are there, whoever owns them, with the epochs at which they were born; the oldest first, 512 at most. Waits while
+    /// the manager gathers reports. Blocks all of whose nodes have been silent since the manager started are missing.
+    pub async fn find(&self, label: u64) -> Result<Vec<(BlockId, Epoch)>> {
+        let shared = self.shared();
+        let until_ns = shared.until_ns();
+        loop {
+            match shared.ask_manager(&Message::Find { label }, until_ns).await? {
+                Message::Found { blocks } => {
+                    return Ok(blocks.into_iter().map(|at| (at.block, at.epoch)).collect());
+                }
+                Message::Refuse { refused } => {
+                    shared.refused(refused, "looking for blocks")?;
+                    shared.late(until_ns, format!("looking for blocks: {refused}"))?;
                     shared.pause().await;
                 }
                 other => return Err(unexpected(&other)),

@@ -186,6 +186,24 @@ impl Heap {
         }
     }
 
+    /// Bytes of the piece that a request for `len` bytes gets.
+    #[must_use]
+    pub fn rounded(&self, len: u64) -> u64 {
+        let class = class_of(len.div_ceil(UNIT).max(1));
+        (units_of(class) * UNIT).min(self.block_bytes)
+    }
+
+    /// The blocks that it cuts.
+    pub fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.blocks.keys().copied()
+    }
+
+    /// Whether it cuts the block.
+    #[must_use]
+    pub fn has(&self, block: BlockId) -> bool {
+        self.blocks.contains_key(&block)
+    }
+
     /// Blocks in which nothing lives and nothing waits any more; they leave the heap.
     pub fn take_empty(&mut self, now_ns: u64) -> Vec<BlockId> {
         self.settle(now_ns);

@@ -325,6 +325,7 @@ impl ManagerCore {
                 self.allocate(now_ns, ticket, *client, *request, (*sharing, *copies))
             }
             Message::Locate { block } => self.locate(now_ns, *block).map(Some),
+            Message::Find { label } => self.find(now_ns, *label).map(Some),
             Message::Release { client, block } => {
                 self.release(now_ns, *client, *block).map(|()| Some(Message::Done {}))
             }
@@ -518,7 +519,7 @@ impl ManagerCore {
         Ok(None)
     }
 
-    fn ready(&self, now_ns: u64) -> Result<(), Refused> {
+    pub(crate) fn ready(&self, now_ns: u64) -> Result<(), Refused> {
         match self.phase {
             Phase::Active => Ok(()),
             Phase::Rebuilding { until_ns } => {

@@ -324,6 +324,23 @@ fn copies_that_stay_are_made_equal_where_every_member_may_write() {
     }
 }
 
+#[test]
+fn blocks_of_a_label_are_found_the_oldest_first_and_not_once_they_are_released() {
+    let mut cluster = Cluster::new(1, &[4, 4]);
+    let (one, two) = (cluster.allocate(1).expect("room"), cluster.allocate(2).expect("room"));
+    let found = |cluster: &mut Cluster, label| match cluster.ask(&Message::Find { label }) {
+        Message::Found { blocks } => blocks.into_iter().map(|at| at.block).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(found(&mut cluster, 0), [one.block, two.block]);
+    assert!(found(&mut cluster, 9).is_empty());
+    cluster.ask(&Message::Release { client: CLIENT, block: one.block });
+    assert_eq!(found(&mut cluster, 0), [two.block]);
+    let mut starting = Cluster::starting(1, &[4]);
+    let answer = starting.ask(&Message::Find { label: 0 });
+    assert!(matches!(answer, Message::Refuse { refused } if refused.why == Why::Rebuilding));
+}
+
 const VICTIM: ClientId = ClientId(2);
 const EVICT: Message = Message::Evict { client: VICTIM };
 

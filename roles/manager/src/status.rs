@@ -2,7 +2,8 @@
 
 use archipelago_fabric::NodeId;
 use archipelago_pool::wire::{
-    BlockState, BlockStatus, ClientStatus, Member, NodeStatus, PoolStatus,
+    BlockAt, BlockState, BlockStatus, ClientStatus, Member, Message, NodeStatus, PoolStatus,
+    Refused,
 };
 
 use crate::core::{Block, ManagerCore, Phase, Step};
@@ -59,6 +60,23 @@ impl ManagerCore {
             blocks_total: (self.blocks.len() + self.reports.len()) as u64,
             blocks: unconfirmed.chain(known).take(BLOCKS_LISTED_MAX).collect(),
         }
+    }
+
+    /// Blocks of a label. Complete once reports were gathered, but for blocks all of whose nodes are silent since.
+    pub(crate) fn find(&self, now_ns: u64, label: u64) -> Result<Message, Refused> {
+        self.ready(now_ns)?;
+        let used = self.blocks.values().filter(|block| block.free_ns.is_none());
+        let known = used.map(|block| &block.config);
+        let unconfirmed = self.reports.values().filter_map(|records| {
+            let newest = records.values().max_by_key(|(_, report)| report.config.epoch);
+            newest.map(|(_, report)| &report.config)
+        });
+        let mine = known.chain(unconfirmed).filter(|config| config.label == label);
+        let mut blocks: Vec<BlockAt> =
+            mine.map(|config| BlockAt { block: config.block, epoch: config.born }).collect();
+        blocks.sort_by_key(|at| (at.epoch, at.block));
+        blocks.truncate(BLOCKS_LISTED_MAX);
+        Ok(Message::Found { blocks })
     }
 
     fn block_status(&self, block: &Block) -> BlockStatus {

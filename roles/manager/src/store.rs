@@ -13,12 +13,11 @@ use std::time::Duration;
 use archipelago_base::Result;
 use archipelago_base::runtime::{Runtime, ThreadRuntime};
 use archipelago_fabric::{Handler, Reply, Request};
-use archipelago_flex::coordinator::{Coordinator, Desk, Plan};
+use archipelago_flex::FlexSettings;
+use archipelago_flex::coordinator::{Coordinator, Desk, Plan, directory_label};
 use archipelago_flex::wire::{Grant, Message, Why, is_ours};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 
-/// What the coordinator's client works on: nothing that anybody else does.
-const LABEL: u64 = u64::from_le_bytes(*b"flexdesk");
 /// Between two tries to join the pool.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -80,7 +79,7 @@ impl Store {
         }
         let answer = match Message::decode(request.body) {
             Ok(Message::Status {}) => {
-                Message::StatusIs { status: Coordinator::new(0, self.plan).status() }
+                Message::StatusIs { status: Coordinator::new(self.plan).status() }
             }
             Ok(_) => {
                 self.begin();
@@ -102,7 +101,8 @@ impl Store {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
         let (endpoints, plan) = (Arc::clone(&self.endpoints), self.plan);
         let task = async move {
-            let options = PoolOptions { manager: ways, ..PoolOptions::new(String::new(), LABEL) };
+            let label = directory_label(FlexSettings::default().label);
+            let options = PoolOptions { manager: ways, ..PoolOptions::new(String::new(), label) };
             let pool = loop {
                 let joining = PoolClient::join(options.clone(), endpoints.clone(), runtime.clone());
                 match joining.await {
@@ -115,9 +115,7 @@ impl Store {
                 runtime.sleep(AGAIN).await;
             };
             let Some(store) = weak.upgrade() else { return };
-            // Terms are numbered by the wall clock, as the manager's.
-            let core = Coordinator::new(runtime.unix_ms(), plan);
-            let (desk, handler) = Desk::new(core, runtime, endpoints, pool);
+            let (desk, handler) = Desk::new(plan, runtime, endpoints, pool);
             desk.start();
             // Nobody else sets it.
             let _hosted = store.hosted.set(Hosted { _desk: desk, handler });

@@ -2,20 +2,16 @@
 
 mod processes;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use archipelago_flex::Sabotage;
-use archipelago_flex_check::{Cached, Outcome, Settings, replay_command, run};
+use archipelago_flex_check::{Cached, Outcome, Settings, replay_command, run, weaker};
+use archipelago_pool_check::named;
+
+const SEEDS: u64 = 100;
 
 /// A run; should it panic, the test ends with the seed and the command that repeats it.
 fn with(seed: u64, flex: Sabotage) -> Outcome {
-    let running = || run(Settings { flex, ..Settings::new(seed) });
-    catch_unwind(AssertUnwindSafe(running)).unwrap_or_else(|cause| {
-        let text = cause.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| cause.downcast_ref::<&str>().map(ToString::to_string));
-        let text = text.unwrap_or_else(|| "a panic without words".into());
-        panic!("seed {seed} panicked: {text}\nrepeat: {}", replay_command(seed))
-    })
+    let replay = || replay_command(seed, Default::default(), flex);
+    named(seed, replay, || run(Settings { flex, ..Settings::new(seed) }))
 }
 
 fn sound(seed: u64) -> Outcome {
@@ -24,16 +20,17 @@ fn sound(seed: u64) -> Outcome {
 
 #[test]
 fn seeds_find_every_key_linearizable_and_the_map_at_rest() {
-    let (mut answered, mut faults, mut changes, mut cached) = (0, 0, 0, [0; 6]);
-    for seed in 0..200 {
+    let (mut answered, mut faults, mut changes, mut unknown, mut cached) = (0, 0, 0, 0, [0; 6]);
+    for seed in 0..SEEDS {
         let outcome = sound(seed);
         assert!(
             outcome.violations.is_empty(),
             "seed {seed}: {}\nrepeat: {}",
             outcome.violations.join("\n"),
-            replay_command(seed)
+            replay_command(seed, Default::default(), Sabotage::default())
         );
         answered += outcome.answered;
+        unknown += outcome.unknown;
         faults += outcome.faults;
         changes += outcome.changes;
         let Cached {
@@ -49,9 +46,13 @@ fn seeds_find_every_key_linearizable_and_the_map_at_rest() {
         cached.iter_mut().zip(now).for_each(|(sum, now)| *sum += now);
     }
     // A run in which nothing happens proves nothing.
-    assert!(answered > 40_000 && faults > 1000 && changes > 800, "{answered} {faults} {changes}");
-    let at_least = [2000, 2000, 500, 200, 10, 10];
-    assert!(cached.iter().zip(at_least).all(|(sum, least)| *sum > least), "{cached:?}");
+    assert!(faults > 6 * SEEDS && changes > 4 * SEEDS, "{faults} {changes}");
+    // Without Go clients make fewer calls (`judge.rs`).
+    let calls = if weaker().is_some() { 200 } else { 800 };
+    assert!(answered > calls * SEEDS && unknown < SEEDS / 10, "{answered} {unknown}");
+    // Hits of pairs and of addresses, writes whose slot was known, invalidations; sent, and waited out.
+    let at_least = [2 * SEEDS, 20 * SEEDS, 5 * SEEDS, SEEDS / 2, 0, 0];
+    assert!(cached.iter().zip(at_least).all(|(sum, least)| *sum >= least), "{cached:?}");
 }
 
 #[test]
@@ -59,6 +60,15 @@ fn two_runs_of_a_seed_are_the_same() {
     let (one, other) = (sound(3), sound(3));
     assert_eq!((one.trace, one.events), (other.trace, other.events));
     assert_ne!(one.trace, sound(11).trace);
+}
+
+/// Whether some seed notices that a step is left out.
+fn noticed(seeds: u64, sabotage: archipelago_memory::core::Sabotage, flex: Sabotage) -> bool {
+    (0..seeds).any(|seed| {
+        let replay = || replay_command(seed, sabotage, flex);
+        let settings = Settings { flex, sabotage, ..Settings::new(seed) };
+        !named(seed, replay, || run(settings)).violations.is_empty()
+    })
 }
 
 #[test]
@@ -70,5 +80,12 @@ fn a_write_that_commits_without_a_word_to_those_who_cache_the_old_value_is_notic
 #[test]
 fn a_write_that_commits_before_the_other_copies_have_it_is_noticed() {
     let early = Sabotage { early_commit: true, ..Sabotage::default() };
-    assert!((0..60).any(|seed| !with(seed, early).violations.is_empty()));
+    assert!(noticed(60, Default::default(), early));
+}
+
+#[test]
+fn a_node_that_was_taken_for_dead_and_goes_on_is_noticed() {
+    let sabotage = archipelago_memory::core::Sabotage { no_eviction: true, ..Default::default() };
+    let flex = Sabotage { no_lease: true, ..Sabotage::default() };
+    assert!(noticed(60, sabotage, flex));
 }

@@ -3,20 +3,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use archipelago_memory::core::Sabotage;
-use archipelago_pool_check::{Outcome, Settings, replay_command, run};
-
-/// What `body` gives for a seed; should it panic, the test ends with the seed and the command that repeats it.
-fn named<T>(seed: u64, sabotage: Sabotage, body: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|cause| {
-        let text = cause.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| cause.downcast_ref::<&str>().map(ToString::to_string));
-        let text = text.unwrap_or_else(|| "a panic without words".into());
-        panic!("seed {seed} panicked: {text}\nrepeat: {}", replay_command(seed, sabotage))
-    })
-}
+use archipelago_pool_check::{Outcome, Settings, named, replay_command, run};
 
 fn with(seed: u64, sabotage: Sabotage) -> Outcome {
-    named(seed, sabotage, || run(Settings { sabotage, ..Settings::new(seed) }))
+    named(
+        seed,
+        || replay_command(seed, sabotage),
+        || run(Settings { sabotage, ..Settings::new(seed) }),
+    )
 }
 
 fn sound(seed: u64) -> Outcome {
@@ -26,7 +20,8 @@ fn sound(seed: u64) -> Outcome {
 #[test]
 fn a_seed_that_panics_names_itself_and_the_command_that_repeats_it() {
     let sabotage = Sabotage { no_fill: true, ..Sabotage::default() };
-    let panics = || named::<()>(4711, sabotage, || panic!("a copy too many"));
+    let panics =
+        || named::<()>(4711, || replay_command(4711, sabotage), || panic!("a copy too many"));
     let cause = catch_unwind(AssertUnwindSafe(panics)).expect_err("it panics");
     let text = cause.downcast_ref::<String>().expect("a sentence");
     for word in ["seed 4711", "a copy too many", "--from 4711 --seeds 1 --trace --no-fill"] {

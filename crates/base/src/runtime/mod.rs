@@ -54,7 +54,7 @@ pub trait Runtime: Send + Sync + fmt::Debug + 'static {
 
 impl Runtime for Host {
     fn now_ns(&self) -> u64 {
-        self.scheduler().now_ns()
+        self.reading_ns()
     }
 
     fn unix_ms(&self) -> u64 {
@@ -62,7 +62,7 @@ impl Runtime for Host {
     }
 
     fn sleep(&self, duration: Duration) -> Boxed<'static, ()> {
-        Box::pin(self.scheduler().sleep(duration))
+        Box::pin(self.scheduler().sleep(self.clock().takes(duration)))
     }
 
     fn spawn(&self, name: &str, task: Boxed<'static, ()>) {

@@ -73,6 +73,8 @@ pub(super) struct State {
     seeds: Rng,
     ready: Vec<Entry>,
     later: BinaryHeap<Entry>,
+    /// What would have happened on hosts that are stopped, in order.
+    held: Vec<Entry>,
     pub(super) hosts: Hosts,
     pub(super) tasks: Tasks,
     pub(super) timers: Timers,
@@ -103,26 +105,32 @@ impl State {
 
     /// The next thing that happens, at `end_ns` at the latest; `Err` is an entry to be dropped without the lock.
     fn next(&mut self, end_ns: u64) -> Option<Result<Entry, Entry>> {
-        if self.ready.is_empty() {
-            self.later.peek().filter(|first| first.at_ns <= end_ns)?;
-            let first = self.later.pop()?;
-            if !self.alive(&first) {
-                return Some(Err(first));
+        let entry = loop {
+            if self.ready.is_empty() {
+                self.later.peek().filter(|first| first.at_ns <= end_ns)?;
+                let first = self.later.pop()?;
+                if !self.alive(&first) {
+                    return Some(Err(first));
+                }
+                self.now_ns = first.at_ns;
+                self.ready.push(first);
+                while self.later.peek().is_some_and(|entry| entry.at_ns == self.now_ns) {
+                    self.ready.extend(self.later.pop());
+                }
             }
-            self.now_ns = first.at_ns;
-            self.ready.push(first);
-            while self.later.peek().is_some_and(|entry| entry.at_ns == self.now_ns) {
-                self.ready.extend(self.later.pop());
+            let drawn = match self.ready.len() {
+                1 => 0,
+                count => self.rng.usize(..count),
+            };
+            let entry = self.ready.swap_remove(drawn);
+            if !self.alive(&entry) {
+                return Some(Err(entry));
             }
-        }
-        let drawn = match self.ready.len() {
-            1 => 0,
-            count => self.rng.usize(..count),
+            if !self.hosts.is_stopped(entry.life.host) {
+                break entry;
+            }
+            self.held.push(entry);
         };
-        let entry = self.ready.swap_remove(drawn);
-        if !self.alive(&entry) {
-            return Some(Err(entry));
-        }
         self.events += 1;
         let kind = match entry.action {
             Action::Run(_) => 1,
@@ -132,6 +140,18 @@ impl State {
         self.mix(self.now_ns);
         self.mix(entry.sequence << 2 | kind);
         Some(Ok(entry))
+    }
+
+    /// What was held back for a host happens now.
+    pub(super) fn release(&mut self, host: HostId) {
+        let held = std::mem::take(&mut self.held);
+        for entry in held {
+            if entry.life.host == host {
+                self.ready.push(entry);
+            } else {
+                self.held.push(entry);
+            }
+        }
     }
 
     fn mix(&mut self, word: u64) {
@@ -203,6 +223,7 @@ impl Simulation {
             seeds: Rng::with_seed(stream(seed, "seeds")),
             ready: Vec::new(),
             later: BinaryHeap::new(),
+            held: Vec::new(),
             hosts: Hosts::default(),
             tasks: Tasks::default(),
             timers: Timers::default(),
@@ -241,7 +262,8 @@ impl Drop for Simulation {
             let mut state = self.0.0.state.lock();
             state.shut = true;
             let tasks = state.tasks.take_all();
-            let ready = std::mem::take(&mut state.ready);
+            let mut ready = std::mem::take(&mut state.ready);
+            ready.append(&mut state.held);
             (std::mem::take(&mut state.parts), ready, std::mem::take(&mut state.later), tasks)
         };
         drop((ready, later));
@@ -503,6 +525,8 @@ impl Scheduler {
             if !state.hosts.crash(host) {
                 return;
             }
+            // They are of a life that is over, and go when their turn comes.
+            state.release(host);
             (state.tasks.take_of(host), state.parts.clone())
         };
         self.note(|| format!("{} crashes", self.0.state.lock().hosts.name(host)));

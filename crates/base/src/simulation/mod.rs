@@ -2,7 +2,8 @@
 //!
 //! A [`Simulation`] owns a clock that stands still while something can happen, a queue of events, and tasks
 //! (futures). It runs on the thread that asks it to; everything that happens is one step: an event's
-//! closure, or one poll of a task. [`Host`]s are machines that crash and restart.
+//! closure, or one poll of a task. [`Host`]s are machines that crash and restart, stop for a while
+//! and have clocks of their own.
 //!
 //! Rules: 1. time moves only when nothing is ready, to the next event's time; 2. of all that is ready
 //! at one moment, the next is drawn by the seed; 3. so the steps, and [`Scheduler::trace_hash`] over them, follow
@@ -41,6 +42,6 @@ mod time;
 mod tests;
 
 pub use self::core::{PartOf, Scheduler, Simulation};
-pub use host::{Host, HostId, Life};
+pub use host::{Host, HostClock, HostId, Life};
 pub use task::{Crashed, Task};
 pub use time::{Sleep, TimedOut, VirtualClock};

@@ -83,6 +83,56 @@ fn a_crash_ends_tasks_and_events_of_that_life_only() {
 }
 
 #[test]
+fn what_happens_on_a_host_that_stopped_happens_when_it_goes_on() {
+    let simulation = Simulation::new(1);
+    let (one, two) = (simulation.host("one"), simulation.host("two"));
+    let ends = |host: &Host| {
+        let scheduler = simulation.scheduler();
+        host.spawn("sleeper", async move {
+            scheduler.sleep(10 * MS).await;
+            scheduler.now_ns()
+        })
+    };
+    let (stopped, other) = (ends(&one), ends(&two));
+    simulation.run_for(MS);
+    one.stop();
+    simulation.run_for(29 * MS);
+    assert_eq!((stopped.is_done(), other.take()), (false, Some(Ok(10_000_000))));
+    one.go_on();
+    simulation.run_for(MS);
+    assert_eq!(stopped.take(), Some(Ok(30_000_000)));
+    let never = ends(&one);
+    simulation.run_for(MS);
+    one.stop();
+    simulation.run_for(30 * MS);
+    one.crash();
+    assert_eq!(never.take(), Some(Err(Crashed)));
+    one.restart();
+    assert!(ends(&one).take().is_none(), "a new life runs");
+    simulation.run();
+}
+
+#[test]
+fn a_hosts_clock_runs_at_its_own_rate_and_sleeps_by_it() {
+    use crate::runtime::Runtime;
+
+    let simulation = Simulation::new(1);
+    let host = simulation.host("fast");
+    host.set_clock(HostClock { ahead_ns: 5_000_000_000, fast_ppm: 250_000 });
+    let me = host.clone();
+    let task = host.spawn("sleeper", async move {
+        let before_ns = Runtime::now_ns(&me);
+        Runtime::sleep(&me, 10 * MS).await;
+        (before_ns, Runtime::now_ns(&me))
+    });
+    simulation.run();
+    assert_eq!(task.take(), Some(Ok((5_000_000_000, 5_010_000_000))));
+    assert_eq!(simulation.now_ns(), 8_000_000);
+    let slow = HostClock { ahead_ns: 0, fast_ppm: -200_000 };
+    assert_eq!((slow.reading_ns(10), slow.takes(MS)), (8, Duration::from_micros(1250)));
+}
+
+#[test]
 fn a_task_may_crash_its_own_host() {
     let simulation = Simulation::new(1);
     let host = simulation.host("one");

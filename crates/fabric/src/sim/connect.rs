@@ -39,7 +39,11 @@ pub(super) fn connect(network: &Arc<Network>, near: Life, to: Connect) -> Promis
     let deadline_ns = now_ns.saturating_add(to.deadline.as_nanos() as u64);
     let (network, kept) = (Arc::clone(network), Arc::clone(&slot));
     let driver = Arc::new(Runs(network.scheduler.clone()));
-    ask(Arc::new(Attempt { network, near, host, to, deadline_ns, slot }));
+    let attempt = Arc::new(Attempt { network, near, host, to, deadline_ns, slot });
+    // Whatever becomes of the question: a machine that has stopped keeps it.
+    let waits = Arc::clone(&attempt);
+    attempt.network.scheduler.at(deadline_ns, near, move || give_up(&waits));
+    ask(attempt);
     Promise::pending(kept, driver)
 }
 
@@ -71,13 +75,15 @@ fn later(attempt: Arc<Attempt>) {
     let network = Arc::clone(&attempt.network);
     let at_ns = network.scheduler.now_ns() + network.transport().again_ns;
     if at_ns < attempt.deadline_ns {
-        return network.scheduler.at(at_ns, attempt.near, move || ask(attempt));
+        network.scheduler.at(at_ns, attempt.near, move || ask(attempt));
     }
-    let fail_at_ns = attempt.deadline_ns;
-    network.scheduler.at(fail_at_ns, attempt.near, move || {
+}
+
+fn give_up(attempt: &Attempt) {
+    if !attempt.slot.is_done() {
         let what = format!("cannot connect to {}: it does not answer", attempt.to.address);
         attempt.slot.fill(Err(Error::new(ErrorKind::Io, what)));
-    });
+    }
 }
 
 /// The question is at the door.
@@ -95,6 +101,10 @@ fn knock(attempt: &Arc<Attempt>, far: Life) {
         Crossing::Arrives { at_ns, .. } => {
             let attempt = Arc::clone(attempt);
             network.scheduler.at(at_ns, attempt.near, move || {
+                if attempt.slot.is_done() {
+                    // Too late: nobody waits any more.
+                    return opened.iter().for_each(|wire| wire.depart());
+                }
                 if opened.is_ok() {
                     attempt.to.session.welcomed();
                 }

@@ -24,7 +24,6 @@ use std::task::Poll;
 
 use archipelago_base::{Error, Result};
 
-use crate::cache::Fetch;
 use crate::format::{KeyHash, Record, Slot, key_hash};
 use crate::gates::Inside;
 use crate::node::records::Written;
@@ -33,7 +32,7 @@ use crate::wire::{Assigned, WriteKind};
 
 use cached::Served;
 use look::Looked;
-use submit::{Done, Submitted, Unsettled};
+use submit::{Submitted, Unsettled};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +65,18 @@ struct Write<'a> {
     /// `None`: delete.
     value: Option<(&'a [u8], u64)>,
     when: If,
+}
+
+impl Write<'_> {
+    /// Whether it applies to what is there.
+    fn applies(&self, there: Option<Slot>) -> bool {
+        match self.when {
+            If::Always => true,
+            If::Absent => there.is_none(),
+            If::Present => there.is_some(),
+            If::Version(version) => there == Some(version),
+        }
+    }
 }
 
 impl ComputeNode {
@@ -201,12 +212,18 @@ impl Inner {
     ) -> Result<bool> {
         self.counts.add(Count::Writes);
         let write = Write { key, hash: key_hash(key), value, when };
+        let written = self.write_until(&write).await;
+        // After an error its record may have been left behind.
+        written.inspect_err(|_| self.want_sweep())
+    }
+
+    async fn write_until(self: &Arc<Self>, write: &Write<'_>) -> Result<bool> {
         let until_ns = self.until_ns();
         let mut unsettled: Option<Unsettled> = None;
         let mut stuck = 0_u32;
         loop {
             let (inside, entry) = self.enter(write.hash, until_ns).await?;
-            let turn = self.turn(&write, entry, &mut unsettled, &mut stuck, until_ns).await;
+            let turn = self.turn(write, entry, &mut unsettled, &mut stuck, until_ns).await;
             drop(inside);
             if let Some(done) = turn? {
                 return Ok(done);
@@ -253,15 +270,9 @@ impl Inner {
             return Ok(None);
         }
         let there = looked.found.as_ref().filter(|found| !expired(found.expires_ms, self));
-        let applies = match write.when {
-            If::Always => true,
-            If::Absent => there.is_none(),
-            If::Present => there.is_some(),
-            If::Version(version) => there.is_some_and(|found| found.slot == version),
-        };
+        let applies = write.applies(there.map(|found| found.slot));
         if !applies {
-            // Seen while this node was a member.
-            return Ok(self.table.holds_lease().then_some(false));
+            return self.declines(write, entry, until_ns).await;
         }
         let kind = match (&looked.found, write.value) {
             (Some(_), None) => WriteKind::Delete,
@@ -269,33 +280,48 @@ impl Inner {
             (None, Some(_)) => WriteKind::Insert,
             (None, None) => return Ok(Some(false)),
         };
-        let record = self.new_record(write, &looked, until_ns).await?;
-        let fetch = self.caching.begin_fetch(write.hash);
-        let submitted = self.submit(write, entry, kind, &looked, record, until_ns).await;
-        if !matches!(submitted, Ok(Submitted::Done(_) | Submitted::Not)) || write.value.is_none() {
-            // Nobody knows, or what was cached is old.
-            self.caching.invalidate(write.hash);
-        }
-        match submitted? {
-            Submitted::Done(done) => {
-                self.cache_written(write, entry, record, done, fetch);
-                Ok(Some(true))
-            }
-            Submitted::Not | Submitted::Stale => {
-                self.free_unpublished(record);
-                Ok(None)
-            }
+        match self.put_in(write, entry, kind, &looked, until_ns).await? {
+            Submitted::Done(_) => Ok(Some(true)),
+            Submitted::Not | Submitted::Stale | Submitted::Fenced => Ok(None),
             Submitted::Full => {
-                self.free_unpublished(record);
                 self.ask_to_grow(entry, until_ns).await?;
                 Ok(None)
             }
-            Submitted::Fenced => Ok(None),
             Submitted::Unknown(open) => {
                 *unsettled = Some(open);
                 Ok(None)
             }
         }
+    }
+
+    /// Writes the new record, and changes the slot that was found; what was written is cached.
+    async fn put_in(
+        self: &Arc<Self>,
+        write: &Write<'_>,
+        entry: Assigned,
+        kind: WriteKind,
+        looked: &Looked,
+        until_ns: u64,
+    ) -> Result<Submitted> {
+        let record = self.new_record(write, looked, until_ns).await?;
+        let fetch = self.caching.begin_fetch(write.hash);
+        let submitted = self.submit(write, entry, kind, looked, record, until_ns).await;
+        if !matches!(submitted, Ok(Submitted::Done(_) | Submitted::Not)) || write.value.is_none() {
+            // Nobody knows, or what was cached is old.
+            self.caching.invalidate(write.hash);
+        }
+        match &submitted {
+            Ok(Submitted::Done(done)) if write.value.is_some() && self.table.holds_lease() => {
+                let place = done.source.place(entry, done.index, record.slot);
+                let pair = write.value.filter(|_| done.cache);
+                self.caching.finish_fetch(fetch, (write.hash, write.key), place, pair);
+            }
+            Ok(Submitted::Not | Submitted::Stale | Submitted::Full) => {
+                self.free_unpublished(record);
+            }
+            _ => {}
+        }
+        submitted
     }
 
     /// Slot and record by the index in the pool, as they are from some moment on that is known by the clock of the partition's node.
@@ -316,20 +342,25 @@ impl Inner {
         Ok(Some(Looked { stamp_us, valid_ns, exact, ..looked }))
     }
 
-    /// Caches what was just written.
-    fn cache_written(
-        &self,
+    /// It seems that a write does not apply. The copies in the pool may be ahead of a proxy's slots, by a write that is not
+    /// committed: what a caller is told must be true of what is committed, so it is read as `get` does.
+    async fn declines(
+        self: &Arc<Self>,
         write: &Write<'_>,
         entry: Assigned,
-        record: Written,
-        done: Done,
-        fetch: Option<Fetch>,
-    ) {
-        if write.value.is_some() && self.table.holds_lease() {
-            let place = done.source.place(entry, done.index, record.slot);
-            let pair = write.value.filter(|_| done.cache);
-            self.caching.finish_fetch(fetch, (write.hash, write.key), place, pair);
+        until_ns: u64,
+    ) -> Result<Option<bool>> {
+        if entry.offloaded {
+            let Some(there) = self.find(entry, write.key, write.hash, 0, until_ns).await? else {
+                return Ok(None);
+            };
+            let there = there.filter(|value| !expired(value.expires_ms, self));
+            if write.applies(there.map(|value| value.version)) {
+                return Ok(None);
+            }
         }
+        // Seen while this node was a member.
+        Ok(self.table.holds_lease().then_some(false))
     }
 
     async fn new_record(

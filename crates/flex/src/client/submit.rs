@@ -73,6 +73,7 @@ impl Inner {
         if !entry.offloaded && kind == WriteKind::Update {
             let slot = self.table.slot(entry.shape, index);
             let change = Change { slot, old: expect, new: record.slot, end: record.slot };
+            let _held = (self.frees.hold(expect), self.frees.hold(record.slot));
             return Ok(match self.table.put(change, looked.valid_ns, until_ns).await? {
                 Put::Done => {
                     self.free_later(expect);
@@ -229,7 +230,7 @@ impl Inner {
     }
 
     /// The partition's node, if it is another one.
-    pub(super) fn node_of(&self, entry: Assigned) -> Result<Option<Arc<Peer>>> {
+    pub(crate) fn node_of(&self, entry: Assigned) -> Result<Option<Arc<Peer>>> {
         let joined = self.joined()?;
         if entry.node == joined.number {
             return Ok(None);

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use archipelago_pool::{BlockId, ClientId};
+use archipelago_pool::ClientId;
 
-use super::{Action, Coordinator, Want};
+use super::{Action, Coordinator, Phase, Want};
 use crate::directory::offloaded_bytes;
 use crate::format::Geometry;
-use crate::wire::{Assigned, Message, Shaped};
+use crate::wire::{Assigned, Member, Message, Shaped};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -44,7 +44,7 @@ impl Change {
 impl Coordinator {
     /// Begins what is wanted, if nothing is under way.
     pub(super) fn begin(&mut self) {
-        if self.recalling.is_some() || self.change.is_some() {
+        if self.phase != Phase::Ruling || self.change.is_some() {
             return;
         }
         if self.version == 0 {
@@ -71,10 +71,11 @@ impl Coordinator {
             }
         }
         self.assign(&mut entries);
-        // A node that gets nothing is made known by a change of nothing.
-        if entries.is_empty() && self.living().is_subset(&self.known) {
+        let living = self.living();
+        if entries.is_empty() && (living.is_empty() || self.spread == living) {
             return self.welcome();
         }
+        // Without partitions it tells everybody who the members are.
         self.start(entries);
     }
 
@@ -140,7 +141,6 @@ impl Coordinator {
         let told = self.living();
         let version = self.version + 1;
         let waiting = told.clone();
-        self.known.clone_from(&told);
         self.change = Some(Change { version, entries, step: Step::Pause, waiting, told });
     }
 
@@ -183,21 +183,27 @@ impl Coordinator {
     /// Sends what is not confirmed.
     pub(super) fn resend(&mut self) {
         let term = self.term;
-        if let Some(recalling) = &self.recalling {
-            for to in recalling {
-                let message = Message::Recall { term };
-                self.actions.push(Action::Send { to: *to, message });
+        match &self.phase {
+            Phase::Starting => return,
+            Phase::Looking => return self.actions.push(Action::Look),
+            Phase::Recalling(silent) => {
+                for to in silent.iter().filter(|client| self.heard.contains_key(client)) {
+                    let message = Message::Recall { term };
+                    self.actions.push(Action::Send { to: *to, message });
+                }
+                return;
             }
-            return;
+            Phase::Ruling => {}
         }
         if let Some(to) = self.creating.and_then(|number| self.client(number)) {
             let message = self.create_message();
             self.actions.push(Action::Send { to, message });
         }
-        let members = self.members();
+        let mut members = self.members();
         let gone: Vec<ClientId> =
             self.nodes.values().filter(|node| node.gone).map(|node| node.member.client).collect();
         let Some(change) = &self.change else { return };
+        members.retain(|member| change.told.contains(&member.client));
         let (version, changes) = (change.version, change.entries.values().copied().collect());
         let message = match change.step {
             Step::Pause => Message::Pause { term, version, changes, members, gone },
@@ -212,18 +218,23 @@ impl Coordinator {
     /// A node answered what it was sent.
     pub fn on_answer(&mut self, from: ClientId, sent: &Message, answer: &Message) {
         match (sent, answer) {
-            (Message::Create { .. }, Message::Created { shapes, directory }) => {
+            (Message::Create { .. }, Message::Created { shapes }) => {
                 let number = self.creating.filter(|number| self.client(*number) == Some(from));
                 if let Some(number) = number {
-                    self.created(number, shapes, *directory);
+                    self.created(number, shapes);
                 }
             }
-            (Message::Recall { .. }, Message::Recalled { .. }) => {
-                if let Some(recalling) = &mut self.recalling
-                    && recalling.remove(&from)
+            (Message::Recall { term }, Message::Recalled { members, .. }) if *term == self.term => {
+                if let Phase::Recalling(silent) = &mut self.phase
+                    && silent.remove(&from)
                 {
                     self.recalled.push(answer.clone());
                     self.recalled_all();
+                    for Member { client, endpoints, .. } in members {
+                        if !self.heard.contains_key(client) {
+                            self.hear(*client, endpoints);
+                        }
+                    }
                 }
             }
             (Message::Pause { version, .. }, Message::Done {}) => {
@@ -247,10 +258,11 @@ impl Coordinator {
         }
     }
 
-    fn created(&mut self, number: u32, shapes: &[Shaped], directory: BlockId) {
-        if self.version > 0 || shapes.len() != self.geometry.partitions() as usize {
-            return;
-        }
+    fn created(&mut self, number: u32, shapes: &[Shaped]) {
+        let bits = shapes.len().checked_ilog2().unwrap_or_default();
+        let geometry = Geometry::new(bits).filter(|g| g.partitions() as usize == shapes.len());
+        let (0, Some(geometry)) = (self.version, geometry) else { return };
+        self.geometry = geometry;
         self.creating = None;
         let entry = |(partition, shape): (usize, &Shaped)| Assigned {
             partition: partition as u32,
@@ -261,7 +273,7 @@ impl Coordinator {
             shape: *shape,
         };
         self.map = shapes.iter().enumerate().map(entry).collect();
-        (self.version, self.directory) = (1, directory);
+        self.version = 1;
         self.welcome();
         // Those who joined take their partitions, the first one too: the directory is written then.
         let mut entries: BTreeMap<u32, Assigned> =
@@ -296,7 +308,7 @@ impl Coordinator {
                     for (partition, entry) in change.entries {
                         self.map[partition as usize] = entry;
                     }
-                    self.version = change.version;
+                    (self.version, self.spread) = (change.version, change.told);
                     self.welcome();
                     self.begin();
                     continue;
@@ -311,17 +323,72 @@ impl Coordinator {
         }
     }
 
-    /// Everybody who lives has said what it knows.
+    /// Once everybody has said what it knows, or is gone, the directory is read: nobody writes it any more but by orders of this term.
     pub(super) fn recalled_all(&mut self) {
-        if self.recalling.as_ref().is_none_or(|recalling| !recalling.is_empty()) {
+        if matches!(&self.phase, Phase::Recalling(silent) if silent.is_empty()) {
+            self.phase = Phase::Looking;
+            self.actions.push(Action::Look);
+        }
+    }
+
+    /// The newest map of those who were heard, and what the directory has beyond it.
+    pub(super) fn take_over(
+        &mut self,
+        partition_bits: Option<u32>,
+        entries: Option<&[(u32, Shaped)]>,
+    ) {
+        if let Some(geometry) = partition_bits.and_then(Geometry::new) {
+            (self.geometry, self.plan.partition_bits) = (geometry, geometry.partition_bits());
+        }
+        let paused_for = self.take_recalled();
+        let entries = entries.filter(|there| there.len() == self.geometry.partitions() as usize);
+        if self.version == 0 {
+            let Some(entries) = entries else { return self.begin() };
+            // Nobody is left who knew a map.
+            let entry = |(partition, (epoch, shape)): (usize, &(u32, Shaped))| Assigned {
+                partition: partition as u32,
+                epoch: *epoch,
+                node: 0,
+                offloaded: false,
+                grow: false,
+                shape: *shape,
+            };
+            self.map = entries.iter().enumerate().map(entry).collect();
+            let newest = entries.iter().map(|(epoch, _)| u64::from(*epoch)).max();
+            self.version = newest.unwrap_or_default().max(1);
+        }
+        // A change may have been under way, begun anew a few times, and its owners have claimed their epochs: at most one more for
+        // each version. The map is told with both, so that the next coordinator finds them together too.
+        let claimed = paused_for.saturating_sub(self.version);
+        self.version += claimed;
+        for entry in &mut self.map {
+            entry.epoch = entry.epoch.saturating_add(u32::try_from(claimed).unwrap_or(u32::MAX));
+        }
+        for (entry, (epoch, shape)) in self.map.iter_mut().zip(entries.unwrap_or_default()) {
+            entry.epoch = entry.epoch.max(*epoch);
+            if shape.generation > entry.shape.generation {
+                entry.shape = *shape;
+            }
+        }
+        if self.living().is_empty() {
+            // Whoever joins next takes everything.
+            self.wants.insert(Want::Balance);
             return;
         }
-        self.recalling = None;
+        // Everything is taken anew.
+        let mut changes: BTreeMap<u32, Assigned> = BTreeMap::new();
+        self.assign(&mut changes);
+        for entry in &self.map {
+            changes.entry(entry.partition).or_insert(*entry);
+        }
+        self.start(changes);
+    }
+
+    /// Takes in those who are members, and the newest map; the newest version that somebody paused for.
+    fn take_recalled(&mut self) -> u64 {
         let mut paused_for = 0;
         for recalled in std::mem::take(&mut self.recalled) {
-            let Message::Recalled {
-                member, version, partition_bits, map, directory, paused, ..
-            } = recalled
+            let Message::Recalled { member, version, partition_bits, map, paused, .. } = recalled
             else {
                 continue;
             };
@@ -336,25 +403,8 @@ impl Coordinator {
                 && map.len() == geometry.partitions() as usize
             {
                 (self.version, self.map, self.geometry) = (version, map, geometry);
-                self.directory = directory;
             }
         }
-        if self.version == 0 {
-            return self.begin();
-        }
-        // A change may have been under way, begun anew a few times, and its owners have claimed their epochs: at most one more for
-        // each version. The map is told with both, so that the next coordinator finds them together too.
-        let claimed = paused_for.saturating_sub(self.version);
-        self.version += claimed;
-        for entry in &mut self.map {
-            entry.epoch = entry.epoch.saturating_add(u32::try_from(claimed).unwrap_or(u32::MAX));
-        }
-        // Everything is taken anew.
-        let mut entries: BTreeMap<u32, Assigned> = BTreeMap::new();
-        self.assign(&mut entries);
-        for entry in &self.map {
-            entries.entry(entry.partition).or_insert(*entry);
-        }
-        self.start(entries);
+        paused_for
     }
 }

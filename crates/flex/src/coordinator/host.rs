@@ -1,22 +1,29 @@
 //! The coordinator's requests, answered by the state machine; its orders, sent by tasks.
 //!
-//! It is a fabric node of its own, in the manager's process or anywhere; it stores nothing. A client of the pool
-//! whom it asks who is dead.
+//! It is a fabric node of its own, in the manager's process or anywhere; it stores nothing. As a client of the pool, of a label of its
+//! own ([`directory_label`]), it owns the block with the directory, and asks who is dead.
+//!
+//! **Taking office.** The oldest block of its label is the directory's. If there is none, and no compute node that lives knows one, it
+//! allocates one, and looks again, as another may have done so too. Then it enters its term, and reads the roster. Whatever of that is refused is tried again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use archipelago_base::Result;
-use archipelago_base::runtime::Runtime;
+use archipelago_base::runtime::{Boxed, Runtime};
+use archipelago_base::{Error, Result};
 use archipelago_fabric::{Call, ClientId, Handler, Reply, Request};
-use archipelago_pool::{PoolClient, Reach, Route};
+use archipelago_pool::{BlockId, PoolClient, Reach, Route, Sharing};
 use parking_lot::Mutex;
 
-use super::{Action, Coordinator};
+use super::{Action, Coordinator, Plan};
+use crate::format::{Geometry, packing};
 use crate::node::fabric_id;
-use crate::wire::{Grant, Member, Message, StoreStatus, Why};
+use crate::settings::Sabotage;
+use crate::table::Table;
+use crate::wire::{Grant, Message, Shaped, StoreStatus, Why};
 
 /// Between two ticks.
 const TICK: Duration = Duration::from_millis(2);
@@ -26,6 +33,17 @@ const WATCH: Duration = Duration::from_millis(10);
 const ORDER: Duration = Duration::from_millis(500);
 /// A node that does not say what it counted within so long is shown without.
 const COUNT: Duration = Duration::from_millis(200);
+
+/// What was begun at the pool ends after so long, to be begun again.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The label of the coordinators of a store whose compute nodes have `label`: it marks the directory's block.
+#[must_use]
+pub fn directory_label(label: u64) -> u64 {
+    label.rotate_left(32) ^ ROOT
+}
+
+const ROOT: u64 = u64::from_le_bytes(*b"flexroot");
 
 struct State {
     core: Coordinator,
@@ -42,6 +60,9 @@ pub struct Desk {
     routes: Mutex<BTreeMap<ClientId, Arc<Route>>>,
     /// Orders that are under way.
     sending: Mutex<BTreeSet<(ClientId, Vec<u8>)>>,
+    /// Once it is in office.
+    directory: Mutex<Option<(Table, BlockId)>>,
+    looking: AtomicBool,
 }
 
 impl fmt::Debug for Desk {
@@ -67,14 +88,16 @@ impl Handler for Door {
 }
 
 impl Desk {
-    /// Hosts `core`; the handler for the fabric's node that it is reached by. Work begins with [`Desk::start`].
+    /// A coordinator that is not in office yet, and the handler for the fabric's node that it is reached by. Work begins with
+    /// [`Desk::start`]. `pool`: a client of [`directory_label`].
     #[must_use]
     pub fn new(
-        core: Coordinator,
+        plan: Plan,
         runtime: Arc<dyn Runtime>,
         reach: Arc<dyn Reach>,
         pool: PoolClient,
     ) -> (Arc<Self>, Box<dyn Handler>) {
+        let core = Coordinator::new(plan);
         let state = State { core, replies: BTreeMap::new(), next_ticket: 1 };
         let desk = Arc::new(Self {
             state: Mutex::new(state),
@@ -83,33 +106,43 @@ impl Desk {
             pool,
             routes: Mutex::default(),
             sending: Mutex::default(),
+            directory: Mutex::default(),
+            looking: AtomicBool::new(false),
         });
         let door = Box::new(Door(Arc::downgrade(&desk)));
         (desk, door)
     }
 
-    /// Ticks and watches for as long as the desk is there.
+    /// Takes office, ticks and watches for as long as the desk is there and the pool takes it for alive.
     pub fn start(self: &Arc<Self>) {
+        self.keep("flex-tick", TICK, |desk| {
+            desk.with(Coordinator::on_tick);
+            Box::pin(std::future::ready(Ok(())))
+        });
+        self.keep("flex-watch", WATCH, |desk| Box::pin(desk.watch()));
+    }
+
+    /// Whether the pool took it for dead: another is to be started.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.pool.is_evicted()
+    }
+
+    fn keep<F>(self: &Arc<Self>, name: &'static str, pause: Duration, work: F)
+    where
+        F: for<'a> Fn(&'a Arc<Self>) -> Boxed<'a, Result<()>> + Send + Sync + 'static,
+    {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
-        let ticking = async move {
+        let task = async move {
             loop {
-                runtime.sleep(TICK).await;
-                let Some(desk) = weak.upgrade() else { return };
-                desk.with(Coordinator::on_tick);
-            }
-        };
-        self.runtime.spawn("flex-tick", Box::pin(ticking));
-        let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
-        let watching = async move {
-            loop {
-                runtime.sleep(WATCH).await;
-                let Some(desk) = weak.upgrade() else { return };
-                if let Err(error) = desk.watch().await {
-                    tracing::debug!(%error, "the pool's manager is not heard");
+                runtime.sleep(pause).await;
+                let Some(desk) = weak.upgrade().filter(|desk| !desk.is_over()) else { return };
+                if let Err(error) = work(&desk).await {
+                    tracing::debug!(%error, name, "the coordinator");
                 }
             }
         };
-        self.runtime.spawn("flex-watch", Box::pin(watching));
+        self.runtime.spawn(name, Box::pin(task));
     }
 
     /// Looks at the state machine.
@@ -120,11 +153,6 @@ impl Desk {
     /// Changes the share of proxied partitions, in a thousand.
     pub fn set_offload(self: &Arc<Self>, share: u32) {
         self.with(|core| core.set_offload(share));
-    }
-
-    /// Nodes that may know a map, from a coordinator before this one.
-    pub fn recall(self: &Arc<Self>, members: &[Member]) {
-        self.with(|core| core.recall(members));
     }
 
     fn ask(self: &Arc<Self>, message: &Message, reply: Reply) {
@@ -152,7 +180,7 @@ impl Desk {
     }
 
     fn with(self: &Arc<Self>, work: impl FnOnce(&mut Coordinator)) {
-        let (mut answers, mut orders) = (Vec::new(), Vec::new());
+        let (mut answers, mut orders, mut looks) = (Vec::new(), Vec::new(), false);
         {
             let mut state = self.state.lock();
             let state = &mut *state;
@@ -163,55 +191,146 @@ impl Desk {
                         answers.extend(state.replies.remove(&ticket).map(|reply| (reply, message)));
                     }
                     Action::Send { to, message } => {
-                        let members = state.core.nodes.values().map(|node| &node.member);
-                        let member = members.clone().find(|member| member.client == to);
-                        orders.extend(member.map(|member| (member.clone(), message)));
+                        let endpoints = state.core.endpoints(to).map(<[String]>::to_vec);
+                        orders.extend(endpoints.map(|endpoints| (to, endpoints, message)));
                     }
+                    Action::Look => looks = true,
                 }
             }
         }
         for (reply, message) in answers {
             reply.send(message.encode());
         }
-        for (member, message) in orders {
-            self.send(member, message);
+        for (to, endpoints, message) in orders {
+            self.send(to, endpoints, message);
+        }
+        if looks && !self.looking.swap(true, Ordering::SeqCst) {
+            self.look_up();
         }
     }
 
+    /// Reads the directory and tells what is there; if that fails the next tick wants it again.
+    fn look_up(self: &Arc<Self>) {
+        let desk = Arc::clone(self);
+        let task = async move {
+            let looked = desk.read_directory().await;
+            desk.looking.store(false, Ordering::SeqCst);
+            match looked {
+                Ok((bits, entries)) => {
+                    desk.with(|core| core.on_entries(bits, entries.as_deref()));
+                }
+                Err(error) => tracing::debug!(%error, "the directory"),
+            }
+        };
+        self.runtime.spawn("flex-look", Box::pin(task));
+    }
+
+    fn until_ns(&self) -> u64 {
+        self.runtime.now_ns().saturating_add(PATIENCE.as_nanos() as u64)
+    }
+
+    /// Finds the directory's block, or makes it; enters its term; reads who may act.
+    async fn take_office(self: &Arc<Self>) -> Result<()> {
+        let block_bytes = self.pool.block_bytes();
+        if block_bytes == 0 {
+            return Err(Error::busy("no memory node is there yet"));
+        }
+        let (pool, runtime) = (self.pool.clone(), Arc::clone(&self.runtime));
+        let (packing, sabotage) = (packing(block_bytes)?, Sabotage::default());
+        let table = Table { pool, runtime, packing, sabotage };
+        let directory = self.directory_block().await?;
+        let tag = (self.pool.client().0 as u32).max(1);
+        let term = table.take_office(directory, tag, self.until_ns()).await?;
+        let roster = table.roster(directory, self.until_ns()).await?;
+        let clients = roster.clients.into_iter().filter(|word| *word > 0).map(ClientId);
+        let clients: Vec<ClientId> = clients.collect();
+        tracing::info!(term, %directory, clients = clients.len(), "a coordinator takes office");
+        *self.directory.lock() = Some((table, directory));
+        self.with(|core| core.take_office(term, directory, &clients));
+        Ok(())
+    }
+
+    /// The oldest block of this client's label. One that was made beside it, by this coordinator, is given back.
+    async fn directory_block(&self) -> Result<BlockId> {
+        let label = self.pool.label();
+        let mut found = self.pool.find(label).await?;
+        let told = self.look(Coordinator::told_directory);
+        if found.is_empty() && told.is_none() {
+            // A manager that started knows of no block whose nodes it has not heard. Compute nodes that work by a directory say so: all of
+            // the store's that live must have been heard before another is made.
+            let clients = self.pool.status().await?.clients;
+            let label = (label ^ ROOT).rotate_right(32);
+            let of_the_store = clients.iter().filter(|client| client.label == label);
+            let of_the_store: Vec<ClientId> = of_the_store.map(|client| client.client).collect();
+            if !self.look(|core| core.has_heard_all(&of_the_store)) {
+                return Err(Error::busy(
+                    "no compute node is there yet, or not all of them are heard",
+                ));
+            }
+            self.pool.allocate(Sharing::All).await?;
+            found = self.pool.find(self.pool.label()).await?;
+        }
+        let Some((directory, _)) = found.first().copied() else {
+            return Err(Error::busy("the directory's block is not there yet"));
+        };
+        if told.is_some_and(|told| told != directory) {
+            return Err(Error::busy("compute nodes work by another directory than is found"));
+        }
+        for block in self.pool.owned().into_iter().filter(|block| *block != directory) {
+            self.pool.release(block).await?;
+        }
+        Ok(directory)
+    }
+
+    async fn read_directory(&self) -> Result<(Option<u32>, Option<Vec<(u32, Shaped)>>)> {
+        let Some((table, directory)) = self.directory.lock().clone() else {
+            return Err(Error::busy("the coordinator is not in office"));
+        };
+        let bits = table.roster(directory, self.until_ns()).await?.partition_bits;
+        let Some(geometry) = bits.and_then(Geometry::new) else { return Ok((None, None)) };
+        let entries = table.entries(directory, geometry, self.until_ns()).await?;
+        Ok((bits, entries))
+    }
+
     /// Sends an order, unless the same one is under way.
-    fn send(self: &Arc<Self>, member: Member, message: Message) {
-        let order = (member.client, message.encode());
+    fn send(self: &Arc<Self>, to: ClientId, endpoints: Vec<String>, message: Message) {
+        let order = (to, message.encode());
         if !self.sending.lock().insert(order.clone()) {
             return;
         }
         let desk = Arc::clone(self);
         let task = async move {
-            let answer = desk.ask_node(&member, &order.1, ORDER).await;
+            let answer = desk.ask_node(to, &endpoints, &order.1, ORDER).await;
             desk.sending.lock().remove(&order);
             tracing::debug!(
                 at_us = desk.runtime.now_ns() / 1000,
-                node = member.number,
+                node = %to,
                 ?message,
                 ?answer,
                 "order"
             );
             if let Some(answer) = answer {
-                desk.with(|core| core.on_answer(member.client, &message, &answer));
+                desk.with(|core| core.on_answer(to, &message, &answer));
             }
         };
         self.runtime.spawn("flex-order", Box::pin(task));
     }
 
     /// Asks a node; `None`: no answer in time.
-    async fn ask_node(&self, member: &Member, body: &[u8], patience: Duration) -> Option<Message> {
+    async fn ask_node(
+        &self,
+        to: ClientId,
+        endpoints: &[String],
+        body: &[u8],
+        patience: Duration,
+    ) -> Option<Message> {
         let route = {
             let mut routes = self.routes.lock();
             let me = self.pool.client();
-            let peer = Some(fabric_id(member.client));
-            let route = || Arc::new(Route::new(&self.reach, me, peer));
-            Arc::clone(routes.entry(member.client).or_insert_with(route))
+            let route = || Arc::new(Route::new(&self.reach, me, Some(fabric_id(to))));
+            Arc::clone(routes.entry(to).or_insert_with(route))
         };
-        let link = route.link(&member.endpoints, patience).await.ok()?;
+        let link = route.link(endpoints, patience).await.ok()?;
         match link.request(Call::new(body, patience)).await {
             Ok(body) => Message::decode(&body).ok(),
             Err(_) => {
@@ -226,7 +345,7 @@ impl Desk {
         let (mut status, members) = self.look(|core| (core.status(), core.members()));
         let count = Message::Count {}.encode();
         for member in members {
-            let answer = self.ask_node(&member, &count, COUNT).await;
+            let answer = self.ask_node(member.client, &member.endpoints, &count, COUNT).await;
             let node = status.nodes.iter_mut().find(|node| node.member == member);
             if let (Some(node), Some(Message::Counted { figures })) = (node, answer) {
                 (node.answered, node.figures) = (true, figures);
@@ -235,18 +354,18 @@ impl Desk {
         status
     }
 
-    /// Tells the state machine of nodes that the pool took for dead.
+    /// Takes office, if it is not in it; tells the state machine of clients that the pool took for dead.
     async fn watch(self: &Arc<Self>) -> Result<()> {
-        let members = self.look(Coordinator::members);
-        if members.is_empty() {
-            return Ok(());
+        if self.directory.lock().is_none() {
+            self.take_office().await?;
         }
-        for member in members {
-            if !self.pool.is_gone(member.client).await? {
+        for client in self.look(Coordinator::watched) {
+            if !self.pool.is_gone(client).await? {
                 continue;
             }
-            tracing::info!(node = member.number, "a compute node is gone");
-            self.with(|core| core.on_gone(member.client));
+            tracing::info!(%client, "a compute node is gone");
+            self.routes.lock().remove(&client);
+            self.with(|core| core.on_gone(client));
         }
         Ok(())
     }

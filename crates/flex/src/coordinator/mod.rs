@@ -1,13 +1,15 @@
 //! The coordinator: who serves which partition, and how that changes. A state machine without clock, lock or I/O.
 //!
-//! It keeps nothing that cannot be had from the compute nodes: one that starts anew asks them ([`Coordinator::recall`]) and takes the
-//! newest map. A change of the map goes through three steps, each of which all living nodes must confirm: *pause*, *prepare*,
+//! It keeps nothing that cannot be had again. One that starts enters its term into the directory's block and learns from the roster there who
+//! may act on the index ([`Coordinator::take_office`]). Each of these must say what it knows, or be gone for good. Then the directory is
+//! read ([`Coordinator::on_entries`]): it has what nobody who is left may know, a subtable that was made larger, or everything if
+//! nobody is left. Only if nothing was ever in use there, the index is made. A change of the map goes through three steps, each of which all living nodes must confirm: *pause*, *prepare*,
 //! *resume* (`node/changing.rs`). A node that dies while it is under way is left out, and the change begins anew under a larger version
 //! with that node's partitions in it.
 //!
 //! Invariants: 1. one change at a time; 2. a partition gets a new node only when the old one has confirmed *pause* or is gone for
 //! good ([`Coordinator::on_gone`]: its keys are revoked everywhere and its lease is over); 3. epochs of a partition grow with
-//! every change; 4. a map is told as joined only when it holds.
+//! every change; 4. a map is told as joined only when it holds; 5. nothing is decided before everybody in the roster was heard, or is gone.
 //!
 //! Messages may be lost, late or doubled: what is not confirmed is sent again at a tick, and what comes twice changes nothing.
 //! Cost: a change takes three rounds of messages to all nodes. Paper: §4.2, §4.5.
@@ -24,9 +26,9 @@ use archipelago_pool::{BlockId, ClientId};
 use crate::format::Geometry;
 use crate::ids::PartitionId;
 use crate::settings::FlexSettings;
-use crate::wire::{Assigned, ComputeStatus, Grant, Member, Message, StoreStatus, Why};
+use crate::wire::{Assigned, ComputeStatus, Grant, Member, Message, Shaped, StoreStatus, Why};
 
-pub use host::Desk;
+pub use host::{Desk, directory_label};
 
 use change::Change;
 
@@ -47,6 +49,21 @@ pub enum Action {
         /// What.
         message: Message,
     },
+    /// Read the directory's entries, for [`Coordinator::on_entries`].
+    Look,
+}
+
+/// How far a coordinator is that starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It has no term yet.
+    Starting,
+    /// These clients may act on the index, and have not said what they know.
+    Recalling(BTreeSet<ClientId>),
+    /// The directory is read.
+    Looking,
+    /// It knows what there is.
+    Ruling,
 }
 
 /// What is wanted of the next change.
@@ -99,25 +116,27 @@ pub struct Coordinator {
     /// The node that makes the index.
     creating: Option<u32>,
     change: Option<Change>,
-    /// Those whom the last change named as members: proxies give leases to nobody else.
-    known: BTreeSet<ClientId>,
     wants: BTreeSet<Want>,
     /// Share of proxied partitions, in a thousand.
     offload: u32,
     joining: VecDeque<(u64, ClientId)>,
-    /// Nodes that are asked what they know; `None` once it is known.
-    recalling: Option<BTreeSet<ClientId>>,
+    /// Whom everybody knows as members, by the last change.
+    spread: BTreeSet<ClientId>,
+    phase: Phase,
+    /// Where clients are reached that said so, and may be no nodes yet.
+    heard: BTreeMap<ClientId, Vec<String>>,
+    /// The directory that a node works by.
+    told: Option<BlockId>,
     recalled: Vec<Message>,
     actions: Vec<Action>,
 }
 
 impl Coordinator {
-    /// One that knows nothing yet. `term`: larger than that of any before. Nodes that it may ask what they know come by
-    /// [`Coordinator::recall`].
+    /// One that knows nothing yet, and does nothing before [`Coordinator::take_office`].
     #[must_use]
-    pub fn new(term: u64, plan: Plan) -> Self {
+    pub fn new(plan: Plan) -> Self {
         Self {
-            term,
+            term: 0,
             plan,
             nodes: BTreeMap::new(),
             map: Vec::new(),
@@ -126,11 +145,13 @@ impl Coordinator {
             version: 0,
             creating: None,
             change: None,
-            known: BTreeSet::new(),
             wants: BTreeSet::new(),
             offload: plan.offload.min(1000),
             joining: VecDeque::new(),
-            recalling: None,
+            spread: BTreeSet::new(),
+            phase: Phase::Starting,
+            heard: BTreeMap::new(),
+            told: None,
             recalled: Vec::new(),
             actions: Vec::new(),
         }
@@ -153,7 +174,7 @@ impl Coordinator {
         self.change.is_none()
             && self.wants.is_empty()
             && self.version > 0
-            && self.recalling.is_none()
+            && self.phase == Phase::Ruling
     }
 
     /// The map.
@@ -195,17 +216,69 @@ impl Coordinator {
         }
     }
 
-    /// Compute nodes that may know a map: asked before anything else is done.
-    pub fn recall(&mut self, members: &[Member]) {
-        let asked: BTreeSet<ClientId> = members.iter().map(|member| member.client).collect();
-        if asked.is_empty() || self.version > 0 {
+    /// Clients whose end it must hear of.
+    #[must_use]
+    pub fn watched(&self) -> Vec<ClientId> {
+        let mut clients = self.living();
+        if let Phase::Recalling(silent) = &self.phase {
+            clients.extend(silent);
+        }
+        clients.into_iter().collect()
+    }
+
+    /// Where a client is reached, if it is known.
+    #[must_use]
+    pub fn endpoints(&self, client: ClientId) -> Option<&[String]> {
+        let node = self.nodes.values().find(|node| node.member.client == client);
+        let known = node.map(|node| &node.member.endpoints).or_else(|| self.heard.get(&client));
+        known.map(Vec::as_slice)
+    }
+
+    /// The directory's block by what nodes say that work by it.
+    #[must_use]
+    pub fn told_directory(&self) -> Option<BlockId> {
+        self.told
+    }
+
+    /// Whether all of these have said that they are there; `false` of nobody.
+    #[must_use]
+    pub fn has_heard_all(&self, clients: &[ClientId]) -> bool {
+        !clients.is_empty() && clients.iter().all(|client| self.heard.contains_key(client))
+    }
+
+    /// It is the one whose `term` is the newest. `roster`: clients of the pool that may act on the index, or are gone; each is asked
+    /// what it knows as soon as it says where it is.
+    pub fn take_office(&mut self, term: u64, directory: BlockId, roster: &[ClientId]) {
+        if self.phase != Phase::Starting {
             return;
         }
-        for member in members {
-            self.nodes.insert(member.number, Node { member: member.clone(), gone: false });
-        }
-        self.recalling = Some(asked);
+        (self.term, self.directory) = (term, directory);
+        self.phase = Phase::Recalling(roster.iter().copied().collect());
+        self.recalled_all();
         self.resend();
+    }
+
+    /// The directory as it was read after [`Action::Look`]: log2 of the number of partitions, if somebody began to make the index; epoch and
+    /// shape of each, if it was made.
+    pub fn on_entries(&mut self, partition_bits: Option<u32>, entries: Option<&[(u32, Shaped)]>) {
+        if self.phase != Phase::Looking {
+            return;
+        }
+        self.phase = Phase::Ruling;
+        self.take_over(partition_bits, entries);
+        self.resend();
+    }
+
+    /// Somebody is there: it is asked at once, if it has yet to say what it knows.
+    fn hear(&mut self, client: ClientId, endpoints: &[String]) {
+        if self.phase == Phase::Ruling {
+            return;
+        }
+        self.heard.insert(client, endpoints.to_vec());
+        if matches!(&self.phase, Phase::Recalling(silent) if silent.contains(&client)) {
+            let message = Message::Recall { term: self.term };
+            self.actions.push(Action::Send { to: client, message });
+        }
     }
 
     /// A request of a node.
@@ -213,6 +286,11 @@ impl Coordinator {
         match message {
             Message::Join { client, endpoints, index_bytes } => {
                 self.join(ticket, *client, endpoints, *index_bytes);
+            }
+            Message::Here { client, endpoints, directory } => {
+                self.told = self.told.or(*directory);
+                self.hear(*client, endpoints);
+                self.answer(ticket, Message::Done {});
             }
             Message::Grow { partition, epoch } => {
                 let entry = self.map.get(*partition as usize);
@@ -232,18 +310,18 @@ impl Coordinator {
         self.begin();
     }
 
-    /// A node is dead for good: none of its operations takes place any more, and it serves nothing.
+    /// A client is dead for good: none of its operations takes place any more, and it serves nothing.
     pub fn on_gone(&mut self, client: ClientId) {
+        if let Phase::Recalling(silent) = &mut self.phase {
+            silent.remove(&client);
+            self.recalled_all();
+        }
         let number = self.nodes.values().find(|node| node.member.client == client && !node.gone);
         let Some(number) = number.map(|node| node.member.number) else { return };
         if let Some(node) = self.nodes.get_mut(&number) {
             node.gone = true;
         }
         self.joining.retain(|(_, joining)| *joining != client);
-        if let Some(recalling) = &mut self.recalling {
-            recalling.remove(&client);
-            self.recalled_all();
-        }
         if self.creating == Some(number) {
             self.creating = None;
         }
@@ -274,7 +352,8 @@ impl Coordinator {
     }
 
     fn join(&mut self, ticket: u64, client: ClientId, endpoints: &[String], index_bytes: u64) {
-        if self.recalling.is_some() {
+        self.hear(client, endpoints);
+        if self.phase != Phase::Ruling {
             return self.decline(ticket, Why::OldTerm);
         }
         let known = self.nodes.values().find(|node| node.member.client == client);
@@ -339,6 +418,7 @@ impl Coordinator {
             term: self.term,
             partition_bits: self.plan.partition_bits,
             log2_buckets: self.plan.log2_buckets,
+            directory: self.directory,
         }
     }
 

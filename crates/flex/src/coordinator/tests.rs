@@ -192,10 +192,13 @@ fn one_that_starts_anew_takes_the_newest_map_and_pauses_everything_once() {
     let fourth = cluster.join();
     cluster.deliver_all("Join");
     assert!(!cluster.is_told(fourth), "nothing is known yet");
+    cluster.deliver_all("Here");
     for client in 1..=3 {
         assert_eq!(kinds(&cluster, client), ["Recall"]);
         cluster.run_order(client);
     }
+    assert_eq!(cluster.core.version(), 0, "the directory is not read yet");
+    cluster.read_directory();
     assert_eq!(cluster.core.version(), newest);
     assert!(map.iter().eq(cluster.core.map()));
     let Some(Flight::Order { message: Message::Pause { changes, version, .. }, .. }) =
@@ -268,4 +271,77 @@ fn a_node_that_gets_no_partition_is_made_known_to_the_others() {
     cluster.settle();
     assert_eq!(cluster.core.version(), version + 1, "once");
     assert!(owners(&cluster).iter().all(|owner| *owner <= partitions as u32));
+}
+
+#[test]
+fn one_that_starts_waits_for_everybody_in_the_roster_or_their_end() {
+    let mut cluster = settled(3);
+    cluster.nodes.get_mut(&ClientId(3)).expect("it joined").silent = true;
+    cluster.restart_coordinator();
+    cluster.deliver_all("Here");
+    (1..=2).for_each(|client| cluster.run_order(client));
+    cluster.read_directory();
+    assert_eq!(cluster.core.version(), 0, "the third may act by a map");
+    cluster.die(3);
+    cluster.read_directory();
+    assert!(cluster.core.version() > 0);
+    cluster.settle();
+}
+
+#[test]
+fn one_that_starts_when_everybody_is_gone_finds_the_index_and_makes_no_other() {
+    let mut cluster = settled(2);
+    let full = cluster.core.map()[3];
+    cluster.grow(3, full.epoch);
+    cluster.settle();
+    let (claimed, shapes) = (cluster.claimed.clone(), cluster.shapes.clone());
+    assert!(shapes[&3].generation > full.shape.generation);
+    cluster.die(1);
+    cluster.die(2);
+    cluster.restart_coordinator();
+    cluster.watch();
+    cluster.read_directory();
+    let next = cluster.join();
+    cluster.settle();
+    assert!(kinds(&cluster, next).is_empty());
+    assert_eq!(cluster.shapes, shapes, "nothing was made anew");
+    for entry in cluster.core.map() {
+        assert_eq!(entry.shape, shapes[&entry.partition]);
+        assert!(entry.epoch > claimed[&entry.partition].0, "{entry:?}");
+    }
+}
+
+#[test]
+fn a_subtable_that_grew_is_not_lost_with_everybody_who_was_told() {
+    let mut cluster = settled(2);
+    let full = cluster.core.map()[3];
+    let owner = u64::from(full.node);
+    let other = 3 - owner;
+    cluster.grow(3, full.epoch);
+    cluster.deliver_all("Grow");
+    for _ in 0..2 {
+        (1..=2).for_each(|client| cluster.run_order(client));
+    }
+    // The owner works by the new map, writes to the larger subtable, and dies together with the coordinator.
+    cluster.run_order(owner);
+    let grown = cluster.shapes[&3];
+    assert!(grown.generation > full.shape.generation);
+    cluster.restart_coordinator();
+    cluster.die(owner);
+    cluster.settle();
+    assert_eq!(cluster.core.map()[3].shape, grown);
+    assert_eq!(cluster.nodes[&ClientId(other)].map[3].shape, grown);
+}
+
+#[test]
+fn a_node_that_gets_no_partition_is_told_of_to_everybody() {
+    let mut cluster = settled(1 << PLAN.partition_bits);
+    let (version, before) = (cluster.core.version(), cluster.core.map().to_vec());
+    let last = cluster.join();
+    cluster.settle();
+    assert_eq!(cluster.core.map(), before, "nothing moves");
+    assert!(cluster.core.version() > version);
+    for node in cluster.nodes.values() {
+        assert!(node.members.contains(&ClientId(last)), "{node:?}");
+    }
 }

@@ -5,6 +5,7 @@
 
 mod partition;
 mod record;
+mod roster;
 mod slot;
 mod table;
 
@@ -16,6 +17,7 @@ pub use record::{
     Decoded, EXPIRY_MAX, HEADER_BYTES, Header, INVALID_WORD, KEY_BYTES_MAX, Record, RecordRefused,
     VALID_WORD, record_bytes,
 };
+pub use roster::{ROSTER_BYTES, ROSTER_CLIENTS, Roster, roster_head, roster_offset};
 pub use slot::{LENGTH_UNITS_MAX, Slot, SlotState, TIME_MASK, UNIT_BYTES, packing};
 pub use table::{
     BUCKET_BYTES, BUCKET_SLOTS, Bucket, Candidates, Geometry, KeyHash, PARTITION_BITS_DEFAULT,

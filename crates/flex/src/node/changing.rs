@@ -8,7 +8,8 @@
 //! Invariants: 1. a request runs under the entry that it found when it came in, and no change ends *pause* before it went out;
 //! 2. orders of a smaller term are refused; 3. every order may come twice; 4. partitions are taken for one change at a time, and
 //! *pause* is answered when nothing is being taken for an earlier one, whose late writes would meet those of the next owner;
-//! 5. a subtable that was moved is given back at *resume*: a change that begins anew starts from it again; 6. when everybody has confirmed
+//! 5. a subtable that was made larger is the partition's from when it is in the directory, whatever becomes of the
+//! change: whoever takes the partition looks there; the smaller one is given back at *resume*; 6. when everybody has confirmed
 //! *pause*, nobody who lives caches anything of the changed partitions, and nobody who is gone serves any: a node counts as gone only when the pool's lease,
 //! without which it serves nothing, is over. So owners begin with empty lists of sharers; 7. a partition that is to be offloaded here and does not
 //! fit the memory limit is taken without its slots, and the coordinator is told so with *prepare*. Paper: §4.2, atomic partition reassignment.
@@ -18,10 +19,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_pool::{BlockId, Sharing};
+use archipelago_pool::BlockId;
 use parking_lot::RwLock;
 
 use super::caching::{Charge, count};
+use super::peers::Asked;
 use super::{Inner, Joined, Map, PAUSE};
 use crate::directory::offloaded_bytes;
 use crate::format::{
@@ -41,12 +43,9 @@ const JOIN_AGAIN: Duration = Duration::from_millis(2);
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
     term: u64,
-    directory: BlockId,
+    pub(super) directory: BlockId,
     /// The change that is under way.
     staged: Option<Staged>,
-    /// What was created, should it be asked for again.
-    created: Option<(Vec<Shaped>, BlockId)>,
-    creating: bool,
 }
 
 #[derive(Debug)]
@@ -93,14 +92,15 @@ impl Inner {
             let coordinator = Arc::clone(&self.peers.coordinator);
             let answer = self.ask(&coordinator, &message, until_ns).await?;
             if let Message::Joined { .. } = answer {
-                return self.take_part(answer);
+                return self.take_part(answer, until_ns).await;
             }
             self.table.late(until_ns, "joining the store")?;
             self.runtime.sleep(JOIN_AGAIN).await;
         }
     }
 
-    fn take_part(self: &Arc<Self>, answer: Message) -> Result<()> {
+    /// Enters itself into the roster, before anything else: the next coordinator must know of everybody who may act.
+    async fn take_part(self: &Arc<Self>, answer: Message, until_ns: u64) -> Result<()> {
         let Message::Joined { term, number, version, partition_bits, map, members, directory } =
             answer
         else {
@@ -109,19 +109,46 @@ impl Inner {
         let geometry = Geometry::new(partition_bits)
             .filter(|geometry| map.len() == geometry.partitions() as usize)
             .ok_or_else(|| Error::unsupported("a map of another size than it says"))?;
-        {
-            let mut standing = self.standing.lock();
-            standing.term = standing.term.max(term);
-            standing.directory = directory;
+        self.table.enroll(directory, self.pool.client(), until_ns).await?;
+        let newest = self.table.roster(directory, until_ns).await?.term;
+        let mut standing = self.standing.lock();
+        if newest != term || standing.term > term {
+            return Err(Error::busy("another coordinator has taken over"));
         }
+        standing.term = term;
+        standing.directory = directory;
         let map = Arc::new(Map { version, geometry, entries: map, members });
         let gates = Gates::new(geometry.partitions());
         let joined = Joined { number, gates, map: RwLock::new(map) };
+        // With the lock: whoever is asked what it knows says either that it takes part, or never will by this map.
         if self.joined.set(joined).is_ok() {
             self.keep_releasing();
             self.keep_telling();
+            self.keep_sweeping();
         }
         Ok(())
+    }
+
+    /// Says where it is, for as long as it lives: a coordinator that starts anew knows it by name alone.
+    pub(super) fn keep_announcing(self: &Arc<Self>) {
+        let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
+        let task = async move {
+            while let Some(inner) = weak.upgrade().filter(|inner| !inner.pool.is_evicted()) {
+                let coordinator = Arc::clone(&inner.peers.coordinator);
+                let here = Message::Here {
+                    client: inner.pool.client(),
+                    endpoints: inner.endpoints.clone(),
+                    directory: inner.joined.get().map(|_| inner.standing.lock().directory),
+                };
+                if let Err(error) = inner.ask_once(&coordinator, &mut Asked::new(&here)).await {
+                    tracing::debug!(%error, "the coordinator is not heard");
+                }
+                let wait = inner.settings.lease;
+                drop(inner);
+                runtime.sleep(wait).await;
+            }
+        };
+        self.runtime.spawn("flex-here", Box::pin(task));
     }
 
     pub(super) async fn obey(self: &Arc<Self>, message: Message) -> Message {
@@ -141,8 +168,8 @@ impl Inner {
             standing.term = *term;
         }
         let done = match message {
-            Message::Create { partition_bits, log2_buckets, .. } => {
-                self.create(partition_bits, log2_buckets).await
+            Message::Create { partition_bits, log2_buckets, directory, .. } => {
+                self.create(partition_bits, log2_buckets, directory).await
             }
             Message::Pause { version, changes, members, .. } => {
                 self.pause_for(version, changes, members).await
@@ -162,46 +189,46 @@ impl Inner {
         })
     }
 
-    /// Makes the index: a subtable for each partition, and the directory. Blocks are zeroes: slots that were never used.
-    async fn create(self: &Arc<Self>, partition_bits: u32, log2_buckets: u32) -> Result<Message> {
-        {
-            let mut standing = self.standing.lock();
-            if let Some((shapes, directory)) = &standing.created {
-                return Ok(Message::Created { shapes: shapes.clone(), directory: *directory });
+    /// Makes the index: a subtable for each partition, and the directory's entries. Blocks are zeroes: slots that were never used. What
+    /// somebody else has made of it stays as it is.
+    async fn create(
+        self: &Arc<Self>,
+        partition_bits: u32,
+        log2_buckets: u32,
+        directory: BlockId,
+    ) -> Result<Message> {
+        // Before the first map nothing is prepared, nor swept.
+        let _pass = self.taking.enter().await;
+        let until_ns = self.until_ns();
+        let table = &self.table;
+        let geometry = table.begin_index(directory, partition_bits, until_ns).await?;
+        let mut shapes = Vec::new();
+        for partition in (0..geometry.partitions()).map(PartitionId) {
+            if let Some((_, shape)) = table.entry(directory, geometry, partition, until_ns).await? {
+                shapes.push(shape);
+                continue;
             }
-            if std::mem::replace(&mut standing.creating, true) {
-                return Err(Error::busy("the index is being made"));
+            let log2_buckets =
+                table.begin_partition(directory, partition, log2_buckets, until_ns).await?;
+            let mine =
+                self.new_table(1, log2_buckets, (BUCKET_BYTES as u64) << log2_buckets).await?;
+            let shape =
+                table.place_partition(directory, geometry, partition, mine, until_ns).await?;
+            if shape != mine {
+                self.free_table(mine);
             }
+            shapes.push(shape);
         }
-        let made = self.make(partition_bits, log2_buckets).await;
-        let mut standing = self.standing.lock();
-        standing.creating = false;
-        let (shapes, directory) = made?;
-        standing.created = Some((shapes.clone(), directory));
-        Ok(Message::Created { shapes, directory })
+        Ok(Message::Created { shapes })
     }
 
-    async fn make(&self, partition_bits: u32, log2_buckets: u32) -> Result<(Vec<Shaped>, BlockId)> {
-        let geometry =
-            Geometry::new(partition_bits).ok_or_else(|| Error::invalid("too many partitions"))?;
-        let directory = self.pool.allocate(Sharing::All).await?;
-        let bytes = entry_offset(PartitionId(geometry.partitions()));
-        if bytes > self.pool.block_bytes() {
-            let block = self.pool.block_bytes();
-            return Err(Error::invalid(format!(
-                "the directory of {} partitions takes {bytes} bytes, a block has {block}",
-                geometry.partitions()
-            )));
-        }
-        let mut shapes = Vec::new();
-        for _ in 0..geometry.partitions() {
-            // Room that was never used holds zeroes.
-            let address = self.allocate((BUCKET_BYTES as u64) << log2_buckets).await?;
-            let packed = self.table.packing.pack(address);
-            let packed = packed.ok_or_else(|| Error::unsupported("an address out of range"))?;
-            shapes.push(Shaped { packed, generation: 1, log2_buckets });
-        }
-        Ok((shapes, directory))
+    /// Room for a subtable; what was never used holds zeroes.
+    async fn new_table(&self, generation: u32, log2_buckets: u32, bytes: u64) -> Result<Shaped> {
+        let address = self.allocate(bytes).await?;
+        let packed = self.table.packing.pack(address);
+        let packed = packed.ok_or_else(|| Error::unsupported("an address out of range"))?;
+        self.records.pieces.lock().pin(address);
+        Ok(Shaped { packed, generation, log2_buckets })
     }
 
     async fn pause_for(
@@ -225,9 +252,7 @@ impl Inner {
                 let prepared = None;
                 let changes = changes.clone();
                 let next = Staged { version, changes, members, prepared };
-                if let Some(staged) = standing.staged.replace(next) {
-                    self.abandon(&staged);
-                }
+                standing.staged = Some(next);
             }
         }
         let mut partitions: Vec<PartitionId> =
@@ -250,17 +275,6 @@ impl Inner {
         Ok(Message::Done {})
     }
 
-    /// The change did not come about: what was grown for it goes, its partitions start again from where they were.
-    fn abandon(&self, staged: &Staged) {
-        let prepared = staged.prepared.as_ref();
-        for before in &staged.changes {
-            let now = prepared.and_then(|prepared| prepared.get(&before.partition));
-            if let Some((now, _)) = now.filter(|(now, _)| now.shape != before.shape) {
-                self.free_table(now.shape);
-            }
-        }
-    }
-
     async fn prepare(self: &Arc<Self>, version: u64) -> Result<Message> {
         let joined = self.joined()?;
         // The same order may be under way already; what comes second finds what the first prepared.
@@ -278,11 +292,10 @@ impl Inner {
             let mine = staged.changes.iter().filter(|change| change.node == joined.number);
             mine.copied().collect()
         };
-        let mut prepared = BTreeMap::new();
-        for assigned in mine {
-            let (assigned, served) = self.take(assigned).await?;
-            prepared.insert(assigned.partition, (assigned, served));
-        }
+        let prepared = self.take_all(mine).await;
+        // Whatever was made larger is in the directory now, or never will be.
+        self.records.pieces.lock().unpin_all();
+        let prepared = prepared?;
         let changes = prepared.values().map(|(assigned, _)| *assigned).collect();
         let mut standing = self.standing.lock();
         match standing.staged.as_mut().filter(|staged| staged.version == version) {
@@ -292,12 +305,33 @@ impl Inner {
         Ok(Message::Prepared { changes })
     }
 
+    async fn take_all(
+        self: &Arc<Self>,
+        mine: Vec<Assigned>,
+    ) -> Result<BTreeMap<u32, (Assigned, Arc<Served>)>> {
+        let mut prepared = BTreeMap::new();
+        for assigned in mine {
+            let (assigned, served) = self.take(assigned).await?;
+            prepared.insert(assigned.partition, (assigned, served));
+        }
+        Ok(prepared)
+    }
+
     /// Takes a partition: nobody else works on it.
     async fn take(self: &Arc<Self>, mut assigned: Assigned) -> Result<(Assigned, Arc<Served>)> {
         let until_ns = self.until_ns();
         let partition = PartitionId(assigned.partition);
-        let mut charge = self.charge(&mut assigned);
         self.claim(assigned, until_ns).await?;
+        let (directory, geometry) = (self.standing.lock().directory, self.geometry()?);
+        let entered = self.table.entry(directory, geometry, partition, until_ns).await?;
+        if let Some((_, shape)) =
+            entered.filter(|(_, shape)| shape.generation > assigned.shape.generation)
+        {
+            // Whoever had it before made it larger, and may have told others than those who are left.
+            (assigned.shape, assigned.grow) = (shape, false);
+        }
+        // Should it not fit, the entry says so below; nobody works by its owner word before.
+        let mut charge = self.charge(&mut assigned);
         let mut stamp = || self.deleted_now();
         let (mut image, repaired) = self.table.repair(assigned.shape, &mut stamp, until_ns).await?;
         if repaired.pending + repaired.differed > 0 {
@@ -367,13 +401,17 @@ impl Inner {
 
     /// Writes the whole entry to all copies.
     async fn enter_shape(&self, assigned: Assigned, until_ns: u64) -> Result<()> {
-        let geometry = self.joined()?.map.read().geometry;
+        let geometry = self.geometry()?;
         let Shaped { packed, generation, log2_buckets } = assigned.shape;
         let shape = Shape { packed, generation, log2_buckets };
         let entry = PartitionEntry { owner: Self::owner_of(assigned), shape };
         let bytes = entry.encode(geometry, PartitionId(assigned.partition));
         let bytes = bytes.ok_or_else(|| Error::unsupported("an entry is out of range"))?;
         self.table.write(&[(self.entry_address(assigned.partition), &bytes)], until_ns).await
+    }
+
+    fn geometry(&self) -> Result<Geometry> {
+        Ok(self.joined()?.map.read().geometry)
     }
 
     /// Moves a partition to a larger subtable.
@@ -385,15 +423,13 @@ impl Inner {
         until_ns: u64,
     ) -> Result<(Shaped, Image)> {
         let (log2_buckets, bytes) = self.table.regrown(shape, image, partition, until_ns).await?;
-        let address = self.allocate(bytes.len() as u64).await?;
+        let shape = self.new_table(shape.generation + 1, log2_buckets, bytes.len() as u64).await?;
+        let address = self.table.address(shape.packed);
         for (nth, part) in bytes.chunks(64 << 10).enumerate() {
             let offset = address.offset + (nth * (64 << 10)) as u64;
             let to = archipelago_pool::Address { offset, ..address };
             self.table.write(&[(to, part)], until_ns).await?;
         }
-        let packed = self.table.packing.pack(address);
-        let packed = packed.ok_or_else(|| Error::unsupported("an address out of range"))?;
-        let shape = Shaped { packed, generation: shape.generation + 1, log2_buckets };
         let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
         Ok((shape, Image { words: words.collect() }))
     }
@@ -422,6 +458,10 @@ impl Inner {
             self.proxy.set(PartitionId(change.partition), served);
         }
         self.peers.retain(&staged.members);
+        let stays = |member: &Member| staged.members.iter().any(|now| now.client == member.client);
+        if !joined.map.read().members.iter().all(stays) {
+            self.want_sweep();
+        }
         self.leases.retain(&staged.members);
         self.caching.retain(&staged.members);
         {
@@ -476,7 +516,10 @@ impl Inner {
     pub(crate) async fn ask_to_grow(&self, entry: Assigned, until_ns: u64) -> Result<()> {
         let grow = Message::Grow { partition: entry.partition, epoch: entry.epoch };
         let coordinator = Arc::clone(&self.peers.coordinator);
-        self.ask(&coordinator, &grow, until_ns).await?;
+        if let Err(error) = self.ask(&coordinator, &grow, until_ns).await {
+            // The next one is asked when the write comes here again.
+            tracing::debug!(%error, "the coordinator is not heard");
+        }
         self.runtime.sleep(PAUSE * 10).await;
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! | what callers see: get, set, insert, update, delete | `client/` |
 //! | requests of other nodes to the partitions that it serves | `proxy/` |
 //! | the map, and how it changes | `changing.rs` |
-//! | records: room, and what is freed | `records.rs` |
+//! | records: room, what is given back, what was lost | `records.rs`, `pieces.rs`, `frees.rs`, `sweep.rs` |
 //! | what is cached, on which leases, within how many bytes | `caching.rs` |
 //! | other nodes, and how they are asked | `peers.rs` |
 //! | what it counts | `counts.rs` |
@@ -16,12 +16,16 @@
 pub(crate) mod caching;
 mod changing;
 mod counts;
+pub(crate) mod frees;
 pub(crate) mod peers;
+mod pieces;
 pub(crate) mod records;
+mod sweep;
 mod telling;
 
 use std::fmt;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -30,7 +34,7 @@ use archipelago_base::random::Rng;
 use archipelago_base::runtime::{Gate, Runtime};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{ClientId, Handler, NodeId, Reply, Request};
-use archipelago_pool::{PoolClient, Reach};
+use archipelago_pool::{Address, PoolClient, Reach};
 use parking_lot::{Mutex, RwLock};
 
 use crate::format::{Geometry, KeyHash, packing};
@@ -46,6 +50,7 @@ use caching::{Caching, count};
 pub use changing::MapStatus;
 use changing::Standing;
 pub(crate) use counts::{Count, Counts};
+use frees::Frees;
 use peers::Peers;
 use records::Records;
 
@@ -88,6 +93,10 @@ pub(crate) struct Inner {
     pub(crate) rng: Mutex<Rng>,
     pub(crate) counts: Counts,
     pub(crate) endpoints: Vec<String>,
+    announcing: AtomicBool,
+    pub(crate) frees: Arc<Frees>,
+    /// Sweeps that are to come.
+    wants_sweep: AtomicU32,
     joined: OnceLock<Joined>,
 }
 
@@ -188,6 +197,9 @@ impl ComputeNode {
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
             counts: Counts::default(),
+            announcing: AtomicBool::new(false),
+            frees: Arc::default(),
+            wants_sweep: AtomicU32::new(0),
             joined: OnceLock::new(),
             settings,
             runtime,
@@ -202,6 +214,9 @@ impl ComputeNode {
 
     /// Joins the store; to be called when the handler can be reached. Makes the store if this is the first node of it.
     pub async fn join(&self) -> Result<()> {
+        if !self.0.announcing.swap(true, Ordering::SeqCst) {
+            self.0.keep_announcing();
+        }
         self.0.join().await
     }
 
@@ -235,6 +250,12 @@ impl ComputeNode {
         self.0.joined().map_or(true, |joined| joined.gates.any_closed())
     }
 
+    /// The pieces of this node's blocks that are in use, with their bytes; for checks.
+    #[must_use]
+    pub fn pieces(&self) -> Vec<(Address, u64)> {
+        self.0.records.pieces.lock().in_use()
+    }
+
     /// The map as this node has it; `None` before it has joined.
     #[must_use]
     pub fn map_status(&self) -> Option<MapStatus> {
@@ -264,6 +285,13 @@ impl Inner {
 
     pub(crate) fn joined(&self) -> Result<&Joined> {
         self.joined.get().ok_or_else(|| Error::busy("the node has not joined the store yet"))
+    }
+
+    /// Whether a client is a member, as far as this node knows: who was is gone, and what it says late counts for nothing.
+    fn is_member(&self, client: ClientId) -> bool {
+        let members = |joined: &Joined| joined.map.read().members.clone();
+        let members = self.joined.get().map(members).unwrap_or_default();
+        members.iter().any(|member| member.client == client)
     }
 
     pub(crate) async fn pause(&self) {
@@ -305,7 +333,11 @@ impl Inner {
                 self.counts.add(Count::Served);
                 self.write_index(from, &message).await
             }
+            // Who is not known yet asks again; who is gone does not.
+            Message::Free { .. } if !self.is_member(from) => self.declined(Why::Busy),
             Message::Free { words } => self.free_here(&words).await,
+            Message::Refers { .. } => self.what_refers(&message).await,
+            Message::Holds { blocks } => self.what_is_held(&blocks),
             Message::Settle { partition, epoch, place } => {
                 self.settle(PartitionId(partition), epoch, place).await
             }

@@ -77,6 +77,11 @@ impl Asked {
         Self { bytes: message.encode(), number: None, sent_ns: 0 }
     }
 
+    /// The same question, to be asked as a new one: it was answered.
+    pub(crate) fn anew(&self) -> Self {
+        Self { bytes: self.bytes.clone(), number: None, sent_ns: 0 }
+    }
+
     /// Whether it may have arrived.
     pub(crate) fn was_sent(&self) -> bool {
         self.number.is_some()

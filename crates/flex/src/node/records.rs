@@ -1,19 +1,19 @@
 //! Records: room for new ones, and what becomes of old ones.
 //!
-//! A node allocates from blocks that it owns ([`Heap`]). A record that was superseded is given back to the node that owns its
-//! block, by whoever committed the write, and is used again an address lease later: nobody acts on its address then. What is
-//! given back to a node that is gone stays taken until its block's next owner looks through the index.
+//! A node allocates from blocks that it owns (`pieces.rs`). A record that was superseded is given back to the node that owns its
+//! block, by whoever committed the write (`frees.rs`), and is used again an address lease later: nobody acts on its address then. What
+//! gets lost on the way is found by sweeps (`sweep.rs`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::runtime::Gate;
 use archipelago_base::{Error, Result};
-use archipelago_pool::{Address, ClientId, Heap, HeapStats, Sharing};
+use archipelago_pool::{Address, ClientId, HeapStats, Sharing};
 use parking_lot::Mutex;
 
 use super::Inner;
+use super::pieces::Pieces;
 use crate::format::{BUCKET_BYTES, Header, KeyHash, LENGTH_UNITS_MAX, Record, Slot, UNIT_BYTES};
 use crate::table::Range;
 use crate::wire::{Message, Shaped, Why};
@@ -21,17 +21,10 @@ use crate::wire::{Message, Shaped, Why};
 /// How often blocks are looked through.
 const RELEASE_EVERY: Duration = Duration::from_secs(1);
 
-/// Records of other nodes' blocks are given back together after so long.
-const RETURN_AFTER: Duration = Duration::from_millis(2);
-/// Of one message.
-const RETURNS_MAX: usize = 4096;
-
 #[derive(Debug)]
 pub(crate) struct Records {
-    heap: Mutex<Heap>,
+    pub(super) pieces: Mutex<Pieces>,
     growing: Gate,
-    /// Words of records to be given back to who owns their blocks.
-    returns: Mutex<Vec<u64>>,
 }
 
 /// A record that was written to the pool and is not in the index.
@@ -45,12 +38,11 @@ pub(crate) struct Written {
 
 impl Records {
     pub(super) fn new(block_bytes: u64) -> Self {
-        let heap = Mutex::new(Heap::new(block_bytes));
-        Self { heap, growing: Gate::default(), returns: Mutex::default() }
+        Self { pieces: Mutex::new(Pieces::new(block_bytes)), growing: Gate::default() }
     }
 
     pub(super) fn stats(&self) -> HeapStats {
-        self.heap.lock().stats()
+        self.pieces.lock().stats()
     }
 }
 
@@ -58,17 +50,15 @@ impl Inner {
     /// Room in a block that this node owns.
     pub(crate) async fn allocate(&self, bytes: u64) -> Result<Address> {
         loop {
-            let piece = self.records.heap.lock().allocate(bytes, self.now_ns())?;
-            if let Some(piece) = piece {
-                return Ok(piece.address);
+            if let Some(address) = self.records.pieces.lock().allocate(bytes, self.now_ns())? {
+                return Ok(address);
             }
             let _pass = self.records.growing.enter().await;
-            let piece = self.records.heap.lock().allocate(bytes, self.now_ns())?;
-            if let Some(piece) = piece {
-                return Ok(piece.address);
+            if let Some(address) = self.records.pieces.lock().allocate(bytes, self.now_ns())? {
+                return Ok(address);
             }
             let block = self.pool.allocate(Sharing::All).await?;
-            self.records.heap.lock().add(block);
+            self.records.pieces.lock().add(block);
         }
     }
 
@@ -110,76 +100,15 @@ impl Inner {
     /// as any other.
     pub(crate) fn free_unpublished(&self, written: Written) {
         let from_ns = self.now_ns() + self.settings.address_lease_ns();
-        self.records.heap.lock().free(written.address, written.bytes, from_ns);
+        self.records.pieces.lock().free(written.address, written.bytes, from_ns);
     }
 
-    /// Gives back what a subtable took, if it lies in a block of this node's.
+    /// Gives back what a subtable took, if it lies in a block of this node's; a sweep of its owner's finds it otherwise.
     pub(crate) fn free_table(&self, shape: Shaped) {
         let address = self.table.address(shape.packed);
         let bytes = (BUCKET_BYTES as u64) << shape.log2_buckets;
         let from_ns = self.now_ns() + self.settings.address_lease_ns();
-        self.records.heap.lock().free(address, bytes, from_ns);
-    }
-
-    /// Gives back the record that `old` named, wherever it lies: at once if it is this node's, with others otherwise.
-    pub(crate) fn free_later(self: &Arc<Self>, old: Slot) {
-        let Some(range) = self.table.record(old).filter(|_| old.is_live()) else { return };
-        let mine = self
-            .pool
-            .try_open(range.address.block)
-            .is_some_and(|open| open.config.owner == Some(self.pool.client()));
-        if mine && range.bytes < LENGTH_UNITS_MAX * UNIT_BYTES {
-            let from_ns = self.now_ns() + self.settings.address_lease_ns();
-            self.records.heap.lock().free(range.address, range.bytes, from_ns);
-            return;
-        }
-        let first = {
-            let mut returns = self.records.returns.lock();
-            returns.push(old.0);
-            returns.len() == 1
-        };
-        if first {
-            let inner = Arc::clone(self);
-            let task = async move {
-                inner.runtime.sleep(RETURN_AFTER).await;
-                let words = std::mem::take(&mut *inner.records.returns.lock());
-                inner.return_all(words).await;
-            };
-            self.runtime.spawn("flex-free", Box::pin(task));
-        }
-    }
-
-    /// Gives records back to who owns their blocks.
-    async fn return_all(self: &Arc<Self>, words: Vec<u64>) {
-        let mut by_owner: BTreeMap<ClientId, Vec<u64>> = BTreeMap::new();
-        for word in words {
-            let Some(range) = self.table.record(Slot(word)) else { continue };
-            let open = match self.pool.try_open(range.address.block) {
-                Some(open) => Ok(open),
-                None => self.pool.open(range.address.block).await,
-            };
-            match open {
-                Ok(open) => {
-                    if let Some(owner) = open.config.owner {
-                        by_owner.entry(owner).or_default().push(word);
-                    }
-                }
-                Err(error) => tracing::debug!(%error, "a record was not given back"),
-            }
-        }
-        for (owner, words) in by_owner {
-            if owner == self.pool.client() {
-                self.free_here(&words).await;
-                continue;
-            }
-            let Some(peer) = self.peer_of(owner) else { continue };
-            for words in words.chunks(RETURNS_MAX) {
-                let free = Message::Free { words: words.to_vec() };
-                if let Err(error) = self.ask(&peer, &free, self.until_ns()).await {
-                    tracing::debug!(%error, "records were not given back");
-                }
-            }
-        }
+        self.records.pieces.lock().free(address, bytes, from_ns);
     }
 
     /// Another node, or this one, gives records in this node's blocks back.
@@ -201,7 +130,7 @@ impl Inner {
                 }
             }
             let from_ns = self.now_ns() + self.settings.address_lease_ns();
-            self.records.heap.lock().free(address, bytes, from_ns);
+            self.records.pieces.lock().free(address, bytes, from_ns);
         }
         Message::Done {}
     }
@@ -215,7 +144,7 @@ impl Inner {
                 let Some(inner) = weak.upgrade().filter(|inner| !inner.pool.is_evicted()) else {
                     return;
                 };
-                let empty = inner.records.heap.lock().take_empty(inner.now_ns());
+                let empty = inner.records.pieces.lock().take_empty(inner.now_ns());
                 for block in empty {
                     if let Err(error) = inner.pool.release(block).await {
                         tracing::debug!(%error, %block, "a block was not released");
@@ -226,7 +155,7 @@ impl Inner {
         self.runtime.spawn("flex-release", Box::pin(task));
     }
 
-    fn peer_of(&self, client: ClientId) -> Option<Arc<super::peers::Peer>> {
+    pub(super) fn peer_of(&self, client: ClientId) -> Option<Arc<super::peers::Peer>> {
         let map = Arc::clone(&self.joined().ok()?.map.read());
         let member = map.members.iter().find(|member| member.client == client)?;
         Some(self.peers.peer(member))

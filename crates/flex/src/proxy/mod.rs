@@ -33,6 +33,7 @@ use std::sync::Arc;
 
 use archipelago_base::Result;
 use archipelago_fabric::ClientId;
+use archipelago_pool::Address;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
@@ -195,6 +196,8 @@ impl Inner {
             from,
             came_us,
         };
+        // Before the time is looked at: a sweep that does not see it here knows that it is too late.
+        let _incoming = served.announce(wanted.new.0);
         if self.now_ns() >= wanted.valid_ns {
             // Words that the client saw may name other records by now.
             return self.declined(Why::Resolve);
@@ -249,16 +252,27 @@ impl Inner {
             WriteKind::Delete => self.deleted_now(),
             _ => wanted.new,
         };
-        // Ends, or this node does: nobody else may go on from here.
-        let until_ns = u64::MAX;
         let address = self.table.slot(served.assigned.shape, index);
-        self.table.write(&[(address, &end.0.to_le_bytes())], until_ns).await?;
-        self.table.invalidate(old, until_ns).await?;
+        // The copies may be ahead of the slot here from now on, which sweeps and the next writer go by: it ends, or this node does, or the
+        // partition is taken anew and the copies decide.
+        while let Err(error) = self.prepare_commit((address, end), old).await {
+            if self.pool.is_evicted() || served.gate.is_closed(Served::DOOR) {
+                return Err(error);
+            }
+            tracing::debug!(%error, "a write of the index goes on");
+            self.pause().await;
+        }
         self.tell_sharers(served.take_sharers(index), wanted.hash).await?;
         let (grant, sharer) = self.lease_to(wanted.from, wanted.came_us);
         let cache = served.commit((index, old, end), wanted.kind, wanted.reads, sharer);
         self.free_later(old);
         Ok(Ok(Message::Written { place: Place { index: index.0, word: old.0 }, cache, grant }))
+    }
+
+    /// The new word on all copies; then the old record without its valid bit. May be done again.
+    async fn prepare_commit(&self, (slot, end): (Address, Slot), old: Slot) -> Result<()> {
+        self.table.write(&[(slot, &end.0.to_le_bytes())], u64::MAX).await?;
+        self.table.invalidate(old, u64::MAX).await
     }
 
     /// Whether a slot that holds `old` is the one that the client found its key in.
@@ -297,6 +311,7 @@ impl Inner {
             }
         };
         let change = Change { slot: self.table.slot(shape, index), old, new: wanted.new, end };
+        let _held = self.frees.hold(old);
         match self.table.put(change, wanted.valid_ns, until_ns).await? {
             Put::Lost(_) => Ok(Err(Why::Resolve)),
             Put::Done => {
@@ -388,6 +403,7 @@ impl Inner {
             return Ok(());
         }
         let old = Slot(header.previous);
+        let _held = self.frees.hold(old);
         let mut stamp = || self.deleted_now();
         let end = self.table.settled(pending, &mut stamp, until_ns).await?;
         // Nobody else writes a pending slot, and its writer cannot any more.

@@ -66,8 +66,23 @@ pub(crate) struct Served {
     /// Of positions that clients cached, since this node took it.
     pub(crate) lease: SlotLease,
     locks: Mutex<Locks>,
+    /// Words that writes are about to put in.
+    incoming: Mutex<Vec<u64>>,
     /// Given back last.
     _charge: Option<Charge>,
+}
+
+/// A word that is about to be put in; not any more when dropped.
+#[derive(Debug)]
+pub(crate) struct Incoming<'a>(&'a Served, u64);
+
+impl Drop for Incoming<'_> {
+    fn drop(&mut self) {
+        let mut incoming = self.0.incoming.lock();
+        if let Some(at) = incoming.iter().position(|word| *word == self.1) {
+            incoming.swap_remove(at);
+        }
+    }
 }
 
 const _: () = assert!(size_of::<Served>() as u64 <= PARTITION_BYTES);
@@ -92,7 +107,25 @@ impl Served {
             charge = Some(offloaded.charge);
         }
         let (gate, locks) = (Gates::new(1), Mutex::new(locks));
-        Self { assigned, words, gate, lease, locks, _charge: charge }
+        let incoming = Mutex::default();
+        Self { assigned, words, gate, lease, locks, incoming, _charge: charge }
+    }
+
+    /// Says what a write is about to put in.
+    pub(crate) fn announce(&self, word: u64) -> Incoming<'_> {
+        self.incoming.lock().push(word);
+        Incoming(self, word)
+    }
+
+    /// What writes are about to put in.
+    pub(crate) fn incoming(&self) -> Vec<u64> {
+        self.incoming.lock().clone()
+    }
+
+    /// All slots, of an offloaded partition.
+    pub(crate) fn all_words(&self) -> Option<Vec<u64>> {
+        let words = self.words.as_ref()?;
+        Some(words.0.iter().map(|word| word.load(Ordering::SeqCst)).collect())
     }
 
     /// Whether the subtable has such a slot.

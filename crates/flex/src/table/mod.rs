@@ -13,6 +13,7 @@
 //! Invariants: 1. a WRITE is repeated only by who may: nobody else writes these bytes until it has ended; 2. what was read counts
 //! only if the pool's lease still held afterwards ([`Table::holds_lease`]). Cost: one round trip, and one more per change.
 
+mod directory;
 mod subtable;
 
 use std::sync::Arc;

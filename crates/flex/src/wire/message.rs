@@ -305,13 +305,13 @@ wire_messages! {
         partition_bits: u32,
         /// log2 of the buckets of each.
         log2_buckets: u32,
+        /// Where the directory lies.
+        directory: BlockId,
     }
     /// The index is made; partitions in order.
     Created = 23 {
-        /// Where the subtables lie.
+        /// Where the subtables lie; more or fewer than asked for, if somebody else had begun to make the index.
         shapes: Vec<Shaped>,
-        /// Where the directory lies.
-        directory: BlockId,
     }
     /// Coordinator → all: no more requests to these partitions; answered when those under way have ended.
     Pause = 24 {
@@ -362,6 +362,28 @@ wire_messages! {
         paused: u64,
         /// The other nodes that it knows.
         members: Vec<Member>,
+    }
+    /// Owner of blocks → a partition's node: what does it refer to in these?
+    Refers = 32 {
+        /// Which partition.
+        partition: u32,
+        /// At which epoch.
+        epoch: u32,
+        /// Which blocks.
+        blocks: Vec<BlockId>,
+    }
+    /// Slots' words that name records there.
+    Referred = 33 { /** Them. */ words: Vec<u64> }
+    /// Owner of blocks → compute node: what there may it still give back, or put into the index?
+    Holds = 34 { /** Which blocks. */ blocks: Vec<BlockId> }
+    /// Compute node → coordinator, now and then: it is there.
+    Here = 31 {
+        /// As which client of the pool.
+        client: ClientId,
+        /// Where it is reached.
+        endpoints: Vec<String>,
+        /// The block of the directory that it works by, if it does.
+        directory: Option<BlockId>,
     }
     /// Coordinator → compute node: what have you counted?
     Count = 40 {}

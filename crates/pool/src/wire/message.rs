@@ -220,6 +220,13 @@ wire_messages! {
     Refuse = 26 { /** Why. */ refused: Refused }
     /// Client → manager: is this client dead, and can none of its writes take place any more?
     Gone = 27 { /** Whom. */ client: ClientId }
+    /// Client → manager: which blocks of this label are there?
+    Find = 28 { /** Whose data. */ label: u64 }
+    /// Answer to [`Message::Find`].
+    Found = 29 {
+        /// Those that are not released, with the epoch at which they were born, the oldest first; 512 at most.
+        blocks: Vec<BlockAt>,
+    }
     }
 }
 

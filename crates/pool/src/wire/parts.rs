@@ -31,7 +31,7 @@ wire_struct!(Member { node, life, up, since, endpoints });
 pub struct BlockAt {
     /// Which.
     pub block: BlockId,
-    /// When: of what is owned, now; of what was freed, up to then.
+    /// When: of what is owned, now; of what was freed, up to then; of what was looked for, its first.
     pub epoch: Epoch,
 }
 wire_struct!(BlockAt { block, epoch });

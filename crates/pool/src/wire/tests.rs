@@ -4,7 +4,7 @@ use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
 use archipelago_fabric::{ClientId, NodeId};
 
-use super::{Message, NodeCounters, Refused, RefusedFor, VERSION, Why};
+use super::{BlockAt, Message, NodeCounters, Refused, RefusedFor, VERSION, Why};
 use crate::address::BlockId;
 use crate::config::{Config, Place, Sharing};
 
@@ -86,6 +86,11 @@ fn golden_bytes() {
     assert_eq!(hex(&is.encode()), ["0217", &word("07"), "00", "01", &word("04")].concat());
     let gone = Message::Gone { client: ClientId(4) };
     assert_eq!(hex(&gone.encode()), ["021b", &word("04")].concat());
+    assert_eq!(hex(&Message::Find { label: 4 }.encode()), ["021c", &word("04")].concat());
+    let at = BlockAt { block: BlockId { home: NodeId(3), number: 9 }, epoch: Epoch(7) };
+    let found = Message::Found { blocks: vec![at] };
+    let bytes = ["021d", "01", &word("03"), "09000000", &word("07")].concat();
+    assert_eq!(hex(&found.encode()), bytes);
     let claim = Message::Claim { term: 1, after: None };
     assert_eq!(hex(&claim.encode()), ["0210", &word("01"), "00"].concat());
     assert_eq!(hex(&Message::Done {}.encode()), "0219");

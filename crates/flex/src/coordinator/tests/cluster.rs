@@ -1,6 +1,6 @@
 //! Scripted nodes, and the bag of messages between them and the coordinator.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use archipelago_pool::{BlockId, ClientId};
 
@@ -50,6 +50,7 @@ impl Flight {
 struct Staged {
     version: u64,
     changes: Vec<Assigned>,
+    members: Vec<ClientId>,
     prepared: Option<Vec<Assigned>>,
 }
 
@@ -58,6 +59,8 @@ pub(super) struct Node {
     pub(super) number: u32,
     pub(super) version: u64,
     pub(super) map: Vec<Assigned>,
+    /// Whom it knows as members.
+    pub(super) members: Vec<ClientId>,
     /// Hears and says nothing any more; may still serve until it is gone.
     pub(super) silent: bool,
     term: u64,
@@ -75,6 +78,12 @@ pub(super) struct Cluster {
     pub(super) bag: Vec<Flight>,
     /// The owner words: epoch and node.
     pub(super) claimed: BTreeMap<u32, (u32, u32)>,
+    /// The directory: where subtables lie, once the index is made.
+    pub(super) shapes: BTreeMap<u32, Shaped>,
+    /// Whoever was told a map and is not known to be gone.
+    roster: BTreeSet<ClientId>,
+    /// The coordinator waits for the directory.
+    looks: bool,
     last: Vec<Assigned>,
     /// Room of nodes that join.
     pub(super) index_bytes: u64,
@@ -94,6 +103,7 @@ impl Node {
         client: ClientId,
         message: &Message,
         claimed: &mut BTreeMap<u32, (u32, u32)>,
+        shapes: &mut BTreeMap<u32, Shaped>,
     ) -> Message {
         let (Message::Create { term, .. }
         | Message::Pause { term, .. }
@@ -110,11 +120,9 @@ impl Node {
         match message {
             Message::Create { partition_bits, log2_buckets, .. } => {
                 let shape = |packed| Shaped { packed, generation: 1, log2_buckets: *log2_buckets };
-                let directory = BlockId { number: client.0 as u32, ..BlockId::default() };
-                Message::Created {
-                    shapes: (0..1 << partition_bits).map(shape).collect(),
-                    directory,
-                }
+                let made = (0..1 << partition_bits)
+                    .map(|partition| *shapes.entry(partition).or_insert(shape(partition.into())));
+                Message::Created { shapes: made.collect() }
             }
             Message::Recall { .. } => Message::Recalled {
                 member: Member {
@@ -131,14 +139,16 @@ impl Node {
                 members: Vec::new(),
             },
             _ if self.version == 0 => declined(Why::Busy),
-            Message::Pause { version, changes, .. } => self.pause(*version, changes),
-            Message::Prepare { version, .. } => self.prepare(*version, claimed),
+            Message::Pause { version, changes, members, .. } => {
+                self.pause(*version, changes, members)
+            }
+            Message::Prepare { version, .. } => self.prepare(*version, claimed, shapes),
             Message::Resume { version, changes, .. } => self.resume(*version, changes),
             _ => declined(Why::Malformed),
         }
     }
 
-    fn pause(&mut self, version: u64, changes: &[Assigned]) -> Message {
+    fn pause(&mut self, version: u64, changes: &[Assigned], members: &[Member]) -> Message {
         if self.version >= version {
             return Message::Done {};
         }
@@ -147,7 +157,9 @@ impl Node {
             return declined(Why::OldTerm);
         }
         if staged < version {
-            self.staged = Some(Staged { version, changes: changes.to_vec(), prepared: None });
+            let members = members.iter().map(|member| member.client).collect();
+            let changes = changes.to_vec();
+            self.staged = Some(Staged { version, changes, members, prepared: None });
         }
         for change in changes {
             self.closed[change.partition as usize] = true;
@@ -155,7 +167,12 @@ impl Node {
         Message::Done {}
     }
 
-    fn prepare(&mut self, version: u64, claimed: &mut BTreeMap<u32, (u32, u32)>) -> Message {
+    fn prepare(
+        &mut self,
+        version: u64,
+        claimed: &mut BTreeMap<u32, (u32, u32)>,
+        shapes: &mut BTreeMap<u32, Shaped>,
+    ) -> Message {
         let number = self.number;
         let Some(staged) = self.staged.as_mut().filter(|staged| staged.version == version) else {
             return declined(Why::OldTerm);
@@ -167,10 +184,15 @@ impl Node {
                 let before = claimed.insert(assigned.partition, (assigned.epoch, number));
                 let larger = before.is_none_or(|(epoch, _)| epoch < assigned.epoch);
                 assert!(larger, "{assigned:?} is claimed after {before:?}");
+                let entered = shapes[&assigned.partition];
+                if entered.generation > assigned.shape.generation {
+                    (assigned.shape, assigned.grow) = (entered, false);
+                }
                 if std::mem::take(&mut assigned.grow) {
                     assigned.shape.log2_buckets += 1;
                     assigned.shape.generation += 1;
                 }
+                shapes.insert(assigned.partition, assigned.shape);
                 prepared.push(assigned);
             }
             staged.prepared = Some(prepared);
@@ -182,9 +204,10 @@ impl Node {
         if self.version >= version {
             return Message::Done {};
         }
-        if self.staged.take_if(|staged| staged.version == version).is_none() {
+        let Some(staged) = self.staged.take_if(|staged| staged.version == version) else {
             return declined(Why::OldTerm);
-        }
+        };
+        self.members = staged.members;
         self.version = version;
         for change in changes {
             self.map[change.partition as usize] = *change;
@@ -202,8 +225,11 @@ impl Node {
 
 impl Cluster {
     pub(super) fn new() -> Self {
-        Self {
-            core: Coordinator::new(1, PLAN),
+        let mut cluster = Self {
+            core: Coordinator::new(PLAN),
+            shapes: BTreeMap::new(),
+            roster: BTreeSet::new(),
+            looks: false,
             nodes: BTreeMap::new(),
             bag: Vec::new(),
             claimed: BTreeMap::new(),
@@ -212,8 +238,26 @@ impl Cluster {
             tickets: BTreeMap::new(),
             next_ticket: 1,
             next_client: 1,
-            term: 1,
-        }
+            term: 0,
+        };
+        cluster.take_office();
+        cluster.read_directory();
+        cluster
+    }
+
+    /// The coordinator has entered its term, and read who may act.
+    fn take_office(&mut self) {
+        self.term += 1;
+        let roster: Vec<ClientId> = self.roster.iter().copied().collect();
+        self.core.take_office(self.term, BlockId::default(), &roster);
+        self.collect();
+    }
+
+    /// A node says that it is there.
+    pub(super) fn announce(&mut self, client: ClientId) {
+        self.bag.push(Flight::Request {
+            message: Message::Here { client, endpoints: Vec::new(), directory: None },
+        });
     }
 
     /// A node that asks to join; its client.
@@ -243,22 +287,36 @@ impl Cluster {
 
     /// The pool is asked who is dead: a join that comes late makes a member of one that died.
     pub(super) fn watch(&mut self) {
-        for member in self.core.members() {
-            if !self.nodes.contains_key(&member.client) {
-                self.die(member.client.0);
+        for client in self.core.watched() {
+            if !self.nodes.contains_key(&client) {
+                self.die(client.0);
             }
         }
     }
 
     pub(super) fn restart_coordinator(&mut self) {
-        let members = self.core.members();
-        self.term += 1;
-        self.core = Coordinator::new(self.term, PLAN);
+        self.core = Coordinator::new(PLAN);
+        self.looks = false;
         self.last.clear();
         self.tickets.clear();
-        self.core.recall(&members);
         // Orders of the old one may still arrive; the rest went to it.
         self.bag.retain(|flight| matches!(flight, Flight::Order { .. }));
+        self.take_office();
+        let nodes: Vec<ClientId> = self.nodes.keys().copied().collect();
+        nodes.into_iter().for_each(|client| self.announce(client));
+    }
+
+    /// The directory is read, if the coordinator waits for that.
+    pub(super) fn read_directory(&mut self) {
+        if !std::mem::take(&mut self.looks) {
+            return;
+        }
+        let epoch = |partition| self.claimed.get(partition).map_or(0, |(epoch, _)| *epoch);
+        let entries: Vec<(u32, Shaped)> =
+            self.shapes.iter().map(|(partition, shape)| (epoch(partition), *shape)).collect();
+        let made = !entries.is_empty();
+        let bits = made.then_some(PLAN.partition_bits);
+        self.core.on_entries(bits, made.then_some(&entries[..]));
         self.collect();
     }
 
@@ -280,6 +338,10 @@ impl Cluster {
                 Action::Send { to, message } => {
                     self.check_order(&message);
                     Flight::Order { to, message }
+                }
+                Action::Look => {
+                    self.looks = true;
+                    continue;
                 }
                 Action::Answer { ticket, message } => {
                     let Some(to) = self.tickets.remove(&ticket) else { continue };
@@ -306,11 +368,7 @@ impl Cluster {
 
     fn check(&mut self) {
         if self.core.version() == 0 {
-            // Nobody who knew the index is left; another is made.
             self.last.clear();
-            if self.core.recalling.is_none() {
-                self.claimed.clear();
-            }
             return;
         }
         for (now, old) in self.core.map().iter().zip(&self.last) {
@@ -339,7 +397,7 @@ impl Cluster {
                 let Some(node) = self.nodes.get_mut(&to).filter(|node| !node.silent) else {
                     return;
                 };
-                let answer = node.answer(to, &message, &mut self.claimed);
+                let answer = node.answer(to, &message, &mut self.claimed, &mut self.shapes);
                 let term = self.term;
                 self.bag.push(Flight::Answer { term, from: to, sent: message, answer });
             }
@@ -373,7 +431,9 @@ impl Cluster {
     fn told(&mut self, to: ClientId, message: Message) {
         let Some(node) = self.nodes.get_mut(&to).filter(|node| !node.silent) else { return };
         let Message::Joined { term, number, version, map, directory, .. } = message else { return };
-        if node.version == 0 && term >= node.term {
+        // It enters itself, and looks whether the term is still the newest.
+        self.roster.insert(to);
+        if node.version == 0 && term >= node.term && term == self.term {
             let closed = vec![false; map.len()];
             *node = Node { number, version, map, directory, term, closed, ..Node::default() };
         }
@@ -412,7 +472,10 @@ impl Cluster {
             let unjoined: Vec<ClientId> =
                 self.nodes.iter().filter(|(_, n)| n.version == 0).map(|(c, _)| *c).collect();
             unjoined.into_iter().for_each(|client| self.ask_to_join(client));
+            let known: Vec<ClientId> = self.nodes.keys().copied().collect();
+            known.into_iter().for_each(|client| self.announce(client));
             self.watch();
+            self.read_directory();
             self.core.on_tick();
             self.collect();
         }

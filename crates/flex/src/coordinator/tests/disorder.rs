@@ -46,7 +46,11 @@ fn event(cluster: &mut Cluster, rng: &mut Rng) {
                 cluster.ask_to_join(client);
             }
         }
-        10 => cluster.watch(),
+        10 => {
+            cluster.watch();
+            cluster.read_directory();
+            up.iter().for_each(|client| cluster.announce(*client));
+        }
         9 if rng.u32(..6) == 0 => cluster.restart_coordinator(),
         _ => {
             cluster.core.on_tick();

@@ -1,0 +1,93 @@
+//! The store's coordinator on its host: started, crashed, started again.
+
+use std::sync::Arc;
+
+use archipelago_base::random::Rng;
+use archipelago_base::simulation::Host;
+use archipelago_fabric::sim::Sim;
+use archipelago_fabric::{Listener, Node, NodeId, Provider};
+use archipelago_flex::coordinator::{Coordinator, Desk, Plan, directory_label};
+use archipelago_flex::wire::Assigned;
+use archipelago_pool_check::{Cluster, revive};
+use parking_lot::Mutex;
+
+use crate::node::{COORDINATOR, LABEL, join_pool};
+
+type Kept = (Arc<Desk>, Arc<Node>, Box<dyn Listener>);
+
+/// See the module.
+pub(crate) struct CoordinatorActor {
+    sim: Sim,
+    plan: Plan,
+    running: bool,
+    kept: Arc<Mutex<Option<Kept>>>,
+}
+
+impl CoordinatorActor {
+    pub(crate) fn new(sim: Sim, rng: &mut Rng) -> Self {
+        let offload = [0, 500, 1000][rng.usize(..3)];
+        let log2_buckets = rng.u32(..2);
+        let plan = Plan { partition_bits: rng.u32(1..=3), log2_buckets, offload };
+        Self { sim, plan, running: false, kept: Arc::default() }
+    }
+
+    pub(crate) fn host(&self) -> &Host {
+        self.sim.host()
+    }
+
+    /// Starts it if it is not there, or was taken for dead.
+    pub(crate) fn start(&mut self, cluster: &mut Cluster) {
+        if self.kept.lock().as_ref().is_some_and(|(desk, ..)| desk.is_over()) {
+            self.crash();
+        }
+        if std::mem::replace(&mut self.running, true) {
+            return;
+        }
+        revive(self.sim.host());
+        let (life, plan, sim) = (cluster.next_life(), self.plan, self.sim.clone());
+        let (kept, host) = (Arc::clone(&self.kept), sim.host().clone());
+        let task = async move {
+            let pool = join_pool(&sim, directory_label(LABEL)).await;
+            let runtime = Arc::new(sim.host().clone());
+            let (desk, door) = Desk::new(plan, runtime, Arc::new(sim.clone()), pool);
+            let node = sim.network().node(NodeId(u64::MAX - 1), life, Some(door));
+            let node = node.expect("a node in memory");
+            let listener = sim.serve(&node, COORDINATOR).expect("a host serves at its name");
+            desk.start();
+            *kept.lock() = Some((desk, node, listener));
+        };
+        let _ends_with_the_host = Host::spawn(&host, "coordinator", task);
+    }
+
+    /// Whether it was there.
+    pub(crate) fn crash(&mut self) -> bool {
+        *self.kept.lock() = None;
+        self.sim.host().crash();
+        std::mem::replace(&mut self.running, false)
+    }
+
+    pub(crate) fn set_offload(&self, share: u32) -> bool {
+        let kept = self.kept.lock();
+        kept.as_ref().is_some_and(|(desk, ..)| {
+            desk.set_offload(share);
+            true
+        })
+    }
+
+    /// The map's version; 0 while it is down.
+    pub(crate) fn version(&self) -> u64 {
+        let kept = self.kept.lock();
+        kept.as_ref().map_or(0, |(desk, ..)| desk.look(Coordinator::version))
+    }
+
+    /// The map; nothing while it is down.
+    pub(crate) fn map(&self) -> Vec<Assigned> {
+        let kept = self.kept.lock();
+        kept.as_ref().map_or_else(Vec::new, |(desk, ..)| desk.look(|core| core.map().to_vec()))
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        let kept = self.kept.lock();
+        kept.as_ref().is_some_and(|(desk, ..)| desk.look(Coordinator::is_settled))
+    }
+}

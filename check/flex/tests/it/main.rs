@@ -2,11 +2,13 @@
 
 mod processes;
 
+use std::ops::Range;
+
 use archipelago_flex::Sabotage;
 use archipelago_flex_check::{Cached, Outcome, Settings, replay_command, run, weaker};
 use archipelago_pool_check::named;
 
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 60;
 
 /// A run; should it panic, the test ends with the seed and the command that repeats it.
 fn with(seed: u64, flex: Sabotage) -> Outcome {
@@ -62,12 +64,17 @@ fn two_runs_of_a_seed_are_the_same() {
     assert_ne!(one.trace, sound(11).trace);
 }
 
-/// Whether some seed notices that a step is left out.
-fn noticed(seeds: u64, sabotage: archipelago_memory::core::Sabotage, flex: Sabotage) -> bool {
-    (0..seeds).any(|seed| {
+/// Whether the history of some seed says that a step is left out.
+fn noticed(
+    mut seeds: Range<u64>,
+    sabotage: archipelago_memory::core::Sabotage,
+    flex: Sabotage,
+) -> bool {
+    seeds.any(|seed| {
         let replay = || replay_command(seed, sabotage, flex);
         let settings = Settings { flex, sabotage, ..Settings::new(seed) };
-        !named(seed, replay, || run(settings)).violations.is_empty()
+        let violations = named(seed, replay, || run(settings)).violations;
+        violations.iter().any(|violation| violation.contains("not linearizable"))
     })
 }
 
@@ -80,12 +87,13 @@ fn a_write_that_commits_without_a_word_to_those_who_cache_the_old_value_is_notic
 #[test]
 fn a_write_that_commits_before_the_other_copies_have_it_is_noticed() {
     let early = Sabotage { early_commit: true, ..Sabotage::default() };
-    assert!(noticed(60, Default::default(), early));
+    assert!(noticed(0..60, Default::default(), early));
 }
 
 #[test]
 fn a_node_that_was_taken_for_dead_and_goes_on_is_noticed() {
     let sabotage = archipelago_memory::core::Sabotage { no_eviction: true, ..Default::default() };
     let flex = Sabotage { no_lease: true, ..Sabotage::default() };
-    assert!(noticed(60, sabotage, flex));
+    // One seed in some sixty: such a node has to be asked for what changed since.
+    assert!(noticed(40..160, sabotage, flex));
 }

@@ -202,18 +202,7 @@ impl Inner {
             // Words that the client saw may name other records by now.
             return self.declined(Why::Resolve);
         }
-        let named = *kind == WriteKind::Delete && served.words.is_some() || wanted.new.is_live();
-        if !named || !served.holds(wanted.index) {
-            return self.declined(Why::Malformed);
-        }
-        let done = match &served.words {
-            Some(_) => self.write_proxied(&served, wanted).await,
-            None => self.write_structure(&served, wanted).await.map(|done| {
-                let (grant, _) = self.lease_to(from, came_us);
-                done.map(|place| Message::Written { place, cache: false, grant })
-            }),
-        };
-        match done {
+        match self.write_wanted(&served, wanted).await {
             Ok(Ok(written)) => written,
             Ok(Err(why)) => self.declined(why),
             Err(error) => {
@@ -221,6 +210,26 @@ impl Inner {
                 self.declined(Why::Fenced)
             }
         }
+    }
+
+    async fn write_wanted(
+        self: &Arc<Self>,
+        served: &Arc<Served>,
+        wanted: Wanted<'_>,
+    ) -> Result<Result<Message, Why>> {
+        let named =
+            wanted.kind == WriteKind::Delete && served.words.is_some() || wanted.new.is_live();
+        if !named || !served.holds(wanted.index) {
+            return Ok(Err(Why::Malformed));
+        }
+        if served.words.is_some() {
+            return self.write_proxied(served, wanted).await;
+        }
+        let done = self.write_structure(served, wanted).await?;
+        Ok(done.map(|place| {
+            let (grant, _) = self.lease_to(wanted.from, wanted.came_us);
+            Message::Written { place, cache: false, grant }
+        }))
     }
 
     async fn write_proxied(

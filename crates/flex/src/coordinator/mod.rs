@@ -88,7 +88,7 @@ pub struct Plan {
     pub offload: u32,
 }
 
-/// As [`FlexSettings`](crate::FlexSettings) cut a store, with half of the index at proxies.
+/// As [`FlexSettings`] cut a store, with half of the index at proxies.
 impl Default for Plan {
     fn default() -> Self {
         let FlexSettings { partition_bits, log2_buckets, .. } = FlexSettings::default();

@@ -34,6 +34,7 @@ mod store;
 mod table;
 mod tally;
 mod tiers;
+mod twitter;
 mod values;
 mod workloads;
 mod zipf;

@@ -73,8 +73,8 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (mut failed, mut answered, mut errors, mut faults, mut changes, mut events) =
-        (0, 0, 0, 0, 0, 0);
+    let (mut failed, mut answered, mut errors, mut faults, mut changes, mut tuned, mut events) =
+        (0, 0, 0, 0, 0, 0, 0);
     if trace {
         tracing_subscriber::fmt()
             .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
@@ -95,6 +95,7 @@ fn main() -> ExitCode {
         errors += outcome.errors;
         faults += outcome.faults;
         changes += outcome.changes;
+        tuned += outcome.tuned;
         events += outcome.events;
         if !outcome.violations.is_empty() {
             failed += 1;
@@ -104,7 +105,7 @@ fn main() -> ExitCode {
     }
     println!(
         "{seeds} runs, {failed} failed: {answered} calls answered, {errors} with an error, {faults} faults, \
-         maps up to version {changes} in sum, {events} steps"
+         maps up to version {changes} in sum, {tuned} decisions by load, {events} steps"
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

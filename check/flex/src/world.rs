@@ -9,7 +9,7 @@ use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, Simulation};
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
-use archipelago_flex::coordinator::{Coordinator, Desk, Plan};
+use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Tuning};
 use archipelago_manager::core::{ManagerCore, Terms};
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool_check::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
@@ -59,6 +59,8 @@ pub struct Outcome {
     pub faults: u64,
     /// Changes of the map.
     pub changes: u64,
+    /// How often partitions were assigned by a new ranking, or the knob set a ratio.
+    pub tuned: u64,
     /// Steps of the scheduler.
     pub events: u64,
     /// The trace's hash: the same for the same seed.
@@ -95,12 +97,15 @@ pub fn run(settings: Settings) -> Outcome {
     violations.extend(world.shared.history.violations());
     let desk = world.coordinator.1.lock();
     let changes = desk.as_ref().map_or(0, |(desk, ..)| desk.look(Coordinator::version));
+    let tuned = |core: &Coordinator| core.report().reassignments + core.report().ratio_moves;
+    let tuned = desk.as_ref().map_or(0, |(desk, ..)| desk.look(tuned));
     Outcome {
         violations,
         answered: world.shared.history.answered(),
         errors: *world.shared.errors.lock(),
         faults: world.faults,
         changes,
+        tuned,
         events: world.simulation.events(),
         trace: world.simulation.trace_hash(),
         notes: world.simulation.notes(),
@@ -170,10 +175,18 @@ impl World {
         let offload = [0, 500, 1000][self.rng.usize(..3)];
         let log2_buckets = self.rng.u32(..2);
         let plan = Plan { partition_bits: self.rng.u32(1..=3), log2_buckets, offload };
+        // The load is followed in half of the runs; a ratio that is set by hand ends the knob's part of it.
+        let tuning = Tuning {
+            hotness: self.rng.bool(),
+            knob: self.rng.bool(),
+            interval: Duration::from_millis(self.rng.u64(5..30)),
+            ..Tuning::default()
+        };
         let host = sim.host().clone();
         let task = async move {
             let pool = join_pool(&sim).await;
-            let core = Coordinator::new(life.0, plan);
+            let mut core = Coordinator::new(life.0, plan);
+            core.tune(tuning);
             let runtime = Arc::new(sim.host().clone());
             let (desk, door) = Desk::new(core, runtime, Arc::new(sim.clone()), pool);
             let node = sim.network().node(NodeId(u64::MAX - 1), life, Some(door));
@@ -234,6 +247,10 @@ impl World {
     }
 
     fn move_partitions(&mut self) {
+        // In some runs nobody meddles with the knob.
+        if self.settings.seed.is_multiple_of(3) {
+            return;
+        }
         let share = self.rng.u32(..=10) * 100;
         if let Some((desk, ..)) = self.coordinator.1.lock().as_ref() {
             self.faults += 1;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use archipelago_base::{Error, Result};
 
 use crate::format::{LOG2_BUCKETS_MAX, PARTITION_BITS_DEFAULT, PARTITION_BITS_MAX};
+use crate::rivals::Rival;
 
 /// Steps of the protocol that are left out on purpose, for checks that must notice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,10 @@ pub struct FlexSettings {
     pub address_lease: Duration,
     /// A request that gets nowhere ends as busy after so long. Default: 5 s.
     pub patience: Duration,
+    /// Another idea of where the index is, to be compared with. Default: none.
+    pub rival: Option<Rival>,
+    /// Bytes of a rival's address cache. Default: 64 MB.
+    pub rival_cache_bytes: u64,
     /// For checks. Default: nothing is left out.
     pub sabotage: Sabotage,
 }
@@ -47,6 +52,8 @@ impl Default for FlexSettings {
             lease: Duration::from_millis(200),
             address_lease: Duration::from_secs(5),
             patience: Duration::from_secs(5),
+            rival: None,
+            rival_cache_bytes: 64 << 20,
             sabotage: Sabotage::default(),
         }
     }

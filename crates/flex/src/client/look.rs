@@ -12,24 +12,26 @@ use crate::wire::{Assigned, Message, Place};
 
 /// The key's slot and record.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
-    pub(super) index: SlotIndex,
-    pub(super) slot: Slot,
-    pub(super) expires_ms: u64,
+pub(crate) struct Found {
+    pub(crate) index: SlotIndex,
+    pub(crate) slot: Slot,
+    pub(crate) expires_ms: u64,
 }
 
 /// What the index in the pool says of a key.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Looked {
-    pub(super) found: Option<Found>,
+pub(crate) struct Looked {
+    pub(crate) found: Option<Found>,
     /// A slot in which the key is being written one-sided.
-    pub(super) pending: Option<Place>,
+    pub(crate) pending: Option<Place>,
+    /// Of the slot that was found.
+    pub(crate) value: Option<Value>,
     /// Slots with the key's fingerprint that hold other keys.
-    pub(super) others: Vec<Place>,
+    pub(crate) others: Vec<Place>,
     /// The clock of the partition's node, at some time before.
-    pub(super) stamp_us: u64,
+    pub(crate) stamp_us: u64,
     /// Until when the addresses hold, by this node's clock.
-    pub(super) valid_ns: u64,
+    pub(crate) valid_ns: u64,
 }
 
 /// A record that one of the slots names.
@@ -133,7 +135,7 @@ impl Inner {
     }
 
     /// Slot and record of a key by the index in the pool; `None`: look again.
-    pub(super) async fn look(
+    pub(crate) async fn look(
         &self,
         entry: Assigned,
         key: &[u8],
@@ -148,6 +150,16 @@ impl Inner {
             .filter(named)
             .filter(|(_, slot)| slot.0 as u8 == fingerprint)
             .collect();
+        self.look_at(same, key, until_ns).await
+    }
+
+    /// The same, of slots that hold the key's fingerprint.
+    pub(crate) async fn look_at(
+        &self,
+        same: Vec<(SlotIndex, Slot)>,
+        key: &[u8],
+        until_ns: u64,
+    ) -> Result<Option<Looked>> {
         let slots: Vec<Slot> = same.iter().map(|(_, slot)| *slot).collect();
         let records = self.read_records(&slots, key, until_ns).await?;
         let mut looked = Looked::default();
@@ -157,8 +169,9 @@ impl Inner {
                 Read::Gone => return Ok(None),
                 Read::Other => looked.others.push(place),
                 Read::Mine { .. } if slot.is_pending() => looked.pending = Some(place),
-                Read::Mine { expires_ms, .. } => {
+                Read::Mine { value, expires_ms, .. } => {
                     looked.found = Some(Found { index, slot, expires_ms });
+                    looked.value = Some(Value { bytes: value, expires_ms, version: slot });
                 }
             }
         }

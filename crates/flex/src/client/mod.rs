@@ -26,8 +26,9 @@ use crate::node::records::Written;
 use crate::node::{ComputeNode, Inner};
 use crate::wire::{Assigned, WriteKind};
 
-use look::Looked;
-use submit::{Submitted, Unsettled};
+pub(crate) use look::{Found, Looked};
+pub(crate) use submit::Submitted;
+use submit::Unsettled;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +46,7 @@ pub struct Value {
 
 /// When a write applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum If {
+pub(crate) enum If {
     Always,
     Absent,
     Present,
@@ -54,34 +55,56 @@ enum If {
 
 /// A write, as it was asked for.
 #[derive(Clone, Copy, Debug)]
-struct Write<'a> {
-    key: &'a [u8],
-    hash: KeyHash,
+pub(crate) struct Write<'a> {
+    pub(crate) key: &'a [u8],
+    pub(crate) hash: KeyHash,
     /// `None`: delete.
-    value: Option<(&'a [u8], u64)>,
-    when: If,
+    pub(crate) value: Option<(&'a [u8], u64)>,
+    pub(crate) when: If,
+}
+
+impl Write<'_> {
+    /// Whether it applies to what is there and has not expired.
+    pub(crate) fn applies(&self, there: Option<&Found>) -> bool {
+        match self.when {
+            If::Always => true,
+            If::Absent => there.is_none(),
+            If::Present => there.is_some(),
+            If::Version(version) => there.is_some_and(|found| found.slot == version),
+        }
+    }
+
+    /// What it does to the index; `None`: nothing.
+    pub(crate) fn kind(&self, found: Option<&Found>) -> Option<WriteKind> {
+        match (found, self.value) {
+            (Some(_), None) => Some(WriteKind::Delete),
+            (Some(_), Some(_)) => Some(WriteKind::Update),
+            (None, Some(_)) => Some(WriteKind::Insert),
+            (None, None) => None,
+        }
+    }
 }
 
 impl ComputeNode {
     /// The value of a key. Waits while its partition changes; busy if that takes longer than the settings' patience.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.0.get(key).await
+        self.0.read(key).await
     }
 
     /// Sets a key, whether it is there or not. `expires_ms`: Unix milliseconds; 0: never. On return the value is on all copies,
     /// and every node reads it.
     pub async fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<()> {
-        self.0.write(key, Some((value, expires_ms)), If::Always).await.map(|_| ())
+        self.0.change(key, Some((value, expires_ms)), If::Always).await.map(|_| ())
     }
 
     /// Sets a key that is not there; whether it was not.
     pub async fn insert(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<bool> {
-        self.0.write(key, Some((value, expires_ms)), If::Absent).await
+        self.0.change(key, Some((value, expires_ms)), If::Absent).await
     }
 
     /// Sets a key that is there; whether it was.
     pub async fn update(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<bool> {
-        self.0.write(key, Some((value, expires_ms)), If::Present).await
+        self.0.change(key, Some((value, expires_ms)), If::Present).await
     }
 
     /// Sets a key that still has the value that was read; whether it had. `None`: that is not there.
@@ -93,7 +116,7 @@ impl ComputeNode {
         expires_ms: u64,
     ) -> Result<bool> {
         let when = read.map_or(If::Absent, |read| If::Version(read.version));
-        self.0.write(key, Some((value, expires_ms)), when).await
+        self.0.change(key, Some((value, expires_ms)), when).await
     }
 
     /// Reads a key, makes a new value of it, and sets that if nobody was faster; again if somebody was. `None` from `change` leaves
@@ -117,12 +140,12 @@ impl ComputeNode {
 
     /// Removes a key; whether it was there.
     pub async fn delete(&self, key: &[u8]) -> Result<bool> {
-        self.0.write(key, None, If::Present).await
+        self.0.change(key, None, If::Present).await
     }
 }
 
 /// Unix time by the system that the runtime lives in: expiries are compared with it.
-fn expired(expires_ms: u64, inner: &Inner) -> bool {
+pub(crate) fn expired(expires_ms: u64, inner: &Inner) -> bool {
     expires_ms != 0 && inner.unix_ms() >= expires_ms
 }
 
@@ -155,7 +178,7 @@ impl Inner {
         Ok((inside, entry))
     }
 
-    async fn get(self: &Arc<Self>, key: &[u8]) -> Result<Option<Value>> {
+    pub(crate) async fn get(self: &Arc<Self>, key: &[u8]) -> Result<Option<Value>> {
         let (hash, until_ns) = (key_hash(key), self.until_ns());
         loop {
             let started_ns = self.now_ns();
@@ -167,6 +190,7 @@ impl Inner {
                 && in_time
                 && self.table.holds_lease()
             {
+                self.count(entry.partition, true);
                 return Ok(value.filter(|value| !expired(value.expires_ms, self)));
             }
             self.table.late(until_ns, "get")?;
@@ -174,7 +198,7 @@ impl Inner {
         }
     }
 
-    async fn write(
+    pub(crate) async fn write(
         self: &Arc<Self>,
         key: &[u8],
         value: Option<(&[u8], u64)>,
@@ -189,6 +213,7 @@ impl Inner {
             let turn = self.turn(&write, entry, &mut unsettled, &mut stuck, until_ns).await;
             drop(inside);
             if let Some(done) = turn? {
+                self.count(entry.partition, false);
                 return Ok(done);
             }
             let late = self.table.late(until_ns, "a write; whether it happened is not known");
@@ -232,22 +257,11 @@ impl Inner {
             return Ok(None);
         }
         let there = looked.found.as_ref().filter(|found| !expired(found.expires_ms, self));
-        let applies = match write.when {
-            If::Always => true,
-            If::Absent => there.is_none(),
-            If::Present => there.is_some(),
-            If::Version(version) => there.is_some_and(|found| found.slot == version),
-        };
-        if !applies {
+        if !write.applies(there) {
             // Seen while this node was a member.
             return Ok(self.table.holds_lease().then_some(false));
         }
-        let kind = match (&looked.found, write.value) {
-            (Some(_), None) => WriteKind::Delete,
-            (Some(_), Some(_)) => WriteKind::Update,
-            (None, Some(_)) => WriteKind::Insert,
-            (None, None) => return Ok(Some(false)),
-        };
+        let Some(kind) = write.kind(looked.found.as_ref()) else { return Ok(Some(false)) };
         let record = self.new_record(write, &looked, until_ns).await?;
         match self.submit(write, entry, kind, &looked, record, until_ns).await? {
             Submitted::Done => Ok(Some(true)),
@@ -260,7 +274,8 @@ impl Inner {
                 self.ask_to_grow(entry, until_ns).await?;
                 Ok(None)
             }
-            Submitted::Fenced => Ok(None),
+            // No rival comes here.
+            Submitted::Superseded | Submitted::Fenced => Ok(None),
             Submitted::Unknown(open) => {
                 *unsettled = Some(open);
                 Ok(None)
@@ -268,7 +283,7 @@ impl Inner {
         }
     }
 
-    async fn new_record(
+    pub(crate) async fn new_record(
         &self,
         write: &Write<'_>,
         looked: &Looked,

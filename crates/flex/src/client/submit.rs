@@ -16,7 +16,7 @@ use crate::wire::{Assigned, Message, Place, Why, WriteKind};
 
 /// A request to the partition's node of which nobody knows what came.
 #[derive(Debug)]
-pub(super) struct Unsettled {
+pub(crate) struct Unsettled {
     pub(super) entry: Assigned,
     pub(super) record: Written,
     kind: WriteKind,
@@ -26,8 +26,10 @@ pub(super) struct Unsettled {
 }
 
 /// What came of a write.
-pub(super) enum Submitted {
+pub(crate) enum Submitted {
     Done,
+    /// Done, and another write came right behind it: a rival's.
+    Superseded,
     /// Nothing happened: look again.
     Not,
     /// Nothing happened: there is no room.
@@ -42,7 +44,7 @@ fn unknown(why: &str) -> Error {
 }
 
 impl Inner {
-    pub(super) async fn submit(
+    pub(crate) async fn submit(
         self: &Arc<Self>,
         write: &Write<'_>,
         entry: Assigned,
@@ -63,6 +65,7 @@ impl Inner {
                     self.free_later(expect);
                     Submitted::Done
                 }
+                Put::Superseded => Submitted::Superseded,
                 Put::Lost(_) => Submitted::Not,
             });
         }
@@ -164,7 +167,7 @@ impl Inner {
                 *unsettled = Some(open);
                 Ok(None)
             }
-            Submitted::Not | Submitted::Full | Submitted::Fenced => {
+            Submitted::Superseded | Submitted::Not | Submitted::Full | Submitted::Fenced => {
                 self.free_unpublished(record);
                 Ok(None)
             }
@@ -206,7 +209,7 @@ impl Inner {
     }
 
     /// The partition's node, if it is another one.
-    fn node_of(&self, entry: Assigned) -> Result<Option<Arc<Peer>>> {
+    pub(crate) fn node_of(&self, entry: Assigned) -> Result<Option<Arc<Peer>>> {
         let joined = self.joined()?;
         if entry.node == joined.number {
             return Ok(None);
@@ -218,7 +221,7 @@ impl Inner {
     }
 
     /// The clock of the partition's node, as it was heard not long ago; `None`: it does not answer.
-    pub(super) async fn stamp_of(self: &Arc<Self>, entry: Assigned) -> Result<Option<u64>> {
+    pub(crate) async fn stamp_of(self: &Arc<Self>, entry: Assigned) -> Result<Option<u64>> {
         let Some(peer) = self.node_of(entry)? else { return Ok(Some(self.now_us())) };
         let fresh_ns = self.settings.address_lease_ns() / 4;
         if let Some(stamp_us) = peer.heard(self.now_ns(), fresh_ns) {
@@ -237,7 +240,7 @@ impl Inner {
     }
 
     /// Asks the partition's node, this one included, something that may be asked twice; `None`: it does not answer, or not now.
-    pub(super) async fn ask_node(
+    pub(crate) async fn ask_node(
         self: &Arc<Self>,
         entry: Assigned,
         message: &Message,

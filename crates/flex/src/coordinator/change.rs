@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use archipelago_pool::{BlockId, ClientId};
 
-use super::{Action, Coordinator, Want};
+use super::{Action, Cause, Changed, Coordinator, Want};
 use crate::format::Geometry;
 use crate::wire::{Assigned, Message, Shaped};
 
@@ -26,12 +26,19 @@ pub(super) struct Change {
     waiting: BTreeSet<ClientId>,
     /// Who may know of it: those who lived when it began.
     told: BTreeSet<ClientId>,
+    cause: Cause,
+    began_ns: u64,
 }
 
 impl Change {
     /// Whether a partition is to be `number`'s.
     pub(super) fn names(&self, number: u32) -> bool {
         self.entries.values().any(|entry| entry.node == number)
+    }
+
+    /// Whether what is measured meanwhile belongs to no map.
+    pub(super) fn disturbs(&self) -> bool {
+        self.cause.disturbs()
     }
 
     /// Whether `client` has yet to pause for it.
@@ -57,83 +64,46 @@ impl Coordinator {
             return;
         }
         let mut entries = BTreeMap::new();
+        let mut cause = Cause::default();
         for want in wants {
             match want {
                 Want::Grow(partition) => {
                     if let Some(entry) = self.partition(partition).copied() {
                         let entry = entries.entry(partition).or_insert(entry);
                         entry.grow = true;
+                        cause.grow = true;
                     }
                 }
-                Want::Offload(share) => self.offload = share,
-                Want::Balance => {}
+                Want::Offload(share) => {
+                    self.offload = share;
+                    cause.offload = true;
+                }
+                Want::Balance => cause.balance = true,
+                Want::Reassign => cause.reassign = true,
             }
         }
-        self.assign(&mut entries);
+        self.assign(&mut entries, cause.reassign);
         if entries.is_empty() {
             return self.welcome();
         }
-        self.start(entries);
+        self.start(entries, cause);
     }
 
-    /// Gives every living node its share of partitions with as few moves as that takes, and each its share of proxied ones.
-    fn assign(&self, entries: &mut BTreeMap<u32, Assigned>) {
-        let living: Vec<u32> =
-            self.nodes.values().filter(|node| !node.gone).map(|node| node.member.number).collect();
-        if living.is_empty() {
-            return entries.clear();
-        }
-        let most = self.map.len().div_ceil(living.len());
-        let mut lists: BTreeMap<u32, Vec<u32>> =
-            living.iter().map(|number| (*number, Vec::new())).collect();
-        let mut homeless = Vec::new();
-        for entry in &self.map {
-            match lists.get_mut(&entry.node).filter(|list| list.len() < most) {
-                Some(list) => list.push(entry.partition),
-                None => homeless.push(entry.partition),
-            }
-        }
-        // Those with the fewest first; among them the lowest number.
-        for partition in homeless {
-            let fewest = lists.iter_mut().min_by_key(|(number, list)| (list.len(), **number));
-            if let Some((_, list)) = fewest {
-                list.push(partition);
-            }
-        }
-        let least = self.map.len() / living.len();
-        while let Some(to) = living.iter().copied().find(|number| lists[number].len() < least) {
-            let from = lists.iter().max_by_key(|(_, list)| list.len()).map(|(number, _)| *number);
-            let moved = from.and_then(|from| lists.get_mut(&from)).and_then(Vec::pop);
-            let Some(moved) = moved else { break };
-            lists.entry(to).or_default().push(moved);
-        }
-        for (number, mut list) in lists {
-            list.sort_unstable();
-            let proxied = list.len() * self.offload as usize / 1000;
-            for (nth, partition) in list.into_iter().enumerate() {
-                let Some(now) = self.partition(partition).copied() else { continue };
-                let wanted = Assigned { node: number, offloaded: nth < proxied, ..now };
-                let grows = entries.contains_key(&partition);
-                if wanted != now || grows {
-                    entries.insert(partition, Assigned { grow: grows, ..wanted });
-                }
-            }
-        }
-    }
-
-    fn start(&mut self, entries: BTreeMap<u32, Assigned>) {
-        self.stage(entries);
+    fn start(&mut self, entries: BTreeMap<u32, Assigned>, cause: Cause) {
+        self.disturbed |= cause.disturbs();
+        self.stage(entries, cause, self.now_ns);
         self.resend();
     }
 
-    fn stage(&mut self, mut entries: BTreeMap<u32, Assigned>) {
+    fn stage(&mut self, mut entries: BTreeMap<u32, Assigned>, cause: Cause, began_ns: u64) {
         for entry in entries.values_mut() {
             entry.epoch += 1;
         }
         let told = self.living();
         let version = self.version + 1;
         let waiting = told.clone();
-        self.change = Some(Change { version, entries, step: Step::Pause, waiting, told });
+        let step = Step::Pause;
+        self.change = Some(Change { version, entries, step, waiting, told, cause, began_ns });
     }
 
     /// A node died while a change was under way.
@@ -153,6 +123,7 @@ impl Coordinator {
         if self.living().is_empty() {
             // Whoever joins next takes everything.
             self.wants.insert(Want::Balance);
+            self.wants.extend(change.cause.reassign.then_some(Want::Reassign));
             return;
         }
         self.wants.remove(&Want::Balance);
@@ -162,14 +133,16 @@ impl Coordinator {
                 next.insert(entry.partition, Assigned { grow: true, ..now });
             }
         }
-        self.assign(&mut next);
+        self.assign(&mut next, change.cause.reassign);
         // What was paused is in the next change too, else nobody would open it.
         for partition in change.entries.keys() {
             if let Some(now) = self.partition(*partition).copied() {
                 next.entry(*partition).or_insert(now);
             }
         }
-        self.stage(next);
+        self.disturbed = true;
+        let cause = Cause { balance: true, ..change.cause };
+        self.stage(next, cause, change.began_ns);
     }
 
     /// Sends what is not confirmed.
@@ -259,11 +232,11 @@ impl Coordinator {
         let mut entries: BTreeMap<u32, Assigned> =
             self.map.iter().map(|entry| (entry.partition, *entry)).collect();
         self.wants.remove(&Want::Balance);
-        self.assign(&mut entries);
+        self.assign(&mut entries, false);
         for entry in entries.values_mut() {
             entry.grow = false;
         }
-        self.start(entries);
+        self.start(entries, Cause { balance: true, ..Cause::default() });
     }
 
     fn confirmed(&mut self, from: ClientId, version: u64, step: Step) {
@@ -285,10 +258,7 @@ impl Coordinator {
                 Step::Prepare => Step::Resume,
                 Step::Resume => {
                     let Some(change) = self.change.take() else { return };
-                    for (partition, entry) in change.entries {
-                        self.map[partition as usize] = entry;
-                    }
-                    self.version = change.version;
+                    self.apply(change);
                     self.welcome();
                     self.begin();
                     continue;
@@ -301,6 +271,25 @@ impl Coordinator {
             }
             self.resend();
         }
+    }
+
+    /// The change holds.
+    fn apply(&mut self, change: Change) {
+        let mut moved = 0;
+        for (partition, entry) in &change.entries {
+            let now = &mut self.map[*partition as usize];
+            moved += u32::from(now.node != entry.node);
+            *now = *entry;
+        }
+        self.version = change.version;
+        self.tuner.changed(Changed {
+            version: change.version,
+            cause: change.cause,
+            partitions: change.entries.len() as u32,
+            moved,
+            began_ns: change.began_ns,
+            took_ns: self.now_ns.saturating_sub(change.began_ns),
+        });
     }
 
     /// Everybody who lives has said what it knows.
@@ -343,10 +332,10 @@ impl Coordinator {
         }
         // Everything is taken anew.
         let mut entries: BTreeMap<u32, Assigned> = BTreeMap::new();
-        self.assign(&mut entries);
+        self.assign(&mut entries, false);
         for entry in &self.map {
             entries.entry(entry.partition).or_insert(*entry);
         }
-        self.start(entries);
+        self.start(entries, Cause { balance: true, ..Cause::default() });
     }
 }

@@ -14,7 +14,8 @@ use archipelago_fabric::{Call, ClientId, Handler, Reply, Request};
 use archipelago_pool::{PoolClient, Reach, Route};
 use parking_lot::Mutex;
 
-use super::{Action, Coordinator};
+use super::measuring::Meter;
+use super::{Action, Coordinator, Tuning};
 use crate::node::fabric_id;
 use crate::wire::{Grant, Member, Message, Why};
 
@@ -23,7 +24,7 @@ const TICK: Duration = Duration::from_millis(2);
 /// Between two looks at who is dead.
 const WATCH: Duration = Duration::from_millis(10);
 /// An order is taken for lost after so long, and sent again.
-const ORDER: Duration = Duration::from_millis(500);
+pub(super) const ORDER: Duration = Duration::from_millis(500);
 
 struct State {
     core: Coordinator,
@@ -34,10 +35,12 @@ struct State {
 /// See the module.
 pub struct Desk {
     state: Mutex<State>,
-    runtime: Arc<dyn Runtime>,
+    pub(super) runtime: Arc<dyn Runtime>,
     reach: Arc<dyn Reach>,
     pool: PoolClient,
     routes: Mutex<BTreeMap<ClientId, Arc<Route>>>,
+    /// What the nodes count.
+    pub(super) meters: Mutex<BTreeMap<ClientId, Meter>>,
     /// Orders that are under way.
     sending: Mutex<BTreeSet<(ClientId, Vec<u8>)>>,
 }
@@ -80,6 +83,7 @@ impl Desk {
             reach,
             pool,
             routes: Mutex::default(),
+            meters: Mutex::default(),
             sending: Mutex::default(),
         });
         let door = Box::new(Door(Arc::downgrade(&desk)));
@@ -108,6 +112,7 @@ impl Desk {
             }
         };
         self.runtime.spawn("flex-watch", Box::pin(watching));
+        self.start_measuring();
     }
 
     /// Looks at the state machine.
@@ -115,7 +120,17 @@ impl Desk {
         look(&self.state.lock().core)
     }
 
-    /// Changes the share of proxied partitions, in a thousand.
+    /// As [`Coordinator::concentrate`].
+    pub fn concentrate(self: &Arc<Self>) {
+        self.with(Coordinator::concentrate);
+    }
+
+    /// How the map follows the load from now on.
+    pub fn tune(self: &Arc<Self>, tuning: Tuning) {
+        self.with(|core| core.tune(tuning));
+    }
+
+    /// Changes the share of proxied partitions, in a thousand, for good: the knob is off from then on.
     pub fn set_offload(self: &Arc<Self>, share: u32) {
         self.with(|core| core.set_offload(share));
     }
@@ -140,11 +155,12 @@ impl Desk {
         self.with(|core| work(core, ticket));
     }
 
-    fn with(self: &Arc<Self>, work: impl FnOnce(&mut Coordinator)) {
+    pub(super) fn with(self: &Arc<Self>, work: impl FnOnce(&mut Coordinator)) {
         let (mut answers, mut orders) = (Vec::new(), Vec::new());
         {
             let mut state = self.state.lock();
             let state = &mut *state;
+            state.core.on_time(self.runtime.now_ns());
             work(&mut state.core);
             for action in state.core.take_actions() {
                 match action {
@@ -167,6 +183,13 @@ impl Desk {
         }
     }
 
+    pub(super) fn route(&self, member: &Member) -> Arc<Route> {
+        let mut routes = self.routes.lock();
+        let (me, peer) = (self.pool.client(), Some(fabric_id(member.client)));
+        let route = || Arc::new(Route::new(&self.reach, me, peer));
+        Arc::clone(routes.entry(member.client).or_insert_with(route))
+    }
+
     /// Sends an order, unless the same one is under way.
     fn send(self: &Arc<Self>, member: Member, message: Message) {
         let order = (member.client, message.encode());
@@ -175,13 +198,7 @@ impl Desk {
         }
         let desk = Arc::clone(self);
         let task = async move {
-            let route = {
-                let mut routes = desk.routes.lock();
-                let me = desk.pool.client();
-                let peer = Some(fabric_id(member.client));
-                let route = || Arc::new(Route::new(&desk.reach, me, peer));
-                Arc::clone(routes.entry(member.client).or_insert_with(route))
-            };
+            let route = desk.route(&member);
             let answer = match route.link(&member.endpoints, ORDER).await {
                 Ok(link) => match link.request(Call::new(&order.1, ORDER)).await {
                     Ok(body) => Message::decode(&body).ok(),

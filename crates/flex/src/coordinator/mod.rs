@@ -14,20 +14,26 @@
 
 mod change;
 mod host;
+mod measuring;
+mod shares;
 #[cfg(test)]
 mod tests;
+mod tuning;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use archipelago_pool::{BlockId, ClientId};
 
-use crate::format::Geometry;
+use crate::format::{Counts, Geometry};
 use crate::ids::PartitionId;
+use crate::knob::Ratio;
 use crate::wire::{Assigned, Grant, Member, Message, Why};
 
 pub use host::Desk;
+pub use tuning::{Cause, Changed, Report, Tuning};
 
 use change::Change;
+use tuning::Tuner;
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +59,8 @@ pub enum Action {
 enum Want {
     /// Every node gets its share.
     Balance,
+    /// A new ranking holds.
+    Reassign,
     /// A partition needs more room.
     Grow(u32),
     /// These partitions are to have, or lose, a proxy: the share in a thousand of each node's list.
@@ -97,6 +105,13 @@ pub struct Coordinator {
     /// Nodes that are asked what they know; `None` once it is known.
     recalling: Option<BTreeSet<ClientId>>,
     recalled: Vec<Message>,
+    tuner: Tuner,
+    /// A change that belongs to no sample was under way since the interval began.
+    disturbed: bool,
+    /// All partitions are one node's.
+    concentrated: bool,
+    /// For statistics.
+    now_ns: u64,
     actions: Vec<Action>,
 }
 
@@ -120,6 +135,10 @@ impl Coordinator {
             joining: VecDeque::new(),
             recalling: None,
             recalled: Vec::new(),
+            tuner: Tuner::new(Tuning::default(), ratio_of(plan.offload)),
+            disturbed: false,
+            concentrated: false,
+            now_ns: 0,
             actions: Vec::new(),
         }
     }
@@ -186,9 +205,78 @@ impl Coordinator {
         }
     }
 
-    /// Another share of partitions is to be proxied, in a thousand.
+    /// Another share of partitions is to be proxied, in a thousand. It stays so: the knob is off from now on.
     pub fn set_offload(&mut self, share: u32) {
+        self.tuner.fix();
+        self.want_offload(share);
+        self.begin();
+    }
+
+    fn want_offload(&mut self, share: u32) {
+        self.wants.retain(|want| !matches!(want, Want::Offload(_)));
         self.wants.insert(Want::Offload(share.min(1000)));
+    }
+
+    /// How the map follows the load from now on.
+    pub fn tune(&mut self, tuning: Tuning) {
+        self.tuner.tune(tuning, ratio_of(self.offload));
+    }
+
+    /// The living node with the lowest number is to have every partition, and the others none: a metadata server, for comparisons.
+    pub fn concentrate(&mut self) {
+        self.concentrated = true;
+        self.wants.insert(Want::Balance);
+        self.begin();
+    }
+
+    /// How the map follows the load.
+    #[must_use]
+    pub fn tuning(&self) -> Tuning {
+        self.tuner.tuning()
+    }
+
+    /// What came of it.
+    #[must_use]
+    pub fn report(&self) -> &Report {
+        &self.tuner.report
+    }
+
+    /// The share of proxied partitions, in a thousand.
+    #[must_use]
+    pub fn offload(&self) -> u32 {
+        self.offload
+    }
+
+    /// Whether partitions get other nodes, or others of them a proxy, at the moment.
+    #[must_use]
+    pub fn is_moving(&self) -> bool {
+        self.change.as_ref().is_some_and(Change::disturbs)
+    }
+
+    /// What time it is: for statistics, and for what is done a second. Never goes back.
+    pub fn on_time(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+    }
+
+    /// What the nodes have counted since they joined: an interval ends here, and the next begins.
+    pub fn on_counts(&mut self, readings: &[(ClientId, Counts)]) {
+        for (client, counts) in readings {
+            let node = self.nodes.values().find(|node| node.member.client == *client && !node.gone);
+            let Some(number) = node.map(|node| node.member.number) else { continue };
+            if counts.accesses.len() == self.map.len() {
+                self.tuner.read(number, client.0, counts);
+            }
+        }
+        let changing = self.change.as_ref().is_some_and(Change::disturbs);
+        let disturbed = std::mem::replace(&mut self.disturbed, changing) || changing;
+        let nodes = self.living().len() as u32;
+        let decision = self.tuner.end(self.now_ns, nodes, disturbed || self.version == 0);
+        if decision.reassign {
+            self.wants.insert(Want::Reassign);
+        }
+        if let Some(ratio) = decision.ratio {
+            self.want_offload(u32::from(ratio.permille()));
+        }
         self.begin();
     }
 
@@ -199,6 +287,7 @@ impl Coordinator {
         if let Some(node) = self.nodes.get_mut(&number) {
             node.gone = true;
         }
+        self.tuner.forget(number);
         self.joining.retain(|(_, joining)| *joining != client);
         if let Some(recalling) = &mut self.recalling {
             recalling.remove(&client);
@@ -314,4 +403,8 @@ impl Coordinator {
     fn partition(&self, partition: u32) -> Option<&Assigned> {
         self.map.get(PartitionId(partition).0 as usize)
     }
+}
+
+fn ratio_of(share: u32) -> Ratio {
+    Ratio::from_permille(u16::try_from(share).unwrap_or(u16::MAX))
 }

@@ -14,10 +14,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::runtime::together;
 use archipelago_base::{Error, Result};
 use archipelago_pool::{BlockId, Sharing};
 use parking_lot::RwLock;
 
+use super::counters::Counters;
 use super::{Inner, Joined, Map, PAUSE};
 use crate::format::{
     Access, BUCKET_BYTES, Geometry, Owner, PartitionEntry, Shape, Slot, entry_offset,
@@ -30,6 +32,8 @@ use crate::wire::{Assigned, Member, Message, Shaped, Why};
 
 /// A node asks to join again after so long.
 const JOIN_AGAIN: Duration = Duration::from_millis(2);
+/// Partitions that are taken side by side: each takes some six round trips.
+const TAKEN_AT_ONCE: usize = 32;
 
 /// What a node knows of the coordinator's doings.
 #[derive(Debug, Default)]
@@ -107,7 +111,11 @@ impl Inner {
         }
         let map = Arc::new(Map { version, geometry, entries: map, members });
         let gates = Gates::new(geometry.partitions());
-        let joined = Joined { number, gates, map: RwLock::new(map) };
+        let counters = match self.lends.get() {
+            Some(node) => Counters::new(node, geometry.partitions())?,
+            None => None,
+        };
+        let joined = Joined { number, gates, map: RwLock::new(map), counters };
         if self.joined.set(joined).is_ok() {
             self.keep_releasing();
         }
@@ -256,9 +264,12 @@ impl Inner {
             mine.copied().collect()
         };
         let mut prepared = BTreeMap::new();
-        for assigned in mine {
-            let (assigned, served) = self.take(assigned).await?;
-            prepared.insert(assigned.partition, (assigned, served));
+        for some in mine.chunks(TAKEN_AT_ONCE) {
+            let taking = some.iter().map(|assigned| self.take(*assigned));
+            for taken in together(taking).await {
+                let (assigned, served) = taken?;
+                prepared.insert(assigned.partition, (assigned, served));
+            }
         }
         let changes = prepared.values().map(|(assigned, _)| *assigned).collect();
         let mut standing = self.standing.lock();

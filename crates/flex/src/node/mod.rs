@@ -12,6 +12,7 @@
 //! more and ends its calls as fenced: start another. Cost: state per partition is some 40 bytes, and its slots while it is its proxy.
 
 mod changing;
+mod counters;
 pub(crate) mod peers;
 pub(crate) mod records;
 
@@ -22,7 +23,7 @@ use std::time::Duration;
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::{Gate, Runtime};
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{ClientId, Handler, NodeId, Reply, Request};
+use archipelago_fabric::{ClientId, Handler, Node, NodeId, Reply, Request};
 use archipelago_pool::{PoolClient, Reach};
 use parking_lot::{Mutex, RwLock};
 
@@ -30,12 +31,14 @@ use crate::format::{Geometry, packing};
 use crate::gates::Gates;
 use crate::ids::PartitionId;
 use crate::proxy::Proxy;
+use crate::rivals::Rivalry;
 use crate::settings::FlexSettings;
 use crate::table::Table;
 use crate::wire::{Assigned, Grant, Member, Message, Why};
 
 pub use changing::MapStatus;
 use changing::Standing;
+use counters::Counters;
 use peers::Peers;
 use records::Records;
 
@@ -59,6 +62,7 @@ pub(crate) struct Joined {
     pub(crate) number: u32,
     pub(crate) gates: Gates,
     pub(crate) map: RwLock<Arc<Map>>,
+    counters: Option<Counters>,
 }
 
 pub(crate) struct Inner {
@@ -75,6 +79,10 @@ pub(crate) struct Inner {
     pub(crate) rng: Mutex<Rng>,
     pub(crate) endpoints: Vec<String>,
     joined: OnceLock<Joined>,
+    /// What counters are lent from.
+    lends: OnceLock<Weak<Node>>,
+    /// Where other ideas are followed.
+    pub(crate) rivalry: Option<Rivalry>,
 }
 
 /// See the module.
@@ -147,7 +155,10 @@ impl ComputeNode {
         }
         let packing = packing(block_bytes)?;
         let sabotage = settings.sabotage;
-        let table = Table { pool: pool.clone(), runtime: Arc::clone(&runtime), packing, sabotage };
+        let rival = settings.rival;
+        let runtime_of = Arc::clone(&runtime);
+        let table = Table { pool: pool.clone(), runtime: runtime_of, packing, sabotage, rival };
+        let rivalry = rival.map(|rival| Rivalry::new(rival, settings.rival_cache_bytes));
         let peers = Peers::new(&reach, pool.client(), coordinator);
         let inner = Arc::new(Inner {
             records: Records::new(block_bytes),
@@ -156,6 +167,8 @@ impl ComputeNode {
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
             joined: OnceLock::new(),
+            lends: OnceLock::new(),
+            rivalry,
             settings,
             runtime,
             pool,
@@ -165,6 +178,12 @@ impl ComputeNode {
         });
         let door = Box::new(Door(Arc::downgrade(&inner)));
         Ok((Self(inner), door))
+    }
+
+    /// The fabric's node that this one is reached by: what it counts is lent from there, for the coordinator to read. To be called before
+    /// [`join`](Self::join); a node that was not told is taken for one without load.
+    pub fn lend_counters(&self, node: &Arc<Node>) {
+        let _the_first_one_counts = self.0.lends.set(Arc::downgrade(node));
     }
 
     /// Joins the store; to be called when the handler can be reached. Makes the store if this is the first node of it.
@@ -188,6 +207,12 @@ impl ComputeNode {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.0.pool.is_evicted()
+    }
+
+    /// What a rival's address cache has done; `None` if this is none.
+    #[must_use]
+    pub fn rival_cache(&self) -> Option<crate::cache::CacheStats> {
+        self.0.rivalry.as_ref().map(Rivalry::stats)
     }
 
     /// The map as this node has it; `None` before it has joined.
@@ -219,6 +244,26 @@ impl Inner {
         self.runtime.sleep(PAUSE + Duration::from_nanos(more)).await;
     }
 
+    /// A call to a partition was answered.
+    pub(crate) fn count(&self, partition: u32, read: bool) {
+        let counters = self.joined.get().and_then(|joined| joined.counters.as_ref());
+        if let Some(counters) = counters {
+            counters.count(PartitionId(partition), read);
+        }
+    }
+
+    /// Where the coordinator finds what was counted.
+    fn counted(&self) -> Message {
+        let Some(joined) = self.joined.get() else { return self.declined(Why::Busy) };
+        match &joined.counters {
+            Some(counters) => {
+                let partitions = joined.map.read().geometry.partitions();
+                Message::Counted { key: counters.key(), partitions }
+            }
+            None => self.declined(Why::Resolve),
+        }
+    }
+
     pub(crate) fn grant(&self) -> Grant {
         Grant { session: 0, stamp_us: self.now_us() }
     }
@@ -233,6 +278,7 @@ impl Inner {
             Message::Search { partition, epoch, hash, .. } => {
                 Some(self.search(PartitionId(*partition), *epoch, *hash))
             }
+            Message::Count {} => Some(self.counted()),
             Message::Renew { .. } => Some(Message::Renewed { grant: self.grant() }),
             _ => None,
         }
@@ -241,6 +287,7 @@ impl Inner {
     async fn answer(self: &Arc<Self>, from: ClientId, message: Message) -> Message {
         match message {
             Message::Write { .. } => self.write_index(from, &message).await,
+            Message::Carry { .. } => self.carried(&message).await,
             Message::Free { words } => self.free_here(&words).await,
             Message::Settle { partition, epoch, place } => {
                 self.settle(PartitionId(partition), epoch, place).await

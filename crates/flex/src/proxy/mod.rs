@@ -26,6 +26,7 @@ use crate::format::{Bucket, Candidates, KeyHash, Slot, SlotIndex};
 use crate::ids::PartitionId;
 use crate::node::Inner;
 use crate::onesided::{Change, Put};
+use crate::rivals::Rival;
 use crate::wire::{Message, Place, Why, WriteKind};
 
 use served::Locked;
@@ -194,7 +195,10 @@ impl Inner {
         let address = self.table.slot(served.assigned.shape, index);
         let bytes = end.0.to_le_bytes();
         let invalid = crate::format::INVALID_WORD.to_le_bytes();
-        let mut writes: Vec<(_, &[u8])> = vec![(address, &bytes)];
+        // A metadata server keeps its index to itself.
+        let pooled = self.table.rival != Some(Rival::Clover);
+        let mut writes: Vec<(_, &[u8])> = Vec::new();
+        writes.extend(pooled.then_some((address, &bytes[..])));
         if old.is_live()
             && let Some(range) = self.table.record(old)
         {
@@ -238,7 +242,7 @@ impl Inner {
         };
         let change = Change { slot: self.table.slot(shape, index), old, new: wanted.new, end };
         match self.table.put(change, wanted.valid_ns, until_ns).await? {
-            Put::Lost(_) => Ok(Err(Why::Resolve)),
+            Put::Lost(_) | Put::Superseded => Ok(Err(Why::Resolve)),
             Put::Done => {
                 self.free_later(old);
                 if wanted.kind == WriteKind::Delete {

@@ -1,6 +1,8 @@
 //! The messages, one variant each; requests and answers.
 
-use archipelago_pool::wire::codec::{Reader, put_u8};
+use archipelago_base::codec::put_bytes;
+use archipelago_fabric::RemoteKey;
+use archipelago_pool::wire::codec::{Reader, Wire, put_u8};
 use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct};
 
 use super::Malformed;
@@ -36,6 +38,34 @@ pub enum Why {
     Malformed,
     /// The coordinator's term is over, or it knows nothing yet.
     OldTerm,
+}
+
+/// What a node is asked to do for another (a rival's).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Carrying {
+    /// Read.
+    Get,
+    /// Write, whatever is there.
+    Set,
+    /// Write what is not there.
+    Insert,
+    /// Write what is there.
+    Update,
+    /// Delete.
+    Delete,
+}
+
+/// Bytes of a key or a value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Payload(pub Vec<u8>);
+
+impl Wire for Payload {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_bytes(out, &self.0);
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        reader.bytes().map(|bytes| Self(bytes.to_vec()))
+    }
 }
 
 /// A slot and what it holds.
@@ -106,6 +136,7 @@ pub struct Assigned {
 
 wire_enum!(WriteKind { Insert = 0, Update = 1, Delete = 2 });
 wire_enum!(Why { Moved = 0, Busy = 1, Resolve = 2, Full = 3, Fenced = 4, Malformed = 5, OldTerm = 6 });
+wire_enum!(Carrying { Get = 0, Set = 1, Insert = 2, Update = 3, Delete = 4 });
 wire_struct!(Place { index, word });
 wire_struct!(Grant { session, stamp_us });
 wire_struct!(ReadCount { index, count });
@@ -204,6 +235,26 @@ wire_messages! {
     }
     /// It is done.
     Done = 12 {}
+    /// Client → the partition's node, under ownership: do this.
+    Carry = 13 {
+        /// The key.
+        key: Payload,
+        /// What.
+        kind: Carrying,
+        /// The value, if one is written.
+        value: Payload,
+        /// Unix ms; 0: never.
+        expires_ms: u64,
+    }
+    /// What came of it.
+    Carried = 14 {
+        /// Whether it applied; of a read, whether the key is there.
+        done: bool,
+        /// What was read.
+        value: Payload,
+        /// Its expiry.
+        expires_ms: u64,
+    }
     /// Compute node → coordinator: it wants to take part.
     Join = 20 {
         /// As which client of the pool.
@@ -272,6 +323,15 @@ wire_messages! {
     }
     /// Compute node → coordinator: a partition is full.
     Grow = 28 { /** Which. */ partition: u32, /** At which epoch. */ epoch: u32 }
+    /// Coordinator → all: where is what you counted?
+    Count = 31 {}
+    /// In a region of the node, to be read one-sided.
+    Counted = 32 {
+        /// Opens it.
+        key: RemoteKey,
+        /// Over so many partitions.
+        partitions: u32,
+    }
     /// Coordinator → all: what do you know?
     Recall = 29 { /** The coordinator's term. */ term: u64 }
     /// What a node knows, for a coordinator that started anew.

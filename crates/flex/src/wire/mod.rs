@@ -9,7 +9,8 @@ mod message;
 mod tests;
 
 pub use message::{
-    Assigned, Grant, Member, Message, Place, ReadCount, Shaped, VERSION, Why, WriteKind,
+    Assigned, Carrying, Grant, Member, Message, Payload, Place, ReadCount, Shaped, VERSION, Why,
+    WriteKind,
 };
 
 /// What is wrong with a message.

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use archipelago_base::random::Rng;
 use archipelago_pool::{BlockId, ClientId};
 
 use super::super::{Action, Coordinator, Plan};
+use crate::format::Counts;
 use crate::wire::{Assigned, Grant, Member, Message, Shaped, Why};
 
 pub(super) const PLAN: Plan = Plan { partition_bits: 3, log2_buckets: 1, offload: 0 };
@@ -77,6 +79,8 @@ pub(super) struct Cluster {
     next_ticket: u64,
     next_client: u64,
     term: u64,
+    counted: Vec<u32>,
+    counted_ns: u64,
 }
 
 fn declined(why: Why) -> Message {
@@ -202,6 +206,8 @@ impl Cluster {
             next_ticket: 1,
             next_client: 1,
             term: 1,
+            counted: Vec::new(),
+            counted_ns: 0,
         }
     }
 
@@ -220,6 +226,22 @@ impl Cluster {
 
     pub(super) fn grow(&mut self, partition: u32, epoch: u32) {
         self.bag.push(Flight::Request { message: Message::Grow { partition, epoch } });
+    }
+
+    /// An interval ends: everybody has counted more, of one partition much more.
+    pub(super) fn count(&mut self, hot: usize, rng: &mut Rng) {
+        let partitions = self.core.map().len();
+        self.counted.resize(partitions, 0);
+        for (partition, counted) in self.counted.iter_mut().enumerate() {
+            *counted += if partition == hot % partitions { 10_000 } else { rng.u32(..200) };
+        }
+        self.counted_ns += 1_000_000_000;
+        let reads = u64::from(self.counted.iter().sum::<u32>());
+        let counts = Counts { reads, writes: reads / 9, accesses: self.counted.clone() };
+        let readings = self.nodes.keys().map(|client| (*client, counts.clone()));
+        self.core.on_time(self.counted_ns);
+        self.core.on_counts(&readings.collect::<Vec<_>>());
+        self.collect();
     }
 
     /// The pool has taken a node for dead, and its lease is over.

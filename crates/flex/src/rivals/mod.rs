@@ -1,0 +1,57 @@
+//! Rivals: the same store with other ideas of where the index is and what is cached, to be compared with. Not for use.
+//!
+//! | mode | after | reads | updates of the index |
+//! | --- | --- | --- | --- |
+//! | [`Rival::Base`] | Aceso | address cache, else the index in the pool | one swap, on one copy |
+//! | [`Rival::Fusee`] | FUSEE | the same; buckets are read beside every record | a swap on every copy (SNAPSHOT) |
+//! | [`Rival::Clover`] | Clover | address cache, else the metadata server | by the metadata server, in its memory |
+//! | [`Rival::Ownership`] | DINOMO, DEX | at the partition's node | at the partition's node, which does all of it |
+//!
+//! Everything else is shared with the store: records, their copies and valid bits, blocks, maps, messages, the fabric. So what differs in a
+//! measurement is what the table says.
+//!
+//! **What they leave out.** Nobody survives failures: a swap on one copy is lost with that copy, a metadata server takes the index along, a writer that
+//! dies between the swaps of a slot's copies blocks it. Inserts and deletions go through the partition's node, as
+//! the store's own one-sided path has it ([0017](../../../docs/decisions/0017-flex-one-sided-writes.md)), and swap in the mode's way there.
+//!
+//! An address is cached when a key was read or written, and believed as long as the record that it names is valid: whoever supersedes
+//! a record clears its valid bit before the new one can be seen. Thread-safety: all of it. Paper: §2.2, §5.1.
+
+mod client;
+mod swap;
+
+use parking_lot::Mutex;
+
+use crate::cache::LocalCache;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rival {
+    /// An address cache and one swap of one copy of the index.
+    Base,
+    /// A swap of every copy.
+    Fusee,
+    /// One node has the whole index ([`Coordinator::concentrate`](crate::coordinator::Coordinator::concentrate)).
+    Clover,
+    /// Requests are sent to the partition's node.
+    Ownership,
+}
+
+/// What a node keeps of it.
+#[derive(Debug)]
+pub(crate) struct Rivalry {
+    pub(crate) mode: Rival,
+    cache: Mutex<LocalCache>,
+}
+
+impl Rivalry {
+    pub(crate) fn new(mode: Rival, cache_bytes: u64) -> Self {
+        let bytes = cache_bytes.max(crate::cache::FIXED_BYTES);
+        let cache = LocalCache::new(bytes).expect("at least what an empty cache takes");
+        Self { mode, cache: Mutex::new(cache) }
+    }
+
+    pub(crate) fn stats(&self) -> crate::cache::CacheStats {
+        self.cache.lock().stats()
+    }
+}

@@ -7,13 +7,13 @@ use archipelago_memory::core::Sabotage;
 use parking_lot::Mutex;
 
 const USAGE: &str = "\
-usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill] [--no-eviction] [--no-lease] [--early-commit] [--no-repair]
+usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace] [--no-fencing] [--no-fill] [--no-eviction] [--no-lease] [--early-commit] [--no-repair] [--no-invalidation]
            runs N seeds (1000 by default) from SEED on (0), each a store in virtual time in which compute nodes and
            memory nodes crash and are cut off and partitions move; says what must not be, and how to repeat it
   --trace  prints what happened in each run
   --no-fencing, --no-fill, --no-eviction
            leave a step of the pool's protocol out
-  --no-lease, --early-commit, --no-repair
+  --no-lease, --early-commit, --no-repair, --no-invalidation
            leave a step of the store's out: the check must notice";
 
 /// What was asked for.
@@ -44,6 +44,7 @@ fn arguments() -> Result<Option<Arguments>, String> {
             "--no-lease" => flex.no_lease = true,
             "--early-commit" => flex.early_commit = true,
             "--no-repair" => flex.no_repair = true,
+            "--no-invalidation" => flex.no_invalidation = true,
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument `{other}`")),
         }

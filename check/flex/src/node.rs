@@ -48,9 +48,12 @@ pub(crate) fn pace() -> Pace {
     Pace { request: REQUEST, pause: Duration::from_micros(500), renewal: Duration::from_millis(1) }
 }
 
-pub(crate) fn settings(sabotage: Sabotage) -> FlexSettings {
+pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexSettings {
+    // Room for everything, for a few entries beside the index, for hardly any of the index.
+    let memory_limit = [1 << 20, 24 << 10, 13 << 10][rng.usize(..3)];
     FlexSettings {
         sabotage,
+        memory_limit,
         label: LABEL,
         lease: Duration::from_millis(10),
         address_lease: Duration::from_millis(60),
@@ -91,8 +94,9 @@ impl NodeActor {
                 coordinator: vec![COORDINATOR.to_owned()],
                 endpoints: vec![name.clone()],
             };
-            let (compute, door) =
-                ComputeNode::new(settings(shared.sabotage), around).expect("sound settings");
+            let mut rng = Rng::with_seed(sim.host().seed());
+            let settings = settings(shared.sabotage, &mut rng);
+            let (compute, door) = ComputeNode::new(settings, around).expect("sound settings");
             let (id, epoch) = compute.fabric_id();
             let fabric = sim.network().node(id, epoch, Some(door)).expect("a node in memory");
             compute.lend_counters(&fabric);
@@ -174,8 +178,10 @@ async fn work(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
             *values += 1;
             *values
         };
-        let op = match rng.u32(..20) {
-            0..8 => Op::Get,
+        // Every other key is read far more often than written, so that pairs of it are cached.
+        let reads = if number.is_multiple_of(2) { 60 } else { 0 };
+        let op = match rng.u32(..20 + reads) {
+            0..8 | 20.. => Op::Get,
             8..12 => Op::Set(fresh()),
             12..14 => Op::Insert(fresh()),
             14..16 => Op::Update(fresh()),

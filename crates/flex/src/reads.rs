@@ -121,9 +121,10 @@ impl Reads {
         self.oldest(now_ns.saturating_sub(self.wait_ns))
     }
 
-    /// Forgets the counts of a partition: it has another proxy, or none.
-    pub fn forget(&mut self, partition: PartitionId) {
-        self.counts.retain(|_, (counted, _)| counted.partition != partition);
+    /// Forgets the counts of these partitions, which are in order: they have other proxies, or none.
+    pub fn forget(&mut self, partitions: &[PartitionId]) {
+        debug_assert!(partitions.is_sorted());
+        self.counts.retain(|_, (counted, _)| partitions.binary_search(&counted.partition).is_err());
     }
 
     /// Takes the oldest count, if it began at `since_max` or before.
@@ -177,7 +178,7 @@ mod tests {
         let due = reads.expired(1_300).expect("waited long enough");
         assert_eq!((due.hash, due.slot, due.reads), (KeyHash(8), SlotIndex(8), 1));
         assert_eq!(reads.expired(1_300), None);
-        reads.forget(PARTITION);
+        reads.forget(&[PARTITION]);
         assert_eq!(reads.expired(u64::MAX), None);
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use archipelago_base::{Error, Result};
 
 use crate::format::{LOG2_BUCKETS_MAX, PARTITION_BITS_DEFAULT, PARTITION_BITS_MAX};
+use crate::lease::Terms;
 use crate::rivals::Rival;
 
 /// Steps of the protocol that are left out on purpose, for checks that must notice.
@@ -16,6 +17,20 @@ pub struct Sabotage {
     pub early_commit: bool,
     /// A record that is superseded stays valid, and what a dead node left half done stays so.
     pub no_repair: bool,
+    /// A write commits without a word to those who cache the old value.
+    pub no_invalidation: bool,
+}
+
+/// What a compute node may cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Nothing.
+    Off,
+    /// Where records lie.
+    Addresses,
+    /// That, or of keys that are read far more often than written the whole pair.
+    #[default]
+    Pairs,
 }
 
 /// See the module.
@@ -33,12 +48,15 @@ pub struct FlexSettings {
     /// How long anybody may act on a record's address; freed records are used again later than that. Longer than the pool's lease:
     /// a client that stopped meanwhile has lost its keys by then. Default: 5 s.
     pub address_lease: Duration,
+    /// Bytes of this node for the index of the partitions that it is the proxy of, what it knows of their keys, and its cache,
+    /// together; never more. At least some 30 KiB. Default: 128 MiB.
+    pub memory_limit: u64,
+    /// What is cached. Default: addresses and pairs.
+    pub cache: CacheMode,
     /// A request that gets nowhere ends as busy after so long. Default: 5 s.
     pub patience: Duration,
     /// Another idea of where the index is, to be compared with. Default: none.
     pub rival: Option<Rival>,
-    /// Bytes of a rival's address cache. Default: 64 MB.
-    pub rival_cache_bytes: u64,
     /// For checks. Default: nothing is left out.
     pub sabotage: Sabotage,
 }
@@ -51,9 +69,10 @@ impl Default for FlexSettings {
             log2_buckets: 5,
             lease: Duration::from_millis(200),
             address_lease: Duration::from_secs(5),
+            memory_limit: 128 << 20,
+            cache: CacheMode::default(),
             patience: Duration::from_secs(5),
             rival: None,
-            rival_cache_bytes: 64 << 20,
             sabotage: Sabotage::default(),
         }
     }
@@ -86,7 +105,20 @@ impl FlexSettings {
         self.lease.as_micros() as u64
     }
 
+    /// How long after it was freed a record stays as it is, by the clock of its block's owner.
     pub(crate) fn address_lease_ns(&self) -> u64 {
         self.address_lease.as_nanos() as u64
+    }
+
+    /// How long anybody else acts on its address: less, as clocks run apart.
+    pub(crate) fn address_use_ns(&self) -> u64 {
+        let lease_ns = self.address_lease_ns();
+        lease_ns - lease_ns / 256
+    }
+
+    /// What proxies and those who cache their pairs agree on.
+    pub(crate) fn terms(&self) -> Terms {
+        let lease_ns = self.lease.as_nanos() as u64;
+        Terms { lease_ns, tick_ns: (lease_ns / 100).min(1_000_000), ..Terms::default() }
     }
 }

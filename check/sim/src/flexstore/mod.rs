@@ -28,7 +28,7 @@ use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::sim::{Model, Network, Sim};
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Report, Tuning};
-use archipelago_flex::{ComputeNode, FlexSettings, Rival, Surroundings};
+use archipelago_flex::{CacheMode, ComputeNode, FlexSettings, Rival, Surroundings};
 use archipelago_manager::core::Terms;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
@@ -46,6 +46,8 @@ const LABEL: u64 = 1;
 const BLOCK_BYTES: u64 = 4 << 20;
 /// Memory nodes have as many blocks as anybody wants; what was never written takes no memory.
 const BLOCKS_MAX: u64 = 4096;
+/// A metadata server has the whole index.
+const SERVER_BYTES: u64 = 256 << 20;
 /// Loading is given up after so long, in virtual time.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -76,6 +78,8 @@ pub struct Setup {
     pub partition_bits: u32,
     /// 2^this buckets of eight slots in each.
     pub log2_buckets: u32,
+    /// What compute nodes cache.
+    pub cache: CacheMode,
     /// Another store than this one.
     pub rival: Option<Rival>,
     /// The share of proxied partitions after loading, in a thousand.
@@ -101,6 +105,7 @@ impl Default for Setup {
             memory_bytes: 640 << 10,
             partition_bits: 9,
             log2_buckets: 6,
+            cache: CacheMode::Pairs,
             rival: None,
             offload: 0,
             tuning: Tuning::FIXED,
@@ -142,7 +147,9 @@ fn settings(setup: &Setup) -> FlexSettings {
         lease: Duration::from_millis(10),
         address_lease: Duration::from_millis(40),
         rival: setup.rival,
-        rival_cache_bytes: setup.memory_bytes,
+        cache: setup.cache,
+        memory_limit: setup.memory_bytes,
+        patience: Duration::from_secs(5),
         ..FlexSettings::default()
     }
 }
@@ -244,7 +251,11 @@ impl Testbed {
             let sim = join(&format!("compute{number}"));
             let threads = if number < servers { setup.clients } else { setup.proxy_threads };
             let host = sim.host().clone();
-            let starting = host.spawn("start", start_node(sim, setup.clone(), threads));
+            let mut setup = setup.clone();
+            if number < servers {
+                setup.memory_bytes = SERVER_BYTES;
+            }
+            let starting = host.spawn("start", start_node(sim, setup, threads));
             machines.push(simulation.block_on(starting).map_err(ended)??);
         }
         let mut testbed = Self {

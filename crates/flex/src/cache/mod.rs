@@ -29,8 +29,6 @@ mod nodes;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 pub use fetch::Fetch;
 use fetch::{MARKS_BYTES, Marks};
 use nodes::{ALLOC_BYTES, ALLOC_UNIT, CHUNK_BYTES, Entry, Nodes, TABLE_BYTES, TABLE_STEP};
@@ -49,8 +47,6 @@ pub const FIXED_BYTES: u64 = size_of::<LocalCache>() as u64 + MARKS_BYTES;
 pub struct Place {
     /// Of the key.
     pub partition: PartitionId,
-    /// Slot generation of the partition.
-    pub generation: u32,
     /// Which slot.
     pub slot: SlotIndex,
     /// Its word.
@@ -59,8 +55,10 @@ pub struct Place {
     pub owner: Option<ComputeId>,
     /// The proxy's session ([`Holder`](crate::lease::Holder)).
     pub session: u64,
-    /// Of the slot's lease.
+    /// Of the slot's lease: the partition's epoch, and the owner's clock before it said so.
     pub stamp: Stamp,
+    /// This node's clock before it asked: the word was in the slot at some time since.
+    pub seen_ns: u64,
 }
 
 /// What is cached of a key.
@@ -110,12 +108,6 @@ pub struct Short {
 /// What the cache has done and holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Look-ups that found a pair.
-    pub pair_hits: u64,
-    /// Look-ups that found an address.
-    pub address_hits: u64,
-    /// Look-ups that found nothing.
-    pub misses: u64,
     /// Entries that made room.
     pub evicted: u64,
     /// Entries that were invalidated, alone or with their partition or owner.
@@ -132,9 +124,6 @@ pub struct CacheStats {
 
 #[derive(Debug, Default)]
 struct Counters {
-    pair_hits: AtomicU64,
-    address_hits: AtomicU64,
-    misses: AtomicU64,
     evicted: u64,
     invalidated: u64,
     refused: u64,
@@ -222,22 +211,15 @@ impl LocalCache {
         self.index_bytes -= bytes;
     }
 
-    /// Looks a key up.
+    /// Looks a key up. Whether what is found may be served is not known here, so hits are not counted here either.
     #[must_use]
     pub fn get(&self, hash: KeyHash, key: &[u8]) -> Option<Hit<'_>> {
-        let found = self.find(hash, key).map(|at| {
+        self.find(hash, key).map(|at| {
             let entry = self.nodes.entry(at);
             let value = &entry.data[usize::from(entry.key_bytes)..];
             let pair = Cached::Pair { value, expires_ms: entry.expires_ms };
             Hit { place: entry.place, cached: if entry.is_pair { pair } else { Cached::Address } }
-        });
-        let counter = match found {
-            None => &self.counters.misses,
-            Some(Hit { cached: Cached::Address, .. }) => &self.counters.address_hits,
-            Some(_) => &self.counters.pair_hits,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-        found
+        })
     }
 
     /// A request for a key is about to be sent whose answer is to be cached.
@@ -315,9 +297,10 @@ impl LocalCache {
         found.is_some()
     }
 
-    /// Removes what is cached of a partition; nothing that is being fetched now will be cached.
-    pub fn invalidate_partition(&mut self, partition: PartitionId) -> u64 {
-        self.invalidate_where(|place| place.partition == partition)
+    /// Removes what is cached of these partitions, which are in order; nothing that is being fetched now will be cached.
+    pub fn invalidate_partitions(&mut self, partitions: &[PartitionId]) -> u64 {
+        debug_assert!(partitions.is_sorted());
+        self.invalidate_where(|place| partitions.binary_search(&place.partition).is_ok())
     }
 
     /// Removes what an owner said; nothing that is being fetched now will be cached.
@@ -341,9 +324,6 @@ impl LocalCache {
     pub fn stats(&self) -> CacheStats {
         let counters = &self.counters;
         CacheStats {
-            pair_hits: counters.pair_hits.load(Ordering::Relaxed),
-            address_hits: counters.address_hits.load(Ordering::Relaxed),
-            misses: counters.misses.load(Ordering::Relaxed),
             evicted: counters.evicted,
             invalidated: counters.invalidated,
             refused: counters.refused,

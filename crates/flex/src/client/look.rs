@@ -5,48 +5,54 @@ use std::sync::Arc;
 use archipelago_base::Result;
 
 use super::Value;
-use crate::format::{Decoded, KeyHash, Record, RecordRefused, Slot, SlotIndex};
+use super::cached::Source;
+use crate::format::{Candidates, Decoded, KeyHash, Record, RecordRefused, Slot, SlotIndex};
 use crate::node::Inner;
 use crate::table::Range;
-use crate::wire::{Assigned, Message, Place};
+use crate::wire::{Assigned, Candidate, Grant, Message, Place};
 
 /// The key's slot and record.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
-    pub(crate) index: SlotIndex,
-    pub(crate) slot: Slot,
-    pub(crate) expires_ms: u64,
+pub(super) struct Found {
+    pub(super) index: SlotIndex,
+    pub(super) slot: Slot,
+    pub(super) expires_ms: u64,
 }
 
 /// What the index in the pool says of a key.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Looked {
-    pub(crate) found: Option<Found>,
+pub(super) struct Looked {
+    pub(super) found: Option<Found>,
     /// A slot in which the key is being written one-sided.
-    pub(crate) pending: Option<Place>,
-    /// Of the slot that was found.
-    pub(crate) value: Option<Value>,
+    pub(super) pending: Option<Place>,
     /// Slots with the key's fingerprint that hold other keys.
-    pub(crate) others: Vec<Place>,
+    pub(super) others: Vec<Place>,
     /// The clock of the partition's node, at some time before.
-    pub(crate) stamp_us: u64,
+    pub(super) stamp_us: u64,
     /// Until when the addresses hold, by this node's clock.
-    pub(crate) valid_ns: u64,
+    pub(super) valid_ns: u64,
+    /// Whether the write is for the word that was found alone.
+    pub(super) exact: bool,
 }
 
 /// A record that one of the slots names.
-enum Read {
+pub(super) enum Read {
     /// Of another key.
     Other,
-    /// The key's.
-    Mine { value: Vec<u8>, expires_ms: u64, previous: Slot },
+    /// The key's. `valid`: it was not superseded yet.
+    Mine { value: Vec<u8>, expires_ms: u64, previous: Slot, valid: bool },
     /// Not there any more: the slot was old.
     Gone,
 }
 
 impl Inner {
     /// The records of slots, read at once.
-    async fn read_records(&self, slots: &[Slot], key: &[u8], until_ns: u64) -> Result<Vec<Read>> {
+    pub(super) async fn read_records(
+        &self,
+        slots: &[Slot],
+        key: &[u8],
+        until_ns: u64,
+    ) -> Result<Vec<Read>> {
         let mut ranges: Vec<Range> = Vec::with_capacity(slots.len());
         ranges.extend(slots.iter().filter_map(|slot| self.table.record(*slot)));
         debug_assert_eq!(ranges.len(), slots.len());
@@ -61,6 +67,7 @@ impl Inner {
                     value: record.value.to_vec(),
                     expires_ms: record.expires_ms,
                     previous: Slot(record.previous),
+                    valid: record.valid,
                 },
                 Ok(Decoded::Record(_)) => Read::Other,
                 Err(RecordRefused::Version(version)) => {
@@ -73,35 +80,49 @@ impl Inner {
         Ok(records)
     }
 
-    /// The value of a key; the outer `None`: the slots were old, look again.
+    /// The value of a key, which is cached, too; the outer `None`: the slots were old, look again. `reads`: of the key, to be told along.
     pub(super) async fn find(
         self: &Arc<Self>,
         entry: Assigned,
         key: &[u8],
         hash: KeyHash,
+        reads: u32,
         until_ns: u64,
     ) -> Result<Option<Option<Value>>> {
-        let slots = if entry.offloaded {
-            match self.ask_proxy(entry, hash).await? {
-                Some(slots) => slots,
+        let fetch = self.caching.begin_fetch(hash);
+        let seen_ns = self.now_ns();
+        let (candidates, source) = if entry.offloaded {
+            match self.ask_proxy(entry, hash, reads).await? {
+                Some((slots, grant)) => (slots, Source::of_proxy(entry, grant, seen_ns)),
                 None => return Ok(None),
             }
         } else {
             let candidates = self.table.candidates(entry.shape, hash, until_ns).await?;
-            let fingerprint = hash.fingerprint();
-            let named = |slot: &Slot| slot.is_live() || slot.is_pending();
-            let same = candidates.all().map(|(_, slot)| slot).filter(named);
-            same.filter(|slot| slot.0 as u8 == fingerprint).collect()
+            let same = Self::named(&candidates, hash);
+            let place = |(index, slot): (SlotIndex, Slot)| Candidate {
+                index: index.0,
+                word: slot.0,
+                cache: false,
+            };
+            (same.into_iter().map(place).collect(), Source { seen_ns, ..Source::default() })
         };
+        let slots: Vec<Slot> = candidates.iter().map(|candidate| Slot(candidate.word)).collect();
         let records = self.read_records(&slots, key, until_ns).await?;
-        for (slot, read) in slots.into_iter().zip(records) {
-            let Read::Mine { value, expires_ms, previous } = read else {
+        for (candidate, read) in candidates.into_iter().zip(records) {
+            let slot = Slot(candidate.word);
+            let Read::Mine { value, expires_ms, previous, valid } = read else {
                 if matches!(read, Read::Gone) {
                     return Ok(None);
                 }
                 continue;
             };
             if !slot.is_pending() {
+                // Nobody keeps what is superseded already, or was read while this node was no member.
+                if valid && self.table.holds_lease() {
+                    let place = source.place(entry, SlotIndex(candidate.index), slot);
+                    let pair = candidate.cache.then_some((&value[..], expires_ms));
+                    self.caching.finish_fetch(fetch, (hash, key), place, pair);
+                }
                 return Ok(Some(Some(Value { bytes: value, expires_ms, version: slot })));
             }
             if !previous.is_live() {
@@ -123,19 +144,26 @@ impl Inner {
         self: &Arc<Self>,
         entry: Assigned,
         hash: KeyHash,
-    ) -> Result<Option<Vec<Slot>>> {
+        reads: u32,
+    ) -> Result<Option<(Vec<Candidate>, Grant)>> {
         let Assigned { partition, epoch, .. } = entry;
-        let search = Message::Search { partition, epoch, hash: hash.0, reads: 0, session: 0 };
-        match self.ask_node(entry, &search).await? {
-            Some(Message::Found { slots, .. }) => {
-                Ok(Some(slots.into_iter().map(|place| Slot(place.word)).collect()))
-            }
-            _ => Ok(None),
-        }
+        let search = Message::Search { partition, epoch, hash: hash.0, reads };
+        Ok(match self.ask_node(entry, &search).await? {
+            Some(Message::Found { slots, grant }) => Some((slots, grant)),
+            _ => None,
+        })
+    }
+
+    /// Slots that name a record whose key may have this hash, or will.
+    fn named(candidates: &Candidates, hash: KeyHash) -> Vec<(SlotIndex, Slot)> {
+        let named = |slot: Slot| slot.is_live() || slot.is_pending();
+        let fingerprint = hash.fingerprint();
+        let same = |(_, slot): &(SlotIndex, Slot)| named(*slot) && slot.0 as u8 == fingerprint;
+        candidates.all().filter(same).collect()
     }
 
     /// Slot and record of a key by the index in the pool; `None`: look again.
-    pub(crate) async fn look(
+    pub(super) async fn look(
         &self,
         entry: Assigned,
         key: &[u8],
@@ -143,23 +171,7 @@ impl Inner {
         until_ns: u64,
     ) -> Result<Option<Looked>> {
         let candidates = self.table.candidates(entry.shape, hash, until_ns).await?;
-        let fingerprint = hash.fingerprint();
-        let named = |(_, slot): &(SlotIndex, Slot)| slot.is_live() || slot.is_pending();
-        let same: Vec<(SlotIndex, Slot)> = candidates
-            .all()
-            .filter(named)
-            .filter(|(_, slot)| slot.0 as u8 == fingerprint)
-            .collect();
-        self.look_at(same, key, until_ns).await
-    }
-
-    /// The same, of slots that hold the key's fingerprint.
-    pub(crate) async fn look_at(
-        &self,
-        same: Vec<(SlotIndex, Slot)>,
-        key: &[u8],
-        until_ns: u64,
-    ) -> Result<Option<Looked>> {
+        let same = Self::named(&candidates, hash);
         let slots: Vec<Slot> = same.iter().map(|(_, slot)| *slot).collect();
         let records = self.read_records(&slots, key, until_ns).await?;
         let mut looked = Looked::default();
@@ -169,9 +181,8 @@ impl Inner {
                 Read::Gone => return Ok(None),
                 Read::Other => looked.others.push(place),
                 Read::Mine { .. } if slot.is_pending() => looked.pending = Some(place),
-                Read::Mine { value, expires_ms, .. } => {
+                Read::Mine { expires_ms, .. } => {
                     looked.found = Some(Found { index, slot, expires_ms });
-                    looked.value = Some(Value { bytes: value, expires_ms, version: slot });
                 }
             }
         }

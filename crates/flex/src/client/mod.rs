@@ -7,10 +7,14 @@
 //! a pending slot, what was there before counts. **Writing.** Look; write the new record to all its copies; change the slot
 //! (`submit.rs`); if somebody else was faster, look again.
 //!
+//! What this node has cached shortens both (`cached.rs`): a read that finds the pair sends nothing, one that finds the address reads the record alone; a
+//! write that finds either need not look.
+//!
 //! **An outcome that is not known** (the proxy's node does not answer, then dies): the call asks until it is answered, or until
 //! the map says that the partition went on without that node. Then it looks: its record is in the index, or was (whoever superseded it
 //! cleared its valid bit), or never was and never will be.
 
+mod cached;
 mod look;
 mod submit;
 
@@ -20,15 +24,16 @@ use std::task::Poll;
 
 use archipelago_base::{Error, Result};
 
+use crate::cache::Fetch;
 use crate::format::{KeyHash, Record, Slot, key_hash};
 use crate::gates::Inside;
 use crate::node::records::Written;
 use crate::node::{ComputeNode, Inner};
 use crate::wire::{Assigned, WriteKind};
 
-pub(crate) use look::{Found, Looked};
-pub(crate) use submit::Submitted;
-use submit::Unsettled;
+use cached::Served;
+use look::Looked;
+use submit::{Done, Submitted, Unsettled};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,34 +60,12 @@ pub(crate) enum If {
 
 /// A write, as it was asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Write<'a> {
-    pub(crate) key: &'a [u8],
-    pub(crate) hash: KeyHash,
+struct Write<'a> {
+    key: &'a [u8],
+    hash: KeyHash,
     /// `None`: delete.
-    pub(crate) value: Option<(&'a [u8], u64)>,
-    pub(crate) when: If,
-}
-
-impl Write<'_> {
-    /// Whether it applies to what is there and has not expired.
-    pub(crate) fn applies(&self, there: Option<&Found>) -> bool {
-        match self.when {
-            If::Always => true,
-            If::Absent => there.is_none(),
-            If::Present => there.is_some(),
-            If::Version(version) => there.is_some_and(|found| found.slot == version),
-        }
-    }
-
-    /// What it does to the index; `None`: nothing.
-    pub(crate) fn kind(&self, found: Option<&Found>) -> Option<WriteKind> {
-        match (found, self.value) {
-            (Some(_), None) => Some(WriteKind::Delete),
-            (Some(_), Some(_)) => Some(WriteKind::Update),
-            (None, Some(_)) => Some(WriteKind::Insert),
-            (None, None) => None,
-        }
-    }
+    value: Option<(&'a [u8], u64)>,
+    when: If,
 }
 
 impl ComputeNode {
@@ -145,7 +128,7 @@ impl ComputeNode {
 }
 
 /// Unix time by the system that the runtime lives in: expiries are compared with it.
-pub(crate) fn expired(expires_ms: u64, inner: &Inner) -> bool {
+fn expired(expires_ms: u64, inner: &Inner) -> bool {
     expires_ms != 0 && inner.unix_ms() >= expires_ms
 }
 
@@ -162,6 +145,10 @@ impl Inner {
     ) -> Result<(Inside<'_>, Assigned)> {
         let joined = self.joined()?;
         let partition = joined.map.read().geometry.partition(hash);
+        if let Some(inside) = joined.gates.try_enter(partition) {
+            let entry = joined.map.read().entries[partition.0 as usize];
+            return Ok((inside, entry));
+        }
         let left_ns = until_ns.saturating_sub(self.now_ns());
         let mut entering = pin!(joined.gates.enter(partition));
         let mut waiting = self.runtime.sleep(Duration::from_nanos(left_ns));
@@ -183,9 +170,12 @@ impl Inner {
         loop {
             let started_ns = self.now_ns();
             let (inside, entry) = self.enter(hash, until_ns).await?;
-            let looked = self.find(entry, key, hash, until_ns).await?;
+            let looked = match self.read_cached(entry, key, hash, until_ns).await? {
+                Served::Value(value) => Some(Some(value)),
+                Served::Nothing { reads } => self.find(entry, key, hash, reads, until_ns).await?,
+            };
             drop(inside);
-            let in_time = self.now_ns() - started_ns < self.settings.address_lease_ns();
+            let in_time = self.now_ns() - started_ns < self.settings.address_use_ns();
             if let Some(value) = looked
                 && in_time
                 && self.table.holds_lease()
@@ -241,13 +231,13 @@ impl Inner {
                 None => self.free_unpublished(open.record),
             }
         }
-        // Whatever is found counts from here: on addresses as long as they hold, by the clock of the partition's node.
-        let Some(stamp_us) = self.stamp_of(entry).await? else { return Ok(None) };
-        let valid_ns = self.now_ns() + self.settings.address_lease_ns();
-        let Some(looked) = self.look(entry, write.key, write.hash, until_ns).await? else {
-            return Ok(None);
+        let looked = match self.look_cached(entry, write)? {
+            Some(looked) => looked,
+            None => match self.look_for(entry, write, until_ns).await? {
+                Some(looked) => looked,
+                None => return Ok(None),
+            },
         };
-        let looked = Looked { stamp_us, valid_ns, ..looked };
         if let Some(pending) = looked.pending {
             // Another write of the key is under way; one that stays so has lost its writer.
             *stuck += 1;
@@ -257,15 +247,39 @@ impl Inner {
             return Ok(None);
         }
         let there = looked.found.as_ref().filter(|found| !expired(found.expires_ms, self));
-        if !write.applies(there) {
+        let applies = match write.when {
+            If::Always => true,
+            If::Absent => there.is_none(),
+            If::Present => there.is_some(),
+            If::Version(version) => there.is_some_and(|found| found.slot == version),
+        };
+        if !applies {
             // Seen while this node was a member.
             return Ok(self.table.holds_lease().then_some(false));
         }
-        let Some(kind) = write.kind(looked.found.as_ref()) else { return Ok(Some(false)) };
+        let kind = match (&looked.found, write.value) {
+            (Some(_), None) => WriteKind::Delete,
+            (Some(_), Some(_)) => WriteKind::Update,
+            (None, Some(_)) => WriteKind::Insert,
+            (None, None) => return Ok(Some(false)),
+        };
         let record = self.new_record(write, &looked, until_ns).await?;
-        match self.submit(write, entry, kind, &looked, record, until_ns).await? {
-            Submitted::Done => Ok(Some(true)),
-            Submitted::Not => {
+        let fetch = self.caching.begin_fetch(write.hash);
+        let submitted = self.submit(write, entry, kind, &looked, record, until_ns).await;
+        if !matches!(submitted, Ok(Submitted::Done(_) | Submitted::Not)) || write.value.is_none() {
+            // Nobody knows, or what was cached is old.
+            self.caching.invalidate(write.hash);
+        }
+        match submitted? {
+            Submitted::Done(done) => {
+                self.cache_written(write, entry, record, done, fetch);
+                Ok(Some(true))
+            }
+            Submitted::Superseded => {
+                self.free_unpublished(record);
+                Ok(Some(true))
+            }
+            Submitted::Not | Submitted::Stale => {
                 self.free_unpublished(record);
                 Ok(None)
             }
@@ -274,8 +288,7 @@ impl Inner {
                 self.ask_to_grow(entry, until_ns).await?;
                 Ok(None)
             }
-            // No rival comes here.
-            Submitted::Superseded | Submitted::Fenced => Ok(None),
+            Submitted::Fenced => Ok(None),
             Submitted::Unknown(open) => {
                 *unsettled = Some(open);
                 Ok(None)
@@ -283,7 +296,41 @@ impl Inner {
         }
     }
 
-    pub(crate) async fn new_record(
+    /// Slot and record by the index in the pool, as they are from some moment on that is known by the clock of the partition's node.
+    async fn look_for(
+        self: &Arc<Self>,
+        entry: Assigned,
+        write: &Write<'_>,
+        until_ns: u64,
+    ) -> Result<Option<Looked>> {
+        let Some(stamp_us) = self.stamp_of(entry).await? else { return Ok(None) };
+        let valid_ns = self.now_ns() + self.settings.address_use_ns();
+        let Some(looked) = self.look(entry, write.key, write.hash, until_ns).await? else {
+            return Ok(None);
+        };
+        // A position that is no longer a member's knowledge counts only with its word.
+        let sets = write.when == If::Always && write.value.is_some();
+        let exact = !sets || !self.table.holds_lease();
+        Ok(Some(Looked { stamp_us, valid_ns, exact, ..looked }))
+    }
+
+    /// Caches what was just written.
+    fn cache_written(
+        &self,
+        write: &Write<'_>,
+        entry: Assigned,
+        record: Written,
+        done: Done,
+        fetch: Option<Fetch>,
+    ) {
+        if write.value.is_some() && self.table.holds_lease() {
+            let place = done.source.place(entry, done.index, record.slot);
+            let pair = write.value.filter(|_| done.cache);
+            self.caching.finish_fetch(fetch, (write.hash, write.key), place, pair);
+        }
+    }
+
+    async fn new_record(
         &self,
         write: &Write<'_>,
         looked: &Looked,

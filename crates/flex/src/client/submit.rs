@@ -5,8 +5,9 @@ use std::sync::Arc;
 use archipelago_base::{Error, Result};
 
 use super::Write;
+use super::cached::Source;
 use super::look::Looked;
-use crate::format::Slot;
+use crate::format::{Slot, SlotIndex};
 use crate::ids::PartitionId;
 use crate::node::peers::{Asked, Peer};
 use crate::node::records::Written;
@@ -16,22 +17,35 @@ use crate::wire::{Assigned, Message, Place, Why, WriteKind};
 
 /// A request to the partition's node of which nobody knows what came.
 #[derive(Debug)]
-pub(crate) struct Unsettled {
+pub(super) struct Unsettled {
     pub(super) entry: Assigned,
     pub(super) record: Written,
     kind: WriteKind,
     expect: Slot,
     asked: Asked,
     peer: Arc<Peer>,
+    /// This node's clock before it asked.
+    seen_ns: u64,
+}
+
+/// Where a write is that was done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Done {
+    pub(super) index: SlotIndex,
+    /// Whether the pair may be cached.
+    pub(super) cache: bool,
+    pub(super) source: Source,
 }
 
 /// What came of a write.
-pub(crate) enum Submitted {
-    Done,
-    /// Done, and another write came right behind it: a rival's.
+pub(super) enum Submitted {
+    Done(Done),
+    /// It was done, and another write came right behind it: a rival's.
     Superseded,
-    /// Nothing happened: look again.
+    /// Nothing happened: try again.
     Not,
+    /// Nothing happened: the slot is not what it was taken for.
+    Stale,
     /// Nothing happened: there is no room.
     Full,
     /// The node says that it is no member any more; what came of the request it cannot say.
@@ -44,7 +58,7 @@ fn unknown(why: &str) -> Error {
 }
 
 impl Inner {
-    pub(crate) async fn submit(
+    pub(super) async fn submit(
         self: &Arc<Self>,
         write: &Write<'_>,
         entry: Assigned,
@@ -57,16 +71,19 @@ impl Inner {
             .found
             .as_ref()
             .map_or((Default::default(), Slot::EMPTY), |found| (found.index, found.slot));
+        let seen_ns = self.now_ns();
         if !entry.offloaded && kind == WriteKind::Update {
             let slot = self.table.slot(entry.shape, index);
             let change = Change { slot, old: expect, new: record.slot, end: record.slot };
             return Ok(match self.table.put(change, looked.valid_ns, until_ns).await? {
                 Put::Done => {
                     self.free_later(expect);
-                    Submitted::Done
+                    let source = Source { seen_ns, ..Source::default() };
+                    Submitted::Done(Done { index, cache: false, source })
                 }
+                // Another write came right behind it: what is cached is not the newest.
                 Put::Superseded => Submitted::Superseded,
-                Put::Lost(_) => Submitted::Not,
+                Put::Lost(_) => Submitted::Stale,
             });
         }
         let message = Message::Write {
@@ -76,22 +93,21 @@ impl Inner {
             kind,
             index: index.0,
             expect: expect.0,
-            exact: true,
+            exact: looked.exact,
             new: record.slot.0,
             others: looked.others.clone(),
             stamp_us: looked.stamp_us,
-            reads: 0,
-            session: 0,
+            reads: self.caching.take_reads(write.hash),
         };
         let Some(peer) = self.node_of(entry)? else {
             let answer = self.write_index(self.pool.client(), &message).await;
-            return match self.submitted(&answer, kind, entry, record)? {
+            return match self.submitted(&answer, kind, (entry, seen_ns), record)? {
                 Submitted::Fenced => Err(unknown("this node was taken for dead")),
                 other => Ok(other),
             };
         };
         let asked = Asked::new(&message);
-        let open = Unsettled { entry, record, kind, expect, asked, peer };
+        let open = Unsettled { entry, record, kind, expect, asked, peer, seen_ns };
         self.ask_on(open, until_ns).await
     }
 
@@ -102,7 +118,8 @@ impl Inner {
             let answer = self.ask_once(&open.peer, &mut open.asked).await;
             match answer {
                 Ok(Some(answer)) => {
-                    match self.submitted(&answer, open.kind, open.entry, open.record)? {
+                    let (asked, record) = ((open.entry, open.seen_ns), open.record);
+                    match self.submitted(&answer, open.kind, asked, record)? {
                         // The next map says what came of it.
                         Submitted::Fenced => {}
                         other => return Ok(other),
@@ -127,19 +144,26 @@ impl Inner {
         self: &Arc<Self>,
         answer: &Message,
         kind: WriteKind,
-        entry: Assigned,
+        (entry, seen_ns): (Assigned, u64),
         record: Written,
     ) -> Result<Submitted> {
         match answer {
-            Message::Written { .. } => {
+            Message::Written { place, cache, grant } => {
                 if kind == WriteKind::Delete && entry.offloaded {
                     // The proxy had no use for the tombstone.
                     self.free_unpublished(record);
                 }
-                Ok(Submitted::Done)
+                let source = if entry.offloaded {
+                    Source::of_proxy(entry, *grant, seen_ns)
+                } else {
+                    Source { seen_ns, ..Source::default() }
+                };
+                let index = SlotIndex(place.index);
+                Ok(Submitted::Done(Done { index, cache: *cache, source }))
             }
             Message::Declined { why, .. } => match why {
-                Why::Moved | Why::Busy | Why::Resolve => Ok(Submitted::Not),
+                Why::Moved | Why::Busy => Ok(Submitted::Not),
+                Why::Resolve => Ok(Submitted::Stale),
                 Why::Full => Ok(Submitted::Full),
                 Why::Fenced => Ok(Submitted::Fenced),
                 Why::Malformed | Why::OldTerm => {
@@ -162,12 +186,16 @@ impl Inner {
     ) -> Result<Option<bool>> {
         let record = open.record;
         match self.ask_on(open, until_ns).await? {
-            Submitted::Done => Ok(Some(true)),
+            Submitted::Done(_) => Ok(Some(true)),
             Submitted::Unknown(open) => {
                 *unsettled = Some(open);
                 Ok(None)
             }
-            Submitted::Superseded | Submitted::Not | Submitted::Full | Submitted::Fenced => {
+            Submitted::Superseded
+            | Submitted::Not
+            | Submitted::Stale
+            | Submitted::Full
+            | Submitted::Fenced => {
                 self.free_unpublished(record);
                 Ok(None)
             }
@@ -221,7 +249,7 @@ impl Inner {
     }
 
     /// The clock of the partition's node, as it was heard not long ago; `None`: it does not answer.
-    pub(crate) async fn stamp_of(self: &Arc<Self>, entry: Assigned) -> Result<Option<u64>> {
+    pub(super) async fn stamp_of(self: &Arc<Self>, entry: Assigned) -> Result<Option<u64>> {
         let Some(peer) = self.node_of(entry)? else { return Ok(Some(self.now_us())) };
         let fresh_ns = self.settings.address_lease_ns() / 4;
         if let Some(stamp_us) = peer.heard(self.now_ns(), fresh_ns) {
@@ -231,29 +259,26 @@ impl Inner {
             // Only inserts and deletions go there; most writes need no stamp, and the first that does brings one.
             return Ok(Some(0));
         }
-        Ok(self.ask_once(&peer, &mut Asked::new(&Message::Renew { session: 0 })).await?.and_then(
-            |answer| match answer {
+        Ok(self.ask_once(&peer, &mut Asked::new(&Message::Renew {})).await?.and_then(|answer| {
+            match answer {
                 Message::Renewed { grant } => Some(grant.stamp_us),
                 _ => None,
-            },
-        ))
+            }
+        }))
     }
 
     /// Asks the partition's node, this one included, something that may be asked twice; `None`: it does not answer, or not now.
-    pub(crate) async fn ask_node(
+    pub(super) async fn ask_node(
         self: &Arc<Self>,
         entry: Assigned,
         message: &Message,
     ) -> Result<Option<Message>> {
         let Some(peer) = self.node_of(entry)? else {
             return Ok(match message {
-                Message::Search { partition, epoch, hash, .. } => {
-                    Some(self.search(PartitionId(*partition), *epoch, *hash))
-                }
                 Message::Settle { partition, epoch, place } => {
                     Some(self.settle(PartitionId(*partition), *epoch, *place).await)
                 }
-                _ => None,
+                _ => self.answer_at_once(self.pool.client(), message),
             });
         };
         match self.ask_once(&peer, &mut Asked::new(message)).await {

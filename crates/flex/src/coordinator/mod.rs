@@ -192,7 +192,9 @@ impl Coordinator {
     /// A request of a node.
     pub fn on_message(&mut self, ticket: u64, message: &Message) {
         match message {
-            Message::Join { client, endpoints } => self.join(ticket, *client, endpoints),
+            Message::Join { client, endpoints, index_bytes } => {
+                self.join(ticket, *client, endpoints, *index_bytes);
+            }
             Message::Grow { partition, epoch } => {
                 let entry = self.map.get(*partition as usize);
                 if entry.is_some_and(|entry| entry.epoch == *epoch) {
@@ -322,7 +324,7 @@ impl Coordinator {
         self.answer(ticket, Message::Declined { why, grant });
     }
 
-    fn join(&mut self, ticket: u64, client: ClientId, endpoints: &[String]) {
+    fn join(&mut self, ticket: u64, client: ClientId, endpoints: &[String], index_bytes: u64) {
         if self.recalling.is_some() {
             return self.decline(ticket, Why::OldTerm);
         }
@@ -338,7 +340,7 @@ impl Coordinator {
                 !living && !changing && self.map.iter().all(|entry| entry.node != *number)
             };
             let Some(number) = (1..).find(free) else { return };
-            let member = Member { number, client, endpoints: endpoints.to_vec() };
+            let member = Member { number, client, endpoints: endpoints.to_vec(), index_bytes };
             self.nodes.insert(number, Node { member, gone: false });
         }
         self.joining.push_back((ticket, client));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Coordinator;
+use crate::directory::offloaded_bytes;
 use crate::hotness::{Assignment, Ranking, assign, offloaded_ranks};
 use crate::ids::{ComputeId, PartitionId};
 use crate::wire::Assigned;
@@ -28,9 +29,13 @@ impl Coordinator {
         let ratio = super::ratio_of(self.offload);
         let proxied = offloaded_ranks(ratio, self.map.len() as u32, living.len() as u32);
         for (node, list) in lists {
+            // What does not fit the node's memory limit stays without a proxy.
+            let mut room = self.nodes.get(&node.0).map_or(0, |node| node.member.index_bytes);
             for (nth, partition) in list.into_iter().enumerate() {
                 let Some(now) = self.partition(partition.0).copied() else { continue };
-                let offloaded = nth < proxied as usize;
+                let bytes = offloaded_bytes(now.shape.log2_buckets);
+                let offloaded = nth < proxied as usize && bytes <= room;
+                room -= if offloaded { bytes } else { 0 };
                 let wanted = Assigned { node: node.0, offloaded, ..now };
                 let grows = entries.contains_key(&partition.0);
                 if wanted != now || grows {

@@ -1,7 +1,6 @@
 //! Per key of an offloaded partition: who caches its value, and how often it is read and written.
 //!
-//! One entry of 8 bytes beside each slot of the subtable, by slot index. A slot that gets another key is
-//! [reset](MetadataTable::reset).
+//! One entry of 8 bytes beside each slot of the subtable, by slot index. A slot that gets another key begins anew.
 //!
 //! **Sharers**: 32 bits. Bit `n % 32` stands for compute node `n`. Up to 32 nodes with numbers below 32 the list is exact; beyond, a bit
 //! stands for all nodes with that remainder (a coarse vector): an invalidation then also goes to nodes that cache nothing of the key, which
@@ -113,7 +112,7 @@ impl Metadata {
 }
 
 /// The entries of a partition.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct MetadataTable {
     entries: Box<[Metadata]>,
 }
@@ -146,19 +145,6 @@ impl MetadataTable {
     /// The entry of a slot, to be changed.
     pub fn get_mut(&mut self, slot: SlotIndex) -> Option<&mut Metadata> {
         self.entries.get_mut(slot.0 as usize)
-    }
-
-    /// The slot gets another key, of which nobody can have cached anything yet. What was known of the old one is returned: its
-    /// sharers are to be told before, if there are any.
-    pub fn reset(&mut self, slot: SlotIndex) -> Option<Metadata> {
-        self.get_mut(slot).map(std::mem::take)
-    }
-
-    /// Nobody caches anything of the partition any more, since all caches were cleared.
-    pub fn clear_sharers(&mut self) {
-        for entry in &mut self.entries {
-            entry.sharers = Sharers::default();
-        }
     }
 }
 

@@ -292,7 +292,7 @@ mod tests {
         let free: Vec<u32> = both.reusable(600, 200).map(|(at, _)| at.0).collect();
         assert_eq!(free, (32..40).chain(74..80).collect::<Vec<_>>(), "the deleted one is young");
         assert_eq!(both.reusable(701, 200).nth(8).expect("old enough").0, SlotIndex(73));
-        let owner = crate::lease::SlotLease::new(1, 1_000);
+        let owner = crate::lease::SlotLease::new(1, 1_000, 200_000);
         let of_a_new_owner = both.free(|slot| owner.may_reuse(slot, 1_001));
         assert!(!of_a_new_owner.into_iter().any(|(at, _)| at == SlotIndex(73)), "it waits a lease");
         let one = Candidates::new([0, 0], [buckets[0]; 2]);

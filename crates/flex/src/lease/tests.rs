@@ -9,7 +9,7 @@ use super::*;
 
 #[test]
 fn a_stamp_is_fresh_for_a_lease_and_a_slot_is_reused_only_after() {
-    let owner = SlotLease::new(7, 1_000_000);
+    let owner = SlotLease::new(7, 1_000_000, SLOT_LEASE_US);
     let later = 5_000_000;
     let stamp = owner.stamp(later);
     let slot = Slot::deleted(later, 3);
@@ -25,7 +25,7 @@ fn a_stamp_is_fresh_for_a_lease_and_a_slot_is_reused_only_after() {
 
 #[test]
 fn a_new_owner_waits_a_lease_before_it_reuses_slots() {
-    let owner = SlotLease::new(2, 1_000);
+    let owner = SlotLease::new(2, 1_000, SLOT_LEASE_US);
     assert!(owner.may_reuse(Slot::EMPTY, 1_000));
     // The forerunner's clock was hours ahead or behind.
     for deleted_us in [0, 1, 999, 7_200_000_000] {

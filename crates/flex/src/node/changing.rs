@@ -1,14 +1,17 @@
 //! The map, and how it changes: what the coordinator tells a node to do.
 //!
 //! A change has a version. *Pause*: the changed partitions' doors close, for this node's own requests and for those of others to
-//! it; answered when nobody is within. *Prepare*: the node takes the partitions that will be its own: it claims the owner word,
+//! it; answered when nobody is within, nothing of them is cached here any more, and their slots are let go. *Prepare*: the node takes the partitions that will be its own: it claims the owner word,
 //! settles what a forerunner left half done, loads the slots if it is to be the proxy, moves them if the partition grows.
 //! *Resume*: the map holds from here on.
 //!
 //! Invariants: 1. a request runs under the entry that it found when it came in, and no change ends *pause* before it went out;
 //! 2. orders of a smaller term are refused; 3. every order may come twice; 4. partitions are taken for one change at a time, and
 //! *pause* is answered when nothing is being taken for an earlier one, whose late writes would meet those of the next owner;
-//! 5. a subtable that was moved is given back at *resume*: a change that begins anew starts from it again. Paper: §4.2, atomic partition reassignment.
+//! 5. a subtable that was moved is given back at *resume*: a change that begins anew starts from it again; 6. when everybody has confirmed
+//! *pause*, nobody who lives caches anything of the changed partitions, and nobody who is gone serves any: a node counts as gone only when the pool's lease,
+//! without which it serves nothing, is over. So owners begin with empty lists of sharers; 7. a partition that is to be offloaded here and does not
+//! fit the memory limit is taken without its slots, and the coordinator is told so with *prepare*. Paper: §4.2, atomic partition reassignment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,14 +22,17 @@ use archipelago_base::{Error, Result};
 use archipelago_pool::{BlockId, Sharing};
 use parking_lot::RwLock;
 
+use super::caching::{Charge, count};
 use super::counters::Counters;
 use super::{Inner, Joined, Map, PAUSE};
+use crate::directory::offloaded_bytes;
 use crate::format::{
     Access, BUCKET_BYTES, Geometry, Owner, PartitionEntry, Shape, Slot, entry_offset,
 };
 use crate::gates::Gates;
 use crate::ids::{ComputeId, PartitionId};
-use crate::proxy::Served;
+use crate::lease::SlotLease;
+use crate::proxy::{Offloaded, Served};
 use crate::table::{Image, Range, Swapped};
 use crate::wire::{Assigned, Member, Message, Shaped, Why};
 
@@ -82,8 +88,11 @@ impl Inner {
 
     pub(super) async fn join(self: &Arc<Self>) -> Result<()> {
         let until_ns = self.until_ns();
-        let message =
-            Message::Join { client: self.pool.client(), endpoints: self.endpoints.clone() };
+        let message = Message::Join {
+            client: self.pool.client(),
+            endpoints: self.endpoints.clone(),
+            index_bytes: self.caching.index_bytes_max(),
+        };
         loop {
             let coordinator = Arc::clone(&self.peers.coordinator);
             let answer = self.ask(&coordinator, &message, until_ns).await?;
@@ -118,6 +127,7 @@ impl Inner {
         let joined = Joined { number, gates, map: RwLock::new(map), counters };
         if self.joined.set(joined).is_ok() {
             self.keep_releasing();
+            self.keep_telling();
         }
         Ok(())
     }
@@ -223,13 +233,21 @@ impl Inner {
                 }
             }
         }
-        for change in &changes {
-            joined.gates.close(PartitionId(change.partition));
-            self.proxy.close(PartitionId(change.partition));
+        let mut partitions: Vec<PartitionId> =
+            changes.iter().map(|change| PartitionId(change.partition)).collect();
+        partitions.sort_unstable();
+        let mut closed = Vec::new();
+        for partition in &partitions {
+            joined.gates.close(*partition);
+            closed.extend(self.proxy.close(*partition));
         }
-        for change in &changes {
-            joined.gates.drained(PartitionId(change.partition)).await;
-            self.proxy.drained(PartitionId(change.partition)).await;
+        for partition in &partitions {
+            joined.gates.drained(*partition).await;
+        }
+        // Nothing is being fetched of them any more either.
+        self.caching.paused(&partitions);
+        for served in closed {
+            self.proxy.let_go(served).await;
         }
         drop(self.taking.enter().await);
         Ok(Message::Done {})
@@ -284,6 +302,7 @@ impl Inner {
     async fn take(self: &Arc<Self>, mut assigned: Assigned) -> Result<(Assigned, Arc<Served>)> {
         let until_ns = self.until_ns();
         let partition = PartitionId(assigned.partition);
+        let mut charge = self.charge(&mut assigned);
         self.claim(assigned, until_ns).await?;
         let mut stamp = || self.deleted_now();
         let (mut image, repaired) = self.table.repair(assigned.shape, &mut stamp, until_ns).await?;
@@ -294,10 +313,30 @@ impl Inner {
             let old = assigned.shape;
             (assigned.shape, image) = self.grow(partition, old, &image, until_ns).await?;
             assigned.grow = false;
+            drop(charge);
+            charge = self.charge(&mut assigned);
         }
         self.enter_shape(assigned, until_ns).await?;
-        let served = Served::new(assigned, assigned.offloaded.then_some(image), self.now_us());
-        Ok((assigned, Arc::new(served)))
+        let lease = SlotLease::new(assigned.epoch, self.now_us(), self.settings.lease_us());
+        let offloaded = charge.map(|charge| Offloaded { image, charge });
+        Ok((assigned, Arc::new(Served::new(assigned, offloaded, lease))))
+    }
+
+    /// Room for the slots of a partition that is to be offloaded here; without it, it is not.
+    fn charge(&self, assigned: &mut Assigned) -> Option<Charge> {
+        if !assigned.offloaded {
+            return None;
+        }
+        match self.caching.charge(offloaded_bytes(assigned.shape.log2_buckets)) {
+            Ok(charge) => Some(charge),
+            Err(short) => {
+                let partition = assigned.partition;
+                tracing::info!(partition, %short, "a partition does not fit the memory limit");
+                count(&self.caching.counters.partitions_refused);
+                assigned.offloaded = false;
+                None
+            }
+        }
     }
 
     fn owner_of(assigned: Assigned) -> Owner {
@@ -389,6 +428,8 @@ impl Inner {
             self.proxy.set(PartitionId(change.partition), served);
         }
         self.peers.retain(&staged.members);
+        self.leases.retain(&staged.members);
+        self.caching.retain(&staged.members);
         {
             let mut map = joined.map.write();
             let mut next = Map::clone(&map);
@@ -412,6 +453,7 @@ impl Inner {
             number: self.joined.get().map_or(0, |joined| joined.number),
             client: self.pool.client(),
             endpoints: self.endpoints.clone(),
+            index_bytes: self.caching.index_bytes_max(),
         };
         let paused = standing.staged.as_ref().map_or(0, |staged| staged.version);
         let map = self.joined.get().map(|joined| Arc::clone(&joined.map.read()));

@@ -6,15 +6,18 @@
 //! | requests of other nodes to the partitions that it serves | `proxy/` |
 //! | the map, and how it changes | `changing.rs` |
 //! | records: room, and what is freed | `records.rs` |
+//! | what is cached, on which leases, within how many bytes | `caching.rs` |
 //! | other nodes, and how they are asked | `peers.rs` |
 //!
 //! Thread-safety: all of it; no lock is held over an await. Failure: a node that lost its place in the pool serves nothing any
 //! more and ends its calls as fenced: start another. Cost: state per partition is some 40 bytes, and its slots while it is its proxy.
 
+pub(crate) mod caching;
 mod changing;
 mod counters;
 pub(crate) mod peers;
 pub(crate) mod records;
+mod telling;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -27,15 +30,16 @@ use archipelago_fabric::{ClientId, Handler, Node, NodeId, Reply, Request};
 use archipelago_pool::{PoolClient, Reach};
 use parking_lot::{Mutex, RwLock};
 
-use crate::format::{Geometry, packing};
+use crate::format::{Geometry, KeyHash, packing};
 use crate::gates::Gates;
 use crate::ids::PartitionId;
-use crate::proxy::Proxy;
-use crate::rivals::Rivalry;
+use crate::proxy::{Leases, Proxy};
 use crate::settings::FlexSettings;
 use crate::table::Table;
 use crate::wire::{Assigned, Grant, Member, Message, Why};
 
+pub use caching::CacheStatus;
+use caching::{Caching, count};
 pub use changing::MapStatus;
 use changing::Standing;
 use counters::Counters;
@@ -72,6 +76,9 @@ pub(crate) struct Inner {
     pub(crate) table: Table,
     pub(crate) records: Records,
     pub(crate) proxy: Proxy,
+    /// Leases that this node gave; those that it holds are in `caching`.
+    pub(crate) leases: Leases,
+    pub(crate) caching: Arc<Caching>,
     pub(crate) peers: Peers,
     pub(crate) standing: Mutex<Standing>,
     /// Partitions are taken for one change at a time.
@@ -81,8 +88,6 @@ pub(crate) struct Inner {
     joined: OnceLock<Joined>,
     /// What counters are lent from.
     lends: OnceLock<Weak<Node>>,
-    /// Where other ideas are followed.
-    pub(crate) rivalry: Option<Rivalry>,
 }
 
 /// See the module.
@@ -108,6 +113,17 @@ pub struct Surroundings {
     pub coordinator: Vec<String>,
     /// Where this node is reached.
     pub endpoints: Vec<String>,
+}
+
+/// What a node serves and caches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeStatus {
+    /// Partitions that it serves or looks after.
+    pub served: usize,
+    /// Of those: it is their proxy.
+    pub offloaded: usize,
+    /// Its cache, and its memory limit.
+    pub cache: CacheStatus,
 }
 
 /// A compute node's name in the fabric: a life is a client of the pool.
@@ -158,17 +174,17 @@ impl ComputeNode {
         let rival = settings.rival;
         let runtime_of = Arc::clone(&runtime);
         let table = Table { pool: pool.clone(), runtime: runtime_of, packing, sabotage, rival };
-        let rivalry = rival.map(|rival| Rivalry::new(rival, settings.rival_cache_bytes));
         let peers = Peers::new(&reach, pool.client(), coordinator);
         let inner = Arc::new(Inner {
             records: Records::new(block_bytes),
             proxy: Proxy::default(),
+            leases: Leases::new(settings.terms()),
+            caching: Arc::new(Caching::new(&settings)?),
             standing: Mutex::default(),
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
             joined: OnceLock::new(),
             lends: OnceLock::new(),
-            rivalry,
             settings,
             runtime,
             pool,
@@ -209,16 +225,17 @@ impl ComputeNode {
         self.0.pool.is_evicted()
     }
 
-    /// What a rival's address cache has done; `None` if this is none.
-    #[must_use]
-    pub fn rival_cache(&self) -> Option<crate::cache::CacheStats> {
-        self.0.rivalry.as_ref().map(Rivalry::stats)
-    }
-
     /// The map as this node has it; `None` before it has joined.
     #[must_use]
     pub fn map_status(&self) -> Option<MapStatus> {
         self.0.map_status()
+    }
+
+    /// What this node serves and caches.
+    #[must_use]
+    pub fn status(&self) -> NodeStatus {
+        let (served, offloaded) = self.0.proxy.counts();
+        NodeStatus { served, offloaded, cache: self.0.caching.status() }
     }
 }
 
@@ -264,24 +281,31 @@ impl Inner {
         }
     }
 
-    pub(crate) fn grant(&self) -> Grant {
-        Grant { session: 0, stamp_us: self.now_us() }
-    }
-
     pub(crate) fn declined(&self, why: Why) -> Message {
-        Message::Declined { why, grant: self.grant() }
+        Message::Declined { why, grant: Grant { stamp_us: self.now_us(), ..Grant::default() } }
     }
 
     /// What needs no waiting.
-    fn answer_at_once(&self, _from: ClientId, message: &Message) -> Option<Message> {
-        match message {
-            Message::Search { partition, epoch, hash, .. } => {
-                Some(self.search(PartitionId(*partition), *epoch, *hash))
+    pub(crate) fn answer_at_once(&self, from: ClientId, message: &Message) -> Option<Message> {
+        let came_us = self.now_us();
+        Some(match message {
+            Message::Search { partition, epoch, hash, reads } => {
+                let at = (PartitionId(*partition), *epoch);
+                self.search(from, at, KeyHash(*hash), *reads)
             }
-            Message::Count {} => Some(self.counted()),
-            Message::Renew { .. } => Some(Message::Renewed { grant: self.grant() }),
-            _ => None,
-        }
+            Message::Count {} => self.counted(),
+            Message::Renew {} => Message::Renewed { grant: self.lease_to(from, came_us).0 },
+            Message::Reads { partition, epoch, counts } => {
+                self.count_reads(PartitionId(*partition), *epoch, counts);
+                Message::Renewed { grant: self.lease_to(from, came_us).0 }
+            }
+            Message::Invalidate { hash } => {
+                count(&self.caching.counters.invalidations_received);
+                self.caching.invalidate(KeyHash(*hash));
+                Message::Done {}
+            }
+            _ => return None,
+        })
     }
 
     async fn answer(self: &Arc<Self>, from: ClientId, message: Message) -> Message {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::{Error, Result};
 use archipelago_fabric::{Call, ClientId, Reason, Session};
@@ -12,11 +13,13 @@ use archipelago_pool::{Reach, Route};
 use parking_lot::Mutex;
 
 use super::{Inner, REQUEST, fabric_id};
-use crate::wire::{Member, Message};
+use crate::wire::{Grant, Member, Message};
 
 /// A node.
 #[derive(Debug)]
 pub(crate) struct Peer {
+    /// Its number, and which life of it; of the coordinator zeros.
+    who: (u32, ClientId),
     route: Route,
     endpoints: Vec<String>,
     /// Its clock in µs, as its last answer said, and when that was here.
@@ -24,8 +27,8 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    fn new(route: Route, endpoints: Vec<String>) -> Arc<Self> {
-        Arc::new(Self { route, endpoints, heard: Mutex::default() })
+    fn new(who: (u32, ClientId), route: Route, endpoints: Vec<String>) -> Arc<Self> {
+        Arc::new(Self { who, route, endpoints, heard: Mutex::default() })
     }
 
     /// Its clock, if it was heard within `fresh_ns`. It is later there by now.
@@ -34,14 +37,7 @@ impl Peer {
         heard.filter(|(_, at_ns)| now_ns - at_ns < fresh_ns).map(|(stamp_us, _)| stamp_us)
     }
 
-    fn hear(&self, now_ns: u64, answer: &Message) {
-        let (Message::Found { grant, .. }
-        | Message::Written { grant, .. }
-        | Message::Declined { grant, .. }
-        | Message::Renewed { grant }) = answer
-        else {
-            return;
-        };
+    fn hear(&self, now_ns: u64, grant: Grant) {
         let mut heard = self.heard.lock();
         if heard.is_none_or(|(stamp_us, _)| stamp_us < grant.stamp_us) {
             *heard = Some((grant.stamp_us, now_ns));
@@ -63,6 +59,8 @@ pub(crate) struct Asked {
     bytes: Vec<u8>,
     /// The session and its number of it, once it was sent.
     number: Option<(Arc<Session>, u64)>,
+    /// This node's clock before it was sent for the first time.
+    sent_ns: u64,
 }
 
 impl Drop for Asked {
@@ -76,7 +74,7 @@ impl Drop for Asked {
 
 impl Asked {
     pub(crate) fn new(message: &Message) -> Self {
-        Self { bytes: message.encode(), number: None }
+        Self { bytes: message.encode(), number: None, sent_ns: 0 }
     }
 
     /// Whether it may have arrived.
@@ -87,7 +85,7 @@ impl Asked {
 
 impl Peers {
     pub(super) fn new(reach: &Arc<dyn Reach>, me: ClientId, coordinator: Vec<String>) -> Self {
-        let peer = |endpoints| Peer::new(Route::new(reach, me, None), endpoints);
+        let peer = |endpoints| Peer::new((0, ClientId(0)), Route::new(reach, me, None), endpoints);
         Self {
             reach: Arc::clone(reach),
             me,
@@ -100,7 +98,7 @@ impl Peers {
         let mut known = self.known.lock();
         let peer = known.entry(member.client).or_insert_with(|| {
             let route = Route::new(&self.reach, self.me, Some(fabric_id(member.client)));
-            Peer::new(route, member.endpoints.clone())
+            Peer::new((member.number, member.client), route, member.endpoints.clone())
         });
         Arc::clone(peer)
     }
@@ -121,12 +119,23 @@ impl Peers {
 impl Inner {
     /// Asks once, or once more. `Ok(None)`: no answer yet.
     pub(crate) async fn ask_once(&self, peer: &Peer, asked: &mut Asked) -> Result<Option<Message>> {
-        let Ok(link) = peer.route.link(&peer.endpoints, REQUEST).await else { return Ok(None) };
-        let call = Call::new(&asked.bytes, REQUEST);
+        self.ask_within(peer, asked, REQUEST).await
+    }
+
+    /// The same, for so long.
+    pub(crate) async fn ask_within(
+        &self,
+        peer: &Peer,
+        asked: &mut Asked,
+        within: Duration,
+    ) -> Result<Option<Message>> {
+        let Ok(link) = peer.route.link(&peer.endpoints, within).await else { return Ok(None) };
+        let call = Call::new(&asked.bytes, within);
         let call = match &asked.number {
             Some((_, number)) => call.again(*number),
             None => {
                 let Ok(number) = link.session().begin() else { return Ok(None) };
+                asked.sent_ns = self.now_ns();
                 asked.number = Some((Arc::clone(link.session()), number));
                 call.numbered(number)
             }
@@ -134,7 +143,7 @@ impl Inner {
         match link.request(call).await {
             Ok(body) => match Message::decode(&body) {
                 Ok(message) => {
-                    peer.hear(self.now_ns(), &message);
+                    self.hear(peer, asked.sent_ns, &message);
                     Ok(Some(message))
                 }
                 Err(malformed) => Err(Error::unsupported(malformed.to_string())),
@@ -151,6 +160,24 @@ impl Inner {
                 }
             },
         }
+    }
+
+    /// Takes in what an answer says of the other's clock, and of its lease.
+    fn hear(&self, peer: &Peer, sent_ns: u64, answer: &Message) {
+        let (Message::Found { grant, .. }
+        | Message::Written { grant, .. }
+        | Message::Declined { grant, .. }
+        | Message::Renewed { grant }) = answer
+        else {
+            return;
+        };
+        peer.hear(self.now_ns(), *grant);
+        let is_member = || {
+            let map = self.joined().ok().map(|joined| Arc::clone(&joined.map.read()));
+            let is_peer = |member: &Member| (member.number, member.client) == peer.who;
+            map.is_some_and(|map| map.members.iter().any(is_peer))
+        };
+        self.caching.granted(peer.who, sent_ns, *grant, is_member);
     }
 
     /// Asks until there is an answer.

@@ -5,15 +5,29 @@
 //! what changes the *structure*: inserts, which must see each other lest a key come in twice, and deletions; and it settles
 //! what a client that died left pending (decision 0016).
 //!
-//! A write of a proxied partition: the word goes to all copies in the pool while the old record loses its valid bit; then the word is
-//! swapped here, which is the commit point; then the answer. One write of a slot at a time; others fail at once. What is searched
-//! for is answered from the slots here, at the moment of the answer.
+//! A write of a proxied partition, which has its slot to itself (others fail at once), in this order:
+//!
+//! 1. The new record is on all its copies (its writer sees to that), then the new word on all copies of the index.
+//! 2. The old record loses its valid bit on all copies.
+//! 3. Everybody who may have cached the old pair acknowledges that it is gone, or its lease has run out (`sharers.rs`).
+//! 4. The word is swapped here: the commit point. 5. The answer.
+//!
+//! What is searched for is answered from the slots here, at the moment of the answer; "cache it" is not answered for a slot that is being
+//! written. **Why a reader never sees anything out of turn.** Before 4 nobody reads the new value: the slots here name the old record, and
+//! the copies of the index in the pool are read by writers alone. After 4 nobody reads the old one: a cached pair went
+//! at 3; a cached address leads to a record without its valid bit, and is not believed; whoever read the record before it lost that bit, read
+//! before 4. Between 2 and 4 who has cached the address asks here, is told the old word, and takes the record for what it is, valid bit or not:
+//! it was the newest when the slot was looked up, and its bytes stay for an address lease. **Why 1 is before 2.** A proxy that dies between leaves a record without
+//! its valid bit that no slot of any copy names. The other way round the index could name a record that cached addresses never believe again.
+//! A proxy that dies behind 1 has written: its successor finds the new word, and all caches of the partition are empty by then.
 //!
 //! Invariants: 1. nothing is answered without the pool's lease: who was taken for dead serves nothing; 2. a slot here differs from the
 //! pool's copies only while its write is under way; 3. a slot that was deleted is used again when a lease has passed by this node's clock,
-//! and a lease after this node took the partition. Paper: §4.3.1, §4.5.
+//! and a lease after this node took the partition; so a write may act on a position that was confirmed less than a lease ago, whatever word is
+//! there by now ([`SlotLease`](crate::lease::SlotLease)). Paper: §4.3.1, §4.4, §4.5.
 
 mod served;
+mod sharers;
 
 use std::sync::Arc;
 
@@ -24,13 +38,15 @@ use std::collections::BTreeMap;
 
 use crate::format::{Bucket, Candidates, KeyHash, Slot, SlotIndex};
 use crate::ids::PartitionId;
+use crate::lease::Stamp;
 use crate::node::Inner;
 use crate::onesided::{Change, Put};
 use crate::rivals::Rival;
-use crate::wire::{Message, Place, Why, WriteKind};
+use crate::wire::{Message, Place, ReadCount, Why, WriteKind};
 
 use served::Locked;
-pub(crate) use served::Served;
+pub(crate) use served::{Offloaded, Served};
+pub(crate) use sharers::Leases;
 
 /// The partitions that are served here.
 #[derive(Debug, Default)]
@@ -52,17 +68,29 @@ impl Proxy {
         };
     }
 
-    pub(crate) fn close(&self, partition: PartitionId) {
-        if let Some(served) = self.partitions.lock().get(&partition) {
+    /// Lets nobody in any more.
+    pub(crate) fn close(&self, partition: PartitionId) -> Option<Arc<Served>> {
+        let served = self.partitions.lock().get(&partition).cloned();
+        if let Some(served) = &served {
             served.gate.close(Served::DOOR);
+        }
+        served
+    }
+
+    /// Waits until nobody is within, and lets it go: if it is served again, it is taken anew.
+    pub(crate) async fn let_go(&self, closed: Arc<Served>) {
+        closed.gate.drained(Served::DOOR).await;
+        let partition = PartitionId(closed.assigned.partition);
+        let mut partitions = self.partitions.lock();
+        if partitions.get(&partition).is_some_and(|served| Arc::ptr_eq(served, &closed)) {
+            partitions.remove(&partition);
         }
     }
 
-    pub(crate) async fn drained(&self, partition: PartitionId) {
-        let served = self.partitions.lock().get(&partition).cloned();
-        if let Some(served) = served {
-            served.gate.drained(Served::DOOR).await;
-        }
+    /// How many partitions are served, and of how many this node is the proxy.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let partitions = self.partitions.lock();
+        (partitions.len(), partitions.values().filter(|served| served.words.is_some()).count())
     }
 }
 
@@ -73,38 +101,62 @@ struct Wanted<'a> {
     kind: WriteKind,
     index: SlotIndex,
     expect: Slot,
+    /// The slot must hold `expect`; otherwise the stamp may suffice.
+    exact: bool,
     new: Slot,
     others: &'a [Place],
+    /// This node's clock before the client looked.
+    stamp: Stamp,
     /// Until when what the client saw counts, by this node's clock.
     valid_ns: u64,
+    /// Reads of the key by the client's cache.
+    reads: u32,
+    from: ClientId,
+    /// This node's clock when the request came.
+    came_us: u64,
 }
 
 impl Inner {
     /// Where a key may lie in a partition that this node is the proxy of.
-    pub(crate) fn search(&self, partition: PartitionId, epoch: u32, hash: u64) -> Message {
+    pub(crate) fn search(
+        &self,
+        from: ClientId,
+        (partition, epoch): (PartitionId, u32),
+        hash: KeyHash,
+        reads: u32,
+    ) -> Message {
+        // Before it looks: what is deleted later is deleted after that.
+        let stamp_us = self.now_us();
         let Some(served) = self.proxy.get(partition, epoch) else {
             return self.declined(Why::Moved);
         };
         let Some(_inside) = served.gate.try_enter(Served::DOOR) else {
             return self.declined(Why::Moved);
         };
-        let Some(candidates) = served.candidates(KeyHash(hash)) else {
+        let (grant, sharer) = self.lease_to(from, stamp_us);
+        let Some(slots) = served.search(hash, reads.saturating_add(1), sharer) else {
             return self.declined(Why::Moved);
         };
         if let Some(fenced) = self.fenced() {
             return fenced;
         }
-        let place = |(index, slot): (SlotIndex, Slot)| Place { index: index.0, word: slot.0 };
-        let slots = candidates.matching(KeyHash(hash).fingerprint()).map(place).collect();
-        Message::Found { slots, cache: false, grant: self.grant() }
+        Message::Found { slots, grant }
+    }
+
+    /// Reads that a cache served; a count of another epoch says nothing.
+    pub(crate) fn count_reads(&self, partition: PartitionId, epoch: u32, counts: &[ReadCount]) {
+        if let Some(served) = self.proxy.get(partition, epoch) {
+            served.count_reads(counts);
+        }
     }
 
     /// A write of another node, or of this one.
     pub(crate) async fn write_index(
         self: &Arc<Self>,
-        _from: ClientId,
+        from: ClientId,
         message: &Message,
     ) -> Message {
+        let came_us = self.now_us();
         let Message::Write {
             partition,
             epoch,
@@ -112,10 +164,11 @@ impl Inner {
             kind,
             index,
             expect,
+            exact,
             new,
             others,
             stamp_us,
-            ..
+            reads,
         } = message
         else {
             return self.declined(Why::Malformed);
@@ -134,11 +187,14 @@ impl Inner {
             kind: *kind,
             index: SlotIndex(*index),
             expect: Slot(*expect),
+            exact: *exact,
             new: Slot(*new),
             others,
-            valid_ns: stamp_us
-                .saturating_mul(1000)
-                .saturating_add(self.settings.address_lease_ns()),
+            stamp: Stamp { epoch: *epoch, at_us: *stamp_us },
+            valid_ns: stamp_us.saturating_mul(1000).saturating_add(self.settings.address_use_ns()),
+            reads: *reads,
+            from,
+            came_us,
         };
         if self.now_ns() >= wanted.valid_ns {
             // Words that the client saw may name other records by now.
@@ -150,10 +206,13 @@ impl Inner {
         }
         let done = match &served.words {
             Some(_) => self.write_proxied(&served, wanted).await,
-            None => self.write_structure(&served, wanted).await,
+            None => self.write_structure(&served, wanted).await.map(|done| {
+                let (grant, _) = self.lease_to(from, came_us);
+                done.map(|place| Message::Written { place, cache: false, grant })
+            }),
         };
         match done {
-            Ok(Ok(place)) => Message::Written { place, cache: false, grant: self.grant() },
+            Ok(Ok(written)) => written,
             Ok(Err(why)) => self.declined(why),
             Err(error) => {
                 tracing::debug!(%error, "a write of the index did not end");
@@ -166,7 +225,7 @@ impl Inner {
         self: &Arc<Self>,
         served: &Arc<Served>,
         wanted: Wanted<'_>,
-    ) -> Result<Result<Place, Why>> {
+    ) -> Result<Result<Message, Why>> {
         let Some(words) = &served.words else { return Ok(Err(Why::Moved)) };
         let (index, _locked) = match wanted.kind {
             WriteKind::Insert => {
@@ -184,31 +243,32 @@ impl Inner {
             },
         };
         let old = words.load(index);
-        if wanted.kind != WriteKind::Insert && (old != wanted.expect || !old.is_live()) {
+        if wanted.kind != WriteKind::Insert && !self.is_still_there(served, wanted, old) {
             return Ok(Err(Why::Resolve));
         }
         let end = match wanted.kind {
             WriteKind::Delete => self.deleted_now(),
             _ => wanted.new,
         };
+        // Ends, or this node does: nobody else may go on from here.
         let until_ns = u64::MAX;
         let address = self.table.slot(served.assigned.shape, index);
-        let bytes = end.0.to_le_bytes();
-        let invalid = crate::format::INVALID_WORD.to_le_bytes();
         // A metadata server keeps its index to itself.
-        let pooled = self.table.rival != Some(Rival::Clover);
-        let mut writes: Vec<(_, &[u8])> = Vec::new();
-        writes.extend(pooled.then_some((address, &bytes[..])));
-        if old.is_live()
-            && let Some(range) = self.table.record(old)
-        {
-            writes.push((range.address, &invalid));
+        if self.table.rival != Some(Rival::Clover) {
+            self.table.write(&[(address, &end.0.to_le_bytes())], until_ns).await?;
         }
-        // Ends, or this node does: nobody else may go on from here.
-        self.table.write(&writes, until_ns).await?;
-        words.commit(index, old, end);
+        self.table.invalidate(old, until_ns).await?;
+        self.tell_sharers(served.take_sharers(index), wanted.hash).await?;
+        let (grant, sharer) = self.lease_to(wanted.from, wanted.came_us);
+        let cache = served.commit((index, old, end), wanted.kind, wanted.reads, sharer);
         self.free_later(old);
-        Ok(Ok(Place { index: index.0, word: old.0 }))
+        Ok(Ok(Message::Written { place: Place { index: index.0, word: old.0 }, cache, grant }))
+    }
+
+    /// Whether a slot that holds `old` is the one that the client found its key in.
+    fn is_still_there(&self, served: &Served, wanted: Wanted<'_>, old: Slot) -> bool {
+        let fresh = !wanted.exact && served.lease.accepts(wanted.stamp, self.now_us());
+        old.is_live() && (old == wanted.expect || fresh && old.matches(wanted.hash.fingerprint()))
     }
 
     /// Inserts and deletions of a partition that clients update one-sided.
@@ -281,12 +341,11 @@ impl Inner {
         if same.any(|(index, slot)| !seen(index, slot)) {
             return Err(Why::Resolve);
         }
-        let (now_us, lease_us) = (self.now_us(), self.settings.lease_us());
-        let rested = now_us.saturating_sub(served.since_us) > lease_us;
+        let now_us = self.now_us();
         let mut full = true;
-        for (index, slot) in candidates.reusable(now_us, lease_us) {
+        for (index, slot) in candidates.reusable(now_us, self.settings.lease_us()) {
             full = false;
-            if (slot == Slot::EMPTY || rested) && inserting.add(index) {
+            if served.lease.may_reuse(slot, now_us) && inserting.add(index) {
                 return Ok((index, inserting));
             }
         }

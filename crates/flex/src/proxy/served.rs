@@ -1,7 +1,11 @@
-//! One partition that this node serves: its slots if it is offloaded, and who writes what at the moment.
+//! One partition that this node serves: if it is offloaded its slots and what is known of their keys; and who writes what at
+//! the moment.
 //!
-//! Thread-safety: slots are atomic words; locks of slots and of keys that come in are a small set under a mutex. Cost: a lock
-//! and two look-ups in a set of requests in flight per write; two cache lines per search.
+//! Who may cache the pair of a slot is written down, and a slot is committed, under one lock, and never while a write has the slot: so a write that
+//! took the slot finds everybody who was told the old word together with "cache it" ([`Served::search`], [`Served::take_sharers`]).
+//!
+//! Thread-safety: slots are atomic words; locks of slots and of keys that come in are a small set under a mutex, with the metadata. Cost: a lock
+//! and two look-ups in a set of requests in flight per write; a lock, two cache lines of slots and one of metadata per search.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,11 +13,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::candidates_in;
+use crate::directory::{MetadataTable, PARTITION_BYTES, Sharers};
 use crate::format::{BUCKET_SLOTS, Candidates, KeyHash, Slot, SlotIndex};
 use crate::gates::Gates;
-use crate::ids::PartitionId;
+use crate::ids::{ComputeId, PartitionId};
+use crate::lease::SlotLease;
+use crate::node::caching::Charge;
 use crate::table::Image;
-use crate::wire::Assigned;
+use crate::wire::{Assigned, Candidate, ReadCount, WriteKind};
 
 /// The slots of an offloaded partition.
 #[derive(Debug)]
@@ -25,7 +32,7 @@ impl Words {
     }
 
     /// The commit point of a write: a swap here.
-    pub(crate) fn commit(&self, index: SlotIndex, old: Slot, new: Slot) {
+    fn commit(&self, index: SlotIndex, old: Slot, new: Slot) {
         let word = &self.0[index.0 as usize];
         let swapped = word.compare_exchange(old.0, new.0, Ordering::SeqCst, Ordering::SeqCst);
         assert_eq!(swapped, Ok(old.0), "a slot was written without its lock");
@@ -37,6 +44,15 @@ struct Locks {
     slots: BTreeSet<SlotIndex>,
     /// Keys that come in: fingerprint and buckets.
     inserting: Vec<(u8, [u32; 2])>,
+    /// Of an offloaded partition, by slot; else empty.
+    metadata: MetadataTable,
+}
+
+/// The slots of an offloaded partition, and their part of the memory limit.
+#[derive(Debug)]
+pub(crate) struct Offloaded {
+    pub(crate) image: Image,
+    pub(crate) charge: Charge,
 }
 
 /// See the module.
@@ -47,10 +63,14 @@ pub(crate) struct Served {
     pub(crate) words: Option<Words>,
     /// For requests to it; one door.
     pub(crate) gate: Gates,
-    /// When this node took it.
-    pub(crate) since_us: u64,
+    /// Of positions that clients cached, since this node took it.
+    pub(crate) lease: SlotLease,
     locks: Mutex<Locks>,
+    /// Given back last.
+    _charge: Option<Charge>,
 }
+
+const _: () = assert!(size_of::<Served>() as u64 <= PARTITION_BYTES);
 
 /// What a write keeps others from. Given back when dropped.
 #[derive(Debug)]
@@ -63,9 +83,16 @@ pub(crate) struct Locked<'a> {
 impl Served {
     pub(crate) const DOOR: PartitionId = PartitionId(0);
 
-    pub(crate) fn new(assigned: Assigned, image: Option<Image>, since_us: u64) -> Self {
-        let words = image.map(|image| Words(image.words.into_iter().map(AtomicU64::new).collect()));
-        Self { assigned, words, gate: Gates::new(1), since_us, locks: Mutex::default() }
+    pub(crate) fn new(assigned: Assigned, offloaded: Option<Offloaded>, lease: SlotLease) -> Self {
+        let (mut words, mut locks, mut charge) = (None, Locks::default(), None);
+        if let Some(offloaded) = offloaded {
+            let slots = offloaded.image.words;
+            locks.metadata = MetadataTable::new(slots.len());
+            words = Some(Words(slots.into_iter().map(AtomicU64::new).collect()));
+            charge = Some(offloaded.charge);
+        }
+        let (gate, locks) = (Gates::new(1), Mutex::new(locks));
+        Self { assigned, words, gate, lease, locks, _charge: charge }
     }
 
     /// Whether the subtable has such a slot.
@@ -78,6 +105,76 @@ impl Served {
         let words = self.words.as_ref()?;
         let log2_buckets = self.assigned.shape.log2_buckets;
         Some(candidates_in(|index| words.load(index), hash, log2_buckets))
+    }
+
+    /// Answers a look-up for `reads` reads: the slots that may be the key's, and whether the asker may cache their pairs. `sharer`: as whom
+    /// it may, if it may at all.
+    pub(crate) fn search(
+        &self,
+        hash: KeyHash,
+        reads: u32,
+        sharer: Option<ComputeId>,
+    ) -> Option<Vec<Candidate>> {
+        let mut guard = self.locks.lock();
+        let locks = &mut *guard;
+        let candidates = self.candidates(hash)?;
+        let mut answer = |(index, slot): (SlotIndex, Slot)| {
+            let key = locks.metadata.get_mut(index);
+            let cache = key.is_some_and(|key| {
+                key.count(0, reads);
+                let sharer = sharer.filter(|_| key.cache_worthy() && !locks.slots.contains(&index));
+                if let Some(sharer) = sharer {
+                    key.sharers.mark(sharer);
+                }
+                sharer.is_some()
+            });
+            Candidate { index: index.0, word: slot.0, cache }
+        };
+        Some(candidates.matching(hash.fingerprint()).map(&mut answer).collect())
+    }
+
+    /// Reads that caches served.
+    pub(crate) fn count_reads(&self, counts: &[ReadCount]) {
+        let mut locks = self.locks.lock();
+        for ReadCount { index, count } in counts {
+            if let Some(key) = locks.metadata.get_mut(SlotIndex(*index)) {
+                key.count(0, *count);
+            }
+        }
+    }
+
+    /// Who must hear of a write of a slot, which has it locked: nobody is added until it is committed.
+    pub(crate) fn take_sharers(&self, index: SlotIndex) -> Sharers {
+        let mut locks = self.locks.lock();
+        locks.metadata.get_mut(index).map_or_else(Sharers::default, |key| key.take_sharers())
+    }
+
+    /// The commit point of a write of a locked slot. Whether the writer may cache the new pair: as `sharer`, if it may at all.
+    pub(crate) fn commit(
+        &self,
+        (index, old, new): (SlotIndex, Slot, Slot),
+        kind: WriteKind,
+        reads: u32,
+        sharer: Option<ComputeId>,
+    ) -> bool {
+        let mut locks = self.locks.lock();
+        if let Some(words) = &self.words {
+            words.commit(index, old, new);
+        }
+        let Some(key) = locks.metadata.get_mut(index) else { return false };
+        if kind != WriteKind::Update {
+            // Another key, or none.
+            *key = Default::default();
+        }
+        if kind == WriteKind::Delete {
+            return false;
+        }
+        key.count(1, reads);
+        let sharer = sharer.filter(|_| key.cache_worthy());
+        if let Some(sharer) = sharer {
+            key.sharers.mark(sharer);
+        }
+        sharer.is_some()
     }
 
     /// A slot, for one write; `None` if another has it.

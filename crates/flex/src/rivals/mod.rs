@@ -14,15 +14,11 @@
 //! dies between the swaps of a slot's copies blocks it. Inserts and deletions go through the partition's node, as
 //! the store's own one-sided path has it ([0017](../../../docs/decisions/0017-flex-one-sided-writes.md)), and swap in the mode's way there.
 //!
-//! An address is cached when a key was read or written, and believed as long as the record that it names is valid: whoever supersedes
-//! a record clears its valid bit before the new one can be seen. Thread-safety: all of it. Paper: §2.2, §5.1.
+//! All but the last are meant for nodes that cache addresses alone ([`CacheMode::Addresses`](crate::CacheMode::Addresses)) and, but for Clover, for
+//! ratio 0. Thread-safety: all of it. Paper: §2.2, §5.1.
 
-mod client;
+mod carry;
 mod swap;
-
-use parking_lot::Mutex;
-
-use crate::cache::LocalCache;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,23 +31,4 @@ pub enum Rival {
     Clover,
     /// Requests are sent to the partition's node.
     Ownership,
-}
-
-/// What a node keeps of it.
-#[derive(Debug)]
-pub(crate) struct Rivalry {
-    pub(crate) mode: Rival,
-    cache: Mutex<LocalCache>,
-}
-
-impl Rivalry {
-    pub(crate) fn new(mode: Rival, cache_bytes: u64) -> Self {
-        let bytes = cache_bytes.max(crate::cache::FIXED_BYTES);
-        let cache = LocalCache::new(bytes).expect("at least what an empty cache takes");
-        Self { mode, cache: Mutex::new(cache) }
-    }
-
-    pub(crate) fn stats(&self) -> crate::cache::CacheStats {
-        self.cache.lock().stats()
-    }
 }

@@ -2,13 +2,11 @@
 
 use archipelago_base::codec::put_bytes;
 use archipelago_fabric::RemoteKey;
-use archipelago_pool::wire::codec::{Reader, Wire, put_u8};
+use archipelago_pool::wire::codec::{Reader, Wire};
 use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct};
 
-use super::Malformed;
-
 /// Version of the messages; the first byte of each.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// What a write does to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,12 +75,25 @@ pub struct Place {
     pub word: u64,
 }
 
-/// What every answer of a proxy brings: its clock, and the cache lease's session.
+/// A slot that may be the key's, and what a cache may keep of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Candidate {
+    /// Which slot of the subtable.
+    pub index: u32,
+    /// The committed word in it.
+    pub word: u64,
+    /// Whether the asker may cache the pair: it is among the slot's sharers now. The address it may always cache.
+    pub cache: bool,
+}
+
+/// What every answer of a proxy brings: its clock, and the cache lease between the two nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Grant {
-    /// The session of the lease between the two nodes.
+    /// The lease's session; 0: no lease was given.
     pub session: u64,
-    /// Microseconds of the proxy's clock when it answered.
+    /// For how long from the request's sending, in microseconds; 0: not renewed.
+    pub lease_us: u64,
+    /// Microseconds of the proxy's clock before it looked.
     pub stamp_us: u64,
 }
 
@@ -104,6 +115,8 @@ pub struct Member {
     pub client: ClientId,
     /// Where it is reached.
     pub endpoints: Vec<String>,
+    /// How many bytes its memory limit leaves for offloaded partitions.
+    pub index_bytes: u64,
 }
 
 /// Where a subtable lies.
@@ -138,15 +151,16 @@ wire_enum!(WriteKind { Insert = 0, Update = 1, Delete = 2 });
 wire_enum!(Why { Moved = 0, Busy = 1, Resolve = 2, Full = 3, Fenced = 4, Malformed = 5, OldTerm = 6 });
 wire_enum!(Carrying { Get = 0, Set = 1, Insert = 2, Update = 3, Delete = 4 });
 wire_struct!(Place { index, word });
-wire_struct!(Grant { session, stamp_us });
+wire_struct!(Candidate { index, word, cache });
+wire_struct!(Grant { session, lease_us, stamp_us });
 wire_struct!(ReadCount { index, count });
-wire_struct!(Member { number, client, endpoints });
+wire_struct!(Member { number, client, endpoints, index_bytes });
 wire_struct!(Shaped { packed, generation, log2_buckets });
 wire_struct!(Assigned { partition, epoch, node, offloaded, grow, shape });
 
 wire_messages! {
     /// Everything that is said.
-    Message {
+    Message, version VERSION {
     /// Client → proxy: where may the key lie? The answer is [`Message::Found`].
     Search = 1 {
         /// Which partition.
@@ -157,15 +171,11 @@ wire_messages! {
         hash: u64,
         /// Reads of the key that its cache served meanwhile.
         reads: u32,
-        /// The lease's session that the client has; 0: none.
-        session: u64,
     }
     /// The committed slots whose fingerprint is the key's.
     Found = 2 {
         /// Them.
-        slots: Vec<Place>,
-        /// Whether the sender may cache the pair: it is among the sharers now.
-        cache: bool,
+        slots: Vec<Candidate>,
         /// Clock and lease.
         grant: Grant,
     }
@@ -183,7 +193,7 @@ wire_messages! {
         index: u32,
         /// The word that the client found there.
         expect: u64,
-        /// Whether the slot must hold just that word; otherwise it suffices that the stamp is fresh.
+        /// Whether the slot must hold just that word; otherwise it suffices that the stamp is a slot lease old at most.
         exact: bool,
         /// The word that names the new record; of a deletion, its tombstone.
         new: u64,
@@ -193,23 +203,21 @@ wire_messages! {
         stamp_us: u64,
         /// Reads of the key that the client's cache served meanwhile.
         reads: u32,
-        /// The lease's session that the client has.
-        session: u64,
     }
     /// It is committed.
     Written = 4 {
         /// Where, and what was there before.
         place: Place,
-        /// Whether the sender may cache the pair.
+        /// Whether the sender may cache the new pair: it is among the sharers now.
         cache: bool,
         /// Clock and lease.
         grant: Grant,
     }
     /// It is not done.
-    Declined = 5 { /** Why. */ why: Why, /** Clock and lease. */ grant: Grant }
-    /// Holder → granter: the cache lease goes on.
-    Renew = 6 { /** The session that the holder has. */ session: u64 }
-    /// Answer to [`Message::Renew`].
+    Declined = 5 { /** Why. */ why: Why, /** The clock; never a lease. */ grant: Grant }
+    /// Holder → granter: the cache lease is to go on.
+    Renew = 6 {}
+    /// Answer to [`Message::Renew`] and [`Message::Reads`].
     Renewed = 7 { /** Clock and lease. */ grant: Grant }
     /// Client → proxy: reads that the cache served.
     Reads = 8 {
@@ -220,7 +228,7 @@ wire_messages! {
         /// Of which slots.
         counts: Vec<ReadCount>,
     }
-    /// Proxy → sharer: the pair of this key is superseded.
+    /// Proxy → sharer: the pair of this key is being superseded; answered when it is cached no more.
     Invalidate = 9 { /** The key's hash. */ hash: u64 }
     /// Committer → owner of the block: records that nobody reads any more.
     Free = 10 { /** Their slots' words. */ words: Vec<u64> }
@@ -261,6 +269,8 @@ wire_messages! {
         client: ClientId,
         /// Where it is reached.
         endpoints: Vec<String>,
+        /// How many bytes its memory limit leaves for offloaded partitions.
+        index_bytes: u64,
     }
     /// It does.
     Joined = 21 {
@@ -311,7 +321,10 @@ wire_messages! {
     /// Coordinator → all: take your new partitions.
     Prepare = 25 { /** The coordinator's term. */ term: u64, /** The map's version. */ version: u64 }
     /// They are taken.
-    Prepared = 26 { /** The changed partitions of the node, where they lie now. */ changes: Vec<Assigned> }
+    Prepared = 26 {
+        /// The changed partitions of the node, where they lie now. One that does not fit its memory limit is not offloaded.
+        changes: Vec<Assigned>,
+    }
     /// Coordinator → all: the new map holds.
     Resume = 27 {
         /// The coordinator's term.
@@ -351,33 +364,5 @@ wire_messages! {
         /// The other nodes that it knows.
         members: Vec<Member>,
     }
-    }
-}
-
-impl Message {
-    /// The bytes.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(128);
-        put_u8(&mut out, VERSION);
-        self.put(&mut out);
-        out
-    }
-
-    /// Reads a message.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader::new(bytes);
-        match reader.u8() {
-            Some(VERSION) => {}
-            Some(_) => return Err(Malformed("the message is of another version")),
-            None => return Err(Malformed("the message is empty")),
-        }
-        let message = Self::get(&mut reader)
-            .ok_or(Malformed("the message breaks off or says nothing known"))?;
-        if reader.is_empty() {
-            Ok(message)
-        } else {
-            Err(Malformed("the message goes on behind its end"))
-        }
     }
 }

@@ -8,12 +8,8 @@ mod message;
 #[cfg(test)]
 mod tests;
 
+pub use archipelago_pool::wire::Malformed;
 pub use message::{
-    Assigned, Carrying, Grant, Member, Message, Payload, Place, ReadCount, Shaped, VERSION, Why,
-    WriteKind,
+    Assigned, Candidate, Carrying, Grant, Member, Message, Payload, Place, ReadCount, Shaped,
+    VERSION, Why, WriteKind,
 };
-
-/// What is wrong with a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Malformed(pub &'static str);

@@ -9,11 +9,15 @@ fn hex(message: &Message) -> String {
 
 #[test]
 fn golden_bytes() {
-    let search = Message::Search { partition: 7, epoch: 3, hash: 0x0102, reads: 4, session: 5 };
-    assert_eq!(hex(&search), "010107000000030000000201000000000000040000000500000000000000");
-    let grant = Grant { session: 1, stamp_us: 2 };
-    let found = Message::Found { slots: vec![Place { index: 8, word: 9 }], cache: true, grant };
-    assert_eq!(hex(&found), "0102010800000009000000000000000101000000000000000200000000000000");
+    let search = Message::Search { partition: 7, epoch: 3, hash: 0x0102, reads: 4 };
+    assert_eq!(hex(&search), "02010700000003000000020100000000000004000000");
+    let grant = Grant { session: 1, lease_us: 3, stamp_us: 2 };
+    let slots = vec![Candidate { index: 8, word: 9, cache: true }];
+    let found = Message::Found { slots, grant };
+    assert_eq!(
+        hex(&found),
+        "02020108000000090000000000000001010000000000000003000000000000000200000000000000"
+    );
     let key = RemoteKey {
         node: NodeId(1),
         epoch: Epoch(2),
@@ -26,10 +30,10 @@ fn golden_bytes() {
     assert_eq!(Message::decode(&counted.encode()), Ok(counted.clone()));
     assert_eq!(
         hex(&counted),
-        "01200100000000000000020000000000000003000000040000000000000005000000000000000106000000"
+        "02200100000000000000020000000000000003000000040000000000000005000000000000000106000000"
     );
     let declined = Message::Declined { why: Why::Resolve, grant };
-    assert_eq!(hex(&declined), "01050201000000000000000200000000000000");
+    assert_eq!(hex(&declined), "020502010000000000000003000000000000000200000000000000");
 }
 
 #[test]
@@ -46,7 +50,6 @@ fn what_is_said_is_understood_and_anything_else_refused() {
         others: vec![Place { index: 1, word: 2 }; 3],
         stamp_us: 7,
         reads: 8,
-        session: 9,
     };
     let bytes = write.encode();
     assert_eq!(Message::decode(&bytes), Ok(write));

@@ -51,10 +51,11 @@ macro_rules! wire_enum {
         }
     };
 }
-/// An enum of messages with named fields, its name for logs, and its bytes: a code and the fields.
+/// An enum of messages with named fields, its name for logs, and its bytes: the version, a code and the fields. What is of another
+/// version, breaks off, says nothing known or goes on behind its end is [`Malformed`](crate::wire::Malformed).
 #[macro_export]
 macro_rules! wire_messages {
-    ($(#[$whole:meta])* $enum:ident { $($(#[$doc:meta])* $name:ident = $code:literal { $($(#[$fdoc:meta])* $field:ident: $type:ty),* $(,)? })* }) => {
+    ($(#[$whole:meta])* $enum:ident, version $version:ident { $($(#[$doc:meta])* $name:ident = $code:literal { $($(#[$fdoc:meta])* $field:ident: $type:ty),* $(,)? })* }) => {
         $(#[$whole])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum $enum {
@@ -81,6 +82,32 @@ macro_rules! wire_messages {
                 match reader.u8()? {
                     $($code => Some(Self::$name { $($field: $crate::wire::codec::Wire::get(reader)?),* }),)*
                     _ => None,
+                }
+            }
+
+            /// The bytes.
+            #[must_use]
+            pub fn encode(&self) -> Vec<u8> {
+                let mut out = Vec::with_capacity(128);
+                $crate::wire::codec::put_u8(&mut out, $version);
+                self.put(&mut out);
+                out
+            }
+
+            /// Reads a message; all bytes must belong to it.
+            pub fn decode(bytes: &[u8]) -> Result<Self, $crate::wire::Malformed> {
+                let mut reader = $crate::wire::codec::Reader::new(bytes);
+                match reader.u8() {
+                    Some($version) => {}
+                    Some(_) => return Err($crate::wire::Malformed("a message of another version")),
+                    None => return Err($crate::wire::Malformed("an empty message")),
+                }
+                match Self::get(&mut reader) {
+                    Some(message) if reader.is_empty() => Ok(message),
+                    Some(_) => {
+                        Err($crate::wire::Malformed("bytes behind the end of a message"))
+                    }
+                    None => Err($crate::wire::Malformed("a message that cannot be read")),
                 }
             }
         }

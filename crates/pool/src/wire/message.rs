@@ -1,20 +1,19 @@
 //! The messages, one variant each; requests and answers.
 
 use archipelago_base::Epoch;
-use archipelago_base::codec::{Reader, put_u8};
 use archipelago_fabric::{ClientId, NodeId, RemoteKey};
 
+use super::VERSION;
 use super::parts::{
     BlockAt, CopyReport, CopyStep, Member, NodeCounters, PoolStatus, Purpose, Refused, Source,
 };
-use super::{Malformed, VERSION};
 use crate::address::BlockId;
 use crate::config::{Config, Sharing};
 use crate::wire_messages;
 
 wire_messages! {
     /// Everything that is said about the pool.
-    Message {
+    Message, version VERSION {
     /// Client → manager: joins, and keeps the lease.
     Renew = 1 {
         /// Who; random, one per life of the client.
@@ -229,29 +228,5 @@ impl Message {
     #[must_use]
     pub fn refuse(refused: impl Into<Refused>) -> Self {
         Self::Refuse { refused: refused.into() }
-    }
-
-    /// The message's bytes.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64);
-        put_u8(&mut out, VERSION);
-        self.put(&mut out);
-        out
-    }
-
-    /// Reads a message; all bytes must belong to it.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader::new(bytes);
-        match reader.u8() {
-            Some(VERSION) => {}
-            Some(_) => return Err(Malformed("a message of another version")),
-            None => return Err(Malformed("an empty message")),
-        }
-        match Self::get(&mut reader) {
-            Some(message) if reader.is_empty() => Ok(message),
-            Some(_) => Err(Malformed("bytes behind the end of a message")),
-            None => Err(Malformed("a message that cannot be read")),
-        }
     }
 }

@@ -9,6 +9,9 @@ use super::super::{Action, Coordinator, Plan};
 use crate::format::Counts;
 use crate::wire::{Assigned, Grant, Member, Message, Shaped, Why};
 
+/// Room of a node for offloaded partitions.
+const INDEX_BYTES: u64 = 1 << 20;
+
 pub(super) const PLAN: Plan = Plan { partition_bits: 3, log2_buckets: 1, offload: 0 };
 
 /// Something under way.
@@ -116,7 +119,12 @@ impl Node {
                 }
             }
             Message::Recall { .. } => Message::Recalled {
-                member: Member { number: self.number, client, endpoints: Vec::new() },
+                member: Member {
+                    number: self.number,
+                    client,
+                    endpoints: Vec::new(),
+                    index_bytes: INDEX_BYTES,
+                },
                 version: self.version,
                 partition_bits: if self.version > 0 { PLAN.partition_bits } else { 0 },
                 map: self.map.clone(),
@@ -221,7 +229,8 @@ impl Cluster {
     }
 
     pub(super) fn ask_to_join(&mut self, client: ClientId) {
-        self.bag.push(Flight::Request { message: Message::Join { client, endpoints: Vec::new() } });
+        let join = Message::Join { client, endpoints: Vec::new(), index_bytes: INDEX_BYTES };
+        self.bag.push(Flight::Request { message: join });
     }
 
     pub(super) fn grow(&mut self, partition: u32, epoch: u32) {

@@ -1,0 +1,193 @@
+//! Those who cache what this node is the proxy of: the leases that it gives them, and what they are told before a write commits.
+//!
+//! A node is given a lease with every answer to its look-ups, writes and renewals; what it may cache then, it may serve while that lasts. Before
+//! a write of a slot commits, everybody who may have cached its pair is told at once and acknowledges, or its lease runs out
+//! ([`Granter::give_up`]); a node that holds none is not told. This node's own cache is emptied of the key without a message.
+//!
+//! Who is no member of the map any more is not told either: it is gone for good, and the pool's lease, without which nothing is served, was over before
+//! anybody was told so.
+//!
+//! Invariants: 1. when [`Inner::tell_sharers`] is done, none of them serves the old pair any more; 2. a wait ends after 1.25 leases and what clocks
+//! may differ. Thread-safety: all of it. Failure: it ends with an error only if this node is taken for dead. Cost: one round trip to
+//! all of them together. Paper: §4.4; the leases are ours ([`crate::lease`]).
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use archipelago_base::Result;
+use archipelago_base::runtime::Boxed;
+use archipelago_fabric::ClientId;
+use parking_lot::Mutex;
+
+use crate::directory::Sharers;
+use crate::format::KeyHash;
+use crate::ids::ComputeId;
+use crate::lease::{Granted, Granter, Terms, Waiting};
+use crate::node::caching::count;
+use crate::node::peers::{Asked, Peer};
+use crate::node::{Inner, REQUEST};
+use crate::settings::CacheMode;
+use crate::wire::{Grant, Member, Message};
+
+/// An invalidation is sent again after this part of a lease.
+const AGAIN: u64 = 8;
+
+#[derive(Debug)]
+struct Given {
+    granter: Granter,
+    /// Invalidations that it has not acknowledged: since when each is out.
+    out: BTreeMap<u64, u64>,
+}
+
+/// The leases that this node gave.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    terms: Terms,
+    state: Mutex<(BTreeMap<ClientId, Given>, u64)>,
+}
+
+/// An invalidation that is out.
+struct Out<'a> {
+    leases: &'a Leases,
+    to: ClientId,
+    number: u64,
+}
+
+impl Drop for Out<'_> {
+    fn drop(&mut self) {
+        if let Some(given) = self.leases.state.lock().0.get_mut(&self.to) {
+            given.out.remove(&self.number);
+        }
+    }
+}
+
+impl Leases {
+    pub(crate) fn new(terms: Terms) -> Self {
+        Self { terms, state: Mutex::default() }
+    }
+
+    /// A request of `from`: its lease goes on. Whether it may cache pairs.
+    fn request(&self, from: ClientId, now_ns: u64) -> (Granted, bool) {
+        let mut state = self.state.lock();
+        let given = state.0.entry(from).or_insert_with(|| {
+            // Above whatever this node gave before it forgot the other.
+            let granter = Granter::new(self.terms, now_ns / 1000);
+            Given { granter, out: BTreeMap::new() }
+        });
+        let oldest_ns = given.out.values().min().copied();
+        let granted = given.granter.on_request(now_ns, oldest_ns);
+        (granted, given.granter.may_share(now_ns).is_some())
+    }
+
+    fn tell(&self, to: ClientId, now_ns: u64) -> Out<'_> {
+        let (given, next) = &mut *self.state.lock();
+        *next += 1;
+        if let Some(given) = given.get_mut(&to) {
+            given.out.insert(*next, now_ns);
+        }
+        Out { leases: self, to, number: *next }
+    }
+
+    fn give_up(&self, on: ClientId, now_ns: u64) -> Waiting {
+        let given = &mut self.state.lock().0;
+        given.get_mut(&on).map_or(Waiting::Lapsed, |given| given.granter.give_up(now_ns))
+    }
+
+    /// Forgets those who are no members any more.
+    pub(crate) fn retain(&self, members: &[Member]) {
+        let stays = |client| members.iter().any(|member| member.client == client);
+        self.state.lock().0.retain(|client, _| stays(*client));
+    }
+}
+
+/// All of them, at once; the first error, if there is one, when all have ended.
+async fn all(mut tasks: Vec<Boxed<'_, Result<()>>>) -> Result<()> {
+    let mut result = Ok(());
+    poll_fn(|context| {
+        tasks.retain_mut(|task| match task.as_mut().poll(context) {
+            Poll::Ready(ended) => {
+                if result.is_ok() {
+                    result = ended;
+                }
+                false
+            }
+            Poll::Pending => true,
+        });
+        if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    result
+}
+
+impl Inner {
+    /// The lease for `from`, who asked something before which this node's clock was `stamp_us`; and its number, if it may cache pairs.
+    pub(crate) fn lease_to(&self, from: ClientId, stamp_us: u64) -> (Grant, Option<ComputeId>) {
+        let none = Grant { stamp_us, ..Grant::default() };
+        let Ok(joined) = self.joined() else { return (none, None) };
+        let pairs = self.caching.mode() == CacheMode::Pairs;
+        if from == self.pool.client() {
+            return (none, pairs.then_some(ComputeId(joined.number)));
+        }
+        let map = Arc::clone(&joined.map.read());
+        let Some(member) = map.members.iter().find(|member| member.client == from) else {
+            return (none, None);
+        };
+        let (Granted { session, lease_ns }, shares) = self.leases.request(from, self.now_ns());
+        let number = (pairs && shares).then_some(ComputeId(member.number));
+        (Grant { session, lease_us: lease_ns / 1000, stamp_us }, number)
+    }
+
+    /// Tells all who may have cached the key's pair that it is being superseded. Done when none of them serves it any more.
+    pub(super) async fn tell_sharers(&self, sharers: Sharers, hash: KeyHash) -> Result<()> {
+        if sharers.is_empty() || self.settings.sabotage.no_invalidation {
+            return Ok(());
+        }
+        let joined = self.joined()?;
+        let map = Arc::clone(&joined.map.read());
+        let mut telling: Vec<Boxed<'_, Result<()>>> = Vec::new();
+        for member in &map.members {
+            if !sharers.may_have(ComputeId(member.number)) {
+                continue;
+            }
+            if member.client == self.pool.client() {
+                self.caching.invalidate(hash);
+                continue;
+            }
+            let (peer, to) = (self.peers.peer(member), member.client);
+            telling.push(Box::pin(async move { self.tell_sharer(&peer, to, hash).await }));
+        }
+        all(telling).await
+    }
+
+    async fn tell_sharer(&self, peer: &Peer, to: ClientId, hash: KeyHash) -> Result<()> {
+        let counters = &self.caching.counters;
+        let _out = self.leases.tell(to, self.now_ns());
+        let mut asked = Asked::new(&Message::Invalidate { hash: hash.0 });
+        let again = Duration::from_nanos(self.settings.terms().lease_ns / AGAIN).min(REQUEST);
+        loop {
+            let now_ns = self.now_ns();
+            let left = match self.leases.give_up(to, now_ns) {
+                Waiting::Lapsed => {
+                    if asked.was_sent() {
+                        count(&counters.invalidations_waited_out);
+                    }
+                    return Ok(());
+                }
+                Waiting::Until(until_ns) => Duration::from_nanos(until_ns - now_ns),
+            };
+            if !asked.was_sent() {
+                count(&counters.invalidations_sent);
+            }
+            match self.ask_within(peer, &mut asked, again.min(left)).await {
+                Ok(Some(Message::Done {})) => return Ok(()),
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%error, "a sharer's lease has to run out"),
+            }
+            self.table.late(u64::MAX, "telling those who cache a key")?;
+            self.pause().await;
+        }
+    }
+}

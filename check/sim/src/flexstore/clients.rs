@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use archipelago_base::Result;
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::Host;
+use archipelago_base::{ErrorKind, Result};
 use archipelago_fabric::sim::{Model, Sim};
 use archipelago_flex::ComputeNode;
+use archipelago_flex::coordinator::Tuning;
 use parking_lot::Mutex;
 
 use super::{Request, Setup, Testbed, Workload, workload};
@@ -22,7 +23,9 @@ pub struct Measured {
     pub operations: u64,
     /// Of them, reads.
     pub reads: u64,
-    /// Requests that ended with an error.
+    /// Of them, writes that met another of their key and ended without having written.
+    pub met: u64,
+    /// Requests that ended with another error; not among those that were answered.
     pub errors: u64,
     /// Of every request, in ns, ascending.
     pub latencies_ns: Vec<u64>,
@@ -30,6 +33,8 @@ pub struct Measured {
     pub reads_ns: Vec<u64>,
     /// Messages that each compute node was asked.
     pub asked: Vec<u64>,
+    /// Reads that a cached pair served, a cached address, and neither.
+    pub hits: [u64; 3],
 }
 
 impl Measured {
@@ -64,6 +69,7 @@ struct Tally {
     counting: bool,
     operations: u64,
     reads: u64,
+    met: u64,
     errors: u64,
     latencies_ns: Vec<u64>,
     reads_ns: Vec<u64>,
@@ -77,13 +83,13 @@ pub(super) struct Clients {
 }
 
 impl Testbed {
-    fn clients(&self, workload: Arc<dyn Workload>) -> Clients {
+    fn clients(&self, workload: Arc<dyn Workload>, clients: usize) -> Clients {
+        let coroutines = clients * self.setup.coroutines;
         let clients = Clients {
             tally: Arc::default(),
             working: Arc::new(AtomicBool::new(true)),
             workload: Arc::new(Mutex::new(workload)),
         };
-        let coroutines = self.setup.clients * self.setup.coroutines;
         for machine in &self.machines {
             for _ in 0..coroutines {
                 let worker = Worker {
@@ -101,20 +107,40 @@ impl Testbed {
         clients
     }
 
+    /// All clients work until the coordinator has found a ratio, or for `longest`; the ratio. From then on it is fixed.
+    pub fn adapt(&self, workload: Arc<dyn Workload>, tuning: Tuning, longest: Duration) -> u32 {
+        let clients = self.clients(workload, self.setup.clients);
+        let rounds = self.report().samples;
+        self.tune(tuning);
+        let end_ns = self.now_ns() + longest.as_nanos() as u64;
+        while self.now_ns() < end_ns {
+            self.simulation.run_for(tuning.interval);
+            let report = self.report();
+            if tuning.knob && report.steady && report.samples > rounds + 3 {
+                break;
+            }
+        }
+        self.tune(Tuning::FIXED);
+        clients.working.store(false, Ordering::Relaxed);
+        self.simulation.run_for(Duration::from_millis(2));
+        self.offload()
+    }
+
     /// Clients work for `warm_up`, and for `counted` so that it counts. Then they stop.
     pub fn measure(
         &self,
         workload: Arc<dyn Workload>,
+        clients: usize,
         warm_up: Duration,
         counted: Duration,
     ) -> Measured {
-        let clients = self.clients(workload);
+        let clients = self.clients(workload, clients);
         self.simulation.run_for(warm_up);
-        let before = self.served();
+        let (before, hits_before) = (self.served(), self.hits());
         clients.tally.lock().counting = true;
         self.simulation.run_for(counted);
         let mut tally = std::mem::take(&mut *clients.tally.lock());
-        let after = self.served();
+        let (after, hits) = (self.served(), self.hits());
         clients.working.store(false, Ordering::Relaxed);
         self.simulation.run_for(Duration::from_millis(2));
         tally.latencies_ns.sort_unstable();
@@ -123,17 +149,19 @@ impl Testbed {
             seconds: counted.as_secs_f64(),
             operations: tally.operations,
             reads: tally.reads,
+            met: tally.met,
             errors: tally.errors,
             latencies_ns: tally.latencies_ns,
             reads_ns: tally.reads_ns,
             asked: after.iter().zip(&before).map(|(after, before)| after - before).collect(),
+            hits: [0, 1, 2].map(|kind| hits[kind] - hits_before[kind]),
         }
     }
 
     /// Clients work through phases of a length each; a point every `step`.
     pub fn timeline(&self, phases: &[(Arc<dyn Workload>, Duration)], step: Duration) -> Vec<Point> {
         let Some((first, _)) = phases.first() else { return Vec::new() };
-        let clients = self.clients(Arc::clone(first));
+        let clients = self.clients(Arc::clone(first), self.setup.clients);
         clients.tally.lock().counting = true;
         let began_ns = self.now_ns();
         let mut points = Vec::new();
@@ -184,10 +212,11 @@ impl Worker {
                 continue;
             }
             if let Err(error) = done {
-                tally.errors += 1;
-                drop(tally);
-                scheduler.note(|| error.to_string());
-                continue;
+                if matches!(request, Request::Read(_)) || error.kind() != ErrorKind::Busy {
+                    tally.errors += 1;
+                    continue;
+                }
+                tally.met += 1;
             }
             tally.operations += 1;
             tally.latencies_ns.push(took_ns);

@@ -16,6 +16,7 @@
 //! [`Setup`]. Times of the model and of the protocol are not scaled.
 
 mod clients;
+mod figures;
 mod threads;
 mod workload;
 
@@ -39,6 +40,7 @@ use crate::Simulation;
 use threads::Threaded;
 
 pub use clients::{Measured, Point};
+pub use figures::{FIGURES, Figure, Stated, System};
 pub use workload::{Request, Workload, Ycsb};
 
 const COORDINATOR: &str = "coordinator";
@@ -78,14 +80,15 @@ pub struct Setup {
     pub partition_bits: u32,
     /// 2^this buckets of eight slots in each.
     pub log2_buckets: u32,
+    /// After so long a try that was refused is not repeated: the call ends as busy. The paper's writes that meet another of their key end at
+    /// once, in every system; a short patience is that.
+    pub patience: Duration,
     /// What compute nodes cache.
     pub cache: CacheMode,
     /// Another store than this one.
     pub rival: Option<Rival>,
     /// The share of proxied partitions after loading, in a thousand.
     pub offload: u32,
-    /// How the map follows the load after loading.
-    pub tuning: Tuning,
     /// What everything follows from.
     pub seed: u64,
 }
@@ -99,16 +102,16 @@ impl Default for Setup {
             clients: 10,
             coroutines: 8,
             proxy_threads: 2,
-            keys: 100_000,
+            keys: 50_000,
             key_bytes: 16,
             value_bytes: 112,
-            memory_bytes: 640 << 10,
-            partition_bits: 9,
-            log2_buckets: 6,
+            memory_bytes: 320 << 10,
+            partition_bits: 8,
+            log2_buckets: 5,
+            patience: Duration::from_micros(20),
             cache: CacheMode::Pairs,
             rival: None,
             offload: 0,
-            tuning: Tuning::FIXED,
             seed: 1,
         }
     }
@@ -149,7 +152,7 @@ fn settings(setup: &Setup) -> FlexSettings {
         rival: setup.rival,
         cache: setup.cache,
         memory_limit: setup.memory_bytes,
-        patience: Duration::from_secs(5),
+        patience: setup.patience,
         ..FlexSettings::default()
     }
 }
@@ -189,7 +192,9 @@ async fn start_node(sim: Sim, setup: Setup, threads: usize) -> Result<Machine> {
     let fabric = sim.network().node(id, epoch, Some(Box::new(door)))?;
     node.lend_counters(&fabric);
     let listener = sim.serve(&fabric, &name)?;
-    node.join().await?;
+    while node.join().await.is_err() {
+        Runtime::sleep(sim.host(), Duration::from_millis(1)).await;
+    }
     Ok(Machine { sim, node, _kept: (fabric, listener) })
 }
 
@@ -277,7 +282,6 @@ impl Testbed {
             testbed.desk().set_offload(setup.offload);
             testbed.settle()?;
         }
-        testbed.desk().tune(setup.tuning);
         if setup.rival == Some(Rival::Clover) {
             testbed.machines.remove(0);
         }
@@ -338,6 +342,18 @@ impl Testbed {
         self.desk().tune(tuning);
     }
 
+    /// What the nodes' caches have done, summed: reads served by pairs, by addresses, and by neither.
+    #[must_use]
+    pub fn hits(&self) -> [u64; 3] {
+        let mut sum = [0; 3];
+        for machine in &self.machines {
+            let cache = machine.node.status().cache;
+            let more = [cache.pair_hits, cache.address_hits, cache.misses];
+            sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+        sum
+    }
+
     /// Index requests that each node has served as a proxy, since it started.
     #[must_use]
     pub fn served(&self) -> Vec<u64> {
@@ -351,21 +367,24 @@ impl Testbed {
         for (at, machine) in self.machines.iter().enumerate() {
             for task in 0..tasks {
                 let (node, setup) = (machine.node.clone(), self.setup.clone());
+                let runtime: Arc<dyn Runtime> = Arc::new(machine.sim.host().clone());
                 let first = (at * tasks + task) as u64;
                 let keys = (first..setup.keys).step_by(all);
                 let load = async move {
                     for number in keys {
                         let key = workload::key(number, setup.key_bytes);
                         let value = workload::value(number, setup.value_bytes);
-                        node.set(&key, &value, 0).await?;
+                        // Busy: somebody else's key or a partition that grows was in the way.
+                        while node.set(&key, &value, 0).await.is_err() {
+                            runtime.sleep(Duration::from_micros(50)).await;
+                        }
                     }
-                    Ok::<(), Error>(())
                 };
                 loading.push(Host::spawn(machine.sim.host(), "load", load));
             }
         }
         for task in loading {
-            self.simulation.block_on(task).map_err(ended)??;
+            self.simulation.block_on(task).map_err(ended)?;
         }
         self.settle()
     }

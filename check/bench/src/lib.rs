@@ -14,6 +14,7 @@
 //! made beforehand, keys are written into a buffer that is kept, random numbers come from wyrand,
 //! and nobody asks for the time per operation unless a flag needs it.
 
+mod claim;
 mod compare;
 mod fabric;
 mod flags;

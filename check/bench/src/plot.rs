@@ -94,6 +94,22 @@ fn round_step(least: f64) -> f64 {
     factor.unwrap_or(10.0) * scale
 }
 
+/// A line and a number at each tick of the upright axis.
+fn lines_across(out: &mut String, y: Axis) {
+    for tick in y.ticks() {
+        let at = y.place(tick);
+        let _ = writeln!(
+            out,
+            "<path d=\"M{LEFT} {at:.1}H{right}\" stroke=\"#dddddd\"/><text x=\"{text_x}\" \
+             y=\"{text_y:.1}\" text-anchor=\"end\" fill=\"#333333\">{}</text>",
+            number(tick),
+            right = WIDTH - RIGHT,
+            text_x = LEFT - 8.0,
+            text_y = at + 4.5,
+        );
+    }
+}
+
 /// "0", "0.25", "1500", "150k", "2M".
 fn number(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
@@ -198,18 +214,7 @@ impl Chart {
     }
 
     fn grid(&self, out: &mut String, x: Axis, y: Axis, top: f64) {
-        for tick in y.ticks() {
-            let at = y.place(tick);
-            let _ = writeln!(
-                out,
-                "<path d=\"M{LEFT} {at:.1}H{right}\" stroke=\"#dddddd\"/><text x=\"{text_x}\" \
-                 y=\"{text_y:.1}\" text-anchor=\"end\" fill=\"#333333\">{}</text>",
-                number(tick),
-                right = WIDTH - RIGHT,
-                text_x = LEFT - 8.0,
-                text_y = at + 4.5,
-            );
-        }
+        lines_across(out, y);
         let bottom = HEIGHT - BOTTOM;
         for tick in x.ticks() {
             let at = x.place(tick);

@@ -1,7 +1,20 @@
-//! What the kernel counts for a process: bytes written, reads, and the most memory.
+//! Processes: which program is run, and what the kernel counts for one: bytes written, reads, and the most memory.
 //!
 //! Read from `/proc`; where there is none, figures are missing, not wrong. These are the kernel's
 //! files, not the store's, so they do not go through a `FileSystem`.
+
+use std::path::{Path, PathBuf};
+
+use crate::store::{Error, Result};
+
+/// The program that a flag names; without it, the one that runs.
+pub(crate) fn program_or_own(named: Option<&PathBuf>) -> Result<PathBuf> {
+    match named {
+        Some(path) => Ok(path.clone()),
+        None => std::env::current_exe()
+            .map_err(|error| Error::io("find", Path::new("the own program"), error)),
+    }
+}
 
 /// Figures of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -107,3 +107,16 @@ impl Watch<'_> {
         bar
     }
 }
+
+/// A bar of runs, on a terminal; its length is set when it is known.
+pub(crate) fn runs_bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(0);
+    let template = "[{bar:30}] {pos}/{len} runs {elapsed} ~{eta}  {msg}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}

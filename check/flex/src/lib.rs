@@ -10,6 +10,7 @@ mod node;
 mod world;
 
 pub use history::{History, Op, Ret};
+pub use node::Cached;
 pub use world::{Outcome, Settings, run};
 
 /// The command that repeats one seed's run and prints what happens in it.

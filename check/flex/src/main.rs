@@ -76,6 +76,7 @@ fn main() -> ExitCode {
     };
     let (mut failed, mut answered, mut errors, mut faults, mut changes, mut tuned, mut events) =
         (0, 0, 0, 0, 0, 0, 0);
+    let (mut hits, mut invalidations) = (0, 0);
     if trace {
         tracing_subscriber::fmt()
             .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
@@ -97,6 +98,8 @@ fn main() -> ExitCode {
         faults += outcome.faults;
         changes += outcome.changes;
         tuned += outcome.tuned;
+        hits += outcome.cached.pair_hits + outcome.cached.address_hits;
+        invalidations += outcome.cached.invalidations;
         events += outcome.events;
         if !outcome.violations.is_empty() {
             failed += 1;
@@ -106,7 +109,8 @@ fn main() -> ExitCode {
     }
     println!(
         "{seeds} runs, {failed} failed: {answered} calls answered, {errors} with an error, {faults} faults, \
-         maps up to version {changes} in sum, {tuned} decisions by load, {events} steps"
+         maps up to version {changes} in sum, {tuned} decisions by load, {hits} reads by caches, \
+         {invalidations} invalidations, {events} steps"
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -8,7 +8,8 @@ use archipelago_base::runtime::Runtime;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
-use archipelago_flex::{ComputeNode, FlexSettings, Sabotage, Surroundings};
+use archipelago_flex::directory::offloaded_bytes;
+use archipelago_flex::{CacheStatus, ComputeNode, FlexSettings, Sabotage, Surroundings};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
 use archipelago_pool_check::{MANAGER, REQUEST};
 use parking_lot::Mutex;
@@ -34,6 +35,45 @@ pub(crate) struct Shared {
     pub(crate) values: Arc<Mutex<u64>>,
     pub(crate) errors: Arc<Mutex<u64>>,
     pub(crate) sabotage: Sabotage,
+    pub(crate) cached: Arc<Mutex<Cached>>,
+}
+
+/// What the caches of all nodes did, in all their lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cached {
+    /// Reads that a pair answered.
+    pub pair_hits: u64,
+    /// Reads that an address led to the record.
+    pub address_hits: u64,
+    /// Writes whose slot was cached.
+    pub resolved: u64,
+    /// Invalidations that were sent.
+    pub invalidations: u64,
+    /// Of those: the sharer's lease had to run out.
+    pub waited_out: u64,
+    /// Partitions that did not fit a node's memory limit.
+    pub partitions_refused: u64,
+}
+
+impl Cached {
+    /// Adds what a node did.
+    pub(crate) fn add(&mut self, status: &CacheStatus) {
+        self.pair_hits += status.pair_hits;
+        self.address_hits += status.address_hits;
+        self.resolved += status.resolved_writes;
+        self.invalidations += status.invalidations_sent;
+        self.waited_out += status.invalidations_waited_out;
+        self.partitions_refused += status.partitions_refused;
+    }
+}
+
+/// What the account of a node's memory says that must not be, once the map is at rest.
+pub(crate) fn misaccounted(node: &ComputeNode) -> Option<String> {
+    let (map, cache) = (node.map_status()?, node.status().cache);
+    let offloaded = map.entries.iter().filter(|e| e.node == map.number && e.offloaded);
+    let index: u64 = offloaded.map(|e| offloaded_bytes(e.shape.log2_buckets)).sum();
+    let sound = cache.index_bytes == index && cache.used_bytes <= cache.limit_bytes;
+    (!sound).then(|| format!("the index takes {index} bytes, the account says {cache:?}"))
 }
 
 /// A life of a compute node.

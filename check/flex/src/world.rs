@@ -15,7 +15,7 @@ use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool_check::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
 use parking_lot::Mutex;
 
-use crate::node::{COORDINATOR, KEYS, NodeActor, Shared, get, join_pool};
+use crate::node::{COORDINATOR, Cached, KEYS, NodeActor, Shared, get, join_pool, misaccounted};
 
 /// What a run is made of.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +61,8 @@ pub struct Outcome {
     pub changes: u64,
     /// How often partitions were assigned by a new ranking, or the knob set a ratio.
     pub tuned: u64,
+    /// What the nodes' caches did.
+    pub cached: Cached,
     /// Steps of the scheduler.
     pub events: u64,
     /// The trace's hash: the same for the same seed.
@@ -106,6 +108,7 @@ pub fn run(settings: Settings) -> Outcome {
         faults: world.faults,
         changes,
         tuned,
+        cached: *world.shared.cached.lock(),
         events: world.simulation.events(),
         trace: world.simulation.trace_hash(),
         notes: world.simulation.notes(),
@@ -144,6 +147,7 @@ impl World {
             values: Arc::default(),
             errors: Arc::default(),
             sabotage: settings.flex,
+            cached: Arc::default(),
         };
         let mut world = Self {
             simulation,
@@ -298,7 +302,10 @@ impl World {
     fn crash_compute(&mut self) {
         let index = self.rng.usize(..self.compute.len());
         let (sim, actor) = &mut self.compute[index];
-        if actor.take().is_some() {
+        if let Some(actor) = actor.take() {
+            if let Some(node) = actor.node() {
+                self.shared.cached.lock().add(&node.status().cache);
+            }
             self.faults += 1;
             sim.host().crash();
         }
@@ -360,6 +367,7 @@ impl World {
                 violations.push(format!("compute node {at} did not join"));
                 continue;
             };
+            violations.extend(misaccounted(&node));
             let shared = self.shared.clone();
             let reading = async move {
                 let mut failed = Vec::new();
@@ -374,6 +382,9 @@ impl World {
             readers.push((at, Host::spawn(sim.host(), "read", reading)));
         }
         self.simulation.run_for(Duration::from_secs(3));
+        for node in self.compute.iter().filter_map(|(_, actor)| actor.as_ref()?.node()) {
+            self.shared.cached.lock().add(&node.status().cache);
+        }
         for (at, reader) in readers {
             match reader.take() {
                 Some(Ok(failed)) if failed.is_empty() => {}

@@ -1,48 +1,71 @@
-//! The methods of a decorated `FileSystem` that only pass on to the one inside.
+//! The methods of a decorated file or `FileSystem` that only pass on to the one inside.
 
-/// Passes everything that deals with names rather than open files on to `self.$inner`.
-macro_rules! forward_names {
-    ($inner:ident) => {
+/// Passes the named methods of [`FileSystem`](crate::FileSystem) on to `self.$inner`: a decorator writes out what it changes and lists the rest.
+///
+/// ```ignore
+/// impl FileSystem for Counted {
+///     fn remove(&self, path: &Path) -> Result<()> { ... }
+///     archipelago_env::forward_fs!(inner: create, open, create_log, logs, looks, moves, dirs, host);
+/// }
+/// ```
+///
+/// Some go in groups, as no decorator tells them apart: `logs` (the tails of logs), `looks` (list, length, existence), `dirs` (make, remove,
+/// sync directories), `moves` (rename, link), `host` (boot id, lock, reassign, free bytes); `names`: all of these and remove.
+#[macro_export]
+macro_rules! forward_fs {
+    ($inner:ident: $($method:ident),+ $(,)?) => {
+        $($crate::forward_fs!(@$method $inner);)+
+    };
+    (@create $inner:ident) => {
+        fn create(
+            &self,
+            path: &std::path::Path,
+            context: $crate::IoContext,
+            options: $crate::CreateOptions,
+        ) -> archipelago_base::Result<Box<dyn $crate::WritableFile>> {
+            self.$inner.create(path, context, options)
+        }
+    };
+    (@open $inner:ident) => {
+        fn open(
+            &self,
+            path: &std::path::Path,
+            context: $crate::IoContext,
+            options: $crate::OpenOptions,
+        ) -> archipelago_base::Result<std::sync::Arc<dyn $crate::RandomFile>> {
+            self.$inner.open(path, context, options)
+        }
+    };
+    (@create_log $inner:ident) => {
+        fn create_log(
+            &self,
+            path: &std::path::Path,
+            context: $crate::IoContext,
+            options: $crate::LogOptions,
+        ) -> archipelago_base::Result<Box<dyn $crate::LogFile>> {
+            self.$inner.create_log(path, context, options)
+        }
+    };
+    (@remove $inner:ident) => {
+        fn remove(&self, path: &std::path::Path) -> archipelago_base::Result<()> {
+            self.$inner.remove(path)
+        }
+    };
+    (@logs $inner:ident) => {
         fn log_tail(
             &self,
             path: &std::path::Path,
             incarnation: archipelago_base::Epoch,
-        ) -> archipelago_base::Result<Option<$crate::fs::LogTail>> {
+        ) -> archipelago_base::Result<Option<$crate::LogTail>> {
             self.$inner.log_tail(path, incarnation)
         }
 
         fn clear_log_tails(&self, dir: &std::path::Path) -> archipelago_base::Result<()> {
             self.$inner.clear_log_tails(dir)
         }
-
-        fn boot_id(&self) -> Option<[u8; 16]> {
-            self.$inner.boot_id()
-        }
-
-        fn rename(
-            &self,
-            from: &std::path::Path,
-            to: &std::path::Path,
-        ) -> archipelago_base::Result<()> {
-            self.$inner.rename(from, to)
-        }
-
-        fn link(
-            &self,
-            from: &std::path::Path,
-            to: &std::path::Path,
-        ) -> archipelago_base::Result<()> {
-            self.$inner.link(from, to)
-        }
-
-        fn remove(&self, path: &std::path::Path) -> archipelago_base::Result<()> {
-            self.$inner.remove(path)
-        }
-
-        fn list(
-            &self,
-            dir: &std::path::Path,
-        ) -> archipelago_base::Result<Vec<$crate::fs::DirEntry>> {
+    };
+    (@looks $inner:ident) => {
+        fn list(&self, dir: &std::path::Path) -> archipelago_base::Result<Vec<$crate::DirEntry>> {
             self.$inner.list(dir)
         }
 
@@ -53,7 +76,17 @@ macro_rules! forward_names {
         fn exists(&self, path: &std::path::Path) -> archipelago_base::Result<bool> {
             self.$inner.exists(path)
         }
+    };
+    (@moves $inner:ident) => {
+        fn rename(&self, from: &std::path::Path, to: &std::path::Path) -> archipelago_base::Result<()> {
+            self.$inner.rename(from, to)
+        }
 
+        fn link(&self, from: &std::path::Path, to: &std::path::Path) -> archipelago_base::Result<()> {
+            self.$inner.link(from, to)
+        }
+    };
+    (@dirs $inner:ident) => {
         fn create_dir_all(&self, dir: &std::path::Path) -> archipelago_base::Result<()> {
             self.$inner.create_dir_all(dir)
         }
@@ -65,15 +98,17 @@ macro_rules! forward_names {
         fn sync_dir(&self, dir: &std::path::Path) -> archipelago_base::Result<()> {
             self.$inner.sync_dir(dir)
         }
-
-        fn lock(
-            &self,
-            path: &std::path::Path,
-        ) -> archipelago_base::Result<Box<dyn $crate::fs::FileLock>> {
+    };
+    (@host $inner:ident) => {
+        fn lock(&self, path: &std::path::Path) -> archipelago_base::Result<Box<dyn $crate::FileLock>> {
             self.$inner.lock(path)
         }
 
-        fn reassign(&self, path: &std::path::Path, context: $crate::context::IoContext) {
+        fn boot_id(&self) -> Option<[u8; 16]> {
+            self.$inner.boot_id()
+        }
+
+        fn reassign(&self, path: &std::path::Path, context: $crate::IoContext) {
             self.$inner.reassign(path, context);
         }
 
@@ -81,6 +116,25 @@ macro_rules! forward_names {
             self.$inner.free_bytes(dir)
         }
     };
+    (@names $inner:ident) => {
+        $crate::forward_fs!($inner: remove, logs, looks, moves, dirs, host);
+    };
 }
 
-pub(crate) use forward_names;
+/// Passes what a decorated [`RandomFile`](crate::RandomFile) has beside its reads on to `self.$inner`.
+#[macro_export]
+macro_rules! forward_reader {
+    ($inner:ident) => {
+        fn prefetch(&self, offset: u64, len: u64) {
+            self.$inner.prefetch(offset, len);
+        }
+
+        fn forget(&self, offset: u64, len: u64) {
+            self.$inner.forget(offset, len);
+        }
+
+        fn len(&self) -> u64 {
+            self.$inner.len()
+        }
+    };
+}

@@ -12,7 +12,6 @@ use archipelago_base::Result;
 use archipelago_base::metrics::Counters;
 
 use crate::context::{FileClass, IoContext, IoPurpose};
-use crate::forward::forward_names;
 use crate::fs::{
     CreateOptions, FileSystem, LogFile, LogOptions, LogSync, OpenOptions, RandomFile, WritableFile,
 };
@@ -210,7 +209,7 @@ impl FileSystem for CountingFs {
         Ok(Box::new(CountingLog { inner, tally: Arc::clone(&self.tally), cell }))
     }
 
-    forward_names!(inner);
+    crate::forward_fs!(inner: names);
 }
 
 #[derive(Debug)]
@@ -262,17 +261,7 @@ impl RandomFile for CountingReader {
         Ok(())
     }
 
-    fn prefetch(&self, offset: u64, len: u64) {
-        self.inner.prefetch(offset, len);
-    }
-
-    fn forget(&self, offset: u64, len: u64) {
-        self.inner.forget(offset, len);
-    }
-
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
+    crate::forward_reader!(inner);
 }
 
 #[derive(Debug)]

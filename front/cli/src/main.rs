@@ -1,6 +1,7 @@
 //! `archipelago`: the one binary. `serve` runs a store that Redis clients talk to, `db` looks into
 //! and mends a database that nobody serves, `node` and `cluster` run a pool of memory, `bench` measures.
 
+mod allocator;
 mod cluster;
 mod db;
 mod node;
@@ -15,9 +16,6 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// An ordered key-value store for disaggregated data centres.
 ///
@@ -53,6 +51,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    allocator::give_back_at_once();
     let level = tracing_subscriber::EnvFilter::try_from_env("ARCHIPELAGO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();

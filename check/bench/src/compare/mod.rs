@@ -23,6 +23,7 @@ use clap::CommandFactory;
 
 use crate::flags::{self, CompareFlags, Flags, OURS_ONLY, Spelled, Stop};
 use crate::json;
+use crate::process::program_or_own;
 use crate::report::say;
 use crate::store::{CfOptions, Error, FileSystem, LocalFs, Result};
 use run::{EntrySize, Onlooker, Program, Side};
@@ -198,11 +199,7 @@ fn program(
         }
         Side::Archipelago => {
             args.insert(0, "bench".to_owned());
-            match &flags.archipelago {
-                Some(path) => path.clone(),
-                None => std::env::current_exe()
-                    .map_err(|error| Error::io("find", Path::new("the own program"), error))?,
-            }
+            program_or_own(flags.archipelago.as_ref())?
         }
     };
     Ok(Program { path, args })

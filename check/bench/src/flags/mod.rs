@@ -14,7 +14,7 @@ use clap::{ArgAction, Command, CommandFactory, FromArgMatches};
 
 pub(crate) use groups::{BucketBoundaries, CompareFlags, CompressionType, Flags, Mixgraph};
 pub(crate) use known::OURS_ONLY;
-pub(crate) use spelling::Spelled;
+pub(crate) use spelling::{Spelled, with_underscores};
 
 /// Why there is nothing to run.
 #[derive(Debug)]

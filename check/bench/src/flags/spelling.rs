@@ -14,6 +14,17 @@ pub(crate) struct Spelled {
     pub(crate) ignored: Vec<String>,
 }
 
+/// `--skip-plain` is as good as `--skip_plain`, for flags that are clap's own otherwise.
+pub(crate) fn with_underscores(arg: &OsString) -> OsString {
+    let Some(flag) = arg.to_str().and_then(|arg| arg.strip_prefix("--")) else {
+        return arg.clone();
+    };
+    match flag.split_once('=') {
+        Some((name, value)) => format!("--{}={value}", name.replace('-', "_")).into(),
+        None => format!("--{}", flag.replace('-', "_")).into(),
+    }
+}
+
 /// One dash becomes two, `--noflag` becomes `--flag=false`, flags without meaning go. Dashes in a
 /// name count as underscores.
 pub(super) fn spell(args: &[OsString]) -> Result<Spelled, String> {

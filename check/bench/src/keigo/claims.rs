@@ -4,23 +4,7 @@ use serde::Serialize;
 
 use super::plan::{Group, Keys, Part, Side, Workload};
 use super::run::{Figures, Run};
-
-/// What a figure should be.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Target {
-    AtLeast(f64),
-    AtMost(f64),
-}
-
-impl Target {
-    fn is_met(self, value: f64) -> bool {
-        match self {
-            Self::AtLeast(least) => value >= least,
-            Self::AtMost(most) => value <= most,
-        }
-    }
-}
+use crate::claim::{Target, median};
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,18 +22,6 @@ pub(super) struct Row {
     pub(super) paper: &'static str,
     pub(super) target: Option<Target>,
     pub(super) met: Option<bool>,
-}
-
-/// The middle of `values`; none without values.
-pub(super) fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        len if len.is_multiple_of(2) => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
-        _ => Some(sorted[middle]),
-    }
 }
 
 /// A group and its runs.

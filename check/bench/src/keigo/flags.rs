@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::plan::{Keys, Part, Workload};
-use crate::flags::Stop;
+use crate::flags::{Stop, with_underscores};
 
 const ABOUT: &str = "\
 Runs the comparisons of Keigo's evaluation (tiers of devices) and prints them beside the paper's.";
@@ -103,22 +103,11 @@ pub(super) struct KeigoFlags {
     pub(super) archipelago: Option<PathBuf>,
 }
 
-/// `--phase-seconds` is as good as `--phase_seconds`.
-fn spelled(arg: &OsString) -> OsString {
-    let Some(flag) = arg.to_str().and_then(|arg| arg.strip_prefix("--")) else {
-        return arg.clone();
-    };
-    match flag.split_once('=') {
-        Some((name, value)) => format!("--{}={value}", name.replace('-', "_")).into(),
-        None => format!("--{}", flag.replace('-', "_")).into(),
-    }
-}
-
 impl KeigoFlags {
     /// Flags from `args`, everything behind the word `keigo`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
         let name = std::iter::once(OsString::from("archipelago bench reproduce keigo"));
-        Ok(Self::try_parse_from(name.chain(args.iter().map(spelled)))?)
+        Ok(Self::try_parse_from(name.chain(args.iter().map(with_underscores)))?)
     }
 
     pub(super) fn runs(&self) -> u64 {

@@ -20,16 +20,17 @@ mod report;
 mod run;
 
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_base::random::entropy_seed;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::flags::Stop;
 use crate::json;
+use crate::process::program_or_own;
+use crate::progress::runs_bar;
 use crate::report::say;
 use crate::store::{Error, FileSystem as _, LocalFs, Result};
 use claims::{Measured, Row};
@@ -105,21 +106,7 @@ struct Runner<'a> {
 
 impl<'a> Runner<'a> {
     fn new(flags: &'a KeigoFlags, specs: &'a Specs) -> Result<Self> {
-        let program = match &flags.archipelago {
-            Some(path) => path.clone(),
-            None => std::env::current_exe()
-                .map_err(|error| Error::io("find", Path::new("the own program"), error))?,
-        };
-        let bar = if std::io::stderr().is_terminal() {
-            ProgressBar::new(0)
-        } else {
-            ProgressBar::hidden()
-        };
-        if let Ok(style) =
-            ProgressStyle::with_template("[{bar:30}] {pos}/{len} runs {elapsed} ~{eta}  {msg}")
-        {
-            bar.set_style(style);
-        }
+        let (program, bar) = (program_or_own(flags.archipelago.as_ref())?, runs_bar());
         let unique = format!("archipelago-keigo-{:08x}", entropy_seed() as u32);
         let places = std::iter::once(flags.fast_dir()).chain(flags.real.clone());
         let dirs: Vec<PathBuf> = places.map(|dir| dir.join(&unique)).collect();

@@ -2,18 +2,12 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::presets::ASCII_MARKDOWN;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::CellAlignment;
 
-use super::claims::{Measured, Row, Target};
+use super::claims::{Measured, Row};
 use super::plan::Side;
 use super::run::Figures;
-
-fn markdown(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(ASCII_MARKDOWN).set_header(header.iter().copied());
-    table
-}
+use crate::claim::{markdown, met_cell, target_cell};
 
 /// The tables.
 pub(super) fn text(measured: &[Measured<'_>]) -> String {
@@ -39,24 +33,14 @@ fn ratios(rows: &[&Row]) -> String {
             (true, _) => format!("{value:.1} s"),
             (false, _) => format!("{value:.2}×"),
         };
-        let target = match row.target {
-            None => "—".to_owned(),
-            Some(Target::AtLeast(least)) => format!("≥ {}", show(least)),
-            Some(Target::AtMost(most)) => format!("≤ {}", show(most)),
-        };
-        let met = match row.met {
-            None => "—",
-            Some(true) => "yes",
-            Some(false) => "**no**",
-        };
         table.add_row([
             row.what.clone(),
             show(row.value),
             format!("{} – {}", show(row.min), show(row.max)),
             row.detail.clone(),
             row.paper.to_owned(),
-            target,
-            met.to_owned(),
+            target_cell(row.target, show),
+            met_cell(row.met),
         ]);
     }
     for column in table.column_iter_mut().skip(1).take(2) {

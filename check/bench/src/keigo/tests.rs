@@ -1,7 +1,7 @@
-use super::claims::{Target, median};
 use super::plan::{Keys, Layout, Part, Workload};
 use super::run::Figures;
 use super::*;
+use crate::claim::{Target, median};
 use crate::tiers::oracle::Oracle;
 use crate::tiers::{DeviceOutcome, TierOutcome};
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{
     Axis, BOTTOM, COLOURS, HEIGHT, LEFT, LEGEND_GAP, LEGEND_ROW, LEGEND_Y, LETTER, RIGHT, TITLE_Y,
-    WIDTH, escaped, number,
+    WIDTH, escaped, lines_across,
 };
 
 /// The part of a group's width that its bars take.
@@ -47,18 +47,7 @@ impl Bars {
              <text x=\"{LEFT}\" y=\"{TITLE_Y}\" font-size=\"17\" fill=\"#111111\">{title}</text>\n",
             title = escaped(&self.title),
         );
-        for tick in y.ticks() {
-            let at = y.place(tick);
-            let _ = writeln!(
-                out,
-                "<path d=\"M{LEFT} {at:.1}H{right}\" stroke=\"#dddddd\"/><text x=\"{text_x}\" \
-                 y=\"{text_y:.1}\" text-anchor=\"end\" fill=\"#333333\">{}</text>",
-                number(tick),
-                right = WIDTH - RIGHT,
-                text_x = LEFT - 8.0,
-                text_y = at + 4.5,
-            );
-        }
+        lines_across(&mut out, y);
         let _ = writeln!(
             out,
             "<text transform=\"translate(20 {middle:.1}) rotate(-90)\" text-anchor=\"middle\" \

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 
 use super::plan::Workload;
-use crate::flags::Stop;
+use crate::flags::{Stop, with_underscores};
 
 const ABOUT: &str = "\
 Runs a paper's comparisons between modes of this program and prints the ratios beside the paper's.";
@@ -115,22 +115,11 @@ pub(super) struct ReproduceFlags {
     pub(super) archipelago: Option<PathBuf>,
 }
 
-/// `--skip-plain` is as good as `--skip_plain`.
-fn spelled(arg: &OsString) -> OsString {
-    let Some(flag) = arg.to_str().and_then(|arg| arg.strip_prefix("--")) else {
-        return arg.clone();
-    };
-    match flag.split_once('=') {
-        Some((name, value)) => format!("--{}={value}", name.replace('-', "_")).into(),
-        None => format!("--{}", flag.replace('-', "_")).into(),
-    }
-}
-
 impl ReproduceFlags {
     /// Flags from `args`, everything behind the word `reproduce`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
         let name = std::iter::once(OsString::from("archipelago bench reproduce"));
-        Ok(Self::try_parse_from(name.chain(args.iter().map(spelled)))?)
+        Ok(Self::try_parse_from(name.chain(args.iter().map(with_underscores)))?)
     }
 
     /// Runs of each mode.

@@ -17,15 +17,17 @@ mod run;
 mod table;
 
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use archipelago_base::random::entropy_seed;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
+use crate::claim::median;
 use crate::flags::Stop;
 use crate::json;
+use crate::process::program_or_own;
+use crate::progress::runs_bar;
 use crate::report::say;
 use crate::store::{
     DeviceSpec, Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result, read_device,
@@ -33,7 +35,7 @@ use crate::store::{
 use flags::{Paper, ReproduceFlags};
 use plan::{Group, Mode, OFFERED_SHARE, Setting, Workload};
 use run::{Run, Stage};
-use table::{Row, Runs, median};
+use table::{Row, Runs};
 
 /// The device unless another one is named.
 const NETWORK_VOLUME: &str = include_str!("../../../../docs/devices/network-volume.toml");
@@ -128,21 +130,7 @@ struct Runner<'a> {
 
 impl<'a> Runner<'a> {
     fn new(flags: &'a ReproduceFlags, base: &'a Path, device: &'a Path) -> Result<Self> {
-        let program = match &flags.archipelago {
-            Some(path) => path.clone(),
-            None => std::env::current_exe()
-                .map_err(|error| Error::io("find", Path::new("the own program"), error))?,
-        };
-        let bar = if std::io::stderr().is_terminal() {
-            ProgressBar::new(0)
-        } else {
-            ProgressBar::hidden()
-        };
-        if let Ok(style) =
-            ProgressStyle::with_template("[{bar:30}] {pos}/{len} runs {elapsed} ~{eta}  {msg}")
-        {
-            bar.set_style(style);
-        }
+        let (program, bar) = (program_or_own(flags.archipelago.as_ref())?, runs_bar());
         Ok(Self { flags, base, program, device, bar, runs: Runs::default() })
     }
 

@@ -2,7 +2,8 @@
 
 use super::plan::{Mode, Setting, Workload};
 use super::run::{Run, l0_inputs};
-use super::table::{Runs, median};
+use super::table::Runs;
+use crate::claim::median;
 use crate::plot::Chart;
 use crate::samples::Series;
 

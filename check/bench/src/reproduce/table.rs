@@ -2,20 +2,12 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::presets::ASCII_MARKDOWN;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::CellAlignment;
 use serde::Serialize;
 
 use super::plan::{Mode, Setting, Workload};
 use super::run::{Figures, Run};
-
-/// What a ratio should be.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Target {
-    AtLeast(f64),
-    AtMost(f64),
-}
+use crate::claim::{Target, markdown, median, met_cell, target_cell};
 
 /// One line: a figure of buckets, divided by the same of another mode.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -166,18 +158,6 @@ fn latencies() -> Vec<Claim> {
         latency(MixGraph2, "GET mean", get_mean, Classic, "similar"),
         latency(MixGraph2, "SCAN mean", scan_mean, Classic, "similar"),
     ]
-}
-
-/// The middle of `values`; none without values.
-pub(super) fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        len if len.is_multiple_of(2) => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
-        _ => Some(sorted[middle]),
-    }
 }
 
 /// All runs.
@@ -340,33 +320,17 @@ impl Runs {
     }
 }
 
-fn markdown(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(ASCII_MARKDOWN).set_header(header.iter().copied());
-    table
-}
-
 fn ratios(rows: &[&Row]) -> String {
     let mut table =
         markdown(&["compared", "ratio", "rounds, min – max", "the paper", "target", "met"]);
     for row in rows {
-        let target = match row.target {
-            None => "—".to_owned(),
-            Some(Target::AtLeast(least)) => format!("≥ {least}×"),
-            Some(Target::AtMost(most)) => format!("≤ {most}×"),
-        };
-        let met = match row.met {
-            None => "—",
-            Some(true) => "yes",
-            Some(false) => "**no**",
-        };
         table.add_row([
             row.what.clone(),
             times(row.ratio),
             format!("{} – {}", times(row.ratio_min), times(row.ratio_max)),
             row.paper.to_owned(),
-            target,
-            met.to_owned(),
+            target_cell(row.target, |bound| format!("{bound}×")),
+            met_cell(row.met),
         ]);
     }
     for column in table.column_iter_mut().skip(1).take(4) {

@@ -1,5 +1,5 @@
-use super::table::Target;
 use super::*;
+use crate::claim::Target;
 use crate::samples::{Job, Sample, Series, Stalls, Window};
 use run::{Figures, Latency};
 

@@ -17,6 +17,7 @@ use super::journal::{Entry, Journal};
 use super::plan::{self, Costs};
 use super::steps::{self, Needs, Step};
 use crate::compare::run::{self, Onlooker, Program, Side, SideRun};
+use crate::process::program_or_own;
 use crate::store::{Error, FileSystem, LocalFs, Result};
 
 /// What is in the directory of the loaded database.
@@ -217,12 +218,9 @@ impl<'a> Session<'a> {
         if self.stop.load(Ordering::Acquire) {
             return Err(Error::invalid("stopped"));
         }
-        let path = match (side, &self.settings.archipelago) {
-            (Side::RocksDb, _) => self.settings.db_bench.clone(),
-            (Side::Archipelago, Some(path)) => path.clone(),
-            (Side::Archipelago, None) => std::env::current_exe().map_err(|error| {
-                Error::io("find", std::path::Path::new("the own program"), error)
-            })?,
+        let path = match side {
+            Side::RocksDb => self.settings.db_bench.clone(),
+            Side::Archipelago => program_or_own(self.settings.archipelago.as_ref())?,
         };
         let args = steps::args(side, step, self.settings, round, dir, reads);
         let onlooker =

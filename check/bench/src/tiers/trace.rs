@@ -10,13 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use archipelago_base::Epoch;
 use archipelago_base::checksum::hash64;
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_env::{
-    CreateOptions, DirEntry, FileLock, LogFile, LogOptions, LogTail, OpenOptions, RandomFile,
-    WritableFile,
-};
+use archipelago_env::{OpenOptions, RandomFile};
 use parking_lot::Mutex;
 
 use super::oracle::TableUse;
@@ -115,15 +111,6 @@ impl TracedFs {
 }
 
 impl FileSystem for TracedFs {
-    fn create(
-        &self,
-        path: &Path,
-        context: IoContext,
-        options: CreateOptions,
-    ) -> Result<Box<dyn WritableFile>> {
-        self.inner.create(path, context, options)
-    }
-
     fn open(
         &self,
         path: &Path,
@@ -147,70 +134,7 @@ impl FileSystem for TracedFs {
         Ok(())
     }
 
-    fn create_log(
-        &self,
-        path: &Path,
-        context: IoContext,
-        options: LogOptions,
-    ) -> Result<Box<dyn LogFile>> {
-        self.inner.create_log(path, context, options)
-    }
-
-    fn log_tail(&self, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
-        self.inner.log_tail(path, incarnation)
-    }
-
-    fn clear_log_tails(&self, dir: &Path) -> Result<()> {
-        self.inner.clear_log_tails(dir)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.rename(from, to)
-    }
-
-    fn link(&self, from: &Path, to: &Path) -> Result<()> {
-        self.inner.link(from, to)
-    }
-
-    fn list(&self, dir: &Path) -> Result<Vec<DirEntry>> {
-        self.inner.list(dir)
-    }
-
-    fn len(&self, path: &Path) -> Result<u64> {
-        self.inner.len(path)
-    }
-
-    fn exists(&self, path: &Path) -> Result<bool> {
-        self.inner.exists(path)
-    }
-
-    fn create_dir_all(&self, dir: &Path) -> Result<()> {
-        self.inner.create_dir_all(dir)
-    }
-
-    fn remove_dir_all(&self, dir: &Path) -> Result<()> {
-        self.inner.remove_dir_all(dir)
-    }
-
-    fn sync_dir(&self, dir: &Path) -> Result<()> {
-        self.inner.sync_dir(dir)
-    }
-
-    fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>> {
-        self.inner.lock(path)
-    }
-
-    fn boot_id(&self) -> Option<[u8; 16]> {
-        self.inner.boot_id()
-    }
-
-    fn reassign(&self, path: &Path, context: IoContext) {
-        self.inner.reassign(path, context);
-    }
-
-    fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
-        self.inner.free_bytes(dir)
-    }
+    archipelago_env::forward_fs!(inner: create, create_log, logs, looks, moves, dirs, host);
 }
 
 /// An open table.
@@ -245,21 +169,12 @@ impl RandomFile for Traced {
         self.inner.read_many(requests, context)
     }
 
-    fn prefetch(&self, offset: u64, len: u64) {
-        self.inner.prefetch(offset, len);
-    }
-
-    fn forget(&self, offset: u64, len: u64) {
-        self.inner.forget(offset, len);
-    }
-
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
+    archipelago_env::forward_reader!(inner);
 }
 
 #[cfg(test)]
 mod tests {
+    use archipelago_env::CreateOptions;
     use archipelago_env::mem::MemFs;
 
     use super::*;

@@ -35,8 +35,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use archipelago_base::Result;
 use archipelago_base::clock::Clock;
-use archipelago_base::{Epoch, Result};
 use parking_lot::Mutex;
 
 use super::handles::{ThrottledLog, ThrottledReader, ThrottledWriter};
@@ -45,8 +45,7 @@ use super::stats::{Count, DeviceStats, Tally, Waiting};
 use super::{DeviceSpec, Direction};
 use crate::context::{IoContext, IoPurpose};
 use crate::fs::{
-    CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogTail, OpenOptions,
-    RandomFile, WritableFile,
+    CreateOptions, DirEntry, FileSystem, LogFile, LogOptions, OpenOptions, RandomFile, WritableFile,
 };
 
 /// Shorter waits are saved up.
@@ -303,14 +302,6 @@ impl FileSystem for ThrottledFs {
         Ok(Box::new(ThrottledLog::new(inner, device, stream, context.purpose)))
     }
 
-    fn log_tail(&self, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
-        self.inner.log_tail(path, incarnation)
-    }
-
-    fn clear_log_tails(&self, dir: &Path) -> Result<()> {
-        self.inner.clear_log_tails(dir)
-    }
-
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         self.names(|fs| fs.rename(from, to))
     }
@@ -350,19 +341,5 @@ impl FileSystem for ThrottledFs {
         Ok(())
     }
 
-    fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>> {
-        self.inner.lock(path)
-    }
-
-    fn boot_id(&self) -> Option<[u8; 16]> {
-        self.inner.boot_id()
-    }
-
-    fn reassign(&self, path: &Path, context: IoContext) {
-        self.inner.reassign(path, context);
-    }
-
-    fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
-        self.inner.free_bytes(dir)
-    }
+    crate::forward_fs!(inner: logs, host);
 }

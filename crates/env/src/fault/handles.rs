@@ -122,17 +122,7 @@ impl RandomFile for FaultReader {
         Ok(())
     }
 
-    fn prefetch(&self, offset: u64, len: u64) {
-        self.inner.prefetch(offset, len);
-    }
-
-    fn forget(&self, offset: u64, len: u64) {
-        self.inner.forget(offset, len);
-    }
-
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
+    crate::forward_reader!(inner);
 }
 
 #[derive(Debug)]

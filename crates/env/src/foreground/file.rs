@@ -8,10 +8,7 @@ use archipelago_base::Result;
 
 use super::{Foreground, PIECE_BYTES, yields};
 use crate::context::{IoContext, IoPurpose};
-use crate::forward::forward_names;
-use crate::fs::{
-    CreateOptions, FileSystem, LogFile, LogOptions, OpenOptions, RandomFile, WritableFile,
-};
+use crate::fs::{CreateOptions, FileSystem, OpenOptions, RandomFile, WritableFile};
 
 /// A file system that keeps a [`Foreground`] gauge and goes by it; see the module.
 #[derive(Clone, Debug)]
@@ -55,16 +52,7 @@ impl FileSystem for ForegroundFs {
         Ok(Arc::new(SharedReader { inner, gauge, credit: AtomicU64::new(0) }))
     }
 
-    fn create_log(
-        &self,
-        path: &Path,
-        context: IoContext,
-        options: LogOptions,
-    ) -> Result<Box<dyn LogFile>> {
-        self.inner.create_log(path, context, options)
-    }
-
-    forward_names!(inner);
+    crate::forward_fs!(inner: create_log, names);
 }
 
 /// An output of a compaction. Its appends are smaller than a piece as a rule and gathered inside,
@@ -159,15 +147,5 @@ impl RandomFile for SharedReader {
         self.inner.read_many(requests, context)
     }
 
-    fn prefetch(&self, offset: u64, len: u64) {
-        self.inner.prefetch(offset, len);
-    }
-
-    fn forget(&self, offset: u64, len: u64) {
-        self.inner.forget(offset, len);
-    }
-
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
+    crate::forward_reader!(inner);
 }

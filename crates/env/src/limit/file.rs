@@ -8,10 +8,7 @@ use archipelago_base::clock::Clock;
 
 use super::{Priority, RateLimiter};
 use crate::context::IoContext;
-use crate::forward::forward_names;
-use crate::fs::{
-    CreateOptions, FileSystem, LogFile, LogOptions, OpenOptions, RandomFile, WritableFile,
-};
+use crate::fs::{CreateOptions, FileSystem, WritableFile};
 
 /// Small appends are charged together from this many bytes on.
 const CHARGE_BYTES: u64 = 64 << 10;
@@ -103,23 +100,5 @@ impl FileSystem for LimitedFs {
         Ok(Box::new(LimitedFile::new(file, limiter, clock, priority)))
     }
 
-    fn open(
-        &self,
-        path: &Path,
-        context: IoContext,
-        options: OpenOptions,
-    ) -> Result<Arc<dyn RandomFile>> {
-        self.inner.open(path, context, options)
-    }
-
-    fn create_log(
-        &self,
-        path: &Path,
-        context: IoContext,
-        options: LogOptions,
-    ) -> Result<Box<dyn LogFile>> {
-        self.inner.create_log(path, context, options)
-    }
-
-    forward_names!(inner);
+    crate::forward_fs!(inner: open, create_log, names);
 }

@@ -83,7 +83,8 @@ impl Coordinator {
             }
         }
         self.assign(&mut entries, cause.reassign);
-        if entries.is_empty() {
+        // A node that gets nothing is made known by a change of nothing.
+        if entries.is_empty() && self.living().is_subset(&self.known) {
             return self.welcome();
         }
         self.start(entries, cause);
@@ -103,6 +104,7 @@ impl Coordinator {
         let version = self.version + 1;
         let waiting = told.clone();
         let step = Step::Pause;
+        self.known.clone_from(&told);
         self.change = Some(Change { version, entries, step, waiting, told, cause, began_ns });
     }
 

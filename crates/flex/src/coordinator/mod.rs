@@ -98,6 +98,8 @@ pub struct Coordinator {
     /// The node that makes the index.
     creating: Option<u32>,
     change: Option<Change>,
+    /// Those whom the last change named as members: proxies give leases to nobody else.
+    known: BTreeSet<ClientId>,
     wants: BTreeSet<Want>,
     /// Share of proxied partitions, in a thousand.
     offload: u32,
@@ -130,6 +132,7 @@ impl Coordinator {
             version: 0,
             creating: None,
             change: None,
+            known: BTreeSet::new(),
             wants: BTreeSet::new(),
             offload: plan.offload.min(1000),
             joining: VecDeque::new(),

@@ -282,3 +282,43 @@ fn a_death_spreads_its_partitions_alone_and_lists_stay_from_hot_to_cold() {
         assert_eq!(now.node != old.node, old.node == 3, "only the dead node's move");
     }
 }
+
+#[test]
+fn a_node_gets_as_many_slots_as_its_memory_limit_holds_and_is_not_asked_again() {
+    let mut cluster = Cluster::new();
+    cluster.index_bytes = 3 * crate::directory::offloaded_bytes(PLAN.log2_buckets) + 1;
+    cluster.join();
+    cluster.settle();
+    cluster.core.set_offload(1000);
+    cluster.settle();
+    let offloaded = |cluster: &Cluster| {
+        let map = cluster.core.map();
+        map.iter().filter(|entry| entry.offloaded).map(|entry| entry.partition).collect::<Vec<_>>()
+    };
+    assert_eq!(offloaded(&cluster), [0, 1, 2], "the first of its list, as many as fit");
+    // One of them grows: it takes twice the room, and one of the others has to go.
+    cluster.grow(1, cluster.core.map()[1].epoch);
+    cluster.settle();
+    let version = cluster.core.version();
+    assert!(cluster.core.map()[1].shape.log2_buckets > PLAN.log2_buckets);
+    cluster.core.set_offload(1000);
+    cluster.settle();
+    assert_eq!(offloaded(&cluster), [0, 1], "what is told of its size now counts");
+    cluster.core.set_offload(1000);
+    cluster.settle();
+    assert_eq!(cluster.core.version(), version + 1, "nothing else changes");
+}
+
+#[test]
+fn a_node_that_gets_no_partition_is_made_known_to_the_others() {
+    let partitions = 1 << PLAN.partition_bits;
+    let mut cluster = settled(partitions);
+    let version = cluster.core.version();
+    cluster.join();
+    cluster.settle();
+    assert_eq!(cluster.core.version(), version + 1, "told by a change of nothing");
+    cluster.core.on_tick();
+    cluster.settle();
+    assert_eq!(cluster.core.version(), version + 1, "once");
+    assert!(owners(&cluster).iter().all(|owner| *owner <= partitions as u32));
+}

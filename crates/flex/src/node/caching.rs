@@ -423,3 +423,132 @@ impl Caching {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Slot, SlotIndex, key_hash};
+    use crate::lease::Stamp;
+    use crate::reads::READS_DUE;
+    use crate::wire::Shaped;
+
+    const ME: ComputeId = ComputeId(1);
+    const PROXY: (u32, ClientId) = (2, ClientId(22));
+    const KEY: &[u8] = b"reef";
+    const GRANT: Grant = Grant { session: 5, lease_us: 200_000, stamp_us: 1 };
+
+    fn caching(memory_limit: u64) -> Arc<Caching> {
+        let settings = FlexSettings { memory_limit, ..FlexSettings::default() };
+        Arc::new(Caching::new(&settings).expect("sound settings"))
+    }
+
+    fn asker(node: u32, offloaded: bool, now_ns: u64) -> Asker {
+        let shape = Shaped { packed: 0, generation: 1, log2_buckets: 0 };
+        let entry = Assigned { partition: 3, epoch: 4, node, offloaded, grow: false, shape };
+        Asker { me: ME, entry, now_ns }
+    }
+
+    fn place(owner: Option<u32>) -> Place {
+        Place {
+            partition: PartitionId(3),
+            slot: SlotIndex(6),
+            word: Slot(8),
+            owner: owner.map(ComputeId),
+            session: GRANT.session,
+            stamp: Stamp { epoch: 4, at_us: 1 },
+            seen_ns: 0,
+        }
+    }
+
+    fn put(caching: &Caching, owner: Option<u32>, pair: Option<&[u8]>) {
+        let hash = key_hash(KEY);
+        let fetch = caching.begin_fetch(hash);
+        caching.finish_fetch(fetch, (hash, KEY), place(owner), pair.map(|value| (value, 0)));
+    }
+
+    fn read(caching: &Caching, asker: &Asker) -> &'static str {
+        match caching.read(key_hash(KEY), KEY, asker) {
+            Lookup::Pair { .. } => "pair",
+            Lookup::Address(_) => "address",
+            Lookup::Nothing { .. } => "nothing",
+        }
+    }
+
+    #[test]
+    fn a_pair_is_served_under_its_proxys_lease_and_session_alone() {
+        let caching = caching(1 << 20);
+        caching.granted(PROXY, 0, GRANT, || false);
+        put(&caching, Some(2), Some(b"coral"));
+        let asker = asker(2, true, 1_000_000);
+        assert_eq!(read(&caching, &asker), "nothing", "no member's lease");
+        caching.granted(PROXY, 0, GRANT, || true);
+        put(&caching, Some(2), Some(b"coral"));
+        assert_eq!(read(&caching, &asker), "pair");
+        assert_eq!(
+            read(&caching, &Asker { now_ns: 200_000_000, ..asker }),
+            "nothing",
+            "it ran out"
+        );
+        let other = Assigned { epoch: 5, ..asker.entry };
+        assert_eq!(read(&caching, &Asker { entry: other, ..asker }), "nothing", "an older epoch's");
+        caching.granted(PROXY, 900_000, Grant { session: 6, ..GRANT }, || true);
+        assert_eq!(read(&caching, &asker), "nothing", "the proxy has given up on that session");
+        // Another life at the same number: what the first said is void, and it is not heard any more.
+        caching.granted((2, ClientId(23)), 900_000, GRANT, || true);
+        caching.granted(PROXY, 900_000, Grant { session: 9, ..GRANT }, || false);
+        put(&caching, Some(2), Some(b"coral"));
+        assert_eq!(read(&caching, &asker), "pair");
+        caching.retain(&[]);
+        assert_eq!(read(&caching, &asker), "nothing");
+    }
+
+    #[test]
+    fn own_partitions_need_no_lease_and_a_pause_leaves_nothing() {
+        let caching = caching(1 << 20);
+        put(&caching, Some(1), Some(b"coral"));
+        assert_eq!(read(&caching, &asker(1, true, u64::MAX)), "pair");
+        let fetch = caching.begin_fetch(key_hash(KEY));
+        caching.paused(&[PartitionId(2), PartitionId(3)]);
+        assert_eq!(read(&caching, &asker(1, true, 0)), "nothing");
+        caching.finish_fetch(fetch, (key_hash(KEY), KEY), place(Some(1)), Some((b"coral", 0)));
+        assert_eq!(read(&caching, &asker(1, true, 0)), "nothing", "it was asked for before");
+    }
+
+    #[test]
+    fn an_address_lasts_as_long_as_records_do_and_is_looked_up_every_32_reads() {
+        let caching = caching(1 << 20);
+        put(&caching, None, None);
+        let use_ns = FlexSettings::default().address_use_ns();
+        assert_eq!(read(&caching, &asker(2, false, use_ns - 1)), "address");
+        assert_eq!(read(&caching, &asker(2, false, use_ns)), "nothing");
+        assert_eq!(read(&caching, &asker(2, true, 0)), "nothing", "it has a proxy by now");
+        caching.granted(PROXY, 0, GRANT, || true);
+        put(&caching, Some(2), None);
+        let asker = asker(2, true, 1_000);
+        for _ in 1..READS_DUE {
+            assert_eq!(read(&caching, &asker), "address");
+        }
+        let due = caching.read(key_hash(KEY), KEY, &asker);
+        assert_eq!(due, Lookup::Nothing { reads: READS_DUE });
+        assert_eq!(read(&caching, &asker), "address", "it is still there");
+    }
+
+    #[test]
+    fn the_limit_carries_the_index_and_what_is_too_large_is_cached_as_an_address() {
+        let caching = caching(64 << 10);
+        let room = caching.index_bytes_max();
+        put(&caching, Some(1), Some(&[7; 60_000]));
+        assert_eq!(read(&caching, &asker(1, true, 0)), "address");
+        let index = caching.charge(room - 1000).expect("fits");
+        assert_eq!(caching.status().index_bytes, room - 1000);
+        assert_eq!(read(&caching, &asker(1, true, 0)), "nothing", "it made room");
+        assert!(caching.charge(1001).is_err());
+        let rest = caching.charge(1000).expect("to the byte");
+        let status = caching.status();
+        assert_eq!((status.used_bytes, status.entry_bytes), (status.limit_bytes, 0));
+        drop((index, rest));
+        assert_eq!(caching.status().used_bytes, caching.status().fixed_bytes);
+        let settings = FlexSettings { memory_limit: 4000, ..FlexSettings::default() };
+        assert!(Caching::new(&settings).is_err());
+    }
+}

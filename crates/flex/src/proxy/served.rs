@@ -222,3 +222,84 @@ impl Drop for Locked<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::node::caching::Caching;
+    use crate::settings::FlexSettings;
+
+    const ASKER: ComputeId = ComputeId(7);
+    const WRITER: ComputeId = ComputeId(9);
+    const HASH: KeyHash = KeyHash(0x00ab_0000_0000_0000);
+
+    fn word(packed: u64) -> Slot {
+        Slot::live(packed, 64, HASH.fingerprint()).expect("fits")
+    }
+
+    /// A partition of one bucket, in whose slot 3 the key is.
+    fn served() -> Served {
+        let caching = Arc::new(Caching::new(&FlexSettings::default()).expect("sound settings"));
+        let mut words = vec![0; BUCKET_SLOTS];
+        words[3] = word(1).0;
+        let (image, charge) = (Image { words }, caching.charge(100).expect("room"));
+        let offloaded = Offloaded { image, charge };
+        Served::new(assigned(), Some(offloaded), SlotLease::new(1, 0, 10))
+    }
+
+    fn assigned() -> Assigned {
+        let shape = crate::wire::Shaped { packed: 0, generation: 1, log2_buckets: 0 };
+        Assigned { partition: 0, epoch: 1, node: 1, offloaded: true, grow: false, shape }
+    }
+
+    fn search(served: &Served, sharer: Option<ComputeId>) -> Candidate {
+        let mut found = served.search(HASH, 1, sharer).expect("offloaded");
+        assert_eq!(found.len(), 1);
+        found.remove(0)
+    }
+
+    const SLOT: SlotIndex = SlotIndex(3);
+
+    #[test]
+    fn a_slot_that_is_being_written_is_never_answered_with_cache_it() {
+        let served = served();
+        assert!(!search(&served, None).cache, "who has no lease caches no pair");
+        assert!(search(&served, Some(ASKER)).cache);
+        let locked = served.lock(SLOT).expect("free");
+        let late = search(&served, Some(ComputeId(8)));
+        assert_eq!((late.word, late.cache), (word(1).0, false), "the old word, to be read once");
+        let told = served.take_sharers(SLOT);
+        assert!(told.may_have(ASKER) && !told.may_have(ComputeId(8)));
+        let change = (SLOT, word(1), word(2));
+        let cache = served.commit(change, WriteKind::Update, 20, Some(WRITER));
+        assert!(cache, "one write in more than twenty reads");
+        drop(locked);
+        assert_eq!(search(&served, None).word, word(2).0);
+        let told = served.take_sharers(SLOT);
+        assert!(told.may_have(WRITER) && !told.may_have(ASKER));
+    }
+
+    #[test]
+    fn pairs_are_for_keys_that_are_read_four_times_as_often_as_written() {
+        let served = served();
+        let write = |old, new, kind| {
+            let _locked = served.lock(SLOT).expect("free");
+            served.take_sharers(SLOT);
+            served.commit((SLOT, old, new), kind, 0, Some(WRITER))
+        };
+        assert!(!write(word(1), word(2), WriteKind::Update));
+        for read in 1..=5 {
+            assert_eq!(search(&served, Some(ASKER)).cache, read == 5);
+        }
+        assert!(!write(word(2), word(3), WriteKind::Update));
+        // Reads that a cache served count as well.
+        served.count_reads(&[ReadCount { index: SLOT.0, count: 3 }]);
+        assert!(search(&served, Some(ASKER)).cache);
+        let deleted = Slot::deleted(5, 1);
+        assert!(!write(word(3), deleted, WriteKind::Delete));
+        assert!(!write(deleted, word(4), WriteKind::Insert));
+        assert!(!search(&served, Some(ASKER)).cache, "what was counted was another key's");
+    }
+}

@@ -31,10 +31,7 @@ use self::mapping::{ReadMap, WriteWindow};
 use super::LocalFs;
 use crate::context::{FileClass, IoContext};
 use crate::failure::past_end;
-use crate::forward::forward_names;
-use crate::fs::{
-    CreateOptions, FileSystem, LogFile, LogOptions, OpenOptions, RandomFile, WritableFile,
-};
+use crate::fs::{CreateOptions, FileSystem, OpenOptions, RandomFile, WritableFile};
 
 /// How much of a file is mapped for writing at once; a multiple of every page size.
 const WINDOW_BYTES: u64 = 4 << 20;
@@ -89,16 +86,7 @@ impl FileSystem for MappedFs {
         Ok(Arc::new(MappedReader { map, path: path.to_owned(), len: metadata.len() }))
     }
 
-    fn create_log(
-        &self,
-        path: &Path,
-        context: IoContext,
-        options: LogOptions,
-    ) -> Result<Box<dyn LogFile>> {
-        self.local.create_log(path, context, options)
-    }
-
-    forward_names!(local);
+    crate::forward_fs!(local: create_log, names);
 }
 
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use super::super::{Action, Coordinator, Plan};
 use crate::format::Counts;
 use crate::wire::{Assigned, Grant, Member, Message, Shaped, Why};
 
-/// Room of a node for offloaded partitions.
+/// Room of a node for offloaded partitions, unless a test says otherwise.
 const INDEX_BYTES: u64 = 1 << 20;
 
 pub(super) const PLAN: Plan = Plan { partition_bits: 3, log2_buckets: 1, offload: 0 };
@@ -78,6 +78,8 @@ pub(super) struct Cluster {
     /// The owner words: epoch and node.
     pub(super) claimed: BTreeMap<u32, (u32, u32)>,
     last: Vec<Assigned>,
+    /// Room of nodes that join.
+    pub(super) index_bytes: u64,
     tickets: BTreeMap<u64, ClientId>,
     next_ticket: u64,
     next_client: u64,
@@ -210,6 +212,7 @@ impl Cluster {
             bag: Vec::new(),
             claimed: BTreeMap::new(),
             last: Vec::new(),
+            index_bytes: INDEX_BYTES,
             tickets: BTreeMap::new(),
             next_ticket: 1,
             next_client: 1,
@@ -229,7 +232,7 @@ impl Cluster {
     }
 
     pub(super) fn ask_to_join(&mut self, client: ClientId) {
-        let join = Message::Join { client, endpoints: Vec::new(), index_bytes: INDEX_BYTES };
+        let join = Message::Join { client, endpoints: Vec::new(), index_bytes: self.index_bytes };
         self.bag.push(Flight::Request { message: join });
     }
 

@@ -44,6 +44,7 @@ mod batch;
 mod body;
 mod ids;
 mod lead;
+mod lend;
 mod link;
 pub mod measure;
 pub mod memory;
@@ -61,6 +62,7 @@ pub mod wire;
 pub use batch::{Attached, BATCH_BYTES_MAX, BATCH_OPS_MAX, Batch, Op, Outcome};
 pub use body::{Body, INLINE_BYTES_MAX};
 pub use ids::{ClientId, NodeId, REMOTE_KEY_BYTES, RegionId, RemoteKey, Rights};
+pub use lend::block_on;
 pub use link::{
     Call, Connect, IN_FLIGHT_MAX, LINKS_MAX, Link, LinkStats, Listener, MESSAGE_BYTES_MAX, Peer,
     Provider, Session,

@@ -89,6 +89,13 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Gives an attachment up: frees what it takes here (for `shm`, the mapping).
     fn detach(&self, region: Attached);
 
+    /// Whether it is known here, without asking, that the region's key is not valid any more. Who shares memory and posts nothing should look
+    /// now and then: until it detaches, nobody else gets the memory. Links over which a node needs nobody's help to revoke say no.
+    fn is_revoked(&self, region: Attached) -> bool {
+        let _nobody_waits = region;
+        false
+    }
+
     /// Posts a batch. It comes back with its outcomes, always.
     fn post(&self, batch: Batch) -> Promise<Batch>;
 

@@ -7,7 +7,7 @@
 //! Somebody has to receive. [`Driver`] is the provider's part: a thread that waits lends itself to
 //! it ([`Driver::drive`]), so that a lone caller reads its own answer off the socket without a
 //! switch of threads; a task cannot, so its first poll asks the driver for a thread of its own
-//! ([`Driver::attend`]). Dropping a promise abandons the answer, never the operation.
+//! ([`Driver::attend`]), unless the thread that polls has nothing else to do ([`block_on`](crate::block_on)). Dropping a promise abandons the answer, never the operation.
 //!
 //! Thread-safety: all of it. Failure: a provider that goes away fills its slots with refusals.
 
@@ -22,6 +22,8 @@ use std::task::{Context, Poll, Waker};
 use archipelago_base::Error;
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::lend;
 
 /// Receives completions for a provider.
 pub trait Driver: Send + Sync {
@@ -198,7 +200,9 @@ impl<T: Unpin> Future for Promise<T> {
                 if let Some(value) = take_or_leave(&**slot, context.waker()) {
                     return Poll::Ready(value);
                 }
-                driver.attend();
+                if !lend::takes(driver) {
+                    driver.attend();
+                }
                 Poll::Pending
             }
         }

@@ -21,6 +21,8 @@ const CLOSED: u32 = 1 << 31;
 #[derive(Debug)]
 pub(crate) struct Gates {
     doors: Box<[AtomicU32]>,
+    /// How many are closed.
+    closed: AtomicU32,
     waiting: Mutex<Vec<Waker>>,
 }
 
@@ -34,7 +36,7 @@ pub(crate) struct Inside<'a> {
 impl Gates {
     pub(crate) fn new(partitions: u32) -> Self {
         let doors = (0..partitions).map(|_| AtomicU32::new(0)).collect();
-        Self { doors, waiting: Mutex::new(Vec::new()) }
+        Self { doors, closed: AtomicU32::new(0), waiting: Mutex::new(Vec::new()) }
     }
 
     fn door(&self, partition: PartitionId) -> &AtomicU32 {
@@ -67,13 +69,22 @@ impl Gates {
         self.door(partition).load(Ordering::SeqCst) & CLOSED != 0
     }
 
+    /// Whether some door is closed.
+    pub(crate) fn any_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) > 0
+    }
+
     pub(crate) fn close(&self, partition: PartitionId) {
-        self.door(partition).fetch_or(CLOSED, Ordering::SeqCst);
+        if self.door(partition).fetch_or(CLOSED, Ordering::SeqCst) & CLOSED == 0 {
+            self.closed.fetch_add(1, Ordering::Relaxed);
+        }
         self.wake();
     }
 
     pub(crate) fn open(&self, partition: PartitionId) {
-        self.door(partition).fetch_and(!CLOSED, Ordering::SeqCst);
+        if self.door(partition).fetch_and(!CLOSED, Ordering::SeqCst) & CLOSED != 0 {
+            self.closed.fetch_sub(1, Ordering::Relaxed);
+        }
         self.wake();
     }
 

@@ -33,6 +33,6 @@ pub mod wire;
 
 pub use client::Value;
 pub use ids::{ComputeId, PartitionId};
-pub use node::{CacheStatus, ComputeNode, MapStatus, NodeStatus, Surroundings};
+pub use node::{CacheStatus, ComputeNode, MapStatus, NodeStatus, Surroundings, fabric_id};
 pub use rivals::Rival;
 pub use settings::{CacheMode, FlexSettings, Sabotage};

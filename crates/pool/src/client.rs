@@ -514,6 +514,7 @@ impl Shared {
         for place in left {
             self.leave_node(place);
         }
+        self.leave_revoked();
         for message in again {
             let Message::Release { block, .. } = message else { continue };
             if let Message::Refuse { refused } = self.ask_once(&message).await?

@@ -266,6 +266,19 @@ impl Shared {
         }
     }
 
+    /// Lets go of blocks that go on without this client's keys: over shared memory others wait for that, and who posts nothing is not
+    /// told.
+    pub(crate) fn leave_revoked(&self) {
+        let revoked =
+            |block: &OpenBlock| block.copies.iter().any(|copy| copy.link.is_revoked(copy.region));
+        let gone = {
+            let mut open = self.open.write();
+            let gone = open.extract_if(|_, block| revoked(block));
+            gone.map(|(_, block)| block).collect()
+        };
+        detach_in_order(gone);
+    }
+
     /// A node was silent at some time: nothing of it stays in use.
     pub(crate) fn leave_node(&self, place: Place) {
         // Also a block of which that copy did not answer: over shared memory its other copies are sealed only when they are let go.

@@ -7,9 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::random::entropy_seed;
+use archipelago_base::runtime::block_on;
 use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_fabric::Call;
+use archipelago_flex::wire::{Message as Store, StoreStatus};
 use archipelago_pool::wire::Message;
-use archipelago_pool::{ClientId, Endpoints, Line, NodeId, endpoint};
+use archipelago_pool::{ClientId, Endpoints, Line, NodeId, Reach, Route, endpoint};
 
 use crate::node::MANAGER;
 use crate::status;
@@ -21,14 +24,19 @@ const DEADLINE: Duration = Duration::from_secs(3);
 /// What can be done with a cluster.
 #[derive(clap::Subcommand, Debug)]
 pub(crate) enum ClusterCommand {
-    /// Start a manager and memory nodes on this machine; Ctrl-C stops them.
+    /// Start a manager, memory nodes and compute nodes on this machine; Ctrl-C stops them.
     ///
-    /// Each is a process of its own (`archipelago node ...`), so it can be stopped and killed like one. Clients join at the
-    /// manager's address and reach the nodes through shared memory.
-    #[command(after_help = "Example:\n  archipelago cluster up --memory 3 --size 256MiB\n  \
-                            archipelago cluster status       (in another terminal)")]
+    /// Each is a process of its own (`archipelago node ...`, `archipelago serve --engine flex`), so it can be stopped and killed
+    /// like one. Clients of the pool join at the manager's address; Redis clients talk to any compute node. Processes reach each
+    /// other through shared memory.
+    #[command(
+        after_help = "Example:\n  archipelago cluster up --compute 2 --memory 3 --size 256MiB\n  \
+                            redis-cli -p 6379 set reef coral  (in another terminal)\n  \
+                            redis-cli -p 6380 get reef\n  \
+                            archipelago cluster status"
+    )]
     Up(UpArgs),
-    /// Say who is there: nodes, what they hold and have left, clients, blocks and their copies.
+    /// Say who is there: nodes, what they hold and have left, clients, blocks and their copies; the store and its compute nodes.
     Status {
         /// Where the manager is
         #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
@@ -55,6 +63,18 @@ pub(crate) struct UpArgs {
     /// Memory nodes
     #[arg(long, value_name = "N", default_value_t = 3)]
     memory: u64,
+    /// Compute nodes of a store over that memory, which serve Redis clients
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    compute: u16,
+    /// Where the first compute node serves Redis clients, the others on the ports after it; port 0 lets the system choose
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6379")]
+    resp: String,
+    /// Partitions of the store, a power of two
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    partitions: u32,
+    /// Share of them whose index lies at compute nodes, in a thousand
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    offload: u32,
     /// Memory that each lends
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     size: String,
@@ -84,6 +104,10 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
                 return Err(Error::unsupported("the manager's answer is of another version"));
             };
             print!("{}", status::show(&status, *blocks));
+            let store = ask_store(manager)?;
+            if store.version > 0 || !store.nodes.is_empty() {
+                print!("{}", status::show_store(&store));
+            }
             Ok(())
         }
         ClusterCommand::Forget { node, manager } => {
@@ -111,6 +135,20 @@ fn ask(manager: &str, message: &Message) -> Result<Message> {
     })
 }
 
+/// What the manager's coordinator knows of the store.
+fn ask_store(manager: &str) -> Result<StoreStatus> {
+    let reach: Arc<dyn Reach> = Arc::new(Endpoints::new());
+    let route = Route::new(&reach, ClientId(entropy_seed()), None);
+    let link = block_on(route.link(&[endpoint(manager)?], DEADLINE))?;
+    let question = Store::Status {}.encode();
+    let answer = link.request(Call::new(&question, DEADLINE)).wait();
+    let answer = answer.map_err(|refusal| refusal.error("the store's status"))?;
+    match Store::decode(&answer) {
+        Ok(Store::StatusIs { status }) => Ok(status),
+        _ => Err(Error::unsupported("the coordinator's answer is of another version")),
+    }
+}
+
 /// A child process of this command. Dropped, it is told to end, and waited for.
 struct Part {
     name: String,
@@ -120,13 +158,12 @@ struct Part {
 }
 
 impl Part {
-    /// Starts `archipelago node ...` and waits until it says where it listens, behind `before`.
+    /// Starts `archipelago ...` and waits until it says where it listens, behind `before`.
     fn start(name: &str, args: &[&str], before: &str) -> Result<Self> {
         let fail =
             |source| Error::with_source(ErrorKind::Io, format!("cannot start {name}"), source);
         let program = std::env::current_exe().map_err(fail)?;
         let mut child = Command::new(program)
-            .arg("node")
             .args(args)
             .arg("--stop-with-stdin")
             .stdin(Stdio::piped())
@@ -185,8 +222,8 @@ impl Sockets {
         Ok(Self(dir))
     }
 
-    fn path(&self, node: u64) -> PathBuf {
-        self.0.join(format!("memory{node}.sock"))
+    fn path(&self, role: &str, node: u64) -> PathBuf {
+        self.0.join(format!("{role}{node}.sock"))
     }
 }
 
@@ -211,9 +248,11 @@ fn up(args: &UpArgs) -> Result<()> {
     let sockets = Sockets::create()?;
     let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
     let node_lease = args.node_lease_ms.to_string();
+    let (partitions, offload) = (args.partitions.to_string(), args.offload.to_string());
     let words = [
-        &["manager", "--listen", &args.manager, "--copies", &copies][..],
+        &["node", "manager", "--listen", &args.manager, "--copies", &copies][..],
         &["--lease-ms", &lease, "--node-lease-ms", &node_lease],
+        &["--partitions", &partitions, "--offload", &offload],
     ]
     .concat();
     let manager = Part::start("Manager", &words, " ")?;
@@ -221,9 +260,14 @@ fn up(args: &UpArgs) -> Result<()> {
     println!("Manager          {at}  (process {})", manager.child.id());
     let mut parts = vec![manager];
     for node in 1..=args.memory {
-        let part = start_memory(args, &at, node, &sockets.path(node))?;
+        let part = start_memory(args, &at, node, &sockets.path("memory", node))?;
         println!("Memory node {node:<4} {}  (process {})", part.address, part.child.id());
         // In front of the manager, so that nodes end first.
+        parts.insert(0, part);
+    }
+    for node in 1..=args.compute {
+        let part = start_compute(args, &at, node, &sockets.path("compute", node.into()))?;
+        println!("Compute node {node:<3} {}  (process {})", part.address, part.child.id());
         parts.insert(0, part);
     }
     println!("Look at it: archipelago cluster status --manager {at}");
@@ -248,9 +292,25 @@ fn up(args: &UpArgs) -> Result<()> {
 fn start_memory(args: &UpArgs, manager: &str, node: u64, socket: &Path) -> Result<Part> {
     let (id, path) = (node.to_string(), socket.display().to_string());
     let words = [
-        &["memory", "--id", &id, "--size", &args.size, "--block", &args.block][..],
+        &["node", "memory", "--id", &id, "--size", &args.size, "--block", &args.block][..],
         &["--manager", manager, "--shm", &path],
     ]
     .concat();
     Part::start(&format!("Memory node {node}"), &words, " on ")
+}
+
+fn start_compute(args: &UpArgs, manager: &str, node: u16, socket: &Path) -> Result<Part> {
+    let wrong = || Error::invalid(format!("--resp {}: it must be HOST:PORT", args.resp));
+    let (host, port) = args.resp.rsplit_once(':').ok_or_else(wrong)?;
+    let port: u16 = port.parse().map_err(|_| wrong())?;
+    // Port 0 stays so.
+    let port = if port == 0 { Some(0) } else { port.checked_add(node - 1) };
+    let port = port.ok_or_else(|| Error::invalid("--resp: there are not so many ports"))?;
+    let (listen, path) = (format!("{host}:{port}"), socket.display().to_string());
+    let words = [
+        &["serve", "--engine", "flex", "--manager", manager][..],
+        &["--listen", &listen, "--shm", &path],
+    ]
+    .concat();
+    Part::start(&format!("Compute node {node}"), &words, " on ")
 }

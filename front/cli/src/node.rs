@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_manager::core::Terms;
-use archipelago_manager::{ManagerServer, ManagerSettings};
+use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_pool::endpoint;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -81,6 +81,12 @@ pub(crate) struct ManagerArgs {
     /// A memory node that is silent for longer is left behind, and its copies are made anew elsewhere
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     node_lease_ms: u64,
+    /// Partitions of a store over the cluster's memory, a power of two; counts when the store is made
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    partitions: u32,
+    /// Share of them whose index lies at compute nodes, in a thousand
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    offload: u32,
     /// End when standard input ends: for who starts it as a child
     #[arg(long)]
     stop_with_stdin: bool,
@@ -138,7 +144,18 @@ fn manager(args: &ManagerArgs) -> Result<()> {
         node_lease: Duration::from_millis(args.node_lease_ms),
         ..Terms::default()
     };
-    let settings = ManagerSettings { listen: vec![endpoint(&args.listen)?], terms };
+    if !args.partitions.is_power_of_two() || args.offload > 1000 {
+        return Err(Error::invalid(format!(
+            "--partitions {} --offload {}: a power of two, and at most 1000",
+            args.partitions, args.offload
+        )));
+    }
+    let store = StorePlan {
+        partition_bits: args.partitions.trailing_zeros(),
+        offload: args.offload,
+        ..StorePlan::default()
+    };
+    let settings = ManagerSettings { listen: vec![endpoint(&args.listen)?], terms, store };
     more_files();
     let stop = Stop::watch(args.stop_with_stdin)?;
     let server = ManagerServer::start(&settings)?;
@@ -154,7 +171,7 @@ fn manager(args: &ManagerArgs) -> Result<()> {
 }
 
 /// A region is a descriptor: as many as the system allows.
-fn more_files() {
+pub(crate) fn more_files() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {

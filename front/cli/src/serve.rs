@@ -1,19 +1,48 @@
-//! `archipelago serve`: opens the database, serves it over RESP, ends in good order on SIGTERM,
-//! SIGINT or a client's SHUTDOWN.
+//! `archipelago serve`: opens the database, or joins the store over remote memory, serves it over RESP, ends in good order on
+//! SIGTERM, SIGINT or a client's SHUTDOWN.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago::{ComputeNode, Error, Result, Settings, WriteOptions};
+use archipelago_compute::flex::{FlexNode, FlexNodeSettings, FlexSettings};
+use archipelago_pool::endpoint;
 use archipelago_resp::engine_store::EngineStore;
+use archipelago_resp::flex_store::FlexStore;
+use archipelago_resp::store::Store;
 use archipelago_resp::{Server, ServerOptions};
 
-use crate::stop::StopSignals;
+use crate::node::{MANAGER, more_files};
+use crate::stop::{StopSignals, stdin_ended};
+
+/// What is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Engine {
+    /// The database in --dir: ordered, durable
+    Lsm,
+    /// The store over the memory of a cluster, of which this process becomes a compute node: see --manager
+    Flex,
+}
 
 /// Runs the store until SIGTERM, SIGINT (Ctrl-C) or a client's SHUTDOWN, then ends it in order.
 #[derive(clap::Args, Debug)]
 pub(crate) struct ServeArgs {
+    /// What is served
+    #[arg(long, value_enum, default_value_t = Engine::Lsm)]
+    engine: Engine,
+    /// Where the cluster's manager is (engine flex)
+    #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
+    manager: String,
+    /// Where other compute nodes reach this one; port 0 lets the system choose (engine flex)
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    peers: String,
+    /// What other compute nodes are told to connect to, if that is not where --peers says (engine flex)
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
+    /// Also serve compute nodes of this machine through shared memory, by a socket at this path (engine flex)
+    #[arg(long, value_name = "PATH")]
+    shm: Option<String>,
     /// Directory of the data; created if it is not there
     #[arg(long, value_name = "DIR", default_value = "./archipelago-data")]
     dir: PathBuf,
@@ -42,10 +71,20 @@ pub(crate) struct ServeArgs {
     /// Print the settings that it would run with, as TOML, and end
     #[arg(long)]
     print_settings: bool,
+    /// End when standard input ends: for who starts it as a child
+    #[arg(long)]
+    stop_with_stdin: bool,
 }
 
-/// Serves until told to end. On return everything acknowledged is in the database's files.
+/// Serves until told to end. On return everything acknowledged is in the database's files, or in the cluster's memory.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    match args.engine {
+        Engine::Lsm => database(args),
+        Engine::Flex => remote_memory(args),
+    }
+}
+
+fn database(args: &ServeArgs) -> Result<()> {
     let settings = settings(args)?;
     if args.print_settings {
         print!("{}", settings.to_toml()?);
@@ -53,13 +92,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     }
     archipelago_resp::server::resolve(&args.listen)?;
     let node = ComputeNode::open(&args.dir, &settings)?;
-    let options = ServerOptions {
-        worker_threads: args.threads,
-        clients_max: args.clients_max,
-        idle_timeout: (args.idle_timeout > 0).then(|| Duration::from_secs(args.idle_timeout)),
-        budget: Arc::clone(node.budget()),
-        ..ServerOptions::default()
-    };
+    let options = ServerOptions { budget: Arc::clone(node.budget()), ..options(args) };
     options.validate()?;
     let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
     let mut store = EngineStore::new(node.db().clone(), write_options);
@@ -67,22 +100,79 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         let tiers = Arc::clone(tiers);
         store = store.with_facts(Box::new(move || tiers.stats().facts()));
     }
-    let store = Arc::new(store);
+    serve(args, Arc::new(store), options, &args.dir.display().to_string())?;
+    node.close()?;
+    println!("Stopped");
+    Ok(())
+}
+
+fn remote_memory(args: &ServeArgs) -> Result<()> {
+    let options = options(args);
+    options.validate()?;
+    archipelago_resp::server::resolve(&args.listen)?;
+    let mut listen = vec![endpoint(&args.peers)?];
+    let mut advertise = Vec::new();
+    match &args.advertise {
+        Some(told) => advertise.push(endpoint(told)?),
+        None if args.peers.starts_with("0.0.0.0:") || args.peers.starts_with("[::]:") => {
+            return Err(Error::invalid(format!(
+                "--peers {}: others cannot connect to that; say where with --advertise HOST:PORT",
+                args.peers
+            )));
+        }
+        None => {}
+    }
+    listen.extend(args.shm.as_ref().map(|path| format!("shm:{path}")));
+    more_files();
+    let node = Arc::new(FlexNode::start(FlexNodeSettings {
+        manager: vec![endpoint(&args.manager)?],
+        listen,
+        advertise,
+        store: FlexSettings::default(),
+    })?);
+    let store = FlexStore::new(Arc::clone(&node));
+    let what = format!("the store of the cluster at {}", args.manager);
+    serve(args, Arc::new(store), options, &what)?;
+    // The last reference: it leaves, and others take what it served.
+    drop(node);
+    println!("Stopped");
+    Ok(())
+}
+
+fn options(args: &ServeArgs) -> ServerOptions {
+    ServerOptions {
+        worker_threads: args.threads,
+        clients_max: args.clients_max,
+        idle_timeout: (args.idle_timeout > 0).then(|| Duration::from_secs(args.idle_timeout)),
+        ..ServerOptions::default()
+    }
+}
+
+fn serve(
+    args: &ServeArgs,
+    store: Arc<dyn Store>,
+    options: ServerOptions,
+    what: &str,
+) -> Result<()> {
     let server = Server::start(&args.listen, store, options)?;
     let mut signals = server.within(StopSignals::watch)?;
+    let mut told = stdin_ended(args.stop_with_stdin)?;
     let addr = server.local_addr();
-    println!("Archipelago serves {} on {addr}", args.dir.display());
+    println!("Archipelago serves {what} on {addr}");
     println!("Connect with: redis-cli -h {} -p {}", addr.ip(), addr.port());
     if !addr.ip().is_loopback() {
         println!("Warning: there are no passwords; whoever reaches {addr} can read and write");
     }
-    server.wait_or(signals.received());
+    server.wait_or(async {
+        tokio::select! {
+            () = signals.received() => {}
+            _ = told.recv() => {}
+        }
+    });
     println!("Stopping: finishing commands in flight");
     if !server.shutdown() {
         println!("Some clients did not read their replies in time and were cut off");
     }
-    node.close()?;
-    println!("Stopped");
     Ok(())
 }
 

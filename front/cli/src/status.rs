@@ -1,7 +1,8 @@
-//! What `archipelago cluster status` prints.
+//! What `archipelago cluster status` prints: the pool, and the store over it.
 
 use std::fmt::Write;
 
+use archipelago_flex::wire::{Figure, StoreStatus};
 use archipelago_pool::wire::{BlockState, BlockStatus, NodeCounters, PoolStatus};
 
 use crate::size;
@@ -164,4 +165,72 @@ fn refusals(counted: &NodeCounters) -> String {
     }
     let each = counted.refusals.iter().map(|of| format!("{} {}", of.why.words(), of.count));
     each.collect::<Vec<String>>().join(", ")
+}
+
+/// The store and its compute nodes, as text.
+pub(crate) fn show_store(status: &StoreStatus) -> String {
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _infallible = write_store(&mut out, status);
+    out
+}
+
+fn write_store(out: &mut String, status: &StoreStatus) -> std::fmt::Result {
+    writeln!(
+        out,
+        "\nStore: {} partitions, {} of them with a proxy (wanted: {:.1} %), map {} {}",
+        status.partitions,
+        status.offloaded,
+        f64::from(status.offload) / 10.0,
+        status.version,
+        if status.settled { "at rest" } else { "changing" }
+    )?;
+    for line in figure_lines(&status.figures) {
+        writeln!(out, "  {line}")?;
+    }
+    writeln!(
+        out,
+        "\n{:<8} {:<18} {:>10} {:>8} {:>12} {:>12} {:>9}  ADDRESSES",
+        "COMPUTE", "CLIENT", "PARTITIONS", "PROXY OF", "READS", "WRITES", "HIT RATE"
+    )?;
+    for node in &status.nodes {
+        let figure = |name: &str| node.figures.iter().find(|figure| figure.name == name);
+        let count = |name: &str| figure(name).map_or(0, |figure| figure.value);
+        let shown = |name: &str| figure(name).map_or_else(|| "-".into(), |f| f.value.to_string());
+        let hits = count("pair_hits") + count("address_hits");
+        let looked = hits + count("misses");
+        let rate = if looked == 0 {
+            "-".to_owned()
+        } else {
+            format!("{:.1} %", 100.0 * hits as f64 / looked as f64)
+        };
+        writeln!(
+            out,
+            "{:<8} {:<18} {:>10} {:>8} {:>12} {:>12} {rate:>9}  {}",
+            node.member.number,
+            node.member.client.to_string(),
+            node.partitions,
+            node.offloaded,
+            shown("reads"),
+            shown("writes"),
+            node.member.endpoints.join(" ")
+        )?;
+        if !node.answered {
+            writeln!(out, "  does not answer")?;
+        }
+        for line in figure_lines(&node.figures) {
+            writeln!(out, "  {line}")?;
+        }
+    }
+    if status.nodes.is_empty() {
+        writeln!(out, "(none)")?;
+    }
+    Ok(())
+}
+
+/// Figures, some to a line.
+fn figure_lines(figures: &[Figure]) -> Vec<String> {
+    let told = |figure: &Figure| format!("{} {}", figure.name, figure.value);
+    let joined = |some: &[Figure]| some.iter().map(told).collect::<Vec<_>>().join(", ");
+    figures.chunks(6).map(joined).collect()
 }

@@ -60,7 +60,7 @@ impl Stop {
 
     /// Waits until it is told to stop, or `over`.
     pub(crate) fn wait(mut self, over: impl Fn() -> bool) -> Result<()> {
-        let mut told = self.stdin()?;
+        let mut told = stdin_ended(self.with_stdin)?;
         self.runtime.block_on(async {
             let mut look = tokio::time::interval(Duration::from_millis(200));
             loop {
@@ -73,21 +73,22 @@ impl Stop {
         });
         Ok(())
     }
+}
 
-    fn stdin(&self) -> Result<Receiver<()>> {
-        let (ended, told) = channel::<()>(1);
-        if self.with_stdin {
-            let body = Box::new(move || {
-                let mut rest = Vec::new();
-                // Whatever ends it ends the wait.
-                let _read = std::io::stdin().read_to_end(&mut rest);
-                drop(ended);
-            });
-            // Runs until the process ends.
-            let _thread = SystemSpawn.spawn("stdin", body)?;
-        } else {
-            std::mem::forget(ended);
-        }
-        Ok(told)
+/// Receives `None` when standard input has ended, if that is to be watched; never otherwise.
+pub(crate) fn stdin_ended(watched: bool) -> Result<Receiver<()>> {
+    let (ended, told) = channel::<()>(1);
+    if watched {
+        let body = Box::new(move || {
+            let mut rest = Vec::new();
+            // Whatever ends it ends the wait.
+            let _read = std::io::stdin().read_to_end(&mut rest);
+            drop(ended);
+        });
+        // Runs until the process ends.
+        let _thread = SystemSpawn.spawn("stdin", body)?;
+    } else {
+        std::mem::forget(ended);
     }
+    Ok(told)
 }

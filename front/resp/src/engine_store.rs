@@ -196,7 +196,7 @@ impl Store for EngineStore {
         text
     }
 
-    fn would_stall(&self) -> bool {
-        self.db.would_stall(&self.family)
+    fn would_stall(&self, write: bool) -> bool {
+        write && self.db.would_stall(&self.family)
     }
 }

@@ -1,5 +1,5 @@
 //! The Redis face of Archipelago: a server that speaks RESP2 and RESP3 over TCP, on top of an
-//! ordered [`store::Store`].
+//! [`store::Store`]: a database, or the store over remote memory.
 //!
 //! Layer 6. Async stops here: the network is tokio's, commands are synchronous functions over the
 //! synchronous store. One task serves one connection (`connection` → `pipeline` → `session` →
@@ -20,6 +20,7 @@ mod commands;
 mod connection;
 mod cursors;
 pub mod engine_store;
+pub mod flex_store;
 mod glob;
 mod locks;
 pub mod mem_store;

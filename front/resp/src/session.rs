@@ -12,7 +12,7 @@ use crate::commands::{self, Command, flag};
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
-use crate::store::{Entry, Op};
+use crate::store::{Change, Entry, Op};
 
 /// Whether replies are sent (CLIENT REPLY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,8 @@ impl Session {
     fn run(&self, command: &Command, args: Args<'_>, reply: &mut Reply) -> Handled {
         let long = command.has(flag::LONG)
             || args.len() > INLINE_KEYS_MAX
-            || (command.has(flag::WRITE) && self.shared.store.would_stall());
+            || (command.has(flag::WRITE | flag::READONLY)
+                && self.shared.store.would_stall(command.has(flag::WRITE)));
         if long {
             return tokio::task::block_in_place(|| (command.handler)(self, args, reply));
         }
@@ -105,7 +106,7 @@ impl Session {
             };
             self.shared.store.write(ops)
         };
-        let done = if self.shared.store.would_stall() {
+        let done = if self.shared.store.would_stall(true) {
             tokio::task::block_in_place(write)
         } else {
             write()
@@ -145,6 +146,30 @@ impl Session {
         let gone = expires_at_ms.is_some_and(|at| at <= self.shared.now_ms());
         let op = if gone { Op::Delete { key } } else { Op::Put { key, value, expires_at_ms } };
         Ok(self.shared.store.write(&[op])?)
+    }
+
+    /// Reads `key` and makes of it what `decide` says, atomically; an expiry that has come removes the key. Returns what
+    /// `decide` told with the change that took place; what it refused changes nothing. It may be asked again.
+    pub(crate) fn modify<'c, T>(
+        &self,
+        key: &[u8],
+        mut decide: impl FnMut(Option<&Entry>) -> Result<(Change<'c>, T), Refusal>,
+    ) -> Result<T, Refusal> {
+        let _guard = self.shared.locks.lock(key);
+        let mut told = None;
+        self.shared.store.modify(key, &mut |entry| {
+            let (change, tells) = match decide(entry) {
+                Ok((change, tells)) => (change, Ok(tells)),
+                Err(refusal) => (Change::Keep, Err(refusal)),
+            };
+            told = Some(tells);
+            let at_ms = match &change {
+                Change::Put { expires_at_ms, .. } | Change::Expire(expires_at_ms) => *expires_at_ms,
+                Change::Keep | Change::Delete => None,
+            };
+            if at_ms.is_some_and(|at| at <= self.shared.now_ms()) { Change::Delete } else { change }
+        })?;
+        told.unwrap_or(Err(Refusal::fixed("ERR the store did not look at the key")))
     }
 
     /// Adds this connection's figures to the server's.

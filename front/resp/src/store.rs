@@ -1,17 +1,24 @@
-//! What the server asks of the store below it: one ordered keyspace of byte strings with expiry.
+//! What the server asks of the store below it: one keyspace of byte strings with expiry.
 //!
-//! Owned by the server as `Arc<dyn Store>`; the engine is adapted to it, and
-//! [`crate::mem_store::MemStore`] implements it for tests and trials. Invariants that the server
-//! builds on:
+//! Owned by the server as `Arc<dyn Store>`; the engine is adapted to it, so is the store over remote
+//! memory, and [`crate::mem_store::MemStore`] implements it for tests and trials. Invariants that the
+//! server builds on:
 //!
 //! 1. A [`Store::write`] is atomic: readers see all of its operations or none, in their order.
 //! 2. A record whose expiry has come is invisible to every method at once.
 //! 3. [`Store::multi_get`] and [`Store::scan`] each show one moment.
 //! 4. A write that returned is seen by every later read, from any thread.
+//! 5. [`Store::modify`] and [`Store::remove`] of one key are atomic, as long as every writer of the
+//!    key holds its stripe; where others write the same keys (`shared`), the store sees to it.
+//!
+//! A store that cannot keep 1 and 3 for several keys, or has no order, refuses
+//! [`Store::joint_writes`], [`Store::scan`], ranges and counts as unsupported, with the reason; the
+//! server refuses the commands that need them. Its `multi_get` and `write` take keys one by one.
 //!
 //! Methods are synchronous and may block on I/O. The server calls short ones straight from its
 //! runtime's workers and long ones, or writes while [`Store::would_stall`], off them.
 
+use std::borrow::Cow;
 use std::ops::{Bound, ControlFlow};
 
 use archipelago_base::Result;
@@ -80,6 +87,27 @@ impl KeyRange<'_> {
     }
 }
 
+/// What becomes of a key that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change<'a> {
+    /// Nothing.
+    Keep,
+    /// This value, whatever was there.
+    Put {
+        /// The value.
+        value: Cow<'a, [u8]>,
+        /// When it expires, in milliseconds since the Unix epoch; `None` for never.
+        expires_at_ms: Option<u64>,
+    },
+    /// The value that is there, with this expiry; nothing if none is.
+    Expire(Option<u64>),
+    /// It goes.
+    Delete,
+}
+
+/// Decides a key's change by what is there. May be asked again, about something newer.
+pub type Decide<'a, 'c> = dyn FnMut(Option<&Entry>) -> Change<'c> + 'a;
+
 /// Takes one record of a scan: key, value, expiry. `Break` ends the scan.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8], Option<u64>) -> ControlFlow<()> + 'a;
 
@@ -100,6 +128,42 @@ pub trait Store: Send + Sync + 'static {
     /// promises (`kill -9` of the process, unless it is in memory).
     fn write(&self, ops: &[Op<'_>]) -> Result<()>;
 
+    /// Reads `key`, and makes of it what `decide` says. The last answer of `decide` is the one that took place.
+    fn modify(&self, key: &[u8], decide: &mut Decide<'_, '_>) -> Result<()> {
+        let entry = self.get(key)?;
+        match (decide(entry.as_ref()), &entry) {
+            (Change::Keep, _) | (Change::Expire(_), None) => Ok(()),
+            (Change::Put { value, expires_at_ms }, _) => {
+                self.write(&[Op::Put { key, value: &value, expires_at_ms }])
+            }
+            (Change::Expire(expires_at_ms), Some(entry)) => {
+                self.write(&[Op::Put { key, value: &entry.value, expires_at_ms }])
+            }
+            (Change::Delete, _) => self.write(&[Op::Delete { key }]),
+        }
+    }
+
+    /// Removes `keys`, which differ; how many were there.
+    fn remove(&self, keys: &[&[u8]]) -> Result<usize> {
+        let there: Vec<Op<'_>> = match keys {
+            [key] => self.exists(key)?.then_some(Op::Delete { key }).into_iter().collect(),
+            _ => {
+                let values = self.multi_get(keys)?;
+                let there = keys.iter().zip(&values).filter(|(_, value)| value.is_some());
+                there.map(|(key, _)| Op::Delete { key }).collect()
+            }
+        };
+        if !there.is_empty() {
+            self.write(&there)?;
+        }
+        Ok(there.len())
+    }
+
+    /// Whether several keys can be read and written at one moment; the error says why not.
+    fn joint_writes(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Shows the records of `range` in key order, or from its end with `reverse`.
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()>;
 
@@ -109,9 +173,10 @@ pub trait Store: Send + Sync + 'static {
     /// The store's own lines for INFO: `name:value`, one a line, no headings.
     fn info(&self) -> String;
 
-    /// Whether a write now would wait for a flush or a compaction. Asked before every write, so
-    /// it must be cheap; a wrong answer costs latency of other connections, nothing else.
-    fn would_stall(&self) -> bool {
+    /// Whether a read or a write now would wait: for a flush, a compaction, a move. Asked before every
+    /// one, so it must be cheap; a wrong answer costs latency of other connections, nothing else.
+    fn would_stall(&self, write: bool) -> bool {
+        let _reads_and_writes = write;
         false
     }
 }

@@ -6,6 +6,7 @@
 //! [`ComputeNode::close`] ends it in order: memtables with unlogged records flushed, the log
 //! synced, the lock released. Layer 5: it depends on the engine, never on another role.
 
+pub mod flex;
 mod settings;
 pub mod storage;
 

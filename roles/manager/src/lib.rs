@@ -11,6 +11,7 @@
 //! | `status` | for people |
 //! | [`desk`] | requests in, answers and orders out |
 //! | `server` | threads, links and the clock |
+//! | `store` | the coordinator of the store over remote memory, in the same process |
 //!
 //! Nobody needs it to read or to write; it is asked for new blocks, and it acts when somebody is gone. It stores nothing: after
 //! a start it asks the nodes. Layer 5; depends on no other role.
@@ -25,5 +26,7 @@ mod rebuild;
 
 mod server;
 mod status;
+mod store;
 
+pub use archipelago_flex::coordinator::Plan as StorePlan;
 pub use server::{ManagerServer, ManagerSettings};

@@ -10,11 +10,14 @@ use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{ClientId, Listener, Node, NodeId};
+use archipelago_flex::FlexSettings;
+use archipelago_flex::coordinator::Plan;
 use archipelago_pool::{Endpoints, Line};
 use parking_lot::Mutex;
 
 use crate::core::{ManagerCore, Terms};
 use crate::desk::Desk;
+use crate::store::{Front, Store};
 
 /// Between two ticks.
 const TICK: Duration = Duration::from_millis(5);
@@ -32,6 +35,8 @@ pub struct ManagerSettings {
     pub listen: Vec<String>,
     /// Copies, leases.
     pub terms: Terms,
+    /// How a store over the cluster's memory is made, if there is one.
+    pub store: Plan,
 }
 
 impl ManagerSettings {
@@ -47,7 +52,12 @@ impl ManagerSettings {
                 "a lease below {least} ms would run out by chance"
             )));
         }
-        Ok(())
+        FlexSettings {
+            partition_bits: self.store.partition_bits,
+            log2_buckets: self.store.log2_buckets,
+            ..FlexSettings::default()
+        }
+        .validate()
     }
 }
 
@@ -65,6 +75,8 @@ pub struct ManagerServer {
     shared: Arc<Shared>,
     doors: Vec<Box<dyn Listener>>,
     addresses: Vec<String>,
+    /// Nothing but this keeps it; without it compute nodes go unanswered.
+    _store: Arc<Store>,
 }
 
 impl std::fmt::Debug for ManagerServer {
@@ -83,8 +95,10 @@ impl ManagerServer {
         let term = life << 16 | (random & 0xffff);
         let core = ManagerCore::new(me, term, number, settings.terms, clock.now_ns());
         let (desk, door) = Desk::new(core, Arc::clone(&clock));
-        let node = Node::new(NodeId(u64::MAX), Epoch(life), Some(door))?;
         let endpoints = Arc::new(Endpoints::new());
+        let store = Store::new(settings.store, &endpoints)?;
+        let front = Front { pool: door, store: Arc::downgrade(&store) };
+        let node = Node::new(NodeId(u64::MAX), Epoch(life), Some(Box::new(front)))?;
         let mut doors = Vec::new();
         let mut addresses = Vec::new();
         for listen in &settings.listen {
@@ -93,12 +107,13 @@ impl ManagerServer {
             addresses.push(format!("{kind}:{}", door.address()));
             doors.push(door);
         }
+        store.reached_at(addresses.clone());
         let (stop, threads) = (AtomicBool::new(false), Mutex::new(Vec::new()));
         let shared = Arc::new(Shared { desk, endpoints, clock, me, stop, threads });
         let ticking = Arc::clone(&shared);
         let thread = SystemSpawn.spawn("manager-tick", Box::new(move || ticking.tick()))?;
         shared.threads.lock().push(thread);
-        Ok(Self { shared, doors, addresses })
+        Ok(Self { shared, doors, addresses, _store: store })
     }
 
     /// Where it is reached.

@@ -134,8 +134,7 @@ impl ShmLink {
         let region = op.region();
         let known = regions.get(region.index as usize).and_then(Option::as_deref);
         let mapped = known.filter(|_| region.link == self.number).ok_or(Reason::NotAttached)?;
-        let word = &self.control.words()[CONTROL_HEADER_WORDS + mapped.key.region.0 as usize];
-        let word = word.load(Ordering::Acquire);
+        let word = self.key_word(mapped);
         if word != mapped.key.tag {
             return Err(invalid(word, mapped.key.tag));
         }
@@ -155,6 +154,13 @@ impl ShmLink {
             Op::Write { .. } => Outcome::Visible,
             Op::CompareSwap { .. } | Op::FetchAdd { .. } => Outcome::Word(old),
         })
+    }
+
+    /// The tag by which the mapped region's place is open.
+    #[inline]
+    fn key_word(&self, mapped: &Mapped) -> u64 {
+        let word = &self.control.words()[CONTROL_HEADER_WORDS + mapped.key.region.0 as usize];
+        word.load(Ordering::Acquire)
     }
 
     /// Tells the node that this link ended. Only after [`ShmLink::unmap_all`]: the node takes it for the end of
@@ -291,6 +297,13 @@ impl Link for ShmLink {
             // The node goes on to think that this process has it, until the link is down.
             self.close();
         }
+    }
+
+    fn is_revoked(&self, region: Attached) -> bool {
+        let regions = self.regions.load();
+        let known = regions.get(region.index as usize).and_then(Option::as_deref);
+        let mapped = known.filter(|_| region.link == self.number);
+        mapped.is_some_and(|mapped| self.key_word(mapped) != mapped.key.tag)
     }
 
     #[inline]

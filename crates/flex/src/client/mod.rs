@@ -28,7 +28,7 @@ use crate::cache::Fetch;
 use crate::format::{KeyHash, Record, Slot, key_hash};
 use crate::gates::Inside;
 use crate::node::records::Written;
-use crate::node::{ComputeNode, Inner};
+use crate::node::{ComputeNode, Count, Inner};
 use crate::wire::{Assigned, WriteKind};
 
 use cached::Served;
@@ -121,6 +121,11 @@ impl ComputeNode {
         }
     }
 
+    /// Removes a key that still has the value that was read; whether it had.
+    pub async fn compare_and_delete(&self, key: &[u8], read: &Value) -> Result<bool> {
+        self.0.write(key, None, If::Version(read.version)).await
+    }
+
     /// Removes a key; whether it was there.
     pub async fn delete(&self, key: &[u8]) -> Result<bool> {
         self.0.change(key, None, If::Present).await
@@ -166,6 +171,7 @@ impl Inner {
     }
 
     pub(crate) async fn get(self: &Arc<Self>, key: &[u8]) -> Result<Option<Value>> {
+        self.counts.add(Count::Reads);
         let (hash, until_ns) = (key_hash(key), self.until_ns());
         loop {
             let started_ns = self.now_ns();
@@ -194,6 +200,7 @@ impl Inner {
         value: Option<(&[u8], u64)>,
         when: If,
     ) -> Result<bool> {
+        self.counts.add(Count::Writes);
         let write = Write { key, hash: key_hash(key), value, when };
         let until_ns = self.until_ns();
         let mut unsettled: Option<Unsettled> = None;
@@ -208,6 +215,7 @@ impl Inner {
             }
             let late = self.table.late(until_ns, "a write; whether it happened is not known");
             late?;
+            self.counts.add(Count::Retries);
             self.pause().await;
         }
     }

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use super::measuring::Meter;
 use super::{Action, Coordinator, Tuning};
 use crate::node::fabric_id;
-use crate::wire::{Grant, Member, Message, Why};
+use crate::wire::{Grant, Member, Message, StoreStatus, Why};
 
 /// Between two ticks.
 const TICK: Duration = Duration::from_millis(2);
@@ -25,6 +25,8 @@ const TICK: Duration = Duration::from_millis(2);
 const WATCH: Duration = Duration::from_millis(10);
 /// An order is taken for lost after so long, and sent again.
 pub(super) const ORDER: Duration = Duration::from_millis(500);
+/// A node that does not say what it counted within so long is shown without.
+const COUNT: Duration = Duration::from_millis(200);
 
 struct State {
     core: Coordinator,
@@ -141,6 +143,15 @@ impl Desk {
     }
 
     fn ask(self: &Arc<Self>, message: &Message, reply: Reply) {
+        if matches!(message, Message::Status {}) {
+            let desk = Arc::clone(self);
+            let task = async move {
+                let status = desk.status().await;
+                reply.send(Message::StatusIs { status }.encode());
+            };
+            self.runtime.spawn("flex-status", Box::pin(task));
+            return;
+        }
         self.with_ticket(reply, |core, ticket| core.on_message(ticket, message));
     }
 
@@ -198,17 +209,7 @@ impl Desk {
         }
         let desk = Arc::clone(self);
         let task = async move {
-            let route = desk.route(&member);
-            let answer = match route.link(&member.endpoints, ORDER).await {
-                Ok(link) => match link.request(Call::new(&order.1, ORDER)).await {
-                    Ok(body) => Message::decode(&body).ok(),
-                    Err(_) => {
-                        link.close();
-                        None
-                    }
-                },
-                Err(_) => None,
-            };
+            let answer = desk.ask_node(&member, &order.1, ORDER).await;
             desk.sending.lock().remove(&order);
             tracing::debug!(
                 at_us = desk.runtime.now_ns() / 1000,
@@ -222,6 +223,32 @@ impl Desk {
             }
         };
         self.runtime.spawn("flex-order", Box::pin(task));
+    }
+
+    /// Asks a node; `None`: no answer in time.
+    async fn ask_node(&self, member: &Member, body: &[u8], patience: Duration) -> Option<Message> {
+        let link = self.route(member).link(&member.endpoints, patience).await.ok()?;
+        match link.request(Call::new(body, patience)).await {
+            Ok(body) => Message::decode(&body).ok(),
+            Err(_) => {
+                link.close();
+                None
+            }
+        }
+    }
+
+    /// The store, with what its nodes say that they counted.
+    async fn status(&self) -> StoreStatus {
+        let (mut status, members) = self.look(|core| (core.status(), core.members()));
+        let count = Message::Count {}.encode();
+        for member in members {
+            let answer = self.ask_node(&member, &count, COUNT).await;
+            let node = status.nodes.iter_mut().find(|node| node.member == member);
+            if let (Some(node), Some(Message::Counted { figures })) = (node, answer) {
+                (node.answered, node.figures) = (true, figures);
+            }
+        }
+        status
     }
 
     /// Tells the state machine of nodes that the pool took for dead.

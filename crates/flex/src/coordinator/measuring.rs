@@ -1,6 +1,6 @@
 //! Every Δ the coordinator reads what the compute nodes have counted, one-sided, and hands it to the state machine.
 //!
-//! Where a node's counters lie is asked once per link ([`Message::Count`]); from then on a reading is one READ. While a change of the map
+//! Where a node's counters lie is asked once per link ([`Message::Meter`]); from then on a reading is one READ. While a change of the map
 //! is under way that the readings led to, no interval runs: the next begins when the change holds. A node that does not answer in time is
 //! left out of the reading.
 
@@ -87,8 +87,8 @@ impl Desk {
             return Some(meter);
         }
         let link = self.route(member).link(&member.endpoints, ORDER).await.ok()?;
-        let asked = link.request(Call::new(&Message::Count {}.encode(), ORDER)).await.ok()?;
-        let Ok(Message::Counted { key, partitions }) = Message::decode(&asked) else {
+        let asked = link.request(Call::new(&Message::Meter {}.encode(), ORDER)).await.ok()?;
+        let Ok(Message::Metered { key, partitions }) = Message::decode(&asked) else {
             return None;
         };
         if key.len < counters_bytes(partitions) {

@@ -27,7 +27,8 @@ use archipelago_pool::{BlockId, ClientId};
 use crate::format::{Counts, Geometry};
 use crate::ids::PartitionId;
 use crate::knob::Ratio;
-use crate::wire::{Assigned, Grant, Member, Message, Why};
+use crate::settings::FlexSettings;
+use crate::wire::{Assigned, Grant, Member, Message, NodeStatus, StoreStatus, Why};
 
 pub use host::Desk;
 pub use tuning::{Cause, Changed, Report, Tuning};
@@ -68,7 +69,7 @@ enum Want {
 }
 
 /// How a store is made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// 2^this partitions.
     pub partition_bits: u32,
@@ -76,6 +77,14 @@ pub struct Plan {
     pub log2_buckets: u32,
     /// The share of each node's partitions that it is the proxy of, in a thousand.
     pub offload: u32,
+}
+
+/// As [`FlexSettings`](crate::FlexSettings) cut a store, with half of the index at proxies.
+impl Default for Plan {
+    fn default() -> Self {
+        let FlexSettings { partition_bits, log2_buckets, .. } = FlexSettings::default();
+        Self { partition_bits, log2_buckets, offload: 500 }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -177,6 +186,32 @@ impl Coordinator {
     pub fn members(&self) -> Vec<Member> {
         let living = self.nodes.values().filter(|node| !node.gone);
         living.map(|node| node.member.clone()).collect()
+    }
+
+    /// The store, as far as is known here: nodes have not been asked what they counted.
+    #[must_use]
+    pub fn status(&self) -> StoreStatus {
+        let of = |number: u32, offloaded: bool| {
+            let mine = |entry: &&Assigned| entry.node == number && (entry.offloaded || !offloaded);
+            self.map.iter().filter(mine).count() as u32
+        };
+        let node = |member: Member| NodeStatus {
+            partitions: of(member.number, false),
+            offloaded: of(member.number, true),
+            member,
+            answered: false,
+            figures: Vec::new(),
+        };
+        StoreStatus {
+            term: self.term,
+            version: self.version,
+            settled: self.is_settled(),
+            partitions: self.map.len() as u32,
+            offloaded: self.map.iter().filter(|entry| entry.offloaded).count() as u32,
+            offload: self.offload,
+            figures: Vec::new(),
+            nodes: self.members().into_iter().map(node).collect(),
+        }
     }
 
     /// Compute nodes that may know a map: asked before anything else is done.

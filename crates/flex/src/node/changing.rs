@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::runtime::together;
-use archipelago_base::{Error, Result};
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_pool::{BlockId, Sharing};
 use parking_lot::RwLock;
 
@@ -160,7 +160,12 @@ impl Inner {
             _ => Ok(self.recall()),
         };
         done.unwrap_or_else(|error| {
-            tracing::warn!(%error, "an order of the coordinator");
+            if error.kind() == ErrorKind::Busy {
+                // It is given again.
+                tracing::debug!(%error, "an order of the coordinator");
+            } else {
+                tracing::warn!(%error, "an order of the coordinator");
+            }
             self.declined(Why::Busy)
         })
     }
@@ -356,7 +361,7 @@ impl Inner {
             }
             if word >> 32 > u64::from(assigned.epoch) {
                 let what = format!("partition {} is of a later epoch already", assigned.partition);
-                return Err(Error::new(archipelago_base::ErrorKind::Fenced, what));
+                return Err(Error::new(ErrorKind::Fenced, what));
             }
             match self.table.swap(address, word, mine, until_ns).await? {
                 Swapped::Was(was) if was == word => return Ok(()),

@@ -8,6 +8,7 @@
 //! | records: room, and what is freed | `records.rs` |
 //! | what is cached, on which leases, within how many bytes | `caching.rs` |
 //! | other nodes, and how they are asked | `peers.rs` |
+//! | what it counts | `counts.rs` |
 //!
 //! Thread-safety: all of it; no lock is held over an await. Failure: a node that lost its place in the pool serves nothing any
 //! more and ends its calls as fenced: start another. Cost: state per partition is some 40 bytes, and its slots while it is its proxy.
@@ -15,12 +16,15 @@
 pub(crate) mod caching;
 mod changing;
 mod counters;
+mod counts;
 pub(crate) mod peers;
 pub(crate) mod records;
 mod telling;
 
 use std::fmt;
+use std::future::Future;
 use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
@@ -36,13 +40,14 @@ use crate::ids::PartitionId;
 use crate::proxy::{Leases, Proxy};
 use crate::settings::FlexSettings;
 use crate::table::Table;
-use crate::wire::{Assigned, Grant, Member, Message, Why};
+use crate::wire::{Assigned, Figure, Grant, Member, Message, Why};
 
 pub use caching::CacheStatus;
 use caching::{Caching, count};
 pub use changing::MapStatus;
 use changing::Standing;
 use counters::Counters;
+pub(crate) use counts::{Count, Counts};
 use peers::Peers;
 use records::Records;
 
@@ -84,6 +89,7 @@ pub(crate) struct Inner {
     /// Partitions are taken for one change at a time.
     taking: Gate,
     pub(crate) rng: Mutex<Rng>,
+    pub(crate) counts: Counts,
     pub(crate) endpoints: Vec<String>,
     joined: OnceLock<Joined>,
     /// What counters are lent from.
@@ -127,7 +133,8 @@ pub struct NodeStatus {
 }
 
 /// A compute node's name in the fabric: a life is a client of the pool.
-pub(crate) fn fabric_id(client: ClientId) -> (NodeId, Epoch) {
+#[must_use]
+pub fn fabric_id(client: ClientId) -> (NodeId, Epoch) {
     (NodeId(client.0), Epoch(1))
 }
 
@@ -151,12 +158,15 @@ impl Handler for Door {
             return;
         }
         let (from, runtime) = (request.client, Arc::clone(&inner.runtime));
-        let task = async move {
+        let mut task = Box::pin(async move {
             let answer = inner.answer(from, message).await;
             drop(inner);
             reply.send(answer.encode());
-        };
-        runtime.spawn("flex-request", Box::pin(task));
+        });
+        // Over shared memory most requests are done without waiting: here, then. The rest goes on as a task, which is polled anew.
+        if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            runtime.spawn("flex-request", task);
+        }
     }
 }
 
@@ -174,7 +184,8 @@ impl ComputeNode {
         let rival = settings.rival;
         let runtime_of = Arc::clone(&runtime);
         let table = Table { pool: pool.clone(), runtime: runtime_of, packing, sabotage, rival };
-        let peers = Peers::new(&reach, pool.client(), coordinator);
+        let asker = ClientId(runtime.seed());
+        let peers = Peers::new(&reach, pool.client(), asker, coordinator);
         let inner = Arc::new(Inner {
             records: Records::new(block_bytes),
             proxy: Proxy::default(),
@@ -183,6 +194,7 @@ impl ComputeNode {
             standing: Mutex::default(),
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
+            counts: Counts::default(),
             joined: OnceLock::new(),
             lends: OnceLock::new(),
             settings,
@@ -223,6 +235,18 @@ impl ComputeNode {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.0.pool.is_evicted()
+    }
+
+    /// What it counted since it was started, by name.
+    #[must_use]
+    pub fn figures(&self) -> Vec<Figure> {
+        self.0.figures()
+    }
+
+    /// Whether requests wait at the moment, for a change of the map or because the node has no lease: who must not wait asks before.
+    #[must_use]
+    pub fn may_wait(&self) -> bool {
+        self.0.joined().map_or(true, |joined| joined.gates.any_closed())
     }
 
     /// The map as this node has it; `None` before it has joined.
@@ -275,7 +299,7 @@ impl Inner {
         match &joined.counters {
             Some(counters) => {
                 let partitions = joined.map.read().geometry.partitions();
-                Message::Counted { key: counters.key(), partitions }
+                Message::Metered { key: counters.key(), partitions }
             }
             None => self.declined(Why::Resolve),
         }
@@ -290,10 +314,11 @@ impl Inner {
         let came_us = self.now_us();
         Some(match message {
             Message::Search { partition, epoch, hash, reads } => {
+                self.counts.add(Count::Served);
                 let at = (PartitionId(*partition), *epoch);
                 self.search(from, at, KeyHash(*hash), *reads)
             }
-            Message::Count {} => self.counted(),
+            Message::Meter {} => self.counted(),
             Message::Renew {} => Message::Renewed { grant: self.lease_to(from, came_us).0 },
             Message::Reads { partition, epoch, counts } => {
                 self.count_reads(PartitionId(*partition), *epoch, counts);
@@ -304,13 +329,17 @@ impl Inner {
                 self.caching.invalidate(KeyHash(*hash));
                 Message::Done {}
             }
+            Message::Count {} => Message::Counted { figures: self.figures() },
             _ => return None,
         })
     }
 
     async fn answer(self: &Arc<Self>, from: ClientId, message: Message) -> Message {
         match message {
-            Message::Write { .. } => self.write_index(from, &message).await,
+            Message::Write { .. } => {
+                self.counts.add(Count::Served);
+                self.write_index(from, &message).await
+            }
             Message::Carry { .. } => self.carried(&message).await,
             Message::Free { words } => self.free_here(&words).await,
             Message::Settle { partition, epoch, place } => {

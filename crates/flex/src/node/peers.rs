@@ -84,14 +84,17 @@ impl Asked {
 }
 
 impl Peers {
-    pub(super) fn new(reach: &Arc<dyn Reach>, me: ClientId, coordinator: Vec<String>) -> Self {
-        let peer = |endpoints| Peer::new((0, ClientId(0)), Route::new(reach, me, None), endpoints);
-        Self {
-            reach: Arc::clone(reach),
-            me,
-            known: Mutex::default(),
-            coordinator: peer(coordinator),
-        }
+    /// `asker`: as whom the coordinator is asked. Another than `me`: it may be reached at the pool's manager, of whom `me` asks other
+    /// things under numbers of its own.
+    pub(super) fn new(
+        reach: &Arc<dyn Reach>,
+        me: ClientId,
+        asker: ClientId,
+        coordinator: Vec<String>,
+    ) -> Self {
+        let route = Route::new(reach, asker, None);
+        let coordinator = Peer::new((0, ClientId(0)), route, coordinator);
+        Self { reach: Arc::clone(reach), me, known: Mutex::default(), coordinator }
     }
 
     pub(crate) fn peer(&self, member: &Member) -> Arc<Peer> {

@@ -4,12 +4,13 @@
 //! block, by whoever committed the write, and is used again an address lease later: nobody acts on its address then. What is
 //! given back to a node that is gone stays taken until its block's next owner looks through the index.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::runtime::Gate;
 use archipelago_base::{Error, Result};
-use archipelago_pool::{Address, ClientId, Heap, Sharing};
+use archipelago_pool::{Address, ClientId, Heap, HeapStats, Sharing};
 use parking_lot::Mutex;
 
 use super::Inner;
@@ -20,10 +21,17 @@ use crate::wire::{Message, Shaped, Why};
 /// How often blocks are looked through.
 const RELEASE_EVERY: Duration = Duration::from_secs(1);
 
+/// Records of other nodes' blocks are given back together after so long.
+const RETURN_AFTER: Duration = Duration::from_millis(2);
+/// Of one message.
+const RETURNS_MAX: usize = 4096;
+
 #[derive(Debug)]
 pub(crate) struct Records {
     heap: Mutex<Heap>,
     growing: Gate,
+    /// Words of records to be given back to who owns their blocks.
+    returns: Mutex<Vec<u64>>,
 }
 
 /// A record that was written to the pool and is not in the index.
@@ -37,7 +45,12 @@ pub(crate) struct Written {
 
 impl Records {
     pub(super) fn new(block_bytes: u64) -> Self {
-        Self { heap: Mutex::new(Heap::new(block_bytes)), growing: Gate::default() }
+        let heap = Mutex::new(Heap::new(block_bytes));
+        Self { heap, growing: Gate::default(), returns: Mutex::default() }
+    }
+
+    pub(super) fn stats(&self) -> HeapStats {
+        self.heap.lock().stats()
     }
 }
 
@@ -108,33 +121,65 @@ impl Inner {
         self.records.heap.lock().free(address, bytes, from_ns);
     }
 
-    /// Gives back the record that `old` named, wherever it lies.
+    /// Gives back the record that `old` named, wherever it lies: at once if it is this node's, with others otherwise.
     pub(crate) fn free_later(self: &Arc<Self>, old: Slot) {
-        if !old.is_live() {
+        let Some(range) = self.table.record(old).filter(|_| old.is_live()) else { return };
+        let mine = self
+            .pool
+            .try_open(range.address.block)
+            .is_some_and(|open| open.config.owner == Some(self.pool.client()));
+        if mine && range.bytes < LENGTH_UNITS_MAX * UNIT_BYTES {
+            let from_ns = self.now_ns() + self.settings.address_lease_ns();
+            self.records.heap.lock().free(range.address, range.bytes, from_ns);
             return;
         }
-        let inner = Arc::clone(self);
-        let task = async move {
-            if let Err(error) = inner.free(old).await {
-                tracing::debug!(%error, "a record was not given back");
-            }
+        let first = {
+            let mut returns = self.records.returns.lock();
+            returns.push(old.0);
+            returns.len() == 1
         };
-        self.runtime.spawn("flex-free", Box::pin(task));
+        if first {
+            let inner = Arc::clone(self);
+            let task = async move {
+                inner.runtime.sleep(RETURN_AFTER).await;
+                let words = std::mem::take(&mut *inner.records.returns.lock());
+                inner.return_all(words).await;
+            };
+            self.runtime.spawn("flex-free", Box::pin(task));
+        }
     }
 
-    async fn free(self: &Arc<Self>, old: Slot) -> Result<()> {
-        let Some(range) = self.table.record(old) else { return Ok(()) };
-        let open = match self.pool.try_open(range.address.block) {
-            Some(open) => open,
-            None => self.pool.open(range.address.block).await?,
-        };
-        let Some(owner) = open.config.owner else { return Ok(()) };
-        if owner == self.pool.client() {
-            self.free_here(&[old.0]).await;
-            return Ok(());
+    /// Gives records back to who owns their blocks.
+    async fn return_all(self: &Arc<Self>, words: Vec<u64>) {
+        let mut by_owner: BTreeMap<ClientId, Vec<u64>> = BTreeMap::new();
+        for word in words {
+            let Some(range) = self.table.record(Slot(word)) else { continue };
+            let open = match self.pool.try_open(range.address.block) {
+                Some(open) => Ok(open),
+                None => self.pool.open(range.address.block).await,
+            };
+            match open {
+                Ok(open) => {
+                    if let Some(owner) = open.config.owner {
+                        by_owner.entry(owner).or_default().push(word);
+                    }
+                }
+                Err(error) => tracing::debug!(%error, "a record was not given back"),
+            }
         }
-        let Some(peer) = self.peer_of(owner) else { return Ok(()) };
-        self.ask(&peer, &Message::Free { words: vec![old.0] }, self.until_ns()).await.map(|_| ())
+        for (owner, words) in by_owner {
+            if owner == self.pool.client() {
+                self.free_here(&words).await;
+                continue;
+            }
+            let Some(peer) = self.peer_of(owner) else { continue };
+            for words in words.chunks(RETURNS_MAX) {
+                let free = Message::Free { words: words.to_vec() };
+                if let Err(error) = self.ask(&peer, &free, self.until_ns()).await {
+                    tracing::debug!(%error, "records were not given back");
+                }
+            }
+        }
     }
 
     /// Another node, or this one, gives records in this node's blocks back.

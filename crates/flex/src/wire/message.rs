@@ -5,8 +5,11 @@ use archipelago_fabric::RemoteKey;
 use archipelago_pool::wire::codec::{Reader, Wire};
 use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct};
 
-/// Version of the messages; the first byte of each.
-pub const VERSION: u8 = 2;
+/// Set in the first byte of each message, beside the version, and in none of the pool's: a door that takes both tells them
+/// apart by it.
+pub const MARK: u8 = 0x80;
+/// Version of the messages, with the mark; the first byte of each.
+pub const VERSION: u8 = MARK | 2;
 
 /// What a write does to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -147,6 +150,51 @@ pub struct Assigned {
     pub shape: Shaped,
 }
 
+/// Something counted, by name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Figure {
+    /// What: lower case, words joined by `_`.
+    pub name: String,
+    /// How many since the node was started, or bytes now.
+    pub value: u64,
+}
+
+/// A compute node in a [`StoreStatus`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeStatus {
+    /// Who, and where it is reached.
+    pub member: Member,
+    /// Partitions that it serves or looks after.
+    pub partitions: u32,
+    /// Those of them that it is the proxy of.
+    pub offloaded: u32,
+    /// Whether it said what it counted.
+    pub answered: bool,
+    /// What it said.
+    pub figures: Vec<Figure>,
+}
+
+/// A store as its coordinator knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreStatus {
+    /// The coordinator's term.
+    pub term: u64,
+    /// The map's version; 0: there is no store yet.
+    pub version: u64,
+    /// Whether no change of the map is under way or wanted.
+    pub settled: bool,
+    /// Partitions.
+    pub partitions: u32,
+    /// Those that have a proxy.
+    pub offloaded: u32,
+    /// The share of them that is to have one, in a thousand.
+    pub offload: u32,
+    /// What the coordinator counted.
+    pub figures: Vec<Figure>,
+    /// Compute nodes that live.
+    pub nodes: Vec<NodeStatus>,
+}
+
 wire_enum!(WriteKind { Insert = 0, Update = 1, Delete = 2 });
 wire_enum!(Why { Moved = 0, Busy = 1, Resolve = 2, Full = 3, Fenced = 4, Malformed = 5, OldTerm = 6 });
 wire_enum!(Carrying { Get = 0, Set = 1, Insert = 2, Update = 3, Delete = 4 });
@@ -156,6 +204,18 @@ wire_struct!(Grant { session, lease_us, stamp_us });
 wire_struct!(ReadCount { index, count });
 wire_struct!(Member { number, client, endpoints, index_bytes });
 wire_struct!(Shaped { packed, generation, log2_buckets });
+wire_struct!(Figure { name, value });
+wire_struct!(NodeStatus { member, partitions, offloaded, answered, figures });
+wire_struct!(StoreStatus {
+    term,
+    version,
+    settled,
+    partitions,
+    offloaded,
+    offload,
+    figures,
+    nodes,
+});
 wire_struct!(Assigned { partition, epoch, node, offloaded, grow, shape });
 
 wire_messages! {
@@ -336,10 +396,10 @@ wire_messages! {
     }
     /// Compute node → coordinator: a partition is full.
     Grow = 28 { /** Which. */ partition: u32, /** At which epoch. */ epoch: u32 }
-    /// Coordinator → all: where is what you counted?
-    Count = 31 {}
+    /// Coordinator → all: where is what you counted of the load?
+    Meter = 31 {}
     /// In a region of the node, to be read one-sided.
-    Counted = 32 {
+    Metered = 32 {
         /// Opens it.
         key: RemoteKey,
         /// Over so many partitions.
@@ -364,5 +424,19 @@ wire_messages! {
         /// The other nodes that it knows.
         members: Vec<Member>,
     }
+    /// Coordinator → compute node: what have you counted?
+    Count = 40 {}
+    /// What it counted.
+    Counted = 41 { /** By name. */ figures: Vec<Figure> }
+    /// Anybody → coordinator: how is the store?
+    Status = 42 {}
+    /// How it is.
+    StatusIs = 43 { /** See there. */ status: StoreStatus }
     }
+}
+
+/// Whether a request's body claims to be one of these messages.
+#[must_use]
+pub fn is_ours(body: &[u8]) -> bool {
+    body.first().is_some_and(|first| first & MARK != 0)
 }

@@ -10,6 +10,6 @@ mod tests;
 
 pub use archipelago_pool::wire::Malformed;
 pub use message::{
-    Assigned, Candidate, Carrying, Grant, Member, Message, Payload, Place, ReadCount, Shaped,
-    VERSION, Why, WriteKind,
+    Assigned, Candidate, Carrying, Figure, Grant, MARK, Member, Message, NodeStatus, Payload,
+    Place, ReadCount, Shaped, StoreStatus, VERSION, Why, WriteKind, is_ours,
 };

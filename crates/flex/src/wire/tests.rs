@@ -10,13 +10,13 @@ fn hex(message: &Message) -> String {
 #[test]
 fn golden_bytes() {
     let search = Message::Search { partition: 7, epoch: 3, hash: 0x0102, reads: 4 };
-    assert_eq!(hex(&search), "02010700000003000000020100000000000004000000");
+    assert_eq!(hex(&search), "82010700000003000000020100000000000004000000");
     let grant = Grant { session: 1, lease_us: 3, stamp_us: 2 };
     let slots = vec![Candidate { index: 8, word: 9, cache: true }];
     let found = Message::Found { slots, grant };
     assert_eq!(
         hex(&found),
-        "02020108000000090000000000000001010000000000000003000000000000000200000000000000"
+        "82020108000000090000000000000001010000000000000003000000000000000200000000000000"
     );
     let key = RemoteKey {
         node: NodeId(1),
@@ -26,14 +26,14 @@ fn golden_bytes() {
         len: 5,
         rights: Rights::READ,
     };
-    let counted = Message::Counted { key, partitions: 6 };
+    let counted = Message::Metered { key, partitions: 6 };
     assert_eq!(Message::decode(&counted.encode()), Ok(counted.clone()));
     assert_eq!(
         hex(&counted),
-        "02200100000000000000020000000000000003000000040000000000000005000000000000000106000000"
+        "82200100000000000000020000000000000003000000040000000000000005000000000000000106000000"
     );
     let declined = Message::Declined { why: Why::Resolve, grant };
-    assert_eq!(hex(&declined), "020502010000000000000003000000000000000200000000000000");
+    assert_eq!(hex(&declined), "820502010000000000000003000000000000000200000000000000");
 }
 
 #[test]
@@ -60,6 +60,15 @@ fn what_is_said_is_understood_and_anything_else_refused() {
     long.push(0);
     assert!(Message::decode(&long).is_err());
     let mut other = bytes;
-    other[0] = 9;
+    other[0] = VERSION + 1;
     assert!(Message::decode(&other).is_err());
+}
+
+#[test]
+fn no_message_passes_for_one_of_the_pools() {
+    let ours = Message::Status {}.encode();
+    let pools = archipelago_pool::wire::Message::Status {}.encode();
+    assert!(is_ours(&ours) && !is_ours(&pools) && !is_ours(&[]));
+    assert!(archipelago_pool::wire::Message::decode(&ours).is_err());
+    assert!(Message::decode(&pools).is_err());
 }

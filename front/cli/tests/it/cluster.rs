@@ -22,7 +22,7 @@ const VARIABLE: &str = "ARCHIPELAGO_CLUSTER_HELPER";
 const LABEL: u64 = 5;
 
 /// Polls until `done`; what nobody does within a minute nobody does.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let clock = SystemClock::new();
     while !done() {
         assert!(clock.now_ns() < 60_000_000_000, "{what}: not within a minute");
@@ -31,21 +31,21 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// A process that is killed at the latest when this is dropped.
-struct Process {
+pub(crate) struct Process {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
 impl Process {
-    fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { input: child.stdin.take(), child, output }
     }
 
-    fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         assert!(self.output.read_line(&mut line).unwrap() > 0, "the process ended");
         line.trim_end().to_owned()
@@ -63,13 +63,13 @@ impl Process {
         assert!(status.stopped(), "{status:?}");
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
     /// Told to end in order, it does.
-    fn end(&mut self) -> String {
+    pub(crate) fn end(&mut self) -> String {
         self.signal(Signal::TERM);
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();

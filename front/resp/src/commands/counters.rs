@@ -6,6 +6,7 @@ use crate::numbers::{SumError, add_floats, format_i64, parse_i64};
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
+use crate::store::Change;
 
 pub(super) fn incr(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     add(session, args.get(1), 1, reply)
@@ -26,33 +27,35 @@ pub(super) fn decrby(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 }
 
 fn add(session: &Session, key: &[u8], amount: i64, reply: &mut Reply) -> Handled {
-    let _guard = session.shared.locks.lock(key);
-    let entry = session.shared.store.get(key)?;
-    let (old, expires_at_ms) = match &entry {
-        Some(entry) => {
-            (parse_i64(&entry.value).ok_or(Refusal::NOT_AN_INTEGER)?, entry.expires_at_ms)
-        }
-        None => (0, None),
-    };
-    let new = old.checked_add(amount).ok_or(Refusal::OVERFLOW)?;
-    session.put(key, format_i64(new, &mut [0; 20]), expires_at_ms)?;
+    let new = session.modify(key, |entry| {
+        let (old, expires_at_ms) = match entry {
+            Some(entry) => {
+                (parse_i64(&entry.value).ok_or(Refusal::NOT_AN_INTEGER)?, entry.expires_at_ms)
+            }
+            None => (0, None),
+        };
+        let new = old.checked_add(amount).ok_or(Refusal::OVERFLOW)?;
+        let value = format_i64(new, &mut [0; 20]).to_vec().into();
+        Ok((Change::Put { value, expires_at_ms }, new))
+    })?;
     reply.integer(new);
     Ok(())
 }
 
 pub(super) fn incrbyfloat(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let (key, amount) = (args.get(1), args.get(2));
-    let _guard = session.shared.locks.lock(key);
-    let entry = session.shared.store.get(key)?;
-    let (old, expires_at_ms) = match &entry {
-        Some(entry) => (&entry.value[..], entry.expires_at_ms),
-        None => (&b"0"[..], None),
-    };
-    let new = add_floats(old, amount).map_err(|error| match error {
-        SumError::NotANumber => Refusal::NOT_A_FLOAT,
-        SumError::Overflow => Refusal::fixed("ERR increment would produce NaN or Infinity"),
+    let new = session.modify(key, |entry| {
+        let (old, expires_at_ms) = match entry {
+            Some(entry) => (&entry.value[..], entry.expires_at_ms),
+            None => (&b"0"[..], None),
+        };
+        let new = add_floats(old, amount).map_err(|error| match error {
+            SumError::NotANumber => Refusal::NOT_A_FLOAT,
+            SumError::Overflow => Refusal::fixed("ERR increment would produce NaN or Infinity"),
+        })?;
+        let value = new.as_bytes().to_vec().into();
+        Ok((Change::Put { value, expires_at_ms }, new))
     })?;
-    session.put(key, new.as_bytes(), expires_at_ms)?;
     reply.bulk(new.as_bytes());
     Ok(())
 }

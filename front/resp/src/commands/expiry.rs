@@ -6,6 +6,7 @@ use crate::args::Args;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
+use crate::store::Change;
 
 /// How a command counts time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,28 +113,19 @@ fn set_expiry(
     let at_ms = absolute_ms(session, unit, args.integer(2)?, command)?;
     let conditions = Conditions::parse(args)?;
     let key = args.get(1);
-    let _guard = session.shared.locks.lock(key);
-    let done = match session.shared.store.get(key)? {
-        Some(entry) if conditions.allow(entry.expires_at_ms, at_ms) => {
-            session.put(key, &entry.value, Some(at_ms))?;
-            true
-        }
-        _ => false,
-    };
+    let done = session.modify(key, |entry| {
+        let allowed = entry.is_some_and(|entry| conditions.allow(entry.expires_at_ms, at_ms));
+        Ok((if allowed { Change::Expire(Some(at_ms)) } else { Change::Keep }, allowed))
+    })?;
     reply.flag(done);
     Ok(())
 }
 
 pub(super) fn persist(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let key = args.get(1);
-    let _guard = session.shared.locks.lock(key);
-    let done = match session.shared.store.get(key)? {
-        Some(entry) if entry.expires_at_ms.is_some() => {
-            session.put(key, &entry.value, None)?;
-            true
-        }
-        _ => false,
-    };
+    let done = session.modify(args.get(1), |entry| {
+        let expires = entry.is_some_and(|entry| entry.expires_at_ms.is_some());
+        Ok((if expires { Change::Expire(None) } else { Change::Keep }, expires))
+    })?;
     reply.flag(done);
     Ok(())
 }

@@ -4,6 +4,8 @@
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
+use archipelago_base::ErrorKind;
+
 use super::connection::REDIS_VERSION;
 use crate::args::Args;
 use crate::refusal::{Handled, Refusal};
@@ -122,7 +124,10 @@ fn ops_per_second(session: &Session) -> u64 {
 }
 
 fn keyspace(session: &Session, text: &mut String) -> Result<(), Refusal> {
-    let keys = session.shared.store.approximate_count()?;
+    let keys = match session.shared.store.approximate_count() {
+        Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()),
+        counted => counted?,
+    };
     if keys > 0 {
         line(text, format_args!("db0:keys={keys},expires=0,avg_ttl=0"));
     }

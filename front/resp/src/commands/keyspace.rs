@@ -11,23 +11,13 @@ use crate::store::Op;
 pub(super) fn del(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if let (2, key) = (args.len(), args.get(1)) {
         let _guard = session.shared.locks.lock(key);
-        let there = session.shared.store.exists(key)?;
-        if there {
-            session.shared.store.write(&[Op::Delete { key }])?;
-        }
-        reply.flag(there);
+        reply.count(session.shared.store.remove(&[key])?);
         return Ok(());
     }
     let mut seen = HashSet::with_capacity(args.len());
     let keys: Vec<&[u8]> = args.from(1).filter(|key| seen.insert(*key)).collect();
     let _guard = session.shared.locks.lock_many(keys.iter().copied());
-    let values = session.shared.store.multi_get(&keys)?;
-    let there = keys.iter().zip(&values).filter(|(_, value)| value.is_some());
-    let ops: Vec<Op<'_>> = there.map(|(key, _)| Op::Delete { key }).collect();
-    if !ops.is_empty() {
-        session.shared.store.write(&ops)?;
-    }
-    reply.count(ops.len());
+    reply.count(session.shared.store.remove(&keys)?);
     Ok(())
 }
 
@@ -67,6 +57,7 @@ fn move_value(session: &Session, args: Args<'_>, if_free: bool) -> Result<bool, 
     let (from, to) = (args.get(1), args.get(2));
     let _guard = session.shared.locks.lock_many([from, to].into_iter());
     let store = &session.shared.store;
+    store.joint_writes()?;
     let entry = store.get(from)?.ok_or(Refusal::NO_SUCH_KEY)?;
     if if_free && store.exists(to)? {
         return Ok(false);

@@ -48,7 +48,7 @@ pub(super) fn no_transactions(_: &Session, args: Args<'_>, _: &mut Reply) -> Han
     let name = args.text(0).to_ascii_uppercase();
     Err(Refusal::said(format!(
         "ERR {name} is not supported yet: this server has no transactions; \
-         single commands, MSET and MSETNX are atomic"
+         single commands are atomic, on a database also MSET and MSETNX"
     )))
 }
 

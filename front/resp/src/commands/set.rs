@@ -6,7 +6,7 @@ use crate::args::Args;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
-use crate::store::Op;
+use crate::store::{Change, Entry};
 
 /// When SET acts.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,6 +26,17 @@ enum Expiry {
     /// KEEPTTL: stays what it was.
     Keep,
     At(u64),
+}
+
+impl Expiry {
+    /// What it becomes where it was `old`.
+    fn beside(self, old: Option<u64>) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Keep => old,
+            Self::At(at_ms) => Some(at_ms),
+        }
+    }
 }
 
 struct SetOptions {
@@ -91,23 +102,25 @@ fn set_options(session: &Session, args: Args<'_>) -> Result<SetOptions, Refusal>
 pub(super) fn set(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let options = set_options(session, args)?;
     let (key, value) = (args.get(1), args.get(2));
-    let _guard = session.shared.locks.lock(key);
     let reads =
         options.get || options.condition != Condition::Always || options.expiry == Expiry::Keep;
-    let old = if reads { session.shared.store.get(key)? } else { None };
-    let acts = match options.condition {
-        Condition::Always => true,
-        Condition::Absent => old.is_none(),
-        Condition::Present => old.is_some(),
-    };
-    if acts {
-        let expires_at_ms = match options.expiry {
-            Expiry::None => None,
-            Expiry::Keep => old.as_ref().and_then(|entry| entry.expires_at_ms),
-            Expiry::At(at_ms) => Some(at_ms),
-        };
+    if !reads {
+        let expires_at_ms = options.expiry.beside(None);
+        let _guard = session.shared.locks.lock(key);
         session.put(key, value, expires_at_ms)?;
+        reply.ok();
+        return Ok(());
     }
+    let (old, acts) = session.modify(key, |entry| {
+        let acts = match options.condition {
+            Condition::Always => true,
+            Condition::Absent => entry.is_none(),
+            Condition::Present => entry.is_some(),
+        };
+        let expires_at_ms = options.expiry.beside(entry.and_then(|entry| entry.expires_at_ms));
+        let put = Change::Put { value: value.into(), expires_at_ms };
+        Ok((if acts { put } else { Change::Keep }, (entry.cloned(), acts)))
+    })?;
     match (options.get, acts) {
         (true, _) => reply.bulk_or_null(old.as_ref().map(|entry| &entry.value[..])),
         (false, true) => reply.ok(),
@@ -117,12 +130,11 @@ pub(super) fn set(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
 }
 
 pub(super) fn setnx(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let key = args.get(1);
-    let _guard = session.shared.locks.lock(key);
-    let free = !session.shared.store.exists(key)?;
-    if free {
-        session.put(key, args.get(2), None)?;
-    }
+    let value = args.get(2);
+    let free = session.modify(args.get(1), |entry| {
+        let put = Change::Put { value: value.into(), expires_at_ms: None };
+        Ok((if entry.is_none() { put } else { Change::Keep }, entry.is_none()))
+    })?;
     reply.flag(free);
     Ok(())
 }
@@ -154,23 +166,27 @@ fn set_for(
     Ok(())
 }
 
+/// Answers what was there before, and counts it as read.
+fn answer_old(session: &Session, old: Option<&Entry>, reply: &mut Reply) {
+    session.count_read(old.is_some());
+    reply.bulk_or_null(old.map(|entry| &entry.value[..]));
+}
+
 pub(super) fn getset(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let key = args.get(1);
-    let _guard = session.shared.locks.lock(key);
-    let old = session.read(key)?;
-    session.put(key, args.get(2), None)?;
-    reply.bulk_or_null(old.as_ref().map(|entry| &entry.value[..]));
+    let value = args.get(2);
+    let old = session.modify(args.get(1), |entry| {
+        Ok((Change::Put { value: value.into(), expires_at_ms: None }, entry.cloned()))
+    })?;
+    answer_old(session, old.as_ref(), reply);
     Ok(())
 }
 
 pub(super) fn getdel(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let key = args.get(1);
-    let _guard = session.shared.locks.lock(key);
-    let old = session.read(key)?;
-    if old.is_some() {
-        session.shared.store.write(&[Op::Delete { key }])?;
-    }
-    reply.bulk_or_null(old.as_ref().map(|entry| &entry.value[..]));
+    let old = session.modify(args.get(1), |entry| {
+        let change = if entry.is_some() { Change::Delete } else { Change::Keep };
+        Ok((change, entry.cloned()))
+    })?;
+    answer_old(session, old.as_ref(), reply);
     Ok(())
 }
 
@@ -185,19 +201,12 @@ pub(super) fn getex(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
         },
         _ => return Err(Refusal::SYNTAX),
     };
-    let key = args.get(1);
-    let _guard = session.shared.locks.lock(key);
-    let entry = session.read(key)?;
-    if let Some(entry) = &entry {
-        let expires_at_ms = match expiry {
-            Expiry::None => None,
-            Expiry::Keep => entry.expires_at_ms,
-            Expiry::At(at_ms) => Some(at_ms),
-        };
-        if expires_at_ms != entry.expires_at_ms {
-            session.put(key, &entry.value, expires_at_ms)?;
-        }
-    }
-    reply.bulk_or_null(entry.as_ref().map(|entry| &entry.value[..]));
+    let entry = session.modify(args.get(1), |entry| {
+        let expires_at_ms = entry.and_then(|entry| entry.expires_at_ms);
+        let new = expiry.beside(expires_at_ms);
+        let change = if new == expires_at_ms { Change::Keep } else { Change::Expire(new) };
+        Ok((change, entry.cloned()))
+    })?;
+    answer_old(session, entry.as_ref(), reply);
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::args::Args;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
-use crate::store::{Op, VALUE_BYTES_MAX};
+use crate::store::{Change, Op, VALUE_BYTES_MAX};
 
 pub(super) fn get(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let entry = session.read(args.get(1))?;
@@ -54,6 +54,7 @@ pub(super) fn mset(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
 
 pub(super) fn msetnx(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let ops = puts(args, "msetnx")?;
+    session.shared.store.joint_writes()?;
     let keys: Vec<&[u8]> = args.from(1).step_by(2).collect();
     let _guard = session.shared.locks.lock_many(keys.iter().copied());
     let free = session.shared.store.multi_get(&keys)?.iter().all(Option::is_none);
@@ -71,22 +72,15 @@ pub(super) fn strlen(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 }
 
 pub(super) fn append(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let (key, tail) = (args.get(1), args.get(2));
-    let _guard = session.shared.locks.lock(key);
-    let len = match session.shared.store.get(key)? {
-        None => {
-            session.put(key, tail, None)?;
-            tail.len()
-        }
-        Some(entry) => {
-            check_value_size(entry.value.len(), tail.len())?;
-            let mut value = Vec::with_capacity(entry.value.len() + tail.len());
-            value.extend_from_slice(&entry.value);
-            value.extend_from_slice(tail);
-            session.put(key, &value, entry.expires_at_ms)?;
-            value.len()
-        }
-    };
+    let tail = args.get(2);
+    let len = session.modify(args.get(1), |entry| {
+        let (old, expires_at_ms) =
+            entry.map_or((&b""[..], None), |entry| (&entry.value[..], entry.expires_at_ms));
+        check_value_size(old.len(), tail.len())?;
+        let value = [old, tail].concat();
+        let len = value.len();
+        Ok((Change::Put { value: value.into(), expires_at_ms }, len))
+    })?;
     reply.count(len);
     Ok(())
 }
@@ -119,24 +113,26 @@ pub(super) fn setrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
     let (key, offset, patch) = (args.get(1), args.integer(2)?, args.get(3));
     let offset =
         usize::try_from(offset).map_err(|_| Refusal::fixed("ERR offset is out of range"))?;
-    let _guard = session.shared.locks.lock(key);
-    let entry = session.shared.store.get(key)?;
     if patch.is_empty() {
+        let entry = session.shared.store.get(key)?;
         reply.count(entry.map_or(0, |entry| entry.value.len()));
         return Ok(());
     }
     check_value_size(offset, patch.len())?;
-    let (mut value, expires_at_ms) = match entry {
-        Some(entry) => (entry.value.into_vec(), entry.expires_at_ms),
-        None => (Vec::new(), None),
-    };
-    let end = offset + patch.len();
-    if value.len() < end {
-        value.resize(end, 0);
-    }
-    value[offset..end].copy_from_slice(patch);
-    session.put(key, &value, expires_at_ms)?;
-    reply.count(value.len());
+    let len = session.modify(key, |entry| {
+        let (mut value, expires_at_ms) = match entry {
+            Some(entry) => (entry.value.to_vec(), entry.expires_at_ms),
+            None => (Vec::new(), None),
+        };
+        let end = offset + patch.len();
+        if value.len() < end {
+            value.resize(end, 0);
+        }
+        value[offset..end].copy_from_slice(patch);
+        let len = value.len();
+        Ok((Change::Put { value: value.into(), expires_at_ms }, len))
+    })?;
+    reply.count(len);
     Ok(())
 }
 

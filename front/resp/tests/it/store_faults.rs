@@ -52,7 +52,7 @@ impl Store for Faulty {
         String::new()
     }
 
-    fn would_stall(&self) -> bool {
+    fn would_stall(&self, _: bool) -> bool {
         self.stalled.load(Ordering::SeqCst)
     }
 }

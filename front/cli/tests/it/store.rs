@@ -1,0 +1,279 @@
+//! The store over remote memory as people run it: a cluster with compute nodes, Redis clients, processes that are killed.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::cluster::{Process, until};
+use crate::{archipelago, text};
+
+/// A connection that speaks RESP.
+struct Redis(BufReader<TcpStream>);
+
+impl Redis {
+    fn connect(address: &str) -> io::Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// Sends a command and reads a reply that is no list: as it came, without its end; `nil` for nothing.
+    fn ask(&mut self, command: &str) -> io::Result<String> {
+        self.0.get_mut().write_all(format!("{command}\r\n").as_bytes())?;
+        let mut line = String::new();
+        if self.0.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let line = line.trim_end().to_owned();
+        match line.strip_prefix('$').map(str::parse::<usize>) {
+            None => Ok(line),
+            Some(Err(_)) => Ok("nil".to_owned()),
+            Some(Ok(bytes)) => {
+                let mut value = vec![0; bytes + 2];
+                self.0.read_exact(&mut value)?;
+                value.truncate(bytes);
+                Ok(String::from_utf8_lossy(&value).into_owned())
+            }
+        }
+    }
+}
+
+/// What a cluster of processes said about itself.
+struct Cluster {
+    process: Process,
+    manager: String,
+    /// Process ids.
+    memory: Vec<i32>,
+    /// Where Redis clients connect, and process ids.
+    compute: Vec<(String, i32)>,
+}
+
+fn pid_in(line: &str) -> i32 {
+    line.rsplit(' ').next().unwrap().trim_end_matches(')').parse().unwrap()
+}
+
+fn kill(pid: i32) {
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+}
+
+impl Cluster {
+    fn up(compute: usize, memory: usize) -> Self {
+        let mut process = Process::start(
+            archipelago()
+                .args(["cluster", "up", "--size", "48MiB", "--block", "1MiB"])
+                .args(["--partitions", "64", "--offload", "500"])
+                .args(["--memory", &memory.to_string(), "--compute", &compute.to_string()])
+                .args(["--manager", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
+                .args(["--lease-ms", "600", "--node-lease-ms", "400"]),
+        );
+        let word = |line: &str, at: usize| line.split_whitespace().nth(at).unwrap().to_owned();
+        let manager = word(&process.line(), 1);
+        let memory = (0..memory).map(|_| pid_in(&process.line())).collect();
+        let node = |line: String| (word(&line, 3), pid_in(&line));
+        let compute = (0..compute).map(|_| node(process.line())).collect();
+        Self { process, manager, memory, compute }
+    }
+
+    fn status(&self) -> String {
+        text(
+            &archipelago()
+                .args(["cluster", "status", "--manager", &self.manager])
+                .output()
+                .unwrap(),
+        )
+    }
+
+    /// One more compute node, by hand; where Redis clients connect.
+    fn one_more(&self) -> (Process, String) {
+        let mut process = Process::start(
+            archipelago()
+                .args(["serve", "--engine", "flex", "--listen", "127.0.0.1:0"])
+                .args(["--manager", &self.manager]),
+        );
+        let said = process.line();
+        let address = said.rsplit(' ').next().unwrap().to_owned();
+        assert!(said.starts_with("Archipelago serves the store of the cluster at "), "{said}");
+        (process, address)
+    }
+}
+
+#[test]
+fn what_is_set_through_one_compute_node_is_there_through_the_other() {
+    let mut cluster = Cluster::up(2, 3);
+    let mut one = Redis::connect(&cluster.compute[0].0).unwrap();
+    let mut other = Redis::connect(&cluster.compute[1].0).unwrap();
+    for round in 0..64 {
+        assert_eq!(one.ask(&format!("SET reef:{round} coral{round}")).unwrap(), "+OK");
+        assert_eq!(other.ask(&format!("GET reef:{round}")).unwrap(), format!("coral{round}"));
+        assert_eq!(other.ask("INCR visits").unwrap(), format!(":{}", 2 * round + 1));
+        assert_eq!(one.ask("INCR visits").unwrap(), format!(":{}", 2 * round + 2));
+    }
+    for (command, told) in [
+        ("SET a 1 NX", "+OK"),
+        ("SET a 2 NX", "nil"),
+        ("SET a 3 XX GET", "1"),
+        ("APPEND a 45", ":3"),
+        ("STRLEN a", ":3"),
+        ("GETRANGE a 1 -1", "45"),
+        ("EXPIRE a 100", ":1"),
+        ("TTL a", ":100"),
+        ("PERSIST a", ":1"),
+        ("TTL a", ":-1"),
+        ("GETEX a PX 100000", "345"),
+        ("GETSET a new", "345"),
+        ("GETDEL a", "new"),
+        ("GET a", "nil"),
+        ("MSET b 1 c 2 d 3", "+OK"),
+        ("EXISTS b c d e", ":3"),
+        ("DEL b c e", ":2"),
+        ("SET short lived PX 1", "+OK"),
+    ] {
+        assert_eq!(one.ask(command).unwrap(), told, "{command}");
+    }
+    until("what has expired is gone on every node", || other.ask("GET short").unwrap() == "nil");
+    for command in ["SCAN 0", "KEYS *", "DBSIZE", "FLUSHALL", "RENAME d e", "MSETNX x 1"] {
+        let told = one.ask(command).unwrap();
+        assert!(told.starts_with("-ERR unsupported: "), "{command}: {told}");
+    }
+    assert!(one.ask("INFO").unwrap().contains("\r\nengine:flex\r\n"));
+    let told = cluster.status();
+    for word in ["Store: 64 partitions, 32 of them", "wanted: 50.0 %", "at rest", "reads ", "shm:"]
+    {
+        assert!(told.contains(word), "{word}: {told}");
+    }
+    drop((one, other));
+    let rest = cluster.process.end();
+    assert!(rest.ends_with("Stopped\n"), "{rest}");
+}
+
+/// A key of a writer of its own: what it has been told is written, and what it may have written.
+#[derive(Default)]
+struct Counted {
+    acknowledged: AtomicU64,
+    begun: AtomicU64,
+}
+
+/// Writes the next number to the key; whether there was an answer.
+fn write_once(link: &mut Redis, key: usize, counted: &Counted) -> bool {
+    let number = counted.begun.fetch_add(1, Ordering::SeqCst) + 1;
+    match link.ask(&format!("SET count:{key} {number}")) {
+        Ok(told) if told == "+OK" => counted.acknowledged.store(number, Ordering::SeqCst),
+        Ok(told) => assert!(told.starts_with('-'), "{told}"),
+        Err(_) => return false,
+    }
+    true
+}
+
+/// Writes ever larger numbers to the key, through `address`, until told to end.
+fn write(address: &str, key: usize, counted: &Counted, end: &AtomicBool) {
+    let mut redis = None;
+    while !end.load(Ordering::SeqCst) {
+        redis = match redis {
+            None => Redis::connect(address).ok(),
+            Some(mut link) => write_once(&mut link, key, counted).then_some(link),
+        };
+    }
+}
+
+/// Tells others to end when it is dropped.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Reads the key through `address`; neither what came before the last acknowledged write nor what nobody wrote.
+fn read(redis: &mut Redis, key: usize, counted: &Counted) -> bool {
+    let least = counted.acknowledged.load(Ordering::SeqCst);
+    let told = redis.ask(&format!("GET count:{key}")).unwrap();
+    if told.starts_with('-') {
+        return false;
+    }
+    let number = told.parse().unwrap_or(0);
+    let most = counted.begun.load(Ordering::SeqCst);
+    assert!(
+        (least..=most).contains(&number),
+        "key {key}: {told}, acknowledged {least}, begun {most}"
+    );
+    true
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_or_read_stale_when_compute_and_memory_nodes_are_killed() {
+    const KEYS: usize = 6;
+    let mut cluster = Cluster::up(2, 3);
+    let (killed, stays) = (cluster.compute[0].clone(), cluster.compute[1].0.clone());
+    let keys: Vec<Counted> = (0..KEYS).map(|_| Counted::default()).collect();
+    let (keys, end) = (&keys[..], &AtomicBool::new(false));
+    let progress = |what: &str| {
+        let before: Vec<u64> =
+            keys.iter().map(|key| key.acknowledged.load(Ordering::SeqCst)).collect();
+        until(what, || {
+            let more = |(key, before): (&Counted, &u64)| {
+                key.acknowledged.load(Ordering::SeqCst) > before + 20
+            };
+            keys.iter().zip(&before).all(more)
+        });
+    };
+    std::thread::scope(|scope| {
+        // Should this thread panic, the others end as well.
+        let _end = End(end);
+        for (key, counted) in keys.iter().enumerate() {
+            // Two of them through the node that dies, of which they hear no more then.
+            let (first, stays) = (&killed.0, &stays);
+            scope.spawn(move || {
+                if key < 2 {
+                    let mut link = Redis::connect(first).unwrap();
+                    while write_once(&mut link, key, counted) {}
+                }
+                write(stays, key, counted, end);
+            });
+            scope.spawn(move || {
+                let mut redis = Redis::connect(stays).unwrap();
+                while !end.load(Ordering::SeqCst) {
+                    read(&mut redis, key, counted);
+                }
+            });
+        }
+        progress("writes through both nodes");
+        kill(killed.1);
+        progress("writes go on without a compute node");
+        let (mut third, address) = cluster.one_more();
+        let mut redis = Redis::connect(&address).unwrap();
+        for key in 0..KEYS {
+            until("a node that came later reads", || read(&mut redis, key, &keys[key]));
+        }
+        progress("writes beside a new compute node");
+        kill(cluster.memory[0]);
+        progress("writes go on without a memory node");
+        for key in 0..KEYS {
+            until("reads go on", || read(&mut redis, key, &keys[key]));
+        }
+        let mut memory = Process::start(
+            archipelago()
+                .args(["node", "memory", "--id", "1", "--size", "48MiB", "--block", "1MiB"])
+                .args(["--manager", &cluster.manager]),
+        );
+        assert!(memory.line().starts_with("Memory node 1 lends "));
+        until("every block has three copies again", || {
+            let told = cluster.status();
+            let blocks = told.lines().find(|line| line.starts_with("Blocks: ")).unwrap().to_owned();
+            !blocks.contains("too few") && !blocks.contains("changing") && blocks.contains("whole")
+        });
+        progress("writes with the memory node back");
+        let rest = third.end();
+        assert!(rest.ends_with("Stopped\n"), "{rest}");
+    });
+    let mut redis = Redis::connect(&stays).unwrap();
+    for (key, counted) in keys.iter().enumerate() {
+        until("the last node reads", || read(&mut redis, key, counted));
+    }
+    drop(redis);
+    let rest = cluster.process.end();
+    assert!(rest.ends_with("Stopped\n"), "{rest}");
+}

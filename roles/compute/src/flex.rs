@@ -1,0 +1,266 @@
+//! A compute node of the store over remote memory, in a process: joins the pool, is reached by other nodes, and serves callers that have
+//! threads ([`FlexNode::get`] and so on wait).
+//!
+//! A node that the cluster took for dead (its process stood still, or was cut off) cannot go on: a thread notices, ends that **life**
+//! and begins another, under another name. Calls of the old life end as fenced; those that come while there is none, as busy.
+//!
+//! Invariants: 1. one life at a time; 2. the doors of a life are closed before the next one's open. Thread-safety: all of it. Failure: a
+//! cluster that cannot be joined at the start is an error; later it is tried again for ever. Cost: two threads beside those of the fabric
+//! and the shared runtime.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::runtime::ThreadRuntime;
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_base::{Error, Result};
+use archipelago_fabric::{Handler, Listener, Node, Reply, Request, block_on};
+use archipelago_flex::wire::Figure;
+use archipelago_flex::{ComputeNode, Surroundings, Value, fabric_id};
+use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
+use parking_lot::RwLock;
+
+pub use archipelago_flex::FlexSettings;
+
+/// How often it is looked whether the node still counts.
+const LOOK: Duration = Duration::from_millis(20);
+/// Between two tries to begin a life.
+const AGAIN: Duration = Duration::from_millis(100);
+/// The cluster has memory by then, or the start fails.
+const MEMORY: Duration = Duration::from_secs(10);
+
+/// How a compute node is started.
+#[derive(Clone, Debug)]
+pub struct FlexNodeSettings {
+    /// Where the manager is: `tcp:HOST:PORT`.
+    pub manager: Vec<String>,
+    /// Where other compute nodes reach this one: `tcp:HOST:PORT`, `shm:PATH`.
+    pub listen: Vec<String>,
+    /// What others are told instead, for what stands in `listen` at the same place.
+    pub advertise: Vec<String>,
+    /// The store.
+    pub store: FlexSettings,
+}
+
+/// The handler of a life's fabric node, which is there before the compute node.
+#[derive(Default)]
+struct Door(Arc<OnceLock<Box<dyn Handler>>>);
+
+impl Handler for Door {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        if let Some(handler) = self.0.get() {
+            handler.handle(request, reply);
+        }
+    }
+}
+
+/// One life of the node.
+struct Life {
+    compute: ComputeNode,
+    pool: PoolClient,
+    addresses: Vec<String>,
+    /// Dropped before the fabric's node.
+    doors: Vec<Box<dyn Listener>>,
+    _fabric: Arc<Node>,
+}
+
+struct Shared {
+    settings: FlexNodeSettings,
+    endpoints: Arc<Endpoints>,
+    runtime: Arc<ThreadRuntime>,
+    clock: Arc<dyn Clock>,
+    life: RwLock<Option<Life>>,
+    stop: AtomicBool,
+}
+
+/// See the module. Dropped, it leaves: others take its partitions.
+pub struct FlexNode {
+    shared: Arc<Shared>,
+    keeper: Option<Joiner>,
+}
+
+impl fmt::Debug for FlexNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let life = self.shared.life.read();
+        f.debug_tuple("FlexNode").field(&life.as_ref().map(|life| &life.compute)).finish()
+    }
+}
+
+impl FlexNode {
+    /// Joins the cluster and the store; makes the store if it is the first. Busy if no manager answers, or no memory node is there in
+    /// time.
+    pub fn start(settings: FlexNodeSettings) -> Result<Self> {
+        settings.store.validate()?;
+        if settings.listen.is_empty() {
+            return Err(Error::invalid("a compute node that nobody reaches: say where it listens"));
+        }
+        let shared = Arc::new(Shared {
+            settings,
+            endpoints: Arc::new(Endpoints::new()),
+            runtime: ThreadRuntime::shared()?,
+            clock: SystemClock::shared(),
+            life: RwLock::new(None),
+            stop: AtomicBool::new(false),
+        });
+        shared.begin()?;
+        let keeping = Arc::clone(&shared);
+        let keeper = SystemSpawn.spawn("flex-keeper", Box::new(move || keeping.keep()))?;
+        Ok(Self { shared, keeper: Some(keeper) })
+    }
+
+    /// The compute node of the present life, for tasks and for looks. Busy while there is none.
+    pub fn node(&self) -> Result<ComputeNode> {
+        let life = self.shared.life.read();
+        let none = || Error::busy("this node was taken for dead and is joining anew");
+        life.as_ref().map(|life| life.compute.clone()).ok_or_else(none)
+    }
+
+    /// Where other nodes reach the present life.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<String> {
+        self.shared.life.read().as_ref().map_or_else(Vec::new, |life| life.addresses.clone())
+    }
+
+    /// Whether a call may have to wait for longer than an exchange with another node.
+    #[must_use]
+    pub fn may_wait(&self) -> bool {
+        self.shared.life.read().as_ref().is_none_or(|life| life.compute.may_wait())
+    }
+
+    /// What the present life counted.
+    #[must_use]
+    pub fn figures(&self) -> Vec<Figure> {
+        self.node().map_or_else(|_| Vec::new(), |node| node.figures())
+    }
+
+    /// As [`ComputeNode::get`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        block_on(self.node()?.get(key))
+    }
+
+    /// As [`ComputeNode::set`].
+    pub fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<()> {
+        block_on(self.node()?.set(key, value, expires_ms))
+    }
+
+    /// As [`ComputeNode::compare_and_set`].
+    pub fn compare_and_set(
+        &self,
+        key: &[u8],
+        read: Option<&Value>,
+        value: &[u8],
+        expires_ms: u64,
+    ) -> Result<bool> {
+        block_on(self.node()?.compare_and_set(key, read, value, expires_ms))
+    }
+
+    /// As [`ComputeNode::compare_and_delete`].
+    pub fn compare_and_delete(&self, key: &[u8], read: &Value) -> Result<bool> {
+        block_on(self.node()?.compare_and_delete(key, read))
+    }
+
+    /// As [`ComputeNode::delete`].
+    pub fn delete(&self, key: &[u8]) -> Result<bool> {
+        block_on(self.node()?.delete(key))
+    }
+}
+
+impl Drop for FlexNode {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if let Some(Err(error)) = self.keeper.take().map(Joiner::join) {
+            tracing::error!(%error, "a thread of the compute node");
+        }
+        let life = self.shared.life.write().take();
+        if let Some(life) = life {
+            life.end();
+        }
+    }
+}
+
+impl Life {
+    /// Leaves in order: calls under way end as fenced.
+    fn end(self) {
+        block_on(self.pool.leave());
+    }
+}
+
+impl Shared {
+    fn keep(&self) {
+        while !self.stop.load(Ordering::SeqCst) {
+            self.clock.sleep(LOOK);
+            let over = self.life.read().as_ref().is_none_or(|life| life.compute.is_over());
+            if !over {
+                continue;
+            }
+            let gone = self.life.write().take();
+            if let Some(life) = gone {
+                tracing::warn!(client = %life.compute.client(), "this node was taken for dead");
+                // Doors that the next life needs.
+                drop(life);
+            }
+            if let Err(error) = self.begin() {
+                tracing::warn!(%error, "joining anew");
+                self.clock.sleep(AGAIN);
+            }
+        }
+    }
+
+    fn begin(&self) -> Result<()> {
+        let life = self.live()?;
+        *self.life.write() = Some(life);
+        Ok(())
+    }
+
+    fn live(&self) -> Result<Life> {
+        let options = PoolOptions {
+            manager: self.settings.manager.clone(),
+            ..PoolOptions::new(String::new(), self.settings.store.label)
+        };
+        let (endpoints, runtime) = (Arc::clone(&self.endpoints), Arc::clone(&self.runtime));
+        let pool = block_on(PoolClient::join(options, endpoints.clone(), runtime.clone()))?;
+        let until_ns = self.clock.now_ns() + MEMORY.as_nanos() as u64;
+        while pool.block_bytes() == 0 {
+            if self.clock.now_ns() > until_ns || self.stop.load(Ordering::SeqCst) {
+                return Err(Error::busy("no memory node has registered with the manager"));
+            }
+            self.clock.sleep(LOOK);
+        }
+        let (id, epoch) = fabric_id(pool.client());
+        let late = Arc::new(OnceLock::new());
+        let fabric = Node::new(id, epoch, Some(Box::new(Door(Arc::clone(&late)))))?;
+        let (mut doors, mut addresses) = (Vec::new(), Vec::new());
+        for (at, listen) in self.settings.listen.iter().enumerate() {
+            let door = endpoints.serve(&fabric, listen)?;
+            let kind = listen.split(':').next().unwrap_or_default();
+            let address = format!("{kind}:{}", door.address());
+            addresses.push(self.settings.advertise.get(at).cloned().unwrap_or(address));
+            doors.push(door);
+        }
+        let around = Surroundings {
+            runtime,
+            reach: endpoints,
+            pool: pool.clone(),
+            coordinator: self.settings.manager.clone(),
+            endpoints: addresses.clone(),
+        };
+        let (compute, handler) = ComputeNode::new(self.settings.store.clone(), around)?;
+        compute.lend_counters(&fabric);
+        // It is empty: it was made above.
+        let _set = late.set(handler);
+        let life = Life { compute, pool, addresses, doors, _fabric: fabric };
+        match block_on(life.compute.join()) {
+            Ok(()) => {
+                tracing::info!(doors = life.doors.len(), client = %life.compute.client(), "joined");
+                Ok(life)
+            }
+            Err(error) => {
+                life.end();
+                Err(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The coordinator of the store over remote memory, in the manager's process: one store per cluster.
+//!
+//! It is reached at the manager's doors: messages of the store are told from the pool's by their first byte. It begins when somebody wants
+//! to join a store: joins the pool as a client of a label that nobody else has, so that no block of a dead compute node becomes its
+//! own, and hosts the state machine. Until then, and while that takes time, compute nodes are told to ask again.
+//!
+//! It stores nothing. Thread-safety: all of it. Failure: a manager that does not let it join is asked again for ever.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use archipelago_base::Result;
+use archipelago_base::runtime::{Runtime, ThreadRuntime};
+use archipelago_fabric::{Handler, Reply, Request};
+use archipelago_flex::coordinator::{Coordinator, Desk, Plan};
+use archipelago_flex::wire::{Grant, Message, Why, is_ours};
+use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
+
+/// What the coordinator's client works on: nothing that anybody else does.
+const LABEL: u64 = u64::from_le_bytes(*b"flexdesk");
+/// Between two tries to join the pool.
+const AGAIN: Duration = Duration::from_millis(100);
+
+struct Hosted {
+    /// Ticks for as long as this is there.
+    _desk: Arc<Desk>,
+    handler: Box<dyn Handler>,
+}
+
+/// See the module.
+pub(crate) struct Store {
+    plan: Plan,
+    endpoints: Arc<Endpoints>,
+    runtime: Arc<ThreadRuntime>,
+    /// Where this manager is reached.
+    ways: OnceLock<Vec<String>>,
+    beginning: AtomicBool,
+    hosted: OnceLock<Hosted>,
+}
+
+/// The fabric's handler of a manager: the pool's messages go to one, the store's to the other.
+pub(crate) struct Front {
+    pub(crate) pool: Box<dyn Handler>,
+    pub(crate) store: Weak<Store>,
+}
+
+impl Handler for Front {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        if !is_ours(request.body) {
+            self.pool.handle(request, reply);
+        } else if let Some(store) = self.store.upgrade() {
+            store.handle(request, reply);
+        }
+    }
+}
+
+impl Store {
+    pub(crate) fn new(plan: Plan, endpoints: &Arc<Endpoints>) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            plan,
+            endpoints: Arc::clone(endpoints),
+            runtime: ThreadRuntime::shared()?,
+            ways: OnceLock::new(),
+            beginning: AtomicBool::new(false),
+            hosted: OnceLock::new(),
+        }))
+    }
+
+    /// The manager can be reached now.
+    pub(crate) fn reached_at(&self, ways: Vec<String>) {
+        // Said once.
+        let _known = self.ways.set(ways);
+    }
+
+    fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply) {
+        if let Some(hosted) = self.hosted.get() {
+            hosted.handler.handle(request, reply);
+            return;
+        }
+        let answer = match Message::decode(request.body) {
+            Ok(Message::Status {}) => {
+                Message::StatusIs { status: Coordinator::new(0, self.plan).status() }
+            }
+            Ok(_) => {
+                self.begin();
+                Message::Declined { why: Why::OldTerm, grant: Grant::default() }
+            }
+            Err(malformed) => {
+                tracing::warn!(client = %request.client, %malformed, "a request was refused");
+                Message::Declined { why: Why::Malformed, grant: Grant::default() }
+            }
+        };
+        reply.send(answer.encode());
+    }
+
+    fn begin(self: &Arc<Self>) {
+        let Some(ways) = self.ways.get().cloned() else { return };
+        if self.beginning.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
+        let (endpoints, plan) = (Arc::clone(&self.endpoints), self.plan);
+        let task = async move {
+            let options = PoolOptions { manager: ways, ..PoolOptions::new(String::new(), LABEL) };
+            let pool = loop {
+                let joining = PoolClient::join(options.clone(), endpoints.clone(), runtime.clone());
+                match joining.await {
+                    Ok(pool) => break pool,
+                    Err(error) => tracing::warn!(%error, "the store's coordinator does not join"),
+                }
+                if weak.strong_count() == 0 {
+                    return;
+                }
+                runtime.sleep(AGAIN).await;
+            };
+            let Some(store) = weak.upgrade() else { return };
+            // Terms are numbered by the wall clock, as the manager's.
+            let core = Coordinator::new(runtime.unix_ms(), plan);
+            let (desk, handler) = Desk::new(core, runtime, endpoints, pool);
+            desk.start();
+            // Nobody else sets it.
+            let _hosted = store.hosted.set(Hosted { _desk: desk, handler });
+        };
+        self.runtime.spawn("flex-coordinator", Box::pin(task));
+    }
+}

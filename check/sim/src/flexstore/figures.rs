@@ -214,6 +214,11 @@ impl Bed {
     }
 }
 
+/// A system under a load of somebody else's, on a testbed of its own.
+pub fn compare(system: System, setup: &Setup, load: &Arc<dyn Workload>) -> Result<Measured> {
+    Ok(Bed::start(system, setup, &[], 0.0)?.adapted(load))
+}
+
 fn mops(measured: &Measured) -> f64 {
     measured.per_s() / 1e6
 }

@@ -40,7 +40,7 @@ use crate::Simulation;
 use threads::Threaded;
 
 pub use clients::{Measured, Point};
-pub use figures::{FIGURES, Figure, Stated, System};
+pub use figures::{FIGURES, Figure, Stated, System, compare};
 pub use workload::{Request, Workload, Ycsb};
 
 const COORDINATOR: &str = "coordinator";

@@ -178,7 +178,8 @@ impl World {
         let (sim, kept) = (self.coordinator.0.clone(), Arc::clone(&self.coordinator.1));
         let offload = [0, 500, 1000][self.rng.usize(..3)];
         let log2_buckets = self.rng.u32(..2);
-        let plan = Plan { partition_bits: self.rng.u32(1..=3), log2_buckets, offload };
+        let plan =
+            Plan { partition_bits: self.rng.u32(1..=3), log2_buckets, offload, ..Plan::default() };
         // The load is followed in half of the runs; a ratio that is set by hand ends the knob's part of it.
         let tuning = Tuning {
             hotness: self.rng.bool(),

@@ -23,6 +23,8 @@ pub struct Measured {
     pub operations: u64,
     /// Of them, reads.
     pub reads: u64,
+    /// Of them, reads that found no key.
+    pub missing: u64,
     /// Of them, writes that met another of their key and ended without having written.
     pub met: u64,
     /// Requests that ended with another error; not among those that were answered.
@@ -69,6 +71,7 @@ struct Tally {
     counting: bool,
     operations: u64,
     reads: u64,
+    missing: u64,
     met: u64,
     errors: u64,
     latencies_ns: Vec<u64>,
@@ -149,6 +152,7 @@ impl Testbed {
             seconds: counted.as_secs_f64(),
             operations: tally.operations,
             reads: tally.reads,
+            missing: tally.missing,
             met: tally.met,
             errors: tally.errors,
             latencies_ns: tally.latencies_ns,
@@ -211,12 +215,16 @@ impl Worker {
             if !tally.counting {
                 continue;
             }
-            if let Err(error) = done {
-                if matches!(request, Request::Read(_)) || error.kind() != ErrorKind::Busy {
-                    tally.errors += 1;
-                    continue;
+            match done {
+                Ok(found) => tally.missing += u64::from(!found),
+                Err(error) => {
+                    let reads = matches!(request, Request::Read(_));
+                    if reads || error.kind() != ErrorKind::Busy {
+                        tally.errors += 1;
+                        continue;
+                    }
+                    tally.met += 1;
                 }
-                tally.met += 1;
             }
             tally.operations += 1;
             tally.latencies_ns.push(took_ns);
@@ -227,15 +235,16 @@ impl Worker {
         }
     }
 
-    async fn ask(&self, request: Request) -> Result<()> {
+    /// Whether what was asked for was there; a write finds what it makes.
+    async fn ask(&self, request: Request) -> Result<bool> {
         let key = |number| workload::key(number, self.setup.key_bytes);
         match request {
-            Request::Read(number) => self.node.get(&key(number)).await.map(|_| ()),
+            Request::Read(number) => Ok(self.node.get(&key(number)).await?.is_some()),
             Request::Write(number) => {
                 let value = workload::value(number, self.setup.value_bytes);
-                self.node.set(&key(number), &value, 0).await
+                self.node.set(&key(number), &value, 0).await.map(|()| true)
             }
-            Request::Delete(number) => self.node.delete(&key(number)).await.map(|_| ()),
+            Request::Delete(number) => self.node.delete(&key(number)).await.map(|_| true),
         }
     }
 }

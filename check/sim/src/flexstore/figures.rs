@@ -248,7 +248,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 
 fn clients(setup: &Setup) -> Result<Figure> {
     let mut figure = Figure::new("Throughput by clients (Figure 11)", "clients", "Mops/s");
-    let counts = [1, 2, 5, setup.clients];
+    let counts = [1, 5, setup.clients];
     for system in System::RIVALS {
         let bed = Bed::start(system, setup, &LOADS, Ycsb::ALPHA)?;
         for (name, load) in &bed.loads {

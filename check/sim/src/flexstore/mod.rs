@@ -246,6 +246,7 @@ impl Testbed {
             partition_bits: setup.partition_bits,
             log2_buckets: setup.log2_buckets,
             offload: 0,
+            fixed: true,
         };
         let starting = start_coordinator(join(COORDINATOR), plan, Arc::clone(&coordinator));
         simulation.block_on(starting)?;

@@ -77,13 +77,15 @@ pub struct Plan {
     pub log2_buckets: u32,
     /// The share of each node's partitions that it is the proxy of, in a thousand.
     pub offload: u32,
+    /// Whether that stays so; otherwise it is where the knob begins.
+    pub fixed: bool,
 }
 
 /// As [`FlexSettings`](crate::FlexSettings) cut a store, with half of the index at proxies.
 impl Default for Plan {
     fn default() -> Self {
         let FlexSettings { partition_bits, log2_buckets, .. } = FlexSettings::default();
-        Self { partition_bits, log2_buckets, offload: 500 }
+        Self { partition_bits, log2_buckets, offload: 500, fixed: false }
     }
 }
 
@@ -131,6 +133,7 @@ impl Coordinator {
     /// [`Coordinator::recall`].
     #[must_use]
     pub fn new(term: u64, plan: Plan) -> Self {
+        let tuning = Tuning { knob: !plan.fixed, ..Tuning::default() };
         Self {
             term,
             plan,
@@ -147,7 +150,7 @@ impl Coordinator {
             joining: VecDeque::new(),
             recalling: None,
             recalled: Vec::new(),
-            tuner: Tuner::new(Tuning::default(), ratio_of(plan.offload)),
+            tuner: Tuner::new(tuning, ratio_of(plan.offload)),
             disturbed: false,
             concentrated: false,
             now_ns: 0,

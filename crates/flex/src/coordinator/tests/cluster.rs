@@ -12,7 +12,7 @@ use crate::wire::{Assigned, Grant, Member, Message, Shaped, Why};
 /// Room of a node for offloaded partitions, unless a test says otherwise.
 const INDEX_BYTES: u64 = 1 << 20;
 
-pub(super) const PLAN: Plan = Plan { partition_bits: 3, log2_buckets: 1, offload: 0 };
+pub(super) const PLAN: Plan = Plan { partition_bits: 3, log2_buckets: 1, offload: 0, fixed: false };
 
 /// Something under way.
 #[derive(Clone, Debug)]

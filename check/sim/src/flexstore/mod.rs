@@ -242,17 +242,18 @@ impl Testbed {
         });
         let memory: Vec<MemoryActor> = memory.collect();
         let coordinator = Arc::new(Mutex::new(None));
+        // A metadata server's subtables cannot grow.
+        let servers = usize::from(setup.rival == Some(Rival::Clover));
         let plan = Plan {
             partition_bits: setup.partition_bits,
-            log2_buckets: setup.log2_buckets,
+            log2_buckets: setup.log2_buckets + 2 * servers as u32,
             offload: 0,
             fixed: true,
         };
         let starting = start_coordinator(join(COORDINATOR), plan, Arc::clone(&coordinator));
         simulation.block_on(starting)?;
         let mut machines = Vec::new();
-        // A metadata server is a machine more, and joins first; all its threads serve.
-        let servers = usize::from(setup.rival == Some(Rival::Clover));
+        // The server is a machine more, and joins first; all its threads serve.
         for number in 0..setup.compute + servers {
             let sim = join(&format!("compute{number}"));
             let threads = if number < servers { setup.clients } else { setup.proxy_threads };

@@ -54,7 +54,7 @@ impl Handler for Threaded {
         let now_ps = scheduler.now_ns() * 1000;
         let end_ps = {
             let mut free_ps = self.free_ps.lock();
-            let Some(first) = free_ps.iter_mut().min() else { return };
+            let first = free_ps.iter_mut().min().expect("at least one thread");
             *first = (*first).max(now_ps) + cost_ps;
             *first
         };

@@ -32,7 +32,7 @@ use crate::node::{ComputeNode, Count, Inner};
 use crate::wire::{Assigned, WriteKind};
 
 use cached::Served;
-use look::Looked;
+use look::{Found, Looked};
 use submit::{Done, Submitted, Unsettled};
 
 use std::sync::Arc;
@@ -66,6 +66,28 @@ struct Write<'a> {
     /// `None`: delete.
     value: Option<(&'a [u8], u64)>,
     when: If,
+}
+
+impl Write<'_> {
+    /// Whether it applies to what is there and has not expired.
+    fn applies(&self, there: Option<&Found>) -> bool {
+        match self.when {
+            If::Always => true,
+            If::Absent => there.is_none(),
+            If::Present => there.is_some(),
+            If::Version(version) => there.is_some_and(|found| found.slot == version),
+        }
+    }
+
+    /// What it does to the index; `None`: nothing.
+    fn kind(&self, found: Option<&Found>) -> Option<WriteKind> {
+        match (found, self.value) {
+            (Some(_), None) => Some(WriteKind::Delete),
+            (Some(_), Some(_)) => Some(WriteKind::Update),
+            (None, Some(_)) => Some(WriteKind::Insert),
+            (None, None) => None,
+        }
+    }
 }
 
 impl ComputeNode {
@@ -255,22 +277,11 @@ impl Inner {
             return Ok(None);
         }
         let there = looked.found.as_ref().filter(|found| !expired(found.expires_ms, self));
-        let applies = match write.when {
-            If::Always => true,
-            If::Absent => there.is_none(),
-            If::Present => there.is_some(),
-            If::Version(version) => there.is_some_and(|found| found.slot == version),
-        };
-        if !applies {
+        if !write.applies(there) {
             // Seen while this node was a member.
             return Ok(self.table.holds_lease().then_some(false));
         }
-        let kind = match (&looked.found, write.value) {
-            (Some(_), None) => WriteKind::Delete,
-            (Some(_), Some(_)) => WriteKind::Update,
-            (None, Some(_)) => WriteKind::Insert,
-            (None, None) => return Ok(Some(false)),
-        };
+        let Some(kind) = write.kind(looked.found.as_ref()) else { return Ok(Some(false)) };
         let record = self.new_record(write, &looked, until_ns).await?;
         let fetch = self.caching.begin_fetch(write.hash);
         let submitted = self.submit(write, entry, kind, &looked, record, until_ns).await;

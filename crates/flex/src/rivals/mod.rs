@@ -10,7 +10,7 @@
 //! Everything else is shared with the store: records, their copies and valid bits, blocks, maps, messages, the fabric. So what differs in a
 //! measurement is what the table says.
 //!
-//! **What they leave out.** Nobody survives failures: a swap on one copy is lost with that copy, a metadata server takes the index along, a writer that
+//! **What they leave out.** Nobody survives failures: a swap on one copy is lost with that copy, a metadata server takes the index along (also when a subtable is to grow: it is made large enough), a writer that
 //! dies between the swaps of a slot's copies blocks it. Inserts and deletions go through the partition's node, as
 //! the store's own one-sided path has it ([0017](../../../docs/decisions/0017-flex-one-sided-writes.md)), and swap in the mode's way there.
 //!

@@ -130,6 +130,8 @@ pub struct Testbed {
     setup: Setup,
     simulation: Simulation,
     machines: Vec<Machine>,
+    /// A metadata server: has no clients.
+    _server: Option<Machine>,
     coordinator: Arc<Mutex<Option<Coordinating>>>,
     _manager: ManagerActor,
     _memory: Vec<MemoryActor>,
@@ -269,6 +271,7 @@ impl Testbed {
             setup: setup.clone(),
             simulation,
             machines,
+            _server: None,
             coordinator,
             _manager: manager,
             _memory: memory,
@@ -284,9 +287,7 @@ impl Testbed {
             testbed.desk().set_offload(setup.offload);
             testbed.settle()?;
         }
-        if setup.rival == Some(Rival::Clover) {
-            testbed.machines.remove(0);
-        }
+        testbed._server = (servers > 0).then(|| testbed.machines.remove(0));
         Ok(testbed)
     }
 

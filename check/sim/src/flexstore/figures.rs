@@ -64,7 +64,7 @@ impl System {
         }
     }
 
-    fn setup(self, setup: Setup) -> Setup {
+    fn setup(self, setup: &Setup) -> Setup {
         let (rival, cache, offload) = match self {
             Self::Flex => (None, CacheMode::Pairs, 0),
             Self::Base => (Some(Rival::Base), CacheMode::Addresses, 0),
@@ -75,7 +75,7 @@ impl System {
             Self::Proxy | Self::Rank => (None, CacheMode::Addresses, 200),
             Self::Pairs => (None, CacheMode::Pairs, 200),
         };
-        Setup { rival, cache, offload, ..setup }
+        Setup { rival, cache, offload, ..setup.clone() }
     }
 
     /// How its map follows the load; `None`: not at all.
@@ -188,7 +188,7 @@ fn ycsb(names: &[char], setup: &Setup, alpha: f64) -> Vec<(String, Arc<dyn Workl
 
 impl Bed {
     fn start(system: System, setup: &Setup, names: &[char], alpha: f64) -> Result<Self> {
-        let setup = system.setup(setup.clone());
+        let setup = system.setup(setup);
         let loads = ycsb(names, &setup, alpha);
         Ok(Self { system, testbed: Testbed::start(&setup)?, loads })
     }
@@ -396,7 +396,8 @@ fn dynamic(setup: &Setup) -> Result<Figure> {
     let switch_s = delta.as_secs_f64() * 15.0;
     let moved = |after: bool| {
         let of = points.windows(2).filter(|two| (two[1].at_s > switch_s) == after);
-        let last = of.filter(|two| two[0].offload != two[1].offload).map(|two| two[1].at_s).last();
+        let last =
+            of.filter(|two| two[0].offload != two[1].offload).map(|two| two[1].at_s).next_back();
         last.map_or(f64::NAN, |at| (at - if after { switch_s } else { 0.0 }) / delta.as_secs_f64())
     };
     figure.state("Δ until the first ratio", "7", moved(false));

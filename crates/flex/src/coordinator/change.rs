@@ -260,7 +260,7 @@ impl Coordinator {
                 Step::Prepare => Step::Resume,
                 Step::Resume => {
                     let Some(change) = self.change.take() else { return };
-                    self.apply(change);
+                    self.apply(&change);
                     self.welcome();
                     self.begin();
                     continue;
@@ -276,7 +276,7 @@ impl Coordinator {
     }
 
     /// The change holds.
-    fn apply(&mut self, change: Change) {
+    fn apply(&mut self, change: &Change) {
         let mut moved = 0;
         for (partition, entry) in &change.entries {
             let now = &mut self.map[*partition as usize];

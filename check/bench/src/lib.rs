@@ -1,7 +1,8 @@
 //! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago, and
 //! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn, and
 //! `archipelago bench reproduce`, which runs a paper's comparisons, or the whole one with RocksDB;
-//! `archipelago bench fabric` measures the fabric's providers, `archipelago bench --engine flex` the store over remote memory.
+//! `archipelago bench fabric` measures the fabric's providers, `archipelago bench --engine flex` the store over remote memory;
+//! `archipelago sim flex` ([`sim`]) runs that store in virtual time.
 //!
 //! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
 //! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
@@ -19,6 +20,7 @@ mod compare;
 mod fabric;
 mod flags;
 mod flex;
+mod flexsim;
 mod histogram;
 mod json;
 mod keigo;
@@ -36,6 +38,7 @@ mod store;
 mod table;
 mod tally;
 mod tiers;
+mod twitter;
 mod values;
 mod workloads;
 mod zipf;
@@ -105,6 +108,21 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
             answer(run(flags))
         }
         Err(stop) => refuse(&stop),
+    }
+}
+
+/// Runs `archipelago sim` with `args`, everything behind that word. Exit codes as of [`main`].
+#[must_use]
+#[expect(clippy::needless_pass_by_value, reason = "the program hands its arguments over")]
+pub fn sim(args: Vec<OsString>) -> ExitCode {
+    if args.first().is_none_or(|word| word != "flex") {
+        return refuse(&Stop::Usage(
+            "`archipelago sim flex [FIGURE…]`: there is nothing else".into(),
+        ));
+    }
+    match flexsim::main(&args[1..]) {
+        Ok(result) => answer(result),
+        Err(error) => refuse(&Stop::Clap(error)),
     }
 }
 

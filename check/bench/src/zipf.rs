@@ -9,6 +9,8 @@ use archipelago_base::random::Rng;
 
 use crate::keys::below;
 
+pub(crate) use archipelago_sim::scramble;
+
 /// Ranks `0..n`, rank 0 the most frequent: the share of rank r is (r+1)^-theta / zeta(n).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Zipf {
@@ -63,16 +65,6 @@ impl Zipf {
         let rank = (self.n * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64;
         rank.min(self.n as u64 - 1)
     }
-}
-
-/// Spreads ranks over the key space, so that hot keys are not neighbours (FNV-1a, 64 bit).
-#[inline]
-pub(crate) fn scramble(rank: u64, n: u64) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for byte in rank.to_le_bytes() {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    }
-    ((u128::from(hash) * u128::from(n)) >> 64) as u64
 }
 
 /// How a YCSB workload picks among the records that exist.

@@ -1,12 +1,13 @@
 //! The store's coordinator on its host: started, crashed, started again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
-use archipelago_flex::coordinator::{Coordinator, Desk, Plan, directory_label};
+use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Tuning, directory_label};
 use archipelago_flex::wire::Assigned;
 use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
@@ -19,6 +20,7 @@ type Kept = (Arc<Desk>, Arc<Node>, Box<dyn Listener>);
 pub(crate) struct CoordinatorActor {
     sim: Sim,
     plan: Plan,
+    tuning: Tuning,
     running: bool,
     kept: Arc<Mutex<Option<Kept>>>,
 }
@@ -27,8 +29,16 @@ impl CoordinatorActor {
     pub(crate) fn new(sim: Sim, rng: &mut Rng) -> Self {
         let offload = [0, 500, 1000][rng.usize(..3)];
         let log2_buckets = rng.u32(..2);
-        let plan = Plan { partition_bits: rng.u32(1..=3), log2_buckets, offload };
-        Self { sim, plan, running: false, kept: Arc::default() }
+        let plan =
+            Plan { partition_bits: rng.u32(1..=3), log2_buckets, offload, ..Plan::default() };
+        // The load is followed in half of the runs; a ratio that is set by hand ends the knob's part of it.
+        let tuning = Tuning {
+            hotness: rng.bool(),
+            knob: rng.bool(),
+            interval: Duration::from_millis(rng.u64(5..30)),
+            ..Tuning::default()
+        };
+        Self { sim, plan, tuning, running: false, kept: Arc::default() }
     }
 
     pub(crate) fn host(&self) -> &Host {
@@ -45,6 +55,7 @@ impl CoordinatorActor {
         }
         revive(self.sim.host());
         let (life, plan, sim) = (cluster.next_life(), self.plan, self.sim.clone());
+        let tuning = self.tuning;
         let (kept, host) = (Arc::clone(&self.kept), sim.host().clone());
         let task = async move {
             let pool = join_pool(&sim, directory_label(LABEL)).await;
@@ -53,6 +64,7 @@ impl CoordinatorActor {
             let node = sim.network().node(NodeId(u64::MAX - 1), life, Some(door));
             let node = node.expect("a node in memory");
             let listener = sim.serve(&node, COORDINATOR).expect("a host serves at its name");
+            desk.tune(tuning);
             desk.start();
             *kept.lock() = Some((desk, node, listener));
         };
@@ -78,6 +90,16 @@ impl CoordinatorActor {
     pub(crate) fn version(&self) -> u64 {
         let kept = self.kept.lock();
         kept.as_ref().map_or(0, |(desk, ..)| desk.look(Coordinator::version))
+    }
+
+    /// Reassignments by load and moves of the knob of the one that runs.
+    pub(crate) fn tuned(&self) -> u64 {
+        let kept = self.kept.lock();
+        let decisions = |core: &Coordinator| {
+            let report = core.report();
+            report.reassignments + report.ratio_moves
+        };
+        kept.as_ref().map_or(0, |(desk, ..)| desk.look(decisions))
     }
 
     /// The map; nothing while it is down.

@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         eprintln!("{why}");
     }
     let (mut answered, mut errors, mut faults, mut changes, mut events) = (0, 0, 0, 0, 0);
-    let mut unknown = 0;
+    let (mut unknown, mut tuned) = (0, 0);
     let failed = seeds.run(
         |seed| replay_command(seed, seeds.sabotage, flex),
         |seed| {
@@ -70,6 +70,7 @@ fn main() -> ExitCode {
             changes += outcome.changes;
             events += outcome.events;
             unknown += outcome.unknown;
+            tuned += outcome.tuned;
             hits += outcome.cached.pair_hits + outcome.cached.address_hits;
             invalidations += outcome.cached.invalidations;
             (outcome.notes, outcome.violations)
@@ -77,7 +78,7 @@ fn main() -> ExitCode {
     );
     println!(
         "{} runs, {failed} failed: {answered} calls answered, {errors} with an error, {unknown} keys of which the judge \
-         did not know in time, {faults} faults, maps up to version {changes} in sum, {hits} reads by caches, {invalidations} invalidations, {events} steps",
+         did not know in time, {faults} faults, maps up to version {changes} in sum, {tuned} decisions by load, {hits} reads by caches, {invalidations} invalidations, {events} steps",
         seeds.seeds
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

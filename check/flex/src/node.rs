@@ -144,6 +144,7 @@ impl NodeActor {
             let (compute, door) = ComputeNode::new(settings, around).expect("sound settings");
             let (id, epoch) = compute.fabric_id();
             let fabric = sim.network().node(id, epoch, Some(door)).expect("a node in memory");
+            compute.lend_counters(&fabric);
             let listener = sim.serve(&fabric, &name).expect("a host serves at its name");
             *node.lock() = Some((compute.clone(), (fabric, listener)));
             while compute.join().await.is_err() {

@@ -6,6 +6,7 @@ use archipelago_base::{Error, Result};
 
 use crate::format::{LOG2_BUCKETS_MAX, PARTITION_BITS_DEFAULT, PARTITION_BITS_MAX};
 use crate::lease::Terms;
+use crate::rivals::Rival;
 
 /// Steps of the protocol that are left out on purpose, for checks that must notice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub struct FlexSettings {
     pub cache: CacheMode,
     /// A request that gets nowhere ends as busy after so long. Default: 5 s.
     pub patience: Duration,
+    /// Another idea of where the index is, to be compared with. Default: none.
+    pub rival: Option<Rival>,
     /// For checks. Default: nothing is left out.
     pub sabotage: Sabotage,
 }
@@ -69,6 +72,7 @@ impl Default for FlexSettings {
             memory_limit: 128 << 20,
             cache: CacheMode::default(),
             patience: Duration::from_secs(5),
+            rival: None,
             sabotage: Sabotage::default(),
         }
     }

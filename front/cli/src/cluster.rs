@@ -72,9 +72,9 @@ pub(crate) struct UpArgs {
     /// Partitions of the store, a power of two
     #[arg(long, value_name = "N", default_value_t = 1024)]
     partitions: u32,
-    /// Share of them whose index lies at compute nodes, in a thousand
-    #[arg(long, value_name = "N", default_value_t = 500)]
-    offload: u32,
+    /// Share of them whose index lies at compute nodes, in a thousand, for good; without it the load decides
+    #[arg(long, value_name = "N")]
+    offload: Option<u32>,
     /// Memory that each lends
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     size: String,
@@ -263,11 +263,14 @@ fn up(args: &UpArgs) -> Result<()> {
     let sockets = Sockets::create()?;
     let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
     let node_lease = args.node_lease_ms.to_string();
-    let (partitions, offload) = (args.partitions.to_string(), args.offload.to_string());
+    let partitions = args.partitions.to_string();
+    let offload = args.offload.map(|offload| offload.to_string());
+    let offload: Vec<&str> = offload.iter().flat_map(|share| ["--offload", share]).collect();
     let words = [
         &["node", "manager", "--listen", &args.manager, "--copies", &copies][..],
         &["--lease-ms", &lease, "--node-lease-ms", &node_lease],
-        &["--partitions", &partitions, "--offload", &offload],
+        &["--partitions", &partitions],
+        &offload,
     ]
     .concat();
     let manager = Part::start("Manager", &words, " ")?;

@@ -48,6 +48,13 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
         flags: Vec<OsString>,
     },
+    /// Run the store over remote memory in virtual time, on the testbed of its paper (`archipelago sim flex --help`).
+    #[command(disable_help_flag = true)]
+    Sim {
+        /// What to run.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+        args: Vec<OsString>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -62,6 +69,7 @@ fn main() -> ExitCode {
         Command::Db(db) => db.run(),
         Command::Tier(tier) => tier.run(),
         Command::Bench { flags } => return archipelago_bench::main(flags),
+        Command::Sim { args } => return archipelago_bench::sim(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

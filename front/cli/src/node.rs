@@ -84,9 +84,9 @@ pub(crate) struct ManagerArgs {
     /// Partitions of a store over the cluster's memory, a power of two; counts when the store is made
     #[arg(long, value_name = "N", default_value_t = 8192)]
     partitions: u32,
-    /// Share of them whose index lies at compute nodes, in a thousand
-    #[arg(long, value_name = "N", default_value_t = 500)]
-    offload: u32,
+    /// Share of them whose index lies at compute nodes, in a thousand, for good; without it the load decides
+    #[arg(long, value_name = "N")]
+    offload: Option<u32>,
     /// End when standard input ends: for who starts it as a child
     #[arg(long)]
     stop_with_stdin: bool,
@@ -144,15 +144,17 @@ fn manager(args: &ManagerArgs) -> Result<()> {
         node_lease: Duration::from_millis(args.node_lease_ms),
         ..Terms::default()
     };
-    if !args.partitions.is_power_of_two() || args.offload > 1000 {
+    let offload = args.offload.unwrap_or(StorePlan::default().offload);
+    if !args.partitions.is_power_of_two() || offload > 1000 {
         return Err(Error::invalid(format!(
             "--partitions {} --offload {}: a power of two, and at most 1000",
-            args.partitions, args.offload
+            args.partitions, offload
         )));
     }
     let store = StorePlan {
         partition_bits: args.partitions.trailing_zeros(),
-        offload: args.offload,
+        offload,
+        fixed: args.offload.is_some(),
         ..StorePlan::default()
     };
     let settings = ManagerSettings { listen: vec![endpoint(&args.listen)?], terms, store };

@@ -248,6 +248,7 @@ impl Shared {
             endpoints: addresses.clone(),
         };
         let (compute, handler) = ComputeNode::new(self.settings.store.clone(), around)?;
+        compute.lend_counters(&fabric);
         // It is empty: it was made above.
         let _set = late.set(handler);
         let life = Life { compute, pool, addresses, doors, _fabric: fabric };

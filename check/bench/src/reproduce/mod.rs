@@ -111,7 +111,7 @@ fn device(flags: &ReproduceFlags) -> Result<(PathBuf, DeviceSpec)> {
 }
 
 /// Writes a file for the user, whole or not at all.
-fn write(path: &Path, text: &str) -> Result<()> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     let context = IoContext::new(FileClass::Other, IoPurpose::ForegroundWrite);
     let path = std::path::absolute(path)
         .map_err(|error| Error::invalid(format!("{} is not a path: {error}", path.display())))?;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
 mod flexkv;
+mod flexstore;
 
 use std::process::Command;
 

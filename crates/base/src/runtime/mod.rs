@@ -9,7 +9,8 @@
 //! Rules for such code: 1. it awaits, it never blocks a thread; 2. it asks for time and seeds here alone; 3. nothing that it
 //! does depends on the order of a `HashMap`; 4. it may be dropped at any await, and leaves its state in order then.
 //!
-//! [`block_on`] is for callers that have a thread to spare, never for tasks. [`Gate`] is a lock that is held over awaits.
+//! [`block_on`] is for callers that have a thread to spare, never for tasks. [`Gate`] is a lock that is held over awaits;
+//! [`together`] awaits several.
 //!
 //! Thread-safety: all of it. Cost: one allocation per task and per sleep.
 
@@ -105,6 +106,26 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
             std::thread::park();
         }
     }
+}
+
+/// Done when all are; what came of them, in their order. Whichever is woken, all that are not done are asked again: for tens, not
+/// thousands.
+pub async fn together<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut pending: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
+    let mut done: Vec<Option<T>> = pending.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        let mut left = false;
+        for (future, done) in pending.iter_mut().zip(&mut done) {
+            let Some(waiting) = future else { continue };
+            match waiting.as_mut().poll(context) {
+                Poll::Ready(value) => (*done, *future) = (Some(value), None),
+                Poll::Pending => left = true,
+            }
+        }
+        if left { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    done.into_iter().flatten().collect()
 }
 
 #[derive(Debug, Default)]

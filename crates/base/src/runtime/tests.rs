@@ -112,3 +112,23 @@ fn a_runtime_that_ends_lets_go_of_its_tasks() {
         clock.sleep(MS);
     }
 }
+
+#[test]
+fn together_waits_for_all_and_keeps_their_order() {
+    let simulation = Simulation::new(1);
+    let host = simulation.host("one");
+    let scheduler = host.scheduler().clone();
+    let sleeping = async move {
+        let sleeps = (0..20_u32).map(|number| {
+            let scheduler = scheduler.clone();
+            async move {
+                scheduler.sleep(MS * ((number * 7) % 20)).await;
+                number
+            }
+        });
+        (together(sleeps).await, scheduler.now_ns())
+    };
+    let (numbers, end_ns) = simulation.block_on(sleeping);
+    assert_eq!(numbers, (0..20).collect::<Vec<_>>());
+    assert_eq!(end_ns, 19_000_000, "side by side");
+}

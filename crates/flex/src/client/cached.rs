@@ -24,6 +24,7 @@ use crate::ids::{ComputeId, PartitionId};
 use crate::lease::Stamp;
 use crate::node::Inner;
 use crate::node::caching::{Asker, Lookup, count};
+use crate::rivals::Rival;
 use crate::wire::{Assigned, Grant};
 
 /// What the cache did for a read.
@@ -90,6 +91,10 @@ impl Inner {
         };
         let seen_ns = self.now_ns();
         let heard_us = self.heard_of(entry)?.unwrap_or(0);
+        if self.table.rival == Some(Rival::Fusee) {
+            // In case that the address is old: a round trip less then, and two READs more always.
+            self.table.candidates(entry.shape, hash, until_ns).await?;
+        }
         let read = self.read_records(&[place.word], key, until_ns).await?.pop();
         let in_time = self.now_ns() < place.seen_ns.saturating_add(self.settings.address_use_ns());
         if let Some(Read::Mine { value, expires_ms, valid: true, .. }) = read

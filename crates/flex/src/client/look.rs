@@ -8,6 +8,7 @@ use super::Value;
 use super::cached::Source;
 use crate::format::{Candidates, Decoded, KeyHash, Record, RecordRefused, Slot, SlotIndex};
 use crate::node::Inner;
+use crate::rivals::Rival;
 use crate::table::Range;
 use crate::wire::{Assigned, Candidate, Grant, Message, Place};
 
@@ -164,14 +165,20 @@ impl Inner {
 
     /// Slot and record of a key by the index in the pool; `None`: look again.
     pub(super) async fn look(
-        &self,
+        self: &Arc<Self>,
         entry: Assigned,
         key: &[u8],
         hash: KeyHash,
         until_ns: u64,
     ) -> Result<Option<Looked>> {
-        let candidates = self.table.candidates(entry.shape, hash, until_ns).await?;
-        let same = Self::named(&candidates, hash);
+        let same = if self.table.rival == Some(Rival::Clover) {
+            // The index is with its server alone.
+            let Some((slots, _)) = self.ask_proxy(entry, hash, 0).await? else { return Ok(None) };
+            slots.iter().map(|slot| (SlotIndex(slot.index), Slot(slot.word))).collect()
+        } else {
+            let candidates = self.table.candidates(entry.shape, hash, until_ns).await?;
+            Self::named(&candidates, hash)
+        };
         let slots: Vec<Slot> = same.iter().map(|(_, slot)| *slot).collect();
         let records = self.read_records(&slots, key, until_ns).await?;
         let mut looked = Looked::default();

@@ -31,7 +31,7 @@ use crate::node::{ComputeNode, Count, Inner};
 use crate::wire::{Assigned, WriteKind};
 
 use cached::Served;
-use look::Looked;
+use look::{Found, Looked};
 use submit::{Submitted, Unsettled};
 
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub struct Value {
 
 /// When a write applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum If {
+pub(crate) enum If {
     Always,
     Absent,
     Present,
@@ -68,7 +68,7 @@ struct Write<'a> {
 }
 
 impl Write<'_> {
-    /// Whether it applies to what is there.
+    /// Whether it applies to what is there and has not expired.
     fn applies(&self, there: Option<Slot>) -> bool {
         match self.when {
             If::Always => true,
@@ -77,28 +77,38 @@ impl Write<'_> {
             If::Version(version) => there == Some(version),
         }
     }
+
+    /// What it does to the index; `None`: nothing.
+    fn kind(&self, found: Option<&Found>) -> Option<WriteKind> {
+        match (found, self.value) {
+            (Some(_), None) => Some(WriteKind::Delete),
+            (Some(_), Some(_)) => Some(WriteKind::Update),
+            (None, Some(_)) => Some(WriteKind::Insert),
+            (None, None) => None,
+        }
+    }
 }
 
 impl ComputeNode {
     /// The value of a key. Waits while its partition changes; busy if that takes longer than the settings' patience.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.0.get(key).await
+        self.0.read(key).await
     }
 
     /// Sets a key, whether it is there or not. `expires_ms`: Unix milliseconds; 0: never. On return the value is on all copies,
     /// and every node reads it.
     pub async fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<()> {
-        self.0.write(key, Some((value, expires_ms)), If::Always).await.map(|_| ())
+        self.0.change(key, Some((value, expires_ms)), If::Always).await.map(|_| ())
     }
 
     /// Sets a key that is not there; whether it was not.
     pub async fn insert(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<bool> {
-        self.0.write(key, Some((value, expires_ms)), If::Absent).await
+        self.0.change(key, Some((value, expires_ms)), If::Absent).await
     }
 
     /// Sets a key that is there; whether it was.
     pub async fn update(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<bool> {
-        self.0.write(key, Some((value, expires_ms)), If::Present).await
+        self.0.change(key, Some((value, expires_ms)), If::Present).await
     }
 
     /// Sets a key that still has the value that was read; whether it had. `None`: that is not there.
@@ -110,7 +120,7 @@ impl ComputeNode {
         expires_ms: u64,
     ) -> Result<bool> {
         let when = read.map_or(If::Absent, |read| If::Version(read.version));
-        self.0.write(key, Some((value, expires_ms)), when).await
+        self.0.change(key, Some((value, expires_ms)), when).await
     }
 
     /// Reads a key, makes a new value of it, and sets that if nobody was faster; again if somebody was. `None` from `change` leaves
@@ -139,7 +149,7 @@ impl ComputeNode {
 
     /// Removes a key; whether it was there.
     pub async fn delete(&self, key: &[u8]) -> Result<bool> {
-        self.0.write(key, None, If::Present).await
+        self.0.change(key, None, If::Present).await
     }
 }
 
@@ -181,7 +191,7 @@ impl Inner {
         Ok((inside, entry))
     }
 
-    async fn get(self: &Arc<Self>, key: &[u8]) -> Result<Option<Value>> {
+    pub(crate) async fn get(self: &Arc<Self>, key: &[u8]) -> Result<Option<Value>> {
         self.counts.add(Count::Reads);
         let (hash, until_ns) = (key_hash(key), self.until_ns());
         loop {
@@ -197,6 +207,7 @@ impl Inner {
                 && in_time
                 && self.table.holds_lease()
             {
+                self.count(entry.partition, true);
                 return Ok(value.filter(|value| !expired(value.expires_ms, self)));
             }
             self.table.late(until_ns, "get")?;
@@ -204,7 +215,7 @@ impl Inner {
         }
     }
 
-    async fn write(
+    pub(crate) async fn write(
         self: &Arc<Self>,
         key: &[u8],
         value: Option<(&[u8], u64)>,
@@ -226,6 +237,7 @@ impl Inner {
             let turn = self.turn(write, entry, &mut unsettled, &mut stuck, until_ns).await;
             drop(inside);
             if let Some(done) = turn? {
+                self.count(entry.partition, false);
                 return Ok(done);
             }
             let late = self.table.late(until_ns, "a write; whether it happened is not known");
@@ -270,18 +282,12 @@ impl Inner {
             return Ok(None);
         }
         let there = looked.found.as_ref().filter(|found| !expired(found.expires_ms, self));
-        let applies = write.applies(there.map(|found| found.slot));
-        if !applies {
+        if !write.applies(there.map(|found| found.slot)) {
             return self.declines(write, entry, until_ns).await;
         }
-        let kind = match (&looked.found, write.value) {
-            (Some(_), None) => WriteKind::Delete,
-            (Some(_), Some(_)) => WriteKind::Update,
-            (None, Some(_)) => WriteKind::Insert,
-            (None, None) => return Ok(Some(false)),
-        };
+        let Some(kind) = write.kind(looked.found.as_ref()) else { return Ok(Some(false)) };
         match self.put_in(write, entry, kind, &looked, until_ns).await? {
-            Submitted::Done(_) => Ok(Some(true)),
+            Submitted::Done(_) | Submitted::Superseded => Ok(Some(true)),
             Submitted::Not | Submitted::Stale | Submitted::Fenced => Ok(None),
             Submitted::Full => {
                 self.ask_to_grow(entry, until_ns).await?;
@@ -316,7 +322,7 @@ impl Inner {
                 let pair = write.value.filter(|_| done.cache);
                 self.caching.finish_fetch(fetch, (write.hash, write.key), place, pair);
             }
-            Ok(Submitted::Not | Submitted::Stale | Submitted::Full) => {
+            Ok(Submitted::Not | Submitted::Stale | Submitted::Full | Submitted::Superseded) => {
                 self.free_unpublished(record);
             }
             _ => {}

@@ -40,6 +40,8 @@ pub(super) struct Done {
 /// What came of a write.
 pub(super) enum Submitted {
     Done(Done),
+    /// It was done, and another write came right behind it: a rival's.
+    Superseded,
     /// Nothing happened: try again.
     Not,
     /// Nothing happened: the slot is not what it was taken for.
@@ -80,6 +82,8 @@ impl Inner {
                     let source = Source { seen_ns, ..Source::default() };
                     Submitted::Done(Done { index, cache: false, source })
                 }
+                // Another write came right behind it: what is cached is not the newest.
+                Put::Superseded => Submitted::Superseded,
                 Put::Lost(_) => Submitted::Stale,
             });
         }
@@ -188,7 +192,11 @@ impl Inner {
                 *unsettled = Some(open);
                 Ok(None)
             }
-            Submitted::Not | Submitted::Stale | Submitted::Full | Submitted::Fenced => {
+            Submitted::Superseded
+            | Submitted::Not
+            | Submitted::Stale
+            | Submitted::Full
+            | Submitted::Fenced => {
                 self.free_unpublished(record);
                 Ok(None)
             }

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use archipelago_pool::ClientId;
 
-use super::{Action, Coordinator, Phase, Want};
-use crate::directory::offloaded_bytes;
+use super::{Action, Cause, Changed, Coordinator, Phase, Want};
 use crate::format::Geometry;
 use crate::wire::{Assigned, Member, Message, Shaped};
 
@@ -27,12 +26,19 @@ pub(super) struct Change {
     waiting: BTreeSet<ClientId>,
     /// Who may know of it: those who lived when it began.
     told: BTreeSet<ClientId>,
+    cause: Cause,
+    began_ns: u64,
 }
 
 impl Change {
     /// Whether a partition is to be `number`'s.
     pub(super) fn names(&self, number: u32) -> bool {
         self.entries.values().any(|entry| entry.node == number)
+    }
+
+    /// Whether what is measured meanwhile belongs to no map.
+    pub(super) fn disturbs(&self) -> bool {
+        self.cause.disturbs()
     }
 
     /// Whether `client` has yet to pause for it.
@@ -58,90 +64,48 @@ impl Coordinator {
             return;
         }
         let mut entries = BTreeMap::new();
+        let mut cause = Cause::default();
         for want in wants {
             match want {
                 Want::Grow(partition) => {
                     if let Some(entry) = self.partition(partition).copied() {
                         let entry = entries.entry(partition).or_insert(entry);
                         entry.grow = true;
+                        cause.grow = true;
                     }
                 }
-                Want::Offload(share) => self.offload = share,
-                Want::Balance => {}
+                Want::Offload(share) => {
+                    self.offload = share;
+                    cause.offload = true;
+                }
+                Want::Balance => cause.balance = true,
+                Want::Reassign => cause.reassign = true,
             }
         }
-        self.assign(&mut entries);
+        self.assign(&mut entries, cause.reassign);
         let living = self.living();
         if entries.is_empty() && (living.is_empty() || self.spread == living) {
             return self.welcome();
         }
         // Without partitions it tells everybody who the members are.
-        self.start(entries);
+        self.start(entries, cause);
     }
 
-    /// Gives every living node its share of partitions with as few moves as that takes, and each its share of proxied ones.
-    fn assign(&self, entries: &mut BTreeMap<u32, Assigned>) {
-        let living: Vec<u32> =
-            self.nodes.values().filter(|node| !node.gone).map(|node| node.member.number).collect();
-        if living.is_empty() {
-            return entries.clear();
-        }
-        let most = self.map.len().div_ceil(living.len());
-        let mut lists: BTreeMap<u32, Vec<u32>> =
-            living.iter().map(|number| (*number, Vec::new())).collect();
-        let mut homeless = Vec::new();
-        for entry in &self.map {
-            match lists.get_mut(&entry.node).filter(|list| list.len() < most) {
-                Some(list) => list.push(entry.partition),
-                None => homeless.push(entry.partition),
-            }
-        }
-        // Those with the fewest first; among them the lowest number.
-        for partition in homeless {
-            let fewest = lists.iter_mut().min_by_key(|(number, list)| (list.len(), **number));
-            if let Some((_, list)) = fewest {
-                list.push(partition);
-            }
-        }
-        let least = self.map.len() / living.len();
-        while let Some(to) = living.iter().copied().find(|number| lists[number].len() < least) {
-            let from = lists.iter().max_by_key(|(_, list)| list.len()).map(|(number, _)| *number);
-            let moved = from.and_then(|from| lists.get_mut(&from)).and_then(Vec::pop);
-            let Some(moved) = moved else { break };
-            lists.entry(to).or_default().push(moved);
-        }
-        for (number, mut list) in lists {
-            list.sort_unstable();
-            let proxied = list.len() * self.offload as usize / 1000;
-            // What does not fit the node's memory limit stays without a proxy.
-            let mut room = self.nodes.get(&number).map_or(0, |node| node.member.index_bytes);
-            for (nth, partition) in list.into_iter().enumerate() {
-                let Some(now) = self.partition(partition).copied() else { continue };
-                let bytes = offloaded_bytes(now.shape.log2_buckets);
-                let offloaded = nth < proxied && bytes <= room;
-                room -= if offloaded { bytes } else { 0 };
-                let wanted = Assigned { node: number, offloaded, ..now };
-                let grows = entries.contains_key(&partition);
-                if wanted != now || grows {
-                    entries.insert(partition, Assigned { grow: grows, ..wanted });
-                }
-            }
-        }
-    }
-
-    fn start(&mut self, entries: BTreeMap<u32, Assigned>) {
-        self.stage(entries);
+    fn start(&mut self, entries: BTreeMap<u32, Assigned>, cause: Cause) {
+        self.disturbed |= cause.disturbs();
+        self.stage(entries, cause, self.now_ns);
         self.resend();
     }
 
-    fn stage(&mut self, mut entries: BTreeMap<u32, Assigned>) {
+    fn stage(&mut self, mut entries: BTreeMap<u32, Assigned>, cause: Cause, began_ns: u64) {
         for entry in entries.values_mut() {
             entry.epoch += 1;
         }
         let told = self.living();
         let version = self.version + 1;
         let waiting = told.clone();
-        self.change = Some(Change { version, entries, step: Step::Pause, waiting, told });
+        let step = Step::Pause;
+        self.change = Some(Change { version, entries, step, waiting, told, cause, began_ns });
     }
 
     /// A node died while a change was under way.
@@ -161,6 +125,7 @@ impl Coordinator {
         if self.living().is_empty() {
             // Whoever joins next takes everything.
             self.wants.insert(Want::Balance);
+            self.wants.extend(change.cause.reassign.then_some(Want::Reassign));
             return;
         }
         self.wants.remove(&Want::Balance);
@@ -170,14 +135,16 @@ impl Coordinator {
                 next.insert(entry.partition, Assigned { grow: true, ..now });
             }
         }
-        self.assign(&mut next);
+        self.assign(&mut next, change.cause.reassign);
         // What was paused is in the next change too, else nobody would open it.
         for partition in change.entries.keys() {
             if let Some(now) = self.partition(*partition).copied() {
                 next.entry(*partition).or_insert(now);
             }
         }
-        self.stage(next);
+        self.disturbed = true;
+        let cause = Cause { balance: true, ..change.cause };
+        self.stage(next, cause, change.began_ns);
     }
 
     /// Sends what is not confirmed.
@@ -279,11 +246,11 @@ impl Coordinator {
         let mut entries: BTreeMap<u32, Assigned> =
             self.map.iter().map(|entry| (entry.partition, *entry)).collect();
         self.wants.remove(&Want::Balance);
-        self.assign(&mut entries);
+        self.assign(&mut entries, false);
         for entry in entries.values_mut() {
             entry.grow = false;
         }
-        self.start(entries);
+        self.start(entries, Cause { balance: true, ..Cause::default() });
     }
 
     fn confirmed(&mut self, from: ClientId, version: u64, step: Step) {
@@ -305,10 +272,8 @@ impl Coordinator {
                 Step::Prepare => Step::Resume,
                 Step::Resume => {
                     let Some(change) = self.change.take() else { return };
-                    for (partition, entry) in change.entries {
-                        self.map[partition as usize] = entry;
-                    }
-                    (self.version, self.spread) = (change.version, change.told);
+                    self.apply(&change);
+                    self.spread = change.told;
                     self.welcome();
                     self.begin();
                     continue;
@@ -321,6 +286,25 @@ impl Coordinator {
             }
             self.resend();
         }
+    }
+
+    /// The change holds.
+    fn apply(&mut self, change: &Change) {
+        let mut moved = 0;
+        for (partition, entry) in &change.entries {
+            let now = &mut self.map[*partition as usize];
+            moved += u32::from(now.node != entry.node);
+            *now = *entry;
+        }
+        self.version = change.version;
+        self.tuner.changed(Changed {
+            version: change.version,
+            cause: change.cause,
+            partitions: change.entries.len() as u32,
+            moved,
+            began_ns: change.began_ns,
+            took_ns: self.now_ns.saturating_sub(change.began_ns),
+        });
     }
 
     /// Once everybody has said what it knows, or is gone, the directory is read: nobody writes it any more but by orders of this term.
@@ -377,11 +361,11 @@ impl Coordinator {
         }
         // Everything is taken anew.
         let mut changes: BTreeMap<u32, Assigned> = BTreeMap::new();
-        self.assign(&mut changes);
+        self.assign(&mut changes, false);
         for entry in &self.map {
             changes.entry(entry.partition).or_insert(*entry);
         }
-        self.start(changes);
+        self.start(changes, Cause { balance: true, ..Cause::default() });
     }
 
     /// Takes in those who are members, and the newest map; the newest version that somebody paused for.

@@ -18,7 +18,8 @@ use archipelago_fabric::{Call, ClientId, Handler, Reply, Request};
 use archipelago_pool::{BlockId, PoolClient, Reach, Route, Sharing};
 use parking_lot::Mutex;
 
-use super::{Action, Coordinator, Plan};
+use super::measuring::Meter;
+use super::{Action, Coordinator, Plan, Tuning};
 use crate::format::{Geometry, packing};
 use crate::node::fabric_id;
 use crate::settings::Sabotage;
@@ -30,7 +31,7 @@ const TICK: Duration = Duration::from_millis(2);
 /// Between two looks at who is dead.
 const WATCH: Duration = Duration::from_millis(10);
 /// An order is taken for lost after so long, and sent again.
-const ORDER: Duration = Duration::from_millis(500);
+pub(super) const ORDER: Duration = Duration::from_millis(500);
 /// A node that does not say what it counted within so long is shown without.
 const COUNT: Duration = Duration::from_millis(200);
 
@@ -54,10 +55,12 @@ struct State {
 /// See the module.
 pub struct Desk {
     state: Mutex<State>,
-    runtime: Arc<dyn Runtime>,
+    pub(super) runtime: Arc<dyn Runtime>,
     reach: Arc<dyn Reach>,
     pool: PoolClient,
     routes: Mutex<BTreeMap<ClientId, Arc<Route>>>,
+    /// What the nodes count.
+    pub(super) meters: Mutex<BTreeMap<ClientId, Meter>>,
     /// Orders that are under way.
     sending: Mutex<BTreeSet<(ClientId, Vec<u8>)>>,
     /// Once it is in office.
@@ -105,6 +108,7 @@ impl Desk {
             reach,
             pool,
             routes: Mutex::default(),
+            meters: Mutex::default(),
             sending: Mutex::default(),
             directory: Mutex::default(),
             looking: AtomicBool::new(false),
@@ -120,6 +124,7 @@ impl Desk {
             Box::pin(std::future::ready(Ok(())))
         });
         self.keep("flex-watch", WATCH, |desk| Box::pin(desk.watch()));
+        self.start_measuring();
     }
 
     /// Whether the pool took it for dead: another is to be started.
@@ -150,7 +155,17 @@ impl Desk {
         look(&self.state.lock().core)
     }
 
-    /// Changes the share of proxied partitions, in a thousand.
+    /// As [`Coordinator::concentrate`].
+    pub fn concentrate(self: &Arc<Self>) {
+        self.with(Coordinator::concentrate);
+    }
+
+    /// How the map follows the load from now on.
+    pub fn tune(self: &Arc<Self>, tuning: Tuning) {
+        self.with(|core| core.tune(tuning));
+    }
+
+    /// Changes the share of proxied partitions, in a thousand, for good: the knob is off from then on.
     pub fn set_offload(self: &Arc<Self>, share: u32) {
         self.with(|core| core.set_offload(share));
     }
@@ -179,11 +194,12 @@ impl Desk {
         self.with(|core| work(core, ticket));
     }
 
-    fn with(self: &Arc<Self>, work: impl FnOnce(&mut Coordinator)) {
+    pub(super) fn with(self: &Arc<Self>, work: impl FnOnce(&mut Coordinator)) {
         let (mut answers, mut orders, mut looks) = (Vec::new(), Vec::new(), false);
         {
             let mut state = self.state.lock();
             let state = &mut *state;
+            state.core.on_time(self.runtime.now_ns());
             work(&mut state.core);
             for action in state.core.take_actions() {
                 match action {
@@ -237,7 +253,7 @@ impl Desk {
         }
         let (pool, runtime) = (self.pool.clone(), Arc::clone(&self.runtime));
         let (packing, sabotage) = (packing(block_bytes)?, Sabotage::default());
-        let table = Table { pool, runtime, packing, sabotage };
+        let table = Table { pool, runtime, packing, sabotage, rival: None };
         let directory = self.directory_block().await?;
         let tag = (self.pool.client().0 as u32).max(1);
         let term = table.take_office(directory, tag, self.until_ns()).await?;
@@ -292,6 +308,13 @@ impl Desk {
         Ok((bits, entries))
     }
 
+    pub(super) fn route(&self, to: ClientId) -> Arc<Route> {
+        let mut routes = self.routes.lock();
+        let me = self.pool.client();
+        let route = || Arc::new(Route::new(&self.reach, me, Some(fabric_id(to))));
+        Arc::clone(routes.entry(to).or_insert_with(route))
+    }
+
     /// Sends an order, unless the same one is under way.
     fn send(self: &Arc<Self>, to: ClientId, endpoints: Vec<String>, message: Message) {
         let order = (to, message.encode());
@@ -324,13 +347,7 @@ impl Desk {
         body: &[u8],
         patience: Duration,
     ) -> Option<Message> {
-        let route = {
-            let mut routes = self.routes.lock();
-            let me = self.pool.client();
-            let route = || Arc::new(Route::new(&self.reach, me, Some(fabric_id(to))));
-            Arc::clone(routes.entry(to).or_insert_with(route))
-        };
-        let link = route.link(endpoints, patience).await.ok()?;
+        let link = self.route(to).link(endpoints, patience).await.ok()?;
         match link.request(Call::new(body, patience)).await {
             Ok(body) => Message::decode(&body).ok(),
             Err(_) => {

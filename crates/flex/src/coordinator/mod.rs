@@ -16,21 +16,27 @@
 
 mod change;
 mod host;
+mod measuring;
+mod shares;
 #[cfg(test)]
 mod tests;
+mod tuning;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use archipelago_pool::{BlockId, ClientId};
 
-use crate::format::Geometry;
+use crate::format::{Counts, Geometry};
 use crate::ids::PartitionId;
+use crate::knob::Ratio;
 use crate::settings::FlexSettings;
 use crate::wire::{Assigned, ComputeStatus, Grant, Member, Message, Shaped, StoreStatus, Why};
 
 pub use host::{Desk, directory_label};
+pub use tuning::{Cause, Changed, Report, Tuning};
 
 use change::Change;
+use tuning::Tuner;
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +77,8 @@ enum Phase {
 enum Want {
     /// Every node gets its share.
     Balance,
+    /// A new ranking holds.
+    Reassign,
     /// A partition needs more room.
     Grow(u32),
     /// These partitions are to have, or lose, a proxy: the share in a thousand of each node's list.
@@ -86,13 +94,15 @@ pub struct Plan {
     pub log2_buckets: u32,
     /// The share of each node's partitions that it is the proxy of, in a thousand.
     pub offload: u32,
+    /// Whether that stays so; otherwise it is where the knob begins.
+    pub fixed: bool,
 }
 
 /// As [`FlexSettings`] cut a store, with half of the index at proxies.
 impl Default for Plan {
     fn default() -> Self {
         let FlexSettings { partition_bits, log2_buckets, .. } = FlexSettings::default();
-        Self { partition_bits, log2_buckets, offload: 500 }
+        Self { partition_bits, log2_buckets, offload: 500, fixed: false }
     }
 }
 
@@ -128,6 +138,13 @@ pub struct Coordinator {
     /// The directory that a node works by.
     told: Option<BlockId>,
     recalled: Vec<Message>,
+    tuner: Tuner,
+    /// A change that belongs to no sample was under way since the interval began.
+    disturbed: bool,
+    /// All partitions are one node's.
+    concentrated: bool,
+    /// For statistics.
+    now_ns: u64,
     actions: Vec<Action>,
 }
 
@@ -135,6 +152,7 @@ impl Coordinator {
     /// One that knows nothing yet, and does nothing before [`Coordinator::take_office`].
     #[must_use]
     pub fn new(plan: Plan) -> Self {
+        let tuning = Tuning { knob: !plan.fixed, ..Tuning::default() };
         Self {
             term: 0,
             plan,
@@ -153,6 +171,10 @@ impl Coordinator {
             heard: BTreeMap::new(),
             told: None,
             recalled: Vec::new(),
+            tuner: Tuner::new(tuning, ratio_of(plan.offload)),
+            disturbed: false,
+            concentrated: false,
+            now_ns: 0,
             actions: Vec::new(),
         }
     }
@@ -304,9 +326,78 @@ impl Coordinator {
         }
     }
 
-    /// Another share of partitions is to be proxied, in a thousand.
+    /// Another share of partitions is to be proxied, in a thousand. It stays so: the knob is off from now on.
     pub fn set_offload(&mut self, share: u32) {
+        self.tuner.fix();
+        self.want_offload(share);
+        self.begin();
+    }
+
+    fn want_offload(&mut self, share: u32) {
+        self.wants.retain(|want| !matches!(want, Want::Offload(_)));
         self.wants.insert(Want::Offload(share.min(1000)));
+    }
+
+    /// How the map follows the load from now on.
+    pub fn tune(&mut self, tuning: Tuning) {
+        self.tuner.tune(tuning, ratio_of(self.offload));
+    }
+
+    /// The living node with the lowest number is to have every partition, and the others none: a metadata server, for comparisons.
+    pub fn concentrate(&mut self) {
+        self.concentrated = true;
+        self.wants.insert(Want::Balance);
+        self.begin();
+    }
+
+    /// How the map follows the load.
+    #[must_use]
+    pub fn tuning(&self) -> Tuning {
+        self.tuner.tuning()
+    }
+
+    /// What came of it.
+    #[must_use]
+    pub fn report(&self) -> &Report {
+        &self.tuner.report
+    }
+
+    /// The share of proxied partitions, in a thousand.
+    #[must_use]
+    pub fn offload(&self) -> u32 {
+        self.offload
+    }
+
+    /// Whether partitions get other nodes, or others of them a proxy, at the moment.
+    #[must_use]
+    pub fn is_moving(&self) -> bool {
+        self.change.as_ref().is_some_and(Change::disturbs)
+    }
+
+    /// What time it is: for statistics, and for what is done a second. Never goes back.
+    pub fn on_time(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+    }
+
+    /// What the nodes have counted since they joined: an interval ends here, and the next begins.
+    pub fn on_counts(&mut self, readings: &[(ClientId, Counts)]) {
+        for (client, counts) in readings {
+            let node = self.nodes.values().find(|node| node.member.client == *client && !node.gone);
+            let Some(number) = node.map(|node| node.member.number) else { continue };
+            if counts.accesses.len() == self.map.len() {
+                self.tuner.read(number, client.0, counts);
+            }
+        }
+        let changing = self.change.as_ref().is_some_and(Change::disturbs);
+        let disturbed = std::mem::replace(&mut self.disturbed, changing) || changing;
+        let nodes = self.living().len() as u32;
+        let decision = self.tuner.end(self.now_ns, nodes, disturbed || self.version == 0);
+        if decision.reassign {
+            self.wants.insert(Want::Reassign);
+        }
+        if let Some(ratio) = decision.ratio {
+            self.want_offload(u32::from(ratio.permille()));
+        }
         self.begin();
     }
 
@@ -321,6 +412,7 @@ impl Coordinator {
         if let Some(node) = self.nodes.get_mut(&number) {
             node.gone = true;
         }
+        self.tuner.forget(number);
         self.joining.retain(|(_, joining)| *joining != client);
         if self.creating == Some(number) {
             self.creating = None;
@@ -434,4 +526,8 @@ impl Coordinator {
     fn partition(&self, partition: u32) -> Option<&Assigned> {
         self.map.get(PartitionId(partition).0 as usize)
     }
+}
+
+fn ratio_of(share: u32) -> Ratio {
+    Ratio::from_permille(u16::try_from(share).unwrap_or(u16::MAX))
 }

@@ -234,6 +234,59 @@ fn one_that_starts_anew_passes_the_epochs_of_changes_that_were_begun_over_and_ov
 }
 
 #[test]
+fn the_load_moves_partitions_and_sets_the_ratio_until_somebody_fixes_it() {
+    let mut cluster = settled(2);
+    let mut rng = archipelago_base::random::Rng::with_seed(1);
+    for interval in 0..60 {
+        // Another partition is the hot one after every ten.
+        cluster.count(interval / 10 * 3, &mut rng);
+        cluster.settle();
+    }
+    let report = cluster.core.report().clone();
+    assert!(report.reassignments >= 4 && report.ratio_moves > 5, "{report:?}");
+    let changes =
+        report.changes.iter().filter(|changed| changed.cause.reassign || changed.cause.offload);
+    assert!(
+        report.samples + changes.count() as u64 <= 60,
+        "an interval with a change is no sample: {report:?}"
+    );
+    let moved = report.changes.iter().filter(|changed| changed.cause.reassign);
+    assert!(moved.clone().any(|changed| changed.moved > 0), "{report:?}");
+    // Of each rank of two partitions every node has one, and the same number of ranks is proxied everywhere.
+    let proxied = |number| {
+        let of = |entry: &&Assigned| entry.node == number && entry.offloaded;
+        cluster.core.map().iter().filter(of).count()
+    };
+    assert_eq!(proxied(1), proxied(2));
+    cluster.core.set_offload(500);
+    cluster.settle();
+    for _ in 0..10 {
+        cluster.count(3, &mut rng);
+        cluster.settle();
+        assert_eq!(cluster.core.offload(), 500, "fixed");
+    }
+    assert_eq!(cluster.core.report().ratio_moves, report.ratio_moves);
+}
+
+#[test]
+fn a_death_spreads_its_partitions_alone_and_lists_stay_from_hot_to_cold() {
+    let mut cluster = settled(4);
+    let mut rng = archipelago_base::random::Rng::with_seed(2);
+    cluster.core.tune(Tuning { knob: false, ..Tuning::default() });
+    for _ in 0..3 {
+        cluster.count(3, &mut rng);
+        cluster.settle();
+    }
+    assert!(cluster.core.report().reassignments > 0);
+    let before = cluster.core.map().to_vec();
+    cluster.die(3);
+    cluster.settle();
+    for (now, old) in cluster.core.map().iter().zip(&before) {
+        assert_eq!(now.node != old.node, old.node == 3, "only the dead node's move");
+    }
+}
+
+#[test]
 fn a_node_gets_as_many_slots_as_its_memory_limit_holds_and_is_not_asked_again() {
     let mut cluster = Cluster::new();
     cluster.index_bytes = 3 * crate::directory::offloaded_bytes(PLAN.log2_buckets) + 1;

@@ -37,6 +37,18 @@ impl Assignment {
         Self { owners: vec![None; partitions as usize], lists: BTreeMap::new() }
     }
 
+    /// By whose each partition is; lists by `ranking`.
+    #[must_use]
+    pub fn of(owners: Vec<Option<ComputeId>>, ranking: &Ranking) -> Self {
+        let mut lists: BTreeMap<ComputeId, Vec<PartitionId>> = BTreeMap::new();
+        for &partition in ranking.order() {
+            if let Some(node) = owners.get(partition.0 as usize).copied().flatten() {
+                lists.entry(node).or_default().push(partition);
+            }
+        }
+        Self { owners, lists }
+    }
+
     /// Whose a partition is; `None`: nobody's, it is served from memory nodes.
     #[must_use]
     pub fn owner(&self, partition: PartitionId) -> Option<ComputeId> {

@@ -56,6 +56,12 @@ pub struct Ranking {
 }
 
 impl Ranking {
+    /// All alike: by number.
+    #[must_use]
+    pub fn flat(partitions: u32) -> Self {
+        Self::first(&vec![0; partitions as usize])
+    }
+
     /// Orders partitions by the counts of an interval alone.
     #[must_use]
     pub fn first(counts: &[u64]) -> Self {

@@ -18,11 +18,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::runtime::together;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_pool::BlockId;
 use parking_lot::RwLock;
 
 use super::caching::{Charge, count};
+use super::counters::Counters;
 use super::peers::Asked;
 use super::{Inner, Joined, Map, PAUSE};
 use crate::directory::offloaded_bytes;
@@ -38,6 +40,8 @@ use crate::wire::{Assigned, Member, Message, Shaped, Why};
 
 /// A node asks to join again after so long.
 const JOIN_AGAIN: Duration = Duration::from_millis(2);
+/// Partitions that are taken side by side: each takes some six round trips.
+const TAKEN_AT_ONCE: usize = 32;
 
 /// What a node knows of the coordinator's doings.
 #[derive(Debug, Default)]
@@ -119,7 +123,11 @@ impl Inner {
         standing.directory = directory;
         let map = Arc::new(Map { version, geometry, entries: map, members });
         let gates = Gates::new(geometry.partitions());
-        let joined = Joined { number, gates, map: RwLock::new(map) };
+        let counters = match self.lends.get() {
+            Some(node) => Counters::new(node, geometry.partitions())?,
+            None => None,
+        };
+        let joined = Joined { number, gates, map: RwLock::new(map), counters };
         // With the lock: whoever is asked what it knows says either that it takes part, or never will by this map.
         if self.joined.set(joined).is_ok() {
             self.keep_releasing();
@@ -310,9 +318,12 @@ impl Inner {
         mine: Vec<Assigned>,
     ) -> Result<BTreeMap<u32, (Assigned, Arc<Served>)>> {
         let mut prepared = BTreeMap::new();
-        for assigned in mine {
-            let (assigned, served) = self.take(assigned).await?;
-            prepared.insert(assigned.partition, (assigned, served));
+        for some in mine.chunks(TAKEN_AT_ONCE) {
+            let taking = some.iter().map(|assigned| self.take(*assigned));
+            for taken in together(taking).await {
+                let (assigned, served) = taken?;
+                prepared.insert(assigned.partition, (assigned, served));
+            }
         }
         Ok(prepared)
     }

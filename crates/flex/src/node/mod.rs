@@ -15,6 +15,7 @@
 
 pub(crate) mod caching;
 mod changing;
+mod counters;
 mod counts;
 pub(crate) mod frees;
 pub(crate) mod peers;
@@ -33,7 +34,7 @@ use std::time::Duration;
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::{Gate, Runtime};
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{ClientId, Handler, NodeId, Reply, Request};
+use archipelago_fabric::{ClientId, Handler, Node, NodeId, Reply, Request};
 use archipelago_pool::{Address, PoolClient, Reach};
 use parking_lot::{Mutex, RwLock};
 
@@ -49,6 +50,7 @@ pub use caching::CacheStatus;
 use caching::{Caching, count};
 pub use changing::MapStatus;
 use changing::Standing;
+use counters::Counters;
 pub(crate) use counts::{Count, Counts};
 use frees::Frees;
 use peers::Peers;
@@ -74,6 +76,7 @@ pub(crate) struct Joined {
     pub(crate) number: u32,
     pub(crate) gates: Gates,
     pub(crate) map: RwLock<Arc<Map>>,
+    counters: Option<Counters>,
 }
 
 pub(crate) struct Inner {
@@ -98,6 +101,8 @@ pub(crate) struct Inner {
     /// Sweeps that are to come.
     wants_sweep: AtomicU32,
     joined: OnceLock<Joined>,
+    /// What counters are lent from.
+    lends: OnceLock<Weak<Node>>,
 }
 
 /// See the module.
@@ -185,7 +190,9 @@ impl ComputeNode {
         }
         let packing = packing(block_bytes)?;
         let sabotage = settings.sabotage;
-        let table = Table { pool: pool.clone(), runtime: Arc::clone(&runtime), packing, sabotage };
+        let rival = settings.rival;
+        let runtime_of = Arc::clone(&runtime);
+        let table = Table { pool: pool.clone(), runtime: runtime_of, packing, sabotage, rival };
         let asker = ClientId(runtime.seed());
         let peers = Peers::new(&reach, pool.client(), asker, coordinator);
         let inner = Arc::new(Inner {
@@ -201,6 +208,7 @@ impl ComputeNode {
             frees: Arc::default(),
             wants_sweep: AtomicU32::new(0),
             joined: OnceLock::new(),
+            lends: OnceLock::new(),
             settings,
             runtime,
             pool,
@@ -210,6 +218,12 @@ impl ComputeNode {
         });
         let door = Box::new(Door(Arc::downgrade(&inner)));
         Ok((Self(inner), door))
+    }
+
+    /// The fabric's node that this one is reached by: what it counts is lent from there, for the coordinator to read. To be called before
+    /// [`join`](Self::join); a node that was not told is taken for one without load.
+    pub fn lend_counters(&self, node: &Arc<Node>) {
+        let _the_first_one_counts = self.0.lends.set(Arc::downgrade(node));
     }
 
     /// Joins the store; to be called when the handler can be reached. Makes the store if this is the first node of it.
@@ -299,6 +313,26 @@ impl Inner {
         self.runtime.sleep(PAUSE + Duration::from_nanos(more)).await;
     }
 
+    /// A call to a partition was answered.
+    pub(crate) fn count(&self, partition: u32, read: bool) {
+        let counters = self.joined.get().and_then(|joined| joined.counters.as_ref());
+        if let Some(counters) = counters {
+            counters.count(PartitionId(partition), read);
+        }
+    }
+
+    /// Where the coordinator finds what was counted.
+    fn counted(&self) -> Message {
+        let Some(joined) = self.joined.get() else { return self.declined(Why::Busy) };
+        match &joined.counters {
+            Some(counters) => {
+                let partitions = joined.map.read().geometry.partitions();
+                Message::Metered { key: counters.key(), partitions }
+            }
+            None => self.declined(Why::Resolve),
+        }
+    }
+
     pub(crate) fn declined(&self, why: Why) -> Message {
         Message::Declined { why, grant: Grant { stamp_us: self.now_us(), ..Grant::default() } }
     }
@@ -312,6 +346,7 @@ impl Inner {
                 let at = (PartitionId(*partition), *epoch);
                 self.search(from, at, KeyHash(*hash), *reads)
             }
+            Message::Meter {} => self.counted(),
             Message::Renew {} => Message::Renewed { grant: self.lease_to(from, came_us).0 },
             Message::Reads { partition, epoch, counts } => {
                 self.count_reads(PartitionId(*partition), *epoch, counts);
@@ -335,6 +370,7 @@ impl Inner {
             }
             // Who is not known yet asks again; who is gone does not.
             Message::Free { .. } if !self.is_member(from) => self.declined(Why::Busy),
+            Message::Carry { .. } => self.carried(&message).await,
             Message::Free { words } => self.free_here(&words).await,
             Message::Refers { .. } => self.what_refers(&message).await,
             Message::Holds { blocks } => self.what_is_held(&blocks),

@@ -26,6 +26,7 @@ use archipelago_fabric::{Batch, Refusal};
 use archipelago_pool::{Address, OpenBlock};
 
 use crate::format::{INVALID_WORD, Slot};
+use crate::rivals::Rival;
 use crate::table::{Range, Table};
 
 /// A change of one slot.
@@ -46,6 +47,8 @@ pub(crate) struct Change {
 pub(crate) enum Put {
     /// It was committed; it may have been superseded since.
     Done,
+    /// It was committed and superseded at once, as far as anybody can tell: a rival's.
+    Superseded,
     /// The slot holds something else; nothing was changed.
     Lost(Slot),
 }
@@ -59,6 +62,11 @@ enum Step {
 impl Table {
     /// Changes a slot. `valid_ns`: until when what it was seen to hold names the same record; no swap is begun later.
     pub(crate) async fn put(&self, change: Change, valid_ns: u64, until_ns: u64) -> Result<Put> {
+        match self.rival {
+            Some(Rival::Base) => return self.put_on_one(change, until_ns).await,
+            Some(Rival::Fusee) => return self.put_on_all(change, until_ns).await,
+            _ => {}
+        }
         let pending = change.new.to_pending();
         let mut step = Step::Swap;
         loop {

@@ -42,6 +42,7 @@ use crate::ids::PartitionId;
 use crate::lease::Stamp;
 use crate::node::Inner;
 use crate::onesided::{Change, Put};
+use crate::rivals::Rival;
 use crate::wire::{Message, Place, ReadCount, Why, WriteKind};
 
 use served::Locked;
@@ -280,7 +281,10 @@ impl Inner {
 
     /// The new word on all copies; then the old record without its valid bit. May be done again.
     async fn prepare_commit(&self, (slot, end): (Address, Slot), old: Slot) -> Result<()> {
-        self.table.write(&[(slot, &end.0.to_le_bytes())], u64::MAX).await?;
+        // A metadata server keeps its index to itself.
+        if self.table.rival != Some(Rival::Clover) {
+            self.table.write(&[(slot, &end.0.to_le_bytes())], u64::MAX).await?;
+        }
         self.table.invalidate(old, u64::MAX).await
     }
 
@@ -322,7 +326,7 @@ impl Inner {
         let change = Change { slot: self.table.slot(shape, index), old, new: wanted.new, end };
         let _held = self.frees.hold(old);
         match self.table.put(change, wanted.valid_ns, until_ns).await? {
-            Put::Lost(_) => Ok(Err(Why::Resolve)),
+            Put::Lost(_) | Put::Superseded => Ok(Err(Why::Resolve)),
             Put::Done => {
                 self.free_later(old);
                 if wanted.kind == WriteKind::Delete {

@@ -25,6 +25,7 @@ use archipelago_fabric::{Batch, Promise, Reason, Refusal};
 use archipelago_pool::{Address, OpenBlock, Packing, PoolClient, Writing};
 
 use crate::format::{BUCKET_BYTES, Bucket, Candidates, KeyHash, Slot, SlotIndex};
+use crate::rivals::Rival;
 use crate::settings::Sabotage;
 use crate::wire::Shaped;
 
@@ -49,6 +50,7 @@ pub(crate) struct Table {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) packing: Packing,
     pub(crate) sabotage: Sabotage,
+    pub(crate) rival: Option<Rival>,
 }
 
 /// A range of one block.

@@ -1,5 +1,8 @@
 //! The messages, one variant each; requests and answers.
 
+use archipelago_base::codec::put_bytes;
+use archipelago_fabric::RemoteKey;
+use archipelago_pool::wire::codec::{Reader, Wire};
 use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct};
 
 /// Set in the first byte of each message, beside the version, and in none of the pool's: a door that takes both tells them
@@ -36,6 +39,34 @@ pub enum Why {
     Malformed,
     /// The coordinator's term is over, or it knows nothing yet.
     OldTerm,
+}
+
+/// What a node is asked to do for another (a rival's).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Carrying {
+    /// Read.
+    Get,
+    /// Write, whatever is there.
+    Set,
+    /// Write what is not there.
+    Insert,
+    /// Write what is there.
+    Update,
+    /// Delete.
+    Delete,
+}
+
+/// Bytes of a key or a value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Payload(pub Vec<u8>);
+
+impl Wire for Payload {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_bytes(out, &self.0);
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        reader.bytes().map(|bytes| Self(bytes.to_vec()))
+    }
 }
 
 /// A slot and what it holds.
@@ -166,6 +197,7 @@ pub struct StoreStatus {
 
 wire_enum!(WriteKind { Insert = 0, Update = 1, Delete = 2 });
 wire_enum!(Why { Moved = 0, Busy = 1, Resolve = 2, Full = 3, Fenced = 4, Malformed = 5, OldTerm = 6 });
+wire_enum!(Carrying { Get = 0, Set = 1, Insert = 2, Update = 3, Delete = 4 });
 wire_struct!(Place { index, word });
 wire_struct!(Candidate { index, word, cache });
 wire_struct!(Grant { session, lease_us, stamp_us });
@@ -271,6 +303,26 @@ wire_messages! {
     }
     /// It is done.
     Done = 12 {}
+    /// Client → the partition's node, under ownership: do this.
+    Carry = 13 {
+        /// The key.
+        key: Payload,
+        /// What.
+        kind: Carrying,
+        /// The value, if one is written.
+        value: Payload,
+        /// Unix ms; 0: never.
+        expires_ms: u64,
+    }
+    /// What came of it.
+    Carried = 14 {
+        /// Whether it applied; of a read, whether the key is there.
+        done: bool,
+        /// What was read.
+        value: Payload,
+        /// Its expiry.
+        expires_ms: u64,
+    }
     /// Compute node → coordinator: it wants to take part.
     Join = 20 {
         /// As which client of the pool.
@@ -344,6 +396,15 @@ wire_messages! {
     }
     /// Compute node → coordinator: a partition is full.
     Grow = 28 { /** Which. */ partition: u32, /** At which epoch. */ epoch: u32 }
+    /// Coordinator → all: where is what you counted of the load?
+    Meter = 35 {}
+    /// In a region of the node, to be read one-sided.
+    Metered = 36 {
+        /// Opens it.
+        key: RemoteKey,
+        /// Over so many partitions.
+        partitions: u32,
+    }
     /// Coordinator → all: what do you know?
     Recall = 29 { /** The coordinator's term. */ term: u64 }
     /// What a node knows, for a coordinator that started anew.

@@ -10,6 +10,6 @@ mod tests;
 
 pub use archipelago_pool::wire::Malformed;
 pub use message::{
-    Assigned, Candidate, ComputeStatus, Figure, Grant, MARK, Member, Message, Place, ReadCount,
-    Shaped, StoreStatus, VERSION, Why, WriteKind, is_ours,
+    Assigned, Candidate, Carrying, ComputeStatus, Figure, Grant, MARK, Member, Message, Payload,
+    Place, ReadCount, Shaped, StoreStatus, VERSION, Why, WriteKind, is_ours,
 };

@@ -1,3 +1,6 @@
+use archipelago_base::Epoch;
+use archipelago_fabric::{NodeId, RegionId, RemoteKey, Rights};
+
 use super::*;
 
 fn hex(message: &Message) -> String {
@@ -14,6 +17,20 @@ fn golden_bytes() {
     assert_eq!(
         hex(&found),
         "82020108000000090000000000000001010000000000000003000000000000000200000000000000"
+    );
+    let key = RemoteKey {
+        node: NodeId(1),
+        epoch: Epoch(2),
+        region: RegionId(3),
+        tag: 4,
+        len: 5,
+        rights: Rights::READ,
+    };
+    let counted = Message::Metered { key, partitions: 6 };
+    assert_eq!(Message::decode(&counted.encode()), Ok(counted.clone()));
+    assert_eq!(
+        hex(&counted),
+        "82200100000000000000020000000000000003000000040000000000000005000000000000000106000000"
     );
     let declined = Message::Declined { why: Why::Resolve, grant };
     assert_eq!(hex(&declined), "820502010000000000000003000000000000000200000000000000");

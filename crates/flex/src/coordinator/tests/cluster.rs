@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use archipelago_base::random::Rng;
 use archipelago_pool::{BlockId, ClientId};
 
 use super::super::{Action, Coordinator, Plan};
+use crate::format::Counts;
 use crate::wire::{Assigned, Grant, Member, Message, Shaped, Why};
 
 /// Room of a node for offloaded partitions, unless a test says otherwise.
 const INDEX_BYTES: u64 = 1 << 20;
 
-pub(super) const PLAN: Plan = Plan { partition_bits: 3, log2_buckets: 1, offload: 0 };
+pub(super) const PLAN: Plan = Plan { partition_bits: 3, log2_buckets: 1, offload: 0, fixed: false };
 
 /// Something under way.
 #[derive(Clone, Debug)]
@@ -91,6 +93,8 @@ pub(super) struct Cluster {
     next_ticket: u64,
     next_client: u64,
     term: u64,
+    counted: Vec<u32>,
+    counted_ns: u64,
 }
 
 fn declined(why: Why) -> Message {
@@ -239,6 +243,8 @@ impl Cluster {
             next_ticket: 1,
             next_client: 1,
             term: 0,
+            counted: Vec::new(),
+            counted_ns: 0,
         };
         cluster.take_office();
         cluster.read_directory();
@@ -276,6 +282,22 @@ impl Cluster {
 
     pub(super) fn grow(&mut self, partition: u32, epoch: u32) {
         self.bag.push(Flight::Request { message: Message::Grow { partition, epoch } });
+    }
+
+    /// An interval ends: everybody has counted more, of one partition much more.
+    pub(super) fn count(&mut self, hot: usize, rng: &mut Rng) {
+        let partitions = self.core.map().len();
+        self.counted.resize(partitions, 0);
+        for (partition, counted) in self.counted.iter_mut().enumerate() {
+            *counted += if partition == hot % partitions { 10_000 } else { rng.u32(..200) };
+        }
+        self.counted_ns += 1_000_000_000;
+        let reads = u64::from(self.counted.iter().sum::<u32>());
+        let counts = Counts { reads, writes: reads / 9, accesses: self.counted.clone() };
+        let readings = self.nodes.keys().map(|client| (*client, counts.clone()));
+        self.core.on_time(self.counted_ns);
+        self.core.on_counts(&readings.collect::<Vec<_>>());
+        self.collect();
     }
 
     /// The pool has taken a node for dead, and its lease is over.

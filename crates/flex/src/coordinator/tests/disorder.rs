@@ -18,7 +18,7 @@ fn event(cluster: &mut Cluster, rng: &mut Rng) {
         nodes.map(|(client, _)| *client).collect()
     };
     let (up, silent) = (living(false), living(true));
-    match rng.u32(..12) {
+    match rng.u32(..14) {
         0 | 1 if cluster.nodes.len() < 5 => {
             cluster.join();
         }
@@ -51,6 +51,7 @@ fn event(cluster: &mut Cluster, rng: &mut Rng) {
             cluster.read_directory();
             up.iter().for_each(|client| cluster.announce(*client));
         }
+        11 => cluster.count(rng.usize(..64), rng),
         9 if rng.u32(..6) == 0 => cluster.restart_coordinator(),
         _ => {
             cluster.core.on_tick();

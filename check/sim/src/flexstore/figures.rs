@@ -1,0 +1,561 @@
+//! FlexKV's figures: what is measured for each, and what the paper's text states.
+//!
+//! Every figure starts its own testbeds; those of one system share one where only the load differs. Before a system with a knob is
+//! measured, its coordinator finds the ratio for that load, at a Δ of [`DELTA`]; then the ratio stays.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::Result;
+use archipelago_flex::coordinator::Tuning;
+use archipelago_flex::{CacheMode, Rival};
+
+use super::{Measured, Setup, Testbed, Workload, Ycsb};
+
+/// Δ while a ratio is sought. The paper's is 1 s; a change takes some milliseconds in both.
+const DELTA: Duration = Duration::from_millis(1);
+/// For caches to fill; and what counts.
+const WARM_UP: Duration = Duration::from_millis(2);
+const COUNTED: Duration = Duration::from_millis(2);
+const LOADS: [char; 4] = ['a', 'b', 'c', 'd'];
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// This store, with everything.
+    Flex,
+    /// Address cache and one swap of one copy of the index: after Aceso.
+    Base,
+    /// A swap of every copy: after FUSEE.
+    Fusee,
+    /// A metadata server: after Clover.
+    Clover,
+    /// Requests go to the partition's node, everything else as [`Flex`](Self::Flex).
+    Ownership,
+    /// The store without proxies and pairs: what the ablation begins with.
+    Bare,
+    /// With a fifth of the partitions proxied, by number.
+    Proxy,
+    /// With the hottest fifth proxied.
+    Rank,
+    /// With pairs.
+    Pairs,
+}
+
+impl System {
+    /// Those of the paper's comparisons.
+    pub const RIVALS: [Self; 4] = [Self::Flex, Self::Base, Self::Fusee, Self::Clover];
+    /// Those of its ablation, in order.
+    pub const STEPS: [Self; 5] = [Self::Bare, Self::Proxy, Self::Rank, Self::Pairs, Self::Flex];
+
+    /// For tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flex => "flex",
+            Self::Base => "base (Aceso)",
+            Self::Fusee => "fusee",
+            Self::Clover => "clover",
+            Self::Ownership => "op",
+            Self::Bare => "base of the ablation",
+            Self::Proxy => "+proxy",
+            Self::Rank => "+rank",
+            Self::Pairs => "+kvcache",
+        }
+    }
+
+    fn setup(self, setup: &Setup) -> Setup {
+        let (rival, cache, offload) = match self {
+            Self::Flex => (None, CacheMode::Pairs, 0),
+            Self::Base => (Some(Rival::Base), CacheMode::Addresses, 0),
+            Self::Fusee => (Some(Rival::Fusee), CacheMode::Addresses, 0),
+            Self::Clover => (Some(Rival::Clover), CacheMode::Addresses, 1000),
+            Self::Ownership => (Some(Rival::Ownership), CacheMode::Pairs, 0),
+            Self::Bare => (None, CacheMode::Addresses, 0),
+            Self::Proxy | Self::Rank => (None, CacheMode::Addresses, 200),
+            Self::Pairs => (None, CacheMode::Pairs, 200),
+        };
+        Setup { rival, cache, offload, ..setup.clone() }
+    }
+
+    /// How its map follows the load; `None`: not at all.
+    fn tuning(self) -> Option<Tuning> {
+        let tuning = Tuning { interval: DELTA, ..Tuning::default() };
+        match self {
+            Self::Flex | Self::Ownership => Some(tuning),
+            Self::Rank | Self::Pairs => Some(Tuning { knob: false, ..tuning }),
+            _ => None,
+        }
+    }
+}
+
+/// A figure that the paper's text states, and what came out.
+#[derive(Clone, Debug)]
+pub struct Stated {
+    /// What.
+    pub what: String,
+    /// In the paper's text.
+    pub paper: String,
+    /// Here.
+    pub here: f64,
+}
+
+/// What came of a figure.
+#[derive(Clone, Debug, Default)]
+pub struct Figure {
+    /// Its title.
+    pub title: String,
+    /// What x is.
+    pub x: String,
+    /// What y is.
+    pub y: String,
+    /// Names of the places on x, where they are no numbers.
+    pub places: Vec<String>,
+    /// By name, (x, y).
+    pub lines: Vec<(String, Vec<(f64, f64)>)>,
+    /// Beside the paper.
+    pub stated: Vec<Stated>,
+    /// What a reader must know.
+    pub notes: Vec<String>,
+}
+
+impl Figure {
+    fn new(title: &str, x: &str, y: &str) -> Self {
+        let [title, x, y] = [title, x, y].map(str::to_owned);
+        Self { title, x, y, ..Self::default() }
+    }
+
+    fn add(&mut self, name: &str, x: f64, y: f64) {
+        match self.lines.iter_mut().find(|(known, _)| known == name) {
+            Some((_, points)) => points.push((x, y)),
+            None => self.lines.push((name.to_owned(), vec![(x, y)])),
+        }
+    }
+
+    fn state(&mut self, what: impl Into<String>, paper: &str, here: f64) {
+        self.stated.push(Stated { what: what.into(), paper: paper.to_owned(), here });
+    }
+
+    /// The y of a line at x.
+    fn at(&self, name: &str, x: f64) -> f64 {
+        let line = self.lines.iter().find(|(known, _)| known == name);
+        let point = line.and_then(|(_, points)| points.iter().find(|point| point.0 == x));
+        point.map_or(f64::NAN, |point| point.1)
+    }
+
+    /// A line over the highest of the others at x.
+    fn over_rivals(&self, name: &str, x: f64) -> f64 {
+        let others = self.lines.iter().filter(|(known, _)| known != name);
+        let best = others.map(|(known, _)| self.at(known, x)).fold(f64::NAN, f64::max);
+        self.at(name, x) / best
+    }
+}
+
+type Make = fn(&Setup) -> Result<Figure>;
+
+/// By name: what it shows, and how it is made.
+pub const FIGURES: [(&str, &str, Make); 14] = [
+    ("fig11", "throughput by clients", clients),
+    ("fig12", "latency", latency),
+    ("fig13", "throughput by share of updates", shares),
+    ("fig14", "throughput under uniform loads", uniform),
+    ("fig16", "ablation", ablation),
+    ("fig17", "ownership partitioning", ownership),
+    ("fig18", "a load that changes", dynamic),
+    ("fig19", "balance of proxies", balance),
+    ("fig20", "threads of a proxy", threads),
+    ("fig21", "size of pairs", sizes),
+    ("fig22", "compute and memory nodes", nodes),
+    ("fig23", "memory of compute nodes", memory),
+    ("fig24", "share of the index that is proxied", ratios),
+    ("table1", "breakdown", breakdown),
+];
+
+/// A testbed of a system and loads for it.
+struct Bed {
+    system: System,
+    testbed: Testbed,
+    loads: Vec<(String, Arc<dyn Workload>)>,
+}
+
+fn ycsb(names: &[char], setup: &Setup, alpha: f64) -> Vec<(String, Arc<dyn Workload>)> {
+    let load = |name: &char| {
+        let load = Ycsb::named(*name, setup.keys, alpha)?;
+        Some((format!("YCSB {}", name.to_ascii_uppercase()), Arc::new(load) as Arc<dyn Workload>))
+    };
+    names.iter().filter_map(load).collect()
+}
+
+impl Bed {
+    fn start(system: System, setup: &Setup, names: &[char], alpha: f64) -> Result<Self> {
+        let setup = system.setup(setup);
+        let loads = ycsb(names, &setup, alpha);
+        Ok(Self { system, testbed: Testbed::start(&setup)?, loads })
+    }
+
+    /// Its coordinator looks at the load.
+    fn adapt(&self, load: &Arc<dyn Workload>) -> u32 {
+        match self.system.tuning() {
+            Some(tuning) => {
+                let longest = DELTA * if tuning.knob { 40 } else { 4 };
+                self.testbed.adapt(Arc::clone(load), tuning, longest)
+            }
+            None => self.testbed.offload(),
+        }
+    }
+
+    fn run(&self, load: &Arc<dyn Workload>, clients: usize) -> Measured {
+        self.testbed.measure(Arc::clone(load), clients, WARM_UP, COUNTED)
+    }
+
+    fn adapted(&self, load: &Arc<dyn Workload>) -> Measured {
+        self.adapt(load);
+        self.run(load, self.testbed.setup.clients)
+    }
+}
+
+/// A system under a load of somebody else's, on a testbed of its own.
+pub fn compare(system: System, setup: &Setup, load: &Arc<dyn Workload>) -> Result<Measured> {
+    Ok(Bed::start(system, setup, &[], 0.0)?.adapted(load))
+}
+
+fn mops(measured: &Measured) -> f64 {
+    measured.per_s() / 1e6
+}
+
+/// Every system of `systems` under YCSB A to D: a place each.
+fn four_loads(
+    figure: &mut Figure,
+    systems: &[System],
+    setup: &Setup,
+    alpha: f64,
+    value: fn(&Measured) -> f64,
+) -> Result<()> {
+    figure.places = LOADS.iter().map(|load| load.to_ascii_uppercase().to_string()).collect();
+    for &system in systems {
+        let bed = Bed::start(system, setup, &LOADS, alpha)?;
+        for (place, (_, load)) in bed.loads.iter().enumerate() {
+            figure.add(system.name(), place as f64, value(&bed.adapted(load)));
+        }
+    }
+    Ok(())
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let values: Vec<f64> = values.collect();
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn clients(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new("Throughput by clients (Figure 11)", "clients", "Mops/s");
+    let counts = [1, 5, setup.clients];
+    for system in System::RIVALS {
+        let bed = Bed::start(system, setup, &LOADS, Ycsb::ALPHA)?;
+        for (name, load) in &bed.loads {
+            let ratio = bed.adapt(load);
+            if system == System::Flex {
+                figure
+                    .notes
+                    .push(format!("{name}: {} % of the index proxied", ratio as f64 / 10.0));
+            }
+            for clients in counts {
+                let measured = bed.run(load, clients);
+                let x = (clients * setup.compute) as f64;
+                figure.add(&format!("{}, {name}", system.name()), x, mops(&measured));
+                if clients == setup.clients {
+                    let met = measured.met as f64 / measured.operations as f64 * 100.0;
+                    figure.notes.push(format!(
+                        "{}, {name}: {met:.1} % of requests were writes that met another",
+                        system.name()
+                    ));
+                }
+            }
+        }
+    }
+    for (load, paper) in LOADS.iter().zip(["2.31", "1.34", "1.37", "1.31"]) {
+        let load = load.to_ascii_uppercase();
+        let peak = |system: System| {
+            let name = format!("{}, YCSB {load}", system.name());
+            let x = |clients: &usize| figure.at(&name, (clients * setup.compute) as f64);
+            counts.iter().map(x).fold(f64::NAN, f64::max)
+        };
+        let best = System::RIVALS[1..].iter().map(|rival| peak(*rival)).fold(f64::NAN, f64::max);
+        let here = peak(System::Flex) / best;
+        figure.state(format!("peak over the best rival, YCSB {load}"), paper, here);
+    }
+    Ok(figure)
+}
+
+fn latency(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new("Latency with 200 clients (Figure 12)", "µs", "share of requests");
+    let mut tails: Vec<(System, Vec<(f64, f64)>)> = Vec::new();
+    for system in System::RIVALS {
+        let bed = Bed::start(system, setup, &LOADS, Ycsb::ALPHA)?;
+        let mut of = Vec::new();
+        for (name, load) in &bed.loads {
+            let measured = bed.adapted(load);
+            of.push((measured.latency_us(0.5), measured.latency_us(0.99)));
+            for percent in (2..=98).step_by(4) {
+                let share = f64::from(percent) / 100.0;
+                let line = format!("{}, {name}", system.name());
+                figure.add(&line, measured.latency_us(share), share);
+            }
+        }
+        tails.push((system, of));
+    }
+    for (nth, (load, paper)) in LOADS.iter().zip(["85.2", "36.4", "4.1", "36.9"]).enumerate() {
+        let load = load.to_ascii_uppercase();
+        let mine = tails[0].1[nth].1;
+        let best = tails[1..].iter().map(|(_, of)| of[nth].1).fold(f64::NAN, f64::min);
+        figure.state(
+            format!("P99 below the best rival's, %, YCSB {load}"),
+            paper,
+            (1.0 - mine / best) * 100.0,
+        );
+    }
+    for (system, of) in &tails {
+        let of: Vec<String> = of.iter().map(|(p50, p99)| format!("{p50:.1}/{p99:.1}")).collect();
+        figure.notes.push(format!("{}: P50/P99 in µs, A to D: {}", system.name(), of.join("  ")));
+    }
+    Ok(figure)
+}
+
+fn shares(setup: &Setup) -> Result<Figure> {
+    let mut figure =
+        Figure::new("Throughput by share of updates (Figure 13)", "updates, %", "Mops/s");
+    for system in System::RIVALS {
+        let bed = Bed::start(system, setup, &[], Ycsb::ALPHA)?;
+        for percent in [0, 25, 50, 75, 100] {
+            let share = f64::from(percent) / 100.0;
+            let load: Arc<dyn Workload> = Arc::new(Ycsb::updates(share, setup.keys, Ycsb::ALPHA));
+            figure.add(system.name(), f64::from(percent), mops(&bed.adapted(&load)));
+        }
+    }
+    for percent in [0.0, 25.0, 50.0, 75.0, 100.0] {
+        let here = figure.over_rivals(System::Flex.name(), percent);
+        figure.state(format!("over the best rival at {percent} % updates"), "above 1", here);
+    }
+    Ok(figure)
+}
+
+fn uniform(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new("Throughput under uniform loads (Figure 14)", "YCSB", "Mops/s");
+    four_loads(&mut figure, &System::RIVALS, setup, 0.0, mops)?;
+    for place in 0..4 {
+        let here = figure.over_rivals(System::Flex.name(), f64::from(place));
+        figure.state(format!("over the best rival, place {place}"), "no figure in the text", here);
+    }
+    Ok(figure)
+}
+
+fn ablation(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new("Ablation (Figure 16)", "YCSB", "Mops/s");
+    four_loads(&mut figure, &System::STEPS, setup, Ycsb::ALPHA, mops)?;
+    let mut product = 1.0;
+    for (steps, paper) in System::STEPS.windows(2).zip(["14.5", "11.9", "6.1", "15.2"]) {
+        let gain = |place: u32| {
+            let [one, other] =
+                [0, 1].map(|nth: usize| figure.at(steps[nth].name(), f64::from(place)));
+            other / one
+        };
+        let here = mean((0..4).map(gain));
+        product *= here;
+        let what = format!("{} over {}, mean, %", steps[1].name(), steps[0].name());
+        figure.state(what, paper, (here - 1.0) * 100.0);
+    }
+    figure.state("product of the steps", "1.57", product);
+    Ok(figure)
+}
+
+fn ownership(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new("Ownership partitioning (Figure 17)", "YCSB", "Mops/s");
+    four_loads(&mut figure, &[System::Flex, System::Ownership], setup, Ycsb::ALPHA, mops)?;
+    let loss = |place: u32| {
+        let place = f64::from(place);
+        1.0 - figure.at(System::Ownership.name(), place) / figure.at(System::Flex.name(), place)
+    };
+    let here = mean((0..4).map(loss)) * 100.0;
+    figure.state("loss by ownership, mean, %", "24.9", here);
+    Ok(figure)
+}
+
+fn dynamic(setup: &Setup) -> Result<Figure> {
+    const DELTA_MS: u64 = 4;
+    let mut figure = Figure::new("A load that changes (Figure 18)", "Δ", "Mops/s");
+    let bed = Bed::start(System::Flex, setup, &['b', 'a'], Ycsb::ALPHA)?;
+    let delta = Duration::from_millis(DELTA_MS);
+    bed.testbed.tune(Tuning { interval: delta, ..Tuning::default() });
+    let phases = [0, 1].map(|nth: usize| (Arc::clone(&bed.loads[nth].1), delta * 15));
+    let began_ns = bed.testbed.now_ns();
+    let points = bed.testbed.timeline(&phases, delta / 8);
+    for point in &points {
+        let x = point.at_s / delta.as_secs_f64();
+        figure.add("Mops/s", x, point.per_s / 1e6);
+        figure.add("ratio, tenths", x, f64::from(point.offload) / 100.0);
+    }
+    let switch_s = delta.as_secs_f64() * 15.0;
+    let moved = |after: bool| {
+        let of = points.windows(2).filter(|two| (two[1].at_s > switch_s) == after);
+        let last =
+            of.filter(|two| two[0].offload != two[1].offload).map(|two| two[1].at_s).next_back();
+        last.map_or(f64::NAN, |at| (at - if after { switch_s } else { 0.0 }) / delta.as_secs_f64())
+    };
+    figure.state("Δ until the first ratio", "7", moved(false));
+    figure.state("Δ from B→A until the new ratio", "7", moved(true));
+    let took: Vec<(bool, f64)> = bed
+        .testbed
+        .report()
+        .changes
+        .iter()
+        .filter(|changed| changed.began_ns >= began_ns)
+        .map(|changed| (changed.cause.reassign, changed.took_ns as f64 / 1e6))
+        .collect();
+    let longest = |reassign: bool| {
+        let of = took.iter().filter(|(of, _)| *of == reassign).map(|(_, took)| *took);
+        of.fold(f64::NAN, f64::max)
+    };
+    figure.state("longest reassignment, ms", "3.24 to 5.26", longest(true));
+    figure.state("longest change of the ratio, ms", "3.24 to 5.26", longest(false));
+    let ratios = |at: f64| points.iter().rfind(|point| point.at_s <= at).map_or(0, |p| p.offload);
+    figure.state("ratio for B, %", "30", f64::from(ratios(switch_s)) / 10.0);
+    figure.state("ratio for A, %", "60", f64::from(ratios(switch_s * 2.0)) / 10.0);
+    figure.notes.push(format!(
+        "Δ is {DELTA_MS} ms here, 1 s in the paper; changes take their own time in both"
+    ));
+    Ok(figure)
+}
+
+/// Deviation over mean.
+fn variation(values: &[u64]) -> f64 {
+    let values: Vec<f64> = values.iter().map(|value| *value as f64).collect();
+    let average = mean(values.iter().copied());
+    mean(values.iter().map(|value| (value - average).powi(2))).sqrt() / average
+}
+
+fn balance(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new(
+        "Index requests by compute node (Figure 19)",
+        "compute node",
+        "requests, thousands",
+    );
+    let mut found = Vec::new();
+    for (system, name) in [(System::Proxy, "by number"), (System::Rank, "by rank")] {
+        let bed = Bed::start(system, setup, &['a'], Ycsb::ALPHA)?;
+        let measured = bed.adapted(&bed.loads[0].1);
+        for (node, asked) in measured.asked.iter().enumerate() {
+            figure.add(name, node as f64 + 1.0, *asked as f64 / 1e3);
+        }
+        found.push((variation(&measured.asked), measured.asked.iter().sum::<u64>() as f64));
+    }
+    figure.state("CV lower, %", "42.7", (1.0 - found[1].0 / found[0].0) * 100.0);
+    figure.state("index requests more, %", "14.8", (found[1].1 / found[0].1 - 1.0) * 100.0);
+    figure.notes.push(format!("CV {:.3} by number, {:.3} by rank", found[0].0, found[1].0));
+    Ok(figure)
+}
+
+/// One system, one setting that changes; a line per load.
+fn sweep(
+    figure: &mut Figure,
+    systems: &[System],
+    loads: &[char],
+    settings: &[(f64, Setup)],
+) -> Result<()> {
+    for (x, setup) in settings {
+        for &system in systems {
+            let bed = Bed::start(system, setup, loads, Ycsb::ALPHA)?;
+            for (name, load) in &bed.loads {
+                figure.add(&format!("{}, {name}", system.name()), *x, mops(&bed.adapted(load)));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn threads(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new("Threads of a proxy (Figure 20)", "threads", "Mops/s");
+    let of = |threads: usize| (threads as f64, Setup { proxy_threads: threads, ..setup.clone() });
+    sweep(&mut figure, &[System::Flex], &LOADS, &[1, 2, 3, 4].map(of))?;
+    for load in LOADS.map(|load| load.to_ascii_uppercase()) {
+        let at = |x| figure.at(&format!("flex, YCSB {load}"), x);
+        let here = at(1.0) / at(2.0) * 100.0;
+        figure.state(format!("one thread over two, %, YCSB {load}"), "71.8 to 90.2", here);
+    }
+    Ok(figure)
+}
+
+fn sizes(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new("Size of pairs (Figure 21)", "bytes", "Mops/s");
+    let of = |bytes: usize| {
+        let value_bytes = bytes - setup.key_bytes;
+        (bytes as f64, Setup { value_bytes, ..setup.clone() })
+    };
+    sweep(&mut figure, &System::RIVALS, &['a', 'c'], &[128, 256, 512, 1024].map(of))?;
+    Ok(figure)
+}
+
+fn nodes(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new("Memory nodes of 23 (Figure 22)", "memory nodes", "Mops/s");
+    let of =
+        |memory: usize| (memory as f64, Setup { memory, compute: 23 - memory, ..setup.clone() });
+    sweep(&mut figure, &System::RIVALS, &['a', 'c'], &[3, 5, 7, 10].map(of))?;
+    Ok(figure)
+}
+
+fn memory(setup: &Setup) -> Result<Figure> {
+    let mut figure =
+        Figure::new("Memory of compute nodes (Figure 23)", "MB of the paper's", "Mops/s");
+    let of = |mb: u64| {
+        // 64 MB are 5 % of keys and values, as in the setup.
+        let memory_bytes = (setup.memory_bytes * mb / 64).max(48 << 10);
+        (mb as f64, Setup { memory_bytes, ..setup.clone() })
+    };
+    sweep(&mut figure, &System::RIVALS[..3], &['a', 'c'], &[16, 32, 64, 128].map(of))?;
+    figure.notes.push("the least memory is 48 KiB a node: the store needs some 30 KiB".to_owned());
+    Ok(figure)
+}
+
+fn ratios(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new("Share of the index that is proxied (Figure 24)", "%", "Mops/s");
+    // Ranked, and with everything but the knob.
+    let bed = Bed::start(System::Pairs, setup, &LOADS, Ycsb::ALPHA)?;
+    for (name, load) in &bed.loads {
+        for percent in (0..=100).step_by(20) {
+            bed.testbed.set_offload(percent * 10)?;
+            figure.add(name, f64::from(percent), mops(&bed.adapted(load)));
+        }
+    }
+    for (name, points) in figure.lines.clone() {
+        let best = points.iter().copied().fold((0.0, 0.0), |a, b| if b.1 > a.1 { b } else { a });
+        figure.state(format!("best ratio, %, {name}"), "between the ends", best.0);
+    }
+    Ok(figure)
+}
+
+fn breakdown(setup: &Setup) -> Result<Figure> {
+    let mut figure = Figure::new("Breakdown (Table 1)", "YCSB", "µs, mean of reads");
+    figure.places = LOADS.iter().map(|load| load.to_ascii_uppercase().to_string()).collect();
+    let bed = Bed::start(System::Flex, setup, &LOADS, Ycsb::ALPHA)?;
+    let paper = [
+        ("60", "0.1", "10.4"),
+        ("30", "10.1", "24.1"),
+        ("80", "18.9", "30.6"),
+        ("50", "15.5", "31.3"),
+    ];
+    for (place, ((name, load), (ratio, pairs, addresses))) in
+        bed.loads.iter().zip(paper).enumerate()
+    {
+        let here = bed.adapt(load);
+        let measured = bed.run(load, setup.clients);
+        let all = measured.hits.iter().sum::<u64>().max(1) as f64;
+        let reads = mean(measured.reads_ns.iter().map(|ns| *ns as f64 / 1000.0));
+        figure.add("reads", place as f64, reads);
+        figure.state(format!("ratio, %, {name}"), ratio, f64::from(here) / 10.0);
+        figure.state(format!("pairs hit, %, {name}"), pairs, measured.hits[0] as f64 / all * 100.0);
+        figure.state(
+            format!("addresses hit, %, {name}"),
+            addresses,
+            measured.hits[1] as f64 / all * 100.0,
+        );
+    }
+    Ok(figure)
+}

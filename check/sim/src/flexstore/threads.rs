@@ -1,0 +1,66 @@
+//! A proxy's threads: what index requests cost them, and that they wait for each other.
+//!
+//! The fabric charges a machine's threads for receiving and sending a message. Here the same messages take a proxy's thread, too: it has taken them
+//! from the card, looked at the slots and posted the answer. In picoseconds of the model:
+//!
+//! | request | takes |
+//! | --- | --- |
+//! | search | a message received and one sent, a local READ for each of two buckets |
+//! | write | the same messages, a local READ (the lock of the key) and a local swap |
+//! | a whole request under ownership | the same messages, two local READs |
+//!
+//! All else (orders, counters, freed records) takes none.
+
+use std::sync::Arc;
+
+use archipelago_base::simulation::Host;
+use archipelago_fabric::sim::Model;
+use archipelago_fabric::{Handler, Reply, Request};
+use parking_lot::Mutex;
+
+const MODEL: Model = Model::CONNECTX3;
+const MESSAGES_PS: u64 = 2 * MODEL.message_ps;
+
+/// By kind of message, its second byte.
+fn cost_ps(body: &[u8]) -> u64 {
+    match body.get(1) {
+        Some(1 | 13) => MESSAGES_PS + 2 * MODEL.local_read_ps,
+        Some(3) => MESSAGES_PS + MODEL.local_read_ps + MODEL.local_swap_ps,
+        _ => 0,
+    }
+}
+
+/// A handler behind a proxy's threads.
+pub(super) struct Threaded {
+    inner: Arc<dyn Handler>,
+    host: Host,
+    free_ps: Mutex<Vec<u64>>,
+}
+
+impl Threaded {
+    pub(super) fn new(inner: Box<dyn Handler>, host: &Host, threads: usize) -> Self {
+        let free_ps = Mutex::new(vec![0; threads.max(1)]);
+        Self { inner: Arc::from(inner), host: host.clone(), free_ps }
+    }
+}
+
+impl Handler for Threaded {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        let cost_ps = cost_ps(request.body);
+        if cost_ps == 0 {
+            return self.inner.handle(request, reply);
+        }
+        let scheduler = self.host.scheduler();
+        let now_ps = scheduler.now_ns() * 1000;
+        let end_ps = {
+            let mut free_ps = self.free_ps.lock();
+            let first = free_ps.iter_mut().min().expect("at least one thread");
+            *first = (*first).max(now_ps) + cost_ps;
+            *first
+        };
+        let (inner, body) = (Arc::clone(&self.inner), request.body.to_vec());
+        let Request { client, number, deadline, .. } = request;
+        let serve = move || inner.handle(Request { client, number, deadline, body: &body }, reply);
+        scheduler.at(end_ps.div_ceil(1000), self.host.life(), serve);
+    }
+}

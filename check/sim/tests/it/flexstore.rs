@@ -1,0 +1,80 @@
+//! The store's testbed, small: every system serves what was loaded, and runs repeat.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_flex::coordinator::Tuning;
+use archipelago_flex::{CacheMode, Rival};
+use archipelago_sim::flexstore::{Measured, Setup, Testbed, Ycsb};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn small() -> Setup {
+    Setup {
+        compute: 3,
+        clients: 2,
+        coroutines: 4,
+        keys: 600,
+        memory_bytes: 128 << 10,
+        partition_bits: 4,
+        log2_buckets: 3,
+        ..Setup::default()
+    }
+}
+
+fn under(setup: &Setup, load: char) -> (Testbed, Measured) {
+    let testbed = Testbed::start(setup).expect("it starts");
+    let load = Arc::new(Ycsb::named(load, setup.keys, Ycsb::ALPHA).expect("a workload"));
+    let measured = testbed.measure(load, setup.clients, MS, MS * 3);
+    (testbed, measured)
+}
+
+#[test]
+fn every_system_serves_every_key_that_was_loaded() {
+    let addresses = Setup { cache: CacheMode::Addresses, ..small() };
+    let rival = |rival, setup: Setup| Setup { rival: Some(rival), ..setup };
+    let systems = [
+        Setup { offload: 500, ..small() },
+        addresses.clone(),
+        rival(Rival::Base, addresses.clone()),
+        rival(Rival::Fusee, addresses.clone()),
+        rival(Rival::Clover, addresses),
+        rival(Rival::Ownership, Setup { offload: 500, ..small() }),
+    ];
+    for setup in systems {
+        let (_, measured) = under(&setup, 'a');
+        let Measured { operations, missing, errors, met, .. } = measured;
+        assert!(operations > 500, "{setup:?}: {operations}");
+        assert_eq!((missing, errors), (0, 0), "{setup:?}");
+        assert!(met < operations / 2, "{setup:?}: {met} of {operations} met another");
+    }
+}
+
+#[test]
+fn a_run_repeats_from_its_seed() {
+    let counted = |seed| {
+        let (testbed, measured) = under(&Setup { seed, offload: 300, ..small() }, 'b');
+        (measured.operations, measured.latencies_ns, testbed.events())
+    };
+    assert_eq!(counted(5), counted(5));
+    assert_ne!(counted(5), counted(6));
+}
+
+#[test]
+fn the_coordinator_finds_hot_partitions_and_a_ratio_and_changes_take_milliseconds() {
+    let setup = small();
+    let testbed = Testbed::start(&setup).expect("it starts");
+    let load = Arc::new(Ycsb::named('b', setup.keys, Ycsb::ALPHA).expect("a workload"));
+    let tuning = Tuning { interval: MS * 2, ..Tuning::default() };
+    testbed.adapt(load.clone(), tuning, MS * 120);
+    let report = testbed.report();
+    assert!(report.steady && report.reassignments >= 1 && report.ratio_moves >= 2, "{report:?}");
+    let tuned = report.changes.iter().filter(|c| c.cause.reassign || c.cause.offload);
+    assert!(tuned.clone().count() > 0);
+    for changed in tuned {
+        assert!(changed.took_ns < 6_000_000, "{changed:?}");
+    }
+    let measured = testbed.measure(load, setup.clients, MS, MS * 2);
+    assert_eq!((measured.missing, measured.errors), (0, 0));
+    assert!(measured.hits.iter().all(|hits| *hits > 0), "{:?}", measured.hits);
+}

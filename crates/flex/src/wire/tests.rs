@@ -30,7 +30,7 @@ fn golden_bytes() {
     assert_eq!(Message::decode(&counted.encode()), Ok(counted.clone()));
     assert_eq!(
         hex(&counted),
-        "82200100000000000000020000000000000003000000040000000000000005000000000000000106000000"
+        "82240100000000000000020000000000000003000000040000000000000005000000000000000106000000"
     );
     let declined = Message::Declined { why: Why::Resolve, grant };
     assert_eq!(hex(&declined), "820502010000000000000003000000000000000200000000000000");

@@ -36,7 +36,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::address::{Address, BlockId};
 use crate::config::{Config, Place, Sharing};
-use crate::membership::{Membership, Owned};
+use crate::membership::{Membership, Owned, Published};
 use crate::open_block::OpenBlock;
 use crate::opening::Doubt;
 use crate::route::{Reach, Route};
@@ -95,6 +95,7 @@ pub(crate) struct Shared {
     pub(crate) reach: Arc<dyn Reach>,
     pub(crate) client: ClientId,
     pub(crate) membership: Mutex<Membership>,
+    published: Arc<Published>,
     pub(crate) manager: Route,
     /// One per node's life, for good: the numbers of its session must not begin again.
     pub(crate) nodes: Mutex<BTreeMap<Place, Arc<Route>>>,
@@ -149,8 +150,10 @@ impl PoolClient {
         runtime: Arc<dyn Runtime>,
     ) -> Result<Self> {
         let client = ClientId(runtime.seed());
+        let membership = Membership::new(client, options.label);
         let shared = Arc::new(Shared {
-            membership: Mutex::new(Membership::new(client, options.label)),
+            published: membership.published(),
+            membership: Mutex::new(membership),
             manager: Route::new(&reach, client, None),
             options,
             runtime,
@@ -201,13 +204,20 @@ impl PoolClient {
     /// Bytes of a block; 0 while no memory node is known.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
-        self.shared().membership.lock().block_bytes()
+        self.shared().published.block_bytes()
     }
 
     /// Until when the lease lasts if it is not renewed, by the runtime's clock; 0 without one.
     #[must_use]
     pub fn lease_until_ns(&self) -> u64 {
-        self.shared().membership.lock().lease_until_ns()
+        self.shared().published.lease_until_ns()
+    }
+
+    /// Whether it is a member at `now_ns` of the runtime's clock: its lease lasts, it was not taken for dead and has not left. Cost: two loads.
+    #[must_use]
+    pub fn holds_lease(&self, now_ns: u64) -> bool {
+        let shared = self.shared();
+        shared.published.lease_until_ns() > now_ns && !shared.stopped.load(Ordering::SeqCst)
     }
 
     /// How long the lease still lasts if it is not renewed; zero without one.

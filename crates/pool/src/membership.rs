@@ -7,6 +7,8 @@
 //! a new id; 4. a block that was released is not taken for adopted when the manager forgets about it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
@@ -25,6 +27,25 @@ pub enum Owned {
     Adopted(BlockId),
     /// A block of its is gone: every copy was lost, or it was given to another client.
     Gone(BlockId),
+}
+
+/// What every operation looks at: a copy that is read without the state machine's lock.
+#[derive(Debug, Default)]
+pub(crate) struct Published {
+    lease_until_ns: AtomicU64,
+    block_bytes: AtomicU64,
+}
+
+impl Published {
+    /// As [`Membership::lease_until_ns`].
+    pub(crate) fn lease_until_ns(&self) -> u64 {
+        self.lease_until_ns.load(Ordering::SeqCst)
+    }
+
+    /// As [`Membership::block_bytes`].
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.block_bytes.load(Ordering::SeqCst)
+    }
 }
 
 /// See the module.
@@ -49,6 +70,7 @@ pub struct Membership {
     next_request: u64,
     /// Requests to allocate that are neither answered nor given up: their blocks are not adopted.
     asking: u32,
+    published: Arc<Published>,
 }
 
 impl Membership {
@@ -74,7 +96,19 @@ impl Membership {
             renew_ns: 0,
             next_request: 1,
             asking: 0,
+            published: Arc::default(),
         }
+    }
+
+    /// What it publishes from now on.
+    pub(crate) fn published(&self) -> Arc<Published> {
+        Arc::clone(&self.published)
+    }
+
+    /// After each change of what is published.
+    fn publish(&self) {
+        self.published.lease_until_ns.store(self.lease_until_ns(), Ordering::SeqCst);
+        self.published.block_bytes.store(self.block_bytes, Ordering::SeqCst);
     }
 
     /// Who it is.
@@ -146,7 +180,7 @@ impl Membership {
     }
 
     /// The renewal to send now; the next one is due a third of a lease later, or after `retry_ns` if it does not know the
-    /// lease yet. The manager need not have answered the one before.
+    /// lease yet. The manager need not have answered the one before. Without a lease it knows of no members: see there.
     pub fn renew(&mut self, now_ns: u64, retry_ns: u64) -> Message {
         let third = self.lease_ns / RENEWALS;
         self.renew_ns = now_ns + if third == 0 { retry_ns } else { third };
@@ -154,7 +188,7 @@ impl Membership {
             client: self.client,
             label: self.label,
             first: !self.joined,
-            view: self.view,
+            view: if now_ns < self.lease_until_ns { self.view } else { 0 },
             owned: self.owned_version,
         }
     }
@@ -189,8 +223,9 @@ impl Membership {
                     self.owned_version = *owned;
                     self.take_owned(blocks, *as_of);
                 }
+                self.publish();
             }
-            Message::Refuse { refused } if refused.why == Why::Evicted => self.evicted = true,
+            Message::Refuse { refused } if refused.why == Why::Evicted => self.evict(),
             _ => {}
         }
     }
@@ -198,6 +233,7 @@ impl Membership {
     /// Somebody else said that it was taken for dead.
     pub fn evict(&mut self) {
         self.evicted = true;
+        self.publish();
     }
 
     fn take_members(&mut self, view: u64, members: &[Member]) {

@@ -168,6 +168,10 @@ pub struct ManagerCore {
     pub(crate) phase: Phase,
     pub(crate) nodes: BTreeMap<NodeId, NodeInfo>,
     pub(crate) clients: BTreeMap<ClientId, ClientInfo>,
+    /// Clients that had no lease when they were first heard, while reports are gathered: label by client.
+    claimants: BTreeMap<ClientId, u64>,
+    /// Until when a client may hold a lease of this manager of which a node said that an earlier one took it for dead.
+    pub(crate) given: BTreeMap<ClientId, u64>,
     pub(crate) dead: BTreeSet<ClientId>,
     pub(crate) dead_order: VecDeque<ClientId>,
     pub(crate) blocks: BTreeMap<BlockId, Block>,
@@ -204,6 +208,8 @@ impl ManagerCore {
             phase: Phase::Rebuilding { until_ns },
             nodes: BTreeMap::new(),
             clients: BTreeMap::new(),
+            claimants: BTreeMap::new(),
+            given: BTreeMap::new(),
             dead: BTreeSet::new(),
             dead_order: VecDeque::new(),
             blocks: BTreeMap::new(),
@@ -310,7 +316,7 @@ impl ManagerCore {
                 self.kill(*client);
                 self.advance_all(now_ns, false);
                 self.ready(now_ns)?;
-                self.gone(*client).map(Some)
+                self.gone(now_ns, *client).map(Some)
             }
             Message::Gone { client } => {
                 self.ready(now_ns)?;
@@ -319,7 +325,7 @@ impl ManagerCore {
                 }
                 // Whoever is not known by now was silent for longer than any lease.
                 self.kill(*client);
-                self.gone(*client).map(Some)
+                self.gone(now_ns, *client).map(Some)
             }
             Message::Allocate { client, request, sharing, copies } => {
                 self.allocate(now_ns, ticket, *client, *request, (*sharing, *copies))
@@ -369,6 +375,7 @@ impl ManagerCore {
             && now_ns >= until_ns
         {
             self.phase = Phase::Active;
+            self.take_claimants(now_ns);
             tracing::info!(term = self.term, blocks = self.blocks.len(), "the manager is ready");
         }
         if self.is_deposed() {
@@ -378,6 +385,7 @@ impl ManagerCore {
         if resend {
             self.resent_ns = now_ns;
         }
+        self.given.retain(|_, until_ns| *until_ns > now_ns);
         self.watch_nodes(now_ns, resend);
         if self.is_active() {
             self.watch_clients(now_ns);
@@ -397,6 +405,10 @@ impl ManagerCore {
         view: u64,
     ) -> Result<(), Refused> {
         let known = self.clients.contains_key(&client);
+        if !known && !first && view == 0 && !self.dead.contains(&client) && !self.is_active() {
+            self.claimants.insert(client, label);
+            return Err(Why::Changing.into());
+        }
         if self.dead.contains(&client) || (!known && !first && self.is_active()) {
             return Err(Why::Evicted.into());
         }
@@ -414,6 +426,17 @@ impl ManagerCore {
             self.advance_all(now_ns, false);
         }
         Ok(())
+    }
+
+    /// Whoever had lost its lease when this manager began, and is not dead by what nodes said since, is a client as before.
+    pub(crate) fn take_claimants(&mut self, now_ns: u64) {
+        for (client, label) in std::mem::take(&mut self.claimants) {
+            if !self.dead.contains(&client) {
+                let owned = self.term;
+                let info = ClientInfo { label, heard_ns: now_ns, view: 0, owned };
+                self.clients.entry(client).or_insert(info);
+            }
+        }
     }
 
     fn renewed(&self, client: ClientId, view: u64, owned: u64) -> Message {

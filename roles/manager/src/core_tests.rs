@@ -414,6 +414,42 @@ fn a_node_that_comes_later_is_told_who_is_dead_before_it_gets_a_copy() {
 }
 
 #[test]
+fn a_client_without_a_lease_is_one_again_when_nodes_had_the_time_to_tell_who_is_dead() {
+    let other = ClientId(3);
+    let mut cluster = Cluster::starting(1, &[4]);
+    cluster.fenced = vec![VICTIM];
+    let lapsed = |cluster: &mut Cluster, client| {
+        cluster.ask(&Message::Renew { client, label: 9, first: false, view: 0, owned: 0 })
+    };
+    for client in [VICTIM, other] {
+        assert_eq!(lapsed(&mut cluster, client), Message::refuse(Why::Changing), "{client}");
+    }
+    cluster.wait_until_active();
+    assert_eq!(lapsed(&mut cluster, VICTIM), Message::refuse(Why::Evicted));
+    assert!(matches!(lapsed(&mut cluster, other), Message::Renewed { .. }));
+    assert_eq!(lapsed(&mut cluster, ClientId(4)), Message::refuse(Why::Evicted), "too late");
+}
+
+#[test]
+fn one_of_whose_death_a_node_tells_late_is_gone_when_its_lease_is_over() {
+    let mut cluster = Cluster::starting(1, &[4]);
+    cluster.fenced = vec![VICTIM];
+    cluster.silent = Some(NodeId(1));
+    while !cluster.core.is_active() {
+        assert!(matches!(joins(&mut cluster, VICTIM, false), Message::Renewed { .. }));
+        cluster.pass(STEP_NS);
+    }
+    cluster.silent = None;
+    cluster.pass(STEP_NS);
+    cluster.pass(STEP_NS);
+    assert_eq!(joins(&mut cluster, VICTIM, false), Message::refuse(Why::Evicted));
+    let gone = Message::Gone { client: VICTIM };
+    assert_eq!(cluster.ask(&gone), Message::refuse(Why::Changing), "it may serve until then");
+    cluster.pass(Terms::default().lease.as_nanos() as u64 * 9 / 8);
+    assert_eq!(cluster.ask(&gone), Message::Done {});
+}
+
+#[test]
 fn a_dead_client_stays_dead_for_the_next_manager() {
     let mut cluster = Cluster::starting(1, &[4]);
     cluster.fenced = vec![VICTIM];

@@ -12,6 +12,10 @@
 //!    is waited for.
 //! 3. A node that is silent is not waited for once no configuration has a copy on it. Should it come back, 2 holds for it.
 //!
+//! 4. A manager that has just started gives no lease to a client that has none, before nodes had the time to tell who is dead
+//!    ([`ManagerCore::take_claimants`]): one that was cut off until its manager was gone would come back to life, and
+//!    serve what has long been somebody else's. If a node tells later of one that has a lease of this manager, that runs out first.
+//!
 //! Not covered: a block of which this manager has not heard from any node; the dead before the latest 4,096.
 
 use archipelago_fabric::{ClientId, NodeId};
@@ -99,6 +103,11 @@ impl ManagerCore {
         }
         let mut news = false;
         for client in fenced {
+            let heard_ns = self.clients.get(client).map(|info| info.heard_ns);
+            if let Some(heard_ns) = heard_ns {
+                let lease_ns = self.terms.lease.as_nanos() as u64 * 9 / 8;
+                self.given.insert(*client, heard_ns + lease_ns);
+            }
             news |= self.bury(*client);
         }
         if news {
@@ -107,7 +116,10 @@ impl ManagerCore {
     }
 
     /// Done if a dead client is gone; else refused as changing.
-    pub(crate) fn gone(&self, client: ClientId) -> Result<Message, Refused> {
+    pub(crate) fn gone(&self, now_ns: u64, client: ClientId) -> Result<Message, Refused> {
+        if self.given.get(&client).is_some_and(|until_ns| now_ns < *until_ns) {
+            return Err(Why::Changing.into());
+        }
         let unheard = |info: &NodeInfo| info.up && info.fences.get(&client) == Some(&false);
         let reach = |place: &Place| match self.nodes.get(&place.node) {
             // It may have keys there, and this manager has never heard of the node.

@@ -22,7 +22,8 @@ wire_messages! {
         label: u64,
         /// It joins: the manager need not know it.
         first: bool,
-        /// The version of the members that it has taken in.
+        /// The version of the members that it has taken in. 0: it has no lease, and may have been taken for dead; a manager that has just
+        /// started gives it one when nodes had the time to tell who is dead.
         view: u64,
         /// The version of the list of its blocks that it has.
         owned: u64,

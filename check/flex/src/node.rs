@@ -127,10 +127,13 @@ impl NodeActor {
         let (node, sim, shared) = (Arc::clone(&actor.node), sim.clone(), shared.clone());
         let host = sim.host().clone();
         let task = async move {
-            let pool = join_pool(&sim, LABEL).await;
             let name = sim.host().name().to_owned();
+            let mut pool = join_pool(&sim, LABEL).await;
             while pool.block_bytes() == 0 {
                 sim.host().sleep(Duration::from_millis(1)).await;
+                if pool.is_evicted() {
+                    pool = join_pool(&sim, LABEL).await;
+                }
             }
             let around = Surroundings {
                 runtime: Arc::new(sim.host().clone()),

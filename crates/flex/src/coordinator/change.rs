@@ -308,10 +308,33 @@ impl Coordinator {
     }
 
     /// Once everybody has said what it knows, or is gone, the directory is read: nobody writes it any more but by orders of this term.
+    /// Of two that say that they have the same number, the one that had it first is gone for good, but still answers: the pool tells which.
     pub(super) fn recalled_all(&mut self) {
-        if matches!(&self.phase, Phase::Recalling(silent) if silent.is_empty()) {
+        let mut numbers = BTreeSet::new();
+        let once = |member: &Member| member.number == 0 || numbers.insert(member.number);
+        let all = matches!(&self.phase, Phase::Recalling(silent) if silent.is_empty());
+        if all && self.recalled_members().all(once) {
             self.phase = Phase::Looking;
             self.actions.push(Action::Look);
+        }
+    }
+
+    /// Who has said what it knows; number 0: it is no member.
+    pub(super) fn recalled_members(&self) -> impl Iterator<Item = &Member> {
+        self.recalled.iter().filter_map(|recalled| match recalled {
+            Message::Recalled { member, .. } => Some(member),
+            _ => None,
+        })
+    }
+
+    /// A client that is gone is no member, whatever it said before; what it knows of the map counts all the same.
+    pub(super) fn forget_recalled(&mut self, client: ClientId) {
+        for recalled in &mut self.recalled {
+            if let Message::Recalled { member, .. } = recalled
+                && member.client == client
+            {
+                member.number = 0;
+            }
         }
     }
 
@@ -377,11 +400,11 @@ impl Coordinator {
                 continue;
             };
             paused_for = paused_for.max(paused);
-            if member.number == 0 {
-                continue;
+            if member.number > 0 {
+                let (number, node) = (member.number, super::Node { member, gone: false });
+                let before = self.nodes.insert(number, node);
+                debug_assert!(before.is_none(), "{number} is two nodes'");
             }
-            let node = super::Node { member: member.clone(), gone: false };
-            self.nodes.insert(member.number, node);
             if version > self.version
                 && let Some(geometry) = Geometry::new(partition_bits)
                 && map.len() == geometry.partitions() as usize

@@ -3,8 +3,8 @@
 //! It is a fabric node of its own, in the manager's process or anywhere; it stores nothing. As a client of the pool, of a label of its
 //! own ([`directory_label`]), it owns the block with the directory, and asks who is dead.
 //!
-//! **Taking office.** The oldest block of its label is the directory's. If there is none, and no compute node that lives knows one, it
-//! allocates one, and looks again, as another may have done so too. Then it enters its term, and reads the roster. Whatever of that is refused is tried again.
+//! **Taking office.** The oldest block of its label is the directory's. If there is none, no compute node that lives knows one, and the pool has
+//! no block of the store's either, it allocates one, and looks again, as another may have done so too. Then it enters its term, and reads the roster. Whatever of that is refused is tried again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -281,6 +281,12 @@ impl Desk {
             if !self.look(|core| core.has_heard_all(&of_the_store)) {
                 return Err(Error::busy(
                     "no compute node is there yet, or not all of them are heard",
+                ));
+            }
+            // Records lie in the pool, so there was an index: its directory is on memory nodes that the manager has not heard since it started.
+            if !self.pool.find(label).await?.is_empty() {
+                return Err(Error::busy(
+                    "the pool has blocks of the store and not its directory: memory nodes are missing",
                 ));
             }
             self.pool.allocate(Sharing::All).await?;

@@ -233,7 +233,7 @@ impl Coordinator {
             partitions: self.map.len() as u32,
             offloaded: self.map.iter().filter(|entry| entry.offloaded).count() as u32,
             offload: self.offload,
-            figures: Vec::new(),
+            figures: self.report().figures(),
             nodes: self.members().into_iter().map(node).collect(),
         }
     }
@@ -245,6 +245,8 @@ impl Coordinator {
         if let Phase::Recalling(silent) = &self.phase {
             clients.extend(silent);
         }
+        let members = self.recalled_members().filter(|member| member.number > 0);
+        clients.extend(members.map(|member| member.client));
         clients.into_iter().collect()
     }
 
@@ -403,6 +405,7 @@ impl Coordinator {
 
     /// A client is dead for good: none of its operations takes place any more, and it serves nothing.
     pub fn on_gone(&mut self, client: ClientId) {
+        self.forget_recalled(client);
         if let Phase::Recalling(silent) = &mut self.phase {
             silent.remove(&client);
             self.recalled_all();

@@ -342,6 +342,31 @@ fn one_that_starts_waits_for_everybody_in_the_roster_or_their_end() {
 }
 
 #[test]
+fn one_that_is_gone_and_still_answers_takes_nobodys_number() {
+    // Number 2 went to the third client when the second was gone. Their answers come in both orders, and its end is heard before and after.
+    for (first, second) in [(2, 3), (3, 2)] {
+        let mut cluster = settled(2);
+        cluster.die(2);
+        cluster.settle();
+        cluster.join();
+        cluster.settle();
+        assert_eq!(cluster.number(3), Some(2));
+        cluster.restart_coordinator();
+        cluster.deliver_all("Here");
+        [1, first, second].into_iter().for_each(|client| cluster.run_order(client));
+        cluster.read_directory();
+        assert_eq!(cluster.core.version(), 0, "one of the two is gone, and nobody knows which");
+        assert!([1, 2, 3].map(ClientId).iter().all(|c| cluster.core.watched().contains(c)));
+        cluster.watch();
+        cluster.read_directory();
+        let members = cluster.core.members();
+        let members: Vec<(u32, u64)> = members.iter().map(|m| (m.number, m.client.0)).collect();
+        assert_eq!(members, [(1, 1), (2, 3)]);
+        cluster.settle();
+    }
+}
+
+#[test]
 fn one_that_starts_when_everybody_is_gone_finds_the_index_and_makes_no_other() {
     let mut cluster = settled(2);
     let full = cluster.core.map()[3];

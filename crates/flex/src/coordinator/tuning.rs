@@ -19,6 +19,7 @@ use crate::format::Counts;
 use crate::hotness::{Detection, INTERVAL_NS, NOISE_SIGMAS_DEFAULT, Ranking, Window, detect};
 use crate::ids::ComputeId;
 use crate::knob::{Knob, Ratio, STEP_PERMILLE};
+use crate::wire::Figure;
 
 /// Changes that a report remembers.
 const CHANGES_KEPT: usize = 64;
@@ -115,6 +116,28 @@ pub struct Report {
     pub steady: bool,
     /// The latest changes of the map, oldest first.
     pub changes: VecDeque<Changed>,
+}
+
+impl Report {
+    /// For people and their tools: whole numbers by name.
+    pub(super) fn figures(&self) -> Vec<Figure> {
+        let (last, longest) = (self.changes.back(), self.changes.iter().map(|c| c.took_ns).max());
+        let facts = [
+            ("samples", self.samples),
+            ("ops_per_s", self.throughput as u64),
+            ("reads_permille", (self.read_share * 1000.0) as u64),
+            ("displacement", self.displacement),
+            ("displacement_baseline", self.baseline as u64),
+            ("reassignments", self.reassignments),
+            ("ratio_moves", self.ratio_moves),
+            ("ratio_steady", u64::from(self.steady)),
+            ("last_change_us", last.map_or(0, |change| change.took_ns / 1000)),
+            ("last_change_partitions", last.map_or(0, |change| change.partitions.into())),
+            ("last_change_moved", last.map_or(0, |change| change.moved.into())),
+            ("longest_change_us", longest.unwrap_or(0) / 1000),
+        ];
+        facts.map(|(name, value)| Figure { name: name.to_owned(), value }).to_vec()
+    }
 }
 
 /// What an interval's end asks for.

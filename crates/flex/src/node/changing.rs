@@ -35,7 +35,7 @@ use crate::gates::Gates;
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::SlotLease;
 use crate::proxy::{Offloaded, Served};
-use crate::table::{Image, Range, Swapped};
+use crate::table::{Image, Range, Repaired, Swapped};
 use crate::wire::{Assigned, Member, Message, Shaped, Why};
 
 /// A node asks to join again after so long.
@@ -127,7 +127,7 @@ impl Inner {
             Some(node) => Counters::new(node, geometry.partitions())?,
             None => None,
         };
-        let joined = Joined { number, gates, map: RwLock::new(map), counters };
+        let joined = Joined { number, geometry, gates, map: RwLock::new(map), counters };
         // With the lock: whoever is asked what it knows says either that it takes part, or never will by this map.
         if self.joined.set(joined).is_ok() {
             self.keep_releasing();
@@ -207,27 +207,41 @@ impl Inner {
     ) -> Result<Message> {
         // Before the first map nothing is prepared, nor swept.
         let _pass = self.taking.enter().await;
-        let until_ns = self.until_ns();
-        let table = &self.table;
-        let geometry = table.begin_index(directory, partition_bits, until_ns).await?;
-        let mut shapes = Vec::new();
-        for partition in (0..geometry.partitions()).map(PartitionId) {
-            if let Some((_, shape)) = table.entry(directory, geometry, partition, until_ns).await? {
-                shapes.push(shape);
-                continue;
+        let begun = self.table.begin_index(directory, partition_bits, self.until_ns());
+        let geometry = begun.await?;
+        let all: Vec<PartitionId> = (0..geometry.partitions()).map(PartitionId).collect();
+        let mut shapes = Vec::with_capacity(all.len());
+        for some in all.chunks(TAKEN_AT_ONCE) {
+            let make = |partition: &PartitionId| {
+                self.create_partition((directory, geometry), *partition, log2_buckets)
+            };
+            for made in together(some.iter().map(make)).await {
+                shapes.push(made?);
             }
-            let log2_buckets =
-                table.begin_partition(directory, partition, log2_buckets, until_ns).await?;
-            let mine =
-                self.new_table(1, log2_buckets, (BUCKET_BYTES as u64) << log2_buckets).await?;
-            let shape =
-                table.place_partition(directory, geometry, partition, mine, until_ns).await?;
-            if shape != mine {
-                self.free_table(mine);
-            }
-            shapes.push(shape);
         }
         Ok(Message::Created { shapes })
+    }
+
+    /// A partition's first subtable, and its entry; what is there if somebody was faster.
+    async fn create_partition(
+        &self,
+        (directory, geometry): (BlockId, Geometry),
+        partition: PartitionId,
+        log2_buckets: u32,
+    ) -> Result<Shaped> {
+        let (table, until_ns) = (&self.table, self.until_ns());
+        if let Some((_, shape)) = table.entry(directory, geometry, partition, until_ns).await? {
+            return Ok(shape);
+        }
+        let log2_buckets =
+            table.begin_partition(directory, partition, log2_buckets, until_ns).await?;
+        let bytes = (BUCKET_BYTES as u64) << log2_buckets;
+        let mine = self.new_table(1, log2_buckets, bytes).await?;
+        let shape = table.place_partition(directory, geometry, partition, mine, until_ns).await?;
+        if shape != mine {
+            self.free_table(mine);
+        }
+        Ok(shape)
     }
 
     /// Room for a subtable; what was never used holds zeroes.
@@ -313,6 +327,17 @@ impl Inner {
         Ok(Message::Prepared { changes })
     }
 
+    /// Settles what was left half done in a subtable; records that nobody names any more are given back.
+    async fn repair(self: &Arc<Self>, shape: Shaped, until_ns: u64) -> Result<(Image, Repaired)> {
+        let (mut held, mut superseded) = (Vec::new(), Vec::new());
+        let mut stamp = || self.deleted_now();
+        let mut hold = |slot| held.push(self.frees.hold(slot));
+        let table = &self.table;
+        let repaired = table.repair(shape, &mut stamp, &mut hold, &mut superseded, until_ns).await;
+        superseded.into_iter().for_each(|slot| self.free_later(slot));
+        repaired
+    }
+
     async fn take_all(
         self: &Arc<Self>,
         mine: Vec<Assigned>,
@@ -343,8 +368,7 @@ impl Inner {
         }
         // Should it not fit, the entry says so below; nobody works by its owner word before.
         let mut charge = self.charge(&mut assigned);
-        let mut stamp = || self.deleted_now();
-        let (mut image, repaired) = self.table.repair(assigned.shape, &mut stamp, until_ns).await?;
+        let (mut image, repaired) = self.repair(assigned.shape, until_ns).await?;
         if repaired.pending + repaired.differed > 0 {
             tracing::info!(%partition, ?repaired, "slots that a node left half done were settled");
         }

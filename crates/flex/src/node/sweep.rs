@@ -201,7 +201,8 @@ impl Inner {
         Message::Referred { words: self.held_in(&blocks.iter().copied().collect()) }
     }
 
-    /// What a partition of this node's refers to in blocks: what is being written into it first, then its slots.
+    /// What a partition of this node's refers to in blocks: what is being written into it first, then its slots. Who was taken for dead may have
+    /// given a write up after it was on the copies in the pool, which its slots do not show: it has nothing to say.
     pub(super) async fn what_refers(self: &Arc<Self>, refers: &Message) -> Message {
         let Message::Refers { partition, epoch, blocks } = refers else {
             return self.declined(Why::Malformed);
@@ -219,6 +220,7 @@ impl Inner {
             None => self.words_of(served.assigned.shape).await,
         };
         match slots {
+            Ok(_) if !self.table.holds_lease() => self.declined(Why::Fenced),
             Ok(slots) => {
                 let words = incoming.into_iter().chain(slots);
                 Message::Referred { words: self.words_in(words, &blocks) }

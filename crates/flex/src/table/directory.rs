@@ -16,6 +16,8 @@ use crate::format::{
 use crate::ids::PartitionId;
 use crate::wire::Shaped;
 
+/// So many entries are read together.
+const ENTRIES_AT_ONCE: usize = 64;
 /// Bytes from the roster's beginning to its first client.
 const CLIENTS: u64 = 16;
 
@@ -126,11 +128,12 @@ impl Table {
         geometry: Geometry,
         until_ns: u64,
     ) -> Result<Option<Vec<(u32, Shaped)>>> {
-        let mut entries = Vec::new();
-        for partition in (0..geometry.partitions()).map(PartitionId) {
-            match self.entry(directory, geometry, partition, until_ns).await? {
-                Some(entry) => entries.push(entry),
-                None => return Ok(None),
+        let all: Vec<PartitionId> = (0..geometry.partitions()).map(PartitionId).collect();
+        let mut entries = Vec::with_capacity(all.len());
+        for some in all.chunks(ENTRIES_AT_ONCE) {
+            for entry in self.entries_of(directory, geometry, some, until_ns).await? {
+                let Some(entry) = entry else { return Ok(None) };
+                entries.push(entry);
             }
         }
         Ok(Some(entries))
@@ -144,18 +147,36 @@ impl Table {
         partition: PartitionId,
         until_ns: u64,
     ) -> Result<Option<(u32, Shaped)>> {
-        let address = Address { block: directory, offset: entry_offset(partition) };
-        let read = self.read(&[Range { address, bytes: ENTRY_BYTES as u64 }], until_ns).await?;
+        let entry = self.entries_of(directory, geometry, &[partition], until_ns).await?.pop();
+        Ok(entry.flatten())
+    }
+
+    async fn entries_of(
+        &self,
+        directory: BlockId,
+        geometry: Geometry,
+        partitions: &[PartitionId],
+        until_ns: u64,
+    ) -> Result<Vec<Option<(u32, Shaped)>>> {
+        let range = |partition: &PartitionId| Range {
+            address: Address { block: directory, offset: entry_offset(*partition) },
+            bytes: ENTRY_BYTES as u64,
+        };
+        let ranges: Vec<Range> = partitions.iter().map(range).collect();
+        let read = self.read(&ranges, until_ns).await?;
         if !self.holds_lease() {
             return Err(Error::busy("the directory was read without a lease"));
         }
-        let bytes = read.first().and_then(|bytes| bytes.first_chunk::<ENTRY_BYTES>());
-        let bytes = bytes.ok_or_else(|| Error::unsupported("a READ of another length"))?;
-        let entry = PartitionEntry::decode(bytes, geometry, partition).ok();
-        Ok(entry.map(|PartitionEntry { owner, shape }| {
-            let Shape { packed, generation, log2_buckets } = shape;
-            (owner.epoch, Shaped { packed, generation, log2_buckets })
-        }))
+        let entry = |(bytes, partition): (&Vec<u8>, &PartitionId)| {
+            let bytes = bytes.first_chunk::<ENTRY_BYTES>();
+            let bytes = bytes.ok_or_else(|| Error::unsupported("a READ of another length"))?;
+            let entry = PartitionEntry::decode(bytes, geometry, *partition).ok();
+            Ok(entry.map(|PartitionEntry { owner, shape }| {
+                let Shape { packed, generation, log2_buckets } = shape;
+                (owner.epoch, Shaped { packed, generation, log2_buckets })
+            }))
+        };
+        read.iter().zip(partitions).map(entry).collect()
     }
 
     /// Says how the store is cut, if nobody did; how it is.

@@ -29,7 +29,7 @@ use crate::rivals::Rival;
 use crate::settings::Sabotage;
 use crate::wire::Shaped;
 
-pub(crate) use subtable::Image;
+pub(crate) use subtable::{Image, Repaired};
 
 /// Between two tries.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -72,8 +72,12 @@ impl Table {
 
     /// Whether this node is a member: what it reads is of copies in use, and nobody has taken its partitions.
     pub(crate) fn holds_lease(&self) -> bool {
-        let holds = !self.pool.is_evicted() && self.pool.lease_until_ns() > self.now_ns();
-        holds || self.sabotage.no_lease
+        self.held_lease(self.now_ns())
+    }
+
+    /// Whether it was at `now_ns`.
+    pub(crate) fn held_lease(&self, now_ns: u64) -> bool {
+        self.pool.holds_lease(now_ns) || self.sabotage.no_lease
     }
 
     pub(crate) fn address(&self, packed: u64) -> Address {

@@ -64,11 +64,15 @@ impl Table {
         }
     }
 
-    /// Makes all copies equal to the first, and takes forward what was pending there; the slots then. `now_us` stamps what is deleted.
+    /// Makes all copies equal to the first, and takes forward what was pending there; the slots then. `stamp` gives the word of what is
+    /// deleted. `hold` is told of records that nobody names any more, before that is so; those of which it is so by the end, also of one that
+    /// fails, come into `superseded`.
     pub(crate) async fn repair(
         &self,
         shape: Shaped,
         stamp: &mut (dyn FnMut() -> Slot + Send),
+        hold: &mut (dyn FnMut(Slot) + Send),
+        superseded: &mut Vec<Slot>,
         until_ns: u64,
     ) -> Result<(Image, Repaired)> {
         let mut images = self.load_copies(shape, until_ns).await?;
@@ -81,9 +85,15 @@ impl Table {
             if !differs && !word.is_pending() || self.sabotage.no_repair {
                 continue;
             }
+            let mut loses = Vec::new();
             let settled = if word.is_pending() {
                 done.pending += 1;
-                self.settled(word, stamp, until_ns).await?
+                let (end, previous) = self.settled(word, stamp, until_ns).await?;
+                loses.push(previous);
+                // A tombstone.
+                loses.extend((end != word.to_live()).then_some(word.to_live()));
+                loses.iter().for_each(|slot| hold(*slot));
+                end
             } else {
                 done.differed += 1;
                 word
@@ -93,17 +103,18 @@ impl Table {
             self.write_backups(&[(address, &bytes)], until_ns).await?;
             self.write(&[(address, &bytes)], until_ns).await?;
             image.words[at] = settled.0;
+            superseded.append(&mut loses);
         }
         Ok((image, done))
     }
 
-    /// What a pending slot becomes: its record was written before it. The record that it supersedes loses its valid bit here.
+    /// What a pending slot becomes: its record was written before it. And what it supersedes, which loses its valid bit here.
     pub(crate) async fn settled(
         &self,
         word: Slot,
         stamp: &mut (dyn FnMut() -> Slot + Send),
         until_ns: u64,
-    ) -> Result<Slot> {
+    ) -> Result<(Slot, Slot)> {
         let bytes = self.read_record(word, until_ns).await?;
         let record = match Record::decode(&bytes, self.pool.block_bytes()) {
             Ok(Decoded::Record(record)) => record,
@@ -112,8 +123,9 @@ impl Table {
                 return Err(Error::unsupported(what));
             }
         };
-        self.invalidate(Slot(record.previous), until_ns).await?;
-        Ok(if record.is_tombstone() { stamp() } else { word.to_live() })
+        let previous = Slot(record.previous);
+        self.invalidate(previous, until_ns).await?;
+        Ok((if record.is_tombstone() { stamp() } else { word.to_live() }, previous))
     }
 
     /// Clears a record's valid bit on all copies: cached addresses of it are of no use from then on.

@@ -77,6 +77,8 @@ pub(super) struct Cluster {
     pub(super) core: Coordinator,
     /// Those that are not gone.
     pub(super) nodes: BTreeMap<ClientId, Node>,
+    /// Gone for good and unaware of it: they still answer what needs no pool.
+    pub(super) ghosts: BTreeMap<ClientId, Node>,
     pub(super) bag: Vec<Flight>,
     /// The owner words: epoch and node.
     pub(super) claimed: BTreeMap<u32, (u32, u32)>,
@@ -235,6 +237,7 @@ impl Cluster {
             roster: BTreeSet::new(),
             looks: false,
             nodes: BTreeMap::new(),
+            ghosts: BTreeMap::new(),
             bag: Vec::new(),
             claimed: BTreeMap::new(),
             last: Vec::new(),
@@ -302,7 +305,7 @@ impl Cluster {
 
     /// The pool has taken a node for dead, and its lease is over.
     pub(super) fn die(&mut self, client: u64) {
-        self.nodes.remove(&ClientId(client));
+        self.ghosts.extend(self.nodes.remove_entry(&ClientId(client)));
         self.core.on_gone(ClientId(client));
         self.collect();
     }
@@ -324,7 +327,7 @@ impl Cluster {
         // Orders of the old one may still arrive; the rest went to it.
         self.bag.retain(|flight| matches!(flight, Flight::Order { .. }));
         self.take_office();
-        let nodes: Vec<ClientId> = self.nodes.keys().copied().collect();
+        let nodes: Vec<ClientId> = self.nodes.keys().chain(self.ghosts.keys()).copied().collect();
         nodes.into_iter().for_each(|client| self.announce(client));
     }
 
@@ -416,9 +419,11 @@ impl Cluster {
     pub(super) fn deliver(&mut self, flight: Flight) {
         match flight {
             Flight::Order { to, message } => {
-                let Some(node) = self.nodes.get_mut(&to).filter(|node| !node.silent) else {
-                    return;
-                };
+                let needs_no_pool =
+                    matches!(message, Message::Recall { .. } | Message::Pause { .. });
+                let ghosts = needs_no_pool.then_some(&mut self.ghosts);
+                let there = self.nodes.get_mut(&to).or_else(|| ghosts?.get_mut(&to));
+                let Some(node) = there.filter(|node| !node.silent) else { return };
                 let answer = node.answer(to, &message, &mut self.claimed, &mut self.shapes);
                 let term = self.term;
                 self.bag.push(Flight::Answer { term, from: to, sent: message, answer });

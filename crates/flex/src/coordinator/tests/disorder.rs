@@ -49,7 +49,8 @@ fn event(cluster: &mut Cluster, rng: &mut Rng) {
         10 => {
             cluster.watch();
             cluster.read_directory();
-            up.iter().for_each(|client| cluster.announce(*client));
+            let ghosts: Vec<ClientId> = cluster.ghosts.keys().copied().collect();
+            up.iter().chain(&ghosts).for_each(|client| cluster.announce(*client));
         }
         11 => cluster.count(rng.usize(..64), rng),
         9 if rng.u32(..6) == 0 => cluster.restart_coordinator(),

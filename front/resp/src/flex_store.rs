@@ -2,15 +2,17 @@
 //!
 //! Owned by the server. Each key by itself is linearizable, over all compute nodes: read-modify-write goes by compare-and-set, so
 //! it is atomic whoever else writes. There is no order among keys and no moment that several share: what needs one is
-//! refused as unsupported; MGET, MSET, DEL and pipelines take their keys one after another.
+//! refused as unsupported; MGET, MSET, DEL and a pipeline's GETs and SETs work on their keys at the same time, so that they share round
+//! trips. Of several writes of one key in one batch the last one is done: the others were overwritten at once.
 //!
 //! Thread-safe. Cost: a call waits on its thread; over shared memory it mostly does not have to. Failure: an error of a write says
 //! whether it may have happened.
 
+use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
-use archipelago_compute::flex::FlexNode;
+use archipelago_compute::flex::{FlexNode, KeyWrite};
 use archipelago_flex::Value;
 
 use crate::store::{Change, Decide, Entry, KeyRange, Op, PinnedSlice, Store, Visit};
@@ -42,6 +44,27 @@ fn entry_from(value: Value) -> Entry {
     Entry { value: PinnedSlice::owned(value.bytes), expires_at_ms }
 }
 
+/// What is to be done with each key in the end.
+fn last_of_each<'a>(ops: &[Op<'a>]) -> Result<Vec<KeyWrite<'a>>> {
+    let mut last: HashMap<&[u8], usize> = HashMap::with_capacity(ops.len());
+    let mut writes: Vec<KeyWrite<'a>> = Vec::with_capacity(ops.len());
+    for op in ops {
+        let write = match *op {
+            Op::Put { key, value, expires_at_ms } => (key, Some((value, expiry_of(expires_at_ms)))),
+            Op::Delete { key } => (key, None),
+            Op::DeleteRange { .. } => return Err(no_order("a range cannot be removed")),
+        };
+        match last.entry(write.0) {
+            hash_map::Entry::Occupied(at) => writes[*at.get()] = write,
+            hash_map::Entry::Vacant(free) => {
+                free.insert(writes.len());
+                writes.push(write);
+            }
+        }
+    }
+    Ok(writes)
+}
+
 impl FlexStore {
     /// Serves what `node` is part of.
     #[must_use]
@@ -56,20 +79,18 @@ impl Store for FlexStore {
     }
 
     fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
-        keys.iter().map(|key| Ok(self.get(key)?.map(|entry| entry.value))).collect()
+        let values = self.node.get_many(keys)?;
+        Ok(values.into_iter().map(|value| Some(PinnedSlice::owned(value?.bytes))).collect())
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
-        for op in ops {
-            match *op {
-                Op::Put { key, value, expires_at_ms } => {
-                    self.node.set(key, value, expiry_of(expires_at_ms))?;
-                }
-                Op::Delete { key } => drop(self.node.delete(key)?),
-                Op::DeleteRange { .. } => return Err(no_order("a range cannot be removed")),
+        match *ops {
+            [Op::Put { key, value, expires_at_ms }] => {
+                self.node.set(key, value, expiry_of(expires_at_ms))
             }
+            [Op::Delete { key }] => self.node.delete(key).map(drop),
+            _ => self.node.write_many(&last_of_each(ops)?),
         }
-        Ok(())
     }
 
     fn modify(&self, key: &[u8], decide: &mut Decide<'_, '_>) -> Result<()> {
@@ -93,11 +114,7 @@ impl Store for FlexStore {
     }
 
     fn remove(&self, keys: &[&[u8]]) -> Result<usize> {
-        let mut removed = 0;
-        for key in keys {
-            removed += usize::from(self.node.delete(key)?);
-        }
-        Ok(removed)
+        self.node.delete_many(keys)
     }
 
     fn joint_writes(&self) -> Result<()> {
@@ -141,5 +158,25 @@ impl Store for FlexStore {
 
     fn would_stall(&self, _: bool) -> bool {
         self.node.may_wait()
+    }
+
+    fn overlaps_reads(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_writes_of_a_key_the_last_counts() {
+        let put = |key, value| Op::Put { key, value, expires_at_ms: None };
+        let (reef, cay): (&[u8], &[u8]) = (b"reef", b"cay");
+        let ops = [put(reef, b"1"), put(cay, b"2"), Op::Delete { key: reef }, put(cay, b"3")];
+        let writes = last_of_each(&ops).expect("keys");
+        assert_eq!(writes, [(reef, None), (cay, Some((&b"3"[..], 0)))]);
+        let range = [put(reef, b"1"), Op::DeleteRange { start: b"", end: None }];
+        assert!(last_of_each(&range).is_err(), "and nothing is done");
     }
 }

@@ -6,7 +6,8 @@
 //! 1. `input[consumed..]` starts at the first byte of a command that has not run.
 //! 2. Replies are in the order of the commands. Consecutive plain SETs become one write of the
 //!    store; they are written and answered before any other command runs, so the connection sees
-//!    its own writes, and others see at most that they came together.
+//!    its own writes, and others see at most that they came together. Consecutive plain GETs become
+//!    one read of a store that gains by it.
 //! 3. Output does not grow past [`REPLY_FLUSH_BYTES`] plus one reply before it is sent, so a client
 //!    that does not read holds up itself only.
 
@@ -28,14 +29,18 @@ const INPUT_BYTES_MIN: usize = 4 << 10;
 /// Input buffers grow to this by themselves, and further only for a single command.
 const INPUT_BYTES_USUAL: usize = 64 << 10;
 
-/// Bounds on a batch of SETs: how many, and their bytes.
-const BATCH_SETS_MAX: usize = 512;
+/// Bounds on a batch: how many commands, and the bytes of SETs.
+const BATCH_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 1 << 20;
+/// Values that are larger gain nothing from a batch, and some store may refuse them.
+const PLAIN_BYTES_MAX: usize = 64 << 10;
+/// Of GETs, whose values are all in memory until they are answered.
+const BATCH_GETS_MAX: usize = 32;
 
-/// A plain SET that waits for its batch: spans of key and value, absolute in the input.
-struct PendingSet {
+/// A plain SET or GET that waits for its batch: spans of key and, of a SET, value, absolute in the input.
+struct Pending {
     key: (usize, usize),
-    value: (usize, usize),
+    value: Option<(usize, usize)>,
 }
 
 /// See the module.
@@ -44,7 +49,8 @@ pub(crate) struct Pipeline {
     pub(crate) reply: Reply,
     consumed: usize,
     parser: Parser,
-    pending: Vec<PendingSet>,
+    /// Only SETs, or only GETs.
+    pending: Vec<Pending>,
     pending_bytes: usize,
     /// Bytes that the unfinished command still needs.
     wanted: usize,
@@ -86,14 +92,14 @@ impl Pipeline {
                     self.one(session, start, len);
                 }
                 Err(error) => {
-                    self.flush_sets(session);
+                    self.flush(session);
                     self.reply.error(&format!("ERR {error}"));
                     session.shared.add(Stat::ProtocolErrors, 1);
                     session.closing.set(true);
                 }
             }
         }
-        self.flush_sets(session);
+        self.flush(session);
         session.settle();
         self.charge_memory();
         early
@@ -107,28 +113,40 @@ impl Pipeline {
         }
         let command = &self.input[start..start + len];
         if session.reply_mode.get() == ReplyMode::On
-            && let Some(set) = plain_set(command, spans, start)
+            && let Some(plain) = plain(command, spans, start)
+            && (plain.value.is_some() || session.shared.store.overlaps_reads())
         {
+            let is_get = plain.value.is_none();
+            if self.pending.first().is_some_and(|first| first.value.is_none() != is_get) {
+                self.flush(session);
+            }
             self.pending_bytes += len;
-            self.pending.push(set);
-            if self.pending.len() >= BATCH_SETS_MAX || self.pending_bytes >= BATCH_BYTES_MAX {
-                self.flush_sets(session);
+            self.pending.push(plain);
+            let most = if is_get { BATCH_GETS_MAX } else { BATCH_MAX };
+            if self.pending.len() >= most || self.pending_bytes >= BATCH_BYTES_MAX {
+                self.flush(session);
             }
             return;
         }
-        self.flush_sets(session);
+        self.flush(session);
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
         session.execute(args, &mut self.reply);
     }
 
-    fn flush_sets(&mut self, session: &Session) {
-        let put = |set: &PendingSet| Op::Put {
-            key: &self.input[set.key.0..set.key.1],
-            value: &self.input[set.value.0..set.value.1],
+    fn flush(&mut self, session: &Session) {
+        let at = |span: (usize, usize)| &self.input[span.0..span.1];
+        let put = |set: &Pending| Op::Put {
+            key: at(set.key),
+            value: set.value.map(at).unwrap_or_default(),
             expires_at_ms: None,
         };
         match &self.pending[..] {
             [] => return,
+            [Pending { key, value: None }] => session.get_one(at(*key), &mut self.reply),
+            gets @ [Pending { value: None, .. }, ..] => {
+                let keys: Vec<&[u8]> = gets.iter().map(|get| at(get.key)).collect();
+                session.get_batch(&keys, &mut self.reply);
+            }
             [one] => session.set_batch(&[put(one)], &mut self.reply),
             many => session.set_batch(&many.iter().map(put).collect::<Vec<_>>(), &mut self.reply),
         }
@@ -183,13 +201,17 @@ impl Pipeline {
     }
 }
 
-/// `SET key value` without options, with a key that the store will not refuse.
-fn plain_set(command: &[u8], spans: &[Span], start: usize) -> Option<PendingSet> {
-    let [name, key, value] = spans else { return None };
+/// `SET key value` without options, or `GET key`, with a key and a value that the store will not refuse.
+fn plain(command: &[u8], spans: &[Span], start: usize) -> Option<Pending> {
+    let ([name, key] | [name, key, _]) = spans else { return None };
+    let wanted: &[u8] = if spans.len() == 2 { b"get" } else { b"set" };
     let name = &command[name.0 as usize..name.1 as usize];
-    if !name.eq_ignore_ascii_case(b"set") || (key.1 - key.0) as usize > KEY_BYTES_MAX {
+    let bytes = |span: &Span| (span.1 - span.0) as usize;
+    let large =
+        bytes(key) >= KEY_BYTES_MAX || spans.get(2).is_some_and(|v| bytes(v) > PLAIN_BYTES_MAX);
+    if large || !name.eq_ignore_ascii_case(wanted) {
         return None;
     }
     let absolute = |span: &Span| (start + span.0 as usize, start + span.1 as usize);
-    Some(PendingSet { key: absolute(key), value: absolute(value) })
+    Some(Pending { key: absolute(key), value: spans.get(2).map(absolute) })
 }

@@ -113,12 +113,44 @@ impl Session {
         };
         match done {
             Ok(()) => ops.iter().for_each(|_| reply.ok()),
-            Err(error) => {
-                let line = Refusal::Store(error);
-                bump(&self.tally.errors, ops.len() as u64);
-                ops.iter().for_each(|_| reply.error(&line.line()));
-            }
+            Err(error) => self.refuse(&Refusal::Store(error), ops.len(), reply),
         }
+    }
+
+    /// Reads something of the store, off the runtime's workers if that would wait.
+    fn reading<T>(&self, read: impl FnOnce() -> T) -> T {
+        if self.shared.store.would_stall(false) {
+            tokio::task::block_in_place(read)
+        } else {
+            read()
+        }
+    }
+
+    /// Answers `GET key`.
+    pub(crate) fn get_one(&self, key: &[u8], reply: &mut Reply) {
+        bump(&self.tally.commands, 1);
+        match self.reading(|| self.read(key)) {
+            Ok(entry) => reply.bulk_or_null(entry.as_ref().map(|entry| &entry.value[..])),
+            Err(refusal) => self.refuse(&refusal, 1, reply),
+        }
+    }
+
+    /// Reads the keys of a pipeline's plain GETs at once and answers each.
+    pub(crate) fn get_batch(&self, keys: &[&[u8]], reply: &mut Reply) {
+        bump(&self.tally.commands, keys.len() as u64);
+        match self.reading(|| self.shared.store.multi_get(keys)) {
+            Ok(values) => values.iter().for_each(|value| {
+                self.count_read(value.is_some());
+                reply.bulk_or_null(value.as_deref());
+            }),
+            Err(error) => self.refuse(&Refusal::Store(error), keys.len(), reply),
+        }
+    }
+
+    /// Answers so many commands with a refusal.
+    fn refuse(&self, refusal: &Refusal, commands: usize, reply: &mut Reply) {
+        bump(&self.tally.errors, commands as u64);
+        (0..commands).for_each(|_| reply.error(&refusal.line()));
     }
 
     /// The record at `key`, counted as a hit or a miss.

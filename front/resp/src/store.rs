@@ -13,7 +13,7 @@
 //!
 //! A store that cannot keep 1 and 3 for several keys, or has no order, refuses
 //! [`Store::joint_writes`], [`Store::scan`], ranges and counts as unsupported, with the reason; the
-//! server refuses the commands that need them. Its `multi_get` and `write` take keys one by one.
+//! server refuses the commands that need them. Its `multi_get` and `write` take each key by itself.
 //!
 //! Methods are synchronous and may block on I/O. The server calls short ones straight from its
 //! runtime's workers and long ones, or writes while [`Store::would_stall`], off them.
@@ -172,6 +172,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// The store's own lines for INFO: `name:value`, one a line, no headings.
     fn info(&self) -> String;
+
+    /// Whether several reads at once take less time than one after another: a pipeline's GETs come as one
+    /// [`Store::multi_get`] then.
+    fn overlaps_reads(&self) -> bool {
+        false
+    }
 
     /// Whether a read or a write now would wait: for a flush, a compaction, a move. Asked before every
     /// one, so it must be cheap; a wrong answer costs latency of other connections, nothing else.

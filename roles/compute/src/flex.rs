@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_base::runtime::ThreadRuntime;
+use archipelago_base::runtime::{ThreadRuntime, together};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, Result};
 use archipelago_fabric::{Handler, Listener, Node, Reply, Request, block_on};
@@ -29,6 +29,8 @@ pub use archipelago_flex::{CacheMode, FlexSettings};
 const LOOK: Duration = Duration::from_millis(20);
 /// Between two tries to begin a life.
 const AGAIN: Duration = Duration::from_millis(100);
+/// So many calls of one caller are under way at a time.
+const TOGETHER: usize = 32;
 /// The cluster has memory by then, or the start fails.
 const MEMORY: Duration = Duration::from_secs(10);
 
@@ -44,6 +46,9 @@ pub struct FlexNodeSettings {
     /// The store.
     pub store: FlexSettings,
 }
+
+/// A key; value and expiry in Unix milliseconds (0: never) if it is to have one, `None` if it is to go.
+pub type KeyWrite<'a> = (&'a [u8], Option<(&'a [u8], u64)>);
 
 /// The handler of a life's fabric node, which is there before the compute node.
 #[derive(Default)]
@@ -138,12 +143,60 @@ impl FlexNode {
 
     /// As [`ComputeNode::get`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        let at_once = |life: &Life| life.compute.get_at_once(key);
+        if let Some(value) = self.shared.life.read().as_ref().and_then(at_once) {
+            return Ok(value);
+        }
         block_on(self.node()?.get(key))
     }
 
     /// As [`ComputeNode::set`].
     pub fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<()> {
         block_on(self.node()?.set(key, value, expires_ms))
+    }
+
+    /// As [`ComputeNode::get`] of each key; what this node has not cached is asked for together.
+    pub fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
+        let node = self.node()?;
+        let mut values = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(TOGETHER) {
+            let cached: Vec<Option<_>> = keys.iter().map(|key| node.get_at_once(key)).collect();
+            let missing = keys.iter().zip(&cached).filter(|(_, value)| value.is_none());
+            let asked = block_on(together(missing.map(|(key, _)| node.get(key))));
+            let mut asked = asked.into_iter();
+            for value in cached {
+                let value = value.map(Ok).or_else(|| asked.next());
+                values.push(value.transpose()?.flatten());
+            }
+        }
+        Ok(values)
+    }
+
+    /// As [`ComputeNode::set`] with value and expiry, or [`ComputeNode::delete`] without, of keys that differ; together. After an error
+    /// each of them may have happened.
+    pub fn write_many(&self, writes: &[KeyWrite<'_>]) -> Result<()> {
+        let node = self.node()?;
+        for writes in writes.chunks(TOGETHER) {
+            let write = async |key: &[u8], value: Option<(&[u8], u64)>| match value {
+                Some((value, expires_ms)) => node.set(key, value, expires_ms).await,
+                None => node.delete(key).await.map(drop),
+            };
+            let written = block_on(together(writes.iter().map(|(key, value)| write(key, *value))));
+            written.into_iter().collect::<Result<()>>()?;
+        }
+        Ok(())
+    }
+
+    /// As [`ComputeNode::delete`] of keys that differ, together; how many were there.
+    pub fn delete_many(&self, keys: &[&[u8]]) -> Result<usize> {
+        let node = self.node()?;
+        let mut there = 0;
+        for keys in keys.chunks(TOGETHER) {
+            for deleted in block_on(together(keys.iter().map(|key| node.delete(key)))) {
+                there += usize::from(deleted?);
+            }
+        }
+        Ok(there)
     }
 
     /// As [`ComputeNode::compare_and_set`].
@@ -224,6 +277,11 @@ impl Shared {
         let pool = block_on(PoolClient::join(options, endpoints.clone(), runtime.clone()))?;
         let until_ns = self.clock.now_ns() + MEMORY.as_nanos() as u64;
         while pool.block_bytes() == 0 {
+            if pool.is_evicted() {
+                return Err(Error::busy(
+                    "this node was taken for dead before it knew of any memory",
+                ));
+            }
             if self.clock.now_ns() > until_ns || self.stop.load(Ordering::SeqCst) {
                 return Err(Error::busy("no memory node has registered with the manager"));
             }

@@ -92,7 +92,18 @@ impl Write<'_> {
 impl ComputeNode {
     /// The value of a key. Waits while its partition changes; busy if that takes longer than the settings' patience.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.0.read(key).await
+        if let Some(value) = self.get_at_once(key) {
+            return Ok(value);
+        }
+        // Apart: what is read at once is not to carry a task of kilobytes.
+        Box::pin(self.0.read(key)).await
+    }
+
+    /// As [`ComputeNode::get`], if this node has the pair in its cache and may serve it; the outer `None`: it is to be read with
+    /// [`ComputeNode::get`]. Never waits.
+    #[must_use]
+    pub fn get_at_once(&self, key: &[u8]) -> Option<Option<Value>> {
+        self.0.read_at_once(key)
     }
 
     /// Sets a key, whether it is there or not. `expires_ms`: Unix milliseconds; 0: never. On return the value is on all copies,
@@ -170,7 +181,7 @@ impl Inner {
         until_ns: u64,
     ) -> Result<(Inside<'_>, Assigned)> {
         let joined = self.joined()?;
-        let partition = joined.map.read().geometry.partition(hash);
+        let partition = joined.geometry.partition(hash);
         if let Some(inside) = joined.gates.try_enter(partition) {
             let entry = joined.map.read().entries[partition.0 as usize];
             return Ok((inside, entry));

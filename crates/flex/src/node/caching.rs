@@ -25,7 +25,7 @@ use archipelago_pool::ClientId;
 use parking_lot::Mutex;
 
 use crate::cache::{Cached, FIXED_BYTES, Fetch, Finished, Hit, LocalCache, Place, Short};
-use crate::format::KeyHash;
+use crate::format::{KeyHash, Slot};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::{Adopted, Granted, Holder, Terms};
 use crate::reads::{Counted, READS_WAIT_NS, Reads};
@@ -112,8 +112,7 @@ struct State {
     cache: LocalCache,
     reads: Reads,
     due: Vec<Counted>,
-    /// By the granter's number.
-    held: BTreeMap<u32, Held>,
+    held: Leases,
 }
 
 /// See the module.
@@ -139,6 +138,15 @@ pub(crate) enum Lookup {
     Nothing { reads: u32 },
 }
 
+/// A pair that may be served. `due`: reads that are to be told now.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) value: Vec<u8>,
+    pub(crate) expires_ms: u64,
+    pub(crate) word: Slot,
+    pub(crate) due: Vec<Counted>,
+}
+
 /// Bytes that the index has of the limit; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
@@ -160,28 +168,37 @@ pub(crate) struct Asker {
     pub(crate) now_ns: u64,
 }
 
-impl State {
-    /// Whether what was cached at `place` may be served.
-    fn may_serve(&mut self, place: &Place, asker: &Asker, is_pair: bool, use_ns: u64) -> bool {
-        let Asker { me, entry, now_ns } = *asker;
-        if place.partition.0 != entry.partition || place.stamp.epoch != entry.epoch {
-            return false;
-        }
-        if !is_pair && now_ns >= place.seen_ns.saturating_add(use_ns) {
-            return false;
-        }
-        let Some(owner) = place.owner else { return !entry.offloaded };
-        if owner.0 != entry.node || !entry.offloaded {
-            return false;
-        }
-        if owner == me {
-            return true;
-        }
-        let Some(held) = self.held.get_mut(&owner.0) else { return false };
-        let serves = held.holder.may_serve(now_ns, place.session);
-        held.used |= serves;
-        serves
+/// Leases that others gave this node, by the granter's number.
+type Leases = BTreeMap<u32, Held>;
+
+/// Whether what was cached at `place` may be served.
+fn may_serve(held: &mut Leases, place: &Place, asker: &Asker, is_pair: bool, use_ns: u64) -> bool {
+    let Asker { me, entry, now_ns } = *asker;
+    if place.partition.0 != entry.partition || place.stamp.epoch != entry.epoch {
+        return false;
     }
+    if !is_pair && now_ns >= place.seen_ns.saturating_add(use_ns) {
+        return false;
+    }
+    let Some(owner) = place.owner else { return !entry.offloaded };
+    if owner.0 != entry.node || !entry.offloaded {
+        return false;
+    }
+    if owner == me {
+        return true;
+    }
+    let Some(held) = held.get_mut(&owner.0) else { return false };
+    let serves = held.holder.may_serve(now_ns, place.session);
+    held.used |= serves;
+    serves
+}
+
+/// Reads that are due for being told, if there are many.
+fn take_due(due: &mut Vec<Counted>) -> Vec<Counted> {
+    if due.len() < DUE_MAX {
+        return Vec::new();
+    }
+    std::mem::replace(due, Vec::with_capacity(DUE_MAX))
 }
 
 impl Caching {
@@ -248,17 +265,35 @@ impl Caching {
             return Lookup::Address(place);
         }
         count(&self.counters.pair_hits);
-        let due = if state.due.len() < DUE_MAX {
-            Vec::new()
-        } else {
-            std::mem::replace(&mut state.due, Vec::with_capacity(DUE_MAX))
-        };
+        let due = take_due(&mut state.due);
         match state.cache.get(hash, key).map(|hit| hit.cached) {
             Some(Cached::Pair { value, expires_ms }) => {
                 Lookup::Pair { value: value.to_vec(), expires_ms, place, due }
             }
             _ => nothing(0),
         }
+    }
+
+    /// A pair that may be served; counted as [`Caching::read`] counts it. Otherwise nothing is counted.
+    pub(crate) fn read_pair(&self, hash: KeyHash, key: &[u8], asker: &Asker) -> Option<Pair> {
+        if self.mode != CacheMode::Pairs {
+            return None;
+        }
+        let mut guard = self.state.lock();
+        let State { cache, reads, due, held } = &mut *guard;
+        let Hit { place, cached: Cached::Pair { value, expires_ms } } = cache.get(hash, key)?
+        else {
+            return None;
+        };
+        if !may_serve(held, &place, asker, true, self.address_use_ns) {
+            return None;
+        }
+        if place.owner.is_some() {
+            due.extend(reads.add(hash, place.partition, place.slot, asker.now_ns));
+        }
+        count(&self.counters.pair_hits);
+        let (value, due) = (value.to_vec(), take_due(due));
+        Some(Pair { value, expires_ms, word: place.word, due })
     }
 
     /// Where the key's slot is, for a write; of a pair its expiry, too.
@@ -289,7 +324,8 @@ impl Caching {
     ) -> Option<(Place, bool)> {
         let Hit { place, cached } = state.cache.get(hash, key)?;
         let is_pair = cached != Cached::Address;
-        state.may_serve(&place, asker, is_pair, self.address_use_ns).then_some((place, is_pair))
+        let serves = may_serve(&mut state.held, &place, asker, is_pair, self.address_use_ns);
+        serves.then_some((place, is_pair))
     }
 
     /// Reads of the key that a request takes along.
@@ -427,7 +463,7 @@ impl Caching {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Slot, SlotIndex, key_hash};
+    use crate::format::{SlotIndex, key_hash};
     use crate::lease::Stamp;
     use crate::reads::READS_DUE;
     use crate::wire::Shaped;
@@ -503,6 +539,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_read_at_once_is_what_would_be_read() {
+        let caching = caching(1 << 20);
+        caching.granted(PROXY, 0, GRANT, || true);
+        put(&caching, Some(2), Some(b"coral"));
+        let asker = asker(2, true, 1_000_000);
+        let late = Asker { now_ns: 200_000_000, ..asker };
+        assert_eq!(caching.read_pair(key_hash(KEY), KEY, &late), None, "the lease ran out");
+        let pair = caching.read_pair(key_hash(KEY), KEY, &asker).expect("served");
+        assert_eq!((&pair.value[..], pair.word), (&b"coral"[..], Slot(8)));
+        assert_eq!(caching.status().pair_hits, 1);
+        assert_eq!(caching.take_reads(key_hash(KEY)), 1, "the proxy hears of it");
+        caching.invalidate(key_hash(KEY));
+        assert_eq!(caching.read_pair(key_hash(KEY), KEY, &asker), None);
+    }
+
+    #[test]
     fn own_partitions_need_no_lease_and_a_pause_leaves_nothing() {
         let caching = caching(1 << 20);
         put(&caching, Some(1), Some(b"coral"));
@@ -528,6 +580,7 @@ mod tests {
         for _ in 1..READS_DUE {
             assert_eq!(read(&caching, &asker), "address");
         }
+        assert_eq!(caching.read_pair(key_hash(KEY), KEY, &asker), None, "and counts nothing");
         let due = caching.read(key_hash(KEY), KEY, &asker);
         assert_eq!(due, Lookup::Nothing { reads: READS_DUE });
         assert_eq!(read(&caching, &asker), "address", "it is still there");

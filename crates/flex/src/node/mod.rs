@@ -74,6 +74,8 @@ pub(crate) struct Map {
 #[derive(Debug)]
 pub(crate) struct Joined {
     pub(crate) number: u32,
+    /// As the map's, at every version.
+    pub(crate) geometry: Geometry,
     pub(crate) gates: Gates,
     pub(crate) map: RwLock<Arc<Map>>,
     counters: Option<Counters>,

@@ -418,7 +418,7 @@ impl Inner {
         let old = Slot(header.previous);
         let _held = self.frees.hold(old);
         let mut stamp = || self.deleted_now();
-        let end = self.table.settled(pending, &mut stamp, until_ns).await?;
+        let (end, _) = self.table.settled(pending, &mut stamp, until_ns).await?;
         // Nobody else writes a pending slot, and its writer cannot any more.
         self.table.write_backups(&[(range.address, &end.0.to_le_bytes())], until_ns).await?;
         self.table.swap(range.address, pending.0, end.0, until_ns).await?;

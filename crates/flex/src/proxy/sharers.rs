@@ -12,13 +12,11 @@
 //! all of them together. Paper: §4.4; the leases are ours ([`crate::lease`]).
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use archipelago_base::Result;
-use archipelago_base::runtime::Boxed;
+use archipelago_base::runtime::together;
 use archipelago_fabric::ClientId;
 use parking_lot::Mutex;
 
@@ -103,25 +101,6 @@ impl Leases {
     }
 }
 
-/// All of them, at once; the first error, if there is one, when all have ended.
-async fn all(mut tasks: Vec<Boxed<'_, Result<()>>>) -> Result<()> {
-    let mut result = Ok(());
-    poll_fn(|context| {
-        tasks.retain_mut(|task| match task.as_mut().poll(context) {
-            Poll::Ready(ended) => {
-                if result.is_ok() {
-                    result = ended;
-                }
-                false
-            }
-            Poll::Pending => true,
-        });
-        if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    result
-}
-
 impl Inner {
     /// The lease for `from`, who asked something before which this node's clock was `stamp_us`; and its number, if it may cache pairs.
     pub(crate) fn lease_to(&self, from: ClientId, stamp_us: u64) -> (Grant, Option<ComputeId>) {
@@ -147,7 +126,7 @@ impl Inner {
         }
         let joined = self.joined()?;
         let map = Arc::clone(&joined.map.read());
-        let mut telling: Vec<Boxed<'_, Result<()>>> = Vec::new();
+        let mut telling = Vec::new();
         for member in &map.members {
             if !sharers.may_have(ComputeId(member.number)) {
                 continue;
@@ -157,9 +136,9 @@ impl Inner {
                 continue;
             }
             let (peer, to) = (self.peers.peer(member), member.client);
-            telling.push(Box::pin(async move { self.tell_sharer(&peer, to, hash).await }));
+            telling.push(async move { self.tell_sharer(&peer, to, hash).await });
         }
-        all(telling).await
+        together(telling).await.into_iter().collect()
     }
 
     async fn tell_sharer(&self, peer: &Peer, to: ClientId, hash: KeyHash) -> Result<()> {

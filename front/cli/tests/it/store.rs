@@ -22,7 +22,18 @@ impl Redis {
 
     /// Sends a command and reads a reply that is no list: as it came, without its end; `nil` for nothing.
     fn ask(&mut self, command: &str) -> io::Result<String> {
-        self.0.get_mut().write_all(format!("{command}\r\n").as_bytes())?;
+        self.send(&[command.to_owned()])?;
+        self.reply()
+    }
+
+    /// Sends commands in one piece.
+    fn send(&mut self, commands: &[String]) -> io::Result<()> {
+        let mut all = commands.join("\r\n");
+        all.push_str("\r\n");
+        self.0.get_mut().write_all(all.as_bytes())
+    }
+
+    fn reply(&mut self) -> io::Result<String> {
         let mut line = String::new();
         if self.0.read_line(&mut line)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -155,6 +166,40 @@ fn what_is_set_through_one_compute_node_is_there_through_the_other() {
     {
         assert!(told.contains(word), "{word}: {told}");
     }
+    drop((one, other));
+    let rest = cluster.process.end();
+    assert!(rest.ends_with("Stopped\n"), "{rest}");
+}
+
+#[test]
+fn a_pipeline_is_answered_in_its_order_and_sees_its_own_writes() {
+    let mut cluster = Cluster::up(2, 1);
+    let mut one = Redis::connect(&cluster.compute[0].0).unwrap();
+    let mut other = Redis::connect(&cluster.compute[1].0).unwrap();
+    let ask = |redis: &mut Redis, commands: &[String]| {
+        redis.send(commands).unwrap();
+        commands.iter().map(|_| redis.reply().unwrap()).collect::<Vec<String>>()
+    };
+    for round in 0..3 {
+        // More than are under way at a time, and every tenth key is written twice: the last one counts.
+        let key = |n: usize| if n % 10 == 9 { n - 9 } else { n };
+        let sets: Vec<String> = (0..100).map(|n| format!("SET k{} {round}-{n}", key(n))).collect();
+        assert_eq!(ask(&mut one, &sets), vec!["+OK"; 100]);
+        let gets: Vec<String> = (0..100).map(|n| format!("GET k{n}")).collect();
+        let told = |n: usize| match n % 10 {
+            0 => format!("{round}-{}", n + 9),
+            9 => "nil".to_owned(),
+            _ => format!("{round}-{n}"),
+        };
+        let all: Vec<String> = (0..100).map(told).collect();
+        assert_eq!(ask(&mut other, &gets), all);
+        assert_eq!(ask(&mut one, &gets), all);
+        let commands =
+            ["SET a 1", "GET a", "INCR a", "GET a", "GET b", "SET a 3", "GET a", "DEL a"];
+        let told = ask(&mut other, &commands.map(str::to_owned));
+        assert_eq!(told, ["+OK", "1", ":2", "2", "nil", "+OK", "3", ":1"]);
+    }
+    assert_eq!(one.ask("DEL k1 k2 k9 k11").unwrap(), ":3");
     drop((one, other));
     let rest = cluster.process.end();
     assert!(rest.ends_with("Stopped\n"), "{rest}");

@@ -2,7 +2,9 @@
 //!
 //! It is reached at the manager's doors: messages of the store are told from the pool's by their first byte. It begins when somebody wants
 //! to join a store: joins the pool as a client of a label that nobody else has, so that no block of a dead compute node becomes its
-//! own, and hosts the state machine. Until then, and while that takes time, compute nodes are told to ask again.
+//! own, and hosts the state machine. Until then, and while that takes time, compute nodes are told to ask again. They say every lease that they
+//! are there, so a manager that was started anew begins at once. A coordinator that the pool took for dead (this process stood still) is let go,
+//! and the next message begins another, under a larger term.
 //!
 //! It stores nothing. Thread-safety: all of it. Failure: a manager that does not let it join is asked again for ever.
 
@@ -17,13 +19,14 @@ use archipelago_flex::FlexSettings;
 use archipelago_flex::coordinator::{Coordinator, Desk, Plan, directory_label};
 use archipelago_flex::wire::{Grant, Message, Why, is_ours};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
+use parking_lot::RwLock;
 
 /// Between two tries to join the pool.
 const AGAIN: Duration = Duration::from_millis(100);
 
 struct Hosted {
     /// Ticks for as long as this is there.
-    _desk: Arc<Desk>,
+    desk: Arc<Desk>,
     handler: Box<dyn Handler>,
 }
 
@@ -35,7 +38,7 @@ pub(crate) struct Store {
     /// Where this manager is reached.
     ways: OnceLock<Vec<String>>,
     beginning: AtomicBool,
-    hosted: OnceLock<Hosted>,
+    hosted: RwLock<Option<Arc<Hosted>>>,
 }
 
 /// The fabric's handler of a manager: the pool's messages go to one, the store's to the other.
@@ -62,7 +65,7 @@ impl Store {
             runtime: ThreadRuntime::shared()?,
             ways: OnceLock::new(),
             beginning: AtomicBool::new(false),
-            hosted: OnceLock::new(),
+            hosted: RwLock::new(None),
         }))
     }
 
@@ -73,7 +76,8 @@ impl Store {
     }
 
     fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply) {
-        if let Some(hosted) = self.hosted.get() {
+        let hosted = self.hosted.read().clone();
+        if let Some(hosted) = hosted.filter(|hosted| !hosted.desk.is_over()) {
             hosted.handler.handle(request, reply);
             return;
         }
@@ -117,8 +121,11 @@ impl Store {
             let Some(store) = weak.upgrade() else { return };
             let (desk, handler) = Desk::new(plan, runtime, endpoints, pool);
             desk.start();
-            // Nobody else sets it.
-            let _hosted = store.hosted.set(Hosted { _desk: desk, handler });
+            let over = store.hosted.write().replace(Arc::new(Hosted { desk, handler }));
+            store.beginning.store(false, Ordering::SeqCst);
+            if over.is_some() {
+                tracing::warn!("the pool took the store's coordinator for dead; another begins");
+            }
         };
         self.runtime.spawn("flex-coordinator", Box::pin(task));
     }

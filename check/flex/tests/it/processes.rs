@@ -1,7 +1,7 @@
-//! Histories of real processes under `kill -9`: compute and memory nodes are killed and started again while clients call through the servers
+//! Histories of real processes under `kill -9`: compute nodes, memory nodes and the manager are killed and started again while clients call through the servers
 //! that compute nodes are; every key's history must be linearizable.
 //!
-//! The manager is in this process. Nodes are this test program again, told by a variable what to be; each prints where it is reached and serves
+//! All of them are this test program again, told by a variable what to be; each prints where it is reached and serves
 //! until it is killed or its standard input ends. A call without an answer, or with an error, may have happened at any time later.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -62,11 +62,17 @@ impl Process {
     }
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
+impl Process {
+    fn kill(&mut self) {
         // It may have ended by itself.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
 
@@ -75,6 +81,12 @@ impl Drop for Process {
 fn node() {
     let Ok(words) = std::env::var(VARIABLE) else { return };
     let words: Vec<&str> = words.split(' ').collect();
+    if words[0] == "manager" {
+        let manager = manager(words[2]);
+        println!("@{}", manager.addresses()[0]);
+        let _ended = io::stdin().read_to_end(&mut Vec::new());
+        return;
+    }
     let (manager, socket) = (words[2].to_owned(), format!("shm:{}", words[3]));
     let mut nothing = Vec::new();
     if words[0] == "memory" {
@@ -228,10 +240,10 @@ impl Drop for End<'_> {
     }
 }
 
-/// A manager with short leases, in this process.
-fn manager() -> ManagerServer {
+/// A manager with short leases.
+fn manager(listen: &str) -> ManagerServer {
     ManagerServer::start(&ManagerSettings {
-        listen: vec!["tcp:127.0.0.1:0".to_owned()],
+        listen: vec![listen.to_owned()],
         terms: Terms {
             lease: Duration::from_millis(500),
             node_lease: Duration::from_millis(300),
@@ -243,11 +255,11 @@ fn manager() -> ManagerServer {
 }
 
 #[test]
-fn histories_are_linearizable_while_compute_and_memory_nodes_are_killed() {
+fn histories_are_linearizable_while_nodes_and_the_manager_are_killed() {
     let dir = std::env::temp_dir().join(format!("archipelago-flex-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("a directory for sockets");
-    let manager = manager();
-    let at = manager.addresses()[0].clone();
+    let mut manager = Process::start("manager 0 tcp:127.0.0.1:0 none");
+    let at = manager.address.clone();
     let mut lives = 0;
     let mut start = |role: &str, id: usize| {
         lives += 1;
@@ -277,8 +289,12 @@ fn histories_are_linearizable_while_compute_and_memory_nodes_are_killed() {
             scope.spawn(move || world.work(100 + worker));
         }
         progress("with everybody there");
-        for round in 0..6 {
-            if round % 2 == 0 {
+        for round in 0..9 {
+            if round % 3 == 2 {
+                // At the same address; what it must know it is told by the nodes, the store's coordinator included.
+                manager.kill();
+                manager = Process::start(&format!("manager 0 {at} none"));
+            } else if round % 3 == 0 {
                 let killed = rng.usize(..compute.len());
                 drop(compute.remove(killed));
                 progress("without a compute node");

@@ -16,6 +16,7 @@ pub mod metrics;
 pub mod random;
 pub mod runtime;
 pub mod simulation;
+pub mod size;
 pub mod spawn;
 
 pub use error::{Error, ErrorKind, Result};

@@ -6,7 +6,6 @@ mod cluster;
 mod db;
 mod node;
 mod serve;
-mod size;
 mod status;
 mod stop;
 mod text;

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::{Error, ErrorKind, Result, size};
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_pool::endpoint;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::size;
 use crate::stop::Stop;
 
 /// Where the manager listens unless told otherwise.

@@ -2,10 +2,9 @@
 
 use std::fmt::Write;
 
+use archipelago_base::size;
 use archipelago_flex::wire::{Figure, StoreStatus};
 use archipelago_pool::wire::{BlockState, BlockStatus, NodeCounters, PoolStatus};
-
-use crate::size;
 
 fn words(state: BlockState) -> &'static str {
     match state {

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use archipelago_base::{Error, Result};
+use archipelago_base::{Error, Result, size};
 use clap::{Parser, ValueEnum};
 
-use super::work::{Mix, mix};
+use super::work::{Kind, kinds};
 
 /// How processes reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -55,19 +55,20 @@ pub(crate) struct Arguments {
     /// flex, or this is not what is read.
     #[arg(long, value_parser = ["flex"])]
     engine: String,
-    /// What is run, in order: ycsba, ycsbb, ycsbc, ycsbd, or updateN: N per cent updates, the rest reads
+    /// What is run, in order: ycsba, ycsbb, ycsbc, ycsbd; updateN: N per cent updates, the rest reads; twitterN: like Twitter's cache cluster
+    /// N, with its sizes, shares and skew; twitter: like all 53 of them, one after another
     #[arg(long, value_delimiter = ',', default_value = "ycsba,ycsbb,ycsbc,ycsbd")]
     pub(crate) benchmarks: Vec<String>,
     /// Keys that are there before
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub(crate) num: u64,
-    /// Bytes of a value
+    /// Bytes of a value; twitterN has its own
     #[arg(long, value_name = "BYTES", default_value_t = 256)]
     pub(crate) value_size: usize,
     /// Seconds of each benchmark
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     duration: u64,
-    /// Skew of the zipfian choice of keys, from 0 (uniform) to below 1
+    /// Skew of the zipfian choice of keys: 0 is uniform; twitterN has its own
     #[arg(long, value_name = "ALPHA", default_value_t = 0.99)]
     pub(crate) alpha: f64,
     /// Clients: threads of this process
@@ -113,7 +114,7 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     /// The benchmarks; an error names what cannot be.
-    pub(super) fn mixes(&self) -> Result<Vec<(String, Mix)>> {
+    pub(super) fn kinds(&self) -> Result<Vec<(String, Kind)>> {
         if [self.num, self.duration, self.memory].contains(&0)
             || [self.clients, self.coroutines].contains(&0)
             || self.compute == 0
@@ -122,18 +123,25 @@ impl Arguments {
                 "--num, --duration, --memory, --clients, --coroutines and --compute are at least 1",
             ));
         }
-        if !(0.0..1.0).contains(&self.alpha) {
-            return Err(Error::invalid(format!("--alpha {}: from 0 to below 1", self.alpha)));
+        if !(0.0..=100.0).contains(&self.alpha) {
+            return Err(Error::invalid(format!("--alpha {}: from 0 to 100", self.alpha)));
         }
-        let known = |name: &String| {
-            let why = || {
-                Error::invalid(format!(
-                    "no benchmark {name}: there are ycsba to ycsbd and update0 to update100"
-                ))
-            };
-            mix(name).map(|mix| (name.clone(), mix)).ok_or_else(why)
-        };
-        self.benchmarks.iter().map(known).collect()
+        let mut all = Vec::new();
+        for name in &self.benchmarks {
+            let named = kinds(name);
+            if named.is_empty() {
+                return Err(Error::invalid(format!(
+                    "no benchmark {name}: there are ycsba to ycsbd, update0 to update100, twitter, and twitter1 to twitter54 without 5"
+                )));
+            }
+            all.extend(named);
+        }
+        Ok(all)
+    }
+
+    /// Bytes that a memory node lends.
+    pub(super) fn size_bytes(&self) -> Result<u64> {
+        size::parse(&self.size)
     }
 
     pub(super) fn time(&self) -> Duration {

@@ -2,7 +2,7 @@
 //!
 //! The manager, the memory nodes and all compute nodes but one are processes of `archipelago cluster up`, which this one starts and ends; this
 //! process is the last compute node, so what is timed are calls of the store, without a server before them. Every key is set before the first
-//! benchmark.
+//! benchmark; those like a cluster of Twitter's have keys of their own, which are set before and deleted after them.
 
 mod flags;
 mod work;
@@ -19,6 +19,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_compute::flex::{CacheMode, FlexNode, FlexNodeSettings, FlexSettings};
 use archipelago_fabric::block_on;
 use archipelago_flex::format::{Geometry, key_hash};
+use archipelago_sim::Skew;
 use clap::Parser;
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -29,9 +30,9 @@ use crate::json;
 use crate::progress::Watch;
 use crate::report::say;
 use crate::tally::Progress;
-use crate::zipf::Zipf;
+use crate::twitter::{self, Stream};
 use flags::{Arguments, Cache, Place, Provider};
-use work::{Measured, Mix, Run, key};
+use work::{Kind, Measured, Naming, Run, Source};
 
 /// Whether these arguments ask for this bench.
 pub(crate) fn is_asked(args: &[OsString]) -> bool {
@@ -107,6 +108,8 @@ impl Drop for Cluster {
 #[derive(Serialize)]
 struct Outcome {
     name: String,
+    /// Keys that were there before.
+    keys: u64,
     ops: u64,
     seconds: f64,
     ops_per_s: f64,
@@ -128,15 +131,27 @@ struct Report {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    let mixes = arguments.mixes()?;
+    let kinds = arguments.kinds()?;
     let cluster = Cluster::start(arguments)?;
     let node = join(arguments, &cluster)?;
     let clock = SystemClock::new();
-    load(arguments, &node)?;
-    let keys = keys(arguments, &node)?;
+    let (naming, value) = (Naming::ycsb(), vec![b'v'; arguments.value_size]);
+    let mut keys = Vec::new();
+    if kinds.iter().any(|(_, kind)| matches!(kind, Kind::Mix(_))) {
+        load(&node, &naming, arguments.num, &value)?;
+        keys = placed(arguments, &node, &naming, arguments.num)?;
+    }
     let mut results = Vec::new();
-    for (name, mix) in mixes {
-        results.push(measure(arguments, &node, &clock, (&name, mix), &keys)?);
+    for (name, kind) in kinds {
+        let outcome = match kind {
+            Kind::Mix(mix) => {
+                let source = Source::Mix(mix, Skew::new(keys.len() as u64, arguments.alpha));
+                let asked = Asked { name: &name, source, naming: &naming, keys: &keys };
+                measure(arguments, &node, &clock, asked, arguments.value_size)?
+            }
+            Kind::Cluster(cluster) => measure_like(arguments, &node, &clock, &name, &cluster)?,
+        };
+        results.push(outcome);
     }
     say(&table(&results));
     say(
@@ -176,23 +191,19 @@ fn join(arguments: &Arguments, cluster: &Cluster) -> Result<FlexNode> {
     FlexNode::start(FlexNodeSettings { manager, listen, advertise: Vec::new(), store })
 }
 
-/// Sets every key.
-fn load(arguments: &Arguments, node: &FlexNode) -> Result<()> {
-    let value = vec![b'v'; arguments.value_size];
-    for number in 0..arguments.num {
-        node.set(&key(number), &value, 0)?;
-    }
-    Ok(())
+/// Sets the keys `0..keys`.
+fn load(node: &FlexNode, naming: &Naming, keys: u64, value: &[u8]) -> Result<()> {
+    (0..keys).try_for_each(|number| node.set(&naming.key(number), value, 0))
 }
 
-/// The keys that are used, by where their partitions are served.
-fn keys(arguments: &Arguments, node: &FlexNode) -> Result<Vec<u64>> {
+/// Numbers of the keys that are used, by where their partitions are served.
+fn placed(arguments: &Arguments, node: &FlexNode, naming: &Naming, keys: u64) -> Result<Vec<u64>> {
     let none = || Error::busy("the node has not joined");
     let map = node.node()?.map_status().ok_or_else(none)?;
     let bits = map.entries.len().trailing_zeros();
     let geometry = Geometry::new(bits).ok_or_else(none)?;
     let fits = |number: &u64| {
-        let partition = geometry.partition(key_hash(&key(*number)));
+        let partition = geometry.partition(key_hash(&naming.key(*number)));
         let entry = &map.entries[partition.0 as usize];
         match arguments.place {
             Place::Any => true,
@@ -201,11 +212,43 @@ fn keys(arguments: &Arguments, node: &FlexNode) -> Result<Vec<u64>> {
             Place::OneSided => !entry.offloaded,
         }
     };
-    let keys: Vec<u64> = (0..arguments.num).filter(fits).collect();
+    let keys: Vec<u64> = (0..keys).filter(fits).collect();
     if keys.is_empty() {
         return Err(Error::invalid("no key lies there: see --place, --offload and --compute"));
     }
     Ok(keys)
+}
+
+/// Of the pool's memory, what the keys of a cluster take at most; replicas and what is written anew come on top.
+const PART_OF_MEMORY: u64 = 8;
+
+/// A benchmark like one of Twitter's clusters: with keys of its own, as many as asked for or as the pool has room for.
+fn measure_like(
+    arguments: &Arguments,
+    node: &FlexNode,
+    clock: &SystemClock,
+    name: &str,
+    cluster: &twitter::Cluster,
+) -> Result<Outcome> {
+    let naming = Naming::of_cluster(cluster);
+    let room = arguments.size_bytes()?.saturating_mul(arguments.memory) / PART_OF_MEMORY;
+    let bytes = (cluster.key_bytes + cluster.value_bytes) as u64;
+    let count = arguments.num.min(room / bytes).max(1);
+    load(node, &naming, count, &vec![b'v'; cluster.value_bytes])?;
+    let keys = placed(arguments, node, &naming, count)?;
+    let source = Source::Cluster(Stream::new(cluster, keys.len() as u64));
+    let asked = Asked { name, source, naming: &naming, keys: &keys };
+    let outcome = measure(arguments, node, clock, asked, cluster.value_bytes)?;
+    (0..count).try_for_each(|number| node.delete(&naming.key(number)).map(drop))?;
+    Ok(outcome)
+}
+
+/// What is asked of the store in a benchmark.
+struct Asked<'a> {
+    name: &'a str,
+    source: Source,
+    naming: &'a Naming,
+    keys: &'a [u64],
 }
 
 fn counted(node: &FlexNode) -> BTreeMap<String, u64> {
@@ -216,16 +259,17 @@ fn measure(
     arguments: &Arguments,
     node: &FlexNode,
     clock: &SystemClock,
-    (name, mix): (&str, Mix),
-    keys: &[u64],
+    asked: Asked<'_>,
+    value_bytes: usize,
 ) -> Result<Outcome> {
+    let Asked { name, source, naming, keys } = asked;
     let run = Run {
         node: node.node()?,
-        mix,
+        source,
+        naming,
         keys,
         inserted: AtomicU64::new(0),
-        zipf: Zipf::new(keys.len() as u64, arguments.alpha),
-        value: vec![b'w'; arguments.value_size],
+        value: vec![b'w'; value_bytes],
         clock,
         end: AtomicBool::new(false),
     };
@@ -266,6 +310,7 @@ fn measure(
     }
     Ok(Outcome {
         name: name.to_owned(),
+        keys: keys.len() as u64,
         ops,
         seconds,
         ops_per_s: ops as f64 / seconds,

@@ -12,10 +12,11 @@ use archipelago_base::Result;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::Rng;
 use archipelago_flex::ComputeNode;
+use archipelago_sim::{Skew, scramble};
 
 use crate::histogram::Histogram;
 use crate::tally::Progress;
-use crate::zipf::{Zipf, scramble};
+use crate::twitter::{self, Cluster, Request};
 
 /// Shares of operations, in per cent; the rest reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,37 +27,112 @@ pub(crate) struct Mix {
     pub(super) latest: bool,
 }
 
-/// The mix that a benchmark's name stands for.
-pub(super) fn mix(name: &str) -> Option<Mix> {
-    let of = |updates| Some(Mix { updates, inserts: 0, latest: false });
+/// A benchmark, by its name.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Kind {
+    /// YCSB's, or any share of updates, over the keys that all of these share.
+    Mix(Mix),
+    /// Like a cluster of Twitter's, with keys of its own.
+    Cluster(Cluster),
+}
+
+/// The benchmarks that a name stands for; none: it stands for nothing.
+pub(super) fn kinds(name: &str) -> Vec<(String, Kind)> {
+    let mix = |updates, inserts, latest| {
+        vec![(name.to_owned(), Kind::Mix(Mix { updates, inserts, latest }))]
+    };
+    let clusters = |wanted: Option<u32>| {
+        let all = twitter::clusters().into_iter();
+        let named = all.map(|cluster| (format!("twitter{}", cluster.number), cluster));
+        named
+            .filter(|(_, cluster)| wanted.is_none_or(|wanted| cluster.number == wanted))
+            .map(|(name, cluster)| (name, Kind::Cluster(cluster)))
+            .collect()
+    };
     match name {
-        "ycsba" => of(50),
-        "ycsbb" => of(5),
-        "ycsbc" => of(0),
-        "ycsbd" => Some(Mix { updates: 0, inserts: 5, latest: true }),
-        other => of(other.strip_prefix("update")?.parse().ok().filter(|share| *share <= 100)?),
+        "ycsba" => mix(50, 0, false),
+        "ycsbb" => mix(5, 0, false),
+        "ycsbc" => mix(0, 0, false),
+        "ycsbd" => mix(0, 5, true),
+        "twitter" => clusters(None),
+        other => {
+            if let Some(share) = other.strip_prefix("update").and_then(|n| n.parse().ok()) {
+                return if share <= 100 { mix(share, 0, false) } else { Vec::new() };
+            }
+            match other.strip_prefix("twitter").and_then(|n| n.parse().ok()) {
+                Some(number) => clusters(Some(number)),
+                None => Vec::new(),
+            }
+        }
     }
 }
 
-/// The key of a number.
-pub(super) fn key(number: u64) -> [u8; 16] {
-    let mut key = *b"user000000000000";
-    let mut rest = number;
-    for digit in key[4..].iter_mut().rev() {
-        *digit = b'0' + (rest % 10) as u8;
-        rest /= 10;
+/// What keys are called: a prefix, and the number in digits for the rest of their bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Naming {
+    prefix: String,
+    bytes: usize,
+}
+
+/// The least bytes of a key: a prefix of two and eight digits.
+const KEY_BYTES_MIN: usize = 10;
+/// A key may have more; benchmarks' keys have not.
+const KEY_BYTES_MAX: usize = 256;
+
+/// A key in place.
+pub(super) struct Key([u8; KEY_BYTES_MAX], usize);
+
+impl std::ops::Deref for Key {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0[..self.1]
     }
-    key
+}
+
+impl Naming {
+    /// Keys of 16 bytes.
+    pub(super) fn ycsb() -> Self {
+        Self { prefix: "user".to_owned(), bytes: 16 }
+    }
+
+    /// Keys of a cluster's size; of no other cluster's names.
+    pub(super) fn of_cluster(cluster: &Cluster) -> Self {
+        let bytes = cluster.key_bytes.clamp(KEY_BYTES_MIN, KEY_BYTES_MAX);
+        // One character for each of the 54.
+        let letter = char::from(b'A' + (cluster.number % 58) as u8);
+        Self { prefix: format!("t{letter}"), bytes }
+    }
+
+    /// The key of a number.
+    pub(super) fn key(&self, number: u64) -> Key {
+        let mut key = Key([b'0'; KEY_BYTES_MAX], self.bytes);
+        let prefix = self.prefix.len();
+        key.0[..prefix].copy_from_slice(self.prefix.as_bytes());
+        let mut rest = number;
+        for digit in key.0[prefix..self.bytes].iter_mut().rev() {
+            *digit = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        debug_assert_eq!(rest, 0, "more digits than the key has room for");
+        key
+    }
+}
+
+/// Where operations come from.
+pub(super) enum Source {
+    Mix(Mix, Skew),
+    Cluster(twitter::Stream),
 }
 
 /// What all coroutines of a run share.
 pub(super) struct Run<'a> {
     pub(super) node: ComputeNode,
-    pub(super) mix: Mix,
+    pub(super) source: Source,
+    pub(super) naming: &'a Naming,
     /// Numbers of the keys that are used; those inserted come behind the last.
     pub(super) keys: &'a [u64],
     pub(super) inserted: AtomicU64,
-    pub(super) zipf: Zipf,
     pub(super) value: Vec<u8>,
     pub(super) clock: &'a SystemClock,
     pub(super) end: AtomicBool,
@@ -82,15 +158,32 @@ impl Measured {
 }
 
 impl Run<'_> {
-    fn pick(&self, rng: &mut Rng) -> u64 {
+    /// The next operation, by the key's number.
+    fn next(&self, rng: &mut Rng) -> Request {
         let count = self.keys.len() as u64;
-        let rank = self.zipf.next(rng);
-        if self.mix.latest {
-            let last = count + self.inserted.load(Ordering::Relaxed) - 1;
-            let at = last.saturating_sub(rank);
-            return self.number(at);
+        let (mix, skew) = match &self.source {
+            Source::Mix(mix, skew) => (mix, skew),
+            Source::Cluster(stream) => {
+                return match stream.next(rng) {
+                    Request::Read(at) => Request::Read(self.number(at)),
+                    Request::Write(at) => Request::Write(self.number(at)),
+                    Request::Delete(at) => Request::Delete(self.number(at)),
+                };
+            }
+        };
+        let drawn = rng.u32(..100);
+        if drawn >= mix.updates && drawn < mix.updates + mix.inserts {
+            let at = count + self.inserted.fetch_add(1, Ordering::Relaxed);
+            return Request::Write(self.number(at));
         }
-        self.keys[scramble(rank, count) as usize]
+        let rank = skew.next(rng);
+        let key = if mix.latest {
+            let last = count + self.inserted.load(Ordering::Relaxed) - 1;
+            self.number(last.saturating_sub(rank))
+        } else {
+            self.number(scramble(rank, count))
+        };
+        if drawn < mix.updates { Request::Write(key) } else { Request::Read(key) }
     }
 
     /// The key at a place: those that were there, then those inserted.
@@ -103,19 +196,25 @@ impl Run<'_> {
     async fn work(&self, mut rng: Rng, alone: bool, progress: &Progress) -> Result<Measured> {
         let mut measured = Measured::new();
         while !self.end.load(Ordering::Relaxed) {
-            let drawn = rng.u32(..100);
+            let request = self.next(&mut rng);
+            let (Request::Read(number) | Request::Write(number) | Request::Delete(number)) =
+                request;
+            let key = self.naming.key(number);
             let started_ns = self.clock.now_ns();
-            if drawn < self.mix.updates {
-                self.node.set(&key(self.pick(&mut rng)), &self.value, 0).await?;
-                measured.writes.record_ns(self.clock.now_ns() - started_ns);
-            } else if drawn < self.mix.updates + self.mix.inserts {
-                let at = self.keys.len() as u64 + self.inserted.fetch_add(1, Ordering::Relaxed);
-                self.node.set(&key(self.number(at)), &self.value, 0).await?;
-                measured.writes.record_ns(self.clock.now_ns() - started_ns);
-            } else {
-                let value = self.node.get(&key(self.pick(&mut rng))).await?;
-                measured.reads.record_ns(self.clock.now_ns() - started_ns);
-                measured.found += u64::from(value.is_some());
+            match request {
+                Request::Read(_) => {
+                    let value = self.node.get(&key).await?;
+                    measured.reads.record_ns(self.clock.now_ns() - started_ns);
+                    measured.found += u64::from(value.is_some());
+                }
+                Request::Write(_) => {
+                    self.node.set(&key, &self.value, 0).await?;
+                    measured.writes.record_ns(self.clock.now_ns() - started_ns);
+                }
+                Request::Delete(_) => {
+                    self.node.delete(&key).await?;
+                    measured.writes.record_ns(self.clock.now_ns() - started_ns);
+                }
             }
             progress.add(1);
             if !alone {
@@ -171,19 +270,40 @@ impl Run<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{key, mix};
+    use super::*;
 
-    #[test]
-    fn names_of_benchmarks_are_read() {
-        assert_eq!(mix("ycsba").map(|mix| mix.updates), Some(50));
-        assert_eq!(mix("update37").map(|mix| mix.updates), Some(37));
-        assert!(mix("ycsbd").is_some_and(|mix| mix.latest && mix.inserts == 5));
-        assert!(mix("update101").is_none() && mix("ycsbe").is_none() && mix("update").is_none());
+    fn only(name: &str) -> Kind {
+        let mut kinds = kinds(name);
+        assert_eq!(kinds.len(), 1, "{name}");
+        kinds.remove(0).1
     }
 
     #[test]
-    fn keys_have_sixteen_bytes_and_differ() {
-        assert_eq!(&key(42), b"user000000000042");
-        assert_ne!(key(u64::from(u32::MAX)), key(u64::from(u32::MAX) + 1));
+    fn names_of_benchmarks_are_read() {
+        let mix = |updates, inserts, latest| Kind::Mix(Mix { updates, inserts, latest });
+        assert_eq!(only("ycsba"), mix(50, 0, false));
+        assert_eq!(only("update37"), mix(37, 0, false));
+        assert_eq!(only("ycsbd"), mix(0, 5, true));
+        let Kind::Cluster(cluster) = only("twitter14") else { panic!("a cluster") };
+        assert_eq!(cluster.number, 14);
+        assert_eq!(kinds("twitter").len(), 53);
+        for unknown in ["update101", "ycsbe", "update", "twitter5", "twitter55", "twitterx", ""] {
+            assert!(kinds(unknown).is_empty(), "{unknown}");
+        }
+    }
+
+    #[test]
+    fn keys_have_their_size_and_differ() {
+        let ycsb = Naming::ycsb();
+        assert_eq!(&ycsb.key(42)[..], b"user000000000042");
+        assert_ne!(ycsb.key(u64::from(u32::MAX))[..], ycsb.key(u64::from(u32::MAX) + 1)[..]);
+        let mut prefixes = std::collections::BTreeSet::new();
+        for cluster in twitter::clusters() {
+            let naming = Naming::of_cluster(&cluster);
+            let key = naming.key(7);
+            assert_eq!(key.len(), cluster.key_bytes.max(KEY_BYTES_MIN), "{cluster:?}");
+            assert!(key.ends_with(b"00000007"));
+            assert!(prefixes.insert(key[..2].to_vec()), "two clusters share keys");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Sizes as a person types and reads them: `4GiB`, `16 MiB`, `4096`.
 
-use archipelago_base::{Error, Result};
+use crate::{Error, Result};
 
 const UNITS: &[(&str, u64)] = &[
     ("KiB", 1 << 10),
@@ -14,8 +14,8 @@ const UNITS: &[(&str, u64)] = &[
     ("B", 1),
 ];
 
-/// Bytes that `text` names. Powers of 1024; a number alone is bytes.
-pub(crate) fn parse(text: &str) -> Result<u64> {
+/// Bytes that `text` names. Powers of 1024; a number alone is bytes. `InvalidArgument` if it names none, or more than 2^64.
+pub fn parse(text: &str) -> Result<u64> {
     let wrong = || {
         Error::invalid(format!("{text:?} is no size: write bytes, or a number with KiB, MiB, GiB"))
     };
@@ -30,7 +30,8 @@ pub(crate) fn parse(text: &str) -> Result<u64> {
 }
 
 /// `bytes` with a unit, at most one digit behind the point.
-pub(crate) fn show(bytes: u64) -> String {
+#[must_use]
+pub fn show(bytes: u64) -> String {
     let unit = UNITS[..4].iter().rev().find(|(_, factor)| bytes >= *factor);
     match unit {
         None => format!("{bytes} B"),

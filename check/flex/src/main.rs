@@ -34,16 +34,9 @@ fn main() -> ExitCode {
         }
         true
     };
-    let seeds = match Seeds::from_words(std::env::args().skip(1), own) {
-        Ok(Some(seeds)) => seeds,
-        Ok(None) => {
-            println!("{}", usage());
-            return ExitCode::SUCCESS;
-        }
-        Err(wrong) => {
-            eprintln!("{wrong}\n{}", usage());
-            return ExitCode::FAILURE;
-        }
+    let seeds = match Seeds::asked(&usage(), own) {
+        Ok(seeds) => seeds,
+        Err(ended) => return ended,
     };
     let (mut hits, mut invalidations) = (0, 0);
     if seeds.trace {

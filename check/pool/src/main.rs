@@ -18,16 +18,9 @@ fn usage() -> String {
 }
 
 fn main() -> ExitCode {
-    let seeds = match Seeds::from_words(std::env::args().skip(1), |_| false) {
-        Ok(Some(seeds)) => seeds,
-        Ok(None) => {
-            println!("{}", usage());
-            return ExitCode::SUCCESS;
-        }
-        Err(wrong) => {
-            eprintln!("{wrong}\n{}", usage());
-            return ExitCode::FAILURE;
-        }
+    let seeds = match Seeds::asked(&usage(), |_| false) {
+        Ok(seeds) => seeds,
+        Err(ended) => return ended,
     };
     let (mut writes, mut reads, mut faults, mut evictions, mut events) = (0, 0, 0, 0, 0);
     let failed = seeds.run(

@@ -1,6 +1,7 @@
 //! Seeds, one run each: the command line that all checks of this kind share, and who is named when a run panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
 
 use archipelago_memory::core::Sabotage;
 use parking_lot::Mutex;
@@ -22,9 +23,24 @@ pub struct Seeds {
 }
 
 impl Seeds {
-    /// Reads the program's words; `other` takes those that are the program's own, and says whether it did. `None`: the usage
-    /// was asked for.
-    pub fn from_words(
+    /// Reads the program's words; `other` takes those that are the program's own, and says whether it did. Where nothing is to be run,
+    /// it prints why, or the usage if that was asked for, and gives how the program ends.
+    pub fn asked(usage: &str, other: impl FnMut(&str) -> bool) -> Result<Self, ExitCode> {
+        match Self::from_words(std::env::args().skip(1), other) {
+            Ok(Some(seeds)) => Ok(seeds),
+            Ok(None) => {
+                println!("{usage}");
+                Err(ExitCode::SUCCESS)
+            }
+            Err(wrong) => {
+                eprintln!("{wrong}\n{usage}");
+                Err(ExitCode::FAILURE)
+            }
+        }
+    }
+
+    /// `None`: the usage was asked for.
+    fn from_words(
         words: impl IntoIterator<Item = String>,
         mut other: impl FnMut(&str) -> bool,
     ) -> Result<Option<Self>, String> {

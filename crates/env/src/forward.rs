@@ -138,3 +138,21 @@ macro_rules! forward_reader {
         }
     };
 }
+
+/// Passes what a decorated [`WritableFile`](crate::WritableFile) has beside `append` on to `self.$inner`.
+#[macro_export]
+macro_rules! forward_writer {
+    ($inner:ident) => {
+        fn flush(&mut self) -> archipelago_base::Result<()> {
+            self.$inner.flush()
+        }
+
+        fn sync(&mut self) -> archipelago_base::Result<()> {
+            self.$inner.sync()
+        }
+
+        fn len(&self) -> u64 {
+            self.$inner.len()
+        }
+    };
+}

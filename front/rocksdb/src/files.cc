@@ -34,6 +34,12 @@ class Handle {
     return number >= 0 && archipelago_close(number) < 0 ? LastError(path_) : IOStatus::OK();
   }
 
+  // What was read of it is not needed any more.
+  IOStatus Forget(size_t offset, size_t length) const {
+    const int done = archipelago_fadvise(number_, offset, length, ARCHIPELAGO_WONT_NEED);
+    return done < 0 ? LastError(path_) : IOStatus::OK();
+  }
+
   bool is_open() const { return number_ >= 0; }
   int number() const { return number_; }
   const std::string& path() const { return path_; }
@@ -84,10 +90,7 @@ class SequentialFile : public rocksdb::FSSequentialFile {
     return fits ? LastError(handle_.path()) : IOStatus::InvalidArgument(handle_.path(), "skips too far");
   }
 
-  IOStatus InvalidateCache(size_t offset, size_t length) override {
-    const int done = archipelago_fadvise(handle_.number(), offset, length, ARCHIPELAGO_WONT_NEED);
-    return done < 0 ? LastError(handle_.path()) : IOStatus::OK();
-  }
+  IOStatus InvalidateCache(size_t offset, size_t length) override { return handle_.Forget(offset, length); }
 
  private:
   Handle handle_;
@@ -111,10 +114,7 @@ class RandomFile : public rocksdb::FSRandomAccessFile {
     return n == 0 || done == 0 ? IOStatus::OK() : LastError(handle_.path());
   }
 
-  IOStatus InvalidateCache(size_t offset, size_t length) override {
-    const int done = archipelago_fadvise(handle_.number(), offset, length, ARCHIPELAGO_WONT_NEED);
-    return done < 0 ? LastError(handle_.path()) : IOStatus::OK();
-  }
+  IOStatus InvalidateCache(size_t offset, size_t length) override { return handle_.Forget(offset, length); }
 
  private:
   Handle handle_;

@@ -52,17 +52,7 @@ impl WritableFile for MeteredWrite {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<()> {
-        self.file.flush()
-    }
-
-    fn sync(&mut self) -> Result<()> {
-        self.file.sync()
-    }
-
-    fn len(&self) -> u64 {
-        self.file.len()
-    }
+    archipelago_env::forward_writer!(file);
 }
 
 /// An input being read: whatever is read of it, its index too, is read for the job.

@@ -90,17 +90,7 @@ impl WritableFile for YieldingWriter {
         data.chunks(PIECE_BYTES).try_for_each(|piece| self.append_piece(piece))
     }
 
-    fn flush(&mut self) -> Result<()> {
-        self.inner.flush()
-    }
-
-    fn sync(&mut self) -> Result<()> {
-        self.inner.sync()
-    }
-
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
+    crate::forward_writer!(inner);
 }
 
 /// A file that users and compactions read.

@@ -45,17 +45,7 @@ impl WritableFile for TimedWriter {
         self.inner.append(data)
     }
 
-    fn flush(&mut self) -> Result<()> {
-        self.inner.flush()
-    }
-
-    fn sync(&mut self) -> Result<()> {
-        self.inner.sync()
-    }
-
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
+    archipelago_env::forward_writer!(inner);
 }
 
 #[test]

@@ -56,12 +56,27 @@ enum Command {
     },
 }
 
+impl Command {
+    /// Whether it frees megabytes at a time, and then waits: a database's background jobs do.
+    fn frees_much_at_once(&self) -> bool {
+        match self {
+            Self::Serve(serve) => serve.is_database(),
+            Self::Db(_) => true,
+            Self::Bench { flags } => !flags.iter().any(|flag| flag == "flex"),
+            Self::Node(_) | Self::Cluster(_) | Self::Tier(_) | Self::Sim { .. } => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
-    allocator::give_back_at_once();
     let level = tracing_subscriber::EnvFilter::try_from_env("ARCHIPELAGO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
-    let result = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if command.frees_much_at_once() {
+        allocator::give_back_at_once();
+    }
+    let result = match command {
         Command::Serve(serve) => serve::run(&serve),
         Command::Node(node) => node::run(&node),
         Command::Cluster(cluster) => cluster::run(&cluster),

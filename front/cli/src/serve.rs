@@ -77,6 +77,13 @@ pub(crate) struct ServeArgs {
 }
 
 /// Serves until told to end. On return everything acknowledged is in the database's files, or in the cluster's memory.
+impl ServeArgs {
+    /// Whether it serves a database on this machine.
+    pub(crate) fn is_database(&self) -> bool {
+        !matches!(self.engine, Engine::Flex)
+    }
+}
+
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     match args.engine {
         Engine::Lsm => database(args),

@@ -91,7 +91,7 @@ impl ManagerCore {
         let picture = Picture {
             copies: copies.iter().map(|copy| self.place_is(block, *copy)).collect(),
             owner: self.owner_is(block.config.owner),
-            heir: self.clients.values().any(|info| info.label == label),
+            heir: self.clients.values().any(|info| info.label == Some(label)),
             wanted: block.config.wanted as usize,
             room: short && !decide::choose(self.rooms(now_ns, &but), 1).is_empty(),
             begun: block.promised > block.config.epoch,
@@ -316,7 +316,7 @@ impl ManagerCore {
     }
 
     fn heir(&self, label: u64) -> Option<ClientId> {
-        let heirs = self.clients.iter().filter(|(_, info)| info.label == label);
+        let heirs = self.clients.iter().filter(|(_, info)| info.label == Some(label));
         let heirs: Vec<Heir> = heirs
             .map(|(client, _)| {
                 let mine = |block: &&Block| block.config.owner == Some(*client);

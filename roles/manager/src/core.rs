@@ -14,9 +14,10 @@ use std::time::Duration;
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
-use archipelago_pool::wire::{BlockAt, CopyReport, Member, Message, NodeCounters, Refused, Why};
+use archipelago_pool::wire::{CopyReport, Message, NodeCounters, Refused, Why};
 use archipelago_pool::{BlockId, Config, NUMBERS_MAX, Place, Sharing};
 
+use crate::clients::ClientInfo;
 use crate::decide::{self, OwnerIs, PlaceIs, Room};
 
 /// Freed blocks that are remembered.
@@ -111,15 +112,6 @@ pub(crate) struct NodeInfo {
     pub(crate) told: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ClientInfo {
-    pub(crate) label: u64,
-    pub(crate) heard_ns: u64,
-    pub(crate) view: u64,
-    /// Version of the list of its blocks.
-    pub(crate) owned: u64,
-}
-
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     pub(crate) config: Config,
@@ -169,7 +161,7 @@ pub struct ManagerCore {
     pub(crate) nodes: BTreeMap<NodeId, NodeInfo>,
     pub(crate) clients: BTreeMap<ClientId, ClientInfo>,
     /// Clients that had no lease when they were first heard, while reports are gathered: label by client.
-    claimants: BTreeMap<ClientId, u64>,
+    pub(crate) claimants: BTreeMap<ClientId, u64>,
     /// Until when a client may hold a lease of this manager of which a node said that an earlier one took it for dead.
     pub(crate) given: BTreeMap<ClientId, u64>,
     pub(crate) dead: BTreeSet<ClientId>,
@@ -394,95 +386,6 @@ impl ManagerCore {
         self.advance_all(now_ns, resend);
     }
 
-    // Clients.
-
-    fn renew(
-        &mut self,
-        now_ns: u64,
-        client: ClientId,
-        label: u64,
-        first: bool,
-        view: u64,
-    ) -> Result<(), Refused> {
-        let known = self.clients.contains_key(&client);
-        if !known && !first && view == 0 && !self.dead.contains(&client) && !self.is_active() {
-            self.claimants.insert(client, label);
-            return Err(Why::Changing.into());
-        }
-        if self.dead.contains(&client) || (!known && !first && self.is_active()) {
-            return Err(Why::Evicted.into());
-        }
-        let owned = self.term;
-        let info = self.clients.entry(client).or_insert(ClientInfo {
-            label,
-            heard_ns: now_ns,
-            view,
-            owned,
-        });
-        info.label = label;
-        info.heard_ns = now_ns;
-        info.view = view;
-        if !known {
-            self.advance_all(now_ns, false);
-        }
-        Ok(())
-    }
-
-    /// Whoever had lost its lease when this manager began, and is not dead by what nodes said since, is a client as before.
-    pub(crate) fn take_claimants(&mut self, now_ns: u64) {
-        for (client, label) in std::mem::take(&mut self.claimants) {
-            if !self.dead.contains(&client) {
-                let owned = self.term;
-                let info = ClientInfo { label, heard_ns: now_ns, view: 0, owned };
-                self.clients.entry(client).or_insert(info);
-            }
-        }
-    }
-
-    fn renewed(&self, client: ClientId, view: u64, owned: u64) -> Message {
-        let members = (view != self.view).then(|| {
-            self.nodes
-                .iter()
-                .map(|(node, info)| Member {
-                    node: *node,
-                    life: info.life,
-                    up: info.announced,
-                    since: info.since,
-                    endpoints: info.endpoints.clone(),
-                })
-                .collect()
-        });
-        let version = self.clients.get(&client).map_or(0, |info| info.owned);
-        let blocks = (owned != version && self.is_active()).then(|| {
-            let mine = self.blocks.values().filter(|block| block.config.owner == Some(client));
-            // One that is being made may come to nothing.
-            mine.filter(|block| block.free_ns.is_none() && block.used)
-                .map(|block| BlockAt { block: block.config.block, epoch: block.config.epoch })
-                .collect()
-        });
-        Message::Renewed {
-            term: self.term,
-            lease_ms: self.terms.lease.as_millis() as u64,
-            block_bytes: self.nodes.values().map(|info| info.block_bytes).next().unwrap_or(0),
-            view: self.view,
-            members,
-            owned: if blocks.is_some() { version } else { owned },
-            blocks,
-            as_of: Epoch(self.epochs),
-        }
-    }
-
-    fn watch_clients(&mut self, now_ns: u64) {
-        let lease_ns = self.terms.lease.as_nanos() as u64 * 9 / 8;
-        let late = |info: &ClientInfo| now_ns.saturating_sub(info.heard_ns) > lease_ns;
-        let gone: Vec<ClientId> =
-            self.clients.iter().filter(|(_, info)| late(info)).map(|(id, _)| *id).collect();
-        for client in gone {
-            tracing::info!(%client, "a client's lease ran out");
-            self.kill(client);
-        }
-    }
-
     // Blocks.
 
     fn allocate(
@@ -495,7 +398,8 @@ impl ManagerCore {
     ) -> Result<Option<Message>, Refused> {
         self.ready(now_ns)?;
         let Some(info) = self.clients.get(&client) else { return Err(Why::Evicted.into()) };
-        let label = info.label;
+        // Nobody of its label would adopt a block of another one: it has to renew its lease first.
+        let Some(label) = info.label else { return Err(Why::Changing.into()) };
         if request == 0 {
             return Err(Why::Malformed.into());
         }

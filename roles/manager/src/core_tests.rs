@@ -24,6 +24,8 @@ struct Cluster {
     silent: Option<NodeId>,
     /// What a node reports to a manager that it has not met.
     reported: Vec<(NodeId, CopyReport)>,
+    /// Clients that every node reports to have keys.
+    keyed: Vec<ClientId>,
     /// Clients that every node has fenced for an earlier manager.
     fenced: Vec<ClientId>,
     /// A node on which a process has the memory of every dead client mapped.
@@ -55,6 +57,7 @@ impl Cluster {
             exhausted: None,
             silent: None,
             reported: Vec::new(),
+            keyed: Vec::new(),
             fenced: Vec::new(),
             holding: None,
             told: Vec::new(),
@@ -135,7 +138,7 @@ impl Cluster {
                     own.map(|(_, report)| report.clone()).collect()
                 },
                 freed: Vec::new(),
-                clients: Vec::new(),
+                clients: self.keyed.clone(),
                 more: false,
             },
             Message::Fill { config, .. } => {
@@ -428,6 +431,41 @@ fn a_client_without_a_lease_is_one_again_when_nodes_had_the_time_to_tell_who_is_
     assert_eq!(lapsed(&mut cluster, VICTIM), Message::refuse(Why::Evicted));
     assert!(matches!(lapsed(&mut cluster, other), Message::Renewed { .. }));
     assert_eq!(lapsed(&mut cluster, ClientId(4)), Message::refuse(Why::Evicted), "too late");
+}
+
+#[test]
+fn a_client_that_nodes_told_of_is_asked_for_its_label_before_it_gets_a_block() {
+    let mut cluster = Cluster::starting(1, &[4]);
+    let other = ClientId(3);
+    cluster.keyed = vec![other];
+    cluster.silent = Some(NodeId(1));
+    cluster.wait_until_active();
+    cluster.silent = None;
+    cluster.pass(STEP_NS);
+    cluster.pass(STEP_NS);
+    let allocate =
+        Message::Allocate { client: other, request: 1, sharing: Sharing::Owner, copies: 0 };
+    assert_eq!(cluster.ask(&allocate), Message::refuse(Why::Changing), "adopted by whom?");
+    assert!(matches!(joins(&mut cluster, other, false), Message::Renewed { .. }));
+    match cluster.ask(&allocate) {
+        Message::Located { config } => assert_eq!(config.label, 9, "what it renews with"),
+        refused => panic!("{refused:?}"),
+    }
+}
+
+#[test]
+fn a_client_that_one_node_has_keys_for_waits_too_if_it_has_no_lease() {
+    let mut cluster = Cluster::starting(1, &[4, 4]);
+    cluster.keyed = vec![VICTIM];
+    cluster.silent = Some(NodeId(2));
+    cluster.pass(STEP_NS);
+    let renew = Message::Renew { client: VICTIM, label: 9, first: false, view: 0, owned: 0 };
+    assert_eq!(cluster.ask(&renew), Message::refuse(Why::Changing));
+    // The other node knows of its death.
+    cluster.fenced = vec![VICTIM];
+    cluster.silent = None;
+    cluster.wait_until_active();
+    assert_eq!(cluster.ask(&renew), Message::refuse(Why::Evicted));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`core`] | the protocol's state, messages, clients |
+//! | [`core`] | the protocol's state, messages, blocks that are asked for |
+//! | `clients` | leases, and what clients are told |
 //! | `nodes` | beats, silence, reports |
 //! | `deaths` | clients that are dead: who is told, when they are gone |
 //! | `change` | one block from one configuration to the next |
@@ -17,6 +18,7 @@
 //! a start it asks the nodes. Layer 5; depends on no other role.
 
 mod change;
+mod clients;
 pub mod core;
 mod deaths;
 pub mod decide;

@@ -198,23 +198,6 @@ impl ManagerCore {
         self.advance_all(now_ns, false);
     }
 
-    /// A node says that this client has keys.
-    fn meet(&mut self, now_ns: u64, node: NodeId, client: archipelago_fabric::ClientId) {
-        if self.dead.contains(&client) {
-            if let Some(info) = self.nodes.get_mut(&node) {
-                info.fences.insert(client, false);
-            }
-            return;
-        }
-        let owned = self.term;
-        self.clients.entry(client).or_insert(crate::core::ClientInfo {
-            label: 0,
-            heard_ns: now_ns,
-            view: 0,
-            owned,
-        });
-    }
-
     fn take_report(&mut self, place: Place, report: &CopyReport) {
         let id = report.config.block;
         self.epochs = self.epochs.max(report.promised.0).max(report.config.epoch.0);

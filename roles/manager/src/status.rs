@@ -35,7 +35,7 @@ impl ManagerCore {
             let mine = |block: &&Block| block.config.owner == Some(*client);
             ClientStatus {
                 client: *client,
-                label: info.label,
+                label: info.label.unwrap_or_default(),
                 heard_ms: ms(info.heard_ns),
                 blocks: self.blocks.values().filter(mine).count() as u64,
             }

@@ -35,6 +35,9 @@ pub(super) const ORDER: Duration = Duration::from_millis(500);
 /// A node that does not say what it counted within so long is shown without.
 const COUNT: Duration = Duration::from_millis(200);
 
+/// An error that is the same for so long is told.
+const STAYS: Duration = Duration::from_secs(2);
+
 /// What was begun at the pool ends after so long, to be begun again.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -42,6 +45,28 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[must_use]
 pub fn directory_label(label: u64) -> u64 {
     label.rotate_left(32) ^ ROOT
+}
+
+/// What keeps a task from getting on.
+#[derive(Debug, Default)]
+struct Obstacle {
+    error: String,
+    since_ns: u64,
+    told: bool,
+}
+
+impl Obstacle {
+    /// The task's turn ended so; what people should be told now: an error that stays, once.
+    fn met(&mut self, now_ns: u64, failed: Option<Error>) -> Option<&str> {
+        let error = failed.map(|error| error.to_string()).unwrap_or_default();
+        if error != self.error {
+            *self = Self { error, since_ns: now_ns, told: false };
+        }
+        let stays = now_ns.saturating_sub(self.since_ns) >= STAYS.as_nanos() as u64;
+        let news = stays && !self.error.is_empty() && !self.told;
+        self.told |= news;
+        news.then_some(self.error.as_str())
+    }
 }
 
 const ROOT: u64 = u64::from_le_bytes(*b"flexroot");
@@ -139,11 +164,12 @@ impl Desk {
     {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
         let task = async move {
+            let mut obstacle = Obstacle::default();
             loop {
                 runtime.sleep(pause).await;
                 let Some(desk) = weak.upgrade().filter(|desk| !desk.is_over()) else { return };
-                if let Err(error) = work(&desk).await {
-                    tracing::debug!(%error, name, "the coordinator");
+                if let Some(error) = obstacle.met(runtime.now_ns(), work(&desk).await.err()) {
+                    tracing::warn!(error, name, "the store's coordinator does not get on");
                 }
             }
         };
@@ -391,5 +417,26 @@ impl Desk {
             self.with(|core| core.on_gone(client));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stays_in_the_way_is_told_once_and_what_passes_is_not() {
+        let late = STAYS.as_nanos() as u64;
+        let of = |what: &str| Some(Error::busy(what.to_owned()));
+        let mut obstacle = Obstacle::default();
+        assert_eq!(obstacle.met(0, of("no nodes")), None);
+        assert_eq!(obstacle.met(late - 1, of("no nodes")), None);
+        assert_eq!(obstacle.met(late, None), None, "it passed");
+        assert_eq!(obstacle.met(late + 1, of("no directory")), None);
+        let told = obstacle.met(2 * late + 1, of("no directory")).map(str::to_owned);
+        assert!(told.is_some_and(|told| told.contains("no directory")));
+        assert_eq!(obstacle.met(9 * late, of("no directory")), None, "it was told");
+        assert_eq!(obstacle.met(10 * late, None), None);
+        assert_eq!(obstacle.met(20 * late, None), None, "nothing is in the way");
     }
 }

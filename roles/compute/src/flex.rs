@@ -155,18 +155,32 @@ impl FlexNode {
         block_on(self.node()?.set(key, value, expires_ms))
     }
 
-    /// As [`ComputeNode::get`] of each key; what this node has not cached is asked for together.
+    /// As [`ComputeNode::get`] of each key, a key's in their order; what this node has not cached is asked for together.
     pub fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
         let node = self.node()?;
-        let mut values = Vec::with_capacity(keys.len());
+        let mut values: Vec<Option<Value>> = Vec::with_capacity(keys.len());
         for keys in keys.chunks(TOGETHER) {
-            let cached: Vec<Option<_>> = keys.iter().map(|key| node.get_at_once(key)).collect();
-            let missing = keys.iter().zip(&cached).filter(|(_, value)| value.is_none());
-            let asked = block_on(together(missing.map(|(key, _)| node.get(key))));
-            let mut asked = asked.into_iter();
-            for value in cached {
-                let value = value.map(Ok).or_else(|| asked.next());
-                values.push(value.transpose()?.flatten());
+            // Each key's value, or where it stands first among those that are asked for: it is asked for once, since of two
+            // look-ups at a time the first could show a newer value than the second.
+            let mut read: Vec<Result<Option<Value>, usize>> = Vec::with_capacity(keys.len());
+            let mut asked: Vec<usize> = Vec::new();
+            for (at, key) in keys.iter().enumerate() {
+                let first = asked.iter().copied().find(|first| keys[*first] == *key);
+                let value = first.map_or_else(|| node.get_at_once(key).ok_or(at), Err);
+                if value == Err(at) {
+                    asked.push(at);
+                }
+                read.push(value);
+            }
+            let answers = block_on(together(asked.iter().map(|at| node.get(keys[*at]))));
+            let (mut answers, start) = (answers.into_iter(), values.len());
+            for (at, read) in read.into_iter().enumerate() {
+                let value = match read {
+                    Ok(value) => value,
+                    Err(first) if first < at => values[start + first].clone(),
+                    Err(_) => answers.next().transpose()?.flatten(),
+                };
+                values.push(value);
             }
         }
         Ok(values)

@@ -200,6 +200,22 @@ fn a_pipeline_is_answered_in_its_order_and_sees_its_own_writes() {
         assert_eq!(told, ["+OK", "1", ":2", "2", "nil", "+OK", "3", ":1"]);
     }
     assert_eq!(one.ask("DEL k1 k2 k9 k11").unwrap(), ":3");
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !end.load(Ordering::SeqCst) {
+                one.ask("INCR tide").unwrap();
+            }
+        });
+        let _end = End(&end);
+        let gets: Vec<String> = (0..30).map(|n| format!("GET k{n}\r\nGET tide")).collect();
+        for _ in 0..200 {
+            other.send(&gets).unwrap();
+            let told: Vec<String> = (0..60).map(|_| other.reply().unwrap()).collect();
+            let tide = told.iter().skip(1).step_by(2).map(|told| told.parse().unwrap_or(0_u64));
+            assert!(tide.is_sorted(), "a pipeline's GETs of a key do not go back: {told:?}");
+        }
+    });
     drop((one, other));
     let rest = cluster.process.end();
     assert!(rest.ends_with("Stopped\n"), "{rest}");

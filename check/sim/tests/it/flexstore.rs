@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::random::Rng;
 use archipelago_flex::coordinator::Tuning;
 use archipelago_flex::{CacheMode, Rival};
-use archipelago_sim::flexstore::{Measured, Setup, Testbed, Ycsb};
+use archipelago_sim::flexstore::{Measured, Request, Setup, Testbed, Workload, Ycsb};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -58,6 +59,28 @@ fn a_run_repeats_from_its_seed() {
     };
     assert_eq!(counted(5), counted(5));
     assert_ne!(counted(5), counted(6));
+}
+
+/// One key, set and deleted all the time.
+#[derive(Debug)]
+struct Churn;
+
+impl Workload for Churn {
+    fn next(&self, rng: &mut Rng) -> Request {
+        if rng.bool() { Request::Write(7) } else { Request::Delete(7) }
+    }
+}
+
+#[test]
+fn a_key_that_is_set_and_deleted_all_the_time_makes_no_subtable_grow() {
+    for offload in [0, 1000] {
+        let setup = Setup { offload, keys: 100, ..small() };
+        let testbed = Testbed::start(&setup).expect("it starts");
+        let measured = testbed.measure(Arc::new(Churn), setup.clients, MS, MS * 20);
+        assert!(measured.operations > 500 && measured.errors == 0, "{measured:?}");
+        let grown = testbed.report().changes.iter().filter(|change| change.cause.grow).count();
+        assert_eq!(grown, 0, "{offload}: its slots are only waited for");
+    }
 }
 
 #[test]

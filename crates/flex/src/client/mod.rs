@@ -37,6 +37,11 @@ use submit::{Submitted, Unsettled};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// After so many tries a write pauses twice as long, and so on.
+const TRIES_AT_ONCE: u32 = 4;
+/// So often the pause of a write is doubled: to some 5 ms.
+const DOUBLINGS_MAX: u32 = 5;
+
 /// A value as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
@@ -242,7 +247,7 @@ impl Inner {
     async fn write_until(self: &Arc<Self>, write: &Write<'_>) -> Result<bool> {
         let until_ns = self.until_ns();
         let mut unsettled: Option<Unsettled> = None;
-        let mut stuck = 0_u32;
+        let (mut stuck, mut tries) = (0_u32, 0_u32);
         loop {
             let (inside, entry) = self.enter(write.hash, until_ns).await?;
             let turn = self.turn(write, entry, &mut unsettled, &mut stuck, until_ns).await;
@@ -254,7 +259,11 @@ impl Inner {
             let late = self.table.late(until_ns, "a write; whether it happened is not known");
             late?;
             self.counts.add(Count::Retries);
-            self.pause().await;
+            // Each try writes a record: who has to wait for longer tries less often.
+            for _ in 0..1_u32 << (tries / TRIES_AT_ONCE).min(DOUBLINGS_MAX) {
+                self.pause().await;
+            }
+            tries += 1;
         }
     }
 

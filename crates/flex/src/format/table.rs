@@ -205,6 +205,16 @@ impl Candidates {
         self.free(move |slot| slot.is_reusable(now_us, lease_us))
     }
 
+    /// Whether half of the slots or more name records: one that finds no place here needs a larger subtable. Otherwise it needs to wait:
+    /// the others were deleted not long ago, and a key that is deleted and set all the time would have its subtable grow without end.
+    #[must_use]
+    pub fn is_crowded(&self) -> bool {
+        let (slots, named) = self.all().fold((0, 0), |(slots, named), (_, slot)| {
+            (slots + 1, named + usize::from(slot.is_live() || slot.is_pending()))
+        });
+        2 * named >= slots
+    }
+
     /// Those that `may_take` lets an insert take, in the order in which it should try them: those of the emptier bucket first, of
     /// the first if both have as many.
     pub fn free<'a>(
@@ -298,6 +308,18 @@ mod tests {
         let one = Candidates::new([0, 0], [buckets[0]; 2]);
         assert_eq!(one.all().count(), 8, "one bucket is not counted twice");
         assert_eq!(both.matching(live(1).0 as u8).collect::<Vec<_>>(), [(SlotIndex(72), live(1))]);
+    }
+
+    #[test]
+    fn slots_that_were_deleted_not_long_ago_crowd_nobody() {
+        let mut buckets = [Bucket([Slot::deleted(500, 1); 8]); 2];
+        for number in 0..7 {
+            buckets[number as usize % 2].0[number as usize] = live(number);
+        }
+        let seven = Candidates::new([9, 4], buckets);
+        assert!(!seven.is_crowded() && seven.reusable(600, 200).next().is_none());
+        buckets[1].0[7] = live(7);
+        assert!(Candidates::new([9, 4], buckets).is_crowded(), "eight of sixteen");
     }
 
     #[test]

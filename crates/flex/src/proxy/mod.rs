@@ -373,7 +373,7 @@ impl Inner {
                 return Ok((index, inserting));
             }
         }
-        Err(if full { Why::Full } else { Why::Busy })
+        Err(if full && candidates.is_crowded() { Why::Full } else { Why::Busy })
     }
 
     /// Somebody found a slot that stays pending. If its writer is gone, it is taken forward.

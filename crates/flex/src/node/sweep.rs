@@ -22,8 +22,9 @@ use super::Inner;
 use super::peers::Asked;
 use crate::format::{BUCKET_BYTES, Header, LENGTH_UNITS_MAX, Slot, SlotIndex, UNIT_BYTES};
 use crate::ids::PartitionId;
+use crate::proxy::Served;
 use crate::table::Range;
-use crate::wire::{Assigned, Message, Shaped, Why};
+use crate::wire::{Assigned, Message, Place, Shaped, Why};
 
 /// Sweeps in a row that may find something held.
 const AGAIN_MAX: u32 = 3;
@@ -210,18 +211,19 @@ impl Inner {
         let Some(served) = self.proxy.get(PartitionId(*partition), *epoch) else {
             return self.declined(Why::Moved);
         };
-        let Some(_inside) = served.gate.try_enter(crate::proxy::Served::DOOR) else {
+        let Some(_inside) = served.gate.try_enter(Served::DOOR) else {
             return self.declined(Why::Moved);
         };
         let blocks: BTreeSet<BlockId> = blocks.iter().copied().collect();
         let incoming = served.incoming();
         let slots = match served.all_words() {
-            Some(words) => Ok(words),
+            Some(words) => Ok((words, Vec::new())),
             None => self.words_of(served.assigned.shape).await,
         };
         match slots {
             Ok(_) if !self.table.holds_lease() => self.declined(Why::Fenced),
-            Ok(slots) => {
+            Ok((slots, pending)) => {
+                self.settle_later(&served, pending);
                 let words = incoming.into_iter().chain(slots);
                 Message::Referred { words: self.words_in(words, &blocks) }
             }
@@ -232,8 +234,8 @@ impl Inner {
         }
     }
 
-    /// The words of a partition that is updated one-sided, and what those that are pending supersede.
-    async fn words_of(&self, shape: Shaped) -> Result<Vec<u64>> {
+    /// The words of a partition that is updated one-sided, with what those that are pending supersede; and where these are.
+    async fn words_of(&self, shape: Shaped) -> Result<(Vec<u64>, Vec<Place>)> {
         let start = self.table.slot(shape, SlotIndex(0));
         let total = (BUCKET_BYTES as u64) << shape.log2_buckets;
         let part = 64 << 10;
@@ -248,15 +250,30 @@ impl Inner {
         if !self.table.holds_lease() {
             return Err(Error::busy("slots were read without a lease"));
         }
+        let places =
+            words.iter().enumerate().map(|(at, word)| Place { index: at as u32, word: *word });
+        let pending: Vec<Place> = places.filter(|at| Slot(at.word).is_pending()).collect();
         words.retain(|word| Slot(*word).is_live() || Slot(*word).is_pending());
-        let pending: Vec<Slot> =
-            words.iter().map(|word| Slot(*word)).filter(|slot| slot.is_pending()).collect();
-        for slot in pending {
-            let bytes = self.table.read_record(slot, self.until_ns()).await?;
+        for place in &pending {
+            let bytes = self.table.read_record(Slot(place.word), self.until_ns()).await?;
             if let Ok(Some(header)) = Header::read(&bytes) {
                 words.push(header.previous);
             }
         }
-        Ok(words)
+        Ok((words, pending))
+    }
+
+    /// Takes pending slots forward whose writers are gone: nobody may ever come upon them, and what they supersede would stay in use.
+    fn settle_later(self: &Arc<Self>, served: &Served, pending: Vec<Place>) {
+        if pending.is_empty() {
+            return;
+        }
+        let (inner, assigned) = (Arc::clone(self), served.assigned);
+        let task = async move {
+            for place in pending {
+                inner.settle(PartitionId(assigned.partition), assigned.epoch, place).await;
+            }
+        };
+        self.runtime.spawn("flex-settle", Box::pin(task));
     }
 }

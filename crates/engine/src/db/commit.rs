@@ -2,20 +2,22 @@
 //!
 //! A write goes through four steps: *submit* (under the commit lock: room in the memtables,
 //! sequence numbers, log append), *insert* (no lock: many writers at once), *publish* (the visible
-//! sequence number moves over it, in order), *sync* (if asked for; one leader syncs for all who
-//! wait). Thread-safe; every field says what guards it.
+//! sequence number moves over it, in order: `db::publication`), *sync* (if asked for; one leader syncs for
+//! all who wait). Thread-safe; every field says what guards it.
 //!
 //! Group commit: a writer that finds the commit lock taken leaves a ticket and waits for the lock;
 //! whoever gets the lock appends all tickets with one append call. One writer alone takes the
-//! lock, appends from its own buffer and copies nothing.
+//! lock, appends from its own buffer and copies nothing. A writer that sleeps by then is not waited for: who
+//! granted its write inserts it, too, behind the lock.
 //!
 //! Invariants:
 //! 1. Sequence numbers are given out under the lock and only after the append of their record
 //!    succeeded, so the sequence has no holes and publication cannot wait for ever.
 //! 2. `visible` only grows, and passes a write only when it and all before it are inserted.
 //! 3. A record is in the log before any reader can see it.
-//! 4. A granted writer takes no lock before it has published: holders of the commit lock may wait
+//! 4. Who has a grant takes no lock before the write is published: holders of the commit lock may wait
 //!    for that (ingestion does).
+//! 5. A ticket is inserted once: by its owner, or by who changed it from asleep to claimed.
 //!
 //! Failure: an append that fails is told to every writer of its group and nothing of the group is
 //! inserted. A sync that fails makes the database read only (`db::health`): what was published
@@ -24,18 +26,17 @@
 //! Cost: alone, one uncontended lock and one copy into the log; no allocation.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::{CfId, FileNo, Result, SeqNo};
 use crossbeam_utils::{Backoff, CachePadded};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::db::memtable::{Granted, Memtable};
+use crate::db::publication::Publication;
 use crate::wal::{Entry, LogSyncer, LogWriter};
 
-/// Longest sleep of a writer that waits for its turn to publish.
-const PARK_MAX: Duration = Duration::from_micros(500);
 /// Tries for the commit lock before a writer leaves a ticket.
 const SPINS_BEFORE_TICKET: usize = 30;
 /// Spins before a waiter parks on the commit lock.
@@ -113,10 +114,20 @@ impl Grant {
     }
 }
 
-/// What came of a submission.
+/// What came of a write.
+#[derive(Debug)]
 pub(crate) enum Outcome {
+    /// It is visible; its last sequence number.
+    Done(SeqNo),
+    /// The memtable of this family is full and cannot be sealed yet: wait, then commit again.
+    MustWait(CfId),
+}
+
+/// What came of a submission.
+enum Answer {
     Granted(Grant),
-    /// The memtable of this family is full and cannot be sealed yet: wait, then submit again.
+    /// Somebody else inserted it; its last sequence number.
+    Inserted(SeqNo),
     MustWait(CfId),
 }
 
@@ -127,6 +138,8 @@ pub(crate) trait CommitHost {
     /// Makes sure that the family's active memtable takes `bytes` more: seals a full one.
     /// `Ok(false)` if it is full and must not be sealed yet.
     fn prepare_memtable(&self, state: &mut CommitState, share: &Share) -> Result<bool>;
+    /// Inserts the records of a granted write, whose batch is `payload`. Cannot fail: it was checked.
+    fn insert(&self, grant: &Grant, payload: &[u8]);
     /// Counts an append of `bytes` that took the records of `writes` writes.
     fn appended(&self, bytes: u64, writes: u64);
 }
@@ -138,9 +151,21 @@ struct Ticket {
     records: u64,
     shares: Vec<Share>,
     wal: bool,
-    outcome: Mutex<Option<Result<Outcome>>>,
-    done: std::sync::atomic::AtomicBool,
+    answer: Mutex<Option<Result<Answer>>>,
+    state: AtomicU8,
 }
+
+/// States of a ticket: its owner looks at it often;
+const AWAKE: u8 = 0;
+/// its owner waits for the lock, which may take long;
+const ASLEEP: u8 = 1;
+/// its owner slept when it was granted, and somebody else inserts it;
+const CLAIMED: u8 = 2;
+/// the answer is there.
+const DONE: u8 = 3;
+
+/// Writes that were granted while their owners slept, in their order.
+type Claimed = Vec<(Grant, Arc<Ticket>)>;
 
 impl Ticket {
     fn submission(&self) -> Submission<'_> {
@@ -153,16 +178,25 @@ impl Ticket {
         }
     }
 
-    fn finish(&self, outcome: Result<Outcome>) {
-        *self.outcome.lock() = Some(outcome);
-        self.done.store(true, Ordering::Release);
+    fn finish(&self, answer: Result<Answer>) {
+        *self.answer.lock() = Some(answer);
+        self.state.store(DONE, Ordering::Release);
     }
 
-    fn take(&self) -> Option<Result<Outcome>> {
-        if !self.done.load(Ordering::Acquire) {
+    /// Moves from one state to the next; whether it was in that one.
+    fn turn(&self, from: u8, to: u8) -> bool {
+        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn is(&self, state: u8) -> bool {
+        self.state.load(Ordering::Acquire) == state
+    }
+
+    fn take(&self) -> Option<Result<Answer>> {
+        if !self.is(DONE) {
             return None;
         }
-        Some(self.outcome.lock().take().expect("a ticket is taken once, by its owner"))
+        Some(self.answer.lock().take().expect("a ticket is taken once, by its owner"))
     }
 }
 
@@ -173,11 +207,7 @@ pub(crate) struct Committer {
     /// At least as many as wait; counted up before a ticket is left, whose owner then looks for
     /// the lock.
     tickets: CachePadded<AtomicU64>,
-    visible: CachePadded<AtomicU64>,
-    /// Writers that wait for their turn to publish, and what wakes them.
-    parked: AtomicU64,
-    turn: Mutex<()>,
-    published: Condvar,
+    publication: Publication,
     /// The last sequence number given out; stored under the commit lock.
     appended: CachePadded<AtomicU64>,
     /// Syncs the open log and its predecessors; set with the log.
@@ -193,10 +223,7 @@ impl Committer {
             state: CachePadded::new(Mutex::new(state)),
             waiting: CachePadded::new(Mutex::new(Vec::new())),
             tickets: CachePadded::new(AtomicU64::new(0)),
-            visible: CachePadded::new(AtomicU64::new(last_seq.0)),
-            parked: AtomicU64::new(0),
-            turn: Mutex::new(()),
-            published: Condvar::new(),
+            publication: Publication::new(last_seq.0),
             appended: CachePadded::new(AtomicU64::new(last_seq.0)),
             syncer: Mutex::new(None),
             durable: Mutex::new(SeqNo::ZERO),
@@ -206,7 +233,7 @@ impl Committer {
     /// The last sequence number that readers see.
     #[inline]
     pub(crate) fn visible(&self) -> SeqNo {
-        SeqNo(self.visible.load(Ordering::Acquire))
+        SeqNo(self.publication.get())
     }
 
     /// Takes the commit lock.
@@ -216,7 +243,7 @@ impl Committer {
 
     /// Moves the visible sequence number (commit lock held, everything before is visible).
     pub(crate) fn set_visible(&self, seq: SeqNo) {
-        self.visible.store(seq.0, Ordering::Release);
+        self.publication.set(seq.0);
     }
 
     /// Sets the open log.
@@ -244,18 +271,38 @@ impl Committer {
     pub(crate) fn start_at(&self, last_seq: SeqNo) {
         self.state.lock().last_seq = last_seq;
         self.appended.store(last_seq.0, Ordering::Release);
-        self.visible.store(last_seq.0, Ordering::Release);
+        self.publication.set(last_seq.0);
     }
 
-    /// Gives a write its place in the order and appends it to the log.
-    pub(crate) fn submit(&self, host: &dyn CommitHost, write: &Submission<'_>) -> Result<Outcome> {
-        if let Some(mut state) = self.try_lock_briefly() {
-            let outcome = grant_one(&mut state, host, write);
-            self.serve_tickets(&mut state, host);
-            self.appended.store(state.last_seq.0, Ordering::Release);
-            return outcome;
+    /// Gives a write its place in the order, appends it to the log, inserts it and makes it visible.
+    pub(crate) fn commit(&self, host: &dyn CommitHost, write: &Submission<'_>) -> Result<Outcome> {
+        let (answer, claimed) = match self.try_lock_briefly() {
+            Some(mut state) => {
+                let answer = grant_one(&mut state, host, write);
+                (answer, self.serve_tickets(state, host))
+            }
+            None => self.submit_as_ticket(host, write),
+        };
+        let mut claimed = claimed.into_iter().peekable();
+        let outcome = match answer {
+            Ok(Answer::Granted(grant)) => {
+                // In their order: what is complete may have to wait for what is not.
+                let is_earlier = |(other, _): &_| is_before(other, &grant);
+                while let Some(earlier) = claimed.next_if(is_earlier) {
+                    self.insert_claimed(host, earlier);
+                }
+                host.insert(&grant, write.payload);
+                Ok(Outcome::Done(self.complete(grant)))
+            }
+            Ok(Answer::Inserted(last_seq)) => Ok(Outcome::Done(last_seq)),
+            Ok(Answer::MustWait(cf)) => Ok(Outcome::MustWait(cf)),
+            Err(error) => Err(error),
+        };
+        claimed.for_each(|later| self.insert_claimed(host, later));
+        if let Ok(Outcome::Done(last_seq)) = outcome {
+            self.publication.wait(last_seq.0);
         }
-        self.submit_as_ticket(host, write)
+        outcome
     }
 
     /// The lock, if it is or soon gets free: its holder copies one record, most often.
@@ -270,86 +317,81 @@ impl Committer {
         None
     }
 
-    fn submit_as_ticket(&self, host: &dyn CommitHost, write: &Submission<'_>) -> Result<Outcome> {
+    /// The answer, and what is to be inserted for others.
+    fn submit_as_ticket(
+        &self,
+        host: &dyn CommitHost,
+        write: &Submission<'_>,
+    ) -> (Result<Answer>, Claimed) {
         let ticket = Arc::new(Ticket {
             payload: write.payload.to_vec(),
             payload_crc: write.payload_crc,
             records: write.records,
             shares: write.shares.to_vec(),
             wal: write.wal,
-            outcome: Mutex::new(None),
-            done: std::sync::atomic::AtomicBool::new(false),
+            answer: Mutex::new(None),
+            state: AtomicU8::new(AWAKE),
         });
         self.tickets.fetch_add(1, Ordering::AcqRel);
         self.waiting.lock().push(Arc::clone(&ticket));
-        for _ in 0..SPINS_MAX {
-            if let Some(outcome) = ticket.take() {
-                return outcome;
-            }
-            if let Some(mut state) = self.state.try_lock() {
-                self.serve_tickets(&mut state, host);
-                self.appended.store(state.last_seq.0, Ordering::Release);
-            }
-            std::hint::spin_loop();
-        }
-        // Not a plain lock: who has it now may wait for the very write that the holder before it
-        // granted (`wait_all_visible`).
+        let mut looks = 0;
         loop {
-            if let Some(mut state) = self.state.try_lock_for(TICKET_LOOK) {
-                self.serve_tickets(&mut state, host);
-                self.appended.store(state.last_seq.0, Ordering::Release);
+            let state = if looks < SPINS_MAX {
+                looks += 1;
+                std::hint::spin_loop();
+                self.state.try_lock()
+            } else if ticket.turn(AWAKE, ASLEEP) || ticket.is(CLAIMED) {
+                // Not a plain lock: who has it now may wait for the very write that the holder before it
+                // granted (`wait_all_visible`).
+                let state = self.state.try_lock_for(TICKET_LOOK);
+                ticket.turn(ASLEEP, AWAKE);
+                state
+            } else {
+                None
+            };
+            let claimed = state.map(|state| self.serve_tickets(state, host)).unwrap_or_default();
+            if let Some(answer) = ticket.take() {
+                return (answer, claimed);
             }
-            if let Some(outcome) = ticket.take() {
-                return outcome;
-            }
+            claimed.into_iter().for_each(|of| self.insert_claimed(host, of));
         }
     }
 
-    /// Appends what others left while the lock was taken.
-    fn serve_tickets(&self, state: &mut CommitState, host: &dyn CommitHost) {
+    /// Appends what others left while the lock was taken, and gives the lock back; what is to be inserted for those who sleep.
+    fn serve_tickets(
+        &self,
+        mut state: MutexGuard<'_, CommitState>,
+        host: &dyn CommitHost,
+    ) -> Claimed {
+        let mut claimed = Claimed::new();
         while self.tickets.load(Ordering::Acquire) > 0 {
             let tickets = std::mem::take(&mut *self.waiting.lock());
             self.tickets.fetch_sub(tickets.len() as u64, Ordering::AcqRel);
             match tickets.as_slice() {
-                [] => return,
-                [one] => one.finish(grant_one(state, host, &one.submission())),
-                many => grant_group(state, host, many),
+                [] => break,
+                [one] => match grant_one(&mut state, host, &one.submission()) {
+                    Ok(Answer::Granted(grant)) => hand_over(one, grant, &mut claimed),
+                    other => one.finish(other),
+                },
+                many => grant_group(&mut state, host, many, &mut claimed),
             }
         }
+        self.appended.store(state.last_seq.0, Ordering::Release);
+        claimed
     }
 
-    /// Makes an inserted write visible once all before it are.
-    pub(crate) fn publish(&self, grant: Grant) {
-        let before = grant.first_seq.0 - 1;
-        let last = grant.last_seq.0;
+    fn insert_claimed(&self, host: &dyn CommitHost, (grant, ticket): (Grant, Arc<Ticket>)) {
+        host.insert(&grant, &ticket.payload);
+        ticket.finish(Ok(Answer::Inserted(self.complete(grant))));
+    }
+
+    /// An inserted write is visible once all before it are; its last sequence number.
+    fn complete(&self, grant: Grant) -> SeqNo {
+        let (first, last) = (grant.first_seq, grant.last_seq);
+        // A full memtable is flushed when nobody has a grant any more.
         drop(grant);
-        let backoff = Backoff::new();
-        while self.visible.load(Ordering::Acquire) != before {
-            // The predecessor is between its append and its insert: a memory copy, unless it
-            // was descheduled, which `snooze` yields to.
-            if backoff.is_completed() {
-                self.park_until_visible(before);
-            } else {
-                backoff.snooze();
-            }
-        }
-        self.visible.store(last, Ordering::Release);
-        if self.parked.load(Ordering::Relaxed) > 0 {
-            let _turn = self.turn.lock();
-            self.published.notify_all();
-        }
-    }
-
-    /// Waits for the predecessor without burning the core that it may need. The time limit makes a
-    /// missed notification harmless.
-    #[cold]
-    fn park_until_visible(&self, before: u64) {
-        let mut turn = self.turn.lock();
-        self.parked.fetch_add(1, Ordering::Relaxed);
-        if self.visible.load(Ordering::Acquire) != before {
-            self.published.wait_for(&mut turn, PARK_MAX);
-        }
-        self.parked.fetch_sub(1, Ordering::Relaxed);
+        self.publication.complete(first.0, last.0);
+        last
     }
 
     /// Waits until everything given out so far is visible (the caller holds the commit lock, so
@@ -391,13 +433,17 @@ fn prepare(
     Ok(None)
 }
 
+fn is_before(one: &Grant, other: &Grant) -> bool {
+    one.first_seq < other.first_seq
+}
+
 fn grant_one(
     state: &mut CommitState,
     host: &dyn CommitHost,
     write: &Submission<'_>,
-) -> Result<Outcome> {
+) -> Result<Answer> {
     if let Some(full) = prepare(state, host, write)? {
-        return Ok(Outcome::MustWait(full));
+        return Ok(Answer::MustWait(full));
     }
     if write.wal {
         host.prepare_log(state)?;
@@ -411,16 +457,30 @@ fn grant_one(
             host.appended(write.payload.len() as u64, 1);
         }
     }
-    Ok(Outcome::Granted(take_grant(state, write)))
+    Ok(Answer::Granted(take_grant(state, write)))
+}
+
+/// Gives the grant to the ticket's owner, or to who serves it if the owner sleeps.
+fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
+    if ticket.turn(ASLEEP, CLAIMED) {
+        claimed.push((grant, Arc::clone(ticket)));
+    } else {
+        ticket.finish(Ok(Answer::Granted(grant)));
+    }
 }
 
 /// Appends a group with one call. A write that must wait is left out of the group.
-fn grant_group(state: &mut CommitState, host: &dyn CommitHost, tickets: &[Arc<Ticket>]) {
+fn grant_group(
+    state: &mut CommitState,
+    host: &dyn CommitHost,
+    tickets: &[Arc<Ticket>],
+    claimed: &mut Claimed,
+) {
     let mut group: Vec<&Arc<Ticket>> = Vec::with_capacity(tickets.len());
     for ticket in tickets {
         match prepare(state, host, &ticket.submission()) {
             Ok(None) => group.push(ticket),
-            Ok(Some(full)) => ticket.finish(Ok(Outcome::MustWait(full))),
+            Ok(Some(full)) => ticket.finish(Ok(Answer::MustWait(full))),
             Err(error) => ticket.finish(Err(error)),
         }
     }
@@ -429,7 +489,7 @@ fn grant_group(state: &mut CommitState, host: &dyn CommitHost, tickets: &[Arc<Ti
         return;
     }
     for ticket in group {
-        ticket.finish(Ok(Outcome::Granted(take_grant(state, &ticket.submission()))));
+        hand_over(ticket, take_grant(state, &ticket.submission()), claimed);
     }
 }
 

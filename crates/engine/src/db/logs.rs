@@ -9,14 +9,15 @@
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use archipelago_base::{Error, FileNo, Result};
+use archipelago_base::{Error, FileNo, Result, SeqNo};
 
-use crate::db::commit::{CommitHost, CommitState, Share};
+use crate::db::commit::{CommitHost, CommitState, Grant, Share};
 use crate::db::flushing::FlushTask;
 use crate::db::inner::{DbInner, LogSegment, Sealed, ShardState, State};
 use crate::db::memtable::Memtable;
 use crate::file_meta::log_name;
 use crate::stats::Ticker;
+use crate::wal::BatchView;
 
 /// Unneeded segments that are kept for reuse.
 const SPARE_LOGS_MAX: usize = 2;
@@ -47,6 +48,17 @@ impl CommitHost for DbInner {
         }
         self.seal_active(state, &family);
         Ok(true)
+    }
+
+    fn insert(&self, grant: &Grant, payload: &[u8]) {
+        let batch = BatchView::decode(payload).expect("a batch that a writer submitted");
+        let mut seq = grant.first_seq;
+        for op in batch.iter() {
+            let op = op.expect("every record was read before the write was submitted");
+            grant.memtable(op.cf).insert(seq, op.kind, op.key, op.value, grant.log);
+            seq = SeqNo(seq.0 + 1);
+        }
+        assert_eq!(seq.0, grant.last_seq.0 + 1, "a batch has as many records as it says");
     }
 
     fn appended(&self, bytes: u64, writes: u64) {

@@ -21,6 +21,7 @@ mod logs;
 mod memtable;
 mod open;
 mod pressure;
+mod publication;
 mod read;
 mod read_options;
 mod rebalancing;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use archipelago_base::checksum::crc;
 use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 
-use crate::db::commit::{Grant, Outcome, Share, Submission};
+use crate::db::commit::{Outcome, Share, Submission};
 use crate::db::inner::DbInner;
 use crate::db::memtable::RECORD_OVERHEAD_BYTES;
 use crate::db::stalling::is_slowed;
@@ -132,8 +132,7 @@ impl DbInner {
                 return Ok(self.committer.visible());
             }
             self.stall(shares, options)?;
-            let grant = self.submit(batch, shares, options)?;
-            let last_seq = self.insert(batch, grant)?;
+            let last_seq = self.commit(batch, shares, options)?;
             self.stats.add(Ticker::Writes, 1);
             self.stats.add(Ticker::RecordsWritten, batch.len() as u64);
             self.stats.add(Ticker::UserBytesWritten, user_bytes);
@@ -190,12 +189,13 @@ impl DbInner {
         Ok(user_bytes)
     }
 
-    fn submit(
+    /// Logs, inserts and publishes a write; its last sequence number.
+    fn commit(
         &self,
         batch: &WriteBatch,
         shares: &[Share],
         options: &WriteOptions,
-    ) -> Result<Grant> {
+    ) -> Result<SeqNo> {
         let payload = batch.data();
         let write = Submission {
             payload,
@@ -205,26 +205,12 @@ impl DbInner {
             wal: options.wal,
         };
         loop {
-            match self.committer.submit(self, &write) {
-                Ok(Outcome::Granted(grant)) => return Ok(grant),
+            match self.committer.commit(self, &write) {
+                Ok(Outcome::Done(last_seq)) => return Ok(last_seq),
                 Ok(Outcome::MustWait(cf)) => self.wait_for_memtable(cf, options)?,
                 Err(error) => return Err(self.note_append_error(&error)),
             }
         }
-    }
-
-    /// Inserts a granted write and publishes it. Decoding cannot fail: `check_batch` did it.
-    fn insert(&self, batch: &WriteBatch, grant: Grant) -> Result<SeqNo> {
-        let mut seq = grant.first_seq;
-        for op in batch.iter() {
-            let op = op?;
-            grant.memtable(op.cf).insert(seq, op.kind, op.key, op.value, grant.log);
-            seq = SeqNo(seq.0 + 1);
-        }
-        assert_eq!(seq.0, grant.last_seq.0 + 1, "a batch has as many records as it says");
-        let last_seq = grant.last_seq;
-        self.committer.publish(grant);
-        Ok(last_seq)
     }
 
     /// Makes the log durable through `seq`.

@@ -1,0 +1,302 @@
+//! Publication: how the visible sequence number moves over writes, in their order, whoever is done first.
+//!
+//! A writer whose records are inserted marks its write as **complete**, in a slot that its first sequence number names; whoever is
+//! next to do so moves the visible number over all complete writes that follow it. So nobody waits for another writer's turn on a
+//! processor, but for one that is still inserting. (Until each writer published its own write alone, a chain of sleeping threads had to be
+//! woken one after another: with 16 threads on two cores a write of a microsecond took a third of a millisecond.)
+//!
+//! Invariants:
+//! 1. The visible number only grows, and passes a write only when it and all before it are complete.
+//! 2. A slot is marked only when it is free: of two writes with one slot the earlier one is visible by then.
+//! 3. A writer that marks its slot looks at the visible number afterwards; who moves that looks at the next slot afterwards. Both
+//!    in one order that all agree on (`SeqCst`), so one of them sees the other, and no complete write is left behind.
+//!
+//! Thread-safe. Lock-free, but for those who wait long: they sleep, half a millisecond at most. Cost: alone, one exchange and two loads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+use parking_lot::{Condvar, Mutex};
+
+/// Writes that may be complete and not visible. More are waited for; there are as many as threads that write.
+const SLOTS: u64 = 1024;
+/// Looks at the visible number before a writer sleeps.
+const SPINS_MAX: u32 = 200;
+/// Longest sleep of a writer that waits for those before it.
+const PARK_MAX: Duration = Duration::from_micros(500);
+
+/// What the protocol works on.
+pub(super) trait Cells {
+    /// The visible number.
+    fn visible(&self) -> u64;
+    /// Sets it. Only the writer of the next sequence number may.
+    fn set_visible(&self, to: u64);
+    /// Moves it, if it is `from`.
+    fn pass(&self, from: u64, to: u64);
+    /// What was last marked in the slot of the write that begins with `first`.
+    fn mark(&self, first: u64) -> u64;
+    /// Marks the write that begins with `first` as complete.
+    fn set_mark(&self, first: u64, last: u64);
+    /// How many slots there are.
+    fn slots(&self) -> u64;
+}
+
+/// A write is complete. `false`: its slot is not free yet, nothing happened.
+#[inline]
+pub(super) fn complete(cells: &impl Cells, first: u64, last: u64) -> bool {
+    let visible = cells.visible();
+    if visible + 1 == first {
+        // All before it are visible, and nobody passes it before it is marked.
+        cells.set_visible(last);
+    } else if first - visible <= cells.slots() {
+        cells.set_mark(first, last);
+    } else {
+        return false;
+    }
+    advance(cells);
+    true
+}
+
+/// Moves the visible number over the complete writes that come next.
+#[inline]
+pub(super) fn advance(cells: &impl Cells) {
+    loop {
+        let visible = cells.visible();
+        // An older write's mark names what is visible already.
+        let last = cells.mark(visible + 1);
+        if last <= visible {
+            return;
+        }
+        cells.pass(visible, last);
+    }
+}
+
+/// See the module.
+pub(super) struct Publication {
+    visible: CachePadded<AtomicU64>,
+    marks: Box<[CachePadded<AtomicU64>]>,
+    /// Writers that sleep.
+    parked: CachePadded<AtomicU64>,
+    sleep: Mutex<()>,
+    moved: Condvar,
+}
+
+impl Cells for Publication {
+    #[inline]
+    fn visible(&self) -> u64 {
+        self.visible.load(Ordering::SeqCst)
+    }
+
+    #[inline]
+    fn set_visible(&self, to: u64) {
+        self.visible.store(to, Ordering::SeqCst);
+    }
+
+    fn pass(&self, from: u64, to: u64) {
+        let _ = self.visible.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn mark(&self, first: u64) -> u64 {
+        self.marks[(first % SLOTS) as usize].load(Ordering::SeqCst)
+    }
+
+    fn set_mark(&self, first: u64, last: u64) {
+        self.marks[(first % SLOTS) as usize].store(last, Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn slots(&self) -> u64 {
+        SLOTS
+    }
+}
+
+impl Publication {
+    /// Everything through `visible` is.
+    pub(super) fn new(visible: u64) -> Self {
+        let marks = (0..SLOTS).map(|_| CachePadded::new(AtomicU64::new(0))).collect();
+        Self {
+            visible: CachePadded::new(AtomicU64::new(visible)),
+            marks,
+            parked: CachePadded::default(),
+            sleep: Mutex::default(),
+            moved: Condvar::default(),
+        }
+    }
+
+    /// The visible number: what was inserted through it is seen by who reads it here.
+    #[inline]
+    pub(super) fn get(&self) -> u64 {
+        self.visible.load(Ordering::Acquire)
+    }
+
+    /// Sets the visible number while nobody writes.
+    pub(super) fn set(&self, visible: u64) {
+        self.visible.store(visible, Ordering::SeqCst);
+    }
+
+    /// The write of these sequence numbers is inserted.
+    #[inline]
+    pub(super) fn complete(&self, first: u64, last: u64) {
+        while !complete(self, first, last) {
+            // As many others are complete, or one has as many records.
+            self.park_below(first - SLOTS);
+        }
+        if self.parked.load(Ordering::SeqCst) > 0 {
+            self.wake();
+        }
+    }
+
+    /// Waits until everything through `seq`, which is complete, is visible.
+    #[inline]
+    pub(super) fn wait(&self, seq: u64) {
+        let mut spins = 0;
+        while self.get() < seq {
+            if spins < SPINS_MAX {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                self.park_below(seq);
+            }
+        }
+    }
+
+    /// Sleeps while less than `seq` is visible. The time limit is not needed, and costs little.
+    #[cold]
+    fn park_below(&self, seq: u64) {
+        let mut sleep = self.sleep.lock();
+        self.parked.fetch_add(1, Ordering::SeqCst);
+        if self.visible.load(Ordering::SeqCst) < seq {
+            self.moved.wait_for(&mut sleep, PARK_MAX);
+        }
+        self.parked.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    #[cold]
+    fn wake(&self) {
+        let _sleep = self.sleep.lock();
+        self.moved.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use shuttle::sync::atomic::{AtomicU64, Ordering};
+    use shuttle::thread;
+
+    use super::{Cells, advance, complete};
+
+    /// The checker's cells. It explores interleavings of sequentially consistent steps, which the protocol's are.
+    struct Model {
+        visible: AtomicU64,
+        slots: u64,
+        marks: [AtomicU64; 9],
+        inserted: [AtomicU64; 9],
+    }
+
+    impl Cells for Model {
+        fn visible(&self) -> u64 {
+            self.visible.load(Ordering::SeqCst)
+        }
+        fn set_visible(&self, to: u64) {
+            self.visible.store(to, Ordering::SeqCst);
+        }
+        fn pass(&self, from: u64, to: u64) {
+            let _ = self.visible.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        fn mark(&self, first: u64) -> u64 {
+            self.marks[(first % self.slots) as usize].load(Ordering::SeqCst)
+        }
+        fn set_mark(&self, first: u64, last: u64) {
+            self.marks[(first % self.slots) as usize].store(last, Ordering::SeqCst);
+        }
+        fn slots(&self) -> u64 {
+            self.slots
+        }
+    }
+
+    /// Writes by first and last sequence number, each by a thread of its own.
+    const WRITES: [(u64, u64); 5] = [(1, 1), (2, 4), (5, 5), (6, 6), (7, 8)];
+
+    fn all_become_visible_in_order(slots: u64, complete: fn(&Model, u64, u64) -> bool) {
+        let model = Arc::new(Model {
+            visible: AtomicU64::new(0),
+            slots,
+            marks: [const { AtomicU64::new(0) }; 9],
+            inserted: [const { AtomicU64::new(0) }; 9],
+        });
+        let writer = |(first, last)| {
+            let model = Arc::clone(&model);
+            thread::spawn(move || {
+                (first..=last)
+                    .for_each(|seq| model.inserted[seq as usize].store(1, Ordering::SeqCst));
+                while !complete(&model, first, last) {
+                    thread::yield_now();
+                }
+            })
+        };
+        let writers = WRITES.map(writer);
+        let mut before = 0;
+        for _ in 0..4 {
+            let visible = model.visible();
+            assert!(visible >= before, "the visible number went back");
+            let ends = visible == 0 || WRITES.iter().any(|(_, last)| *last == visible);
+            assert!(ends, "a part of a write is visible");
+            let there = |seq: u64| model.inserted[seq as usize].load(Ordering::SeqCst) == 1;
+            assert!((1..=visible).all(there), "visible and not inserted");
+            before = visible;
+        }
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        assert_eq!(model.visible(), 8, "a complete write was left behind");
+    }
+
+    #[test]
+    fn writes_become_visible_in_order_and_none_is_left_behind() {
+        // With few slots they are used again.
+        shuttle::check_random(|| all_become_visible_in_order(3, complete), 5000);
+        shuttle::check_random(|| all_become_visible_in_order(9, complete), 5000);
+    }
+
+    /// Looks at the visible number once and not again after it marked its slot.
+    fn without_a_second_look(model: &Model, first: u64, last: u64) -> bool {
+        let visible = model.visible();
+        if visible + 1 == first {
+            model.set_visible(last);
+            advance(model);
+        } else if first - visible <= model.slots() {
+            model.set_mark(first, last);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    #[test]
+    #[should_panic(expected = "a complete write was left behind")]
+    fn without_a_second_look_one_is_left_behind() {
+        shuttle::check_random(|| all_become_visible_in_order(9, without_a_second_look), 5000);
+    }
+
+    /// Marks its slot whoever else has it.
+    fn without_waiting_for_the_slot(model: &Model, first: u64, last: u64) -> bool {
+        if model.visible() + 1 == first {
+            model.set_visible(last);
+        } else {
+            model.set_mark(first, last);
+        }
+        advance(model);
+        true
+    }
+
+    #[test]
+    #[should_panic(expected = "a complete write was left behind")]
+    fn without_waiting_for_the_slot_one_is_left_behind() {
+        shuttle::check_random(
+            || all_become_visible_in_order(3, without_waiting_for_the_slot),
+            5000,
+        );
+    }
+}

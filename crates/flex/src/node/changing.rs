@@ -480,11 +480,11 @@ impl Inner {
         }
         let Some(staged) = standing.staged.take() else { return Ok(Message::Done {}) };
         let mut prepared = staged.prepared.unwrap_or_default();
+        let shapes: BTreeMap<u32, Shaped> =
+            changes.iter().map(|now| (now.partition, now.shape)).collect();
         for before in &staged.changes {
-            let moved =
-                prepared.get(&before.partition).filter(|(now, _)| now.shape != before.shape);
-            if moved.is_some() {
-                // Nobody starts from it again.
+            if shapes.get(&before.partition).is_some_and(|now| *now != before.shape) {
+                // Nobody starts from it again. Whoever has its block knows.
                 self.free_table(before.shape);
             }
         }

@@ -103,7 +103,8 @@ impl Inner {
         self.records.pieces.lock().free(written.address, written.bytes, from_ns);
     }
 
-    /// Gives back what a subtable took, if it lies in a block of this node's; a sweep of its owner's finds it otherwise.
+    /// Gives back what a subtable took, if it lies in a block of this node's. Every node is told; one that adopts the block later finds it in
+    /// its sweep.
     pub(crate) fn free_table(&self, shape: Shaped) {
         let address = self.table.address(shape.packed);
         let bytes = (BUCKET_BYTES as u64) << shape.log2_buckets;

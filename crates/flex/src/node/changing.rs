@@ -57,6 +57,8 @@ struct Staged {
     version: u64,
     changes: Vec<Assigned>,
     members: Vec<Member>,
+    /// Whether the coordinator says that somebody is gone, who may have been a member of a map that never held.
+    loses: bool,
     prepared: Option<BTreeMap<u32, (Assigned, Arc<Served>)>>,
 }
 
@@ -179,8 +181,9 @@ impl Inner {
             Message::Create { partition_bits, log2_buckets, directory, .. } => {
                 self.create(partition_bits, log2_buckets, directory).await
             }
-            Message::Pause { version, changes, members, .. } => {
-                self.pause_for(version, changes, members).await
+            Message::Pause { version, changes, members, gone, .. } => {
+                let loses = !gone.is_empty();
+                self.pause_for(version, changes, members, loses).await
             }
             Message::Prepare { version, .. } => self.prepare(version).await,
             Message::Resume { version, changes, .. } => self.resume(version, &changes),
@@ -258,6 +261,7 @@ impl Inner {
         version: u64,
         changes: Vec<Assigned>,
         members: Vec<Member>,
+        loses: bool,
     ) -> Result<Message> {
         let joined = self.joined()?;
         {
@@ -273,7 +277,7 @@ impl Inner {
                 // What an earlier change closed and this one does not name stays closed until it holds.
                 let prepared = None;
                 let changes = changes.clone();
-                let next = Staged { version, changes, members, prepared };
+                let next = Staged { version, changes, members, loses, prepared };
                 standing.staged = Some(next);
             }
         }
@@ -494,7 +498,7 @@ impl Inner {
         }
         self.peers.retain(&staged.members);
         let stays = |member: &Member| staged.members.iter().any(|now| now.client == member.client);
-        if !joined.map.read().members.iter().all(stays) {
+        if staged.loses || !joined.map.read().members.iter().all(stays) {
             self.want_sweep();
         }
         self.leases.retain(&staged.members);

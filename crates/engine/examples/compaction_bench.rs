@@ -64,6 +64,7 @@ fn main() -> Result<()> {
             cancel: Cancel::default(),
             shards: &shards,
             cache: BlockCache::new(1 << 20, &budget),
+            warm: false,
             budget: Arc::clone(&budget),
             more_file_numbers: None,
             progress: Arc::default(),

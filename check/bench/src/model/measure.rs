@@ -135,6 +135,7 @@ impl Bench {
             cancel: Cancel::default(),
             shards: &self.shards,
             cache: BlockCache::new(1 << 20, &self.budget),
+            warm: false,
             budget: Arc::clone(&self.budget),
             more_file_numbers: None,
             progress: Arc::default(),

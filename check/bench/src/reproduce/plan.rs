@@ -172,8 +172,9 @@ pub(super) fn load(flags: &ReproduceFlags, workload: Workload) -> Load {
     let (keys, ops) = match workload {
         Workload::FillRandom | Workload::MixGraph1 => (num, num),
         Workload::MixGraph2 => (num, num / 2),
-        Workload::YcsbGet => (num / 2, num / 5),
-        Workload::YcsbScan => (num / 2, num / 10),
+        // As many memtables as matter: seven and nine of ten operations write.
+        Workload::YcsbGet => (num / 2, num),
+        Workload::YcsbScan => (num / 2, num / 4),
     };
     Load { threads, keys: keys.max(1), ops_each: (ops / threads).max(1) }
 }

@@ -270,6 +270,18 @@ impl BlockCache {
         Some(BlockGuard::Shared(block))
     }
 
+    /// Whether a block is cached. Counts as no use of it.
+    #[must_use]
+    pub fn contains(&self, key: &BlockKey) -> bool {
+        self.cache.contains_key(key)
+    }
+
+    /// Blocks that were pushed out so far: while this stays the same there is room.
+    #[must_use]
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
     /// Puts a block in, if it fits. Either way the caller gets it shared.
     pub fn insert(&self, key: BlockKey, mut block: Block) -> Arc<Block> {
         let bytes = block.memory_bytes() as u64;

@@ -221,6 +221,12 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         }
     }
 
+    /// Whether the record comes from where people read ([`InternalIterator::is_warm`]).
+    #[inline]
+    pub fn is_warm(&self) -> bool {
+        self.input.valid() && self.input.is_warm()
+    }
+
     /// Whether the record is the first of its user key: an output may be cut before it.
     #[inline]
     pub fn starts_key(&self) -> bool {

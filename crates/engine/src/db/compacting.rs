@@ -361,6 +361,7 @@ impl DbInner {
             cancel: Cancel::under(&self.closing),
             shards,
             cache: Arc::clone(&self.cache),
+            warm: false,
             budget: Arc::clone(&self.budget),
             more_file_numbers: None,
             progress: Arc::default(),

@@ -37,6 +37,9 @@ use crate::stall::flush_speed;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
 
+/// Look-ups that memtables answered for each of their records by which they count as read.
+const READ_SHARE: u64 = 16;
+
 /// A flush that was planned: its shards are marked running.
 pub(crate) struct FlushTask {
     pub(crate) job_id: u64,
@@ -233,8 +236,9 @@ impl DbInner {
     fn write_shards(&self, task: &FlushTask) -> Result<JobOutput> {
         let started_ns = self.clock.now_ns();
         let cancel = Cancel::under(&self.closing);
-        let works: Vec<Work> =
-            task.filled_shards().map(|shard| self.shard_work(task, shard, &cancel)).collect();
+        let warm = self.was_read(task);
+        let work = |shard| self.shard_work(task, shard, &cancel, warm);
+        let works: Vec<Work> = task.filled_shards().map(work).collect();
         let threads = works.len().min(self.options.max_background_jobs);
         let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES * threads as u64);
         let sync = || if threads > 1 { self.sync_before_install(task) } else { Ok(()) };
@@ -250,11 +254,21 @@ impl DbInner {
         }
     }
 
+    /// Whether people read in memory as it filled: as many look-ups ended there as a sixteenth of its records. Then they will look for them in
+    /// the tables.
+    fn was_read(&self, task: &FlushTask) -> bool {
+        let hits = self.stats.get(Ticker::GetsMemtable);
+        let since = hits.saturating_sub(self.hits_at_flush.swap(hits, Ordering::Relaxed));
+        let records: u64 = task.memtables.iter().map(|memtable| memtable.entries()).sum();
+        since * READ_SHARE >= records
+    }
+
     /// The flush of one shard, a job of its own for the executor.
-    fn shard_work(&self, task: &FlushTask, shard: usize, cancel: &Cancel) -> Work {
+    fn shard_work(&self, task: &FlushTask, shard: usize, cancel: &Cancel, warm: bool) -> Work {
         let spec = self.flush_spec(task, shard..shard + 1);
         let taken = Taken(task.memtables.clone());
-        let context = JobContext { cancel: cancel.clone(), ..self.job_context(&NoShards) };
+        let cancel = cancel.clone();
+        let context = JobContext { cancel, warm, ..self.job_context(&NoShards) };
         let (executor, fault) = (Arc::clone(&self.executor), self.fault.clone());
         Box::new(move || {
             fault.as_ref().map_or(Ok(()), |fault| fault("flush.shard"))?;

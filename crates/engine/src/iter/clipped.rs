@@ -111,6 +111,10 @@ impl<I: InternalIterator> InternalIterator for ClippedIterator<I> {
         self.inner.value()
     }
 
+    fn is_warm(&self) -> bool {
+        self.inner.is_warm()
+    }
+
     fn status(&self) -> Result<()> {
         self.inner.status()
     }

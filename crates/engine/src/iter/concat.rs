@@ -187,6 +187,10 @@ impl<O: FileOpener> InternalIterator for LevelIterator<O> {
         self.current().value()
     }
 
+    fn is_warm(&self) -> bool {
+        self.current().is_warm()
+    }
+
     fn status(&self) -> Result<()> {
         self.error.clone().map_or(Ok(()), Err)
     }

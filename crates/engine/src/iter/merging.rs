@@ -294,6 +294,10 @@ impl InternalIterator for MergingIterator {
         self.current().value()
     }
 
+    fn is_warm(&self) -> bool {
+        self.current().is_warm()
+    }
+
     fn status(&self) -> Result<()> {
         self.error.clone().map_or(Ok(()), Err)
     }

@@ -69,6 +69,10 @@ pub trait InternalIterator: Send {
     fn value(&self) -> &[u8];
     /// The error that made the cursor invalid, if one did.
     fn status(&self) -> Result<()>;
+    /// Whether the record lies in a block that was in the block cache when a job came to it: people read there.
+    fn is_warm(&self) -> bool {
+        false
+    }
 }
 
 impl<T: InternalIterator + ?Sized> InternalIterator for Box<T> {
@@ -107,5 +111,8 @@ impl<T: InternalIterator + ?Sized> InternalIterator for Box<T> {
     }
     fn status(&self) -> Result<()> {
         (**self).status()
+    }
+    fn is_warm(&self) -> bool {
+        (**self).is_warm()
     }
 }

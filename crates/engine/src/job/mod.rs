@@ -85,8 +85,11 @@ pub struct JobContext<'a> {
     pub cancel: Cancel,
     /// Where a flush finds its shards.
     pub shards: &'a dyn ShardSource,
-    /// Cache that readers of inputs are tied to; inputs' data blocks are not put into it.
+    /// Cache that readers of inputs are tied to. Inputs' data blocks are not put into it; outputs' are if the blocks were
+    /// in it that their records come from, so that what people read stays warm.
     pub cache: Arc<BlockCache>,
+    /// Whether all data blocks of the outputs are: of a flush of what people read in memory.
+    pub warm: bool,
     /// Budget that readers of inputs charge their index and filter blocks to.
     pub budget: Arc<ByteBudget>,
     /// More file numbers when the spec's are used up; `None` where nobody can be asked.
@@ -170,7 +173,8 @@ pub(crate) fn drive<I: InternalIterator>(
     context.check_cancelled()?;
     input.start()?;
     while input.valid() {
-        writer.add(input.key(), input.value(), input.starts_key())?;
+        let warm = context.warm || input.is_warm();
+        writer.add(input.key(), input.value(), input.starts_key(), warm)?;
         input.advance()?;
     }
     check(input)?;

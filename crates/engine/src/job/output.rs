@@ -83,9 +83,9 @@ impl<'a> OutputWriter<'a> {
         })
     }
 
-    /// Adds a record, in internal-key order; `starts_key` if it is the first of its user key.
+    /// Adds a record, in internal-key order; `starts_key` if it is the first of its user key, `warm` if people read there.
     #[inline]
-    pub fn add(&mut self, key: &[u8], value: &[u8], starts_key: bool) -> Result<()> {
+    pub fn add(&mut self, key: &[u8], value: &[u8], starts_key: bool, warm: bool) -> Result<()> {
         if starts_key {
             self.enter(user_key(key))?;
         }
@@ -93,7 +93,7 @@ impl<'a> OutputWriter<'a> {
             Some(builder) => builder,
             None => self.create()?,
         };
-        builder.add(key, value)
+        builder.add_warm(key, value, warm)
     }
 
     /// Ends the interval before `key` if it must end there.
@@ -217,7 +217,7 @@ impl<'a> OutputWriter<'a> {
             self.spec.unique_id(no),
             self.spec.table_options(self.cf),
         );
-        Ok(self.open.insert(builder))
+        Ok(self.open.insert(builder.warming(&self.context.cache)))
     }
 }
 

@@ -147,6 +147,7 @@ impl Executor {
             cancel: self.cancel.clone(),
             shards: &self.shards,
             cache: Arc::clone(&self.cache),
+            warm: false,
             budget: Arc::clone(&self.budget),
             more_file_numbers: None,
             progress: Arc::default(),

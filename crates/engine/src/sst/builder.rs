@@ -11,17 +11,20 @@
 //! Index and filter hashes stay in memory until the end: about 20 bytes a block, 8 bytes a key.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use archipelago_base::checksum::{crc_append, hash64};
 use archipelago_base::codec::{put_bytes, put_u64, put_varint};
 use archipelago_base::{CfId, Error, FileNo, Result};
 use archipelago_env::WritableFile;
 
+use super::block::Block;
 use super::data_block::{DataBlockBuilder, common_prefix};
 use super::filter;
 use super::format::{Compressor, FOOTER_BYTES, Footer, Handle, RECORD_BYTES_MAX, seal_block};
 use super::index::{IndexBuilder, separator};
 use super::properties::Properties;
+use crate::cache::{BlockCache, BlockKey, BlockKind};
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind, TRAILER_BYTES as KEY_TRAILER_BYTES};
 use crate::options::Compression;
@@ -88,6 +91,27 @@ pub struct TableBuilder {
     tombstones: Vec<RangeTombstone>,
     properties: Properties,
     middle_of_first: Vec<u8>,
+    warmth: Option<Warmth>,
+}
+
+/// Blocks that people will read go into the block cache as they are written: their records lay in blocks that were there.
+struct Warmth {
+    cache: Arc<BlockCache>,
+    /// Blocks that the cache had pushed out when the table was begun.
+    evicted: u64,
+    /// Records of the open block, and how many of them are warm.
+    records: u32,
+    warm: u32,
+}
+
+impl Warmth {
+    /// Whether the block that ends here goes into the cache: with any warm record while there is room, else with half of them warm, so that
+    /// what nobody reads pushes nothing out.
+    fn ends_block(&mut self) -> bool {
+        let (records, warm) = (std::mem::take(&mut self.records), std::mem::take(&mut self.warm));
+        let has_room = self.cache.evicted() == self.evicted;
+        warm > 0 && (has_room || 2 * warm >= records)
+    }
 }
 
 /// The file, its running length and checksum.
@@ -162,7 +186,27 @@ impl TableBuilder {
             tombstones: Vec::new(),
             properties,
             middle_of_first: Vec::new(),
+            warmth: None,
         }
+    }
+
+    /// Puts blocks with warm records into `cache` ([`TableBuilder::add_warm`]).
+    #[must_use]
+    pub fn warming(mut self, cache: &Arc<BlockCache>) -> Self {
+        let (cache, evicted) = (Arc::clone(cache), cache.evicted());
+        self.warmth = Some(Warmth { cache, evicted, records: 0, warm: 0 });
+        self
+    }
+
+    /// As [`TableBuilder::add`], of a record that people read (or not).
+    #[inline]
+    pub fn add_warm(&mut self, internal_key: &[u8], value: &[u8], warm: bool) -> Result<()> {
+        self.add(internal_key, value)?;
+        if let Some(warmth) = &mut self.warmth {
+            warmth.records += 1;
+            warmth.warm += u32::from(warm);
+        }
+        Ok(())
     }
 
     /// Adds a point record behind all others.
@@ -281,8 +325,14 @@ impl TableBuilder {
             self.middle_of_first
                 .extend_from_slice(self.block.middle_key().map_or(&[], key::user_key));
         }
-        let (payload, kind) = self.compressor.pack(self.block.finish())?;
+        let payload = self.block.finish();
+        let warm = self.warmth.as_mut().is_some_and(Warmth::ends_block).then(|| payload.to_vec());
+        let (payload, kind) = self.compressor.pack(payload)?;
         let handle = self.out.block(payload, kind)?;
+        if let (Some(warmth), Some(payload)) = (&self.warmth, warm) {
+            let block = Block::parse(BlockKind::Data, payload, &self.out.path, handle, u64::MAX)?;
+            warmth.cache.insert(BlockKey::new(&self.out.unique_id, handle.offset), block);
+        }
         self.block.reset();
         self.hashes_through.push(self.hashes.len());
         self.pending = Some(handle);

@@ -34,6 +34,8 @@ pub struct TableIter {
     position: usize,
     block: Option<Arc<Block>>,
     handle: Handle,
+    /// Whether a job found `block` in the block cache.
+    warm: bool,
     cursor: Cursor,
     readahead: Readahead,
     status: Option<Error>,
@@ -51,6 +53,7 @@ impl TableReader {
             position: 0,
             block: None,
             handle: Handle::default(),
+            warm: false,
             cursor: Cursor::default(),
             readahead: Readahead::default(),
             status: None,
@@ -156,6 +159,7 @@ impl TableIter {
         }
         self.block = Some(block);
         self.handle = handle;
+        self.warm = !self.options.fill_cache && self.table.is_cached(handle);
         Ok(())
     }
 
@@ -362,6 +366,10 @@ impl InternalIterator for TableIter {
             Some(data) => self.cursor.value(data),
             None => &[],
         }
+    }
+
+    fn is_warm(&self) -> bool {
+        self.warm
     }
 
     fn status(&self) -> Result<()> {

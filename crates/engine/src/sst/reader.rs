@@ -346,6 +346,11 @@ impl TableReader {
         BlockKey::new(&self.footer.unique_id, handle.offset)
     }
 
+    /// Whether the block is in the cache. Nobody's use of it.
+    pub(super) fn is_cached(&self, handle: Handle) -> bool {
+        self.cache.contains(&self.key_of(handle))
+    }
+
     /// The block, if it is in the cache: for whom does not know its slot.
     pub(super) fn cached_by_key(&self, handle: Handle, kind: BlockKind) -> Option<Arc<Block>> {
         self.cache.get(&self.key_of(handle), kind)

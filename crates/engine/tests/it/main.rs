@@ -15,3 +15,4 @@ mod model;
 mod remote_jobs;
 mod subcompactions;
 mod support;
+mod warm;

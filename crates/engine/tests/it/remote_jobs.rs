@@ -61,6 +61,7 @@ fn child_process() {
         cancel: Cancel::default(),
         shards: &images,
         cache: BlockCache::new(1 << 20, &budget),
+        warm: false,
         budget,
         more_file_numbers: None,
         progress: Arc::default(),

@@ -6,6 +6,7 @@ use archipelago_env::FileSystem;
 
 use super::stub::VecFs;
 use super::*;
+use crate::cache::{BlockKey, BlockKind};
 use crate::file_meta::sst_name;
 use crate::live_file::{LiveFile, Trash};
 
@@ -132,4 +133,37 @@ fn ingest_files_are_checked_and_described() {
     assert_eq!(empty.estimated_bytes() > 0, empty.delete(b"k").is_ok());
     let empty = SstWriter::create(&fs, path, TableOptions::default()).unwrap();
     assert!(empty.finish().is_err());
+}
+
+/// Writes records of which those at `warm` are read by people, while the cache is full or not; blocks that it has afterwards.
+fn warmed(full: bool, warm: impl Fn(u64) -> bool) -> (u64, u64) {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(512 << 10, &budget);
+    let options = TableOptions { block_bytes: 256, ..plain() };
+    let file = Box::new(VecWriter(Bytes::default()));
+    let builder = TableBuilder::new(file, &path(), FileNo(7), [9; 16], options);
+    let mut builder = builder.warming(&cache);
+    for n in (0..200).filter(|_| full) {
+        cache.insert(BlockKey { file: [1, n], offset: 0 }, tests_block(4 << 10));
+    }
+    let before = cache.stats(BlockKind::Data).inserts;
+    for (nth, ((user_key, seq), (kind, value))) in (0..).zip(&numbered(1000)) {
+        builder.add_warm(&key::encode(user_key, SeqNo(seq.0), *kind), value, warm(nth)).unwrap();
+    }
+    builder.finish().unwrap();
+    (cache.stats(BlockKind::Data).inserts - before, 1000)
+}
+
+#[test]
+fn blocks_that_are_written_are_cached_if_any_of_it_is_read_or_most_when_there_is_no_room() {
+    let (all, records) = warmed(false, |_| true);
+    assert!(all > 50 && all < records, "{all}");
+    assert_eq!(warmed(true, |_| true).0, all);
+    for full in [false, true] {
+        assert_eq!(warmed(full, |_| false).0, 0);
+        let half = warmed(full, |nth| nth < 500).0;
+        assert!(half.abs_diff(all / 2) < 2, "{half} of {all}");
+    }
+    assert_eq!(warmed(false, |nth| nth % 4 == 0).0, all);
+    assert_eq!(warmed(true, |nth| nth % 4 == 0).0, 0, "nobody's blocks are pushed out for these");
 }

@@ -1,0 +1,61 @@
+//! What people read stays in the block cache when jobs write it anew, and what nobody reads does not go there.
+
+use archipelago_engine::db::{Db, ReadOptions};
+use archipelago_engine::key::KeyRange;
+use archipelago_engine::options::CfOptions;
+use archipelago_env::mem::MemFs;
+
+use crate::support::{over, small_db, small_family};
+
+const KEYS: u32 = 1000;
+
+fn key(n: u32) -> Vec<u8> {
+    format!("key{n:05}").into_bytes()
+}
+
+/// All keys in one file of the last level, nothing of it read. `read`: as many keys are read while they are in memory.
+fn settled(read: u32) -> Db {
+    let family = CfOptions {
+        buckets: 1,
+        write_buffer_bytes: 1 << 20,
+        target_file_bytes: 4 << 20,
+        ..small_family()
+    };
+    let db = Db::open_with("/db", small_db(), over(&MemFs::new(), family)).unwrap();
+    (0..KEYS).for_each(|n| db.put(&key(n), &[1; 100]).unwrap());
+    (0..read).for_each(|n| assert!(db.get(&key(n)).unwrap().is_some()));
+    db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+    db
+}
+
+/// How many of these keys are read without I/O. The file is opened for that, with its last block.
+fn warm(db: &Db, keys: impl Iterator<Item = u32>) -> usize {
+    db.get(&key(KEYS - 1)).unwrap();
+    let cached = ReadOptions { cache_only: true, ..ReadOptions::default() };
+    keys.filter(|n| db.get_with(db.default_family(), &key(*n), &cached).is_ok()).count()
+}
+
+/// Writes every tenth key again, and all that lies with them.
+fn rewrite(db: &Db) {
+    (0..KEYS).step_by(10).for_each(|n| db.put(&key(n), &[2; 100]).unwrap());
+    db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+    assert_eq!(db.get(&key(KEYS - 10)).unwrap().unwrap()[..], [2; 100]);
+}
+
+#[test]
+fn what_was_read_is_still_in_the_cache_when_it_was_compacted() {
+    let db = settled(0);
+    (0..100).for_each(|n| assert!(db.get(&key(n)).unwrap().is_some()));
+    rewrite(&db);
+    assert_eq!(warm(&db, 0..100), 100);
+    assert_eq!(warm(&db, 200..900), 0, "nobody read these");
+    rewrite(&db);
+    assert_eq!(warm(&db, 0..100), 100, "also the next time");
+}
+
+#[test]
+fn what_was_read_in_memory_is_in_the_cache_when_it_was_flushed() {
+    assert_eq!(warm(&settled(0), 0..900), 0, "nobody read any");
+    assert_eq!(warm(&settled(KEYS / 20), 0..900), 0, "too few to tell");
+    assert_eq!(warm(&settled(KEYS / 10), 0..900), 900);
+}

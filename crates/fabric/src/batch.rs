@@ -3,13 +3,16 @@
 //! A batch owns its memory: bytes to write are copied (or written in place) into its arena, bytes
 //! read land there. It is moved into [`Link::post`](crate::Link::post) and comes back with the
 //! outcomes, so a caller that forgets the promise leaves no buffer that a network still writes to.
-//! Kept and [`clear`](Batch::clear)ed, it allocates nothing in the steady state.
+//! Kept and [`clear`](Batch::clear)ed, or made and dropped again and again, it allocates nothing in the steady state: a thread keeps
+//! the memory of a few small ones.
 //!
 //! Rules: 1. operations take effect in the order in which they were added; 2. the first refused
 //! one ends the batch, those after it are [`Reason::Skipped`]; 3. an outcome
 //! [`Outcome::Visible`] says that every reader at the target sees the bytes.
 //!
 //! A single owner; not shared while it is in flight.
+
+use std::cell::RefCell;
 
 use archipelago_base::Result;
 
@@ -120,13 +123,30 @@ pub enum Outcome {
     Refused(Refusal),
 }
 
-/// See the module.
+/// Batches whose memory a thread keeps.
+const SPARE_MAX: usize = 16;
+/// Most operations of these.
+const SPARE_OPS_MAX: usize = 64;
+/// Largest arena of these, in bytes.
+const SPARE_BYTES_MAX: usize = 4 << 10;
+
+thread_local! {
+    static SPARE: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What a batch allocates.
 #[derive(Clone, Debug, Default)]
-pub struct Batch {
+struct Memory {
     ops: Vec<Op>,
     outcomes: Vec<Outcome>,
     /// Never shrinks, so that reuse zeroes nothing; `used` bytes of it belong to operations.
     arena: Vec<u8>,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    memory: Memory,
     used: usize,
     /// Nanoseconds; 0: the link's default.
     deadline_ns: u64,
@@ -136,13 +156,15 @@ impl Batch {
     /// An empty batch.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        // A thread that ends keeps nothing.
+        let spare = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten();
+        Self { memory: spare.unwrap_or_default(), used: 0, deadline_ns: 0 }
     }
 
     /// Forgets operations and outcomes, keeps the memory.
     pub fn clear(&mut self) {
-        self.ops.clear();
-        self.outcomes.clear();
+        self.memory.ops.clear();
+        self.memory.outcomes.clear();
         self.used = 0;
         self.deadline_ns = 0;
     }
@@ -162,7 +184,7 @@ impl Batch {
     /// Adds a WRITE of a copy of `bytes`; its index.
     #[inline]
     pub fn write(&mut self, region: Attached, offset: u64, bytes: &[u8]) -> usize {
-        let index = self.ops.len();
+        let index = self.memory.ops.len();
         self.write_in_place(region, offset, bytes.len() as u32).copy_from_slice(bytes);
         index
     }
@@ -172,7 +194,7 @@ impl Batch {
     pub fn write_in_place(&mut self, region: Attached, offset: u64, len: u32) -> &mut [u8] {
         let start = self.reserve(len);
         self.push(Op::Write { region, offset, len, start });
-        &mut self.arena[start as usize..start as usize + len as usize]
+        &mut self.memory.arena[start as usize..start as usize + len as usize]
     }
 
     /// Adds a compare-and-swap of the word at `offset`; its index.
@@ -190,35 +212,35 @@ impl Batch {
     /// How many operations.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.ops.len()
+        self.memory.ops.len()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ops.is_empty()
+        self.memory.ops.is_empty()
     }
 
     /// The operations, in order.
     #[inline]
     #[must_use]
     pub fn ops(&self) -> &[Op] {
-        &self.ops
+        &self.memory.ops
     }
 
     /// What came of operation `index`.
     #[must_use]
     pub fn outcome(&self, index: usize) -> Outcome {
-        self.outcomes[index]
+        self.memory.outcomes[index]
     }
 
     /// The bytes of the READ or WRITE `index`; of a READ that was refused they mean nothing.
     #[inline]
     #[must_use]
     pub fn data(&self, index: usize) -> &[u8] {
-        match self.ops[index] {
+        match self.memory.ops[index] {
             Op::Read { len, start, .. } | Op::Write { len, start, .. } => {
-                &self.arena[start as usize..start as usize + len as usize]
+                &self.memory.arena[start as usize..start as usize + len as usize]
             }
             _ => &[],
         }
@@ -228,7 +250,7 @@ impl Batch {
     #[inline]
     #[must_use]
     pub fn word(&self, index: usize) -> Option<u64> {
-        match self.outcomes[index] {
+        match self.memory.outcomes[index] {
             Outcome::Word(old) => Some(old),
             _ => None,
         }
@@ -237,7 +259,7 @@ impl Batch {
     /// The first refusal and its operation.
     #[must_use]
     pub fn refusal(&self) -> Option<(usize, Refusal)> {
-        self.outcomes.iter().enumerate().find_map(|(index, outcome)| match outcome {
+        self.memory.outcomes.iter().enumerate().find_map(|(index, outcome)| match outcome {
             Outcome::Refused(refusal) => Some((index, *refusal)),
             _ => None,
         })
@@ -246,10 +268,10 @@ impl Batch {
     /// `Err` if an operation was refused; the sentence names it.
     pub fn check(&self) -> Result<()> {
         let Some((index, refusal)) = self.refusal() else { return Ok(()) };
-        let op = self.ops[index];
+        let op = self.memory.ops[index];
         let what = format!(
             "operation {index} of {}, {} of attached region {}",
-            self.ops.len(),
+            self.memory.ops.len(),
             op.describe(),
             op.region().index
         );
@@ -267,42 +289,42 @@ impl Batch {
     /// For a provider: the operation and the arena's bytes that are its own (none for atomics).
     #[inline]
     pub fn op_mut(&mut self, index: usize) -> (Op, &mut [u8]) {
-        let op = self.ops[index];
+        let op = self.memory.ops[index];
         let range = match op {
             Op::Read { len, start, .. } | Op::Write { len, start, .. } => {
                 start as usize..start as usize + len as usize
             }
             _ => 0..0,
         };
-        (op, &mut self.arena[range])
+        (op, &mut self.memory.arena[range])
     }
 
     /// For a provider: records what came of operation `index`.
     #[inline]
     pub fn finish(&mut self, index: usize, outcome: Outcome) {
-        self.outcomes[index] = outcome;
+        self.memory.outcomes[index] = outcome;
     }
 
     /// For a provider: operation `index` was refused, and ends the batch.
     pub fn refuse_from(&mut self, index: usize, refusal: Refusal) {
-        if let Some(first) = self.outcomes.get_mut(index) {
+        if let Some(first) = self.memory.outcomes.get_mut(index) {
             *first = Outcome::Refused(refusal);
             let skipped = Outcome::Refused(Refusal::new(Reason::Skipped));
-            self.outcomes[index + 1..].fill(skipped);
+            self.memory.outcomes[index + 1..].fill(skipped);
         }
     }
 
     /// For a provider: nobody knows what came of the whole batch, or nothing of it was tried.
     pub fn refuse_all(&mut self, refusal: Refusal) {
-        self.outcomes.fill(Outcome::Refused(refusal));
+        self.memory.outcomes.fill(Outcome::Refused(refusal));
     }
 
     /// For a provider: the limits that hold on every link. Also makes the outcomes pending, so
     /// that a batch can be posted again.
     #[inline]
     pub fn begin(&mut self) -> Result<(), Refusal> {
-        self.outcomes.fill(Outcome::Pending);
-        if self.ops.len() > BATCH_OPS_MAX {
+        self.memory.outcomes.fill(Outcome::Pending);
+        if self.memory.ops.len() > BATCH_OPS_MAX {
             return Err(Refusal::at(Reason::TooLarge, BATCH_OPS_MAX as u64));
         }
         if self.used > BATCH_BYTES_MAX {
@@ -313,9 +335,9 @@ impl Batch {
 
     #[inline]
     fn push(&mut self, op: Op) -> usize {
-        self.ops.push(op);
-        self.outcomes.push(Outcome::Pending);
-        self.ops.len() - 1
+        self.memory.ops.push(op);
+        self.memory.outcomes.push(Outcome::Pending);
+        self.memory.ops.len() - 1
     }
 
     #[inline]
@@ -323,11 +345,37 @@ impl Batch {
         let start = self.used;
         let end = start + len as usize;
         let start = u32::try_from(start).expect("a batch of over 4 GiB");
-        if end > self.arena.len() {
-            self.arena.resize(end, 0);
+        if end > self.memory.arena.len() {
+            self.memory.arena.resize(end, 0);
         }
         self.used = end;
         start
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let mut memory = std::mem::take(&mut self.memory);
+        let (ops, bytes) = (memory.ops.capacity(), memory.arena.capacity());
+        if ops == 0 || ops > SPARE_OPS_MAX || bytes > SPARE_BYTES_MAX {
+            return;
+        }
+        memory.ops.clear();
+        memory.outcomes.clear();
+        let keep = |spare: &RefCell<Vec<Memory>>| {
+            let mut spare = spare.borrow_mut();
+            if spare.len() < SPARE_MAX {
+                spare.push(memory);
+            }
+        };
+        // A thread that ends keeps nothing.
+        let _ = SPARE.try_with(keep);
     }
 }
 
@@ -364,5 +412,25 @@ mod tests {
             batch.fetch_add(region, 0, 1);
         }
         assert_eq!(batch.begin().map_err(|r| r.reason), Err(Reason::TooLarge));
+    }
+
+    #[test]
+    fn a_batch_that_has_anothers_memory_has_nothing_else_of_it() {
+        let region = Attached::new(1, 2);
+        let mut first = Batch::new();
+        first.write(region, 0, b"reef");
+        first.read(region, 8, 4);
+        first.finish(0, Outcome::Visible);
+        first.set_deadline(std::time::Duration::from_secs(1));
+        let memory = first.ops().as_ptr();
+        drop(first);
+        let mut next = Batch::new();
+        assert!(next.is_empty() && next.deadline_ns().is_none());
+        next.compare_swap(region, 0, 1, 2);
+        assert_eq!(next.ops().as_ptr(), memory, "nothing was allocated");
+        assert_eq!((next.len(), next.outcome(0), next.word(0)), (1, Outcome::Pending, None));
+        let copy = next.clone();
+        drop(next);
+        assert_eq!(copy.len(), 1);
     }
 }

@@ -37,7 +37,7 @@ use crate::stall::flush_speed;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
 
-/// Look-ups that memtables answered for each of their records by which they count as read.
+/// So many records for each look-up that memtables answered, and each scan, and they count as read.
 const READ_SHARE: u64 = 16;
 
 /// A flush that was planned: its shards are marked running.
@@ -254,11 +254,11 @@ impl DbInner {
         }
     }
 
-    /// Whether people read in memory as it filled: as many look-ups ended there as a sixteenth of its records. Then they will look for them in
-    /// the tables.
+    /// Whether people read in memory as it filled: as many look-ups ended there, or scans began, as a sixteenth of its records. Then they will
+    /// look for them in the tables.
     fn was_read(&self, task: &FlushTask) -> bool {
-        let hits = self.stats.get(Ticker::GetsMemtable);
-        let since = hits.saturating_sub(self.hits_at_flush.swap(hits, Ordering::Relaxed));
+        let reads = self.stats.get(Ticker::GetsMemtable) + self.stats.get(Ticker::Seeks);
+        let since = reads.saturating_sub(self.reads_at_flush.swap(reads, Ordering::Relaxed));
         let records: u64 = task.memtables.iter().map(|memtable| memtable.entries()).sum();
         since * READ_SHARE >= records
     }

@@ -2,7 +2,7 @@
 //!
 //! Versions, iterators and jobs share `Arc<LiveFile>`. A file that a manifest edit removed is
 //! marked ([`LiveFile::mark_obsolete`]); when the last holder lets go, its number lands in the
-//! [`Trash`], from where the database removes it. Nobody counts references by hand.
+//! [`Trash`] with its open reader, from where the database removes it, and its blocks from the cache. Nobody counts references by hand.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -15,21 +15,24 @@ use parking_lot::Mutex;
 use crate::file_meta::FileMeta;
 use crate::sst::TableReader;
 
+/// A file that nobody needs any more, and its reader if it was open.
+pub type Trashed = (FileNo, Option<Arc<TableReader>>);
+
 /// Files that nobody needs any more.
 #[derive(Debug, Default)]
 pub struct Trash {
-    files: Mutex<Vec<FileNo>>,
+    files: Mutex<Vec<Trashed>>,
 }
 
 impl Trash {
     /// Adds a file.
-    pub fn push(&self, no: FileNo) {
-        self.files.lock().push(no);
+    pub fn push(&self, file: Trashed) {
+        self.files.lock().push(file);
     }
 
     /// Takes all files out.
     #[must_use]
-    pub fn take(&self) -> Vec<FileNo> {
+    pub fn take(&self) -> Vec<Trashed> {
         std::mem::take(&mut self.files.lock())
     }
 
@@ -94,7 +97,7 @@ impl std::fmt::Debug for LiveFile {
 impl Drop for LiveFile {
     fn drop(&mut self) {
         if *self.obsolete.get_mut() {
-            self.trash.push(self.meta.file_no());
+            self.trash.push((self.meta.file_no(), self.reader.swap(None)));
         }
     }
 }

@@ -59,7 +59,8 @@ impl OpenBlock {
             copy.link.flush();
             promise
         };
-        Writing { pending: self.copies.iter().skip(from).map(post).collect(), refusal: None }
+        let mut posted = self.copies.iter().skip(from).map(post);
+        Writing { first: posted.next(), rest: posted.collect(), refusal: None }
     }
 
     /// Gives the attachments up.
@@ -73,18 +74,23 @@ impl OpenBlock {
 /// A write that is under way on all copies.
 #[derive(Debug)]
 pub struct Writing {
-    pending: Vec<Promise<Batch>>,
+    /// One copy, or one beside the first, is common and needs no list.
+    first: Option<Promise<Batch>>,
+    rest: Vec<Promise<Batch>>,
     refusal: Option<Refusal>,
 }
 
 impl Writing {
     /// Waits for all copies. The first refusal if one did not take it.
     pub fn wait(mut self) -> Result<(), Refusal> {
-        for promise in self.pending.drain(..) {
-            let batch = promise.wait();
-            self.refusal = self.refusal.or(batch.refusal().map(|(_, refusal)| refusal));
+        for promise in self.first.take().into_iter().chain(std::mem::take(&mut self.rest)) {
+            self.note(&promise.wait());
         }
         self.refusal.map_or(Ok(()), Err)
+    }
+
+    fn note(&mut self, batch: &Batch) {
+        self.refusal = self.refusal.or(batch.refusal().map(|(_, refusal)| refusal));
     }
 }
 
@@ -92,10 +98,15 @@ impl Future for Writing {
     type Output = Result<(), Refusal>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        while let Some(promise) = self.pending.last_mut() {
+        if let Some(promise) = &mut self.first {
             let Poll::Ready(batch) = Pin::new(promise).poll(context) else { return Poll::Pending };
-            self.pending.pop();
-            self.refusal = self.refusal.or(batch.refusal().map(|(_, refusal)| refusal));
+            self.first = None;
+            self.note(&batch);
+        }
+        while let Some(promise) = self.rest.last_mut() {
+            let Poll::Ready(batch) = Pin::new(promise).poll(context) else { return Poll::Pending };
+            self.rest.pop();
+            self.note(&batch);
         }
         Poll::Ready(self.refusal.map_or(Ok(()), Err))
     }

@@ -33,7 +33,7 @@ Benchmarks, comma-separated, run in order on one database:
   ycsbget, ycsbscan     puts and gets 7:3, puts and scans 9:1, zipfian 0.9; loaded first as well
   ycsbload              loads the records of the YCSB workloads
   nutanix               gets, puts and scans 40:58:2 with values of 100 B to 4 KiB; nutanixload
-  compact, waitforcompaction, flush
+  compact, waitforcompaction, flush, warmup
   stats, levelstats, bucketstats
 
 Examples:

@@ -137,6 +137,18 @@ fn run(worker: &mut Worker<'_>, mix: Mix) -> Result<()> {
     Ok(())
 }
 
+/// `warmup`: reads each of `--num` records once, each worker its part, so that the block cache holds what fits.
+pub(super) fn warm_up(worker: &mut Worker<'_>) -> Result<()> {
+    let (num, threads) = (worker.bench.flags.load.num, worker.bench.flags.load.threads);
+    let index = worker.index as u64;
+    for number in num * index / threads..num * (index + 1) / threads {
+        worker.keys.set(number);
+        read(worker)?;
+        worker.tally.finished(1, OpKind::Read);
+    }
+    Ok(())
+}
+
 pub(super) fn read(worker: &mut Worker<'_>) -> Result<()> {
     let key = worker.keys.get();
     worker.tally.counts.reads += 1;

@@ -276,6 +276,12 @@ impl BlockCache {
         self.cache.contains_key(key)
     }
 
+    /// The block, if it is cached. Counts as no use of it.
+    #[must_use]
+    pub fn peek(&self, key: &BlockKey) -> Option<Arc<Block>> {
+        self.cache.peek(key)
+    }
+
     /// Blocks that were pushed out so far: while this stays the same there is room.
     #[must_use]
     pub fn evicted(&self) -> u64 {

@@ -319,8 +319,10 @@ impl DbInner {
         if self.trash.is_empty() || self.state.lock().deletions_held > 0 {
             return;
         }
-        for no in self.trash.take() {
+        for (no, reader) in self.trash.take() {
             self.tables.evict(no);
+            // Nobody asks for them again, and the cache would find that out last.
+            reader.inspect(|reader| reader.forget_blocks());
             match self.fs.remove(&self.path_of(&sst_name(no))) {
                 Ok(()) => self.stats.add(Ticker::FilesRemoved, 1),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}

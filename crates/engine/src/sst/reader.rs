@@ -346,6 +346,22 @@ impl TableReader {
         BlockKey::new(&self.footer.unique_id, handle.offset)
     }
 
+    /// Takes the file's data blocks out of the cache, and its index partitions that are there. For a file that is removed.
+    pub fn forget_blocks(&self) {
+        let forget = |index: &IndexBlock| {
+            for at in 0..index.len() {
+                self.cache.remove(&self.key_of(index.place(at).handle));
+            }
+        };
+        if self.footer.partitioned {
+            let leaves = (0..self.index.len()).map(|at| self.key_of(self.index.entry(at).handle));
+            for leaf in leaves.filter_map(|key| self.cache.peek(&key)) {
+                leaf.index().into_iter().for_each(forget);
+            }
+        }
+        forget(&self.index);
+    }
+
     /// Whether the block is in the cache. Nobody's use of it.
     pub(super) fn is_cached(&self, handle: Handle) -> bool {
         self.cache.contains(&self.key_of(handle))

@@ -1,6 +1,9 @@
 //! What people read stays in the block cache when jobs write it anew, and what nobody reads does not go there.
 
-use archipelago_engine::db::{Db, ReadOptions};
+use std::sync::Arc;
+
+use archipelago_base::budget::{ByteBudget, MemoryClass};
+use archipelago_engine::db::{Components, Db, ReadOptions};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::CfOptions;
 use archipelago_env::mem::MemFs;
@@ -15,13 +18,18 @@ fn key(n: u32) -> Vec<u8> {
 
 /// All keys in one file of the last level, nothing of it read. `read`: as many keys are read while they are in memory.
 fn settled(read: u32) -> Db {
+    settled_in(None, read)
+}
+
+fn settled_in(budget: Option<Arc<ByteBudget>>, read: u32) -> Db {
     let family = CfOptions {
         buckets: 1,
         write_buffer_bytes: 1 << 20,
         target_file_bytes: 4 << 20,
         ..small_family()
     };
-    let db = Db::open_with("/db", small_db(), over(&MemFs::new(), family)).unwrap();
+    let components = Components { budget, ..over(&MemFs::new(), family) };
+    let db = Db::open_with("/db", small_db(), components).unwrap();
     (0..KEYS).for_each(|n| db.put(&key(n), &[1; 100]).unwrap());
     for n in 0..read {
         // Either way of reading counts.
@@ -68,4 +76,19 @@ fn what_was_read_in_memory_is_in_the_cache_when_it_was_flushed() {
     assert_eq!(warm(&settled(0), 0..900), 0, "nobody read any");
     assert_eq!(warm(&settled(KEYS / 20), 0..900), 0, "too few to tell");
     assert_eq!(warm(&settled(KEYS / 10), 0..900), 900);
+}
+
+#[test]
+fn blocks_of_files_that_are_gone_leave_the_cache() {
+    let budget = ByteBudget::unlimited();
+    let cached = || budget.used_bytes(MemoryClass::BlockCache);
+    let db = settled_in(Some(Arc::clone(&budget)), 0);
+    (0..KEYS).for_each(|n| assert!(db.get(&key(n)).unwrap().is_some()));
+    let all = cached();
+    assert!(all > 100 * u64::from(KEYS), "everything is there: {all}");
+    for _ in 0..5 {
+        rewrite(&db);
+        assert_eq!(warm(&db, 0..KEYS), KEYS as usize);
+        assert!(cached() < all * 11 / 10, "once: {} of {all}", cached());
+    }
 }

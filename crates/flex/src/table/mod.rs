@@ -202,6 +202,9 @@ impl Table {
         backups: bool,
         until_ns: u64,
     ) -> Result<()> {
+        if let [(address, bytes)] = *writes {
+            return self.write_one(address, bytes, backups, until_ns).await;
+        }
         let mut left: Vec<usize> = (0..writes.len()).collect();
         while !left.is_empty() {
             let mut posted: Vec<(usize, Arc<OpenBlock>, Writing)> = Vec::new();
@@ -220,6 +223,22 @@ impl Table {
             }
         }
         Ok(())
+    }
+
+    async fn write_one(
+        &self,
+        address: Address,
+        bytes: &[u8],
+        backups: bool,
+        until_ns: u64,
+    ) -> Result<()> {
+        loop {
+            let open = self.open_writable(address).await?;
+            match open.post_write_from(usize::from(backups), address.offset, bytes).await {
+                Ok(()) => return Ok(()),
+                Err(refusal) => self.again(&open, refusal, until_ns).await?,
+            }
+        }
     }
 
     /// Swaps a word of the first copy.

@@ -192,7 +192,7 @@ fn dropped_families_and_removed_files_go_to_the_trash_after_the_edit() {
     edit.push(Change::DropCf { cf });
     let published = set.apply(edit).expect("applies");
     assert_eq!(published.len(), 1, "a dropped family publishes nothing");
-    let mut gone = trash.take();
+    let mut gone: Vec<FileNo> = trash.take().into_iter().map(|(no, _)| no).collect();
     gone.sort();
     assert_eq!(gone, [one_no, two_no]);
 }

@@ -37,9 +37,6 @@ use crate::stall::flush_speed;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
 
-/// So many records for each look-up that memtables answered, and each scan, and they count as read.
-const READ_SHARE: u64 = 16;
-
 /// A flush that was planned: its shards are marked running.
 pub(crate) struct FlushTask {
     pub(crate) job_id: u64,
@@ -236,7 +233,7 @@ impl DbInner {
     fn write_shards(&self, task: &FlushTask) -> Result<JobOutput> {
         let started_ns = self.clock.now_ns();
         let cancel = Cancel::under(&self.closing);
-        let warm = self.was_read(task);
+        let warm = task.memtables.iter().any(|memtable| memtable.was_read());
         let work = |shard| self.shard_work(task, shard, &cancel, warm);
         let works: Vec<Work> = task.filled_shards().map(work).collect();
         let threads = works.len().min(self.options.max_background_jobs);
@@ -252,15 +249,6 @@ impl DbInner {
                 Err(error)
             }
         }
-    }
-
-    /// Whether people read in memory as it filled: as many look-ups ended there, or scans began, as a sixteenth of its records. Then they will
-    /// look for them in the tables.
-    fn was_read(&self, task: &FlushTask) -> bool {
-        let reads = self.stats.get(Ticker::GetsMemtable) + self.stats.get(Ticker::Seeks);
-        let since = reads.saturating_sub(self.reads_at_flush.swap(reads, Ordering::Relaxed));
-        let records: u64 = task.memtables.iter().map(|memtable| memtable.entries()).sum();
-        since * READ_SHARE >= records
     }
 
     /// The flush of one shard, a job of its own for the executor.

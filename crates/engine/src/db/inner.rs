@@ -144,8 +144,8 @@ pub(crate) struct DbInner {
     /// Who reads, for compactions to let go first, and whether they may.
     pub(crate) foreground: Arc<Foreground>,
     pub(crate) stats: Arc<Statistics>,
-    /// Look-ups that memtables had answered, and seeks, when the last flush began.
-    pub(crate) reads_at_flush: AtomicU64,
+    /// Look-ups that memtables had answered, and seeks, when the last memtable was sealed.
+    pub(crate) reads_at_seal: AtomicU64,
     pub(crate) committer: Committer,
     /// Families by id. Swapped only under the manifest lock.
     pub(crate) families: ArcSwap<Vec<Option<Arc<Family>>>>,

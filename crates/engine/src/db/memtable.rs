@@ -27,6 +27,9 @@ use crate::tombstone::RangeTombstone;
 /// What a record costs beyond its key and value (header, index slot), for sizing.
 pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 48;
 
+/// So many records for each look-up that memtables answered, and each scan, and they count as read.
+const READ_SHARE: u64 = 16;
+
 const NO_LOG: u64 = u64::MAX;
 
 /// See the module.
@@ -44,6 +47,8 @@ pub(crate) struct Memtable {
     /// Whether it has records that no log has.
     unlogged: AtomicBool,
     last_seq: AtomicU64,
+    /// Whether people read in memory as it filled; set when it is sealed.
+    was_read: AtomicBool,
 }
 
 impl Memtable {
@@ -64,7 +69,18 @@ impl Memtable {
             oldest_log: AtomicU64::new(NO_LOG),
             unlogged: AtomicBool::new(false),
             last_seq: AtomicU64::new(0),
+            was_read: AtomicBool::new(false),
         })
+    }
+
+    /// Notes how many look-ups memtables answered, and how many scans began, since the one before it was sealed: as many as a sixteenth of its
+    /// records, and people will look for them in the tables.
+    pub(crate) fn note_reads(&self, reads: u64) {
+        self.was_read.store(reads * READ_SHARE >= self.entries(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn was_read(&self) -> bool {
+        self.was_read.load(Ordering::Relaxed)
     }
 
     /// Counts a writer in (commit lock held) that will insert `bytes` logged in `log`.

@@ -192,7 +192,7 @@ fn assemble(
         limiter: Arc::new(limiter),
         foreground,
         stats: Arc::default(),
-        reads_at_flush: AtomicU64::default(),
+        reads_at_seal: AtomicU64::default(),
         committer: Committer::new(last_seq),
         families: ArcSwap::from_pointee(Vec::new()),
         snapshots: Arc::new(Snapshots::default()),

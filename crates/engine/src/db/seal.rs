@@ -9,6 +9,7 @@ use crate::db::inner::{DbInner, Sealed, ShardState};
 use crate::db::memtable::Immutable;
 use crate::event::Event;
 use crate::options::BackgroundMode;
+use crate::stats::Ticker;
 
 impl DbInner {
     pub(crate) fn is_manual(&self) -> bool {
@@ -27,6 +28,8 @@ impl DbInner {
             return;
         }
         old.close_at(commit.last_seq);
+        let reads = self.stats.get(Ticker::GetsMemtable) + self.stats.get(Ticker::Seeks);
+        old.note_reads(reads.saturating_sub(self.reads_at_seal.swap(reads, Ordering::Relaxed)));
         let bytes = old.charged_bytes();
         {
             let mut state = self.state.lock();

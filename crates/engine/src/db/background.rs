@@ -322,7 +322,9 @@ impl DbInner {
         for (no, reader) in self.trash.take() {
             self.tables.evict(no);
             // Nobody asks for them again, and the cache would find that out last.
-            reader.inspect(|reader| reader.forget_blocks());
+            if let Some(reader) = reader {
+                reader.forget_blocks();
+            }
             match self.fs.remove(&self.path_of(&sst_name(no))) {
                 Ok(()) => self.stats.add(Ticker::FilesRemoved, 1),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}

@@ -287,7 +287,7 @@ impl Committer {
         let outcome = match answer {
             Ok(Answer::Granted(grant)) => {
                 // In their order: what is complete may have to wait for what is not.
-                let is_earlier = |(other, _): &_| is_before(other, &grant);
+                let is_earlier = |(other, _): &(Grant, _)| other.first_seq < grant.first_seq;
                 while let Some(earlier) = claimed.next_if(is_earlier) {
                     self.insert_claimed(host, earlier);
                 }
@@ -431,10 +431,6 @@ fn prepare(
         }
     }
     Ok(None)
-}
-
-fn is_before(one: &Grant, other: &Grant) -> bool {
-    one.first_seq < other.first_seq
 }
 
 fn grant_one(

@@ -27,6 +27,18 @@ pub trait Spawn: Send + Sync + fmt::Debug + 'static {
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Joiner>;
 }
 
+/// How far [`lower_priority`] goes: as far as `nice` does.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 19;
+
+/// Lowers the calling thread's priority, for good: a system lets nobody raise it again without a
+/// privilege. It then gets what time others leave, and a seventieth of one that it competes with.
+/// Does nothing where priorities belong to processes, or where the system refuses.
+pub fn lower_priority() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(NICE);
+}
+
 /// Threads of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemSpawn;

@@ -7,10 +7,11 @@
 //!
 //! Thread-safe. A slot may become empty too early (two readers cached the same block at once): the
 //! next reader then finds the block in the cache's map and puts it back. Cost: a hit is one load of
-//! the slot and no write to memory that threads share; 8 bytes per block.
+//! the slot and no write to memory that threads share; 8 bytes per block, made when the first block
+//! is put in: a job that reads a table past the cache needs none.
 
 use std::ops::Deref;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use arc_swap::{ArcSwapOption, Guard};
 use parking_lot::Mutex;
@@ -19,26 +20,31 @@ use crate::sst::Block;
 
 /// The slots of one index block.
 pub struct Slots {
-    slots: Box<[ArcSwapOption<Block>]>,
+    count: usize,
+    slots: OnceLock<Box<[ArcSwapOption<Block>]>>,
 }
 
 impl Slots {
     /// `count` empty slots.
     #[must_use]
     pub fn new(count: usize) -> Arc<Self> {
-        Arc::new(Self { slots: (0..count).map(|_| ArcSwapOption::empty()).collect() })
+        Arc::new(Self { count, slots: OnceLock::new() })
     }
 
-    /// Bytes of memory held.
+    /// Bytes of memory held once one is filled.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        size_of_val(&*self.slots)
+        self.count * size_of::<ArcSwapOption<Block>>()
+    }
+
+    fn filled(&self) -> &[ArcSwapOption<Block>] {
+        self.slots.get_or_init(|| (0..self.count).map(|_| ArcSwapOption::empty()).collect())
     }
 }
 
 impl std::fmt::Debug for Slots {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Slots({})", self.slots.len())
+        write!(f, "Slots({})", self.count)
     }
 }
 
@@ -59,7 +65,10 @@ impl<'a> Spot<'a> {
 
     #[inline]
     pub(super) fn load(self) -> Guard<Option<Arc<Block>>> {
-        self.slots.slots[self.position].load()
+        match self.slots.slots.get() {
+            Some(slots) => slots[self.position].load(),
+            None => Guard::from_inner(None),
+        }
     }
 
     /// Puts a block in that was found in the cache.
@@ -68,7 +77,7 @@ impl<'a> Spot<'a> {
         if home.cached {
             home.slots = Arc::downgrade(self.slots);
             home.position = self.position as u32;
-            self.slots.slots[self.position].store(Some(Arc::clone(block)));
+            self.slots.filled()[self.position].store(Some(Arc::clone(block)));
         }
     }
 }
@@ -92,7 +101,7 @@ impl Home {
         let mut home = home.lock();
         home.cached = false;
         if let Some(slots) = home.slots.upgrade() {
-            slots.slots[home.position as usize].store(None);
+            slots.filled()[home.position as usize].store(None);
         }
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct Family {
     /// Allowed bytes per second while `throttle` says "delay".
     pub(crate) delayed_rate: AtomicU64,
     /// Bytes that may be written before the throttle is looked at again while it says "watched".
-    pub(crate) watch_credit: AtomicI64,
+    pub(crate) credit: AtomicI64,
     /// When the bytes that wait to be flushed last became fewer, or the first came, by the clock.
     pub(crate) backlog_since_ns: AtomicU64,
 }
@@ -59,7 +59,7 @@ impl Family {
             dropped: AtomicBool::new(false),
             throttle: AtomicU8::new(0),
             delayed_rate: AtomicU64::new(u64::MAX),
-            watch_credit: AtomicI64::new(0),
+            credit: AtomicI64::new(0),
             backlog_since_ns: AtomicU64::new(0),
         }))
     }

@@ -22,10 +22,11 @@ use crate::compaction::below::Below;
 use crate::db::compacting::JOB_OUTPUT_BYTES;
 use crate::db::family::Family;
 use crate::db::flush_plan::{FlushPlan, SealedView, plan_flush};
+use crate::db::hands::HandsKind;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, Sealed, ShardState, State};
 use crate::db::memtable::{Immutable, Memtable};
 use crate::db::rebalancing::sample;
-use crate::db::together::Work;
+use crate::db::together::{SizedWork, Work};
 use crate::event::Event;
 use crate::file_meta::sst_name;
 use crate::flush::{FlushSpec, NoShards, ShardRef, ShardSource};
@@ -234,12 +235,15 @@ impl DbInner {
         let started_ns = self.clock.now_ns();
         let cancel = Cancel::under(&self.closing);
         let warm = task.memtables.iter().any(|memtable| memtable.was_read());
-        let work = |shard| self.shard_work(task, shard, &cancel, warm);
-        let works: Vec<Work> = task.filled_shards().map(work).collect();
+        let work = |shard| {
+            (task.data_bytes(shard..shard + 1), self.shard_work(task, shard, &cancel, warm))
+        };
+        let works: Vec<SizedWork> = task.filled_shards().map(work).collect();
         let threads = works.len().min(self.options.max_background_jobs);
         let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES * threads as u64);
         let sync = || if threads > 1 { self.sync_before_install(task) } else { Ok(()) };
-        let (outputs, failed) = self.run_together(cancel, works, threads, sync).into_parts();
+        let ended = self.run_together(HandsKind::Urgent, cancel, works, threads, sync);
+        let (outputs, failed) = ended.into_parts();
         let duration_ns = self.clock.now_ns().saturating_sub(started_ns);
         let output = JobOutput::joined(outputs, duration_ns);
         match failed {

@@ -31,6 +31,7 @@ use crate::cache::BlockCache;
 use crate::compaction::pick::Running;
 use crate::db::commit::Committer;
 use crate::db::family::{Family, SuperVersion};
+use crate::db::hands::Hands;
 use crate::db::health::Health;
 use crate::db::memtable::{Immutable, Memtable};
 use crate::db::open::FaultPoint;
@@ -182,6 +183,8 @@ pub(crate) struct DbInner {
     pub(crate) rng: Mutex<Rng>,
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
     pub(crate) executor: Arc<dyn JobExecutor>,
+    /// Who helps with jobs.
+    pub(crate) hands: Hands,
     pub(crate) fault: Option<FaultPoint>,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
     /// The log's buffer, counted while the database is open.

@@ -14,6 +14,7 @@ mod families;
 mod family;
 pub mod flush_plan;
 mod flushing;
+mod hands;
 mod health;
 mod ingest;
 mod inner;

@@ -30,6 +30,7 @@ use crate::cache::BlockCache;
 use crate::db::commit::Committer;
 use crate::db::family::{Family, SuperVersion};
 use crate::db::flushing::FlushTask;
+use crate::db::hands::Hands;
 use crate::db::health::Health;
 use crate::db::inner::{DbInner, State};
 use crate::db::memtable::{Memtable, RECORD_OVERHEAD_BYTES};
@@ -181,7 +182,6 @@ fn assemble(
     let log_bytes = if options.read_only { 0 } else { LOG_BUFFER_BYTES };
     let log_buffer = budget.hold(MemoryClass::Log, log_bytes);
     let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
-    let last_seq = manifest.last_seq();
     Ok(Arc::new(DbInner {
         token: NEXT_TOKEN.fetch_add(1, Ordering::Relaxed),
         dir: dir.to_owned(),
@@ -193,7 +193,7 @@ fn assemble(
         foreground,
         stats: Arc::default(),
         reads_at_seal: AtomicU64::default(),
-        committer: Committer::new(last_seq),
+        committer: Committer::new(manifest.last_seq()),
         families: ArcSwap::from_pointee(Vec::new()),
         snapshots: Arc::new(Snapshots::default()),
         file_numbers: Arc::clone(manifest.file_numbers()),
@@ -225,6 +225,7 @@ fn assemble(
         listeners: components.listeners,
         family_overrides: components.families,
         executor: components.executor,
+        hands: Hands::default(),
         fault: components.fault_point,
         options,
     }))
@@ -514,6 +515,7 @@ impl DbInner {
         self.work.notify_all();
         self.progress.notify_all();
         let joined = workers.join();
+        self.hands.close();
         let ended = self.end_log();
         self.remove_obsolete();
         *self.lock.lock() = None;

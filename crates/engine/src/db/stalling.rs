@@ -3,7 +3,8 @@
 //! After every change of the picture (seal, install) the decision is made again for the family
 //! and stored in its `throttle`; a write of a healthy family pays one relaxed load for it. While
 //! memtables wait for their flush the family is *watched*: every 64th of a memtable the decision
-//! is made again, in between a write pays one relaxed subtraction.
+//! is made again, in between a write pays one relaxed subtraction. So it is while writers are
+//! delayed: one write pays for a lot of bytes, and those behind it take from that.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,16 @@ const DELAYED: u8 = 2;
 const STOPPED: u8 = 3;
 /// A watched family is looked at again when this part of a memtable was written.
 const WATCH_SHARE: u64 = 64;
+
+/// A delayed writer pays for what may be written in this time at once.
+const LOT_NS: u64 = 250_000;
+
+/// The bytes that a delayed write of `bytes` pays for, at `rate` bytes a second: with those that
+/// follow it, but for no more than a watched family writes unseen.
+fn lot_of(bytes: u64, rate: u64, most: u64) -> u64 {
+    let lot = u128::from(rate) * u128::from(LOT_NS) / 1_000_000_000;
+    u64::try_from(lot).unwrap_or(u64::MAX).min(most).max(bytes)
+}
 
 /// Whether a throttle makes writers wait.
 pub(crate) fn is_slowed(throttle: u8) -> bool {
@@ -63,6 +74,15 @@ impl DbInner {
         })
     }
 
+    /// Whether writers of the family are slowed down because compactions are behind.
+    pub(crate) fn is_compaction_urgent(&self, family: &Family) -> bool {
+        let behind = |cause| matches!(cause, StallCause::L0Files | StallCause::PendingBytes);
+        match self.stall_decision(family) {
+            StallDecision::None => false,
+            StallDecision::Delay { cause, .. } | StallDecision::Stop { cause } => behind(cause),
+        }
+    }
+
     /// Makes the decision again for one family.
     pub(crate) fn recompute_stall(&self, family: &Family) {
         let decision = self.stall_decision(family);
@@ -73,7 +93,7 @@ impl DbInner {
                 if bytes_per_s / 2 > self.ingest.rate() && self.ingest.rate() > 0 =>
             {
                 let credit = family.options.write_buffer_bytes / WATCH_SHARE;
-                family.watch_credit.store(credit as i64, Ordering::Relaxed);
+                family.credit.store(credit as i64, Ordering::Relaxed);
                 (WATCHED, u64::MAX)
             }
             StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
@@ -90,6 +110,9 @@ impl DbInner {
             tracing::debug!(state, "stall state changed");
             self.listeners.tell(&Event::StallChanged { state });
         }
+        if before != throttle && throttle >= DELAYED {
+            family.credit.store(0, Ordering::Relaxed);
+        }
         if before > throttle {
             self.progress.notify_all();
         }
@@ -101,14 +124,12 @@ impl DbInner {
         let families = self.families.load();
         for share in shares {
             let Some(Some(family)) = families.get(share.cf.0 as usize) else { continue };
+            let bytes = share.bytes as i64;
             match family.throttle.load(Ordering::Relaxed) {
                 FREE => {}
-                WATCHED => {
-                    let bytes = share.bytes as i64;
-                    if family.watch_credit.fetch_sub(bytes, Ordering::Relaxed) < bytes {
-                        self.recompute_stall(family);
-                    }
+                WATCHED | DELAYED if family.credit.fetch_sub(bytes, Ordering::Relaxed) >= bytes => {
                 }
+                WATCHED => self.recompute_stall(family),
                 _ => self.stall_on(family, share.bytes, options)?,
             }
         }
@@ -143,7 +164,10 @@ impl DbInner {
                 DELAYED => {
                     self.recompute_stall(family);
                     let rate = family.delayed_rate.load(Ordering::Relaxed).max(1);
-                    let wait = self.delays.admit(bytes, rate).min(DELAY_MAX);
+                    let most = family.options.write_buffer_bytes / WATCH_SHARE;
+                    let lot = lot_of(bytes, rate, most);
+                    let wait = self.delays.admit(lot, rate).min(DELAY_MAX);
+                    family.credit.store((lot - bytes) as i64, Ordering::Relaxed);
                     if !wait.is_zero() {
                         self.ingest.restart_window();
                         self.clock.sleep(wait);

@@ -20,6 +20,7 @@
 //! be short. Memory: readahead and output buffers per part, held from the budget.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use archipelago_base::Result;
 use archipelago_base::budget::MemoryClass;
@@ -28,6 +29,7 @@ use crate::compaction::job::{CompactionSpec, check_complete};
 use crate::compaction::pick::Pick;
 use crate::compaction::subcompaction::{ANCHORS_PER_FILE, parts_between, plan_subcompactions};
 use crate::db::compacting::{CompactionTask, JOB_OUTPUT_BYTES};
+use crate::db::hands::HandsKind;
 use crate::db::inner::DbInner;
 use crate::db::together::Work;
 use crate::flush::NoShards;
@@ -54,12 +56,37 @@ impl DbInner {
         let buffers = spec.open_at_once() * self.options.compaction_readahead_bytes;
         let each = buffers + JOB_OUTPUT_BYTES;
         let _held = self.budget.hold(MemoryClass::Job, each * ranges.len() as u64);
-        if ranges.len() > 1 {
-            return self.run_parts(spec, ranges);
+        let kind = self.hands_of(task);
+        match ranges.len() {
+            0 | 1 => self.run_whole(spec, kind),
+            _ => self.run_parts(spec, ranges, kind),
         }
-        let output = self.executor.compact(spec, &self.job_context(&NoShards))?;
-        executor::check_compaction(&output, spec)?;
-        let threads_ns = vec![output.duration_ns];
+    }
+
+    /// Who runs it: what somebody waits for is not left to threads of low priority.
+    fn hands_of(&self, task: &CompactionTask) -> HandsKind {
+        let is_awaited = task.by_hand
+            || self.waiters.load(Ordering::Relaxed) > 0
+            || self.is_compaction_urgent(&task.family);
+        if is_awaited { HandsKind::Urgent } else { HandsKind::Patient }
+    }
+
+    fn run_whole(&self, spec: &CompactionSpec, kind: HandsKind) -> Result<Compacted> {
+        let started_ns = self.clock.now_ns();
+        let cancel = Cancel::under(&self.closing);
+        let context = JobContext { cancel: cancel.clone(), ..self.job_context(&NoShards) };
+        let (executor, spec) = (Arc::clone(&self.executor), spec.clone());
+        let work: Work = Box::new(move || {
+            let output = executor.compact(&spec, &context)?;
+            executor::check_compaction(&output, &spec)?;
+            Ok(output)
+        });
+        let ended = self.run_together(kind, cancel, vec![(0, work)], 1, || Ok(()));
+        let (outputs, failed) = ended.into_parts();
+        failed.map_or(Ok(()), Err)?;
+        let threads_ns = outputs.iter().map(|output| output.duration_ns).collect();
+        let duration_ns = self.clock.now_ns().saturating_sub(started_ns);
+        let output = JobOutput::joined(outputs, duration_ns);
         Ok(Compacted { output, threads_ns })
     }
 
@@ -100,12 +127,20 @@ impl DbInner {
         (parts.len() > 1).then_some(parts)
     }
 
-    fn run_parts(&self, spec: &CompactionSpec, ranges: Vec<KeyRange>) -> Result<Compacted> {
+    fn run_parts(
+        &self,
+        spec: &CompactionSpec,
+        ranges: Vec<KeyRange>,
+        kind: HandsKind,
+    ) -> Result<Compacted> {
         let started_ns = self.clock.now_ns();
         let cancel = Cancel::under(&self.closing);
         let threads = ranges.len();
-        let parts = ranges.into_iter().map(|range| self.part(spec, range, &cancel)).collect();
-        let (outputs, failed) = self.run_together(cancel, parts, threads, || Ok(())).into_parts();
+        // Of about the same size each.
+        let part = |range| (0, self.part(spec, range, &cancel));
+        let parts = ranges.into_iter().map(part).collect();
+        let ended = self.run_together(kind, cancel, parts, threads, || Ok(()));
+        let (outputs, failed) = ended.into_parts();
         let threads_ns = outputs.iter().map(|output| output.duration_ns).collect();
         let duration_ns = self.clock.now_ns().saturating_sub(started_ns);
         let output = JobOutput::joined(outputs, duration_ns);

@@ -5,27 +5,32 @@
 //! once, each a job of its own for the executor; for scheduling they are one job, and what they
 //! made is installed by one edit.
 //!
-//! 1. The calling thread takes part; the others are started for the job and end with it. Nobody
-//!    returns before all works have ended.
-//! 2. Works start in order. The first that fails cancels the others, and its error is the job's;
-//!    outputs of works that had ended well are given back for the caller to remove.
+//! 1. Who helps are threads that are kept for it ([`crate::db::hands`]). The calling thread takes
+//!    part in a flush; it leaves a compaction to threads of lower priority. Nobody returns before
+//!    all works have ended.
+//! 2. The largest work starts first: where one bucket takes most of the load, the others' are
+//!    written beside it and not before it. The first that fails, or panics, cancels the others, and its error is
+//!    the job's; outputs of works that had ended well are given back for the caller to remove.
 //! 3. In manual mode the works run one after another on the calling thread, so that a step does
 //!    the same each time.
 //!
-//! Cost: a thread per work beyond the first, some 50 µs each, which is little beside the files.
+//! Cost: a wake-up for each thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
-use archipelago_base::{Error, Result};
-use parking_lot::Mutex;
+use archipelago_base::{Error, ErrorKind, Result};
+use parking_lot::{Condvar, Mutex};
 
+use crate::db::hands::{Hands, HandsKind};
 use crate::db::inner::DbInner;
 use crate::job::{Cancel, JobOutput};
 
 /// A part of a job.
 pub(crate) type Work = Box<dyn FnOnce() -> Result<JobOutput> + Send>;
+
+/// A part of a job, and about how many bytes it is.
+pub(crate) type SizedWork = (u64, Work);
 
 /// How the works of a job ended.
 #[derive(Default)]
@@ -48,6 +53,9 @@ struct Group {
     cancel: Cancel,
     waiting: Mutex<VecDeque<(usize, Work)>>,
     ended: Mutex<Ended>,
+    /// Threads that help, and who waits for them.
+    helping: Mutex<usize>,
+    alone: Condvar,
 }
 
 impl Group {
@@ -67,52 +75,78 @@ impl Group {
         self.ended.lock().failed.get_or_insert(error);
         self.cancel.cancel();
     }
+
+    /// Has up to `count` of the hands of that kind help; fewer if the system refuses one, as what it would have
+    /// done is done by the others. How many do.
+    fn call(self: &Arc<Self>, hands: &Hands, kind: HandsKind, count: usize) -> usize {
+        for called in 0..count {
+            *self.helping.lock() += 1;
+            let helper = Helper(Arc::clone(self));
+            if let Err(error) = hands.run(kind, Box::new(move || helper.0.work())) {
+                tracing::warn!(%error, "a job runs with fewer threads than it could use");
+                return called;
+            }
+        }
+        count
+    }
+
+    fn wait_for_helpers(&self) {
+        let mut helping = self.helping.lock();
+        while *helping > 0 {
+            self.alone.wait(&mut helping);
+        }
+    }
+}
+
+/// A thread that helps: until this is dropped, however its work ends.
+struct Helper(Arc<Group>);
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let what = "a thread of a background job panicked";
+            self.0.fail(Error::new(ErrorKind::Fenced, what));
+        }
+        *self.0.helping.lock() -= 1;
+        self.0.alone.notify_one();
+    }
 }
 
 impl DbInner {
-    /// Runs `works`, all of which end with `cancel`, on at most `threads` threads; this one does
-    /// `first` before it takes part.
+    /// Runs `works`, all of which end with `cancel`, on at most `threads` threads of that kind;
+    /// this one does `first` meanwhile.
     pub(crate) fn run_together(
         &self,
+        kind: HandsKind,
         cancel: Cancel,
-        works: Vec<Work>,
+        works: Vec<SizedWork>,
         threads: usize,
         first: impl FnOnce() -> Result<()>,
     ) -> Ended {
         let count = works.len();
+        let mut works: Vec<_> = works.into_iter().enumerate().collect();
+        works.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
+        let waiting = works.into_iter().map(|(index, (_, work))| (index, work)).collect();
         let group = Arc::new(Group {
             cancel,
-            waiting: Mutex::new(works.into_iter().enumerate().collect()),
+            waiting: Mutex::new(waiting),
             ended: Mutex::new(Ended { outputs: vec![None; count], failed: None }),
+            helping: Mutex::new(0),
+            alone: Condvar::new(),
         });
-        let threads = if self.is_manual() { 1 } else { threads.clamp(1, count.max(1)) };
-        let others = start(&group, threads - 1);
+        let threads = threads.clamp(1, count.max(1));
+        let helpers = match kind {
+            _ if self.is_manual() => 0,
+            HandsKind::Urgent => group.call(&self.hands, kind, threads - 1),
+            HandsKind::Patient => group.call(&self.hands, kind, threads),
+        };
         if let Err(error) = first() {
             group.fail(error);
         }
-        group.work();
-        for thread in others {
-            if let Err(error) = thread.join() {
-                group.fail(error);
-            }
+        if kind == HandsKind::Urgent || helpers == 0 {
+            group.work();
         }
+        group.wait_for_helpers();
         std::mem::take(&mut *group.ended.lock())
     }
-}
-
-/// Starts `count` threads that work; fewer if the system refuses one, as what it would have done
-/// is done by the others.
-fn start(group: &Arc<Group>, count: usize) -> Vec<Joiner> {
-    let mut threads = Vec::with_capacity(count);
-    for index in 1..=count {
-        let shared = Arc::clone(group);
-        match SystemSpawn.spawn(&format!("archi-part-{index}"), Box::new(move || shared.work())) {
-            Ok(thread) => threads.push(thread),
-            Err(error) => {
-                tracing::warn!(%error, "a job runs with fewer threads than it could use");
-                break;
-            }
-        }
-    }
-    threads
 }

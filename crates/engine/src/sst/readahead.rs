@@ -2,11 +2,13 @@
 //!
 //! With the block cache: once three blocks in a row were read from the file, the operating system
 //! is asked to read growing windows ahead. Past the cache: one large read fills a buffer that
-//! blocks are taken from, and each block reuses the memory of the one before. Owned by one cursor.
+//! blocks are taken from, and each block reuses the memory of the one before; the buffer itself
+//! goes to the next cursor ([`archipelago_base::buffers`]). Owned by one cursor.
 
 use std::sync::Arc;
 
 use archipelago_base::Result;
+use archipelago_base::buffers::Buffer;
 
 use super::block::Block;
 use super::format::{Handle, TRAILER_BYTES, open_block_into};
@@ -29,8 +31,9 @@ pub(super) struct Readahead {
     window_bytes: u64,
     /// How far the operating system was asked to read.
     asked_to: u64,
-    /// Bytes of the file from `buffer_at` on.
-    buffer: Vec<u8>,
+    buffer: Buffer,
+    /// How much of it holds bytes of the file, those from `buffer_at` on.
+    buffered: usize,
     buffer_at: u64,
 }
 
@@ -88,7 +91,7 @@ impl Readahead {
         spare: Option<Arc<Block>>,
     ) -> Result<Arc<Block>> {
         let len = handle.size as usize + TRAILER_BYTES;
-        let start = match self.buffered(handle, len) {
+        let start = match self.find(handle, len) {
             Some(start) => start,
             None => {
                 self.fill(table, handle, len, options)?;
@@ -105,9 +108,10 @@ impl Readahead {
         Block::parse(BlockKind::Data, payload, &table.path, handle, file_bytes).map(Arc::new)
     }
 
-    fn buffered(&self, handle: Handle, len: usize) -> Option<usize> {
+    /// Where in the buffer the `len` bytes of a block are, if they are.
+    fn find(&self, handle: Handle, len: usize) -> Option<usize> {
         let start = usize::try_from(handle.offset.checked_sub(self.buffer_at)?).ok()?;
-        (start.checked_add(len)? <= self.buffer.len()).then_some(start)
+        (start.checked_add(len)? <= self.buffered).then_some(start)
     }
 
     fn fill(
@@ -119,12 +123,12 @@ impl Readahead {
     ) -> Result<()> {
         let rest = table.properties.data_bytes.saturating_sub(handle.offset);
         let bytes = options.readahead_bytes.min(rest).max(len as u64) as usize;
-        self.buffer_at = handle.offset;
-        self.buffer.resize(bytes, 0);
-        let read = table.file.read_exact_at(handle.offset, &mut self.buffer, options.context);
-        if read.is_err() {
-            self.buffer.clear();
+        if self.buffer.len() < bytes {
+            self.buffer = Buffer::take(bytes);
         }
-        read
+        self.buffered = 0;
+        table.file.read_exact_at(handle.offset, &mut self.buffer[..bytes], options.context)?;
+        (self.buffer_at, self.buffered) = (handle.offset, bytes);
+        Ok(())
     }
 }

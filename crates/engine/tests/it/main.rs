@@ -10,6 +10,7 @@ mod corruption;
 mod crash;
 mod crash_model;
 mod faults;
+mod hands;
 mod metamorphic;
 mod model;
 mod remote_jobs;

@@ -1,6 +1,7 @@
 //! Reading and writing through the page cache.
 //!
-//! A writer gathers appends in 256 KiB; larger ones go straight to the system. A reader is one
+//! A writer gathers appends in 256 KiB, memory that the next writer uses again; larger ones go
+//! straight to the system. A reader is one
 //! `pread` per request, or one `preadv` for requests that touch each other. The kernel's own
 //! readahead is switched off for foreground reads of tables: they are random, and whoever scans
 //! calls `prefetch`.
@@ -11,6 +12,7 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use archipelago_base::buffers::Buffer;
 use archipelago_base::{Error, Result};
 use rustix::fs::{Advice, FallocateFlags};
 
@@ -27,7 +29,9 @@ pub(super) const VECTORS_MAX: usize = 1024;
 pub(super) struct BufferedWriter {
     file: File,
     path: PathBuf,
-    buffer: Vec<u8>,
+    buffer: Buffer,
+    /// How much of the buffer is filled.
+    gathered: usize,
     len: u64,
     reserved: Reservation,
     failed: Option<Error>,
@@ -36,16 +40,16 @@ pub(super) struct BufferedWriter {
 impl BufferedWriter {
     pub(super) fn new(file: File, path: &Path, size_hint_bytes: u64) -> Self {
         let reserved = Reservation::make(&file, size_hint_bytes);
-        let (path, buffer) = (path.to_owned(), Vec::new());
-        Self { file, path, buffer, len: 0, reserved, failed: None }
+        let (path, buffer) = (path.to_owned(), Buffer::default());
+        Self { file, path, buffer, gathered: 0, len: 0, reserved, failed: None }
     }
 
     fn write_buffer(&mut self) -> Result<()> {
-        if self.buffer.is_empty() {
+        let gathered = std::mem::take(&mut self.gathered);
+        if gathered == 0 {
             return Ok(());
         }
-        let written = self.file.write_all(&self.buffer);
-        self.buffer.clear();
+        let written = self.file.write_all(&self.buffer[..gathered]);
         self.or_fail("write to", written)
     }
 
@@ -65,17 +69,19 @@ impl BufferedWriter {
 impl WritableFile for BufferedWriter {
     fn append(&mut self, data: &[u8]) -> Result<()> {
         self.check()?;
-        if self.buffer.len() + data.len() > BUFFER_BYTES {
+        if self.gathered + data.len() > BUFFER_BYTES {
             self.write_buffer()?;
         }
         if data.len() >= BUFFER_BYTES {
             let written = self.file.write_all(data);
             self.or_fail("write to", written)?;
         } else {
-            if self.buffer.capacity() == 0 {
-                self.buffer.reserve_exact(BUFFER_BYTES);
+            if self.buffer.is_empty() {
+                self.buffer = Buffer::take(BUFFER_BYTES);
             }
-            self.buffer.extend_from_slice(data);
+            let end = self.gathered + data.len();
+            self.buffer[self.gathered..end].copy_from_slice(data);
+            self.gathered = end;
         }
         self.len += data.len() as u64;
         Ok(())
@@ -99,7 +105,7 @@ impl WritableFile for BufferedWriter {
 
 impl Drop for BufferedWriter {
     fn drop(&mut self) {
-        let handed_over = self.len - self.buffer.len() as u64;
+        let handed_over = self.len - self.gathered as u64;
         self.reserved.give_back(&self.file, handed_over);
     }
 }

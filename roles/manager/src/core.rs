@@ -423,6 +423,7 @@ impl ManagerCore {
         if chosen.len() < need {
             return Err(Refused::at(Why::Full, self.bytes_left()));
         }
+        let chosen = decide::in_front(chosen, &self.fronts());
         let Some(id) = self.name(chosen[0]) else {
             return Err(Refused::at(Why::Full, self.bytes_left()));
         };
@@ -527,6 +528,18 @@ impl ManagerCore {
             Room { node: place.node, blocks: info.blocks_max.saturating_sub(used) }
         };
         planned.into_iter().map(left).collect()
+    }
+
+    /// How many blocks have, or get, their first copy on each node.
+    fn fronts(&self) -> BTreeMap<NodeId, u64> {
+        let mut fronts = BTreeMap::new();
+        for block in self.blocks.values() {
+            let added = block.change.iter().flat_map(|change| change.add.iter());
+            if let Some(first) = block.config.copies.iter().chain(added).next() {
+                *fronts.entry(first.node).or_insert(0) += 1;
+            }
+        }
+        fronts
     }
 
     /// Bytes that new copies could take, over all nodes that are up.

@@ -1,5 +1,7 @@
 //! What is wanted for a block, from a picture of it: pure, without clock or I/O.
 
+use std::collections::BTreeMap;
+
 use archipelago_fabric::{ClientId, NodeId};
 
 /// How a copy's node fares.
@@ -85,6 +87,19 @@ pub fn choose(mut rooms: Vec<Room>, count: usize) -> Vec<NodeId> {
     rooms.into_iter().take(count).map(|room| room.node).collect()
 }
 
+/// The `chosen` nodes with the one in front that is in front of fewest blocks, by `fronts`: who reads,
+/// or swaps a word, goes to a block's first copy, and with as many nodes as copies every block has
+/// the same nodes.
+#[must_use]
+pub fn in_front(mut chosen: Vec<NodeId>, fronts: &BTreeMap<NodeId, u64>) -> Vec<NodeId> {
+    let of = |node: &NodeId| fronts.get(node).copied().unwrap_or(0);
+    let fewest = (0..chosen.len()).min_by_key(|&at| (of(&chosen[at]), at));
+    if let Some(at) = fewest {
+        chosen[..=at].rotate_right(1);
+    }
+    chosen
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,6 +144,11 @@ mod tests {
         let rooms = vec![room(1, 2), room(2, 9), room(3, 0), room(4, 9)];
         assert_eq!(choose(rooms.clone(), 2), [NodeId(2), NodeId(4)]);
         assert_eq!(choose(rooms, 9).len(), 3, "a full node gets nothing");
+        let fronts = BTreeMap::from([(NodeId(2), 5), (NodeId(4), 3), (NodeId(7), 3)]);
+        let nodes = |ids: &[u64]| ids.iter().map(|id| NodeId(*id)).collect::<Vec<_>>();
+        assert_eq!(in_front(nodes(&[2, 4, 7]), &fronts), nodes(&[4, 2, 7]));
+        assert_eq!(in_front(nodes(&[2, 7, 9]), &fronts), nodes(&[9, 2, 7]), "new nodes have none");
+        assert_eq!(in_front(nodes(&[]), &fronts), nodes(&[]));
         let of = |client, blocks| Heir { client: ClientId(client), blocks };
         assert_eq!(heir(&[of(9, 1), of(3, 1), of(1, 2)]), Some(ClientId(3)));
         assert_eq!(heir(&[]), None);

@@ -37,6 +37,8 @@ pub struct Measured {
     pub asked: Vec<u64>,
     /// Reads that a cached pair served, a cached address, and neither.
     pub hits: [u64; 3],
+    /// What worked most of the time, and for what share of it.
+    pub busiest: Vec<(String, f64)>,
 }
 
 impl Measured {
@@ -139,15 +141,22 @@ impl Testbed {
     ) -> Measured {
         let clients = self.clients(workload, clients);
         self.simulation.run_for(warm_up);
-        let (before, hits_before) = (self.served(), self.hits());
+        let (before, hits_before, work_before) = (self.served(), self.hits(), self.work());
         clients.tally.lock().counting = true;
         self.simulation.run_for(counted);
         let mut tally = std::mem::take(&mut *clients.tally.lock());
-        let (after, hits) = (self.served(), self.hits());
+        let (after, hits, work) = (self.served(), self.hits(), self.work());
         clients.working.store(false, Ordering::Relaxed);
         self.simulation.run_for(Duration::from_millis(2));
         tally.latencies_ns.sort_unstable();
         tally.reads_ns.sort_unstable();
+        let share = |(name, ns): (String, u64)| {
+            let ns = ns - work_before.get(&name).copied().unwrap_or(0);
+            (name, ns as f64 / counted.as_nanos() as f64)
+        };
+        let mut busiest: Vec<(String, f64)> = work.into_iter().map(share).collect();
+        busiest.sort_by(|a, b| b.1.total_cmp(&a.1));
+        busiest.truncate(3);
         Measured {
             seconds: counted.as_secs_f64(),
             operations: tally.operations,
@@ -159,6 +168,7 @@ impl Testbed {
             reads_ns: tally.reads_ns,
             asked: after.iter().zip(&before).map(|(after, before)| after - before).collect(),
             hits: [0, 1, 2].map(|kind| hits[kind] - hits_before[kind]),
+            busiest,
         }
     }
 

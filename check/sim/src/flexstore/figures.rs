@@ -219,6 +219,12 @@ pub fn compare(system: System, setup: &Setup, load: &Arc<dyn Workload>) -> Resul
     Ok(Bed::start(system, setup, &[], 0.0)?.adapted(load))
 }
 
+/// What works most of the time, for people.
+fn busiest(measured: &Measured) -> String {
+    let shown = |(name, share): &(String, f64)| format!("{name} {:.0} %", share * 100.0);
+    measured.busiest.iter().map(shown).collect::<Vec<_>>().join(", ")
+}
+
 fn mops(measured: &Measured) -> f64 {
     measured.per_s() / 1e6
 }
@@ -265,8 +271,9 @@ fn clients(setup: &Setup) -> Result<Figure> {
                 if clients == setup.clients {
                     let met = measured.met as f64 / measured.operations as f64 * 100.0;
                     figure.notes.push(format!(
-                        "{}, {name}: {met:.1} % of requests were writes that met another",
-                        system.name()
+                        "{}, {name}: {met:.1} % of requests were writes that met another; busiest: {}",
+                        system.name(),
+                        busiest(&measured)
                     ));
                 }
             }

@@ -20,13 +20,15 @@ mod figures;
 mod threads;
 mod workload;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
 use archipelago_base::simulation::Host;
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::sim::{Model, Network, Sim};
+use archipelago_fabric::sim::{Model, Network, Sim, Work};
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Report, Tuning, directory_label};
 use archipelago_flex::{CacheMode, ComputeNode, FlexSettings, Rival, Surroundings};
@@ -120,6 +122,9 @@ impl Default for Setup {
 struct Machine {
     sim: Sim,
     node: ComputeNode,
+    /// What its proxy's threads have worked, and how many there are.
+    proxying_ps: Arc<AtomicU64>,
+    proxy_threads: usize,
     _kept: (Arc<Node>, Box<dyn Listener>),
 }
 
@@ -129,9 +134,10 @@ type Coordinating = (Arc<Desk>, Arc<Node>, Box<dyn Listener>);
 pub struct Testbed {
     setup: Setup,
     simulation: Simulation,
+    network: Arc<Network>,
     machines: Vec<Machine>,
     /// A metadata server: has no clients.
-    _server: Option<Machine>,
+    server: Option<Machine>,
     coordinator: Arc<Mutex<Option<Coordinating>>>,
     _manager: ManagerActor,
     _memory: Vec<MemoryActor>,
@@ -189,7 +195,7 @@ async fn start_node(sim: Sim, setup: Setup, threads: usize) -> Result<Machine> {
         endpoints: vec![name.clone()],
     };
     let (node, door) = ComputeNode::new(settings(&setup), around)?;
-    let door = Threaded::new(door, sim.host(), threads);
+    let (door, proxying_ps) = Threaded::new(door, sim.host(), threads);
     let (id, epoch) = node.fabric_id();
     let fabric = sim.network().node(id, epoch, Some(Box::new(door)))?;
     node.lend_counters(&fabric);
@@ -197,7 +203,8 @@ async fn start_node(sim: Sim, setup: Setup, threads: usize) -> Result<Machine> {
     while node.join().await.is_err() {
         Runtime::sleep(sim.host(), Duration::from_millis(1)).await;
     }
-    Ok(Machine { sim, node, _kept: (fabric, listener) })
+    let _kept = (fabric, listener);
+    Ok(Machine { sim, node, proxying_ps, proxy_threads: threads, _kept })
 }
 
 async fn start_coordinator(
@@ -269,8 +276,9 @@ impl Testbed {
         let mut testbed = Self {
             setup: setup.clone(),
             simulation,
+            network,
             machines,
-            _server: None,
+            server: None,
             coordinator,
             _manager: manager,
             _memory: memory,
@@ -286,7 +294,7 @@ impl Testbed {
             testbed.desk().set_offload(setup.offload);
             testbed.settle()?;
         }
-        testbed._server = (servers > 0).then(|| testbed.machines.remove(0));
+        testbed.server = (servers > 0).then(|| testbed.machines.remove(0));
         Ok(testbed)
     }
 
@@ -360,6 +368,24 @@ impl Testbed {
     #[must_use]
     pub fn served(&self) -> Vec<u64> {
         self.machines.iter().map(|machine| machine._kept.0.stats().requests).collect()
+    }
+
+    /// What every card, unit and thread has worked so far, in ns, by name.
+    fn work(&self) -> BTreeMap<String, u64> {
+        let mut work = BTreeMap::new();
+        for Work { machine, outbound_ns, inbound_ns, atomics_ns, thread_ns } in self.network.work()
+        {
+            work.insert(format!("{machine}'s card, sending"), outbound_ns);
+            work.insert(format!("{machine}'s card, receiving"), inbound_ns);
+            work.insert(format!("{machine}'s card, atomics"), atomics_ns);
+            work.insert(format!("{machine}'s threads"), thread_ns);
+        }
+        for machine in self.machines.iter().chain(&self.server) {
+            let name = format!("{}'s proxy threads", machine.sim.host().name());
+            let ns = machine.proxying_ps.load(Ordering::Relaxed) / 1000;
+            work.insert(name, ns / machine.proxy_threads.max(1) as u64);
+        }
+        work
     }
 
     fn load(&mut self) -> Result<()> {

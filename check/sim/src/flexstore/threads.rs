@@ -12,6 +12,7 @@
 //! All else (orders, counters, freed records) takes none.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Model;
@@ -35,12 +36,19 @@ pub(super) struct Threaded {
     inner: Arc<dyn Handler>,
     host: Host,
     free_ps: Mutex<Vec<u64>>,
+    busy_ps: Arc<AtomicU64>,
 }
 
 impl Threaded {
-    pub(super) fn new(inner: Box<dyn Handler>, host: &Host, threads: usize) -> Self {
-        let free_ps = Mutex::new(vec![0; threads.max(1)]);
-        Self { inner: Arc::from(inner), host: host.clone(), free_ps }
+    /// With what the threads have worked, in all.
+    pub(super) fn new(
+        inner: Box<dyn Handler>,
+        host: &Host,
+        threads: usize,
+    ) -> (Self, Arc<AtomicU64>) {
+        let (busy_ps, free_ps) = (Arc::default(), Mutex::new(vec![0; threads.max(1)]));
+        let (inner, host) = (Arc::from(inner), host.clone());
+        (Self { inner, host, free_ps, busy_ps: Arc::clone(&busy_ps) }, busy_ps)
     }
 }
 
@@ -50,6 +58,7 @@ impl Handler for Threaded {
         if cost_ps == 0 {
             return self.inner.handle(request, reply);
         }
+        self.busy_ps.fetch_add(cost_ps, Ordering::Relaxed);
         let scheduler = self.host.scheduler();
         let now_ps = scheduler.now_ns() * 1000;
         let end_ps = {

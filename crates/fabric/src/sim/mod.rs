@@ -73,7 +73,7 @@ use crate::link::{Connect, Link, Listener, Provider};
 use crate::node::{AtomicPath, Node};
 use crate::promise::{Driver, Promise};
 
-pub use model::{Costs, Faults, Model, Transport};
+pub use model::{Costs, Faults, Model, Transport, Work};
 pub use network::Network;
 
 /// The provider, as it is seen from one host. An address is the host's name, with `:` and anything behind it for more than one

@@ -158,10 +158,27 @@ impl Default for Transport {
     }
 }
 
+/// What a machine has worked so far, in ns: what comes near the time that passed is a bottleneck.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// The machine.
+    pub machine: String,
+    /// What its card sent.
+    pub outbound_ns: u64,
+    /// What its card received.
+    pub inbound_ns: u64,
+    /// Its card's unit for atomics.
+    pub atomics_ns: u64,
+    /// Each of its threads, on average.
+    pub thread_ns: u64,
+}
+
 /// One at a time, first come, first served.
 #[derive(Debug, Default)]
 pub(super) struct Server {
     free_ps: u64,
+    /// All work so far.
+    pub(super) busy_ps: u64,
 }
 
 impl Server {
@@ -172,24 +189,35 @@ impl Server {
             return from_ps;
         }
         self.free_ps = self.free_ps.max(from_ps) + cost_ps;
+        self.busy_ps += cost_ps;
         self.free_ps
     }
 }
 
 /// Several servers, whichever is free first.
 #[derive(Debug)]
-pub(super) struct Threads(Vec<u64>);
+pub(super) struct Threads {
+    free_ps: Vec<u64>,
+    /// All work so far, of all threads.
+    busy_ps: u64,
+}
 
 impl Threads {
     pub(super) fn new(count: u32) -> Self {
-        Self(vec![0; count.max(1) as usize])
+        Self { free_ps: vec![0; count.max(1) as usize], busy_ps: 0 }
+    }
+
+    /// All work so far, a thread.
+    pub(super) fn busy_ps(&self) -> u64 {
+        self.busy_ps / self.free_ps.len() as u64
     }
 
     pub(super) fn take(&mut self, from_ps: u64, cost_ps: u64) -> u64 {
         if cost_ps == 0 {
             return from_ps;
         }
-        let first = self.0.iter_mut().min().expect("at least one thread");
+        self.busy_ps += cost_ps;
+        let first = self.free_ps.iter_mut().min().expect("at least one thread");
         *first = (*first).max(from_ps) + cost_ps;
         *first
     }
@@ -209,6 +237,7 @@ mod tests {
         let mut threads = Threads::new(2);
         let ends = [threads.take(0, 10), threads.take(0, 10), threads.take(0, 10)];
         assert_eq!(ends, [10, 10, 20]);
+        assert_eq!((server.busy_ps, threads.busy_ps()), (30, 15));
     }
 
     #[test]

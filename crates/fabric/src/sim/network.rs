@@ -14,7 +14,7 @@ use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use super::Sim;
-use super::model::{Faults, Model, Server, Threads, Transport};
+use super::model::{Faults, Model, Server, Threads, Transport, Work};
 use super::wire::Wire;
 use crate::ids::{ClientId, NodeId};
 use crate::link::Session;
@@ -132,6 +132,19 @@ impl Network {
     #[must_use]
     pub fn session(&self) -> Arc<Session> {
         Session::new(ClientId(self.state.lock().rng.u64(..)))
+    }
+
+    /// What the machines have worked since they joined.
+    #[must_use]
+    pub fn work(&self) -> Vec<Work> {
+        let of = |machine: &Machine| Work {
+            machine: machine.name.clone(),
+            outbound_ns: machine.outbound.busy_ps / 1000,
+            inbound_ns: machine.inbound.busy_ps / 1000,
+            atomics_ns: machine.atomics.busy_ps / 1000,
+            thread_ns: machine.threads.busy_ps() / 1000,
+        };
+        self.state.lock().machines.values().map(of).collect()
     }
 
     /// From now on this goes wrong, and nothing else but cuts.

@@ -25,6 +25,7 @@ use crate::lease::Stamp;
 use crate::node::caching::{Asker, Lookup, Pair, count};
 use crate::node::{Count, Inner};
 use crate::rivals::Rival;
+use crate::table::FromCopy;
 use crate::wire::{Assigned, Grant};
 
 /// What the cache did for a read.
@@ -119,7 +120,7 @@ impl Inner {
         let heard_us = self.heard_of(entry)?.unwrap_or(0);
         if self.table.rival == Some(Rival::Fusee) {
             // In case that the address is old: a round trip less then, and two READs more always.
-            self.table.candidates(entry.shape, hash, until_ns).await?;
+            self.table.candidates(FromCopy::First, entry.shape, hash, until_ns).await?;
         }
         let read = self.read_records(&[place.word], key, until_ns).await?.pop();
         let in_time = self.now_ns() < place.seen_ns.saturating_add(self.settings.address_use_ns());

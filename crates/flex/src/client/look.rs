@@ -9,7 +9,7 @@ use super::cached::Source;
 use crate::format::{Candidates, Decoded, KeyHash, Record, RecordRefused, Slot, SlotIndex};
 use crate::node::Inner;
 use crate::rivals::Rival;
-use crate::table::Range;
+use crate::table::{FromCopy, Range};
 use crate::wire::{Assigned, Candidate, Grant, Message, Place};
 
 /// The key's slot and record.
@@ -98,7 +98,8 @@ impl Inner {
                 None => return Ok(None),
             }
         } else {
-            let candidates = self.table.candidates(entry.shape, hash, until_ns).await?;
+            let candidates =
+                self.table.candidates(FromCopy::First, entry.shape, hash, until_ns).await?;
             let same = Self::named(&candidates, hash);
             let place = |(index, slot): (SlotIndex, Slot)| Candidate {
                 index: index.0,
@@ -176,7 +177,8 @@ impl Inner {
             let Some((slots, _)) = self.ask_proxy(entry, hash, 0).await? else { return Ok(None) };
             slots.iter().map(|slot| (SlotIndex(slot.index), Slot(slot.word))).collect()
         } else {
-            let candidates = self.table.candidates(entry.shape, hash, until_ns).await?;
+            let which = if entry.offloaded { FromCopy::Any } else { FromCopy::First };
+            let candidates = self.table.candidates(which, entry.shape, hash, until_ns).await?;
             Self::named(&candidates, hash)
         };
         let slots: Vec<Slot> = same.iter().map(|(_, slot)| *slot).collect();

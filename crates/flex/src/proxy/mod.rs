@@ -43,6 +43,7 @@ use crate::lease::Stamp;
 use crate::node::Inner;
 use crate::onesided::{Change, Put};
 use crate::rivals::Rival;
+use crate::table::FromCopy;
 use crate::wire::{Message, Place, ReadCount, Why, WriteKind};
 
 use served::Locked;
@@ -312,7 +313,8 @@ impl Inner {
                 let Some(inserting) = served.insert(wanted.hash) else {
                     return Ok(Err(Why::Busy));
                 };
-                let candidates = self.table.candidates(shape, wanted.hash, until_ns).await?;
+                let candidates =
+                    self.table.candidates(FromCopy::First, shape, wanted.hash, until_ns).await?;
                 match self.place_for_locked(served, wanted, &candidates, inserting) {
                     Ok((index, locked)) => {
                         let held = candidates.all().find(|(at, _)| *at == index);

@@ -2,7 +2,7 @@
 //!
 //! | what | goes to |
 //! | --- | --- |
-//! | READ | the block's first copy |
+//! | READ | the block's first copy; of slots that only lead a write to its proxy, whichever copy it is the turn of |
 //! | WRITE of what one writer owns (a new record, a slot that is locked) | all copies, until all have it |
 //! | swap of a slot | the first copy; whether it took place may stay unknown |
 //!
@@ -41,6 +41,16 @@ pub(crate) enum Swapped {
     Was(u64),
     /// The block changed meanwhile: look.
     Unknown,
+}
+
+/// Which copy slots are read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FromCopy {
+    /// The first, which has the last word where clients swap.
+    First,
+    /// Any, in turn, so that a hot key's slots do not burden one card: for those who ask a proxy
+    /// afterwards, which compares the slot with its own.
+    Any,
 }
 
 /// See the module.
@@ -143,6 +153,15 @@ impl Table {
 
     /// Reads ranges, all at once.
     pub(crate) async fn read(&self, ranges: &[Range], until_ns: u64) -> Result<Vec<Vec<u8>>> {
+        self.read_copy(FromCopy::First, ranges, until_ns).await
+    }
+
+    async fn read_copy(
+        &self,
+        which: FromCopy,
+        ranges: &[Range],
+        until_ns: u64,
+    ) -> Result<Vec<Vec<u8>>> {
         let mut found: Vec<Option<Vec<u8>>> = vec![None; ranges.len()];
         while found.contains(&None) {
             let mut posted: Vec<(Arc<OpenBlock>, Vec<usize>, Promise<Batch>)> = Vec::new();
@@ -158,7 +177,12 @@ impl Table {
             }
             for group in groups {
                 let open = self.open(ranges[group[0]].address).await?;
-                let Some(copy) = open.copies.first() else { continue };
+                let turn = match which {
+                    FromCopy::First => 0,
+                    // The clock tells the turn: nothing is shared.
+                    FromCopy::Any => self.now_ns() as usize % open.copies.len().max(1),
+                };
+                let Some(copy) = open.copies.get(turn) else { continue };
                 let mut batch = Batch::new();
                 for &at in &group {
                     batch.read(copy.region, ranges[at].address.offset, ranges[at].bytes as u32);
@@ -277,6 +301,7 @@ impl Table {
     /// The slots in which a key may lie.
     pub(crate) async fn candidates(
         &self,
+        which: FromCopy,
         shape: Shaped,
         hash: KeyHash,
         until_ns: u64,
@@ -286,7 +311,7 @@ impl Table {
         let range = |number| Range { address: self.slot(shape, SlotIndex::new(number, 0)), bytes };
         let ranges = numbers.map(range);
         let ranges = if numbers[0] == numbers[1] { &ranges[..1] } else { &ranges[..] };
-        let read = self.read(ranges, until_ns).await?;
+        let read = self.read_copy(which, ranges, until_ns).await?;
         let mut buckets = [Bucket::default(); 2];
         for (bucket, bytes) in buckets.iter_mut().zip(&read) {
             let bytes = bytes.first_chunk::<BUCKET_BYTES>();

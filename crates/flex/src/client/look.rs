@@ -167,6 +167,7 @@ impl Inner {
     /// Slot and record of a key by the index in the pool; `None`: look again.
     pub(super) async fn look(
         self: &Arc<Self>,
+        which: FromCopy,
         entry: Assigned,
         key: &[u8],
         hash: KeyHash,
@@ -177,7 +178,6 @@ impl Inner {
             let Some((slots, _)) = self.ask_proxy(entry, hash, 0).await? else { return Ok(None) };
             slots.iter().map(|slot| (SlotIndex(slot.index), Slot(slot.word))).collect()
         } else {
-            let which = if entry.offloaded { FromCopy::Any } else { FromCopy::First };
             let candidates = self.table.candidates(which, entry.shape, hash, until_ns).await?;
             Self::named(&candidates, hash)
         };

@@ -28,6 +28,7 @@ use crate::format::{KeyHash, Record, Slot, key_hash};
 use crate::gates::Inside;
 use crate::node::records::Written;
 use crate::node::{ComputeNode, Count, Inner};
+use crate::table::FromCopy;
 use crate::wire::{Assigned, WriteKind};
 
 use cached::Served;
@@ -359,7 +360,9 @@ impl Inner {
     ) -> Result<Option<Looked>> {
         let Some(stamp_us) = self.stamp_of(entry).await? else { return Ok(None) };
         let valid_ns = self.now_ns() + self.settings.address_use_ns();
-        let Some(looked) = self.look(entry, write.key, write.hash, until_ns).await? else {
+        // A proxy compares the slot with its own; without one the first copy has the last word.
+        let which = if entry.offloaded { FromCopy::Any } else { FromCopy::First };
+        let Some(looked) = self.look(which, entry, write.key, write.hash, until_ns).await? else {
             return Ok(None);
         };
         // A position that is no longer a member's knowledge counts only with its word.

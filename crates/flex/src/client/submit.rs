@@ -13,6 +13,7 @@ use crate::node::peers::{Asked, Peer};
 use crate::node::records::Written;
 use crate::node::{Inner, PAUSE};
 use crate::onesided::{Change, Put};
+use crate::table::FromCopy;
 use crate::wire::{Assigned, Message, Place, Why, WriteKind};
 
 /// A request to the partition's node of which nobody knows what came.
@@ -213,7 +214,10 @@ impl Inner {
         until_ns: u64,
     ) -> Result<Option<bool>> {
         loop {
-            let Some(looked) = self.look(entry, write.key, write.hash, until_ns).await? else {
+            // What is found here is the answer: nobody compares it with anything.
+            let first = FromCopy::First;
+            let looked = self.look(first, entry, write.key, write.hash, until_ns).await?;
+            let Some(looked) = looked else {
                 self.table.late(until_ns, "a write; whether it happened is not known")?;
                 self.pause().await;
                 continue;

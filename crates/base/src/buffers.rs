@@ -2,11 +2,12 @@
 //!
 //! Background jobs read and write through buffers of hundreds of kilobytes, one for each file. An
 //! allocator gives memory of that size back to the system when it is freed, and the next buffer is
-//! mapped, cleared and faulted in page by page: a third of what copying the data costs. So a
-//! buffer that is given back here is kept for the next one of about its size.
+//! mapped, cleared and faulted in page by page: a load of 800 MB with 8 MiB memtables had 400,000
+//! page faults (decision 0019). So a buffer that is given back here is kept for the next one of
+//! about its size.
 //!
 //! Invariants: 1. at most [`KEPT_BYTES_MAX`] are kept, in the whole process; what comes beyond is
-//! freed; 2. a buffer is initialised memory, whose content is whatever its last user left: who
+//! freed (in no budget: who uses a buffer charges what it asks for, what is kept is nobody's); 2. a buffer is initialised memory, whose content is whatever its last user left: who
 //! takes one keeps count of what it has filled. Thread-safe: one lock, held for a search among a
 //! few dozen. Cost: no allocation while buffers of fitting sizes come and go.
 

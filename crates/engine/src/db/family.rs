@@ -1,11 +1,12 @@
 //! A column family inside the engine, the picture of it that readers use, and the user's handle.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use archipelago_base::{CfId, Error, ErrorKind, Result};
 
+use crate::db::credit::Credit;
 use crate::db::memtable::{Immutable, Memtable};
 use crate::extension::{MergeOperator, Registry};
 use crate::options::CfOptions;
@@ -35,8 +36,8 @@ pub(crate) struct Family {
     pub(crate) throttle: AtomicU8,
     /// Allowed bytes per second while `throttle` says "delay".
     pub(crate) delayed_rate: AtomicU64,
-    /// Bytes that may be written before the throttle is looked at again while it says "watched".
-    pub(crate) credit: AtomicI64,
+    /// Bytes that may be written before the throttle is looked at again.
+    pub(crate) credit: Credit,
     /// When the bytes that wait to be flushed last became fewer, or the first came, by the clock.
     pub(crate) backlog_since_ns: AtomicU64,
 }
@@ -59,7 +60,7 @@ impl Family {
             dropped: AtomicBool::new(false),
             throttle: AtomicU8::new(0),
             delayed_rate: AtomicU64::new(u64::MAX),
-            credit: AtomicI64::new(0),
+            credit: Credit::default(),
             backlog_since_ns: AtomicU64::new(0),
         }))
     }

@@ -10,6 +10,7 @@ mod buckets;
 mod checkpoint;
 mod commit;
 mod compacting;
+mod credit;
 mod families;
 mod family;
 pub mod flush_plan;

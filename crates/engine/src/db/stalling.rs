@@ -3,8 +3,9 @@
 //! After every change of the picture (seal, install) the decision is made again for the family
 //! and stored in its `throttle`; a write of a healthy family pays one relaxed load for it. While
 //! memtables wait for their flush the family is *watched*: every 64th of a memtable the decision
-//! is made again, in between a write pays one relaxed subtraction. So it is while writers are
-//! delayed: one write pays for a lot of bytes, and those behind it take from that.
+//! is made again, in between a write pays one relaxed exchange. So it is while writers are
+//! delayed: one write pays for a lot of bytes, and those behind it take from that
+//! ([`crate::db::credit`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use archipelago_base::{CfId, Error, Result};
 
 use crate::db::commit::Share;
+use crate::db::credit::lot_of;
 use crate::db::family::Family;
 use crate::db::inner::DbInner;
 use crate::event::Event;
@@ -31,16 +33,6 @@ const DELAYED: u8 = 2;
 const STOPPED: u8 = 3;
 /// A watched family is looked at again when this part of a memtable was written.
 const WATCH_SHARE: u64 = 64;
-
-/// A delayed writer pays for what may be written in this time at once.
-const LOT_NS: u64 = 250_000;
-
-/// The bytes that a delayed write of `bytes` pays for, at `rate` bytes a second: with those that
-/// follow it, but for no more than a watched family writes unseen.
-fn lot_of(bytes: u64, rate: u64, most: u64) -> u64 {
-    let lot = u128::from(rate) * u128::from(LOT_NS) / 1_000_000_000;
-    u64::try_from(lot).unwrap_or(u64::MAX).min(most).max(bytes)
-}
 
 /// Whether a throttle makes writers wait.
 pub(crate) fn is_slowed(throttle: u8) -> bool {
@@ -93,7 +85,7 @@ impl DbInner {
                 if bytes_per_s / 2 > self.ingest.rate() && self.ingest.rate() > 0 =>
             {
                 let credit = family.options.write_buffer_bytes / WATCH_SHARE;
-                family.credit.store(credit as i64, Ordering::Relaxed);
+                family.credit.set(credit);
                 (WATCHED, u64::MAX)
             }
             StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
@@ -111,7 +103,7 @@ impl DbInner {
             self.listeners.tell(&Event::StallChanged { state });
         }
         if before != throttle && throttle >= DELAYED {
-            family.credit.store(0, Ordering::Relaxed);
+            family.credit.set(0);
         }
         if before > throttle {
             self.progress.notify_all();
@@ -124,11 +116,9 @@ impl DbInner {
         let families = self.families.load();
         for share in shares {
             let Some(Some(family)) = families.get(share.cf.0 as usize) else { continue };
-            let bytes = share.bytes as i64;
             match family.throttle.load(Ordering::Relaxed) {
                 FREE => {}
-                WATCHED | DELAYED if family.credit.fetch_sub(bytes, Ordering::Relaxed) >= bytes => {
-                }
+                WATCHED | DELAYED if family.credit.take(share.bytes) => {}
                 WATCHED => self.recompute_stall(family),
                 _ => self.stall_on(family, share.bytes, options)?,
             }
@@ -167,7 +157,7 @@ impl DbInner {
                     let most = family.options.write_buffer_bytes / WATCH_SHARE;
                     let lot = lot_of(bytes, rate, most);
                     let wait = self.delays.admit(lot, rate).min(DELAY_MAX);
-                    family.credit.store((lot - bytes) as i64, Ordering::Relaxed);
+                    family.credit.add(lot - bytes);
                     if !wait.is_zero() {
                         self.ingest.restart_window();
                         self.clock.sleep(wait);

@@ -56,11 +56,12 @@ impl DbInner {
         let buffers = spec.open_at_once() * self.options.compaction_readahead_bytes;
         let each = buffers + JOB_OUTPUT_BYTES;
         let _held = self.budget.hold(MemoryClass::Job, each * ranges.len() as u64);
-        let kind = self.hands_of(task);
-        match ranges.len() {
-            0 | 1 => self.run_whole(spec, kind),
-            _ => self.run_parts(spec, ranges, kind),
-        }
+        let cancel = Cancel::under(&self.closing);
+        let works = match ranges.len() {
+            0 | 1 => vec![self.compaction_work(spec.clone(), &cancel)],
+            _ => ranges.into_iter().map(|range| self.part(spec, range, &cancel)).collect(),
+        };
+        self.run_works(spec, works, cancel, self.hands_of(task))
     }
 
     /// Who runs it: what somebody waits for is not left to threads of low priority.
@@ -69,25 +70,6 @@ impl DbInner {
             || self.waiters.load(Ordering::Relaxed) > 0
             || self.is_compaction_urgent(&task.family);
         if is_awaited { HandsKind::Urgent } else { HandsKind::Patient }
-    }
-
-    fn run_whole(&self, spec: &CompactionSpec, kind: HandsKind) -> Result<Compacted> {
-        let started_ns = self.clock.now_ns();
-        let cancel = Cancel::under(&self.closing);
-        let context = JobContext { cancel: cancel.clone(), ..self.job_context(&NoShards) };
-        let (executor, spec) = (Arc::clone(&self.executor), spec.clone());
-        let work: Work = Box::new(move || {
-            let output = executor.compact(&spec, &context)?;
-            executor::check_compaction(&output, &spec)?;
-            Ok(output)
-        });
-        let ended = self.run_together(kind, cancel, vec![(0, work)], 1, || Ok(()));
-        let (outputs, failed) = ended.into_parts();
-        failed.map_or(Ok(()), Err)?;
-        let threads_ns = outputs.iter().map(|output| output.duration_ns).collect();
-        let duration_ns = self.clock.now_ns().saturating_sub(started_ns);
-        let output = JobOutput::joined(outputs, duration_ns);
-        Ok(Compacted { output, threads_ns })
     }
 
     fn plan_parts(&self, task: &CompactionTask, spec: &CompactionSpec) -> Result<Vec<KeyRange>> {
@@ -127,25 +109,26 @@ impl DbInner {
         (parts.len() > 1).then_some(parts)
     }
 
-    fn run_parts(
+    fn run_works(
         &self,
         spec: &CompactionSpec,
-        ranges: Vec<KeyRange>,
+        works: Vec<Work>,
+        cancel: Cancel,
         kind: HandsKind,
     ) -> Result<Compacted> {
         let started_ns = self.clock.now_ns();
-        let cancel = Cancel::under(&self.closing);
-        let threads = ranges.len();
+        let threads = works.len();
         // Of about the same size each.
-        let part = |range| (0, self.part(spec, range, &cancel));
-        let parts = ranges.into_iter().map(part).collect();
-        let ended = self.run_together(kind, cancel, parts, threads, || Ok(()));
+        let works = works.into_iter().map(|work| (0, work)).collect();
+        let ended = self.run_together(kind, cancel, works, threads, || Ok(()));
         let (outputs, failed) = ended.into_parts();
         let threads_ns = outputs.iter().map(|output| output.duration_ns).collect();
         let duration_ns = self.clock.now_ns().saturating_sub(started_ns);
         let output = JobOutput::joined(outputs, duration_ns);
         let complete = match failed {
             Some(error) => Err(error),
+            // A job over the whole has looked itself.
+            None if threads == 1 => Ok(()),
             None => check_complete(spec, output.counts.records_in)
                 .map_err(|error| error.context_at(spec.describe())),
         };
@@ -164,10 +147,18 @@ impl DbInner {
         let first = self.file_numbers.allocate_many(count).0;
         spec.output.file_numbers = FileNumbers { first, count };
         spec.output.unique_seed = self.unique_seed();
-        let context = JobContext { cancel: cancel.clone(), ..self.job_context(&NoShards) };
-        let (executor, fault) = (Arc::clone(&self.executor), self.fault.clone());
+        let (work, fault) = (self.compaction_work(spec, cancel), self.fault.clone());
         Box::new(move || {
             fault.as_ref().map_or(Ok(()), |fault| fault("compaction.part"))?;
+            work()
+        })
+    }
+
+    /// A job for the executor.
+    fn compaction_work(&self, spec: CompactionSpec, cancel: &Cancel) -> Work {
+        let context = JobContext { cancel: cancel.clone(), ..self.job_context(&NoShards) };
+        let executor = Arc::clone(&self.executor);
+        Box::new(move || {
             let output = executor.compact(&spec, &context)?;
             executor::check_compaction(&output, &spec)?;
             Ok(output)

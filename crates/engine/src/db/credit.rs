@@ -1,0 +1,83 @@
+//! Bytes that may be written before anybody looks at a family's throttle again.
+//!
+//! Writers of a watched family are given some with each look; a delayed writer pays for a lot at
+//! once, and those behind it take from that. Invariant: what is taken was added before, and what
+//! several writers add at once is all there: writers that are delayed together must not lose what
+//! each has paid for. Thread-safe. Cost: one relaxed exchange for each write of a watched or
+//! delayed family.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A delayed writer pays for what may be written in this time at once.
+const LOT_NS: u64 = 250_000;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Credit(AtomicU64);
+
+impl Credit {
+    /// Takes `bytes`, if there are as many; else nothing.
+    #[inline]
+    pub(crate) fn take(&self, bytes: u64) -> bool {
+        let less = |credit: u64| credit.checked_sub(bytes);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    /// Adds what was paid for.
+    pub(crate) fn add(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// So much and no more from now on.
+    pub(crate) fn set(&self, bytes: u64) {
+        self.0.store(bytes, Ordering::Relaxed);
+    }
+}
+
+/// The bytes that a delayed write of `bytes` pays for, at `rate` bytes a second: with those that
+/// follow it, `most` at most if it is not larger itself.
+pub(crate) fn lot_of(bytes: u64, rate: u64, most: u64) -> u64 {
+    let lot = u128::from(rate) * u128::from(LOT_NS) / 1_000_000_000;
+    u64::try_from(lot).unwrap_or(u64::MAX).min(most).max(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_can_be_taken_and_nothing_else() {
+        let credit = Credit::default();
+        assert!(!credit.take(1));
+        credit.add(100);
+        assert!(credit.take(60));
+        assert!(!credit.take(60), "40 are left");
+        assert!(credit.take(40), "a refusal takes nothing");
+        credit.add(100);
+        credit.set(7);
+        assert!(!credit.take(8) && credit.take(7));
+    }
+
+    #[test]
+    fn what_writers_pay_for_at_once_is_all_there() {
+        const WRITERS: u64 = 8;
+        const ROUNDS: u64 = 1000;
+        let credit = Credit::default();
+        std::thread::scope(|scope| {
+            for _writer in 0..WRITERS {
+                scope.spawn(|| (0..ROUNDS).for_each(|_| credit.add(10)));
+            }
+        });
+        assert!(credit.take(WRITERS * ROUNDS * 10));
+        assert!(!credit.take(1));
+    }
+
+    #[test]
+    fn a_lot_is_a_quarter_of_a_millisecond_within_bounds() {
+        assert_eq!(lot_of(1000, 160_000_000, 1 << 20), 40_000);
+        assert_eq!(lot_of(1000, 160_000_000, 8192), 8192, "no more than is written unseen");
+        assert_eq!(lot_of(1000, 1_000_000, 8192), 1000, "slow writers pay for each write");
+        assert_eq!(lot_of(9000, 160_000_000, 8192), 9000);
+        assert_eq!(lot_of(0, u64::MAX, 8192), 8192);
+    }
+}

@@ -88,7 +88,7 @@ pub(super) struct ReproduceFlags {
     #[arg(long, default_value_t = 16, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(super) threads: u64,
-    /// Operations a second of the runs at a fixed load; default: 0.9 of what buckets reached
+    /// Operations a second of the runs at a fixed load; default: 0.9 of what buckets reached, of YCSB-SCAN what classic did
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) offered_load: Option<u64>,
     /// Bytes of a memtable; the base level has as much, a table a quarter; default: 4 MiB, with

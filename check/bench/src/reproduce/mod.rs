@@ -151,15 +151,14 @@ impl<'a> Runner<'a> {
     }
 
     /// Operations a second that the runs of `group` are offered: what `--offered_load` says, or a
-    /// share of what buckets reached.
+    /// share of what the workload's mode reached.
     fn offered(&self, group: &Group) -> Result<Option<u64>> {
-        if group.setting != Setting::Offered {
-            return Ok(None);
-        }
+        let sets_load = group.workload.sets_load().filter(|_| group.setting == Setting::Offered);
+        let Some(mode) = sets_load else { return Ok(None) };
         if let Some(ops_per_s) = self.flags.offered_load {
             return Ok(Some(ops_per_s));
         }
-        let case = (group.workload, Setting::Device, Mode::Buckets);
+        let case = (group.workload, Setting::Device, mode);
         let rates = self.runs.values(case, |figures| Some(figures.ops_per_s));
         let rate = median(&rates).ok_or_else(|| {
             Error::invalid(format!("no run of {} at full speed", group.workload.name()))
@@ -221,7 +220,7 @@ fn settings(flags: &ReproduceFlags, device: &DeviceSpec) -> String {
     let written = flags.num() * entry;
     let memtable = flags.memtable_bytes();
     let load = flags.offered_load.map_or_else(
-        || format!("{OFFERED_SHARE} of what buckets reached at full speed"),
+        || format!("{OFFERED_SHARE} of what buckets (YCSB-SCAN: classic) reached at full speed"),
         |ops| format!("{ops} operations a second"),
     );
     let ycsb = plan::load(flags, Workload::YcsbGet);

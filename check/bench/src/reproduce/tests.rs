@@ -157,6 +157,16 @@ fn the_fixed_load_follows_what_buckets_reached() {
 }
 
 #[test]
+fn scans_are_compared_at_what_classic_sustains_and_nine_of_ten_operations_write() {
+    let flags = reproduce_flags(&["--value_size=984", "--only=ycsbscan"]);
+    let offered = plan::groups(&flags).into_iter().find(|g| g.setting == Setting::Offered);
+    assert_eq!(offered.expect("scans have a fixed load").workload.sets_load(), Some(Mode::Classic));
+    let case = (Workload::YcsbScan, Setting::Offered, Mode::Buckets);
+    let words = plan::words(&flags, case, 0, Some(1000));
+    assert!(words.contains(&"--benchmark_write_rate_limit=900000".to_owned()), "{words:?}");
+}
+
+#[test]
 fn every_mode_of_a_group_runs_before_the_next_round() {
     let flags = reproduce_flags(&["--jobs=1,4", "--only=fillrandom,ycsbget"]);
     let groups = plan::groups(&flags);

@@ -55,7 +55,8 @@ pub struct DbOptions {
     /// Open for reading only: no log, no background work, no lock. Default false.
     pub read_only: bool,
     /// Flush and compaction threads. While memtables are being sealed one of them (if there are
-    /// two or more) is left for flushes. Default 2.
+    /// two or more) is left for flushes; a flush that finds all of them in compactions has a
+    /// thread of its own, so that writers never wait for a compaction to end. Default 2.
     pub max_background_jobs: usize,
     /// Threads that may share one compaction out of L0 (or one asked for by hand), each with a
     /// part of its keys (*subcompactions*), in addition to `max_background_jobs`. Buckets make them

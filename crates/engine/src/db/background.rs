@@ -4,6 +4,9 @@
 //! they take as running; jobs run without locks. In threads mode `max_background_jobs` workers
 //! loop; in manual mode a test calls [`Db::step_background`]. A failed job is counted and told, and
 //! nothing is picked until a pause (doubling, at most a second) is over.
+//!
+//! A running job is not interrupted, and a compaction may take as long as it likes (under a rate limit, minutes). Writers never wait for
+//! that: one worker more, the **spare** one, takes a flush when all others are in something else.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +20,7 @@ use crate::db::Db;
 use crate::db::compacting::CompactionTask;
 use crate::db::family::Family;
 use crate::db::flushing::FlushTask;
-use crate::db::inner::{DbInner, State};
+use crate::db::inner::{DbInner, RunningKind, State};
 use crate::db::memtable::Memtable;
 use crate::db::rebalancing::MapTask;
 use crate::file_meta::sst_name;
@@ -76,9 +79,10 @@ impl Workers {
         if inner.is_manual() || inner.options.read_only {
             return Ok(workers);
         }
-        for index in 0..inner.options.max_background_jobs {
+        let jobs = inner.options.max_background_jobs;
+        for index in 0..=jobs {
             let inner = Arc::clone(inner);
-            let body = Box::new(move || inner.work());
+            let body = Box::new(move || inner.work(index == jobs));
             workers.0.lock().push(SystemSpawn.spawn(&format!("archi-bg-{index}"), body)?);
         }
         Ok(workers)
@@ -152,8 +156,8 @@ impl DbInner {
         result.map(|()| true)
     }
 
-    /// A worker's life.
-    fn work(&self) {
+    /// A worker's life; of the spare one, or another.
+    fn work(&self, spare: bool) {
         loop {
             let task = {
                 let mut state = self.state.lock();
@@ -167,7 +171,12 @@ impl DbInner {
                     }
                     state = self.state.lock();
                 }
-                match self.next_task(&mut state) {
+                let next = if spare {
+                    self.next_spare_task(&mut state)
+                } else {
+                    self.next_task(&mut state)
+                };
+                match next {
                     Some(task) => task,
                     None => {
                         let pause = self.pause(&state);
@@ -209,15 +218,32 @@ impl DbInner {
         state.retry_at_ns = self.clock.now_ns() + pause;
     }
 
+    /// Whether anything may be picked now.
+    fn may_pick(&self, state: &State) -> bool {
+        // A log that is to be left cannot be synced, and no flush installs without that.
+        state.paused == 0
+            && !state.leave_log
+            && !self.options.read_only
+            && !self.health.is_read_only()
+            && !self.is_pausing(state)
+    }
+
+    /// What must not wait for a job to end, marked as taken: a flush when as many jobs run as may, and no flush is among them.
+    fn next_spare_task(&self, state: &mut State) -> Option<Task> {
+        let is_flush = |kind: &RunningKind| matches!(kind, RunningKind::Flush { .. });
+        let busy = state.running.len() >= self.options.max_background_jobs;
+        if !busy || state.running.iter().any(|job| is_flush(&job.kind)) || !self.may_pick(state) {
+            return None;
+        }
+        if let Some((cf, memtable)) = self.claim_to_ready(state) {
+            return Some(Task::Ready(cf, memtable));
+        }
+        self.next_flush(state).map(Task::Flush)
+    }
+
     /// The next thing to do, marked as taken.
     pub(crate) fn next_task(&self, state: &mut State) -> Option<Task> {
-        // A log that is to be left cannot be synced, and no flush installs without that.
-        if state.paused > 0
-            || state.leave_log
-            || self.options.read_only
-            || self.health.is_read_only()
-            || self.is_pausing(state)
-        {
+        if !self.may_pick(state) {
             return None;
         }
         if let Some((cf, memtable)) = self.claim_to_ready(state) {

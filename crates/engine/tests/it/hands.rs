@@ -2,15 +2,22 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use archipelago_base::ErrorKind;
 use archipelago_engine::db::Db;
 use archipelago_engine::extension::{CompactionFilter, FilterDecision};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions};
+use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use crate::support::{over, small_db, small_family};
+
+/// Compactions that nobody waits for run on threads of this name.
+const PATIENT: &str = "archi-compact";
 
 /// Keeps everything, and remembers the threads that it was asked on.
 #[derive(Default)]
@@ -22,32 +29,32 @@ impl CompactionFilter for Watch {
     }
 
     fn filter(&self, _: &[u8], _: &[u8], _: Option<u64>, _: u64) -> FilterDecision {
-        let thread = std::thread::current();
+        let thread = thread::current();
         self.0.lock().insert(thread.name().unwrap_or_default().to_owned());
         FilterDecision::Keep
     }
 }
 
-fn open(watch: &Arc<Watch>) -> Db {
+fn open(filter: Arc<dyn CompactionFilter>, max_background_jobs: usize) -> Db {
     let family = CfOptions {
         l0_compaction_trigger: 2,
         // Writers are never slowed down, so no compaction is urgent.
         l0_slowdown: 10_000,
         l0_stop: 20_000,
-        compaction_filter: Some("watch".to_owned()),
+        compaction_filter: Some(filter.name().to_owned()),
         ..small_family()
     };
-    let options = DbOptions { background: BackgroundMode::Threads, ..small_db() };
+    let background = BackgroundMode::Threads;
+    let options = DbOptions { background, max_background_jobs, ..small_db() };
     let mut components = over(&MemFs::new(), family);
-    components.registry.add_compaction_filter(Arc::clone(watch) as _);
+    components.registry.add_compaction_filter(filter);
     Db::open_with("/db", options, components).unwrap()
 }
 
 #[test]
 fn compactions_have_low_priority_unless_somebody_waits_for_them() {
-    const PATIENT: &str = "archi-compact";
     let watch = Arc::new(Watch::default());
-    let db = open(&watch);
+    let db = open(Arc::clone(&watch) as _, 2);
     let mut n = 0u32;
     while !watch.0.lock().contains(PATIENT) {
         n += 1;
@@ -60,4 +67,62 @@ fn compactions_have_low_priority_unless_somebody_waits_for_them() {
     let threads = watch.0.lock().clone();
     assert!(!threads.is_empty(), "everything was looked at");
     assert!(!threads.contains(PATIENT), "its caller waits: {threads:?}");
+}
+
+/// Keeps everything; while it is closed no compaction gets on.
+#[derive(Default)]
+struct Lock {
+    closed: AtomicBool,
+    holds_one: AtomicBool,
+}
+
+impl CompactionFilter for Lock {
+    fn name(&self) -> &str {
+        "lock"
+    }
+
+    fn filter(&self, _: &[u8], _: &[u8], _: Option<u64>, _: u64) -> FilterDecision {
+        while self.closed.load(Ordering::SeqCst) && thread::current().name() == Some(PATIENT) {
+            self.holds_one.store(true, Ordering::SeqCst);
+            thread::sleep(Duration::from_millis(1));
+        }
+        FilterDecision::Keep
+    }
+}
+
+/// Opens it at the end, however the test ends: a database is not closed before its compactions are.
+struct OpenAtLast<'a>(&'a Lock);
+
+impl Drop for OpenAtLast<'_> {
+    fn drop(&mut self) {
+        self.0.closed.store(false, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn writers_do_not_wait_for_compactions_that_take_all_jobs() {
+    for jobs in [1, 2] {
+        let lock = Arc::new(Lock::default());
+        let db = open(Arc::clone(&lock) as _, jobs);
+        lock.closed.store(true, Ordering::SeqCst);
+        let at_last = OpenAtLast(&lock);
+        let write = WriteOptions { no_slowdown: true, ..WriteOptions::default() };
+        let give_up = Instant::now() + Duration::from_secs(120);
+        let put = |n: u32| {
+            let key = format!("key{:05}", n % 5000);
+            while let Err(error) =
+                db.put_with(db.default_family(), key.as_bytes(), &[1; 100], &write)
+            {
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                assert!(Instant::now() < give_up, "with {jobs} jobs, write {n}: {error}");
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        (0..).take_while(|_| !lock.holds_one.load(Ordering::SeqCst)).for_each(put);
+        // As much as dozens of memtables, while no compaction ends.
+        (0..10_000).for_each(put);
+        assert!(lock.closed.load(Ordering::SeqCst));
+        drop(at_last);
+        db.wait_for_background().unwrap();
+    }
 }

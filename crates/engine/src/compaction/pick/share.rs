@@ -2,8 +2,8 @@
 //! families. Pure functions.
 //!
 //! Flushes come first at every free job, but a running job is not interrupted: with all jobs in
-//! long compactions (a classic L0 takes one job over all its keys) sealed memtables would pile up
-//! until writers stop. So while memtables are being sealed one job is left for flushes: 2 jobs
+//! long compactions (a classic L0 takes one job over all its keys) sealed memtables would need the spare
+//! worker (`db/background.rs`), one thread more than was asked for. So while memtables are being sealed one job is left for flushes: 2 jobs
 //! are one flush and one compaction, which is what RocksDB makes of 2, and 8 are 7 and one, to
 //! which flushes add whatever gets free next.
 //! Without writes all of them compact.

@@ -13,6 +13,7 @@
 
 pub mod cache;
 mod client;
+mod combining;
 pub mod coordinator;
 pub mod directory;
 pub mod format;

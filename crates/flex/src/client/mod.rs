@@ -7,6 +7,8 @@
 //! a pending slot, what was there before counts. **Writing.** Look; write the new record to all its copies; change the slot
 //! (`submit.rs`); if somebody else was faster, look again.
 //!
+//! Writes of one key by one node do not meet in the index: they wait for each other here, and sets are combined ([`crate::combining`]).
+//!
 //! What this node has cached shortens both (`cached.rs`): a read that finds the pair sends nothing, one that finds the address reads the record alone; a
 //! write that finds either need not look.
 //!
@@ -24,6 +26,7 @@ use std::task::Poll;
 
 use archipelago_base::{Error, Result};
 
+use crate::combining::Entered;
 use crate::format::{KeyHash, Record, Slot, key_hash};
 use crate::gates::Inside;
 use crate::node::records::Written;
@@ -239,14 +242,41 @@ impl Inner {
         when: If,
     ) -> Result<bool> {
         self.counts.add(Count::Writes);
-        let write = Write { key, hash: key_hash(key), value, when };
-        let written = self.write_until(&write).await;
+        let (write, until_ns) = (Write { key, hash: key_hash(key), value, when }, self.until_ns());
+        if self.table.rival.is_some() {
+            // As published: each for itself.
+            return self.write_until(&write, until_ns).await;
+        }
+        let sets = write.value.is_some() && when == If::Always;
+        let lead = match self.combining.enter(write.hash, sets.then_some(key)) {
+            Ok(lead) => lead,
+            Err(waiting) => match waiting.await {
+                Entered::Leads(lead) => {
+                    if !sets {
+                        // Sets come through together; a long line of others is not tried one by one.
+                        self.table.late(until_ns, "a write waited for others of its key")?;
+                    }
+                    lead
+                }
+                Entered::Combined(result) => {
+                    self.counts.add(Count::Combined);
+                    self.count(self.joined()?.geometry.partition(write.hash).0, false);
+                    return result;
+                }
+            },
+        };
+        let written = self.write_until(&write, until_ns).await;
+        lead.end(&written);
+        written
+    }
+
+    async fn write_until(self: &Arc<Self>, write: &Write<'_>, until_ns: u64) -> Result<bool> {
+        let written = self.write_in_turns(write, until_ns).await;
         // After an error its record may have been left behind.
         written.inspect_err(|_| self.want_sweep())
     }
 
-    async fn write_until(self: &Arc<Self>, write: &Write<'_>) -> Result<bool> {
-        let until_ns = self.until_ns();
+    async fn write_in_turns(self: &Arc<Self>, write: &Write<'_>, until_ns: u64) -> Result<bool> {
         let mut unsettled: Option<Unsettled> = None;
         let (mut stuck, mut tries) = (0_u32, 0_u32);
         loop {

@@ -16,13 +16,15 @@ pub(crate) enum Count {
     Retries,
     /// Searches and writes that other nodes sent here.
     Served,
+    /// Writes that were done by a later one of the same key and node.
+    Combined,
 }
 
-const NAMES: [&str; 4] = ["reads", "writes", "retries", "served"];
+const NAMES: [&str; 5] = ["reads", "writes", "retries", "served", "combined"];
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Counts(Counters<4>);
+pub(crate) struct Counts(Counters<5>);
 
 impl Counts {
     pub(crate) fn add(&self, count: Count) {

@@ -38,6 +38,7 @@ use archipelago_fabric::{ClientId, Handler, Node, NodeId, Reply, Request};
 use archipelago_pool::{Address, PoolClient, Reach};
 use parking_lot::{Mutex, RwLock};
 
+use crate::combining::Combining;
 use crate::format::{Geometry, KeyHash, packing};
 use crate::gates::Gates;
 use crate::ids::PartitionId;
@@ -97,6 +98,8 @@ pub(crate) struct Inner {
     taking: Gate,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) counts: Counts,
+    /// Writes of this node's clients, by key.
+    pub(crate) combining: Arc<Combining>,
     pub(crate) endpoints: Vec<String>,
     announcing: AtomicBool,
     pub(crate) frees: Arc<Frees>,
@@ -206,6 +209,7 @@ impl ComputeNode {
             taking: Gate::default(),
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
             counts: Counts::default(),
+            combining: Arc::default(),
             announcing: AtomicBool::new(false),
             frees: Arc::default(),
             wants_sweep: AtomicU32::new(0),

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use archipelago_base::ErrorKind;
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_engine::db::Db;
 use archipelago_engine::extension::{CompactionFilter, FilterDecision};
 use archipelago_engine::key::KeyRange;
@@ -84,7 +85,7 @@ impl CompactionFilter for Lock {
     fn filter(&self, _: &[u8], _: &[u8], _: Option<u64>, _: u64) -> FilterDecision {
         while self.closed.load(Ordering::SeqCst) && thread::current().name() == Some(PATIENT) {
             self.holds_one.store(true, Ordering::SeqCst);
-            thread::sleep(Duration::from_millis(1));
+            SystemClock::new().sleep(Duration::from_millis(1));
         }
         FilterDecision::Keep
     }
@@ -107,15 +108,16 @@ fn writers_do_not_wait_for_compactions_that_take_all_jobs() {
         lock.closed.store(true, Ordering::SeqCst);
         let at_last = OpenAtLast(&lock);
         let write = WriteOptions { no_slowdown: true, ..WriteOptions::default() };
-        let give_up = Instant::now() + Duration::from_secs(120);
+        let clock = SystemClock::new();
+        let give_up_ns = clock.now_ns() + 120_000_000_000;
         let put = |n: u32| {
             let key = format!("key{:05}", n % 5000);
             while let Err(error) =
                 db.put_with(db.default_family(), key.as_bytes(), &[1; 100], &write)
             {
                 assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-                assert!(Instant::now() < give_up, "with {jobs} jobs, write {n}: {error}");
-                thread::sleep(Duration::from_millis(1));
+                assert!(clock.now_ns() < give_up_ns, "with {jobs} jobs, write {n}: {error}");
+                clock.sleep(Duration::from_millis(1));
             }
         };
         (0..).take_while(|_| !lock.holds_one.load(Ordering::SeqCst)).for_each(put);

@@ -308,7 +308,7 @@ fn a_reproduction_runs_from_end_to_end() {
     let stalled = report["runs"].as_array().expect("runs").iter();
     assert!(stalled.clone().all(|run| run["figures"]["failed_jobs"] == 0));
     let offered = stalled.filter(|run| run["offered_ops_per_s"].is_u64());
-    assert_eq!(offered.count(), 4, "two workloads in two modes");
+    assert_eq!(offered.count(), 6, "three workloads in two modes");
     for plot in ["threads-busy-fillrandom", "l0-files-mixgraph1", "throughput-by-jobs"] {
         assert!(file(&format!("{plot}.svg")).trim_end().ends_with("</svg>"), "{plot}");
     }

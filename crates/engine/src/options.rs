@@ -56,7 +56,7 @@ pub struct DbOptions {
     pub read_only: bool,
     /// Flush and compaction threads. While memtables are being sealed one of them (if there are
     /// two or more) is left for flushes; a flush that finds all of them in compactions has a
-    /// thread of its own, so that writers never wait for a compaction to end. Default 2.
+    /// thread of its own, so that no memtable waits for a compaction to end. Default 2.
     pub max_background_jobs: usize,
     /// Threads that may share one compaction out of L0 (or one asked for by hand), each with a
     /// part of its keys (*subcompactions*), in addition to `max_background_jobs`. Buckets make them

@@ -1,6 +1,6 @@
 //! Writes of one key by one node: one at a time, and those that only set it together.
 //!
-//! Of writes of a key that meet, the index takes one; the others have written a record in vain and come again (the paper, §4.3, leaves
+//! Of writes of a key that meet, the index takes one; the others have written a record in vain and come again (the paper, §4.5, leaves
 //! that to the client library). Those of one node can meet before any of them has sent anything:
 //!
 //! 1. One write of a key is under way, its **leader's**. Others wait in line.

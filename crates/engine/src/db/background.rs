@@ -5,7 +5,7 @@
 //! loop; in manual mode a test calls [`Db::step_background`]. A failed job is counted and told, and
 //! nothing is picked until a pause (doubling, at most a second) is over.
 //!
-//! A running job is not interrupted, and a compaction may take as long as it likes (under a rate limit, minutes). Writers never wait for
+//! A running job is not interrupted, and a compaction may take as long as it likes (under a rate limit, minutes). No memtable waits for
 //! that: one worker more, the **spare** one, takes a flush when all others are in something else.
 
 use std::sync::Arc;

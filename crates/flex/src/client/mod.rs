@@ -259,8 +259,12 @@ impl Inner {
                     lead
                 }
                 Entered::Combined(result) => {
-                    self.counts.add(Count::Combined);
-                    self.count(self.joined()?.geometry.partition(write.hash).0, false);
+                    if result.is_ok() {
+                        self.counts.add(Count::Combined);
+                        if let Ok(joined) = self.joined() {
+                            self.count(joined.geometry.partition(write.hash).0, false);
+                        }
+                    }
                     return result;
                 }
             },

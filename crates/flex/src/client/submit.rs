@@ -12,7 +12,7 @@ use crate::ids::PartitionId;
 use crate::node::peers::{Asked, Peer};
 use crate::node::records::Written;
 use crate::node::{Inner, PAUSE};
-use crate::onesided::{Change, Put};
+use crate::onesided::{Change, Put, Unfinished};
 use crate::table::FromCopy;
 use crate::wire::{Assigned, Message, Place, Why, WriteKind};
 
@@ -76,8 +76,12 @@ impl Inner {
         if !entry.offloaded && kind == WriteKind::Update {
             let slot = self.table.slot(entry.shape, index);
             let change = Change { slot, old: expect, new: record.slot, end: record.slot };
-            let _held = (self.frees.hold(expect), self.frees.hold(record.slot));
-            return Ok(match self.table.put(change, looked.valid_ns, until_ns).await? {
+            let held = vec![self.frees.hold(expect), self.frees.hold(record.slot)];
+            let put = self.table.put(change, looked.valid_ns, until_ns).await;
+            if put.is_err() {
+                self.finish_later(Unfinished { entry, change, structure: None }, held);
+            }
+            return Ok(match put? {
                 Put::Done => {
                     self.free_later(expect);
                     let source = Source { seen_ns, ..Source::default() };

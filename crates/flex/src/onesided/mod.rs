@@ -15,9 +15,11 @@
 //! which nothing late takes place, and the slot's first copy tells how far it is: still pending (go on), final (done), the old word (a
 //! new first copy never had the swap: begin again), another one (superseded if somebody cleared the new record's valid bit, lost
 //! if not). Copies are equal when an epoch of the block begins. A writer that dies leaves a pending slot: once it is evicted, the
-//! partition's node takes it forward ([`Table::settled`]).
+//! partition's node takes it forward ([`Table::settled`]). One that has no time left goes on behind its caller's back (`later.rs`).
 //!
 //! Cost: three round trips behind the record's, one swap. The paper (§4.5) leaves this path to FUSEE, which swaps every copy.
+
+mod later;
 
 use std::sync::Arc;
 
@@ -28,6 +30,8 @@ use archipelago_pool::{Address, OpenBlock};
 use crate::format::{INVALID_WORD, Slot};
 use crate::rivals::Rival;
 use crate::table::{Range, Table};
+
+pub(crate) use later::Unfinished;
 
 /// A change of one slot.
 #[derive(Clone, Copy, Debug)]
@@ -61,14 +65,32 @@ enum Step {
 
 impl Table {
     /// Changes a slot. `valid_ns`: until when what it was seen to hold names the same record; no swap is begun later.
+    /// After an error the slot may be pending: [`Inner::finish_later`](crate::node::Inner::finish_later).
     pub(crate) async fn put(&self, change: Change, valid_ns: u64, until_ns: u64) -> Result<Put> {
         match self.rival {
-            Some(Rival::Base) => return self.put_on_one(change, until_ns).await,
-            Some(Rival::Fusee) => return self.put_on_all(change, until_ns).await,
-            _ => {}
+            Some(Rival::Base) => self.put_on_one(change, until_ns).await,
+            Some(Rival::Fusee) => self.put_on_all(change, until_ns).await,
+            _ => self.put_from(Step::Swap, change, valid_ns, until_ns).await,
         }
+    }
+
+    /// Goes on with a change that ended with an error; one that did not get as far as its swap is lost.
+    pub(crate) async fn take_forward(&self, change: Change, until_ns: u64) -> Result<Put> {
+        if Slot(self.word(change.slot, until_ns).await?) == change.new.to_pending() {
+            // It may have failed at this.
+            self.invalidate(change.old, until_ns).await?;
+        }
+        self.put_from(Step::Look, change, 0, until_ns).await
+    }
+
+    async fn put_from(
+        &self,
+        mut step: Step,
+        change: Change,
+        valid_ns: u64,
+        until_ns: u64,
+    ) -> Result<Put> {
         let pending = change.new.to_pending();
-        let mut step = Step::Swap;
         loop {
             let open = self.open_writable(change.slot).await?;
             if matches!(step, Step::Swap) && self.now_ns() >= valid_ns {
@@ -125,8 +147,9 @@ impl Table {
         let swapping = copy.link.post(batch);
         copy.link.flush();
         // Harmless if the swap fails: then the old record is superseded already.
-        self.invalidate(change.old, until_ns).await?;
+        let invalidated = self.invalidate(change.old, until_ns).await;
         let batch = swapping.await;
+        invalidated?;
         Ok(match (batch.refusal(), batch.word(word)) {
             (None, Some(was)) => Ok(Slot(was)),
             (Some((_, refusal)), _) => Err(refusal),

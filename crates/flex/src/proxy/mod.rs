@@ -41,7 +41,7 @@ use crate::format::{Bucket, Candidates, KeyHash, Slot, SlotIndex};
 use crate::ids::PartitionId;
 use crate::lease::Stamp;
 use crate::node::Inner;
-use crate::onesided::{Change, Put};
+use crate::onesided::{Change, Put, Unfinished};
 use crate::rivals::Rival;
 use crate::table::FromCopy;
 use crate::wire::{Message, Place, ReadCount, Why, WriteKind};
@@ -326,8 +326,13 @@ impl Inner {
             }
         };
         let change = Change { slot: self.table.slot(shape, index), old, new: wanted.new, end };
-        let _held = self.frees.hold(old);
-        match self.table.put(change, wanted.valid_ns, until_ns).await? {
+        let held = vec![self.frees.hold(old), self.frees.hold(wanted.new)];
+        let put = self.table.put(change, wanted.valid_ns, until_ns).await;
+        if put.is_err() {
+            let (entry, structure) = (served.assigned, Some((Arc::clone(served), index)));
+            self.finish_later(Unfinished { entry, change, structure }, held);
+        }
+        match put? {
             Put::Lost(_) | Put::Superseded => Ok(Err(Why::Resolve)),
             Put::Done => {
                 self.free_later(old);

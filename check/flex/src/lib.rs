@@ -26,11 +26,12 @@ pub fn replay_command(
 ) -> String {
     let flag = |left_out, flag| if left_out { flag } else { "" };
     format!(
-        "cargo run -p archipelago-flex-check -- --from {seed} --seeds 1 --trace{}{}{}{}{}",
+        "cargo run -p archipelago-flex-check -- --from {seed} --seeds 1 --trace{}{}{}{}{}{}",
         archipelago_pool_check::words_of(sabotage),
         flag(flex.no_lease, " --no-lease"),
         flag(flex.early_commit, " --early-commit"),
         flag(flex.no_repair, " --no-repair"),
-        flag(flex.no_invalidation, " --no-invalidation")
+        flag(flex.no_invalidation, " --no-invalidation"),
+        flag(flex.no_clearing, " --no-clearing")
     )
 }

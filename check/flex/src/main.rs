@@ -12,13 +12,13 @@ const USAGE: &str = "\
   --trace  prints what happened in each run
   --no-fencing, --no-fill, --no-eviction
            leave a step of the pool's protocol out
-  --no-lease, --early-commit, --no-repair, --no-invalidation
+  --no-lease, --early-commit, --no-repair, --no-invalidation, --no-clearing
            leave a step of the store's out: the check must notice";
 
 fn usage() -> String {
     format!(
         "usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace] {POOL_FLAGS} \
-         [--no-lease] [--early-commit] [--no-repair] [--no-invalidation]\n{USAGE}"
+         [--no-lease] [--early-commit] [--no-repair] [--no-invalidation] [--no-clearing]\n{USAGE}"
     )
 }
 
@@ -30,6 +30,7 @@ fn main() -> ExitCode {
             "--early-commit" => flex.early_commit = true,
             "--no-repair" => flex.no_repair = true,
             "--no-invalidation" => flex.no_invalidation = true,
+            "--no-clearing" => flex.no_clearing = true,
             _ => return false,
         }
         true

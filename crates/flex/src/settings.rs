@@ -19,6 +19,8 @@ pub struct Sabotage {
     pub no_repair: bool,
     /// A write commits without a word to those who cache the old value.
     pub no_invalidation: bool,
+    /// A proxy leaves the old record its valid bit, whoever was told its address.
+    pub no_clearing: bool,
 }
 
 /// What a compute node may cache.

@@ -88,6 +88,12 @@ fn a_write_that_commits_without_a_word_to_those_who_cache_the_old_value_is_notic
 }
 
 #[test]
+fn a_proxy_that_leaves_a_record_valid_whose_address_it_told_is_noticed() {
+    let deaf = Sabotage { no_clearing: true, ..Sabotage::default() };
+    assert!(noticed(0..200, Default::default(), deaf));
+}
+
+#[test]
 fn a_write_that_commits_before_the_other_copies_have_it_is_noticed() {
     let early = Sabotage { early_commit: true, ..Sabotage::default() };
     assert!(noticed(0..60, Default::default(), early));

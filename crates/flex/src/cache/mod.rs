@@ -1,7 +1,7 @@
 //! A compute node's memory: the local cache, and the account that it shares with the local index.
 //!
-//! The cache has for a key either its **address** (the slot's word and where the slot is) or the whole **pair** with it, never both. Entries leave
-//! first in, first out, whatever their kind. What the index of offloaded partitions takes is charged to the same limit and makes the
+//! The cache has for a key either its **address** (the slot's word and where the slot is) or the whole **pair** with it, or, for writes alone, where its
+//! **slot** is. Entries leave first in, first out, whatever their kind. What the index of offloaded partitions takes is charged to the same limit and makes the
 //! cache smaller at once.
 //!
 //! **The account**, to the byte: [`LocalCache::used_bytes`] =
@@ -64,6 +64,8 @@ pub struct Place {
 /// What is cached of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cached<'a> {
+    /// Where its slot is: nobody sees to it that the word is not believed when it is old, so it is not to be read by.
+    Slot,
     /// Its place only.
     Address,
     /// Its value too.
@@ -73,6 +75,24 @@ pub enum Cached<'a> {
         /// Unix ms; 0: never.
         expires_ms: u64,
     },
+}
+
+impl Cached<'_> {
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Self::Slot => Kind::Slot,
+            Self::Address => Kind::Address,
+            Self::Pair { .. } => Kind::Pair,
+        }
+    }
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Slot,
+    Address,
+    Pair,
 }
 
 /// A key was found.
@@ -217,8 +237,12 @@ impl LocalCache {
         self.find(hash, key).map(|at| {
             let entry = self.nodes.entry(at);
             let value = &entry.data[usize::from(entry.key_bytes)..];
-            let pair = Cached::Pair { value, expires_ms: entry.expires_ms };
-            Hit { place: entry.place, cached: if entry.is_pair { pair } else { Cached::Address } }
+            let cached = match entry.kind {
+                Kind::Slot => Cached::Slot,
+                Kind::Address => Cached::Address,
+                Kind::Pair => Cached::Pair { value, expires_ms: entry.expires_ms },
+            };
+            Hit { place: entry.place, cached }
         })
     }
 
@@ -244,8 +268,9 @@ impl LocalCache {
         if let Some(at) = self.nodes.find(fetch.hash) {
             self.remove(at);
         }
+        let kind = cached.kind();
         let (value, expires_ms) = match cached {
-            Cached::Address => (&[][..], 0),
+            Cached::Slot | Cached::Address => (&[][..], 0),
             Cached::Pair { value, expires_ms } => (value, expires_ms),
         };
         let piece = piece_bytes(key.len() + value.len());
@@ -260,21 +285,20 @@ impl LocalCache {
         let mut data = Vec::with_capacity(key.len() + value.len());
         data.extend_from_slice(key);
         data.extend_from_slice(value);
-        let is_pair = matches!(cached, Cached::Pair { .. });
         self.data_bytes += piece;
-        self.counters.pairs += u64::from(is_pair);
+        self.counters.pairs += u64::from(kind == Kind::Pair);
         self.nodes.push(Entry {
             hash: fetch.hash,
             place,
             data: data.into_boxed_slice(),
             expires_ms,
             key_bytes: key.len() as u16,
-            is_pair,
+            kind,
         });
         Finished::Cached
     }
 
-    /// The owner confirmed the slot: sets the place of what is cached of the key, if its word is the same. Keeps its turn
+    /// The record at an address was the newest: sets the place of what is cached of the key, if its word is the same. Keeps its turn
     /// to be evicted.
     pub fn renew(&mut self, hash: KeyHash, key: &[u8], place: Place) -> bool {
         match self.find(hash, key) {
@@ -360,7 +384,7 @@ impl LocalCache {
     fn remove(&mut self, at: u32) {
         let entry = self.nodes.remove(at);
         self.data_bytes -= piece_bytes(entry.data.len());
-        self.counters.pairs -= u64::from(entry.is_pair);
+        self.counters.pairs -= u64::from(entry.kind == Kind::Pair);
     }
 
     /// Evicts until `bytes` more fit the limit.

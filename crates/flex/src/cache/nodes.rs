@@ -13,7 +13,7 @@
 //!
 //! Cost: a lookup touches some 2 to 3 nodes and allocates nothing; push and remove are O(1) expected. Thread-safety: by `&mut`.
 
-use super::Place;
+use super::{Kind, Place};
 
 /// Nodes of a chunk.
 pub(super) const CHUNK: usize = 32;
@@ -38,7 +38,7 @@ pub(super) struct Entry {
     pub(super) data: Box<[u8]>,
     pub(super) expires_ms: u64,
     pub(super) key_bytes: u16,
-    pub(super) is_pair: bool,
+    pub(super) kind: Kind,
 }
 
 #[derive(Debug)]

@@ -8,6 +8,7 @@ use super::Value;
 use super::cached::Source;
 use crate::format::{Candidates, Decoded, KeyHash, Record, RecordRefused, Slot, SlotIndex};
 use crate::node::Inner;
+use crate::node::caching::Keep;
 use crate::rivals::Rival;
 use crate::table::{FromCopy, Range};
 use crate::wire::{Assigned, Candidate, Grant, Message, Place};
@@ -122,8 +123,9 @@ impl Inner {
                 // Nobody keeps what is superseded already, or was read while this node was no member.
                 if valid && self.table.holds_lease() {
                     let place = source.place(entry, SlotIndex(candidate.index), slot);
-                    let pair = candidate.cache.then_some((&value[..], expires_ms));
-                    self.caching.finish_fetch(fetch, (hash, key), place, pair);
+                    let pair = candidate.cache.then_some(Keep::Pair(&value, expires_ms));
+                    let keep = pair.unwrap_or(Keep::Address);
+                    self.caching.finish_fetch(fetch, (hash, key), place, keep);
                 }
                 return Ok(Some(Some(Value { bytes: value, expires_ms, version: slot })));
             }

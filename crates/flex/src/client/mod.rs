@@ -29,6 +29,7 @@ use archipelago_base::{Error, Result};
 use crate::combining::Entered;
 use crate::format::{KeyHash, Record, Slot, key_hash};
 use crate::gates::Inside;
+use crate::node::caching::Keep;
 use crate::node::records::Written;
 use crate::node::{ComputeNode, Count, Inner};
 use crate::table::FromCopy;
@@ -374,8 +375,13 @@ impl Inner {
         match &submitted {
             Ok(Submitted::Done(done)) if write.value.is_some() && self.table.holds_lease() => {
                 let place = done.source.place(entry, done.index, record.slot);
-                let pair = write.value.filter(|_| done.cache);
-                self.caching.finish_fetch(fetch, (write.hash, write.key), place, pair);
+                let keep = match write.value {
+                    Some((value, expires_ms)) if done.cache => Keep::Pair(value, expires_ms),
+                    // The proxy takes the address for one that nobody was told.
+                    _ if entry.offloaded && self.table.rival.is_none() => Keep::Slot,
+                    _ => Keep::Address,
+                };
+                self.caching.finish_fetch(fetch, (write.hash, write.key), place, keep);
             }
             Ok(Submitted::Not | Submitted::Stale | Submitted::Full | Submitted::Superseded) => {
                 self.free_unpublished(record);

@@ -235,12 +235,20 @@ impl Inner {
                     Err(unknown("the partition's node died"))
                 };
             }
+            if open.kind == WriteKind::Update && there == Some(open.expect) {
+                // A word comes back only when the record was freed and used again, an address lease later.
+                return Ok(None);
+            }
             let mine = open.record.slot;
             let pending = looked.pending.is_some_and(|place| Slot(place.word) == mine.to_pending());
             if there == Some(mine) || pending {
                 return Ok(Some(true));
             }
             let superseded = self.table.was_superseded(mine, until_ns).await?;
+            if !superseded && open.kind == WriteKind::Update && open.entry.offloaded {
+                // Its proxy may have let another write follow without clearing a bit that nobody read by.
+                return Err(unknown("the partition's node died"));
+            }
             return Ok(superseded.then_some(true));
         }
     }

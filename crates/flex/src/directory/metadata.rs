@@ -9,8 +9,13 @@
 //! **Counters**: 16 bits each. When one would overflow, both are shifted right by 2, which keeps their ratio. A value is worth
 //! caching while writes/reads < 0.25; a key that was never read is not.
 //!
+//! **Told**: one bit beside the entries, whether somebody was given the slot's word to read by ([decision 0021]): who supersedes it then has to see to
+//! it that cached addresses are not believed any more.
+//!
 //! Invariants: 1. a node that was marked is found by [`Sharers::among`] until the list is taken or reset. 2. Counters never wrap. 3. The table takes
-//! [`MetadataTable::bytes`], no more. Cost: O(1). Thread-safety: by `&mut`. Paper: §4.4; the coarse vector is ours.
+//! [`MetadataTable::bytes`], no more. Cost: O(1). Thread-safety: by `&mut`. Paper: §4.4; the coarse vector and the bit are ours.
+//!
+//! [decision 0021]: ../../../../docs/decisions/0021-flex-clears-what-was-told.md
 
 use crate::format::SlotIndex;
 use crate::ids::ComputeId;
@@ -115,19 +120,22 @@ impl Metadata {
 #[derive(Clone, Debug, Default)]
 pub struct MetadataTable {
     entries: Box<[Metadata]>,
+    /// A bit for each slot.
+    told: Box<[u64]>,
 }
 
 impl MetadataTable {
     /// Knows nothing of `slots` slots.
     #[must_use]
     pub fn new(slots: usize) -> Self {
-        Self { entries: vec![Metadata::default(); slots].into_boxed_slice() }
+        let entries = vec![Metadata::default(); slots].into_boxed_slice();
+        Self { entries, told: vec![0; slots.div_ceil(64)].into_boxed_slice() }
     }
 
     /// Bytes that a table of so many slots takes, to be charged before it is made.
     #[must_use]
     pub fn bytes_for(slots: usize) -> u64 {
-        (size_of::<Self>() + slots * METADATA_BYTES) as u64
+        (size_of::<Self>() + slots * METADATA_BYTES + slots.div_ceil(64) * size_of::<u64>()) as u64
     }
 
     /// Bytes that it takes.
@@ -140,6 +148,21 @@ impl MetadataTable {
     #[must_use]
     pub fn get(&self, slot: SlotIndex) -> Option<&Metadata> {
         self.entries.get(slot.0 as usize)
+    }
+
+    /// Whether somebody was given the slot's word to read by.
+    #[must_use]
+    pub fn was_told(&self, slot: SlotIndex) -> bool {
+        let bits = self.told.get(slot.0 as usize / 64).copied().unwrap_or(0);
+        bits >> (slot.0 % 64) & 1 == 1
+    }
+
+    /// Says so.
+    pub fn set_told(&mut self, slot: SlotIndex, told: bool) {
+        if let Some(bits) = self.told.get_mut(slot.0 as usize / 64) {
+            let bit = 1 << (slot.0 % 64);
+            *bits = if told { *bits | bit } else { *bits & !bit };
+        }
     }
 
     /// The entry of a slot, to be changed.
@@ -158,8 +181,18 @@ mod tests {
     fn an_entry_takes_eight_bytes_and_a_table_what_it_says() {
         assert_eq!(METADATA_BYTES, 8);
         let table = MetadataTable::new(1000);
-        assert_eq!(table.bytes(), 8_016);
+        assert_eq!(table.bytes(), 32 + 8_000 + 128);
         assert!(table.get(SlotIndex(999)).is_some() && table.get(SlotIndex(1000)).is_none());
+    }
+
+    #[test]
+    fn what_was_told_is_of_one_slot() {
+        let mut table = MetadataTable::new(130);
+        table.set_told(SlotIndex(129), true);
+        table.set_told(SlotIndex(64), true);
+        table.set_told(SlotIndex(64), false);
+        let told: Vec<u32> = (0..130).filter(|at| table.was_told(SlotIndex(*at))).collect();
+        assert_eq!(told, [129]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod metadata;
 use crate::format::BUCKET_SLOTS;
 
 /// Bytes of an offloaded partition beside its slots and their metadata.
-pub(crate) const PARTITION_BYTES: u64 = 256;
+pub(crate) const PARTITION_BYTES: u64 = 272;
 
 /// Bytes of a compute node's memory limit that a partition of 2^`log2_buckets` buckets takes while the node is its proxy.
 #[must_use]

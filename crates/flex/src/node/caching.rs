@@ -24,7 +24,7 @@ use archipelago_base::{Error, Result};
 use archipelago_pool::ClientId;
 use parking_lot::Mutex;
 
-use crate::cache::{Cached, FIXED_BYTES, Fetch, Finished, Hit, LocalCache, Place, Short};
+use crate::cache::{Cached, FIXED_BYTES, Fetch, Finished, Hit, Kind, LocalCache, Place, Short};
 use crate::format::{KeyHash, Slot};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::{Adopted, Granted, Holder, Terms};
@@ -138,6 +138,16 @@ pub(crate) enum Lookup {
     Nothing { reads: u32 },
 }
 
+/// What is to be cached of what a request brought.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Keep<'a> {
+    /// The value and its expiry, if they fit; the address otherwise.
+    Pair(&'a [u8], u64),
+    Address,
+    /// Where the slot is, for writes.
+    Slot,
+}
+
 /// A pair that may be served. `due`: reads that are to be told now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
@@ -249,9 +259,11 @@ impl Caching {
         }
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let Some((place, is_pair)) = self.servable(state, hash, key, asker) else {
+        let servable = self.servable(state, hash, key, asker);
+        let Some((place, kind)) = servable.filter(|(_, kind)| *kind != Kind::Slot) else {
             return nothing(state.reads.take(hash));
         };
+        let is_pair = kind == Kind::Pair;
         if self.mode == CacheMode::Pairs && place.owner.is_some() {
             let told = state.reads.add(hash, place.partition, place.slot, asker.now_ns);
             match told {
@@ -310,7 +322,7 @@ impl Caching {
         let (place, _) = self.servable(&mut state, hash, key, asker)?;
         let expires_ms = match state.cache.get(hash, key)?.cached {
             Cached::Pair { expires_ms, .. } => Some(expires_ms),
-            Cached::Address => None,
+            Cached::Address | Cached::Slot => None,
         };
         Some((place, expires_ms))
     }
@@ -321,11 +333,12 @@ impl Caching {
         hash: KeyHash,
         key: &[u8],
         asker: &Asker,
-    ) -> Option<(Place, bool)> {
+    ) -> Option<(Place, Kind)> {
         let Hit { place, cached } = state.cache.get(hash, key)?;
-        let is_pair = cached != Cached::Address;
+        let kind = cached.kind();
+        let is_pair = kind == Kind::Pair;
         let serves = may_serve(&mut state.held, &place, asker, is_pair, self.address_use_ns);
-        serves.then_some((place, is_pair))
+        serves.then_some((place, kind))
     }
 
     /// Reads of the key that a request takes along.
@@ -338,21 +351,29 @@ impl Caching {
         (self.mode != CacheMode::Off).then(|| self.state.lock().cache.begin_fetch(hash))
     }
 
-    /// Caches what came of it: the pair if there is one and it fits, the address otherwise.
+    /// Caches what came of it.
     pub(crate) fn finish_fetch(
         &self,
         fetch: Option<Fetch>,
         (hash, key): (KeyHash, &[u8]),
         place: Place,
-        pair: Option<(&[u8], u64)>,
+        keep: Keep<'_>,
     ) {
         let Some(fetch) = fetch else { return };
         let mut state = self.state.lock();
-        let Some((value, expires_ms)) = pair.filter(|_| self.mode == CacheMode::Pairs) else {
-            state.cache.finish_fetch(fetch, key, place, Cached::Address);
-            return;
+        let pair = match keep {
+            Keep::Pair(value, expires_ms) if self.mode == CacheMode::Pairs => {
+                Cached::Pair { value, expires_ms }
+            }
+            Keep::Slot => {
+                state.cache.finish_fetch(fetch, key, place, Cached::Slot);
+                return;
+            }
+            Keep::Pair(..) | Keep::Address => {
+                state.cache.finish_fetch(fetch, key, place, Cached::Address);
+                return;
+            }
         };
-        let pair = Cached::Pair { value, expires_ms };
         if state.cache.finish_fetch(fetch, key, place, pair) == Finished::TooLarge {
             // It was not invalidated until now, and nobody else is here.
             let fetch = state.cache.begin_fetch(hash);
@@ -499,7 +520,8 @@ mod tests {
     fn put(caching: &Caching, owner: Option<u32>, pair: Option<&[u8]>) {
         let hash = key_hash(KEY);
         let fetch = caching.begin_fetch(hash);
-        caching.finish_fetch(fetch, (hash, KEY), place(owner), pair.map(|value| (value, 0)));
+        let keep = pair.map_or(Keep::Address, |value| Keep::Pair(value, 0));
+        caching.finish_fetch(fetch, (hash, KEY), place(owner), keep);
     }
 
     fn read(caching: &Caching, asker: &Asker) -> &'static str {
@@ -562,7 +584,7 @@ mod tests {
         let fetch = caching.begin_fetch(key_hash(KEY));
         caching.paused(&[PartitionId(2), PartitionId(3)]);
         assert_eq!(read(&caching, &asker(1, true, 0)), "nothing");
-        caching.finish_fetch(fetch, (key_hash(KEY), KEY), place(Some(1)), Some((b"coral", 0)));
+        caching.finish_fetch(fetch, (key_hash(KEY), KEY), place(Some(1)), Keep::Pair(b"coral", 0));
         assert_eq!(read(&caching, &asker(1, true, 0)), "nothing", "it was asked for before");
     }
 

@@ -8,9 +8,10 @@
 //! A write of a proxied partition, which has its slot to itself (others fail at once), in this order:
 //!
 //! 1. The new record is on all its copies (its writer sees to that), then the new word on all copies of the index.
-//! 2. The old record loses its valid bit on all copies.
+//! 2. The old record loses its valid bit on all copies, if somebody was told its address and may cache it ([decision 0021]: most records of keys that are
+//!    written a lot are superseded before anybody asks for them).
 //! 3. Everybody who may have cached the old pair acknowledges that it is gone, or its lease has run out (`sharers.rs`).
-//! 4. The word is swapped here: the commit point. 5. The answer.
+//! 4. The word is swapped here: the commit point. If somebody was told the old address since 2 was left out, 2 comes first. 5. The answer.
 //!
 //! What is searched for is answered from the slots here, at the moment of the answer; "cache it" is not answered for a slot that is being
 //! written. **Why a reader never sees anything out of turn.** Before 4 nobody reads the new value: the slots here name the old record, and
@@ -24,7 +25,10 @@
 //! Invariants: 1. nothing is answered without the pool's lease: who was taken for dead serves nothing; 2. a slot here differs from the
 //! pool's copies only while its write is under way; 3. a slot that was deleted is used again when a lease has passed by this node's clock,
 //! and a lease after this node took the partition; so a write may act on a position that was confirmed less than a lease ago, whatever word is
-//! there by now ([`SlotLease`](crate::lease::SlotLease)). Paper: §4.3.1, §4.4, §4.5.
+//! there by now ([`SlotLease`](crate::lease::SlotLease)); 4. a record that is superseded without losing its valid bit has an address that nobody but writers
+//! knows. Paper: §4.3.1, §4.4, §4.5; what was told is ours.
+//!
+//! [decision 0021]: ../../../../docs/decisions/0021-flex-clears-what-was-told.md
 
 mod served;
 mod sharers;
@@ -264,29 +268,55 @@ impl Inner {
             _ => wanted.new,
         };
         let address = self.table.slot(served.assigned.shape, index);
-        // The copies may be ahead of the slot here from now on, which sweeps and the next writer go by: it ends, or this node does, or the
-        // partition is taken anew and the copies decide.
-        while let Err(error) = self.prepare_commit((address, end), old).await {
+        let told = wanted.kind != WriteKind::Update || served.was_told(index);
+        let skips = self.settings.sabotage.no_clearing;
+        let mut clears = !skips && (told || self.table.rival.is_some());
+        self.prepare_commit(served, (address, end), Some(old).filter(|_| clears)).await?;
+        self.tell_sharers(served.take_sharers(index), wanted.hash).await?;
+        let (grant, sharer) = self.lease_to(wanted.from, wanted.came_us);
+        let written = (index, old, end);
+        let cache = loop {
+            let counts = (clears || skips, wanted.reads);
+            match served.commit(written, wanted.kind, counts, sharer) {
+                Some(cache) => break cache,
+                None => {
+                    clears = true;
+                    self.prepare_commit(served, (address, end), Some(old)).await?;
+                }
+            }
+        };
+        self.free_later(old);
+        Ok(Ok(Message::Written { place: Place { index: index.0, word: old.0 }, cache, grant }))
+    }
+
+    /// The new word on all copies; then the old record without its valid bit, if it is to lose it. The copies may be ahead of the slot here from now
+    /// on, which sweeps and the next writer go by: it ends, or this node does, or the partition is taken anew and the copies decide.
+    async fn prepare_commit(
+        &self,
+        served: &Served,
+        new: (Address, Slot),
+        old: Option<Slot>,
+    ) -> Result<()> {
+        while let Err(error) = self.write_copies(new, old).await {
             if self.pool.is_evicted() || served.gate.is_closed(Served::DOOR) {
                 return Err(error);
             }
             tracing::debug!(%error, "a write of the index goes on");
             self.pause().await;
         }
-        self.tell_sharers(served.take_sharers(index), wanted.hash).await?;
-        let (grant, sharer) = self.lease_to(wanted.from, wanted.came_us);
-        let cache = served.commit((index, old, end), wanted.kind, wanted.reads, sharer);
-        self.free_later(old);
-        Ok(Ok(Message::Written { place: Place { index: index.0, word: old.0 }, cache, grant }))
+        Ok(())
     }
 
-    /// The new word on all copies; then the old record without its valid bit. May be done again.
-    async fn prepare_commit(&self, (slot, end): (Address, Slot), old: Slot) -> Result<()> {
+    /// May be done again.
+    async fn write_copies(&self, (slot, end): (Address, Slot), old: Option<Slot>) -> Result<()> {
         // A metadata server keeps its index to itself.
         if self.table.rival != Some(Rival::Clover) {
             self.table.write(&[(slot, &end.0.to_le_bytes())], u64::MAX).await?;
         }
-        self.table.invalidate(old, u64::MAX).await
+        match old {
+            Some(old) => self.table.invalidate(old, u64::MAX).await,
+            None => Ok(()),
+        }
     }
 
     /// Whether a slot that holds `old` is the one that the client found its key in.

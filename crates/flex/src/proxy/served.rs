@@ -2,7 +2,8 @@
 //! the moment.
 //!
 //! Who may cache the pair of a slot is written down, and a slot is committed, under one lock, and never while a write has the slot: so a write that
-//! took the slot finds everybody who was told the old word together with "cache it" ([`Served::search`], [`Served::take_sharers`]).
+//! took the slot finds everybody who was told the old word together with "cache it" ([`Served::search`], [`Served::take_sharers`]), and whether somebody
+//! was told it to read by alone, up to the commit ([`Served::commit`]).
 //!
 //! Thread-safety: slots are atomic words; locks of slots and of keys that come in are a small set under a mutex, with the metadata. Cost: a lock
 //! and two look-ups in a set of requests in flight per write; a lock, two cache lines of slots and one of metadata per search.
@@ -152,8 +153,7 @@ impl Served {
         let locks = &mut *guard;
         let candidates = self.candidates(hash)?;
         let mut answer = |(index, slot): (SlotIndex, Slot)| {
-            let key = locks.metadata.get_mut(index);
-            let cache = key.is_some_and(|key| {
+            let cache = locks.metadata.get_mut(index).is_some_and(|key| {
                 key.count(0, reads);
                 let sharer = sharer.filter(|_| key.cache_worthy() && !locks.slots.contains(&index));
                 if let Some(sharer) = sharer {
@@ -161,6 +161,10 @@ impl Served {
                 }
                 sharer.is_some()
             });
+            if !cache {
+                // Nobody will tell the asker when it is superseded.
+                locks.metadata.set_told(index, true);
+            }
             Candidate { index: index.0, word: slot.0, cache }
         };
         Some(candidates.matching(hash.fingerprint()).map(&mut answer).collect())
@@ -182,32 +186,43 @@ impl Served {
         locks.metadata.get_mut(index).map_or_else(Sharers::default, |key| key.take_sharers())
     }
 
-    /// The commit point of a write of a locked slot. Whether the writer may cache the new pair: as `sharer`, if it may at all.
+    /// Whether somebody may read by the word of a slot whom nobody tells that it is superseded.
+    pub(crate) fn was_told(&self, index: SlotIndex) -> bool {
+        self.locks.lock().metadata.was_told(index)
+    }
+
+    /// The commit point of a write of a locked slot. Whether the writer may cache the new pair: as `sharer`, if it may at all. `None`, and
+    /// nothing happened: somebody was told the old word, and the old record is not `cleared` of its valid bit.
     pub(crate) fn commit(
         &self,
         (index, old, new): (SlotIndex, Slot, Slot),
         kind: WriteKind,
-        reads: u32,
+        (cleared, reads): (bool, u32),
         sharer: Option<ComputeId>,
-    ) -> bool {
+    ) -> Option<bool> {
         let mut locks = self.locks.lock();
+        if !cleared && locks.metadata.was_told(index) {
+            return None;
+        }
         if let Some(words) = &self.words {
             words.commit(index, old, new);
         }
-        let Some(key) = locks.metadata.get_mut(index) else { return false };
+        // What an insert wrote always loses its bit when it is superseded: its writer may have to see whether it was ever there.
+        locks.metadata.set_told(index, kind == WriteKind::Insert);
+        let Some(key) = locks.metadata.get_mut(index) else { return Some(false) };
         if kind != WriteKind::Update {
             // Another key, or none.
             *key = Default::default();
         }
         if kind == WriteKind::Delete {
-            return false;
+            return Some(false);
         }
         key.count(1, reads);
         let sharer = sharer.filter(|_| key.cache_worthy());
         if let Some(sharer) = sharer {
             key.sharers.mark(sharer);
         }
-        sharer.is_some()
+        Some(sharer.is_some())
     }
 
     /// A slot, for one write; `None` if another has it.
@@ -306,12 +321,39 @@ mod tests {
         let told = served.take_sharers(SLOT);
         assert!(told.may_have(ASKER) && !told.may_have(ComputeId(8)));
         let change = (SLOT, word(1), word(2));
-        let cache = served.commit(change, WriteKind::Update, 20, Some(WRITER));
-        assert!(cache, "one write in more than twenty reads");
+        let cache = served.commit(change, WriteKind::Update, (true, 20), Some(WRITER));
+        assert_eq!(cache, Some(true), "one write in more than twenty reads");
         drop(locked);
         assert_eq!(search(&served, None).word, word(2).0);
         let told = served.take_sharers(SLOT);
         assert!(told.may_have(WRITER) && !told.may_have(ASKER));
+    }
+
+    #[test]
+    fn a_word_that_somebody_was_told_is_superseded_only_when_its_record_is_not_believed_any_more() {
+        let served = served();
+        let commit = |old, new, kind, cleared| {
+            let _locked = served.lock(SLOT).expect("free");
+            served.commit((SLOT, word(old), word(new)), kind, (cleared, 0), None).is_some()
+        };
+        assert!(!served.was_told(SLOT), "nobody has anything of an earlier epoch");
+        assert!(commit(1, 2, WriteKind::Update, false));
+        let locked = served.lock(SLOT).expect("free");
+        assert!(
+            !search(&served, Some(ASKER)).cache,
+            "by its address alone, in the middle of a write"
+        );
+        drop(locked);
+        assert!(served.was_told(SLOT));
+        assert!(!commit(2, 3, WriteKind::Update, false), "the asker may read by it");
+        assert_eq!(search(&served, None).word, word(2).0, "nothing happened");
+        assert!(commit(2, 3, WriteKind::Update, true));
+        assert!(!served.was_told(SLOT));
+        served.count_reads(&[ReadCount { index: SLOT.0, count: 100 }]);
+        assert!(search(&served, Some(ASKER)).cache);
+        assert!(!served.was_told(SLOT), "who caches the pair is told when it goes");
+        assert!(commit(3, 4, WriteKind::Insert, false));
+        assert!(served.was_told(SLOT), "its writer may ask later whether it was there");
     }
 
     #[test]
@@ -320,7 +362,7 @@ mod tests {
         let write = |old, new, kind| {
             let _locked = served.lock(SLOT).expect("free");
             served.take_sharers(SLOT);
-            served.commit((SLOT, old, new), kind, 0, Some(WRITER))
+            served.commit((SLOT, old, new), kind, (true, 0), Some(WRITER)).expect("cleared")
         };
         assert!(!write(word(1), word(2), WriteKind::Update));
         for read in 1..=5 {

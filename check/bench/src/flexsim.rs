@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::Rng;
@@ -17,6 +18,7 @@ use archipelago_sim::flexstore::{
 use clap::Parser;
 use comfy_table::presets::{ASCII_MARKDOWN, UTF8_FULL_CONDENSED};
 use comfy_table::{CellAlignment, Table};
+use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::plot::{Bars, Chart};
 use crate::report::say;
@@ -81,10 +83,14 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         let clock = SystemClock::new();
         let began_ns = clock.now_ns();
+        let going = ProgressBar::new_spinner().with_message(format!("{name} (minutes)"));
+        going.set_style(ProgressStyle::with_template("{spinner} {msg} {elapsed}").map_err(styled)?);
+        going.enable_steady_tick(Duration::from_millis(200));
         let figure = match FIGURES.iter().find(|(figure, ..)| *figure == name) {
             Some((_, _, make)) => make(&setup)?,
             None => clusters(&setup)?,
         };
+        going.finish_and_clear();
         let seconds = (clock.now_ns() - began_ns) as f64 / 1e9;
         say(&text(&figure, arguments.markdown));
         say(&format!("{name} took {seconds:.0} s\n"));
@@ -93,6 +99,10 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn styled(error: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("a progress line: {error}"))
 }
 
 fn setup(arguments: &Arguments) -> Setup {
@@ -211,8 +221,8 @@ impl Workload for Synthesised {
 const CLUSTER_KEYS: u64 = 4000;
 
 fn clusters(setup: &Setup) -> Result<Figure> {
-    let mut found: Vec<(Cluster, [f64; 2])> = Vec::new();
-    for cluster in twitter::clusters() {
+    let jobs: Vec<Cluster> = twitter::clusters();
+    let rates = flexstore::side_by_side(&jobs, |cluster| {
         let bytes = (cluster.key_bytes.max(8) + cluster.value_bytes) as u64;
         let setup = Setup {
             keys: CLUSTER_KEYS,
@@ -224,13 +234,13 @@ fn clusters(setup: &Setup) -> Result<Figure> {
             ..setup.clone()
         };
         let load: Arc<dyn Workload> =
-            Arc::new(Synthesised(twitter::Stream::new(&cluster, CLUSTER_KEYS)));
+            Arc::new(Synthesised(twitter::Stream::new(cluster, CLUSTER_KEYS)));
         let per_s = |system| -> Result<f64> {
             Ok(Measured::per_s(&flexstore::compare(system, &setup, &load)?) / 1e6)
         };
-        let rates = [per_s(System::Flex)?, per_s(System::Base)?];
-        found.push((cluster, rates));
-    }
+        Ok([per_s(System::Flex)?, per_s(System::Base)?])
+    })?;
+    let mut found: Vec<(Cluster, [f64; 2])> = jobs.into_iter().zip(rates).collect();
     found.sort_by(|a, b| b.1[0].total_cmp(&a.1[0]));
     let mut figure = Figure {
         title: "Twitter's clusters (Figure 15)".to_owned(),

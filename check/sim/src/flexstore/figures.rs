@@ -1,6 +1,6 @@
 //! FlexKV's figures: what is measured for each, and what the paper's text states.
 //!
-//! Every figure starts its own testbeds; those of one system share one where only the load differs. Before a system with a knob is
+//! Every figure starts its own testbeds, as many at a time as there are processors; those of one system share one where only the load differs. Before a system with a knob is
 //! measured, its coordinator finds the ratio for that load, at a Δ of [`DELTA`]; then the ratio stays.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use archipelago_base::Result;
 use archipelago_flex::coordinator::Tuning;
 use archipelago_flex::{CacheMode, Rival};
 
-use super::{Measured, Setup, Testbed, Workload, Ycsb};
+use super::{Measured, Setup, Testbed, Workload, Ycsb, side_by_side};
 
 /// Δ while a ratio is sought. The paper's is 1 s; a change takes some milliseconds in both.
 const DELTA: Duration = Duration::from_millis(1);
@@ -238,10 +238,13 @@ fn four_loads(
     value: fn(&Measured) -> f64,
 ) -> Result<()> {
     figure.places = LOADS.iter().map(|load| load.to_ascii_uppercase().to_string()).collect();
-    for &system in systems {
+    let values = side_by_side(systems, |&system| {
         let bed = Bed::start(system, setup, &LOADS, alpha)?;
-        for (place, (_, load)) in bed.loads.iter().enumerate() {
-            figure.add(system.name(), place as f64, value(&bed.adapted(load)));
+        Ok(bed.loads.iter().map(|(_, load)| value(&bed.adapted(load))).collect::<Vec<f64>>())
+    })?;
+    for (system, values) in systems.iter().zip(values) {
+        for (place, value) in values.into_iter().enumerate() {
+            figure.add(system.name(), place as f64, value);
         }
     }
     Ok(())
@@ -255,29 +258,32 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 fn clients(setup: &Setup) -> Result<Figure> {
     let mut figure = Figure::new("Throughput by clients (Figure 11)", "clients", "Mops/s");
     let counts = [1, 5, setup.clients];
-    for system in System::RIVALS {
+    let found = side_by_side(&System::RIVALS, |&system| {
         let bed = Bed::start(system, setup, &LOADS, Ycsb::ALPHA)?;
+        let mut of = Figure::default();
         for (name, load) in &bed.loads {
+            let line = format!("{}, {name}", system.name());
             let ratio = bed.adapt(load);
             if system == System::Flex {
-                figure
-                    .notes
-                    .push(format!("{name}: {} % of the index proxied", ratio as f64 / 10.0));
+                of.notes.push(format!("{name}: {} % of the index proxied", ratio as f64 / 10.0));
             }
             for clients in counts {
                 let measured = bed.run(load, clients);
-                let x = (clients * setup.compute) as f64;
-                figure.add(&format!("{}, {name}", system.name()), x, mops(&measured));
+                of.add(&line, (clients * setup.compute) as f64, mops(&measured));
                 if clients == setup.clients {
                     let met = measured.met as f64 / measured.operations as f64 * 100.0;
-                    figure.notes.push(format!(
-                        "{}, {name}: {met:.1} % of requests were writes that met another; busiest: {}",
-                        system.name(),
-                        busiest(&measured)
+                    let busiest = busiest(&measured);
+                    of.notes.push(format!(
+                        "{line}: {met:.1} % of requests were writes that met another; busiest: {busiest}"
                     ));
                 }
             }
         }
+        Ok(of)
+    })?;
+    for of in found {
+        figure.lines.extend(of.lines);
+        figure.notes.extend(of.notes);
     }
     for (load, paper) in LOADS.iter().zip(["2.31", "1.34", "1.37", "1.31"]) {
         let load = load.to_ascii_uppercase();
@@ -295,20 +301,21 @@ fn clients(setup: &Setup) -> Result<Figure> {
 
 fn latency(setup: &Setup) -> Result<Figure> {
     let mut figure = Figure::new("Latency with 200 clients (Figure 12)", "µs", "share of requests");
-    let mut tails: Vec<(System, Vec<(f64, f64)>)> = Vec::new();
-    for system in System::RIVALS {
+    let found = side_by_side(&System::RIVALS, |&system| {
         let bed = Bed::start(system, setup, &LOADS, Ycsb::ALPHA)?;
-        let mut of = Vec::new();
-        for (name, load) in &bed.loads {
-            let measured = bed.adapted(load);
-            of.push((measured.latency_us(0.5), measured.latency_us(0.99)));
+        Ok(bed.loads.iter().map(|(_, load)| bed.adapted(load)).collect::<Vec<Measured>>())
+    })?;
+    let mut tails: Vec<(System, Vec<(f64, f64)>)> = Vec::new();
+    for (system, measured) in System::RIVALS.into_iter().zip(found) {
+        for (load, measured) in LOADS.iter().zip(&measured) {
+            let line = format!("{}, YCSB {}", system.name(), load.to_ascii_uppercase());
             for percent in (2..=98).step_by(4) {
                 let share = f64::from(percent) / 100.0;
-                let line = format!("{}, {name}", system.name());
                 figure.add(&line, measured.latency_us(share), share);
             }
         }
-        tails.push((system, of));
+        let ends = |measured: &Measured| (measured.latency_us(0.5), measured.latency_us(0.99));
+        tails.push((system, measured.iter().map(ends).collect()));
     }
     for (nth, (load, paper)) in LOADS.iter().zip(["85.2", "36.4", "4.1", "36.9"]).enumerate() {
         let load = load.to_ascii_uppercase();
@@ -330,15 +337,21 @@ fn latency(setup: &Setup) -> Result<Figure> {
 fn shares(setup: &Setup) -> Result<Figure> {
     let mut figure =
         Figure::new("Throughput by share of updates (Figure 13)", "updates, %", "Mops/s");
-    for system in System::RIVALS {
+    let percents = [0.0, 25.0, 50.0, 75.0, 100.0];
+    let found = side_by_side(&System::RIVALS, |&system| {
         let bed = Bed::start(system, setup, &[], Ycsb::ALPHA)?;
-        for percent in [0, 25, 50, 75, 100] {
-            let share = f64::from(percent) / 100.0;
-            let load: Arc<dyn Workload> = Arc::new(Ycsb::updates(share, setup.keys, Ycsb::ALPHA));
-            figure.add(system.name(), f64::from(percent), mops(&bed.adapted(&load)));
+        let rate = |percent: f64| {
+            let updates = Ycsb::updates(percent / 100.0, setup.keys, Ycsb::ALPHA);
+            mops(&bed.adapted(&(Arc::new(updates) as Arc<dyn Workload>)))
+        };
+        Ok(percents.map(rate))
+    })?;
+    for (system, rates) in System::RIVALS.iter().zip(found) {
+        for (percent, rate) in percents.into_iter().zip(rates) {
+            figure.add(system.name(), percent, rate);
         }
     }
-    for percent in [0.0, 25.0, 50.0, 75.0, 100.0] {
+    for percent in percents {
         let here = figure.over_rivals(System::Flex.name(), percent);
         figure.state(format!("over the best rival at {percent} % updates"), "above 1", here);
     }
@@ -446,13 +459,16 @@ fn balance(setup: &Setup) -> Result<Figure> {
         "requests, thousands",
     );
     let mut found = Vec::new();
-    for (system, name) in [(System::Proxy, "by number"), (System::Rank, "by rank")] {
-        let bed = Bed::start(system, setup, &['a'], Ycsb::ALPHA)?;
-        let measured = bed.adapted(&bed.loads[0].1);
-        for (node, asked) in measured.asked.iter().enumerate() {
+    let compared = [(System::Proxy, "by number"), (System::Rank, "by rank")];
+    let asked = side_by_side(&compared, |(system, _)| {
+        let bed = Bed::start(*system, setup, &['a'], Ycsb::ALPHA)?;
+        Ok(bed.adapted(&bed.loads[0].1).asked)
+    })?;
+    for ((_, name), asked) in compared.iter().zip(asked) {
+        for (node, asked) in asked.iter().enumerate() {
             figure.add(name, node as f64 + 1.0, *asked as f64 / 1e3);
         }
-        found.push((variation(&measured.asked), measured.asked.iter().sum::<u64>() as f64));
+        found.push((variation(&asked), asked.iter().sum::<u64>() as f64));
     }
     figure.state("CV lower, %", "42.7", (1.0 - found[1].0 / found[0].0) * 100.0);
     figure.state("index requests more, %", "14.8", (found[1].1 / found[0].1 - 1.0) * 100.0);
@@ -467,13 +483,19 @@ fn sweep(
     loads: &[char],
     settings: &[(f64, Setup)],
 ) -> Result<()> {
-    for (x, setup) in settings {
-        for &system in systems {
-            let bed = Bed::start(system, setup, loads, Ycsb::ALPHA)?;
-            for (name, load) in &bed.loads {
-                figure.add(&format!("{}, {name}", system.name()), *x, mops(&bed.adapted(load)));
-            }
-        }
+    let jobs: Vec<_> = settings
+        .iter()
+        .flat_map(|(x, setup)| systems.iter().map(move |system| (*x, setup, *system)))
+        .collect();
+    let found = side_by_side(&jobs, |(_, setup, system)| {
+        let bed = Bed::start(*system, setup, loads, Ycsb::ALPHA)?;
+        let rate = |(name, load): &(String, Arc<dyn Workload>)| {
+            (format!("{}, {name}", system.name()), mops(&bed.adapted(load)))
+        };
+        Ok(bed.loads.iter().map(rate).collect::<Vec<(String, f64)>>())
+    })?;
+    for ((x, ..), rates) in jobs.iter().zip(found) {
+        rates.iter().for_each(|(name, rate)| figure.add(name, *x, *rate));
     }
     Ok(())
 }

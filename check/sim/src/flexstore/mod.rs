@@ -17,6 +17,7 @@
 
 mod clients;
 mod figures;
+mod side_by_side;
 mod threads;
 mod workload;
 
@@ -43,6 +44,7 @@ use threads::Threaded;
 
 pub use clients::{Measured, Point};
 pub use figures::{FIGURES, Figure, Stated, System, compare};
+pub use side_by_side::side_by_side;
 pub use workload::{Request, Workload, Ycsb};
 
 const COORDINATOR: &str = "coordinator";

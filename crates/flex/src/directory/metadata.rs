@@ -1,4 +1,4 @@
-//! Per key of an offloaded partition: who caches its value, and how often it is read and written.
+//! Per key of an offloaded partition: who caches its value or its address, and how often it is read and written.
 //!
 //! One entry of 8 bytes beside each slot of the subtable, by slot index. A slot that gets another key begins anew.
 //!
@@ -9,11 +9,11 @@
 //! **Counters**: 16 bits each. When one would overflow, both are shifted right by 2, which keeps their ratio. A value is worth
 //! caching while writes/reads < 0.25; a key that was never read is not.
 //!
-//! **Told**: one bit beside the entries, whether somebody was given the slot's word to read by ([decision 0021]): who supersedes it then has to see to
-//! it that cached addresses are not believed any more.
+//! **Two bits beside the entries** ([decision 0021]): whether a sharer was given the *pair*; and whether somebody *else* than the sharers was given the slot's
+//! word to read by: who supersedes it then has to see to it that cached addresses are not believed any more.
 //!
 //! Invariants: 1. a node that was marked is found by [`Sharers::among`] until the list is taken or reset. 2. Counters never wrap. 3. The table takes
-//! [`MetadataTable::bytes`], no more. Cost: O(1). Thread-safety: by `&mut`. Paper: §4.4; the coarse vector and the bit are ours.
+//! [`MetadataTable::bytes`], no more. Cost: O(1). Thread-safety: by `&mut`. Paper: §4.4; the coarse vector and the bits are ours.
 //!
 //! [decision 0021]: ../../../../docs/decisions/0021-flex-clears-what-was-told.md
 
@@ -30,7 +30,7 @@ pub const COUNTER_MAX: u16 = u16::MAX;
 /// Writes over reads, from which on a value is not worth caching: one in four.
 const READS_PER_WRITE: u32 = 4;
 
-/// Compute nodes that may cache a value.
+/// Compute nodes that may cache a value, or its address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sharers(u32);
 
@@ -53,6 +53,12 @@ impl Sharers {
     #[must_use]
     pub fn may_have(self, node: ComputeId) -> bool {
         self.0 & Self::bit(node) != 0
+    }
+
+    /// How many bits there are: as many nodes, if all numbers are below 32.
+    #[must_use]
+    pub fn count(self) -> u32 {
+        self.0.count_ones()
     }
 
     /// Whether nobody does.
@@ -109,10 +115,42 @@ impl Metadata {
     pub fn cache_worthy(&self) -> bool {
         u32::from(self.writes) * READS_PER_WRITE < u32::from(self.reads)
     }
+}
 
-    /// The sharers, of whom none is left.
-    pub fn take_sharers(&mut self) -> Sharers {
-        std::mem::take(&mut self.sharers)
+/// Who may have something of a slot that is being written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// These know when they are told.
+    pub sharers: Sharers,
+    /// Whether one of them may have the pair.
+    pub pairs: bool,
+    /// Whether others may read by the address.
+    pub others: bool,
+}
+
+/// A bit for each slot.
+#[derive(Clone, Debug, Default)]
+struct Bits(Box<[u64]>);
+
+impl Bits {
+    fn new(slots: usize) -> Self {
+        Self(vec![0; slots.div_ceil(64)].into_boxed_slice())
+    }
+
+    fn bytes_for(slots: usize) -> usize {
+        slots.div_ceil(64) * size_of::<u64>()
+    }
+
+    fn get(&self, slot: SlotIndex) -> bool {
+        let bits = self.0.get(slot.0 as usize / 64).copied().unwrap_or(0);
+        bits >> (slot.0 % 64) & 1 == 1
+    }
+
+    fn set(&mut self, slot: SlotIndex, on: bool) {
+        if let Some(bits) = self.0.get_mut(slot.0 as usize / 64) {
+            let bit = 1 << (slot.0 % 64);
+            *bits = if on { *bits | bit } else { *bits & !bit };
+        }
     }
 }
 
@@ -120,8 +158,8 @@ impl Metadata {
 #[derive(Clone, Debug, Default)]
 pub struct MetadataTable {
     entries: Box<[Metadata]>,
-    /// A bit for each slot.
-    told: Box<[u64]>,
+    pairs: Bits,
+    others: Bits,
 }
 
 impl MetadataTable {
@@ -129,13 +167,13 @@ impl MetadataTable {
     #[must_use]
     pub fn new(slots: usize) -> Self {
         let entries = vec![Metadata::default(); slots].into_boxed_slice();
-        Self { entries, told: vec![0; slots.div_ceil(64)].into_boxed_slice() }
+        Self { entries, pairs: Bits::new(slots), others: Bits::new(slots) }
     }
 
     /// Bytes that a table of so many slots takes, to be charged before it is made.
     #[must_use]
     pub fn bytes_for(slots: usize) -> u64 {
-        (size_of::<Self>() + slots * METADATA_BYTES + slots.div_ceil(64) * size_of::<u64>()) as u64
+        (size_of::<Self>() + slots * METADATA_BYTES + 2 * Bits::bytes_for(slots)) as u64
     }
 
     /// Bytes that it takes.
@@ -150,19 +188,33 @@ impl MetadataTable {
         self.entries.get(slot.0 as usize)
     }
 
-    /// Whether somebody was given the slot's word to read by.
+    /// A node was given the slot's word, and with `pair` its pair.
+    pub fn share(&mut self, slot: SlotIndex, node: ComputeId, pair: bool) {
+        if let Some(entry) = self.get_mut(slot) {
+            entry.sharers.mark(node);
+        }
+        if pair {
+            self.pairs.set(slot, true);
+        }
+    }
+
+    /// Whether somebody else than the sharers may read by the slot's word.
     #[must_use]
-    pub fn was_told(&self, slot: SlotIndex) -> bool {
-        let bits = self.told.get(slot.0 as usize / 64).copied().unwrap_or(0);
-        bits >> (slot.0 % 64) & 1 == 1
+    pub fn others(&self, slot: SlotIndex) -> bool {
+        self.others.get(slot)
     }
 
     /// Says so.
-    pub fn set_told(&mut self, slot: SlotIndex, told: bool) {
-        if let Some(bits) = self.told.get_mut(slot.0 as usize / 64) {
-            let bit = 1 << (slot.0 % 64);
-            *bits = if told { *bits | bit } else { *bits & !bit };
-        }
+    pub fn set_others(&mut self, slot: SlotIndex, others: bool) {
+        self.others.set(slot, others);
+    }
+
+    /// Who may have something of the slot. The sharers are its taker's to tell: none is left here.
+    pub fn take_told(&mut self, slot: SlotIndex) -> Told {
+        let (pairs, others) = (self.pairs.get(slot), self.others(slot));
+        self.pairs.set(slot, false);
+        let sharers = self.get_mut(slot).map(|entry| std::mem::take(&mut entry.sharers));
+        Told { sharers: sharers.unwrap_or_default(), pairs, others }
     }
 
     /// The entry of a slot, to be changed.
@@ -181,18 +233,25 @@ mod tests {
     fn an_entry_takes_eight_bytes_and_a_table_what_it_says() {
         assert_eq!(METADATA_BYTES, 8);
         let table = MetadataTable::new(1000);
-        assert_eq!(table.bytes(), 32 + 8_000 + 128);
+        assert_eq!(table.bytes(), 48 + 8_000 + 2 * 128);
         assert!(table.get(SlotIndex(999)).is_some() && table.get(SlotIndex(1000)).is_none());
     }
 
     #[test]
-    fn what_was_told_is_of_one_slot() {
+    fn what_was_told_is_of_one_slot_and_taken_once() {
         let mut table = MetadataTable::new(130);
-        table.set_told(SlotIndex(129), true);
-        table.set_told(SlotIndex(64), true);
-        table.set_told(SlotIndex(64), false);
-        let told: Vec<u32> = (0..130).filter(|at| table.was_told(SlotIndex(*at))).collect();
-        assert_eq!(told, [129]);
+        table.share(SlotIndex(129), ComputeId(3), true);
+        table.share(SlotIndex(64), ComputeId(4), false);
+        table.set_others(SlotIndex(64), true);
+        table.set_others(SlotIndex(65), true);
+        table.set_others(SlotIndex(65), false);
+        let told = table.take_told(SlotIndex(129));
+        assert!(told.pairs && !told.others && told.sharers.may_have(ComputeId(3)));
+        assert_eq!(table.take_told(SlotIndex(129)), Told::default());
+        let told = table.take_told(SlotIndex(64));
+        assert!(!told.pairs && told.others && told.sharers.count() == 1);
+        assert!(table.others(SlotIndex(64)), "until the write is committed");
+        assert_eq!(table.take_told(SlotIndex(65)), Told::default());
     }
 
     #[test]
@@ -241,15 +300,15 @@ mod tests {
         fn whoever_was_marked_is_told(marked in proptest::collection::vec(0u32..1000, 0..40), count in 1u32..1000) {
             let nodes: Vec<ComputeId> = (0..count).map(ComputeId).collect();
             let mut table = MetadataTable::new(1);
-            let key = table.get_mut(SlotIndex(0)).unwrap();
             for &node in &marked {
-                key.sharers.mark(ComputeId(node));
+                table.share(SlotIndex(0), ComputeId(node), node % 2 == 0);
             }
-            let told: Vec<u32> = key.take_sharers().among(&nodes).map(|node| node.0).collect();
+            let sharers = table.take_told(SlotIndex(0)).sharers;
+            let told: Vec<u32> = sharers.among(&nodes).map(|node| node.0).collect();
             for node in marked.iter().filter(|&&node| node < count) {
                 prop_assert!(told.contains(node));
             }
-            prop_assert!(key.sharers.is_empty());
+            prop_assert!(table.take_told(SlotIndex(0)).sharers.is_empty());
             if count <= EXACT_NODES && marked.iter().all(|&node| node < count) {
                 prop_assert!(told.iter().all(|node| marked.contains(node)));
             }

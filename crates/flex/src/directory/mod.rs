@@ -5,7 +5,7 @@ mod metadata;
 use crate::format::BUCKET_SLOTS;
 
 /// Bytes of an offloaded partition beside its slots and their metadata.
-pub(crate) const PARTITION_BYTES: u64 = 272;
+pub(crate) const PARTITION_BYTES: u64 = 288;
 
 /// Bytes of a compute node's memory limit that a partition of 2^`log2_buckets` buckets takes while the node is its proxy.
 #[must_use]
@@ -14,4 +14,6 @@ pub fn offloaded_bytes(log2_buckets: u32) -> u64 {
     PARTITION_BYTES + (slots * size_of::<u64>()) as u64 + MetadataTable::bytes_for(slots)
 }
 
-pub use metadata::{COUNTER_MAX, EXACT_NODES, METADATA_BYTES, Metadata, MetadataTable, Sharers};
+pub use metadata::{
+    COUNTER_MAX, EXACT_NODES, METADATA_BYTES, Metadata, MetadataTable, Sharers, Told,
+};

@@ -8,15 +8,16 @@
 //! A write of a proxied partition, which has its slot to itself (others fail at once), in this order:
 //!
 //! 1. The new record is on all its copies (its writer sees to that), then the new word on all copies of the index.
-//! 2. The old record loses its valid bit on all copies, if somebody was told its address and may cache it ([decision 0021]: most records of keys that are
-//!    written a lot are superseded before anybody asks for them).
-//! 3. Everybody who may have cached the old pair acknowledges that it is gone, or its lease has run out (`sharers.rs`).
+//! 2. The old record loses its valid bit on all copies, if more than a few may have cached its address ([decision 0021]: most records of keys that are
+//!    written a lot are superseded before many have asked for them).
+//! 3. Beside that, everybody who may have cached the old pair, or is one of a few who may have the address, acknowledges that it is gone, or its lease has
+//!    run out (`sharers.rs`).
 //! 4. The word is swapped here: the commit point. If somebody was told the old address since 2 was left out, 2 comes first. 5. The answer.
 //!
 //! What is searched for is answered from the slots here, at the moment of the answer; "cache it" is not answered for a slot that is being
 //! written. **Why a reader never sees anything out of turn.** Before 4 nobody reads the new value: the slots here name the old record, and
 //! the copies of the index in the pool are read by writers alone. After 4 nobody reads the old one: a cached pair went
-//! at 3; a cached address leads to a record without its valid bit, and is not believed; whoever read the record before it lost that bit, read
+//! at 3; a cached address went, too, or leads to a record without its valid bit, and is not believed; whoever read the record before it lost that bit, read
 //! before 4. Between 2 and 4 who has cached the address asks here, is told the old word, and takes the record for what it is, valid bit or not:
 //! it was the newest when the slot was looked up, and its bytes stay for an address lease. **Why 1 is before 2.** A proxy that dies between leaves a record without
 //! its valid bit that no slot of any copy names. The other way round the index could name a record that cached addresses never believe again.
@@ -33,14 +34,17 @@
 mod served;
 mod sharers;
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use archipelago_base::Result;
+use archipelago_base::runtime::together;
 use archipelago_fabric::ClientId;
 use archipelago_pool::Address;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
+use crate::directory::Told;
 use crate::format::{Bucket, Candidates, KeyHash, Slot, SlotIndex};
 use crate::ids::PartitionId;
 use crate::lease::Stamp;
@@ -53,6 +57,11 @@ use crate::wire::{Message, Place, ReadCount, Why, WriteKind};
 use served::Locked;
 pub(crate) use served::{Offloaded, Served};
 pub(crate) use sharers::Leases;
+
+/// So many who may have an address are told; for more its record's valid bit is cleared.
+const SHARERS_FEW: u32 = 2;
+
+type Preparing<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
 /// The partitions that are served here.
 #[derive(Debug, Default)]
@@ -268,11 +277,20 @@ impl Inner {
             _ => wanted.new,
         };
         let address = self.table.slot(served.assigned.shape, index);
-        let told = wanted.kind != WriteKind::Update || served.was_told(index);
+        let Told { sharers, pairs, others } = served.take_told(index);
+        // Who has a pair has to be told. To tell a few is less than to clear a bit on all copies.
+        let messages = pairs || sharers.count() <= SHARERS_FEW;
         let skips = self.settings.sabotage.no_clearing;
-        let mut clears = !skips && (told || self.table.rival.is_some());
-        self.prepare_commit(served, (address, end), Some(old).filter(|_| clears)).await?;
-        self.tell_sharers(served.take_sharers(index), wanted.hash).await?;
+        let wanted_clear = others || !messages || wanted.kind != WriteKind::Update;
+        let mut clears = !skips && (wanted_clear || self.table.rival.is_some());
+        let preparing = self.prepare_commit(served, (address, end), Some(old).filter(|_| clears));
+        if messages && !sharers.is_empty() {
+            let telling = self.tell_sharers(sharers, wanted.hash);
+            let both: [Preparing<'_>; 2] = [Box::pin(preparing), Box::pin(telling)];
+            together(both).await.into_iter().collect::<Result<()>>()?;
+        } else {
+            preparing.await?;
+        }
         let (grant, sharer) = self.lease_to(wanted.from, wanted.came_us);
         let written = (index, old, end);
         let cache = loop {

@@ -2,7 +2,7 @@
 //! the moment.
 //!
 //! Who may cache the pair of a slot is written down, and a slot is committed, under one lock, and never while a write has the slot: so a write that
-//! took the slot finds everybody who was told the old word together with "cache it" ([`Served::search`], [`Served::take_sharers`]), and whether somebody
+//! took the slot finds everybody who was told the old word together with "cache it" ([`Served::search`], [`Served::take_told`]), and whether somebody
 //! was told it to read by alone, up to the commit ([`Served::commit`]).
 //!
 //! Thread-safety: slots are atomic words; locks of slots and of keys that come in are a small set under a mutex, with the metadata. Cost: a lock
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::candidates_in;
-use crate::directory::{MetadataTable, PARTITION_BYTES, Sharers};
+use crate::directory::{MetadataTable, PARTITION_BYTES, Told};
 use crate::format::{BUCKET_SLOTS, Candidates, KeyHash, Slot, SlotIndex};
 use crate::gates::Gates;
 use crate::ids::{ComputeId, PartitionId};
@@ -153,19 +153,17 @@ impl Served {
         let locks = &mut *guard;
         let candidates = self.candidates(hash)?;
         let mut answer = |(index, slot): (SlotIndex, Slot)| {
-            let cache = locks.metadata.get_mut(index).is_some_and(|key| {
+            let worthy = locks.metadata.get_mut(index).is_some_and(|key| {
                 key.count(0, reads);
-                let sharer = sharer.filter(|_| key.cache_worthy() && !locks.slots.contains(&index));
-                if let Some(sharer) = sharer {
-                    key.sharers.mark(sharer);
-                }
-                sharer.is_some()
+                key.cache_worthy()
             });
-            if !cache {
-                // Nobody will tell the asker when it is superseded.
-                locks.metadata.set_told(index, true);
+            // Of a write that has the slot, those who are told now would not hear.
+            let sharer = sharer.filter(|_| !locks.slots.contains(&index));
+            match sharer {
+                Some(sharer) => locks.metadata.share(index, sharer, worthy),
+                None => locks.metadata.set_others(index, true),
             }
-            Candidate { index: index.0, word: slot.0, cache }
+            Candidate { index: index.0, word: slot.0, cache: worthy && sharer.is_some() }
         };
         Some(candidates.matching(hash.fingerprint()).map(&mut answer).collect())
     }
@@ -180,19 +178,13 @@ impl Served {
         }
     }
 
-    /// Who must hear of a write of a slot, which has it locked: nobody is added until it is committed.
-    pub(crate) fn take_sharers(&self, index: SlotIndex) -> Sharers {
-        let mut locks = self.locks.lock();
-        locks.metadata.get_mut(index).map_or_else(Sharers::default, |key| key.take_sharers())
-    }
-
-    /// Whether somebody may read by the word of a slot whom nobody tells that it is superseded.
-    pub(crate) fn was_told(&self, index: SlotIndex) -> bool {
-        self.locks.lock().metadata.was_told(index)
+    /// Who may have something of a slot that a write has locked: no sharer is added until it is committed, but others may be.
+    pub(crate) fn take_told(&self, index: SlotIndex) -> Told {
+        self.locks.lock().metadata.take_told(index)
     }
 
     /// The commit point of a write of a locked slot. Whether the writer may cache the new pair: as `sharer`, if it may at all. `None`, and
-    /// nothing happened: somebody was told the old word, and the old record is not `cleared` of its valid bit.
+    /// nothing happened: somebody who is no sharer was told the old word, and the old record is not `cleared` of its valid bit.
     pub(crate) fn commit(
         &self,
         (index, old, new): (SlotIndex, Slot, Slot),
@@ -201,14 +193,14 @@ impl Served {
         sharer: Option<ComputeId>,
     ) -> Option<bool> {
         let mut locks = self.locks.lock();
-        if !cleared && locks.metadata.was_told(index) {
+        if !cleared && locks.metadata.others(index) {
             return None;
         }
         if let Some(words) = &self.words {
             words.commit(index, old, new);
         }
         // What an insert wrote always loses its bit when it is superseded: its writer may have to see whether it was ever there.
-        locks.metadata.set_told(index, kind == WriteKind::Insert);
+        locks.metadata.set_others(index, kind == WriteKind::Insert);
         let Some(key) = locks.metadata.get_mut(index) else { return Some(false) };
         if kind != WriteKind::Update {
             // Another key, or none.
@@ -220,7 +212,7 @@ impl Served {
         key.count(1, reads);
         let sharer = sharer.filter(|_| key.cache_worthy());
         if let Some(sharer) = sharer {
-            key.sharers.mark(sharer);
+            locks.metadata.share(index, sharer, true);
         }
         Some(sharer.is_some())
     }
@@ -318,42 +310,52 @@ mod tests {
         let locked = served.lock(SLOT).expect("free");
         let late = search(&served, Some(ComputeId(8)));
         assert_eq!((late.word, late.cache), (word(1).0, false), "the old word, to be read once");
-        let told = served.take_sharers(SLOT);
-        assert!(told.may_have(ASKER) && !told.may_have(ComputeId(8)));
+        let told = served.take_told(SLOT);
+        assert!(told.pairs && told.others, "who came late is not among the sharers");
+        assert!(told.sharers.may_have(ASKER) && !told.sharers.may_have(ComputeId(8)));
         let change = (SLOT, word(1), word(2));
         let cache = served.commit(change, WriteKind::Update, (true, 20), Some(WRITER));
         assert_eq!(cache, Some(true), "one write in more than twenty reads");
         drop(locked);
         assert_eq!(search(&served, None).word, word(2).0);
-        let told = served.take_sharers(SLOT);
-        assert!(told.may_have(WRITER) && !told.may_have(ASKER));
+        let told = served.take_told(SLOT);
+        assert!(told.sharers.may_have(WRITER) && !told.sharers.may_have(ASKER));
     }
 
     #[test]
-    fn a_word_that_somebody_was_told_is_superseded_only_when_its_record_is_not_believed_any_more() {
+    fn a_word_that_others_were_told_is_superseded_only_when_its_record_is_not_believed_any_more() {
         let served = served();
         let commit = |old, new, kind, cleared| {
             let _locked = served.lock(SLOT).expect("free");
             served.commit((SLOT, word(old), word(new)), kind, (cleared, 0), None).is_some()
         };
-        assert!(!served.was_told(SLOT), "nobody has anything of an earlier epoch");
+        assert_eq!(
+            served.take_told(SLOT),
+            Told::default(),
+            "nobody has anything of an earlier epoch"
+        );
         assert!(commit(1, 2, WriteKind::Update, false));
-        let locked = served.lock(SLOT).expect("free");
         assert!(
             !search(&served, Some(ASKER)).cache,
-            "by its address alone, in the middle of a write"
+            "a key that is written as often as it is read"
         );
+        let told = served.take_told(SLOT);
+        assert!(told.sharers.may_have(ASKER) && !told.pairs && !told.others, "it is told");
+        assert!(commit(2, 3, WriteKind::Update, false));
+        let locked = served.lock(SLOT).expect("free");
+        search(&served, Some(ASKER));
         drop(locked);
-        assert!(served.was_told(SLOT));
-        assert!(!commit(2, 3, WriteKind::Update, false), "the asker may read by it");
-        assert_eq!(search(&served, None).word, word(2).0, "nothing happened");
-        assert!(commit(2, 3, WriteKind::Update, true));
-        assert!(!served.was_told(SLOT));
-        served.count_reads(&[ReadCount { index: SLOT.0, count: 100 }]);
-        assert!(search(&served, Some(ASKER)).cache);
-        assert!(!served.was_told(SLOT), "who caches the pair is told when it goes");
-        assert!(commit(3, 4, WriteKind::Insert, false));
-        assert!(served.was_told(SLOT), "its writer may ask later whether it was there");
+        assert!(
+            !commit(3, 4, WriteKind::Update, false),
+            "the asker may read by it, and is not told"
+        );
+        assert_eq!(search(&served, None).word, word(3).0, "nothing happened");
+        assert!(commit(3, 4, WriteKind::Update, true));
+        assert!(!served.take_told(SLOT).others);
+        search(&served, None);
+        assert!(!commit(4, 5, WriteKind::Update, false), "who has no lease is not told either");
+        assert!(commit(4, 5, WriteKind::Insert, true));
+        assert!(served.take_told(SLOT).others, "its writer may ask later whether it was there");
     }
 
     #[test]
@@ -361,7 +363,7 @@ mod tests {
         let served = served();
         let write = |old, new, kind| {
             let _locked = served.lock(SLOT).expect("free");
-            served.take_sharers(SLOT);
+            served.take_told(SLOT);
             served.commit((SLOT, old, new), kind, (true, 0), Some(WRITER)).expect("cleared")
         };
         assert!(!write(word(1), word(2), WriteKind::Update));

@@ -58,9 +58,6 @@ use served::Locked;
 pub(crate) use served::{Offloaded, Served};
 pub(crate) use sharers::Leases;
 
-/// So many who may have an address are told; for more its record's valid bit is cleared.
-const SHARERS_FEW: u32 = 2;
-
 type Preparing<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
 /// The partitions that are served here.
@@ -278,8 +275,8 @@ impl Inner {
         };
         let address = self.table.slot(served.assigned.shape, index);
         let Told { sharers, pairs, others } = served.take_told(index);
-        // Who has a pair has to be told. To tell a few is less than to clear a bit on all copies.
-        let messages = pairs || sharers.count() <= SHARERS_FEW;
+        // Who has a pair has to be told.
+        let messages = pairs || self.are_few(sharers, wanted.from);
         let skips = self.settings.sabotage.no_clearing;
         let wanted_clear = others || !messages || wanted.kind != WriteKind::Update;
         let mut clears = !skips && (wanted_clear || self.table.rival.is_some());

@@ -119,7 +119,25 @@ impl Inner {
         (Grant { session, lease_us: lease_ns / 1000, stamp_us }, number)
     }
 
-    /// Tells all who may have cached the key's pair that it is being superseded. Done when none of them serves it any more.
+    /// Whether to tell sharers that an address is superseded is less work than to clear its record's valid bit. Two messages for each are spread over the
+    /// cards of all compute nodes, a WRITE for each copy over those of the memory nodes, which are as many at least: so up to a half of the compute
+    /// nodes, less something, as all answers are waited for. A `writer` of another node waits longer for messages to itself.
+    pub(super) fn are_few(&self, sharers: Sharers, writer: ClientId) -> bool {
+        if sharers.is_empty() {
+            return true;
+        }
+        let Ok(joined) = self.joined() else { return false };
+        let map = Arc::clone(&joined.map.read());
+        let is_told = |member: &Member| {
+            member.client == writer
+                && writer != self.pool.client()
+                && sharers.may_have(ComputeId(member.number))
+        };
+        let most = map.members.len() as u32 * 2 / 5;
+        sharers.count() <= most && !map.members.iter().any(is_told)
+    }
+
+    /// Tells all who may have cached the key's pair, or its address, that it is being superseded. Done when none of them serves it any more.
     pub(super) async fn tell_sharers(&self, sharers: Sharers, hash: KeyHash) -> Result<()> {
         if sharers.is_empty() || self.settings.sabotage.no_invalidation {
             return Ok(());

@@ -1,5 +1,6 @@
 //! Changing the index: one-sided where clients may, by the partition's node otherwise.
 
+use std::fmt;
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
@@ -9,6 +10,7 @@ use super::cached::Source;
 use super::look::Looked;
 use crate::format::{Slot, SlotIndex};
 use crate::ids::PartitionId;
+use crate::node::frees::Held;
 use crate::node::peers::{Asked, Peer};
 use crate::node::records::Written;
 use crate::node::{Inner, PAUSE};
@@ -24,9 +26,31 @@ pub(super) struct Unsettled {
     kind: WriteKind,
     expect: Slot,
     asked: Asked,
+    awaited: Awaited,
     peer: Arc<Peer>,
     /// This node's clock before it asked.
     seen_ns: u64,
+}
+
+/// The answer to a write, which may make the word that it supersedes this node's to give back. Held until then; a sweep finds it if the answer never comes.
+struct Awaited {
+    inner: Arc<Inner>,
+    came: bool,
+    _held: Held,
+}
+
+impl fmt::Debug for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Awaited({})", self.came)
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        if !self.came {
+            self.inner.want_sweep();
+        }
+    }
 }
 
 /// Where a write is that was done.
@@ -113,7 +137,9 @@ impl Inner {
             };
         };
         let asked = Asked::new(&message);
-        let open = Unsettled { entry, record, kind, expect, asked, peer, seen_ns };
+        let awaited =
+            Awaited { inner: Arc::clone(self), came: false, _held: self.frees.hold(expect) };
+        let open = Unsettled { entry, record, kind, expect, asked, awaited, peer, seen_ns };
         self.ask_on(open, until_ns).await
     }
 
@@ -128,7 +154,13 @@ impl Inner {
                     match self.submitted(&answer, open.kind, asked, record)? {
                         // The next map says what came of it.
                         Submitted::Fenced => {}
-                        other => return Ok(other),
+                        other => {
+                            open.awaited.came = true;
+                            if let Message::Written { place, yours: true, .. } = answer {
+                                self.free_later(Slot(place.word));
+                            }
+                            return Ok(other);
+                        }
                     }
                 }
                 Ok(None) => {}
@@ -154,7 +186,7 @@ impl Inner {
         record: Written,
     ) -> Result<Submitted> {
         match answer {
-            Message::Written { place, cache, grant } => {
+            Message::Written { place, cache, grant, .. } => {
                 if kind == WriteKind::Delete && entry.offloaded {
                     // The proxy had no use for the tombstone.
                     self.free_unpublished(record);

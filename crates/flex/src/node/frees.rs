@@ -1,6 +1,6 @@
 //! Records that were superseded, on their way back to who owns their block.
 //!
-//! Whoever commits a write gives the old record's word to its block's owner. A message goes out under one number until it is answered, so it
+//! Whoever commits a write gives the old record's word to its block's owner; a writer who is that itself is told so with the answer, and needs no message. A message goes out under one number until it is answered, so it
 //! is executed once; should the owner be gone, nobody knows whether it was, and the words are dropped: whoever adopts the block sweeps it
 //! (`sweep.rs`). What this node may still give back is **held**: a sweep takes it for in use, so that a piece is not freed by the
 //! sweep, used again, and then freed by a message that was late.
@@ -82,6 +82,13 @@ impl Inner {
         self.runtime.spawn("flex-free", Box::pin(task));
     }
 
+    /// Whether a record is known to lie in a block of another node's, `client`.
+    pub(crate) fn is_block_of(&self, slot: Slot, client: ClientId) -> bool {
+        let range = self.table.record(slot).filter(|_| slot.is_live());
+        let open = range.and_then(|range| self.pool.try_open(range.address.block));
+        client != self.pool.client() && open.is_some_and(|open| open.config.owner == Some(client))
+    }
+
     /// What lies in a block of this node's, and whose length the word says, needs no message and no task.
     fn free_at_once(&self, old: Slot) -> bool {
         let Some(range) = self.table.record(old) else { return true };
@@ -99,7 +106,8 @@ impl Inner {
     async fn send_back(self: &Arc<Self>, held: &Held) -> Result<()> {
         let Some(range) = self.table.record(Slot(held.word)) else { return Ok(()) };
         let block = range.address.block;
-        let known = self.pool.try_open(block).and_then(|open| open.config.owner);
+        // Opened once, its owner is known from then on.
+        let known = self.table.open(range.address).await?.config.owner;
         let owner = match known.filter(|owner| self.is_member(*owner)) {
             Some(owner) => owner,
             // As it was opened, the block was of somebody who is gone.

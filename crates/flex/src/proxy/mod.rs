@@ -240,7 +240,7 @@ impl Inner {
         let done = self.write_structure(served, wanted).await?;
         Ok(done.map(|place| {
             let (grant, _) = self.lease_to(wanted.from, wanted.came_us);
-            Message::Written { place, cache: false, grant }
+            Message::Written { place, cache: false, yours: false, grant }
         }))
     }
 
@@ -300,8 +300,13 @@ impl Inner {
                 }
             }
         };
-        self.free_later(old);
-        Ok(Ok(Message::Written { place: Place { index: index.0, word: old.0 }, cache, grant }))
+        // The writer holds the word that it named, and gives it back without a message if it lies in a block of its own.
+        let yours = old == wanted.expect && self.is_block_of(old, wanted.from);
+        if !yours {
+            self.free_later(old);
+        }
+        let place = Place { index: index.0, word: old.0 };
+        Ok(Ok(Message::Written { place, cache, yours, grant }))
     }
 
     /// The new word on all copies; then the old record without its valid bit, if it is to lose it. The copies may be ahead of the slot here from now

@@ -9,7 +9,7 @@ use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct}
 /// apart by it.
 pub const MARK: u8 = 0x80;
 /// Version of the messages, with the mark; the first byte of each.
-pub const VERSION: u8 = MARK | 2;
+pub const VERSION: u8 = MARK | 3;
 
 /// What a write does to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,7 +85,7 @@ pub struct Candidate {
     pub index: u32,
     /// The committed word in it.
     pub word: u64,
-    /// Whether the asker may cache the pair: it is among the slot's sharers now. The address it may always cache.
+    /// Whether the asker may cache the pair: it is among the slot's sharers now. The address it may always cache: as a sharer, or as one of the others.
     pub cache: bool,
 }
 
@@ -270,6 +270,8 @@ wire_messages! {
         place: Place,
         /// Whether the sender may cache the new pair: it is among the sharers now.
         cache: bool,
+        /// Whether the record that was there before, which lies in a block of the sender's, is the sender's to give back.
+        yours: bool,
         /// Clock and lease.
         grant: Grant,
     }

@@ -10,13 +10,13 @@ fn hex(message: &Message) -> String {
 #[test]
 fn golden_bytes() {
     let search = Message::Search { partition: 7, epoch: 3, hash: 0x0102, reads: 4 };
-    assert_eq!(hex(&search), "82010700000003000000020100000000000004000000");
+    assert_eq!(hex(&search), "83010700000003000000020100000000000004000000");
     let grant = Grant { session: 1, lease_us: 3, stamp_us: 2 };
     let slots = vec![Candidate { index: 8, word: 9, cache: true }];
     let found = Message::Found { slots, grant };
     assert_eq!(
         hex(&found),
-        "82020108000000090000000000000001010000000000000003000000000000000200000000000000"
+        "83020108000000090000000000000001010000000000000003000000000000000200000000000000"
     );
     let key = RemoteKey {
         node: NodeId(1),
@@ -30,10 +30,16 @@ fn golden_bytes() {
     assert_eq!(Message::decode(&counted.encode()), Ok(counted.clone()));
     assert_eq!(
         hex(&counted),
-        "82240100000000000000020000000000000003000000040000000000000005000000000000000106000000"
+        "83240100000000000000020000000000000003000000040000000000000005000000000000000106000000"
+    );
+    let place = Place { index: 8, word: 9 };
+    let written = Message::Written { place, cache: true, yours: true, grant };
+    assert_eq!(
+        hex(&written),
+        "83040800000009000000000000000101010000000000000003000000000000000200000000000000"
     );
     let declined = Message::Declined { why: Why::Resolve, grant };
-    assert_eq!(hex(&declined), "820502010000000000000003000000000000000200000000000000");
+    assert_eq!(hex(&declined), "830502010000000000000003000000000000000200000000000000");
 }
 
 #[test]

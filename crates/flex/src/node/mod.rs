@@ -363,6 +363,10 @@ impl Inner {
                 self.caching.invalidate(KeyHash(*hash));
                 Message::Done {}
             }
+            Message::Sweep {} => {
+                self.want_sweep();
+                Message::Done {}
+            }
             Message::Count {} => Message::Counted { figures: self.figures() },
             _ => return None,
         })

@@ -1,7 +1,8 @@
 //! Sweeps: pieces of this node's blocks to which nobody refers are freed, and blocks that it adopted are taken into use.
 //!
 //! Lost are: a record that its writer had written when it died, or whose fate it never heard; one that was superseded by somebody who died
-//! before giving it back; a subtable that was made larger by somebody who died. `pieces.rs` has the steps and why they find no
+//! before giving it back, or by a write that its proxy gave up and the next map took for done ([`Inner::have_swept`]); a subtable that was made larger by
+//! somebody who died. `pieces.rs` has the steps and why they find no
 //! more than that. The order of questions matters: first what the index refers to, then what nodes hold. What left the index before the
 //! first question is held by whoever took it out, until it was given back.
 //!
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use archipelago_base::{Error, Result};
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_pool::{Address, BlockId, Owned};
 
 use super::Inner;
@@ -33,6 +34,48 @@ impl Inner {
     /// A sweep is to come.
     pub(crate) fn want_sweep(&self) {
         self.wants_sweep.store(AGAIN_MAX, Ordering::SeqCst);
+    }
+
+    /// This node, a partition's proxy, gave a write up that may be on copies of the index: whether it happened is decided when the partition is taken anew, and then
+    /// nobody knows what it superseded. The owner of the block in which `old` lies is told to sweep, once the partition is at another epoch. Should this node die
+    /// first, everybody sweeps.
+    pub(crate) fn have_swept(self: &Arc<Self>, assigned: Assigned, old: Slot) {
+        let Some(range) = self.table.record(old).filter(|_| old.is_live()) else { return };
+        let inner = Arc::clone(self);
+        let task = async move {
+            while !inner.pool.is_evicted() {
+                inner.runtime.sleep(inner.settings.lease).await;
+                match inner.is_owner_told(assigned, range).await {
+                    Ok(false) => {}
+                    Ok(true) => return,
+                    Err(error) => {
+                        if error.kind() == ErrorKind::NotFound {
+                            return;
+                        }
+                        tracing::debug!(%error, "a block's owner is not told to sweep yet");
+                    }
+                }
+            }
+        };
+        self.runtime.spawn("flex-swept", Box::pin(task));
+    }
+
+    /// Whether the partition is at another epoch and the owner of the block told, or gone.
+    async fn is_owner_told(self: &Arc<Self>, assigned: Assigned, range: Range) -> Result<bool> {
+        let map = Arc::clone(&self.joined()?.map.read());
+        let entry = map.entries.get(assigned.partition as usize);
+        if entry.is_some_and(|entry| entry.epoch == assigned.epoch) {
+            return Ok(false);
+        }
+        let owner = self.pool.locate(range.address.block).await?.owner;
+        let owner = owner.ok_or_else(|| Error::busy("no owner"))?;
+        if owner == self.pool.client() {
+            self.want_sweep();
+            return Ok(true);
+        }
+        let Some(peer) = self.peer_of(owner) else { return self.pool.is_gone(owner).await };
+        let answer = self.ask_once(&peer, &mut Asked::new(&Message::Sweep {})).await?;
+        Ok(matches!(answer, Some(Message::Done {})))
     }
 
     /// Sweeps when it is wanted, for as long as the node lives.

@@ -6,7 +6,8 @@
 //!
 //! Invariants: 1. it acts within the partition's door, at the entry of the map that the change was begun under: once the partition is
 //! changed, whoever changes it takes pending slots forward; 2. of a partition's structure it acts with the slot's lock, as the change did; 3. it
-//! swaps nothing: a change that had not begun never does. Failure: none; who is taken for dead stops, and its successor settles the slot. Cost:
+//! swaps nothing: a change that had not begun never does. Failure: who is taken for dead stops, and its successor settles the slot; so does, with a warning, who finds the
+//! block gone or unreadable. Cost:
 //! nothing but after an error, then a READ in each lease until it is done.
 
 use std::sync::Arc;

@@ -52,7 +52,7 @@ use crate::node::Inner;
 use crate::onesided::{Change, Put, Unfinished};
 use crate::rivals::Rival;
 use crate::table::FromCopy;
-use crate::wire::{Message, Place, ReadCount, Why, WriteKind};
+use crate::wire::{Grant, Message, Place, ReadCount, Why, WriteKind};
 
 use served::Locked;
 pub(crate) use served::{Offloaded, Served};
@@ -273,6 +273,30 @@ impl Inner {
             WriteKind::Delete => self.deleted_now(),
             _ => wanted.new,
         };
+        let written = (index, old, end);
+        let (cache, grant) = match self.supersede(served, wanted, written).await {
+            Ok(superseded) => superseded,
+            Err(error) => {
+                self.have_swept(served.assigned, old);
+                return Err(error);
+            }
+        };
+        // The writer holds the word that it named, and gives it back without a message if it lies in a block of its own.
+        let yours = old == wanted.expect && self.is_block_of(old, wanted.from);
+        if !yours {
+            self.free_later(old);
+        }
+        let place = Place { index: index.0, word: old.0 };
+        Ok(Ok(Message::Written { place, cache, yours, grant }))
+    }
+
+    /// Writes `end` over `old`, in the pool and here; whether the writer may cache the pair, and its lease. After an error the next map says whether it happened.
+    async fn supersede(
+        &self,
+        served: &Arc<Served>,
+        wanted: Wanted<'_>,
+        (index, old, end): (SlotIndex, Slot, Slot),
+    ) -> Result<(bool, Grant)> {
         let address = self.table.slot(served.assigned.shape, index);
         let Told { sharers, pairs, others } = served.take_told(index);
         // Who has a pair has to be told.
@@ -289,24 +313,14 @@ impl Inner {
             preparing.await?;
         }
         let (grant, sharer) = self.lease_to(wanted.from, wanted.came_us);
-        let written = (index, old, end);
-        let cache = loop {
-            let counts = (clears || skips, wanted.reads);
-            match served.commit(written, wanted.kind, counts, sharer) {
-                Some(cache) => break cache,
-                None => {
-                    clears = true;
-                    self.prepare_commit(served, (address, end), Some(old)).await?;
-                }
+        loop {
+            let (slot, counts) = ((index, old, end), (clears || skips, wanted.reads));
+            if let Some(cache) = served.commit(slot, wanted.kind, counts, sharer) {
+                return Ok((cache, grant));
             }
-        };
-        // The writer holds the word that it named, and gives it back without a message if it lies in a block of its own.
-        let yours = old == wanted.expect && self.is_block_of(old, wanted.from);
-        if !yours {
-            self.free_later(old);
+            clears = true;
+            self.prepare_commit(served, (address, end), Some(old)).await?;
         }
-        let place = Place { index: index.0, word: old.0 };
-        Ok(Ok(Message::Written { place, cache, yours, grant }))
     }
 
     /// The new word on all copies; then the old record without its valid bit, if it is to lose it. The copies may be ahead of the slot here from now

@@ -290,7 +290,7 @@ wire_messages! {
         /// Of which slots.
         counts: Vec<ReadCount>,
     }
-    /// Proxy → sharer: the pair of this key is being superseded; answered when it is cached no more.
+    /// Proxy → sharer: the pair, or the address, of this key is being superseded; answered when it is cached no more.
     Invalidate = 9 { /** The key's hash. */ hash: u64 }
     /// Committer → owner of the block: records that nobody reads any more.
     Free = 10 { /** Their slots' words. */ words: Vec<u64> }
@@ -439,6 +439,8 @@ wire_messages! {
     Referred = 33 { /** Them. */ words: Vec<u64> }
     /// Owner of blocks → compute node: what there may it still give back, or put into the index?
     Holds = 34 { /** Which blocks. */ blocks: Vec<BlockId> }
+    /// Proxy → owner of blocks: a write was given up and may have happened; what it superseded may lie in them. To be swept.
+    Sweep = 37 {}
     /// Compute node → coordinator, now and then: it is there.
     Here = 31 {
         /// As which client of the pool.

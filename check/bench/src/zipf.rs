@@ -83,19 +83,21 @@ pub(crate) enum Distribution {
 pub(crate) struct Chooser {
     distribution: Distribution,
     zipf: Zipf,
+    /// Records at the start: zipfian ranks are scattered over them, so that what is hot stays hot while records are added, as YCSB's does.
+    start: u64,
 }
 
 impl Chooser {
     /// A chooser over what are `records` records at the start.
     pub(crate) fn new(distribution: Distribution, records: u64, theta: f64) -> Self {
-        Self { distribution, zipf: Zipf::new(records, theta) }
+        Self { distribution, zipf: Zipf::new(records, theta), start: records }
     }
 
     /// A record among the `records` that exist now.
     #[inline]
     pub(crate) fn next(&self, rng: &mut Rng, records: u64) -> u64 {
         match self.distribution {
-            Distribution::Zipfian => scramble(self.zipf.next(rng), records),
+            Distribution::Zipfian => scramble(self.zipf.next(rng), self.start),
             Distribution::Uniform => below(rng, records),
             Distribution::Latest => (records - 1).saturating_sub(self.zipf.next(rng)),
         }

@@ -122,14 +122,15 @@ pub struct Policy {
     pub hit_ratio_target: f64,
     /// How often the hit ratio is looked at and moves are decided, in milliseconds. 500.
     pub interval_ms: u64,
-    /// How long until an access counts half, in milliseconds. 10,000.
+    /// How long at least until an access counts half, in milliseconds. 10,000. Longer, up to thirty times as long, while less was read than
+    /// tells parts of files apart.
     pub half_life_ms: u64,
     /// Most threads that copy and move, in all. 16; with `threads_fixed` exactly so many, whatever
     /// the writers: to compare with.
     pub threads_max: usize,
     /// See `threads_max`.
     pub threads_fixed: bool,
-    /// Unit of copies of parts of files. 1 MiB.
+    /// Unit of copies of parts of files. 0, the default: a 128th of the file, at least 4 KiB.
     pub range_bytes: u64,
     /// Whether hot files are copied whole, by range, or as their accesses suggest.
     pub cache_by: CacheBy,
@@ -142,7 +143,7 @@ pub struct Policy {
 /// See [`Policy::cache_by`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheBy {
-    /// Ranges where a small part of the file has most of the accesses, else the whole file.
+    /// The hottest ranges; whole files where there is room for all of them, or most of a file is hot.
     #[default]
     Adaptive,
     /// Whole files only.
@@ -161,7 +162,7 @@ impl Default for Policy {
             half_life_ms: 10_000,
             threads_max: 16,
             threads_fixed: false,
-            range_bytes: 1 << 20,
+            range_bytes: 0,
             cache_by: CacheBy::Adaptive,
             online: true,
             fast_levels: None,

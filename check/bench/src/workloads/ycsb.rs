@@ -105,7 +105,7 @@ fn run(worker: &mut Worker<'_>, mix: Mix) -> Result<()> {
     let flags = worker.bench.flags;
     let default = if mix.newest { Distribution::Latest } else { Distribution::Zipfian };
     let distribution = flags.ycsb.ycsb_distribution.unwrap_or(default);
-    let records = worker.bench.records.load(Ordering::Relaxed);
+    let records = flags.load.num;
     let is_bucketlsm = ["ycsbget", "ycsbscan"].contains(&worker.bench.spec.name);
     let default = if is_bucketlsm { THETA_BUCKETLSM } else { THETA };
     let theta = flags.ycsb.ycsb_theta.unwrap_or(default);

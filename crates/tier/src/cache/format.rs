@@ -12,7 +12,9 @@ use archipelago_base::codec::{Reader, put_u32, put_u64};
 /// What a checksum covers.
 pub(crate) const CHUNK_BYTES: u64 = 4096;
 const MAGIC: &[u8; 8] = b"ARCHCOPY";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// In version 1 every range began at a multiple of [`CHUNK_BYTES`] of the copy; it is still read.
+const VERSION_MIN: u32 = 1;
 /// The last bytes: length and checksum of the index.
 pub(crate) const TRAILER_BYTES: u64 = 8;
 
@@ -22,7 +24,7 @@ pub(crate) struct Extent {
     /// Where it begins in the file.
     pub(crate) start: u64,
     pub(crate) len: u64,
-    /// Where it begins in the copy; a multiple of [`CHUNK_BYTES`].
+    /// Where it begins in the copy.
     pub(crate) at: u64,
 }
 
@@ -49,12 +51,12 @@ fn binding(namespace: &[u8; 16], file: u64) -> [u8; 16] {
     id
 }
 
-/// Lays ranges out in a copy. They are sorted, disjoint, and begin at multiples of [`CHUNK_BYTES`].
+/// Lays ranges out in a copy, one right after another. They are sorted and disjoint.
 pub(crate) fn lay_out(ranges: &[(u64, u64)]) -> Vec<Extent> {
     let mut at = 0;
     let lay = |&(start, len): &(u64, u64)| {
         let extent = Extent { start, len, at };
-        at += len.next_multiple_of(CHUNK_BYTES);
+        at += len;
         extent
     };
     ranges.iter().map(lay).collect()
@@ -143,7 +145,8 @@ impl CopyIndex {
             return None;
         }
         let mut reader = Reader::new(body);
-        let known = reader.take(MAGIC.len())? == MAGIC && reader.u32()? == VERSION;
+        let known =
+            reader.take(MAGIC.len())? == MAGIC && (VERSION_MIN..=VERSION).contains(&reader.u32()?);
         if !known || reader.take(16)? != namespace || reader.u64()? != file {
             return None;
         }
@@ -153,9 +156,8 @@ impl CopyIndex {
             let extent = Extent { start: reader.u64()?, len: reader.u64()?, at: reader.u64()? };
             let end = extent.at.checked_add(extent.len)?;
             let in_order = extents.last().is_none_or(|last| last.start + last.len <= extent.start);
-            let sound = extent.len > 0 && extent.at.is_multiple_of(CHUNK_BYTES);
             if !in_order
-                || !sound
+                || extent.len == 0
                 || end > data_len
                 || extent.start.checked_add(extent.len).is_none()
             {
@@ -195,9 +197,9 @@ mod tests {
         let (index, mut data) = sample();
         assert_eq!(index.find(0, 10_000), Some(0));
         assert_eq!(index.find(9_999, 2), None, "the range ends there");
-        assert_eq!(index.find(65_536 + 100, 10), Some(12_288 + 100));
+        assert_eq!(index.find(65_536 + 100, 10), Some(10_000 + 100));
         assert_eq!(index.find(50_000, 1), None);
-        assert_eq!(index.find(136_071, 1), Some(20_480 + 4999));
+        assert_eq!(index.find(136_071, 1), Some(18_192 + 4999));
         assert!(index.verify(4096, &data[4096..12_288]));
         data[5000] ^= 1;
         assert!(!index.verify(4096, &data[4096..12_288]));
@@ -214,6 +216,16 @@ mod tests {
         assert_eq!(CopyIndex::decode(&[7; 16], 42, &bytes).as_ref(), Some(&index));
         assert_eq!(CopyIndex::decode(&[7; 16], 43, &bytes), None);
         assert_eq!(CopyIndex::decode(&[8; 16], 42, &bytes), None);
+        let of_version = |version| {
+            let mut other = bytes[..bytes.len() - 4].to_vec();
+            other[8] = version;
+            let body = other.len() - 4;
+            let sum = crc(&other[..body]);
+            put_u32(&mut other, sum);
+            CopyIndex::decode(&[7; 16], 42, &other)
+        };
+        assert_eq!(of_version(1).as_ref(), Some(&index), "version 1 had gaps, and nothing else");
+        assert_eq!((of_version(0), of_version(3)), (None, None));
         let mut rng = Rng::with_seed(1);
         for _ in 0..2000 {
             let mut damaged = bytes.clone();
@@ -234,7 +246,7 @@ mod tests {
         assert_eq!(hex, GOLDEN);
     }
 
-    const GOLDEN: &str = "41524348434f505901000000010101010101010101010101010101010200000000000000\
+    const GOLDEN: &str = "41524348434f505902000000010101010101010101010101010101010200000000000000\
         030000000000000001000000001000000000000003000000000000000000000000000000\
-        0100000085ad11c750000000ad25d0b3";
+        0100000085ad11c75000000017f2a4f9";
 }

@@ -54,6 +54,8 @@ pub(crate) enum Count {
     ReadBytes,
     ForegroundReads,
     CacheReads,
+    /// Of users.
+    CacheHits,
     WrittenBytes,
     Errors,
     FilesIn,
@@ -67,7 +69,7 @@ pub(crate) enum Count {
     WriteBusyNs,
 }
 
-pub(crate) const COUNTS: usize = 16;
+pub(crate) const COUNTS: usize = 17;
 
 /// See the module.
 #[derive(Debug)]

@@ -21,7 +21,9 @@ use parking_lot::Mutex;
 
 use super::copy::Physical;
 use super::shared::Shared;
+use crate::cache::FileReads;
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
+use crate::cache::ranges::RangeReads;
 use crate::device::{Count, Device};
 
 /// A copy of a file on a faster device.
@@ -31,8 +33,6 @@ pub(crate) struct CachedCopy {
     pub(crate) whole: bool,
     /// Read once, when the first handle needs it.
     index: OnceLock<Option<Arc<CopyIndex>>>,
-    /// Reads that it served since it was last looked at.
-    pub(crate) hits: AtomicU64,
 }
 
 impl CachedCopy {
@@ -41,7 +41,13 @@ impl CachedCopy {
         if let Some(index) = index {
             let _first = cell.set(Some(Arc::new(index)));
         }
-        Arc::new(Self { physical, whole, index: cell, hits: AtomicU64::new(0) })
+        Arc::new(Self { physical, whole, index: cell })
+    }
+
+    /// Start and length of what it holds, as far as that is known: a handle that reads it has to have been opened.
+    pub(crate) fn ranges(&self) -> Option<Vec<(u64, u64)>> {
+        let index = self.index.get()?.as_ref()?;
+        Some(index.extents().iter().map(|extent| (extent.start, extent.len)).collect())
     }
 
     /// Whether its index was read and is damaged.
@@ -91,9 +97,11 @@ pub(crate) struct Entry {
     pub(crate) gone: AtomicBool,
     /// Foreground reads since the last look, over all ranges.
     pub(crate) reads: AtomicU64,
-    /// The same by range; made by the first read that counts.
-    ranges: OnceLock<Box<[AtomicU32]>>,
-    /// Aged accesses, as the bits of an `f64`.
+    /// The same by range, aged; made by the first read that counts.
+    ranges: OnceLock<RangeReads>,
+    /// Aged accesses of unknown place, as the bits of an `f64`.
+    inherited: AtomicU64,
+    /// All aged accesses at the last look, as the bits of an `f64`.
     heat: AtomicU64,
     /// When it was read last, as far as looks tell, in milliseconds of the tiers' clock.
     pub(crate) last_read_ms: AtomicU64,
@@ -119,6 +127,7 @@ impl Entry {
             gone: AtomicBool::new(false),
             reads: AtomicU64::new(0),
             ranges: OnceLock::new(),
+            inherited: AtomicU64::new(0),
             heat: AtomicU64::new(0),
             last_read_ms: AtomicU64::new(0),
             born_ms: AtomicU64::new(0),
@@ -138,21 +147,34 @@ impl Entry {
         f64::from_bits(self.heat.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set_heat(&self, heat: f64) {
-        self.heat.store(heat.to_bits(), Ordering::Relaxed);
+    /// It has so many accesses more, nobody knows where in it.
+    pub(crate) fn inherit(&self, accesses: f64) {
+        let add = |to: &AtomicU64| {
+            let sum = f64::from_bits(to.load(Ordering::Relaxed)) + accesses;
+            to.store(sum.to_bits(), Ordering::Relaxed);
+        };
+        add(&self.inherited);
+        add(&self.heat);
     }
 
-    /// Reads of each range, which is `range_bytes` long; empty if nobody counted.
-    pub(crate) fn range_reads(&self) -> Vec<u32> {
-        let ranges = self.ranges.get().map_or(&[][..], |ranges| ranges);
-        ranges.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+    /// In how many ranges it is counted.
+    pub(crate) fn ranges(&self) -> usize {
+        self.ranges.get().map_or(0, RangeReads::len)
     }
 
-    /// Halves what was counted of ranges.
-    pub(crate) fn age_ranges(&self) {
-        for count in self.ranges.get().map_or(&[][..], |ranges| ranges) {
-            count.store(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
+    /// Its accesses, after those so far were halved if `ages`.
+    pub(crate) fn look(&self, len: u64, ages: bool) -> FileReads {
+        let mut inherited = f64::from_bits(self.inherited.load(Ordering::Relaxed));
+        if ages {
+            inherited /= 2.0;
+            self.inherited.store(inherited.to_bits(), Ordering::Relaxed);
+            self.ranges.get().into_iter().for_each(RangeReads::halve);
         }
+        let spans = self.ranges.get().map(RangeReads::spans).unwrap_or_default();
+        let ranges = self.ranges() as u64;
+        let reads = FileReads { len, inherited, ranges, spans, trust: 1.0 };
+        self.heat.store(reads.heat().to_bits(), Ordering::Relaxed);
+        reads
     }
 
     /// Opens a handle.
@@ -232,15 +254,10 @@ impl Entry {
     }
 
     #[inline]
-    fn count_read(&self, offset: u64, shared: &Shared, len: u64) {
+    fn count_read(&self, (offset, bytes): (u64, u64), shared: &Shared, len: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        let ranges = self.ranges.get_or_init(|| {
-            let count = len.div_ceil(shared.policy.range_bytes).max(1);
-            (0..count).map(|_| AtomicU32::new(0)).collect()
-        });
-        if let Some(count) = ranges.get((offset / shared.policy.range_bytes) as usize) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
+        let ranges = self.ranges.get_or_init(|| RangeReads::new(len, shared.policy.range_bytes));
+        ranges.count(offset, bytes);
     }
 }
 
@@ -387,7 +404,7 @@ impl TierReader {
                     device.add(Count::CacheReads, 1);
                     if foreground {
                         device.add(Count::ForegroundReads, 1);
-                        cached.copy.hits.fetch_add(1, Ordering::Relaxed);
+                        device.add(Count::CacheHits, 1);
                     }
                     return true;
                 }
@@ -443,7 +460,7 @@ impl RandomFile for TierReader {
         let route = self.route.load();
         let foreground = context.purpose == IoPurpose::ForegroundRead;
         if foreground {
-            self.entry.count_read(offset, &self.shared, self.len);
+            self.entry.count_read((offset, buf.len() as u64), &self.shared, self.len);
         } else if matches!(context.purpose, IoPurpose::Compaction { .. }) {
             carry(&self.shared, &self.entry, buf.len() as u64, self.len);
         }
@@ -468,8 +485,8 @@ impl RandomFile for TierReader {
         }
         let bytes = requests.iter().map(|(_, buf)| buf.len() as u64).sum();
         if foreground {
-            for (offset, _) in requests.iter() {
-                self.entry.count_read(*offset, &self.shared, self.len);
+            for (offset, buf) in requests.iter() {
+                self.entry.count_read((*offset, buf.len() as u64), &self.shared, self.len);
             }
         } else if matches!(context.purpose, IoPurpose::Compaction { .. }) {
             carry(&self.shared, &self.entry, bytes, self.len);

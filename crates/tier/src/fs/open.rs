@@ -481,7 +481,7 @@ fn make_entries(
                 entry.inside.lock().missing = true;
             }
         }
-        entry.set_heat(file.heat as f64);
+        entry.inherit(file.heat as f64);
         if let Some(level) = file.level {
             note_level(device, level);
         }

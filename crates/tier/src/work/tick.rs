@@ -1,7 +1,7 @@
 //! One look at the tiers: ages accesses, and decides on copies, moves and the scheme.
 //!
 //! What is decided is decided by the pure functions of [`crate::cache`], [`crate::migrate`] and
-//! [`crate::scheme`]; this gathers their inputs and queues what they want. Cost: a pass over all files.
+//! [`crate::scheme`]; this gathers their inputs and queues what they want. Cost: a pass over all files and their ranges.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,8 +11,10 @@ use archipelago_env::FileClass;
 
 use super::{Job, JobKind};
 use crate::activity::Totals;
+use crate::cache::ageing::{Ageing, Interval};
 use crate::cache::{
-    CacheAction, CacheInput, Candidate, CopyPlan, Held, choose, plan, wants_copies,
+    CacheAction, CacheInput, Candidate, CopyPlan, FileReads, Held, choose, is_worth_renewing, plan,
+    trust, wants_copies, worth,
 };
 use crate::device::{Count, Device};
 use crate::fs::entry::{CachedCopy, Entry};
@@ -22,9 +24,6 @@ use crate::migrate::{Pressure, Resident, excess, pick, pressure, queue_room};
 use crate::scheme::{Follower, LEVELS, Name, Observed, SchemeInput, by_depth};
 use crate::slowness::{Watch, Wrote, limit_at};
 
-/// Ranges of a file are copied anew when its copy lacks this part of its reads.
-const MISSED_PART: f64 = 0.4;
-
 /// A read counts as much as so many written bytes where reads and writes are compared.
 const BLOCK_BYTES: u64 = 4096;
 
@@ -32,7 +31,9 @@ const BLOCK_BYTES: u64 = 4096;
 #[derive(Debug)]
 pub(crate) struct Pace {
     at_ms: u64,
-    looks: u64,
+    ageing: Ageing,
+    /// Reads of users that copies served.
+    hits: u64,
     foreground: Vec<u64>,
     totals: Totals,
     written: u64,
@@ -49,7 +50,8 @@ impl Pace {
     pub(crate) fn new(devices: usize, fast_levels: u8, totals: Totals) -> Self {
         Self {
             at_ms: 0,
-            looks: 0,
+            ageing: Ageing::default(),
+            hits: 0,
             foreground: vec![0; devices],
             totals,
             written: 0,
@@ -66,10 +68,9 @@ struct Seen {
     entry: Arc<Entry>,
     device: usize,
     len: u64,
+    reads: FileReads,
     heat: f64,
     copies: Vec<Arc<CachedCopy>>,
-    /// The part of its reads in this interval that no copy served.
-    missed: f64,
 }
 
 impl Seen {
@@ -98,13 +99,11 @@ pub(super) fn tick(shared: &Arc<Shared>) {
     let mut pace = shared.pace.lock();
     let now_ms = shared.now_ms();
     let passed_ms = now_ms.saturating_sub(std::mem::replace(&mut pace.at_ms, now_ms));
-    pace.looks += 1;
     shared.devices.iter().for_each(Device::refresh_free);
     if !shared.is_tiered {
         return;
     }
-    let age_ranges = pace.looks.is_multiple_of(16);
-    let seen = look_at_files(shared, now_ms, passed_ms, age_ranges);
+    let seen = look_at_files(shared, &mut pace, now_ms);
     note_ratios(shared, &mut pace);
     note_slowness(shared, &mut pace, passed_ms);
     for index in 0..shared.devices.len() - 1 {
@@ -123,38 +122,50 @@ pub(super) fn tick(shared: &Arc<Shared>) {
 }
 
 /// Takes every file's reads since the last look.
-fn look_at_files(shared: &Arc<Shared>, now_ms: u64, passed_ms: u64, age_ranges: bool) -> Vec<Seen> {
+fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen> {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
-    let half_lives = passed_ms as f64 / shared.policy.half_life_ms.max(1) as f64;
-    let decay = 0.5f64.powf(half_lives);
-    let mut deepest = vec![u8::MAX; shared.devices.len()];
-    let mut seen = Vec::with_capacity(entries.len());
-    for entry in entries {
+    let mut interval = Interval::default();
+    for entry in &entries {
         let reads = entry.reads.swap(0, Ordering::Relaxed);
-        let heat = entry.heat() * decay + reads as f64;
-        entry.set_heat(heat);
         if reads > 0 {
             entry.last_read_ms.store(now_ms, Ordering::Relaxed);
         }
-        if age_ranges {
-            entry.age_ranges();
-        }
+        interval.reads += reads;
+        interval.ranges += entry.ranges() as u64;
+    }
+    let hits = shared.devices.iter().map(|device| device.get(Count::CacheHits)).sum();
+    interval.hits = hits - std::mem::replace(&mut pace.hits, hits);
+    let ages = pace.ageing.look(now_ms, shared.policy.half_life_ms, interval);
+    let mut deepest = vec![u8::MAX; shared.devices.len()];
+    let mut seen = Vec::with_capacity(entries.len());
+    for entry in entries {
         let inside = entry.inside.lock();
         let (device, len, copies) = (inside.main.device, inside.main.len(), inside.copies.clone());
         drop(inside);
-        let hits: u64 = copies.iter().map(|copy| copy.hits.swap(0, Ordering::Relaxed)).sum();
-        let missed =
-            if reads == 0 { 0.0 } else { reads.saturating_sub(hits) as f64 / reads as f64 };
+        let reads = entry.look(len, ages);
+        let heat = reads.heat();
         if let Some(level) = entry.level() {
             let known = &mut deepest[device];
             *known = if *known == u8::MAX { level } else { level.max(*known) };
         }
-        seen.push(Seen { entry, device, len, heat, copies, missed });
+        seen.push(Seen { entry, device, len, reads, heat, copies });
     }
     for (device, deepest) in shared.devices.iter().zip(deepest) {
         device.deepest.store(deepest, Ordering::Relaxed);
     }
+    let trust = trust(seen.iter().map(|file| &file.reads));
+    seen.iter_mut().for_each(|file| file.reads.trust = trust);
+    pace.ageing.expect(share_of_copies(&seen));
     seen
+}
+
+/// The part of all aged accesses that the copies there are would serve.
+fn share_of_copies(seen: &[Seen]) -> f64 {
+    let served =
+        |file: &Seen| file.copies.iter().map(|copy| served_by(file, copy)).fold(0.0, f64::max);
+    let (held, all) =
+        seen.iter().fold((0.0, 0.0), |(held, all), file| (held + served(file), all + file.heat));
+    if all > 0.0 { held / all } else { 0.0 }
 }
 
 /// Foreground reads that each device served, of those that it could have served.
@@ -246,15 +257,85 @@ fn roomy(shared: &Shared, from: usize, len: u64) -> Option<usize> {
     })
 }
 
-/// Bytes that copies may still take on a device.
-fn cache_room(shared: &Shared, device: &Device) -> i64 {
+/// Bytes that copies may still take on a device: by their share, and by what files leave.
+fn cache_room(shared: &Shared, device: &Device) -> (i64, i64) {
     let load = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
     let (capacity, cached) = (load(&device.capacity), load(&device.cache_bytes));
     let part = |share: f64| (capacity as f64 * share) as i64;
     let by_share = part(device.cache_share) - cached as i64;
     let kept = part(shared.policy.migrate_below);
     let by_files = device.free().min(i64::MAX as u64) as i64 - cached as i64 - kept;
-    by_share.min(by_files)
+    (by_share, by_files)
+}
+
+/// What of which files a device could copy, and what it holds.
+#[derive(Default)]
+struct Copies<'a> {
+    candidates: Vec<Candidate>,
+    plans: HashMap<u64, CopyPlan>,
+    held: Vec<Held>,
+    by_number: HashMap<u64, (&'a Seen, &'a Arc<CachedCopy>)>,
+}
+
+impl<'a> Copies<'a> {
+    /// Of the device at `index`. Candidates only if they are wanted and `room` is told: the bytes that copies may still take, by share and by files.
+    fn of(shared: &Shared, index: usize, seen: &'a [Seen], room: Option<(i64, i64)>) -> Self {
+        let mut copies = Self::default();
+        let own_of = |file: &'a Seen| file.copies.iter().find(|copy| copy.physical.device == index);
+        let (mut cached, mut demotable) = (0, 0);
+        for file in seen {
+            if file.device == index && file.may_be_demoted(shared) {
+                let number = file.entry.id;
+                demotable += file.len as i64;
+                copies.held.push(Held { number, is_file: true, heat: file.heat, len: file.len });
+            }
+            if let Some(copy) = own_of(file) {
+                let (number, len) = (copy.physical.number, copy.physical.len());
+                let heat = served_by(file, copy);
+                copies.held.push(Held { number, is_file: false, heat, len });
+                copies.by_number.insert(number, (file, copy));
+                cached += len as i64;
+            }
+        }
+        let Some((by_share, by_files)) = room else { return copies };
+        let could = seen.iter().filter(|file| {
+            let own = own_of(file);
+            own.is_some() || (file.served_by() > index && file.device > index)
+        });
+        let room = cached + by_share.min(by_files + demotable);
+        let room = u64::try_from(room).unwrap_or(0);
+        let worth = worth(could.clone().map(|file| &file.reads), room);
+        for file in could.filter(|file| file.may_move()) {
+            copies.consider(file, own_of(file), plan(&file.reads, worth, shared.policy.cache_by));
+        }
+        copies
+    }
+
+    /// Makes a candidate of the file if what is planned is better than the copy that there is.
+    fn consider(&mut self, file: &Seen, own: Option<&Arc<CachedCopy>>, plan: Option<CopyPlan>) {
+        let Some(plan) = plan else { return };
+        let bytes = plan.bytes();
+        let (held, held_bytes) = match own {
+            Some(copy) if copy.whole => return,
+            Some(copy) => (served_by(file, copy), copy.physical.len()),
+            None => (0.0, 0),
+        };
+        if own.is_some() && !is_worth_renewing(plan.reads, held, bytes) {
+            return;
+        }
+        let (id, heat) = (file.entry.id, plan.reads - held);
+        let len = bytes.saturating_sub(held_bytes);
+        self.candidates.push(Candidate { file: id, heat, len, bytes });
+        self.plans.insert(id, plan);
+    }
+}
+
+/// The aged accesses that a copy of the file serves.
+fn served_by(file: &Seen, copy: &CachedCopy) -> f64 {
+    match copy.ranges() {
+        Some(ranges) if !copy.whole => file.reads.served_by(&ranges),
+        _ => file.heat,
+    }
 }
 
 /// Queues copies to a device and drops what is in the way.
@@ -269,42 +350,15 @@ fn fill_cache(
     let busy = waiting_moves + waiting_copies + shared.queue.running(index);
     let slots = queue_room(shared.threads_for(index, false), finished, busy);
     let wanted = wanted && !device.is_failing(shared.now_ns()) && device.cache_share > 0.0;
-    let mut plans: HashMap<u64, CopyPlan> = HashMap::new();
-    let mut candidates = Vec::new();
-    let mut held = Vec::new();
-    let mut copies: HashMap<u64, (&Seen, &Arc<CachedCopy>)> = HashMap::new();
-    for file in seen {
-        if file.device == index && file.may_be_demoted(shared) {
-            let number = file.entry.id;
-            held.push(Held { number, is_file: true, heat: file.heat, len: file.len });
-        }
-        let own = file.copies.iter().find(|copy| copy.physical.device == index);
-        if let Some(copy) = own {
-            let (number, len) = (copy.physical.number, copy.physical.len());
-            held.push(Held { number, is_file: false, heat: file.heat, len });
-            copies.insert(number, (file, copy));
-        }
-        let missed = match own {
-            Some(copy) if copy.whole || file.missed < MISSED_PART => continue,
-            Some(_) => file.missed,
-            None => 1.0,
-        };
-        if !wanted || slots == 0 || file.served_by() <= index || !file.may_move() || file.len == 0 {
-            continue;
-        }
-        let reads = file.entry.range_reads();
-        let by = shared.policy.cache_by;
-        let what = plan(&reads, file.len, shared.policy.range_bytes, by);
-        let (file_id, heat, len) = (file.entry.id, file.heat * missed, what.bytes());
-        candidates.push(Candidate { file: file_id, heat, len });
-        plans.insert(file_id, what);
-    }
-    let room = cache_room(shared, device);
-    let (candidates, held) = (&candidates[..], &held[..]);
-    for action in choose(&CacheInput { room, wanted, slots, candidates, held }) {
+    let (by_share, by_files) = cache_room(shared, device);
+    let (room, demotes) = (by_share.min(by_files), by_files < by_share);
+    let mut copies =
+        Copies::of(shared, index, seen, (wanted && slots > 0).then_some((by_share, by_files)));
+    let (candidates, held) = (&copies.candidates[..], &copies.held[..]);
+    for action in choose(&CacheInput { room, wanted, demotes, slots, candidates, held }) {
         let (number, reason) = match action {
             CacheAction::Copy(id) => {
-                queue_copy(shared, index, seen, id, plans.remove(&id));
+                queue_copy(shared, index, seen, id, copies.plans.remove(&id));
                 continue;
             }
             CacheAction::Demote(id) => {
@@ -314,7 +368,7 @@ fn fill_cache(
             CacheAction::Evict(number) => (number, Reason::RoomForFiles),
             CacheAction::Replace(number) => (number, Reason::Colder),
         };
-        let Some((file, copy)) = copies.get(&number) else { continue };
+        let Some((file, copy)) = copies.by_number.get(&number) else { continue };
         shared.drop_copy(&file.entry, copy);
         let what = format!("a copy ({} bytes) dropped from {}", copy.physical.len(), device.name);
         shared.history.tell(shared.now_ms(), what, reason);

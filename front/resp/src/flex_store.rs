@@ -113,6 +113,10 @@ impl Store for FlexStore {
         }
     }
 
+    fn is_atomic_by_key(&self) -> bool {
+        true
+    }
+
     fn remove(&self, keys: &[&[u8]]) -> Result<usize> {
         self.node.delete_many(keys)
     }

@@ -8,6 +8,9 @@
 //! 2. Commands on a range (FLUSHDB, DELRANGE) hold all stripes.
 //! 3. A command takes all its stripes at once, in ascending order: no deadlock.
 //! 4. Commands that only read take none; the store shows them one moment.
+//! 5. Of a store whose read-modify-write is atomic by itself ([`crate::store::Store::is_atomic_by_key`]) plain writes take none either: 1 is its
+//!    business, and whoever waits for the network would keep others of its stripes waiting. Read-modify-writes still do, so that those of one
+//!    server do not fail each other.
 //!
 //! Cost: one uncontended mutex per stripe touched; a thousand for a range. A holder may wait for
 //! the store (a stall, an fsync), and then the writers of the same stripe wait with it.
@@ -27,11 +30,15 @@ struct Stripe(Mutex<()>);
 /// See the module.
 pub(crate) struct KeyLocks {
     stripes: Box<[Stripe]>,
+    /// Whether plain writes take them.
+    plain: bool,
 }
 
 /// Stripes held until this is dropped.
 #[must_use]
 pub(crate) enum KeyGuard<'a> {
+    /// A plain write of a store that does not need it.
+    None,
     /// One key's.
     One(#[expect(dead_code, reason = "held, not read")] MutexGuard<'a, ()>),
     /// Several keys' or all.
@@ -43,8 +50,9 @@ fn stripe_of(key: &[u8]) -> usize {
 }
 
 impl KeyLocks {
-    pub(crate) fn new() -> Self {
-        Self { stripes: (0..STRIPES).map(|_| Stripe::default()).collect() }
+    /// `plain`: plain writes take them, too.
+    pub(crate) fn new(plain: bool) -> Self {
+        Self { stripes: (0..STRIPES).map(|_| Stripe::default()).collect(), plain }
     }
 
     /// Locks one key.
@@ -53,8 +61,17 @@ impl KeyLocks {
         KeyGuard::One(self.stripes[stripe_of(key)].0.lock())
     }
 
-    /// Locks several keys; a key may come twice.
+    /// Locks a key that is written without being read.
+    #[inline]
+    pub(crate) fn lock_plain(&self, key: &[u8]) -> KeyGuard<'_> {
+        if self.plain { self.lock(key) } else { KeyGuard::None }
+    }
+
+    /// Locks several keys that are written; a key may come twice.
     pub(crate) fn lock_many<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> KeyGuard<'_> {
+        if !self.plain {
+            return KeyGuard::None;
+        }
         let mut wanted = [0u64; WORDS];
         for key in keys {
             let stripe = stripe_of(key);
@@ -83,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_range_waits_for_a_key_and_a_key_for_a_range() {
-        let locks = KeyLocks::new();
+        let locks = KeyLocks::new(true);
         let held = locks.lock(b"k");
         assert!(locks.stripes[stripe_of(b"k")].0.try_lock().is_none());
         drop(held);
@@ -94,8 +111,17 @@ mod tests {
     }
 
     #[test]
+    fn plain_writes_of_a_store_that_is_atomic_by_itself_wait_for_nobody() {
+        let locks = KeyLocks::new(false);
+        let _held = locks.lock(b"k");
+        assert!(matches!(locks.lock_plain(b"k"), KeyGuard::None));
+        let keys: [&[u8]; 2] = [b"k", b"l"];
+        assert!(matches!(locks.lock_many(keys.into_iter()), KeyGuard::None));
+    }
+
+    #[test]
     fn crossing_sets_of_keys_do_not_deadlock() {
-        let locks = KeyLocks::new();
+        let locks = KeyLocks::new(true);
         let keys: Vec<Vec<u8>> = (0..64u32).map(|n| n.to_be_bytes().to_vec()).collect();
         std::thread::scope(|scope| {
             for turn in 0..4 {

@@ -98,7 +98,7 @@ impl Session {
         bump(&self.tally.commands, ops.len() as u64);
         let write = || {
             let _guard = match ops {
-                [Op::Put { key, .. }] => self.shared.locks.lock(key),
+                [Op::Put { key, .. }] => self.shared.locks.lock_plain(key),
                 _ => self.shared.locks.lock_many(ops.iter().map(|op| match *op {
                     Op::Put { key, .. } | Op::Delete { key } => key,
                     Op::DeleteRange { start, .. } => start,

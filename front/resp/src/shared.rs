@@ -53,10 +53,11 @@ impl Shared {
         let started_ms = options.clock.unix_ms();
         let mut random = fastrand::Rng::new();
         let run_id = (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect();
+        let locks = KeyLocks::new(!store.is_atomic_by_key());
         Self {
             store,
             options,
-            locks: KeyLocks::new(),
+            locks,
             cursors: Cursors::new(random.u64(..)),
             clients: Clients::default(),
             stats: Counters::default(),

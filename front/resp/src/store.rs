@@ -143,6 +143,12 @@ pub trait Store: Send + Sync + 'static {
         }
     }
 
+    /// Whether [`Store::modify`] and [`Store::remove`] are atomic against every other write of the key, whoever makes it. Otherwise the server keeps
+    /// writes of a key apart, and [`Store::joint_writes`] may be relied on.
+    fn is_atomic_by_key(&self) -> bool {
+        false
+    }
+
     /// Removes `keys`, which differ; how many were there.
     fn remove(&self, keys: &[&[u8]]) -> Result<usize> {
         let there: Vec<Op<'_>> = match keys {

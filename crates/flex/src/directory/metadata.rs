@@ -7,7 +7,7 @@
 //! answer at once. Nodes are never missed.
 //!
 //! **Counters**: 16 bits each. When one would overflow, both are shifted right by 2, which keeps their ratio. A value is worth
-//! caching while writes/reads < 0.25; a key that was never read is not.
+//! caching while writes/reads < 0.25; a key that was never read is not. (What a proxy caches of its own is not asked for its worth: no message drops it.)
 //!
 //! **Two bits beside the entries** ([decision 0021]): whether a sharer was given the *pair*; and whether somebody *else* than the sharers was given the slot's
 //! word to read by: who supersedes it then has to see to it that cached addresses are not believed any more.

@@ -237,6 +237,13 @@ impl Caching {
         self.mode
     }
 
+    /// Whether a pair takes nothing else's place: a sixteenth of the limit is free.
+    pub(crate) fn has_room(&self) -> bool {
+        let state = self.state.lock();
+        let limit = state.cache.limit_bytes();
+        state.cache.used_bytes() <= limit - limit / 16
+    }
+
     /// Bytes that the index of offloaded partitions may take at most.
     pub(crate) fn index_bytes_max(&self) -> u64 {
         self.state.lock().cache.limit_bytes() - FIXED_BYTES - self.count_bytes

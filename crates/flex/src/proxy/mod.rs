@@ -7,21 +7,23 @@
 //!
 //! A write of a proxied partition, which has its slot to itself (others fail at once), in this order:
 //!
-//! 1. The new record is on all its copies (its writer sees to that), then the new word on all copies of the index.
-//! 2. The old record loses its valid bit on all copies, if more than a few may have cached its address ([decision 0021]: most records of keys that are
-//!    written a lot are superseded before many have asked for them).
+//! 1. The new record is on all its copies (its writer sees to that). The old record loses its valid bit on all copies, if more than a few may have cached its
+//!    address ([decision 0021]: most records of keys that are written a lot are superseded before many have asked for them), and always if an insert
+//!    wrote it or a deletion removes it.
+//! 2. The new word is written on all copies of the index.
 //! 3. Beside that, everybody who may have cached the old pair, or is one of a few who may have the address, acknowledges that it is gone, or its lease has
 //!    run out (`sharers.rs`).
-//! 4. The word is swapped here: the commit point. If somebody was told the old address since 2 was left out, 2 comes first. 5. The answer.
+//! 4. The word is swapped here: the commit point. If somebody was told the old address since its bit was left, that is cleared first. 5. The answer.
 //!
 //! What is searched for is answered from the slots here, at the moment of the answer; "cache it" is not answered for a slot that is being
 //! written. **Why a reader never sees anything out of turn.** Before 4 nobody reads the new value: the slots here name the old record, and
 //! the copies of the index in the pool are read by writers alone. After 4 nobody reads the old one: a cached pair went
 //! at 3; a cached address went, too, or leads to a record without its valid bit, and is not believed; whoever read the record before it lost that bit, read
-//! before 4. Between 2 and 4 who has cached the address asks here, is told the old word, and takes the record for what it is, valid bit or not:
-//! it was the newest when the slot was looked up, and its bytes stay for an address lease. **Why 1 is before 2.** A proxy that dies between leaves a record without
-//! its valid bit that no slot of any copy names. The other way round the index could name a record that cached addresses never believe again.
-//! A proxy that dies behind 1 has written: its successor finds the new word, and all caches of the partition are empty by then.
+//! before 4. Between 1 and 4 who has cached the address asks here, is told the old word, and takes the record for what it is, valid bit or not:
+//! it was the newest when the slot was looked up, and its bytes stay for an address lease. **Why 1 is before 2.** Whoever wrote the old record and never heard of it
+//! goes by its bit once another word is in the copies ([`crate::client`]): it must not stand then. A proxy that dies between leaves a record without
+//! its valid bit in the index: it is read like any other, but its address is not cached before the key is written again.
+//! A proxy that dies behind 2 has written: its successor finds the new word, and all caches of the partition are empty by then.
 //!
 //! Invariants: 1. nothing is answered without the pool's lease: who was taken for dead serves nothing; 2. a slot here differs from the
 //! pool's copies only while its write is under way; 3. a slot that was deleted is used again when a lease has passed by this node's clock,
@@ -146,7 +148,9 @@ impl Inner {
             return self.declined(Why::Moved);
         };
         let (grant, sharer) = self.lease_to(from, stamp_us);
-        let Some(slots) = served.search(hash, reads.saturating_add(1), sharer) else {
+        // What this node caches of its own costs no message when it is written, but may take the place of what is worth more.
+        let always = from == self.pool.client() && self.caching.has_room();
+        let Some(slots) = served.search(hash, reads.saturating_add(1), (sharer, always)) else {
             return self.declined(Why::Moved);
         };
         if let Some(fenced) = self.fenced() {
@@ -299,6 +303,7 @@ impl Inner {
     ) -> Result<(bool, Grant)> {
         let address = self.table.slot(served.assigned.shape, index);
         let Told { sharers, pairs, others } = served.take_told(index);
+        self.drop_own(sharers, wanted.hash);
         // Who has a pair has to be told.
         let messages = pairs || self.are_few(sharers, wanted.from);
         let skips = self.settings.sabotage.no_clearing;
@@ -323,7 +328,7 @@ impl Inner {
         }
     }
 
-    /// The new word on all copies; then the old record without its valid bit, if it is to lose it. The copies may be ahead of the slot here from now
+    /// The old record without its valid bit, if it is to lose it; then the new word on all copies. The copies may be ahead of the slot here from now
     /// on, which sweeps and the next writer go by: it ends, or this node does, or the partition is taken anew and the copies decide.
     async fn prepare_commit(
         &self,
@@ -343,14 +348,14 @@ impl Inner {
 
     /// May be done again.
     async fn write_copies(&self, (slot, end): (Address, Slot), old: Option<Slot>) -> Result<()> {
+        if let Some(old) = old {
+            self.table.invalidate(old, u64::MAX).await?;
+        }
         // A metadata server keeps its index to itself.
-        if self.table.rival != Some(Rival::Clover) {
-            self.table.write(&[(slot, &end.0.to_le_bytes())], u64::MAX).await?;
+        if self.table.rival == Some(Rival::Clover) {
+            return Ok(());
         }
-        match old {
-            Some(old) => self.table.invalidate(old, u64::MAX).await,
-            None => Ok(()),
-        }
+        self.table.write(&[(slot, &end.0.to_le_bytes())], u64::MAX).await
     }
 
     /// Whether a slot that holds `old` is the one that the client found its key in.

@@ -142,12 +142,12 @@ impl Served {
     }
 
     /// Answers a look-up for `reads` reads: the slots that may be the key's, and whether the asker may cache their pairs. `sharer`: as whom
-    /// it may, if it may at all.
+    /// it may, if it may at all. `always`: whatever they are worth, for it is this node itself, which drops what is written without a message.
     pub(crate) fn search(
         &self,
         hash: KeyHash,
         reads: u32,
-        sharer: Option<ComputeId>,
+        (sharer, always): (Option<ComputeId>, bool),
     ) -> Option<Vec<Candidate>> {
         let mut guard = self.locks.lock();
         let locks = &mut *guard;
@@ -163,7 +163,8 @@ impl Served {
                 Some(sharer) => locks.metadata.share(index, sharer, worthy),
                 None => locks.metadata.set_others(index, true),
             }
-            Candidate { index: index.0, word: slot.0, cache: worthy && sharer.is_some() }
+            let cache = (worthy || always) && sharer.is_some();
+            Candidate { index: index.0, word: slot.0, cache }
         };
         Some(candidates.matching(hash.fingerprint()).map(&mut answer).collect())
     }
@@ -295,7 +296,7 @@ mod tests {
     }
 
     fn search(served: &Served, sharer: Option<ComputeId>) -> Candidate {
-        let mut found = served.search(HASH, 1, sharer).expect("offloaded");
+        let mut found = served.search(HASH, 1, (sharer, false)).expect("offloaded");
         assert_eq!(found.len(), 1);
         found.remove(0)
     }
@@ -320,6 +321,22 @@ mod tests {
         assert_eq!(search(&served, None).word, word(2).0);
         let told = served.take_told(SLOT);
         assert!(told.sharers.may_have(WRITER) && !told.sharers.may_have(ASKER));
+    }
+
+    #[test]
+    fn a_proxy_caches_a_pair_of_its_own_whatever_it_is_worth_and_is_among_those_who_drop_it() {
+        let served = served();
+        for new in 2..9 {
+            let _locked = served.lock(SLOT).expect("free");
+            served.commit((SLOT, word(new - 1), word(new)), WriteKind::Update, (true, 0), None);
+        }
+        let mut own = || served.search(HASH, 1, (Some(ASKER), true)).expect("offloaded").remove(0);
+        assert!(own().cache, "seven writes in a read");
+        assert!(!search(&served, Some(WRITER)).cache, "not for others");
+        let _locked = served.lock(SLOT).expect("free");
+        assert!(!own().cache, "the write that has the slot would not drop it");
+        let told = served.take_told(SLOT);
+        assert!(told.sharers.may_have(ASKER) && !told.pairs, "others need no message for it");
     }
 
     #[test]

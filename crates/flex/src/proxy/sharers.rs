@@ -2,7 +2,8 @@
 //!
 //! A node is given a lease with every answer to its look-ups, writes and renewals; what it may cache then, it may serve while that lasts. Before
 //! a write of a slot commits, everybody who may have cached its pair is told at once and acknowledges, or its lease runs out
-//! ([`Granter::give_up`]); a node that holds none is not told. This node's own cache is emptied of the key without a message.
+//! ([`Granter::give_up`]); a node that holds none is not told. This node's own cache is emptied of the key without a message: so it caches pairs of its own
+//! partitions whatever they are worth, while there is room.
 //!
 //! Who is no member of the map any more is not told either: it is gone for good, and the pool's lease, without which nothing is served, was over before
 //! anybody was told so.
@@ -134,10 +135,19 @@ impl Inner {
                 && sharers.may_have(ComputeId(member.number))
         };
         let most = map.members.len() as u32 * 2 / 5;
-        sharers.count() <= most && !map.members.iter().any(is_told)
+        let told = sharers.count() - u32::from(sharers.may_have(ComputeId(joined.number)));
+        told <= most && !map.members.iter().any(is_told)
     }
 
-    /// Tells all who may have cached the key's pair, or its address, that it is being superseded. Done when none of them serves it any more.
+    /// This node caches nothing of the key any more, if it did.
+    pub(super) fn drop_own(&self, sharers: Sharers, hash: KeyHash) {
+        let mine = self.joined().is_ok_and(|joined| sharers.may_have(ComputeId(joined.number)));
+        if mine && !self.settings.sabotage.no_invalidation {
+            self.caching.invalidate(hash);
+        }
+    }
+
+    /// Tells all others who may have cached the key's pair, or its address, that it is being superseded. Done when none of them serves it any more.
     pub(super) async fn tell_sharers(&self, sharers: Sharers, hash: KeyHash) -> Result<()> {
         if sharers.is_empty() || self.settings.sabotage.no_invalidation {
             return Ok(());
@@ -150,7 +160,6 @@ impl Inner {
                 continue;
             }
             if member.client == self.pool.client() {
-                self.caching.invalidate(hash);
                 continue;
             }
             let (peer, to) = (self.peers.peer(member), member.client);

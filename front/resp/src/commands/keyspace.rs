@@ -10,7 +10,7 @@ use crate::store::Op;
 
 pub(super) fn del(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if let (2, key) = (args.len(), args.get(1)) {
-        let _guard = session.shared.locks.lock(key);
+        let _guard = session.shared.locks.lock_plain(key);
         reply.count(session.shared.store.remove(&[key])?);
         return Ok(());
     }

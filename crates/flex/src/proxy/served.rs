@@ -330,7 +330,7 @@ mod tests {
             let _locked = served.lock(SLOT).expect("free");
             served.commit((SLOT, word(new - 1), word(new)), WriteKind::Update, (true, 0), None);
         }
-        let mut own = || served.search(HASH, 1, (Some(ASKER), true)).expect("offloaded").remove(0);
+        let own = || served.search(HASH, 1, (Some(ASKER), true)).expect("offloaded").remove(0);
         assert!(own().cache, "seven writes in a read");
         assert!(!search(&served, Some(WRITER)).cache, "not for others");
         let _locked = served.lock(SLOT).expect("free");

@@ -232,14 +232,26 @@ impl FileReads {
     /// The accesses that a copy of `ranges` (start and length, in order) serves.
     #[must_use]
     pub fn served_by(&self, ranges: &[(u64, u64)]) -> f64 {
-        let holds = |span: &&Span| {
-            let after = ranges.partition_point(|range| range.0 <= span.start);
-            let range = after.checked_sub(1).and_then(|at| ranges.get(at));
-            range.is_some_and(|(start, len)| span.start + span.len <= start + len)
-        };
-        let counted = self.spans.iter().filter(holds).map(|span| f64::from(span.reads)).sum();
+        let held = self.spans.iter().filter(|span| holds(ranges, span));
+        let counted = held.map(|span| f64::from(span.reads)).sum();
         self.expected(counted, ranges.iter().map(|range| range.1).sum())
     }
+
+    /// What a copy of `ranges` leaves for slower devices to serve.
+    #[must_use]
+    pub fn beside(&self, ranges: &[(u64, u64)]) -> Self {
+        let spans = self.spans.iter().filter(|span| !holds(ranges, span)).copied().collect();
+        let held: u64 = ranges.iter().map(|range| range.1).sum();
+        let rest = 1.0 - (held as f64 / self.len.max(1) as f64).min(1.0);
+        Self { inherited: self.inherited * rest, spans, ..*self }
+    }
+}
+
+/// Whether all of the span is in one of the ranges, which are in order.
+fn holds(ranges: &[(u64, u64)], span: &Span) -> bool {
+    let after = ranges.partition_point(|range| range.0 <= span.start);
+    let range = after.checked_sub(1).and_then(|at| ranges.get(at));
+    range.is_some_and(|(start, len)| span.start + span.len <= start + len)
 }
 
 /// How far counts of parts of files are to be believed: the part of their variance within files that chance does not explain (counts of what is alike
@@ -554,6 +566,7 @@ mod tests {
         assert_eq!(plan.ranges, [(900, 8300), (20_000, 50)], "to the end of the file at most");
         assert_eq!(file.served_by(&[(0, 5050), (20_000, 100)]), 3.0);
         assert_eq!(file.served_by(&[(0, 5100)]), 10.0);
+        assert_eq!(file.beside(&[(0, 5100)]).heat(), 13.0, "what a faster copy leaves");
     }
 
     #[test]

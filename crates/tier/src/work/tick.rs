@@ -3,6 +3,7 @@
 //! What is decided is decided by the pure functions of [`crate::cache`], [`crate::migrate`] and
 //! [`crate::scheme`]; this gathers their inputs and queues what they want. Cost: a pass over all files and their ranges.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,6 +23,7 @@ use crate::fs::shared::Shared;
 use crate::history::Reason;
 use crate::migrate::{Pressure, Resident, excess, pick, pressure, queue_room};
 use crate::scheme::{Follower, LEVELS, Name, Observed, SchemeInput, by_depth};
+use crate::settings::CacheBy;
 use crate::slowness::{Watch, Wrote, limit_at};
 
 /// A read counts as much as so many written bytes where reads and writes are compared.
@@ -78,6 +80,14 @@ impl Seen {
     fn served_by(&self) -> usize {
         let whole = self.copies.iter().filter(|copy| copy.whole);
         whole.map(|copy| copy.physical.device).min().unwrap_or(self.device).min(self.device)
+    }
+
+    /// Its accesses, without those that copies on devices faster than this one serve.
+    fn left_to(&self, index: usize) -> Cow<'_, FileReads> {
+        let faster = self.copies.iter().filter(|copy| copy.physical.device < index);
+        faster
+            .filter_map(|copy| copy.ranges())
+            .fold(Cow::Borrowed(&self.reads), |left, ranges| Cow::Owned(left.beside(&ranges)))
     }
 
     /// Whether it may leave for something hotter: a table below L0 that is old enough for its reads to tell.
@@ -161,8 +171,9 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
 
 /// The part of all aged accesses that the copies there are would serve.
 fn share_of_copies(seen: &[Seen]) -> f64 {
-    let served =
-        |file: &Seen| file.copies.iter().map(|copy| served_by(file, copy)).fold(0.0, f64::max);
+    let served = |file: &Seen| {
+        file.copies.iter().map(|copy| served_by(&file.reads, copy)).fold(0.0, f64::max)
+    };
     let (held, all) =
         seen.iter().fold((0.0, 0.0), |(held, all), file| (held + served(file), all + file.heat));
     if all > 0.0 { held / all } else { 0.0 }
@@ -278,12 +289,14 @@ struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
-    /// Of the device at `index`. Candidates only if they are wanted and `room` is told: the bytes that copies may still take, by share and by files.
-    fn of(shared: &Shared, index: usize, seen: &'a [Seen], room: Option<(i64, i64)>) -> Self {
+    /// Of the device at `index`. Candidates only if they are wanted and it is told how many bytes copies may still take, and whether tables leave for them.
+    fn of(shared: &Shared, index: usize, seen: &'a [Seen], room: Option<(i64, bool)>) -> Self {
         let mut copies = Self::default();
         let own_of = |file: &'a Seen| file.copies.iter().find(|copy| copy.physical.device == index);
+        // What copies on faster devices serve is no reason for another one here.
+        let reads: Vec<Cow<'a, FileReads>> = seen.iter().map(|file| file.left_to(index)).collect();
         let (mut cached, mut demotable) = (0, 0);
-        for file in seen {
+        for (file, reads) in seen.iter().zip(&reads) {
             if file.device == index && file.may_be_demoted(shared) {
                 let number = file.entry.id;
                 demotable += file.len as i64;
@@ -291,33 +304,44 @@ impl<'a> Copies<'a> {
             }
             if let Some(copy) = own_of(file) {
                 let (number, len) = (copy.physical.number, copy.physical.len());
-                let heat = served_by(file, copy);
+                let heat = served_by(reads, copy);
                 copies.held.push(Held { number, is_file: false, heat, len });
                 copies.by_number.insert(number, (file, copy));
                 cached += len as i64;
             }
         }
-        let Some((by_share, by_files)) = room else { return copies };
-        let could = seen.iter().filter(|file| {
+        let Some((room, demotes)) = room else { return copies };
+        let could = seen.iter().zip(&reads).filter(|(file, _)| {
             let own = own_of(file);
             own.is_some() || (file.served_by() > index && file.device > index)
         });
-        let room = cached + by_share.min(by_files + demotable);
+        let room = cached + room + if demotes { demotable } else { 0 };
+        // What the fastest device leaves is hardly hotter in one part than in another; to copy parts, all of a file is read from the slowest device.
+        let by = match shared.policy.cache_by {
+            CacheBy::Adaptive if index > 0 => CacheBy::File,
+            by => by,
+        };
         let room = u64::try_from(room).unwrap_or(0);
-        let worth = worth(could.clone().map(|file| &file.reads), room);
-        for file in could.filter(|file| file.may_move()) {
-            copies.consider(file, own_of(file), plan(&file.reads, worth, shared.policy.cache_by));
+        let worth = worth(could.clone().map(|(_, reads)| &**reads), room);
+        for (file, reads) in could.filter(|(file, _)| file.may_move()) {
+            let plan = plan(reads, worth, by);
+            copies.consider((file, reads), own_of(file), plan);
         }
         copies
     }
 
     /// Makes a candidate of the file if what is planned is better than the copy that there is.
-    fn consider(&mut self, file: &Seen, own: Option<&Arc<CachedCopy>>, plan: Option<CopyPlan>) {
+    fn consider(
+        &mut self,
+        (file, reads): (&Seen, &FileReads),
+        own: Option<&Arc<CachedCopy>>,
+        plan: Option<CopyPlan>,
+    ) {
         let Some(plan) = plan else { return };
         let bytes = plan.bytes();
         let (held, held_bytes) = match own {
             Some(copy) if copy.whole => return,
-            Some(copy) => (served_by(file, copy), copy.physical.len()),
+            Some(copy) => (served_by(reads, copy), copy.physical.len()),
             None => (0.0, 0),
         };
         if own.is_some() && !is_worth_renewing(plan.reads, held, bytes) {
@@ -330,11 +354,11 @@ impl<'a> Copies<'a> {
     }
 }
 
-/// The aged accesses that a copy of the file serves.
-fn served_by(file: &Seen, copy: &CachedCopy) -> f64 {
+/// Which of a file's aged accesses a copy serves.
+fn served_by(reads: &FileReads, copy: &CachedCopy) -> f64 {
     match copy.ranges() {
-        Some(ranges) if !copy.whole => file.reads.served_by(&ranges),
-        _ => file.heat,
+        Some(ranges) if !copy.whole => reads.served_by(&ranges),
+        _ => reads.heat(),
     }
 }
 
@@ -351,9 +375,12 @@ fn fill_cache(
     let slots = queue_room(shared.threads_for(index, false), finished, busy);
     let wanted = wanted && !device.is_failing(shared.now_ns()) && device.cache_share > 0.0;
     let (by_share, by_files) = cache_room(shared, device);
-    let (room, demotes) = (by_share.min(by_files), by_files < by_share);
+    // From a device in the middle a table would leave for one that is slower still, and the copy that takes its place is read from there, too: users
+    // then wait for both.
+    let demotes = index == 0 && by_files < by_share;
+    let room = by_share.min(by_files);
     let mut copies =
-        Copies::of(shared, index, seen, (wanted && slots > 0).then_some((by_share, by_files)));
+        Copies::of(shared, index, seen, (wanted && slots > 0).then_some((room, demotes)));
     let (candidates, held) = (&copies.candidates[..], &copies.held[..]);
     for action in choose(&CacheInput { room, wanted, demotes, slots, candidates, held }) {
         let (number, reason) = match action {

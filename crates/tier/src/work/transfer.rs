@@ -389,11 +389,15 @@ fn publish_copy(
     if !names.entries.contains_key(&entry.id) {
         return Err(removed());
     }
-    // A copy of the file on the same device is replaced.
+    // A copy of the file on the same device is replaced; by one of all of it, those on slower ones, too.
     let old: Vec<_> = {
         let inside = entry.inside.lock();
         let device = copy.physical.device;
-        inside.copies.iter().filter(|held| held.physical.device >= device).cloned().collect()
+        let replaces = |held: &&Arc<CachedCopy>| {
+            let other = held.physical.device;
+            other == device || copy.whole && other > device
+        };
+        inside.copies.iter().filter(replaces).cloned().collect()
     };
     shared.commit(&mut names, &Record::CopyAdded(record))?;
     for held in &old {

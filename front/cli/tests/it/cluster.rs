@@ -225,7 +225,6 @@ fn a_cluster_comes_up_says_what_it_holds_and_ends_when_told() {
                 .unwrap(),
         )
     };
-    // Not by "1/8": a block's name may begin like that.
     until("the status tells of it", || status().contains("7 MiB"));
     let told = status();
     for word in ["Manager: ready", "3 copies", "up", "shm:", "tcp:127.0.0.1:", "7 MiB", "whole"] {

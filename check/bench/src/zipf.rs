@@ -157,6 +157,12 @@ mod tests {
             let hottest = (0..1010).max_by_key(|&at| seen[at]).unwrap_or(0);
             tops.push((hottest, seen[hottest]));
         }
+        let chooser = Chooser::new(Distribution::Zipfian, 1000, 0.99);
+        let draw = |records| {
+            let mut rng = Rng::with_seed(7);
+            (0..1000).map(|_| chooser.next(&mut rng, records)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(1000), draw(1500), "what is hot stays where it is while records are added");
         assert!(tops[0].1 > 4000 && tops[0].0 != 0, "hot and scattered: {tops:?}");
         assert!(tops[1].1 < 200, "even: {tops:?}");
         assert!(tops[2].0 == 1009 && tops[2].1 > 4000, "the newest: {tops:?}");

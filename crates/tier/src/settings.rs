@@ -143,7 +143,8 @@ pub struct Policy {
 /// See [`Policy::cache_by`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheBy {
-    /// The hottest ranges; whole files where there is room for all of them, or most of a file is hot.
+    /// On the fastest device the hottest ranges, and whole files where there is room for all of them, or most of a file is hot; whole files
+    /// on those between it and the last.
     #[default]
     Adaptive,
     /// Whole files only.

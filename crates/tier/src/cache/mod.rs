@@ -1,18 +1,15 @@
 //! The persistent read-only cache: copies of hot files, or of their hot ranges, on faster devices
 //! (Keigo §4.3). This module decides, purely; `crate::work` does, [`format`] is what a copy looks like.
 //!
-//! Which: by aged accesses per byte, hottest first. Of which parts of files: all that have as many accesses per byte as it takes to fill the
-//! room ([`worth`]), in whatever file they lie: where keys lie scattered, files are alike and only their parts differ. When: while the device serves less than its
+//! Which: by aged accesses per byte, hottest first; to the fastest device the hottest parts of files (`parts.rs`). When: while the device serves less than its
 //! target of the foreground reads that it could. How many at once: as many as the device takes writers beside those that it
 //! has ([`crate::migrate::threads`]). Out goes what is clearly colder than what comes in, tables of the device's
 //! own below L0 among it, and whatever stands in the way of files.
 
 pub(crate) mod ageing;
 pub(crate) mod format;
+pub(crate) mod parts;
 pub(crate) mod ranges;
-
-use self::ranges::Span;
-use crate::settings::CacheBy;
 
 /// A copy is evicted for another file only if that is hotter by so many standard deviations of what chance does to
 /// two that are alike: such two do not push each other out in turn, and the more is known, the smaller
@@ -52,12 +49,6 @@ const PAYS_WITHIN: f64 = 8.0;
 
 /// In an interval with fewer foreground reads than this nothing is learnt.
 pub const READS_MIN: u64 = 32;
-
-/// A file of which ranges of more than this part would be copied is copied whole.
-const RANGES_PART_MAX: f64 = 0.75;
-
-/// If what was read of a file is, range by range, so many times its length, reads overlap.
-const OVERLAP_MAX: f64 = 1.5;
 
 /// Whether copies shall be made: `served` of `possible` foreground reads were by the device.
 #[must_use]
@@ -176,215 +167,6 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
         actions.push(CacheAction::Copy(candidate.file));
     }
     actions
-}
-
-/// Accesses of a file, and where in it.
-///
-/// What a part of it is expected to have lies between what was counted of it and what it would have if all of the file were alike ([`trust`]): few reads
-/// say little of a block, and a copy of those blocks that happened to be read first is a copy of any blocks.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct FileReads {
-    /// The file's bytes.
-    pub len: u64,
-    /// Aged accesses that nobody knows the place of: what it inherited, or kept over a restart.
-    pub inherited: f64,
-    /// In how many ranges it is counted.
-    pub ranges: u64,
-    /// Those in which reads began.
-    pub spans: Vec<Span>,
-    /// How far counts of parts are believed, 0 to 1.
-    pub trust: f64,
-}
-
-impl FileReads {
-    /// All of its aged accesses.
-    #[must_use]
-    pub fn heat(&self) -> f64 {
-        self.inherited + self.counted()
-    }
-
-    fn counted(&self) -> f64 {
-        self.spans.iter().map(|span| f64::from(span.reads)).sum()
-    }
-
-    /// Whether its reads are so long that they overlap: bytes of one range serve reads of others, too, and the file is judged as a whole.
-    fn overlaps(&self) -> bool {
-        let read: u64 = self.spans.iter().map(|span| span.len).sum();
-        read as f64 > OVERLAP_MAX * self.len as f64
-    }
-
-    /// The accesses that are expected of `bytes` of it in which `counted` were counted.
-    fn expected(&self, counted: f64, bytes: u64) -> f64 {
-        let part = (bytes as f64 / self.len.max(1) as f64).min(1.0);
-        let alike = (self.inherited + (1.0 - self.trust) * self.counted()) * part;
-        alike + self.trust * counted
-    }
-
-    fn density_of(&self, span: &Span) -> f64 {
-        density(self.expected(f64::from(span.reads), span.len), span.len)
-    }
-
-    /// Of what was not read.
-    fn density_of_rest(&self) -> f64 {
-        density(self.expected(0.0, self.len), self.len)
-    }
-
-    /// The accesses that a copy of `ranges` (start and length, in order) serves.
-    #[must_use]
-    pub fn served_by(&self, ranges: &[(u64, u64)]) -> f64 {
-        let held = self.spans.iter().filter(|span| holds(ranges, span));
-        let counted = held.map(|span| f64::from(span.reads)).sum();
-        self.expected(counted, ranges.iter().map(|range| range.1).sum())
-    }
-
-    /// What a copy of `ranges` leaves for slower devices to serve.
-    #[must_use]
-    pub fn beside(&self, ranges: &[(u64, u64)]) -> Self {
-        let spans = self.spans.iter().filter(|span| !holds(ranges, span)).copied().collect();
-        let held: u64 = ranges.iter().map(|range| range.1).sum();
-        let rest = 1.0 - (held as f64 / self.len.max(1) as f64).min(1.0);
-        Self { inherited: self.inherited * rest, spans, ..*self }
-    }
-}
-
-/// Whether all of the span is in one of the ranges, which are in order.
-fn holds(ranges: &[(u64, u64)], span: &Span) -> bool {
-    let after = ranges.partition_point(|range| range.0 <= span.start);
-    let range = after.checked_sub(1).and_then(|at| ranges.get(at));
-    range.is_some_and(|(start, len)| span.start + span.len <= start + len)
-}
-
-/// How far counts of parts of files are to be believed: the part of their variance within files that chance does not explain (counts of what is alike
-/// have a variance as large as their mean). 0 to 1; what an empirical Bayes estimate of Poisson counts with a common prior takes.
-pub fn trust<'a>(files: impl Iterator<Item = &'a FileReads>) -> f64 {
-    let (mut spread, mut chance) = (0.0, 0.0);
-    for file in files {
-        let counted = file.counted();
-        let squares: f64 = file.spans.iter().map(|span| f64::from(span.reads).powi(2)).sum();
-        spread += squares - counted * counted / file.ranges.max(1) as f64;
-        chance += counted * (1.0 - 1.0 / file.ranges.max(1) as f64);
-    }
-    if spread <= 0.0 { 0.0 } else { (1.0 - chance / spread).max(0.0) }
-}
-
-/// Accesses per byte are told apart by a quarter of an octave…
-const WORTH_STEPS: f64 = 4.0;
-/// …from 2 to the power of minus this on.
-const WORTH_OCTAVES: f64 = 48.0;
-const WORTH_CLASSES: usize = 256;
-
-/// What it takes to be copied to a device.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Worth {
-    /// So many accesses per byte. 0 if all files fit that were read at all, so that they can be copied whole.
-    pub density: f64,
-    /// No more bytes than this, the room of all copies.
-    pub room: u64,
-}
-
-/// How many accesses per byte a part of a file must have to be copied, so that all such parts fill `room` bytes. Cost: linear in the spans.
-pub fn worth<'a>(files: impl Iterator<Item = &'a FileReads> + Clone, room: u64) -> Worth {
-    Worth { density: fills(files, room), room }
-}
-
-fn fills<'a>(files: impl Iterator<Item = &'a FileReads> + Clone, room: u64) -> f64 {
-    let all: u64 = files.clone().filter(|file| file.heat() > 0.0).map(|file| file.len).sum();
-    if all <= room {
-        return 0.0;
-    }
-    let class = |density: f64| {
-        ((density.log2() + WORTH_OCTAVES) * WORTH_STEPS).clamp(0.0, WORTH_CLASSES as f64 - 1.0)
-            as usize
-    };
-    let mut bytes = vec![0u64; WORTH_CLASSES];
-    for file in files {
-        let mut rest = file.len;
-        if file.overlaps() {
-            bytes[class(density(file.heat(), file.len))] += file.len;
-            continue;
-        }
-        for span in &file.spans {
-            bytes[class(file.density_of(span))] += span.len;
-            rest = rest.saturating_sub(span.len);
-        }
-        let density = file.density_of_rest();
-        if density > 0.0 {
-            bytes[class(density)] += rest;
-        }
-    }
-    let mut taken = 0;
-    for index in (0..WORTH_CLASSES).rev() {
-        taken += bytes[index];
-        if taken >= room {
-            return (index as f64 / WORTH_STEPS - WORTH_OCTAVES).exp2();
-        }
-    }
-    f64::MIN_POSITIVE
-}
-
-/// What of a file to copy.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CopyPlan {
-    /// Start and length of each range, in order.
-    pub ranges: Vec<(u64, u64)>,
-    /// Whether that is the whole file.
-    pub whole: bool,
-    /// Aged accesses that the copy would serve.
-    pub reads: f64,
-}
-
-impl CopyPlan {
-    /// All of a file.
-    #[must_use]
-    pub fn whole(file: &FileReads) -> Self {
-        Self { ranges: vec![(0, file.len)], whole: true, reads: file.heat() }
-    }
-
-    /// Bytes that are copied.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.ranges.iter().map(|range| range.1).sum()
-    }
-}
-
-/// Chooses what of a file to copy: the parts that have `worth` accesses per byte ([`worth`]), or all of it. None if nothing is worth it.
-#[must_use]
-pub fn plan(file: &FileReads, worth: Worth, by: CacheBy) -> Option<CopyPlan> {
-    let heat = file.heat();
-    if heat <= 0.0 || file.len == 0 {
-        return None;
-    }
-    let is_whole = match by {
-        CacheBy::File => true,
-        CacheBy::Adaptive => {
-            let rest = file.density_of_rest() >= worth.density && file.len <= worth.room;
-            rest || file.overlaps()
-        }
-        CacheBy::Range => file.spans.is_empty(),
-    };
-    if is_whole {
-        let is_worth = density(heat, file.len) >= worth.density || by == CacheBy::File;
-        return is_worth.then(|| CopyPlan::whole(file));
-    }
-    let mut ranges: Vec<(u64, u64)> = Vec::new();
-    for span in &file.spans {
-        let end = (span.start + span.len).min(file.len);
-        if span.start >= end || file.density_of(span) < worth.density {
-            continue;
-        }
-        match ranges.last_mut() {
-            Some(last) if last.0 + last.1 >= span.start => {
-                last.1 = last.1.max(end - last.0);
-            }
-            _ => ranges.push((span.start, end - span.start)),
-        }
-    }
-    let reads = file.served_by(&ranges);
-    let plan = CopyPlan { whole: ranges == [(0, file.len)], ranges, reads };
-    if by == CacheBy::Adaptive && plan.bytes() as f64 > RANGES_PART_MAX * file.len as f64 {
-        return Some(CopyPlan::whole(file));
-    }
-    (!plan.ranges.is_empty()).then_some(plan)
 }
 
 #[cfg(test)]
@@ -509,102 +291,6 @@ mod tests {
             }
         }
         assert_eq!(copies, 0);
-    }
-
-    /// A file of 64 ranges of 1,000 bytes with so many reads.
-    fn file(reads: &[(u64, u32)]) -> FileReads {
-        let span = |&(index, reads): &(u64, u32)| Span { start: index * 1000, len: 1000, reads };
-        let spans = reads.iter().map(span).collect();
-        FileReads { len: 64_000, inherited: 0.0, ranges: 64, spans, trust: 1.0 }
-    }
-
-    #[test]
-    fn the_parts_that_fill_the_room_are_copied_in_whatever_file_they_lie() {
-        let hot = file(&[(3, 500), (4, 300), (40, 20), (41, 2)]);
-        let cold = file(&[(7, 19), (8, 1)]);
-        let files = [hot, cold, FileReads { len: 64_000, ..FileReads::default() }];
-        let planned = |room, by| {
-            let worth = worth(files.iter(), room);
-            files.each_ref().map(|file| plan(file, worth, by).map(|plan| plan.ranges))
-        };
-        let two = Some(vec![(3000, 2000)]);
-        assert_eq!(planned(2000, CacheBy::Adaptive), [two, None, None]);
-        let three = Some(vec![(3000, 2000), (40_000, 1000)]);
-        let other = Some(vec![(7000, 1000)]);
-        assert_eq!(planned(4000, CacheBy::Adaptive), [three, other.clone(), None]);
-        let most = Some(vec![(3000, 2000), (40_000, 2000)]);
-        assert_eq!(planned(5000, CacheBy::Range), [most, other, None]);
-        let all = Some(vec![(3000, 2000), (40_000, 2000)]);
-        let both = Some(vec![(7000, 2000)]);
-        assert_eq!(planned(100_000, CacheBy::Adaptive), [all, both, None], "more than was counted");
-        let whole = Some(vec![(0, 64_000)]);
-        assert_eq!(planned(128_000, CacheBy::Adaptive), [whole.clone(), whole.clone(), None]);
-        assert_eq!(planned(4000, CacheBy::File), [whole.clone(), whole, None]);
-    }
-
-    #[test]
-    fn a_file_that_is_evenly_hot_is_copied_whole_and_accesses_of_unknown_place_are_everywhere() {
-        let even: Vec<_> = (0..64).map(|index| (index, 10)).collect();
-        let plan_of =
-            |file: &FileReads| plan(file, Worth { density: 0.01, room: 64_000 }, CacheBy::Adaptive);
-        assert!(plan_of(&file(&even)).is_some_and(|plan| plan.whole && plan.reads == 640.0));
-        assert_eq!(plan_of(&file(&even[..32])).map(|plan| plan.bytes()), Some(32_000));
-        let inherited = FileReads { inherited: 640.0, ..file(&[]) };
-        assert!(plan_of(&inherited).is_some_and(|plan| plan.whole), "nothing else is known");
-        let cooler = FileReads { inherited: 320.0, ..file(&[(5, 5), (6, 4)]) };
-        let plan = plan_of(&cooler).expect("a part is worth it");
-        assert_eq!((plan.ranges, plan.reads), (vec![(5000, 1000)], 10.0));
-    }
-
-    #[test]
-    fn spans_that_overlap_are_copied_once_and_served_only_where_all_of_them_lies() {
-        let span = |start, len, reads| Span { start, len, reads };
-        let spans = vec![span(900, 4200, 10), span(5000, 4200, 10), span(20_000, 100, 3)];
-        let file = FileReads { len: 20_050, spans, ..file(&[]) };
-        let plan =
-            plan(&file, Worth { density: 0.002, room: 64_000 }, CacheBy::Range).expect("something");
-        assert_eq!(plan.ranges, [(900, 8300), (20_000, 50)], "to the end of the file at most");
-        assert_eq!(file.served_by(&[(0, 5050), (20_000, 100)]), 3.0);
-        assert_eq!(file.served_by(&[(0, 5100)]), 10.0);
-        assert_eq!(file.beside(&[(0, 5100)]).heat(), 13.0, "what a faster copy leaves");
-    }
-
-    #[test]
-    fn a_file_of_which_long_parts_are_read_is_judged_as_a_whole() {
-        let scanned = |reads| {
-            let span = |index: u64| Span { start: index * 1000, len: 16_000, reads };
-            FileReads { spans: (0..20).map(span).collect(), ..file(&[]) }
-        };
-        let files = [scanned(30), scanned(10), file(&[(3, 40), (5, 2)])];
-        let worth = worth(files.iter(), 65_000);
-        let plans = files.each_ref().map(|file| plan(file, worth, CacheBy::Adaptive));
-        let bytes = plans.map(|plan| plan.map(|plan| (plan.whole, plan.bytes())));
-        assert_eq!(bytes, [Some((true, 64_000)), None, Some((false, 1000))]);
-    }
-
-    #[test]
-    fn counts_are_believed_as_far_as_chance_does_not_explain_them() {
-        let mut rng = archipelago_base::random::Rng::with_seed(3);
-        let mut draw = |hot: u64| {
-            let mut counts = std::collections::BTreeMap::new();
-            for _ in 0..256 {
-                let index = if rng.u64(..100) < hot { rng.u64(..8) } else { rng.u64(..64) };
-                *counts.entry(index).or_insert(0) += 1;
-            }
-            file(&counts.into_iter().collect::<Vec<_>>())
-        };
-        let alike: Vec<_> = (0..50).map(|_| draw(0)).collect();
-        assert!(trust(alike.iter()) < 0.1, "{}", trust(alike.iter()));
-        let skewed: Vec<_> = (0..50).map(|_| draw(50)).collect();
-        assert!(trust(skewed.iter()) > 0.8, "{}", trust(skewed.iter()));
-        assert_eq!(trust([].iter()), 0.0);
-        // Of alike blocks the one that was read is no better than the next; whole files are judged.
-        let doubtful = |reads| FileReads { trust: 0.0, ..file(reads) };
-        let files = [doubtful(&[(3, 4), (9, 1)]), doubtful(&[(1, 1), (2, 1)])];
-        let worth = worth(files.iter(), 64_000);
-        let whole = |file| plan(file, worth, CacheBy::Adaptive).map(|plan| plan.whole);
-        assert_eq!((whole(&files[0]), whole(&files[1])), (Some(true), None));
-        assert_eq!(files[0].served_by(&[(0, 32_000)]), 2.5);
     }
 
     #[test]

@@ -16,13 +16,13 @@ const RANGE_BYTES_MIN: u64 = 4096;
 
 /// A part of a file that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub(crate) struct Span {
     /// Where it begins.
-    pub start: u64,
+    pub(crate) start: u64,
     /// Its bytes. Spans can overlap: a read may end in another range than it began in.
-    pub len: u64,
+    pub(crate) len: u64,
     /// Aged reads that began in it.
-    pub reads: u32,
+    pub(crate) reads: u32,
 }
 
 /// The length of the ranges of a file of `len` bytes; `set` unless that is 0.

@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 
 use super::copy::Physical;
 use super::shared::Shared;
-use crate::cache::FileReads;
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
+use crate::cache::parts::FileReads;
 use crate::cache::ranges::RangeReads;
 use crate::device::{Count, Device};
 
@@ -149,12 +149,8 @@ impl Entry {
 
     /// It has so many accesses more, nobody knows where in it.
     pub(crate) fn inherit(&self, accesses: f64) {
-        let add = |to: &AtomicU64| {
-            let sum = f64::from_bits(to.load(Ordering::Relaxed)) + accesses;
-            to.store(sum.to_bits(), Ordering::Relaxed);
-        };
-        add(&self.inherited);
-        add(&self.heat);
+        change(&self.inherited, |before| before + accesses);
+        change(&self.heat, |before| before + accesses);
     }
 
     /// In how many ranges it is counted.
@@ -164,15 +160,14 @@ impl Entry {
 
     /// Its accesses, after those so far were halved if `ages`.
     pub(crate) fn look(&self, len: u64, ages: bool) -> FileReads {
-        let mut inherited = f64::from_bits(self.inherited.load(Ordering::Relaxed));
         if ages {
-            inherited /= 2.0;
-            self.inherited.store(inherited.to_bits(), Ordering::Relaxed);
+            change(&self.inherited, |before| before / 2.0);
             self.ranges.get().into_iter().for_each(RangeReads::halve);
         }
         let spans = self.ranges.get().map(RangeReads::spans).unwrap_or_default();
+        let inherited = f64::from_bits(self.inherited.load(Ordering::Relaxed));
         let ranges = self.ranges() as u64;
-        let reads = FileReads { len, inherited, ranges, spans, trust: 1.0 };
+        let reads = FileReads::new(len, inherited, ranges, spans);
         self.heat.store(reads.heat().to_bits(), Ordering::Relaxed);
         reads
     }
@@ -259,6 +254,12 @@ impl Entry {
         let ranges = self.ranges.get_or_init(|| RangeReads::new(len, shared.policy.range_bytes));
         ranges.count(offset, bytes);
     }
+}
+
+/// Changes the `f64` whose bits these are; nothing of another change is lost.
+fn change(bits: &AtomicU64, to: impl Fn(f64) -> f64) {
+    let to = |before| Some(to(f64::from_bits(before)).to_bits());
+    let _changed = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, to);
 }
 
 /// The error of reading a file that its device does not have.

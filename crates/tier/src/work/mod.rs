@@ -19,7 +19,7 @@ use archipelago_env::IoContext;
 use parking_lot::Mutex;
 
 pub(crate) use self::tick::Pace;
-use crate::cache::CopyPlan;
+use crate::cache::parts::CopyPlan;
 use crate::device::Writer;
 use crate::fs::TieredFs;
 use crate::fs::entry::Entry;

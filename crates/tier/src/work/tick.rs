@@ -13,9 +13,9 @@ use archipelago_env::FileClass;
 use super::{Job, JobKind};
 use crate::activity::Totals;
 use crate::cache::ageing::{Ageing, Interval};
+use crate::cache::parts::{CopyPlan, FileReads, plan, trust, worth};
 use crate::cache::{
-    CacheAction, CacheInput, Candidate, CopyPlan, FileReads, Held, choose, is_worth_renewing, plan,
-    trust, wants_copies, worth,
+    CacheAction, CacheInput, Candidate, Held, choose, is_worth_renewing, wants_copies,
 };
 use crate::device::{Count, Device};
 use crate::fs::entry::{CachedCopy, Entry};
@@ -164,7 +164,7 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
         device.deepest.store(deepest, Ordering::Relaxed);
     }
     let trust = trust(seen.iter().map(|file| &file.reads));
-    seen.iter_mut().for_each(|file| file.reads.trust = trust);
+    seen.iter_mut().for_each(|file| file.reads.believe(trust));
     pace.ageing.expect(share_of_copies(&seen));
     seen
 }

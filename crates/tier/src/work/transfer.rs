@@ -23,8 +23,8 @@ use archipelago_env::{
 };
 
 use super::{Job, JobKind};
-use crate::cache::CopyPlan;
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, Extent, lay_out};
+use crate::cache::parts::CopyPlan;
 use crate::device::{Count, Device, Writer};
 use crate::fs::copy::{Physical, Role};
 use crate::fs::entry::{CachedCopy, Entry};

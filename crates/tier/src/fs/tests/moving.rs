@@ -183,6 +183,59 @@ fn only_the_hot_ranges_are_copied_where_they_are_a_small_part() {
 }
 
 #[test]
+fn copies_on_two_devices_stay_beside_each_other_and_are_not_made_again_and_again() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[60 * KIB, 400 * KIB, 1 << 20]);
+    world.policy.range_bytes = 4096;
+    world.devices[0].writers_max = 1;
+    let fs = world.open();
+    let names: Vec<_> = (0..3).map(|n| format!("{n}.sst")).collect();
+    for (n, name) in names.iter().enumerate() {
+        write(&fs, name, 5, &filled(n as u64, 120_000));
+        let (entry, kind) = (entry(&fs, name), crate::work::JobKind::Move);
+        let reason = Reason::SpaceLow;
+        fs.shared.queue.push(crate::work::Job { entry, to: 2, kind, reason });
+        fs.settle();
+    }
+    assert_eq!(holders(&fs.stats(), "L5"), [2]);
+    let made = || fs.stats().devices.iter().map(|device| device.copies_made.0).sum::<u64>();
+    let mut after_a_while = 0;
+    // The first device is busy until the second has its copies.
+    let mut writer = Some(fs.create(&path("w"), table(0), CreateOptions::default()).unwrap());
+    for look in 0..60 {
+        // A few blocks of each have most of the reads, the others some.
+        for name in &names {
+            let file = fs.open(&path(name), READ, OpenOptions::default()).unwrap();
+            let blocks = (0..29).chain([3, 10, 20].into_iter().cycle().take(60));
+            for block in blocks {
+                file.read_exact_at(block * 4096, &mut [0; 4000], READ).unwrap();
+            }
+        }
+        world.pass(500);
+        fs.step();
+        if look == 20 {
+            assert!(fs.stats().devices[1].copies.files >= 2, "{}", fs.stats());
+            drop(writer.take());
+        }
+        if look == 40 {
+            after_a_while = made();
+        }
+    }
+    let stats = fs.stats();
+    let both = names.iter().filter(|name| entry(&fs, name).inside.lock().copies.len() == 2);
+    assert!(both.count() > 0, "parts on the first, all of it on the second: {stats}");
+    assert_eq!(stats.devices[1].copies_made.1, 0, "none of them dropped: {stats}");
+    assert!(stats.devices[0].copy_reads > 0 && stats.devices[1].copy_reads > 0, "{stats}");
+    assert!(made() <= after_a_while + 1, "{} after {after_a_while}: {stats}", made());
+    for (n, name) in names.iter().enumerate() {
+        assert_eq!(fs.read(&path(name), READ).unwrap(), filled(n as u64, 120_000));
+    }
+}
+
+fn entry(fs: &TieredFs, name: &str) -> Arc<Entry> {
+    fs.shared.entry("find", &path(name)).unwrap()
+}
+
+#[test]
 fn copies_stand_back_for_writers_and_give_way_to_files() {
     let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     world.devices[0].writers_max = 2;

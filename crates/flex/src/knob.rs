@@ -135,6 +135,13 @@ impl Knob {
         }
     }
 
+    /// There is nothing to be found out: `ratio` it is, and the next sample that comes is a round's base. The ratio, if it changes.
+    pub fn hold(&mut self, ratio: Ratio) -> Option<Ratio> {
+        let before = self.ratio;
+        *self = Self { rounds: self.rounds, ..Self::starting_at(ratio, self.step) };
+        (ratio != before).then_some(ratio)
+    }
+
     /// The ratio that is to be in force.
     #[must_use]
     pub fn ratio(&self) -> Ratio {

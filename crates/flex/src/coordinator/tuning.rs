@@ -5,6 +5,9 @@
 //! change of the map. An interval in which such a change, or one for a node that joined or died, was under way gives no sample: what was
 //! measured belongs to no map. Subtables that grow disturb nothing. So a round takes Δ per sample and the durations of its changes.
 //!
+//! A node that is the only one has no request to send: what it proxies it reads and writes in its own memory first, so it is to be the proxy of all that fits. The knob
+//! has nothing to find out then, and the differences between samples would be noise; it begins where it stands when a second node is there.
+//!
 //! Until the first reassignment there is no ranking, and partitions are dealt out by number; afterwards every list is from hot to cold, also where
 //! a node joined or died. An interval without any operation says nothing and moves nothing.
 //!
@@ -242,8 +245,13 @@ impl Tuner {
         let throughput = operations as f64 * 1e9 / took_ns as f64;
         let read_share = reads as f64 / operations as f64;
         let ratio = self.knob.as_mut().and_then(|knob| {
-            let ratio = knob.on_sample(throughput, read_share, reassign);
-            self.report.steady = knob.is_steady();
+            let alone = nodes == 1;
+            let ratio = if alone {
+                knob.hold(Ratio::ALL)
+            } else {
+                knob.on_sample(throughput, read_share, reassign)
+            };
+            self.report.steady = alone || knob.is_steady();
             ratio
         });
         self.report.samples += 1;
@@ -312,19 +320,34 @@ mod tests {
     fn a_disturbed_interval_an_idle_one_and_a_new_life_give_no_sample() {
         let mut tuner = Tuner::new(Tuning::default(), Ratio::NONE);
         let none = Decision::default();
-        assert_eq!(tuner.end(0, 1, false), none, "the first reading begins an interval");
-        assert_eq!(tuner.end(SECOND, 1, false), none, "nobody did anything");
+        assert_eq!(tuner.end(0, 2, false), none, "the first reading begins an interval");
+        assert_eq!(tuner.end(SECOND, 2, false), none, "nobody did anything");
         tuner.read(1, 1, &counted(1, 0));
-        assert_eq!(tuner.end(2 * SECOND, 1, false), none, "a first reading says nothing");
+        assert_eq!(tuner.end(2 * SECOND, 2, false), none, "a first reading says nothing");
         tuner.read(1, 1, &counted(2, 0));
-        assert_eq!(tuner.end(3 * SECOND, 1, true), none, "the map changed");
+        assert_eq!(tuner.end(3 * SECOND, 2, true), none, "the map changed");
         tuner.read(1, 2, &counted(1, 0));
         assert!(!tuner.read(2, 1, &counts(1, 1, &[1])), "of another number of partitions");
-        let first = tuner.end(4 * SECOND, 1, false);
+        let first = tuner.end(4 * SECOND, 2, false);
         assert_eq!(first.ratio, Some(Ratio::from_permille(100)), "the knob's first probe");
         assert!((tuner.report.throughput - 2000.0).abs() < 1e-6, "from zero in its new life");
         tuner.fix();
         tuner.read(1, 2, &counted(2, 0));
-        assert_eq!(tuner.end(5 * SECOND, 1, false).ratio, None, "fixed");
+        assert_eq!(tuner.end(5 * SECOND, 2, false).ratio, None, "fixed");
+    }
+
+    #[test]
+    fn a_node_alone_proxies_all_and_the_knob_goes_on_from_there_when_a_second_one_is_there() {
+        let mut tuner = Tuner::new(Tuning::default(), Ratio::from_permille(500));
+        tuner.end(0, 1, false);
+        let mut ratios = Vec::new();
+        for round in 1..8 {
+            // Fewer and fewer reads, and less and less done: nothing to go by.
+            tuner.read(1, 1, &counts(1000 - 10 * round, 5 * round, &[1; 8]));
+            ratios.push(tuner.end(round * SECOND, if round < 6 { 1 } else { 2 }, false).ratio);
+        }
+        assert_eq!(ratios[1], Some(Ratio::ALL), "the first sample");
+        assert!(ratios[2..5].iter().all(Option::is_none), "{ratios:?}");
+        assert_eq!(ratios[5], Some(Ratio::from_permille(900)), "a probe below");
     }
 }

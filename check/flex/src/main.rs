@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Ok(seeds) => seeds,
         Err(ended) => return ended,
     };
-    let (mut hits, mut invalidations) = (0, 0);
+    let (mut hits, mut invalidations, mut at_once) = (0, 0, 0);
     if seeds.trace {
         tracing_subscriber::fmt()
             .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
@@ -67,12 +67,13 @@ fn main() -> ExitCode {
             tuned += outcome.tuned;
             hits += outcome.cached.pair_hits + outcome.cached.address_hits;
             invalidations += outcome.cached.invalidations;
+            at_once += outcome.cached.set_at_once;
             (outcome.notes, outcome.violations)
         },
     );
     println!(
         "{} runs, {failed} failed: {answered} calls answered, {errors} with an error, {unknown} keys of which the judge \
-         did not know in time, {faults} faults, maps up to version {changes} in sum, {tuned} decisions by load, {hits} reads by caches, {invalidations} invalidations, {events} steps",
+         did not know in time, {faults} faults, maps up to version {changes} in sum, {tuned} decisions by load, {hits} reads by caches, {invalidations} invalidations, {at_once} sets at once, {events} steps",
         seeds.seeds
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -9,7 +9,7 @@ use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
 use archipelago_flex::directory::offloaded_bytes;
-use archipelago_flex::{CacheStatus, ComputeNode, FlexSettings, Sabotage, Surroundings};
+use archipelago_flex::{CacheStatus, ComputeNode, FlexSettings, Sabotage, Set, Surroundings};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
 use archipelago_pool_check::{MANAGER, REQUEST};
 use parking_lot::Mutex;
@@ -58,6 +58,8 @@ pub struct Cached {
     pub waited_out: u64,
     /// Partitions that did not fit a node's memory limit.
     pub partitions_refused: u64,
+    /// Sets that waited for nobody.
+    pub set_at_once: u64,
 }
 
 impl Cached {
@@ -198,8 +200,13 @@ pub(crate) async fn get(
     thread: u64,
     number: u64,
 ) -> Result<Option<(u64, archipelago_flex::Value)>, ()> {
-    let call = shared.history.begin(thread, number, Op::Get);
-    match node.get(&key(number)).await {
+    let mut call = shared.history.begin(thread, number, Op::Get);
+    let (name, mut at_once) = (key(number), None);
+    if node.get_some_at_once(&[&name], &mut |value| at_once = Some(value.map(number_in))) == 1 {
+        shared.history.end(&call, Ret::Value(at_once.flatten()));
+        call = shared.history.begin(thread, number, Op::Get);
+    }
+    match node.get(&name).await {
         Ok(value) => {
             let value = value.map(|value| (number_in(&value.bytes), value));
             shared.history.end(&call, Ret::Value(value.as_ref().map(|(number, _)| *number)));
@@ -261,7 +268,16 @@ async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (
         let call = shared.history.begin(thread, number, op);
         let note = format!("{thread} {op:?} of key {number}");
         let done = match op {
-            Op::Set(new) => node.set(&name, &value_of(new, &mut rng), 0).await.map(|()| true),
+            Op::Set(new) => {
+                let value = value_of(new, &mut rng);
+                let set = Set { key: &name, value: &value, expires_ms: 0 };
+                if node.set_some_at_once(&[set]) == 1 {
+                    shared.cached.lock().set_at_once += 1;
+                    Ok(true)
+                } else {
+                    node.set(&name, &value, 0).await.map(|()| true)
+                }
+            }
             Op::Insert(new) => node.insert(&name, &value_of(new, &mut rng), 0).await,
             Op::Update(new) => node.update(&name, &value_of(new, &mut rng), 0).await,
             Op::Swap(was, new) => {

@@ -99,6 +99,12 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Posts a batch. It comes back with its outcomes, always.
     fn post(&self, batch: Batch) -> Promise<Batch>;
 
+    /// Whether what is posted is done when [`Link::post`] returns, as over shared memory: who must not wait asks before. It may stop being
+    /// so; the promise tells.
+    fn completes_at_once(&self) -> bool {
+        false
+    }
+
     /// Sends a request. See [`Call`] for numbers and retries.
     fn request(&self, call: Call<'_>) -> Promise<Result<Body, Refusal>>;
 

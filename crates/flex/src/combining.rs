@@ -154,6 +154,15 @@ impl Combining {
         }
     }
 
+    /// Of these keys, whether each is being written by somebody; `None` if nobody writes any.
+    pub(crate) fn led(&self, hashes: &[KeyHash]) -> Option<Vec<bool>> {
+        let lines = self.lines.lock();
+        if lines.is_empty() {
+            return None;
+        }
+        Some(hashes.iter().map(|hash| lines.contains_key(&hash.0)).collect())
+    }
+
     fn lead(self: &Arc<Self>, hash: u64, followers: Vec<Waiter>) -> Lead {
         Lead { line: Some((Arc::clone(self), hash)), followers }
     }

@@ -32,7 +32,7 @@ mod settings;
 mod table;
 pub mod wire;
 
-pub use client::Value;
+pub use client::{AT_ONCE_MAX, Set, Value};
 pub use ids::{ComputeId, PartitionId};
 pub use node::{CacheStatus, ComputeNode, MapStatus, NodeStatus, Surroundings, fabric_id};
 pub use rivals::Rival;

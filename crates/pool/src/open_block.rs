@@ -5,9 +5,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use archipelago_fabric::{Attached, Batch, Link, Promise, Refusal, Rights};
+use archipelago_fabric::{Attached, Batch, Link, Promise, Reason, Refusal, Rights};
 
 use crate::config::{Config, Place};
+
+/// Bytes of what is touched.
+const WORD_BYTES: u32 = 8;
 
 /// A copy of an open block.
 #[derive(Clone, Debug)]
@@ -41,6 +44,12 @@ impl OpenBlock {
         self.is_complete() && self.copies.iter().all(|copy| copy.rights.allow(Rights::WRITE))
     }
 
+    /// Whether what is posted to any copy is done at once ([`Link::completes_at_once`]).
+    #[must_use]
+    pub fn completes_at_once(&self) -> bool {
+        self.copies.iter().all(|copy| copy.link.completes_at_once())
+    }
+
     pub(crate) fn is_complete(&self) -> bool {
         self.copies.len() == self.config.copies.len()
     }
@@ -61,6 +70,37 @@ impl OpenBlock {
         };
         let mut posted = self.copies.iter().skip(from).map(post);
         Writing { first: posted.next(), rest: posted.collect(), refusal: None }
+    }
+
+    /// Writes to every copy without waiting. For blocks whose links [complete at once](OpenBlock::completes_at_once); a copy whose link did not
+    /// after all counts as one that did not answer in time. After a refusal some copies may have some of it.
+    pub fn write_at_once(&self, writes: &[(u64, &[u8])]) -> Result<(), Refusal> {
+        for copy in &self.copies {
+            let mut batch = Batch::new();
+            for (offset, bytes) in writes {
+                batch.write(copy.region, *offset, bytes);
+            }
+            let promise = copy.link.post(batch);
+            if !promise.is_done() {
+                return Err(Refusal::new(Reason::Deadline));
+            }
+            if let Some((_, refusal)) = promise.wait().refusal() {
+                return Err(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the processor fetch the words at `offsets` of every copy, which are to be written soon; nothing depends on it. For
+    /// blocks whose links complete at once.
+    pub fn touch_at_once(&self, offsets: &(impl Iterator<Item = u64> + Clone)) {
+        for copy in &self.copies {
+            let mut batch = Batch::new();
+            for offset in offsets.clone() {
+                batch.read(copy.region, offset, WORD_BYTES);
+            }
+            drop(copy.link.post(batch));
+        }
     }
 
     /// Gives the attachments up.

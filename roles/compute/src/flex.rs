@@ -19,11 +19,11 @@ use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, Result};
 use archipelago_fabric::{Handler, Listener, Node, Reply, Request, block_on};
 use archipelago_flex::wire::Figure;
-use archipelago_flex::{ComputeNode, Surroundings, Value, fabric_id};
+use archipelago_flex::{AT_ONCE_MAX, ComputeNode, Surroundings, Value, fabric_id};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
-pub use archipelago_flex::{CacheMode, FlexSettings};
+pub use archipelago_flex::{CacheMode, FlexSettings, Set};
 
 /// How often it is looked whether the node still counts.
 const LOOK: Duration = Duration::from_millis(20);
@@ -184,6 +184,36 @@ impl FlexNode {
             }
         }
         Ok(values)
+    }
+
+    /// Hands out what the first of `keys` hold, in their order, as long as nothing has to be waited for; how many. `take` must not call this node.
+    pub fn get_now(&self, keys: &[&[u8]], take: &mut dyn FnMut(Option<&[u8]>)) -> usize {
+        let Ok(node) = self.node() else { return 0 };
+        let mut read = 0;
+        for keys in keys.chunks(AT_ONCE_MAX) {
+            let more = node.get_some_at_once(keys, take);
+            read += more;
+            if more < keys.len() {
+                break;
+            }
+        }
+        read
+    }
+
+    /// As [`ComputeNode::set`] of each of them that can be done without waiting; which are left, in their order. What is left of a key comes behind what
+    /// was done of it.
+    pub fn set_now(&self, sets: &[Set<'_>]) -> Vec<usize> {
+        let Ok(node) = self.node() else { return (0..sets.len()).collect() };
+        for (turn, some) in sets.chunks(AT_ONCE_MAX).enumerate() {
+            let (done, from) = (node.set_some_at_once(some), turn * AT_ONCE_MAX);
+            if done.count_ones() as usize != some.len() {
+                // Those behind these may be of the same keys.
+                let next = from + some.len();
+                let left = (from..next).filter(|nth| done >> (nth - from) & 1 == 0);
+                return left.chain(next..sets.len()).collect();
+            }
+        }
+        Vec::new()
     }
 
     /// As [`ComputeNode::set`] with value and expiry, or [`ComputeNode::delete`] without, of keys that differ; together. After an error

@@ -335,6 +335,10 @@ impl Link for ShmLink {
         Promise::ready(batch)
     }
 
+    fn completes_at_once(&self) -> bool {
+        true
+    }
+
     fn request(&self, call: Call<'_>) -> Promise<Result<Body, Refusal>> {
         self.core.request(call)
     }

@@ -51,6 +51,8 @@ struct State {
     doors_made: u64,
     wires: Vec<Weak<Wire>>,
     wires_made: u32,
+    /// Whether one-sided operations need no network.
+    shares_memory: bool,
 }
 
 /// What becomes of a packet.
@@ -91,6 +93,7 @@ impl Network {
             doors_made: 0,
             wires: Vec::new(),
             wires_made: 0,
+            shares_memory: false,
         };
         let network = Arc::new_cyclic(|me| Self {
             scheduler: scheduler.clone(),
@@ -151,6 +154,16 @@ impl Network {
     pub fn set_faults(&self, faults: Faults) {
         self.scheduler.note(|| format!("{faults:?}"));
         self.state.lock().faults = faults;
+    }
+
+    /// From now on every machine has all others' memory mapped: one-sided operations are done when they are posted, whatever is cut or slow, as over `shm`. To be
+    /// said before anything is posted.
+    pub fn share_memory(&self) {
+        self.state.lock().shares_memory = true;
+    }
+
+    pub(super) fn shares_memory(&self) -> bool {
+        self.state.lock().shares_memory
     }
 
     /// How hard connections try from now on.

@@ -62,6 +62,35 @@ fn inbound_ps(machine: &Machine, op: &Op) -> u64 {
 }
 
 impl Wire {
+    /// Executes a batch without the network: the node's memory is mapped.
+    pub(super) fn execute_mapped(
+        self: &Arc<Self>,
+        mut batch: Batch,
+        keys: Vec<(RegionId, u64)>,
+    ) -> Promise<Batch> {
+        if !self.serves() {
+            batch.refuse_all(self.down().unwrap_or(Reason::Disconnected.into()));
+            return Promise::ready(batch);
+        }
+        let count = batch.len();
+        self.count_batch(count);
+        let flight = Flight { keys, batch: Mutex::new(Some(batch)), slot: Slot::new() };
+        for index in 0..count {
+            let outcome = self.perform(&flight, index, 0..usize::MAX);
+            let mut batch = flight.batch.lock();
+            match (outcome, batch.as_mut()) {
+                (Ok(outcome), Some(batch)) => batch.finish(index, outcome),
+                (Err(refusal), Some(batch)) => {
+                    batch.refuse_from(index, refusal);
+                    self.node.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
+                (_, None) => break,
+            }
+        }
+        Promise::ready(flight.batch.into_inner().unwrap_or_default())
+    }
+
     pub(super) fn post(
         self: &Arc<Self>,
         mut batch: Batch,

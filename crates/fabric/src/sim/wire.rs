@@ -442,6 +442,7 @@ impl Link for SimLink {
             return Promise::ready(batch);
         }
         match self.0.keys(&batch) {
+            Ok(keys) if self.0.network.shares_memory() => self.0.execute_mapped(batch, keys),
             Ok(keys) => self.0.post(batch, keys),
             Err((index, refusal)) => {
                 batch.refuse_all(Reason::Skipped.into());
@@ -449,6 +450,10 @@ impl Link for SimLink {
                 Promise::ready(batch)
             }
         }
+    }
+
+    fn completes_at_once(&self) -> bool {
+        self.0.network.shares_memory()
     }
 
     fn request(&self, call: Call<'_>) -> Promise<Result<Body, Refusal>> {

@@ -26,6 +26,7 @@
 
 mod fetch;
 mod nodes;
+mod several;
 #[cfg(test)]
 mod tests;
 
@@ -234,16 +235,17 @@ impl LocalCache {
     /// Looks a key up. Whether what is found may be served is not known here, so hits are not counted here either.
     #[must_use]
     pub fn get(&self, hash: KeyHash, key: &[u8]) -> Option<Hit<'_>> {
-        self.find(hash, key).map(|at| {
-            let entry = self.nodes.entry(at);
-            let value = &entry.data[usize::from(entry.key_bytes)..];
-            let cached = match entry.kind {
-                Kind::Slot => Cached::Slot,
-                Kind::Address => Cached::Address,
-                Kind::Pair => Cached::Pair { value, expires_ms: entry.expires_ms },
-            };
-            Hit { place: entry.place, cached }
-        })
+        self.find(hash, key).map(|at| Self::hit(self.nodes.entry(at)))
+    }
+
+    fn hit(entry: &Entry) -> Hit<'_> {
+        let value = &entry.data[usize::from(entry.key_bytes)..];
+        let cached = match entry.kind {
+            Kind::Slot => Cached::Slot,
+            Kind::Address => Cached::Address,
+            Kind::Pair => Cached::Pair { value, expires_ms: entry.expires_ms },
+        };
+        Hit { place: entry.place, cached }
     }
 
     /// A request for a key is about to be sent whose answer is to be cached.
@@ -265,7 +267,12 @@ impl LocalCache {
             self.counters.refused += 1;
             return Finished::Invalidated;
         }
-        if let Some(at) = self.nodes.find(fetch.hash) {
+        self.put(fetch.hash, key, place, cached)
+    }
+
+    /// Caches this, as the newest entry, instead of what is cached of the key.
+    fn put(&mut self, hash: u64, key: &[u8], place: Place, cached: Cached<'_>) -> Finished {
+        if let Some(at) = self.nodes.find(hash) {
             self.remove(at);
         }
         let kind = cached.kind();
@@ -288,7 +295,7 @@ impl LocalCache {
         self.data_bytes += piece;
         self.counters.pairs += u64::from(kind == Kind::Pair);
         self.nodes.push(Entry {
-            hash: fetch.hash,
+            hash,
             place,
             data: data.into_boxed_slice(),
             expires_ms,

@@ -111,10 +111,16 @@ impl Nodes {
 
     /// The node with this hash.
     pub(super) fn find(&self, hash: u64) -> Option<u32> {
-        if self.len == 0 {
-            return None;
-        }
-        let mut at = self.node(bucket(hash, self.len)).head;
+        self.find_from(self.head(hash), hash)
+    }
+
+    /// Where the search for a hash begins: for [`Nodes::find_from`], as long as nothing changes.
+    pub(super) fn head(&self, hash: u64) -> u32 {
+        if self.len == 0 { NONE } else { self.node(bucket(hash, self.len)).head }
+    }
+
+    /// The node with this hash, in the chain that begins at `at`.
+    pub(super) fn find_from(&self, mut at: u32, hash: u64) -> Option<u32> {
         while at != NONE {
             let node = self.node(at);
             if node.entry.hash == hash {

@@ -124,6 +124,36 @@ fn the_index_takes_its_room_at_once_and_gives_it_back() {
     assert_eq!(cache.stats().addresses, 1, "nothing was evicted for what cannot fit");
 }
 
+#[test]
+fn what_is_rewritten_keeps_its_turn_and_what_is_being_fetched_of_it_is_not_kept() {
+    let mut cache = LocalCache::new(1 << 20).expect("room");
+    let keys: Vec<Vec<u8>> = (0..100_u32).map(|number| number.to_le_bytes().to_vec()).collect();
+    for key in &keys {
+        put(&mut cache, key, place(1, 2, 3), Cached::Slot);
+    }
+    let hashes: Vec<_> = keys.iter().map(|key| key_hash(key)).collect();
+    let (mut found, used) = (Vec::new(), cache.used_bytes());
+    cache.seek(&hashes, &mut found);
+    let fetch = cache.begin_fetch(hashes[7]);
+    // A pair takes more than a slot: a new entry. Then it fits where it is.
+    for (word, value) in [(4, b"coral"), (5, b"algae")] {
+        let (key, new) = ((hashes[7], &keys[7][..]), place(1, 2, word));
+        assert_eq!(cache.rewrite(found[7], key, new, pair(value)), Finished::Cached);
+        let hit = Hit { place: new, cached: pair(value) };
+        assert_eq!(cache.get_at(found[7], key.0, key.1), Some(hit), "also by an old hint");
+        assert_eq!((cache.stats().pairs, cache.used_bytes()), (1, used));
+    }
+    let late = cache.finish_fetch(fetch, &keys[7], place(1, 2, 3), pair(b"stale"));
+    assert_eq!(late, Finished::Invalidated);
+    let same = cache.rewrite(found[3], (hashes[3], &keys[3]), place(1, 2, 9), Cached::Slot);
+    assert_eq!((same, cache.nodes.oldest()), (Finished::Cached, Some(0)));
+    for (key, hash) in keys.iter().zip(&hashes) {
+        assert!(cache.get_at(Some(1_000), *hash, key).is_some(), "a hint is a hint");
+    }
+    assert_eq!(cache.get_at(None, hashes[3], &keys[3]), None);
+    cache.nodes.check();
+}
+
 /// What the cache should hold, oldest first, and what that costs, counted anew each time.
 struct Model {
     entries: Vec<(Vec<u8>, Place, Option<Vec<u8>>)>,

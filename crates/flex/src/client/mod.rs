@@ -16,6 +16,7 @@
 //! the map says that the partition went on without that node. Then it looks: its record is in the index, or was (whoever superseded it
 //! cleared its valid bit), or never was and never will be.
 
+mod at_once;
 mod cached;
 mod look;
 mod submit;
@@ -38,6 +39,8 @@ use crate::wire::{Assigned, WriteKind};
 use cached::Served;
 use look::{Found, Looked};
 use submit::{Submitted, Unsettled};
+
+pub use at_once::{AT_ONCE_MAX, Set};
 
 use std::sync::Arc;
 use std::time::Duration;

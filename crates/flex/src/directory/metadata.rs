@@ -61,6 +61,12 @@ impl Sharers {
         self.0.count_ones()
     }
 
+    /// Whether nobody but `node` does, as far as bits tell: in a coarse list others may stand behind its bit.
+    #[must_use]
+    pub fn is_at_most(self, node: ComputeId) -> bool {
+        self.0 & !Self::bit(node) == 0
+    }
+
     /// Whether nobody does.
     #[must_use]
     pub fn is_empty(self) -> bool {

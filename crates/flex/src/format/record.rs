@@ -28,7 +28,7 @@
 use archipelago_base::checksum;
 
 use super::slot::UNIT_BYTES;
-use super::table::key_hash;
+use super::table::{KeyHash, key_hash};
 
 /// The first word of a record that holds the newest value of its key, as far as its writer knew.
 pub const VALID_WORD: u64 = u64::from_le_bytes(*b"FLXR\x01\0\0\x01");
@@ -195,6 +195,11 @@ impl<'a> Record<'a> {
     /// Writes the record to the beginning of `out` and says how many bytes it takes. `None`, and nothing written, if it does not
     /// fit there or the format.
     pub fn encode(&self, out: &mut [u8]) -> Option<usize> {
+        self.encode_hashed(key_hash(self.key), out)
+    }
+
+    /// The same for who has the key's hash already.
+    pub(crate) fn encode_hashed(&self, hash: KeyHash, out: &mut [u8]) -> Option<usize> {
         let bytes = usize::try_from(self.bytes()?).ok()?;
         let out = out.get_mut(..bytes)?;
         let word = if self.valid { VALID_WORD } else { INVALID_WORD };
@@ -202,7 +207,7 @@ impl<'a> Record<'a> {
         out[12..16].copy_from_slice(&(self.value.len() as u32).to_le_bytes());
         out[16..18].copy_from_slice(&(self.key.len() as u16).to_le_bytes());
         out[18..24].copy_from_slice(&self.expires_ms.to_le_bytes()[..6]);
-        out[24..32].copy_from_slice(&key_hash(self.key).0.to_le_bytes());
+        out[24..32].copy_from_slice(&hash.0.to_le_bytes());
         out[32..40].copy_from_slice(&self.previous.to_le_bytes());
         out[40..48].copy_from_slice(&self.writer.to_le_bytes());
         let (key, rest) = out[HEADER_BYTES..].split_at_mut(self.key.len());

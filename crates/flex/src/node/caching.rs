@@ -16,6 +16,8 @@
 //! under the old one before it counts. Thread-safety: all of it; no lock is held over an await. Cost of a hit: one lock, two or three
 //! entries looked at, a copy of the value. Paper: §4.4 and Figure 8; leases are ours.
 
+mod several;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +33,8 @@ use crate::lease::{Adopted, Granted, Holder, Terms};
 use crate::reads::{Counted, READS_WAIT_NS, Reads};
 use crate::settings::{CacheMode, FlexSettings};
 use crate::wire::{Assigned, Grant, Member};
+
+pub(crate) use several::Several;
 
 /// Counts of reads that are due wait for so many others before they are sent at once.
 const DUE_MAX: usize = 64;
@@ -239,9 +243,12 @@ impl Caching {
 
     /// Whether a pair takes nothing else's place: a sixteenth of the limit is free.
     pub(crate) fn has_room(&self) -> bool {
-        let state = self.state.lock();
-        let limit = state.cache.limit_bytes();
-        state.cache.used_bytes() <= limit - limit / 16
+        Self::room_in(&self.state.lock().cache)
+    }
+
+    fn room_in(cache: &LocalCache) -> bool {
+        let limit = cache.limit_bytes();
+        cache.used_bytes() <= limit - limit / 16
     }
 
     /// Bytes that the index of offloaded partitions may take at most.

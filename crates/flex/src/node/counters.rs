@@ -37,11 +37,22 @@ impl Counters {
 
     /// A call was answered.
     pub(crate) fn count(&self, partition: PartitionId, read: bool) {
-        let (offset, one) = counter_place(partition.0);
-        let of_kind = if read { READS_OFFSET } else { WRITES_OFFSET };
-        for (offset, add) in [(offset, one), (of_kind, 1)] {
-            let added = self.region.fetch_add(offset, add);
+        self.count_many(std::iter::once(partition), read);
+    }
+
+    /// Calls to these partitions were answered.
+    pub(crate) fn count_many(&self, partitions: impl Iterator<Item = PartitionId>, read: bool) {
+        let mut calls = 0;
+        for partition in partitions {
+            let (offset, one) = counter_place(partition.0);
+            let added = self.region.fetch_add(offset, one);
             debug_assert!(added.is_ok(), "{partition} has no counter: {added:?}");
+            calls += 1;
+        }
+        if calls > 0 {
+            let of_kind = if read { READS_OFFSET } else { WRITES_OFFSET };
+            let added = self.region.fetch_add(of_kind, calls);
+            debug_assert!(added.is_ok(), "no counter of all: {added:?}");
         }
     }
 }

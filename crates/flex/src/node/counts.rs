@@ -18,17 +18,23 @@ pub(crate) enum Count {
     Served,
     /// Writes that were done by a later one of the same key and node.
     Combined,
+    /// Sets that waited for nobody.
+    SetAtOnce,
 }
 
-const NAMES: [&str; 5] = ["reads", "writes", "retries", "served", "combined"];
+const NAMES: [&str; 6] = ["reads", "writes", "retries", "served", "combined", "set_at_once"];
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Counts(Counters<5>);
+pub(crate) struct Counts(Counters<6>);
 
 impl Counts {
     pub(crate) fn add(&self, count: Count) {
-        self.0.add(count as usize, 1);
+        self.add_many(count, 1);
+    }
+
+    pub(crate) fn add_many(&self, count: Count, many: u64) {
+        self.0.add(count as usize, many);
     }
 }
 

@@ -327,6 +327,14 @@ impl Inner {
         }
     }
 
+    /// Calls to these partitions were answered.
+    pub(crate) fn count_many(&self, partitions: impl Iterator<Item = u32>, read: bool) {
+        let counters = self.joined.get().and_then(|joined| joined.counters.as_ref());
+        if let Some(counters) = counters {
+            counters.count_many(partitions.map(PartitionId), read);
+        }
+    }
+
     /// Where the coordinator finds what was counted.
     fn counted(&self) -> Message {
         let Some(joined) = self.joined.get() else { return self.declined(Why::Busy) };

@@ -4,6 +4,8 @@
 //! block, by whoever committed the write (`frees.rs`), and is used again an address lease later: nobody acts on its address then. What
 //! gets lost on the way is found by sweeps (`sweep.rs`).
 
+mod at_once;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -44,7 +44,7 @@ use archipelago_base::runtime::together;
 use archipelago_fabric::ClientId;
 use archipelago_pool::Address;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::hint::black_box;
 
 use crate::directory::Told;
 use crate::format::{Bucket, Candidates, KeyHash, Slot, SlotIndex};
@@ -54,10 +54,10 @@ use crate::node::Inner;
 use crate::onesided::{Change, Put, Unfinished};
 use crate::rivals::Rival;
 use crate::table::FromCopy;
-use crate::wire::{Grant, Message, Place, ReadCount, Why, WriteKind};
+use crate::wire::{Assigned, Grant, Message, Place, ReadCount, Why, WriteKind};
 
 use served::Locked;
-pub(crate) use served::{Offloaded, Served};
+pub(crate) use served::{AtOnce, Offloaded, Served};
 pub(crate) use sharers::Leases;
 
 type Preparing<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
@@ -65,26 +65,45 @@ type Preparing<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 /// The partitions that are served here.
 #[derive(Debug, Default)]
 pub(crate) struct Proxy {
-    partitions: Mutex<BTreeMap<PartitionId, Arc<Served>>>,
+    /// By number.
+    partitions: Mutex<Vec<Option<Arc<Served>>>>,
 }
 
 impl Proxy {
     pub(crate) fn get(&self, partition: PartitionId, epoch: u32) -> Option<Arc<Served>> {
         let partitions = self.partitions.lock();
-        partitions.get(&partition).filter(|served| served.assigned.epoch == epoch).cloned()
+        let served = partitions.get(partition.0 as usize)?.as_ref();
+        served.filter(|served| served.assigned.epoch == epoch).cloned()
+    }
+
+    /// The same of several; `None` for those that are not served here at that epoch.
+    pub(crate) fn get_all<'a>(
+        &self,
+        wanted: impl Iterator<Item = &'a Assigned> + Clone,
+    ) -> Vec<Option<Arc<Served>>> {
+        let partitions = self.partitions.lock();
+        let get = |entry: &Assigned| partitions.get(entry.partition as usize)?.as_ref();
+        // To count a reference waits for its memory, one after another; to look at it does not.
+        wanted.clone().for_each(|entry| _ = black_box(get(entry).map(Arc::strong_count)));
+        let of_epoch =
+            |entry: &Assigned| get(entry).filter(|served| served.assigned.epoch == entry.epoch);
+        wanted.map(|entry| of_epoch(entry).cloned()).collect()
     }
 
     pub(crate) fn set(&self, partition: PartitionId, served: Option<Arc<Served>>) {
+        let at = partition.0 as usize;
         let mut partitions = self.partitions.lock();
-        match served {
-            Some(served) => partitions.insert(partition, served),
-            None => partitions.remove(&partition),
-        };
+        if partitions.len() <= at {
+            partitions.resize(at + 1, None);
+        }
+        let before = std::mem::replace(&mut partitions[at], served);
+        drop(partitions);
+        drop(before);
     }
 
     /// Lets nobody in any more.
     pub(crate) fn close(&self, partition: PartitionId) -> Option<Arc<Served>> {
-        let served = self.partitions.lock().get(&partition).cloned();
+        let served = self.partitions.lock().get(partition.0 as usize).cloned().flatten();
         if let Some(served) = &served {
             served.gate.close(Served::DOOR);
         }
@@ -94,17 +113,19 @@ impl Proxy {
     /// Waits until nobody is within, and lets it go: if it is served again, it is taken anew.
     pub(crate) async fn let_go(&self, closed: Arc<Served>) {
         closed.gate.drained(Served::DOOR).await;
-        let partition = PartitionId(closed.assigned.partition);
         let mut partitions = self.partitions.lock();
-        if partitions.get(&partition).is_some_and(|served| Arc::ptr_eq(served, &closed)) {
-            partitions.remove(&partition);
+        if let Some(place) = partitions.get_mut(closed.assigned.partition as usize)
+            && place.as_ref().is_some_and(|served| Arc::ptr_eq(served, &closed))
+        {
+            *place = None;
         }
     }
 
     /// How many partitions are served, and of how many this node is the proxy.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let partitions = self.partitions.lock();
-        (partitions.len(), partitions.values().filter(|served| served.words.is_some()).count())
+        let served = partitions.iter().flatten();
+        (served.clone().count(), served.filter(|served| served.words.is_some()).count())
     }
 }
 

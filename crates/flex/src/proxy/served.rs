@@ -8,6 +8,8 @@
 //! Thread-safety: slots are atomic words; locks of slots and of keys that come in are a small set under a mutex, with the metadata. Cost: a lock
 //! and two look-ups in a set of requests in flight per write; a lock, two cache lines of slots and one of metadata per search.
 
+mod at_once;
+
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,6 +24,8 @@ use crate::lease::SlotLease;
 use crate::node::caching::Charge;
 use crate::table::Image;
 use crate::wire::{Assigned, Candidate, ReadCount, WriteKind};
+
+pub(crate) use at_once::AtOnce;
 
 /// The slots of an offloaded partition.
 #[derive(Debug)]
@@ -118,8 +122,9 @@ impl Served {
         Incoming(self, word)
     }
 
-    /// What writes are about to put in.
+    /// What writes are about to put in. Those that are done at once have put it in when this returns, or look at the time later.
     pub(crate) fn incoming(&self) -> Vec<u64> {
+        drop(self.locks.lock());
         self.incoming.lock().clone()
     }
 
@@ -395,5 +400,48 @@ mod tests {
         assert!(!write(word(3), deleted, WriteKind::Delete));
         assert!(!write(deleted, word(4), WriteKind::Insert));
         assert!(!search(&served, Some(ASKER)).cache, "what was counted was another key's");
+    }
+
+    /// A set at once of slot 3 by `ASKER`; what it was told to do with the old record's bit.
+    fn at_once(served: &Served, old: u64, new: u64, copied: bool) -> (AtOnce, Option<bool>) {
+        let mut cleared = None;
+        let copy = |clear| {
+            cleared = Some(clear);
+            copied
+        };
+        let change = (SLOT, word(old), word(new));
+        (served.overwrite(change, (ASKER, true), || true, copy), cleared)
+    }
+
+    #[test]
+    fn a_set_at_once_leaves_alone_what_somebody_else_has_to_do_with() {
+        let served = served();
+        let not = (AtOnce::Not, None);
+        assert_eq!(at_once(&served, 5, 2, true), not, "the slot holds another word");
+        let locked = served.lock(SLOT).expect("free");
+        assert_eq!(at_once(&served, 1, 2, true), not, "a write has it");
+        drop(locked);
+        search(&served, Some(WRITER));
+        assert_eq!(at_once(&served, 1, 2, true), not, "another node may have cached it");
+        served.take_told(SLOT);
+        let late = served.overwrite((SLOT, word(1), word(2)), (ASKER, true), || false, |_| true);
+        assert_eq!(late, AtOnce::Not);
+        assert_eq!(search(&served, None).word, word(1).0, "nothing happened");
+        search(&served, Some(ASKER));
+        let change = (SLOT, word(1), word(2));
+        let shared_bit = served.overwrite(change, (ASKER, false), || true, |_| true);
+        assert_eq!(shared_bit, AtOnce::Not, "another node may stand behind its bit");
+    }
+
+    #[test]
+    fn a_set_at_once_clears_what_was_told_and_has_its_pair_dropped_by_the_next_write() {
+        let served = served();
+        search(&served, None);
+        let (done, cleared) = at_once(&served, 1, 2, true);
+        assert_eq!((done, cleared), (AtOnce::Done { worthy: false }, Some(true)), "it was told");
+        assert_eq!(at_once(&served, 2, 3, true).1, Some(false), "nobody was told");
+        assert_eq!(at_once(&served, 3, 4, false), (AtOnce::Broken, Some(false)));
+        assert_eq!(search(&served, None).word, word(3).0, "not committed");
+        assert!(served.take_told(SLOT).sharers.may_have(ASKER), "it has cached the pair");
     }
 }

@@ -61,7 +61,7 @@ pub(crate) struct ServeArgs {
     /// Close clients that say nothing for so many seconds; 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     idle_timeout: u64,
-    /// Threads that serve clients; 0 for as many as there are cores
+    /// Threads that serve clients; 0 for as many as there are cores. Engine flex: 0 for half as many
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// Budget over all memory in MiB; 0 for what the settings say, or half of what the machine or
@@ -113,8 +113,18 @@ fn database(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
+/// Threads for a compute node that was not told how many: half of the cores. Most calls end within a microsecond, under one lock of the node's cache, and the
+/// kernel's network, the clients of this machine and the fabric's threads need the other half: on two cores a second thread
+/// makes a stream of GETs and SETs slower, not faster.
+fn threads_of_node() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))
+}
+
 fn remote_memory(args: &ServeArgs) -> Result<()> {
-    let options = options(args);
+    let mut options = options(args);
+    if options.worker_threads == 0 {
+        options.worker_threads = threads_of_node();
+    }
     options.validate()?;
     archipelago_resp::server::resolve(&args.listen)?;
     let mut listen = vec![endpoint(&args.peers)?];

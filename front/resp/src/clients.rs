@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -96,6 +96,8 @@ struct Registry {
 #[derive(Default)]
 pub(crate) struct Clients {
     registry: Mutex<Registry>,
+    /// How many there are, for who need not know exactly.
+    count: AtomicUsize,
     emptied: Notify,
 }
 
@@ -138,6 +140,7 @@ impl Clients {
             stop: Notify::new(),
         });
         registry.clients.insert(client.id, Arc::clone(&client));
+        self.count.store(registry.clients.len(), Ordering::Relaxed);
         Ok(client)
     }
 
@@ -145,9 +148,15 @@ impl Clients {
     pub(crate) fn leave(&self, id: u64) {
         let mut registry = self.registry.lock();
         registry.clients.remove(&id);
+        self.count.store(registry.clients.len(), Ordering::Relaxed);
         if registry.clients.is_empty() {
             self.emptied.notify_waiters();
         }
+    }
+
+    /// Whether there is more than one.
+    pub(crate) fn are_several(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 1
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -5,17 +5,18 @@
 //! refused as unsupported; MGET, MSET, DEL and a pipeline's GETs and SETs work on their keys at the same time, so that they share round
 //! trips. Of several writes of one key in one batch the last one is done: the others were overwritten at once.
 //!
-//! Thread-safe. Cost: a call waits on its thread; over shared memory it mostly does not have to. Failure: an error of a write says
+//! Thread-safe. Cost: what is cached is read, and keys that this node proxies are set, without waiting and several at a time ([`Store::get_now`],
+//! [`Store::write_now`]); else a call waits on its thread. Failure: an error of a write says
 //! whether it may have happened.
 
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
-use archipelago_compute::flex::{FlexNode, KeyWrite};
+use archipelago_compute::flex::{FlexNode, KeyWrite, Set};
 use archipelago_flex::Value;
 
-use crate::store::{Change, Decide, Entry, KeyRange, Op, PinnedSlice, Store, Visit};
+use crate::store::{Change, Decide, Entry, KeyRange, Left, Op, PinnedSlice, Store, Visit};
 
 /// See the module.
 #[derive(Debug)]
@@ -42,6 +43,16 @@ fn entry_of(value: &Value) -> Entry {
 fn entry_from(value: Value) -> Entry {
     let expires_at_ms = (value.expires_ms > 0).then_some(value.expires_ms);
     Entry { value: PinnedSlice::owned(value.bytes), expires_at_ms }
+}
+
+/// The operation as a set, if it is one.
+fn set_of<'a>(op: &Op<'a>) -> Option<Set<'a>> {
+    match *op {
+        Op::Put { key, value, expires_at_ms } => {
+            Some(Set { key, value, expires_ms: expiry_of(expires_at_ms) })
+        }
+        Op::Delete { .. } | Op::DeleteRange { .. } => None,
+    }
 }
 
 /// What is to be done with each key in the end.
@@ -81,6 +92,17 @@ impl Store for FlexStore {
     fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
         let values = self.node.get_many(keys)?;
         Ok(values.into_iter().map(|value| Some(PinnedSlice::owned(value?.bytes))).collect())
+    }
+
+    fn get_now(&self, keys: &[&[u8]], take: &mut dyn FnMut(Option<&[u8]>)) -> usize {
+        self.node.get_now(keys, take)
+    }
+
+    fn write_now<'a>(&self, ops: &[Op<'a>]) -> Left<'a> {
+        let Some(sets) = ops.iter().map(set_of).collect::<Option<Vec<Set<'a>>>>() else {
+            return Left::All;
+        };
+        Left::These(self.node.set_now(&sets).into_iter().map(|nth| ops[nth]).collect())
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
@@ -172,6 +194,14 @@ impl Store for FlexStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_puts_is_set_at_once() {
+        let put = Op::Put { key: b"reef", value: b"coral", expires_at_ms: Some(7) };
+        assert_eq!(set_of(&put), Some(Set { key: b"reef", value: b"coral", expires_ms: 7 }));
+        assert_eq!(set_of(&Op::Delete { key: b"reef" }), None);
+        assert_eq!(set_of(&Op::DeleteRange { start: b"", end: None }), None);
+    }
 
     #[test]
     fn of_several_writes_of_a_key_the_last_counts() {

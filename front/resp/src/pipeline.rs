@@ -142,7 +142,7 @@ impl Pipeline {
         };
         match &self.pending[..] {
             [] => return,
-            [Pending { key, value: None }] => session.get_one(at(*key), &mut self.reply),
+            [Pending { key, value: None }] => session.get_batch(&[at(*key)], &mut self.reply),
             gets @ [Pending { value: None, .. }, ..] => {
                 let keys: Vec<&[u8]> = gets.iter().map(|get| at(get.key)).collect();
                 session.get_batch(&keys, &mut self.reply);

@@ -12,7 +12,7 @@ use crate::commands::{self, Command, flag};
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
-use crate::store::{Change, Entry, Op};
+use crate::store::{Change, Entry, Left, Op};
 
 /// Whether replies are sent (CLIENT REPLY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,17 +96,24 @@ impl Session {
     /// none on an error, which each of them is answered with.
     pub(crate) fn set_batch(&self, ops: &[Op<'_>], reply: &mut Reply) {
         bump(&self.tally.commands, ops.len() as u64);
+        let left = self.shared.store.write_now(ops);
+        let left = match &left {
+            Left::All => ops,
+            Left::These(left) => left,
+        };
         let write = || {
-            let _guard = match ops {
+            let _guard = match left {
                 [Op::Put { key, .. }] => self.shared.locks.lock_plain(key),
-                _ => self.shared.locks.lock_many(ops.iter().map(|op| match *op {
+                _ => self.shared.locks.lock_many(left.iter().map(|op| match *op {
                     Op::Put { key, .. } | Op::Delete { key } => key,
                     Op::DeleteRange { start, .. } => start,
                 })),
             };
-            self.shared.store.write(ops)
+            self.shared.store.write(left)
         };
-        let done = if self.shared.store.would_stall(true) {
+        let done = if left.is_empty() {
+            Ok(())
+        } else if self.shared.store.would_stall(true) {
             tokio::task::block_in_place(write)
         } else {
             write()
@@ -126,24 +133,30 @@ impl Session {
         }
     }
 
-    /// Answers `GET key`.
-    pub(crate) fn get_one(&self, key: &[u8], reply: &mut Reply) {
-        bump(&self.tally.commands, 1);
-        match self.reading(|| self.read(key)) {
-            Ok(entry) => reply.bulk_or_null(entry.as_ref().map(|entry| &entry.value[..])),
-            Err(refusal) => self.refuse(&refusal, 1, reply),
-        }
-    }
-
     /// Reads the keys of a pipeline's plain GETs at once and answers each.
     pub(crate) fn get_batch(&self, keys: &[&[u8]], reply: &mut Reply) {
         bump(&self.tally.commands, keys.len() as u64);
-        match self.reading(|| self.shared.store.multi_get(keys)) {
-            Ok(values) => values.iter().for_each(|value| {
-                self.count_read(value.is_some());
-                reply.bulk_or_null(value.as_deref());
-            }),
-            Err(error) => self.refuse(&Refusal::Store(error), keys.len(), reply),
+        let (mark, mut hits) = (reply.len(), 0);
+        let mut take = |value: Option<&[u8]>| {
+            hits += u64::from(value.is_some());
+            reply.bulk_or_null(value);
+        };
+        let left = &keys[self.shared.store.get_now(keys, &mut take)..];
+        let read = if left.is_empty() {
+            Ok(())
+        } else {
+            let read = self.reading(|| self.shared.store.multi_get(left));
+            read.map(|values| values.iter().for_each(|value| take(value.as_deref())))
+        };
+        match read {
+            Ok(()) => {
+                bump(&self.tally.hits, hits);
+                bump(&self.tally.misses, keys.len() as u64 - hits);
+            }
+            Err(error) => {
+                reply.truncate(mark);
+                self.refuse(&Refusal::Store(error), keys.len(), reply);
+            }
         }
     }
 

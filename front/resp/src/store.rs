@@ -65,6 +65,15 @@ pub enum Op<'a> {
     },
 }
 
+/// What is left of a write after [`Store::write_now`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Left<'a> {
+    /// All of it.
+    All,
+    /// These operations, maybe none.
+    These(Vec<Op<'a>>),
+}
+
 /// A range of keys, for [`Store::scan`].
 #[derive(Clone, Copy, Debug)]
 pub struct KeyRange<'a> {
@@ -123,6 +132,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// The values of `keys`, in their order, all as of one moment.
     fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>>;
+
+    /// Hands out the values of the first of `keys`, in their order, as long as that takes no waiting and no copy; how many. For
+    /// a store that [overlaps reads](Store::overlaps_reads). `take` must not call the store.
+    fn get_now(&self, keys: &[&[u8]], take: &mut dyn FnMut(Option<&[u8]>)) -> usize {
+        let _as_all_others = (keys, take);
+        0
+    }
+
+    /// Does of `ops` what can be done without waiting; what is left of it, to be written with [`Store::write`]. For a store whose writes of several keys
+    /// are not atomic: what is left comes after what was done.
+    fn write_now<'a>(&self, ops: &[Op<'a>]) -> Left<'a> {
+        let _as_all_others = ops;
+        Left::All
+    }
 
     /// Applies `ops` in order, all or none. On return they survive what the store's own default
     /// promises (`kill -9` of the process, unless it is in memory).

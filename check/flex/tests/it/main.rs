@@ -58,7 +58,7 @@ fn seeds_find_every_key_linearizable_and_the_map_at_rest() {
     let calls = if weaker().is_some() { 200 } else { 800 };
     assert!(answered > calls * SEEDS && unknown < SEEDS / 10, "{answered} {unknown}");
     // Hits of pairs and of addresses, writes whose slot was known, invalidations; sent, and waited out; and sets that waited for nobody.
-    let at_least = [2 * SEEDS, 20 * SEEDS, 5 * SEEDS, SEEDS / 2, 0, 0, SEEDS];
+    let at_least = [2 * SEEDS, 20 * SEEDS, 5 * SEEDS, SEEDS / 2, 0, 0, SEEDS / 4];
     assert!(cached.iter().zip(at_least).all(|(sum, least)| *sum >= least), "{cached:?}");
 }
 

@@ -5,6 +5,10 @@
 //! answer of the first. Bounds: [`REQUESTS_MAX`] per client, [`CLIENTS_MAX`] clients; a client without a link is
 //! forgotten first, longest gone first. What was forgotten is refused, never executed again.
 //!
+//! A client has one link at a time, and the node may learn of it late: of a link that the client gave up before it was greeted, after the one that
+//! it made instead, or of the end of a link after the next has come. So answers go to the link that the client speaks over: that of its latest request, or
+//! the newest if that is down.
+//!
 //! A pure state machine: no clock, no lock; the node keeps it under one.
 
 use std::collections::{BTreeMap, HashMap};
@@ -17,6 +21,9 @@ use crate::refusal::{Reason, Refusal};
 pub const REQUESTS_MAX: usize = 64;
 /// Clients whose answers a node keeps.
 pub const CLIENTS_MAX: usize = 4096;
+
+/// Links of one client that are known to be up, at most: all but one of them have ended or will never be used.
+const LINKS_MAX: usize = 8;
 
 /// What a request got.
 pub type Answer = Result<Body, Refusal>;
@@ -49,9 +56,10 @@ struct Client<L> {
     /// Requests of earlier links are not known here: a retry is refused.
     lost: bool,
     entries: BTreeMap<u64, Option<Answer>>,
-    /// The newest link, and the number of this arrival.
-    link: Option<L>,
-    arrival: u64,
+    /// Links that are up, by the number of their arrival; the latest number; the number of the link that it speaks over.
+    links: BTreeMap<u64, L>,
+    arrivals: u64,
+    speaks: u64,
     gone_since: u64,
 }
 
@@ -64,7 +72,7 @@ impl<L: Clone> Duplicates<L> {
     /// [`Duplicates::depart`]; `None` if all clients that are known have links.
     pub(crate) fn arrive(&mut self, client: ClientId, link: L, resumed: bool) -> Option<u64> {
         if !self.clients.contains_key(&client) && self.clients.len() >= self.clients_max {
-            let gone = self.clients.iter().filter(|(_, state)| state.link.is_none());
+            let gone = self.clients.iter().filter(|(_, state)| state.links.is_empty());
             let longest = gone.min_by_key(|(_, state)| state.gone_since).map(|(id, _)| *id)?;
             self.clients.remove(&longest);
         }
@@ -72,34 +80,44 @@ impl<L: Clone> Duplicates<L> {
             oldest: 0,
             lost: resumed,
             entries: BTreeMap::new(),
-            link: None,
-            arrival: 0,
+            links: BTreeMap::new(),
+            arrivals: 0,
+            speaks: 0,
             gone_since: 0,
         });
-        state.link = Some(link);
-        state.arrival += 1;
-        Some(state.arrival)
+        if state.links.len() >= LINKS_MAX {
+            state.links.pop_first();
+        }
+        state.arrivals += 1;
+        state.speaks = state.arrivals;
+        state.links.insert(state.arrivals, link);
+        Some(state.arrivals)
     }
 
     /// The link of that arrival is down.
     pub(crate) fn depart(&mut self, client: ClientId, arrival: u64) {
         self.departures += 1;
-        if let Some(state) = self.clients.get_mut(&client).filter(|s| s.arrival == arrival) {
-            state.link = None;
-            state.gone_since = self.departures;
+        if let Some(state) = self.clients.get_mut(&client) {
+            state.links.remove(&arrival);
+            if state.links.is_empty() {
+                state.gone_since = self.departures;
+            }
         }
     }
 
-    /// A request came in.
+    /// A request came in over the link of that arrival.
     pub(crate) fn request(
         &mut self,
-        client: ClientId,
+        (client, arrival): (ClientId, u64),
         number: u64,
         oldest: u64,
         retry: bool,
     ) -> Verdict {
         let refused = |reason: Reason| Verdict::Refused(reason.into());
         let Some(state) = self.clients.get_mut(&client) else { return refused(Reason::Forgotten) };
+        if state.links.contains_key(&arrival) {
+            state.speaks = arrival;
+        }
         if oldest > state.oldest && oldest <= number {
             state.oldest = oldest;
             state.entries = state.entries.split_off(&oldest);
@@ -124,7 +142,8 @@ impl<L: Clone> Duplicates<L> {
         let state = self.clients.get_mut(&client)?;
         let entry = state.entries.get_mut(&number)?;
         *entry = Some(answer.clone());
-        state.link.clone()
+        let newest = || state.links.last_key_value().map(|(_, link)| link);
+        state.links.get(&state.speaks).or_else(newest).cloned()
     }
 }
 
@@ -142,23 +161,23 @@ mod tests {
     fn a_request_is_executed_once_however_often_it_comes() {
         let mut node = Duplicates::new(4);
         node.arrive(A, "link 1", false);
-        assert_eq!(node.request(A, 1, 1, false), Verdict::Fresh);
-        assert_eq!(node.request(A, 1, 1, true), Verdict::Running);
+        assert_eq!(node.request((A, 1), 1, 1, false), Verdict::Fresh);
+        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Running);
         node.arrive(A, "link 2", true);
         assert_eq!(node.answer(A, 1, &answer("done")), Some("link 2"), "the newest link");
-        assert_eq!(node.request(A, 1, 1, true), Verdict::Answered(answer("done")));
-        assert_eq!(node.request(A, 2, 2, false), Verdict::Fresh, "2 confirms 1");
-        assert_eq!(node.request(A, 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+        assert_eq!(node.request((A, 2), 1, 1, true), Verdict::Answered(answer("done")));
+        assert_eq!(node.request((A, 1), 2, 2, false), Verdict::Fresh, "2 confirms 1");
+        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
     }
 
     #[test]
     fn a_retry_that_nobody_remembers_is_refused() {
         let mut node = Duplicates::new(4);
-        assert_eq!(node.request(A, 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
         node.arrive(A, "link", true);
-        assert_eq!(node.request(A, 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
-        assert_eq!(node.request(A, 2, 1, false), Verdict::Fresh, "a new one is executed");
-        assert_eq!(node.request(A, 2, 1, true), Verdict::Running);
+        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+        assert_eq!(node.request((A, 1), 2, 1, false), Verdict::Fresh, "a new one is executed");
+        assert_eq!(node.request((A, 1), 2, 1, true), Verdict::Running);
     }
 
     #[test]
@@ -166,16 +185,19 @@ mod tests {
         let mut node = Duplicates::new(2);
         let first = node.arrive(A, (), false).expect("room");
         for number in 1..=REQUESTS_MAX as u64 {
-            assert_eq!(node.request(A, number, 1, false), Verdict::Fresh);
+            assert_eq!(node.request((A, 1), number, 1, false), Verdict::Fresh);
         }
         let over = REQUESTS_MAX as u64 + 1;
-        assert_eq!(node.request(A, over, 1, false), Verdict::Refused(Reason::Full.into()));
-        assert_eq!(node.request(A, over, over + 9, false), Verdict::Refused(Reason::Full.into()));
+        assert_eq!(node.request((A, 1), over, 1, false), Verdict::Refused(Reason::Full.into()));
+        assert_eq!(
+            node.request((A, 1), over, over + 9, false),
+            Verdict::Refused(Reason::Full.into())
+        );
         node.arrive(ClientId(2), (), false).expect("room");
         assert_eq!(node.arrive(ClientId(3), (), false), None, "nobody is gone");
         node.depart(A, first);
         node.arrive(ClientId(3), (), false).expect("the place of the one who is gone");
-        assert_eq!(node.request(A, 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
     }
 
     #[test]
@@ -184,7 +206,25 @@ mod tests {
         let old = node.arrive(A, 1, false).expect("room");
         node.arrive(A, 2, true);
         node.depart(A, old);
-        assert_eq!(node.request(A, 5, 1, false), Verdict::Fresh);
+        assert_eq!(node.request((A, 2), 5, 1, false), Verdict::Fresh);
         assert_eq!(node.answer(A, 5, &answer("x")), Some(2));
+    }
+
+    #[test]
+    fn a_link_that_was_given_up_and_comes_late_takes_no_answers() {
+        let mut node = Duplicates::new(2);
+        let used = node.arrive(A, 1, false).expect("room");
+        let late = node.arrive(A, 2, false).expect("room");
+        assert_eq!(node.request((A, used), 5, 1, false), Verdict::Fresh);
+        assert_eq!(node.answer(A, 5, &answer("x")), Some(1), "the link that it asked over");
+        node.depart(A, late);
+        assert_eq!(node.request((A, used), 6, 1, false), Verdict::Fresh);
+        assert_eq!(node.answer(A, 6, &answer("x")), Some(1), "it is not gone");
+        node.depart(A, used);
+        assert_eq!(node.answer(A, 6, &answer("x")), None);
+        for _ in 0..20 {
+            node.arrive(A, 3, true);
+        }
+        assert_eq!(node.clients[&A].links.len(), LINKS_MAX);
     }
 }

@@ -325,15 +325,15 @@ impl Node {
         Ok(access.perform(opened.memory.words()))
     }
 
-    /// A request came in over a link; what to send at once, if anything.
+    /// A request came in over the link of that arrival; what to send at once, if anything.
     pub(crate) fn request(
         self: &Arc<Self>,
         request: Request<'_>,
-        oldest: u64,
-        retry: bool,
+        arrival: u64,
+        (oldest, retry): (u64, bool),
     ) -> Option<Answer> {
         let (client, number) = (request.client, request.number);
-        let verdict = self.duplicates.lock().request(client, number, oldest, retry);
+        let verdict = self.duplicates.lock().request((client, arrival), number, oldest, retry);
         match verdict {
             Verdict::Fresh => {
                 self.counters.requests.fetch_add(1, Ordering::Relaxed);

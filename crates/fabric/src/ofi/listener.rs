@@ -118,6 +118,7 @@ impl Shared {
         let as_end: Arc<dyn LinkEnd> = Arc::clone(&link) as Arc<dyn LinkEnd>;
         match self.reception.node.arrive(hello.client, &as_end, hello.resumed) {
             Ok(arrival) => {
+                link.arrived(arrival);
                 self.reception.remember(&link);
                 if self.introduce(&link, &control, welcome, &mine) {
                     link.run(&self.reception.node, Incoming::new());

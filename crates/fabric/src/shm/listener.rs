@@ -244,6 +244,7 @@ impl Shared {
                 return false;
             }
         };
+        responder.arrived(arrival);
         let (node, serving) = (Arc::clone(&self.node), Arc::clone(&responder));
         let body = Box::new(move || {
             serving.run(&node, Incoming::new());

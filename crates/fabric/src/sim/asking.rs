@@ -150,7 +150,8 @@ impl Wire {
         self.network.scheduler.record(asked.number);
         let (client, number) = (self.session.client(), asked.number);
         let request = Request { client, number, deadline: asked.deadline, body: &asked.body };
-        if let Some(answer) = self.node.request(request, asked.oldest, asked.retry) {
+        let facts = (asked.oldest, asked.retry);
+        if let Some(answer) = self.node.request(request, self.arrival(), facts) {
             self.send_answer(number, &answer);
         }
     }

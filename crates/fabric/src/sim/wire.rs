@@ -332,6 +332,11 @@ impl Wire {
 
     // The node's end.
 
+    /// The number of that arrival; 0 before it.
+    pub(super) fn arrival(&self) -> u64 {
+        self.target.lock().arrival.unwrap_or(0)
+    }
+
     /// The client has arrived at the node.
     pub(super) fn arrived(&self, arrival: u64) {
         self.target.lock().arrival = Some(arrival);

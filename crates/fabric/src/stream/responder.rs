@@ -7,7 +7,7 @@
 //! threads, are sent by those threads, or by this one if it is busy anyway.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use archipelago_base::Epoch;
 use parking_lot::Mutex;
@@ -52,6 +52,8 @@ pub(crate) struct Responder<S> {
     out: Mutex<Outgoing>,
     taken: Taken,
     busy: AtomicBool,
+    /// By which number the node knows the link.
+    arrival: AtomicU64,
     closing: Mutex<Option<Refusal>>,
 }
 
@@ -71,8 +73,14 @@ impl<S: Stream> Responder<S> {
             out: Mutex::new(Outgoing::default()),
             taken: Taken::default(),
             busy: AtomicBool::new(false),
+            arrival: AtomicU64::new(0),
             closing: Mutex::new(None),
         })
+    }
+
+    /// The link has arrived at the node, as this number; said before it is served.
+    pub(crate) fn arrived(&self, arrival: u64) {
+        self.arrival.store(arrival, Ordering::Relaxed);
     }
 
     pub(crate) fn stream(&self) -> &S {
@@ -145,7 +153,8 @@ impl<S: Stream> Responder<S> {
                 let ask = Ask::decode(frame.body)?;
                 let (client, number) = (self.client, frame.number);
                 let request = Request { client, number, deadline: ask.deadline, body: ask.body };
-                if let Some(answer) = node.request(request, ask.oldest, ask.retry) {
+                let arrival = self.arrival.load(Ordering::Relaxed);
+                if let Some(answer) = node.request(request, arrival, (ask.oldest, ask.retry)) {
                     self.put(Kind::Answer, number, |out| put_answer(out, &answer));
                 }
                 Ok(())

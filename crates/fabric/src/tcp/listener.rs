@@ -62,6 +62,7 @@ fn serve(
         Ok(arrival) => arrival,
         Err(refusal) => return refuse(link.stream(), refusal),
     };
+    link.arrived(arrival);
     reception.remember(&link);
     let mut out = Vec::new();
     put_frame(&mut out, Kind::Welcome, 0, |body| welcome.encode(body));

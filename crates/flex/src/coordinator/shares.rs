@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Coordinator;
 use crate::directory::offloaded_bytes;
-use crate::hotness::{Assignment, Ranking, assign, offloaded_ranks};
+use crate::hotness::{Assignment, Ranking, assign, offloaded, partitions_max};
 use crate::ids::{ComputeId, PartitionId};
 use crate::wire::Assigned;
 
@@ -27,14 +27,15 @@ impl Coordinator {
             None => self.by_number(&living),
         };
         let ratio = super::ratio_of(self.offload);
-        let proxied = offloaded_ranks(ratio, self.map.len() as u32, living.len() as u32);
+        let proxied = offloaded(ratio, self.map.len() as u32);
         for (node, list) in lists {
             // What does not fit the node's memory limit stays without a proxy.
             let mut room = self.nodes.get(&node.0).map_or(0, |node| node.member.index_bytes);
-            for (nth, partition) in list.into_iter().enumerate() {
+            for partition in list {
                 let Some(now) = self.partition(partition.0).copied() else { continue };
                 let bytes = offloaded_bytes(now.shape.log2_buckets);
-                let offloaded = nth < proxied as usize && bytes <= room;
+                let place = self.tuner.ranking().map_or(partition.0, |r| r.rank(partition, 1));
+                let offloaded = place < proxied && bytes <= room;
                 room -= if offloaded { bytes } else { 0 };
                 let wanted = Assigned { node: node.0, offloaded, ..now };
                 let grows = entries.contains_key(&partition.0);
@@ -58,7 +59,9 @@ impl Coordinator {
         if !reassign {
             next = next.spread_orphans(ranking, living);
         }
-        let fair = self.map.len() / living.len()..=self.map.len().div_ceil(living.len());
+        // Who has just come has none.
+        let least = usize::from(self.map.len() >= living.len());
+        let fair = least..=partitions_max(self.map.len(), living.len());
         if reassign || !living.iter().all(|node| fair.contains(&next.list(*node).len())) {
             next = assign(ranking, living, &next);
         }

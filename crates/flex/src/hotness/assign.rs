@@ -1,17 +1,25 @@
-//! From a ranking to owners: one partition of each rank per node, moving as few as possible.
+//! From a ranking to owners: by load, moving as few as possible ([decision 0024]).
 //!
-//! Within a rank every node that has some of its partitions keeps one, the hottest; no assignment of one per node can keep more. What is left
-//! goes, hottest first, to the node with the least load so far among those that have none of the rank yet.
+//! Hottest first, each partition goes to the node with the least load so far, or stays with its node if that has hardly more. So the node with the
+//! hottest one gets fewer of the others; the hottest P·r partitions are shared out as evenly as all, whatever r is, as what comes later changes nothing
+//! of what came before. A partition weighs its accesses, and a sixteenth of the mean at least: cold ones are shared out by number.
 //!
-//! Invariants: 1. of each rank a node gets one partition, of the short last rank one at most. 2. A node's list is from hot to cold. 3. Nodes'
-//! loads differ by at most the hottest partition's (see [`super`]). Cost: P·log C. Thread-safety: values. Paper: §4.2; which of a rank's
-//! partitions goes where is ours.
+//! Invariants: 1. a node has [`partitions_max`] partitions at most, as each takes memory while it is proxied. 2. A node's list is from hot to cold. 3. Where
+//! no node has as many as it may, nodes' loads differ by at most the hottest partition's and a thirty-second of a share. Cost: P·C.
+//! Thread-safety: values. Paper: §4.2 gives every node one partition of each rank instead.
+//!
+//! [decision 0024]: ../../../../docs/decisions/0024-flex-assigns-by-load.md
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::Ranking;
 use crate::ids::{ComputeId, PartitionId};
 use crate::knob::Ratio;
+
+/// What a partition weighs at least, in mean ones.
+const LEAST_WEIGHT: f64 = 1.0 / 16.0;
+/// A node keeps a partition if it has no more than this above the least, in shares of what is given out so far.
+const KEEP_SLACK: f64 = 1.0 / 32.0;
 
 /// Whose each partition is, if it is offloaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,14 +28,12 @@ pub struct Assignment {
     lists: BTreeMap<ComputeId, Vec<PartitionId>>,
 }
 
-/// How many ranks of the hot-to-cold lists are offloaded at a ratio: the same for all nodes, so that they carry the same
-/// load. Rounded to the nearest; any ratio above zero offloads one at least.
+/// How many partitions are offloaded at a ratio: the hottest of all, wherever they are. Rounded to the nearest; any ratio above zero offloads one at least.
 #[must_use]
-pub fn offloaded_ranks(ratio: Ratio, partitions: u32, nodes: u32) -> u32 {
-    let ranks = u64::from(partitions.div_ceil(nodes.max(1)));
-    let exact = ranks * u64::from(ratio.permille());
+pub fn offloaded(ratio: Ratio, partitions: u32) -> u32 {
+    let exact = u64::from(partitions) * u64::from(ratio.permille());
     let least = u64::from(ratio.permille() > 0);
-    ((exact + 500) / 1000).max(least).min(ranks) as u32
+    ((exact + 500) / 1000).max(least).min(u64::from(partitions)) as u32
 }
 
 impl Assignment {
@@ -55,7 +61,7 @@ impl Assignment {
         self.owners.get(partition.0 as usize).copied().flatten()
     }
 
-    /// A node's partitions from hot to cold; the first [`offloaded_ranks`] of them are offloaded.
+    /// A node's partitions from hot to cold; those of them that are among the [`offloaded`] hottest of all are offloaded.
     #[must_use]
     pub fn list(&self, node: ComputeId) -> &[PartitionId] {
         self.lists.get(&node).map_or(&[], Vec::as_slice)
@@ -83,75 +89,98 @@ impl Assignment {
         rest
     }
 
-    /// Gives what is nobody's to the nodes that have the fewest partitions, hottest first; all else stays. Not as even as
+    /// Gives what is nobody's to others, hottest first, each to the node with the least load; all else stays. Not as even as
     /// [`assign`], but nothing else is paused for it: the first step after a node's death.
     #[must_use]
     pub fn spread_orphans(&self, ranking: &Ranking, nodes: &[ComputeId]) -> Self {
-        let mut spread = self.clone();
         if nodes.is_empty() {
-            return spread;
+            return self.clone();
         }
-        for &node in nodes {
-            spread.lists.entry(node).or_default();
-        }
-        let mut load: BTreeMap<ComputeId, (usize, f64)> = BTreeMap::new();
-        for &node in nodes {
-            let list = &spread.lists[&node];
-            let heat = list.iter().map(|p| ranking.hotness()[p.0 as usize]).sum();
-            load.insert(node, (list.len(), heat));
+        let mut shares = Shares::new(ranking, nodes);
+        let mut owners = self.owners.clone();
+        for (at, owner) in owners.iter().enumerate() {
+            if let Some(node) = *owner {
+                shares.take(node, PartitionId(at as u32));
+            }
         }
         for &partition in ranking.order() {
-            let owner = &mut spread.owners[partition.0 as usize];
-            if owner.is_some() {
-                continue;
+            let owner = &mut owners[partition.0 as usize];
+            if owner.is_none() {
+                let node = shares.least();
+                *owner = Some(node);
+                shares.take(node, partition);
             }
-            let by_load =
-                |a: &(usize, f64), b: &(usize, f64)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1));
-            let least = load.iter_mut().min_by(|a, b| by_load(a.1, b.1).then(a.0.cmp(b.0)));
-            let Some((&node, carried)) = least else { break };
-            *owner = Some(node);
-            carried.0 += 1;
-            carried.1 += ranking.hotness()[partition.0 as usize];
-            spread.lists.entry(node).or_default().push(partition);
         }
-        for list in spread.lists.values_mut() {
-            list.sort_unstable_by_key(|&partition| ranking.rank(partition, 1));
-        }
-        spread
+        Self::of(owners, ranking)
     }
 }
 
-/// Owners by rank among `nodes` (each once, at least one), keeping of `current` what can be kept.
+/// Who carries how much while partitions are given out.
+struct Shares<'a> {
+    ranking: &'a Ranking,
+    /// What a partition weighs at least.
+    least: f64,
+    partitions_max: usize,
+    /// By node: its load, and how many partitions it has.
+    load: BTreeMap<ComputeId, (f64, usize)>,
+    given: f64,
+}
+
+impl<'a> Shares<'a> {
+    fn new(ranking: &'a Ranking, nodes: &[ComputeId]) -> Self {
+        let partitions = ranking.order().len();
+        let total: f64 = ranking.hotness().iter().sum();
+        let mean = if total > 0.0 { total / partitions as f64 } else { 1.0 };
+        Self {
+            ranking,
+            least: mean * LEAST_WEIGHT,
+            partitions_max: partitions_max(partitions, nodes.len()),
+            load: nodes.iter().map(|&node| (node, (0.0, 0))).collect(),
+            given: 0.0,
+        }
+    }
+
+    fn take(&mut self, node: ComputeId, partition: PartitionId) {
+        let weight = self.ranking.hotness()[partition.0 as usize].max(self.least);
+        let (load, count) = self.load.entry(node).or_default();
+        *load += weight;
+        *count += 1;
+        self.given += weight;
+    }
+
+    /// The node with the least load of those that may take another.
+    fn least(&self) -> ComputeId {
+        let may = self.load.iter().filter(|(_, (_, count))| *count < self.partitions_max);
+        let least = may.min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        *least.expect("there is room for all").0
+    }
+
+    /// Whether a node may keep one, though another has less to carry.
+    fn may_keep(&self, node: ComputeId, least: ComputeId) -> bool {
+        let Some((load, count)) = self.load.get(&node) else { return false };
+        let slack = self.given / self.load.len() as f64 * KEEP_SLACK;
+        *count < self.partitions_max && load - self.load[&least].0 <= slack
+    }
+}
+
+/// As many partitions a node gets at most.
+#[must_use]
+pub fn partitions_max(partitions: usize, nodes: usize) -> usize {
+    partitions.div_ceil(nodes.max(1)) * 9 / 8 + 1
+}
+
+/// Owners among `nodes` (each once, at least one) by load, keeping of `current` what can be kept.
 #[must_use]
 pub fn assign(ranking: &Ranking, nodes: &[ComputeId], current: &Assignment) -> Assignment {
     assert!(!nodes.is_empty(), "somebody must own the partitions");
-    let partitions = ranking.order().len();
-    let mut owners = vec![None; partitions];
-    let mut load: BTreeMap<ComputeId, f64> = nodes.iter().map(|&node| (node, 0.0)).collect();
-    let mut lists: BTreeMap<ComputeId, Vec<PartitionId>> = nodes
-        .iter()
-        .map(|&node| (node, Vec::with_capacity(partitions / nodes.len() + 1)))
-        .collect();
-    for rank in ranking.order().chunks(nodes.len()) {
-        let mut free: BTreeSet<ComputeId> = nodes.iter().copied().collect();
-        let mut moving = Vec::new();
-        for &partition in rank {
-            match current.owner(partition) {
-                Some(node) if free.remove(&node) => owners[partition.0 as usize] = Some(node),
-                _ => moving.push(partition),
-            }
-        }
-        let mut takers: Vec<ComputeId> = free.into_iter().collect();
-        takers.sort_by(|a, b| load[a].total_cmp(&load[b]).then(a.cmp(b)));
-        for (partition, node) in moving.into_iter().zip(takers) {
-            owners[partition.0 as usize] = Some(node);
-        }
-        for &partition in rank {
-            if let Some(node) = owners[partition.0 as usize] {
-                lists.entry(node).or_default().push(partition);
-                *load.entry(node).or_default() += ranking.hotness()[partition.0 as usize];
-            }
-        }
+    let mut shares = Shares::new(ranking, nodes);
+    let mut owners = vec![None; ranking.order().len()];
+    for &partition in ranking.order() {
+        let least = shares.least();
+        let keeps = current.owner(partition).filter(|&node| shares.may_keep(node, least));
+        let node = keeps.unwrap_or(least);
+        owners[partition.0 as usize] = Some(node);
+        shares.take(node, partition);
     }
-    Assignment { owners, lists }
+    Assignment::of(owners, ranking)
 }

@@ -7,13 +7,11 @@
 //!    rank is short if C does not divide P.
 //! 3. [`detect`] sums how many ranks each partition moved (D) and compares with what a random reshuffle would give on average
 //!    (B): from a quarter of it on, partitions are assigned anew.
-//! 4. [`assign`](assign::assign) gives each node one partition of each rank, and leaves where they are as many as it can.
+//! 4. [`assign`](assign::assign) gives nodes partitions by load, and leaves where they are as many as it can.
 //!
 //! **A short last rank.** With L = P − (R−1)·C partitions in it, two positions drawn at random have ranks with
 //! E|X−Y| = 2·Σ_{k<R} F(k)(1−F(k)), F(k) = kC/P, so B = P·E|X−Y| = C·R(R−1)·(1 − C(2R−1)/(3P)). For P = R·C that is the paper's
-//! C(R²−1)/3. **Balance.** Two nodes' loads differ by at most Σ_r (max_r − min_r) ≤ max_1 − min_R, since min_r ≥ max_{r+1}: never by more than the
-//! hottest partition's load. A node without a partition in the last rank misses one of the coldest; the bound holds with
-//! min_R = 0.
+//! C(R²−1)/3.
 //!
 //! **Noise.** Counts of a second are samples. Among thousands of partitions of nearly the same hotness, sampling noise alone reorders
 //! ranks, up to a D near B when the load is uniform: Algorithm 1 as printed would then reassign every second. So a partition keeps the hotness
@@ -30,7 +28,7 @@ mod assign;
 mod tests;
 mod window;
 
-pub use assign::{Assignment, assign, offloaded_ranks};
+pub use assign::{Assignment, assign, offloaded, partitions_max};
 pub use window::Window;
 
 use crate::ids::PartitionId;

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         eprintln!("{why}");
     }
     let (mut answered, mut errors, mut faults, mut changes, mut events) = (0, 0, 0, 0, 0);
-    let (mut unknown, mut tuned) = (0, 0);
+    let (mut unknown, mut tuned, mut delegated) = (0, 0, 0);
     let failed = seeds.run(
         |seed| replay_command(seed, seeds.sabotage, flex),
         |seed| {
@@ -67,13 +67,14 @@ fn main() -> ExitCode {
             tuned += outcome.tuned;
             hits += outcome.cached.pair_hits + outcome.cached.address_hits;
             invalidations += outcome.cached.invalidations;
+            delegated += outcome.cached.delegated;
             at_once += outcome.cached.set_at_once;
             (outcome.notes, outcome.violations)
         },
     );
     println!(
         "{} runs, {failed} failed: {answered} calls answered, {errors} with an error, {unknown} keys of which the judge \
-         did not know in time, {faults} faults, maps up to version {changes} in sum, {tuned} decisions by load, {hits} reads by caches, {invalidations} invalidations, {at_once} sets at once, {events} steps",
+         did not know in time, {faults} faults, maps up to version {changes} in sum, {tuned} decisions by load, {hits} reads by caches, {invalidations} invalidations, {delegated} sets left to proxies, {at_once} sets at once, {events} steps",
         seeds.seeds
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

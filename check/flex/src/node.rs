@@ -9,7 +9,7 @@ use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
 use archipelago_flex::directory::offloaded_bytes;
-use archipelago_flex::{CacheStatus, ComputeNode, FlexSettings, Sabotage, Set, Surroundings};
+use archipelago_flex::{ComputeNode, FlexSettings, Sabotage, Set, Surroundings};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
 use archipelago_pool_check::{MANAGER, REQUEST};
 use parking_lot::Mutex;
@@ -27,6 +27,8 @@ const WORKERS: usize = 2;
 const READERS: usize = 1;
 /// Every so long other keys are the hot ones.
 const HOT_FOR: Duration = Duration::from_millis(50);
+/// How long a rush lasts, at the end of each such time.
+const RUSH: Duration = Duration::from_millis(2);
 /// Hot keys at a time, which get half of the calls.
 const HOT_KEYS: u64 = 2;
 
@@ -43,7 +45,7 @@ pub(crate) struct Shared {
     pub(crate) cached: Arc<Mutex<Cached>>,
 }
 
-/// What the caches of all nodes did, in all their lives.
+/// What the caches of all nodes did, and proxies for others, in all their lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cached {
     /// Reads that a pair answered.
@@ -58,13 +60,19 @@ pub struct Cached {
     pub waited_out: u64,
     /// Partitions that did not fit a node's memory limit.
     pub partitions_refused: u64,
+    /// Sets that were left to the key's proxy.
+    pub delegated: u64,
     /// Sets that waited for nobody.
     pub set_at_once: u64,
 }
 
 impl Cached {
     /// Adds what a node did.
-    pub(crate) fn add(&mut self, status: &CacheStatus) {
+    pub(crate) fn add(&mut self, node: &ComputeNode) {
+        let status = node.status().cache;
+        let figures = node.figures();
+        let delegated = figures.iter().find(|figure| figure.name == "delegated");
+        self.delegated += delegated.map_or(0, |figure| figure.value);
         self.pair_hits += status.pair_hits;
         self.address_hits += status.address_hits;
         self.resolved += status.resolved_writes;
@@ -97,7 +105,7 @@ pub(crate) fn pace() -> Pace {
 
 pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexSettings {
     // Room for everything, for some entries beside the index, for a few partitions and no entry.
-    let memory_limit = [1 << 20, 32 << 10, 15 << 10][rng.usize(..3)];
+    let memory_limit = [1 << 20, 32 << 10, 19 << 10][rng.usize(..3)];
     FlexSettings {
         sabotage,
         memory_limit,
@@ -220,20 +228,44 @@ pub(crate) async fn get(
     }
 }
 
-/// Half of the calls go to keys that are hot for a while.
+/// Half of the calls go to keys that are hot for a while; in a rush all to one of them.
 fn some_key(rng: &mut Rng, now_ns: u64) -> u64 {
+    let round = now_ns / HOT_FOR.as_nanos() as u64;
+    if is_rush(now_ns) {
+        return round * HOT_KEYS % KEYS;
+    }
     if rng.bool() {
         return rng.u64(..KEYS);
     }
-    let round = now_ns / HOT_FOR.as_nanos() as u64;
     (round * HOT_KEYS + rng.u64(..HOT_KEYS)) % KEYS
+}
+
+/// Now and then everybody wants the same key at once: writes meet.
+fn is_rush(now_ns: u64) -> bool {
+    now_ns % HOT_FOR.as_nanos() as u64 > (HOT_FOR - RUSH).as_nanos() as u64
+}
+
+/// Sets a key, at once if that is possible.
+async fn set(
+    node: &ComputeNode,
+    shared: &Shared,
+    key: &[u8],
+    value: &[u8],
+) -> archipelago_base::Result<bool> {
+    if node.set_some_at_once(&[Set { key, value, expires_ms: 0 }]) == 1 {
+        shared.cached.lock().set_at_once += 1;
+        return Ok(true);
+    }
+    node.set(key, value, 0).await.map(|()| true)
 }
 
 async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (Rng, bool)) {
     let mut thread = shared.history.thread();
     let mut read = None;
     for _ in 0..shared.calls {
-        host.sleep(Duration::from_micros(rng.u64(20..2000))).await;
+        let rush = is_rush(host.scheduler().now_ns());
+        let pause_us = if rush { rng.u64(..100) } else { rng.u64(20..2000) };
+        host.sleep(Duration::from_micros(pause_us)).await;
         if !*shared.working.lock() {
             return;
         }
@@ -247,6 +279,7 @@ async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (
         let more = if number.is_multiple_of(2) { 160 } else { 0 };
         let op = match rng.u32(..20 + more) {
             _ if reads => Op::Get,
+            _ if rush && rng.bool() => Op::Set(fresh()),
             0..8 | 20.. => Op::Get,
             8..12 => Op::Set(fresh()),
             12..14 => Op::Insert(fresh()),
@@ -268,16 +301,7 @@ async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (
         let call = shared.history.begin(thread, number, op);
         let note = format!("{thread} {op:?} of key {number}");
         let done = match op {
-            Op::Set(new) => {
-                let value = value_of(new, &mut rng);
-                let set = Set { key: &name, value: &value, expires_ms: 0 };
-                if node.set_some_at_once(&[set]) == 1 {
-                    shared.cached.lock().set_at_once += 1;
-                    Ok(true)
-                } else {
-                    node.set(&name, &value, 0).await.map(|()| true)
-                }
-            }
+            Op::Set(new) => set(&node, &shared, &name, &value_of(new, &mut rng)).await,
             Op::Insert(new) => node.insert(&name, &value_of(new, &mut rng), 0).await,
             Op::Update(new) => node.update(&name, &value_of(new, &mut rng), 0).await,
             Op::Swap(was, new) => {

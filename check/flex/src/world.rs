@@ -244,7 +244,7 @@ impl World {
         let (sim, actor) = &mut self.compute[index];
         if let Some(actor) = actor.take() {
             if let Some(node) = actor.node() {
-                self.shared.cached.lock().add(&node.status().cache);
+                self.shared.cached.lock().add(&node);
             }
             self.cluster.faults += 1;
             sim.host().crash();
@@ -297,7 +297,7 @@ impl World {
         }
         self.cluster.simulation.run_for(Duration::from_secs(3));
         for node in self.compute.iter().filter_map(|(_, actor)| actor.as_ref()?.node()) {
-            self.shared.cached.lock().add(&node.status().cache);
+            self.shared.cached.lock().add(&node);
         }
         for (at, reader) in readers {
             match reader.take() {

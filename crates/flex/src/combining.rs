@@ -117,6 +117,14 @@ pub(crate) struct Lead {
 }
 
 impl Lead {
+    /// Whether other writes of the key were combined with this one, or wait.
+    pub(crate) fn has_company(&self) -> bool {
+        let waits = |(combining, hash): &(Arc<Combining>, u64)| {
+            combining.lines.lock().get(hash).is_some_and(|line| !line.is_empty())
+        };
+        !self.followers.is_empty() || self.line.as_ref().is_some_and(waits)
+    }
+
     /// The write has ended: tells those that were combined with it, and passes on.
     pub(crate) fn end(mut self, result: &Result<bool>) {
         for follower in mem::take(&mut self.followers) {

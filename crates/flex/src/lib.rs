@@ -14,6 +14,7 @@
 pub mod cache;
 mod client;
 mod combining;
+mod contended;
 pub mod coordinator;
 pub mod directory;
 pub mod format;

@@ -5,9 +5,10 @@
 //!
 //! | request | takes |
 //! | --- | --- |
-//! | search | a message received and one sent, a local READ for each of two buckets |
+//! | search, locate | a message received and one sent, a local READ for each of two buckets |
 //! | write | the same messages, a local READ (the lock of the key) and a local swap |
 //! | a whole request under ownership | the same messages, two local READs |
+//! | a set that is left to the proxy | the same messages, two local READs (the line of the key, its slot) and a local swap |
 //!
 //! All else (orders, counters, freed records) takes none.
 
@@ -25,8 +26,9 @@ const MESSAGES_PS: u64 = 2 * MODEL.message_ps;
 /// By kind of message, its second byte.
 fn cost_ps(body: &[u8]) -> u64 {
     match body.get(1) {
-        Some(1 | 13) => MESSAGES_PS + 2 * MODEL.local_read_ps,
+        Some(1 | 13 | 18) => MESSAGES_PS + 2 * MODEL.local_read_ps,
         Some(3) => MESSAGES_PS + MODEL.local_read_ps + MODEL.local_swap_ps,
+        Some(15) => MESSAGES_PS + 2 * MODEL.local_read_ps + MODEL.local_swap_ps,
         _ => 0,
     }
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use archipelago_base::Result;
 
 use super::look::{Found, Looked, Read};
-use super::{If, Value, Write, expired};
+use super::{Value, Write, expired};
 use crate::cache::Place;
 use crate::format::{KeyHash, Slot, SlotIndex, key_hash};
 use crate::ids::{ComputeId, PartitionId};
@@ -152,7 +152,7 @@ impl Inner {
         let Some((place, expires_ms)) = self.caching.place(write.hash, write.key, &asker) else {
             return Ok(None);
         };
-        let sets = write.when == If::Always && write.value.is_some();
+        let sets = write.sets();
         if !sets && expires_ms.is_none() || !self.table.holds_lease() {
             return Ok(None);
         }

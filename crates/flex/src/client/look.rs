@@ -47,6 +47,10 @@ pub(super) enum Read {
     Gone,
 }
 
+fn places(slots: &[Candidate]) -> Vec<(SlotIndex, Slot)> {
+    slots.iter().map(|slot| (SlotIndex(slot.index), Slot(slot.word))).collect()
+}
+
 impl Inner {
     /// The records of slots, read at once.
     pub(super) async fn read_records(
@@ -58,7 +62,7 @@ impl Inner {
         let mut ranges: Vec<Range> = Vec::with_capacity(slots.len());
         ranges.extend(slots.iter().filter_map(|slot| self.table.record(*slot)));
         debug_assert_eq!(ranges.len(), slots.len());
-        let all = self.table.read(&ranges, until_ns).await?;
+        let all = self.table.read_named(&ranges, until_ns).await?;
         let mut records = Vec::with_capacity(all.len());
         for (mut bytes, slot) in all.into_iter().zip(slots) {
             if let Ok(Decoded::Needs(_)) = Record::decode(&bytes, self.pool.block_bytes()) {
@@ -178,11 +182,38 @@ impl Inner {
         let same = if self.table.rival == Some(Rival::Clover) {
             // The index is with its server alone.
             let Some((slots, _)) = self.ask_proxy(entry, hash, 0).await? else { return Ok(None) };
-            slots.iter().map(|slot| (SlotIndex(slot.index), Slot(slot.word))).collect()
+            places(&slots)
         } else {
             let candidates = self.table.candidates(which, entry.shape, hash, until_ns).await?;
             Self::named(&candidates, hash)
         };
+        self.judge(same, key, until_ns).await
+    }
+
+    /// The same by the partition's proxy, for a write; and its clock from before it looked.
+    pub(super) async fn look_at_proxy(
+        self: &Arc<Self>,
+        entry: Assigned,
+        key: &[u8],
+        hash: KeyHash,
+        until_ns: u64,
+    ) -> Result<Option<Looked>> {
+        let Assigned { partition, epoch, .. } = entry;
+        let locate = Message::Locate { partition, epoch, hash: hash.0 };
+        let Some(Message::Found { slots, grant }) = self.ask_node(entry, &locate).await? else {
+            return Ok(None);
+        };
+        let looked = self.judge(places(&slots), key, until_ns).await?;
+        Ok(looked.map(|looked| Looked { stamp_us: grant.stamp_us, ..looked }))
+    }
+
+    /// Which of the slots is the key's, by the records that they name; `None`: look again.
+    async fn judge(
+        self: &Arc<Self>,
+        same: Vec<(SlotIndex, Slot)>,
+        key: &[u8],
+        until_ns: u64,
+    ) -> Result<Option<Looked>> {
         let slots: Vec<Slot> = same.iter().map(|(_, slot)| *slot).collect();
         let records = self.read_records(&slots, key, until_ns).await?;
         let mut looked = Looked::default();

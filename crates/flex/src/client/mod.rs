@@ -9,6 +9,9 @@
 //!
 //! Writes of one key by one node do not meet in the index: they wait for each other here, and sets are combined ([`crate::combining`]).
 //!
+//! Of sets of different nodes that meet at a key's slot, the proxy takes one; the others' nodes remember the key ([`crate::contended`]), and leave
+//! their next sets of it to the proxy, records and all, where they are combined (`delegated.rs`).
+//!
 //! What this node has cached shortens both (`cached.rs`): a read that finds the pair sends nothing, one that finds the address reads the record alone; a
 //! write that finds either need not look.
 //!
@@ -18,6 +21,7 @@
 
 mod at_once;
 mod cached;
+mod delegated;
 mod look;
 mod submit;
 
@@ -78,9 +82,16 @@ struct Write<'a> {
     /// `None`: delete.
     value: Option<(&'a [u8], u64)>,
     when: If,
+    /// Asked for by another node, of which this one is the proxy: not handed on.
+    delegated: bool,
 }
 
 impl Write<'_> {
+    /// Whether it sets the key, whatever is there.
+    fn sets(&self) -> bool {
+        self.when == If::Always && self.value.is_some()
+    }
+
     /// Whether it applies to what is there and has not expired.
     fn applies(&self, there: Option<Slot>) -> bool {
         match self.when {
@@ -246,16 +257,28 @@ impl Inner {
         when: If,
     ) -> Result<bool> {
         self.counts.add(Count::Writes);
-        let (write, until_ns) = (Write { key, hash: key_hash(key), value, when }, self.until_ns());
+        let write = Write { key, hash: key_hash(key), value, when, delegated: false };
+        self.write_in_line(write).await.map(|(done, _)| done)
+    }
+
+    /// A write in its turn; and whether no other write of the key was there meanwhile.
+    async fn write_in_line(self: &Arc<Self>, write: Write<'_>) -> Result<(bool, bool)> {
+        let until_ns = self.until_ns();
         if self.table.rival.is_some() {
             // As published: each for itself.
-            return self.write_until(&write, until_ns).await;
+            return Ok((self.write_until(&write, until_ns).await?, true));
         }
-        let sets = write.value.is_some() && when == If::Always;
-        let lead = match self.combining.enter(write.hash, sets.then_some(key)) {
+        let sets = write.sets();
+        if sets && self.is_left_to_proxy(&write) {
+            // In one line there with those of all nodes.
+            return Ok((self.write_until(&write, until_ns).await?, false));
+        }
+        let mut alone = true;
+        let lead = match self.combining.enter(write.hash, sets.then_some(write.key)) {
             Ok(lead) => lead,
             Err(waiting) => match waiting.await {
                 Entered::Leads(lead) => {
+                    alone = false;
                     if !sets {
                         // Sets come through together; a long line of others is not tried one by one.
                         self.table.late(until_ns, "a write waited for others of its key")?;
@@ -265,17 +288,20 @@ impl Inner {
                 Entered::Combined(result) => {
                     if result.is_ok() {
                         self.counts.add(Count::Combined);
-                        if let Ok(joined) = self.joined() {
+                        if let Ok(joined) = self.joined()
+                            && !write.delegated
+                        {
                             self.count(joined.geometry.partition(write.hash).0, false);
                         }
                     }
-                    return result;
+                    return result.map(|done| (done, false));
                 }
             },
         };
         let written = self.write_until(&write, until_ns).await;
+        alone &= !lead.has_company();
         lead.end(&written);
-        written
+        written.map(|done| (done, alone))
     }
 
     async fn write_until(self: &Arc<Self>, write: &Write<'_>, until_ns: u64) -> Result<bool> {
@@ -289,15 +315,34 @@ impl Inner {
         let (mut stuck, mut tries) = (0_u32, 0_u32);
         loop {
             let (inside, entry) = self.enter(write.hash, until_ns).await?;
-            let turn = self.turn(write, entry, &mut unsettled, &mut stuck, until_ns).await;
-            drop(inside);
+            let proxy = self.proxy_of_contended(write, entry).filter(|_| unsettled.is_none());
+            let was_direct = proxy.is_none();
+            let turn = match proxy {
+                Some(peer) => {
+                    // Whoever moves the partition need not wait for it.
+                    drop(inside);
+                    self.delegate(write, entry, &peer, until_ns).await
+                }
+                None => {
+                    let turn = self.turn(write, entry, &mut unsettled, &mut stuck, until_ns).await;
+                    drop(inside);
+                    turn
+                }
+            };
             if let Some(done) = turn? {
-                self.count(entry.partition, false);
+                if !write.delegated {
+                    self.count(entry.partition, false);
+                }
                 return Ok(done);
             }
             let late = self.table.late(until_ns, "a write; whether it happened is not known");
             late?;
             self.counts.add(Count::Retries);
+            let delegates = unsettled.is_none() && self.proxy_of_contended(write, entry).is_some();
+            if was_direct && delegates {
+                // In line there it waits no longer than it has to.
+                continue;
+            }
             // Each try writes a record: who has to wait for longer tries less often.
             for _ in 0..1_u32 << (tries / TRIES_AT_ONCE).min(DOUBLINGS_MAX) {
                 self.pause().await;
@@ -347,6 +392,10 @@ impl Inner {
         let Some(kind) = write.kind(looked.found.as_ref()) else { return Ok(Some(false)) };
         match self.put_in(write, entry, kind, &looked, until_ns).await? {
             Submitted::Done(_) | Submitted::Superseded => Ok(Some(true)),
+            Submitted::Not if entry.offloaded => {
+                self.contended.met(write.hash);
+                Ok(None)
+            }
             Submitted::Not | Submitted::Stale | Submitted::Fenced => Ok(None),
             Submitted::Full => {
                 self.ask_to_grow(entry, until_ns).await?;
@@ -394,24 +443,28 @@ impl Inner {
         submitted
     }
 
-    /// Slot and record by the index in the pool, as they are from some moment on that is known by the clock of the partition's node.
+    /// Slot and record by the proxy, or by the index in the pool, as they are from some moment on that is known by the clock of the partition's node.
     async fn look_for(
         self: &Arc<Self>,
         entry: Assigned,
         write: &Write<'_>,
         until_ns: u64,
     ) -> Result<Option<Looked>> {
-        let Some(stamp_us) = self.stamp_of(entry).await? else { return Ok(None) };
         let valid_ns = self.now_ns() + self.settings.address_use_ns();
-        // A proxy compares the slot with its own; without one the first copy has the last word.
-        let which = if entry.offloaded { FromCopy::Any } else { FromCopy::First };
-        let Some(looked) = self.look(which, entry, write.key, write.hash, until_ns).await? else {
-            return Ok(None);
+        let looked = if entry.offloaded && self.table.rival.is_none() {
+            // The cards of memory nodes have more to do than proxies.
+            self.look_at_proxy(entry, write.key, write.hash, until_ns).await?
+        } else {
+            let Some(stamp_us) = self.stamp_of(entry).await? else { return Ok(None) };
+            // A server compares the slot with its own; without one the first copy has the last word.
+            let which = if entry.offloaded { FromCopy::Any } else { FromCopy::First };
+            let looked = self.look(which, entry, write.key, write.hash, until_ns).await?;
+            looked.map(|looked| Looked { stamp_us, ..looked })
         };
+        let Some(looked) = looked else { return Ok(None) };
         // A position that is no longer a member's knowledge counts only with its word.
-        let sets = write.when == If::Always && write.value.is_some();
-        let exact = !sets || !self.table.holds_lease();
-        Ok(Some(Looked { stamp_us, valid_ns, exact, ..looked }))
+        let exact = !write.sets() || !self.table.holds_lease();
+        Ok(Some(Looked { valid_ns, exact, ..looked }))
     }
 
     /// It seems that a write does not apply. The copies in the pool may be ahead of a proxy's slots, by a write that is not

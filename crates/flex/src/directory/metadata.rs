@@ -215,6 +215,12 @@ impl MetadataTable {
         self.others.set(slot, others);
     }
 
+    /// Whether a sharer of the slot may have the pair.
+    #[must_use]
+    pub fn has_pairs(&self, slot: SlotIndex) -> bool {
+        self.pairs.get(slot)
+    }
+
     /// Who may have something of the slot. The sharers are its taker's to tell: none is left here.
     pub fn take_told(&mut self, slot: SlotIndex) -> Told {
         let (pairs, others) = (self.pairs.get(slot), self.others(slot));

@@ -27,6 +27,7 @@ use archipelago_pool::ClientId;
 use parking_lot::Mutex;
 
 use crate::cache::{Cached, FIXED_BYTES, Fetch, Finished, Hit, Kind, LocalCache, Place, Short};
+use crate::contended::CONTENDED_BYTES;
 use crate::format::{KeyHash, Slot};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::{Adopted, Granted, Holder, Terms};
@@ -125,7 +126,7 @@ pub(crate) struct Caching {
     mode: CacheMode,
     terms: Terms,
     address_use_ns: u64,
-    /// Of the limit: the counts of reads.
+    /// Of the limit: the counts of reads, and the marks of contended keys.
     count_bytes: u64,
     state: Mutex<State>,
     pub(crate) counters: Counters,
@@ -224,7 +225,8 @@ impl Caching {
         let keys_max = (limit / BYTES_PER_COUNT).clamp(16, 4096) as usize;
         let reads = Reads::new(keys_max, READS_WAIT_NS);
         let due = Vec::with_capacity(DUE_MAX);
-        let count_bytes = reads.bytes_max() + (DUE_MAX * size_of::<Counted>()) as u64;
+        let count_bytes =
+            reads.bytes_max() + (DUE_MAX * size_of::<Counted>()) as u64 + CONTENDED_BYTES;
         cache.charge_index(count_bytes).map_err(short)?;
         let state = State { cache, reads, due, held: BTreeMap::new() };
         Ok(Self {

@@ -18,15 +18,18 @@ pub(crate) enum Count {
     Served,
     /// Writes that were done by a later one of the same key and node.
     Combined,
+    /// Sets that a key's proxy did for this node's clients.
+    Delegated,
     /// Sets that waited for nobody.
     SetAtOnce,
 }
 
-const NAMES: [&str; 6] = ["reads", "writes", "retries", "served", "combined", "set_at_once"];
+const NAMES: [&str; 7] =
+    ["reads", "writes", "retries", "served", "combined", "delegated", "set_at_once"];
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Counts(Counters<6>);
+pub(crate) struct Counts(Counters<7>);
 
 impl Counts {
     pub(crate) fn add(&self, count: Count) {

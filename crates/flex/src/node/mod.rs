@@ -39,6 +39,7 @@ use archipelago_pool::{Address, PoolClient, Reach};
 use parking_lot::{Mutex, RwLock};
 
 use crate::combining::Combining;
+use crate::contended::Contended;
 use crate::format::{Geometry, KeyHash, packing};
 use crate::gates::Gates;
 use crate::ids::PartitionId;
@@ -54,7 +55,7 @@ use changing::Standing;
 use counters::Counters;
 pub(crate) use counts::{Count, Counts};
 use frees::Frees;
-use peers::Peers;
+use peers::{Class, Peers};
 use records::Records;
 
 /// A request to another node is sent again after so long.
@@ -100,6 +101,7 @@ pub(crate) struct Inner {
     pub(crate) counts: Counts,
     /// Writes of this node's clients, by key.
     pub(crate) combining: Arc<Combining>,
+    pub(crate) contended: Contended,
     pub(crate) endpoints: Vec<String>,
     announcing: AtomicBool,
     pub(crate) frees: Arc<Frees>,
@@ -167,11 +169,12 @@ impl Handler for Door {
                 return;
             }
         };
-        if let Some(answer) = inner.answer_at_once(request.client, &message) {
+        let from = Class::of(&message).client(request.client);
+        if let Some(answer) = inner.answer_at_once(from, &message) {
             reply.send(answer.encode());
             return;
         }
-        let (from, runtime) = (request.client, Arc::clone(&inner.runtime));
+        let runtime = Arc::clone(&inner.runtime);
         let mut task = Box::pin(async move {
             let answer = inner.answer(from, message).await;
             drop(inner);
@@ -210,6 +213,7 @@ impl ComputeNode {
             rng: Mutex::new(Rng::with_seed(runtime.seed())),
             counts: Counts::default(),
             combining: Arc::default(),
+            contended: Contended::default(),
             announcing: AtomicBool::new(false),
             frees: Arc::default(),
             wants_sweep: AtomicU32::new(0),
@@ -308,10 +312,9 @@ impl Inner {
     }
 
     /// Whether a client is a member, as far as this node knows: who was is gone, and what it says late counts for nothing.
-    fn is_member(&self, client: ClientId) -> bool {
-        let members = |joined: &Joined| joined.map.read().members.clone();
-        let members = self.joined.get().map(members).unwrap_or_default();
-        members.iter().any(|member| member.client == client)
+    pub(crate) fn is_member(&self, client: ClientId) -> bool {
+        let map = self.joined.get().map(|joined| Arc::clone(&joined.map.read()));
+        map.is_some_and(|map| map.members.iter().any(|member| member.client == client))
     }
 
     pub(crate) async fn pause(&self) {
@@ -360,6 +363,10 @@ impl Inner {
                 let at = (PartitionId(*partition), *epoch);
                 self.search(from, at, KeyHash(*hash), *reads)
             }
+            Message::Locate { partition, epoch, hash } => {
+                self.counts.add(Count::Served);
+                self.locate(from, (PartitionId(*partition), *epoch), KeyHash(*hash))
+            }
             Message::Meter {} => self.counted(),
             Message::Renew {} => Message::Renewed { grant: self.lease_to(from, came_us).0 },
             Message::Reads { partition, epoch, counts } => {
@@ -389,6 +396,10 @@ impl Inner {
             // Who is not known yet asks again; who is gone does not.
             Message::Free { .. } if !self.is_member(from) => self.declined(Why::Busy),
             Message::Carry { .. } => self.carried(&message).await,
+            Message::Delegate { .. } => {
+                self.counts.add(Count::Served);
+                self.set_for(from, &message).await
+            }
             Message::Free { words } => self.free_here(&words).await,
             Message::Refers { .. } => self.what_refers(&message).await,
             Message::Holds { blocks } => self.what_is_held(&blocks),

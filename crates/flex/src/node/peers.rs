@@ -1,7 +1,12 @@
 //! Other nodes, and how they are asked.
 //!
 //! A question gets a number of the session with the node and is sent again under it until it is answered: the node executes it
-//! once. [`Unasked::Unknown`]: nobody knows what came of it. One route per node's life; a life is a client of the pool.
+//! once. [`Unasked::Unknown`]: nobody knows what came of it. One route per node's life and class of question; a life is a client of the pool.
+//!
+//! **Classes.** A session takes so many questions beyond the oldest that is not answered. A write is answered when others have dropped what they cached, so
+//! were both asked in one session, two nodes with enough writes under way at each other would wait until the leases of their caches run
+//! out. Questions are answered at once, or wait for such alone, or wait for those too ([`Class`]); each class has a session of its own, and
+//! none waits for its own or a later one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,15 +25,52 @@ use crate::wire::{Grant, Member, Message};
 pub(crate) struct Peer {
     /// Its number, and which life of it; of the coordinator zeros.
     who: (u32, ClientId),
-    route: Route,
+    /// By class.
+    routes: [Route; Class::ALL.len()],
     endpoints: Vec<String>,
     /// Its clock in µs, as its last answer said, and when that was here.
     heard: Mutex<Option<(u64, u64)>>,
 }
 
+/// What the answer to a question waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Nobody.
+    AtOnce,
+    /// The answers of others that come at once.
+    Index,
+    /// Changes of the index at other nodes.
+    Whole,
+}
+
+impl Class {
+    const ALL: [Self; 3] = [Self::AtOnce, Self::Index, Self::Whole];
+
+    pub(crate) fn of(question: &Message) -> Self {
+        match question {
+            Message::Write { .. } | Message::Settle { .. } | Message::Free { .. } => Self::Index,
+            Message::Delegate { .. } | Message::Carry { .. } => Self::Whole,
+            _ => Self::AtOnce,
+        }
+    }
+
+    /// Who asks in a session of this class, and who is behind that: sessions of one client at one node must differ.
+    pub(crate) fn client(self, client: ClientId) -> ClientId {
+        const SALTS: [u64; Class::ALL.len()] = [0, 0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03];
+        ClientId(client.0 ^ SALTS[self as usize])
+    }
+}
+
 impl Peer {
-    fn new(who: (u32, ClientId), route: Route, endpoints: Vec<String>) -> Arc<Self> {
-        Arc::new(Self { who, route, endpoints, heard: Mutex::default() })
+    /// `asker`: as whom its sessions are begun.
+    fn new(
+        who: (u32, ClientId),
+        (reach, asker): (&Arc<dyn Reach>, ClientId),
+        endpoints: Vec<String>,
+    ) -> Arc<Self> {
+        let node = (who.1 != ClientId(0)).then(|| fabric_id(who.1));
+        let routes = Class::ALL.map(|class| Route::new(reach, class.client(asker), node));
+        Arc::new(Self { who, routes, endpoints, heard: Mutex::default() })
     }
 
     /// Its clock, if it was heard within `fresh_ns`. It is later there by now.
@@ -57,6 +99,7 @@ pub(crate) struct Peers {
 #[derive(Debug)]
 pub(crate) struct Asked {
     bytes: Vec<u8>,
+    class: Class,
     /// The session and its number of it, once it was sent.
     number: Option<(Arc<Session>, u64)>,
     /// This node's clock before it was sent for the first time.
@@ -74,12 +117,12 @@ impl Drop for Asked {
 
 impl Asked {
     pub(crate) fn new(message: &Message) -> Self {
-        Self { bytes: message.encode(), number: None, sent_ns: 0 }
+        Self { bytes: message.encode(), class: Class::of(message), number: None, sent_ns: 0 }
     }
 
     /// The same question, to be asked as a new one: it was answered.
     pub(crate) fn anew(&self) -> Self {
-        Self { bytes: self.bytes.clone(), number: None, sent_ns: 0 }
+        Self { bytes: self.bytes.clone(), class: self.class, number: None, sent_ns: 0 }
     }
 
     /// Whether it may have arrived.
@@ -97,16 +140,15 @@ impl Peers {
         asker: ClientId,
         coordinator: Vec<String>,
     ) -> Self {
-        let route = Route::new(reach, asker, None);
-        let coordinator = Peer::new((0, ClientId(0)), route, coordinator);
+        let coordinator = Peer::new((0, ClientId(0)), (reach, asker), coordinator);
         Self { reach: Arc::clone(reach), me, known: Mutex::default(), coordinator }
     }
 
     pub(crate) fn peer(&self, member: &Member) -> Arc<Peer> {
         let mut known = self.known.lock();
         let peer = known.entry(member.client).or_insert_with(|| {
-            let route = Route::new(&self.reach, self.me, Some(fabric_id(member.client)));
-            Peer::new((member.number, member.client), route, member.endpoints.clone())
+            let asker = (&self.reach, self.me);
+            Peer::new((member.number, member.client), asker, member.endpoints.clone())
         });
         Arc::clone(peer)
     }
@@ -119,7 +161,7 @@ impl Peers {
             known.extract_if(.., |client, _| !stays(client)).map(|(_, peer)| peer).collect()
         };
         for peer in gone {
-            peer.route.hang_up();
+            peer.routes.iter().for_each(Route::hang_up);
         }
     }
 }
@@ -137,7 +179,8 @@ impl Inner {
         asked: &mut Asked,
         within: Duration,
     ) -> Result<Option<Message>> {
-        let Ok(link) = peer.route.link(&peer.endpoints, within).await else { return Ok(None) };
+        let route = &peer.routes[asked.class as usize];
+        let Ok(link) = route.link(&peer.endpoints, within).await else { return Ok(None) };
         let call = Call::new(&asked.bytes, within);
         let call = match &asked.number {
             Some((_, number)) => call.again(*number),
@@ -180,12 +223,14 @@ impl Inner {
             return;
         };
         peer.hear(self.now_ns(), *grant);
-        let is_member = || {
-            let map = self.joined().ok().map(|joined| Arc::clone(&joined.map.read()));
-            let is_peer = |member: &Member| (member.number, member.client) == peer.who;
-            map.is_some_and(|map| map.members.iter().any(is_peer))
-        };
-        self.caching.granted(peer.who, sent_ns, *grant, is_member);
+        self.caching.granted(peer.who, sent_ns, *grant, || self.is_peer(peer));
+    }
+
+    /// Whether the node lives, by the map.
+    pub(crate) fn is_peer(&self, peer: &Peer) -> bool {
+        let map = self.joined().ok().map(|joined| Arc::clone(&joined.map.read()));
+        let is_it = |member: &Member| (member.number, member.client) == peer.who;
+        map.is_some_and(|map| map.members.iter().any(is_it))
     }
 
     /// Asks until there is an answer.

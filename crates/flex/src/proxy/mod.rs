@@ -11,12 +11,12 @@
 //!    address ([decision 0021]: most records of keys that are written a lot are superseded before many have asked for them), and always if an insert
 //!    wrote it or a deletion removes it.
 //! 2. The new word is written on all copies of the index.
-//! 3. Beside that, everybody who may have cached the old pair, or is one of a few who may have the address, acknowledges that it is gone, or its lease has
-//!    run out (`sharers.rs`).
+//! 3. Everybody who may have cached the old pair, or is one of a few who may have the address, acknowledges that it is gone, or its lease has
+//!    run out (`sharers.rs`): behind 2 if somebody has the pair, so that it serves that long; otherwise beside it.
 //! 4. The word is swapped here: the commit point. If somebody was told the old address since its bit was left, that is cleared first. 5. The answer.
 //!
-//! What is searched for is answered from the slots here, at the moment of the answer; "cache it" is not answered for a slot that is being
-//! written. **Why a reader never sees anything out of turn.** Before 4 nobody reads the new value: the slots here name the old record, and
+//! What is searched for is answered from the slots here, at the moment of the answer; "cache it" is not answered for a slot whose write has begun
+//! with 3. **Why a reader never sees anything out of turn.** Before 4 nobody reads the new value: the slots here name the old record, and
 //! the copies of the index in the pool are read by writers alone. After 4 nobody reads the old one: a cached pair went
 //! at 3; a cached address went, too, or leads to a record without its valid bit, and is not believed; whoever read the record before it lost that bit, read
 //! before 4. Between 1 and 4 who has cached the address asks here, is told the old word, and takes the record for what it is, valid bit or not:
@@ -54,7 +54,7 @@ use crate::node::Inner;
 use crate::onesided::{Change, Put, Unfinished};
 use crate::rivals::Rival;
 use crate::table::FromCopy;
-use crate::wire::{Assigned, Grant, Message, Place, ReadCount, Why, WriteKind};
+use crate::wire::{Assigned, Candidate, Grant, Message, Place, ReadCount, Why, WriteKind};
 
 use served::Locked;
 pub(crate) use served::{AtOnce, Offloaded, Served};
@@ -178,6 +178,32 @@ impl Inner {
             return fenced;
         }
         Message::Found { slots, grant }
+    }
+
+    /// The same for a write: nobody reads by what is told.
+    pub(crate) fn locate(
+        &self,
+        from: ClientId,
+        (partition, epoch): (PartitionId, u32),
+        hash: KeyHash,
+    ) -> Message {
+        // Before it looks, as above.
+        let stamp_us = self.now_us();
+        let Some(served) = self.proxy.get(partition, epoch) else {
+            return self.declined(Why::Moved);
+        };
+        let Some(_inside) = served.gate.try_enter(Served::DOOR) else {
+            return self.declined(Why::Moved);
+        };
+        let (grant, _) = self.lease_to(from, stamp_us);
+        let Some(candidates) = served.candidates(hash) else { return self.declined(Why::Moved) };
+        let place = |(index, slot): (SlotIndex, Slot)| Candidate {
+            index: index.0,
+            word: slot.0,
+            cache: false,
+        };
+        let slots = candidates.matching(hash.fingerprint()).map(place).collect();
+        self.fenced().unwrap_or(Message::Found { slots, grant })
     }
 
     /// Reads that a cache served; a count of another epoch says nothing.
@@ -323,14 +349,25 @@ impl Inner {
         (index, old, end): (SlotIndex, Slot, Slot),
     ) -> Result<(bool, Grant)> {
         let address = self.table.slot(served.assigned.shape, index);
+        let skips = self.settings.sabotage.no_clearing;
+        let always = wanted.kind != WriteKind::Update || self.table.rival.is_some();
+        // A pair may be cached, and serve, until the copies have the new word: a key that is written all the time is read from caches in between.
+        let late = served.has_pairs(index);
+        let mut clears = !skips && (always || served.has_others(index));
+        if late {
+            self.prepare_commit(served, (address, end), Some(old).filter(|_| clears)).await?;
+        }
         let Told { sharers, pairs, others } = served.take_told(index);
         self.drop_own(sharers, wanted.hash);
         // Who has a pair has to be told.
         let messages = pairs || self.are_few(sharers, wanted.from);
-        let skips = self.settings.sabotage.no_clearing;
-        let wanted_clear = others || !messages || wanted.kind != WriteKind::Update;
-        let mut clears = !skips && (wanted_clear || self.table.rival.is_some());
-        let preparing = self.prepare_commit(served, (address, end), Some(old).filter(|_| clears));
+        clears |= !skips && !late && (others || !messages);
+        let preparing = async {
+            if late {
+                return Ok(());
+            }
+            self.prepare_commit(served, (address, end), Some(old).filter(|_| clears)).await
+        };
         if messages && !sharers.is_empty() {
             let telling = self.tell_sharers(sharers, wanted.hash);
             let both: [Preparing<'_>; 2] = [Box::pin(preparing), Box::pin(telling)];

@@ -10,7 +10,8 @@
 
 mod at_once;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -46,11 +47,24 @@ impl Words {
 
 #[derive(Debug, Default)]
 struct Locks {
-    slots: BTreeSet<SlotIndex>,
+    /// Slots that writes have locked, and whether the write has taken what was told of it: nobody becomes a sharer behind that.
+    slots: BTreeMap<SlotIndex, bool>,
     /// Keys that come in: fingerprint and buckets.
     inserting: Vec<(u8, [u32; 2])>,
     /// Of an offloaded partition, by slot; else empty.
     metadata: MetadataTable,
+}
+
+impl Locks {
+    /// Locks a slot; whether nobody had it.
+    fn add(&mut self, index: SlotIndex) -> bool {
+        let vacant = match self.slots.entry(index) {
+            Entry::Vacant(vacant) => vacant,
+            Entry::Occupied(_) => return false,
+        };
+        vacant.insert(false);
+        true
+    }
 }
 
 /// The slots of an offloaded partition, and their part of the memory limit.
@@ -162,8 +176,8 @@ impl Served {
                 key.count(0, reads);
                 key.cache_worthy()
             });
-            // Of a write that has the slot, those who are told now would not hear.
-            let sharer = sharer.filter(|_| !locks.slots.contains(&index));
+            // Of a write that has taken the sharers, those who are told now would not hear.
+            let sharer = sharer.filter(|_| locks.slots.get(&index) != Some(&true));
             match sharer {
                 Some(sharer) => locks.metadata.share(index, sharer, worthy),
                 None => locks.metadata.set_others(index, true),
@@ -184,9 +198,23 @@ impl Served {
         }
     }
 
+    /// Whether somebody may have the pair of a slot.
+    pub(crate) fn has_pairs(&self, index: SlotIndex) -> bool {
+        self.locks.lock().metadata.has_pairs(index)
+    }
+
+    /// Whether a slot's word was told to others than sharers.
+    pub(crate) fn has_others(&self, index: SlotIndex) -> bool {
+        self.locks.lock().metadata.others(index)
+    }
+
     /// Who may have something of a slot that a write has locked: no sharer is added until it is committed, but others may be.
     pub(crate) fn take_told(&self, index: SlotIndex) -> Told {
-        self.locks.lock().metadata.take_told(index)
+        let mut locks = self.locks.lock();
+        if let Some(taken) = locks.slots.get_mut(&index) {
+            *taken = true;
+        }
+        locks.metadata.take_told(index)
     }
 
     /// The commit point of a write of a locked slot. Whether the writer may cache the new pair: as `sharer`, if it may at all. `None`, and
@@ -225,7 +253,7 @@ impl Served {
 
     /// A slot, for one write; `None` if another has it.
     pub(crate) fn lock(&self, index: SlotIndex) -> Option<Locked<'_>> {
-        let free = self.locks.lock().slots.insert(index);
+        let free = self.locks.lock().add(index);
         free.then(|| Locked { served: self, slots: vec![index], inserting: None })
     }
 
@@ -247,7 +275,7 @@ impl Served {
 impl Locked<'_> {
     /// One slot more; whether nobody had it.
     pub(crate) fn add(&mut self, index: SlotIndex) -> bool {
-        let free = self.served.locks.lock().slots.insert(index);
+        let free = self.served.locks.lock().add(index);
         if free {
             self.slots.push(index);
         }
@@ -314,11 +342,14 @@ mod tests {
         assert!(!search(&served, None).cache, "who has no lease caches no pair");
         assert!(search(&served, Some(ASKER)).cache);
         let locked = served.lock(SLOT).expect("free");
+        assert!(search(&served, Some(ComputeId(6))).cache, "it hears of it in time");
+        let told = served.take_told(SLOT);
+        assert!(told.pairs && told.others, "who has no lease was told");
+        assert!([ASKER, ComputeId(6)].iter().all(|&node| told.sharers.may_have(node)));
         let late = search(&served, Some(ComputeId(8)));
         assert_eq!((late.word, late.cache), (word(1).0, false), "the old word, to be read once");
-        let told = served.take_told(SLOT);
-        assert!(told.pairs && told.others, "who came late is not among the sharers");
-        assert!(told.sharers.may_have(ASKER) && !told.sharers.may_have(ComputeId(8)));
+        let after = served.take_told(SLOT).sharers;
+        assert!(!after.may_have(ComputeId(8)), "who came late is not among the sharers");
         let change = (SLOT, word(1), word(2));
         let cache = served.commit(change, WriteKind::Update, (true, 20), Some(WRITER));
         assert_eq!(cache, Some(true), "one write in more than twenty reads");
@@ -339,9 +370,9 @@ mod tests {
         assert!(own().cache, "seven writes in a read");
         assert!(!search(&served, Some(WRITER)).cache, "not for others");
         let _locked = served.lock(SLOT).expect("free");
-        assert!(!own().cache, "the write that has the slot would not drop it");
         let told = served.take_told(SLOT);
         assert!(told.sharers.may_have(ASKER) && !told.pairs, "others need no message for it");
+        assert!(!own().cache, "the write that has the slot would not drop it");
     }
 
     #[test]
@@ -365,6 +396,7 @@ mod tests {
         assert!(told.sharers.may_have(ASKER) && !told.pairs && !told.others, "it is told");
         assert!(commit(2, 3, WriteKind::Update, false));
         let locked = served.lock(SLOT).expect("free");
+        served.take_told(SLOT);
         search(&served, Some(ASKER));
         drop(locked);
         assert!(

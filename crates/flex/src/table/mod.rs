@@ -2,7 +2,7 @@
 //!
 //! | what | goes to |
 //! | --- | --- |
-//! | READ | the block's first copy; of slots that only lead a write to its proxy, whichever copy it is the turn of |
+//! | READ | the block's first copy; of slots that only lead a write to its proxy, and of records that a slot names, whichever copy it is the turn of |
 //! | WRITE of what one writer owns (a new record, a slot that is locked) | all copies, until all have it |
 //! | swap of a slot | the first copy; whether it took place may stay unknown |
 //!
@@ -48,8 +48,9 @@ pub(crate) enum Swapped {
 pub(crate) enum FromCopy {
     /// The first, which has the last word where clients swap.
     First,
-    /// Any, in turn, so that a hot key's slots do not burden one card: for those who ask a proxy
-    /// afterwards, which compares the slot with its own.
+    /// Any, in turn, so that a hot key does not burden one card: slots for those who ask a proxy
+    /// afterwards, which compares the slot with its own; records, which are on all copies before any slot names them,
+    /// and lose their valid bit on all before what supersedes them is committed.
     Any,
 }
 
@@ -154,6 +155,12 @@ impl Table {
     /// Reads ranges, all at once.
     pub(crate) async fn read(&self, ranges: &[Range], until_ns: u64) -> Result<Vec<Vec<u8>>> {
         self.read_copy(FromCopy::First, ranges, until_ns).await
+    }
+
+    /// Reads records that slots name, all at once. Rivals read as published: the first copy.
+    pub(crate) async fn read_named(&self, ranges: &[Range], until_ns: u64) -> Result<Vec<Vec<u8>>> {
+        let which = if self.rival.is_some() { FromCopy::First } else { FromCopy::Any };
+        self.read_copy(which, ranges, until_ns).await
     }
 
     async fn read_copy(

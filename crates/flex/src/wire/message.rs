@@ -325,6 +325,32 @@ wire_messages! {
         /// Its expiry.
         expires_ms: u64,
     }
+    /// Client → proxy: set a key whose writes meet each other; the record is yours.
+    Delegate = 15 {
+        /// Which partition.
+        partition: u32,
+        /// At which epoch the client knows it.
+        epoch: u32,
+        /// The key.
+        key: Payload,
+        /// The value.
+        value: Payload,
+        /// Unix ms; 0: never.
+        expires_ms: u64,
+    }
+    /// It is set.
+    Stored = 16 { /** Whether no other write of the key was there meanwhile. */ alone: bool }
+    /// Nobody knows whether it is.
+    NotStored = 17 { /** What went wrong, for people. */ why: String }
+    /// Client → proxy: where may a key lie that is to be written? Nothing is read by the answer, which is a [`Message::Found`].
+    Locate = 18 {
+        /// Which partition.
+        partition: u32,
+        /// At which epoch the client knows it.
+        epoch: u32,
+        /// The key's hash.
+        hash: u64,
+    }
     /// Compute node → coordinator: it wants to take part.
     Join = 20 {
         /// As which client of the pool.

@@ -38,6 +38,13 @@ fn golden_bytes() {
         hex(&written),
         "83040800000009000000000000000101010000000000000003000000000000000200000000000000"
     );
+    let (key, value) = (Payload(b"reef".to_vec()), Payload(b"co".to_vec()));
+    let delegate = Message::Delegate { partition: 7, epoch: 3, key, value, expires_ms: 5 };
+    assert_eq!(hex(&delegate), "830f0700000003000000047265656602636f0500000000000000");
+    assert_eq!(hex(&Message::Stored { alone: true }), "831001");
+    assert_eq!(hex(&Message::NotStored { why: "no".to_owned() }), "8311026e6f");
+    let locate = Message::Locate { partition: 7, epoch: 3, hash: 0x0102 };
+    assert_eq!(hex(&locate), "831207000000030000000201000000000000");
     let declined = Message::Declined { why: Why::Resolve, grant };
     assert_eq!(hex(&declined), "830502010000000000000003000000000000000200000000000000");
 }

@@ -39,7 +39,7 @@ impl Served {
         let Some(key) = locks.metadata.get(index) else { return AtOnce::Not };
         let sharers = key.sharers;
         let told = !(sharers.is_empty() || alone && sharers.is_at_most(me));
-        if !old.is_live() || words.load(index) != old || told || locks.slots.contains(&index) {
+        if !old.is_live() || words.load(index) != old || told || locks.slots.contains_key(&index) {
             return AtOnce::Not;
         }
         if !still() {

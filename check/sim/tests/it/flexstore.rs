@@ -61,6 +61,50 @@ fn a_run_repeats_from_its_seed() {
     assert_ne!(counted(5), counted(6));
 }
 
+/// Few keys, of which all nodes read and write all the time: more writes are under way between two nodes than a session takes.
+#[derive(Debug)]
+struct Rush;
+
+impl Workload for Rush {
+    fn next(&self, rng: &mut Rng) -> Request {
+        let key = rng.u64(..200);
+        if rng.u8(..4) == 0 { Request::Write(key) } else { Request::Read(key) }
+    }
+}
+
+#[test]
+fn writes_of_two_nodes_do_not_keep_each_other_from_telling_who_caches() {
+    let crowd = Setup { compute: 2, clients: 10, coroutines: 40, offload: 1000, ..small() };
+    let setup = Setup { keys: 200, patience: MS, ..crowd };
+    let testbed = Testbed::start(&setup).expect("it starts");
+    let measured = testbed.measure(Arc::new(Rush), setup.clients, MS, MS * 8);
+    // A cache's lease is 10 ms: who waited for one to end would not be back before the end.
+    let longest = measured.latencies_ns.last().copied().unwrap_or_default();
+    assert!(measured.operations > 10_000, "{}", measured.operations);
+    assert_eq!((measured.errors, measured.missing), (0, 0));
+    assert!(longest < 2_000_000, "{longest} ns");
+}
+
+/// Everybody sets one key.
+#[derive(Debug)]
+struct OneKey;
+
+impl Workload for OneKey {
+    fn next(&self, _rng: &mut Rng) -> Request {
+        Request::Write(7)
+    }
+}
+
+#[test]
+fn sets_of_one_key_by_all_nodes_are_combined_at_its_proxy() {
+    let setup = Setup { compute: 4, offload: 1000, keys: 100, patience: MS * 5, ..small() };
+    let testbed = Testbed::start(&setup).expect("it starts");
+    let measured = testbed.measure(Arc::new(OneKey), setup.clients, MS, MS * 5);
+    assert_eq!((measured.errors, measured.met), (0, 0));
+    // One after another each would take three round trips, some 10 µs: 500 in all.
+    assert!(measured.operations > 2000, "{}", measured.operations);
+}
+
 /// One key, set and deleted all the time.
 #[derive(Debug)]
 struct Churn;

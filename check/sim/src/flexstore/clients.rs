@@ -112,16 +112,17 @@ impl Testbed {
         clients
     }
 
-    /// All clients work until the coordinator has found a ratio, or for `longest`; the ratio. From then on it is fixed.
+    /// All clients work until the coordinator has found a ratio, or, if that is not sought, has assigned partitions anew, or for `longest`; the ratio. From then on it is fixed.
     pub fn adapt(&self, workload: Arc<dyn Workload>, tuning: Tuning, longest: Duration) -> u32 {
         let clients = self.clients(workload, self.setup.clients);
-        let rounds = self.report().samples;
+        let (rounds, reassigned) = (self.report().samples, self.report().reassignments);
         self.tune(tuning);
         let end_ns = self.now_ns() + longest.as_nanos() as u64;
         while self.now_ns() < end_ns {
             self.simulation.run_for(tuning.interval);
             let report = self.report();
-            if tuning.knob && report.steady && report.samples > rounds + 3 {
+            let ranked = tuning.knob || report.reassignments > reassigned;
+            if report.steady && ranked && report.samples > rounds + 3 {
                 break;
             }
         }

@@ -48,7 +48,7 @@ use std::hint::black_box;
 
 use crate::directory::Told;
 use crate::format::{Bucket, Candidates, KeyHash, Slot, SlotIndex};
-use crate::ids::PartitionId;
+use crate::ids::{ComputeId, PartitionId};
 use crate::lease::Stamp;
 use crate::node::Inner;
 use crate::onesided::{Change, Put, Unfinished};
@@ -160,24 +160,11 @@ impl Inner {
         hash: KeyHash,
         reads: u32,
     ) -> Message {
-        // Before it looks: what is deleted later is deleted after that.
-        let stamp_us = self.now_us();
-        let Some(served) = self.proxy.get(partition, epoch) else {
-            return self.declined(Why::Moved);
-        };
-        let Some(_inside) = served.gate.try_enter(Served::DOOR) else {
-            return self.declined(Why::Moved);
-        };
-        let (grant, sharer) = self.lease_to(from, stamp_us);
         // What this node caches of its own costs no message when it is written, but may take the place of what is worth more.
         let always = from == self.pool.client() && self.caching.has_room();
-        let Some(slots) = served.search(hash, reads.saturating_add(1), (sharer, always)) else {
-            return self.declined(Why::Moved);
-        };
-        if let Some(fenced) = self.fenced() {
-            return fenced;
-        }
-        Message::Found { slots, grant }
+        self.found_in(from, (partition, epoch), |served, sharer| {
+            served.search(hash, reads.saturating_add(1), (sharer, always))
+        })
     }
 
     /// The same for a write: nobody reads by what is told.
@@ -187,7 +174,25 @@ impl Inner {
         (partition, epoch): (PartitionId, u32),
         hash: KeyHash,
     ) -> Message {
-        // Before it looks, as above.
+        self.found_in(from, (partition, epoch), |served, _| {
+            let place = |(index, slot): (SlotIndex, Slot)| Candidate {
+                index: index.0,
+                word: slot.0,
+                cache: false,
+            };
+            let candidates = served.candidates(hash)?;
+            Some(candidates.matching(hash.fingerprint()).map(place).collect())
+        })
+    }
+
+    /// What `look` finds in a partition that this node is the proxy of, for `from`, with its lease; `look` gets as whom that may cache pairs.
+    fn found_in(
+        &self,
+        from: ClientId,
+        (partition, epoch): (PartitionId, u32),
+        look: impl FnOnce(&Served, Option<ComputeId>) -> Option<Vec<Candidate>>,
+    ) -> Message {
+        // Before it looks: what is deleted later is deleted after that.
         let stamp_us = self.now_us();
         let Some(served) = self.proxy.get(partition, epoch) else {
             return self.declined(Why::Moved);
@@ -195,14 +200,8 @@ impl Inner {
         let Some(_inside) = served.gate.try_enter(Served::DOOR) else {
             return self.declined(Why::Moved);
         };
-        let (grant, _) = self.lease_to(from, stamp_us);
-        let Some(candidates) = served.candidates(hash) else { return self.declined(Why::Moved) };
-        let place = |(index, slot): (SlotIndex, Slot)| Candidate {
-            index: index.0,
-            word: slot.0,
-            cache: false,
-        };
-        let slots = candidates.matching(hash.fingerprint()).map(place).collect();
+        let (grant, sharer) = self.lease_to(from, stamp_us);
+        let Some(slots) = look(&served, sharer) else { return self.declined(Why::Moved) };
         self.fenced().unwrap_or(Message::Found { slots, grant })
     }
 

@@ -14,6 +14,7 @@ pub mod codec;
 pub mod error;
 pub mod ids;
 pub mod metrics;
+pub mod prefetch;
 pub mod random;
 pub mod runtime;
 pub mod simulation;

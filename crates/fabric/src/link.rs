@@ -105,6 +105,12 @@ pub trait Link: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Asks the processor for the words at these offsets of a region, which are to be written soon, if it shares the memory. Says nothing about them, and is no
+    /// operation: nothing depends on it.
+    fn prefetch(&self, region: Attached, offsets: &[u64]) {
+        let _not_here = (region, offsets);
+    }
+
     /// Sends a request. See [`Call`] for numbers and retries.
     fn request(&self, call: Call<'_>) -> Promise<Result<Body, Refusal>>;
 

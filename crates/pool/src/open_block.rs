@@ -9,9 +9,6 @@ use archipelago_fabric::{Attached, Batch, Link, Promise, Reason, Refusal, Rights
 
 use crate::config::{Config, Place};
 
-/// Bytes of what is touched.
-const WORD_BYTES: u32 = 8;
-
 /// A copy of an open block.
 #[derive(Clone, Debug)]
 pub struct OpenCopy {
@@ -91,16 +88,9 @@ impl OpenBlock {
         Ok(())
     }
 
-    /// Has the processor fetch the words at `offsets` of every copy, which are to be written soon; nothing depends on it. For
-    /// blocks whose links complete at once.
-    pub fn touch_at_once(&self, offsets: &(impl Iterator<Item = u64> + Clone)) {
-        for copy in &self.copies {
-            let mut batch = Batch::new();
-            for offset in offsets.clone() {
-                batch.read(copy.region, offset, WORD_BYTES);
-            }
-            drop(copy.link.post(batch));
-        }
+    /// Asks the processor for the words at `offsets` of every copy, which are to be written soon ([`Link::prefetch`]).
+    pub fn prefetch(&self, offsets: &[u64]) {
+        self.copies.iter().for_each(|copy| copy.link.prefetch(copy.region, offsets));
     }
 
     /// Gives the attachments up.

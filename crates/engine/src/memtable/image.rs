@@ -15,11 +15,11 @@
 use std::sync::Arc;
 
 use archipelago_base::codec::{Reader, put_bytes, put_u32, put_u64};
+use archipelago_base::prefetch::prefetch;
 use archipelago_base::{Error, ErrorKind, Result, SeqNo, checksum};
 
 use super::filter::may_contain_in;
 use super::kv::{Record, RecordRef, UNIT_BYTES, place};
-use super::node::prefetch;
 use super::packed::{self, Layout, Packed};
 use super::search::{Past, Records, Target};
 use super::{SealedShard, Shard};

@@ -29,9 +29,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use archipelago_base::checksum;
 use archipelago_base::codec::{VARINT64_BYTES_MAX, get_varint, varint_len};
+use archipelago_base::prefetch::prefetch;
 use parking_lot::Mutex;
 
-use super::node::prefetch;
 use super::slab::{SLAB_BYTES_MAX, SlabPool, SlabTable};
 use crate::key::TRAILER_BYTES;
 

@@ -20,6 +20,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use archipelago_base::prefetch::prefetch;
+
 use super::kv::RecordRef;
 
 /// Slots of a node.
@@ -104,21 +106,6 @@ pub(super) fn publish(cells: &impl Cells, order: &Order, count: usize) {
         cells.set_order((version & 1) as usize, at, u64::from_ne_bytes(word));
     }
     cells.set_word(version << 8 | count as u64);
-}
-
-/// Asks for the cache lines of `bytes` bytes from `at` on. Says nothing about their contents.
-#[inline(always)]
-pub(super) fn prefetch(at: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in (0..bytes).step_by(64) {
-        // SAFETY: a hint; it reads nothing and cannot fault, whatever the address.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast());
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (at, bytes);
 }
 
 /// A node: a leaf as it stands, the first part of an [`Inner`] otherwise.

@@ -14,6 +14,10 @@
 //!
 //! Thread-safety: all methods. Cost: two system calls and, up to 64 MiB, the work for each page, ahead of use; of larger ones a page
 //! fault per page.
+//!
+//! **Large pages.** What is written and read anywhere in memory waits for translations as long as for the bytes: random loads over 384 MiB took 309 ns with pages
+//! of 4 KiB and 192 with pages of 2 MiB, in a virtual machine. So whoever makes 2 to 64 MiB asks the kernel to put it on such pages (`MADV_COLLAPSE`, Linux 6.1), which
+//! took 0.3 ms per MiB more; mappings of other processes have them with it. A kernel that will not leaves the pages as they are.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -46,6 +50,12 @@ unsafe impl Sync for Mapping {}
 /// Mappings of up to so many bytes have all their pages at hand from the beginning: a fault for each costs several times as much, and somebody waits for it.
 const AHEAD_BYTES_MAX: usize = 64 << 20;
 
+/// Of a large page.
+const LARGE_PAGE_BYTES: usize = 2 << 20;
+
+/// `MADV_COLLAPSE`, which not every C library names.
+const COLLAPSE: libc::c_int = 25;
+
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 impl Mapping {
@@ -69,7 +79,22 @@ impl Mapping {
         ftruncate(&file, bytes as u64).map_err(fail)?;
         fallocate(&file, FallocateFlags::empty(), 0, bytes as u64).map_err(fail)?;
         fcntl_add_seals(&file, SEALS).map_err(fail)?;
-        Self::map(file, bytes, true).map_err(fail)
+        let mapped = Self::map(file, bytes, true).map_err(fail)?;
+        mapped.ask_for_large_pages();
+        Ok(mapped)
+    }
+
+    fn ask_for_large_pages(&self) {
+        if !(LARGE_PAGE_BYTES..=AHEAD_BYTES_MAX).contains(&self.bytes) {
+            return;
+        }
+        // SAFETY: the range is mapped while `self` lives; the advice changes no byte of it, and which pages lie behind it is nobody's business.
+        let refused =
+            unsafe { libc::madvise(self.base.as_ptr().cast::<c_void>(), self.bytes, COLLAPSE) };
+        if refused != 0 {
+            let error = std::io::Error::last_os_error();
+            tracing::debug!(%error, bytes = self.bytes, "shared memory stays on small pages");
+        }
     }
 
     /// Maps memory that another process made. Refused unless it is sealed against shrinking and has

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use archipelago_base::clock::Clock;
+use archipelago_base::prefetch::prefetch_value;
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -337,6 +338,18 @@ impl Link for ShmLink {
 
     fn completes_at_once(&self) -> bool {
         true
+    }
+
+    fn prefetch(&self, region: Attached, offsets: &[u64]) {
+        let regions = self.regions.load();
+        let known = regions.get(region.index as usize).and_then(Option::as_deref);
+        let Some(mapped) = known.filter(|_| region.link == self.number) else { return };
+        let words = mapped.memory.words();
+        for offset in offsets {
+            if let Some(word) = words.get(*offset as usize / memory::WORD_BYTES) {
+                prefetch_value(word);
+            }
+        }
     }
 
     fn request(&self, call: Call<'_>) -> Promise<Result<Body, Refusal>> {

@@ -7,22 +7,23 @@
 //!
 //! What cannot be done so has not begun, and goes the long way ([`Inner::get`](crate::node::Inner), [`crate::combining`]).
 //!
-//! **A set** goes as any write of a proxied partition ([`crate::proxy`]), on one thread and under locks: the records are written to all their copies; then, for one
-//! after another, under the lock of its partition, the old record's valid bit is cleared if somebody was told its address, the new word is written on all copies of
-//! the index, and swapped here: the commit point. The cache is held from before that until the new pair lies in it, so whoever reads the key here finds the old
-//! pair before the commit and the new one after. Of several sets of one key the later comes later; when one is not done at once, none behind it is.
+//! **Sets** go as any write of a proxied partition ([`crate::proxy`]), on one thread and under locks: the records are written to all their copies; then, under the
+//! locks of their partitions, the old records' valid bits are cleared if somebody was told their addresses, the new words are written on all copies of
+//! the index, and swapped here: the commit points. The cache is held from before that until the new pairs lie in it, so whoever reads a key here finds the old
+//! pair before the commit and the new one after. Of several sets of one key in a call the last is done, and those before it with it: nobody could have read them.
 //!
-//! A copy that does not take the new word after another may have: the set is begun again, the long way, and overwrites it; the record
-//! that was left is for a sweep.
+//! A copy that does not take a new word after another may have: all sets of the call are begun again, the long way, and overwrite it; the records
+//! that were left are for a sweep.
 //!
 //! **A read** takes effect between a look at the clock and the look at the cache: see [`Inner::read_at_once`].
 //!
 //! Cost: of a set a lock for its partition, two doors, two copies of its bytes per copy, and per call one lock of the cache, one or two of the
-//! heap; of a read a door and a lock for its partition. Some allocations per call, none per key.
+//! heap, a batch for the records and one for the index; of a read a door and a lock for its partition. Some allocations per call, none per key. What a
+//! set touches lies anywhere (slots, what is known of keys, records that were freed long ago), so each step asks for the memory of all sets before it uses any.
 
 use std::sync::Arc;
 
-use archipelago_pool::OpenBlock;
+use archipelago_pool::{Address, BlockId, OpenBlock};
 
 use super::expired;
 use crate::cache::Place;
@@ -34,7 +35,7 @@ use crate::lease::Stamp;
 use crate::node::caching::{Asker, Several};
 use crate::node::records::Written;
 use crate::node::{ComputeNode, Count, Inner, Joined};
-use crate::proxy::{AtOnce, Served};
+use crate::proxy::{AtOnce, Due, Overwrite, Served, overwrite};
 use crate::settings::{CacheMode, Sabotage};
 use crate::wire::Assigned;
 
@@ -96,18 +97,38 @@ struct Call<'a> {
     now_ns: u64,
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
     fn asker(&self, nth: usize) -> Asker {
         Asker { me: self.me, entry: self.keys.entries[nth], now_ns: self.now_ns }
     }
+
+    fn key(&self, nth: usize) -> (KeyHash, &'a [u8]) {
+        (self.keys.hashes[nth], self.sets[nth].key)
+    }
+
+    /// Number of the last set of the same key.
+    fn last(&self, nth: usize) -> usize {
+        let same = |&later: &usize| self.key(later) == self.key(nth);
+        (nth + 1..self.sets.len()).rev().find(same).unwrap_or(nth)
+    }
 }
 
-/// A set whose record is written.
-struct Ready<'a> {
+/// A set that may be done at once.
+struct Wanted<'a> {
     nth: usize,
     served: &'a Served,
-    record: Written,
+    /// Of the word that it supersedes.
+    place: Place,
+    /// Where that lies in the pool.
+    slot: Address,
     _door: Inside<'a>,
+}
+
+impl<'a> Wanted<'a> {
+    fn overwrite(&self, new: Slot) -> Overwrite<'a> {
+        let Self { served, place, .. } = *self;
+        Overwrite { served, index: place.slot, old: place.word, new }
+    }
 }
 
 impl Inner {
@@ -172,41 +193,35 @@ impl Inner {
             }
         }
         let call = Call { sets, keys: &keys, me: ComputeId(joined.number), now_ns };
-        // Keys of which a set has to go the long way, and so all that follow.
-        let mut long: Vec<KeyHash> = Vec::new();
-        let Some((open, ready)) = self.make_ready(call, &served, &mut held, &mut long) else {
-            return 0;
-        };
-        let alone = self.stands_alone(joined);
+        let wanted = self.wanted(call, &served, &mut held);
+        let Some(open) = self.open_at_once(&wanted) else { return 0 };
+        let records: Vec<(KeyHash, Record<'_>)> =
+            wanted.iter().map(|set| self.record_of(call, set)).collect();
+        let Some(written) = self.write_records_at_once(&records, now_ns) else { return 0 };
+        let came = self.overwrite_at_once(call, (&wanted, &written), &open, joined);
         let (mut done, mut superseded) = (0, Vec::with_capacity(sets.len()));
-        for ready in ready {
-            let hash = keys.hashes[ready.nth];
-            let old = match long.contains(&hash) {
-                true => Err(AtOnce::Not),
-                false => self.commit_ready(call, &ready, (&open, alone), &mut held),
-            };
-            match old {
-                Ok(old) => {
-                    done |= 1 << ready.nth;
-                    superseded.push(old);
+        for ((set, record), came) in wanted.iter().zip(written).zip(came) {
+            match came {
+                AtOnce::Done { worthy } => {
+                    self.cache_at_once(call, set, (record.slot, worthy), &mut held);
+                    done |= 1 << set.nth;
+                    superseded.push(set.place.word);
                 }
-                Err(put) => {
-                    long.push(hash);
-                    match put {
-                        AtOnce::Broken => self.want_sweep(),
-                        _ => self.free_unpublished(ready.record),
-                    }
-                }
+                AtOnce::Broken => self.want_sweep(),
+                AtOnce::Not => self.free_unpublished(record),
             }
         }
         drop(held);
+        self.give_back(superseded, now_ns);
+        for nth in 0..sets.len() {
+            done |= (done >> call.last(nth) & 1) << nth;
+        }
         for count in [Count::Writes, Count::SetAtOnce] {
             self.counts.add_many(count, u64::from(u32::count_ones(done)));
         }
         let is_done = |(nth, _): &(usize, &Assigned)| done >> nth & 1 == 1;
         let partitions = keys.entries.iter().enumerate().filter(is_done);
         self.count_many(partitions.map(|(_, entry)| entry.partition), false);
-        self.give_back(superseded, now_ns);
         done
     }
 
@@ -219,69 +234,88 @@ impl Inner {
         }
     }
 
-    /// Writes the records of those sets that can be done at once; the others' keys are `long`. `None`: none can.
-    fn make_ready<'a>(
+    /// Those of the sets that can be done at once, of each key the last.
+    fn wanted<'a>(
         &self,
         call: Call<'_>,
         served: &'a [Option<Arc<Served>>],
         held: &mut Several<'_>,
-        long: &mut Vec<KeyHash>,
-    ) -> Option<(Vec<Arc<OpenBlock>>, Vec<Ready<'a>>)> {
-        let (mut wanted, mut records) = (Vec::with_capacity(call.sets.len()), Vec::new());
-        records.reserve(call.sets.len());
-        for (nth, set) in call.sets.iter().enumerate() {
-            let hash = call.keys.hashes[nth];
-            let place = held.place(nth, (hash, set.key), &call.asker(nth));
+    ) -> Vec<Wanted<'a>> {
+        let mut wanted = Vec::with_capacity(call.sets.len());
+        for nth in (0..call.sets.len()).filter(|&nth| call.last(nth) == nth) {
+            let place = held.place(nth, call.key(nth), &call.asker(nth));
             let place = place.filter(|place| place.owner == Some(call.me));
             let served = served[nth].as_deref().filter(|_| call.keys.doors[nth].is_some());
-            let door = served.and_then(|served| served.gate.try_enter(Served::DOOR));
-            let (Some(place), Some(served), Some(door)) = (place, served, door) else {
-                long.push(hash);
-                continue;
-            };
-            if !long.contains(&hash) {
-                wanted.push((nth, served, place, door));
-                records.push((hash, self.record_of(set, place)));
+            if let Some((place, served)) = place.zip(served)
+                && let Some(door) = served.gate.try_enter(Served::DOOR)
+            {
+                let slot = self.table.slot(served.assigned.shape, place.slot);
+                wanted.push(Wanted { nth, served, place, slot, _door: door });
             }
         }
-        let slots = wanted.iter().map(|(_, served, place, _)| (*served, *place));
-        let open = self.touch_copies(&slots)?;
-        let written = self.write_records_at_once(&records, call.now_ns)?;
-        let ready = wanted.into_iter().zip(written).map(|((nth, served, _, door), record)| Ready {
-            nth,
-            served,
-            record,
-            _door: door,
-        });
-        Some((open, ready.collect()))
+        wanted
     }
 
-    /// Commits a set whose record is written, and caches the pair; the word that it superseded.
-    fn commit_ready(
+    fn record_of<'a>(&self, call: Call<'a>, set: &Wanted<'_>) -> (KeyHash, Record<'a>) {
+        let Set { key, value, expires_ms } = call.sets[set.nth];
+        let (previous, writer) = (set.place.word.0, self.pool.client().0);
+        let record = Record { expires_ms, previous, writer, ..Record::new(key, value) };
+        (call.keys.hashes[set.nth], record)
+    }
+
+    /// Commits sets whose records are written; what came of each.
+    fn overwrite_at_once(
         &self,
         call: Call<'_>,
-        ready: &Ready<'_>,
-        (open, alone): (&[Arc<OpenBlock>], bool),
-        held: &mut Several<'_>,
-    ) -> Result<Slot, AtOnce> {
-        let (nth, Call { me, now_ns, .. }) = (ready.nth, call);
-        let (hash, set) = (call.keys.hashes[nth], &call.sets[nth]);
-        // Again: another set of the key may have come before it.
-        let place = held.place(nth, (hash, set.key), &call.asker(nth)).ok_or(AtOnce::Not)?;
-        let worthy = match self.commit_at_once(ready, open, place, (me, alone), now_ns) {
-            AtOnce::Done { worthy } => worthy,
-            not => return Err(not),
+        (wanted, written): (&[Wanted<'_>], &[Written]),
+        open: &[Arc<OpenBlock>],
+        joined: &Joined,
+    ) -> Vec<AtOnce> {
+        let writes: Vec<Overwrite<'_>> =
+            wanted.iter().zip(written).map(|(set, record)| set.overwrite(record.slot)).collect();
+        // What the writes act on was seen after that.
+        let until_ns = call.now_ns.saturating_add(self.settings.address_use_ns());
+        let still = || {
+            let now_ns = self.now_ns();
+            now_ns < until_ns && self.table.held_lease(now_ns)
         };
-        let stamp = Stamp { epoch: call.keys.entries[nth].epoch, at_us: now_ns / 1000 };
-        let word = ready.record.slot;
-        let new = Place { word, session: 0, stamp, seen_ns: now_ns, ..place };
-        held.written(nth, (hash, set.key), new, (set.value, set.expires_ms), worthy);
-        Ok(place.word)
+        let copy = |due: &[Due]| {
+            due.iter().all(|due| !due.clear || self.clear_at_once(writes[due.nth].old))
+                && self.copy_words(due, (wanted, &writes), open)
+        };
+        overwrite(&writes, (call.me, self.stands_alone(joined)), still, copy)
     }
 
-    fn record_of<'a>(&self, set: &Set<'a>, place: Place) -> Record<'a> {
-        let (previous, writer) = (place.word.0, self.pool.client().0);
-        Record { expires_ms: set.expires_ms, previous, writer, ..Record::new(set.key, set.value) }
+    /// Writes the new words to all copies; whether that was done.
+    fn copy_words(
+        &self,
+        due: &[Due],
+        (wanted, writes): (&[Wanted<'_>], &[Overwrite<'_>]),
+        open: &[Arc<OpenBlock>],
+    ) -> bool {
+        let bytes: Vec<[u8; 8]> = writes.iter().map(|write| write.new.0.to_le_bytes()).collect();
+        open.iter().all(|open| {
+            let here = |due: &&Due| wanted[due.nth].slot.block == open.config.block;
+            let word = |due: &Due| (wanted[due.nth].slot.offset, &bytes[due.nth][..]);
+            let words: Vec<(u64, &[u8])> = due.iter().filter(here).map(word).collect();
+            let copied = open.write_at_once(&words);
+            copied.inspect_err(|refusal| self.pool.stale(open, *refusal)).is_ok()
+        })
+    }
+
+    /// A set was committed with this word.
+    fn cache_at_once(
+        &self,
+        call: Call<'_>,
+        set: &Wanted<'_>,
+        (word, worthy): (Slot, bool),
+        held: &mut Several<'_>,
+    ) {
+        let (nth, seen_ns) = (set.nth, call.now_ns);
+        let stamp = Stamp { epoch: call.keys.entries[nth].epoch, at_us: seen_ns / 1000 };
+        let place = Place { word, session: 0, stamp, seen_ns, ..set.place };
+        let Set { value, expires_ms, .. } = call.sets[nth];
+        held.written(nth, call.key(nth), place, (value, expires_ms), worthy);
     }
 
     /// Whether no other node stands behind this one's bit in lists of sharers.
@@ -292,66 +326,31 @@ impl Inner {
             .all(|other| other.number == joined.number || other.number % EXACT_NODES != mine)
     }
 
-    /// The blocks of these slots, if all can be written at once; their words are fetched meanwhile.
-    fn touch_copies<'a>(
-        &self,
-        slots: &(impl Iterator<Item = (&'a Served, Place)> + Clone),
-    ) -> Option<Vec<Arc<OpenBlock>>> {
-        let address =
-            |(served, place): (&Served, Place)| self.table.slot(served.assigned.shape, place.slot);
+    /// The blocks of these slots, if there are any and all can be written at once; their words are asked for.
+    fn open_at_once(&self, wanted: &[Wanted<'_>]) -> Option<Vec<Arc<OpenBlock>>> {
         let mut open: Vec<Arc<OpenBlock>> = Vec::new();
-        for slot in slots.clone().map(address) {
+        for Wanted { slot, .. } in wanted {
             if open.iter().all(|open| open.config.block != slot.block) {
-                let known = self.pool.try_open(slot.block)?;
-                open.push(
-                    Some(known).filter(|open| open.is_writable() && open.completes_at_once())?,
-                );
+                open.push(self.writable_at_once(slot.block)?);
             }
         }
         for open in &open {
-            let within = slots.clone().map(address).filter(|slot| slot.block == open.config.block);
-            open.touch_at_once(&within.map(|slot| slot.offset));
+            let here = wanted.iter().filter(|set| set.slot.block == open.config.block);
+            open.prefetch(&here.map(|set| set.slot.offset).collect::<Vec<_>>());
         }
-        Some(open)
+        Some(open).filter(|open| !open.is_empty())
     }
 
-    fn commit_at_once(
-        &self,
-        ready: &Ready<'_>,
-        open: &[Arc<OpenBlock>],
-        place: Place,
-        me: (ComputeId, bool),
-        began_ns: u64,
-    ) -> AtOnce {
-        let Ready { served, record, .. } = ready;
-        let (old, new) = (place.word, record.slot);
-        let slot = self.table.slot(served.assigned.shape, place.slot);
-        let Some(open) = open.iter().find(|open| open.config.block == slot.block) else {
-            return AtOnce::Not;
-        };
-        // What the write acts on was seen after that.
-        let until_ns = began_ns.saturating_add(self.settings.address_use_ns());
-        let still = || {
-            let now_ns = self.now_ns();
-            now_ns < until_ns && self.table.held_lease(now_ns)
-        };
-        let copy = |clear: bool| {
-            if clear && !self.clear_at_once(old) {
-                return false;
-            }
-            let copied = open.write_at_once(&[(slot.offset, &new.0.to_le_bytes())]);
-            copied.inspect_err(|refusal| self.pool.stale(open, *refusal)).is_ok()
-        };
-        served.overwrite((place.slot, old, new), me, still, copy)
+    /// The block, if it is open and writes of it are done at once.
+    pub(crate) fn writable_at_once(&self, block: BlockId) -> Option<Arc<OpenBlock>> {
+        let known = self.pool.try_open(block);
+        known.filter(|open| open.is_writable() && open.completes_at_once())
     }
 
     /// Takes the valid bit off a record on all its copies; whether that was done.
     fn clear_at_once(&self, old: Slot) -> bool {
         let Some(range) = self.table.record(old) else { return false };
-        let known = self.pool.try_open(range.address.block);
-        let Some(open) = known.filter(|open| open.is_writable() && open.completes_at_once()) else {
-            return false;
-        };
+        let Some(open) = self.writable_at_once(range.address.block) else { return false };
         let cleared = open.write_at_once(&[(range.address.offset, &INVALID_WORD.to_le_bytes())]);
         cleared.inspect_err(|refusal| self.pool.stale(&open, *refusal)).is_ok()
     }

@@ -17,6 +17,8 @@
 //!
 //! [decision 0021]: ../../../../docs/decisions/0021-flex-clears-what-was-told.md
 
+use archipelago_base::prefetch::prefetch_value;
+
 use crate::format::SlotIndex;
 use crate::ids::ComputeId;
 
@@ -192,6 +194,18 @@ impl MetadataTable {
     #[must_use]
     pub fn get(&self, slot: SlotIndex) -> Option<&Metadata> {
         self.entries.get(slot.0 as usize)
+    }
+
+    /// Asks for the memory of what is known of a slot.
+    pub(crate) fn prefetch(&self, slot: SlotIndex) {
+        if let Some(entry) = self.get(slot) {
+            prefetch_value(entry);
+        }
+        for bits in [&self.pairs, &self.others] {
+            if let Some(bits) = bits.0.get(slot.0 as usize / 64) {
+                prefetch_value(bits);
+            }
+        }
     }
 
     /// A node was given the slot's word, and with `pair` its pair.

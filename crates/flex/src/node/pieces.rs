@@ -15,51 +15,64 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use archipelago_base::Result;
+use archipelago_base::prefetch::prefetch_value;
 use archipelago_pool::{Address, BlockId, Heap, HeapStats, Piece};
 
 use crate::format::UNIT_BYTES;
 
-#[derive(Debug)]
-struct Marks {
-    begins: Box<[u64]>,
-    ends: Box<[u64]>,
+/// Bits of 64 units: where pieces begin, and where they end. Beside each other, since most pieces are short.
+#[derive(Clone, Copy, Debug, Default)]
+struct Word {
+    begins: u64,
+    ends: u64,
 }
+
+#[derive(Debug)]
+struct Marks(Box<[Word]>);
 
 fn bit(unit: u64) -> (usize, u64) {
     ((unit / 64) as usize, 1 << (unit % 64))
 }
 
+fn put(bits: &mut u64, mask: u64, on: bool) {
+    *bits = if on { *bits | mask } else { *bits & !mask };
+}
+
 impl Marks {
     fn new(block_bytes: u64) -> Self {
         let words = (block_bytes / UNIT_BYTES).div_ceil(64) as usize;
-        Self { begins: vec![0; words].into(), ends: vec![0; words].into() }
+        Self(vec![Word::default(); words].into())
     }
 
     fn set(&mut self, offset: u64, bytes: u64, on: bool) {
         let first = offset / UNIT_BYTES;
-        for (marks, unit) in
-            [(&mut self.begins, first), (&mut self.ends, first + bytes / UNIT_BYTES - 1)]
-        {
-            let (word, mask) = bit(unit);
-            marks[word] = if on { marks[word] | mask } else { marks[word] & !mask };
-        }
+        let ((begin, begins), (end, ends)) = (bit(first), bit(first + bytes / UNIT_BYTES - 1));
+        put(&mut self.0[begin].begins, begins, on);
+        put(&mut self.0[end].ends, ends, on);
     }
 
     fn begins_at(&self, offset: u64) -> bool {
         let (word, mask) = bit(offset / UNIT_BYTES);
-        offset.is_multiple_of(UNIT_BYTES) && self.begins.get(word).is_some_and(|w| w & mask != 0)
+        let word = self.0.get(word);
+        offset.is_multiple_of(UNIT_BYTES) && word.is_some_and(|word| word.begins & mask != 0)
+    }
+
+    fn prefetch(&self, offset: u64) {
+        if let Some(word) = self.0.get(bit(offset / UNIT_BYTES).0) {
+            prefetch_value(word);
+        }
     }
 
     /// Pieces in use: offset and bytes.
     fn pieces(&self) -> Vec<(u64, u64)> {
-        let units = |marks: &[u64]| -> Vec<u64> {
-            let of = |(at, word): (usize, &u64)| {
-                let word = *word;
-                (0..64).filter(move |nth| word >> nth & 1 == 1).map(move |nth| at as u64 * 64 + nth)
+        let units = |bits: fn(&Word) -> u64| -> Vec<u64> {
+            let of = |(at, word): (usize, &Word)| {
+                let bits = bits(word);
+                (0..64).filter(move |nth| bits >> nth & 1 == 1).map(move |nth| at as u64 * 64 + nth)
             };
-            marks.iter().enumerate().flat_map(of).collect()
+            self.0.iter().enumerate().flat_map(of).collect()
         };
-        let (begins, ends) = (units(&self.begins), units(&self.ends));
+        let (begins, ends) = (units(|word| word.begins), units(|word| word.ends));
         let piece = |(begin, end): (u64, u64)| (begin * UNIT_BYTES, (end + 1 - begin) * UNIT_BYTES);
         begins.into_iter().zip(ends).map(piece).collect()
     }
@@ -131,6 +144,13 @@ impl Pieces {
 
     pub(crate) fn unpin_all(&mut self) {
         self.pinned.clear();
+    }
+
+    /// Asks for the memory that freeing what lies there touches.
+    pub(crate) fn prefetch(&self, address: Address) {
+        if let Some(marks) = self.marks.get(&address.block) {
+            marks.prefetch(address.offset);
+        }
     }
 
     /// Frees a piece, if it is one in use; whether it was.

@@ -26,7 +26,7 @@ use crate::node::caching::Charge;
 use crate::table::Image;
 use crate::wire::{Assigned, Candidate, ReadCount, WriteKind};
 
-pub(crate) use at_once::AtOnce;
+pub(crate) use at_once::{AtOnce, Due, Overwrite, overwrite};
 
 /// The slots of an offloaded partition.
 #[derive(Debug)]
@@ -434,15 +434,19 @@ mod tests {
         assert!(!search(&served, Some(ASKER)).cache, "what was counted was another key's");
     }
 
+    fn change(served: &Served, old: u64, new: u64) -> Overwrite<'_> {
+        Overwrite { served, index: SLOT, old: word(old), new: word(new) }
+    }
+
     /// A set at once of slot 3 by `ASKER`; what it was told to do with the old record's bit.
     fn at_once(served: &Served, old: u64, new: u64, copied: bool) -> (AtOnce, Option<bool>) {
         let mut cleared = None;
-        let copy = |clear| {
-            cleared = Some(clear);
+        let copy = |due: &[Due]| {
+            cleared = due.first().map(|due| due.clear);
             copied
         };
-        let change = (SLOT, word(old), word(new));
-        (served.overwrite(change, (ASKER, true), || true, copy), cleared)
+        let came = overwrite(&[change(served, old, new)], (ASKER, true), || true, copy);
+        (came[0], cleared)
     }
 
     #[test]
@@ -456,13 +460,12 @@ mod tests {
         search(&served, Some(WRITER));
         assert_eq!(at_once(&served, 1, 2, true), not, "another node may have cached it");
         served.take_told(SLOT);
-        let late = served.overwrite((SLOT, word(1), word(2)), (ASKER, true), || false, |_| true);
-        assert_eq!(late, AtOnce::Not);
+        let late = overwrite(&[change(&served, 1, 2)], (ASKER, true), || false, |_| true);
+        assert_eq!(late, [AtOnce::Not]);
         assert_eq!(search(&served, None).word, word(1).0, "nothing happened");
         search(&served, Some(ASKER));
-        let change = (SLOT, word(1), word(2));
-        let shared_bit = served.overwrite(change, (ASKER, false), || true, |_| true);
-        assert_eq!(shared_bit, AtOnce::Not, "another node may stand behind its bit");
+        let shared_bit = overwrite(&[change(&served, 1, 2)], (ASKER, false), || true, |_| true);
+        assert_eq!(shared_bit, [AtOnce::Not], "another node may stand behind its bit");
     }
 
     #[test]

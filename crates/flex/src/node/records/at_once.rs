@@ -5,8 +5,8 @@ use archipelago_pool::Address;
 use super::{Inner, Written};
 use crate::format::{KeyHash, LENGTH_UNITS_MAX, Record, Slot, UNIT_BYTES};
 
-/// Lines that are touched for one post, at most: longer records come in a stream that the processor foresees.
-const TOUCHED_MAX: usize = 128;
+/// Lines that are asked for ahead, at most: longer records come in a stream that the processor foresees.
+const ASKED_MAX: usize = 128;
 
 impl Inner {
     /// New records on all their copies, in their order. `None`, and nothing of them is left, if there is no room at hand, a copy does not
@@ -69,29 +69,37 @@ impl Inner {
     }
 
     fn copy_records(&self, records: &[(KeyHash, Record<'_>)], written: &[Written]) -> Option<()> {
+        // Most lie in one block, in a row.
+        let groups: Vec<&[Written]> =
+            written.chunk_by(|one, next| one.address.block == next.address.block).collect();
+        let mut open = Vec::with_capacity(groups.len());
+        for group in &groups {
+            let block = self.writable_at_once(group[0].address.block)?;
+            // What was freed long ago is in no cache; stores would wait for it one after another.
+            let lines = |Written { address, bytes, .. }: &Written| {
+                (address.offset..address.offset + bytes).step_by(UNIT_BYTES as usize)
+            };
+            let lines = group.iter().flat_map(lines).take(ASKED_MAX);
+            block.prefetch(&lines.collect::<Vec<u64>>());
+            open.push(block);
+        }
         let total: u64 = written.iter().map(|written| written.bytes).sum();
         let mut bytes = vec![0; total as usize];
-        let (mut rest, mut writes) = (&mut bytes[..], Vec::with_capacity(records.len()));
-        for ((hash, record), Written { address, bytes, .. }) in records.iter().zip(written) {
+        let mut rest = &mut bytes[..];
+        for ((hash, record), Written { bytes, .. }) in records.iter().zip(written) {
             let (out, behind) = rest.split_at_mut(*bytes as usize);
             record.encode_hashed(*hash, out)?;
-            writes.push((*address, &*out));
             rest = behind;
         }
-        // Most lie in one block, in a row.
-        for group in writes.chunk_by(|one, next| one.0.block == next.0.block) {
-            let open = self.pool.try_open(group[0].0.block)?;
-            if !open.is_writable() || !open.completes_at_once() {
-                return None;
+        let mut rest = &bytes[..];
+        for (group, open) in groups.into_iter().zip(open) {
+            let mut writes = Vec::with_capacity(group.len());
+            for Written { address, bytes, .. } in group {
+                let (record, behind) = rest.split_at(*bytes as usize);
+                writes.push((address.offset, record));
+                rest = behind;
             }
-            // What was freed long ago is in no cache; stores would wait for it one after another.
-            let lines = group.iter().flat_map(|(address, bytes)| {
-                (0..bytes.len() as u64).step_by(UNIT_BYTES as usize).map(|at| address.offset + at)
-            });
-            open.touch_at_once(&lines.take(TOUCHED_MAX));
-            let within: Vec<(u64, &[u8])> =
-                group.iter().map(|(address, bytes)| (address.offset, *bytes)).collect();
-            if let Err(refusal) = open.write_at_once(&within) {
+            if let Err(refusal) = open.write_at_once(&writes) {
                 self.pool.stale(&open, refusal);
                 return None;
             }
@@ -103,9 +111,13 @@ impl Inner {
     pub(crate) fn free_own(&self, superseded: &mut Vec<Slot>) {
         let from_ns = self.now_ns() + self.settings.address_lease_ns();
         let mut pieces = self.records.pieces.lock();
-        superseded.retain(|old| {
+        let range = |old: &Slot| {
             let range = self.table.record(*old);
-            let known = range.filter(|range| range.bytes < LENGTH_UNITS_MAX * UNIT_BYTES);
+            range.filter(|range| range.bytes < LENGTH_UNITS_MAX * UNIT_BYTES)
+        };
+        superseded.iter().filter_map(range).for_each(|range| pieces.prefetch(range.address));
+        superseded.retain(|old| {
+            let known = range(old);
             !known.is_some_and(|range| pieces.free(range.address, range.bytes, from_ns))
         });
     }

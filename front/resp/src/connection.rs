@@ -59,8 +59,11 @@ struct Connection {
 impl Connection {
     async fn converse(&mut self) -> io::Result<()> {
         loop {
-            let more = self.pipeline.run(&self.session);
-            self.let_others_run().await;
+            let late = self.sends_late && self.session.shared.clients.are_several();
+            let more = self.pipeline.run(&self.session, late);
+            if late && self.pipeline.has_output() {
+                self.let_others_run().await;
+            }
             self.send().await?;
             if self.session.closing.get() {
                 return Ok(());
@@ -85,13 +88,10 @@ impl Connection {
     }
 
     /// Replies leave when all connections of this thread that have received something have run it: a client that waits for several of
-    /// them is woken once, and not by each. Only where running takes less time than waking.
+    /// them is woken once, and not by each; and what they have in common is done together. Only where running takes less time than waking.
     async fn let_others_run(&mut self) {
-        let shared = &self.session.shared;
-        let is_output = !self.pipeline.reply.bytes().is_empty();
-        if is_output && self.sends_late && shared.clients.are_several() {
-            tokio::task::yield_now().await;
-        }
+        tokio::task::yield_now().await;
+        self.pipeline.finish(&self.session);
     }
 
     /// Sends the output, if there is any.

@@ -98,11 +98,9 @@ impl Store for FlexStore {
         self.node.get_now(keys, take)
     }
 
-    fn write_now<'a>(&self, ops: &[Op<'a>]) -> Left<'a> {
-        let Some(sets) = ops.iter().map(set_of).collect::<Option<Vec<Set<'a>>>>() else {
-            return Left::All;
-        };
-        Left::These(self.node.set_now(&sets).into_iter().map(|nth| ops[nth]).collect())
+    fn write_now(&self, ops: &[Op<'_>]) -> Left {
+        let sets = ops.iter().map(set_of).collect::<Option<Vec<Set<'_>>>>();
+        sets.map_or(Left::All, |sets| Left::These(self.node.set_now(&sets)))
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {

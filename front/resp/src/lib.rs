@@ -22,6 +22,7 @@ mod connection;
 mod cursors;
 pub mod engine_store;
 pub mod flex_store;
+mod gathering;
 mod glob;
 mod locks;
 pub mod mem_store;

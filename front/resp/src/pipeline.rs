@@ -7,13 +7,14 @@
 //! 2. Replies are in the order of the commands. Consecutive plain SETs become one write of the
 //!    store; they are written and answered before any other command runs, so the connection sees
 //!    its own writes, and others see at most that they came together. Consecutive plain GETs become
-//!    one read of a store that gains by it.
+//!    one read of a store that gains by it. A few at the end of the input may be done together with other connections' ([`crate::gathering`]).
 //! 3. Output does not grow past [`REPLY_FLUSH_BYTES`] plus one reply before it is sent, so a client
 //!    that does not read holds up itself only.
 
 use archipelago_base::budget::{Charge, MemoryClass, Pressure};
 
 use crate::args::Args;
+use crate::gathering::{Answer, Member};
 use crate::reply::Reply;
 use crate::request::{Parser, Progress, Span};
 use crate::session::{ReplyMode, Session};
@@ -36,6 +37,9 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 const PLAIN_BYTES_MAX: usize = 64 << 10;
 /// Of GETs, whose values are all in memory until they are answered.
 const BATCH_GETS_MAX: usize = 32;
+/// More commands, or more bytes of them, are a batch by themselves.
+const GATHERED_MAX: usize = 8;
+const GATHERED_BYTES_MAX: usize = 2 << 10;
 
 /// A plain SET or GET that waits for its batch: spans of key and, of a SET, value, absolute in the input.
 struct Pending {
@@ -52,6 +56,8 @@ pub(crate) struct Pipeline {
     /// Only SETs, or only GETs.
     pending: Vec<Pending>,
     pending_bytes: usize,
+    /// The pending ones in a batch of several connections.
+    gathered: Option<Member>,
     /// Bytes that the unfinished command still needs.
     wanted: usize,
     charge: Charge,
@@ -67,14 +73,16 @@ impl Pipeline {
             parser: Parser::new(options.limits),
             pending: Vec::new(),
             pending_bytes: 0,
+            gathered: None,
             wanted: 0,
             charge: options.budget.hold(MemoryClass::Request, 0),
         }
     }
 
     /// Runs every complete command in the input, unless the output grows large. Returns whether
-    /// it stopped early, that is: send the output and call again.
-    pub(crate) fn run(&mut self, session: &Session) -> bool {
+    /// it stopped early, that is: send the output and call again. `gathers`: others may be about to run some, so a few plain commands wait for them:
+    /// let them run, and [`Pipeline::finish`].
+    pub(crate) fn run(&mut self, session: &Session, gathers: bool) -> bool {
         let mut early = false;
         while !session.closing.get() && self.consumed < self.input.len() {
             if self.reply.len() >= REPLY_FLUSH_BYTES {
@@ -99,10 +107,62 @@ impl Pipeline {
                 }
             }
         }
-        self.flush(session);
-        session.settle();
+        if gathers && !early && !session.closing.get() {
+            self.gather();
+        }
+        if self.gathered.is_none() {
+            self.flush(session);
+            session.settle();
+        }
         self.charge_memory();
         early
+    }
+
+    /// Whether something is to be answered: now, or by [`Pipeline::finish`].
+    pub(crate) fn has_output(&self) -> bool {
+        !self.reply.bytes().is_empty() || self.gathered.is_some()
+    }
+
+    fn gather(&mut self) {
+        let few = (1..=GATHERED_MAX).contains(&self.pending.len());
+        if few && self.pending_bytes <= GATHERED_BYTES_MAX {
+            let at = |span: (usize, usize)| &self.input[span.0..span.1];
+            let command = |one: &Pending| (at(one.key), one.value.map(at));
+            self.gathered = Member::join(self.pending.iter().map(command));
+        }
+    }
+
+    /// Answers what was gathered, if anything was.
+    pub(crate) fn finish(&mut self, session: &Session) {
+        let Some(gathered) = self.gathered.take() else { return };
+        let (mut nth, mut left) = (0, Vec::new());
+        gathered.answers(&*session.shared.store, |answer| {
+            match answer {
+                Answer::Left => left.push(nth),
+                Answer::Set => {}
+                // What has to wait is answered first.
+                Answer::Value(value) if left.is_empty() => session.got(value, &mut self.reply),
+                Answer::Value(_) => left.push(nth),
+            }
+            nth += 1;
+        });
+        if self.pending.iter().any(|one| one.value.is_none()) {
+            let key = |nth: &usize| {
+                let (from, to) = self.pending[*nth].key;
+                &self.input[from..to]
+            };
+            let keys: Vec<&[u8]> = left.iter().map(key).collect();
+            if !keys.is_empty() {
+                session.get_batch(&keys, &mut self.reply);
+            }
+        } else {
+            let ops: Vec<Op<'_>> = self.pending.iter().map(|one| put(&self.input, one)).collect();
+            session.set_left(&ops, &left, &mut self.reply);
+        }
+        self.pending.clear();
+        self.pending_bytes = 0;
+        session.settle();
+        self.charge_memory();
     }
 
     /// The command at `start` is complete.
@@ -135,11 +195,7 @@ impl Pipeline {
 
     fn flush(&mut self, session: &Session) {
         let at = |span: (usize, usize)| &self.input[span.0..span.1];
-        let put = |set: &Pending| Op::Put {
-            key: at(set.key),
-            value: set.value.map(at).unwrap_or_default(),
-            expires_at_ms: None,
-        };
+        let put = |set: &Pending| put(&self.input, set);
         match &self.pending[..] {
             [] => return,
             [Pending { key, value: None }] => session.get_batch(&[at(*key)], &mut self.reply),
@@ -199,6 +255,12 @@ impl Pipeline {
         self.input.len() > INPUT_BYTES_USUAL
             && session.shared.options.budget.pressure() == Pressure::Over
     }
+}
+
+fn put<'a>(input: &'a [u8], set: &Pending) -> Op<'a> {
+    let at = |span: (usize, usize)| &input[span.0..span.1];
+    let (key, value) = (at(set.key), set.value.map(at).unwrap_or_default());
+    Op::Put { key, value, expires_at_ms: None }
 }
 
 /// `SET key value` without options, or `GET key`, with a key and a value that the store will not refuse.

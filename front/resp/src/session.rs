@@ -92,36 +92,51 @@ impl Session {
         (command.handler)(self, args, reply)
     }
 
-    /// Writes plain SETs of one pipeline as one batch and answers each. All or none are written;
+    /// Writes plain SETs of one pipeline as one batch and answers each. All or none are written, if the store's writes are atomic;
     /// none on an error, which each of them is answered with.
     pub(crate) fn set_batch(&self, ops: &[Op<'_>], reply: &mut Reply) {
-        bump(&self.tally.commands, ops.len() as u64);
-        let left = self.shared.store.write_now(ops);
-        let left = match &left {
-            Left::All => ops,
+        let left = match self.shared.store.write_now(ops) {
+            Left::All => (0..ops.len()).collect(),
             Left::These(left) => left,
         };
+        self.set_left(ops, &left, reply);
+    }
+
+    /// The same of plain SETs of which only those of the numbers `left` are to be done.
+    pub(crate) fn set_left(&self, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
+        bump(&self.tally.commands, ops.len() as u64);
+        if left.is_empty() {
+            return ops.iter().for_each(|_| reply.ok());
+        }
+        let of_left: Vec<Op<'_>> = left.iter().map(|nth| ops[*nth]).collect();
         let write = || {
-            let _guard = match left {
+            let _guard = match &of_left[..] {
                 [Op::Put { key, .. }] => self.shared.locks.lock_plain(key),
-                _ => self.shared.locks.lock_many(left.iter().map(|op| match *op {
+                _ => self.shared.locks.lock_many(of_left.iter().map(|op| match *op {
                     Op::Put { key, .. } | Op::Delete { key } => key,
                     Op::DeleteRange { start, .. } => start,
                 })),
             };
-            self.shared.store.write(left)
+            self.shared.store.write(&of_left)
         };
-        let done = if left.is_empty() {
-            Ok(())
-        } else if self.shared.store.would_stall(true) {
-            tokio::task::block_in_place(write)
-        } else {
-            write()
+        let done = match self.shared.store.would_stall(true) {
+            true => tokio::task::block_in_place(write),
+            false => write(),
         };
-        match done {
-            Ok(()) => ops.iter().for_each(|_| reply.ok()),
-            Err(error) => self.refuse(&Refusal::Store(error), ops.len(), reply),
+        let refusal = done.err().map(Refusal::Store);
+        for nth in 0..ops.len() {
+            match &refusal {
+                Some(refusal) if left.contains(&nth) => self.refuse(refusal, 1, reply),
+                _ => reply.ok(),
+            }
         }
+    }
+
+    /// Answers a plain GET that was read already.
+    pub(crate) fn got(&self, value: Option<&[u8]>, reply: &mut Reply) {
+        bump(&self.tally.commands, 1);
+        self.count_read(value.is_some());
+        reply.bulk_or_null(value);
     }
 
     /// Reads something of the store, off the runtime's workers if that would wait.

@@ -67,11 +67,11 @@ pub enum Op<'a> {
 
 /// What is left of a write after [`Store::write_now`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Left<'a> {
+pub enum Left {
     /// All of it.
     All,
-    /// These operations, maybe none.
-    These(Vec<Op<'a>>),
+    /// The operations of these numbers, rising; maybe none.
+    These(Vec<usize>),
 }
 
 /// A range of keys, for [`Store::scan`].
@@ -142,7 +142,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Does of `ops` what can be done without waiting; what is left of it, to be written with [`Store::write`]. For a store whose writes of several keys
     /// are not atomic: what is left comes after what was done.
-    fn write_now<'a>(&self, ops: &[Op<'a>]) -> Left<'a> {
+    fn write_now(&self, ops: &[Op<'_>]) -> Left {
         let _as_all_others = ops;
         Left::All
     }

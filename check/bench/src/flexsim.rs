@@ -231,6 +231,8 @@ fn clusters(setup: &Setup) -> Result<Figure> {
             // 5 % of keys and values, and what an empty cache takes.
             memory_bytes: CLUSTER_KEYS * bytes / 20 + (64 << 10),
             partition_bits: 5,
+            // 2 ms are enough where a card carries thousands of records in one.
+            stretch: 1 + (bytes / 2048) as u32,
             ..setup.clone()
         };
         let load: Arc<dyn Workload> =

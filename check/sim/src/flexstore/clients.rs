@@ -14,6 +14,9 @@ use parking_lot::Mutex;
 
 use super::{Request, Setup, Testbed, Workload, workload};
 
+/// Clients that stop have so long for their last requests.
+const LAST: Duration = Duration::from_millis(2);
+
 /// What came of a time.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
@@ -128,7 +131,7 @@ impl Testbed {
         }
         self.tune(Tuning::FIXED);
         clients.working.store(false, Ordering::Relaxed);
-        self.simulation.run_for(Duration::from_millis(2));
+        self.simulation.run_for(LAST * self.setup.stretch);
         self.offload()
     }
 
@@ -148,7 +151,7 @@ impl Testbed {
         let mut tally = std::mem::take(&mut *clients.tally.lock());
         let (after, hits, work) = (self.served(), self.hits(), self.work());
         clients.working.store(false, Ordering::Relaxed);
-        self.simulation.run_for(Duration::from_millis(2));
+        self.simulation.run_for(LAST * self.setup.stretch);
         tally.latencies_ns.sort_unstable();
         tally.reads_ns.sort_unstable();
         let share = |(name, ns): (String, u64)| {
@@ -197,7 +200,7 @@ impl Testbed {
             }
         }
         clients.working.store(false, Ordering::Relaxed);
-        self.simulation.run_for(Duration::from_millis(2));
+        self.simulation.run_for(LAST * self.setup.stretch);
         points
     }
 }

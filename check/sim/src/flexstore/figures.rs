@@ -197,15 +197,17 @@ impl Bed {
     fn adapt(&self, load: &Arc<dyn Workload>) -> u32 {
         match self.system.tuning() {
             Some(tuning) => {
-                let longest = DELTA * if tuning.knob { 40 } else { 12 };
-                self.testbed.adapt(Arc::clone(load), tuning, longest)
+                let interval = tuning.interval * self.testbed.setup.stretch;
+                let longest = interval * if tuning.knob { 40 } else { 12 };
+                self.testbed.adapt(Arc::clone(load), Tuning { interval, ..tuning }, longest)
             }
             None => self.testbed.offload(),
         }
     }
 
     fn run(&self, load: &Arc<dyn Workload>, clients: usize) -> Measured {
-        self.testbed.measure(Arc::clone(load), clients, WARM_UP, COUNTED)
+        let times = self.testbed.setup.stretch;
+        self.testbed.measure(Arc::clone(load), clients, WARM_UP * times, COUNTED * times)
     }
 
     fn adapted(&self, load: &Arc<dyn Workload>) -> Measured {

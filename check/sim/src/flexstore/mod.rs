@@ -95,6 +95,8 @@ pub struct Setup {
     pub offload: u32,
     /// What everything follows from.
     pub seed: u64,
+    /// The load is watched and counted for so many times as long as small pairs need: of large ones the cards carry few in that time.
+    pub stretch: u32,
 }
 
 impl Default for Setup {
@@ -117,6 +119,7 @@ impl Default for Setup {
             rival: None,
             offload: 0,
             seed: 1,
+            stretch: 1,
         }
     }
 }

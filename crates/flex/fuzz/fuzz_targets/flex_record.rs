@@ -1,7 +1,7 @@
 //! Records: whatever is read is written as it was; a right checksum is put in too, so that what lies behind it is tried.
 #![no_main]
 
-use archipelago_flex::format::{Decoded, Header, Record};
+use archipelago_flex::format::{Decoded, Head, Header, Record, key_hash};
 use libfuzzer_sys::fuzz_target;
 
 const BYTES_MAX: u64 = 16 << 20;
@@ -11,6 +11,11 @@ fn decode(bytes: &[u8]) {
         let mut again = vec![0; record.bytes().expect("it was read") as usize];
         record.encode(&mut again).expect("it was read");
         assert_eq!(again, bytes[..again.len()]);
+        let head = Head::decode(bytes).expect("a record has one").expect("and all of it");
+        assert_eq!((head.key, head.header.expires_ms), (record.key, record.expires_ms));
+    }
+    if let Ok(Some(head)) = Head::decode(bytes) {
+        assert_eq!(head.header.hash, key_hash(head.key).0);
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use archipelago_base::Result;
+use archipelago_base::{Error, Result};
 
 use super::Value;
 use super::cached::Source;
-use crate::format::{Candidates, Decoded, KeyHash, Record, RecordRefused, Slot, SlotIndex};
+use crate::format::{Candidates, Decoded, Head, KeyHash, Record, RecordRefused, Slot, SlotIndex};
 use crate::node::Inner;
 use crate::node::caching::Keep;
 use crate::rivals::Rival;
@@ -47,11 +47,44 @@ pub(super) enum Read {
     Gone,
 }
 
+/// Whose record it is that a slot names.
+enum Owner {
+    Other,
+    Mine { expires_ms: u64 },
+    Gone,
+}
+
+fn of_version(version: u8) -> Error {
+    Error::unsupported(format!("a record of version {version} lies in the pool"))
+}
+
 fn places(slots: &[Candidate]) -> Vec<(SlotIndex, Slot)> {
     slots.iter().map(|slot| (SlotIndex(slot.index), Slot(slot.word))).collect()
 }
 
 impl Inner {
+    /// Whose the records of slots are, read at once and without their values.
+    async fn owners(&self, slots: &[Slot], key: &[u8], until_ns: u64) -> Result<Vec<Owner>> {
+        let wanted = Head::bytes(key.len());
+        let head = |range: Range| Range { bytes: range.bytes.min(wanted), ..range };
+        let mut ranges: Vec<Range> = Vec::with_capacity(slots.len());
+        ranges.extend(slots.iter().filter_map(|slot| self.table.record(*slot)).map(head));
+        debug_assert_eq!(ranges.len(), slots.len());
+        let all = self.table.read_named(&ranges, until_ns).await?;
+        let owner = |bytes: Vec<u8>| {
+            Ok(match Head::decode(&bytes) {
+                Ok(Some(head)) if head.key == key => {
+                    Owner::Mine { expires_ms: head.header.expires_ms }
+                }
+                // A key that does not fit in is longer.
+                Ok(_) => Owner::Other,
+                Err(RecordRefused::Version(version)) => return Err(of_version(version)),
+                Err(_) => Owner::Gone,
+            })
+        };
+        all.into_iter().map(owner).collect()
+    }
+
     /// The records of slots, read at once.
     pub(super) async fn read_records(
         &self,
@@ -64,10 +97,8 @@ impl Inner {
         debug_assert_eq!(ranges.len(), slots.len());
         let all = self.table.read_named(&ranges, until_ns).await?;
         let mut records = Vec::with_capacity(all.len());
-        for (mut bytes, slot) in all.into_iter().zip(slots) {
-            if let Ok(Decoded::Needs(_)) = Record::decode(&bytes, self.pool.block_bytes()) {
-                bytes = self.table.read_record(*slot, until_ns).await?;
-            }
+        for (bytes, range) in all.into_iter().zip(&ranges) {
+            let bytes = self.table.read_rest(range.address, bytes, until_ns).await?;
             records.push(match Record::decode(&bytes, self.pool.block_bytes()) {
                 Ok(Decoded::Record(record)) if record.key == key => Read::Mine {
                     value: record.value.to_vec(),
@@ -76,10 +107,7 @@ impl Inner {
                     valid: record.valid,
                 },
                 Ok(Decoded::Record(_)) => Read::Other,
-                Err(RecordRefused::Version(version)) => {
-                    let what = format!("a record of version {version} lies in the pool");
-                    return Err(archipelago_base::Error::unsupported(what));
-                }
+                Err(RecordRefused::Version(version)) => return Err(of_version(version)),
                 _ => Read::Gone,
             });
         }
@@ -215,15 +243,15 @@ impl Inner {
         until_ns: u64,
     ) -> Result<Option<Looked>> {
         let slots: Vec<Slot> = same.iter().map(|(_, slot)| *slot).collect();
-        let records = self.read_records(&slots, key, until_ns).await?;
+        let owners = self.owners(&slots, key, until_ns).await?;
         let mut looked = Looked::default();
-        for ((index, slot), read) in same.into_iter().zip(records) {
+        for ((index, slot), owner) in same.into_iter().zip(owners) {
             let place = Place { index: index.0, word: slot.0 };
-            match read {
-                Read::Gone => return Ok(None),
-                Read::Other => looked.others.push(place),
-                Read::Mine { .. } if slot.is_pending() => looked.pending = Some(place),
-                Read::Mine { expires_ms, .. } => {
+            match owner {
+                Owner::Gone => return Ok(None),
+                Owner::Other => looked.others.push(place),
+                Owner::Mine { .. } if slot.is_pending() => looked.pending = Some(place),
+                Owner::Mine { expires_ms } => {
                     looked.found = Some(Found { index, slot, expires_ms });
                 }
             }

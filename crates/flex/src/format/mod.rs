@@ -17,8 +17,8 @@ pub use partition::{
     entry_offset,
 };
 pub use record::{
-    Decoded, EXPIRY_MAX, HEADER_BYTES, Header, INVALID_WORD, KEY_BYTES_MAX, Record, RecordRefused,
-    VALID_WORD, record_bytes,
+    Decoded, EXPIRY_MAX, HEADER_BYTES, Head, Header, INVALID_WORD, KEY_BYTES_MAX, Record,
+    RecordRefused, VALID_WORD, record_bytes,
 };
 pub use roster::{ROSTER_BYTES, ROSTER_CLIENTS, Roster, roster_head, roster_offset};
 pub use slot::{LENGTH_UNITS_MAX, Slot, SlotState, TIME_MASK, UNIT_BYTES, packing};

@@ -141,6 +141,36 @@ impl Header {
     }
 }
 
+/// The beginning of a record: whose it is, for who does not want the value. The key's hash vouches for the key, nothing for the rest: what follows from it must be
+/// worth nothing unless the slot still names the record afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head<'a> {
+    /// What comes before the key.
+    pub header: Header,
+    /// The key.
+    pub key: &'a [u8],
+}
+
+impl<'a> Head<'a> {
+    /// Bytes to read of a record whose key may have so many.
+    #[must_use]
+    pub fn bytes(key: usize) -> u64 {
+        (HEADER_BYTES as u64 + key as u64).next_multiple_of(UNIT_BYTES)
+    }
+
+    /// Reads it; `None` if not all of it is there.
+    pub fn decode(bytes: &'a [u8]) -> Result<Option<Self>, RecordRefused> {
+        let Some(header) = Header::read(bytes)? else { return Ok(None) };
+        let Some(key) = bytes[HEADER_BYTES..].get(..usize::from(header.key_bytes)) else {
+            return Ok(None);
+        };
+        if key_hash(key).0 != header.hash {
+            return Err(RecordRefused::Hash);
+        }
+        Ok(Some(Self { header, key }))
+    }
+}
+
 /// A record: what is to be written, or what was read, borrowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
@@ -274,6 +304,22 @@ mod tests {
     fn reseal(bytes: &mut [u8]) {
         let crc = checksum::crc(&bytes[CHECKED_FROM..]);
         bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    #[test]
+    fn a_head_says_whose_a_record_is_without_its_value() {
+        let record = Record { expires_ms: 7, ..Record::new(b"reef", &[1; 5000]) };
+        let mut bytes = encoded(&record);
+        let read = Head::bytes(4) as usize;
+        assert_eq!(read, 64);
+        let head = Head::decode(&bytes[..read]).expect("sound").expect("all of it");
+        assert_eq!((head.key, head.header.expires_ms), (&b"reef"[..], 7));
+        assert_eq!(Head::decode(&bytes[..51]), Ok(None), "a byte of the key is missing");
+        assert_eq!(Head::bytes(17), 128);
+        bytes[48] = b'l';
+        assert_eq!(Head::decode(&bytes[..read]), Err(RecordRefused::Hash), "torn");
+        bytes[0] = 0;
+        assert!(matches!(Head::decode(&bytes[..read]), Err(RecordRefused::NotARecord(_))));
     }
 
     #[test]

@@ -7,13 +7,18 @@ use archipelago_base::{Error, Result};
 use archipelago_fabric::Batch;
 use archipelago_pool::Address;
 
-use super::Table;
-use crate::format::{BUCKET_BYTES, Bucket, Decoded, INVALID_WORD, KeyHash, Record, Slot, regrow};
+use super::{Range, Table};
+use crate::format::{
+    BUCKET_BYTES, Bucket, Decoded, Head, Header, INVALID_WORD, KEY_BYTES_MAX, KeyHash, Record,
+    Slot, UNIT_BYTES, regrow,
+};
 use crate::ids::PartitionId;
 use crate::wire::Shaped;
 
 /// Bytes of one READ or WRITE.
 const PART: u64 = 64 << 10;
+/// Bytes that are read of a record of which the key is wanted: most keys are shorter.
+const HEAD_BYTES: u64 = 256;
 /// Doublings that are tried when a subtable grows.
 const DOUBLINGS: u32 = 3;
 
@@ -136,17 +141,46 @@ impl Table {
 
     /// The whole record that a slot names.
     pub(crate) async fn read_record(&self, slot: Slot, until_ns: u64) -> Result<Vec<u8>> {
-        let Some(mut range) = self.record(slot) else {
+        let Some(range) = self.record(slot) else {
             return Err(Error::invalid("the slot names no record"));
         };
+        let read = self.read_named(&[range], until_ns).await?.pop();
+        self.read_rest(range.address, read.unwrap_or_default(), until_ns).await
+    }
+
+    /// The whole record at `address`, of which the beginning was read.
+    pub(crate) async fn read_rest(
+        &self,
+        address: Address,
+        mut bytes: Vec<u8>,
+        until_ns: u64,
+    ) -> Result<Vec<u8>> {
         loop {
-            let mut read = self.read(&[range], until_ns).await?;
-            let bytes = read.pop().unwrap_or_default();
-            match Record::decode(&bytes, self.pool.block_bytes()) {
-                Ok(Decoded::Needs(needs)) if needs > range.bytes => range.bytes = needs,
-                _ => return Ok(bytes),
+            let Ok(header) = Header::read(&bytes) else { return Ok(bytes) };
+            let needs = header.map_or(UNIT_BYTES, |header| header.record_bytes());
+            let (have, left) = (bytes.len() as u64, self.pool.block_bytes() - address.offset);
+            if needs <= have || needs > left {
+                return Ok(bytes);
+            }
+            let address = Address { offset: address.offset + have, ..address };
+            let rest = Range { address, bytes: needs - have };
+            bytes.extend(self.read_named(&[rest], until_ns).await?.into_iter().flatten());
+        }
+    }
+
+    /// The hash of the key whose record a slot names; `None`: there is none.
+    async fn read_hash(&self, slot: Slot, until_ns: u64) -> Result<Option<KeyHash>> {
+        let Some(range) = self.record(slot) else { return Ok(None) };
+        for bytes in [HEAD_BYTES, Head::bytes(KEY_BYTES_MAX)] {
+            let range = Range { bytes: range.bytes.min(bytes), ..range };
+            let read = self.read_named(&[range], until_ns).await?.pop().unwrap_or_default();
+            match Head::decode(&read) {
+                Ok(Some(head)) => return Ok(Some(KeyHash(head.header.hash))),
+                Ok(None) => {}
+                Err(_) => return Ok(None),
             }
         }
+        Ok(None)
     }
 
     /// A larger subtable with the same keys, as bytes; `None` if it would be larger than can be.
@@ -159,15 +193,11 @@ impl Table {
     ) -> Result<(u32, Vec<u8>)> {
         let mut entries: Vec<(KeyHash, Slot)> = Vec::new();
         for slot in image.words.iter().map(|word| Slot(*word)).filter(|slot| slot.is_live()) {
-            let bytes = self.read_record(slot, until_ns).await?;
-            match crate::format::Header::read(&bytes) {
-                Ok(Some(header)) => entries.push((KeyHash(header.hash), slot)),
-                other => {
-                    let what =
-                        format!("{partition}: a record of the index is not there: {other:?}");
-                    return Err(Error::unsupported(what));
-                }
-            }
+            let Some(hash) = self.read_hash(slot, until_ns).await? else {
+                let what = format!("{partition}: the record of a slot {slot:?} is not there");
+                return Err(Error::unsupported(what));
+            };
+            entries.push((hash, slot));
         }
         for more in 1..=DOUBLINGS {
             let log2 = shape.log2_buckets + more;

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use archipelago_flex::PartitionId;
 use archipelago_flex::format::{
-    BUCKET_BYTES, Bucket, Candidates, Decoded, ENTRY_BYTES, Geometry, PartitionEntry, Record, Slot,
-    SlotState,
+    BUCKET_BYTES, Bucket, Candidates, Decoded, ENTRY_BYTES, Geometry, Head, PartitionEntry, Record,
+    Slot, SlotState, key_hash,
 };
 use archipelago_flex::wire::Message;
 
@@ -31,6 +31,9 @@ fn records_are_read_or_refused() {
             let mut again = vec![0; record.bytes().unwrap() as usize];
             record.encode(&mut again).unwrap();
             assert_eq!(again, bytes[..again.len()]);
+            let head = Head::decode(&bytes[..Head::bytes(record.key.len()) as usize]);
+            let head = head.unwrap().expect("all of it");
+            assert_eq!((head.key, head.header.previous), (record.key, record.previous));
             "good"
         }
         Ok(Decoded::Needs(needs)) => {
@@ -39,6 +42,10 @@ fn records_are_read_or_refused() {
         }
         Err(refused) => {
             assert!(!refused.to_string().is_empty());
+            // Whose it is may be told all the same, or not: never of another key.
+            if let Ok(Some(head)) = Head::decode(bytes) {
+                assert_eq!(key_hash(head.key).0, head.header.hash);
+            }
             "bad"
         }
     });

@@ -5,7 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use archipelago_fabric::{Attached, Batch, Link, Promise, Reason, Refusal, Rights};
+use archipelago_fabric::{
+    Attached, BATCH_BYTES_MAX, Batch, Link, Promise, Reason, Refusal, Rights,
+};
 
 use crate::config::{Config, Place};
 
@@ -58,15 +60,23 @@ impl OpenBlock {
 
     /// The same to the copies from number `from` on; 1: to all but the first.
     pub fn post_write_from(&self, from: usize, offset: u64, bytes: &[u8]) -> Writing {
-        let post = |copy: &OpenCopy| {
+        let post = |(copy, offset, bytes): (&OpenCopy, u64, &[u8])| {
             let mut batch = Batch::new();
             batch.write(copy.region, offset, bytes);
             let promise = copy.link.post(batch);
             copy.link.flush();
             promise
         };
-        let mut posted = self.copies.iter().skip(from).map(post);
-        Writing { first: posted.next(), rest: posted.collect(), refusal: None }
+        // What is longer than a batch may be goes in several.
+        let (whole, more) = bytes.split_at(bytes.len().min(BATCH_BYTES_MAX));
+        let copies = || self.copies.iter().skip(from);
+        let mut posted = copies().map(|copy| post((copy, offset, whole)));
+        let (first, mut rest) = (posted.next(), posted.collect::<Vec<_>>());
+        for (nth, part) in more.chunks(BATCH_BYTES_MAX).enumerate() {
+            let offset = offset + ((nth + 1) * BATCH_BYTES_MAX) as u64;
+            rest.extend(copies().map(|copy| post((copy, offset, part))));
+        }
+        Writing { first, rest, refusal: None }
     }
 
     /// Writes to every copy without waiting. For blocks whose links [complete at once](OpenBlock::completes_at_once); a copy whose link did not

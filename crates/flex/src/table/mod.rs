@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_fabric::{Batch, Promise, Reason, Refusal};
+use archipelago_fabric::{BATCH_BYTES_MAX, Batch, Promise, Reason, Refusal};
 use archipelago_pool::{Address, OpenBlock, Packing, PoolClient, Writing};
 
 use crate::format::{BUCKET_BYTES, Bucket, Candidates, KeyHash, Slot, SlotIndex};
@@ -164,6 +164,32 @@ impl Table {
     }
 
     async fn read_copy(
+        &self,
+        which: FromCopy,
+        ranges: &[Range],
+        until_ns: u64,
+    ) -> Result<Vec<Vec<u8>>> {
+        const MAX: u64 = BATCH_BYTES_MAX as u64;
+        if ranges.iter().map(|range| range.bytes).sum::<u64>() <= MAX {
+            return self.read_batches(which, ranges, until_ns).await;
+        }
+        // Longer than a batch may be: part after part.
+        let mut all = Vec::with_capacity(ranges.len());
+        for Range { address, bytes } in ranges {
+            let mut read = Vec::new();
+            for at in (0..*bytes).step_by(MAX as usize) {
+                let address = Address { offset: address.offset + at, ..*address };
+                let part = Range { address, bytes: MAX.min(bytes - at) };
+                let part = self.read_batches(which, &[part], until_ns).await?;
+                read.extend(part.into_iter().flatten());
+            }
+            all.push(read);
+        }
+        Ok(all)
+    }
+
+    /// The same of at most [`BATCH_BYTES_MAX`] in all.
+    async fn read_batches(
         &self,
         which: FromCopy,
         ranges: &[Range],

@@ -33,6 +33,16 @@ impl Redis {
         self.0.get_mut().write_all(all.as_bytes())
     }
 
+    /// The same of arguments of any length.
+    fn ask_long(&mut self, arguments: &[&str]) -> io::Result<String> {
+        let mut all = format!("*{}\r\n", arguments.len());
+        for argument in arguments {
+            all.push_str(&format!("${}\r\n{argument}\r\n", argument.len()));
+        }
+        self.0.get_mut().write_all(all.as_bytes())?;
+        self.reply()
+    }
+
     fn reply(&mut self) -> io::Result<String> {
         let mut line = String::new();
         if self.0.read_line(&mut line)? == 0 {
@@ -72,9 +82,14 @@ fn kill(pid: i32) {
 
 impl Cluster {
     fn up(compute: usize, memory: usize) -> Self {
+        Self::sized((compute, memory), ("48MiB", "1MiB"))
+    }
+
+    /// With memory nodes of such a size, in such blocks.
+    fn sized((compute, memory): (usize, usize), (size, block): (&str, &str)) -> Self {
         let mut process = Process::start(
             archipelago()
-                .args(["cluster", "up", "--size", "48MiB", "--block", "1MiB"])
+                .args(["cluster", "up", "--size", size, "--block", block])
                 .args(["--partitions", "64", "--offload", "500"])
                 .args(["--memory", &memory.to_string(), "--compute", &compute.to_string()])
                 .args(["--manager", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
@@ -169,6 +184,24 @@ fn what_is_set_through_one_compute_node_is_there_through_the_other() {
     drop((one, other));
     let rest = cluster.process.end();
     assert!(rest.ends_with("Stopped\n"), "{rest}");
+}
+
+#[test]
+fn a_value_is_as_long_as_a_block_holds() {
+    let cluster = Cluster::sized((2, 1), ("256MiB", "16MiB"));
+    let [mut one, mut other] = [0, 1].map(|at| Redis::connect(&cluster.compute[at].0).unwrap());
+    // Beyond what a slot says (16 KiB), beyond what a batch carries (8 MiB), and with header and key all of a block.
+    for bytes in [20 << 10, 9 << 20, (16 << 20) - 52] {
+        let value: String = (0..bytes).map(|at| char::from(b'a' + (at / 7 % 26) as u8)).collect();
+        assert_eq!(one.ask_long(&["SET", "reef", &value]).unwrap(), "+OK");
+        for redis in [&mut other, &mut one] {
+            assert!(redis.ask("GET reef").unwrap() == value, "{bytes} bytes");
+        }
+    }
+    let longer = "x".repeat((16 << 20) - 51);
+    let refused = one.ask_long(&["SET", "reef", &longer]).unwrap();
+    assert!(refused.contains("do not fit a block of 16777216 bytes"), "{refused}");
+    assert_eq!(other.ask("STRLEN reef").unwrap(), format!(":{}", (16 << 20) - 52));
 }
 
 #[test]

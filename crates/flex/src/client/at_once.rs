@@ -3,7 +3,7 @@
 //! | what | when |
 //! | --- | --- |
 //! | a read | this node has the pair in its cache and may serve it ([`crate::node::caching`]) |
-//! | a set | this node is the partition's proxy and knows the key's slot from its cache, nobody else may have cached the key, no other write of it is under way, and all copies are in memory that this machine shares |
+//! | a set | this node is the partition's proxy and knows the key's slot from its cache, or sees that the key has none; nobody else may have cached the key, no other write of it is under way, and all copies are in memory that this machine shares |
 //!
 //! What cannot be done so has not begun, and goes the long way ([`Inner::get`](crate::node::Inner), [`crate::combining`]).
 //!
@@ -28,14 +28,14 @@ use archipelago_pool::{Address, BlockId, OpenBlock};
 use super::expired;
 use crate::cache::Place;
 use crate::directory::EXACT_NODES;
-use crate::format::{INVALID_WORD, KeyHash, Record, Slot, key_hash};
+use crate::format::{INVALID_WORD, KeyHash, Record, Slot, SlotIndex, key_hash};
 use crate::gates::Inside;
-use crate::ids::ComputeId;
+use crate::ids::{ComputeId, PartitionId};
 use crate::lease::Stamp;
 use crate::node::caching::{Asker, Several};
 use crate::node::records::Written;
 use crate::node::{ComputeNode, Count, Inner, Joined};
-use crate::proxy::{AtOnce, Due, Overwrite, Served, overwrite};
+use crate::proxy::{AtOnce, Due, Overwrite, Served, Target, Writer, overwrite};
 use crate::settings::{CacheMode, Sabotage};
 use crate::wire::Assigned;
 
@@ -117,17 +117,15 @@ impl<'a> Call<'a> {
 struct Wanted<'a> {
     nth: usize,
     served: &'a Served,
-    /// Of the word that it supersedes.
-    place: Place,
-    /// Where that lies in the pool.
-    slot: Address,
+    /// Of the word that it supersedes; `None`: the key seems to come in.
+    place: Option<Place>,
     _door: Inside<'a>,
 }
 
 impl<'a> Wanted<'a> {
-    fn overwrite(&self, new: Slot) -> Overwrite<'a> {
-        let Self { served, place, .. } = *self;
-        Overwrite { served, index: place.slot, old: place.word, new }
+    fn overwrite(&self, hash: KeyHash, new: Slot) -> Overwrite<'a> {
+        let slot = self.place.map(|place| Target::Slot(place.slot, place.word));
+        Overwrite { served: self.served, target: slot.unwrap_or(Target::Free(hash)), new }
     }
 }
 
@@ -202,10 +200,10 @@ impl Inner {
         let (mut done, mut superseded) = (0, Vec::with_capacity(sets.len()));
         for ((set, record), came) in wanted.iter().zip(written).zip(came) {
             match came {
-                AtOnce::Done { worthy } => {
-                    self.cache_at_once(call, set, (record.slot, worthy), &mut held);
+                AtOnce::Done { index, old, worthy } => {
+                    self.cache_at_once(call, set.nth, (index, record.slot), worthy, &mut held);
                     done |= 1 << set.nth;
-                    superseded.push(set.place.word);
+                    superseded.extend(Some(old).filter(|old| old.is_live()));
                 }
                 AtOnce::Broken => self.want_sweep(),
                 AtOnce::Not => self.free_unpublished(record),
@@ -246,11 +244,10 @@ impl Inner {
             let place = held.place(nth, call.key(nth), &call.asker(nth));
             let place = place.filter(|place| place.owner == Some(call.me));
             let served = served[nth].as_deref().filter(|_| call.keys.doors[nth].is_some());
-            if let Some((place, served)) = place.zip(served)
+            if let Some(served) = served.filter(|served| served.words.is_some())
                 && let Some(door) = served.gate.try_enter(Served::DOOR)
             {
-                let slot = self.table.slot(served.assigned.shape, place.slot);
-                wanted.push(Wanted { nth, served, place, slot, _door: door });
+                wanted.push(Wanted { nth, served, place, _door: door });
             }
         }
         wanted
@@ -258,21 +255,24 @@ impl Inner {
 
     fn record_of<'a>(&self, call: Call<'a>, set: &Wanted<'_>) -> (KeyHash, Record<'a>) {
         let Set { key, value, expires_ms } = call.sets[set.nth];
-        let (previous, writer) = (set.place.word.0, self.pool.client().0);
+        let previous = set.place.map_or(0, |place| place.word.0);
+        let writer = self.pool.client().0;
         let record = Record { expires_ms, previous, writer, ..Record::new(key, value) };
         (call.keys.hashes[set.nth], record)
     }
 
     /// Commits sets whose records are written; what came of each.
-    fn overwrite_at_once(
+    fn overwrite_at_once<'a>(
         &self,
         call: Call<'_>,
-        (wanted, written): (&[Wanted<'_>], &[Written]),
+        (wanted, written): (&[Wanted<'a>], &[Written]),
         open: &[Arc<OpenBlock>],
         joined: &Joined,
     ) -> Vec<AtOnce> {
-        let writes: Vec<Overwrite<'_>> =
-            wanted.iter().zip(written).map(|(set, record)| set.overwrite(record.slot)).collect();
+        let write = |(set, record): (&Wanted<'a>, &Written)| {
+            set.overwrite(call.keys.hashes[set.nth], record.slot)
+        };
+        let writes: Vec<Overwrite<'_>> = wanted.iter().zip(written).map(write).collect();
         // What the writes act on was seen after that.
         let until_ns = call.now_ns.saturating_add(self.settings.address_use_ns());
         let still = || {
@@ -280,40 +280,48 @@ impl Inner {
             now_ns < until_ns && self.table.held_lease(now_ns)
         };
         let copy = |due: &[Due]| {
-            due.iter().all(|due| !due.clear || self.clear_at_once(writes[due.nth].old))
-                && self.copy_words(due, (wanted, &writes), open)
+            due.iter().all(|due| !due.clear || self.clear_at_once(due.old))
+                && self.copy_words(due, &writes, open)
         };
-        overwrite(&writes, (call.me, self.stands_alone(joined)), still, copy)
+        let (me, alone) = (call.me, self.stands_alone(joined));
+        overwrite(&writes, Writer { me, alone, now_us: call.now_ns / 1000 }, still, copy)
     }
 
     /// Writes the new words to all copies; whether that was done.
-    fn copy_words(
-        &self,
-        due: &[Due],
-        (wanted, writes): (&[Wanted<'_>], &[Overwrite<'_>]),
-        open: &[Arc<OpenBlock>],
-    ) -> bool {
-        let bytes: Vec<[u8; 8]> = writes.iter().map(|write| write.new.0.to_le_bytes()).collect();
+    fn copy_words(&self, due: &[Due], writes: &[Overwrite<'_>], open: &[Arc<OpenBlock>]) -> bool {
+        let word = |due: &Due| {
+            let Overwrite { served, new, .. } = writes[due.nth];
+            (self.table.slot(served.assigned.shape, due.index), new.0.to_le_bytes())
+        };
+        let words: Vec<(Address, [u8; 8])> = due.iter().map(word).collect();
         open.iter().all(|open| {
-            let here = |due: &&Due| wanted[due.nth].slot.block == open.config.block;
-            let word = |due: &Due| (wanted[due.nth].slot.offset, &bytes[due.nth][..]);
-            let words: Vec<(u64, &[u8])> = due.iter().filter(here).map(word).collect();
+            let here = words.iter().filter(|(slot, _)| slot.block == open.config.block);
+            let words: Vec<(u64, &[u8])> =
+                here.map(|(slot, bytes)| (slot.offset, &bytes[..])).collect();
             let copied = open.write_at_once(&words);
             copied.inspect_err(|refusal| self.pool.stale(open, *refusal)).is_ok()
         })
     }
 
-    /// A set was committed with this word.
+    /// Set number `nth` was committed in this slot, with this word.
     fn cache_at_once(
         &self,
         call: Call<'_>,
-        set: &Wanted<'_>,
-        (word, worthy): (Slot, bool),
+        nth: usize,
+        (slot, word): (SlotIndex, Slot),
+        worthy: bool,
         held: &mut Several<'_>,
     ) {
-        let (nth, seen_ns) = (set.nth, call.now_ns);
-        let stamp = Stamp { epoch: call.keys.entries[nth].epoch, at_us: seen_ns / 1000 };
-        let place = Place { word, session: 0, stamp, seen_ns, ..set.place };
+        let (entry, seen_ns) = (&call.keys.entries[nth], call.now_ns);
+        let place = Place {
+            partition: PartitionId(entry.partition),
+            slot,
+            word,
+            owner: Some(call.me),
+            session: 0,
+            stamp: Stamp { epoch: entry.epoch, at_us: seen_ns / 1000 },
+            seen_ns,
+        };
         let Set { value, expires_ms, .. } = call.sets[nth];
         held.written(nth, call.key(nth), place, (value, expires_ms), worthy);
     }
@@ -328,15 +336,21 @@ impl Inner {
 
     /// The blocks of these slots, if there are any and all can be written at once; their words are asked for.
     fn open_at_once(&self, wanted: &[Wanted<'_>]) -> Option<Vec<Arc<OpenBlock>>> {
+        // A subtable lies in one block.
+        let slot = |set: &Wanted<'_>| {
+            let index = set.place.map_or_else(Default::default, |place| place.slot);
+            self.table.slot(set.served.assigned.shape, index)
+        };
         let mut open: Vec<Arc<OpenBlock>> = Vec::new();
-        for Wanted { slot, .. } in wanted {
-            if open.iter().all(|open| open.config.block != slot.block) {
-                open.push(self.writable_at_once(slot.block)?);
+        for block in wanted.iter().map(|set| slot(set).block) {
+            if open.iter().all(|open| open.config.block != block) {
+                open.push(self.writable_at_once(block)?);
             }
         }
         for open in &open {
-            let here = wanted.iter().filter(|set| set.slot.block == open.config.block);
-            open.prefetch(&here.map(|set| set.slot.offset).collect::<Vec<_>>());
+            let known = wanted.iter().filter(|set| set.place.is_some()).map(slot);
+            let here = known.filter(|slot| slot.block == open.config.block);
+            open.prefetch(&here.map(|slot| slot.offset).collect::<Vec<_>>());
         }
         Some(open).filter(|open| !open.is_empty())
     }

@@ -238,14 +238,19 @@ impl Tuner {
         let Some(took_ns) = began_ns.map(|began_ns| now_ns.saturating_sub(began_ns)) else {
             return Decision::default();
         };
-        if disturbed || operations == 0 || took_ns == 0 || nodes == 0 {
+        if disturbed || took_ns == 0 || nodes == 0 {
             return Decision::default();
+        }
+        let alone = nodes == 1;
+        if operations == 0 {
+            // Who is alone has nothing to wait for.
+            let ratio = self.knob.as_mut().filter(|_| alone).and_then(|knob| knob.hold(Ratio::ALL));
+            return Decision { ratio, ..Decision::default() };
         }
         let reassign = self.tuning.hotness && self.rank(&counts, nodes);
         let throughput = operations as f64 * 1e9 / took_ns as f64;
         let read_share = reads as f64 / operations as f64;
         let ratio = self.knob.as_mut().and_then(|knob| {
-            let alone = nodes == 1;
             let ratio = if alone {
                 knob.hold(Ratio::ALL)
             } else {
@@ -346,8 +351,8 @@ mod tests {
             tuner.read(1, 1, &counts(1000 - 10 * round, 5 * round, &[1; 8]));
             ratios.push(tuner.end(round * SECOND, if round < 6 { 1 } else { 2 }, false).ratio);
         }
-        assert_eq!(ratios[1], Some(Ratio::ALL), "the first sample");
-        assert!(ratios[2..5].iter().all(Option::is_none), "{ratios:?}");
+        assert_eq!(ratios[0], Some(Ratio::ALL), "before anything was counted");
+        assert!(ratios[1..5].iter().all(Option::is_none), "{ratios:?}");
         assert_eq!(ratios[5], Some(Ratio::from_permille(900)), "a probe below");
     }
 }

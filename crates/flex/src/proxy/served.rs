@@ -26,7 +26,7 @@ use crate::node::caching::Charge;
 use crate::table::Image;
 use crate::wire::{Assigned, Candidate, ReadCount, WriteKind};
 
-pub(crate) use at_once::{AtOnce, Due, Overwrite, overwrite};
+pub(crate) use at_once::{AtOnce, Due, Overwrite, Target, Writer, overwrite};
 
 /// The slots of an offloaded partition.
 #[derive(Debug)]
@@ -45,12 +45,15 @@ impl Words {
     }
 }
 
+/// A key that comes in: fingerprint and buckets.
+type Coming = (u8, [u32; 2]);
+
 #[derive(Debug, Default)]
 struct Locks {
     /// Slots that writes have locked, and whether the write has taken what was told of it: nobody becomes a sharer behind that.
     slots: BTreeMap<SlotIndex, bool>,
-    /// Keys that come in: fingerprint and buckets.
-    inserting: Vec<(u8, [u32; 2])>,
+    /// Keys that come in.
+    inserting: Vec<Coming>,
     /// Of an offloaded partition, by slot; else empty.
     metadata: MetadataTable,
 }
@@ -64,6 +67,14 @@ impl Locks {
         };
         vacant.insert(false);
         true
+    }
+
+    /// Whether a key with this one's fingerprint comes into one of its buckets.
+    fn meets(&self, (fingerprint, buckets): Coming) -> bool {
+        let meets = |other: &Coming| {
+            other.0 == fingerprint && other.1.iter().any(|bucket| buckets.contains(bucket))
+        };
+        self.inserting.iter().any(meets)
     }
 }
 
@@ -111,7 +122,7 @@ const _: () = assert!(size_of::<Served>() as u64 <= PARTITION_BYTES);
 pub(crate) struct Locked<'a> {
     served: &'a Served,
     slots: Vec<SlotIndex>,
-    inserting: Option<(u8, [u32; 2])>,
+    inserting: Option<Coming>,
 }
 
 impl Served {
@@ -257,14 +268,14 @@ impl Served {
         free.then(|| Locked { served: self, slots: vec![index], inserting: None })
     }
 
+    fn coming(&self, hash: KeyHash) -> Coming {
+        (hash.fingerprint(), hash.buckets(self.assigned.shape.log2_buckets))
+    }
+
     /// A key that comes in; `None` if one with its fingerprint comes into one of its buckets already.
     pub(crate) fn insert(&self, hash: KeyHash) -> Option<Locked<'_>> {
-        let buckets = hash.buckets(self.assigned.shape.log2_buckets);
-        let (mut locks, mine) = (self.locks.lock(), (hash.fingerprint(), buckets));
-        let meets = |other: &(u8, [u32; 2])| {
-            other.0 == mine.0 && other.1.iter().any(|bucket| buckets.contains(bucket))
-        };
-        if locks.inserting.iter().any(meets) {
+        let (mut locks, mine) = (self.locks.lock(), self.coming(hash));
+        if locks.meets(mine) {
             return None;
         }
         locks.inserting.push(mine);
@@ -434,8 +445,12 @@ mod tests {
         assert!(!search(&served, Some(ASKER)).cache, "what was counted was another key's");
     }
 
+    fn writer(alone: bool) -> Writer {
+        Writer { me: ASKER, alone, now_us: 1_000 }
+    }
+
     fn change(served: &Served, old: u64, new: u64) -> Overwrite<'_> {
-        Overwrite { served, index: SLOT, old: word(old), new: word(new) }
+        Overwrite { served, target: Target::Slot(SLOT, word(old)), new: word(new) }
     }
 
     /// A set at once of slot 3 by `ASKER`; what it was told to do with the old record's bit.
@@ -445,7 +460,7 @@ mod tests {
             cleared = due.first().map(|due| due.clear);
             copied
         };
-        let came = overwrite(&[change(served, old, new)], (ASKER, true), || true, copy);
+        let came = overwrite(&[change(served, old, new)], writer(true), || true, copy);
         (came[0], cleared)
     }
 
@@ -460,11 +475,11 @@ mod tests {
         search(&served, Some(WRITER));
         assert_eq!(at_once(&served, 1, 2, true), not, "another node may have cached it");
         served.take_told(SLOT);
-        let late = overwrite(&[change(&served, 1, 2)], (ASKER, true), || false, |_| true);
+        let late = overwrite(&[change(&served, 1, 2)], writer(true), || false, |_| true);
         assert_eq!(late, [AtOnce::Not]);
         assert_eq!(search(&served, None).word, word(1).0, "nothing happened");
         search(&served, Some(ASKER));
-        let shared_bit = overwrite(&[change(&served, 1, 2)], (ASKER, false), || true, |_| true);
+        let shared_bit = overwrite(&[change(&served, 1, 2)], writer(false), || true, |_| true);
         assert_eq!(shared_bit, [AtOnce::Not], "another node may stand behind its bit");
     }
 
@@ -473,10 +488,48 @@ mod tests {
         let served = served();
         search(&served, None);
         let (done, cleared) = at_once(&served, 1, 2, true);
-        assert_eq!((done, cleared), (AtOnce::Done { worthy: false }, Some(true)), "it was told");
+        assert_eq!(
+            (done, cleared),
+            (AtOnce::Done { index: SLOT, old: word(1), worthy: false }, Some(true)),
+            "it was told"
+        );
         assert_eq!(at_once(&served, 2, 3, true).1, Some(false), "nobody was told");
         assert_eq!(at_once(&served, 3, 4, false), (AtOnce::Broken, Some(false)));
         assert_eq!(search(&served, None).word, word(3).0, "not committed");
         assert!(served.take_told(SLOT).sharers.may_have(ASKER), "it has cached the pair");
+    }
+
+    #[test]
+    fn keys_come_in_at_once_where_no_record_has_to_be_looked_at() {
+        let served = served();
+        let other = KeyHash(0x0000_cd00_0000_0000);
+        let coming = |hash: KeyHash, packed| {
+            let new = Slot::live(packed, 64, hash.fingerprint()).expect("fits");
+            Overwrite { served: &served, target: Target::Free(hash), new }
+        };
+        let mine = coming(HASH, 7);
+        let came = overwrite(&[mine], writer(true), || true, |_| true);
+        assert_eq!(came, [AtOnce::Not], "slot 3 has its fingerprint");
+        let locked = served.insert(other).expect("nobody else");
+        let came = overwrite(&[coming(other, 8)], writer(true), || true, |_| true);
+        assert_eq!(came, [AtOnce::Not], "another with its fingerprint comes in");
+        drop(locked);
+        let _taken = served.lock(SlotIndex(0)).expect("free");
+        let two = [coming(other, 8), coming(KeyHash(0x0000_ef00_0000_0000), 9)];
+        let mut copied = Vec::new();
+        let came = overwrite(
+            &two,
+            writer(true),
+            || true,
+            |due| {
+                copied.extend(due.iter().map(|due| (due.index.0, due.old, due.clear)));
+                true
+            },
+        );
+        assert_eq!(copied, [(1, Slot::EMPTY, false), (2, Slot::EMPTY, false)], "each has a slot");
+        assert!(came.iter().all(|came| matches!(came, AtOnce::Done { .. })), "{came:?}");
+        assert_eq!(served.words.as_ref().expect("offloaded").load(SlotIndex(1)), two[0].new);
+        let told = served.take_told(SlotIndex(1));
+        assert!(told.others && told.sharers.may_have(ASKER), "as of every insert");
     }
 }

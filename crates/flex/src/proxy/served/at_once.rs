@@ -5,6 +5,9 @@
 //! is about to put in needs not be announced: who asks for that ([`Served::incoming`]) waits for the lock, and finds it in the slot, or looked before
 //! `still` was asked. Several go together, so that their copies are written in one batch, and what is known of their keys is fetched side by side.
 //!
+//! A key that nobody knows a slot of **comes in** if no slot in its buckets has its fingerprint, so that no record has to be looked at, and no key with
+//! it is coming in; into a slot as [`Candidates::free`](crate::format::Candidates::free) orders them.
+//!
 //! Thread-safety: one call at a time holds locks of several partitions ([`overwrite`] is called by who holds this node's cache), and nobody who holds one asks for
 //! another, or for the cache.
 
@@ -12,27 +15,46 @@ use archipelago_base::prefetch::prefetch_value;
 use parking_lot::MutexGuard;
 
 use super::{Locks, Served};
-use crate::format::{Slot, SlotIndex};
+use crate::format::{KeyHash, Slot, SlotIndex};
 use crate::ids::ComputeId;
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtOnce {
-    /// Committed. `worthy`: whether the pair is worth caching.
-    Done { worthy: bool },
+    /// Committed, in this slot and over this word. `worthy`: whether the pair is worth caching.
+    Done { index: SlotIndex, old: Slot, worthy: bool },
     /// Nothing happened: it needs more than this.
     Not,
     /// Some copies may have the new word: another write has to follow.
     Broken,
 }
 
+/// Where a new word goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target {
+    /// Into this slot, if it holds this word.
+    Slot(SlotIndex, Slot),
+    /// Into any that the key may have, if it has none.
+    Free(KeyHash),
+}
+
 /// A slot that is to get another word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overwrite<'a> {
     pub(crate) served: &'a Served,
-    pub(crate) index: SlotIndex,
-    pub(crate) old: Slot,
+    pub(crate) target: Target,
     pub(crate) new: Slot,
+}
+
+/// Who writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Writer {
+    /// This node, which caches the new pairs.
+    pub(crate) me: ComputeId,
+    /// No other node stands behind its bit among sharers.
+    pub(crate) alone: bool,
+    /// This node's clock.
+    pub(crate) now_us: u64,
 }
 
 /// An overwrite that may take place.
@@ -40,37 +62,45 @@ pub(crate) struct Overwrite<'a> {
 pub(crate) struct Due {
     /// Its number.
     pub(crate) nth: usize,
+    pub(crate) index: SlotIndex,
+    pub(crate) old: Slot,
     /// Whether the old record has to lose its valid bit before.
     pub(crate) clear: bool,
 }
 
-/// Supersedes the old words of different slots where those hold them, by this node `me`, which caches the new pairs; what came of each. `alone`: no other node
-/// stands behind its bit among sharers. `still`: whether they are in time, and this node a member. `copy` clears old records as it is told and then writes
-/// the new words to all copies; whether that was done.
+/// Puts new words of different keys where they go; what came of each. `still`: whether they are in time, and this node a member. `copy` clears old
+/// records as it is told and then writes the new words to all copies; whether that was done.
 pub(crate) fn overwrite(
     writes: &[Overwrite<'_>],
-    (me, alone): (ComputeId, bool),
+    writer: Writer,
     still: impl FnOnce() -> bool,
     copy: impl FnOnce(&[Due]) -> bool,
 ) -> Vec<AtOnce> {
     let (mut held, of) = lock(writes);
     for (write, at) in writes.iter().zip(&of) {
-        held[*at].metadata.prefetch(write.index);
+        if let Target::Slot(index, _) = write.target {
+            held[*at].metadata.prefetch(index);
+        }
     }
-    let may = |(nth, write): (usize, &Overwrite<'_>)| {
+    let mut due: Vec<Due> = Vec::with_capacity(writes.len());
+    for (nth, write) in writes.iter().enumerate() {
         let locks = &*held[of[nth]];
-        let may = write.may_take_place(locks, (me, alone));
-        may.then(|| Due { nth, clear: locks.metadata.others(write.index) })
-    };
-    let due: Vec<Due> = writes.iter().enumerate().filter_map(may).collect();
+        let is_taken = |index: SlotIndex| {
+            due.iter().any(|other| other.index == index && of[other.nth] == of[nth])
+        };
+        if let Some((index, old)) = write.place(locks, writer, is_taken) {
+            let clear = old.is_live() && locks.metadata.others(index);
+            due.push(Due { nth, index, old, clear });
+        }
+    }
     let mut came = vec![AtOnce::Not; writes.len()];
     if due.is_empty() || !still() {
         return came;
     }
     let copied = copy(&due);
-    for Due { nth, .. } in due {
-        came[nth] = match copied {
-            true => writes[nth].commit(&mut held[of[nth]], me),
+    for due in due {
+        came[due.nth] = match copied {
+            true => writes[due.nth].commit(&mut held[of[due.nth]], due, writer.me),
             false => AtOnce::Broken,
         };
     }
@@ -94,30 +124,56 @@ fn lock<'a>(writes: &[Overwrite<'a>]) -> (Vec<MutexGuard<'a, Locks>>, Vec<usize>
 }
 
 impl Overwrite<'_> {
-    fn may_take_place(&self, locks: &Locks, (me, alone): (ComputeId, bool)) -> bool {
-        let Self { served, index, old, .. } = *self;
-        let Some(words) = served.words.as_ref().filter(|_| served.holds(index)) else {
-            return false;
-        };
-        let Some(key) = locks.metadata.get(index) else { return false };
-        let told = !(key.sharers.is_empty() || alone && key.sharers.is_at_most(me));
-        old.is_live() && words.load(index) == old && !told && !locks.slots.contains_key(&index)
+    /// The slot, and what it holds; `None`: it may not take place.
+    fn place(
+        &self,
+        locks: &Locks,
+        writer: Writer,
+        is_taken: impl Fn(SlotIndex) -> bool,
+    ) -> Option<(SlotIndex, Slot)> {
+        let words = self.served.words.as_ref()?;
+        match self.target {
+            Target::Slot(index, old) => {
+                let holds = self.served.holds(index) && old.is_live() && words.load(index) == old;
+                let sharers = locks.metadata.get(index)?.sharers;
+                let told = !(sharers.is_empty() || writer.alone && sharers.is_at_most(writer.me));
+                (holds && !told && !locks.slots.contains_key(&index)).then_some((index, old))
+            }
+            Target::Free(hash) => {
+                let candidates = self.served.candidates(hash)?;
+                let mut named =
+                    candidates.all().filter(|(_, slot)| slot.is_live() || slot.is_pending());
+                if locks.meets(self.served.coming(hash))
+                    || named.any(|(_, slot)| slot.0 as u8 == hash.fingerprint())
+                {
+                    return None;
+                }
+                let lease = self.served.lease;
+                let mut free = candidates.free(|slot| lease.may_reuse(slot, writer.now_us));
+                free.find(|(index, _)| !locks.slots.contains_key(index) && !is_taken(*index))
+            }
+        }
     }
 
     /// The copies have the new word.
-    fn commit(&self, locks: &mut Locks, me: ComputeId) -> AtOnce {
-        let Self { served, index, old, new } = *self;
-        if let Some(words) = &served.words {
-            words.commit(index, old, new);
+    fn commit(&self, locks: &mut Locks, due: Due, me: ComputeId) -> AtOnce {
+        let Due { index, old, .. } = due;
+        if let Some(words) = &self.served.words {
+            words.commit(index, old, self.new);
         }
+        let comes_in = matches!(self.target, Target::Free(_));
         locks.metadata.take_told(index);
-        locks.metadata.set_others(index, false);
+        // As any insert's ([`Served::commit`]).
+        locks.metadata.set_others(index, comes_in);
         let worthy = locks.metadata.get_mut(index).is_some_and(|key| {
+            if comes_in {
+                *key = Default::default();
+            }
             key.count(1, 0);
             key.cache_worthy()
         });
         locks.metadata.share(index, me, worthy);
-        AtOnce::Done { worthy }
+        AtOnce::Done { index, old, worthy }
     }
 }
 

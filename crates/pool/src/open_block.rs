@@ -53,6 +53,13 @@ impl OpenBlock {
         self.copies.len() == self.config.copies.len()
     }
 
+    /// The copy that the configuration names first, if it answered. What copies agree on only later, who writes one after another, is to be read there: another
+    /// may be ahead of it.
+    #[must_use]
+    pub fn first(&self) -> Option<&OpenCopy> {
+        self.copies.first().filter(|copy| self.config.copies.first() == Some(&copy.place))
+    }
+
     /// Posts a write to every copy; it is on its way when this returns, or leaves with the doorbell.
     pub fn post_write(&self, offset: u64, bytes: &[u8]) -> Writing {
         self.post_write_from(0, offset, bytes)

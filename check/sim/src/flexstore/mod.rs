@@ -145,7 +145,7 @@ pub struct Testbed {
     server: Option<Machine>,
     coordinator: Arc<Mutex<Option<Coordinating>>>,
     _manager: ManagerActor,
-    _memory: Vec<MemoryActor>,
+    memory: Vec<(Host, MemoryActor)>,
 }
 
 impl std::fmt::Debug for Testbed {
@@ -251,9 +251,10 @@ impl Testbed {
         let memory = (1..=setup.memory as u64).map(|number| {
             let sim = join(&format!("memory{number}"));
             let life = (NodeId(number), Epoch(number + 1));
-            start_memory(&network, &sim, life, limits, Sabotage::default())
+            let actor = start_memory(&network, &sim, life, limits, Sabotage::default());
+            (sim.host().clone(), actor)
         });
-        let memory: Vec<MemoryActor> = memory.collect();
+        let memory: Vec<(Host, MemoryActor)> = memory.collect();
         let coordinator = Arc::new(Mutex::new(None));
         // A metadata server's subtables cannot grow.
         let servers = usize::from(setup.rival == Some(Rival::Clover));
@@ -286,7 +287,7 @@ impl Testbed {
             server: None,
             coordinator,
             _manager: manager,
-            _memory: memory,
+            memory,
         };
         testbed.settle()?;
         if servers > 0 {
@@ -320,6 +321,11 @@ impl Testbed {
             self.simulation.run_for(Duration::from_micros(100));
         }
         Ok(())
+    }
+
+    /// From now on nothing passes between this compute node and this memory node, both counted from 0; all others reach both.
+    pub fn cut_off(&self, compute: usize, memory: usize) {
+        self.network.cut(self.machines[compute].sim.host(), &self.memory[memory].0);
     }
 
     /// Virtual time since the beginning.

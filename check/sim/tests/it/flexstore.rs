@@ -105,6 +105,32 @@ fn sets_of_one_key_by_all_nodes_are_combined_at_its_proxy() {
     assert!(measured.operations > 2000, "{}", measured.operations);
 }
 
+#[test]
+fn who_does_not_reach_the_first_copy_of_a_slot_does_not_read_another() {
+    // Nothing is proxied or cached: each read looks at a slot's first copy, which has the last word, and at a record, on whichever copy.
+    let setup = Setup { compute: 2, offload: 0, cache: CacheMode::Off, ..small() };
+    let testbed = Testbed::start(&setup).expect("it starts");
+    let reads = |testbed: &Testbed| {
+        let load = Arc::new(Ycsb::named('c', setup.keys, Ycsb::ALPHA).expect("a workload"));
+        // After a time in which connections are given up.
+        testbed.measure(load, setup.clients, MS * 60, MS * 4)
+    };
+    let all = reads(&testbed).operations;
+    assert!(all > 1000, "{all}");
+    (0..setup.memory).for_each(|memory| testbed.cut_off(1, memory));
+    let half = reads(&testbed).operations;
+    assert!(half < all * 2 / 3, "who reaches no memory node reads nothing: {half} of {all}");
+    // The small index lies in one block, whose first copy one of the nodes has.
+    let without = |memory| {
+        let testbed = Testbed::start(&setup).expect("it starts");
+        testbed.cut_off(1, memory);
+        reads(&testbed).operations
+    };
+    let each: Vec<u64> = (0..setup.memory).map(without).collect();
+    let stuck = each.iter().filter(|&&read| read < half * 11 / 10).count();
+    assert_eq!(stuck, 1, "as little as without any: {each:?}, {half} of {all}");
+}
+
 /// One key, set and deleted all the time.
 #[derive(Debug)]
 struct Churn;

@@ -46,7 +46,7 @@ pub(crate) enum Swapped {
 /// Which copy slots are read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FromCopy {
-    /// The first, which has the last word where clients swap.
+    /// The configuration's first, which has the last word where clients swap: others are ahead of it while a write is under way. Who does not reach it waits.
     First,
     /// Any, in turn, so that a hot key does not burden one card: slots for those who ask a proxy
     /// afterwards, which compares the slot with its own; records, which are on all copies before any slot names them,
@@ -210,12 +210,18 @@ impl Table {
             }
             for group in groups {
                 let open = self.open(ranges[group[0]].address).await?;
-                let turn = match which {
-                    FromCopy::First => 0,
+                let copy = match which {
+                    FromCopy::First => open.first(),
                     // The clock tells the turn: nothing is shared.
-                    FromCopy::Any => self.now_ns() as usize % open.copies.len().max(1),
+                    FromCopy::Any => {
+                        open.copies.get(self.now_ns() as usize % open.copies.len().max(1))
+                    }
                 };
-                let Some(copy) = open.copies.get(turn) else { continue };
+                let Some(copy) = copy else {
+                    // It did not answer this node, and may answer others: until the block goes on without it, it has the last word.
+                    self.again(&open, Reason::NotAttached.into(), until_ns).await?;
+                    continue;
+                };
                 let mut batch = Batch::new();
                 for &at in &group {
                     batch.read(copy.region, ranges[at].address.offset, ranges[at].bytes as u32);

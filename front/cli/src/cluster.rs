@@ -15,6 +15,7 @@ use archipelago_pool::wire::Message;
 use archipelago_pool::{ClientId, Endpoints, Line, NodeId, Reach, Route, endpoint};
 
 use crate::node::MANAGER;
+use crate::say::say;
 use crate::status;
 use crate::stop::Stop;
 
@@ -207,7 +208,7 @@ impl Part {
             Ok(Some(status)) => {
                 if !self.told {
                     self.told = true;
-                    println!("{} (process {}) ended: {status}", self.name, self.child.id());
+                    say!("{} (process {}) ended: {status}", self.name, self.child.id());
                 }
                 true
             }
@@ -275,21 +276,21 @@ fn up(args: &UpArgs) -> Result<()> {
     .concat();
     let manager = Part::start("Manager", &words, " ")?;
     let at = manager.address.trim_start_matches("tcp:").to_owned();
-    println!("Manager          {at}  (process {})", manager.child.id());
+    say!("Manager          {at}  (process {})", manager.child.id());
     let mut parts = vec![manager];
     for node in 1..=args.memory {
         let part = start_memory(args, &at, node, &sockets.path("memory", node))?;
-        println!("Memory node {node:<4} {}  (process {})", part.address, part.child.id());
+        say!("Memory node {node:<4} {}  (process {})", part.address, part.child.id());
         // In front of the manager, so that nodes end first.
         parts.insert(0, part);
     }
     for node in 1..=args.compute {
         let part = start_compute(args, &at, node, &sockets.path("compute", node.into()))?;
-        println!("Compute node {node:<3} {}  (process {})", part.address, part.child.id());
+        say!("Compute node {node:<3} {}  (process {})", part.address, part.child.id());
         parts.insert(0, part);
     }
-    println!("Look at it: archipelago cluster status --manager {at}");
-    println!("Ctrl-C stops it");
+    say!("Look at it: archipelago cluster status --manager {at}");
+    say!("Ctrl-C stops it");
     let parts = std::cell::RefCell::new(parts);
     stop.wait(|| {
         let mut all = true;
@@ -301,9 +302,9 @@ fn up(args: &UpArgs) -> Result<()> {
     for part in parts.borrow_mut().iter_mut() {
         part.look();
     }
-    println!("Stopping");
+    say!("Stopping");
     drop(parts);
-    println!("Stopped");
+    say!("Stopped");
     Ok(())
 }
 

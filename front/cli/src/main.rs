@@ -5,6 +5,7 @@ mod allocator;
 mod cluster;
 mod db;
 mod node;
+mod say;
 mod serve;
 mod status;
 mod stop;

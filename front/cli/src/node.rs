@@ -9,6 +9,7 @@ use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_pool::endpoint;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::say::say;
 use crate::stop::Stop;
 
 /// Where the manager listens unless told otherwise.
@@ -122,7 +123,7 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     more_files();
     let stop = Stop::watch(args.stop_with_stdin)?;
     let server = MemoryServer::start(settings)?;
-    println!(
+    say!(
         "Memory node {} lends {} in {} blocks of {} on {}",
         args.id,
         size::show(limits.blocks_max * limits.block_bytes),
@@ -130,9 +131,9 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         size::show(limits.block_bytes),
         server.addresses().join(" ")
     );
-    println!("It registers with the manager at {}; see: archipelago cluster status", args.manager);
+    say!("It registers with the manager at {}; see: archipelago cluster status", args.manager);
     stop.wait(|| false)?;
-    println!("Stopped; {} blocks had a copy here", server.blocks_used());
+    say!("Stopped; {} blocks had a copy here", server.blocks_used());
     Ok(())
 }
 
@@ -160,14 +161,14 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     more_files();
     let stop = Stop::watch(args.stop_with_stdin)?;
     let server = ManagerServer::start(&settings)?;
-    println!("Manager listens on {}", server.addresses().join(" "));
-    println!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
+    say!("Manager listens on {}", server.addresses().join(" "));
+    say!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
     stop.wait(|| server.is_deposed())?;
     if server.is_deposed() {
         let what = "another manager has taken over; this one is of no use any more";
         return Err(Error::new(ErrorKind::Fenced, what));
     }
-    println!("Stopped; nodes and clients go on without it");
+    say!("Stopped; nodes and clients go on without it");
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use archipelago_resp::store::Store;
 use archipelago_resp::{Server, ServerOptions};
 
 use crate::node::{MANAGER, more_files};
+use crate::say::say;
 use crate::stop::{StopSignals, stdin_ended};
 
 /// What is served.
@@ -109,7 +110,7 @@ fn database(args: &ServeArgs) -> Result<()> {
     }
     serve(args, Arc::new(store), options, &args.dir.display().to_string())?;
     node.close()?;
-    println!("Stopped");
+    say!("Stopped");
     Ok(())
 }
 
@@ -156,7 +157,7 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     serve(args, Arc::new(store), options, &what)?;
     // The last reference: it leaves, and others take what it served.
     drop(node);
-    println!("Stopped");
+    say!("Stopped");
     Ok(())
 }
 
@@ -179,10 +180,10 @@ fn serve(
     let mut signals = server.within(StopSignals::watch)?;
     let mut told = stdin_ended(args.stop_with_stdin)?;
     let addr = server.local_addr();
-    println!("Archipelago serves {what} on {addr}");
-    println!("Connect with: redis-cli -h {} -p {}", addr.ip(), addr.port());
+    say!("Archipelago serves {what} on {addr}");
+    say!("Connect with: redis-cli -h {} -p {}", addr.ip(), addr.port());
     if !addr.ip().is_loopback() {
-        println!("Warning: there are no passwords; whoever reaches {addr} can read and write");
+        say!("Warning: there are no passwords; whoever reaches {addr} can read and write");
     }
     server.wait_or(async {
         tokio::select! {
@@ -190,9 +191,9 @@ fn serve(
             _ = told.recv() => {}
         }
     });
-    println!("Stopping: finishing commands in flight");
+    say!("Stopping: finishing commands in flight");
     if !server.shutdown() {
-        println!("Some clients did not read their replies in time and were cut off");
+        say!("Some clients did not read their replies in time and were cut off");
     }
     Ok(())
 }

@@ -162,6 +162,19 @@ impl Process {
 
 /// What a client does; as a test, nothing.
 #[test]
+fn a_node_that_nobody_listens_to_any_more_stops_in_order() {
+    let mut command = archipelago();
+    command.args(["node", "manager", "--listen", "127.0.0.1:0"]).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    // As `| head -1` does: the pipe is closed behind the first line.
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("Manager listens on "), "{line}");
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success(), "it ends as if somebody read what it says");
+}
+
+#[test]
 fn helper() {
     let Ok(manager) = std::env::var(VARIABLE) else { return };
     let pool = join(&manager);

@@ -91,6 +91,8 @@ pub struct CacheInput<'a> {
     pub wanted: bool,
     /// Whether it is files that take the room, so that there is more when one leaves.
     pub demotes: bool,
+    /// How many files may leave now.
+    pub leave: usize,
     /// How many may be begun.
     pub slots: usize,
     /// Files that slower devices serve.
@@ -122,7 +124,7 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     let mut held = input.held.to_vec();
     // Coldest last, to be popped.
     held.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
-    let mut actions = Vec::new();
+    let (mut actions, mut leave) = (Vec::new(), input.leave);
     let mut room = input.room;
     while room < 0 {
         let Some(coldest) = held.iter().rposition(|one| !one.is_file) else { break };
@@ -143,9 +145,15 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
         let mut gained = room;
         while gained < candidate.len as i64 {
             match held.pop() {
+                // It leaves when others have left.
+                Some(coldest) if coldest.is_file && leave == 0 => {
+                    held.push(coldest);
+                    break;
+                }
                 Some(coldest) if is_clearly_hotter(&candidate, &coldest) => {
                     if coldest.is_file {
                         demoted = Some(CacheAction::Demote(coldest.number));
+                        leave -= 1;
                         break;
                     }
                     gained += coldest.len as i64;
@@ -182,7 +190,8 @@ mod tests {
     }
 
     fn run(room: i64, candidates: &[Candidate], held: &[Held]) -> Vec<CacheAction> {
-        choose(&CacheInput { room, wanted: true, demotes: true, slots: 8, candidates, held })
+        let (wanted, demotes) = (true, true);
+        choose(&CacheInput { room, wanted, demotes, leave: 8, slots: 8, candidates, held })
     }
 
     #[test]
@@ -209,6 +218,7 @@ mod tests {
                 room: 0,
                 wanted: true,
                 demotes: true,
+                leave: 1,
                 slots: 1,
                 candidates: &candidates,
                 held: &held,
@@ -235,6 +245,22 @@ mod tests {
             [CacheAction::Demote(10), CacheAction::Replace(11), CacheAction::Copy(2)],
             "the first waits until the file is gone"
         );
+        let leaves = |leave: usize| {
+            let (candidates, held) =
+                ([candidate(1, 90.0), candidate(2, 80.0)], [1, 2].map(|n| file(n, 1.0)));
+            let (wanted, demotes, slots) = (true, true, 8);
+            let input = CacheInput {
+                room: 0,
+                wanted,
+                demotes,
+                leave,
+                slots,
+                candidates: &candidates,
+                held: &held,
+            };
+            choose(&input).len()
+        };
+        assert_eq!([0, 1, 2, 3].map(leaves), [0, 1, 2, 2], "no more than may");
         assert_eq!(run(-15, &[], &[file(10, 1.0), held(11, 2.0)]), [CacheAction::Evict(11)]);
         assert_eq!(run(0, &[candidate(1, 9.0)], &[file(10, 8.0)]), [], "about as hot");
     }
@@ -247,6 +273,7 @@ mod tests {
             room: 0,
             wanted: true,
             demotes: false,
+            leave: 8,
             slots: 8,
             candidates: &candidates,
             held: &held,
@@ -261,6 +288,7 @@ mod tests {
             room: -15,
             wanted: false,
             demotes: true,
+            leave: 8,
             slots: 8,
             candidates: &[],
             held: &held,

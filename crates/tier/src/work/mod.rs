@@ -51,6 +51,8 @@ pub(crate) struct Queue {
     jobs: Mutex<VecDeque<Job>>,
     /// Jobs that write to each device now.
     running: [AtomicUsize; DEVICES_MAX],
+    /// Moves among them.
+    moving: [AtomicUsize; DEVICES_MAX],
     pub(crate) failed: AtomicU64,
     pub(crate) errors: Mutex<Option<String>>,
 }
@@ -89,12 +91,23 @@ impl Queue {
         })?;
         let job = jobs.remove(at)?;
         self.running[job.to].fetch_add(1, Ordering::AcqRel);
+        if matches!(job.kind, JobKind::Move) {
+            self.moving[job.to].fetch_add(1, Ordering::AcqRel);
+        }
         Some(job)
     }
 
     fn done(&self, job: &Job) {
         self.running[job.to].fetch_sub(1, Ordering::AcqRel);
+        if matches!(job.kind, JobKind::Move) {
+            self.moving[job.to].fetch_sub(1, Ordering::AcqRel);
+        }
         job.entry.busy.store(false, Ordering::Release);
+    }
+
+    /// Whether a file waits to move to a device, or does.
+    fn moves_to(&self, to: usize) -> bool {
+        self.waiting(to).0 > 0 || self.moving[to].load(Ordering::Acquire) > 0
     }
 
     /// Whether anything waits.
@@ -111,6 +124,11 @@ impl Queue {
 }
 
 impl Shared {
+    /// Whether a file moves, or is about to, to a device slower than this one.
+    pub(crate) fn moves_below(&self, index: usize) -> bool {
+        (index + 1..self.devices.len()).any(|to| self.queue.moves_to(to))
+    }
+
     /// How many threads may copy and move to a device now.
     pub(crate) fn threads_for(&self, to: usize, forced: bool) -> usize {
         if forced || self.policy.threads_fixed {

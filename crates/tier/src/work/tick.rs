@@ -29,6 +29,10 @@ use crate::slowness::{Watch, Wrote, limit_at};
 /// A read counts as much as so many written bytes where reads and writes are compared.
 const BLOCK_BYTES: u64 = 4096;
 
+/// So many tables at most leave for copies at a look, and none while a file is on its way from the device or to one below: users read
+/// from where they go, and wait for what is written there.
+const LEAVE_MAX: usize = 2;
+
 /// What is remembered from one look to the next.
 #[derive(Debug)]
 pub(crate) struct Pace {
@@ -382,7 +386,8 @@ fn fill_cache(
     let mut copies =
         Copies::of(shared, index, seen, (wanted && slots > 0).then_some((room, demotes)));
     let (candidates, held) = (&copies.candidates[..], &copies.held[..]);
-    for action in choose(&CacheInput { room, wanted, demotes, slots, candidates, held }) {
+    let leave = if shared.moves_below(index) { 0 } else { LEAVE_MAX };
+    for action in choose(&CacheInput { room, wanted, demotes, leave, slots, candidates, held }) {
         let (number, reason) = match action {
             CacheAction::Copy(id) => {
                 queue_copy(shared, index, seen, id, copies.plans.remove(&id));

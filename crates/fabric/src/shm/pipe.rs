@@ -15,6 +15,7 @@ use std::hint::spin_loop;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::thread::yield_now;
 use std::time::Duration;
 
 use archipelago_base::clock::Clock;
@@ -32,19 +33,24 @@ const RINGS_AT: usize = 4096;
 /// Bytes of a pipe's memory.
 pub(super) const PIPE_BYTES: usize = RINGS_AT + 2 * RING_BYTES;
 const CLOSED_WORD: usize = 384 / 8;
-/// How often a side looks before it sleeps, from nearly never to some microseconds. See [`Patience`].
+/// How long a side looks before it sleeps, in looks: from nearly never to about as long as a wake-up takes. See [`Patience`].
 const SPINS_MIN: u32 = 16;
-const SPINS_MAX: u32 = 512;
+const SPINS_MAX: u32 = 4096;
+/// So many looks (some microseconds) follow each other; before each later one the processor is offered to whoever else could use it, which counts
+/// for this many.
+const SPINS_ALONE: u32 = 512;
+const SPINS_OFFERED: u32 = 16;
 /// A sleep that spinning might have spared: two wake-ups of idle processors and what lies between.
 const SHORT_SLEEP_NS: u64 = 100_000;
 /// Short sleeps in a row that are tried to be spared by spinning, and waits until that is tried again.
-const MISSES_TRIED: u32 = 8;
+const MISSES_TRIED: u32 = 9;
 const MISSES_PAUSE: u32 = 64;
 
 /// How long it is worth to spin. A wake-up of an idle processor costs tens of microseconds, which spinning spares if the
 /// other side is awake; on a busy machine, and while nobody calls, spinning only takes the processor from whoever could answer.
 /// So looks are doubled while they find something or the sleep after them was short, and given up for a while when they find
-/// nothing several times in a row.
+/// nothing several times in a row. The most of them take longer than a wake-up: two sides that both sleep each time, and wake each other, get
+/// out of it when one of them still looks while the other wakes up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Patience {
     spins: u32,
@@ -218,16 +224,23 @@ impl Stream for Pipe {
             spins: self.spins.load(Ordering::Relaxed),
             misses: self.misses.load(Ordering::Relaxed),
         };
-        for look in 0..patience.spins {
+        let mut looks = 0;
+        while looks < patience.spins {
             if self.stirred(read, write) {
                 self.nudged.store(false, Ordering::Release);
                 // What was there at once says nothing about spinning.
-                if look > 0 {
+                if looks > 0 {
                     self.learn(patience.after(None));
                 }
                 return;
             }
-            spin_loop();
+            looks += if looks < SPINS_ALONE {
+                spin_loop();
+                1
+            } else {
+                yield_now();
+                SPINS_OFFERED
+            };
         }
         let start_ns = self.clock.now_ns();
         if self.end.sleep(write, timeout, || self.stirred(read, write)) {
@@ -319,7 +332,7 @@ mod tests {
         assert!((40..=90).contains(&long), "{long} of 640 waits spin for long in vain");
         let found = patience.after(None);
         assert_eq!((found.after(None).spins, found.misses), (4 * patience.spins, 0));
-        let settled = (0..9).fold(Patience::NEW, |patience, _| patience.after(None));
+        let settled = (0..MISSES_TRIED).fold(Patience::NEW, |patience, _| patience.after(None));
         assert_eq!(settled.spins, SPINS_MAX);
         assert_eq!(settled.after(Some(u64::MAX)).spins, SPINS_MIN, "nobody calls");
     }

@@ -101,6 +101,15 @@ impl Gates {
         .await;
     }
 
+    /// Out, for who stayed within ([`Inside::stay`]).
+    pub(crate) fn leave(&self, partition: PartitionId) {
+        let before = self.door(partition).fetch_sub(1, Ordering::SeqCst);
+        debug_assert_ne!(before & !CLOSED, 0, "nobody was within");
+        if before == CLOSED + 1 {
+            self.wake();
+        }
+    }
+
     /// Done when the door opens or closes, or somebody leaves a closed one. May be early.
     fn wake(&self) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
@@ -110,12 +119,16 @@ impl Gates {
     }
 }
 
+impl Inside<'_> {
+    /// Does not go out when dropped; somebody does so instead with [`Gates::leave`].
+    pub(crate) fn stay(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        let before = self.gates.door(self.partition).fetch_sub(1, Ordering::SeqCst);
-        if before == CLOSED + 1 {
-            self.gates.wake();
-        }
+        self.gates.leave(self.partition);
     }
 }
 

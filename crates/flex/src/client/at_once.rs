@@ -12,8 +12,8 @@
 //! the index, and swapped here: the commit points. The cache is held from before that until the new pairs lie in it, so whoever reads a key here finds the old
 //! pair before the commit and the new one after. Of several sets of one key in a call the last is done, and those before it with it: nobody could have read them.
 //!
-//! A copy that does not take a new word after another may have: all sets of the call are begun again, the long way, and overwrite it; the records
-//! that were left are for a sweep.
+//! If a copy does not take a new word after another may have, all sets of the call have not happened and go the long way, which waits until the words that
+//! their slots still hold are on all copies again ([`Inner::set_back_later`]).
 //!
 //! **A read** takes effect between a look at the clock and the look at the cache: see [`Inner::read_at_once`].
 //!
@@ -23,6 +23,7 @@
 
 use std::sync::Arc;
 
+use archipelago_base::ErrorKind::{Fenced, NotFound, Unsupported};
 use archipelago_pool::{Address, BlockId, OpenBlock};
 
 use super::expired;
@@ -35,7 +36,7 @@ use crate::lease::Stamp;
 use crate::node::caching::{Asker, Several};
 use crate::node::records::Written;
 use crate::node::{ComputeNode, Count, Inner, Joined};
-use crate::proxy::{AtOnce, Due, Overwrite, Served, Target, Writer, overwrite};
+use crate::proxy::{Ahead, AtOnce, Due, Overwrite, Served, Target, Writer, overwrite};
 use crate::settings::{CacheMode, Sabotage};
 use crate::wire::Assigned;
 
@@ -116,10 +117,10 @@ impl<'a> Call<'a> {
 /// A set that may be done at once.
 struct Wanted<'a> {
     nth: usize,
-    served: &'a Served,
+    served: &'a Arc<Served>,
     /// Of the word that it supersedes; `None`: the key seems to come in.
     place: Option<Place>,
-    _door: Inside<'a>,
+    door: Inside<'a>,
 }
 
 impl<'a> Wanted<'a> {
@@ -198,18 +199,23 @@ impl Inner {
         let Some(written) = self.write_records_at_once(&records, now_ns) else { return 0 };
         let came = self.overwrite_at_once(call, (&wanted, &written), &open, joined);
         let (mut done, mut superseded) = (0, Vec::with_capacity(sets.len()));
-        for ((set, record), came) in wanted.iter().zip(written).zip(came) {
+        let mut ahead = Vec::new();
+        for ((set, record), came) in wanted.into_iter().zip(written).zip(came) {
             match came {
                 AtOnce::Done { index, old, worthy } => {
                     self.cache_at_once(call, set.nth, (index, record.slot), worthy, &mut held);
                     done |= 1 << set.nth;
                     superseded.extend(Some(old).filter(|old| old.is_live()));
                 }
-                AtOnce::Broken => self.want_sweep(),
+                AtOnce::Broken { index, old } => {
+                    let write = set.overwrite(keys.hashes[set.nth], record.slot);
+                    ahead.push((write.ahead(set.door, (index, old)), record));
+                }
                 AtOnce::Not => self.free_unpublished(record),
             }
         }
         drop(held);
+        self.set_back_later(ahead);
         self.give_back(superseded, now_ns);
         for nth in 0..sets.len() {
             done |= (done >> call.last(nth) & 1) << nth;
@@ -243,11 +249,11 @@ impl Inner {
         for nth in (0..call.sets.len()).filter(|&nth| call.last(nth) == nth) {
             let place = held.place(nth, call.key(nth), &call.asker(nth));
             let place = place.filter(|place| place.owner == Some(call.me));
-            let served = served[nth].as_deref().filter(|_| call.keys.doors[nth].is_some());
+            let served = served[nth].as_ref().filter(|_| call.keys.doors[nth].is_some());
             if let Some(served) = served.filter(|served| served.words.is_some())
                 && let Some(door) = served.gate.try_enter(Served::DOOR)
             {
-                wanted.push(Wanted { nth, served, place, _door: door });
+                wanted.push(Wanted { nth, served, place, door });
             }
         }
         wanted
@@ -367,6 +373,40 @@ impl Inner {
         let Some(open) = self.writable_at_once(range.address.block) else { return false };
         let cleared = open.write_at_once(&[(range.address.offset, &INVALID_WORD.to_le_bytes())]);
         cleared.inspect_err(|refusal| self.pool.stale(&open, *refusal)).is_ok()
+    }
+
+    /// Writes to the copies what slots hold, where sets that were not committed may have left another word. Whoever takes one of the partitions waits for it.
+    fn set_back_later(self: &Arc<Self>, ahead: Vec<(Ahead, Written)>) {
+        if ahead.is_empty() {
+            return;
+        }
+        let inner = Arc::clone(self);
+        let task = async move {
+            for (ahead, record) in ahead {
+                if inner.set_back(&ahead).await {
+                    inner.counts.add(Count::SetBack);
+                    inner.free_unpublished(record);
+                } else {
+                    inner.want_sweep();
+                }
+            }
+        };
+        self.runtime.spawn("flex-back", Box::pin(task));
+    }
+
+    /// Whether the copies agree; `false`: this node was taken for dead, or they are gone.
+    async fn set_back(&self, ahead: &Ahead) -> bool {
+        let slot = self.table.slot(ahead.served.assigned.shape, ahead.index);
+        let word = ahead.old.0.to_le_bytes();
+        while let Err(error) = self.table.write(&[(slot, &word)], u64::MAX).await {
+            if self.pool.is_evicted() || matches!(error.kind(), NotFound | Unsupported | Fenced) {
+                tracing::warn!(%error, "copies of a slot are left to who takes its partition");
+                return false;
+            }
+            tracing::debug!(%error, "a slot is set back");
+            self.pause().await;
+        }
+        true
     }
 
     fn give_back(self: &Arc<Self>, mut superseded: Vec<Slot>, began_ns: u64) {

@@ -22,14 +22,16 @@ pub(crate) enum Count {
     Delegated,
     /// Sets that waited for nobody.
     SetAtOnce,
+    /// Slots whose copies got back what they had, for a set at once was not committed.
+    SetBack,
 }
 
-const NAMES: [&str; 7] =
-    ["reads", "writes", "retries", "served", "combined", "delegated", "set_at_once"];
+const NAMES: [&str; 8] =
+    ["reads", "writes", "retries", "served", "combined", "delegated", "set_at_once", "set_back"];
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Counts(Counters<7>);
+pub(crate) struct Counts(Counters<8>);
 
 impl Counts {
     pub(crate) fn add(&self, count: Count) {

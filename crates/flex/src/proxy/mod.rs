@@ -57,7 +57,9 @@ use crate::table::FromCopy;
 use crate::wire::{Assigned, Candidate, Grant, Message, Place, ReadCount, Why, WriteKind};
 
 use served::Locked;
-pub(crate) use served::{AtOnce, Due, Offloaded, Overwrite, Served, Target, Writer, overwrite};
+pub(crate) use served::{
+    Ahead, AtOnce, Due, Offloaded, Overwrite, Served, Target, Writer, overwrite,
+};
 pub(crate) use sharers::Leases;
 
 type Preparing<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;

@@ -26,7 +26,7 @@ use crate::node::caching::Charge;
 use crate::table::Image;
 use crate::wire::{Assigned, Candidate, ReadCount, WriteKind};
 
-pub(crate) use at_once::{AtOnce, Due, Overwrite, Target, Writer, overwrite};
+pub(crate) use at_once::{Ahead, AtOnce, Due, Overwrite, Target, Writer, overwrite};
 
 /// The slots of an offloaded partition.
 #[derive(Debug)]
@@ -310,7 +310,9 @@ impl Drop for Locked<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
     use std::sync::Arc;
+    use std::task::{Context, Waker};
 
     use super::*;
     use crate::node::caching::Caching;
@@ -325,13 +327,13 @@ mod tests {
     }
 
     /// A partition of one bucket, in whose slot 3 the key is.
-    fn served() -> Served {
+    fn served() -> Arc<Served> {
         let caching = Arc::new(Caching::new(&FlexSettings::default()).expect("sound settings"));
         let mut words = vec![0; BUCKET_SLOTS];
         words[3] = word(1).0;
         let (image, charge) = (Image { words }, caching.charge(100).expect("room"));
         let offloaded = Offloaded { image, charge };
-        Served::new(assigned(), Some(offloaded), SlotLease::new(1, 0, 10))
+        Arc::new(Served::new(assigned(), Some(offloaded), SlotLease::new(1, 0, 10)))
     }
 
     fn assigned() -> Assigned {
@@ -449,16 +451,16 @@ mod tests {
         Writer { me: ASKER, alone, now_us: 1_000 }
     }
 
-    fn change(served: &Served, old: u64, new: u64) -> Overwrite<'_> {
+    fn change(served: &Arc<Served>, old: u64, new: u64) -> Overwrite<'_> {
         Overwrite { served, target: Target::Slot(SLOT, word(old)), new: word(new) }
     }
 
     /// A set at once of slot 3 by `ASKER`; what it was told to do with the old record's bit.
-    fn at_once(served: &Served, old: u64, new: u64, copied: bool) -> (AtOnce, Option<bool>) {
+    fn at_once(served: &Arc<Served>, old: u64, new: u64) -> (AtOnce, Option<bool>) {
         let mut cleared = None;
         let copy = |due: &[Due]| {
             cleared = due.first().map(|due| due.clear);
-            copied
+            true
         };
         let came = overwrite(&[change(served, old, new)], writer(true), || true, copy);
         (came[0], cleared)
@@ -468,12 +470,12 @@ mod tests {
     fn a_set_at_once_leaves_alone_what_somebody_else_has_to_do_with() {
         let served = served();
         let not = (AtOnce::Not, None);
-        assert_eq!(at_once(&served, 5, 2, true), not, "the slot holds another word");
+        assert_eq!(at_once(&served, 5, 2), not, "the slot holds another word");
         let locked = served.lock(SLOT).expect("free");
-        assert_eq!(at_once(&served, 1, 2, true), not, "a write has it");
+        assert_eq!(at_once(&served, 1, 2), not, "a write has it");
         drop(locked);
         search(&served, Some(WRITER));
-        assert_eq!(at_once(&served, 1, 2, true), not, "another node may have cached it");
+        assert_eq!(at_once(&served, 1, 2), not, "another node may have cached it");
         served.take_told(SLOT);
         let late = overwrite(&[change(&served, 1, 2)], writer(true), || false, |_| true);
         assert_eq!(late, [AtOnce::Not]);
@@ -487,16 +489,45 @@ mod tests {
     fn a_set_at_once_clears_what_was_told_and_has_its_pair_dropped_by_the_next_write() {
         let served = served();
         search(&served, None);
-        let (done, cleared) = at_once(&served, 1, 2, true);
+        let (done, cleared) = at_once(&served, 1, 2);
         assert_eq!(
             (done, cleared),
             (AtOnce::Done { index: SLOT, old: word(1), worthy: false }, Some(true)),
             "it was told"
         );
-        assert_eq!(at_once(&served, 2, 3, true).1, Some(false), "nobody was told");
-        assert_eq!(at_once(&served, 3, 4, false), (AtOnce::Broken, Some(false)));
-        assert_eq!(search(&served, None).word, word(3).0, "not committed");
+        assert_eq!(at_once(&served, 2, 3).1, Some(false), "nobody was told");
         assert!(served.take_told(SLOT).sharers.may_have(ASKER), "it has cached the pair");
+    }
+
+    #[test]
+    fn a_slot_whose_copies_may_be_ahead_is_nobodys_until_they_are_set_back() {
+        let served = served();
+        let other = KeyHash(0x0000_cd00_0000_0000);
+        let new = Slot::live(8, 64, other.fingerprint()).expect("fits");
+        let comes_in = Overwrite { served: &served, target: Target::Free(other), new };
+        let both = [change(&served, 1, 2), comes_in];
+        let doors = [(); 2].map(|()| served.gate.try_enter(Served::DOOR).expect("open"));
+        let came = overwrite(&both, writer(true), || true, |_| false);
+        let free = SlotIndex(0);
+        let places = [(SLOT, word(1)), (free, Slot::EMPTY)];
+        assert_eq!(came, places.map(|(index, old)| AtOnce::Broken { index, old }));
+        let kept = both.iter().zip(doors).zip(places);
+        let kept: Vec<Ahead> =
+            kept.map(|((write, door), place)| write.ahead(door, place)).collect();
+        assert_eq!(search(&served, None).word, word(1).0, "not committed");
+        assert_eq!(at_once(&served, 1, 3), (AtOnce::Not, None));
+        assert!(served.lock(SLOT).is_none() && served.lock(free).is_none());
+        assert!(served.insert(other).is_none(), "it may not take another slot");
+        assert_eq!(served.incoming(), [word(2).0, new.0], "a sweep leaves their records alone");
+        let drained = || {
+            let mut context = Context::from_waker(Waker::noop());
+            pin!(served.gate.drained(Served::DOOR)).poll(&mut context).is_ready()
+        };
+        assert!(!drained(), "who takes the partition waits");
+        drop(kept);
+        assert!(drained() && served.incoming().is_empty());
+        assert!(served.insert(other).is_some_and(|mut inserting| inserting.add(free)));
+        assert!(matches!(at_once(&served, 1, 3), (AtOnce::Done { index: SLOT, .. }, _)));
     }
 
     #[test]

@@ -8,14 +8,22 @@
 //! A key that nobody knows a slot of **comes in** if no slot in its buckets has its fingerprint, so that no record has to be looked at, and no key with
 //! it is coming in; into a slot as [`Candidates::free`](crate::format::Candidates::free) orders them.
 //!
+//! **If a copy does not take a word** others may have it, and the slot here has not. Then nothing is committed, and the slot stays locked, the key coming
+//! in and the new word announced ([`Ahead`]) until the slot's word is on all copies again: nobody writes the slot or brings the key in meanwhile, and the new word is in no
+//! copy when the write is begun again. Should the partition be taken by somebody else first, because this node was taken for dead, the write may turn
+//! out to have happened, once: this node writes nothing any more.
+//!
 //! Thread-safety: one call at a time holds locks of several partitions ([`overwrite`] is called by who holds this node's cache), and nobody who holds one asks for
 //! another, or for the cache.
+
+use std::sync::Arc;
 
 use archipelago_base::prefetch::prefetch_value;
 use parking_lot::MutexGuard;
 
-use super::{Locks, Served};
+use super::{Coming, Incoming, Locked, Locks, Served};
 use crate::format::{KeyHash, Slot, SlotIndex};
+use crate::gates::Inside;
 use crate::ids::ComputeId;
 
 /// What came of it.
@@ -25,8 +33,8 @@ pub(crate) enum AtOnce {
     Done { index: SlotIndex, old: Slot, worthy: bool },
     /// Nothing happened: it needs more than this.
     Not,
-    /// Some copies may have the new word: another write has to follow.
-    Broken,
+    /// It was not committed in this slot, over this word, but copies may have the new one: what is kept of it is [`Ahead`].
+    Broken { index: SlotIndex, old: Slot },
 }
 
 /// Where a new word goes.
@@ -41,7 +49,7 @@ pub(crate) enum Target {
 /// A slot that is to get another word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overwrite<'a> {
-    pub(crate) served: &'a Served,
+    pub(crate) served: &'a Arc<Served>,
     pub(crate) target: Target,
     pub(crate) new: Slot,
 }
@@ -101,7 +109,7 @@ pub(crate) fn overwrite(
     for due in due {
         came[due.nth] = match copied {
             true => writes[due.nth].commit(&mut held[of[due.nth]], due, writer.me),
-            false => AtOnce::Broken,
+            false => writes[due.nth].keep(&mut held[of[due.nth]], due),
         };
     }
     came
@@ -109,10 +117,10 @@ pub(crate) fn overwrite(
 
 /// Locks of the partitions, one each, and of each write which.
 fn lock<'a>(writes: &[Overwrite<'a>]) -> (Vec<MutexGuard<'a, Locks>>, Vec<usize>) {
-    let (mut held, mut partitions) = (Vec::with_capacity(writes.len()), Vec::new());
+    let (mut held, mut partitions) = (Vec::with_capacity(writes.len()), Vec::<&Arc<Served>>::new());
     partitions.reserve(writes.len());
     let of = |write: &Overwrite<'a>| {
-        let known = partitions.iter().position(|known| std::ptr::eq(*known, write.served));
+        let known = partitions.iter().position(|known| Arc::ptr_eq(known, write.served));
         known.unwrap_or_else(|| {
             partitions.push(write.served);
             held.push(write.served.locks.lock());
@@ -174,6 +182,54 @@ impl Overwrite<'_> {
         });
         locks.metadata.share(index, me, worthy);
         AtOnce::Done { index, old, worthy }
+    }
+}
+
+impl Overwrite<'_> {
+    /// Of its key, if it comes in.
+    fn coming(&self) -> Option<Coming> {
+        match self.target {
+            Target::Slot(..) => None,
+            Target::Free(hash) => Some(self.served.coming(hash)),
+        }
+    }
+
+    /// Some copies may have the new word.
+    fn keep(&self, locks: &mut Locks, due: Due) -> AtOnce {
+        let Due { index, old, .. } = due;
+        let free = locks.add(index);
+        assert!(free, "a slot was locked by two");
+        locks.inserting.extend(self.coming());
+        // With the lock, as [`Served::incoming`] wants it.
+        self.served.incoming.lock().push(self.new.0);
+        AtOnce::Broken { index, old }
+    }
+
+    /// Takes over what was kept of a write that is [`AtOnce::Broken`], and its place within the partition.
+    pub(crate) fn ahead(&self, inside: Inside<'_>, (index, old): (SlotIndex, Slot)) -> Ahead {
+        inside.stay();
+        let (served, coming) = (Arc::clone(self.served), self.coming());
+        Ahead { served, index, old, new: self.new, coming }
+    }
+}
+
+/// A slot whose copies may have a word that was not committed. When it is dropped, the slot is anybody's again.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    pub(crate) served: Arc<Served>,
+    pub(crate) index: SlotIndex,
+    /// What the slot holds.
+    pub(crate) old: Slot,
+    new: Slot,
+    coming: Option<Coming>,
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        let served = &*self.served;
+        drop(Locked { served, slots: vec![self.index], inserting: self.coming });
+        drop(Incoming(served, self.new.0));
+        served.gate.leave(Served::DOOR);
     }
 }
 

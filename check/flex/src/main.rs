@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Ok(seeds) => seeds,
         Err(ended) => return ended,
     };
-    let (mut hits, mut invalidations, mut at_once) = (0, 0, 0);
+    let (mut hits, mut invalidations, mut at_once, mut set_back) = (0, 0, 0, 0);
     if seeds.trace {
         tracing_subscriber::fmt()
             .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
@@ -69,12 +69,13 @@ fn main() -> ExitCode {
             invalidations += outcome.cached.invalidations;
             delegated += outcome.cached.delegated;
             at_once += outcome.cached.set_at_once;
+            set_back += outcome.cached.set_back;
             (outcome.notes, outcome.violations)
         },
     );
     println!(
         "{} runs, {failed} failed: {answered} calls answered, {errors} with an error, {unknown} keys of which the judge \
-         did not know in time, {faults} faults, maps up to version {changes} in sum, {tuned} decisions by load, {hits} reads by caches, {invalidations} invalidations, {delegated} sets left to proxies, {at_once} sets at once, {events} steps",
+         did not know in time, {faults} faults, maps up to version {changes} in sum, {tuned} decisions by load, {hits} reads by caches, {invalidations} invalidations, {delegated} sets left to proxies, {at_once} sets at once, {set_back} slots set back, {events} steps",
         seeds.seeds
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -64,6 +64,17 @@ pub struct Cached {
     pub delegated: u64,
     /// Sets that waited for nobody.
     pub set_at_once: u64,
+    /// Slots whose copies got back what they had, as such a set was not committed.
+    pub set_back: u64,
+}
+
+impl Shared {
+    /// A value that no other write has.
+    fn new_value(&self) -> u64 {
+        let mut values = self.values.lock();
+        *values += 1;
+        *values
+    }
 }
 
 impl Cached {
@@ -71,8 +82,12 @@ impl Cached {
     pub(crate) fn add(&mut self, node: &ComputeNode) {
         let status = node.status().cache;
         let figures = node.figures();
-        let delegated = figures.iter().find(|figure| figure.name == "delegated");
-        self.delegated += delegated.map_or(0, |figure| figure.value);
+        let figure = |name: &str| {
+            let figure = figures.iter().find(|figure| figure.name == name);
+            figure.expect("a node counts it").value
+        };
+        self.delegated += figure("delegated");
+        self.set_back += figure("set_back");
         self.pair_hits += status.pair_hits;
         self.address_hits += status.address_hits;
         self.resolved += status.resolved_writes;
@@ -245,18 +260,41 @@ fn is_rush(now_ns: u64) -> bool {
     now_ns % HOT_FOR.as_nanos() as u64 > (HOT_FOR - RUSH).as_nanos() as u64
 }
 
-/// Sets a key, at once if that is possible.
+/// Sets a key, at once if that is possible; every other time some more with it, for others that call at the same moment.
 async fn set(
     node: &ComputeNode,
     shared: &Shared,
-    key: &[u8],
-    value: &[u8],
+    (number, new): (u64, u64),
+    rng: &mut Rng,
 ) -> archipelago_base::Result<bool> {
-    if node.set_some_at_once(&[Set { key, value, expires_ms: 0 }]) == 1 {
-        shared.cached.lock().set_at_once += 1;
-        return Ok(true);
+    let mut sets = vec![(number, value_of(new, rng), None)];
+    for _ in 0..if rng.bool() { rng.usize(..4) } else { 0 } {
+        let other = rng.u64(..KEYS);
+        if sets.iter().all(|(number, ..)| *number != other) {
+            let (new, thread) = (shared.new_value(), shared.history.thread());
+            let call = shared.history.begin(thread, other, Op::Set(new));
+            sets.push((other, value_of(new, rng), Some(call)));
+        }
     }
-    node.set(key, value, 0).await.map(|()| true)
+    let keys: Vec<Vec<u8>> = sets.iter().map(|(number, ..)| key(*number)).collect();
+    let asked = keys.iter().zip(&sets);
+    let asked: Vec<Set<'_>> =
+        asked.map(|(key, (_, value, _))| Set { key, value, expires_ms: 0 }).collect();
+    let at_once = node.set_some_at_once(&asked);
+    shared.cached.lock().set_at_once += u64::from(at_once.count_ones());
+    let mut mine = Ok(true);
+    for (nth, (set, (.., call))) in asked.iter().zip(&sets).enumerate() {
+        let done = match at_once >> nth & 1 {
+            1 => Ok(()),
+            _ => node.set(set.key, set.value, 0).await,
+        };
+        match call {
+            None => mine = done.map(|()| true),
+            Some(call) if done.is_ok() => shared.history.end(call, Ret::Done(true)),
+            Some(_) => *shared.errors.lock() += 1,
+        }
+    }
+    mine
 }
 
 async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (Rng, bool)) {
@@ -270,11 +308,7 @@ async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (
             return;
         }
         let number = some_key(&mut rng, host.scheduler().now_ns());
-        let fresh = || {
-            let mut values = shared.values.lock();
-            *values += 1;
-            *values
-        };
+        let fresh = || shared.new_value();
         // Every other key is read far more often than written, so that pairs of it are cached.
         let more = if number.is_multiple_of(2) { 160 } else { 0 };
         let op = match rng.u32(..20 + more) {
@@ -301,7 +335,7 @@ async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (
         let call = shared.history.begin(thread, number, op);
         let note = format!("{thread} {op:?} of key {number}");
         let done = match op {
-            Op::Set(new) => set(&node, &shared, &name, &value_of(new, &mut rng)).await,
+            Op::Set(new) => set(&node, &shared, (number, new), &mut rng).await,
             Op::Insert(new) => node.insert(&name, &value_of(new, &mut rng), 0).await,
             Op::Update(new) => node.update(&name, &value_of(new, &mut rng), 0).await,
             Op::Swap(was, new) => {

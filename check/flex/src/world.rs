@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, HostClock};
-use archipelago_fabric::sim::Sim;
+use archipelago_fabric::sim::{Faults, Sim};
 use archipelago_flex::ComputeNode;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool_check::{Cluster, revive};
@@ -174,6 +174,8 @@ impl World {
     fn trouble(&mut self, duration: Duration) {
         // Let it come up first.
         self.cluster.simulation.run_for(Duration::from_millis(120));
+        // Links on mapped memory end at any moment, also between a word's copies.
+        self.cluster.network.set_faults(Faults { refuse: 0.1, ..Faults::default() });
         let end_ns = self.cluster.simulation.now_ns() + duration.as_nanos() as u64;
         while self.cluster.simulation.now_ns() < end_ns {
             match self.cluster.rng.u32(..26) {

@@ -17,6 +17,9 @@ use archipelago_pool::{BlockId, Config};
 
 use crate::actors::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
 
+/// Share of batches on mapped memory that are refused, at most.
+const REFUSED_MAX: f64 = 0.2;
+
 /// See the module.
 pub struct Cluster {
     /// Time and hosts.
@@ -103,13 +106,15 @@ impl Cluster {
 
     /// Loss, delay and doubled messages, or none, until the next call.
     pub fn set_faults(&mut self) {
+        let refuse = self.rng.f64() * REFUSED_MAX;
         let faults = match self.rng.u32(..3) {
-            0 => Faults::default(),
+            0 => Faults { refuse, ..Faults::default() },
             _ => Faults {
                 loss: self.rng.f64() * 0.05,
                 duplicate: self.rng.f64() * 0.1,
                 delay_ns_max: self.rng.u64(..2_000_000),
                 tear: 0.0,
+                refuse,
             },
         };
         self.network.set_faults(faults);

@@ -46,6 +46,7 @@ fn seeds_find_every_key_linearizable_and_the_map_at_rest() {
             partitions_refused,
             delegated,
             set_at_once,
+            set_back: _,
         } = outcome.cached;
         let refused = partitions_refused;
         let sets = [delegated, set_at_once];

@@ -275,6 +275,8 @@ fn faults(rng: &mut Rng) -> Faults {
         duplicate: [0.0, 0.1][rng.usize(..2)],
         delay_ns_max: [0, 5_000, 200_000][rng.usize(..3)],
         tear: [0.0, 0.5][rng.usize(..2)],
+        // Nothing is mapped.
+        refuse: 0.0,
     }
 }
 

@@ -139,6 +139,8 @@ pub struct Faults {
     pub delay_ns_max: u64,
     /// Share of READs and WRITEs of more than a word that take place in two parts, a moment apart.
     pub tear: f64,
+    /// Share of batches on mapped memory that are refused as a whole, as on a link that is given up at that moment.
+    pub refuse: f64,
 }
 
 /// How hard a connection tries.

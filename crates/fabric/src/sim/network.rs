@@ -242,6 +242,13 @@ impl Network {
         self.state.lock().faults.delay_ns_max == 0
     }
 
+    /// Whether a batch on mapped memory is refused.
+    pub(super) fn draw_refused(&self) -> bool {
+        let mut state = self.state.lock();
+        let refuse = state.faults.refuse;
+        refuse > 0.0 && state.rng.f64() < refuse
+    }
+
     /// Where an operation of `words` is torn, and how long it takes until its second part.
     pub(super) fn torn(&self, words: u64) -> Option<(u64, u64)> {
         let mut state = self.state.lock();

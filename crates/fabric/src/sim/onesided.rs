@@ -68,7 +68,7 @@ impl Wire {
         mut batch: Batch,
         keys: Vec<(RegionId, u64)>,
     ) -> Promise<Batch> {
-        if !self.serves() {
+        if !self.serves() || self.network.draw_refused() {
             batch.refuse_all(self.down().unwrap_or(Reason::Disconnected.into()));
             return Promise::ready(batch);
         }

@@ -257,7 +257,8 @@ impl Handler for Counts {
 fn a_request_is_executed_once_however_often_it_is_sent() {
     let mut again = 0;
     for seed in 0..20 {
-        let faults = Faults { loss: 0.15, duplicate: 0.3, delay_ns_max: 50_000, tear: 0.0 };
+        let faults =
+            Faults { loss: 0.15, duplicate: 0.3, delay_ns_max: 50_000, ..Faults::default() };
         let executed = Arc::new(AtomicU64::new(0));
         let handler = Box::new(Counts(Arc::clone(&executed)));
         let world = World::simulated(Virtual::faulty(seed, faults), Some(handler));
@@ -378,7 +379,7 @@ fn an_address_is_a_machine_of_the_network() {
 
 /// All that a run of one seed shows: keys, the trace, the time.
 fn traces(seed: u64) -> (u64, u64, u64) {
-    let faults = Faults { loss: 0.1, duplicate: 0.1, delay_ns_max: 9_000, tear: 0.3 };
+    let faults = Faults { loss: 0.1, duplicate: 0.1, delay_ns_max: 9_000, tear: 0.3, refuse: 0.0 };
     let world = faulty(seed, faults);
     let (link, region) = world.attached();
     for round in 0..10_u64 {

@@ -173,7 +173,7 @@ async fn send_orders(host: &Host, sim: &Sim, desk: &Arc<Desk>, me: ClientId) {
             if known.insert((node, life), ()).is_some() || endpoints.is_empty() {
                 continue;
             }
-            let line = Line::new(sim, &endpoints[0], me, None);
+            let line = Line::new(sim, &endpoints[0], me, Some((node, life)));
             let (desk, scheduler) = (Arc::clone(desk), host.scheduler().clone());
             let _ends_with_the_host = Host::spawn(host, "orders", async move {
                 loop {

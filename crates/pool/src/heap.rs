@@ -175,6 +175,13 @@ impl Heap {
         }))
     }
 
+    /// The next piece of an untouched end comes from another block, if there is one with room.
+    pub fn turn(&mut self) {
+        if !self.open.is_empty() {
+            self.open.rotate_right(1);
+        }
+    }
+
     /// Gives a piece back, to be used again from `free_from_ns` on. `len` is what was asked for, or the piece's bytes.
     pub fn free(&mut self, address: Address, len: u64, free_from_ns: u64) {
         let class = class_of(len.div_ceil(UNIT).max(1));
@@ -383,6 +390,32 @@ mod tests {
             let empty = (early.len() + heap.take_empty(4000).len()) as u32;
             assert_eq!((empty, heap.stats()), (blocks, HeapStats::default()), "seed {seed}");
         }
+    }
+
+    #[test]
+    fn pieces_are_dealt_to_blocks_in_turn_when_that_is_wanted() {
+        let mut heap = Heap::new(BLOCK);
+        heap.turn();
+        (1..=3).for_each(|number| heap.add(block(number)));
+        let mut dealt = |bytes| {
+            heap.turn();
+            let piece = heap.allocate(bytes, 0).expect("fits").expect("room");
+            piece.address.block.number
+        };
+        let mut small: Vec<u32> = (0..6).map(|_| dealt(64)).collect();
+        assert!(small[..3] == small[3..], "one after another: {small:?}");
+        small.truncate(3);
+        small.sort_unstable();
+        assert_eq!(small, [1, 2, 3]);
+        // A block without room is passed over; nothing of it is lost.
+        let half = BLOCK / 2;
+        let mut blocks: Vec<u32> = (0..3).map(|_| dealt(half)).collect();
+        blocks.sort_unstable();
+        assert_eq!(blocks, [1, 2, 3]);
+        let rest = 3 * half / 64 - 6;
+        assert!((0..rest).all(|_| (1..=3).contains(&dealt(64))), "to the last byte");
+        assert_eq!(heap.allocate(64, 0).expect("fits"), None);
+        assert_eq!(heap.stats().used_bytes, 3 * BLOCK);
     }
 
     #[test]

@@ -120,7 +120,7 @@ fn who_does_not_reach_the_first_copy_of_a_slot_does_not_read_another() {
     (0..setup.memory).for_each(|memory| testbed.cut_off(1, memory));
     let half = reads(&testbed).operations;
     assert!(half < all * 2 / 3, "who reaches no memory node reads nothing: {half} of {all}");
-    // The small index lies in one block, whose first copy one of the nodes has.
+    // First copies of the index, small as it is, lie on all memory nodes: who does not reach one of them soon waits for a key whose slot is there.
     let without = |memory| {
         let testbed = Testbed::start(&setup).expect("it starts");
         testbed.cut_off(1, memory);
@@ -128,7 +128,7 @@ fn who_does_not_reach_the_first_copy_of_a_slot_does_not_read_another() {
     };
     let each: Vec<u64> = (0..setup.memory).map(without).collect();
     let stuck = each.iter().filter(|&&read| read < half * 11 / 10).count();
-    assert_eq!(stuck, 1, "as little as without any: {each:?}, {half} of {all}");
+    assert_eq!(stuck, setup.memory, "as little as without any: {each:?}, {half} of {all}");
 }
 
 /// One key, set and deleted all the time.

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use archipelago_base::runtime::together;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_pool::BlockId;
+use archipelago_pool::{BlockId, Sharing};
 use parking_lot::RwLock;
 
 use super::caching::{Charge, count};
@@ -212,6 +212,7 @@ impl Inner {
         let _pass = self.taking.enter().await;
         let begun = self.table.begin_index(directory, partition_bits, self.until_ns());
         let geometry = begun.await?;
+        self.blocks_for_an_index().await;
         let all: Vec<PartitionId> = (0..geometry.partitions()).map(PartitionId).collect();
         let mut shapes = Vec::with_capacity(all.len());
         for some in all.chunks(TAKEN_AT_ONCE) {
@@ -223,6 +224,21 @@ impl Inner {
             }
         }
         Ok(Message::Created { shapes })
+    }
+
+    /// As many blocks as there are memory nodes, so that first copies of subtables, which one-sided requests go to, lie on all of them; fewer if the pool has no more.
+    /// What the index does not need of them is for records.
+    async fn blocks_for_an_index(&self) {
+        let nodes = self.pool.members().len() as u64;
+        while self.records.pieces.lock().stats().blocks < nodes {
+            match self.pool.allocate(Sharing::All).await {
+                Ok(block) => self.records.pieces.lock().add(block),
+                Err(error) => {
+                    tracing::info!(%error, "the index lies in fewer blocks than there are memory nodes");
+                    return;
+                }
+            }
+        }
     }
 
     /// A partition's first subtable, and its entry; what is there if somebody was faster.
@@ -239,6 +255,7 @@ impl Inner {
         let log2_buckets =
             table.begin_partition(directory, partition, log2_buckets, until_ns).await?;
         let bytes = (BUCKET_BYTES as u64) << log2_buckets;
+        self.records.pieces.lock().turn();
         let mine = self.new_table(1, log2_buckets, bytes).await?;
         let shape = table.place_partition(directory, geometry, partition, mine, until_ns).await?;
         if shape != mine {

@@ -137,6 +137,11 @@ impl Pieces {
         Ok(Some(address))
     }
 
+    /// Pieces that were never used come from another block than those before, if there is one.
+    pub(crate) fn turn(&mut self) {
+        self.heap.turn();
+    }
+
     /// What lies there stays, until [`Pieces::unpin_all`], whoever refers to it.
     pub(crate) fn pin(&mut self, address: Address) {
         self.pinned.insert(address);

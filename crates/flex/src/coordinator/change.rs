@@ -25,7 +25,7 @@ pub(super) struct Change {
     /// Who has yet to confirm the step.
     waiting: BTreeSet<ClientId>,
     /// Who may know of it: those who lived when it began.
-    told: BTreeSet<ClientId>,
+    pub(super) told: BTreeSet<ClientId>,
     cause: Cause,
     began_ns: u64,
 }
@@ -166,11 +166,10 @@ impl Coordinator {
             let message = self.create_message();
             self.actions.push(Action::Send { to, message });
         }
-        let mut members = self.members();
+        let members = self.told_of();
         let gone: Vec<ClientId> =
             self.nodes.values().filter(|node| node.gone).map(|node| node.member.client).collect();
         let Some(change) = &self.change else { return };
-        members.retain(|member| change.told.contains(&member.client));
         let (version, changes) = (change.version, change.entries.values().copied().collect());
         let message = match change.step {
             Step::Pause => Message::Pause { term, version, changes, members, gone },

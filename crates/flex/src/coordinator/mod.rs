@@ -212,6 +212,16 @@ impl Coordinator {
         living.map(|node| node.member.clone()).collect()
     }
 
+    /// Members as nodes are told of them: while the map changes, those that the change is for. Who has come since is told of with the next, whomever it is
+    /// told to: somebody who knew of one that the change he pauses for does not name would take that one for gone when it ends.
+    pub(super) fn told_of(&self) -> Vec<Member> {
+        let mut members = self.members();
+        if let Some(change) = &self.change {
+            members.retain(|member| change.told.contains(&member.client));
+        }
+        members
+    }
+
     /// The store, as far as is known here: nodes have not been asked what they counted.
     #[must_use]
     pub fn status(&self) -> StoreStatus {
@@ -489,7 +499,7 @@ impl Coordinator {
                 version: self.version,
                 partition_bits: self.geometry.partition_bits(),
                 map: self.map.clone(),
-                members: self.members(),
+                members: self.told_of(),
                 directory: self.directory,
             };
             self.answer(ticket, message);

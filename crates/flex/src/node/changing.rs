@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use archipelago_base::runtime::together;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_pool::{BlockId, Sharing};
+use archipelago_pool::{BlockId, ClientId, Sharing};
 use parking_lot::RwLock;
 
 use super::caching::{Charge, count};
@@ -57,8 +57,8 @@ struct Staged {
     version: u64,
     changes: Vec<Assigned>,
     members: Vec<Member>,
-    /// Whether the coordinator says that somebody is gone, who may have been a member of a map that never held.
-    loses: bool,
+    /// Who is gone, as the coordinator says, and may have been a member of a map that never held.
+    gone: Vec<ClientId>,
     prepared: Option<BTreeMap<u32, (Assigned, Arc<Served>)>>,
 }
 
@@ -182,8 +182,7 @@ impl Inner {
                 self.create(partition_bits, log2_buckets, directory).await
             }
             Message::Pause { version, changes, members, gone, .. } => {
-                let loses = !gone.is_empty();
-                self.pause_for(version, changes, members, loses).await
+                self.pause_for(version, changes, members, gone).await
             }
             Message::Prepare { version, .. } => self.prepare(version).await,
             Message::Resume { version, changes, .. } => self.resume(version, &changes),
@@ -278,7 +277,7 @@ impl Inner {
         version: u64,
         changes: Vec<Assigned>,
         members: Vec<Member>,
-        loses: bool,
+        gone: Vec<ClientId>,
     ) -> Result<Message> {
         let joined = self.joined()?;
         {
@@ -294,7 +293,7 @@ impl Inner {
                 // What an earlier change closed and this one does not name stays closed until it holds.
                 let prepared = None;
                 let changes = changes.clone();
-                let next = Staged { version, changes, members, loses, prepared };
+                let next = Staged { version, changes, members, gone, prepared };
                 standing.staged = Some(next);
             }
         }
@@ -513,9 +512,9 @@ impl Inner {
             let served = prepared.remove(&change.partition).map(|(_, served)| served);
             self.proxy.set(PartitionId(change.partition), served);
         }
-        self.peers.retain(&staged.members);
+        self.peers.retain(&staged.members, &staged.gone);
         let stays = |member: &Member| staged.members.iter().any(|now| now.client == member.client);
-        if staged.loses || !joined.map.read().members.iter().all(stays) {
+        if !staged.gone.is_empty() || !joined.map.read().members.iter().all(stays) {
             self.want_sweep();
         }
         self.leases.retain(&staged.members);

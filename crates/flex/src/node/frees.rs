@@ -2,7 +2,7 @@
 //!
 //! Whoever commits a write gives the old record's word to its block's owner; a writer who is that itself is told so with the answer, and needs no message. A message goes out under one number until it is answered, so it
 //! is executed once; should the owner be gone, nobody knows whether it was, and the words are dropped: whoever adopts the block sweeps it
-//! (`sweep.rs`). What this node may still give back is **held**: a sweep takes it for in use, so that a piece is not freed by the
+//! (`sweep.rs`). An owner who lives and lost the number is asked to sweep instead. What this node may still give back is **held**: a sweep takes it for in use, so that a piece is not freed by the
 //! sweep, used again, and then freed by a message that was late.
 //!
 //! Invariants: 1. a word is held from before the write that supersedes it until its owner has it back, or is gone; 2. one message to an owner
@@ -171,7 +171,9 @@ impl Inner {
             }
             Ok(None) => false,
             Err(error) => {
-                tracing::debug!(%error, "records are not given back yet");
+                // Nobody will hear whether they were: whoever has the block looks what lies in it that nobody refers to.
+                tracing::debug!(%error, "records that were given back are swept for");
+                *asked = Asked::new(&Message::Sweep {});
                 false
             }
         }

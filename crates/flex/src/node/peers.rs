@@ -153,14 +153,18 @@ impl Peers {
         Arc::clone(peer)
     }
 
-    /// Forgets who is no member any more.
-    pub(super) fn retain(&self, members: &[Member]) {
+    /// Hangs up on who is no member, and forgets who is gone. Others are kept: one who has just joined is known to some before the map names him, and were he forgotten
+    /// and then known again, he would refuse the numbers of the new session, since he knows those of the old one.
+    pub(super) fn retain(&self, members: &[Member], gone: &[ClientId]) {
         let stays = |client: &ClientId| members.iter().any(|member| member.client == *client);
-        let gone: Vec<Arc<Peer>> = {
+        let left: Vec<Arc<Peer>> = {
             let mut known = self.known.lock();
-            known.extract_if(.., |client, _| !stays(client)).map(|(_, peer)| peer).collect()
+            let left = known.iter().filter(|(client, _)| !stays(client));
+            let left = left.map(|(_, peer)| Arc::clone(peer)).collect();
+            known.retain(|client, _| stays(client) || !gone.contains(client));
+            left
         };
-        for peer in gone {
+        for peer in left {
             peer.routes.iter().for_each(Route::hang_up);
         }
     }

@@ -424,7 +424,15 @@ impl Cluster {
                 let ghosts = needs_no_pool.then_some(&mut self.ghosts);
                 let there = self.nodes.get_mut(&to).or_else(|| ghosts?.get_mut(&to));
                 let Some(node) = there.filter(|node| !node.silent) else { return };
+                let before = node.members.clone();
                 let answer = node.answer(to, &message, &mut self.claimed, &mut self.shapes);
+                let after = node.members.clone();
+                let lost = before.iter().find(|member| !after.contains(member));
+                // One that was only given a number may be unknown to the next coordinator.
+                let takes_part =
+                    |lost: &&ClientId| self.nodes.get(lost).is_some_and(|n| n.version > 0);
+                let lives = lost.filter(takes_part);
+                assert!(lives.is_none(), "{to} is to take {lives:?} for gone: {message:?}");
                 let term = self.term;
                 self.bag.push(Flight::Answer { term, from: to, sent: message, answer });
             }
@@ -457,12 +465,16 @@ impl Cluster {
 
     fn told(&mut self, to: ClientId, message: Message) {
         let Some(node) = self.nodes.get_mut(&to).filter(|node| !node.silent) else { return };
-        let Message::Joined { term, number, version, map, directory, .. } = message else { return };
+        let Message::Joined { term, number, version, map, directory, members, .. } = message else {
+            return;
+        };
         // It enters itself, and looks whether the term is still the newest.
         self.roster.insert(to);
         if node.version == 0 && term >= node.term && term == self.term {
             let closed = vec![false; map.len()];
-            *node = Node { number, version, map, directory, term, closed, ..Node::default() };
+            let members = members.iter().map(|member| member.client).collect();
+            *node =
+                Node { number, version, map, members, directory, term, closed, ..Node::default() };
         }
     }
 

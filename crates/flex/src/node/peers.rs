@@ -48,7 +48,10 @@ impl Class {
 
     pub(crate) fn of(question: &Message) -> Self {
         match question {
-            Message::Write { .. } | Message::Settle { .. } | Message::Free { .. } => Self::Index,
+            Message::Locate { .. }
+            | Message::Write { .. }
+            | Message::Settle { .. }
+            | Message::Free { .. } => Self::Index,
             Message::Delegate { .. } | Message::Carry { .. } => Self::Whole,
             _ => Self::AtOnce,
         }

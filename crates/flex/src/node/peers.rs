@@ -6,7 +6,8 @@
 //! **Classes.** A session takes so many questions beyond the oldest that is not answered. A write is answered when others have dropped what they cached, so
 //! were both asked in one session, two nodes with enough writes under way at each other would wait until the leases of their caches run
 //! out. Questions are answered at once, or wait for such alone, or wait for those too ([`Class`]); each class has a session of its own, and
-//! none waits for its own or a later one.
+//! none waits for its own or a later one. A question may be asked in a later class than its own, and where a key is that is to be written is: it comes
+//! before the write, and over two links two threads on each side would look in turn (in shared memory four times the time of both, 42 µs for 9).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,12 +33,12 @@ pub(crate) struct Peer {
     heard: Mutex<Option<(u64, u64)>>,
 }
 
-/// What the answer to a question waits for.
+/// What the answers to questions of a session wait for, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// Nobody.
     AtOnce,
-    /// The answers of others that come at once.
+    /// The answers of others that come at once. What writes ask.
     Index,
     /// Changes of the index at other nodes.
     Whole,
@@ -255,5 +256,32 @@ impl Inner {
             self.table.late(until_ns, format!("{} to another node", message.name()))?;
             self.pause().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Payload, Place};
+
+    #[test]
+    fn a_write_asks_in_one_session_and_in_none_that_a_write_waits_for() {
+        let locate = Message::Locate { partition: 1, epoch: 2, hash: 3 };
+        let settle = Message::Settle { partition: 1, epoch: 2, place: Place { index: 4, word: 5 } };
+        assert_eq!(Class::of(&locate), Class::Index);
+        assert_eq!(Class::of(&settle), Class::Index);
+        let invalidate = Message::Invalidate { hash: 3 };
+        let search = Message::Search { partition: 1, epoch: 2, hash: 3, reads: 0 };
+        for waited_for in [invalidate, search, Message::Renew {}] {
+            assert_eq!(Class::of(&waited_for), Class::AtOnce, "{waited_for:?}");
+        }
+        let delegate = Message::Delegate {
+            partition: 1,
+            epoch: 2,
+            key: Payload(b"reef".to_vec()),
+            value: Payload(Vec::new()),
+            expires_ms: 0,
+        };
+        assert_eq!(Class::of(&delegate), Class::Whole);
     }
 }

@@ -175,6 +175,12 @@ impl Heap {
         }))
     }
 
+    /// Up to `count` pieces that the next requests for `len` bytes get, of those that were in use before.
+    pub fn listed(&self, len: u64, count: usize) -> impl Iterator<Item = &Address> {
+        let class = class_of(len.div_ceil(UNIT).max(1));
+        self.free.get(class).into_iter().flat_map(move |listed| listed.iter().rev().take(count))
+    }
+
     /// The next piece of an untouched end comes from another block, if there is one with room.
     pub fn turn(&mut self) {
         if !self.open.is_empty() {
@@ -256,7 +262,8 @@ impl Heap {
         self.waiting.push_back((free_from_ns, piece));
     }
 
-    fn settle(&mut self, now_ns: u64) {
+    /// Pieces that wait until now may be used. [`Heap::allocate`] begins with it.
+    pub fn settle(&mut self, now_ns: u64) {
         while let Some((_, piece)) = self.waiting.pop_front_if(|(from, _)| *from <= now_ns) {
             self.waiting_bytes -= piece.bytes;
             if let Some(used) = self.blocks.get_mut(&piece.address.block) {
@@ -416,6 +423,20 @@ mod tests {
         assert!((0..rest).all(|_| (1..=3).contains(&dealt(64))), "to the last byte");
         assert_eq!(heap.allocate(64, 0).expect("fits"), None);
         assert_eq!(heap.stats().used_bytes, 3 * BLOCK);
+    }
+
+    #[test]
+    fn what_is_listed_is_what_comes_next() {
+        let mut heap = Heap::new(BLOCK);
+        heap.add(block(1));
+        let take = |heap: &mut Heap| heap.allocate(100, 7).expect("fits").expect("room").address;
+        let used: Vec<Address> = (0..5).map(|_| take(&mut heap)).collect();
+        used.iter().for_each(|address| heap.free(*address, 100, 7));
+        assert_eq!(heap.listed(100, 3).count(), 0, "they wait");
+        heap.settle(7);
+        assert_eq!(heap.listed(64, 3).count(), 0, "another class");
+        let listed: Vec<Address> = heap.listed(100, 3).copied().collect();
+        assert_eq!(listed, (0..3).map(|_| take(&mut heap)).collect::<Vec<_>>());
     }
 
     #[test]

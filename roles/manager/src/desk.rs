@@ -92,7 +92,7 @@ impl Desk {
         let mut guard = self.state.lock();
         let Some(state) = guard.as_mut() else { return };
         work(&mut state.core, now_ns);
-        let mut answers = Vec::new();
+        let (mut answers, mut ordered) = (Vec::new(), false);
         for action in state.core.take_actions() {
             match action {
                 Action::Answer { ticket, message } => {
@@ -102,12 +102,15 @@ impl Desk {
                     let orders = state.orders.entry(node).or_default();
                     if orders.len() < ORDERS_MAX && !orders.contains(&message) {
                         orders.push_back(message);
+                        ordered = true;
                     }
                 }
             }
         }
         drop(guard);
-        self.changed.notify_all();
+        if ordered {
+            self.changed.notify_all();
+        }
         for (reply, message) in answers {
             reply.send(message.encode());
         }

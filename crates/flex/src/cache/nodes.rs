@@ -13,6 +13,8 @@
 //!
 //! Cost: a lookup touches some 2 to 3 nodes and allocates nothing; push and remove are O(1) expected. Thread-safety: by `&mut`.
 
+use archipelago_base::prefetch::prefetch;
+
 use super::{Kind, Place};
 
 /// Nodes of a chunk.
@@ -117,6 +119,13 @@ impl Nodes {
     /// Where the search for a hash begins: for [`Nodes::find_from`], as long as nothing changes.
     pub(super) fn head(&self, hash: u64) -> u32 {
         if self.len == 0 { NONE } else { self.node(bucket(hash, self.len)).head }
+    }
+
+    /// Asks for the memory of the node that the search begins at: nodes are not cut along cache lines.
+    pub(super) fn prefetch_from(&self, at: u32) {
+        if at != NONE {
+            prefetch(std::ptr::from_ref(self.node(at)).cast(), size_of::<Node>());
+        }
     }
 
     /// The node with this hash, in the chain that begins at `at`.

@@ -17,6 +17,7 @@ impl LocalCache {
     /// Where the entries of these keys are; `found` begins empty.
     pub(crate) fn seek(&self, hashes: &[KeyHash], found: &mut Vec<Option<u32>>) {
         found.extend(hashes.iter().map(|hash| Some(self.nodes.head(hash.0))));
+        found.iter().flatten().for_each(|head| self.nodes.prefetch_from(*head));
         for (hash, at) in hashes.iter().zip(found.iter_mut()) {
             *at = at.and_then(|head| self.nodes.find_from(head, hash.0));
         }

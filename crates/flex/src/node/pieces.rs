@@ -158,6 +158,16 @@ impl Pieces {
         }
     }
 
+    /// Pieces that wait until now may be used.
+    pub(crate) fn settle(&mut self, now_ns: u64) {
+        self.heap.settle(now_ns);
+    }
+
+    /// Asks for the memory that allocating so many pieces of `len` bytes touches.
+    pub(crate) fn prefetch_next(&self, len: u64, count: usize) {
+        self.heap.listed(len, count).for_each(|address| self.prefetch(*address));
+    }
+
     /// Frees a piece, if it is one in use; whether it was.
     pub(crate) fn free(&mut self, address: Address, len: u64, free_from_ns: u64) -> bool {
         if let Some(freed) = self.adopted.get_mut(&address.block) {

@@ -69,6 +69,11 @@ impl Locks {
         true
     }
 
+    /// Whether somebody has it. Mostly nobody has any, which is known without a look at the map's own memory.
+    fn has(&self, index: SlotIndex) -> bool {
+        !self.slots.is_empty() && self.slots.contains_key(&index)
+    }
+
     /// Whether a key with this one's fingerprint comes into one of its buckets.
     fn meets(&self, (fingerprint, buckets): Coming) -> bool {
         let meets = |other: &Coming| {

@@ -47,6 +47,11 @@ impl Inner {
     fn allocate_at_once(&self, lengths: &[u64], now_ns: u64) -> Option<Vec<Address>> {
         let mut pieces = self.records.pieces.lock();
         let mut addresses = Vec::with_capacity(lengths.len());
+        if let Some(bytes) = lengths.first() {
+            // Most are of one size.
+            pieces.settle(now_ns);
+            pieces.prefetch_next(*bytes, lengths.len());
+        }
         for bytes in lengths {
             match pieces.allocate(*bytes, now_ns) {
                 Ok(Some(address)) => addresses.push(address),

@@ -145,7 +145,7 @@ impl Overwrite<'_> {
                 let holds = self.served.holds(index) && old.is_live() && words.load(index) == old;
                 let sharers = locks.metadata.get(index)?.sharers;
                 let told = !(sharers.is_empty() || writer.alone && sharers.is_at_most(writer.me));
-                (holds && !told && !locks.slots.contains_key(&index)).then_some((index, old))
+                (holds && !told && !locks.has(index)).then_some((index, old))
             }
             Target::Free(hash) => {
                 let candidates = self.served.candidates(hash)?;
@@ -158,7 +158,7 @@ impl Overwrite<'_> {
                 }
                 let lease = self.served.lease;
                 let mut free = candidates.free(|slot| lease.may_reuse(slot, writer.now_us));
-                free.find(|(index, _)| !locks.slots.contains_key(index) && !is_taken(*index))
+                free.find(|(index, _)| !locks.has(*index) && !is_taken(*index))
             }
         }
     }

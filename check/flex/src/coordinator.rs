@@ -7,7 +7,7 @@ use archipelago_base::random::Rng;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
-use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Tuning, directory_label};
+use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Rhythm, Tuning, directory_label};
 use archipelago_flex::wire::Assigned;
 use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
@@ -65,7 +65,7 @@ impl CoordinatorActor {
             let node = node.expect("a node in memory");
             let listener = sim.serve(&node, COORDINATOR).expect("a host serves at its name");
             desk.tune(tuning);
-            desk.start();
+            desk.start(Rhythm::default());
             *kept.lock() = Some((desk, node, listener));
         };
         let _ends_with_the_host = Host::spawn(&host, "coordinator", task);

@@ -16,11 +16,13 @@ use archipelago_base::Result;
 use archipelago_base::runtime::{Runtime, ThreadRuntime};
 use archipelago_fabric::{Handler, Reply, Request};
 use archipelago_flex::FlexSettings;
-use archipelago_flex::coordinator::{Coordinator, Desk, Plan, directory_label};
+use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Rhythm, directory_label};
 use archipelago_flex::wire::{Grant, Message, Why, is_ours};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
+/// Unhurried: each tick wakes threads of an idle process. A node is taken for dead after its lease, of a second.
+const RHYTHM: Rhythm = Rhythm { tick: Duration::from_millis(20), watch: Duration::from_millis(50) };
 /// Between two tries to join the pool.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -120,7 +122,7 @@ impl Store {
             };
             let Some(store) = weak.upgrade() else { return };
             let (desk, handler) = Desk::new(plan, runtime, endpoints, pool);
-            desk.start();
+            desk.start(RHYTHM);
             let over = store.hosted.write().replace(Arc::new(Hosted { desk, handler }));
             store.beginning.store(false, Ordering::SeqCst);
             if over.is_some() {

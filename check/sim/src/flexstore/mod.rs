@@ -31,7 +31,9 @@ use archipelago_base::simulation::Host;
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::sim::{Model, Network, Sim, Work};
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
-use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Report, Tuning, directory_label};
+use archipelago_flex::coordinator::{
+    Coordinator, Desk, Plan, Report, Rhythm, Tuning, directory_label,
+};
 use archipelago_flex::{CacheMode, ComputeNode, FlexSettings, Rival, Surroundings};
 use archipelago_manager::core::Terms;
 use archipelago_memory::core::{Limits, Sabotage};
@@ -223,7 +225,7 @@ async fn start_coordinator(
     desk.tune(Tuning::FIXED);
     let node = sim.network().node(NodeId(u64::MAX - 1), Epoch(1), Some(door))?;
     let listener = sim.serve(&node, COORDINATOR)?;
-    desk.start();
+    desk.start(Rhythm::default());
     *kept.lock() = Some((desk, node, listener));
     Ok(())
 }

@@ -26,10 +26,22 @@ use crate::settings::Sabotage;
 use crate::table::Table;
 use crate::wire::{Grant, Message, Shaped, StoreStatus, Why};
 
-/// Between two ticks.
-const TICK: Duration = Duration::from_millis(2);
-/// Between two looks at who is dead.
-const WATCH: Duration = Duration::from_millis(10);
+/// How often a coordinator does what no message sets off.
+#[derive(Clone, Copy, Debug)]
+pub struct Rhythm {
+    /// Between two ticks: a change of the map that is wanted begins with one. Its steps do not wait for ticks.
+    pub tick: Duration,
+    /// Between two looks at who is dead.
+    pub watch: Duration,
+}
+
+/// 2 and 10 ms.
+impl Default for Rhythm {
+    fn default() -> Self {
+        Self { tick: Duration::from_millis(2), watch: Duration::from_millis(10) }
+    }
+}
+
 /// An order is taken for lost after so long, and sent again.
 pub(super) const ORDER: Duration = Duration::from_millis(500);
 /// A node that does not say what it counted within so long is shown without.
@@ -143,12 +155,12 @@ impl Desk {
     }
 
     /// Takes office, ticks and watches for as long as the desk is there and the pool takes it for alive.
-    pub fn start(self: &Arc<Self>) {
-        self.keep("flex-tick", TICK, |desk| {
+    pub fn start(self: &Arc<Self>, rhythm: Rhythm) {
+        self.keep("flex-tick", rhythm.tick, |desk| {
             desk.with(Coordinator::on_tick);
             Box::pin(std::future::ready(Ok(())))
         });
-        self.keep("flex-watch", WATCH, |desk| Box::pin(desk.watch()));
+        self.keep("flex-watch", rhythm.watch, |desk| Box::pin(desk.watch()));
         self.start_measuring();
     }
 

@@ -32,7 +32,7 @@ use crate::knob::Ratio;
 use crate::settings::FlexSettings;
 use crate::wire::{Assigned, ComputeStatus, Grant, Member, Message, Shaped, StoreStatus, Why};
 
-pub use host::{Desk, directory_label};
+pub use host::{Desk, Rhythm, directory_label};
 pub use tuning::{Cause, Changed, Report, Tuning};
 
 use change::Change;

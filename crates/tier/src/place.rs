@@ -125,13 +125,41 @@ fn fits(device: &DeviceView, input: &PlaceInput<'_>, level: Option<u8>, may_pass
     !(may_pass_on && first_to_leave && left < part(input.migrate))
 }
 
+/// How hot a file on the fastest device is, and what that is measured by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heat {
+    /// Its accesses per byte.
+    pub density: f64,
+    /// Those of what would be copied to the device last: what a copy of it would need.
+    pub worth: f64,
+    /// Whether it was written so lately that its accesses do not tell yet: what is newest is read from the block cache first.
+    pub is_young: bool,
+    /// Bytes that hot tables of levels beyond the scheme may still take.
+    pub room: u64,
+}
+
+impl Heat {
+    /// Of a file of which nothing is known.
+    pub const UNKNOWN: Self = Self { density: 0.0, worth: f64::INFINITY, is_young: false, room: 0 };
+
+    /// Whether a file of `len` bytes stays: it is read, would be copied back if it left or might be, and has room.
+    #[must_use]
+    pub fn stays(&self, len: u64) -> bool {
+        self.density > 0.0 && (self.is_young || self.density >= self.worth) && self.room >= len
+    }
+}
+
 /// Whether a file of `level` on device `from` belongs on another one after its level changed
-/// without a rewrite; the device, if so. Files do not come back up for this: reading them there is
+/// without a rewrite; the device, if so. What is hot stays on the fastest one while there is room: it would be read back for a copy, and the newest
+/// records of a load that appends are in such tables. Files do not come back up for this: reading them there is
 /// what copies are for, and deeper levels only grow colder.
 #[must_use]
-pub fn place_after_move(input: &PlaceInput<'_>, from: usize) -> Option<usize> {
+pub fn place_after_move(input: &PlaceInput<'_>, from: usize, heat: &Heat) -> Option<usize> {
     let (first, _) = wanted(input.context, input);
     if from >= first || input.devices.len() == 1 {
+        return None;
+    }
+    if from == 0 && heat.stays(input.size_hint_bytes) {
         return None;
     }
     let (to, _) = place(input);
@@ -223,25 +251,41 @@ mod tests {
         assert_eq!(put(table(6), &[device(90), nearly]).0, 1, "there is nobody behind");
     }
 
+    /// Where a table of 1 GiB goes after its move to `level`.
+    fn moved(level: u8, from: usize, heat: &Heat) -> Option<usize> {
+        let input = PlaceInput {
+            context: table(level),
+            size_hint_bytes: GIB,
+            fast_levels: 3,
+            base_level: 1,
+            devices: &[device(50), device(50)],
+            reserve: 0.02,
+            migrate: 0.05,
+        };
+        place_after_move(&input, from, heat)
+    }
+
     #[test]
     fn a_trivial_move_takes_a_file_down_and_never_up() {
-        let devices = [device(50), device(50)];
-        let moved = |level, from| {
-            let context = table(level);
-            let input = PlaceInput {
-                context,
-                size_hint_bytes: GIB,
-                fast_levels: 3,
-                base_level: 1,
-                devices: &devices,
-                reserve: 0.02,
-                migrate: 0.05,
-            };
-            place_after_move(&input, from)
-        };
+        let moved = |level, from| moved(level, from, &Heat::UNKNOWN);
         assert_eq!(moved(3, 0), Some(1));
         assert_eq!(moved(2, 0), None);
         assert_eq!(moved(3, 1), None);
         assert_eq!(moved(1, 1), None);
+    }
+
+    #[test]
+    fn what_is_as_hot_as_a_copy_stays_while_hot_tables_have_room() {
+        let hot = Heat { density: 0.2, worth: 0.1, is_young: false, room: GIB };
+        assert_eq!(moved(3, 0, &hot), None);
+        assert_eq!(moved(3, 0, &Heat { room: GIB - 1, ..hot }), Some(1));
+        let warm = Heat { density: 0.05, ..hot };
+        assert_eq!(moved(3, 0, &warm), Some(1));
+        assert_eq!(moved(3, 0, &Heat { is_young: true, ..warm }), None);
+        assert_eq!(moved(3, 0, &Heat { is_young: true, density: 0.0, ..warm }), Some(1));
+        let all_fit = Heat { worth: 0.0, ..hot };
+        assert_eq!(moved(3, 0, &all_fit), None);
+        assert_eq!(moved(3, 0, &Heat { density: 0.0, ..all_fit }), Some(1), "never read");
+        assert_eq!(moved(3, 1, &hot), None, "it does not come up");
     }
 }

@@ -1,7 +1,9 @@
 //! When accesses come to count half. Pure.
 //!
-//! The longer they are counted, the better blocks are told apart, so they age when there were enough for that, and not sooner; unless copies
-//! serve clearly less than those counts promised: then what is hot has moved on, and they age at every half-life.
+//! The longer they are counted, the better blocks are told apart, so they age when there were enough for that, and not sooner; unless what is hot
+//! moves on, and then at every half-life: copies serve clearly less than those counts promised, or files are read otherwise than before ([`drift`]).
+
+use super::{AGED_VARIANCE, SURE};
 
 /// Accesses age when there were so many for each range that is counted…
 const READS_PER_RANGE: u64 = 8;
@@ -12,6 +14,36 @@ const KEPT_MIN: f64 = 0.75;
 /// …when that was so many reads.
 const EXPECTED_MIN: f64 = 100.0;
 
+/// What is hot moves on when files are read otherwise than before by this part (its square), chance aside.
+const DRIFT_MAX: f64 = 0.02;
+/// With fewer reads than this for a file nothing is concluded from its drift.
+const DRIFT_READS_MIN: f64 = 8.0;
+
+/// The mean square of how much files' reads differ from what they would be if each had the same part of them as before, as a part of that: 0 of a load
+/// that stays as it is, whatever chance does. Of each file its aged accesses of before, and its reads since.
+///
+/// What chance adds is taken off: reads vary by their number, and so does what is expected of them, by half as much for each time that there are as many
+/// reads as before (`AGED_VARIANCE`). So are [`SURE`] standard deviations of that, as this is asked at every look. 0 while there are hardly any reads.
+pub(crate) fn drift(files: impl Iterator<Item = (f64, u64)> + Clone) -> f64 {
+    let (count, before, since) =
+        files.clone().fold((0.0, 0.0, 0.0), |(n, b, s), (before, since)| {
+            (n + 1.0, b + before, s + since as f64)
+        });
+    if before <= 0.0 || since < DRIFT_READS_MIN * count {
+        return 0.0;
+    }
+    let rate = since / before;
+    let (mut moved, mut chance, mut all) = (0.0, 0.0, 0.0);
+    for (before, since) in files {
+        let expected = before * rate;
+        let variance = expected * (1.0 + AGED_VARIANCE * rate);
+        moved += (since as f64 - expected).powi(2) - variance;
+        chance += 2.0 * variance * variance;
+        all += expected * expected;
+    }
+    if all <= 0.0 { 0.0 } else { ((moved - SURE * chance.sqrt()) / all).max(0.0) }
+}
+
 /// What was in an interval.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Interval {
@@ -21,6 +53,8 @@ pub(crate) struct Interval {
     pub(crate) hits: u64,
     /// Ranges that are counted.
     pub(crate) ranges: u64,
+    /// How far files are read otherwise than when accesses aged last; see [`drift`].
+    pub(crate) drift: f64,
 }
 
 /// See the module.
@@ -47,7 +81,8 @@ impl Ageing {
         let is_late = passed_ms >= HALF_LIVES_MAX * half_life_ms;
         let is_stale =
             self.expected >= EXPECTED_MIN && (self.hits as f64) < KEPT_MIN * self.expected;
-        let ages = passed_ms >= half_life_ms && (is_enough || is_late || is_stale);
+        let has_moved = interval.drift > DRIFT_MAX;
+        let ages = passed_ms >= half_life_ms && (is_enough || is_late || is_stale || has_moved);
         if ages {
             *self = Self { at_ms: now_ms, share: self.share, ..Self::default() };
         }
@@ -73,12 +108,35 @@ mod tests {
 
     #[test]
     fn accesses_age_when_there_were_enough_and_sooner_if_copies_are_out_of_date() {
-        let interval = |reads, hits| Interval { reads, hits, ranges: 1000 };
+        let interval = |reads, hits| Interval { reads, hits, ranges: 1000, drift: 0.0 };
         assert_eq!(ages_at(0.0, interval(4000, 0)), 10, "never sooner than a half-life");
         assert_eq!(ages_at(0.0, interval(400, 0)), 20);
         assert_eq!(ages_at(0.0, interval(1, 0)), 300);
         assert_eq!(ages_at(0.5, interval(400, 200)), 20, "as expected");
         assert_eq!(ages_at(0.5, interval(400, 100)), 10, "half as many hits as expected");
         assert_eq!(ages_at(0.5, interval(10, 0)), 20, "not known before 100 were expected");
+        assert_eq!(ages_at(0.0, Interval { drift: 0.1, ..interval(1, 0) }), 10);
+    }
+
+    #[test]
+    fn files_that_are_read_otherwise_than_before_drift_and_chance_does_not() {
+        let mut rng = archipelago_base::random::Rng::with_seed(7);
+        // About as many as the mean, with the variance of reads that come by themselves.
+        let mut draw = |mean: f64| (0..1000).filter(|_| rng.f64() < mean / 1000.0).count();
+        let hot = |at: usize| 200.0 / (1.0 + at as f64);
+        let mut files = |shift: usize, rate: f64| -> Vec<(f64, u64)> {
+            let pair = |at: usize| {
+                let since = draw(rate * hot((at + shift) % 100)) as u64;
+                (draw(hot(at)) as f64, since)
+            };
+            (0..100).map(pair).collect()
+        };
+        let of = |files: Vec<(f64, u64)>| drift(files.into_iter());
+        for rate in [1.0, 3.0] {
+            assert!(of(files(0, rate)) < DRIFT_MAX, "as before");
+            assert!(of(files(2, rate)) > 3.0 * DRIFT_MAX, "two files further");
+        }
+        assert_eq!(of(vec![(100.0, 3), (1.0, 4)]), 0.0, "too few reads");
+        assert_eq!(of(Vec::new()), 0.0);
     }
 }

@@ -98,6 +98,10 @@ pub(crate) struct Device {
     pub(crate) pace_percent: AtomicU32,
     /// The deepest level of which a file lies here; 255 for none.
     pub(crate) deepest: AtomicU8,
+    /// Accesses per byte of what would be copied here last, as the bits of an `f64`; infinite until that is known.
+    pub(crate) worth: AtomicU64,
+    /// Bytes that hot tables of levels beyond the scheme may still take.
+    pub(crate) hot_room: AtomicU64,
     writers: [AtomicUsize; 3],
     counters: Counters<COUNTS>,
     dirty: Mutex<BTreeSet<PathBuf>>,
@@ -153,6 +157,8 @@ impl Device {
             profile: OnceLock::new(),
             pace_percent: AtomicU32::new(100),
             deepest: AtomicU8::new(u8::MAX),
+            worth: AtomicU64::new(f64::INFINITY.to_bits()),
+            hot_room: AtomicU64::new(0),
             writers: Default::default(),
             counters: Counters::default(),
             dirty: Mutex::default(),
@@ -318,6 +324,12 @@ impl Device {
     /// Whether it was full a moment ago.
     pub(crate) fn is_full(&self, now_ns: u64) -> bool {
         now_ns < self.full_until_ns.load(Ordering::Relaxed)
+    }
+
+    /// Takes room for a hot table, as far as there is.
+    pub(crate) fn take_hot_room(&self, bytes: u64) {
+        let left = |room: u64| Some(room.saturating_sub(bytes));
+        let _taken = self.hot_room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
     }
 
     /// Files open for writing by those of a kind.

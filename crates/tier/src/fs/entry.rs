@@ -103,6 +103,10 @@ pub(crate) struct Entry {
     inherited: AtomicU64,
     /// All aged accesses at the last look, as the bits of an `f64`.
     heat: AtomicU64,
+    /// All aged accesses when they came to count half last, as the bits of an `f64`; NaN before.
+    settled: AtomicU64,
+    /// Foreground reads since then.
+    pub(crate) read_since: AtomicU64,
     /// When it was read last, as far as looks tell, in milliseconds of the tiers' clock.
     pub(crate) last_read_ms: AtomicU64,
     /// When it was begun; 0 if that was before the open.
@@ -129,6 +133,8 @@ impl Entry {
             ranges: OnceLock::new(),
             inherited: AtomicU64::new(0),
             heat: AtomicU64::new(0),
+            settled: AtomicU64::new(f64::NAN.to_bits()),
+            read_since: AtomicU64::new(0),
             last_read_ms: AtomicU64::new(0),
             born_ms: AtomicU64::new(0),
             inside: Mutex::new(inside),
@@ -169,7 +175,17 @@ impl Entry {
         let ranges = self.ranges() as u64;
         let reads = FileReads::new(len, inherited, ranges, spans);
         self.heat.store(reads.heat().to_bits(), Ordering::Relaxed);
+        if ages {
+            self.settled.store(reads.heat().to_bits(), Ordering::Relaxed);
+            self.read_since.store(0, Ordering::Relaxed);
+        }
         reads
+    }
+
+    /// Its accesses when they came to count half last, and its reads since; none of a file that is younger.
+    pub(crate) fn before_and_since(&self) -> Option<(f64, u64)> {
+        let before = f64::from_bits(self.settled.load(Ordering::Relaxed));
+        (!before.is_nan()).then(|| (before, self.read_since.load(Ordering::Relaxed)))
     }
 
     /// Opens a handle.

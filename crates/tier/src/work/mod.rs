@@ -27,7 +27,7 @@ use crate::fs::shared::Shared;
 use crate::history::Reason;
 use crate::migrate::threads;
 use crate::namespace::record::Record;
-use crate::place::place_after_move;
+use crate::place::{Heat, place_after_move};
 use crate::settings::DEVICES_MAX;
 
 /// Something to copy or move.
@@ -177,11 +177,22 @@ pub(crate) fn level_changed(
         (inside.main.device, inside.main.len())
     };
     let devices = shared.views();
+    let fastest = &shared.devices[0];
+    let age_ms = shared.now_ms().saturating_sub(entry.born_ms.load(Ordering::Relaxed));
+    let heat = Heat {
+        density: entry.heat() / len.max(1) as f64,
+        worth: f64::from_bits(fastest.worth.load(Ordering::Relaxed)),
+        is_young: age_ms < shared.policy.half_life_ms,
+        room: fastest.hot_room.load(Ordering::Relaxed),
+    };
     let input = shared.place_input(context, len, &devices);
-    if let Some(to) = place_after_move(&input, from) {
+    if let Some(to) = place_after_move(&input, from, &heat) {
         let (entry, reason) = (Arc::clone(entry), Reason::LevelChanged);
         shared.queue.push(Job { entry, to, kind: JobKind::Move, reason });
         shared.wake_workers();
+    } else if from == 0 {
+        // It may be one of the scheme's own all the same: the next look counts anew.
+        fastest.take_hot_room(len);
     }
     Ok(())
 }

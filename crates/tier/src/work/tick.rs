@@ -12,17 +12,17 @@ use archipelago_env::FileClass;
 
 use super::{Job, JobKind};
 use crate::activity::Totals;
-use crate::cache::ageing::{Ageing, Interval};
+use crate::cache::ageing::{Ageing, Interval, drift};
 use crate::cache::parts::{CopyPlan, FileReads, plan, trust, worth};
 use crate::cache::{
-    CacheAction, CacheInput, Candidate, Held, choose, is_worth_renewing, wants_copies,
+    CacheAction, CacheInput, Candidate, Held, READS_MIN, choose, is_worth_renewing, wants_copies,
 };
 use crate::device::{Count, Device};
 use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::shared::Shared;
 use crate::history::Reason;
 use crate::migrate::{Pressure, Resident, excess, pick, pressure, queue_room};
-use crate::scheme::{Follower, LEVELS, Name, Observed, SchemeInput, by_depth};
+use crate::scheme::{Follower, LEVELS, Name, Observed, SchemeInput, by_depth, depth};
 use crate::settings::CacheBy;
 use crate::slowness::{Watch, Wrote, limit_at};
 
@@ -50,6 +50,8 @@ pub(crate) struct Pace {
     writes: Vec<(u64, u64, Watch)>,
     /// Served and possible foreground reads of each device in the last interval with any.
     pub(crate) ratios: Vec<(u64, u64)>,
+    /// What logs, bookkeeping and levels of the scheme took of the fastest device at their largest, lately; bytes.
+    peak: f64,
 }
 
 impl Pace {
@@ -65,6 +67,7 @@ impl Pace {
             follower: Follower::new(fast_levels),
             writes: vec![(0, 0, Watch::default()); devices],
             ratios: vec![(0, 0); devices],
+            peak: 0.0,
         }
     }
 }
@@ -118,6 +121,7 @@ pub(super) fn tick(shared: &Arc<Shared>) {
         return;
     }
     let seen = look_at_files(shared, &mut pace, now_ms);
+    note_hot_room(shared, &mut pace, &seen);
     note_ratios(shared, &mut pace);
     note_slowness(shared, &mut pace, passed_ms);
     for index in 0..shared.devices.len() - 1 {
@@ -125,6 +129,10 @@ pub(super) fn tick(shared: &Arc<Shared>) {
         let (served, possible) = pace.ratios[index];
         let wanted = wants_copies(served, possible, shared.policy.hit_ratio_target);
         let device = &shared.devices[index];
+        if !wanted && possible >= READS_MIN {
+            // All that is hot has room.
+            device.worth.store(0.0f64.to_bits(), Ordering::Relaxed);
+        }
         let done = device.get(Count::CopiesMade) + device.get(Count::FilesOut);
         let finished = done - std::mem::replace(&mut pace.done[index], done);
         fill_cache(shared, index, &seen, (wanted, finished as usize));
@@ -146,10 +154,13 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
         }
         interval.reads += reads;
         interval.ranges += entry.ranges() as u64;
+        entry.read_since.fetch_add(reads, Ordering::Relaxed);
     }
+    interval.drift = drift(entries.iter().filter_map(|entry| entry.before_and_since()));
     let hits = shared.devices.iter().map(|device| device.get(Count::CacheHits)).sum();
     interval.hits = hits - std::mem::replace(&mut pace.hits, hits);
     let ages = pace.ageing.look(now_ms, shared.policy.half_life_ms, interval);
+    tracing::debug!(reads = interval.reads, drift = interval.drift, ages, "tiers: a look");
     let mut deepest = vec![u8::MAX; shared.devices.len()];
     let mut seen = Vec::with_capacity(entries.len());
     for entry in entries {
@@ -181,6 +192,30 @@ fn share_of_copies(seen: &[Seen]) -> f64 {
     let (held, all) =
         seen.iter().fold((0.0, 0.0), |(held, all), file| (held + served(file), all + file.heat));
     if all > 0.0 { held / all } else { 0.0 }
+}
+
+/// What the scheme's files needed at their largest counts so much less from look to look: half after half a minute.
+const PEAK_KEPT: f64 = 0.99;
+
+/// How much hot tables of levels beyond the scheme may take of the fastest device: what logs, bookkeeping and the levels of the scheme leave when they
+/// need most. They are rewritten into each other, and have their room twice meanwhile.
+fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
+    let fastest = &shared.devices[0];
+    let fast_levels = shared.fast_levels.load(Ordering::Relaxed);
+    let base_level = shared.base_level.load(Ordering::Relaxed);
+    let is_beyond =
+        |level: Option<u8>| level.is_none_or(|level| depth(level, base_level) >= fast_levels);
+    let beyond = |file: &&Seen| {
+        file.device == 0 && file.entry.class == FileClass::Sst && is_beyond(file.entry.level())
+    };
+    let hot: u64 = seen.iter().filter(beyond).map(|file| file.len).sum();
+    let others = fastest.files_bytes.load(Ordering::Relaxed).saturating_sub(hot);
+    pace.peak = (pace.peak * PEAK_KEPT).max(others as f64);
+    let kept =
+        fastest.capacity.load(Ordering::Relaxed) as f64 * (1.0 - shared.policy.migrate_below);
+    let room = (kept - pace.peak - hot as f64).max(0.0) as u64;
+    fastest.hot_room.store(room, Ordering::Relaxed);
+    tracing::debug!(hot, others, peak = pace.peak, room, "tiers: room for hot tables");
 }
 
 /// Foreground reads that each device served, of those that it could have served.
@@ -327,6 +362,7 @@ impl<'a> Copies<'a> {
         };
         let room = u64::try_from(room).unwrap_or(0);
         let worth = worth(could.clone().map(|(_, reads)| &**reads), room);
+        shared.devices[index].worth.store(worth.density.to_bits(), Ordering::Relaxed);
         for (file, reads) in could.filter(|(file, _)| file.may_move()) {
             let plan = plan(reads, worth, by);
             copies.consider((file, reads), own_of(file), plan);

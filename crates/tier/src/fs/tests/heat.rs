@@ -91,3 +91,44 @@ fn a_cold_table_leaves_the_fast_device_for_a_hot_one_but_not_at_once() {
     assert!(stats.events.iter().any(|event| event.reason == Reason::Colder));
     assert_eq!(fs.read(&path("cold.sst"), READ).unwrap(), filled(1, 50_000));
 }
+
+#[test]
+fn a_hot_table_stays_on_the_fast_device_when_its_level_changes_and_a_cold_one_leaves() {
+    let world = World::new(Arc::new(MemFs::new()), &[250 * KIB, 1 << 20]);
+    let fs = world.open();
+    for (n, name) in ["hot.sst", "warm.sst", "cold.sst"].into_iter().enumerate() {
+        write(&fs, name, 2, &filled(n as u64, 40_000));
+    }
+    write(&fs, "other.sst", 5, &filled(9, 400_000));
+    let look = |warm: usize| {
+        for (name, times) in [("hot.sst", 2000), ("warm.sst", warm), ("other.sst", 800)] {
+            read_as(&fs, name, READ, times);
+        }
+        world.pass(500);
+        fs.step();
+    };
+    let place = |name: &str| {
+        let entry = fs.shared.entry("find", &path(name)).unwrap();
+        entry.inside.lock().main.device
+    };
+    look(10);
+    fs.reassign(&path("warm.sst"), table(3));
+    fs.settle();
+    assert_eq!(place("warm.sst"), 0, "too young to tell");
+    world.pass(world.policy.half_life_ms);
+    look(10);
+    for (name, level) in [("hot.sst", 4), ("warm.sst", 4), ("cold.sst", 3)] {
+        fs.reassign(&path(name), table(level));
+    }
+    fs.settle();
+    assert_eq!(["hot.sst", "warm.sst", "cold.sst"].map(place), [0, 1, 1], "{}", fs.stats());
+    // Levels of the scheme had 120,000 bytes a moment ago, and may have them again.
+    write(&fs, "more.sst", 2, &filled(4, 90_000));
+    read_as(&fs, "more.sst", READ, 3000);
+    look(10);
+    fs.reassign(&path("more.sst"), table(4));
+    fs.settle();
+    assert_eq!(place("more.sst"), 1, "no room: {}", fs.stats());
+    assert_eq!(place("hot.sst"), 0);
+    assert_eq!(fs.read(&path("hot.sst"), READ).unwrap(), filled(0, 40_000));
+}

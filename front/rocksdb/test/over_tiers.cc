@@ -140,13 +140,14 @@ Places Look(const Open& open, bool exact) {
     places[{file.level, stat.device}]++;
     CHECK(stat.file_class == ARCHIPELAGO_CLASS_TABLE);
     if (!exact) continue;
-    const int wanted = file.level < kFastLevels ? 0 : 1;
-    if (stat.level != file.level || stat.device != wanted) {
+    // A table that was read, if only when it was opened, may stay on the fast device when its level changes: there is room for all.
+    const bool placed = stat.device == 0 || file.level >= kFastLevels;
+    if (stat.level != file.level || !placed) {
       fprintf(stderr, "%s of L%d is known as L%d and lies on device %d\n%s\n", file.name.c_str(), file.level,
               stat.level, stat.device, open.fs->Report().c_str());
     }
     CHECK(stat.level == file.level);
-    CHECK(stat.device == wanted);
+    CHECK(placed);
   }
   return places;
 }
@@ -177,18 +178,6 @@ void LookAtOthers(const Open& open) {
   CHECK(logs >= 1 && manifests >= 3);
 }
 
-// Moves that trivial moves ask for are made in the background.
-Places LookOnceSettled(const Open& open) {
-  for (int tries = 0; tries < 500; tries++) {
-    const Places places = Look(open, false);
-    bool settled = true;
-    for (const auto& [place, count] : places) settled &= place.first < kFastLevels || place.second == 1;
-    if (settled) break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  return Look(open, true);
-}
-
 void WithListener() {
   TemporaryDir dir("/tmp");
   const std::string settings = Settings(dir, 256);
@@ -198,7 +187,7 @@ void WithListener() {
     Write(open.db.get(), &model, 1, 120'000);
     OK(open.db->Flush({}));
     open.Settle();
-    const Places places = LookOnceSettled(open);
+    const Places places = Look(open, true);
     Print("with the listener", open, places);
     LookAtOthers(open);
     CHECK(Deepest(places) >= 3);
@@ -216,7 +205,7 @@ void WithListener() {
     ReadAll(open.db.get(), model);
     Write(open.db.get(), &model, 2, 5'000);
     OK(open.db->Flush({}));
-    const Places places = LookOnceSettled(open);
+    const Places places = Look(open, true);
     CHECK(places.begin()->first == std::make_pair(0, 0) && places.begin()->second >= 4);
   }
   Open open(settings, true);
@@ -236,7 +225,7 @@ void WithListener() {
   OK(open.db->IngestExternalFile({table}, move));
   CHECK(open.fs->told().ingested > 0);
   open.Settle();
-  (void)LookOnceSettled(open);
+  (void)Look(open, true);
 
   // A checkpoint outside of the tiers is a plain database.
   rocksdb::Checkpoint* raw = nullptr;
@@ -284,7 +273,7 @@ void WithHints() {
   Open open(settings, true);
   CHECK(open.fs->TellLevels(open.db.get()) > 0);
   CHECK(open.fs->TellLevels(open.db.get()) == 0);
-  (void)LookOnceSettled(open);
+  (void)Look(open, true);
   ReadAll(open.db.get(), model);
 }
 

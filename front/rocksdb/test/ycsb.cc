@@ -6,7 +6,7 @@
 //                               SATA drive alone through the same plugin; DIR should be tmpfs
 //
 // Further: --records N (1 KiB each; 262144), --seconds N of each phase (15), --rounds N (2), --threads N (16), --scale X of
-// emulated devices (0.1). The fast device holds a quarter of the records. Both sides have the same RocksDB settings.
+// emulated devices (0.0625, as decision 0016). The fast device holds a quarter of the records. Both sides have the same RocksDB settings.
 
 #include <archipelago_rocksdb.h>
 #include <rocksdb/cache.h>
@@ -33,7 +33,7 @@ struct Flags {
   std::string mode, dir, other;
   uint64_t records = 262144;
   int seconds = 15, rounds = 2, threads = 16;
-  double scale = 0.1;
+  double scale = 0.0625;
 };
 
 constexpr size_t kValueBytes = 1024;

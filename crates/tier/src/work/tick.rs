@@ -198,7 +198,8 @@ fn share_of_copies(seen: &[Seen]) -> f64 {
 const PEAK_KEPT: f64 = 0.99;
 
 /// How much hot tables of levels beyond the scheme may take of the fastest device: what logs, bookkeeping and the levels of the scheme leave when they
-/// need most. They are rewritten into each other, and have their room twice meanwhile.
+/// need most (they are rewritten into each other, and have their room twice meanwhile), and no more than the share for what is read often: where there are to be no
+/// copies, no table stays for being hot either.
 fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
     let fastest = &shared.devices[0];
     let fast_levels = shared.fast_levels.load(Ordering::Relaxed);
@@ -211,9 +212,10 @@ fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
     let hot: u64 = seen.iter().filter(beyond).map(|file| file.len).sum();
     let others = fastest.files_bytes.load(Ordering::Relaxed).saturating_sub(hot);
     pace.peak = (pace.peak * PEAK_KEPT).max(others as f64);
-    let kept =
-        fastest.capacity.load(Ordering::Relaxed) as f64 * (1.0 - shared.policy.migrate_below);
-    let room = (kept - pace.peak - hot as f64).max(0.0) as u64;
+    let capacity = fastest.capacity.load(Ordering::Relaxed) as f64;
+    let beside_others = capacity * (1.0 - shared.policy.migrate_below) - pace.peak;
+    let most = beside_others.min(capacity * fastest.cache_share);
+    let room = (most - hot as f64).max(0.0) as u64;
     fastest.hot_room.store(room, Ordering::Relaxed);
     tracing::debug!(hot, others, peak = pace.peak, room, "tiers: room for hot tables");
 }

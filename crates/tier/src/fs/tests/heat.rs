@@ -132,3 +132,17 @@ fn a_hot_table_stays_on_the_fast_device_when_its_level_changes_and_a_cold_one_le
     assert_eq!(place("hot.sst"), 0);
     assert_eq!(fs.read(&path("hot.sst"), READ).unwrap(), filled(0, 40_000));
 }
+
+#[test]
+fn a_hot_table_leaves_where_nothing_is_to_be_kept_for_being_read() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[250 * KIB, 1 << 20]);
+    world.devices[0].cache_share = 0.0;
+    let fs = world.open();
+    write(&fs, "hot.sst", 2, &filled(1, 40_000));
+    read_as(&fs, "hot.sst", READ, 2000);
+    world.pass(500);
+    fs.step();
+    fs.reassign(&path("hot.sst"), table(4));
+    fs.settle();
+    assert_eq!(holders(&fs.stats(), "L4"), [1], "{}", fs.stats());
+}

@@ -36,6 +36,7 @@ pub(crate) fn db_options(flags: &Flags) -> DbOptions {
             .unwrap_or(defaults.table_readers_max),
         direct_reads: flags.storage.use_direct_reads,
         direct_background_io: flags.storage.use_direct_io_for_flush_and_compaction,
+        log_write_through: flags.storage.log_write_through,
         latency_histograms: flags.output.statistics,
         ..defaults
     }

@@ -83,6 +83,10 @@ pub struct DbOptions {
     pub direct_reads: bool,
     /// Flush and compaction bypass the page cache. Default false.
     pub direct_background_io: bool,
+    /// A write returns when the device has its log record, not the page cache: what `direct_reads` and
+    /// `direct_background_io` are for tables. What survives what does not change: power loss still takes
+    /// `WriteOptions::sync`. Default false.
+    pub log_write_through: bool,
     /// Readahead of compaction inputs in bytes. Default 2 MiB.
     pub compaction_readahead_bytes: u64,
     /// Time every get and write into histograms (a few dozen nanoseconds each). Default false.
@@ -107,6 +111,7 @@ impl Default for DbOptions {
             table_readers_max: 10_000,
             direct_reads: false,
             direct_background_io: false,
+            log_write_through: false,
             compaction_readahead_bytes: 2 << 20,
             latency_histograms: false,
         }

@@ -116,8 +116,13 @@ macro_rules! forward_fs {
             self.$inner.free_bytes(dir)
         }
     };
+    (@figures $inner:ident) => {
+        fn write_bytes_best(&self) -> Option<u64> {
+            self.$inner.write_bytes_best()
+        }
+    };
     (@names $inner:ident) => {
-        $crate::forward_fs!($inner: remove, logs, looks, moves, dirs, host);
+        $crate::forward_fs!($inner: remove, logs, looks, moves, dirs, host, figures);
     };
 }
 

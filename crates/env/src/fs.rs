@@ -19,6 +19,9 @@ pub struct CreateOptions {
     pub direct: bool,
     /// Expected size, 0 if unknown: space may be reserved, the final length is what was written.
     pub size_hint_bytes: u64,
+    /// Most bytes that go to the device at once, 0 for as many as suit it: smaller writes let what others
+    /// want of the device in between. Without meaning where the page cache or a mapping takes them.
+    pub io_bytes_max: u64,
 }
 
 /// How a [`RandomFile`] is opened.
@@ -108,6 +111,11 @@ pub trait LogSync: Send + Sync + fmt::Debug {
     /// Makes everything appended before this call durable. Returns the offset through which the
     /// log is durable now. The first error is sticky: every later call fails too.
     fn sync(&self) -> Result<u64>;
+    /// Waits until the device has everything appended before this call: nothing of it is left to the
+    /// page cache. Whether it survives power loss is open (the device may keep it in a cache of its
+    /// own, the file's length may be lost); [`LogSync::sync`] sees to that. Returns the offset through
+    /// which the device has the log. Errors are sticky, for syncs too.
+    fn write_through(&self) -> Result<u64>;
 }
 
 /// The end of a segment that was open when the process ended, where it did not all lie in the
@@ -214,6 +222,11 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     /// been rewritten: a trivial move, an ingestion. A hint, which placement may act on later; an
     /// unknown file is no error.
     fn reassign(&self, _path: &Path, _context: IoContext) {}
+    /// Bytes from which on a write takes longer for them than it waits for the device, if that is known:
+    /// shorter ones are slow by the byte, much longer ones keep others waiting.
+    fn write_bytes_best(&self) -> Option<u64> {
+        None
+    }
     /// Bytes free on the device that holds `dir`; `None` if unknown.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;
 }

@@ -305,4 +305,8 @@ impl LogSync for CountingLogSync {
         self.tally.add(self.cell, Count::Syncs, 1);
         Ok(through)
     }
+
+    fn write_through(&self) -> Result<u64> {
+        self.inner.write_through()
+    }
 }

@@ -170,7 +170,11 @@ fn write_file(
     round: Option<&Round>,
 ) -> Result<()> {
     let block = vec![0xa5; options.block_bytes];
-    let create = CreateOptions { direct: options.direct, size_hint_bytes: options.file_bytes };
+    let create = CreateOptions {
+        direct: options.direct,
+        size_hint_bytes: options.file_bytes,
+        ..CreateOptions::default()
+    };
     let mut file = prober.fs.create(path, CONTEXT, create)?;
     while file.len() < options.file_bytes {
         file.append(&block)?;

@@ -117,7 +117,11 @@ impl File {
             space.whereabouts(path)?;
         }
         let direct = flags.contains(OFlags::DIRECT);
-        let options = CreateOptions { direct, size_hint_bytes: context.size_hint_bytes };
+        let options = CreateOptions {
+            direct,
+            size_hint_bytes: context.size_hint_bytes,
+            ..CreateOptions::default()
+        };
         let exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
         space.create(path, context.io, options, (exclusive, flags.contains(OFlags::TRUNC)))
     }

@@ -243,6 +243,11 @@ pub(crate) struct Storage {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
     pub(crate) use_direct_io_for_flush_and_compaction: bool,
+    /// A write waits until the device has its log record, which the page cache then does not absorb (not in
+    /// db_bench)
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
+    pub(crate) log_write_through: bool,
     /// Buckets of the key space (not in db_bench); 0: as many as background jobs; 1: a classic L0
     #[arg(long, default_value_t = 0)]
     pub(crate) buckets: usize,

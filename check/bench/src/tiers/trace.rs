@@ -134,7 +134,7 @@ impl FileSystem for TracedFs {
         Ok(())
     }
 
-    archipelago_env::forward_fs!(inner: create, create_log, logs, looks, moves, dirs, host);
+    archipelago_env::forward_fs!(inner: create, create_log, logs, looks, moves, dirs, host, figures);
 }
 
 /// An open table.

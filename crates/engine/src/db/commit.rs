@@ -33,6 +33,7 @@ use archipelago_base::{CfId, FileNo, Result, SeqNo};
 use crossbeam_utils::{Backoff, CachePadded};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::db::leading::Leading;
 use crate::db::memtable::{Granted, Memtable};
 use crate::db::publication::Publication;
 use crate::wal::{Entry, LogSyncer, LogWriter};
@@ -212,8 +213,10 @@ pub(crate) struct Committer {
     appended: CachePadded<AtomicU64>,
     /// Syncs the open log and its predecessors; set with the log.
     syncer: Mutex<Option<LogSyncer>>,
-    /// The sequence number through which the log is known durable; the lock makes one leader.
-    durable: Mutex<SeqNo>,
+    /// Through which sequence number the log is known durable.
+    durable: Leading,
+    /// Through which one the device has it, where writes are written through.
+    through: Leading,
 }
 
 impl Committer {
@@ -226,7 +229,8 @@ impl Committer {
             publication: Publication::new(last_seq.0),
             appended: CachePadded::new(AtomicU64::new(last_seq.0)),
             syncer: Mutex::new(None),
-            durable: Mutex::new(SeqNo::ZERO),
+            durable: Leading::default(),
+            through: Leading::default(),
         }
     }
 
@@ -406,17 +410,29 @@ impl Committer {
     /// Makes the log durable at least through `seq`; one caller syncs for all who wait. Returns
     /// whether this caller had to sync.
     pub(crate) fn sync_through(&self, seq: SeqNo) -> Result<bool> {
-        let mut durable = self.durable.lock();
-        if *durable >= seq {
-            return Ok(false);
-        }
-        // Everything given out was appended before, so the sync covers it.
-        let target = SeqNo(self.appended.load(Ordering::Acquire)).max(seq);
-        if let Some(syncer) = self.syncer() {
-            syncer.sync()?;
-        }
-        *durable = target;
-        Ok(true)
+        self.reach(&self.durable, seq, |syncer| syncer.sync().map(drop))
+    }
+
+    /// Has the device take the log at least through `seq`; one caller for all who wait. Returns
+    /// whether this caller had to.
+    pub(crate) fn write_through(&self, seq: SeqNo) -> Result<bool> {
+        self.reach(&self.through, seq, LogSyncer::write_through)
+    }
+
+    fn reach(
+        &self,
+        leading: &Leading,
+        seq: SeqNo,
+        act: impl FnOnce(&LogSyncer) -> Result<()>,
+    ) -> Result<bool> {
+        leading.reach(seq, || {
+            // Everything given out was appended before, so what is done now covers it.
+            let target = SeqNo(self.appended.load(Ordering::Acquire)).max(seq);
+            if let Some(syncer) = self.syncer() {
+                act(&syncer)?;
+            }
+            Ok(target)
+        })
     }
 }
 

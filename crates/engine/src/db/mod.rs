@@ -19,6 +19,7 @@ mod hands;
 mod health;
 mod ingest;
 mod inner;
+mod leading;
 mod logs;
 mod memtable;
 mod open;

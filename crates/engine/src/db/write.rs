@@ -138,9 +138,14 @@ impl DbInner {
             self.stats.add(Ticker::UserBytesWritten, user_bytes);
             Ok(last_seq)
         });
-        if let (Ok(last_seq), true, true) = (&result, options.sync, options.wal) {
+        if let (Ok(last_seq), true) = (&result, options.wal)
+            && (options.sync || self.options.log_write_through)
+        {
             self.leave_log_before_sync()?;
-            self.sync_log(*last_seq)?;
+            match options.sync {
+                true => self.sync_log(*last_seq)?,
+                false => self.write_log_through(*last_seq)?,
+            }
         }
         if let Some(started) = started {
             self.stats.record(Timer::Write, self.clock.now_ns() - started);
@@ -229,6 +234,16 @@ impl DbInner {
                 Err(error)
             }
         }
+    }
+
+    /// Has the device take the log through `seq`. What the kernel could not write it drops from the page
+    /// cache, so a failure is as grave as that of a sync.
+    fn write_log_through(&self, seq: SeqNo) -> Result<()> {
+        self.committer.write_through(seq).map(drop).map_err(|error| {
+            let error = error.context_at("the log could not be written to its device");
+            self.fail_read_only("log write", &error);
+            error
+        })
     }
 }
 

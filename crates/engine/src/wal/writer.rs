@@ -124,7 +124,7 @@ struct SyncShared {
     segments: Mutex<VecDeque<Arc<Segment>>>,
 }
 
-/// Makes the log durable; a cheap handle that any thread may use.
+/// Makes the log durable, or has the device take it; a cheap handle that any thread may use.
 #[derive(Clone, Debug)]
 pub struct LogSyncer {
     shared: Arc<SyncShared>,
@@ -146,6 +146,13 @@ impl LogSyncer {
             }
         }
         Ok(durable)
+    }
+
+    /// Waits until the device has everything that was appended before this call; whether it survives power
+    /// loss is open ([`LogSync::write_through`]).
+    pub fn write_through(&self) -> Result<()> {
+        let segments: Vec<Arc<Segment>> = self.shared.segments.lock().iter().cloned().collect();
+        segments.iter().try_for_each(|segment| segment.handle.write_through().map(drop))
     }
 
     /// Every write of the segments before `no` lies durably elsewhere: they need no sync any

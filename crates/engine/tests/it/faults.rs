@@ -27,6 +27,7 @@ const STEPS: usize = 70;
 /// A device that can fail, the database on it and what it must hold.
 struct Bench {
     label: String,
+    options: DbOptions,
     disk: MemFs,
     faults: FaultFs,
     fs: Arc<dyn FileSystem>,
@@ -39,12 +40,17 @@ struct Bench {
 
 impl Bench {
     fn new(label: &str, seed: u64) -> Self {
+        Self::with(label, seed, model::manual())
+    }
+
+    fn with(label: &str, seed: u64, options: DbOptions) -> Self {
         let disk = MemFs::new();
         let faults = FaultFs::new(Arc::new(disk.clone()), seed);
         let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());
-        let db = model::create(Arc::clone(&fs), model::manual());
+        let db = model::create(Arc::clone(&fs), options.clone());
         Self {
             label: label.to_owned(),
+            options,
             disk,
             faults,
             fs,
@@ -92,7 +98,7 @@ impl Bench {
     /// What is left if the process is killed, or the power fails, now.
     fn compare_survivors(&self, what: &str, or: Option<&Model>, seed: u64) {
         let open = |disk: MemFs, how: &str| {
-            let db = model::open_over(Arc::new(disk), model::manual())
+            let db = model::open_over(Arc::new(disk), self.options.clone())
                 .unwrap_or_else(|error| panic!("{}: {how} after {what}: {error}", self.label));
             model::contents(&db).unwrap()
         };
@@ -145,9 +151,10 @@ impl Bench {
     fn after_failure(&mut self, op: &Op, after: &Model, error: &Error) {
         let what = format!("{:?} failed with {error}", kind_of(op));
         self.named(&what, error);
-        // Only a write whose sync failed may have happened.
-        let synced = matches!(op, Op::Write { sync: true, .. });
-        self.compare(&what, synced.then_some(after));
+        // Only a write whose sync or way to the device failed may have happened.
+        let waited = self.options.log_write_through;
+        let may_have = matches!(op, Op::Write { sync, .. } if *sync || waited);
+        self.compare(&what, may_have.then_some(after));
         self.survivors.push(self.model.hash);
         self.compare_survivors(&what, Some(after), 3);
         self.mend(&what);
@@ -201,7 +208,7 @@ impl Bench {
         }
         let mut tries = 0;
         self.db = loop {
-            match model::open_over(Arc::clone(&self.fs), model::manual()) {
+            match model::open_over(Arc::clone(&self.fs), self.options.clone()) {
                 Ok(db) => break Some(db),
                 Err(error) => self.named("open", &error),
             }
@@ -245,7 +252,11 @@ fn kind_of(op: &Op) -> &'static str {
 
 /// Lets about `samples` of the run's operations of that kind fail, each in a run of its own.
 fn sweep(operation: Operation, fault: Fault, samples: u64) {
-    let mut dry = Bench::new("dry run", 21);
+    sweep_with(&model::manual(), operation, fault, samples);
+}
+
+fn sweep_with(options: &DbOptions, operation: Operation, fault: Fault, samples: u64) {
+    let mut dry = Bench::with("dry run", 21, options.clone());
     let before = dry.faults.seen(operation);
     dry.run(STEPS);
     let total = dry.faults.seen(operation) - before;
@@ -255,7 +266,8 @@ fn sweep(operation: Operation, fault: Fault, samples: u64) {
     let mut nth = 1 + total % stride;
     let mut fired = 0;
     while nth <= total {
-        let mut bench = Bench::new(&format!("{operation:?} {nth} of {total}: {fault:?}"), 21);
+        let label = format!("{operation:?} {nth} of {total}: {fault:?}");
+        let mut bench = Bench::with(&label, 21, options.clone());
         let rule = bench.faults.add(Rule::on(operation).path("/db").fault(fault).nth(nth));
         bench.run(STEPS);
         fired += bench.faults.fired_by(rule);
@@ -272,6 +284,9 @@ fn an_error_of_the_log_loses_nothing() {
     sweep(Operation::LogSync, Fault::Io, 10);
     sweep(Operation::CreateLog, Fault::NoSpace, 6);
     sweep(Operation::LogFinish, Fault::Io, 6);
+    let through = DbOptions { log_write_through: true, ..model::manual() };
+    sweep_with(&through, Operation::LogWriteThrough, Fault::Io, 10);
+    sweep_with(&through, Operation::LogSync, Fault::Io, 4);
 }
 
 #[test]

@@ -31,6 +31,16 @@ fn over_tiers(family: CfOptions) -> Setting {
     Setting { db: small_db(), family, disk: Disk::Tiers(Tiered::new(1)) }
 }
 
+/// Past the page cache, the log too.
+fn direct_db() -> DbOptions {
+    DbOptions {
+        direct_reads: true,
+        direct_background_io: true,
+        log_write_through: true,
+        ..small_db()
+    }
+}
+
 /// The settings, each with a name; `dir` is for those that use the real file system.
 fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
     let memory =
@@ -51,7 +61,7 @@ fn settings(dir: &Path) -> Vec<(&'static str, Setting)> {
         block_bytes: 256,
         ..small_family()
     };
-    let direct = DbOptions { direct_reads: true, direct_background_io: true, ..small_db() };
+    let direct = direct_db();
     let defaults = DbOptions { background: BackgroundMode::Manual, ..DbOptions::default() };
     let family = |change: fn(&mut CfOptions)| {
         let mut family = small_family();

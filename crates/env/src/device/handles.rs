@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use archipelago_base::Result;
+use parking_lot::Mutex;
 
 use super::Direction;
 use super::throttled::Device;
@@ -20,6 +21,8 @@ pub(super) struct ThrottledWriter {
     purpose: IoPurpose,
     /// Appended and not charged yet.
     gathered: u64,
+    /// What is charged at once.
+    operation_bytes: u64,
 }
 
 impl ThrottledWriter {
@@ -27,25 +30,38 @@ impl ThrottledWriter {
         inner: Box<dyn WritableFile>,
         device: Arc<Device>,
         purpose: IoPurpose,
+        io_bytes_max: u64,
     ) -> Self {
         let stream = device.new_stream();
-        Self { inner, device, stream, purpose, gathered: 0 }
+        let operation_bytes = match io_bytes_max {
+            0 => device.spec.io_bytes_max,
+            most => most.min(device.spec.io_bytes_max),
+        };
+        Self { inner, device, stream, purpose, gathered: 0, operation_bytes }
     }
 
-    /// Charges whole operations, or everything.
-    fn charge(&mut self, everything: bool, begun_ns: u64) {
-        let whole = self.gathered - self.gathered % self.device.spec.io_bytes_max;
-        let bytes = if everything { self.gathered } else { whole };
-        if bytes > 0 {
-            self.gathered -= bytes;
+    /// Charges whole operations, or everything. Without a wish of the caller all that there is goes as one
+    /// (which moves in pieces).
+    fn charge(&mut self, everything: bool, mut begun_ns: u64) {
+        let whole = self.gathered - self.gathered % self.operation_bytes;
+        let mut left = if everything { self.gathered } else { whole };
+        self.gathered -= left;
+        let at_once = match self.operation_bytes < self.device.spec.io_bytes_max {
+            true => self.operation_bytes,
+            false => left,
+        };
+        while left > 0 {
+            let bytes = left.min(at_once);
             self.device.transfer(Direction::Write, self.stream, self.purpose, begun_ns, bytes);
+            left -= bytes;
+            begun_ns = self.device.now_ns();
         }
     }
 }
 
 impl WritableFile for ThrottledWriter {
     fn append(&mut self, data: &[u8]) -> Result<()> {
-        if self.gathered + (data.len() as u64) < self.device.spec.io_bytes_max {
+        if self.gathered + (data.len() as u64) < self.operation_bytes {
             self.inner.append(data)?;
             self.gathered += data.len() as u64;
             return Ok(());
@@ -149,6 +165,7 @@ pub(super) struct ThrottledLog {
     purpose: IoPurpose,
     /// How much of it the device was told of by appends.
     told: u64,
+    sync: Arc<ThrottledLogSync>,
 }
 
 impl ThrottledLog {
@@ -158,7 +175,14 @@ impl ThrottledLog {
         stream: u64,
         purpose: IoPurpose,
     ) -> Self {
-        Self { inner, device, stream, purpose, told: 0 }
+        let sync = Arc::new(ThrottledLogSync {
+            inner: inner.sync_handle(),
+            device: Arc::clone(&device),
+            stream,
+            purpose,
+            reached: Mutex::new(0),
+        });
+        Self { inner, device, stream, purpose, told: 0, sync }
     }
 
     fn tell(&mut self) {
@@ -185,12 +209,7 @@ impl LogFile for ThrottledLog {
     }
 
     fn sync_handle(&self) -> Arc<dyn LogSync> {
-        Arc::new(ThrottledLogSync {
-            inner: self.inner.sync_handle(),
-            device: Arc::clone(&self.device),
-            stream: self.stream,
-            purpose: self.purpose,
-        })
+        Arc::clone(&self.sync) as Arc<dyn LogSync>
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -213,13 +232,33 @@ struct ThrottledLogSync {
     device: Arc<Device>,
     stream: u64,
     purpose: IoPurpose,
+    /// Bytes that were waited for; held while they are.
+    reached: Mutex<u64>,
+}
+
+impl ThrottledLogSync {
+    fn reach(&self, through: u64, begun_ns: u64) {
+        let mut reached = self.reached.lock();
+        if through > *reached {
+            self.device.log_reaches(self.stream, self.purpose, through, begun_ns);
+            *reached = through;
+        }
+    }
 }
 
 impl LogSync for ThrottledLogSync {
     fn sync(&self) -> Result<u64> {
         let begun_ns = self.device.now_ns();
         let through = self.inner.sync()?;
-        self.device.sync_log(self.stream, self.purpose, through, begun_ns);
+        self.reach(through, begun_ns);
+        self.device.sync(self.purpose, self.device.now_ns());
+        Ok(through)
+    }
+
+    fn write_through(&self) -> Result<u64> {
+        let begun_ns = self.device.now_ns();
+        let through = self.inner.write_through()?;
+        self.reach(through, begun_ns);
         Ok(through)
     }
 }

@@ -258,6 +258,14 @@ impl DeviceSpec {
         self.latency(direction) + Duration::from_secs_f64(transfer_s.max(operations_s))
     }
 
+    /// Bytes that the device writes while one write waits for it: longer writes spend more time on their bytes.
+    #[must_use]
+    pub fn write_bytes_best(&self) -> u64 {
+        let bytes =
+            self.latency(Direction::Write).as_secs_f64() * self.direction_rate(Direction::Write, 1);
+        bytes as u64
+    }
+
     /// Latency of one read or write.
     #[must_use]
     pub fn latency(&self, direction: Direction) -> Duration {

@@ -6,12 +6,13 @@
 //! 1. **A stream** is a caller in one operation: a synchronous caller has one operation in flight,
 //!    so a thread that merges eight files is one stream, and eight threads are eight.
 //! 2. **Tables and other files** are charged when they are read and written, whatever the file
-//!    system inside caches; appends are gathered to `io_bytes_max` (as the page cache and the
-//!    direct writer gather them), and then the caller waits for the device. `sync` waits for the
+//!    system inside caches; appends are gathered to `io_bytes_max`, or to what the caller wants at
+//!    once (as the page cache and the direct writer gather them), and then the caller waits for the device. `sync` waits for the
 //!    rest and the sync latency.
 //! 3. **Logs**: an append goes to memory, as on a real machine, and costs nothing; its bytes take
-//!    bandwidth in the background. Appends wait only beyond `log_dirty_bytes_max`. A log's sync
-//!    waits until what was appended has reached the device, and the sync latency.
+//!    bandwidth in the background. Appends wait only beyond `log_dirty_bytes_max`. Writing a log through
+//!    waits until what was appended has reached the device: for its bytes and, if there were any
+//!    since the last time, the write latency. A log's sync waits for the same, and the sync latency.
 //! 4. **Names** cost `metadata_latency`; syncing a directory costs a sync. Asking (`len`,
 //!    `exists`) and opening cost nothing. `prefetch` is not emulated: what it would have read is
 //!    charged to the read that follows.
@@ -191,8 +192,9 @@ impl Device {
         self.tally.add(purpose, Count::WaitedNs, now_ns - begun_ns);
     }
 
-    /// Waits until the log's first `through` bytes, and then a sync, are done.
-    pub(super) fn sync_log(&self, stream: u64, purpose: IoPurpose, through: u64, begun_ns: u64) {
+    /// Waits until the log's first `through` bytes, some of which are new since the last time, are on
+    /// the device.
+    pub(super) fn log_reaches(&self, stream: u64, purpose: IoPurpose, through: u64, begun_ns: u64) {
         let mut now_ns = begun_ns;
         loop {
             let step = {
@@ -205,8 +207,11 @@ impl Device {
             let Some(until_ns) = step else { break };
             now_ns = self.sleep_until(until_ns, now_ns);
         }
-        self.tally.add(purpose, Count::WaitedNs, now_ns - begun_ns);
-        self.sync(purpose, now_ns);
+        let latency = self.spec.latency(Direction::Write);
+        self.pause(latency, now_ns);
+        self.tally.add(purpose, Count::WriteOps, 1);
+        let waited_ns = now_ns - begun_ns + latency.as_nanos() as u64;
+        self.tally.add(purpose, Count::WaitedNs, waited_ns);
     }
 
     fn sleep_until(&self, until_ns: i64, now_ns: u64) -> u64 {
@@ -276,7 +281,8 @@ impl FileSystem for ThrottledFs {
         options: CreateOptions,
     ) -> Result<Box<dyn WritableFile>> {
         let inner = self.names(|fs| fs.create(path, context, options))?;
-        Ok(Box::new(ThrottledWriter::new(inner, Arc::clone(&self.device), context.purpose)))
+        let (device, most) = (Arc::clone(&self.device), options.io_bytes_max);
+        Ok(Box::new(ThrottledWriter::new(inner, device, context.purpose, most)))
     }
 
     fn open(
@@ -339,6 +345,10 @@ impl FileSystem for ThrottledFs {
         self.inner.sync_dir(dir)?;
         self.device.pause(self.device.spec.sync_latency(), begun_ns);
         Ok(())
+    }
+
+    fn write_bytes_best(&self) -> Option<u64> {
+        Some(self.device.spec.write_bytes_best())
     }
 
     crate::forward_fs!(inner: logs, host);

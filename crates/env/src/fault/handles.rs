@@ -182,14 +182,31 @@ impl LogFile for FaultLog {
     }
 }
 
-impl LogSync for FaultLogSync {
-    fn sync(&self) -> Result<u64> {
-        // Only the failure is kept under the lock: syncs may run side by side.
+impl FaultLogSync {
+    /// Does what the script lets happen. Only the failure is kept under the lock: syncs may run side by
+    /// side.
+    fn judged(
+        &self,
+        operation: Operation,
+        doing: &str,
+        act: impl FnOnce(&dyn LogSync) -> Result<u64>,
+    ) -> Result<u64> {
         if let Some(error) = &*self.failed.lock() {
             return Err(error.clone());
         }
-        let outcome =
-            self.gate.pass(Operation::LogSync, "sync log").and_then(|()| self.inner.sync());
+        let outcome = self.gate.pass(operation, doing).and_then(|()| act(&*self.inner));
         outcome.inspect_err(|error| *self.failed.lock() = Some(error.clone()))
+    }
+}
+
+impl LogSync for FaultLogSync {
+    fn sync(&self) -> Result<u64> {
+        self.judged(Operation::LogSync, "sync log", |inner| inner.sync())
+    }
+
+    fn write_through(&self) -> Result<u64> {
+        self.judged(Operation::LogWriteThrough, "write through the log", |inner| {
+            inner.write_through()
+        })
     }
 }

@@ -47,6 +47,8 @@ pub enum Operation {
     LogAppend,
     /// `LogSync::sync`.
     LogSync,
+    /// `LogSync::write_through`.
+    LogWriteThrough,
     /// `LogFile::finish`.
     LogFinish,
     /// `FileSystem::log_tail`, `clear_log_tails`.
@@ -55,7 +57,7 @@ pub enum Operation {
 
 impl Operation {
     /// Every operation.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Create,
         Self::Open,
         Self::Read,
@@ -74,6 +76,7 @@ impl Operation {
         Self::CreateLog,
         Self::LogAppend,
         Self::LogSync,
+        Self::LogWriteThrough,
         Self::LogFinish,
         Self::LogTail,
     ];

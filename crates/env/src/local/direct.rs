@@ -22,8 +22,9 @@ use super::buffered::{Reservation, run_len};
 use super::together::{self, Span};
 use crate::context::IoContext;
 use crate::failure::past_end;
-use crate::fs::{RandomFile, WritableFile};
+use crate::fs::{CreateOptions, RandomFile, WritableFile};
 
+/// What goes to the device at once unless the caller wants less.
 const WRITE_BUFFER_BYTES: usize = 1 << 20;
 
 /// Up to here a thread keeps its read buffer: an unaligned 2 MiB of readahead.
@@ -67,12 +68,18 @@ pub(super) struct DirectWriter {
 }
 
 impl DirectWriter {
-    pub(super) fn new(file: File, path: &Path, size_hint_bytes: u64) -> Self {
-        let reserved = Reservation::make(&file, size_hint_bytes);
+    pub(super) fn new(file: File, path: &Path, options: CreateOptions) -> Self {
+        let reserved = Reservation::make(&file, options.size_hint_bytes);
+        let buffer_bytes = match options.io_bytes_max {
+            0 => WRITE_BUFFER_BYTES,
+            most => {
+                (most as usize / BLOCK_BYTES * BLOCK_BYTES).clamp(BLOCK_BYTES, WRITE_BUFFER_BYTES)
+            }
+        };
         Self {
             file,
             path: path.to_owned(),
-            buffer: AlignedBuffer::new(WRITE_BUFFER_BYTES),
+            buffer: AlignedBuffer::new(buffer_bytes),
             filled: 0,
             buffer_at: 0,
             pending: false,

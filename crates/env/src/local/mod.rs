@@ -24,6 +24,7 @@ pub mod log;
 pub mod mapped;
 mod plain_log;
 mod together;
+mod writeback;
 
 use std::fs::{self, File};
 use std::io;
@@ -75,11 +76,10 @@ impl FileSystem for LocalFs {
         how.write(true).create(true).truncate(true);
         let (file, is_direct) = direct::open(&how, path, options.direct)
             .map_err(|source| Error::io("create", path, source))?;
-        let hint = options.size_hint_bytes;
         if is_direct {
-            return Ok(Box::new(DirectWriter::new(file, path, hint)));
+            return Ok(Box::new(DirectWriter::new(file, path, options)));
         }
-        Ok(Box::new(BufferedWriter::new(file, path, hint)))
+        Ok(Box::new(BufferedWriter::new(file, path, options.size_hint_bytes)))
     }
 
     fn open(

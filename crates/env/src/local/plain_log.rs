@@ -3,7 +3,7 @@
 //!
 //! Invariants: 1. an append that returned is in the page cache, whole; 2. after a failed append
 //! or sync the segment fails for ever; 3. `durable` never exceeds `written`. Cost: one system
-//! call an append. A sync that finds another's finished behind its own start does nothing.
+//! call an append, one more where appends are written through. A sync that finds another's finished behind its own start does nothing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
@@ -16,6 +16,7 @@ use archipelago_base::{Error, Result};
 use parking_lot::Mutex;
 
 use super::buffered::VECTORS_MAX;
+use super::writeback;
 use crate::fs::{LogFile, LogOptions, LogSync};
 
 /// Creates the segment `path`, over the space of `options.recycle` if there is one.
@@ -116,7 +117,17 @@ struct PlainLogSync {
 #[derive(Debug, Default)]
 struct SyncState {
     durable: u64,
+    /// What the device has; not less than `durable`.
+    through: u64,
     failed: Option<Error>,
+}
+
+impl SyncState {
+    fn fail(&mut self, doing: &str, path: &Path, source: io::Error) -> Error {
+        let error = Error::io(doing, path, source);
+        self.failed = Some(error.clone());
+        error
+    }
 }
 
 impl LogSync for PlainLogSync {
@@ -131,11 +142,25 @@ impl LogSync for PlainLogSync {
         }
         let through = self.written.load(Ordering::Acquire);
         if let Err(source) = self.file.sync_data() {
-            let error = Error::io("sync log", &self.path, source);
-            state.failed = Some(error.clone());
-            return Err(error);
+            return Err(state.fail("sync log", &self.path, source));
         }
         state.durable = through;
+        state.through = state.through.max(through);
         Ok(through)
+    }
+
+    fn write_through(&self) -> Result<u64> {
+        let mut state = self.state.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        let through = self.written.load(Ordering::Acquire);
+        if through > state.through {
+            if let Err(source) = writeback::wait(&self.file, state.through, through) {
+                return Err(state.fail("write through the log", &self.path, source));
+            }
+            state.through = through;
+        }
+        Ok(state.through)
     }
 }

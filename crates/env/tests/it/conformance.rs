@@ -30,7 +30,7 @@ impl Bench {
     }
 
     fn create(&self, size_hint_bytes: u64) -> CreateOptions {
-        CreateOptions { direct: self.direct, size_hint_bytes }
+        CreateOptions { direct: self.direct, size_hint_bytes, ..CreateOptions::default() }
     }
 
     fn open(&self) -> OpenOptions {
@@ -225,12 +225,15 @@ fn a_log_is_appended_synced_and_recycled(bench: &Bench) {
     assert_eq!(log.append(&[b"head", b"", b"body"]).unwrap(), 0);
     assert_eq!(log.append(&[b"second record"]).unwrap(), 8);
     assert_eq!(sync.sync().unwrap(), 21);
+    assert_eq!(sync.write_through().unwrap(), 21);
     let many = [&b"x"[..]; 3000];
     assert_eq!(log.append(&many).unwrap(), 21);
     assert_eq!(log.len(), 3021);
+    assert_eq!(sync.write_through().unwrap(), 3021);
     assert_eq!(sync.sync().unwrap(), 3021);
     log.finish().unwrap();
     assert_eq!(sync.sync().unwrap(), 3021);
+    assert_eq!(sync.write_through().unwrap(), 3021);
     drop((log, sync));
     let whole = bench.get("1.log");
     assert!(whole.starts_with(b"headbodysecond recordxxx"));

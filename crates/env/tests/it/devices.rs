@@ -10,6 +10,7 @@ use archipelago_env::device::{DeviceSpec, Direction, ThrottledFs};
 use archipelago_env::mem::MemFs;
 use archipelago_env::{
     CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, LogFile, LogOptions, OpenOptions,
+    WritableFile,
 };
 
 use crate::virtual_time::VirtualClock;
@@ -186,6 +187,26 @@ fn latency_is_paid_once_an_operation() {
 }
 
 #[test]
+fn smaller_writes_are_operations_of_their_own_and_let_a_log_in_between() {
+    let spec = DeviceSpec { write_latency_us: 2000, stream_bytes_per_s: 0, ..spec() };
+    let clock = Arc::new(ManualClock::new(0));
+    let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
+    let options = CreateOptions { io_bytes_max: 100_000, ..CreateOptions::default() };
+    let mut file = fs.create(Path::new("file"), sst(IoPurpose::Flush), options).unwrap();
+    let wait = |bytes: usize, file: &mut dyn WritableFile| {
+        let before = clock.now_ns();
+        file.append(&vec![1; bytes]).unwrap();
+        (clock.now_ns() - before) as f64 / 1e6
+    };
+    assert_eq!(wait(99_999, &mut *file), 0.0, "gathered");
+    let one = 100_000.0 / fs.spec().direction_rate(Direction::Write, 1) * 1e3 + 2.0;
+    assert_near(wait(1, &mut *file), one);
+    assert_near(wait(950_000, &mut *file), 9.0 * one);
+    file.sync().unwrap();
+    assert_eq!(fs.stats().of(IoPurpose::Flush).write_bytes, 1_050_000);
+}
+
+#[test]
 fn short_waits_are_saved_up_and_not_lost() {
     let spec = DeviceSpec { read_latency_us: 10, stream_bytes_per_s: 0, ..spec() };
     let clock = Arc::new(ManualClock::new(0));
@@ -226,7 +247,7 @@ fn log_options() -> LogOptions {
 }
 
 #[test]
-fn a_log_is_written_in_the_background_and_waited_for_by_its_sync() {
+fn a_log_is_written_in_the_background_and_waited_for_by_syncs_and_writes_through() {
     let spec = DeviceSpec { sync_latency_us: 5000, write_latency_us: 9000, ..spec() };
     let clock = Arc::new(ManualClock::new(0));
     let fs = throttled(spec, Arc::<ManualClock>::clone(&clock));
@@ -238,7 +259,7 @@ fn a_log_is_written_in_the_background_and_waited_for_by_its_sync() {
     assert_eq!(clock.now_ns(), 0, "appends do not wait");
     assert_eq!(fs.stats().log_dirty_bytes, 10 * MB);
     assert_eq!(sync.sync().unwrap(), 10 * MB);
-    assert_near(clock.now_ns() as f64 / 1e6, 100.0 + 5.0);
+    assert_near(clock.now_ns() as f64 / 1e6, 100.0 + 9.0 + 5.0);
 
     let before = clock.now_ns();
     append(&mut *log, 100, &record);
@@ -248,12 +269,23 @@ fn a_log_is_written_in_the_background_and_waited_for_by_its_sync() {
     assert!((4 * MB..4 * MB + 250_000).contains(&dirty), "{dirty}");
     clock.advance(Duration::from_millis(60));
     assert_eq!(sync.sync().unwrap(), 20 * MB);
-    assert_near((clock.now_ns() - before) as f64 / 1e6, 120.0 + 5.0);
+    assert_near((clock.now_ns() - before) as f64 / 1e6, 120.0 + 9.0 + 5.0);
+    let took_ms = |act: &mut dyn FnMut()| {
+        let before = clock.now_ns();
+        act();
+        (clock.now_ns() - before) as f64 / 1e6
+    };
+    append(&mut *log, 1, &record);
+    let through = took_ms(&mut || assert_eq!(sync.write_through().unwrap(), 20 * MB + 100_000));
+    assert_near(through, 1.0 + 9.0);
+    assert_near(took_ms(&mut || assert_eq!(sync.sync().unwrap(), 20 * MB + 100_000)), 5.0);
+    let again = took_ms(&mut || assert_eq!(sync.write_through().unwrap(), 20 * MB + 100_000));
+    assert_eq!(again, 0.0, "the device has it all");
     log.finish().unwrap();
     drop((log, sync));
     let stats = fs.stats();
-    assert_eq!((stats.log_dirty_bytes, stats.of(context.purpose).syncs), (0, 2));
-    assert_eq!(stats.of(context.purpose).write_bytes, 20 * MB);
+    assert_eq!((stats.log_dirty_bytes, stats.of(context.purpose).syncs), (0, 3));
+    assert_eq!(stats.of(context.purpose).write_bytes, 20 * MB + 100_000);
 }
 
 #[test]
@@ -315,6 +347,9 @@ fn the_described_devices_make_sense() {
         assert!(of(&keigo_sata) < of(&keigo_nvme).min(of(&nvmm)) * 1.31, "{writers}");
         assert_eq!(of(&keigo_sata), of(&keigo_sata).max(490e6), "no number slows it down");
     }
+    // Longer writes spend more time on their bytes than on waiting for the device.
+    let best = [&nvmm, &keigo_nvme].map(DeviceSpec::write_bytes_best);
+    assert_eq!(best, [12_288, 61_603], "whatever the scale");
     // What the network volume is for: one stream is an eighth of it at most.
     let one = volume.rate(Direction::Write, 0, 1);
     assert!(one * 8.0 <= volume.total_rate(), "{one}");

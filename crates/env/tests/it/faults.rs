@@ -59,6 +59,10 @@ fn every_operation_can_fail_and_names_its_file() {
         (Operation::CreateLog, Box::new(|| create_log(&fs, "/db/a").map(drop))),
         (Operation::LogAppend, Box::new(|| create_log(&fs, "/db/a")?.append(&[b"x"]).map(drop))),
         (Operation::LogSync, Box::new(|| create_log(&fs, "/db/a")?.sync_handle().sync().map(drop))),
+        (
+            Operation::LogWriteThrough,
+            Box::new(|| create_log(&fs, "/db/a")?.sync_handle().write_through().map(drop)),
+        ),
         (Operation::LogFinish, Box::new(|| create_log(&fs, "/db/a")?.finish())),
         (Operation::LogTail, Box::new(|| fs.log_tail(a, Epoch(1)).map(drop))),
         (Operation::LogTail, Box::new(|| fs.clear_log_tails(a))),

@@ -17,7 +17,8 @@ const FULL: &str = "/dev/full";
 fn a_full_device_is_named_and_the_first_error_stays() {
     let fs = LocalFs::new();
     for direct in [false, true] {
-        let options = CreateOptions { direct, size_hint_bytes: 1 << 20 };
+        let options =
+            CreateOptions { direct, size_hint_bytes: 1 << 20, ..CreateOptions::default() };
         let mut file = fs.create(Path::new(FULL), any(), options).unwrap();
         file.append(b"fits the buffer").unwrap();
         let first = file.flush().unwrap_err();
@@ -36,7 +37,8 @@ fn space_that_was_reserved_and_not_needed_is_given_back() {
     let fs = LocalFs::new();
     for direct in [false, true] {
         let path = dir.path().join("file");
-        let options = CreateOptions { direct, size_hint_bytes: 8 << 20 };
+        let options =
+            CreateOptions { direct, size_hint_bytes: 8 << 20, ..CreateOptions::default() };
         let mut file = fs.create(&path, any(), options).unwrap();
         file.append(&[1; 100_000]).unwrap();
         file.sync().unwrap();
@@ -44,6 +46,24 @@ fn space_that_was_reserved_and_not_needed_is_given_back() {
         let stat = stat(&path).unwrap();
         assert_eq!(stat.st_size, 100_000);
         assert!(stat.st_blocks * 512 < 1 << 20, "{} blocks stay reserved", stat.st_blocks);
+    }
+}
+
+#[test]
+fn small_writes_make_the_same_file() {
+    let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let fs = LocalFs::new();
+    let bytes: Vec<u8> = (0..200_000u32).map(|n| (n ^ (n >> 8)) as u8).collect();
+    for direct in [false, true] {
+        for io_bytes_max in [1, 5000, 16 << 10, 8 << 20] {
+            let path = dir.path().join("file");
+            let options = CreateOptions { direct, io_bytes_max, ..CreateOptions::default() };
+            let mut file = fs.create(&path, any(), options).unwrap();
+            bytes.chunks(7001).for_each(|chunk| file.append(chunk).unwrap());
+            file.sync().unwrap();
+            drop(file);
+            assert_eq!(fs.read(&path, any()).unwrap(), bytes, "{direct} {io_bytes_max}");
+        }
     }
 }
 

@@ -200,7 +200,8 @@ fn write_all(
 ) -> Result<u32, Trouble> {
     let to = &shared.devices[job.to];
     let direct = is_direct(to, job.entry.class);
-    let options = CreateOptions { direct, size_hint_bytes: source.len() };
+    let options =
+        CreateOptions { direct, size_hint_bytes: source.len(), ..CreateOptions::default() };
     let mut writer = to.fs.create(path, context(&job.entry), options)?;
     let mut crc = 0;
     copy_all(shared, job, source, &mut *writer, |piece| crc = crc_append(crc, piece))?;
@@ -302,6 +303,7 @@ fn write_copy(
     let options = CreateOptions {
         direct: is_direct(to, FileClass::Sst),
         size_hint_bytes: index.data_len() + index.data_len() / (CHUNK_BYTES / 4) + CHUNK_BYTES,
+        ..CreateOptions::default()
     };
     let mut writer = to.fs.create(path, context, options)?;
     let reads = reads_of(index.extents());

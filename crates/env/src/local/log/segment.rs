@@ -8,7 +8,7 @@
 //!
 //! Failure: the first error of a drain is sticky for appends and syncs; the bytes stay in the
 //! ring, where recovery finds them, and [`RingLog::finish`] tries once more. The first error of an
-//! `fdatasync` is sticky for syncs.
+//! `fdatasync` or a write-through is sticky for both.
 //!
 //! Cost of an append: one copy and one release store; a wake-up of the drainer every
 //! [`CHUNK_BYTES`]. It waits only if the ring is full.
@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 use super::layout::RING_BYTES;
 use super::ring::{Ring, Shared};
 use crate::fs::{LogFile, LogSync};
+use crate::local::writeback;
 
 /// The drainer writes this much at once, at multiples of it.
 pub(super) const CHUNK_BYTES: u64 = 256 << 10;
@@ -42,7 +43,15 @@ pub(super) struct Open {
     drain: Mutex<Drain>,
     /// Whether `drain.error` is set: what an append looks at.
     failed: AtomicBool,
-    sync_error: Mutex<Option<Error>>,
+    synced: Mutex<Synced>,
+}
+
+/// What concurrent syncs share: the first error stops them all.
+#[derive(Debug, Default)]
+struct Synced {
+    /// Bytes of the segment that the device has.
+    through: u64,
+    error: Option<Error>,
 }
 
 #[derive(Debug, Default)]
@@ -63,7 +72,7 @@ impl Open {
             ring,
             drain: Mutex::default(),
             failed: AtomicBool::new(false),
-            sync_error: Mutex::new(None),
+            synced: Mutex::default(),
         }
     }
 
@@ -132,20 +141,40 @@ struct RingSync {
     open: Arc<Open>,
 }
 
-impl LogSync for RingSync {
-    fn sync(&self) -> Result<u64> {
+impl RingSync {
+    /// Has what was appended before the call written to the file and then `act` done to it: the file,
+    /// how much of it the device has, and how much it is to have.
+    fn reach(
+        &self,
+        doing: &str,
+        act: impl FnOnce(&File, u64, u64) -> std::io::Result<()>,
+    ) -> Result<u64> {
         let through = self.open.drain_all()?;
-        // Concurrent calls wait here: the first error must stop them all.
-        let mut failed = self.open.sync_error.lock();
-        if let Some(error) = &*failed {
+        // Concurrent calls wait here.
+        let mut synced = self.open.synced.lock();
+        if let Some(error) = &synced.error {
             return Err(error.clone());
         }
-        self.open.file.sync_data().map_err(|error| {
-            let error = Error::io("sync", &self.open.path, error);
-            *failed = Some(error.clone());
+        act(&self.open.file, synced.through, through).map_err(|error| {
+            let error = Error::io(doing, &self.open.path, error);
+            synced.error = Some(error.clone());
             error
         })?;
+        synced.through = synced.through.max(through);
         Ok(through)
+    }
+}
+
+impl LogSync for RingSync {
+    fn sync(&self) -> Result<u64> {
+        self.reach("sync", |file, _, _| file.sync_data())
+    }
+
+    fn write_through(&self) -> Result<u64> {
+        self.reach("write through", |file, from, to| match from < to {
+            true => writeback::wait(file, from, to),
+            false => Ok(()),
+        })
     }
 }
 

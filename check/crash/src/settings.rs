@@ -50,6 +50,8 @@ fn devices(dir: &Path, seed: u64) -> Vec<DeviceSettings> {
     let device = |name: &str, rng: &mut Rng, mib: u64| DeviceSettings {
         name: name.to_owned(),
         capacity_bytes: mib << 20,
+        // Few, so that tables wait for their turns.
+        writers_max: rng.u32(..4),
         ..DeviceSettings::new(base.join(name), kinds[rng.usize(..3)])
     };
     let (fast, middle) = (rng.u64(2..8), rng.u64(1..8));
@@ -102,6 +104,7 @@ pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over) -> Result<
         wal_segment_bytes: rng.u64(64..512) << 10,
         wal_bytes_max: if rng.bool() { rng.u64(256..4096) << 10 } else { 0 },
         block_cache_bytes: rng.u64(1..16) << 20,
+        log_write_through: rng.u8(..4) == 0,
         ..DbOptions::default()
     };
     let families = [("default".to_owned(), family_options(seed, 0))].into_iter().collect();

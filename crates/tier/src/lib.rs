@@ -22,6 +22,7 @@ pub mod scheme;
 pub mod settings;
 mod slowness;
 pub mod stats;
+mod turns;
 mod work;
 
 pub use fs::{Components, DeviceParts, FaultPoint, TieredFs, Whereabouts};

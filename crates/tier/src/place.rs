@@ -3,7 +3,8 @@
 //!
 //! The log, small bookkeeping files and the levels of the scheme go to the fastest device; other levels
 //! to the first of the others that has room. Deep levels pass a device that is about to migrate its
-//! own files of that level. A device that fails or is full is passed over; where all are, the
+//! own files of that level. Tables leave the log as much room of the fastest device as it took lately, and the log may
+//! take what is kept free, too: on a slower device every write would wait for that. A device that fails or is full is passed over; where all are, the
 //! best of them is tried all the same, so that the caller gets the device's own error.
 
 use archipelago_env::{FileClass, IoContext};
@@ -21,6 +22,8 @@ pub struct DeviceView {
     pub avoid: bool,
     /// The deepest level of which it holds a file.
     pub deepest: Option<u8>,
+    /// Bytes that logs are going to take there.
+    pub log_room: u64,
 }
 
 /// Why a file is where it is.
@@ -89,7 +92,7 @@ pub fn place(input: &PlaceInput<'_>) -> (usize, Why) {
     let mut passed = None;
     for index in order.clone() {
         let device = &devices[index];
-        let fits = fits(device, input, context.level, index + 1 < devices.len() && index > 0);
+        let fits = fits(device, input, index + 1 < devices.len() && index > 0);
         match (device.avoid, fits) {
             (false, true) => return (index, passed.unwrap_or(why)),
             (true, _) => passed = passed.or(Some(Why::Failing)),
@@ -114,10 +117,14 @@ fn wanted(context: IoContext, input: &PlaceInput<'_>) -> (usize, Why) {
     }
 }
 
-fn fits(device: &DeviceView, input: &PlaceInput<'_>, level: Option<u8>, may_pass_on: bool) -> bool {
-    let left = device.free.saturating_sub(input.size_hint_bytes);
+fn fits(device: &DeviceView, input: &PlaceInput<'_>, may_pass_on: bool) -> bool {
+    let Some(left) = device.free.checked_sub(input.size_hint_bytes) else { return false };
     let part = |share: f64| (device.capacity as f64 * share) as u64;
-    if device.free < input.size_hint_bytes || left < part(input.reserve) {
+    let IoContext { class, level, .. } = input.context;
+    if class != FileClass::Sst {
+        return true;
+    }
+    if left < part(input.reserve).saturating_add(device.log_room) {
         return false;
     }
     // It would be among the first to leave again.
@@ -175,7 +182,8 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn device(free: u64) -> DeviceView {
-        DeviceView { capacity: 100 * GIB, free: free * GIB, avoid: false, deepest: None }
+        let free = free * GIB;
+        DeviceView { capacity: 100 * GIB, free, avoid: false, deepest: None, log_room: 0 }
     }
 
     fn put(context: IoContext, devices: &[DeviceView]) -> (usize, Why) {
@@ -234,13 +242,28 @@ mod tests {
     #[test]
     fn full_and_failing_devices_are_passed_over_and_slower_ones_come_first() {
         let full = device(2);
-        assert_eq!(put(LOG, &[full, device(9), device(9)]), (1, Why::Full));
+        assert_eq!(put(table(0), &[full, device(9), device(9)]), (1, Why::Full));
         assert_eq!(put(table(4), &[device(90), full, device(9)]), (2, Why::Full));
         assert_eq!(put(table(4), &[device(90), full, full]), (0, Why::Full));
         let failing = DeviceView { avoid: true, ..device(90) };
         assert_eq!(put(table(0), &[failing, device(9), device(9)]), (1, Why::Failing));
         assert_eq!(put(table(0), &[failing, full, device(1)]).0, 1, "the most room of the sound");
         assert_eq!(put(table(0), &[failing, failing]).0, 0, "somebody has to try");
+    }
+
+    #[test]
+    fn the_log_stays_on_the_fastest_device_while_it_fits_and_tables_leave_it_room() {
+        let full = device(2);
+        assert_eq!(put(table(0), &[full, device(90)]), (1, Why::Full));
+        assert_eq!(put(LOG, &[full, device(90)]), (0, Why::Log), "it takes what is kept free");
+        let bookkeeping = IoContext::manifest(IoPurpose::Flush);
+        assert_eq!(put(bookkeeping, &[full, device(90)]), (0, Why::Bookkeeping));
+        assert_eq!(put(LOG, &[device(0), device(90)]), (1, Why::Full));
+        let wanted = DeviceView { log_room: 3 * GIB, ..device(5) };
+        assert_eq!(put(table(0), &[wanted, device(90)]), (1, Why::Full));
+        assert_eq!(put(LOG, &[wanted, device(90)]), (0, Why::Log));
+        let roomier = DeviceView { log_room: 3 * GIB, ..device(6) };
+        assert_eq!(put(table(0), &[roomier, device(90)]), (0, Why::FastLevel));
     }
 
     #[test]

@@ -71,6 +71,19 @@ pub struct DeviceProfile {
     pub reads: Vec<Point>,
 }
 
+impl DeviceProfile {
+    /// Bytes that the device writes while one write waits for it, from what one and the most writers of
+    /// 4 KiB reached; `None` if it was not measured.
+    #[must_use]
+    pub fn write_bytes_best(&self) -> Option<u64> {
+        const BLOCK_BYTES: f64 = 4096.0;
+        let alone = self.writes.iter().find(|point| point.threads == 1)?.bytes_per_s;
+        let most = self.writes.iter().map(|point| point.bytes_per_s).fold(alone, f64::max);
+        // A block takes its transfer and then its latency.
+        (alone > 0.0).then(|| (BLOCK_BYTES * (most / alone - 1.0)) as u64)
+    }
+}
+
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -339,6 +352,20 @@ mod tests {
 
     fn input(writers: [f64; 5], limit: u32, capacity: u64) -> SchemeInput {
         SchemeInput { observed: observed(writers), limit, capacity_bytes: capacity * GIB }
+    }
+
+    #[test]
+    fn writes_are_efficient_from_what_a_device_writes_while_one_waits_for_it() {
+        let of = |points: &[(u32, f64)]| {
+            let point = |&(threads, bytes_per_s)| Point { threads, bytes_per_s };
+            let writes = points.iter().map(point).collect();
+            DeviceProfile { writes, ..DeviceProfile::default() }.write_bytes_best()
+        };
+        // 4 KiB take 10 us of transfer at 409.6 MB/s, and 30 us of latency.
+        let best = of(&[(1, 102.4e6), (4, 409.6e6), (8, 200e6)]);
+        assert_eq!(best, Some(3 * 4096));
+        assert_eq!(of(&[(1, 0.0)]), None);
+        assert_eq!(of(&[(2, 1e6)]), None);
     }
 
     #[test]

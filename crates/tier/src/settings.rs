@@ -136,6 +136,8 @@ pub struct Policy {
     pub cache_by: CacheBy,
     /// Whether the scheme follows what is observed. True.
     pub online: bool,
+    /// Whether flushes and compactions wait for one another where a device takes no more writers. True; false to compare with.
+    pub in_turn: bool,
     /// Levels on the fastest device by depth, whatever scheme and observation say. `None`.
     pub fast_levels: Option<u8>,
 }
@@ -166,6 +168,7 @@ impl Default for Policy {
             range_bytes: 0,
             cache_by: CacheBy::Adaptive,
             online: true,
+            in_turn: true,
             fast_levels: None,
         }
     }

@@ -44,6 +44,10 @@ pub struct DeviceReport {
     pub writers: [usize; 3],
     /// How many writers it takes.
     pub limit: u32,
+    /// Tables that wait for their turn to be written.
+    pub turns_waiting: usize,
+    /// Tables that waited for their turn, and how long in all, in milliseconds.
+    pub turns_waited: (u64, u64),
     /// Percent of its profile that it counts as reaching when it writes; 100 also without a profile.
     pub pace_percent: u32,
     /// Reads.
@@ -120,6 +124,11 @@ impl TieredFs {
                 writers: [Writer::Caller, Writer::Copy, Writer::Move]
                     .map(|writer| device.writers_of(writer)),
                 limit: device.limit.load(Ordering::Relaxed),
+                turns_waiting: device.turns.waiting(),
+                turns_waited: (
+                    device.get(Count::TurnsWaited),
+                    device.get(Count::TurnsWaitedNs) / 1_000_000,
+                ),
                 pace_percent: device.pace_percent.load(Ordering::Relaxed),
                 reads: device.get(Count::ReadsEnded),
                 foreground_reads: device.get(Count::ForegroundReads),
@@ -269,6 +278,13 @@ impl fmt::Display for DeviceReport {
             "  writers: {} callers, {} copies, {} moves of {}; readers: {}",
             self.writers[0], self.writers[1], self.writers[2], self.limit, self.readers
         )?;
+        if self.turns_waited.0 > 0 {
+            writeln!(
+                f,
+                "  tables that waited for their turn: {}, {} ms in all; waiting: {}",
+                self.turns_waited.0, self.turns_waited.1, self.turns_waiting
+            )?;
+        }
         if self.pace_percent < 100 {
             writeln!(f, "  slower than profiled: it writes at {} % of it", self.pace_percent)?;
         }

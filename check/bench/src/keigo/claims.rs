@@ -172,6 +172,10 @@ impl Measured<'_> {
                     rows.extend(self.copies(Side::Tiers));
                 }
             }
+            Part::Buffered => {
+                rows.extend(pair.map(|row| row.says("up to 2.2×")));
+                rows.extend(speed(Side::Fast, Side::Slow));
+            }
             Part::Production => {
                 let paper = if workload == Workload::Meta { "1.2×" } else { "up to 1.6×" };
                 rows.extend(pair.map(|row| row.says(paper)));

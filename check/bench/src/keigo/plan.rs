@@ -24,6 +24,7 @@ pub(super) const LOG_DIRTY_BYTES_MAX: u64 = 512 << 10;
 #[value(rename_all = "lower")]
 pub(super) enum Part {
     Tiers,
+    Buffered,
     Placement,
     Threads,
     Cache,
@@ -37,8 +38,9 @@ pub(super) enum Part {
 
 impl Part {
     /// Every part that is run unless others are named.
-    pub(super) const TABLE: [Self; 9] = [
+    pub(super) const TABLE: [Self; 10] = [
         Self::Tiers,
+        Self::Buffered,
         Self::Placement,
         Self::Threads,
         Self::Cache,
@@ -52,6 +54,7 @@ impl Part {
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Tiers => "Everything on the slow device → tiers, the fast one holds a quarter",
+            Self::Buffered => "The same, the log by way of memory",
             Self::Placement => "Everything on the fast device → placement by writers",
             Self::Threads => "Automatic number of copying and moving threads → the best fixed one",
             Self::Cache => "Three devices: no copies → copies",
@@ -277,6 +280,7 @@ fn groups_of(flags: &KeigoFlags, part: Part) -> Vec<Group> {
     let fixed = [1, 2, 4, 8, 16].map(Side::Fixed);
     let (workloads, keys, sides) = match part {
         Part::Tiers => (Workload::YCSB.to_vec(), all.to_vec(), pair),
+        Part::Buffered => (vec![A, F], all.to_vec(), pair),
         Part::Placement => (vec![A], one(Keys::Uniform), vec![Side::Fast, Side::Tiers]),
         Part::Threads => {
             let sides = std::iter::once(Side::Tiers).chain(fixed).collect();
@@ -299,7 +303,9 @@ fn groups_of(flags: &KeigoFlags, part: Part) -> Vec<Group> {
         *k == Keys::Own || flags.distributions.is_empty() || flags.distributions.contains(k)
     };
     // How much there is to win: what no placement can surpass.
-    let with_fast = |part, workload: Workload| part == Part::Tiers && !workload.is_read_mostly();
+    let with_fast = |part, workload: Workload| {
+        matches!(part, Part::Tiers | Part::Buffered) && !workload.is_read_mostly()
+    };
     let jobs: &[u64] = match part {
         Part::Placement => &[8, 16],
         Part::Block => &[16],
@@ -417,7 +423,14 @@ fn words(flags: &KeigoFlags, group: &Group, round: u64) -> Vec<String> {
         ];
         words.extend(meta.map(|(name, value)| format!("--{name}={value}")));
     }
-    if flags.real.is_some() && !matches!(group.part, Part::Single | Part::Instructions) {
+    if matches!(group.part, Part::Single | Part::Instructions) {
+        return words;
+    }
+    // Direct I/O. The emulation charges tables' reads and writes as they are made anyway.
+    if group.part != Part::Buffered {
+        words.push("--log_write_through".to_owned());
+    }
+    if flags.real.is_some() {
         words.push("--use_direct_reads".to_owned());
         words.push("--use_direct_io_for_flush_and_compaction".to_owned());
     }

@@ -234,7 +234,9 @@ impl Stage<'_> {
                     });
                 }
                 let (threads_fixed, fast_levels) = (*threads_fixed, *fast_levels);
-                TierPlan { threads_fixed, fast_levels, tiers }
+                // Everything on the fast device is without regard to writers.
+                let in_turn = fast_levels.map(|_| false);
+                TierPlan { threads_fixed, fast_levels, in_turn, tiers }
             }
         };
         let file = self.dir.join(if measured { "measured.toml" } else { "load.toml" });

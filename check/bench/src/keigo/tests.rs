@@ -92,7 +92,7 @@ fn the_table_has_every_comparison_and_parts_are_chosen_by_name() {
     let groups = plan::groups(&keigo_flags(&[]));
     let of = |part: Part| groups.iter().filter(|group| group.part == part).count();
     let counts = Part::TABLE.map(of);
-    assert_eq!(counts, [18, 2, 2, 3, 6, 2, 1, 2, 2]);
+    assert_eq!(counts, [18, 6, 2, 2, 3, 6, 2, 1, 2, 2]);
     assert_eq!(of(Part::Instructions), 0, "only if it is named");
     let jobs: Vec<u64> =
         groups.iter().filter(|g| g.part == Part::Placement).map(|group| group.jobs).collect();
@@ -119,6 +119,11 @@ fn words_are_known_and_every_layout_is_what_its_name_says() {
             assert_eq!(
                 words.contains(&"--sync".to_owned()),
                 group.part == Part::Sync && words[1].contains("threads")
+            );
+            assert_eq!(
+                words.contains(&"--log_write_through".to_owned()),
+                !matches!(group.part, Part::Buffered | Part::Single),
+                "direct I/O is for logs, too"
             );
         }
         for &side in &group.sides {

@@ -225,6 +225,7 @@ impl TierPlan {
             threads_max: self.threads_fixed.unwrap_or(defaults.threads_max),
             threads_fixed: self.threads_fixed.is_some(),
             fast_levels: self.fast_levels,
+            in_turn: self.in_turn.unwrap_or(defaults.in_turn),
             ..defaults
         }
     }

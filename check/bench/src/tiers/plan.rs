@@ -17,6 +17,9 @@ pub(crate) struct TierPlan {
     /// So many levels belong to the fastest device; by default the scheme says and follows what is observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fast_levels: Option<u8>,
+    /// Whether flushes and compactions wait for one another where a device takes no more writers; by default they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) in_turn: Option<bool>,
     /// Fastest first.
     #[serde(default)]
     pub(crate) tiers: Vec<DeviceSettings>,
@@ -62,6 +65,7 @@ mod tests {
         let plan = TierPlan {
             threads_fixed: Some(4),
             fast_levels: None,
+            in_turn: Some(false),
             tiers: vec![
                 DeviceSettings::new("/a", DeviceKind::Mapped),
                 DeviceSettings::new("/b", DeviceKind::Directory),

@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 use crate::namespace::record::Place;
 use crate::scheme::DeviceProfile;
 use crate::settings::{DeviceKind, DeviceSettings};
+use crate::turns::Turns;
 
 /// After so many errors in a row a device counts as failing.
 const ERRORS_IN_A_ROW: u32 = 3;
@@ -67,9 +68,12 @@ pub(crate) enum Count {
     BytesCopiedIn,
     TimedBytes,
     WriteBusyNs,
+    /// Tables that waited for their turn, and how long in all.
+    TurnsWaited,
+    TurnsWaitedNs,
 }
 
-pub(crate) const COUNTS: usize = 17;
+pub(crate) const COUNTS: usize = 19;
 
 /// See the module.
 #[derive(Debug)]
@@ -102,7 +106,10 @@ pub(crate) struct Device {
     pub(crate) worth: AtomicU64,
     /// Bytes that hot tables of levels beyond the scheme may still take.
     pub(crate) hot_room: AtomicU64,
+    /// Bytes that logs are going to take here, as it seemed at the last look.
+    pub(crate) log_room: AtomicU64,
     writers: [AtomicUsize; 3],
+    pub(crate) turns: Arc<Turns>,
     counters: Counters<COUNTS>,
     dirty: Mutex<BTreeSet<PathBuf>>,
     made: Mutex<BTreeSet<PathBuf>>,
@@ -159,7 +166,9 @@ impl Device {
             deepest: AtomicU8::new(u8::MAX),
             worth: AtomicU64::new(f64::INFINITY.to_bits()),
             hot_room: AtomicU64::new(0),
+            log_room: AtomicU64::new(0),
             writers: Default::default(),
+            turns: Arc::default(),
             counters: Counters::default(),
             dirty: Mutex::default(),
             made: Mutex::default(),
@@ -253,6 +262,12 @@ impl Device {
         self.add(Count::WriteBusyNs, now_ns().saturating_sub(begun_ns));
         self.add(Count::TimedBytes, bytes as u64);
         outcome
+    }
+
+    /// Bytes from which on writes are efficient, as measured or as its file system says.
+    pub(crate) fn write_bytes_best(&self) -> Option<u64> {
+        let measured = self.profile.get().and_then(DeviceProfile::write_bytes_best);
+        measured.or_else(|| self.fs.write_bytes_best())
     }
 
     /// Reads that are on their way.

@@ -34,13 +34,14 @@ use self::copy::{Physical, Role};
 use self::entry::Entry;
 pub use self::open::{Components, DeviceParts};
 pub use self::shared::FaultPoint;
-use self::shared::{Shared, is_direct};
+use self::shared::Shared;
 pub use self::whereabouts::Whereabouts;
 use self::writer::{TierLog, TierWriter, Writing};
 use crate::activity::kind_of;
 use crate::device::{Device, Writer};
 use crate::namespace::record::{FileRecord, Place, Record};
 use crate::namespace::state::plain;
+use crate::turns::Turn;
 
 /// Tiers, open; see the module. Closed by [`TieredFs::close`] or the drop.
 #[derive(Debug)]
@@ -54,6 +55,7 @@ struct Made<T> {
     inner: T,
     physical: Arc<Physical>,
     place: Place,
+    turn: Option<Turn>,
 }
 
 impl TieredFs {
@@ -97,6 +99,7 @@ impl TieredFs {
             let input = shared.place_input(context, size_hint_bytes, &devices);
             let (index, _) = crate::place::place(&input);
             let device = &shared.devices[index];
+            let turn = shared.turn(device, context);
             let number = shared.names.lock().space.allocate();
             let place = Place { device: device.no, number, dir };
             let physical_path = device.path_of(place, context.class);
@@ -115,7 +118,7 @@ impl TieredFs {
                         Role::File,
                         trash,
                     );
-                    return Ok(Made { inner, physical, place });
+                    return Ok(Made { inner, physical, place, turn });
                 }
                 Err(error) => {
                     if std::mem::replace(&mut devices[index].avoid, true) {
@@ -133,9 +136,9 @@ impl TieredFs {
         &self,
         path: &Path,
         context: IoContext,
-        physical: &Arc<Physical>,
-        place: Place,
+        made: (&Arc<Physical>, Place, Option<Turn>),
     ) -> Result<Writing> {
+        let (physical, place, turn) = made;
         let shared = &self.shared;
         let record = FileRecord {
             id: physical.number,
@@ -146,7 +149,7 @@ impl TieredFs {
             heat: 0,
         };
         let entry = Entry::new(record.id, context.class, context.level, Arc::clone(physical));
-        let writing = self.writing(&entry, Arc::clone(physical), context);
+        let writing = self.writing(&entry, Arc::clone(physical), context, turn);
         let mut names = shared.names.lock();
         names.entries.insert(entry.id, Arc::clone(&entry));
         let id = entry.id;
@@ -161,9 +164,16 @@ impl TieredFs {
         Ok(writing)
     }
 
-    fn writing(&self, entry: &Arc<Entry>, physical: Arc<Physical>, context: IoContext) -> Writing {
+    fn writing(
+        &self,
+        entry: &Arc<Entry>,
+        physical: Arc<Physical>,
+        context: IoContext,
+        turn: Option<Turn>,
+    ) -> Writing {
         let shared = &self.shared;
         let guard = Device::writing(&shared.devices, physical.device, Writer::Caller);
+        let guard = (guard, turn);
         if let Some(level) = context.level.filter(|_| context.class == FileClass::Sst) {
             note_level(physical.device(), level);
         }
@@ -182,8 +192,10 @@ impl TieredFs {
         let shared = &self.shared;
         let entry = shared.entry("recycle", old)?;
         let physical = Arc::clone(&entry.inside.lock().main);
-        let wanted = shared.place(context, options.size_hint_bytes).0;
-        if physical.device != wanted || entry.writers.load(Ordering::Acquire) > 0 {
+        let (index, len) = (physical.device, physical.len());
+        if !shared.keeps_place(context, options.size_hint_bytes, index, len)
+            || entry.writers.load(Ordering::Acquire) > 0
+        {
             return Ok(None);
         }
         let recycle = Some(physical.path.clone());
@@ -191,7 +203,8 @@ impl TieredFs {
         let inner = physical.device().fs.create_log(&physical.path, context, options);
         physical.device().note(&inner, shared.now_ns());
         let inner = inner?;
-        let writing = self.writing(&entry, physical, context);
+        let turn = shared.turn(physical.device(), context);
+        let writing = self.writing(&entry, physical, context, turn);
         let record = Record::Rename { from: old.to_owned(), to: path.to_owned() };
         shared.commit(&mut shared.names.lock(), &record)?;
         Ok(Some(Box::new(TierLog::new(inner, writing))))
@@ -257,12 +270,15 @@ impl FileSystem for TieredFs {
             return self.shared.outside.create(path, context, options);
         };
         self.check_target("create", &path)?;
-        self.shared.note_base_level(context);
+        let shared = &self.shared;
+        shared.note_base_level(context);
         let made = self.make(&path, context, options.size_hint_bytes, |device, physical| {
-            let direct = options.direct || is_direct(device, context.class);
-            device.fs.create(physical, context, CreateOptions { direct, ..options })
+            let size_hint_bytes = options.size_hint_bytes;
+            let own = shared.create_options(device, context.class, size_hint_bytes);
+            let options = CreateOptions { direct: options.direct || own.direct, ..own };
+            device.fs.create(physical, context, options)
         })?;
-        let writing = self.enter(&path, context, &made.physical, made.place)?;
+        let writing = self.enter(&path, context, (&made.physical, made.place, made.turn))?;
         Ok(Box::new(TierWriter::new(made.inner, writing)))
     }
 
@@ -299,7 +315,7 @@ impl FileSystem for TieredFs {
             let options = LogOptions { recycle: None, ..options.clone() };
             device.fs.create_log(physical, context, options)
         })?;
-        let writing = self.enter(&path, context, &made.physical, made.place)?;
+        let writing = self.enter(&path, context, (&made.physical, made.place, made.turn))?;
         if let Some(old) = old {
             self.remove(&old)?;
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use archipelago_base::clock::Clock;
 use archipelago_base::{Error, Result};
 use archipelago_env::{
-    FileClass, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
+    CreateOptions, FileClass, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -24,9 +24,13 @@ use crate::history::History;
 use crate::namespace::record::Record;
 use crate::namespace::state::Gone;
 use crate::namespace::{Moment, Namespace};
-use crate::place::{DeviceView, PlaceInput, Why, place};
+use crate::place::{DeviceView, PlaceInput, place};
 use crate::settings::{DeviceKind, Policy};
+use crate::turns::{self, Turn};
 use crate::work::{Pace, Queue};
+
+/// Writes of tables and copies are not cut shorter than this.
+const IO_BYTES_MIN: u64 = 16 << 10;
 
 /// A named place in background work where a test can make a step fail, or end the process.
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
@@ -150,6 +154,7 @@ impl Shared {
             free: device.free(),
             avoid: device.is_failing(now_ns) || device.is_full(now_ns),
             deepest: Some(device.deepest.load(Ordering::Relaxed)).filter(|&level| level != u8::MAX),
+            log_room: device.log_room.load(Ordering::Relaxed),
         };
         self.devices.iter().map(view).collect()
     }
@@ -164,10 +169,17 @@ impl Shared {
         }
     }
 
-    /// The device for a new file.
-    pub(crate) fn place(&self, context: IoContext, size_hint_bytes: u64) -> (usize, Why) {
-        let devices = self.views();
-        place(&self.place_input(context, size_hint_bytes, &devices))
+    /// Whether a log over the space of an old one, of `len` bytes on the device at `index`, stays where that is.
+    pub(crate) fn keeps_place(
+        &self,
+        context: IoContext,
+        hint: u64,
+        index: usize,
+        len: u64,
+    ) -> bool {
+        let mut devices = self.views();
+        devices[index].free = devices[index].free.saturating_add(len);
+        place(&self.place_input(context, hint, &devices)).0 == index
     }
 
     pub(crate) fn place_input<'a>(
@@ -197,6 +209,32 @@ impl Shared {
         let device = physical.device();
         let direct = options.direct || is_direct(device, context.class);
         device.fs.open(&physical.path, context, OpenOptions { direct })
+    }
+
+    /// How a file is written to a device: several share it, and each read of a user and each record of the log waits for one write of
+    /// everybody else. So tables and copies are written in pieces hardly longer than the device is efficient
+    /// with (decision 0027), as far as that is known.
+    pub(crate) fn create_options(
+        &self,
+        device: &Device,
+        class: FileClass,
+        size_hint_bytes: u64,
+    ) -> CreateOptions {
+        let best = device.write_bytes_best().filter(|_| self.is_tiered);
+        let io_bytes_max = best.map_or(0, |bytes| bytes.max(IO_BYTES_MIN).next_power_of_two());
+        CreateOptions { direct: is_direct(device, class), size_hint_bytes, io_bytes_max }
+    }
+
+    /// Waits until a file may be written to a device; `None` if that does not matter.
+    pub(crate) fn turn(&self, device: &Device, context: IoContext) -> Option<Turn> {
+        let kind = turns::kind_of(context).filter(|_| self.is_tiered && self.policy.in_turn)?;
+        let asked_ns = self.now_ns();
+        let turn = device.turns.begin(kind, device.limit.load(Ordering::Relaxed));
+        if turn.waited {
+            device.add(Count::TurnsWaited, 1);
+            device.add(Count::TurnsWaitedNs, self.now_ns().saturating_sub(asked_ns));
+        }
+        Some(turn)
     }
 
     /// The entry of a name.

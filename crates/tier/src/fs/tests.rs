@@ -223,6 +223,39 @@ fn a_recycled_log_keeps_its_place_and_gets_the_new_name() {
 }
 
 #[test]
+fn a_log_stays_on_the_fastest_device_when_that_is_full_of_tables() {
+    const SEGMENT: usize = 50_000;
+    let world = World::new(Arc::new(MemFs::new()), &[1_000_000, 10_000_000]);
+    let fs = world.open();
+    let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
+    let log = |name: &str, recycle: Option<&str>| {
+        let recycle = recycle.map(path);
+        let size_hint_bytes = SEGMENT as u64;
+        let options = LogOptions { incarnation: Epoch(1), size_hint_bytes, recycle };
+        let mut log = fs.create_log(&path(name), context, options).unwrap();
+        log.append(&[&vec![1; SEGMENT]]).unwrap();
+        log.finish().unwrap();
+    };
+    log("1.log", None);
+    log("2.log", None);
+    world.pass(500);
+    fs.step();
+    // A load of tables of the fastest device's own levels; each says how large it will be.
+    for number in 0..20 {
+        let options = CreateOptions { size_hint_bytes: 60_000, ..CreateOptions::default() };
+        let name = path(&format!("{number}.sst"));
+        let mut file = fs.create(&name, table(0), options).unwrap();
+        file.append(&filled(number, 60_000)).unwrap();
+        file.sync().unwrap();
+    }
+    assert_eq!(holders(&fs.stats(), "L0"), [0, 1], "tables went where there is room");
+    log("3.log", None);
+    log("4.log", Some("1.log"));
+    log("5.log", Some("2.log"));
+    assert_eq!(holders(&fs.stats(), "log"), [0]);
+}
+
+#[test]
 fn the_lock_is_exclusive_and_ends_with_its_guard() {
     let world = World::new(Arc::new(MemFs::new()), &[1 << 20]);
     let fs = world.open();

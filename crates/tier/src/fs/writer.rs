@@ -15,6 +15,7 @@ use super::copy::Physical;
 use super::entry::{Entry, take_carried};
 use super::shared::Shared;
 use crate::device::{Count, WriterGuard};
+use crate::turns::Turn;
 
 /// What a writer tells when it begins and ends.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ pub(crate) struct Writing {
     kind: Option<usize>,
     /// Whether it takes over the heat of what its thread merges.
     inherits: bool,
-    guard: Option<WriterGuard>,
+    guard: Option<(WriterGuard, Option<Turn>)>,
 }
 
 impl Writing {
@@ -36,7 +37,7 @@ impl Writing {
         physical: Arc<Physical>,
         kind: Option<usize>,
         inherits: bool,
-        guard: WriterGuard,
+        guard: (WriterGuard, Option<Turn>),
     ) -> Self {
         entry.writers.fetch_add(1, Ordering::AcqRel);
         if let Some(kind) = kind {

@@ -52,6 +52,8 @@ pub(crate) struct Pace {
     pub(crate) ratios: Vec<(u64, u64)>,
     /// What logs, bookkeeping and levels of the scheme took of the fastest device at their largest, lately; bytes.
     peak: f64,
+    /// The same of logs alone, wherever they lie.
+    log_peak: f64,
 }
 
 impl Pace {
@@ -68,6 +70,7 @@ impl Pace {
             writes: vec![(0, 0, Watch::default()); devices],
             ratios: vec![(0, 0); devices],
             peak: 0.0,
+            log_peak: 0.0,
         }
     }
 }
@@ -122,6 +125,7 @@ pub(super) fn tick(shared: &Arc<Shared>) {
     }
     let seen = look_at_files(shared, &mut pace, now_ms);
     note_hot_room(shared, &mut pace, &seen);
+    note_log_room(shared, &mut pace, &seen);
     note_ratios(shared, &mut pace);
     note_slowness(shared, &mut pace, passed_ms);
     for index in 0..shared.devices.len() - 1 {
@@ -218,6 +222,18 @@ fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
     let room = (most - hot as f64).max(0.0) as u64;
     fastest.hot_room.store(room, Ordering::Relaxed);
     tracing::debug!(hot, others, peak = pace.peak, room, "tiers: room for hot tables");
+}
+
+/// How much room tables leave to logs on the fastest device: as much as logs took at their largest, and the one that is
+/// open and counts as it grows, less those that lie there.
+fn note_log_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
+    let logs = || seen.iter().filter(|file| file.entry.class == FileClass::Wal);
+    let all: u64 = logs().map(|file| file.len).sum();
+    let one = logs().map(|file| file.len).max().unwrap_or(0);
+    let here: u64 = logs().filter(|file| file.device == 0).map(|file| file.len).sum();
+    pace.log_peak = (pace.log_peak * PEAK_KEPT).max((all + one) as f64);
+    let room = (pace.log_peak as u64).saturating_sub(here);
+    shared.devices[0].log_room.store(room, Ordering::Relaxed);
 }
 
 /// Foreground reads that each device served, of those that it could have served.

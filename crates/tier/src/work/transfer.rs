@@ -18,9 +18,7 @@ use std::sync::atomic::Ordering;
 
 use archipelago_base::checksum::crc_append;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_env::{
-    CreateOptions, FileClass, IoContext, IoPurpose, OpenOptions, RandomFile, WritableFile,
-};
+use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, RandomFile, WritableFile};
 
 use super::{Job, JobKind};
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, Extent, lay_out};
@@ -199,9 +197,7 @@ fn write_all(
     path: &std::path::Path,
 ) -> Result<u32, Trouble> {
     let to = &shared.devices[job.to];
-    let direct = is_direct(to, job.entry.class);
-    let options =
-        CreateOptions { direct, size_hint_bytes: source.len(), ..CreateOptions::default() };
+    let options = shared.create_options(to, job.entry.class, source.len());
     let mut writer = to.fs.create(path, context(&job.entry), options)?;
     let mut crc = 0;
     copy_all(shared, job, source, &mut *writer, |piece| crc = crc_append(crc, piece))?;
@@ -300,11 +296,8 @@ fn write_copy(
 ) -> Result<(u64, u32), Trouble> {
     let to = &shared.devices[job.to];
     let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
-    let options = CreateOptions {
-        direct: is_direct(to, FileClass::Sst),
-        size_hint_bytes: index.data_len() + index.data_len() / (CHUNK_BYTES / 4) + CHUNK_BYTES,
-        ..CreateOptions::default()
-    };
+    let expected_bytes = index.data_len() + index.data_len() / (CHUNK_BYTES / 4) + CHUNK_BYTES;
+    let options = shared.create_options(to, FileClass::Sst, expected_bytes);
     let mut writer = to.fs.create(path, context, options)?;
     let reads = reads_of(index.extents());
     let mut crc = 0;

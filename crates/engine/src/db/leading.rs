@@ -78,9 +78,9 @@ impl Leading {
                 }
             }
         }
-        let outcome = act();
-        self.hand_over(outcome.as_ref().ok().copied());
-        outcome.map(|_| true)
+        let mut turn = Turn { leading: self, to: None };
+        turn.to = Some(act()?);
+        Ok(true)
     }
 
     /// Ends the leader's turn, which took the log as far as `to` if it succeeded.
@@ -96,6 +96,18 @@ impl Leading {
         drop(state);
         next.iter().for_each(|waiter| waiter.tell(LEADING));
         covered.iter().for_each(|waiter| waiter.tell(COVERED));
+    }
+}
+
+/// A leader's turn: handed over when it ends, however that is.
+struct Turn<'a> {
+    leading: &'a Leading,
+    to: Option<SeqNo>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.leading.hand_over(self.to);
     }
 }
 
@@ -160,6 +172,10 @@ mod tests {
             }
         });
         assert_eq!(failed.load(Ordering::SeqCst), 8);
+        thread::scope(|scope| {
+            let broken = scope.spawn(|| leading.reach(SeqNo(1), || panic!("a bug")));
+            assert!(broken.join().is_err());
+        });
         assert!(leading.reach(SeqNo(3), || Ok(SeqNo(9))).expect("it is mended"));
         assert!(!leading.reach(SeqNo(9), || panic!("it is there")).expect("there"));
     }

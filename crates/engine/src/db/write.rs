@@ -35,7 +35,7 @@ impl Db {
     ///
     /// Errors: `InvalidArgument` if the key is over 64 KiB or the value over 1 GiB; `ReadOnly`,
     /// `Io` if the log cannot be written. After an error nothing was written, except after a
-    /// failed sync, when it is unknown.
+    /// failed sync or, with `log_write_through`, a failed write to the log's device, when it is unknown.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.put_with(self.default_family(), key, value, &WriteOptions::default())
     }

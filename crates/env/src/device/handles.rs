@@ -237,8 +237,12 @@ struct ThrottledLogSync {
 }
 
 impl ThrottledLogSync {
-    fn reach(&self, through: u64, begun_ns: u64) {
-        let mut reached = self.reached.lock();
+    fn reach(&self, through: u64, mut begun_ns: u64) {
+        let mut reached = self.reached.try_lock().unwrap_or_else(|| {
+            let reached = self.reached.lock();
+            begun_ns = self.device.now_ns();
+            reached
+        });
         if through > *reached {
             self.device.log_reaches(self.stream, self.purpose, through, begun_ns);
             *reached = through;

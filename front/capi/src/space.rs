@@ -4,10 +4,10 @@
 //! known, by which readers open it again that want to see what was appended since. Readers of other files know nothing of it.
 //!
 //! Invariants: 1. a file has at most one `Growing`, and it is in `growing` as long as a handle writes; 2. its length
-//! is what the operating system has, never what a buffer has; 3. `creating` is held from the look whether a name
-//! exists to its creation, so that `O_EXCL` is exact among callers of this library (no other process has the tiers open).
+//! is what the operating system has, never what a buffer has; 3. a name is in `creating` from the look whether it
+//! exists to its creation, and nobody else makes it meanwhile, so that `O_EXCL` is exact among callers of this library (no other process has the tiers open).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
@@ -19,7 +19,7 @@ use archipelago_env::{
     WritableFile,
 };
 use archipelago_tier::{Components, DeviceSettings, Policy, TieredFs, Whereabouts};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use serde::Deserialize;
 
@@ -41,7 +41,8 @@ pub(crate) struct Space {
     /// Files, directories and locks that C holds.
     held: AtomicUsize,
     growing: Mutex<HashMap<u64, Weak<Growing>>>,
-    creating: Mutex<()>,
+    creating: Mutex<HashSet<PathBuf>>,
+    created: Condvar,
 }
 
 /// Counts as held by C until it is dropped.
@@ -155,6 +156,19 @@ pub(crate) fn devices_of(path: &Path) -> Outcome<Vec<DeviceSettings>> {
     Ok(file.tiers)
 }
 
+/// One name that is being made; see [`Space::alone`].
+struct Alone<'a> {
+    space: &'a Space,
+    path: PathBuf,
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.space.creating.lock().remove(&self.path);
+        self.space.created.notify_all();
+    }
+}
+
 impl Space {
     /// Opens tiers; their number.
     pub(crate) fn open(devices: &[DeviceSettings], options: Options<'_>) -> Outcome<i32> {
@@ -170,6 +184,7 @@ impl Space {
             held: AtomicUsize::new(0),
             growing: Mutex::default(),
             creating: Mutex::default(),
+            created: Condvar::new(),
         };
         Ok(SPACES.insert(Arc::new(space)))
     }
@@ -217,6 +232,19 @@ impl Space {
         self.growing.lock().get(&id).and_then(Weak::upgrade)
     }
 
+    /// Waits until nobody else makes a file or directory of this name. Others go on: a table may wait for its turn to be
+    /// written, and the log must not wait for that.
+    fn alone(&self, path: &Path) -> Alone<'_> {
+        // However it is spelled.
+        let path: PathBuf = path.components().collect();
+        let mut creating = self.creating.lock();
+        while !creating.insert(path.clone()) {
+            self.created.wait(&mut creating);
+        }
+        drop(creating);
+        Alone { space: self, path }
+    }
+
     /// Makes a new file. Errors: `EEXIST` with `exclusive`; `EOPNOTSUPP` if it has bytes and `replace` is not given.
     pub(crate) fn create(
         &self,
@@ -225,7 +253,7 @@ impl Space {
         options: CreateOptions,
         (exclusive, replace): (bool, bool),
     ) -> Outcome<Arc<Growing>> {
-        let _one = self.creating.lock();
+        let _one = self.alone(path);
         if self.tiers.exists(self.own(path)?)? && !self.tiers.is_dir(path)? {
             let failed = |kind: std::io::ErrorKind| Error::io("create", path, kind.into());
             if exclusive {
@@ -274,7 +302,7 @@ impl Space {
 
     /// Makes a directory and those above it.
     pub(crate) fn make_dir(&self, path: &Path) -> Outcome<()> {
-        let _one = self.creating.lock();
+        let _one = self.alone(path);
         if self.tiers.exists(self.own(path)?)? {
             let kind = std::io::ErrorKind::AlreadyExists;
             return Err(Error::io("create directory", path, kind.into()).into());

@@ -118,12 +118,17 @@ fn wanted(context: IoContext, input: &PlaceInput<'_>) -> (usize, Why) {
 }
 
 fn fits(device: &DeviceView, input: &PlaceInput<'_>, may_pass_on: bool) -> bool {
-    let Some(left) = device.free.checked_sub(input.size_hint_bytes) else { return false };
     let part = |share: f64| (device.capacity as f64 * share) as u64;
     let IoContext { class, level, .. } = input.context;
     if class != FileClass::Sst {
-        return true;
+        // Of unknown length: half of what tables keep free, so that a full device gets none that would fail as it grows.
+        let needed = match input.size_hint_bytes {
+            0 => part(input.reserve / 2.0).max(1),
+            known => known,
+        };
+        return device.free >= needed;
     }
+    let Some(left) = device.free.checked_sub(input.size_hint_bytes) else { return false };
     if left < part(input.reserve).saturating_add(device.log_room) {
         return false;
     }
@@ -259,6 +264,21 @@ mod tests {
         let bookkeeping = IoContext::manifest(IoPurpose::Flush);
         assert_eq!(put(bookkeeping, &[full, device(90)]), (0, Why::Bookkeeping));
         assert_eq!(put(LOG, &[device(0), device(90)]), (1, Why::Full));
+        let unknown = |free_mib: u64| {
+            let device = DeviceView { free: free_mib << 20, ..device(0) };
+            let devices = [device, self::device(90)];
+            let input = PlaceInput {
+                context: LOG,
+                size_hint_bytes: 0,
+                fast_levels: 3,
+                base_level: 1,
+                devices: &devices,
+                reserve: 0.02,
+                migrate: 0.05,
+            };
+            place(&input).0
+        };
+        assert_eq!((unknown(1025), unknown(1000)), (0, 1), "it grows from nothing");
         let wanted = DeviceView { log_room: 3 * GIB, ..device(5) };
         assert_eq!(put(table(0), &[wanted, device(90)]), (1, Why::Full));
         assert_eq!(put(LOG, &[wanted, device(90)]), (0, Why::Log));

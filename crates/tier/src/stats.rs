@@ -199,7 +199,7 @@ impl TierStats {
                 "tier{index}:name={},capacity={},free={},files={files},bytes={bytes},copies={},\
                  copy_bytes={},writers={},limit={},readers={},hit_ratio={ratio},moved_in={},\
                  moved_out={},waiting={},errors={},failing={},\
-                 pace_percent={}\n",
+                 pace_percent={},turns_waiting={},turns_waited={},turns_waited_ms={}\n",
                 device.name,
                 device.capacity,
                 device.free,
@@ -213,7 +213,10 @@ impl TierStats {
                 device.waiting.0 + device.waiting.1,
                 device.errors,
                 u8::from(device.failing),
-                device.pace_percent
+                device.pace_percent,
+                device.turns_waiting,
+                device.turns_waited.0,
+                device.turns_waited.1
             ));
         }
         text

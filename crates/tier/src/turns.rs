@@ -5,7 +5,7 @@
 //! compaction only while that leaves room for a flush, or no compaction writes; 3. of those that wait flushes go first, then the
 //! compactions of the highest level, since writers wait for those soonest; among these who wrote a table last, so that a job ends, and its inputs
 //! go, before the next begins to take room for its outputs, and then who came first; 4. the
-//! log never waits; 5. a thread that writes a table already begins another at once: two that wait for each other's second turn would
+//! log never waits; 5. a thread that writes a table to the device already begins another at once: two that wait for each other's second turn would
 //! wait for ever; 6. nobody waits longer than [`PATIENCE`], so that whatever holds its turn without writing costs speed and
 //! not progress.
 //!
@@ -57,17 +57,21 @@ struct State {
     next_ticket: u64,
 }
 
-/// The place of who waits: level, whether it begins anew, ticket.
-type Place = (u8, bool, u64);
+/// The place of who waits: whether it is a compaction, its level, whether it begins anew, its ticket.
+type Place = (bool, u8, bool, u64);
 
 impl State {
-    fn may_begin(&self, kind: Kind, limit: usize) -> bool {
+    /// Whether it is the turn of who waits at `me`: the first of a kind of which nobody writes, or the first of all if there is
+    /// room.
+    fn is_turn(&self, me: Place, kind: Kind, limit: usize) -> bool {
         let others = self.urgent + self.compactions;
-        match kind {
-            Kind::Urgent => true,
-            Kind::Flush => self.flushes == 0 || others + self.flushes < limit,
-            Kind::Compaction(_) => self.compactions == 0 || others + self.flushes.max(1) < limit,
-        }
+        let (mine, has_room) = match kind {
+            Kind::Urgent => return true,
+            Kind::Flush => (self.flushes, others + self.flushes < limit),
+            Kind::Compaction(_) => (self.compactions, others + self.flushes.max(1) < limit),
+        };
+        let is_first_of_kind = self.waiting.iter().find(|other| other.0 == me.0) == Some(&me);
+        is_first_of_kind && (mine == 0 || has_room && self.waiting.first() == Some(&me))
     }
 
     /// A compaction ended a table where `most` compactions write at once.
@@ -130,13 +134,17 @@ impl Turns {
         kind: Kind,
         limit: usize,
     ) -> bool {
-        let level = if let Kind::Compaction(level) = kind { level } else { 0 };
-        let me = (level, !state.going_on.contains(&thread), state.next_ticket);
+        let (is_compaction, level) = match kind {
+            Kind::Compaction(level) => (true, level),
+            _ => (false, 0),
+        };
+        let begins_anew = !state.going_on.contains(&thread);
+        let me = (is_compaction, level, begins_anew, state.next_ticket);
         state.next_ticket += 1;
         state.waiting.insert(me);
         let mut waited = false;
         let mut waits = |state: &mut State| {
-            let waits = state.waiting.first() != Some(&me) || !state.may_begin(kind, limit);
+            let waits = !state.is_turn(me, kind, limit);
             waited |= waits;
             waits
         };
@@ -311,13 +319,18 @@ mod tests {
     fn a_flush_and_a_compaction_write_whatever_else_does() {
         let mut world = World::new();
         let others: Vec<Turn> = (0..9).map(|_| world.turns.begin(Kind::Urgent, LIMIT)).collect();
-        world.ask(DEEP, LIMIT);
         world.ask(Kind::Flush, LIMIT);
+        let flush = world.began(&[Kind::Flush], 0);
+        world.ask(Kind::Flush, LIMIT);
+        // A compaction beside flushes that wait, one into L0 too, and only one.
+        world.ask(Kind::Compaction(0), LIMIT);
+        let compaction = world.began(&[Kind::Compaction(0)], 1);
         world.ask(DEEP, LIMIT);
-        let began = world.began(&[DEEP, Kind::Flush], 1);
-        drop(began);
-        drop(world.next());
-        drop(others);
+        assert_eq!(world.turns.waiting(), 2);
+        drop(flush);
+        let flush = world.began(&[Kind::Flush], 1);
+        drop(compaction);
+        drop((world.began(&[DEEP], 0), flush, others));
         world.end();
     }
 

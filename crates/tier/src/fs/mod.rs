@@ -93,13 +93,11 @@ impl TieredFs {
             FileClass::Wal => dir_hash(path),
             _ => 0,
         };
-        let mut devices = shared.views();
+        let mut tried = Vec::new();
         let mut first_error = None;
         for _ in 0..shared.devices.len() {
-            let input = shared.place_input(context, size_hint_bytes, &devices);
-            let (index, _) = crate::place::place(&input);
+            let (index, is_avoided, turn) = shared.choose(context, size_hint_bytes, &tried);
             let device = &shared.devices[index];
-            let turn = shared.turn(device, context);
             let number = shared.names.lock().space.allocate();
             let place = Place { device: device.no, number, dir };
             let physical_path = device.path_of(place, context.class);
@@ -121,9 +119,10 @@ impl TieredFs {
                     return Ok(Made { inner, physical, place, turn });
                 }
                 Err(error) => {
-                    if std::mem::replace(&mut devices[index].avoid, true) {
+                    if is_avoided {
                         return Err(first_error.unwrap_or(error));
                     }
+                    tried.push(index);
                     first_error.get_or_insert(error);
                 }
             }

@@ -169,6 +169,38 @@ impl Shared {
         }
     }
 
+    /// The device for a new file, whether it is better left alone, and leave to write it there. Those at `tried` failed just now. Who had to wait
+    /// for its turn looks again: by then the device may be full.
+    pub(crate) fn choose(
+        &self,
+        context: IoContext,
+        size_hint_bytes: u64,
+        tried: &[usize],
+    ) -> (usize, bool, Option<Turn>) {
+        let look = || {
+            let mut devices = self.views();
+            tried.iter().for_each(|&index| devices[index].avoid = true);
+            let index = place(&self.place_input(context, size_hint_bytes, &devices)).0;
+            (index, devices[index].avoid)
+        };
+        let (mut index, mut is_avoided) = look();
+        let mut turn = self.turn(&self.devices[index], context);
+        for _ in 1..self.devices.len() {
+            if !turn.as_ref().is_some_and(|turn| turn.waited) {
+                break;
+            }
+            let (now, is_avoided_now) = look();
+            is_avoided = is_avoided_now;
+            if now == index {
+                break;
+            }
+            drop(turn.take());
+            index = now;
+            turn = self.turn(&self.devices[index], context);
+        }
+        (index, is_avoided, turn)
+    }
+
     /// Whether a log over the space of an old one, of `len` bytes on the device at `index`, stays where that is.
     pub(crate) fn keeps_place(
         &self,

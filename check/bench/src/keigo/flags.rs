@@ -14,6 +14,7 @@ Runs the comparisons of Keigo's evaluation (tiers of devices) and prints them be
 const TEACH: &str = "\
 Parts (--only):
   tiers         slow device alone against tiers whose fast device holds a quarter; YCSB A to F
+  buffered      as tiers, A and F, but writes do not wait for the log's device (all others: direct I/O)
   placement     everything on the fast device against placement by writers; YCSB A, 8 and 16 jobs
   threads       automatic number of copying and moving threads against fixed ones; YCSB A and C
   cache         three devices; no copies, copies on the fastest, on both faster ones; YCSB C
@@ -26,7 +27,7 @@ Parts (--only):
 
 Devices, sizes and bounds are fixed in docs/decisions/0016-keigo-devices.md. Markdown goes to standard
 output; the directory of --out gets it as report.md, every figure as report.json, and plots as SVG.
-The whole table takes about two hours, --quick about five minutes.
+The whole table takes about two and a half hours, --quick about five minutes.
 
 Examples:
   archipelago bench reproduce keigo --quick

@@ -37,7 +37,7 @@ pub struct DeviceSettings {
     /// opened, and what lies there already.
     pub capacity_bytes: u64,
     /// Which part of the capacity may hold copies of hot files of slower devices; they give way to
-    /// files. 0 to 1, default 0.75; without meaning on the last device.
+    /// files at once. 0 to 1, default 1; without meaning on the last device.
     pub cache_share: f64,
     /// How many files may be written at once before the device gets slower. 0, the default: what
     /// the placement scheme says, or 4 on a mapped device and 16 on others.
@@ -52,7 +52,7 @@ impl Default for DeviceSettings {
             kind: DeviceKind::Directory,
             spec: None,
             capacity_bytes: 0,
-            cache_share: 0.75,
+            cache_share: 1.0,
             writers_max: 0,
         }
     }

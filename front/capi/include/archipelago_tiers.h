@@ -98,7 +98,7 @@ typedef struct archipelago_device {
 } archipelago_device;
 
 #define ARCHIPELAGO_DEVICE_INIT \
-  { sizeof(archipelago_device), ARCHIPELAGO_DEVICE_DIRECTORY, NULL, NULL, NULL, 0, 0.75, 0, 0 }
+  { sizeof(archipelago_device), ARCHIPELAGO_DEVICE_DIRECTORY, NULL, NULL, NULL, 0, 1.0, 0, 0 }
 
 /* How tiers are opened. Begin with ARCHIPELAGO_OPTIONS_INIT and set what is to be different. */
 typedef struct archipelago_options {

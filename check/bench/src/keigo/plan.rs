@@ -353,7 +353,7 @@ pub(super) fn layout(flags: &KeigoFlags, group: &Group, side: Side) -> Layout {
         _ => (Medium::Nvmm, Medium::Nvme),
     };
     let layer = |medium, capacity_bytes, cache_share| Layer { medium, capacity_bytes, cache_share };
-    let two = |fast_bytes| vec![layer(fast, fast_bytes, 0.75), layer(slow, plenty, 0.0)];
+    let two = |fast_bytes| vec![layer(fast, fast_bytes, 1.0), layer(slow, plenty, 0.0)];
     let tiers = |layers| Layout::Tiers { layers, threads_fixed: None, fast_levels: None };
     match (group.part, side) {
         (_, Side::Local) => Layout::Local,

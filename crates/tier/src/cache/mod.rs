@@ -114,7 +114,9 @@ pub enum CacheAction {
     Copy(u64),
 }
 
-fn density(heat: f64, len: u64) -> f64 {
+/// Accesses per byte.
+#[must_use]
+pub fn density(heat: f64, len: u64) -> f64 {
     heat / len.max(1) as f64
 }
 

@@ -283,6 +283,17 @@ impl Device {
         by_capacity.min(self.load(&self.fs_free).saturating_add(cache))
     }
 
+    /// Bytes by which files and copies together leave less than `reserve` of the capacity; nothing where there are no copies.
+    #[inline]
+    pub(crate) fn short_of(&self, reserve: u64) -> u64 {
+        let cache = self.load(&self.cache_bytes);
+        if cache == 0 {
+            return 0;
+        }
+        let taken = self.load(&self.files_bytes).saturating_add(cache).saturating_add(reserve);
+        taken.saturating_sub(self.load(&self.capacity))
+    }
+
     /// Bytes that are free, copies being counted.
     pub(crate) fn unused(&self) -> u64 {
         let used = self.load(&self.files_bytes) + self.load(&self.cache_bytes);

@@ -135,12 +135,13 @@ impl Trash {
         self.waste.lock().iter().any(|one| one.at > settled)
     }
 
-    /// Removes what may go. Returns how many files went; what a device refuses to remove is tried
+    /// Removes what may go, of all devices or of one. Returns how many files went; what a device refuses to remove is tried
     /// again the next time.
-    pub(crate) fn empty(&self, settled: Moment, now_ns: u64) -> usize {
+    pub(crate) fn empty(&self, settled: Moment, now_ns: u64, of: Option<usize>) -> usize {
         let due: Vec<Waste> = {
             let mut waste = self.waste.lock();
-            let (due, rest) = waste.drain(..).partition(|one| one.at <= settled);
+            let is_due = |one: &Waste| one.at <= settled && of.is_none_or(|of| of == one.device);
+            let (due, rest) = waste.drain(..).partition(is_due);
             *waste = rest;
             due
         };

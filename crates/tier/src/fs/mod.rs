@@ -10,6 +10,7 @@
 
 pub(crate) mod copy;
 pub(crate) mod entry;
+mod giving_way;
 mod open;
 pub(crate) mod shared;
 #[cfg(test)]
@@ -246,6 +247,14 @@ impl TieredFs {
     }
 }
 
+/// The shorter of two lengths of which 0 means that there is no limit.
+fn shorter(one: u64, other: u64) -> u64 {
+    match (one, other) {
+        (0, length) | (length, 0) => length,
+        (one, other) => one.min(other),
+    }
+}
+
 /// What tells apart the directories of logs on a device.
 fn dir_hash(path: &Path) -> u64 {
     let dir = path.parent().unwrap_or(Path::new(""));
@@ -274,7 +283,11 @@ impl FileSystem for TieredFs {
         let made = self.make(&path, context, options.size_hint_bytes, |device, physical| {
             let size_hint_bytes = options.size_hint_bytes;
             let own = shared.create_options(device, context.class, size_hint_bytes);
-            let options = CreateOptions { direct: options.direct || own.direct, ..own };
+            let options = CreateOptions {
+                direct: options.direct || own.direct,
+                io_bytes_max: shorter(options.io_bytes_max, own.io_bytes_max),
+                ..own
+            };
             device.fs.create(physical, context, options)
         })?;
         let writing = self.enter(&path, context, (&made.physical, made.place, made.turn))?;

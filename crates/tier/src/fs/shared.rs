@@ -5,6 +5,7 @@
 //! the namespace's log, never over its sync, but for the rare beginning of a new generation.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -18,6 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::copy::{Physical, Trash};
 use super::entry::{CachedCopy, Entry};
+use super::giving_way::GivingWay;
 use crate::activity::Activity;
 use crate::device::{Count, Device};
 use crate::history::History;
@@ -29,8 +31,8 @@ use crate::settings::{DeviceKind, Policy};
 use crate::turns::{self, Turn};
 use crate::work::{Pace, Queue};
 
-/// Writes of tables and copies are not cut shorter than this.
-const IO_BYTES_MIN: u64 = 16 << 10;
+/// Writes of tables and copies are cut to lengths between these, whatever a profile says.
+const IO_BYTES: RangeInclusive<u64> = 16 << 10..=1 << 20;
 
 /// A named place in background work where a test can make a step fail, or end the process.
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
@@ -63,6 +65,7 @@ pub(crate) struct Shared {
     pub(crate) trash: Arc<Trash>,
     pub(crate) activity: Activity,
     pub(crate) history: History,
+    pub(crate) giving_way: GivingWay,
     pub(crate) queue: Queue,
     pub(crate) pace: Mutex<Pace>,
     /// Wakes the background threads.
@@ -119,6 +122,7 @@ impl Shared {
             locks: Mutex::default(),
             trash: parts.trash,
             history: History::default(),
+            giving_way: GivingWay::default(),
             queue: Queue::default(),
             wake: (Mutex::new(0), Condvar::new()),
             closing: AtomicBool::new(false),
@@ -253,7 +257,8 @@ impl Shared {
         size_hint_bytes: u64,
     ) -> CreateOptions {
         let best = device.write_bytes_best().filter(|_| self.is_tiered);
-        let io_bytes_max = best.map_or(0, |bytes| bytes.max(IO_BYTES_MIN).next_power_of_two());
+        let io_bytes_max = best
+            .map_or(0, |bytes| bytes.clamp(*IO_BYTES.start(), *IO_BYTES.end()).next_power_of_two());
         CreateOptions { direct: is_direct(device, class), size_hint_bytes, io_bytes_max }
     }
 
@@ -393,7 +398,7 @@ impl Shared {
             outcome = self.sync();
             settled = self.names.lock().space.settled();
         }
-        let removed = self.trash.empty(settled, self.now_ns());
+        let removed = self.trash.empty(settled, self.now_ns(), None);
         outcome.map(|()| removed)
     }
 

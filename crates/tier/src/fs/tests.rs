@@ -3,6 +3,7 @@
 
 mod crashes;
 mod devices;
+mod giving_way;
 mod heat;
 mod moving;
 mod slower;

@@ -101,8 +101,10 @@ impl WritableFile for TierWriter {
     fn append(&mut self, data: &[u8]) -> Result<()> {
         let outcome = self.writing.timed(data.len(), || self.inner.append(data));
         if outcome.is_ok() {
-            self.writing.physical.set_len(self.inner.len());
-            self.writing.physical.device().add(Count::WrittenBytes, data.len() as u64);
+            let Writing { shared, physical, .. } = &self.writing;
+            physical.set_len(self.inner.len());
+            physical.device().add(Count::WrittenBytes, data.len() as u64);
+            shared.make_way(physical.device);
         }
         self.after(outcome)
     }

@@ -253,6 +253,12 @@ fn work(shared: &Arc<Shared>) {
     }
 }
 
+/// Decides and queues, for tests that come between that and the work.
+#[cfg(test)]
+pub(crate) fn look_only(shared: &Arc<Shared>) {
+    tick::tick(shared);
+}
+
 impl TieredFs {
     /// One round of background work, for tests and for those who bring no threads: looks,
     /// decides, runs every job that may run, removes what may go.

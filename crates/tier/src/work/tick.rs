@@ -15,7 +15,8 @@ use crate::activity::Totals;
 use crate::cache::ageing::{Ageing, Interval, drift};
 use crate::cache::parts::{CopyPlan, FileReads, plan, trust, worth};
 use crate::cache::{
-    CacheAction, CacheInput, Candidate, Held, READS_MIN, choose, is_worth_renewing, wants_copies,
+    CacheAction, CacheInput, Candidate, Held, READS_MIN, choose, density, is_worth_renewing,
+    wants_copies,
 };
 use crate::device::{Count, Device};
 use crate::fs::entry::{CachedCopy, Entry};
@@ -331,7 +332,7 @@ fn cache_room(shared: &Shared, device: &Device) -> (i64, i64) {
     let (capacity, cached) = (load(&device.capacity), load(&device.cache_bytes));
     let part = |share: f64| (capacity as f64 * share) as i64;
     let by_share = part(device.cache_share) - cached as i64;
-    let kept = part(shared.policy.migrate_below);
+    let kept = part(shared.policy.force_below);
     let by_files = device.free().min(i64::MAX as u64) as i64 - cached as i64 - kept;
     (by_share, by_files)
 }
@@ -388,6 +389,15 @@ impl<'a> Copies<'a> {
         copies
     }
 
+    /// The copies that are held, those that serve the fewest accesses per byte last.
+    fn coldest_last(&self) -> impl Iterator<Item = (&'a Arc<Entry>, &'a Arc<CachedCopy>)> {
+        let mut held: Vec<&Held> = self.held.iter().filter(|held| !held.is_file).collect();
+        held.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
+        let of =
+            |held: &Held| self.by_number.get(&held.number).map(|&(file, copy)| (&file.entry, copy));
+        held.into_iter().filter_map(of).collect::<Vec<_>>().into_iter()
+    }
+
     /// Makes a candidate of the file if what is planned is better than the copy that there is.
     fn consider(
         &mut self,
@@ -420,7 +430,7 @@ fn served_by(reads: &FileReads, copy: &CachedCopy) -> f64 {
     }
 }
 
-/// Queues copies to a device and drops what is in the way.
+/// Queues copies to a device, drops what is in the way, and notes which would go next.
 fn fill_cache(
     shared: &Arc<Shared>,
     index: usize,
@@ -439,6 +449,7 @@ fn fill_cache(
     let room = by_share.min(by_files);
     let mut copies =
         Copies::of(shared, index, seen, (wanted && slots > 0).then_some((room, demotes)));
+    shared.giving_way.note(index, copies.coldest_last());
     let (candidates, held) = (&copies.candidates[..], &copies.held[..]);
     let leave = if shared.moves_below(index) { 0 } else { LEAVE_MAX };
     for action in choose(&CacheInput { room, wanted, demotes, leave, slots, candidates, held }) {

@@ -255,6 +255,9 @@ fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<()> {
     if main.device <= job.to {
         return Ok(());
     }
+    if is_out_of_room(to, entry, plan) {
+        return Err(Error::new(ErrorKind::Fenced, "files took the room of the copy"));
+    }
     shared.fault_point("copy.begin")?;
     let number = shared.names.lock().space.allocate();
     let path = to.copy_path(number);
@@ -284,6 +287,14 @@ fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<()> {
     };
     shared.history.tell(shared.now_ms(), what, job.reason.clone());
     shared.fault_point("copy.published")
+}
+
+/// Whether files grew since the copy was decided, so that it would be among the first to go. What it takes the place of counts as gone.
+fn is_out_of_room(to: &Device, entry: &Entry, plan: &CopyPlan) -> bool {
+    let inside = entry.inside.lock();
+    let old = inside.copies.iter().filter(|copy| std::ptr::eq(copy.physical.device(), to));
+    let old: u64 = old.map(|copy| copy.physical.len()).sum();
+    to.unused().saturating_add(old) < plan.bytes()
 }
 
 /// Writes data and index of a copy and syncs them; its length and the checksum of the data.

@@ -73,5 +73,8 @@ impl Shared {
         }
         let settled = self.names.lock().space.settled();
         self.trash.empty(settled, self.now_ns(), Some(index));
+        if let Err(error) = self.fault_point("drop.removed") {
+            tracing::warn!(%error, "copies gave way, but for what comes behind that");
+        }
     }
 }

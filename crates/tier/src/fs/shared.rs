@@ -402,8 +402,13 @@ impl Shared {
         outcome.map(|()| removed)
     }
 
-    /// Drops a copy: no route leads to it any more, and its file goes with the last read of it.
+    /// Drops a copy: no route leads to it any more, and its file goes with the last read of it. Fault points: `drop.begin`,
+    /// `drop.recorded` and, when what may go of copies that gave way is removed, `drop.removed`.
     pub(crate) fn drop_copy(self: &Arc<Self>, entry: &Arc<Entry>, copy: &Arc<CachedCopy>) {
+        if let Err(error) = self.fault_point("drop.begin") {
+            tracing::warn!(%error, "a copy is not dropped");
+            return;
+        }
         let mut names = self.names.lock();
         let mut inside = entry.inside.lock();
         let before = inside.copies.len();
@@ -413,7 +418,8 @@ impl Shared {
         }
         drop(inside);
         let record = Record::CopyDropped { number: copy.physical.number };
-        if let Err(error) = self.commit(&mut names, &record) {
+        let recorded = self.commit(&mut names, &record);
+        if let Err(error) = recorded.and_then(|_| self.fault_point("drop.recorded")) {
             // The next open finds the copy's file missing, or a sound copy: both are fine.
             tracing::warn!(%error, "the end of a copy was not recorded");
         }

@@ -115,7 +115,7 @@ pub fn validate(devices: &[DeviceSettings]) -> Result<()> {
 pub struct Policy {
     /// Files leave a device for the next one when less than this part of it is free. 0.05.
     pub migrate_below: f64,
-    /// Below this part they leave whatever else is being written. 0.02.
+    /// Below this part they leave whatever else is being written. Tables and copies leave so much free. 0.02.
     pub force_below: f64,
     /// Copies are made while less than this part of the foreground reads that a device could
     /// serve is served by it. 0.95.

@@ -38,7 +38,8 @@ pub(crate) struct Tiers {
     traced: Option<Arc<TracedFs>>,
     /// The emulated devices, by place.
     throttled: Vec<Option<Arc<ThrottledFs>>>,
-    migrate_below: f64,
+    /// The part of a device that is left empty.
+    kept_free: f64,
 }
 
 /// What one device did during a benchmark, and how it was at the end.
@@ -90,7 +91,7 @@ impl Tiers {
     pub(crate) fn open(plan: &TierPlan) -> Result<Self> {
         let clock = SystemClock::shared();
         let policy = plan.policy();
-        let migrate_below = policy.migrate_below;
+        let kept_free = policy.force_below;
         let mut throttled = Vec::new();
         let mut parts = Vec::new();
         for settings in &plan.tiers {
@@ -112,7 +113,7 @@ impl Tiers {
         let fs = TieredFs::open_over(ROOT, parts, components)?;
         let traced =
             (throttled.len() > 1).then(|| TracedFs::new(Arc::clone(&fs) as Arc<dyn FileSystem>));
-        Ok(Self { fs, traced, throttled, migrate_below })
+        Ok(Self { fs, traced, throttled, kept_free })
     }
 
     /// What the database is opened with.
@@ -152,7 +153,7 @@ impl Tiers {
                 counted.map(|(_, count)| count.bytes).sum::<u64>()
             };
             let (table_bytes, other_bytes) = (bytes_of(true), bytes_of(false));
-            let kept = (device.capacity as f64 * (1.0 - self.migrate_below)) as u64;
+            let kept = (device.capacity as f64 * (1.0 - self.kept_free)) as u64;
             served += reads[place];
             room += kept.saturating_sub(other_bytes);
             devices.push(DeviceOutcome {
@@ -173,7 +174,7 @@ impl Tiers {
         }
         let table_bytes: u64 = devices.iter().map(|device| device.table_bytes).sum();
         let first_room = devices.first().map_or(0.0, |device| {
-            device.capacity_bytes as f64 * (1.0 - self.migrate_below) - device.other_bytes as f64
+            device.capacity_bytes as f64 * (1.0 - self.kept_free) - device.other_bytes as f64
         });
         TierOutcome {
             fast_levels: to.stats.fast_levels,

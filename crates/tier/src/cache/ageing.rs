@@ -3,8 +3,6 @@
 //! The longer they are counted, the better blocks are told apart, so they age when there were enough for that, and not sooner; unless what is hot
 //! moves on, and then at every half-life: copies serve clearly less than those counts promised, or files are read otherwise than before ([`drift`]).
 
-use super::{AGED_VARIANCE, SURE};
-
 /// Accesses age when there were so many for each range that is counted…
 const READS_PER_RANGE: u64 = 8;
 /// …but at the latest after so many half-lives.
@@ -16,6 +14,10 @@ const EXPECTED_MIN: f64 = 100.0;
 
 /// What is hot moves on when files are read otherwise than before by this part (its square), chance aside.
 const DRIFT_MAX: f64 = 0.02;
+/// So many standard deviations of what chance does are taken off, as drift is asked for at every look.
+const SURE: f64 = 4.0;
+/// Counts that aged just now vary by this part of their mean at most.
+const AGED_VARIANCE: f64 = 0.5;
 /// With fewer reads than this for a file nothing is concluded from its drift.
 const DRIFT_READS_MIN: f64 = 8.0;
 
@@ -23,7 +25,7 @@ const DRIFT_READS_MIN: f64 = 8.0;
 /// that stays as it is, whatever chance does. Of each file its aged accesses of before, and its reads since.
 ///
 /// What chance adds is taken off: reads vary by their number, and so does what is expected of them, by half as much for each time that there are as many
-/// reads as before (`AGED_VARIANCE`). So are [`SURE`] standard deviations of that, as this is asked at every look. 0 while there are hardly any reads.
+/// reads as before ([`AGED_VARIANCE`]). So are [`SURE`] standard deviations of that, as this is asked at every look. 0 while there are hardly any reads.
 pub(crate) fn drift(files: impl Iterator<Item = (f64, u64)> + Clone) -> f64 {
     let (count, before, since) =
         files.clone().fold((0.0, 0.0, 0.0), |(n, b, s), (before, since)| {
@@ -67,6 +69,9 @@ pub(crate) struct Ageing {
     expected: f64,
     /// What part of the reads copies are expected to serve.
     share: f64,
+    /// Sums of the weights that all accesses have by now, and of their squares.
+    weights: f64,
+    squares: f64,
 }
 
 impl Ageing {
@@ -83,10 +88,20 @@ impl Ageing {
             self.expected >= EXPECTED_MIN && (self.hits as f64) < KEPT_MIN * self.expected;
         let has_moved = interval.drift > DRIFT_MAX;
         let ages = passed_ms >= half_life_ms && (is_enough || is_late || is_stale || has_moved);
+        self.weights += interval.reads as f64;
+        self.squares += interval.reads as f64;
         if ages {
-            *self = Self { at_ms: now_ms, share: self.share, ..Self::default() };
+            let (weights, squares) = (self.weights / 2.0, self.squares / 4.0);
+            let share = self.share;
+            *self = Self { at_ms: now_ms, share, weights, squares, ..Self::default() };
         }
         ages
+    }
+
+    /// By how much of their mean aged accesses vary by chance: 1 as long as all count fully, between a third and two thirds of it once they have aged a
+    /// few times after as many reads each.
+    pub(crate) fn variance(&self) -> f64 {
+        if self.weights > 0.0 { self.squares / self.weights } else { 1.0 }
     }
 
     /// From now on copies should serve this part of the reads, if those are as they were.
@@ -116,6 +131,25 @@ mod tests {
         assert_eq!(ages_at(0.5, interval(400, 100)), 10, "half as many hits as expected");
         assert_eq!(ages_at(0.5, interval(10, 0)), 20, "not known before 100 were expected");
         assert_eq!(ages_at(0.0, Interval { drift: 0.1, ..interval(1, 0) }), 10);
+    }
+
+    #[test]
+    fn counts_vary_as_much_as_what_has_aged_of_them_says() {
+        let mut ageing = Ageing::default();
+        assert_eq!(ageing.variance(), 1.0, "nothing is known");
+        let interval = Interval { reads: 100, ranges: 1, ..Interval::default() };
+        let mut after = |ms| {
+            let ages = ageing.look(ms, 10_000, interval);
+            (ages, (ageing.variance() * 100.0).round() / 100.0)
+        };
+        assert_eq!(after(5000), (false, 1.0));
+        assert_eq!(after(10_000), (true, 0.5), "half of the weight each, a quarter of its square");
+        assert_eq!(after(15_000), (false, 0.75));
+        for ms in [20_000, 30_000, 40_000, 50_000, 60_000, 70_000] {
+            after(ms);
+        }
+        assert_eq!(after(80_000), (true, 0.33));
+        assert_eq!(after(81_000), (false, 0.66));
     }
 
     #[test]

@@ -129,6 +129,12 @@ impl CopyIndex {
         out
     }
 
+    /// How long the encoded index of a copy of so many bytes in so many ranges is, trailer included.
+    pub(crate) fn len_of(data_len: u64, ranges: usize) -> u64 {
+        let head = MAGIC.len() as u64 + 4 + 16 + 8 + 8 + 4 + 4;
+        head + 24 * ranges as u64 + 4 * data_len.div_ceil(CHUNK_BYTES) + TRAILER_BYTES
+    }
+
     /// The length of the index that a copy's last [`TRAILER_BYTES`] announce, trailer included.
     pub(crate) fn encoded_len(trailer: &[u8]) -> Option<u64> {
         let mut reader = Reader::new(trailer);

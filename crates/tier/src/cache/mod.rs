@@ -11,23 +11,23 @@ pub(crate) mod format;
 pub(crate) mod parts;
 pub(crate) mod ranges;
 
-/// A copy is evicted for another file only if that is hotter by so many standard deviations of what chance does to
-/// two that are alike: such two do not push each other out in turn, and the more is known, the smaller
-/// differences count.
-const SURE: f64 = 4.0;
-
-/// Counts of accesses that are halved once a half-life, over and over, vary by half of their mean: the sum of
-/// the squared weights of the past is half of the sum of the weights.
-const AGED_VARIANCE: f64 = 0.5;
+/// A copy is evicted for another file only if that is hotter by so many standard deviations of what chance does to two that are alike: such two do not
+/// push each other out in turn, and the more is known, the smaller differences count. The largest of n differences has about √(2 ln n) of them by chance,
+/// so it is one more than that, and four at least, since they are looked at over and over.
+#[must_use]
+pub fn sure(differences: usize) -> f64 {
+    let largest = (2.0 * (differences.max(1) as f64).ln()).sqrt();
+    (largest + 1.0).max(4.0)
+}
 
 /// Whether the candidate has more accesses than the copy would have if it were as long, beyond chance, and so
 /// many that the copying pays.
-fn is_clearly_hotter(candidate: &Candidate, held: &Held) -> bool {
+fn is_clearly_hotter(candidate: &Candidate, held: &Held, sure: f64) -> bool {
     let scaled = candidate.len as f64 / held.len.max(1) as f64;
     let (ours, theirs) = (candidate.heat, held.heat * scaled);
-    let deviation = (AGED_VARIANCE * (ours + theirs * scaled.max(1.0))).sqrt();
+    let variance = candidate.variance * ours + held.variance * theirs * scaled.max(1.0);
     let gained = ours - theirs;
-    gained > SURE * deviation && pays(gained, candidate.bytes)
+    gained > sure * variance.sqrt() && pays(gained, candidate.bytes)
 }
 
 /// Whether writing so many bytes is worth `gained` accesses within some times that they need to age: a copy reads and writes all of its bytes once.
@@ -36,10 +36,11 @@ fn pays(gained: f64, bytes: u64) -> bool {
 }
 
 /// Whether a copy of `bytes` with `planned` accesses should take the place of one of the same file with `held`: more, beyond chance, and it pays.
+/// Accesses vary by `variance` of their mean, and this is asked of `files`.
 #[must_use]
-pub fn is_worth_renewing(planned: f64, held: f64, bytes: u64) -> bool {
+pub fn is_worth_renewing(planned: f64, held: f64, bytes: u64, variance: f64, files: usize) -> bool {
     let gained = planned - held;
-    gained > SURE * (AGED_VARIANCE * (planned + held)).sqrt() && pays(gained, bytes)
+    gained > sure(files) * (variance * (planned + held)).sqrt() && pays(gained, bytes)
 }
 
 /// A copy costs as many reads as it has bytes of this.
@@ -63,6 +64,8 @@ pub struct Candidate {
     pub file: u64,
     /// Aged accesses that the device does not serve yet.
     pub heat: f64,
+    /// By how much of their mean they vary by chance: 1 if they never aged (`ageing::Ageing::variance`).
+    pub variance: f64,
     /// Bytes that the copy would take, beyond what one of the same file takes that it replaces.
     pub len: u64,
     /// Bytes that have to be written.
@@ -76,8 +79,10 @@ pub struct Held {
     pub number: u64,
     /// Whether it is a file: it can leave for a slower device, but not be dropped.
     pub is_file: bool,
-    /// Aged accesses of its file.
+    /// Aged accesses of its file, and by how much of their mean they vary.
     pub heat: f64,
+    /// See [`Candidate::variance`].
+    pub variance: f64,
     /// Bytes that it takes.
     pub len: u64,
 }
@@ -95,6 +100,8 @@ pub struct CacheInput<'a> {
     pub leave: usize,
     /// How many may be begun.
     pub slots: usize,
+    /// Bytes that files may take until copies are chosen again: nothing is copied into those.
+    pub coming: u64,
     /// Files that slower devices serve.
     pub candidates: &'a [Candidate],
     /// What the device holds.
@@ -137,9 +144,12 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     if !input.wanted {
         return actions;
     }
+    room = room.saturating_sub_unsigned(input.coming);
     held.retain(|one| input.demotes || !one.is_file);
     let mut candidates = input.candidates.to_vec();
     candidates.retain(|candidate| candidate.heat > 0.0);
+    // The hottest of those is compared with the coldest of these.
+    let sure = sure(candidates.len().saturating_mul(held.len()));
     candidates.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
     for candidate in candidates.into_iter().take(input.slots) {
         let mut victims = Vec::new();
@@ -152,7 +162,7 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
                     held.push(coldest);
                     break;
                 }
-                Some(coldest) if is_clearly_hotter(&candidate, &coldest) => {
+                Some(coldest) if is_clearly_hotter(&candidate, &coldest, sure) => {
                     if coldest.is_file {
                         demoted = Some(CacheAction::Demote(coldest.number));
                         leave -= 1;
@@ -184,16 +194,17 @@ mod tests {
     use super::*;
 
     fn candidate(file: u64, heat: f64) -> Candidate {
-        Candidate { file, heat, len: 10, bytes: 10 }
+        Candidate { file, heat, variance: 0.5, len: 10, bytes: 10 }
     }
 
     fn held(number: u64, heat: f64) -> Held {
-        Held { number, is_file: false, heat, len: 10 }
+        Held { number, is_file: false, heat, variance: 0.5, len: 10 }
     }
 
     fn run(room: i64, candidates: &[Candidate], held: &[Held]) -> Vec<CacheAction> {
         let (wanted, demotes) = (true, true);
-        choose(&CacheInput { room, wanted, demotes, leave: 8, slots: 8, candidates, held })
+        let (leave, slots, coming) = (8, 8, 0);
+        choose(&CacheInput { room, wanted, demotes, leave, slots, coming, candidates, held })
     }
 
     #[test]
@@ -214,14 +225,15 @@ mod tests {
     #[test]
     fn the_more_is_known_the_smaller_differences_count_and_a_copy_has_to_pay() {
         let replaces = |heat, other, len| {
-            let candidates = [Candidate { file: 1, heat, len, bytes: len }];
-            let held = [Held { number: 10, is_file: false, heat: other, len }];
+            let candidates = [Candidate { file: 1, heat, variance: 0.5, len, bytes: len }];
+            let held = [Held { number: 10, is_file: false, heat: other, variance: 0.5, len }];
             !choose(&CacheInput {
                 room: 0,
                 wanted: true,
                 demotes: true,
                 leave: 1,
                 slots: 1,
+                coming: 0,
                 candidates: &candidates,
                 held: &held,
             })
@@ -233,7 +245,7 @@ mod tests {
         assert!(!replaces(6000.0, 5500.0, 64 << 20), "16,384 blocks are not won back");
         assert!(replaces(60_000.0, 55_000.0, 64 << 20));
         // A copy of half the length that has half of the accesses is as hot.
-        let half = Held { number: 10, is_file: false, heat: 45.0, len: 5 };
+        let half = Held { len: 5, ..held(10, 45.0) };
         assert_eq!(run(5, &[candidate(1, 90.0)], &[half]), []);
     }
 
@@ -257,6 +269,7 @@ mod tests {
                 demotes,
                 leave,
                 slots,
+                coming: 0,
                 candidates: &candidates,
                 held: &held,
             };
@@ -277,6 +290,7 @@ mod tests {
             demotes: false,
             leave: 8,
             slots: 8,
+            coming: 0,
             candidates: &candidates,
             held: &held,
         };
@@ -292,6 +306,7 @@ mod tests {
             demotes: true,
             leave: 8,
             slots: 8,
+            coming: 0,
             candidates: &[],
             held: &held,
         };
@@ -310,7 +325,7 @@ mod tests {
                     CacheAction::Copy(file) => {
                         copies += 1;
                         let number = file * 100 + round;
-                        held.push(Held { number, is_file: false, heat: 5.0, len: 10 });
+                        held.push(Held { number, ..held[0] });
                     }
                     CacheAction::Evict(number)
                     | CacheAction::Replace(number)
@@ -324,11 +339,57 @@ mod tests {
     }
 
     #[test]
+    fn what_never_aged_and_is_compared_with_many_has_to_be_hotter_by_more() {
+        let hotter = |variance, sure| {
+            let (candidate, held) = (candidate(1, 460.0), held(10, 340.0));
+            is_clearly_hotter(
+                &Candidate { variance, ..candidate },
+                &Held { variance, ..held },
+                sure,
+            )
+        };
+        assert!(hotter(0.5, 4.0), "120 of a deviation of 20");
+        assert!(hotter(0.5, 5.5) && hotter(1.0, 4.0));
+        assert!(!hotter(1.0, 5.5), "of a deviation of 28");
+        assert_eq!([0, 1, 50].map(sure), [4.0; 3]);
+        assert!((5.5..5.6).contains(&sure(300 * 90)), "{}", sure(300 * 90));
+        let many: Vec<Candidate> = (0..300).map(|file| candidate(file, 340.0)).collect();
+        let mut held: Vec<Held> = (0..90).map(|number| held(number, 240.0)).collect();
+        // 100 of a deviation of 17: 5.9 are enough against one, and against a hundred times as many.
+        let coldest = Held { heat: 255.0, ..held[0] };
+        assert_eq!(run(0, &many[..1], &[coldest]).len(), 2, "85: five deviations");
+        held[0] = coldest;
+        held.iter_mut().for_each(|held| held.heat = held.heat.max(255.0));
+        assert_eq!(run(0, &many, &held), [], "so many differ by chance");
+    }
+
+    #[test]
+    fn nothing_is_copied_into_what_files_take_next() {
+        let candidates = [candidate(1, 50.0)];
+        let input = |room, coming| CacheInput {
+            room,
+            wanted: true,
+            demotes: true,
+            leave: 8,
+            slots: 8,
+            coming,
+            candidates: &candidates,
+            held: &[],
+        };
+        assert_eq!(choose(&input(15, 5)), [CacheAction::Copy(1)]);
+        assert_eq!(choose(&input(15, 6)), []);
+        let held = [held(10, 49.0)];
+        let full = CacheInput { held: &held, ..input(0, 6) };
+        assert_eq!(choose(&full), [], "nor is a copy dropped for them before they come");
+    }
+
+    #[test]
     fn a_copy_is_renewed_for_a_clear_gain_that_pays() {
-        assert!(!is_worth_renewing(12.0, 9.0, 4096), "chance");
-        assert!(is_worth_renewing(480.0, 340.0, 30 * 4096));
-        assert!(!is_worth_renewing(480.0, 340.0, 64 << 20), "it would cost more than it brings");
-        assert!(!is_worth_renewing(340.0, 480.0, 4096));
+        let renewed = |planned, held, bytes| is_worth_renewing(planned, held, bytes, 0.5, 1);
+        assert!(!renewed(12.0, 9.0, 4096), "chance");
+        assert!(renewed(480.0, 340.0, 30 * 4096));
+        assert!(!renewed(480.0, 340.0, 64 << 20), "it would cost more than it brings");
+        assert!(!renewed(340.0, 480.0, 4096));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! that it looks at.
 
 use super::density;
+use super::format::CopyIndex;
 use super::ranges::Span;
 use crate::settings::CacheBy;
 
@@ -200,6 +201,13 @@ impl CopyPlan {
     #[must_use]
     pub(crate) fn bytes(&self) -> u64 {
         self.ranges.iter().map(|range| range.1).sum()
+    }
+
+    /// Bytes that the copy takes, its index included.
+    #[must_use]
+    pub(crate) fn bytes_taken(&self) -> u64 {
+        let bytes = self.bytes();
+        bytes + CopyIndex::len_of(bytes, self.ranges.len())
     }
 }
 

@@ -92,6 +92,11 @@ pub(crate) struct Device {
     pub(crate) capacity: AtomicU64,
     pub(crate) files_bytes: AtomicU64,
     pub(crate) cache_bytes: AtomicU64,
+    /// Bytes, counted in the two above, of dropped copies and of files that nobody holds any more, until they are removed.
+    pub(crate) leaving: AtomicU64,
+    /// Bytes of files at the last look, and by how many they had grown since the one before.
+    files_before: AtomicU64,
+    pub(crate) growth: AtomicU64,
     /// What the file system itself has left; `u64::MAX` if unknown.
     pub(crate) fs_free: AtomicU64,
     /// How many files may be written at once.
@@ -159,6 +164,9 @@ impl Device {
             capacity: AtomicU64::new(settings.capacity_bytes),
             files_bytes: AtomicU64::new(0),
             cache_bytes: AtomicU64::new(0),
+            leaving: AtomicU64::new(0),
+            files_before: AtomicU64::new(u64::MAX),
+            growth: AtomicU64::new(0),
             fs_free: AtomicU64::new(u64::MAX),
             limit: AtomicU32::new(default_limit(settings)),
             profile: OnceLock::new(),
@@ -283,15 +291,18 @@ impl Device {
         by_capacity.min(self.load(&self.fs_free).saturating_add(cache))
     }
 
-    /// Bytes by which files and copies together leave less than `reserve` of the capacity; nothing where there are no copies.
+    /// Bytes by which files and copies together, but for those that are on their way out, leave less than `wanted` of the capacity; nothing where
+    /// there are no copies.
     #[inline]
-    pub(crate) fn short_of(&self, reserve: u64) -> u64 {
+    pub(crate) fn short_of(&self, wanted: u64) -> u64 {
         let cache = self.load(&self.cache_bytes);
         if cache == 0 {
             return 0;
         }
-        let taken = self.load(&self.files_bytes).saturating_add(cache).saturating_add(reserve);
-        taken.saturating_sub(self.load(&self.capacity))
+        // Before the others: what is removed meanwhile counts as there, not as gone twice.
+        let leaving = self.load(&self.leaving);
+        let taken = self.load(&self.files_bytes).saturating_add(cache).saturating_add(wanted);
+        taken.saturating_sub(self.load(&self.capacity)).saturating_sub(leaving)
     }
 
     /// Bytes that are free, copies being counted.
@@ -308,6 +319,13 @@ impl Device {
     pub(crate) fn refresh_free(&self) {
         let free = self.fs.free_bytes(&self.root).ok().flatten().unwrap_or(u64::MAX);
         self.fs_free.store(free, Ordering::Relaxed);
+    }
+
+    /// Notes by how much files grew since the last look.
+    pub(crate) fn note_growth(&self) {
+        let files = self.load(&self.files_bytes);
+        let before = self.files_before.swap(files, Ordering::Relaxed);
+        self.growth.store(files.saturating_sub(before), Ordering::Relaxed);
     }
 
     /// Notes how an operation ended.

@@ -84,15 +84,22 @@ impl Physical {
         }
     }
 
-    /// The file goes when nobody holds it any more and the namespace is settled until `at`.
+    /// The file goes when nobody holds it any more and the namespace is settled until `at`. Once at most. A copy counts as leaving at once:
+    /// those who still read it are done soon.
     pub(crate) fn condemn(&self, at: Moment) {
-        *self.condemned.lock() = Some(at);
+        let before = self.condemned.lock().replace(at);
+        if before.is_none() && self.role == Role::Copy {
+            self.device().leaving.fetch_add(self.len(), Ordering::Relaxed);
+        }
     }
 }
 
 impl Drop for Physical {
     fn drop(&mut self) {
         let Some(at) = *self.condemned.get_mut() else { return };
+        if self.role == Role::File {
+            self.device().leaving.fetch_add(self.len(), Ordering::Relaxed);
+        }
         let waste = Waste {
             devices: Arc::clone(&self.devices),
             device: self.device,
@@ -135,12 +142,15 @@ impl Trash {
         self.waste.lock().iter().any(|one| one.at > settled)
     }
 
-    /// Removes what may go, of all devices or of one. Returns how many files went; what a device refuses to remove is tried
+    /// Removes what may go, or only copies of one device. Returns how many files went; what a device refuses to remove is tried
     /// again the next time.
-    pub(crate) fn empty(&self, settled: Moment, now_ns: u64, of: Option<usize>) -> usize {
+    pub(crate) fn empty(&self, settled: Moment, now_ns: u64, copies_of: Option<usize>) -> usize {
         let due: Vec<Waste> = {
             let mut waste = self.waste.lock();
-            let is_due = |one: &Waste| one.at <= settled && of.is_none_or(|of| of == one.device);
+            let is_meant = |one: &Waste| {
+                copies_of.is_none_or(|device| device == one.device && one.role == Role::Copy)
+            };
+            let is_due = |one: &Waste| one.at <= settled && is_meant(one);
             let (due, rest) = waste.drain(..).partition(is_due);
             *waste = rest;
             due
@@ -159,6 +169,7 @@ impl Trash {
                     Role::Copy => &device.cache_bytes,
                 };
                 account.fetch_sub(one.len, Ordering::Relaxed);
+                device.leaving.fetch_sub(one.len, Ordering::Relaxed);
                 removed += 1;
             } else {
                 device.note(&outcome, now_ns);

@@ -1,14 +1,17 @@
 //! Copies give way to files while these grow.
 //!
 //! Copies take what files leave of a device but for a reserve (`Policy::force_below`). A table that grows into the reserve drops
-//! the coldest copies, in the order that the last look found, until it is free again: however fast files come, the device does not
-//! fill up between two looks, and a copy serves until its room is needed. Logs grow into the reserve, which the next table or look
-//! frees again: what drops a copy appends to the namespace, and a log record is not to wait for that.
+//! the coldest copies, in the order that the last look found, until it is free again: however fast tables come, the device does not
+//! fill up between two looks, and a copy serves until its room is needed. A log that grows into it wakes the thread that looks,
+//! which does the same: what drops a copy appends to the namespace, and a log record is not to wait for that. A file that moves to the device has its
+//! room made beforehand.
 //!
-//! Thread-safe: one at a time drops copies of a device, others go on writing. Cost: three relaxed loads for an append; a change of the
-//! namespace and a removal for a copy.
+//! Invariant: what was dropped counts as gone until it is (`Device::leaving`), so that nothing else is dropped for the same bytes.
+//! Thread-safe: one at a time drops copies of a device, others go on writing. Locks: the order's, then those of [`Shared`]. Cost: four relaxed loads
+//! for an append; a change of the namespace and a removal for a copy.
 
 use std::array;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -20,7 +23,7 @@ use crate::history::Reason;
 use crate::settings::DEVICES_MAX;
 
 /// Copies of one device, the next to go last. They may have gone already.
-type Order = Vec<(Weak<Entry>, Weak<CachedCopy>)>;
+type Order = VecDeque<(Weak<Entry>, Weak<CachedCopy>)>;
 
 /// See the module.
 #[derive(Debug)]
@@ -42,35 +45,49 @@ impl GivingWay {
         let order = order.map(|(entry, copy)| (Arc::downgrade(entry), Arc::downgrade(copy)));
         *self.0[device].lock() = order.collect();
     }
+
+    /// A copy was made: until the next look it goes after all others.
+    pub(crate) fn add(&self, device: usize, entry: &Arc<Entry>, copy: &Arc<CachedCopy>) {
+        let added = (Arc::downgrade(entry), Arc::downgrade(copy));
+        self.0[device].lock().push_front(added);
+    }
 }
 
 impl Shared {
-    /// Drops copies of the device at `index` while files leave less than its reserve.
+    /// What tables and copies leave free of the device at `index`.
+    pub(crate) fn reserve_of(&self, index: usize) -> u64 {
+        let capacity = self.devices[index].capacity.load(Ordering::Relaxed);
+        (capacity as f64 * self.policy.force_below) as u64
+    }
+
+    /// Drops copies of the device at `index` while they and files leave less than its reserve and `more` bytes.
     #[inline]
-    pub(crate) fn make_way(self: &Arc<Self>, index: usize) {
-        let device = &self.devices[index];
-        let capacity = device.capacity.load(Ordering::Relaxed);
-        let short = device.short_of((capacity as f64 * self.policy.force_below) as u64);
-        if short > 0 {
-            self.drop_coldest(index, short);
+    pub(crate) fn make_way(self: &Arc<Self>, index: usize, more: u64) {
+        let wanted = self.reserve_of(index).saturating_add(more);
+        if self.devices[index].short_of(wanted) > 0 {
+            self.drop_coldest(index, wanted);
         }
     }
 
     #[cold]
-    fn drop_coldest(self: &Arc<Self>, index: usize, short: u64) {
+    fn drop_coldest(self: &Arc<Self>, index: usize, wanted: u64) {
+        let device = &self.devices[index];
         let Some(mut order) = self.giving_way.0[index].try_lock() else { return };
-        let (_, going) = self.trash.waiting_on(index);
-        let mut short = short.saturating_sub(going);
-        while short > 0 {
-            let Some((entry, copy)) = order.pop() else { break };
+        let (mut copies, mut bytes) = (0, 0);
+        while device.short_of(wanted) > 0 {
+            let Some((entry, copy)) = order.pop_back() else { break };
             let (Some(entry), Some(copy)) = (entry.upgrade(), copy.upgrade()) else { continue };
-            let len = copy.physical.len();
-            short = short.saturating_sub(len);
-            self.drop_copy(&entry, &copy);
-            let name = &self.devices[index].name;
-            let what = format!("a copy ({len} bytes) dropped from {name}");
-            self.history.tell(self.now_ms(), what, Reason::RoomForFiles);
+            if self.drop_copy(&entry, &copy) {
+                copies += 1;
+                bytes += copy.physical.len();
+            }
         }
+        drop(order);
+        if copies == 0 {
+            return;
+        }
+        let what = format!("{copies} copies ({bytes} bytes) dropped from {}", device.name);
+        self.history.tell(self.now_ms(), what, Reason::RoomForFiles);
         let settled = self.names.lock().space.settled();
         self.trash.empty(settled, self.now_ns(), Some(index));
         if let Err(error) = self.fault_point("drop.removed") {

@@ -1,6 +1,6 @@
 //! What the handles and threads of open tiers share: devices, namespace, entries, trash.
 //!
-//! Locks, in the order in which they may be taken: `syncing` (one sync at a time), `names` (the namespace
+//! Locks, in the order in which they may be taken: `pace` (one look at a time), an order of [`GivingWay`], `syncing` (one sync at a time), `names` (the namespace
 //! and the entries), an entry's `inside`. No read of a file takes one. `names` is held over appends to
 //! the namespace's log, never over its sync, but for the rare beginning of a new generation.
 
@@ -402,33 +402,34 @@ impl Shared {
         outcome.map(|()| removed)
     }
 
-    /// Drops a copy: no route leads to it any more, and its file goes with the last read of it. Fault points: `drop.begin`,
+    /// Drops a copy: no route leads to it any more, and its file goes with the last read of it. Whether it was there. Fault points: `drop.begin`,
     /// `drop.recorded` and, when what may go of copies that gave way is removed, `drop.removed`.
-    pub(crate) fn drop_copy(self: &Arc<Self>, entry: &Arc<Entry>, copy: &Arc<CachedCopy>) {
+    pub(crate) fn drop_copy(self: &Arc<Self>, entry: &Arc<Entry>, copy: &Arc<CachedCopy>) -> bool {
         if let Err(error) = self.fault_point("drop.begin") {
             tracing::warn!(%error, "a copy is not dropped");
-            return;
+            return false;
         }
         let mut names = self.names.lock();
         let mut inside = entry.inside.lock();
         let before = inside.copies.len();
         inside.copies.retain(|held| !Arc::ptr_eq(held, copy));
         if inside.copies.len() == before {
-            return;
+            return false;
         }
         drop(inside);
         let record = Record::CopyDropped { number: copy.physical.number };
-        let recorded = self.commit(&mut names, &record);
-        if let Err(error) = recorded.and_then(|_| self.fault_point("drop.recorded")) {
+        let recorded = self.commit(&mut names, &record).map(|_| ());
+        drop(names);
+        if let Err(error) = recorded.and_then(|()| self.fault_point("drop.recorded")) {
             // The next open finds the copy's file missing, or a sound copy: both are fine.
             tracing::warn!(%error, "the end of a copy was not recorded");
         }
-        drop(names);
         copy.physical.condemn(Moment::default());
         copy.physical.device().add(Count::CopiesDropped, 1);
         if let Err(error) = entry.reroute(&mut entry.inside.lock(), self) {
             tracing::warn!(%error, "a handle still leads to a dropped copy");
         }
+        true
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use archipelago_base::Result;
-use archipelago_env::{LogFile, LogSync, WritableFile};
+use archipelago_env::{FileClass, LogFile, LogSync, WritableFile};
 
 use super::copy::Physical;
 use super::entry::{Entry, take_carried};
@@ -101,10 +101,12 @@ impl WritableFile for TierWriter {
     fn append(&mut self, data: &[u8]) -> Result<()> {
         let outcome = self.writing.timed(data.len(), || self.inner.append(data));
         if outcome.is_ok() {
-            let Writing { shared, physical, .. } = &self.writing;
+            let Writing { shared, physical, entry, .. } = &self.writing;
             physical.set_len(self.inner.len());
             physical.device().add(Count::WrittenBytes, data.len() as u64);
-            shared.make_way(physical.device);
+            if entry.class == FileClass::Sst {
+                shared.make_way(physical.device, 0);
+            }
         }
         self.after(outcome)
     }
@@ -145,6 +147,11 @@ impl TierLog {
         physical.device().add(Count::WrittenBytes, len - self.charged);
         self.charged = len;
         physical.set_len(len.max(physical.len()));
+        let (shared, index) = (&self.writing.shared, physical.device);
+        if physical.device().short_of(shared.reserve_of(index)) > 0 {
+            // It makes way.
+            shared.wake_workers();
+        }
     }
 }
 

@@ -236,8 +236,9 @@ fn look(shared: &Arc<Shared>) {
     }
 }
 
-/// Removes what may go; syncs the namespace for it.
-fn sweep(shared: &Shared) {
+/// Makes way for logs, and removes what may go; syncs the namespace for it.
+fn sweep(shared: &Arc<Shared>) {
+    (0..shared.devices.len()).for_each(|index| shared.make_way(index, 0));
     if let Err(error) = shared.empty_trash(true) {
         tracing::warn!(%error, "the tier namespace could not be synced; removed files keep their space");
     }

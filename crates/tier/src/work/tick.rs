@@ -109,6 +109,11 @@ impl Seen {
             && self.may_move()
     }
 
+    /// By how much of their mean its accesses vary by chance, where that is `aged` of files that were there when accesses aged last.
+    fn variance(&self, aged: f64) -> f64 {
+        if self.entry.before_and_since().is_some() { aged } else { 1.0 }
+    }
+
     fn may_move(&self) -> bool {
         self.entry.class == FileClass::Sst
             && self.entry.writers.load(Ordering::Acquire) == 0
@@ -121,6 +126,7 @@ pub(super) fn tick(shared: &Arc<Shared>) {
     let now_ms = shared.now_ms();
     let passed_ms = now_ms.saturating_sub(std::mem::replace(&mut pace.at_ms, now_ms));
     shared.devices.iter().for_each(Device::refresh_free);
+    shared.devices.iter().for_each(Device::note_growth);
     if !shared.is_tiered {
         return;
     }
@@ -140,7 +146,8 @@ pub(super) fn tick(shared: &Arc<Shared>) {
         }
         let done = device.get(Count::CopiesMade) + device.get(Count::FilesOut);
         let finished = done - std::mem::replace(&mut pace.done[index], done);
-        fill_cache(shared, index, &seen, (wanted, finished as usize));
+        let wish = Wish { wanted, finished: finished as usize, variance: pace.ageing.variance() };
+        fill_cache(shared, index, &seen, wish);
     }
     follow(shared, &mut pace, &seen);
     if shared.queue.has_jobs() {
@@ -348,7 +355,13 @@ struct Copies<'a> {
 
 impl<'a> Copies<'a> {
     /// Of the device at `index`. Candidates only if they are wanted and it is told how many bytes copies may still take, and whether tables leave for them.
-    fn of(shared: &Shared, index: usize, seen: &'a [Seen], room: Option<(i64, bool)>) -> Self {
+    fn of(
+        shared: &Shared,
+        index: usize,
+        seen: &'a [Seen],
+        variance: f64,
+        room: Option<(i64, bool)>,
+    ) -> Self {
         let mut copies = Self::default();
         let own_of = |file: &'a Seen| file.copies.iter().find(|copy| copy.physical.device == index);
         // What copies on faster devices serve is no reason for another one here.
@@ -358,12 +371,19 @@ impl<'a> Copies<'a> {
             if file.device == index && file.may_be_demoted(shared) {
                 let number = file.entry.id;
                 demotable += file.len as i64;
-                copies.held.push(Held { number, is_file: true, heat: file.heat, len: file.len });
+                copies.held.push(Held {
+                    number,
+                    is_file: true,
+                    heat: file.heat,
+                    variance: file.variance(variance),
+                    len: file.len,
+                });
             }
             if let Some(copy) = own_of(file) {
                 let (number, len) = (copy.physical.number, copy.physical.len());
                 let heat = served_by(reads, copy);
-                copies.held.push(Held { number, is_file: false, heat, len });
+                let variance = file.variance(variance);
+                copies.held.push(Held { number, is_file: false, heat, variance, len });
                 copies.by_number.insert(number, (file, copy));
                 cached += len as i64;
             }
@@ -384,7 +404,7 @@ impl<'a> Copies<'a> {
         shared.devices[index].worth.store(worth.density.to_bits(), Ordering::Relaxed);
         for (file, reads) in could.filter(|(file, _)| file.may_move()) {
             let plan = plan(reads, worth, by);
-            copies.consider((file, reads), own_of(file), plan);
+            copies.consider((file, reads), own_of(file), plan, (variance, seen.len()));
         }
         copies
     }
@@ -404,20 +424,22 @@ impl<'a> Copies<'a> {
         (file, reads): (&Seen, &FileReads),
         own: Option<&Arc<CachedCopy>>,
         plan: Option<CopyPlan>,
+        (aged, files): (f64, usize),
     ) {
         let Some(plan) = plan else { return };
-        let bytes = plan.bytes();
+        let bytes = plan.bytes_taken();
+        let variance = file.variance(aged);
         let (held, held_bytes) = match own {
             Some(copy) if copy.whole => return,
             Some(copy) => (served_by(reads, copy), copy.physical.len()),
             None => (0.0, 0),
         };
-        if own.is_some() && !is_worth_renewing(plan.reads, held, bytes) {
+        if own.is_some() && !is_worth_renewing(plan.reads, held, bytes, variance, files) {
             return;
         }
         let (id, heat) = (file.entry.id, plan.reads - held);
         let len = bytes.saturating_sub(held_bytes);
-        self.candidates.push(Candidate { file: id, heat, len, bytes });
+        self.candidates.push(Candidate { file: id, heat, variance, len, bytes });
         self.plans.insert(id, plan);
     }
 }
@@ -430,13 +452,20 @@ fn served_by(reads: &FileReads, copy: &CachedCopy) -> f64 {
     }
 }
 
+/// What a look wants of a device's copies.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    /// Whether more shall be made.
+    wanted: bool,
+    /// How many were made, or files left for them, since the last look.
+    finished: usize,
+    /// By how much of their mean accesses vary by chance.
+    variance: f64,
+}
+
 /// Queues copies to a device, drops what is in the way, and notes which would go next.
-fn fill_cache(
-    shared: &Arc<Shared>,
-    index: usize,
-    seen: &[Seen],
-    (wanted, finished): (bool, usize),
-) {
+fn fill_cache(shared: &Arc<Shared>, index: usize, seen: &[Seen], wish: Wish) {
+    let Wish { wanted, finished, variance } = wish;
     let device = &shared.devices[index];
     let (waiting_moves, waiting_copies) = shared.queue.waiting(index);
     let busy = waiting_moves + waiting_copies + shared.queue.running(index);
@@ -448,11 +477,13 @@ fn fill_cache(
     let demotes = index == 0 && by_files < by_share;
     let room = by_share.min(by_files);
     let mut copies =
-        Copies::of(shared, index, seen, (wanted && slots > 0).then_some((room, demotes)));
+        Copies::of(shared, index, seen, variance, (wanted && slots > 0).then_some((room, demotes)));
     shared.giving_way.note(index, copies.coldest_last());
     let (candidates, held) = (&copies.candidates[..], &copies.held[..]);
     let leave = if shared.moves_below(index) { 0 } else { LEAVE_MAX };
-    for action in choose(&CacheInput { room, wanted, demotes, leave, slots, candidates, held }) {
+    let coming = device.growth.load(Ordering::Relaxed);
+    let input = CacheInput { room, wanted, demotes, leave, slots, coming, candidates, held };
+    for action in choose(&input) {
         let (number, reason) = match action {
             CacheAction::Copy(id) => {
                 queue_copy(shared, index, seen, id, copies.plans.remove(&id));

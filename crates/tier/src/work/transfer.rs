@@ -152,6 +152,7 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
         return Ok(());
     }
     shared.fault_point("move.begin")?;
+    shared.make_way(job.to, source.len());
     let number = shared.names.lock().space.allocate();
     let place = Place { device: to.no, number, dir: 0 };
     let path = to.path_of(place, entry.class);
@@ -170,8 +171,8 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     let len = source.len();
     drop(source);
     // The source's own handles count as readers: they go first.
-    publish_move(shared, entry, &main, moved, place)?;
-    target.finished = true;
+    let published = publish_move(shared, entry, &main, (&moved, place), &mut target);
+    published.inspect_err(|_| moved.set_len(0))?;
     main.device().add(Count::FilesOut, 1);
     to.add(Count::FilesIn, 1);
     to.add(Count::BytesMovedIn, len);
@@ -229,23 +230,41 @@ fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32)
     Ok(())
 }
 
+/// Makes the target the file. After an error it is not: the source still is. The target stays all the same where the record may have been
+/// written: the next open finds the one that is recorded, and removes the other.
 fn publish_move(
     shared: &Arc<Shared>,
     entry: &Arc<Entry>,
     from: &Arc<Physical>,
-    moved: Arc<Physical>,
-    place: Place,
+    (moved, place): (&Arc<Physical>, Place),
+    target: &mut Target<'_>,
 ) -> Result<()> {
     let mut names = shared.names.lock();
     if !names.entries.contains_key(&entry.id) {
         return Err(removed());
     }
-    let at = shared.commit(&mut names, &Record::Move { file: entry.id, to: place })?;
+    let before = names.space.state.files.get(&entry.id).map(|file| file.place);
+    target.finished = true;
+    let at = match shared.commit(&mut names, &Record::Move { file: entry.id, to: place }) {
+        Ok(at) => at,
+        Err(error) => {
+            // Neither the log nor a new generation has it: the next generation is to have the source.
+            if let (Some(before), Some(file)) = (before, names.space.state.files.get_mut(&entry.id))
+            {
+                file.place = before;
+            }
+            return Err(error);
+        }
+    };
     let mut inside = entry.inside.lock();
-    inside.main = moved;
+    inside.main = Arc::clone(moved);
     from.condemn(at);
     drop(names);
-    entry.reroute(&mut inside, shared)
+    // The move is done, whatever becomes of handles: those that cannot be led to the target keep the source.
+    if let Err(error) = entry.reroute(&mut inside, shared) {
+        tracing::warn!(%error, "a handle still leads to where the file was");
+    }
+    Ok(())
 }
 
 fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<()> {
@@ -255,28 +274,18 @@ fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<()> {
     if main.device <= job.to {
         return Ok(());
     }
-    if is_out_of_room(to, entry, plan) {
+    if is_out_of_room(shared, job, plan) {
         return Err(Error::new(ErrorKind::Fenced, "files took the room of the copy"));
     }
     shared.fault_point("copy.begin")?;
     let number = shared.names.lock().space.allocate();
     let path = to.copy_path(number);
-    let mut target = Target { device: to, path: path.clone(), finished: false };
-    let mut index = CopyIndex::new(shared.id, entry.id, lay_out(&plan.ranges));
-    let (len, crc) = {
-        let _writer = Device::writing(&shared.devices, job.to, Writer::Copy);
-        let outcome = write_copy(shared, job, &*source, &path, &mut index);
-        judge(shared, outcome, main.device(), to)?
-    };
-    shared.fault_point("copy.synced")?;
-    to.fs.sync_dir(&to.cache_dir())?;
-    shared.fault_point("copy.before_publish")?;
-    let physical = Physical::new(&shared.devices, job.to, number, path, Role::Copy, &shared.trash);
-    physical.set_len(len);
-    let copy = CachedCopy::new(physical, plan.whole, Some(index));
-    let record = CopyRecord { file: entry.id, device: to.no, number, len, crc, whole: plan.whole };
-    publish_copy(shared, entry, &copy, record)?;
-    target.finished = true;
+    let (devices, trash) = (&shared.devices, &shared.trash);
+    let physical = Physical::new(devices, job.to, number, path, Role::Copy, trash);
+    // What is being made takes its room from the start.
+    physical.set_len(plan.bytes_taken());
+    let made = make_copy(shared, job, plan, (&main, &*source), &physical);
+    let len = made.inspect_err(|_| physical.set_len(0))?;
     to.add(Count::CopiesMade, 1);
     to.add(Count::BytesCopiedIn, len);
     let what = match plan.whole {
@@ -289,12 +298,45 @@ fn run_copy(shared: &Arc<Shared>, job: &Job, plan: &CopyPlan) -> Result<()> {
     shared.fault_point("copy.published")
 }
 
-/// Whether files grew since the copy was decided, so that it would be among the first to go. What it takes the place of counts as gone.
-fn is_out_of_room(to: &Device, entry: &Entry, plan: &CopyPlan) -> bool {
-    let inside = entry.inside.lock();
-    let old = inside.copies.iter().filter(|copy| std::ptr::eq(copy.physical.device(), to));
+/// Writes a copy and publishes it; its length. Nothing is left of one that failed.
+fn make_copy(
+    shared: &Arc<Shared>,
+    job: &Job,
+    plan: &CopyPlan,
+    (main, source): (&Physical, &dyn RandomFile),
+    physical: &Arc<Physical>,
+) -> Result<u64> {
+    let (entry, to) = (&job.entry, &shared.devices[job.to]);
+    let (number, path) = (physical.number, &physical.path);
+    let mut target = Target { device: to, path: path.clone(), finished: false };
+    let mut index = CopyIndex::new(shared.id, entry.id, lay_out(&plan.ranges));
+    let (len, crc) = {
+        let _writer = Device::writing(&shared.devices, job.to, Writer::Copy);
+        let outcome = write_copy(shared, job, source, path, &mut index);
+        judge(shared, outcome, main.device(), to)?
+    };
+    shared.fault_point("copy.synced")?;
+    to.fs.sync_dir(&to.cache_dir())?;
+    shared.fault_point("copy.before_publish")?;
+    physical.set_len(len);
+    let copy = CachedCopy::new(Arc::clone(physical), plan.whole, Some(index));
+    let record = CopyRecord { file: entry.id, device: to.no, number, len, crc, whole: plan.whole };
+    publish_copy(shared, entry, &copy, record)?;
+    target.finished = true;
+    shared.giving_way.add(job.to, entry, &copy);
+    Ok(len)
+}
+
+/// Whether files grew since the copy was decided, so that others would go for it. What it takes the place of counts as gone.
+fn is_out_of_room(shared: &Shared, job: &Job, plan: &CopyPlan) -> bool {
+    let to = &shared.devices[job.to];
+    let inside = job.entry.inside.lock();
+    let old = inside.copies.iter().filter(|copy| copy.physical.device == job.to);
     let old: u64 = old.map(|copy| copy.physical.len()).sum();
-    to.unused().saturating_add(old) < plan.bytes()
+    drop(inside);
+    let leaving = to.leaving.load(Ordering::Relaxed);
+    let has = to.unused().saturating_add(leaving).saturating_add(old);
+    has < plan.bytes_taken().saturating_add(shared.reserve_of(job.to))
 }
 
 /// Writes data and index of a copy and syncs them; its length and the checksum of the data.
@@ -415,7 +457,10 @@ fn publish_copy(
     inside.copies.retain(|held| !old.iter().any(|gone| Arc::ptr_eq(gone, held)));
     inside.copies.push(Arc::clone(copy));
     drop(names);
-    entry.reroute(&mut inside, shared)
+    if let Err(error) = entry.reroute(&mut inside, shared) {
+        tracing::warn!(%error, "a handle is not led to the copy");
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -236,7 +236,7 @@ fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
     let growing = clones.lock().len();
     let device = &fs.shared.devices[0];
     device.capacity.store(device.files_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-    fs.shared.make_way(0);
+    fs.shared.make_way(0, 0);
     assert_eq!(fs.stats().devices[0].copies.files, 0);
     let clones = std::mem::take(&mut *clones.lock());
     let steps: std::collections::BTreeSet<_> = clones.iter().map(|(name, ..)| &name[..]).collect();

@@ -70,14 +70,16 @@ fn a_copy_that_is_read_counts_until_the_read_ends_and_no_other_goes_for_it() {
     output.append(&filled(9, 145_000)).unwrap();
     assert_eq!(copies_of(&fs), [true, true, false]);
     assert_eq!(physical(&*world.disk, 2).1, 3, "somebody has it still");
-    drop(coldest);
     output.append(&[1]).unwrap();
     assert_eq!(copies_of(&fs), [true, true, false], "what is on its way out counts as gone");
+    drop(coldest);
+    fs.settle();
     assert_eq!(physical(&*world.disk, 2).1, 2);
+    assert_eq!(fs.shared.devices[0].leaving.load(Ordering::Relaxed), 0);
 }
 
 #[test]
-fn a_log_that_grows_waits_for_no_copy_to_go_and_the_next_look_frees_the_reserve() {
+fn a_log_that_grows_waits_for_no_copy_to_go_and_who_looks_frees_the_reserve() {
     let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     let fs = copied(&world);
     let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
@@ -86,8 +88,8 @@ fn a_log_that_grows_waits_for_no_copy_to_go_and_the_next_look_frees_the_reserve(
     log.append(&[&filled(7, 150_000)]).unwrap();
     log.finish().unwrap();
     assert_eq!(copies_of(&fs), [true; 3]);
-    world.pass(500);
-    fs.step();
+    // As the thread that looks does when it was woken for that.
+    fs.settle();
     assert_eq!(copies_of(&fs), [true, true, false]);
 }
 

@@ -1,6 +1,8 @@
 //! Moves, copies, migration.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicBool;
+
+use archipelago_env::forward_fs;
 
 use super::*;
 use crate::history::Reason;
@@ -288,16 +290,15 @@ fn a_full_device_sends_deep_and_idle_files_down() {
     assert_eq!(physical(&*world.disk, 3).0, 30);
 }
 
-#[test]
-fn a_file_that_is_removed_while_it_moves_is_gone() {
+/// Moves a file that is removed at a step of it.
+fn removed_at(step: &'static str) {
     let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let mut world = World::new(Arc::clone(&disk), &[1 << 20, 1 << 20]);
     let tiers: Arc<Mutex<Option<Arc<TieredFs>>>> = Arc::default();
-    let (shared, at) = (Arc::clone(&tiers), Arc::new(AtomicU64::new(0)));
-    let count = Arc::clone(&at);
+    let shared = Arc::clone(&tiers);
     world.fault = Some(Arc::new(move |name| {
-        if name.starts_with("move.") && count.fetch_add(1, Ordering::Relaxed) == 1 {
-            let fs = shared.lock().clone().unwrap();
+        if name == step {
+            let fs = shared.lock().take().unwrap();
             fs.remove(&path("1.sst"))?;
         }
         Ok(())
@@ -307,9 +308,69 @@ fn a_file_that_is_removed_while_it_moves_is_gone() {
     write(&fs, "1.sst", 1, &filled(1, 10_000));
     fs.reassign(&path("1.sst"), table(5));
     fs.settle();
-    assert!(at.load(Ordering::Relaxed) > 1, "it was being moved");
+    assert!(tiers.lock().is_none(), "it was being moved");
     assert_eq!(contents(&fs).len(), 0);
     fs.settle();
     assert_eq!(physical(&*disk, 2), (0, 0));
-    *tiers.lock() = None;
+    for device in fs.shared.devices.iter() {
+        let counted = [&device.files_bytes, &device.cache_bytes, &device.leaving];
+        assert_eq!(counted.map(|count| count.load(Ordering::Relaxed)), [0; 3], "{step}");
+    }
+}
+
+#[test]
+fn a_file_that_is_removed_while_it_moves_is_gone_and_takes_no_room() {
+    ["move.copied", "move.before_publish"].into_iter().for_each(removed_at);
+}
+
+/// A disk of which no file can be opened while that is told.
+#[derive(Debug)]
+struct Closed {
+    inner: Arc<dyn FileSystem>,
+    is_closed: Arc<AtomicBool>,
+}
+
+impl FileSystem for Closed {
+    fn open(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Arc<dyn RandomFile>> {
+        if self.is_closed.load(Ordering::Relaxed) && context.purpose == IoPurpose::ForegroundRead {
+            return Err(Error::io("open", path, std::io::Error::from_raw_os_error(24)));
+        }
+        self.inner.open(path, context, options)
+    }
+
+    forward_fs!(inner: create, create_log, names);
+}
+
+#[test]
+fn a_move_is_done_although_an_open_handle_cannot_be_led_to_the_target() {
+    let memory: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+    let is_closed = Arc::new(AtomicBool::new(false));
+    let closed = Closed { inner: Arc::clone(&memory), is_closed: Arc::clone(&is_closed) };
+    let world = World::new(Arc::new(closed), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    let bytes = filled(1, 10_000);
+    write(&fs, "1.sst", 1, &bytes);
+    let held = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
+    is_closed.store(true, Ordering::Relaxed);
+    fs.reassign(&path("1.sst"), table(5));
+    fs.settle();
+    is_closed.store(false, Ordering::Relaxed);
+    assert_eq!(holders(&fs.stats(), "L5"), [1]);
+    let read = |file: &dyn RandomFile| {
+        let mut found = vec![0; bytes.len()];
+        file.read_exact_at(0, &mut found, READ).unwrap();
+        found
+    };
+    assert!(read(&*held) == bytes, "from the source, which it holds");
+    drop(held);
+    fs.settle();
+    assert_eq!(physical(&*memory, 2), (1, 0));
+    assert!(fs.read(&path("1.sst"), READ).unwrap() == bytes);
+    drop(fs);
+    assert!(world.open().read(&path("1.sst"), READ).unwrap() == bytes);
 }

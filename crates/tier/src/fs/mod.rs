@@ -154,11 +154,10 @@ impl TieredFs {
         names.entries.insert(entry.id, Arc::clone(&entry));
         let id = entry.id;
         if let Err(error) = shared.commit(&mut names, &Record::File(record)) {
-            // Nothing refers to it, or what does was not recorded: the file may go.
+            // The record may have been written all the same: the file stays, for the next open to find it or to remove it.
             names.entries.remove(&id);
             let _undone = names.space.state.apply(&Record::Remove { path: path.to_owned() });
             drop(names);
-            let _stray = physical.device().fs.remove(&physical.path);
             return Err(error.context_at(format!("cannot create {}", path.display())));
         }
         Ok(writing)

@@ -137,11 +137,11 @@ impl TieredFs {
         let generation = recovered.as_ref().map_or(0, |recovered| recovered.generation);
         let id = match (&recovered, &found[home].identity) {
             (Some(recovered), _) => recovered.id,
-            (None, Some(identity)) => identity.namespace,
-            (None, None) => {
-                let seed = components.seed.unwrap_or_else(entropy_seed);
-                unique_id(&mut Rng::with_seed(seed))
+            (None, Some(identity)) => {
+                check_nothing_lies_there(&found, &contents, &names_dir)?;
+                identity.namespace
             }
+            (None, None) => new_id(components.seed),
         };
         let mut state = match &recovered {
             Some(recovered) => replay(recovered, &names_dir, &found, &contents)?,
@@ -149,7 +149,7 @@ impl TieredFs {
         };
         skip_numbers(&mut state, &contents);
         check_missing(&found, &state)?;
-        locks.extend(lock_devices(&found, false)?);
+        locks.extend(lock_new_devices(&found)?);
         join_devices(&mut found, &mut state, id, home)?;
         let devices: Arc<[Device]> = make_devices(&found).into();
         write_identities(&found, &devices, id, home)?;
@@ -355,6 +355,44 @@ fn lock_devices(found: &[Found], known: bool) -> Result<Vec<Box<dyn FileLock>>> 
         lock(one).map_err(|error| error.context_at(format!("device \"{}\"", one.name)))
     };
     found.iter().filter(|one| one.identity.is_some() == known).map(named).collect()
+}
+
+fn new_id(seed: Option<u64>) -> [u8; 16] {
+    unique_id(&mut Rng::with_seed(seed.unwrap_or_else(entropy_seed)))
+}
+
+/// Locks the devices that are new. Errors: `Busy`, if another process made them its own meanwhile.
+fn lock_new_devices(found: &[Found]) -> Result<Vec<Box<dyn FileLock>>> {
+    let locks = lock_devices(found, false)?;
+    for one in found.iter().filter(|one| one.identity.is_none()) {
+        if Identity::load(&*one.parts.fs, &one.parts.settings.path)?.is_some() {
+            return Err(Error::busy(format!(
+                "device \"{}\" ({}) was taken by another process just now: nothing was changed, open \
+                 it again",
+                one.name,
+                one.parts.settings.path.display()
+            )));
+        }
+    }
+    Ok(locks)
+}
+
+/// A device that had a namespace, and has none: its files would all be strays. Errors: `Corrupt`, if there are any.
+fn check_nothing_lies_there(found: &[Found], contents: &[Contents], names: &Path) -> Result<()> {
+    let count = |contents: &Contents| contents.files.len();
+    let Some(at) = contents.iter().position(|contents| count(contents) > 0) else { return Ok(()) };
+    Err(Error::new(
+        ErrorKind::Corrupt,
+        format!(
+            "the namespace of the tiers is missing: there is no names-*.log in {}, while {} files lie \
+             on device \"{}\" ({}); nothing was changed. Put the directory back (after a check of the file system look \
+             in lost+found), or empty the devices to begin anew",
+            names.display(),
+            contents.iter().map(count).sum::<usize>(),
+            found[at].name,
+            found[at].parts.settings.path.display()
+        ),
+    ))
 }
 
 /// Gives new devices a number and takes note of names and paths of now.

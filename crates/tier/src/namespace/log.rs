@@ -19,6 +19,7 @@ use archipelago_base::codec::{Reader, put_u32, put_u64};
 use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use archipelago_env::{
     CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, LogFile, LogOptions, LogSync,
+    LogTail,
 };
 
 use super::record::Record;
@@ -138,15 +139,44 @@ pub(crate) fn recover(fs: &dyn FileSystem, dir: &Path) -> Result<Option<Recovere
     let path = dir.join(file_name(generation));
     let snapshot = fs.read(&path, CONTEXT)?;
     let tail_path = dir.join(tail_name(generation));
-    let mut tail = if fs.exists(&tail_path)? { fs.read(&tail_path, CONTEXT)? } else { Vec::new() };
+    if !fs.exists(&tail_path)? {
+        // It was durable before the snapshot got its name.
+        return Err(Error::corrupt(
+            &path,
+            0,
+            "the records behind this snapshot of the namespace are missing",
+        )
+        .context_at(tail_path.display()));
+    }
+    let mut tail = fs.read(&tail_path, CONTEXT)?;
     if let Some(kept) = fs.log_tail(&tail_path, Epoch(generation))? {
-        let at = usize::try_from(kept.offset).unwrap_or(usize::MAX);
-        if at <= tail.len() {
-            tail.truncate(at);
-            tail.extend_from_slice(&kept.bytes);
-        }
+        let id = check_header(&path, generation, &snapshot)?;
+        tail = merge(&id, snapshot.len() as u64, &tail, &kept);
     }
     decode(&path, generation, &snapshot, &tail).map(Some)
+}
+
+/// The bytes behind a snapshot that ends at `start`, from two views of them: the file alone, and the file up to where its end was kept
+/// elsewhere, followed by that end. After `kill -9` the second is the whole truth. After power loss either may hold what the other lost: what was kept
+/// elsewhere may be of long before, so that the file has synced records behind it. So each record is taken of the view that has it whole.
+pub(super) fn merge(id: &[u8; 16], start: u64, file: &[u8], kept: &LogTail) -> Vec<u8> {
+    let before = usize::try_from(kept.offset).ok().and_then(|at| file.get(..at));
+    let Some(before) = before else { return file.to_vec() };
+    let stitched = [before, &kept.bytes].concat();
+    let mut merged = Vec::new();
+    let rest = |from: usize| [&stitched[..], file].map(|view| view.get(from..).unwrap_or_default());
+    let whole = |from: usize| {
+        let record = |bytes: &[u8]| read_one(id, bytes, start + from as u64).map(|(_, len)| len);
+        rest(from).into_iter().find_map(|bytes| Some(&bytes[..record(bytes)?]))
+    };
+    while let Some(record) = whole(merged.len()) {
+        merged.extend_from_slice(record);
+    }
+    // What comes behind the last whole record is a torn end, unless a mark in it says that this was durable.
+    let from = merged.len();
+    let says = |bytes: &&[u8]| (durable_behind(id, bytes, start + from as u64), bytes.len());
+    merged.extend_from_slice(rest(from).into_iter().max_by_key(says).unwrap_or_default());
+    merged
 }
 
 /// Reads a generation: its own file, which is whole, and the records appended since.
@@ -238,14 +268,14 @@ fn durable_behind(id: &[u8; 16], bytes: &[u8], start: u64) -> Option<u64> {
 
 impl NamespaceLog {
     /// Begins generation `generation` in `dir` with a snapshot, and removes all others. On return
-    /// it survives power loss.
+    /// it survives power loss. After an error `counts` says whether it may be the one that counts all the same: then
+    /// nothing may be acknowledged by an older one any more.
     pub(crate) fn begin(
         fs: &dyn FileSystem,
         dir: &Path,
-        id: [u8; 16],
-        generation: u64,
-        records: &[Record],
-        next: u64,
+        (id, generation): ([u8; 16], u64),
+        (records, next): (&[Record], u64),
+        counts: &mut bool,
     ) -> Result<Self> {
         let bytes = encode_generation(&id, generation, records, next);
         let path = dir.join(file_name(generation));
@@ -259,10 +289,14 @@ impl NamespaceLog {
             LogOptions { incarnation: Epoch(generation), size_hint_bytes: 0, recycle: None };
         let log = fs.create_log(&tail, CONTEXT, options)?;
         fs.sync_dir(dir)?;
+        *counts = true;
         fs.rename(&temporary, &path)?;
         fs.sync_dir(dir)?;
         remove_others(fs, dir, generation);
-        fs.clear_log_tails(dir)?;
+        if let Err(error) = fs.clear_log_tails(dir) {
+            // They are of older generations, which nobody asks for.
+            tracing::warn!(%error, "what older namespaces kept elsewhere stays");
+        }
         let start = bytes.len() as u64;
         let sync = log.sync_handle();
         Ok(Self { id, generation, path, log, sync, start, failed: false, scratch: Vec::new() })

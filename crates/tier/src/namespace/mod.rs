@@ -88,7 +88,8 @@ impl Namespace {
         generation: u64,
         state: State,
     ) -> Result<Self> {
-        let log = NamespaceLog::begin(&*fs, &dir, id, generation, &state.snapshot(), state.next)?;
+        let records = (&state.snapshot()[..], state.next);
+        let log = NamespaceLog::begin(&*fs, &dir, (id, generation), records, &mut false)?;
         let durable = log.end();
         Ok(Self { state, fs, dir, log, durable, settled: durable })
     }
@@ -128,12 +129,18 @@ impl Namespace {
     }
 
     /// Begins a new generation with the state of now. The caller has synced every directory in which
-    /// a name was made.
+    /// a name was made. After an error in which it may count already the old one takes no more, so that nothing is acknowledged that
+    /// the next open would not find.
     pub(crate) fn renew(&mut self) -> Result<()> {
-        let generation = self.log.generation() + 1;
-        let (id, records) = (self.log.id(), self.state.snapshot());
-        let next = self.state.next;
-        let log = NamespaceLog::begin(&*self.fs, &self.dir, id, generation, &records, next)?;
+        let generation = (self.log.id(), self.log.generation() + 1);
+        let records = (&self.state.snapshot()[..], self.state.next);
+        let mut counts = false;
+        let begun = NamespaceLog::begin(&*self.fs, &self.dir, generation, records, &mut counts);
+        let log = begun.inspect_err(|_| {
+            if counts {
+                self.log.fail();
+            }
+        })?;
         (self.durable, self.settled) = (log.end(), log.end());
         self.log = log;
         Ok(())

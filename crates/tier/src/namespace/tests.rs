@@ -4,9 +4,9 @@ use std::path::Path;
 
 use archipelago_base::ErrorKind;
 use archipelago_base::random::Rng;
-use archipelago_env::FileClass;
+use archipelago_env::{FileClass, LogTail};
 
-use super::log::{decode, encode_generation};
+use super::log::{append_framed, decode, encode_generation, merge};
 use super::record::{CopyRecord, DeviceRecord, FileRecord, Place, Record};
 use super::state::{Gone, State};
 
@@ -86,7 +86,7 @@ fn with_tail(records: &[Record]) -> (Vec<u8>, Vec<u8>) {
     // The frame of a record depends on its place only: a longer generation has the same bytes there.
     let mut whole = snapshot.clone();
     for record in records {
-        super::log::append_framed(&[1; 16], record, &mut whole);
+        append_framed(&[1; 16], record, &mut whole);
     }
     (snapshot, whole[start..].to_vec())
 }
@@ -175,4 +175,39 @@ fn a_snapshot_rebuilds_the_state_and_refused_changes_change_nothing() {
     let gone = state.apply(&Record::Remove { path: "/db/000001.sst".into() }).unwrap();
     assert_eq!(gone, [Gone::File(1)]);
     assert!(state.copies.is_empty(), "copies go with the file");
+}
+
+#[test]
+fn each_record_is_taken_of_the_view_that_has_it_whole() {
+    let (id, path) = ([7; 16], Path::new("names"));
+    let snapshot = encode_generation(&id, 1, &[], 1);
+    let mut bytes = snapshot.clone();
+    let mut ends = vec![snapshot.len()];
+    for number in 1..=4 {
+        append_framed(&id, &made(number), &mut bytes);
+        ends.push(bytes.len());
+    }
+    let start = snapshot.len() as u64;
+    let part = |from: usize, to: usize| bytes[ends[from]..ends[to]].to_vec();
+    let read = |file: &[u8], from: usize, kept: &[u8]| {
+        let kept = LogTail { offset: (ends[from] - ends[0]) as u64, bytes: kept.to_vec() };
+        let merged = merge(&id, start, file, &kept);
+        decode(path, 1, &snapshot, &merged).map(|found| found.records.len() - 1)
+    };
+    assert_eq!(read(&part(0, 2), 2, &part(2, 4)).unwrap(), 4, "after a kill");
+    assert_eq!(read(&part(0, 4), 1, &part(1, 2)).unwrap(), 4, "what was kept is of long before");
+    assert_eq!(read(&part(0, 4), 1, &[]).unwrap(), 4);
+    assert_eq!(read(&part(0, 4), 1, &vec![0; ends[3] - ends[1]]).unwrap(), 4, "its pages are lost");
+    let mut torn = part(0, 4);
+    torn[ends[1] - ends[0] + 9] ^= 1;
+    assert_eq!(read(&torn, 1, &part(1, 2)).unwrap(), 4, "one from there, the others from the file");
+    assert_eq!(read(&torn, 2, &part(2, 4)).unwrap(), 1, "nobody has the second");
+    assert_eq!(read(&part(0, 1), 2, &part(2, 4)).unwrap(), 1, "with a hole before it");
+    let mut marked = bytes.clone();
+    let through = bytes.len() as u64;
+    let mark = Record::Mark { bytes_through: through, names_through: through, next: 9 };
+    append_framed(&id, &mark, &mut marked);
+    marked[ends[1] + 9] ^= 1;
+    let error = read(&marked[ends[0]..], 2, &part(2, 3)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "the longer view says that it was durable");
 }

@@ -197,16 +197,25 @@ pub(crate) fn level_changed(
     Ok(())
 }
 
-/// Starts the background threads: the one that looks, and those that copy and move.
+/// Starts the background threads: the one that looks, and those that copy and move. If one cannot be started, those that were end again.
 pub(crate) fn start(shared: &Arc<Shared>, spawn: &dyn Spawn) -> Result<Vec<Joiner>> {
     let mut threads = Vec::new();
-    let looker = Arc::clone(shared);
-    threads.push(spawn.spawn("tier-look", Box::new(move || look(&looker)))?);
     let workers = if shared.is_tiered { shared.policy.threads_max } else { 0 };
-    for number in 0..workers {
-        let worker = Arc::clone(shared);
-        let name = format!("tier-move-{number}");
-        threads.push(spawn.spawn(&name, Box::new(move || work(&worker)))?);
+    for number in 0..=workers {
+        let one = Arc::clone(shared);
+        let started = match number {
+            0 => spawn.spawn("tier-look", Box::new(move || look(&one))),
+            _ => spawn.spawn(&format!("tier-move-{}", number - 1), Box::new(move || work(&one))),
+        };
+        match started {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                shared.closing.store(true, Ordering::Release);
+                shared.wake_workers();
+                threads.into_iter().try_for_each(Joiner::join)?;
+                return Err(error);
+            }
+        }
     }
     Ok(threads)
 }

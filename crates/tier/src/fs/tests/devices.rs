@@ -1,6 +1,9 @@
 //! Refused and failing devices.
 
+use std::sync::atomic::AtomicUsize;
+
 use archipelago_base::ErrorKind;
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 
 use super::*;
@@ -271,4 +274,69 @@ fn the_namespace_outlives_a_home_that_refuses_for_a_while() {
     assert!(before.contains_key("1.sst") && before.contains_key("3.sst"));
     drop(fs);
     assert_eq!(contents(&world.open()), before);
+}
+
+#[test]
+fn a_namespace_that_is_gone_is_no_new_one() {
+    let world = two_devices();
+    let names = Path::new("/dev0/names");
+    let of = |kind: &str| {
+        let entries = world.disk.list(names).unwrap();
+        let found = entries.into_iter().find(|entry| entry.name.ends_with(kind)).unwrap();
+        names.join(found.name)
+    };
+    world.disk.remove(&of(".tail")).unwrap();
+    assert_eq!(refusal(&world, &["names-", "missing"]), ErrorKind::Corrupt);
+    world.disk.remove(&of(".log")).unwrap();
+    let before = names_below(&*world.disk, Path::new("/"));
+    let words = ["/dev0/names", "2 files", "\"dev0\"", "nothing was changed", "lost+found"];
+    assert_eq!(refusal(&world, &words), ErrorKind::Corrupt);
+    assert_eq!(names_below(&*world.disk, Path::new("/")), before);
+}
+
+#[test]
+fn nothing_is_acknowledged_by_a_generation_that_no_longer_counts() {
+    let memory = MemFs::new();
+    let disk = FaultFs::new(Arc::new(memory.clone()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    // The second sync of the directory comes behind the rename.
+    disk.add(Rule::on(Operation::SyncDir).path("/dev0/names").nth(2));
+    assert!(fs.shared.names.lock().space.renew().is_err());
+    let bytes = filled(1, 1000);
+    write(&fs, "new.sst", 0, &bytes);
+    let killed = World::new(Arc::new(memory.kill_clone()), &[1 << 20, 1 << 20]);
+    assert_eq!(contents(&killed.open()), BTreeMap::from([("new.sst".to_owned(), bytes)]));
+}
+
+/// Starts two threads and no more.
+#[derive(Debug, Default)]
+struct Two(AtomicUsize);
+
+impl Spawn for Two {
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Joiner> {
+        if self.0.fetch_add(1, Ordering::Relaxed) >= 2 {
+            return Err(Error::io("start", Path::new(name), std::io::ErrorKind::WouldBlock.into()));
+        }
+        SystemSpawn.spawn(name, body)
+    }
+}
+
+#[test]
+fn tiers_whose_threads_cannot_be_started_are_not_left_locked() {
+    let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
+    let parts = |settings: &DeviceSettings| DeviceParts {
+        settings: settings.clone(),
+        fs: Arc::clone(&world.disk),
+        is_local: false,
+    };
+    let components = Components {
+        spawn: Some(Arc::new(Two::default())),
+        outside: Arc::new(MemFs::new()),
+        ..Components::default()
+    };
+    let devices = world.devices.iter().map(parts).collect();
+    let error = TieredFs::open_over(ROOT, devices, components).unwrap_err();
+    assert!(error.to_string().contains("tier-move-1"), "{error}");
+    drop(world.open());
 }

@@ -217,6 +217,7 @@ mod tests {
     fn an_index_is_read_as_it_was_written_and_never_for_another_file() {
         let (index, _) = sample();
         let bytes = index.encode();
+        assert_eq!(CopyIndex::len_of(index.data_len(), index.extents().len()), bytes.len() as u64);
         let trailer = &bytes[bytes.len() - 8..];
         assert_eq!(CopyIndex::encoded_len(trailer), Some(bytes.len() as u64));
         assert_eq!(CopyIndex::decode(&[7; 16], 42, &bytes).as_ref(), Some(&index));

@@ -10,6 +10,7 @@
 
 pub(crate) mod copy;
 pub(crate) mod entry;
+mod found;
 mod giving_way;
 mod open;
 pub(crate) mod shared;

@@ -7,8 +7,8 @@
 //! generation; 7. remove strays.
 //! A crash at any point leaves what was before, or strays that the next open removes.
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -16,16 +16,20 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
-use archipelago_env::{FileLock, FileSystem};
 use parking_lot::Mutex;
 
 use super::copy::{Physical, Role, Trash};
 use super::entry::{CachedCopy, Entry};
+use super::found::{
+    Contents, Found, check_missing, check_nothing_lies_there, find_devices, find_home, list_device,
+    lock_devices, lock_new_devices,
+};
 use super::shared::{FaultPoint, Names, Parts, Shared};
 use super::{TieredFs, note_level};
-use crate::device::identity::{DEVICE_NAME, Identity};
-use crate::device::{Device, file_system, number_of};
+use crate::device::identity::Identity;
+use crate::device::{Device, file_system};
 use crate::namespace::Namespace;
 use crate::namespace::log;
 use crate::namespace::record::{DeviceRecord, Record};
@@ -35,8 +39,6 @@ use crate::settings::{DeviceSettings, Policy, validate};
 
 /// The home device's directory of the namespace.
 const NAMES_DIR: &str = "names";
-/// The lock of a device.
-const LOCK_NAME: &str = "LOCK";
 /// The scheme, on the home device.
 pub(crate) const SCHEME_NAME: &str = "scheme.toml";
 /// The capacity of a device of which nothing is known.
@@ -91,13 +93,6 @@ pub struct DeviceParts {
     pub fs: Arc<dyn FileSystem>,
     /// Whether paths of `fs` are those of [`Components::outside`], so that files can be linked out.
     pub is_local: bool,
-}
-
-/// A device as it was found.
-struct Found {
-    parts: DeviceParts,
-    name: String,
-    identity: Option<Identity>,
 }
 
 impl TieredFs {
@@ -191,81 +186,6 @@ impl TieredFs {
     }
 }
 
-fn find_devices(devices: Vec<DeviceParts>) -> Result<Vec<Found>> {
-    let find = |(place, parts): (usize, DeviceParts)| {
-        let name = parts.settings.name_at(place);
-        let identity = Identity::load(&*parts.fs, &parts.settings.path)
-            .map_err(|error| error.context_at(format!("device \"{name}\"")))?;
-        Ok(Found { parts, name, identity })
-    };
-    let found = devices.into_iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
-    for one in found.iter().filter(|one| one.identity.is_none()) {
-        check_empty(one)?;
-    }
-    let mut known = found.iter().filter_map(|one| Some((one, one.identity.as_ref()?)));
-    if let Some((first, identity)) = known.next() {
-        for (other, theirs) in known {
-            if theirs.namespace != identity.namespace {
-                return Err(Error::invalid(format!(
-                    "device \"{}\" ({}) and device \"{}\" ({}) belong to different tier namespaces: \
-                     nothing was changed",
-                    first.name,
-                    first.parts.settings.path.display(),
-                    other.name,
-                    other.parts.settings.path.display()
-                )));
-            }
-            if theirs.no == identity.no {
-                return Err(Error::invalid(format!(
-                    "device \"{}\" ({}) is a second copy of device \"{}\"",
-                    other.name,
-                    other.parts.settings.path.display(),
-                    first.name
-                )));
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// A directory without an identity has to be empty, so that nobody's files are touched.
-fn check_empty(one: &Found) -> Result<()> {
-    let (fs, dir) = (&one.parts.fs, &one.parts.settings.path);
-    if !fs.exists(dir)? {
-        return Ok(());
-    }
-    let own = [LOCK_NAME, "lost+found", "profile", SCHEME_NAME];
-    let temporary = format!("{DEVICE_NAME}.tmp");
-    let foreign = fs
-        .list(dir)?
-        .into_iter()
-        .find(|entry| !own.contains(&entry.name.as_str()) && entry.name != temporary);
-    match foreign {
-        None => Ok(()),
-        Some(entry) => Err(Error::invalid(format!(
-            "device \"{}\": {} is not a device of tiers: it has no {DEVICE_NAME} file, but \"{}\"; \
-             choose an empty directory",
-            one.name,
-            dir.display(),
-            entry.name
-        ))),
-    }
-}
-
-/// The device that holds the namespace.
-fn find_home(found: &[Found]) -> Result<usize> {
-    let identities: Vec<_> = found.iter().filter_map(|one| one.identity.as_ref()).collect();
-    let Some(any) = identities.first() else { return Ok(0) };
-    let is_home = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.home);
-    found.iter().position(is_home).ok_or_else(|| {
-        Error::not_found(format!(
-            "the device \"{}\" (last at {}) is missing: it holds the namespace that says where every \
-             file of the other devices belongs; nothing was changed",
-            any.home_name, any.home_path
-        ))
-    })
-}
-
 /// Rebuilds the state: of everything that was promised, and of what came after as far as the first
 /// file that never came to be. Nothing behind that was promised, and what it took away is still there,
 /// since files are removed only for records that a mark covers.
@@ -308,91 +228,8 @@ fn skip_numbers(state: &mut State, contents: &[Contents]) {
     state.next = state.next.max(past);
 }
 
-/// Refuses if a device on which files lie is not there.
-fn check_missing(found: &[Found], state: &State) -> Result<()> {
-    for device in state.devices.values() {
-        let here = |one: &Found| one.identity.as_ref().is_some_and(|id| id.no == device.no);
-        let files: Vec<_> =
-            state.files.values().filter(|file| file.place.device == device.no).collect();
-        if files.is_empty() || found.iter().any(here) {
-            continue;
-        }
-        let mut levels: BTreeMap<String, usize> = BTreeMap::new();
-        for file in &files {
-            let what = match (file.class, file.level) {
-                (archipelago_env::FileClass::Wal, _) => "log".to_owned(),
-                (archipelago_env::FileClass::Sst, Some(level)) => format!("L{level}"),
-                (archipelago_env::FileClass::Sst, None) => "tables".to_owned(),
-                _ => "other".to_owned(),
-            };
-            *levels.entry(what).or_default() += 1;
-        }
-        let what: Vec<_> = levels.iter().map(|(what, count)| format!("{what}: {count}")).collect();
-        let first = files.iter().filter_map(|file| file.names.first()).min();
-        return Err(Error::not_found(format!(
-            "the device \"{}\" (last at {}) is missing: {} files lie there ({}), among them {}; \
-             nothing was changed",
-            device.name,
-            device.path,
-            files.len(),
-            what.join(", "),
-            first.map_or_else(String::new, |name| name.display().to_string())
-        )));
-    }
-    Ok(())
-}
-
-/// Locks the devices that have an identity, or those that have none.
-fn lock_devices(found: &[Found], known: bool) -> Result<Vec<Box<dyn FileLock>>> {
-    let lock = |one: &Found| {
-        let dir = &one.parts.settings.path;
-        if !known {
-            one.parts.fs.create_dir_all(dir)?;
-        }
-        one.parts.fs.lock(&dir.join(LOCK_NAME))
-    };
-    let named = |one: &Found| {
-        lock(one).map_err(|error| error.context_at(format!("device \"{}\"", one.name)))
-    };
-    found.iter().filter(|one| one.identity.is_some() == known).map(named).collect()
-}
-
 fn new_id(seed: Option<u64>) -> [u8; 16] {
     unique_id(&mut Rng::with_seed(seed.unwrap_or_else(entropy_seed)))
-}
-
-/// Locks the devices that are new. Errors: `Busy`, if another process made them its own meanwhile.
-fn lock_new_devices(found: &[Found]) -> Result<Vec<Box<dyn FileLock>>> {
-    let locks = lock_devices(found, false)?;
-    for one in found.iter().filter(|one| one.identity.is_none()) {
-        if Identity::load(&*one.parts.fs, &one.parts.settings.path)?.is_some() {
-            return Err(Error::busy(format!(
-                "device \"{}\" ({}) was taken by another process just now: nothing was changed, open \
-                 it again",
-                one.name,
-                one.parts.settings.path.display()
-            )));
-        }
-    }
-    Ok(locks)
-}
-
-/// A device that had a namespace, and has none: its files would all be strays. Errors: `Corrupt`, if there are any.
-fn check_nothing_lies_there(found: &[Found], contents: &[Contents], names: &Path) -> Result<()> {
-    let count = |contents: &Contents| contents.files.len();
-    let Some(at) = contents.iter().position(|contents| count(contents) > 0) else { return Ok(()) };
-    Err(Error::new(
-        ErrorKind::Corrupt,
-        format!(
-            "the namespace of the tiers is missing: there is no names-*.log in {}, while {} files lie \
-             on device \"{}\" ({}); nothing was changed. Put the directory back (after a check of the file system look \
-             in lost+found), or empty the devices to begin anew",
-            names.display(),
-            contents.iter().map(count).sum::<usize>(),
-            found[at].name,
-            found[at].parts.settings.path.display()
-        ),
-    ))
 }
 
 /// Gives new devices a number and takes note of names and paths of now.
@@ -428,36 +265,6 @@ fn make_devices(found: &[Found]) -> Vec<Device> {
         Device::new(no, place, &parts.settings, Arc::clone(&parts.fs), parts.is_local)
     };
     found.iter().enumerate().map(make).collect()
-}
-
-/// What lies on a device: lengths and paths by number.
-struct Contents {
-    files: HashMap<u64, (PathBuf, u64)>,
-    copies: HashMap<u64, (PathBuf, u64)>,
-}
-
-fn list_device(one: &Found) -> Result<Contents> {
-    let mut contents = Contents { files: HashMap::new(), copies: HashMap::new() };
-    if one.identity.is_none() {
-        return Ok(contents);
-    }
-    let (fs, root) = (&one.parts.fs, &one.parts.settings.path);
-    let named = |error: Error| error.context_at(format!("device \"{}\"", one.name));
-    for entry in fs.list(root).map_err(named)? {
-        let dir = root.join(&entry.name);
-        let into = match entry.name.as_str() {
-            "files" => &mut contents.files,
-            "cache" => &mut contents.copies,
-            name if name.starts_with("logs-") => &mut contents.files,
-            _ => continue,
-        };
-        for file in fs.list(&dir).map_err(named)? {
-            if let Some(number) = number_of(&file.name).filter(|_| !file.is_dir) {
-                into.insert(number, (dir.join(&file.name), file.len));
-            }
-        }
-    }
-    Ok(contents)
 }
 
 /// Makes the physical names durable that the snapshot of the next generation promises: after a kill,

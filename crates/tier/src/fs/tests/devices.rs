@@ -309,6 +309,39 @@ fn nothing_is_acknowledged_by_a_generation_that_no_longer_counts() {
     assert_eq!(contents(&killed.open()), BTreeMap::from([("new.sst".to_owned(), bytes)]));
 }
 
+#[test]
+fn a_file_that_could_not_be_entered_is_there_or_not_but_never_missing() {
+    let memory = MemFs::new();
+    let disk = FaultFs::new(Arc::new(memory.clone()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    // The record cannot be appended, and the generation that has it fails behind its rename.
+    disk.add(Rule::on(Operation::LogAppend).path("/dev0/names"));
+    disk.add(Rule::on(Operation::SyncDir).path("/dev0/names").nth(2));
+    assert!(fs.create(&path("1.sst"), table(0), CreateOptions::default()).is_err());
+    let killed = World::new(Arc::new(memory.kill_clone()), &[1 << 20, 1 << 20]);
+    let found = contents(&killed.open());
+    assert!(found.values().all(Vec::is_empty), "{:?}", found.keys());
+}
+
+#[test]
+fn devices_that_others_took_before_they_were_locked_are_refused() {
+    let world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
+    let parts = |settings: &DeviceSettings| DeviceParts {
+        settings: settings.clone(),
+        fs: Arc::clone(&world.disk),
+        is_local: false,
+    };
+    let seen = found::find_devices(world.devices.iter().map(parts).collect()).unwrap();
+    write(&world.open(), "1.sst", 0, &filled(1, 100));
+    let before = names_below(&*world.disk, Path::new("/"));
+    let error = found::lock_new_devices(&seen).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(error.to_string().contains("\"dev0\""), "{error}");
+    assert_eq!(names_below(&*world.disk, Path::new("/")), before);
+    assert_eq!(contents(&world.open()).len(), 1);
+}
+
 /// Starts two threads and no more.
 #[derive(Debug, Default)]
 struct Two(AtomicUsize);

@@ -1,8 +1,6 @@
 //! Moves, copies, migration.
 
-use std::sync::atomic::AtomicBool;
-
-use archipelago_env::forward_fs;
+use archipelago_env::fault::{FaultFs, Operation, Rule};
 
 use super::*;
 use crate::history::Reason;
@@ -323,43 +321,21 @@ fn a_file_that_is_removed_while_it_moves_is_gone_and_takes_no_room() {
     ["move.copied", "move.before_publish"].into_iter().for_each(removed_at);
 }
 
-/// A disk of which no file can be opened while that is told.
-#[derive(Debug)]
-struct Closed {
-    inner: Arc<dyn FileSystem>,
-    is_closed: Arc<AtomicBool>,
-}
-
-impl FileSystem for Closed {
-    fn open(
-        &self,
-        path: &Path,
-        context: IoContext,
-        options: OpenOptions,
-    ) -> Result<Arc<dyn RandomFile>> {
-        if self.is_closed.load(Ordering::Relaxed) && context.purpose == IoPurpose::ForegroundRead {
-            return Err(Error::io("open", path, std::io::Error::from_raw_os_error(24)));
-        }
-        self.inner.open(path, context, options)
-    }
-
-    forward_fs!(inner: create, create_log, names);
-}
-
 #[test]
 fn a_move_is_done_although_an_open_handle_cannot_be_led_to_the_target() {
     let memory: Arc<dyn FileSystem> = Arc::new(MemFs::new());
-    let is_closed = Arc::new(AtomicBool::new(false));
-    let closed = Closed { inner: Arc::clone(&memory), is_closed: Arc::clone(&is_closed) };
-    let world = World::new(Arc::new(closed), &[1 << 20, 1 << 20]);
+    let disk = FaultFs::new(Arc::clone(&memory), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
     let bytes = filled(1, 10_000);
     write(&fs, "1.sst", 1, &bytes);
     let held = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
-    is_closed.store(true, Ordering::Relaxed);
+    // First it is read back, then the handle is to be led there.
+    let refused = disk.add(Rule::on(Operation::Open).path("/dev1/files").nth(2));
     fs.reassign(&path("1.sst"), table(5));
     fs.settle();
-    is_closed.store(false, Ordering::Relaxed);
+    assert_eq!(disk.fired_by(refused), 1);
+    disk.clear();
     assert_eq!(holders(&fs.stats(), "L5"), [1]);
     let read = |file: &dyn RandomFile| {
         let mut found = vec![0; bytes.len()];

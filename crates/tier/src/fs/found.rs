@@ -1,0 +1,218 @@
+//! The devices that tiers are opened with: whose they are, who has them open, and what lies on them.
+//!
+//! Nothing is changed here but lock files, and directories of new devices: what is foreign, of another version, missing, open elsewhere or
+//! without the namespace that its files belong to is refused with what it is and what to do. A device is new if it has no
+//! [`Identity`] and nothing else; that is looked at again behind its lock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::{FileClass, FileLock};
+
+use super::open::{DeviceParts, SCHEME_NAME};
+use crate::device::identity::{DEVICE_NAME, Identity};
+use crate::device::number_of;
+use crate::namespace::state::State;
+
+/// The lock of a device.
+const LOCK_NAME: &str = "LOCK";
+
+/// A device as it was found.
+pub(super) struct Found {
+    pub(super) parts: DeviceParts,
+    pub(super) name: String,
+    pub(super) identity: Option<Identity>,
+}
+
+/// What lies on a device: lengths and paths by number.
+pub(super) struct Contents {
+    pub(super) files: HashMap<u64, (PathBuf, u64)>,
+    pub(super) copies: HashMap<u64, (PathBuf, u64)>,
+}
+
+pub(super) fn find_devices(devices: Vec<DeviceParts>) -> Result<Vec<Found>> {
+    let find = |(place, parts): (usize, DeviceParts)| {
+        let name = parts.settings.name_at(place);
+        let identity = Identity::load(&*parts.fs, &parts.settings.path)
+            .map_err(|error| error.context_at(format!("device \"{name}\"")))?;
+        Ok(Found { parts, name, identity })
+    };
+    let found = devices.into_iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
+    for one in found.iter().filter(|one| one.identity.is_none()) {
+        check_empty(one)?;
+    }
+    let mut known = found.iter().filter_map(|one| Some((one, one.identity.as_ref()?)));
+    if let Some((first, identity)) = known.next() {
+        for (other, theirs) in known {
+            if theirs.namespace != identity.namespace {
+                return Err(Error::invalid(format!(
+                    "device \"{}\" ({}) and device \"{}\" ({}) belong to different tier namespaces: \
+                     nothing was changed",
+                    first.name,
+                    first.parts.settings.path.display(),
+                    other.name,
+                    other.parts.settings.path.display()
+                )));
+            }
+            if theirs.no == identity.no {
+                return Err(Error::invalid(format!(
+                    "device \"{}\" ({}) is a second copy of device \"{}\"",
+                    other.name,
+                    other.parts.settings.path.display(),
+                    first.name
+                )));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A directory without an identity has to be empty, so that nobody's files are touched.
+fn check_empty(one: &Found) -> Result<()> {
+    let (fs, dir) = (&one.parts.fs, &one.parts.settings.path);
+    if !fs.exists(dir)? {
+        return Ok(());
+    }
+    let own = [LOCK_NAME, "lost+found", "profile", SCHEME_NAME];
+    let temporary = format!("{DEVICE_NAME}.tmp");
+    let foreign = fs
+        .list(dir)?
+        .into_iter()
+        .find(|entry| !own.contains(&entry.name.as_str()) && entry.name != temporary);
+    match foreign {
+        None => Ok(()),
+        Some(entry) => Err(Error::invalid(format!(
+            "device \"{}\": {} is not a device of tiers: it has no {DEVICE_NAME} file, but \"{}\"; \
+             choose an empty directory",
+            one.name,
+            dir.display(),
+            entry.name
+        ))),
+    }
+}
+
+/// The device that holds the namespace.
+pub(super) fn find_home(found: &[Found]) -> Result<usize> {
+    let identities: Vec<_> = found.iter().filter_map(|one| one.identity.as_ref()).collect();
+    let Some(any) = identities.first() else { return Ok(0) };
+    let is_home = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.home);
+    found.iter().position(is_home).ok_or_else(|| {
+        Error::not_found(format!(
+            "the device \"{}\" (last at {}) is missing: it holds the namespace that says where every \
+             file of the other devices belongs; nothing was changed",
+            any.home_name, any.home_path
+        ))
+    })
+}
+
+pub(super) fn list_device(one: &Found) -> Result<Contents> {
+    let mut contents = Contents { files: HashMap::new(), copies: HashMap::new() };
+    if one.identity.is_none() {
+        return Ok(contents);
+    }
+    let (fs, root) = (&one.parts.fs, &one.parts.settings.path);
+    let named = |error: Error| error.context_at(format!("device \"{}\"", one.name));
+    for entry in fs.list(root).map_err(named)? {
+        let dir = root.join(&entry.name);
+        let into = match entry.name.as_str() {
+            "files" => &mut contents.files,
+            "cache" => &mut contents.copies,
+            name if name.starts_with("logs-") => &mut contents.files,
+            _ => continue,
+        };
+        for file in fs.list(&dir).map_err(named)? {
+            if let Some(number) = number_of(&file.name).filter(|_| !file.is_dir) {
+                into.insert(number, (dir.join(&file.name), file.len));
+            }
+        }
+    }
+    Ok(contents)
+}
+
+/// Refuses if a device on which files lie is not there.
+pub(super) fn check_missing(found: &[Found], state: &State) -> Result<()> {
+    for device in state.devices.values() {
+        let here = |one: &Found| one.identity.as_ref().is_some_and(|id| id.no == device.no);
+        let files: Vec<_> =
+            state.files.values().filter(|file| file.place.device == device.no).collect();
+        if files.is_empty() || found.iter().any(here) {
+            continue;
+        }
+        let mut levels: BTreeMap<String, usize> = BTreeMap::new();
+        for file in &files {
+            let what = match (file.class, file.level) {
+                (FileClass::Wal, _) => "log".to_owned(),
+                (FileClass::Sst, Some(level)) => format!("L{level}"),
+                (FileClass::Sst, None) => "tables".to_owned(),
+                _ => "other".to_owned(),
+            };
+            *levels.entry(what).or_default() += 1;
+        }
+        let what: Vec<_> = levels.iter().map(|(what, count)| format!("{what}: {count}")).collect();
+        let first = files.iter().filter_map(|file| file.names.first()).min();
+        return Err(Error::not_found(format!(
+            "the device \"{}\" (last at {}) is missing: {} files lie there ({}), among them {}; \
+             nothing was changed",
+            device.name,
+            device.path,
+            files.len(),
+            what.join(", "),
+            first.map_or_else(String::new, |name| name.display().to_string())
+        )));
+    }
+    Ok(())
+}
+
+/// Locks the devices that have an identity, or those that have none.
+pub(super) fn lock_devices(found: &[Found], known: bool) -> Result<Vec<Box<dyn FileLock>>> {
+    let lock = |one: &Found| {
+        let dir = &one.parts.settings.path;
+        if !known {
+            one.parts.fs.create_dir_all(dir)?;
+        }
+        one.parts.fs.lock(&dir.join(LOCK_NAME))
+    };
+    let named = |one: &Found| {
+        lock(one).map_err(|error| error.context_at(format!("device \"{}\"", one.name)))
+    };
+    found.iter().filter(|one| one.identity.is_some() == known).map(named).collect()
+}
+
+/// Locks the devices that are new. Errors: `Busy`, if another process made them its own meanwhile.
+pub(super) fn lock_new_devices(found: &[Found]) -> Result<Vec<Box<dyn FileLock>>> {
+    let locks = lock_devices(found, false)?;
+    for one in found.iter().filter(|one| one.identity.is_none()) {
+        if Identity::load(&*one.parts.fs, &one.parts.settings.path)?.is_some() {
+            return Err(Error::busy(format!(
+                "device \"{}\" ({}) was taken by another process just now: nothing was changed, open \
+                 it again",
+                one.name,
+                one.parts.settings.path.display()
+            )));
+        }
+    }
+    Ok(locks)
+}
+
+/// A device that had a namespace, and has none: its files would all be strays. Errors: `Corrupt`, if there are any.
+pub(super) fn check_nothing_lies_there(
+    found: &[Found],
+    contents: &[Contents],
+    names: &Path,
+) -> Result<()> {
+    let count = |contents: &Contents| contents.files.len();
+    let Some(at) = contents.iter().position(|contents| count(contents) > 0) else { return Ok(()) };
+    Err(Error::new(
+        ErrorKind::Corrupt,
+        format!(
+            "the namespace of the tiers is missing: there is no names-*.log in {}, while {} files lie on its \
+             devices, the first of them on \"{}\" ({}); nothing was changed. Put the directory back (after a check of the \
+             file system look in lost+found), or empty the devices to begin anew",
+            names.display(),
+            contents.iter().map(count).sum::<usize>(),
+            found[at].name,
+            found[at].parts.settings.path.display()
+        ),
+    ))
+}

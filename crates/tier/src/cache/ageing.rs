@@ -2,6 +2,8 @@
 //!
 //! The longer they are counted, the better blocks are told apart, so they age when there were enough for that, and not sooner; unless what is hot
 //! moves on, and then at every half-life: copies serve clearly less than those counts promised, or files are read otherwise than before ([`drift`]).
+//! A file that came later was counted for a part of that time only, and is compared by what it would have by now ([`Look::scale`]): else what is new
+//! and hot would leave for what was hot for long.
 
 /// Accesses age when there were so many for each range that is counted…
 const READS_PER_RANGE: u64 = 8;
@@ -16,17 +18,19 @@ const EXPECTED_MIN: f64 = 100.0;
 const DRIFT_MAX: f64 = 0.02;
 /// So many standard deviations of what chance does are taken off, as drift is asked for at every look.
 const SURE: f64 = 4.0;
-/// Counts that aged just now vary by this part of their mean at most.
-const AGED_VARIANCE: f64 = 0.5;
+/// A file's accesses count as at most so many times as many for its having come late.
+const SCALE_MAX: f64 = 8.0;
+/// With more than this, too little of it was counted to say later whether it is read otherwise.
+pub(crate) const SCALE_SETTLED: f64 = 2.0;
 /// With fewer reads than this for a file nothing is concluded from its drift.
 const DRIFT_READS_MIN: f64 = 8.0;
 
 /// The mean square of how much files' reads differ from what they would be if each had the same part of them as before, as a part of that: 0 of a load
-/// that stays as it is, whatever chance does. Of each file its aged accesses of before, and its reads since.
+/// that stays as it is, whatever chance does. Of each file its aged accesses of before, which vary by `variance` of their mean, and its reads since.
 ///
-/// What chance adds is taken off: reads vary by their number, and so does what is expected of them, by half as much for each time that there are as many
-/// reads as before ([`AGED_VARIANCE`]). So are [`SURE`] standard deviations of that, as this is asked at every look. 0 while there are hardly any reads.
-pub(crate) fn drift(files: impl Iterator<Item = (f64, u64)> + Clone) -> f64 {
+/// What chance adds is taken off: reads vary by their number, and so does what is expected of them, by `variance` times as much for each time that there are
+/// as many reads as before. So are [`SURE`] standard deviations of that, as this is asked at every look. 0 while there are hardly any reads.
+pub(crate) fn drift(files: impl Iterator<Item = (f64, u64)> + Clone, variance: f64) -> f64 {
     let (count, before, since) =
         files.clone().fold((0.0, 0.0, 0.0), |(n, b, s), (before, since)| {
             (n + 1.0, b + before, s + since as f64)
@@ -38,9 +42,9 @@ pub(crate) fn drift(files: impl Iterator<Item = (f64, u64)> + Clone) -> f64 {
     let (mut moved, mut chance, mut all) = (0.0, 0.0, 0.0);
     for (before, since) in files {
         let expected = before * rate;
-        let variance = expected * (1.0 + AGED_VARIANCE * rate);
-        moved += (since as f64 - expected).powi(2) - variance;
-        chance += 2.0 * variance * variance;
+        let by_chance = expected * (1.0 + variance * rate);
+        moved += (since as f64 - expected).powi(2) - by_chance;
+        chance += 2.0 * by_chance * by_chance;
         all += expected * expected;
     }
     if all <= 0.0 { 0.0 } else { ((moved - SURE * chance.sqrt()) / all).max(0.0) }
@@ -55,8 +59,32 @@ pub(crate) struct Interval {
     pub(crate) hits: u64,
     /// Ranges that are counted.
     pub(crate) ranges: u64,
-    /// How far files are read otherwise than when accesses aged last; see [`drift`].
+    /// How far files are read otherwise than when accesses settled last; see [`drift`].
     pub(crate) drift: f64,
+}
+
+/// What a look says to every file.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Look {
+    /// All accesses so far come to count half.
+    pub(crate) ages: bool,
+    /// Drift is measured from here on: when accesses age, and a half-life after the first look.
+    pub(crate) settles: bool,
+    /// The weights of all reads before this interval: what a file that is seen first was not there for.
+    pub(crate) before: f64,
+    /// The weights of all reads by now.
+    weights: f64,
+}
+
+impl Look {
+    /// A file that was not there for `missed` of the weights would have so many times its accesses if it had been, 1 to [`SCALE_MAX`].
+    pub(crate) fn scale(&self, missed: f64) -> f64 {
+        let counted = self.weights - missed;
+        if missed <= 0.0 || self.weights <= 0.0 {
+            return 1.0;
+        }
+        (self.weights / counted.max(self.weights / SCALE_MAX)).max(1.0)
+    }
 }
 
 /// See the module.
@@ -72,11 +100,19 @@ pub(crate) struct Ageing {
     /// Sums of the weights that all accesses have by now, and of their squares.
     weights: f64,
     squares: f64,
+    /// The variance when accesses settled last; `None` if they never did.
+    settled: Option<f64>,
 }
 
 impl Ageing {
-    /// Takes an interval; whether accesses age now.
-    pub(crate) fn look(&mut self, now_ms: u64, half_life_ms: u64, interval: Interval) -> bool {
+    /// Begins with so many accesses that were kept over a restart.
+    pub(crate) fn with_kept(kept: f64) -> Self {
+        Self { weights: kept, squares: kept, ..Self::default() }
+    }
+
+    /// Takes an interval; what follows for the files.
+    pub(crate) fn look(&mut self, now_ms: u64, half_life_ms: u64, interval: Interval) -> Look {
+        let before = self.weights;
         self.reads += interval.reads;
         self.hits += interval.hits;
         self.expected += interval.reads as f64 * self.share;
@@ -95,7 +131,16 @@ impl Ageing {
             let share = self.share;
             *self = Self { at_ms: now_ms, share, weights, squares, ..Self::default() };
         }
-        ages
+        let settles = ages || self.settled.is_none() && passed_ms >= half_life_ms;
+        if settles {
+            self.settled = Some(self.variance());
+        }
+        Look { ages, settles, before, weights: self.weights }
+    }
+
+    /// By how much of their mean accesses varied when they settled last.
+    pub(crate) fn variance_settled(&self) -> f64 {
+        self.settled.unwrap_or(1.0)
     }
 
     /// By how much of their mean aged accesses vary by chance: 1 as long as all count fully, between a third and two thirds of it once they have aged a
@@ -118,7 +163,7 @@ mod tests {
     fn ages_at(share: f64, interval: Interval) -> u64 {
         let mut ageing = Ageing::default();
         ageing.expect(share);
-        (1..).find(|second| ageing.look(second * 1000, 10_000, interval)).unwrap_or(0)
+        (1..).find(|second| ageing.look(second * 1000, 10_000, interval).ages).unwrap_or(0)
     }
 
     #[test]
@@ -134,12 +179,30 @@ mod tests {
     }
 
     #[test]
+    fn what_came_late_is_scaled_to_what_it_would_have() {
+        let mut ageing = Ageing::with_kept(100.0);
+        let interval = |reads| Interval { reads, ranges: 1 << 20, ..Interval::default() };
+        let look = ageing.look(1000, 10_000, interval(300));
+        assert_eq!((look.before, look.scale(0.0), look.scale(100.0)), (100.0, 1.0, 4.0 / 3.0));
+        assert!(!look.settles);
+        let look = ageing.look(10_000, 10_000, interval(400));
+        assert!(!look.ages && look.settles, "a half-life after the first look");
+        assert_eq!((look.scale(400.0), look.scale(799.0)), (2.0, SCALE_MAX), "800 in all");
+        assert!(!ageing.look(11_000, 10_000, interval(0)).settles, "once");
+        let moved = Interval { drift: 0.1, ..interval(0) };
+        let look = ageing.look(12_000, 10_000, moved);
+        assert!(look.ages && look.settles);
+        assert_eq!(look.scale(200.0), 2.0, "what was missed aged, too");
+        assert_eq!(Look::default().scale(5.0), 1.0, "nothing was read");
+    }
+
+    #[test]
     fn counts_vary_as_much_as_what_has_aged_of_them_says() {
         let mut ageing = Ageing::default();
         assert_eq!(ageing.variance(), 1.0, "nothing is known");
         let interval = Interval { reads: 100, ranges: 1, ..Interval::default() };
         let mut after = |ms| {
-            let ages = ageing.look(ms, 10_000, interval);
+            let ages = ageing.look(ms, 10_000, interval).ages;
             (ages, (ageing.variance() * 100.0).round() / 100.0)
         };
         assert_eq!(after(5000), (false, 1.0));
@@ -165,7 +228,7 @@ mod tests {
             };
             (0..100).map(pair).collect()
         };
-        let of = |files: Vec<(f64, u64)>| drift(files.into_iter());
+        let of = |files: Vec<(f64, u64)>| drift(files.into_iter(), 1.0);
         for rate in [1.0, 3.0] {
             assert!(of(files(0, rate)) < DRIFT_MAX, "as before");
             assert!(of(files(2, rate)) > 3.0 * DRIFT_MAX, "two files further");

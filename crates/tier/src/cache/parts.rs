@@ -29,6 +29,8 @@ pub(crate) struct FileReads {
     /// Sum of the spans' reads.
     counted: f64,
     trust: f64,
+    /// It would have so many times these accesses if it had been there for as long as others.
+    scale: f64,
 }
 
 impl FileReads {
@@ -37,7 +39,7 @@ impl FileReads {
     #[must_use]
     pub(crate) fn new(len: u64, inherited: f64, ranges: u64, spans: Vec<Span>) -> Self {
         let counted = spans.iter().map(|span| f64::from(span.reads)).sum();
-        Self { len, inherited, ranges, spans, counted, trust: 1.0 }
+        Self { len, inherited, ranges, spans, counted, trust: 1.0, scale: 1.0 }
     }
 
     /// Counts of parts are believed so far, 0 to 1; see [`trust`].
@@ -45,10 +47,21 @@ impl FileReads {
         self.trust = trust;
     }
 
+    /// The same of a file that came late; see [`super::ageing::Look::scale`].
+    #[must_use]
+    pub(crate) fn scaled(self, scale: f64) -> Self {
+        Self { scale, ..self }
+    }
+
+    /// By how much of their mean its accesses vary by chance, where that is `counted` of what was counted.
+    pub(crate) fn variance(&self, counted: f64) -> f64 {
+        counted * self.scale
+    }
+
     /// All of its aged accesses.
     #[must_use]
     pub(crate) fn heat(&self) -> f64 {
-        self.inherited + self.counted
+        (self.inherited + self.counted) * self.scale
     }
 
     /// Whether its reads are so long that they overlap: bytes of one range serve reads of others, too, and the file is judged as a whole.
@@ -61,7 +74,7 @@ impl FileReads {
     fn expected(&self, counted: f64, bytes: u64) -> f64 {
         let part = (bytes as f64 / self.len.max(1) as f64).min(1.0);
         let alike = (self.inherited + (1.0 - self.trust) * self.counted) * part;
-        alike + self.trust * counted
+        (alike + self.trust * counted) * self.scale
     }
 
     fn density_of(&self, span: &Span) -> f64 {
@@ -88,7 +101,7 @@ impl FileReads {
         let held: u64 = ranges.iter().map(|range| range.1).sum();
         let rest = 1.0 - (held as f64 / self.len.max(1) as f64).min(1.0);
         let left = Self::new(self.len, self.inherited * rest, self.ranges, spans);
-        Self { trust: self.trust, ..left }
+        Self { trust: self.trust, scale: self.scale, ..left }
     }
 }
 

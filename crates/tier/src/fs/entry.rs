@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 
 use super::copy::Physical;
 use super::shared::Shared;
+use crate::cache::ageing::{Look, SCALE_SETTLED};
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
 use crate::cache::parts::FileReads;
 use crate::cache::ranges::RangeReads;
@@ -103,8 +104,10 @@ pub(crate) struct Entry {
     inherited: AtomicU64,
     /// All aged accesses at the last look, as the bits of an `f64`.
     heat: AtomicU64,
-    /// All aged accesses when they came to count half last, as the bits of an `f64`; NaN before.
+    /// All aged accesses when they settled last ([`Look::settles`]), as the bits of an `f64`; NaN before.
     settled: AtomicU64,
+    /// The weights of all reads that it was not there for, aged, as the bits of an `f64`; NaN before the first look.
+    missed: AtomicU64,
     /// Foreground reads since then.
     pub(crate) read_since: AtomicU64,
     /// When it was read last, as far as looks tell, in milliseconds of the tiers' clock.
@@ -134,6 +137,7 @@ impl Entry {
             inherited: AtomicU64::new(0),
             heat: AtomicU64::new(0),
             settled: AtomicU64::new(f64::NAN.to_bits()),
+            missed: AtomicU64::new(f64::NAN.to_bits()),
             read_since: AtomicU64::new(0),
             last_read_ms: AtomicU64::new(0),
             born_ms: AtomicU64::new(0),
@@ -153,8 +157,9 @@ impl Entry {
         f64::from_bits(self.heat.load(Ordering::Relaxed))
     }
 
-    /// It has so many accesses more, nobody knows where in it.
+    /// It has so many accesses more, nobody knows where in it, as if it had been there all the time.
     pub(crate) fn inherit(&self, accesses: f64) {
+        self.missed.store(0.0f64.to_bits(), Ordering::Relaxed);
         change(&self.inherited, |before| before + accesses);
         change(&self.heat, |before| before + accesses);
     }
@@ -164,25 +169,30 @@ impl Entry {
         self.ranges.get().map_or(0, RangeReads::len)
     }
 
-    /// Its accesses, after those so far were halved if `ages`.
-    pub(crate) fn look(&self, len: u64, ages: bool) -> FileReads {
-        if ages {
+    /// Its accesses, after those so far were halved if they age.
+    pub(crate) fn look(&self, len: u64, look: Look) -> FileReads {
+        let load = |bits: &AtomicU64| f64::from_bits(bits.load(Ordering::Relaxed));
+        change(&self.missed, |missed| {
+            let missed = if missed.is_nan() { look.before } else { missed };
+            if look.ages { missed / 2.0 } else { missed }
+        });
+        if look.ages {
             change(&self.inherited, |before| before / 2.0);
             self.ranges.get().into_iter().for_each(RangeReads::halve);
         }
+        let scale = look.scale(load(&self.missed));
         let spans = self.ranges.get().map(RangeReads::spans).unwrap_or_default();
-        let inherited = f64::from_bits(self.inherited.load(Ordering::Relaxed));
         let ranges = self.ranges() as u64;
-        let reads = FileReads::new(len, inherited, ranges, spans);
+        let reads = FileReads::new(len, load(&self.inherited), ranges, spans).scaled(scale);
         self.heat.store(reads.heat().to_bits(), Ordering::Relaxed);
-        if ages {
+        if look.settles && scale <= SCALE_SETTLED {
             self.settled.store(reads.heat().to_bits(), Ordering::Relaxed);
             self.read_since.store(0, Ordering::Relaxed);
         }
         reads
     }
 
-    /// Its accesses when they came to count half last, and its reads since; none of a file that is younger.
+    /// Its accesses when they settled last, and its reads since; none of a file that is younger.
     pub(crate) fn before_and_since(&self) -> Option<(f64, u64)> {
         let before = f64::from_bits(self.settled.load(Ordering::Relaxed));
         (!before.is_nan()).then(|| (before, self.read_since.load(Ordering::Relaxed)))

@@ -103,7 +103,8 @@ impl Shared {
         let is_tiered = parts.devices.len() > 1;
         let now_ns = parts.clock.now_ns();
         let activity = Activity::new(now_ns);
-        let pace = Pace::new(parts.devices.len(), parts.fast_levels, activity.totals(now_ns));
+        let kept = parts.names.entries.values().map(|entry| entry.heat()).sum();
+        let pace = Pace::new(parts.devices.len(), parts.fast_levels, activity.totals(now_ns), kept);
         Arc::new(Self {
             id: parts.names.space.id(),
             activity,

@@ -58,10 +58,11 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    pub(crate) fn new(devices: usize, fast_levels: u8, totals: Totals) -> Self {
+    /// Of tiers whose files have `kept` accesses of before the restart.
+    pub(crate) fn new(devices: usize, fast_levels: u8, totals: Totals, kept: f64) -> Self {
         Self {
             at_ms: 0,
-            ageing: Ageing::default(),
+            ageing: Ageing::with_kept(kept),
             hits: 0,
             foreground: vec![0; devices],
             totals,
@@ -109,9 +110,10 @@ impl Seen {
             && self.may_move()
     }
 
-    /// By how much of their mean its accesses vary by chance, where that is `aged` of files that were there when accesses aged last.
+    /// By how much of their mean its accesses vary by chance, where that is `aged` of files that were there when accesses settled last.
     fn variance(&self, aged: f64) -> f64 {
-        if self.entry.before_and_since().is_some() { aged } else { 1.0 }
+        let is_settled = self.entry.before_and_since().is_some();
+        self.reads.variance(if is_settled { aged } else { 1.0 })
     }
 
     fn may_move(&self) -> bool {
@@ -168,18 +170,24 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
         interval.ranges += entry.ranges() as u64;
         entry.read_since.fetch_add(reads, Ordering::Relaxed);
     }
-    interval.drift = drift(entries.iter().filter_map(|entry| entry.before_and_since()));
+    let settled = entries.iter().filter_map(|entry| entry.before_and_since());
+    interval.drift = drift(settled, pace.ageing.variance_settled());
     let hits = shared.devices.iter().map(|device| device.get(Count::CacheHits)).sum();
     interval.hits = hits - std::mem::replace(&mut pace.hits, hits);
-    let ages = pace.ageing.look(now_ms, shared.policy.half_life_ms, interval);
-    tracing::debug!(reads = interval.reads, drift = interval.drift, ages, "tiers: a look");
+    let look = pace.ageing.look(now_ms, shared.policy.half_life_ms, interval);
+    tracing::debug!(
+        reads = interval.reads,
+        drift = interval.drift,
+        ages = look.ages,
+        "tiers: a look"
+    );
     let mut deepest = vec![u8::MAX; shared.devices.len()];
     let mut seen = Vec::with_capacity(entries.len());
     for entry in entries {
         let inside = entry.inside.lock();
         let (device, len, copies) = (inside.main.device, inside.main.len(), inside.copies.clone());
         drop(inside);
-        let reads = entry.look(len, ages);
+        let reads = entry.look(len, look);
         let heat = reads.heat();
         if let Some(level) = entry.level() {
             let known = &mut deepest[device];

@@ -4,13 +4,13 @@
 //! Every kind of device is a [`FileSystem`] (that trait is the driver's interface) and a directory
 //! on it: the local file system, the same with `O_DIRECT`, mapped tables, an emulated device, a
 //! remote one. Invariants: 1. `files_bytes + cache_bytes` are the real lengths of the physical files on the
-//! device, those that wait for their last reader or for removal too; 2. a directory in which a name was made or
-//! removed is in `dirty` until it was synced; 3. `writers` counts the files that are open for writing.
+//! device, those that wait for their last reader or for removal too; 2. a file that was made is in
+//! `unsynced`, by its directory, until that was synced or it is superfluous; 3. `writers` counts the files that are open for writing.
 //! Thread-safe: atomics, and two short locks off the read path. Cost of a read: three striped adds.
 
 pub(crate) mod identity;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -75,6 +75,9 @@ pub(crate) enum Count {
 
 pub(crate) const COUNTS: usize = 19;
 
+/// Numbers of files by the directory that they were made in.
+pub(crate) type Unsynced = BTreeMap<PathBuf, BTreeSet<u64>>;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -116,7 +119,7 @@ pub(crate) struct Device {
     writers: [AtomicUsize; 3],
     pub(crate) turns: Arc<Turns>,
     counters: Counters<COUNTS>,
-    dirty: Mutex<BTreeSet<PathBuf>>,
+    unsynced: Mutex<Unsynced>,
     made: Mutex<BTreeSet<PathBuf>>,
     errors_in_a_row: AtomicU32,
     retry_at_ns: AtomicU64,
@@ -178,7 +181,7 @@ impl Device {
             writers: Default::default(),
             turns: Arc::default(),
             counters: Counters::default(),
-            dirty: Mutex::default(),
+            unsynced: Mutex::default(),
             made: Mutex::default(),
             errors_in_a_row: AtomicU32::new(0),
             retry_at_ns: AtomicU64::new(0),
@@ -219,31 +222,46 @@ impl Device {
         Ok(())
     }
 
-    /// Notes that names in `dir` changed.
-    pub(crate) fn mark_dirty(&self, dir: &Path) {
-        let mut dirty = self.dirty.lock();
-        if !dirty.contains(dir) {
-            dirty.insert(dir.to_owned());
+    /// Notes that the file of this number was made in `dir`.
+    pub(crate) fn note_made(&self, dir: &Path, number: u64) {
+        let mut unsynced = self.unsynced.lock();
+        if let Some(files) = unsynced.get_mut(dir) {
+            files.insert(number);
+        } else {
+            unsynced.insert(dir.to_owned(), BTreeSet::from([number]));
         }
     }
 
-    /// Takes the directories whose names changed.
-    pub(crate) fn take_dirty(&self) -> BTreeSet<PathBuf> {
-        std::mem::take(&mut *self.dirty.lock())
+    /// Notes that nobody needs a file any more: whether its name is durable does not matter.
+    pub(crate) fn note_superfluous(&self, path: &Path, number: u64) {
+        let Some(dir) = path.parent() else { return };
+        let mut unsynced = self.unsynced.lock();
+        if let Some(files) = unsynced.get_mut(dir)
+            && files.remove(&number)
+            && files.is_empty()
+        {
+            unsynced.remove(dir);
+        }
     }
 
-    /// Syncs directories; those that failed are dirty again.
-    pub(crate) fn sync_dirs(&self, dirs: BTreeSet<PathBuf>) -> Result<()> {
-        let mut result = Ok(());
-        for dir in dirs {
-            if result.is_ok() {
-                result = self.fs.sync_dir(&dir);
-            }
-            if result.is_err() {
-                self.mark_dirty(&dir);
+    /// The files whose names are not known to be durable.
+    pub(crate) fn unsynced(&self) -> Unsynced {
+        self.unsynced.lock().clone()
+    }
+
+    /// Makes the names of files durable; those of directories that could not be synced stay unsynced. Any number may do it at once.
+    pub(crate) fn sync_names(&self, names: &Unsynced) -> Result<()> {
+        for (dir, files) in names {
+            self.fs.sync_dir(dir)?;
+            let mut unsynced = self.unsynced.lock();
+            if let Some(left) = unsynced.get_mut(dir) {
+                left.retain(|number| !files.contains(number));
+                if left.is_empty() {
+                    unsynced.remove(dir);
+                }
             }
         }
-        result
+        Ok(())
     }
 
     #[inline]

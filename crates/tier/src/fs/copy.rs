@@ -88,8 +88,12 @@ impl Physical {
     /// those who still read it are done soon.
     pub(crate) fn condemn(&self, at: Moment) {
         let before = self.condemned.lock().replace(at);
-        if before.is_none() && self.role == Role::Copy {
-            self.device().leaving.fetch_add(self.len(), Ordering::Relaxed);
+        match self.role {
+            Role::File => self.device().note_superfluous(&self.path, self.number),
+            Role::Copy if before.is_none() => {
+                self.device().leaving.fetch_add(self.len(), Ordering::Relaxed);
+            }
+            Role::Copy => {}
         }
     }
 }

@@ -108,7 +108,7 @@ impl TieredFs {
             device.note(&made, shared.now_ns());
             match made {
                 Ok(inner) => {
-                    device.mark_dirty(&in_dir);
+                    device.note_made(&in_dir, number);
                     let trash = &shared.trash;
                     let physical = Physical::new(
                         &shared.devices,
@@ -159,6 +159,7 @@ impl TieredFs {
             names.entries.remove(&id);
             let _undone = names.space.state.apply(&Record::Remove { path: path.to_owned() });
             drop(names);
+            physical.device().note_superfluous(&physical.path, id);
             return Err(error.context_at(format!("cannot create {}", path.display())));
         }
         Ok(writing)

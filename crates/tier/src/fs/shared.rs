@@ -4,7 +4,7 @@
 //! and the entries), an entry's `inside`. No read of a file takes one. `names` is held over appends to
 //! the namespace's log, never over its sync, but for the rare beginning of a new generation.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::copy::{Physical, Trash};
 use super::entry::{CachedCopy, Entry};
 use super::giving_way::GivingWay;
 use crate::activity::Activity;
-use crate::device::{Count, Device};
+use crate::device::{Count, Device, Unsynced};
 use crate::history::History;
 use crate::namespace::record::Record;
 use crate::namespace::state::Gone;
@@ -321,30 +321,28 @@ impl Shared {
         }
     }
 
-    /// Begins a new generation of the namespace; everything that it names is durable before.
+    /// Begins a new generation of the namespace; everything that it names is durable before, also what another thread is just making so.
     fn renew(&self, names: &mut Names) -> Result<()> {
-        for device in self.devices.iter() {
-            device.sync_dirs(device.take_dirty())?;
-        }
+        let unsynced: Vec<Unsynced> = self.devices.iter().map(Device::unsynced).collect();
+        self.sync_names(&unsynced)?;
         names.space.renew()
     }
 
     /// Makes every change of names so far survive power loss.
     pub(crate) fn sync(&self) -> Result<()> {
         let _one = self.syncing.lock();
-        let (begun, dirty) = {
+        let (begun, unsynced) = {
             let mut names = self.names.lock();
             if names.space.wants_renewal() {
                 return self.renew(&mut names);
             }
-            let dirty: Vec<BTreeSet<PathBuf>> =
-                self.devices.iter().map(Device::take_dirty).collect();
-            if dirty.iter().all(BTreeSet::is_empty) && !names.space.is_dirty() {
+            let unsynced: Vec<Unsynced> = self.devices.iter().map(Device::unsynced).collect();
+            if unsynced.iter().all(Unsynced::is_empty) && !names.space.is_dirty() {
                 return Ok(());
             }
-            (names.space.moment(), dirty)
+            (names.space.moment(), unsynced)
         };
-        self.sync_dirs(dirty)?;
+        self.sync_names(&unsynced)?;
         self.fault_point("sync.after_names")?;
         let ticket = {
             let mut names = self.names.lock();
@@ -362,14 +360,15 @@ impl Shared {
         outcome.map(|_| ())
     }
 
-    /// Syncs the directories of all devices. All that failed stay dirty.
-    fn sync_dirs(&self, dirty: Vec<BTreeSet<PathBuf>>) -> Result<()> {
+    /// Makes the names of files durable, on each device as far as it can.
+    fn sync_names(&self, unsynced: &[Unsynced]) -> Result<()> {
         let mut result = Ok(());
-        for (device, dirs) in self.devices.iter().zip(dirty) {
-            let synced = device.sync_dirs(dirs);
+        for (device, names) in self.devices.iter().zip(unsynced) {
+            let synced = device.sync_names(names);
             if synced.is_err() {
                 device.note(&synced, self.now_ns());
-                result = synced;
+                result =
+                    synced.map_err(|error| error.context_at(format!("device \"{}\"", device.name)));
             }
         }
         result

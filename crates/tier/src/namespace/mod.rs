@@ -11,17 +11,19 @@
 //!    forgotten, one before it is damage and reported.
 //! 4. A move copies, syncs file and directory, and then appends its record: before, the source
 //!    counts, from then on the target.
+//! 5. A generation that has no room is written to what was kept for it (`reserve.rs`).
 //!
 //! [`Namespace`] is owned by the tiers, under one lock that no read takes and that is held over an append
 //! to the log (a copy into memory on a local device) but not over a sync of it.
 
 pub(crate) mod log;
 pub(crate) mod record;
+mod reserve;
 pub(crate) mod state;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago_base::{Error, ErrorKind, Result};
@@ -88,8 +90,7 @@ impl Namespace {
         generation: u64,
         state: State,
     ) -> Result<Self> {
-        let records = (&state.snapshot()[..], state.next);
-        let log = NamespaceLog::begin(&*fs, &dir, (id, generation), records, &mut false)?;
+        let log = begin_log(&*fs, &dir, (id, generation), &state, &mut false)?;
         let durable = log.end();
         Ok(Self { state, fs, dir, log, durable, settled: durable })
     }
@@ -133,9 +134,8 @@ impl Namespace {
     /// the next open would not find.
     pub(crate) fn renew(&mut self) -> Result<()> {
         let generation = (self.log.id(), self.log.generation() + 1);
-        let records = (&self.state.snapshot()[..], self.state.next);
         let mut counts = false;
-        let begun = NamespaceLog::begin(&*self.fs, &self.dir, generation, records, &mut counts);
+        let begun = begin_log(&*self.fs, &self.dir, generation, &self.state, &mut counts);
         let log = begun.inspect_err(|_| {
             if counts {
                 self.log.fail();
@@ -193,4 +193,23 @@ impl Namespace {
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.log.finish()
     }
+}
+
+/// Begins a generation with `state`, if need be in the space that is kept for it.
+fn begin_log(
+    fs: &dyn FileSystem,
+    dir: &Path,
+    generation: ([u8; 16], u64),
+    state: &State,
+    counts: &mut bool,
+) -> Result<NamespaceLog> {
+    let records = (&state.snapshot()[..], state.next);
+    let log = match NamespaceLog::begin(fs, dir, generation, records, counts) {
+        Err(error) if error.is_no_space() && !*counts && reserve::give_up(fs, dir) => {
+            NamespaceLog::begin(fs, dir, generation, records, counts)
+        }
+        begun => begun,
+    }?;
+    reserve::keep(fs, dir, log.end());
+    Ok(log)
 }

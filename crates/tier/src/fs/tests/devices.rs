@@ -1,5 +1,6 @@
 //! Refused and failing devices.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicUsize;
 
 use archipelago_base::ErrorKind;
@@ -372,4 +373,65 @@ fn tiers_whose_threads_cannot_be_started_are_not_left_locked() {
     let error = TieredFs::open_over(ROOT, devices, components).unwrap_err();
     assert!(error.to_string().contains("tier-move-1"), "{error}");
     drop(world.open());
+}
+
+#[test]
+fn a_dead_device_fails_syncs_only_as_long_as_files_that_were_made_there_are_needed() {
+    let memory = MemFs::new();
+    let disk = FaultFs::new(Arc::new(memory.clone()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    write(&fs, "deep.sst", 5, &filled(1, 1000));
+    disk.add(Rule::on_any(&Operation::ALL).path("/dev1"));
+    let bytes = filled(2, 1000);
+    write(&fs, "fast.sst", 0, &bytes);
+    let error = fs.sync_dir(Path::new(ROOT)).unwrap_err();
+    assert!(error.to_string().contains("\"dev1\""), "{error}");
+    fs.remove(&path("deep.sst")).unwrap();
+    fs.sync_dir(Path::new(ROOT)).unwrap();
+    let lost = World::new(Arc::new(memory.crash_clone(7)), &[1 << 20, 1 << 20]);
+    assert_eq!(contents(&lost.open()), BTreeMap::from([("fast.sst".to_owned(), bytes)]));
+}
+
+#[test]
+fn names_that_one_makes_durable_count_as_unsynced_for_others_until_it_has() {
+    let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    write(&fs, "1.sst", 0, &filled(1, 1000));
+    let device = &fs.shared.devices[0];
+    let under_way = device.unsynced();
+    assert_eq!(under_way.values().map(BTreeSet::len).sum::<usize>(), 1);
+    // A generation that begins meanwhile may not promise what is not durable.
+    disk.add(Rule::on(Operation::SyncDir).path("/dev0/files"));
+    assert!(fs.sync_dir(Path::new(ROOT)).is_err());
+    disk.clear();
+    write(&fs, "2.sst", 0, &filled(2, 1000));
+    device.sync_names(&under_way).unwrap();
+    assert_eq!(device.unsynced().values().map(BTreeSet::len).sum::<usize>(), 1, "the second");
+    fs.sync_dir(Path::new(ROOT)).unwrap();
+    assert!(device.unsynced().is_empty());
+}
+
+#[test]
+fn a_home_without_a_free_block_lets_files_go_by_what_was_kept_for_that() {
+    let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    let reserve = Path::new("/dev0/names/reserve");
+    assert!(disk.len(reserve).unwrap() >= 256 * 1024);
+    write(&fs, "1.sst", 0, &filled(1, 1000));
+    fs.sync_dir(Path::new(ROOT)).unwrap();
+    // No room for the log, and none for a generation as long as that is kept.
+    disk.add(Rule::on(Operation::LogAppend).path("/dev0/names").fault(Fault::NoSpace));
+    disk.add(Rule::on(Operation::Append).path("/dev0/names").fault(Fault::NoSpace).nth(1));
+    disk.add(Rule::on(Operation::Create).path("*reserve").fault(Fault::NoSpace));
+    fs.remove(&path("1.sst")).unwrap();
+    assert!(!disk.exists(reserve).unwrap());
+    fs.settle();
+    assert_eq!(disk.list(Path::new("/dev0/files")).unwrap().len(), 0, "its space is free");
+    disk.clear();
+    drop(fs);
+    let fs = world.open();
+    assert!(contents(&fs).is_empty() && disk.exists(reserve).unwrap(), "kept again");
 }

@@ -22,32 +22,45 @@ const SURE: f64 = 4.0;
 const SCALE_MAX: f64 = 8.0;
 /// With more than this, too little of it was counted to say later whether it is read otherwise.
 pub(crate) const SCALE_SETTLED: f64 = 2.0;
+/// Accesses do not settle with fewer than this.
+const SETTLED_MIN: f64 = 100.0;
 /// With fewer reads than this for a file nothing is concluded from its drift.
 const DRIFT_READS_MIN: f64 = 8.0;
 
 /// The mean square of how much files' reads differ from what they would be if each had the same part of them as before, as a part of that: 0 of a load
-/// that stays as it is, whatever chance does. Of each file its aged accesses of before, which vary by `variance` of their mean, and its reads since.
+/// that stays as it is, whatever chance does. Of each file its aged accesses of before, and its reads since.
 ///
-/// What chance adds is taken off: reads vary by their number, and so does what is expected of them, by `variance` times as much for each time that there are
-/// as many reads as before. So are [`SURE`] standard deviations of that, as this is asked at every look. 0 while there are hardly any reads.
-pub(crate) fn drift(files: impl Iterator<Item = (f64, u64)> + Clone, variance: f64) -> f64 {
-    let (count, before, since) =
-        files.clone().fold((0.0, 0.0, 0.0), |(n, b, s), (before, since)| {
-            (n + 1.0, b + before, s + since as f64)
-        });
+/// What chance adds is taken off: reads vary by their number, and so does what is expected of them, by `variance` (of the accesses of before, of their
+/// mean; times the file's scale) as much for each time that there are as many reads as before. So are [`SURE`] standard deviations of that, as this is asked at
+/// every look. 0 while there are hardly any reads.
+pub(crate) fn drift(files: impl Iterator<Item = Settled> + Clone, variance: f64) -> f64 {
+    let (count, before, since) = files
+        .clone()
+        .fold((0.0, 0.0, 0.0), |(n, b, s), file| (n + 1.0, b + file.before, s + file.since));
     if before <= 0.0 || since < DRIFT_READS_MIN * count {
         return 0.0;
     }
     let rate = since / before;
     let (mut moved, mut chance, mut all) = (0.0, 0.0, 0.0);
-    for (before, since) in files {
+    for Settled { before, since, scale } in files {
         let expected = before * rate;
-        let by_chance = expected * (1.0 + variance * rate);
-        moved += (since as f64 - expected).powi(2) - by_chance;
+        let by_chance = expected * (1.0 + variance * scale * rate);
+        moved += (since - expected).powi(2) - by_chance;
         chance += 2.0 * by_chance * by_chance;
         all += expected * expected;
     }
     if all <= 0.0 { 0.0 } else { ((moved - SURE * chance.sqrt()) / all).max(0.0) }
+}
+
+/// A file that was there when accesses settled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settled {
+    /// Its aged accesses then,
+    pub(crate) before: f64,
+    /// so many times what was counted ([`Look::scale`]),
+    pub(crate) scale: f64,
+    /// and its reads since.
+    pub(crate) since: f64,
 }
 
 /// What was in an interval.
@@ -68,7 +81,7 @@ pub(crate) struct Interval {
 pub(crate) struct Look {
     /// All accesses so far come to count half.
     pub(crate) ages: bool,
-    /// Drift is measured from here on: when accesses age, and a half-life after the first look.
+    /// Drift is measured from here on: when accesses age, and a half-life after the first look; not with hardly any.
     pub(crate) settles: bool,
     /// The weights of all reads before this interval: what a file that is seen first was not there for.
     pub(crate) before: f64,
@@ -90,7 +103,8 @@ impl Look {
 /// See the module.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ageing {
-    at_ms: u64,
+    /// When accesses aged last, or the first look was.
+    at_ms: Option<u64>,
     /// Since then.
     reads: u64,
     hits: u64,
@@ -117,21 +131,24 @@ impl Ageing {
         self.hits += interval.hits;
         self.expected += interval.reads as f64 * self.share;
         let half_life_ms = half_life_ms.max(1);
-        let passed_ms = now_ms.saturating_sub(self.at_ms);
-        let is_enough = self.reads >= READS_PER_RANGE * interval.ranges;
+        let passed_ms = now_ms.saturating_sub(*self.at_ms.get_or_insert(now_ms));
+        let is_enough = self.reads > 0 && self.reads >= READS_PER_RANGE * interval.ranges;
         let is_late = passed_ms >= HALF_LIVES_MAX * half_life_ms;
         let is_stale =
             self.expected >= EXPECTED_MIN && (self.hits as f64) < KEPT_MIN * self.expected;
-        let has_moved = interval.drift > DRIFT_MAX;
+        let can_settle = self.weights + interval.reads as f64 >= 2.0 * SETTLED_MIN;
+        let has_moved = interval.drift > DRIFT_MAX && can_settle;
         let ages = passed_ms >= half_life_ms && (is_enough || is_late || is_stale || has_moved);
         self.weights += interval.reads as f64;
         self.squares += interval.reads as f64;
         if ages {
             let (weights, squares) = (self.weights / 2.0, self.squares / 4.0);
             let share = self.share;
-            *self = Self { at_ms: now_ms, share, weights, squares, ..Self::default() };
+            let (at_ms, settled) = (Some(now_ms), self.settled);
+            *self = Self { at_ms, share, weights, squares, settled, ..Self::default() };
         }
-        let settles = ages || self.settled.is_none() && passed_ms >= half_life_ms;
+        let may_settle = ages || self.settled.is_none() && passed_ms >= half_life_ms;
+        let settles = may_settle && self.weights >= SETTLED_MIN;
         if settles {
             self.settled = Some(self.variance());
         }
@@ -163,6 +180,7 @@ mod tests {
     fn ages_at(share: f64, interval: Interval) -> u64 {
         let mut ageing = Ageing::default();
         ageing.expect(share);
+        ageing.look(0, 10_000, Interval::default());
         (1..).find(|second| ageing.look(second * 1000, 10_000, interval).ages).unwrap_or(0)
     }
 
@@ -172,20 +190,23 @@ mod tests {
         assert_eq!(ages_at(0.0, interval(4000, 0)), 10, "never sooner than a half-life");
         assert_eq!(ages_at(0.0, interval(400, 0)), 20);
         assert_eq!(ages_at(0.0, interval(1, 0)), 300);
+        assert_eq!(ages_at(0.0, Interval::default()), 300, "nothing was read");
         assert_eq!(ages_at(0.5, interval(400, 200)), 20, "as expected");
         assert_eq!(ages_at(0.5, interval(400, 100)), 10, "half as many hits as expected");
         assert_eq!(ages_at(0.5, interval(10, 0)), 20, "not known before 100 were expected");
-        assert_eq!(ages_at(0.0, Interval { drift: 0.1, ..interval(1, 0) }), 10);
+        assert_eq!(ages_at(0.0, Interval { drift: 0.1, ..interval(400, 0) }), 10);
+        assert_eq!(ages_at(0.0, Interval { drift: 0.1, ..interval(1, 0) }), 200, "too few to tell");
     }
 
     #[test]
     fn what_came_late_is_scaled_to_what_it_would_have() {
         let mut ageing = Ageing::with_kept(100.0);
         let interval = |reads| Interval { reads, ranges: 1 << 20, ..Interval::default() };
+        ageing.look(500, 10_000, interval(0));
         let look = ageing.look(1000, 10_000, interval(300));
         assert_eq!((look.before, look.scale(0.0), look.scale(100.0)), (100.0, 1.0, 4.0 / 3.0));
         assert!(!look.settles);
-        let look = ageing.look(10_000, 10_000, interval(400));
+        let look = ageing.look(10_500, 10_000, interval(400));
         assert!(!look.ages && look.settles, "a half-life after the first look");
         assert_eq!((look.scale(400.0), look.scale(799.0)), (2.0, SCALE_MAX), "800 in all");
         assert!(!ageing.look(11_000, 10_000, interval(0)).settles, "once");
@@ -194,12 +215,19 @@ mod tests {
         assert!(look.ages && look.settles);
         assert_eq!(look.scale(200.0), 2.0, "what was missed aged, too");
         assert_eq!(Look::default().scale(5.0), 1.0, "nothing was read");
+        let mut idle = Ageing::default();
+        let mut settles = |ms, reads| idle.look(ms, 10_000, interval(reads)).settles;
+        assert_eq!(
+            [(0, 0), (20_000, 0), (21_000, 99), (22_000, 1)].map(|(ms, reads)| settles(ms, reads)),
+            [false, false, false, true]
+        );
     }
 
     #[test]
     fn counts_vary_as_much_as_what_has_aged_of_them_says() {
         let mut ageing = Ageing::default();
         assert_eq!(ageing.variance(), 1.0, "nothing is known");
+        ageing.look(0, 10_000, Interval::default());
         let interval = Interval { reads: 100, ranges: 1, ..Interval::default() };
         let mut after = |ms| {
             let ages = ageing.look(ms, 10_000, interval).ages;
@@ -221,19 +249,21 @@ mod tests {
         // About as many as the mean, with the variance of reads that come by themselves.
         let mut draw = |mean: f64| (0..1000).filter(|_| rng.f64() < mean / 1000.0).count();
         let hot = |at: usize| 200.0 / (1.0 + at as f64);
-        let mut files = |shift: usize, rate: f64| -> Vec<(f64, u64)> {
-            let pair = |at: usize| {
-                let since = draw(rate * hot((at + shift) % 100)) as u64;
-                (draw(hot(at)) as f64, since)
+        let mut files = |shift: usize, rate: f64, scale: f64| -> Vec<Settled> {
+            let file = |at: usize| {
+                let since = draw(rate * hot((at + shift) % 100)) as f64;
+                Settled { before: draw(hot(at) / scale) as f64 * scale, scale, since }
             };
-            (0..100).map(pair).collect()
+            (0..100).map(file).collect()
         };
-        let of = |files: Vec<(f64, u64)>| drift(files.into_iter(), 1.0);
-        for rate in [1.0, 3.0] {
-            assert!(of(files(0, rate)) < DRIFT_MAX, "as before");
-            assert!(of(files(2, rate)) > 3.0 * DRIFT_MAX, "two files further");
+        let of = |files: Vec<Settled>| drift(files.into_iter(), 1.0);
+        for (rate, scale) in [(1.0, 1.0), (3.0, 1.0), (1.0, SCALE_SETTLED), (3.0, SCALE_SETTLED)] {
+            assert!(of(files(0, rate, scale)) < DRIFT_MAX, "as before");
+            assert!(of(files(2, rate, scale)) > 3.0 * DRIFT_MAX, "two files further");
         }
-        assert_eq!(of(vec![(100.0, 3), (1.0, 4)]), 0.0, "too few reads");
+        let few = [(100.0, 3.0), (1.0, 4.0)];
+        let few = few.map(|(before, since)| Settled { before, scale: 1.0, since });
+        assert_eq!(of(few.to_vec()), 0.0, "too few reads");
         assert_eq!(of(Vec::new()), 0.0);
     }
 }

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use super::copy::Physical;
 use super::shared::Shared;
-use crate::cache::ageing::{Look, SCALE_SETTLED};
+use crate::cache::ageing::{Look, SCALE_SETTLED, Settled};
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
 use crate::cache::parts::FileReads;
 use crate::cache::ranges::RangeReads;
@@ -106,6 +106,8 @@ pub(crate) struct Entry {
     heat: AtomicU64,
     /// All aged accesses when they settled last ([`Look::settles`]), as the bits of an `f64`; NaN before.
     settled: AtomicU64,
+    /// What they were scaled by, as the bits of an `f64`.
+    settled_scale: AtomicU64,
     /// The weights of all reads that it was not there for, aged, as the bits of an `f64`; NaN before the first look.
     missed: AtomicU64,
     /// Foreground reads since then.
@@ -137,6 +139,7 @@ impl Entry {
             inherited: AtomicU64::new(0),
             heat: AtomicU64::new(0),
             settled: AtomicU64::new(f64::NAN.to_bits()),
+            settled_scale: AtomicU64::new(1.0f64.to_bits()),
             missed: AtomicU64::new(f64::NAN.to_bits()),
             read_since: AtomicU64::new(0),
             last_read_ms: AtomicU64::new(0),
@@ -187,15 +190,18 @@ impl Entry {
         self.heat.store(reads.heat().to_bits(), Ordering::Relaxed);
         if look.settles && scale <= SCALE_SETTLED {
             self.settled.store(reads.heat().to_bits(), Ordering::Relaxed);
+            self.settled_scale.store(scale.to_bits(), Ordering::Relaxed);
             self.read_since.store(0, Ordering::Relaxed);
         }
         reads
     }
 
     /// Its accesses when they settled last, and its reads since; none of a file that is younger.
-    pub(crate) fn before_and_since(&self) -> Option<(f64, u64)> {
-        let before = f64::from_bits(self.settled.load(Ordering::Relaxed));
-        (!before.is_nan()).then(|| (before, self.read_since.load(Ordering::Relaxed)))
+    pub(crate) fn settled(&self) -> Option<Settled> {
+        let load = |bits: &AtomicU64| f64::from_bits(bits.load(Ordering::Relaxed));
+        let before = load(&self.settled);
+        let since = self.read_since.load(Ordering::Relaxed) as f64;
+        (!before.is_nan()).then(|| Settled { before, scale: load(&self.settled_scale), since })
     }
 
     /// Opens a handle.

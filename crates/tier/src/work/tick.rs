@@ -112,7 +112,7 @@ impl Seen {
 
     /// By how much of their mean its accesses vary by chance, where that is `aged` of files that were there when accesses settled last.
     fn variance(&self, aged: f64) -> f64 {
-        let is_settled = self.entry.before_and_since().is_some();
+        let is_settled = self.entry.settled().is_some();
         self.reads.variance(if is_settled { aged } else { 1.0 })
     }
 
@@ -170,7 +170,7 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
         interval.ranges += entry.ranges() as u64;
         entry.read_since.fetch_add(reads, Ordering::Relaxed);
     }
-    let settled = entries.iter().filter_map(|entry| entry.before_and_since());
+    let settled = entries.iter().filter_map(|entry| entry.settled());
     interval.drift = drift(settled, pace.ageing.variance_settled());
     let hits = shared.devices.iter().map(|device| device.get(Count::CacheHits)).sum();
     interval.hits = hits - std::mem::replace(&mut pace.hits, hits);

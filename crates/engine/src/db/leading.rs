@@ -30,8 +30,14 @@ pub(super) trait Cell {
     fn of_this_thread() -> Self;
     /// Acquires.
     fn told(&self) -> u8;
-    /// Releases, and wakes the thread.
-    fn tell(&self, what: u8);
+    /// Releases.
+    fn set_told(&self, what: u8);
+    /// Wakes the thread.
+    fn wake(&self);
+    fn tell(&self, what: u8) {
+        self.set_told(what);
+        self.wake();
+    }
     /// Sleeps until the thread was woken, also if that was before.
     fn sleep();
 }
@@ -144,8 +150,11 @@ impl Cell for Parked {
         self.told.load(Ordering::Acquire)
     }
 
-    fn tell(&self, what: u8) {
+    fn set_told(&self, what: u8) {
         self.told.store(what, Ordering::Release);
+    }
+
+    fn wake(&self) {
         self.thread.unpark();
     }
 
@@ -261,11 +270,14 @@ mod tests {
             self.told.load(Ordering::SeqCst)
         }
 
-        fn tell(&self, what: u8) {
+        fn set_told(&self, what: u8) {
             if EARLY {
                 self.thread.unpark();
             }
             self.told.store(what, Ordering::SeqCst);
+        }
+
+        fn wake(&self) {
             if !EARLY {
                 self.thread.unpark();
             }

@@ -4,8 +4,8 @@
 //! Every kind of device is a [`FileSystem`] (that trait is the driver's interface) and a directory
 //! on it: the local file system, the same with `O_DIRECT`, mapped tables, an emulated device, a
 //! remote one. Invariants: 1. `files_bytes + cache_bytes` are the real lengths of the physical files on the
-//! device, those that wait for their last reader or for removal too; 2. a file that was made is in
-//! `unsynced`, by its directory, until that was synced or it is superfluous; 3. `writers` counts the files that are open for writing.
+//! device, those that wait for their last reader or for removal too; 2. a file that was made for those above is in
+//! `unsynced`, by its directory, until that was synced or it is superfluous (moves and copies sync their own); 3. `writers` counts the files that are open for writing.
 //! Thread-safe: atomics, and two short locks off the read path. Cost of a read: three striped adds.
 
 pub(crate) mod identity;

@@ -326,7 +326,9 @@ fn make_entries(
                 entry.inside.lock().missing = true;
             }
         }
-        entry.inherit(file.heat as f64);
+        if let Some(known) = file.heat.checked_sub(1) {
+            entry.inherit(known as f64);
+        }
         if let Some(level) = file.level {
             note_level(device, level);
         }

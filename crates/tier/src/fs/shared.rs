@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use archipelago_base::clock::Clock;
 use archipelago_base::{Error, Result};
@@ -71,6 +71,8 @@ pub(crate) struct Shared {
     /// Wakes the background threads.
     pub(crate) wake: (Mutex<u64>, Condvar),
     pub(crate) closing: AtomicBool,
+    /// The namespace's reserve could not be made: not again before this.
+    pub(crate) reserve_at_ms: AtomicU64,
     syncing: Mutex<()>,
     /// Of the devices; held as long as anything of the tiers is.
     _device_locks: Vec<Box<dyn FileLock>>,
@@ -127,6 +129,7 @@ impl Shared {
             queue: Queue::default(),
             wake: (Mutex::new(0), Condvar::new()),
             closing: AtomicBool::new(false),
+            reserve_at_ms: AtomicU64::new(0),
             syncing: Mutex::new(()),
             _device_locks: parts.locks,
         })
@@ -301,7 +304,7 @@ impl Shared {
         match committed.recorded {
             Ok(()) => Ok(committed.at),
             // The log takes no more: a new generation, with the state of now, may.
-            Err(error) => match self.renew(names) {
+            Err(error) => match self.renew(names, true) {
                 Ok(()) => Ok(names.space.settled()),
                 Err(again) => {
                     tracing::error!(%again, "no new generation of the tier namespace");
@@ -321,11 +324,11 @@ impl Shared {
         }
     }
 
-    /// Begins a new generation of the namespace; everything that it names is durable before, also what another thread is just making so.
-    fn renew(&self, names: &mut Names) -> Result<()> {
+    /// Begins a new generation of the namespace; everything that it names is durable before, also what another thread is just making so. `must`: see [`Namespace::renew`].
+    fn renew(&self, names: &mut Names, must: bool) -> Result<()> {
         let unsynced: Vec<Unsynced> = self.devices.iter().map(Device::unsynced).collect();
         self.sync_names(&unsynced)?;
-        names.space.renew()
+        names.space.renew(must)
     }
 
     /// Makes every change of names so far survive power loss.
@@ -334,7 +337,7 @@ impl Shared {
         let (begun, unsynced) = {
             let mut names = self.names.lock();
             if names.space.wants_renewal() {
-                return self.renew(&mut names);
+                return self.renew(&mut names, true);
             }
             let unsynced: Vec<Unsynced> = self.devices.iter().map(Device::unsynced).collect();
             if unsynced.iter().all(Unsynced::is_empty) && !names.space.is_dirty() {
@@ -352,7 +355,7 @@ impl Shared {
             }
             match names.space.mark(begun.offset) {
                 Ok(ticket) => ticket,
-                Err(_) => return self.renew(&mut names),
+                Err(_) => return self.renew(&mut names, true),
             }
         };
         let outcome = ticket.sync();
@@ -360,7 +363,7 @@ impl Shared {
         outcome.map(|_| ())
     }
 
-    /// Makes the names of files durable, on each device as far as it can.
+    /// Makes the names of files durable, on each device until a directory fails.
     fn sync_names(&self, unsynced: &[Unsynced]) -> Result<()> {
         let mut result = Ok(());
         for (device, names) in self.devices.iter().zip(unsynced) {
@@ -379,11 +382,11 @@ impl Shared {
         let names = &mut *self.names.lock();
         for (id, entry) in &names.entries {
             if let Some(file) = names.space.state.files.get_mut(id) {
-                file.heat = entry.heat() as u64;
+                file.heat = entry.heat() as u64 + 1;
             }
         }
         if self.is_tiered
-            && let Err(error) = self.renew(names)
+            && let Err(error) = self.renew(names, false)
         {
             tracing::warn!(%error, "accesses are not kept over the restart");
         }

@@ -74,6 +74,10 @@ fn tail_name(generation: u64) -> String {
     format!("names-{generation:06}.tail")
 }
 
+fn temporary_name(generation: u64) -> String {
+    format!("{}.tmp", file_name(generation))
+}
+
 fn generation_of(name: &str) -> Option<u64> {
     name.strip_prefix("names-")?.strip_suffix(".log")?.parse().ok()
 }
@@ -278,10 +282,28 @@ impl NamespaceLog {
         counts: &mut bool,
     ) -> Result<Self> {
         let bytes = encode_generation(&id, generation, records, next);
+        let begun = Self::write(fs, dir, (id, generation), &bytes, counts);
+        if begun.is_err() && !*counts {
+            // What is half written may have taken the last blocks. The tail stays if an earlier attempt may count, whose it may be.
+            let _gone = fs.remove(&dir.join(temporary_name(generation)));
+            if !fs.exists(&dir.join(file_name(generation))).unwrap_or(true) {
+                let _gone = fs.remove(&dir.join(tail_name(generation)));
+            }
+        }
+        begun
+    }
+
+    fn write(
+        fs: &dyn FileSystem,
+        dir: &Path,
+        (id, generation): ([u8; 16], u64),
+        bytes: &[u8],
+        counts: &mut bool,
+    ) -> Result<Self> {
         let path = dir.join(file_name(generation));
-        let temporary = dir.join(format!("{}.tmp", file_name(generation)));
+        let temporary = dir.join(temporary_name(generation));
         let mut file = fs.create(&temporary, CONTEXT, CreateOptions::default())?;
-        file.append(&bytes)?;
+        file.append(bytes)?;
         file.sync()?;
         drop(file);
         let tail = dir.join(tail_name(generation));

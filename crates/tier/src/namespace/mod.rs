@@ -7,8 +7,8 @@
 //! 2. A physical file is removed only when the record that made it superfluous is durable and its last
 //!    reader is gone; so a record that power loss takes back finds its file again.
 //! 3. A record of creation may survive power loss although the file's own name does not. Marks
-//!    say through which record names were synced; a missing file behind the last mark was never promised and is
-//!    forgotten, one before it is damage and reported.
+//!    say through which record names were synced that were still needed then; a missing file behind the last mark was never promised and is
+//!    forgotten, one before it was removed again or is damage, which is reported.
 //! 4. A move copies, syncs file and directory, and then appends its record: before, the source
 //!    counts, from then on the target.
 //! 5. A generation that has no room is written to what was kept for it (`reserve.rs`).
@@ -18,7 +18,7 @@
 
 pub(crate) mod log;
 pub(crate) mod record;
-mod reserve;
+pub(crate) mod reserve;
 pub(crate) mod state;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -45,8 +45,10 @@ pub(crate) struct Namespace {
     log: NamespaceLog,
     /// The log is durable through this offset of this generation.
     durable: u64,
-    /// The same, and so are the physical files' names of all records up to here.
+    /// The same, and so are the physical files' names of all records up to here, but for those that are superfluous.
     settled: u64,
+    /// Length of the [`reserve`].
+    reserved: u64,
 }
 
 /// A moment in the namespace's history: something is durable once the namespace is durable up to
@@ -90,9 +92,11 @@ impl Namespace {
         generation: u64,
         state: State,
     ) -> Result<Self> {
-        let log = begin_log(&*fs, &dir, (id, generation), &state, &mut false)?;
+        let mut reserved = reserve::held(&*fs, &dir);
+        let begun = (id, generation);
+        let log = begin_log(&*fs, &dir, begun, &state, &mut false, &mut reserved)?;
         let durable = log.end();
-        Ok(Self { state, fs, dir, log, durable, settled: durable })
+        Ok(Self { state, fs, dir, log, durable, settled: durable, reserved })
     }
 
     /// The namespace's id.
@@ -130,12 +134,13 @@ impl Namespace {
     }
 
     /// Begins a new generation with the state of now. The caller has synced every directory in which
-    /// a name was made. After an error in which it may count already the old one takes no more, so that nothing is acknowledged that
-    /// the next open would not find.
-    pub(crate) fn renew(&mut self) -> Result<()> {
+    /// a name was made that is needed. After an error in which it may count already the old one takes no more, so that nothing is acknowledged that
+    /// the next open would not find. `must`: the reserve is given up for it if need be.
+    pub(crate) fn renew(&mut self, must: bool) -> Result<()> {
         let generation = (self.log.id(), self.log.generation() + 1);
-        let mut counts = false;
-        let begun = begin_log(&*self.fs, &self.dir, generation, &self.state, &mut counts);
+        let (mut counts, mut none) = (false, 0);
+        let reserved = if must { &mut self.reserved } else { &mut none };
+        let begun = begin_log(&*self.fs, &self.dir, generation, &self.state, &mut counts, reserved);
         let log = begun.inspect_err(|_| {
             if counts {
                 self.log.fail();
@@ -143,6 +148,19 @@ impl Namespace {
         })?;
         (self.durable, self.settled) = (log.end(), log.end());
         self.log = log;
+        Ok(())
+    }
+
+    /// How long a [`reserve`] is to be made, and where, if the one that there is, if any, is shorter than the next generation may get.
+    pub(crate) fn reserve_wanted(&self) -> Option<(PathBuf, u64)> {
+        let bytes = reserve::bytes_for(self.log.end());
+        (self.reserved < bytes).then(|| (self.dir.clone(), bytes))
+    }
+
+    /// Takes note of a reserve of `bytes` that was written.
+    pub(crate) fn put_reserve(&mut self, bytes: u64) -> Result<()> {
+        reserve::put(&*self.fs, &self.dir)?;
+        self.reserved = bytes;
         Ok(())
     }
 
@@ -163,7 +181,7 @@ impl Namespace {
         Ok(Committed { gone, at, recorded })
     }
 
-    /// Appends the mark of a sync: names of records before `names_through` are durable. Returns what
+    /// Appends the mark of a sync: names of records before `names_through` are durable, or superfluous. Returns what
     /// syncs the log.
     pub(crate) fn mark(&mut self, names_through: u64) -> Result<SyncTicket> {
         let (next, at) = (self.state.next, self.log.end());
@@ -195,21 +213,23 @@ impl Namespace {
     }
 }
 
-/// Begins a generation with `state`, if need be in the space that is kept for it.
+/// Begins a generation with `state`; where that has no room, in the space of the reserve, if there is one.
 fn begin_log(
     fs: &dyn FileSystem,
     dir: &Path,
     generation: ([u8; 16], u64),
     state: &State,
     counts: &mut bool,
+    reserved: &mut u64,
 ) -> Result<NamespaceLog> {
     let records = (&state.snapshot()[..], state.next);
-    let log = match NamespaceLog::begin(fs, dir, generation, records, counts) {
-        Err(error) if error.is_no_space() && !*counts && reserve::give_up(fs, dir) => {
+    match NamespaceLog::begin(fs, dir, generation, records, counts) {
+        Err(error)
+            if error.is_no_space() && !*counts && *reserved > 0 && reserve::give_up(fs, dir) =>
+        {
+            *reserved = 0;
             NamespaceLog::begin(fs, dir, generation, records, counts)
         }
         begun => begun,
-    }?;
-    reserve::keep(fs, dir, log.end());
-    Ok(log)
+    }
 }

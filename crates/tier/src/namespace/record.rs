@@ -29,7 +29,7 @@ pub(crate) struct FileRecord {
     pub(crate) place: Place,
     /// Its names; none while the record of creation carries the name.
     pub(crate) names: Vec<PathBuf>,
-    /// Accesses, aged, as of the last snapshot.
+    /// One more than its aged accesses when the tiers were closed last; 0 if they never were since it was made.
     pub(crate) heat: u64,
 }
 
@@ -95,7 +95,7 @@ pub(crate) enum Record {
         path: PathBuf,
     },
     /// Before this record was appended, the log was durable through `bytes_through`, and the
-    /// physical files of all records before `names_through` had durable names. Numbers from `next`
+    /// physical files of all records before `names_through` had durable names, or were superfluous by a later record before this one. Numbers from `next`
     /// on were never used.
     Mark {
         bytes_through: u64,

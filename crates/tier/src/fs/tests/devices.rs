@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use archipelago_base::ErrorKind;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_env::LogSync;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 
 use super::*;
@@ -303,7 +304,7 @@ fn nothing_is_acknowledged_by_a_generation_that_no_longer_counts() {
     let fs = world.open();
     // The second sync of the directory comes behind the rename.
     disk.add(Rule::on(Operation::SyncDir).path("/dev0/names").nth(2));
-    assert!(fs.shared.names.lock().space.renew().is_err());
+    assert!(fs.shared.names.lock().space.renew(true).is_err());
     let bytes = filled(1, 1000);
     write(&fs, "new.sst", 0, &bytes);
     let killed = World::new(Arc::new(memory.kill_clone()), &[1 << 20, 1 << 20]);
@@ -402,36 +403,157 @@ fn names_that_one_makes_durable_count_as_unsynced_for_others_until_it_has() {
     let device = &fs.shared.devices[0];
     let under_way = device.unsynced();
     assert_eq!(under_way.values().map(BTreeSet::len).sum::<usize>(), 1);
-    // A generation that begins meanwhile may not promise what is not durable.
+    // A generation that begins meanwhile, because the log takes no more, may not promise what is not durable.
     disk.add(Rule::on(Operation::SyncDir).path("/dev0/files"));
-    assert!(fs.sync_dir(Path::new(ROOT)).is_err());
+    disk.add(Rule::on(Operation::LogAppend).path("/dev0/names").nth(1));
+    let generation = || fs.shared.names.lock().space.moment().generation;
+    let before = generation();
+    assert!(fs.create(&path("2.sst"), table(0), CreateOptions::default()).is_err());
+    assert_eq!(generation(), before);
     disk.clear();
     write(&fs, "2.sst", 0, &filled(2, 1000));
+    assert_eq!(generation(), before + 1);
+    write(&fs, "3.sst", 0, &filled(3, 1000));
     device.sync_names(&under_way).unwrap();
-    assert_eq!(device.unsynced().values().map(BTreeSet::len).sum::<usize>(), 1, "the second");
+    assert_eq!(device.unsynced().values().map(BTreeSet::len).sum::<usize>(), 1, "the third");
     fs.sync_dir(Path::new(ROOT)).unwrap();
     assert!(device.unsynced().is_empty());
 }
 
+/// A file system of so many bytes below `dir`; files that were removed while they were open take nothing.
+#[derive(Clone, Debug)]
+struct Small {
+    inner: Arc<dyn FileSystem>,
+    dir: &'static str,
+    bytes: u64,
+}
+
+impl Small {
+    fn check(&self, more: usize) -> Result<()> {
+        let entries = self.inner.list(Path::new(self.dir))?;
+        let used: u64 = entries.iter().map(|entry| entry.len).sum();
+        if used + more as u64 <= self.bytes {
+            return Ok(());
+        }
+        let full = std::io::Error::from_raw_os_error(28);
+        Err(Error::io("write", Path::new(self.dir), full))
+    }
+}
+
+#[derive(Debug)]
+struct SmallWriter(Box<dyn WritableFile>, Small);
+
+impl WritableFile for SmallWriter {
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        self.1.check(data.len())?;
+        self.0.append(data)
+    }
+    fn flush(&mut self) -> Result<()> {
+        self.0.flush()
+    }
+    fn sync(&mut self) -> Result<()> {
+        self.0.sync()
+    }
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+}
+
+#[derive(Debug)]
+struct SmallLog(Box<dyn LogFile>, Small);
+
+impl LogFile for SmallLog {
+    fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
+        self.1.check(parts.iter().map(|part| part.len()).sum())?;
+        self.0.append(parts)
+    }
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn sync_handle(&self) -> Arc<dyn LogSync> {
+        self.0.sync_handle()
+    }
+    fn finish(&mut self) -> Result<()> {
+        self.0.finish()
+    }
+}
+
+impl FileSystem for Small {
+    fn create(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: CreateOptions,
+    ) -> Result<Box<dyn WritableFile>> {
+        let inner = self.inner.create(path, context, options)?;
+        match path.starts_with(self.dir) {
+            true => Ok(Box::new(SmallWriter(inner, self.clone()))),
+            false => Ok(inner),
+        }
+    }
+    fn create_log(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: LogOptions,
+    ) -> Result<Box<dyn LogFile>> {
+        let inner = self.inner.create_log(path, context, options)?;
+        match path.starts_with(self.dir) {
+            true => Ok(Box::new(SmallLog(inner, self.clone()))),
+            false => Ok(inner),
+        }
+    }
+    archipelago_env::forward_fs!(inner: open, remove, logs, looks, moves, dirs, host, figures);
+}
+
 #[test]
 fn a_home_without_a_free_block_lets_files_go_by_what_was_kept_for_that() {
-    let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let (dir, memory) = ("/dev0/names", MemFs::new());
+    let open = |bytes: u64| {
+        let disk = Small { inner: Arc::new(memory.clone()), dir, bytes };
+        let world = World::new(Arc::new(disk), &[1 << 20, 1 << 20]);
+        let fs = world.open();
+        (world, fs)
+    };
+    let reserved = || memory.len(Path::new("/dev0/names/reserve")).unwrap_or(0);
+    let (_, fs) = open(u64::MAX);
+    fs.settle();
+    assert_eq!(reserved(), 256 << 10);
+    // So many that a generation is longer than that, and its reserve grows with it before it begins.
+    for n in 0..3000 {
+        let name = format!("{n:0100}.sst");
+        drop(fs.create(&path(&name), table(0), CreateOptions::default()).unwrap());
+    }
+    fs.settle();
+    assert_eq!(reserved(), 512 << 10);
+    fs.sync_dir(Path::new(ROOT)).unwrap();
+    drop(fs);
+    // From here on the home has hardly more than that.
+    let used: u64 = memory.list(Path::new(dir)).unwrap().iter().map(|entry| entry.len).sum();
+    let (_, fs) = open(used + (40 << 10));
+    fs.settle();
+    assert_eq!(reserved(), 512 << 10);
+    let generation = || fs.shared.names.lock().space.moment().generation;
+    let before = generation();
+    for n in 0..1500 {
+        fs.remove(&path(&format!("{n:0100}.sst"))).unwrap();
+        fs.settle();
+    }
+    let left = memory.list(Path::new("/dev0/files")).unwrap().len();
+    assert_eq!(left, 1500, "the space of the others is free");
+    assert_eq!((generation() - before, reserved()), (2, 512 << 10), "used twice and made anew");
+}
+
+#[test]
+fn a_generation_that_may_count_keeps_its_tail_when_the_next_attempt_fails() {
+    let memory = MemFs::new();
+    let disk = FaultFs::new(Arc::new(memory.clone()), 1);
     let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
     let fs = world.open();
-    let reserve = Path::new("/dev0/names/reserve");
-    assert!(disk.len(reserve).unwrap() >= 256 * 1024);
-    write(&fs, "1.sst", 0, &filled(1, 1000));
-    fs.sync_dir(Path::new(ROOT)).unwrap();
-    // No room for the log, and none for a generation as long as that is kept.
-    disk.add(Rule::on(Operation::LogAppend).path("/dev0/names").fault(Fault::NoSpace));
-    disk.add(Rule::on(Operation::Append).path("/dev0/names").fault(Fault::NoSpace).nth(1));
-    disk.add(Rule::on(Operation::Create).path("*reserve").fault(Fault::NoSpace));
-    fs.remove(&path("1.sst")).unwrap();
-    assert!(!disk.exists(reserve).unwrap());
-    fs.settle();
-    assert_eq!(disk.list(Path::new("/dev0/files")).unwrap().len(), 0, "its space is free");
-    disk.clear();
-    drop(fs);
-    let fs = world.open();
-    assert!(contents(&fs).is_empty() && disk.exists(reserve).unwrap(), "kept again");
+    disk.add(Rule::on(Operation::SyncDir).path("/dev0/names").nth(2));
+    disk.add(Rule::on(Operation::Create).path("*.log.tmp").nth(2));
+    let renew = || fs.shared.names.lock().space.renew(true);
+    assert!(renew().is_err() && renew().is_err());
+    let killed = World::new(Arc::new(memory.kill_clone()), &[1 << 20, 1 << 20]);
+    assert!(contents(&killed.open()).is_empty());
 }

@@ -20,10 +20,10 @@ const DRIFT_MAX: f64 = 0.02;
 const SURE: f64 = 4.0;
 /// A file's accesses count as at most so many times as many for its having come late.
 const SCALE_MAX: f64 = 8.0;
-/// With more than this, too little of it was counted to say later whether it is read otherwise.
-pub(crate) const SCALE_SETTLED: f64 = 2.0;
-/// Accesses do not settle with fewer than this.
-const SETTLED_MIN: f64 = 100.0;
+/// A file that is scaled by more has no baseline: too little of it was counted to say later whether it is read otherwise.
+pub(crate) const BASELINE_SCALE_MAX: f64 = 2.0;
+/// No baseline is taken of fewer accesses than this.
+const BASELINE_MIN: f64 = 100.0;
 /// With fewer reads than this for a file nothing is concluded from its drift.
 const DRIFT_READS_MIN: f64 = 8.0;
 
@@ -33,7 +33,7 @@ const DRIFT_READS_MIN: f64 = 8.0;
 /// What chance adds is taken off: reads vary by their number, and so does what is expected of them, by `variance` (of the accesses of before, of their
 /// mean; times the file's scale) as much for each time that there are as many reads as before. So are [`SURE`] standard deviations of that, as this is asked at
 /// every look. 0 while there are hardly any reads.
-pub(crate) fn drift(files: impl Iterator<Item = Settled> + Clone, variance: f64) -> f64 {
+pub(crate) fn drift(files: impl Iterator<Item = Baseline> + Clone, variance: f64) -> f64 {
     let (count, before, since) = files
         .clone()
         .fold((0.0, 0.0, 0.0), |(n, b, s), file| (n + 1.0, b + file.before, s + file.since));
@@ -42,7 +42,7 @@ pub(crate) fn drift(files: impl Iterator<Item = Settled> + Clone, variance: f64)
     }
     let rate = since / before;
     let (mut moved, mut chance, mut all) = (0.0, 0.0, 0.0);
-    for Settled { before, since, scale } in files {
+    for Baseline { before, since, scale } in files {
         let expected = before * rate;
         let by_chance = expected * (1.0 + variance * scale * rate);
         moved += (since - expected).powi(2) - by_chance;
@@ -52,10 +52,10 @@ pub(crate) fn drift(files: impl Iterator<Item = Settled> + Clone, variance: f64)
     if all <= 0.0 { 0.0 } else { ((moved - SURE * chance.sqrt()) / all).max(0.0) }
 }
 
-/// A file that was there when accesses settled.
+/// What drift of a file is measured against.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Settled {
-    /// Its aged accesses then,
+pub(crate) struct Baseline {
+    /// Its aged accesses when the baseline was taken,
     pub(crate) before: f64,
     /// so many times what was counted ([`Look::scale`]),
     pub(crate) scale: f64,
@@ -72,7 +72,7 @@ pub(crate) struct Interval {
     pub(crate) hits: u64,
     /// Ranges that are counted.
     pub(crate) ranges: u64,
-    /// How far files are read otherwise than when accesses settled last; see [`drift`].
+    /// How far files are read otherwise than when the baseline was taken; see [`drift`].
     pub(crate) drift: f64,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Look {
     /// All accesses so far come to count half.
     pub(crate) ages: bool,
     /// Drift is measured from here on: when accesses age, and a half-life after the first look; not with hardly any.
-    pub(crate) settles: bool,
+    pub(crate) takes_baseline: bool,
     /// The weights of all reads before this interval: what a file that is seen first was not there for.
     pub(crate) before: f64,
     /// The weights of all reads by now.
@@ -114,8 +114,8 @@ pub(crate) struct Ageing {
     /// Sums of the weights that all accesses have by now, and of their squares.
     weights: f64,
     squares: f64,
-    /// The variance when accesses settled last; `None` if they never did.
-    settled: Option<f64>,
+    /// The variance when the baseline was taken last; `None` before.
+    baseline: Option<f64>,
 }
 
 impl Ageing {
@@ -136,28 +136,28 @@ impl Ageing {
         let is_late = passed_ms >= HALF_LIVES_MAX * half_life_ms;
         let is_stale =
             self.expected >= EXPECTED_MIN && (self.hits as f64) < KEPT_MIN * self.expected;
-        let can_settle = self.weights + interval.reads as f64 >= 2.0 * SETTLED_MIN;
-        let has_moved = interval.drift > DRIFT_MAX && can_settle;
+        let may_take = self.weights + interval.reads as f64 >= 2.0 * BASELINE_MIN;
+        let has_moved = interval.drift > DRIFT_MAX && may_take;
         let ages = passed_ms >= half_life_ms && (is_enough || is_late || is_stale || has_moved);
         self.weights += interval.reads as f64;
         self.squares += interval.reads as f64;
         if ages {
             let (weights, squares) = (self.weights / 2.0, self.squares / 4.0);
             let share = self.share;
-            let (at_ms, settled) = (Some(now_ms), self.settled);
-            *self = Self { at_ms, share, weights, squares, settled, ..Self::default() };
+            let (at_ms, baseline) = (Some(now_ms), self.baseline);
+            *self = Self { at_ms, share, weights, squares, baseline, ..Self::default() };
         }
-        let may_settle = ages || self.settled.is_none() && passed_ms >= half_life_ms;
-        let settles = may_settle && self.weights >= SETTLED_MIN;
-        if settles {
-            self.settled = Some(self.variance());
+        let is_due = ages || self.baseline.is_none() && passed_ms >= half_life_ms;
+        let takes_baseline = is_due && self.weights >= BASELINE_MIN;
+        if takes_baseline {
+            self.baseline = Some(self.variance());
         }
-        Look { ages, settles, before, weights: self.weights }
+        Look { ages, takes_baseline, before, weights: self.weights }
     }
 
-    /// By how much of their mean accesses varied when they settled last.
-    pub(crate) fn variance_settled(&self) -> f64 {
-        self.settled.unwrap_or(1.0)
+    /// By how much of their mean accesses varied when the baseline was taken last.
+    pub(crate) fn baseline_variance(&self) -> f64 {
+        self.baseline.unwrap_or(1.0)
     }
 
     /// By how much of their mean aged accesses vary by chance: 1 as long as all count fully, between a third and two thirds of it once they have aged a
@@ -205,20 +205,20 @@ mod tests {
         ageing.look(500, 10_000, interval(0));
         let look = ageing.look(1000, 10_000, interval(300));
         assert_eq!((look.before, look.scale(0.0), look.scale(100.0)), (100.0, 1.0, 4.0 / 3.0));
-        assert!(!look.settles);
+        assert!(!look.takes_baseline);
         let look = ageing.look(10_500, 10_000, interval(400));
-        assert!(!look.ages && look.settles, "a half-life after the first look");
+        assert!(!look.ages && look.takes_baseline, "a half-life after the first look");
         assert_eq!((look.scale(400.0), look.scale(799.0)), (2.0, SCALE_MAX), "800 in all");
-        assert!(!ageing.look(11_000, 10_000, interval(0)).settles, "once");
+        assert!(!ageing.look(11_000, 10_000, interval(0)).takes_baseline, "once");
         let moved = Interval { drift: 0.1, ..interval(0) };
         let look = ageing.look(12_000, 10_000, moved);
-        assert!(look.ages && look.settles);
+        assert!(look.ages && look.takes_baseline);
         assert_eq!(look.scale(200.0), 2.0, "what was missed aged, too");
         assert_eq!(Look::default().scale(5.0), 1.0, "nothing was read");
         let mut idle = Ageing::default();
-        let mut settles = |ms, reads| idle.look(ms, 10_000, interval(reads)).settles;
+        let mut takes = |ms, reads| idle.look(ms, 10_000, interval(reads)).takes_baseline;
         assert_eq!(
-            [(0, 0), (20_000, 0), (21_000, 99), (22_000, 1)].map(|(ms, reads)| settles(ms, reads)),
+            [(0, 0), (20_000, 0), (21_000, 99), (22_000, 1)].map(|(ms, reads)| takes(ms, reads)),
             [false, false, false, true]
         );
     }
@@ -249,20 +249,22 @@ mod tests {
         // About as many as the mean, with the variance of reads that come by themselves.
         let mut draw = |mean: f64| (0..1000).filter(|_| rng.f64() < mean / 1000.0).count();
         let hot = |at: usize| 200.0 / (1.0 + at as f64);
-        let mut files = |shift: usize, rate: f64, scale: f64| -> Vec<Settled> {
+        let mut files = |shift: usize, rate: f64, scale: f64| -> Vec<Baseline> {
             let file = |at: usize| {
                 let since = draw(rate * hot((at + shift) % 100)) as f64;
-                Settled { before: draw(hot(at) / scale) as f64 * scale, scale, since }
+                Baseline { before: draw(hot(at) / scale) as f64 * scale, scale, since }
             };
             (0..100).map(file).collect()
         };
-        let of = |files: Vec<Settled>| drift(files.into_iter(), 1.0);
-        for (rate, scale) in [(1.0, 1.0), (3.0, 1.0), (1.0, SCALE_SETTLED), (3.0, SCALE_SETTLED)] {
+        let of = |files: Vec<Baseline>| drift(files.into_iter(), 1.0);
+        for (rate, scale) in
+            [(1.0, 1.0), (3.0, 1.0), (1.0, BASELINE_SCALE_MAX), (3.0, BASELINE_SCALE_MAX)]
+        {
             assert!(of(files(0, rate, scale)) < DRIFT_MAX, "as before");
             assert!(of(files(2, rate, scale)) > 3.0 * DRIFT_MAX, "two files further");
         }
         let few = [(100.0, 3.0), (1.0, 4.0)];
-        let few = few.map(|(before, since)| Settled { before, scale: 1.0, since });
+        let few = few.map(|(before, since)| Baseline { before, scale: 1.0, since });
         assert_eq!(of(few.to_vec()), 0.0, "too few reads");
         assert_eq!(of(Vec::new()), 0.0);
     }

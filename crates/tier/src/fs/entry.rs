@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use super::copy::Physical;
 use super::shared::Shared;
-use crate::cache::ageing::{Look, SCALE_SETTLED, Settled};
+use crate::cache::ageing::{BASELINE_SCALE_MAX, Baseline, Look};
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
 use crate::cache::parts::FileReads;
 use crate::cache::ranges::RangeReads;
@@ -104,10 +104,10 @@ pub(crate) struct Entry {
     inherited: AtomicU64,
     /// All aged accesses at the last look, as the bits of an `f64`.
     heat: AtomicU64,
-    /// All aged accesses when they settled last ([`Look::settles`]), as the bits of an `f64`; NaN before.
-    settled: AtomicU64,
+    /// All aged accesses when the baseline was taken last ([`Look::takes_baseline`]), as the bits of an `f64`; NaN before.
+    baseline: AtomicU64,
     /// What they were scaled by, as the bits of an `f64`.
-    settled_scale: AtomicU64,
+    baseline_scale: AtomicU64,
     /// The weights of all reads that it was not there for, aged, as the bits of an `f64`; NaN before the first look.
     missed: AtomicU64,
     /// Foreground reads since then.
@@ -138,8 +138,8 @@ impl Entry {
             ranges: OnceLock::new(),
             inherited: AtomicU64::new(0),
             heat: AtomicU64::new(0),
-            settled: AtomicU64::new(f64::NAN.to_bits()),
-            settled_scale: AtomicU64::new(1.0f64.to_bits()),
+            baseline: AtomicU64::new(f64::NAN.to_bits()),
+            baseline_scale: AtomicU64::new(1.0f64.to_bits()),
             missed: AtomicU64::new(f64::NAN.to_bits()),
             read_since: AtomicU64::new(0),
             last_read_ms: AtomicU64::new(0),
@@ -188,20 +188,20 @@ impl Entry {
         let ranges = self.ranges() as u64;
         let reads = FileReads::new(len, load(&self.inherited), ranges, spans).scaled(scale);
         self.heat.store(reads.heat().to_bits(), Ordering::Relaxed);
-        if look.settles && scale <= SCALE_SETTLED {
-            self.settled.store(reads.heat().to_bits(), Ordering::Relaxed);
-            self.settled_scale.store(scale.to_bits(), Ordering::Relaxed);
+        if look.takes_baseline && scale <= BASELINE_SCALE_MAX {
+            self.baseline.store(reads.heat().to_bits(), Ordering::Relaxed);
+            self.baseline_scale.store(scale.to_bits(), Ordering::Relaxed);
             self.read_since.store(0, Ordering::Relaxed);
         }
         reads
     }
 
-    /// Its accesses when they settled last, and its reads since; none of a file that is younger.
-    pub(crate) fn settled(&self) -> Option<Settled> {
+    /// What its drift is measured against; none of a file that is younger.
+    pub(crate) fn baseline(&self) -> Option<Baseline> {
         let load = |bits: &AtomicU64| f64::from_bits(bits.load(Ordering::Relaxed));
-        let before = load(&self.settled);
+        let before = load(&self.baseline);
         let since = self.read_since.load(Ordering::Relaxed) as f64;
-        (!before.is_nan()).then(|| Settled { before, scale: load(&self.settled_scale), since })
+        (!before.is_nan()).then(|| Baseline { before, scale: load(&self.baseline_scale), since })
     }
 
     /// Opens a handle.

@@ -71,8 +71,8 @@ pub(crate) struct Shared {
     /// Wakes the background threads.
     pub(crate) wake: (Mutex<u64>, Condvar),
     pub(crate) closing: AtomicBool,
-    /// The namespace's reserve could not be made: not again before this.
-    pub(crate) reserve_at_ms: AtomicU64,
+    /// The namespace's ballast could not be made: not again before this.
+    pub(crate) ballast_at_ms: AtomicU64,
     syncing: Mutex<()>,
     /// Of the devices; held as long as anything of the tiers is.
     _device_locks: Vec<Box<dyn FileLock>>,
@@ -129,7 +129,7 @@ impl Shared {
             queue: Queue::default(),
             wake: (Mutex::new(0), Condvar::new()),
             closing: AtomicBool::new(false),
-            reserve_at_ms: AtomicU64::new(0),
+            ballast_at_ms: AtomicU64::new(0),
             syncing: Mutex::new(()),
             _device_locks: parts.locks,
         })

@@ -11,14 +11,14 @@
 //!    forgotten, one before it was removed again or is damage, which is reported.
 //! 4. A move copies, syncs file and directory, and then appends its record: before, the source
 //!    counts, from then on the target.
-//! 5. A generation that has no room is written to what was kept for it (`reserve.rs`).
+//! 5. A generation that has no room is written to the space of the ballast (`ballast.rs`).
 //!
 //! [`Namespace`] is owned by the tiers, under one lock that no read takes and that is held over an append
 //! to the log (a copy into memory on a local device) but not over a sync of it.
 
+pub(crate) mod ballast;
 pub(crate) mod log;
 pub(crate) mod record;
-pub(crate) mod reserve;
 pub(crate) mod state;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -47,8 +47,8 @@ pub(crate) struct Namespace {
     durable: u64,
     /// The same, and so are the physical files' names of all records up to here, but for those that are superfluous.
     settled: u64,
-    /// Length of the [`reserve`].
-    reserved: u64,
+    /// Length of the [`ballast`].
+    ballast_bytes: u64,
 }
 
 /// A moment in the namespace's history: something is durable once the namespace is durable up to
@@ -92,11 +92,11 @@ impl Namespace {
         generation: u64,
         state: State,
     ) -> Result<Self> {
-        let mut reserved = reserve::held(&*fs, &dir);
+        let mut ballast_bytes = ballast::held(&*fs, &dir);
         let begun = (id, generation);
-        let log = begin_log(&*fs, &dir, begun, &state, &mut false, &mut reserved)?;
+        let log = begin_log(&*fs, &dir, begun, &state, &mut false, &mut ballast_bytes)?;
         let durable = log.end();
-        Ok(Self { state, fs, dir, log, durable, settled: durable, reserved })
+        Ok(Self { state, fs, dir, log, durable, settled: durable, ballast_bytes })
     }
 
     /// The namespace's id.
@@ -135,12 +135,13 @@ impl Namespace {
 
     /// Begins a new generation with the state of now. The caller has synced every directory in which
     /// a name was made that is needed. After an error in which it may count already the old one takes no more, so that nothing is acknowledged that
-    /// the next open would not find. `must`: the reserve is given up for it if need be.
+    /// the next open would not find. `must`: the ballast is given up for it if need be.
     pub(crate) fn renew(&mut self, must: bool) -> Result<()> {
         let generation = (self.log.id(), self.log.generation() + 1);
         let (mut counts, mut none) = (false, 0);
-        let reserved = if must { &mut self.reserved } else { &mut none };
-        let begun = begin_log(&*self.fs, &self.dir, generation, &self.state, &mut counts, reserved);
+        let ballast_bytes = if must { &mut self.ballast_bytes } else { &mut none };
+        let begun =
+            begin_log(&*self.fs, &self.dir, generation, &self.state, &mut counts, ballast_bytes);
         let log = begun.inspect_err(|_| {
             if counts {
                 self.log.fail();
@@ -151,16 +152,16 @@ impl Namespace {
         Ok(())
     }
 
-    /// How long a [`reserve`] is to be made, and where, if the one that there is, if any, is shorter than the next generation may get.
-    pub(crate) fn reserve_wanted(&self) -> Option<(PathBuf, u64)> {
-        let bytes = reserve::bytes_for(self.log.end());
-        (self.reserved < bytes).then(|| (self.dir.clone(), bytes))
+    /// How long a [`ballast`] is to be made, and where, if the one that there is, if any, is shorter than the next generation may get.
+    pub(crate) fn ballast_wanted(&self) -> Option<(PathBuf, u64)> {
+        let bytes = ballast::bytes_for(self.log.end());
+        (self.ballast_bytes < bytes).then(|| (self.dir.clone(), bytes))
     }
 
-    /// Takes note of a reserve of `bytes` that was written.
-    pub(crate) fn put_reserve(&mut self, bytes: u64) -> Result<()> {
-        reserve::put(&*self.fs, &self.dir)?;
-        self.reserved = bytes;
+    /// Takes note of a ballast of `bytes` that was written.
+    pub(crate) fn put_ballast(&mut self, bytes: u64) -> Result<()> {
+        ballast::put(&*self.fs, &self.dir)?;
+        self.ballast_bytes = bytes;
         Ok(())
     }
 
@@ -213,21 +214,24 @@ impl Namespace {
     }
 }
 
-/// Begins a generation with `state`; where that has no room, in the space of the reserve, if there is one.
+/// Begins a generation with `state`; where that has no room, in the space of the ballast, if there is one.
 fn begin_log(
     fs: &dyn FileSystem,
     dir: &Path,
     generation: ([u8; 16], u64),
     state: &State,
     counts: &mut bool,
-    reserved: &mut u64,
+    ballast_bytes: &mut u64,
 ) -> Result<NamespaceLog> {
     let records = (&state.snapshot()[..], state.next);
     match NamespaceLog::begin(fs, dir, generation, records, counts) {
         Err(error)
-            if error.is_no_space() && !*counts && *reserved > 0 && reserve::give_up(fs, dir) =>
+            if error.is_no_space()
+                && !*counts
+                && *ballast_bytes > 0
+                && ballast::give_up(fs, dir) =>
         {
-            *reserved = 0;
+            *ballast_bytes = 0;
             NamespaceLog::begin(fs, dir, generation, records, counts)
         }
         begun => begun,

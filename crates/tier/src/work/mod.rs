@@ -1,5 +1,5 @@
 //! Background work: one thread looks at the tiers every interval and decides ([`tick`]), removes what may
-//! go, and keeps the namespace's reserve, and several copy and move ([`transfer`]) as far as the devices' writers allow.
+//! go, and keeps the namespace's ballast, and several copy and move ([`transfer`]) as far as the devices' writers allow.
 //!
 //! Without threads (`Components::spawn` is `None`) [`TieredFs::step`] does one round of all of it. A job
 //! that fails leaves the file where it was and is decided anew if its reason persists. A file has at most
@@ -26,8 +26,8 @@ use crate::fs::entry::Entry;
 use crate::fs::shared::Shared;
 use crate::history::Reason;
 use crate::migrate::threads;
+use crate::namespace::ballast;
 use crate::namespace::record::Record;
-use crate::namespace::reserve;
 use crate::place::{Heat, place_after_move};
 use crate::settings::DEVICES_MAX;
 
@@ -246,28 +246,29 @@ fn look(shared: &Arc<Shared>) {
     }
 }
 
-/// The namespace's reserve is made where so much is free beside it…
-const BESIDE_RESERVE: u64 = 1 << 20;
+/// The namespace's ballast is made where so much is free beside it…
+const BESIDE_BALLAST: u64 = 1 << 20;
 /// …and after a failure not again for this long.
-const RESERVE_PAUSE_MS: u64 = 60_000;
+const BALLAST_PAUSE_MS: u64 = 60_000;
 
-/// Sees to it that the namespace has a reserve that is long enough, while the home device has room for it.
-fn keep_reserve(shared: &Shared) {
+/// Sees to it that the namespace has a ballast that is long enough, while the home device has room for it. Fault point: `ballast.written`.
+fn keep_ballast(shared: &Shared) {
     let now_ms = shared.now_ms();
-    if now_ms < shared.reserve_at_ms.load(Ordering::Relaxed) {
+    if now_ms < shared.ballast_at_ms.load(Ordering::Relaxed) {
         return;
     }
-    let wanted = shared.names.lock().space.reserve_wanted();
+    let wanted = shared.names.lock().space.ballast_wanted();
     let Some((dir, bytes)) = wanted else { return };
     let home = &shared.devices[shared.home];
-    if home.fs_free.load(Ordering::Relaxed) < bytes.saturating_add(BESIDE_RESERVE) {
+    if home.fs_free.load(Ordering::Relaxed) < bytes.saturating_add(BESIDE_BALLAST) {
         return;
     }
-    let made = reserve::write(&*home.fs, &dir, bytes)
-        .and_then(|()| shared.names.lock().space.put_reserve(bytes));
+    let made = ballast::write(&*home.fs, &dir, bytes)
+        .and_then(|()| shared.fault_point("ballast.written"))
+        .and_then(|()| shared.names.lock().space.put_ballast(bytes));
     if let Err(error) = made {
-        tracing::warn!(%error, "no space is kept for the namespace");
-        shared.reserve_at_ms.store(now_ms + RESERVE_PAUSE_MS, Ordering::Relaxed);
+        tracing::warn!(%error, "the namespace has no ballast for a full device");
+        shared.ballast_at_ms.store(now_ms + BALLAST_PAUSE_MS, Ordering::Relaxed);
     }
 }
 
@@ -277,7 +278,7 @@ fn sweep(shared: &Arc<Shared>) {
     if let Err(error) = shared.empty_trash(true) {
         tracing::warn!(%error, "the tier namespace could not be synced; removed files keep their space");
     }
-    keep_reserve(shared);
+    keep_ballast(shared);
 }
 
 fn work(shared: &Arc<Shared>) {

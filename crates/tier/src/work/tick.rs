@@ -110,10 +110,10 @@ impl Seen {
             && self.may_move()
     }
 
-    /// By how much of their mean its accesses vary by chance, where that is `aged` of files that were there when accesses settled last.
+    /// By how much of their mean its accesses vary by chance, where that is `aged` of files that were there when the baseline was taken last.
     fn variance(&self, aged: f64) -> f64 {
-        let is_settled = self.entry.settled().is_some();
-        self.reads.variance(if is_settled { aged } else { 1.0 })
+        let has_baseline = self.entry.baseline().is_some();
+        self.reads.variance(if has_baseline { aged } else { 1.0 })
     }
 
     fn may_move(&self) -> bool {
@@ -170,8 +170,8 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
         interval.ranges += entry.ranges() as u64;
         entry.read_since.fetch_add(reads, Ordering::Relaxed);
     }
-    let settled = entries.iter().filter_map(|entry| entry.settled());
-    interval.drift = drift(settled, pace.ageing.variance_settled());
+    let baselines = entries.iter().filter_map(|entry| entry.baseline());
+    interval.drift = drift(baselines, pace.ageing.baseline_variance());
     let hits = shared.devices.iter().map(|device| device.get(Count::CacheHits)).sum();
     interval.hits = hits - std::mem::replace(&mut pace.hits, hits);
     let look = pace.ageing.look(now_ms, shared.policy.half_life_ms, interval);

@@ -245,6 +245,7 @@ fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
             assert!(steps.contains(format!("{kind}.{step}").as_str()), "{kind}.{step}: {steps:?}");
         }
     }
+    assert!(steps.contains("ballast.written"), "{steps:?}");
     for step in ["drop.begin", "drop.recorded", "drop.removed"] {
         let seen = clones[growing..].iter().any(|(name, ..)| name == step);
         assert!(seen, "{step}: {steps:?}");

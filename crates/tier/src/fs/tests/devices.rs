@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicUsize;
 
 use archipelago_base::ErrorKind;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
-use archipelago_env::LogSync;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
+use archipelago_env::{LogSync, forward_fs, forward_writer};
 
 use super::*;
 
@@ -441,22 +441,18 @@ impl Small {
 }
 
 #[derive(Debug)]
-struct SmallWriter(Box<dyn WritableFile>, Small);
+struct SmallWriter {
+    inner: Box<dyn WritableFile>,
+    disk: Small,
+}
 
 impl WritableFile for SmallWriter {
     fn append(&mut self, data: &[u8]) -> Result<()> {
-        self.1.check(data.len())?;
-        self.0.append(data)
+        self.disk.check(data.len())?;
+        self.inner.append(data)
     }
-    fn flush(&mut self) -> Result<()> {
-        self.0.flush()
-    }
-    fn sync(&mut self) -> Result<()> {
-        self.0.sync()
-    }
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
+
+    forward_writer!(inner);
 }
 
 #[derive(Debug)]
@@ -487,7 +483,7 @@ impl FileSystem for Small {
     ) -> Result<Box<dyn WritableFile>> {
         let inner = self.inner.create(path, context, options)?;
         match path.starts_with(self.dir) {
-            true => Ok(Box::new(SmallWriter(inner, self.clone()))),
+            true => Ok(Box::new(SmallWriter { inner, disk: self.clone() })),
             false => Ok(inner),
         }
     }
@@ -503,11 +499,12 @@ impl FileSystem for Small {
             false => Ok(inner),
         }
     }
-    archipelago_env::forward_fs!(inner: open, remove, logs, looks, moves, dirs, host, figures);
+
+    forward_fs!(inner: open, remove, logs, looks, moves, dirs, host, figures);
 }
 
 #[test]
-fn a_home_without_a_free_block_lets_files_go_by_what_was_kept_for_that() {
+fn a_home_without_a_free_block_lets_files_go_by_its_ballast() {
     let (dir, memory) = ("/dev0/names", MemFs::new());
     let open = |bytes: u64| {
         let disk = Small { inner: Arc::new(memory.clone()), dir, bytes };
@@ -515,24 +512,24 @@ fn a_home_without_a_free_block_lets_files_go_by_what_was_kept_for_that() {
         let fs = world.open();
         (world, fs)
     };
-    let reserved = || memory.len(Path::new("/dev0/names/reserve")).unwrap_or(0);
+    let ballast = || memory.len(Path::new("/dev0/names/ballast")).unwrap_or(0);
     let (_, fs) = open(u64::MAX);
     fs.settle();
-    assert_eq!(reserved(), 256 << 10);
-    // So many that a generation is longer than that, and its reserve grows with it before it begins.
+    assert_eq!(ballast(), 256 << 10);
+    // So many that a generation is longer than that, and its ballast grows with it before it begins.
     for n in 0..3000 {
         let name = format!("{n:0100}.sst");
         drop(fs.create(&path(&name), table(0), CreateOptions::default()).unwrap());
     }
     fs.settle();
-    assert_eq!(reserved(), 512 << 10);
+    assert_eq!(ballast(), 512 << 10);
     fs.sync_dir(Path::new(ROOT)).unwrap();
     drop(fs);
     // From here on the home has hardly more than that.
     let used: u64 = memory.list(Path::new(dir)).unwrap().iter().map(|entry| entry.len).sum();
     let (_, fs) = open(used + (40 << 10));
     fs.settle();
-    assert_eq!(reserved(), 512 << 10);
+    assert_eq!(ballast(), 512 << 10);
     let generation = || fs.shared.names.lock().space.moment().generation;
     let before = generation();
     for n in 0..1500 {
@@ -541,7 +538,7 @@ fn a_home_without_a_free_block_lets_files_go_by_what_was_kept_for_that() {
     }
     let left = memory.list(Path::new("/dev0/files")).unwrap().len();
     assert_eq!(left, 1500, "the space of the others is free");
-    assert_eq!((generation() - before, reserved()), (2, 512 << 10), "used twice and made anew");
+    assert_eq!((generation() - before, ballast()), (2, 512 << 10), "used twice and made anew");
 }
 
 #[test]

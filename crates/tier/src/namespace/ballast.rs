@@ -1,8 +1,8 @@
-//! A file that is given up when the home device is full to its last block, so that the generation that lets
+//! Ballast: a file that is given up when the home device is full to its last block, so that the generation that lets
 //! other files go can be written.
 //!
 //! Removed files keep their space until the namespace says so durably; where that needs a block and there is none, nothing would ever go
-//! again. The reserve is longer than the next generation may get (which has a record or none for each that there is, so the log's length is asked for), and is made anew while there is room: beside the one
+//! again. The ballast is longer than the next generation may get (which has a record or none for each that there is, so the log's length is asked for), and is made anew while there is room: beside the one
 //! that there is, which it replaces when it is whole. Its bytes are such that no file system stores for less, and are not read. Failure: without it everything works but that.
 //! Cost: a write as long each time that the namespace has doubled or the reserve was used up.
 
@@ -12,8 +12,8 @@ use archipelago_base::Result;
 use archipelago_base::random::Rng;
 use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose};
 
-const NAME: &str = "reserve";
-const NEW_NAME: &str = "reserve.tmp";
+const NAME: &str = "ballast";
+const NEW_NAME: &str = "ballast.tmp";
 /// The least; also what a generation takes beside its records, rounded up by far.
 const BYTES_MIN: u64 = 256 << 10;
 
@@ -67,10 +67,10 @@ pub(super) fn give_up(fs: &dyn FileSystem, dir: &Path) -> bool {
     let removed = fs.remove(&dir.join(NAME));
     match &removed {
         Ok(()) => {
-            tracing::warn!(dir = %dir.display(), "the home device of the tiers is full: the space kept for the namespace is used up");
+            tracing::warn!(dir = %dir.display(), "the home device of the tiers is full: the ballast of the namespace is given up");
         }
         Err(error) => {
-            tracing::warn!(%error, "the space that is kept for the namespace cannot be given up");
+            tracing::warn!(%error, "the ballast of the namespace cannot be given up");
         }
     }
     removed.is_ok()

@@ -20,6 +20,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 namespace rocksdb {
@@ -77,6 +78,10 @@ class TierFileSystem : public rocksdb::FileSystemWrapper {
   // Tells the level of every table of an open database that the tiers know otherwise: after it was written without a
   // listener, or ended between a trivial move and its report. How many there were, or -1 if some could not be told.
   int TellLevels(rocksdb::DB* db);
+
+  // A trivial move of `db` brought a table to `level`. RocksDB reports after the move, without its lock: two moves of one
+  // table may be reported in either order. So when the table is known to be deeper already, the database says where it is.
+  rocksdb::Status Moved(rocksdb::DB* db, const std::string& path, int level);
 
   // What the tiers hold and did, for people.
   std::string Report() const;
@@ -151,9 +156,14 @@ class TierFileSystem : public rocksdb::FileSystemWrapper {
                                 rocksdb::IODebugContext* dbg) override;
 
  private:
+  int TellLevelsLocked(rocksdb::DB* db);
+
   const std::shared_ptr<Tiers> tiers_;
   const std::string root_;
   Told told_;
+  // Held from asking a database to telling the tiers, so that no later report is overtaken. RocksDB holds no lock of its
+  // own when it is taken.
+  std::mutex levels_;
 };
 
 // Tells `fs` of flushes, compactions, trivial moves and ingestions of the databases that have it.

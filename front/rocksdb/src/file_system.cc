@@ -104,6 +104,20 @@ Status TierFileSystem::SetLevel(const std::string& path, int level) {
 }
 
 int TierFileSystem::TellLevels(rocksdb::DB* db) {
+  const std::lock_guard<std::mutex> lock(levels_);
+  return TellLevelsLocked(db);
+}
+
+Status TierFileSystem::Moved(rocksdb::DB* db, const std::string& path, int level) {
+  if (!Owns(path)) return Status::InvalidArgument(path, "does not lie in the tiers");
+  const std::lock_guard<std::mutex> lock(levels_);
+  archipelago_stat_t stat;
+  if (archipelago_stat(tiers_->handle(), path.c_str(), &stat) < 0) return Done(-1, path);
+  if (stat.level <= level) return SetLevel(path, level);
+  return TellLevelsLocked(db) < 0 ? Status::IOError(path, "its level could not be told") : Status::OK();
+}
+
+int TierFileSystem::TellLevelsLocked(rocksdb::DB* db) {
   std::vector<rocksdb::LiveFileMetaData> files;
   db->GetLiveFilesMetaData(&files);
   int told = 0;
@@ -112,15 +126,13 @@ int TierFileSystem::TellLevels(rocksdb::DB* db) {
     const std::string path = file.db_path + file.name;
     archipelago_stat_t stat;
     if (!Owns(path)) continue;
-    if (archipelago_stat(tiers_->handle(), path.c_str(), &stat) < 0) {
-      failed = true;
-    } else if (stat.level != file.level) {
-      if (SetLevel(path, file.level).ok()) {
-        told++;
-      } else {
-        failed = true;
-      }
+    Status status = Done(archipelago_stat(tiers_->handle(), path.c_str(), &stat), path);
+    if (status.ok() && stat.level != file.level) {
+      status = SetLevel(path, file.level);
+      told += status.ok();
     }
+    // A compaction may have taken it away since the database was asked.
+    failed |= !status.ok() && !status.IsPathNotFound();
   }
   return failed ? -1 : told;
 }

@@ -1,5 +1,5 @@
 // What RocksDB tells its listeners, kept for the file system: see job.h for what belongs to a thread, and
-// TierFileSystem::SetLevel for files that change their level without being written.
+// TierFileSystem::Moved for files that change their level without being written.
 
 #include <rocksdb/db.h>
 
@@ -46,14 +46,14 @@ class TierListener : public rocksdb::EventListener {
   void OnTableFileCreated(const rocksdb::TableFileCreationInfo&) override { ThisJob().table.clear(); }
 
   // A trivial move shows as a file that is input and output, on different levels.
-  void OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo& info) override {
+  void OnCompactionCompleted(rocksdb::DB* db, const rocksdb::CompactionJobInfo& info) override {
     const size_t outputs = std::min(info.output_files.size(), info.output_file_infos.size());
     for (size_t at = 0; at < outputs; at++) {
       const auto& moved = info.output_file_infos[at];
       const bool was_there = std::any_of(
           info.input_file_infos.begin(), info.input_file_infos.end(),
           [&moved](const rocksdb::CompactionFileInfo& input) { return input.file_number == moved.file_number; });
-      if (was_there && fs_->SetLevel(info.output_files[at], moved.level).ok()) fs_->told().moves++;
+      if (was_there && fs_->Moved(db, info.output_files[at], moved.level).ok()) fs_->told().moves++;
     }
   }
 

@@ -32,6 +32,7 @@ The whole table takes about two and a half hours, --quick about five minutes.
 Examples:
   archipelago bench reproduce keigo --quick
   archipelago bench reproduce keigo --only=tiers --workloads=a,c --distributions=zipf80
+  archipelago bench reproduce keigo --only=tiers --workloads=b,c,d --tiers_alone --seconds=180 --runs=1
   archipelago bench reproduce keigo --real=/mnt/disk
   archipelago bench reproduce keigo --only=instructions";
 
@@ -60,6 +61,9 @@ pub(super) struct KeigoFlags {
     /// Only these distributions of keys
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES")]
     pub(super) distributions: Vec<Keys>,
+    /// Only tiers, not what they are compared with: for bounds and hit ratios, which need no other side
+    #[arg(long)]
+    pub(super) tiers_alone: bool,
     /// Not emulated: memory (--fast) above a directory on this disk, with O_DIRECT; parts that need a third
     /// device have two
     #[arg(long, value_name = "DIR")]

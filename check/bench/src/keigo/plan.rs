@@ -326,6 +326,12 @@ fn groups_of(flags: &KeigoFlags, part: Part) -> Vec<Group> {
                 if with_fast(part, workload) {
                     sides.push(Side::Fast);
                 }
+                if flags.tiers_alone {
+                    sides.retain(|side| *side == Side::Tiers);
+                }
+                if sides.is_empty() {
+                    continue;
+                }
                 groups.push(Group { part, workload, keys, jobs, clients, sides });
             }
         }

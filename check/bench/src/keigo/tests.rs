@@ -71,6 +71,24 @@ fn reads_are_judged_by_bound_and_oracle_and_writes_by_the_ratio() {
 }
 
 #[test]
+fn tiers_alone_are_judged_by_bound_and_oracle() {
+    let groups =
+        plan::groups(&keigo_flags(&["--tiers_alone", "--only=tiers,single", "--workloads=a,c"]));
+    assert!(groups.iter().all(|group| group.part == Part::Tiers && group.sides == [Side::Tiers]));
+    assert_eq!(groups.len(), 6, "single has no side of tiers");
+    let runs: Vec<Run> =
+        (0..groups.len()).map(|group| run_of(group, Side::Tiers, 0, 4600.0)).collect();
+    let rows = rows_of(&groups, &runs);
+    let whats: Vec<&str> =
+        rows.iter().map(|row| row.what.split(": ").nth(1).expect("two parts")).collect();
+    assert_eq!(
+        whats,
+        ["ops/s of the bound", "hit ratio of the oracle's"].repeat(3),
+        "A has no other side"
+    );
+}
+
+#[test]
 fn automatic_threads_are_compared_with_the_best_fixed_number() {
     let groups = plan::groups(&keigo_flags(&["--only=threads", "--workloads=c"]));
     let speeds = [

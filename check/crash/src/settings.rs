@@ -72,7 +72,7 @@ fn storage(dir: &Path, seed: u64, open_seed: u64, dies: bool) -> Result<Storage>
         fast_levels: rng.bool().then(|| rng.u8(1..5)),
         ..Policy::default()
     };
-    let fault_point = (dies && rng.bool()).then(|| death(rng.u64(..24)));
+    let fault_point = (dies && rng.bool()).then(|| death(rng.u64(..48)));
     let components = tier::Components { policy, fault_point, ..tier::Components::default() };
     Storage::open_with(dir, &devices(dir, seed), components)
 }

@@ -61,6 +61,23 @@ const BUILDING: &[CargoStep] = &[
         hint: "the output above names the seed and the cycle: the same seed replays it",
         slow: true,
     },
+    CargoStep {
+        name: "crash run, tiers",
+        args: &[
+            "run",
+            "--locked",
+            "--quiet",
+            "-p",
+            "archipelago-crash",
+            "--",
+            "--tiers",
+            "--cycles",
+            "40",
+        ],
+        env: &[],
+        hint: "the output above names the seed and the cycle: the same seed replays it",
+        slow: true,
+    },
 ];
 
 /// The fabric over libfabric: where its headers are.

@@ -166,16 +166,29 @@ impl Heat {
 /// records of a load that appends are in such tables. Files do not come back up for this: reading them there is
 /// what copies are for, and deeper levels only grow colder.
 #[must_use]
-pub fn place_after_move(input: &PlaceInput<'_>, from: usize, heat: &Heat) -> Option<usize> {
+pub fn place_after_move(input: &PlaceInput<'_>, from: usize, heat: &Heat) -> AfterMove {
     let (first, _) = wanted(input.context, input);
     if from >= first || input.devices.len() == 1 {
-        return None;
+        return AfterMove::Stays;
     }
     if from == 0 && heat.stays(input.size_hint_bytes) {
-        return None;
+        return AfterMove::Stays;
     }
-    let (to, _) = place(input);
-    (to > from).then_some(to)
+    match place(input) {
+        (to, _) if to > from => AfterMove::Goes(to),
+        _ => AfterMove::Waits,
+    }
+}
+
+/// What becomes of a file whose level changed without a rewrite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterMove {
+    /// It lies where it belongs, or is hot.
+    Stays,
+    /// To this device.
+    Goes(usize),
+    /// Further down, where nothing takes it now.
+    Waits,
 }
 
 #[cfg(test)]
@@ -295,7 +308,7 @@ mod tests {
     }
 
     /// Where a table of 1 GiB goes after its move to `level`.
-    fn moved(level: u8, from: usize, heat: &Heat) -> Option<usize> {
+    fn moved(level: u8, from: usize, heat: &Heat) -> AfterMove {
         let input = PlaceInput {
             context: table(level),
             size_hint_bytes: GIB,
@@ -310,25 +323,42 @@ mod tests {
 
     #[test]
     fn a_trivial_move_takes_a_file_down_and_never_up() {
+        use AfterMove::{Goes, Stays};
         let moved = |level, from| moved(level, from, &Heat::UNKNOWN);
-        assert_eq!(moved(3, 0), Some(1));
-        assert_eq!(moved(2, 0), None);
-        assert_eq!(moved(3, 1), None);
-        assert_eq!(moved(1, 1), None);
+        assert_eq!(moved(3, 0), Goes(1));
+        assert_eq!(moved(2, 0), Stays);
+        assert_eq!(moved(3, 1), Stays);
+        assert_eq!(moved(1, 1), Stays);
+    }
+
+    #[test]
+    fn a_table_waits_where_it_is_while_nothing_below_takes_it() {
+        let full = DeviceView { avoid: true, ..device(50) };
+        let input = PlaceInput {
+            context: table(3),
+            size_hint_bytes: GIB,
+            fast_levels: 3,
+            base_level: 1,
+            devices: &[device(50), full],
+            reserve: 0.02,
+            migrate: 0.05,
+        };
+        assert_eq!(place_after_move(&input, 0, &Heat::UNKNOWN), AfterMove::Waits);
     }
 
     #[test]
     fn what_is_as_hot_as_a_copy_stays_while_hot_tables_have_room() {
+        use AfterMove::{Goes, Stays};
         let hot = Heat { density: 0.2, worth: 0.1, is_young: false, room: GIB };
-        assert_eq!(moved(3, 0, &hot), None);
-        assert_eq!(moved(3, 0, &Heat { room: GIB - 1, ..hot }), Some(1));
+        assert_eq!(moved(3, 0, &hot), Stays);
+        assert_eq!(moved(3, 0, &Heat { room: GIB - 1, ..hot }), Goes(1));
         let warm = Heat { density: 0.05, ..hot };
-        assert_eq!(moved(3, 0, &warm), Some(1));
-        assert_eq!(moved(3, 0, &Heat { is_young: true, ..warm }), None);
-        assert_eq!(moved(3, 0, &Heat { is_young: true, density: 0.0, ..warm }), Some(1));
+        assert_eq!(moved(3, 0, &warm), Goes(1));
+        assert_eq!(moved(3, 0, &Heat { is_young: true, ..warm }), Stays);
+        assert_eq!(moved(3, 0, &Heat { is_young: true, density: 0.0, ..warm }), Goes(1));
         let all_fit = Heat { worth: 0.0, ..hot };
-        assert_eq!(moved(3, 0, &all_fit), None);
-        assert_eq!(moved(3, 0, &Heat { density: 0.0, ..all_fit }), Some(1), "never read");
-        assert_eq!(moved(3, 1, &hot), None, "it does not come up");
+        assert_eq!(moved(3, 0, &all_fit), Stays);
+        assert_eq!(moved(3, 0, &Heat { density: 0.0, ..all_fit }), Goes(1), "never read");
+        assert_eq!(moved(3, 1, &hot), Stays, "it does not come up");
     }
 }

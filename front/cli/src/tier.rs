@@ -11,7 +11,9 @@ use archipelago::tier::profile::{
     Assumed, ProbeOptions, Prober, device_file_system, has_fio, probe, probe_with_fio,
 };
 use archipelago::tier::scheme::{DeviceProfile, Scheme};
-use archipelago::tier::{Components as TierComponents, DeviceKind, DeviceSettings, Policy};
+use archipelago::tier::{
+    Components as TierComponents, DeviceKind, DeviceSettings, Offline, Policy,
+};
 use archipelago::{
     CfOptions, Clock, Components, Db, DbOptions, Error, Joiner, Result, Rng, Settings, Spawn as _,
     SystemClock, SystemSpawn,
@@ -60,7 +62,7 @@ struct Profile {
     /// Most threads
     #[arg(long, value_name = "N", default_value_t = 64)]
     threads_max: u32,
-    /// Seconds of the write-heavy run; 0 for none (then two levels and the log are assumed)
+    /// Seconds of the write-heavy run; 0 for none (then a writer each of the log and of every level is assumed)
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     load_seconds: u64,
     /// Threads that write in that run
@@ -69,7 +71,8 @@ struct Profile {
     /// Background jobs in that run
     #[arg(long, value_name = "N", default_value_t = 4)]
     load_jobs: usize,
-    /// Where the scheme goes; onto the fastest device, which uses it from the next open on, unless told
+    /// Where the scheme goes; unless told onto the device with the namespace (the fastest, when the tiers were
+    /// made), and is used from the next open on
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -85,6 +88,7 @@ impl Profile {
     fn run(&self) -> Result<()> {
         let devices = self.devices()?;
         let clock = SystemClock::shared();
+        let held = Offline::hold(&devices, &clock)?;
         let mut profiles = Vec::with_capacity(devices.len());
         for (place, device) in devices.iter().enumerate() {
             let profile = self.measure(place, device, &clock)?;
@@ -107,7 +111,7 @@ impl Profile {
         };
         let scheme = Scheme::of_profile(profiles, &observed, capacity);
         println!("{}", scheme.reason);
-        let path = self.out.clone().unwrap_or_else(|| devices[0].path.join("scheme.toml"));
+        let path = self.out.clone().unwrap_or_else(|| held.scheme_path().to_owned());
         let text = format!(
             "# Placement scheme, written by `archipelago tier profile`. It may be changed by hand: \
              fast_levels\n# is what counts, and writers_max of each device.\n\n{}",
@@ -198,7 +202,8 @@ impl Profile {
         devices: &[DeviceSettings],
         clock: &Arc<dyn Clock>,
     ) -> Result<archipelago::tier::scheme::Observed> {
-        let policy = Policy { online: false, ..Policy::default() };
+        // Writers that wait for their turn would not be counted.
+        let policy = Policy { online: false, in_turn: false, ..Policy::default() };
         let components = TierComponents { policy, ..TierComponents::default() };
         let tiers = archipelago::tier::TieredFs::open(
             archipelago::storage::TIERS_ROOT,

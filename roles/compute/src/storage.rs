@@ -66,6 +66,9 @@ impl Storage {
         if stored.is_none() {
             refuse_database(&*local, dir)?;
         }
+        // The file was written once the devices had their tiers.
+        let must_exist = components.must_exist || stored.is_some();
+        let components = Components { must_exist, ..components };
         let tiers = TieredFs::open(TIERS_ROOT, &devices, components)?;
         if stored.is_none_or(|file| file.tiers != devices) {
             store(&*local, dir, devices)?;
@@ -134,7 +137,7 @@ fn refuse_database(fs: &dyn FileSystem, dir: &Path) -> Result<()> {
         None => Ok(()),
         Some(entry) => Err(Error::invalid(format!(
             "{} is not empty (it has \"{}\") and does not lie on tiers: a database cannot be moved onto \
-             tiers in place; make a checkpoint into them, or choose another directory",
+             tiers in place; choose another directory for the one on tiers",
             dir.display(),
             entry.name
         ))),
@@ -172,6 +175,25 @@ mod tests {
         fs.create_dir_all(&base.path().join("fast")).unwrap();
         fs.write_atomic(&base.path().join("fast/letter"), b"dear", context).unwrap();
         assert!(Storage::open(&dir, &[]).unwrap_err().to_string().contains("letter"));
+    }
+
+    #[test]
+    fn missing_devices_are_not_taken_for_new_ones() {
+        let base = tempfile::tempdir().unwrap();
+        let (dir, fs) = (base.path().join("db"), LocalFs::new());
+        let devices = devices(base.path());
+        Storage::open(&dir, &devices).unwrap().close().unwrap();
+        // As a mount point is without what is mounted there: one is empty, one is not there.
+        fs.remove_dir_all(&base.path().join("slow")).unwrap();
+        fs.remove_dir_all(&base.path().join("fast")).unwrap();
+        fs.create_dir_all(&base.path().join("fast")).unwrap();
+        for devices in [&devices[..], &[]] {
+            let error = Storage::open(&dir, devices).unwrap_err();
+            assert_eq!(error.kind(), archipelago_base::ErrorKind::NotFound, "{error}");
+            assert!(error.to_string().contains("mounted"), "{error}");
+        }
+        assert!(fs.list(&base.path().join("fast")).unwrap().is_empty());
+        assert!(!base.path().join("slow").exists(), "nothing was changed");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use archipelago_base::Result;
 use parking_lot::Mutex;
 
 use crate::device::Device;
@@ -147,8 +148,14 @@ impl Trash {
     }
 
     /// Removes what may go, or only copies of one device. Returns how many files went; what a device refuses to remove is tried
-    /// again the next time.
-    pub(crate) fn empty(&self, settled: Moment, now_ns: u64, copies_of: Option<usize>) -> usize {
+    /// again the next time. `before` is asked before each.
+    pub(crate) fn empty(
+        &self,
+        settled: Moment,
+        now_ns: u64,
+        copies_of: Option<usize>,
+        before: &dyn Fn() -> Result<()>,
+    ) -> usize {
         let due: Vec<Waste> = {
             let mut waste = self.waste.lock();
             let is_meant = |one: &Waste| {
@@ -162,7 +169,7 @@ impl Trash {
         let mut removed = 0;
         for one in due {
             let device = &one.devices[one.device];
-            let outcome = device.fs.remove(&one.path);
+            let outcome = before().and_then(|()| device.fs.remove(&one.path));
             let gone = match &outcome {
                 Ok(()) => true,
                 Err(error) => error.io_kind() == Some(std::io::ErrorKind::NotFound),

@@ -102,6 +102,8 @@ pub(crate) struct Entry {
     ranges: OnceLock<RangeReads>,
     /// Aged accesses of unknown place, as the bits of an `f64`.
     inherited: AtomicU64,
+    /// When its move after a change of level is decided anew, in milliseconds; 0 if none is owed.
+    pub(crate) move_owed_ms: AtomicU64,
     /// All aged accesses at the last look, as the bits of an `f64`.
     heat: AtomicU64,
     /// All aged accesses when the baseline was taken last ([`Look::takes_baseline`]), as the bits of an `f64`; NaN before.
@@ -137,6 +139,7 @@ impl Entry {
             reads: AtomicU64::new(0),
             ranges: OnceLock::new(),
             inherited: AtomicU64::new(0),
+            move_owed_ms: AtomicU64::new(0),
             heat: AtomicU64::new(0),
             baseline: AtomicU64::new(f64::NAN.to_bits()),
             baseline_scale: AtomicU64::new(1.0f64.to_bits()),

@@ -92,6 +92,19 @@ fn check_empty(one: &Found) -> Result<()> {
     }
 }
 
+/// Refuses devices of which none is one of tiers: all of them are missing, and what is there are the places where they belong.
+pub(super) fn check_known(found: &[Found]) -> Result<()> {
+    if found.iter().any(|one| one.identity.is_some()) {
+        return Ok(());
+    }
+    let place = |one: &Found| format!("\"{}\" ({})", one.name, one.parts.settings.path.display());
+    let places: Vec<String> = found.iter().map(place).collect();
+    Err(Error::not_found(format!(
+        "all devices are missing: {} have no {DEVICE_NAME} file. Are they mounted? Nothing was changed",
+        places.join(", ")
+    )))
+}
+
 /// The device that holds the namespace.
 pub(super) fn find_home(found: &[Found]) -> Result<usize> {
     let identities: Vec<_> = found.iter().filter_map(|one| one.identity.as_ref()).collect();

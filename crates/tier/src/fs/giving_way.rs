@@ -89,7 +89,7 @@ impl Shared {
         let what = format!("{copies} copies ({bytes} bytes) dropped from {}", device.name);
         self.history.tell(self.now_ms(), what, Reason::RoomForFiles);
         let settled = self.names.lock().space.settled();
-        self.trash.empty(settled, self.now_ns(), Some(index));
+        self.empty_settled(settled, Some(index));
         if let Err(error) = self.fault_point("drop.removed") {
             tracing::warn!(%error, "copies gave way, but for what comes behind that");
         }

@@ -12,6 +12,7 @@ pub(crate) mod copy;
 pub(crate) mod entry;
 mod found;
 mod giving_way;
+mod offline;
 mod open;
 pub(crate) mod shared;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use parking_lot::Mutex;
 
 use self::copy::{Physical, Role};
 use self::entry::Entry;
+pub use self::offline::Offline;
 pub use self::open::{Components, DeviceParts};
 pub use self::shared::FaultPoint;
 use self::shared::Shared;
@@ -224,12 +226,14 @@ impl TieredFs {
         }
     }
 
+    /// Changes names. Fault point: `names.changed`.
     fn change(&self, doing: &str, path: &Path, record: &Record) -> Result<()> {
         let mut names = self.shared.names.lock();
         let done = self.shared.commit(&mut names, record);
         drop(names);
         self.shared.wake_workers();
-        done.map(|_| ()).map_err(|error| error.context_at(format!("{doing} {}", path.display())))
+        done.and_then(|_| self.shared.fault_point("names.changed"))
+            .map_err(|error| error.context_at(format!("{doing} {}", path.display())))
     }
 
     /// Links a file of the tiers to a name outside, where both are of the local file system.

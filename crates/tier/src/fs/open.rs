@@ -23,8 +23,8 @@ use parking_lot::Mutex;
 use super::copy::{Physical, Role, Trash};
 use super::entry::{CachedCopy, Entry};
 use super::found::{
-    Contents, Found, check_missing, check_nothing_lies_there, find_devices, find_home, list_device,
-    lock_devices, lock_new_devices,
+    Contents, Found, check_known, check_missing, check_nothing_lies_there, find_devices, find_home,
+    list_device, lock_devices, lock_new_devices,
 };
 use super::shared::{FaultPoint, Names, Parts, Shared};
 use super::{TieredFs, note_level};
@@ -58,6 +58,8 @@ pub struct Components {
     pub policy: Policy,
     /// The placement scheme. Default: `scheme.toml` on the home device, if there is one.
     pub scheme: Option<Scheme>,
+    /// Whether the devices are known to have tiers: without this, those that are all empty become new ones. Default: false.
+    pub must_exist: bool,
     /// Fault points, for tests.
     pub fault_point: Option<FaultPoint>,
     /// Seed of the namespace's id; `None` for entropy.
@@ -72,6 +74,7 @@ impl Default for Components {
             outside: LocalFs::shared(),
             policy: Policy::default(),
             scheme: None,
+            must_exist: false,
             fault_point: None,
             seed: None,
         }
@@ -124,6 +127,9 @@ impl TieredFs {
         let settings: Vec<_> = devices.iter().map(|parts| parts.settings.clone()).collect();
         validate(&settings)?;
         let mut found = find_devices(devices)?;
+        if components.must_exist {
+            check_known(&found)?;
+        }
         let home = find_home(&found)?;
         let mut locks = lock_devices(&found, true)?;
         let contents = found.iter().map(list_device).collect::<Result<Vec<_>>>()?;

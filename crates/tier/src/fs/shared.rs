@@ -401,8 +401,14 @@ impl Shared {
             outcome = self.sync();
             settled = self.names.lock().space.settled();
         }
-        let removed = self.trash.empty(settled, self.now_ns(), None);
+        let removed = self.empty_settled(settled, None);
         outcome.map(|()| removed)
+    }
+
+    /// Removes what may go once the namespace is settled so far, or only copies of one device. Fault point: `trash.remove`, before each file.
+    pub(crate) fn empty_settled(&self, settled: Moment, copies_of: Option<usize>) -> usize {
+        let before = || self.fault_point("trash.remove");
+        self.trash.empty(settled, self.now_ns(), copies_of, &before)
     }
 
     /// Drops a copy: no route leads to it any more, and its file goes with the last read of it. Whether it was there. Fault points: `drop.begin`,

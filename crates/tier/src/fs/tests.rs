@@ -62,6 +62,7 @@ impl World {
             spawn: None,
             outside: Arc::new(MemFs::new()),
             policy: self.policy.clone(),
+            must_exist: false,
             fault_point: self.fault.clone(),
             scheme: self.scheme.clone(),
             seed: Some(1),

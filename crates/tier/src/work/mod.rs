@@ -2,7 +2,8 @@
 //! go, and keeps the namespace's ballast, and several copy and move ([`transfer`]) as far as the devices' writers allow.
 //!
 //! Without threads (`Components::spawn` is `None`) [`TieredFs::step`] does one round of all of it. A job
-//! that fails leaves the file where it was and is decided anew if its reason persists. A file has at most
+//! that fails leaves the file where it was and is decided anew if its reason persists: copies and what leaves for them at the next look, moves after a
+//! change of level ten seconds later, until the tiers are closed. A file has at most
 //! one job at a time (`Entry::busy`).
 
 mod tick;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use archipelago_base::spawn::{Joiner, Spawn};
 use archipelago_base::{ErrorKind, Result};
-use archipelago_env::IoContext;
+use archipelago_env::{IoContext, IoPurpose};
 use parking_lot::Mutex;
 
 pub(crate) use self::tick::Pace;
@@ -28,7 +29,7 @@ use crate::history::Reason;
 use crate::migrate::threads;
 use crate::namespace::ballast;
 use crate::namespace::record::Record;
-use crate::place::{Heat, place_after_move};
+use crate::place::{AfterMove, Heat, place_after_move};
 use crate::settings::DEVICES_MAX;
 
 /// Something to copy or move.
@@ -173,6 +174,15 @@ pub(crate) fn level_changed(
         shared.commit(&mut names, &Record::Level { file: entry.id, level })?;
         entry.set_level(level);
     }
+    move_by_level(shared, entry, context);
+    Ok(())
+}
+
+/// A move after a change of level that was not made is decided anew after this long.
+const MOVE_PAUSE_MS: u64 = 10_000;
+
+/// Queues the move of a file whose level changed without a rewrite, if it belongs further down. What fails, or finds no room, is decided anew by later looks.
+fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
     let (from, len) = {
         let inside = entry.inside.lock();
         (inside.main.device, inside.main.len())
@@ -187,15 +197,38 @@ pub(crate) fn level_changed(
         room: fastest.hot_room.load(Ordering::Relaxed),
     };
     let input = shared.place_input(context, len, &devices);
-    if let Some(to) = place_after_move(&input, from, &heat) {
-        let (entry, reason) = (Arc::clone(entry), Reason::LevelChanged);
-        shared.queue.push(Job { entry, to, kind: JobKind::Move, reason });
-        shared.wake_workers();
-    } else if from == 0 {
+    let after = place_after_move(&input, from, &heat);
+    let owed_ms = match after {
+        AfterMove::Stays => 0,
+        AfterMove::Goes(_) | AfterMove::Waits => shared.now_ms() + MOVE_PAUSE_MS,
+    };
+    entry.move_owed_ms.store(owed_ms, Ordering::Relaxed);
+    match after {
+        AfterMove::Goes(to) => {
+            let (entry, reason) = (Arc::clone(entry), Reason::LevelChanged);
+            shared.queue.push(Job { entry, to, kind: JobKind::Move, reason });
+            shared.wake_workers();
+        }
         // It may be one of the scheme's own all the same: the next look counts anew.
-        fastest.take_hot_room(len);
+        AfterMove::Stays if from == 0 => fastest.take_hot_room(len),
+        AfterMove::Stays | AfterMove::Waits => {}
     }
-    Ok(())
+}
+
+/// Decides anew on the moves that were not made, and are due again.
+fn retry_moves<'a>(shared: &Arc<Shared>, entries: impl Iterator<Item = &'a Arc<Entry>>) {
+    let now_ms = shared.now_ms();
+    for entry in entries {
+        let owed_ms = entry.move_owed_ms.load(Ordering::Relaxed);
+        if owed_ms == 0 || owed_ms > now_ms || entry.busy.load(Ordering::Acquire) {
+            continue;
+        }
+        if let Some(level) = entry.level() {
+            let from = level.saturating_sub(1);
+            let purpose = IoPurpose::Compaction { from, to: level };
+            move_by_level(shared, entry, IoContext::sst(purpose, level));
+        }
+    }
 }
 
 /// Starts the background threads: the one that looks, and those that copy and move. If one cannot be started, those that were end again.

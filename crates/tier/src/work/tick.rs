@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use archipelago_env::FileClass;
 
-use super::{Job, JobKind};
+use super::{Job, JobKind, retry_moves};
 use crate::activity::Totals;
 use crate::cache::ageing::{Ageing, Interval, drift};
 use crate::cache::parts::{CopyPlan, FileReads, plan, trust, worth};
@@ -151,6 +151,7 @@ pub(super) fn tick(shared: &Arc<Shared>) {
         let wish = Wish { wanted, finished: finished as usize, variance: pace.ageing.variance() };
         fill_cache(shared, index, &seen, wish);
     }
+    retry_moves(shared, seen.iter().map(|file| &file.entry));
     follow(shared, &mut pace, &seen);
     if shared.queue.has_jobs() {
         shared.wake_workers();

@@ -245,7 +245,9 @@ fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
             assert!(steps.contains(format!("{kind}.{step}").as_str()), "{kind}.{step}: {steps:?}");
         }
     }
-    assert!(steps.contains("ballast.written"), "{steps:?}");
+    for step in ["ballast.written", "trash.remove"] {
+        assert!(steps.contains(step), "{step}: {steps:?}");
+    }
     for step in ["drop.begin", "drop.recorded", "drop.removed"] {
         let seen = clones[growing..].iter().any(|(name, ..)| name == step);
         assert!(seen, "{step}: {steps:?}");
@@ -253,6 +255,44 @@ fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
     for (name, killed, lost) in &clones {
         assert!(recovered(killed, &world) == expected, "killed at {name}");
         assert!(recovered(lost, &world) == expected, "power lost at {name}");
+    }
+}
+
+#[test]
+fn a_removed_file_is_gone_or_whole_after_a_kill_at_every_step() {
+    let disk = MemFs::new();
+    let mut world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let clones: Arc<Mutex<Vec<(String, MemFs, MemFs)>>> = Arc::default();
+    let told = Arc::clone(&clones);
+    world.fault = Some(Arc::new(move |name| {
+        let mut clones = told.lock();
+        let seed = clones.len() as u64;
+        clones.push((name.to_owned(), disk.kill_clone(), disk.crash_clone(seed)));
+        Ok(())
+    }));
+    let fs = world.open();
+    let all: Model = (0..6u64).map(|n| (n.to_string(), filled(n, 3_000))).collect();
+    for (n, (name, bytes)) in all.iter().enumerate() {
+        write(&fs, name, n as u8, bytes);
+    }
+    fs.sync_dir(Path::new(ROOT)).unwrap();
+    clones.lock().clear();
+    // One by one, and what goes together.
+    for names in [&["0"][..], &["1", "2", "3"]] {
+        names.iter().for_each(|name| fs.remove(&path(name)).unwrap());
+        fs.settle();
+    }
+    let left: Model = all.clone().split_off("4");
+    assert_eq!(contents(&fs), left);
+    let clones = std::mem::take(&mut *clones.lock());
+    let count = |step: &str| clones.iter().filter(|(name, ..)| name == step).count();
+    assert_eq!((count("names.changed"), count("trash.remove")), (4, 4));
+    for (name, killed, lost) in &clones {
+        for found in [recovered(killed, &world), recovered(lost, &world)] {
+            // Every name that is there leads to all of its bytes.
+            assert!(found.iter().all(|(name, bytes)| all.get(name) == Some(bytes)), "at {name}");
+            assert!(left.keys().all(|name| found.contains_key(name)), "at {name}");
+        }
     }
 }
 

@@ -1,0 +1,48 @@
+//! Devices that nobody has open, held by somebody who measures them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::Result;
+use archipelago_base::clock::Clock;
+use archipelago_env::FileLock;
+
+use super::found::{find_devices, find_home, lock_devices, lock_new_devices};
+use super::open::{DeviceParts, SCHEME_NAME};
+use crate::device::file_system;
+use crate::settings::{DeviceSettings, validate};
+
+/// See the module. As long as it lives nobody else opens the devices; new directories are made, and nothing else.
+pub struct Offline {
+    scheme_path: PathBuf,
+    _locks: Vec<Box<dyn FileLock>>,
+}
+
+impl std::fmt::Debug for Offline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Offline").field("scheme_path", &self.scheme_path).finish_non_exhaustive()
+    }
+}
+
+impl Offline {
+    /// Holds the devices of `settings`. Errors: those of [`super::TieredFs::open`] for foreign, missing and open devices.
+    pub fn hold(settings: &[DeviceSettings], clock: &Arc<dyn Clock>) -> Result<Self> {
+        validate(settings)?;
+        let parts = settings.iter().map(|settings| {
+            let fs = file_system(settings, clock)?;
+            Ok(DeviceParts { settings: settings.clone(), fs, is_local: true })
+        });
+        let found = find_devices(parts.collect::<Result<Vec<_>>>()?)?;
+        let home = find_home(&found)?;
+        let mut locks = lock_devices(&found, true)?;
+        locks.extend(lock_new_devices(&found)?);
+        let scheme_path = found[home].parts.settings.path.join(SCHEME_NAME);
+        Ok(Self { scheme_path, _locks: locks })
+    }
+
+    /// Where the scheme lies that the next open uses: on the device that holds the namespace, or will.
+    #[must_use]
+    pub fn scheme_path(&self) -> &Path {
+        &self.scheme_path
+    }
+}

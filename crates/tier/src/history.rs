@@ -23,8 +23,10 @@ pub enum Reason {
     Colder,
     /// Files need the copy's room.
     RoomForFiles,
-    /// A faster device has a copy now.
+    /// A faster device has a copy of all of the file now.
     CopiedHigher,
+    /// A better copy of the file took its place.
+    CopiedAnew,
     /// The device writes at this percentage of what its profile says.
     SlowerThanProfiled(u32),
     /// The device writes as its profile says again.
@@ -47,6 +49,7 @@ impl fmt::Display for Reason {
             Self::Colder => "another file is hotter",
             Self::RoomForFiles => "files need the room",
             Self::CopiedHigher => "a faster device has a copy",
+            Self::CopiedAnew => "a better copy of the file took its place",
             Self::Scheme(why) => why,
         })
     }

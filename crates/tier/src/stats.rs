@@ -185,8 +185,11 @@ fn count_file(devices: &mut [DeviceReport], entry: &Entry) {
     }
 }
 
+/// So many of the last events are facts, too.
+const FACT_EVENTS: usize = 16;
+
 impl TierStats {
-    /// The figures as `name:value` lines, for INFO.
+    /// The figures as `name:value` lines, for INFO: devices, what lies on each by class and level, and what was done last and why.
     #[must_use]
     pub fn facts(&self) -> String {
         let mut text = format!("tier_fast_levels:{}\n", self.fast_levels);
@@ -218,6 +221,28 @@ impl TierStats {
                 device.turns_waited.0,
                 device.turns_waited.1
             ));
+            let (made, dropped, damaged) = device.copies_made;
+            text.push_str(&format!(
+                "tier{index}_copies:made={made},dropped={dropped},damaged={damaged},reads={},copied_bytes={}\n",
+                device.copy_reads, device.copied_bytes
+            ));
+            text.push_str(&format!(
+                "tier{index}_jobs:moves_waiting={},copies_waiting={},running={},leaving={},leaving_bytes={}\n",
+                device.waiting.0,
+                device.waiting.1,
+                device.running,
+                device.leaving.files,
+                device.leaving.bytes
+            ));
+            for (what, count) in &device.files {
+                let FileCount { files, bytes } = count;
+                text.push_str(&format!("tier{index}_{what}:files={files},bytes={bytes}\n"));
+            }
+        }
+        let last = self.events.iter().rev().take(FACT_EVENTS).rev();
+        for (number, event) in last.enumerate() {
+            let Event { at_ms, what, reason } = event;
+            text.push_str(&format!("tier_event{number}:at_ms={at_ms},{what}: {reason}\n"));
         }
         text
     }

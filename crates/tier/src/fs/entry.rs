@@ -386,21 +386,23 @@ pub(crate) fn take_carried(shared: &Arc<Shared>) -> f64 {
 const CHUNKS_BYTES_KEPT: usize = 1 << 20;
 
 impl TierReader {
+    /// Reads of the original: so many with so many bytes.
     #[inline]
     fn read_main(
         &self,
         route: &Route,
-        bytes: u64,
+        (reads, bytes): (usize, u64),
         foreground: bool,
         read: impl FnOnce(&dyn RandomFile) -> Result<()>,
     ) -> Result<()> {
         let device = &self.shared.devices[route.device];
-        device.add(Count::ReadsBegun, 1);
+        let reads = reads as u64;
+        device.add(Count::ReadsBegun, reads);
         let outcome = read(&*route.main);
-        device.add(Count::ReadsEnded, 1);
+        device.add(Count::ReadsEnded, reads);
         device.add(Count::ReadBytes, bytes);
         if foreground {
-            device.add(Count::ForegroundReads, 1);
+            device.add(Count::ForegroundReads, reads);
         }
         if outcome.is_err() {
             device.note(&outcome, self.shared.now_ns());
@@ -503,8 +505,8 @@ impl RandomFile for TierReader {
         if !route.cached.is_empty() && self.read_cached(&route, offset, buf, context, foreground) {
             return Ok(());
         }
-        let bytes = buf.len() as u64;
-        self.read_main(&route, bytes, foreground, |file| file.read_exact_at(offset, buf, context))
+        let reads = (1, buf.len() as u64);
+        self.read_main(&route, reads, foreground, |file| file.read_exact_at(offset, buf, context))
     }
 
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
@@ -514,11 +516,6 @@ impl RandomFile for TierReader {
         }
         let route = self.route.load();
         let foreground = context.purpose == IoPurpose::ForegroundRead;
-        if !route.cached.is_empty() {
-            return requests
-                .iter_mut()
-                .try_for_each(|(offset, buf)| self.read_exact_at(*offset, buf, context));
-        }
         let bytes = requests.iter().map(|(_, buf)| buf.len() as u64).sum();
         if foreground {
             for (offset, buf) in requests.iter() {
@@ -527,7 +524,23 @@ impl RandomFile for TierReader {
         } else if matches!(context.purpose, IoPurpose::Compaction { .. }) {
             carry(&self.shared, &self.entry, bytes, self.len);
         }
-        self.read_main(&route, bytes, foreground, |file| file.read_many(requests, context))
+        if route.cached.is_empty() {
+            return self.read_main(&route, (requests.len(), bytes), foreground, |file| {
+                file.read_many(requests, context)
+            });
+        }
+        let mut left: Vec<(u64, &mut [u8])> = Vec::with_capacity(requests.len());
+        for (offset, buf) in requests {
+            if !self.read_cached(&route, *offset, buf, context, foreground) {
+                left.push((*offset, buf));
+            }
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        let bytes = left.iter().map(|(_, buf)| buf.len() as u64).sum();
+        let reads = (left.len(), bytes);
+        self.read_main(&route, reads, foreground, |file| file.read_many(&mut left, context))
     }
 
     fn prefetch(&self, offset: u64, len: u64) {

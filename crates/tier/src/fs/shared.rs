@@ -324,8 +324,14 @@ impl Shared {
         }
     }
 
-    /// Begins a new generation of the namespace; everything that it names is durable before, also what another thread is just making so. `must`: see [`Namespace::renew`].
+    /// Begins a new generation of the namespace, with the accesses of now; everything that it names is durable before, also what another thread is
+    /// just making so. `must`: see [`Namespace::renew`].
     fn renew(&self, names: &mut Names, must: bool) -> Result<()> {
+        for (id, entry) in &names.entries {
+            if let Some(file) = names.space.state.files.get_mut(id) {
+                file.heat = entry.heat() as u64 + 1;
+            }
+        }
         let unsynced: Vec<Unsynced> = self.devices.iter().map(Device::unsynced).collect();
         self.sync_names(&unsynced)?;
         names.space.renew(must)
@@ -379,14 +385,8 @@ impl Shared {
 
     /// Puts the accesses of now into the namespace, for the next open.
     pub(crate) fn keep_heat(&self) {
-        let names = &mut *self.names.lock();
-        for (id, entry) in &names.entries {
-            if let Some(file) = names.space.state.files.get_mut(id) {
-                file.heat = entry.heat() as u64 + 1;
-            }
-        }
         if self.is_tiered
-            && let Err(error) = self.renew(names, false)
+            && let Err(error) = self.renew(&mut self.names.lock(), false)
         {
             tracing::warn!(%error, "accesses are not kept over the restart");
         }

@@ -34,10 +34,16 @@ const BLOCK_BYTES: u64 = 4096;
 /// from where they go, and wait for what is written there.
 const LEAVE_MAX: usize = 2;
 
+/// Accesses are put into the namespace this often while there are any, so that a killed process knows what was hot. In between they are with every new generation.
+const KEEP_HEAT_MS: u64 = 300_000;
+
 /// What is remembered from one look to the next.
 #[derive(Debug)]
 pub(crate) struct Pace {
     at_ms: u64,
+    /// When accesses were put into the namespace last, and reads since.
+    kept_ms: u64,
+    reads_unkept: u64,
     ageing: Ageing,
     /// Reads of users that copies served.
     hits: u64,
@@ -62,6 +68,8 @@ impl Pace {
     pub(crate) fn new(devices: usize, fast_levels: u8, totals: Totals, kept: f64) -> Self {
         Self {
             at_ms: 0,
+            kept_ms: 0,
+            reads_unkept: 0,
             ageing: Ageing::with_kept(kept),
             hits: 0,
             foreground: vec![0; devices],
@@ -151,10 +159,21 @@ pub(super) fn tick(shared: &Arc<Shared>) {
         let wish = Wish { wanted, finished: finished as usize, variance: pace.ageing.variance() };
         fill_cache(shared, index, &seen, wish);
     }
+    keep_heat(shared, &mut pace, now_ms);
     retry_moves(shared, seen.iter().map(|file| &file.entry));
     follow(shared, &mut pace, &seen);
     if shared.queue.has_jobs() {
         shared.wake_workers();
+    }
+}
+
+fn keep_heat(shared: &Shared, pace: &mut Pace, now_ms: u64) {
+    if pace.kept_ms == 0 {
+        pace.kept_ms = now_ms;
+    }
+    if pace.reads_unkept > 0 && now_ms - pace.kept_ms >= KEEP_HEAT_MS {
+        shared.keep_heat();
+        (pace.kept_ms, pace.reads_unkept) = (now_ms, 0);
     }
 }
 
@@ -171,6 +190,7 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
         interval.ranges += entry.ranges() as u64;
         entry.read_since.fetch_add(reads, Ordering::Relaxed);
     }
+    pace.reads_unkept += interval.reads;
     let baselines = entries.iter().filter_map(|entry| entry.baseline());
     interval.drift = drift(baselines, pace.ageing.baseline_variance());
     let hits = shared.devices.iter().map(|device| device.get(Count::CacheHits)).sum();

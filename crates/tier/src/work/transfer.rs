@@ -28,6 +28,7 @@ use crate::fs::copy::{Physical, Role};
 use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::note_level;
 use crate::fs::shared::{Shared, is_direct};
+use crate::history::Reason;
 use crate::namespace::Moment;
 use crate::namespace::record::{CopyRecord, Place, Record};
 
@@ -215,6 +216,8 @@ fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32)
     if file.len() != len {
         return Err(Error::corrupt(path, file.len(), "the moved file has another length"));
     }
+    // It was synced: what the page cache has of it is clean, and can be read from the device.
+    file.forget(0, len);
     let mut piece = vec![0; PIECE_BYTES.min(len.max(1)) as usize];
     let (mut at, mut found) = (0, 0);
     while at < len {
@@ -457,6 +460,13 @@ fn publish_copy(
     inside.copies.retain(|held| !old.iter().any(|gone| Arc::ptr_eq(gone, held)));
     inside.copies.push(Arc::clone(copy));
     drop(names);
+    for held in &old {
+        let device = held.physical.device();
+        let what = format!("a copy ({} bytes) dropped from {}", held.physical.len(), device.name);
+        let faster = held.physical.device > copy.physical.device;
+        let reason = if faster { Reason::CopiedHigher } else { Reason::CopiedAnew };
+        shared.history.tell(shared.now_ms(), what, reason);
+    }
     if let Err(error) = entry.reroute(&mut inside, shared) {
         tracing::warn!(%error, "a handle is not led to the copy");
     }

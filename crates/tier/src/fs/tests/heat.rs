@@ -146,3 +146,23 @@ fn a_hot_table_leaves_where_nothing_is_to_be_kept_for_being_read() {
     fs.settle();
     assert_eq!(holders(&fs.stats(), "L4"), [1], "{}", fs.stats());
 }
+
+#[test]
+fn what_was_hot_is_known_after_a_kill() {
+    let disk = MemFs::new();
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    write(&fs, "hot.sst", 5, &filled(1, 30_000));
+    write(&fs, "cold.sst", 5, &filled(2, 30_000));
+    world.pass(500);
+    fs.step();
+    read_as(&fs, "hot.sst", READ, 50);
+    for _ in 0..2 {
+        world.pass(300_000);
+        fs.step();
+    }
+    let again = World { disk: Arc::new(disk.kill_clone()), ..world };
+    let fs = again.open();
+    let heat = |name: &str| fs.shared.entry("find", &path(name)).unwrap().heat();
+    assert!(heat("hot.sst") > 5.0 * (1.0 + heat("cold.sst")), "{}", heat("hot.sst"));
+}

@@ -350,3 +350,50 @@ fn a_move_is_done_although_an_open_handle_cannot_be_led_to_the_target() {
     drop(fs);
     assert!(world.open().read(&path("1.sst"), READ).unwrap() == bytes);
 }
+
+#[test]
+fn of_a_batch_only_what_no_copy_has_goes_to_the_slow_device() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
+    world.policy.cache_by = CacheBy::Range;
+    let fs = world.open();
+    let bytes = filled(5, 300_000);
+    write(&fs, "1.sst", 5, &bytes);
+    heat(&fs, "1.sst", 200, |index| 16_384 + (index as u64 * 71) % 16_000);
+    world.pass(500);
+    fs.step();
+    assert_eq!(fs.stats().devices[0].copies.files, 1);
+    let file = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
+    let before = fs.stats();
+    let offsets = [200_000u64, 16_384, 20_000, 250_000, 30_500];
+    let mut bufs = [[0; 60]; 5];
+    let mut requests: Vec<(u64, &mut [u8])> =
+        offsets.into_iter().zip(bufs.iter_mut().map(|buf| &mut buf[..])).collect();
+    file.read_many(&mut requests, READ).unwrap();
+    for (at, buf) in offsets.into_iter().zip(bufs) {
+        assert_eq!(buf, bytes[at as usize..at as usize + 60]);
+    }
+    let after = fs.stats();
+    let device = |pick: fn(&crate::stats::DeviceReport) -> u64, index: usize| {
+        pick(&after.devices[index]) - pick(&before.devices[index])
+    };
+    assert_eq!(device(|device| device.copy_reads, 0), 3);
+    assert_eq!(device(|device| device.foreground_reads, 1), 2);
+    assert_eq!(device(|device| device.read_bytes, 1), 120);
+}
+
+#[test]
+fn facts_tell_what_lies_where_and_what_was_done_why() {
+    let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
+    let (fs, _) = hot_world(&world);
+    fs.reassign(&path("5.sst"), table(6));
+    let facts = fs.stats().facts();
+    for wanted in
+        ["tier0:name=", "tier1_L5:files=5,bytes=150000\n", "tier1_L6:files=1,bytes=30000\n"]
+    {
+        assert!(facts.contains(wanted), "{wanted}: {facts}");
+    }
+    let made = fs.stats().devices[0].copies_made.0;
+    assert!(facts.contains(&format!("tier0_copies:made={made},dropped=0,damaged=0,")), "{facts}");
+    assert!(facts.contains("copied to dev0: too many reads went past the device\n"), "{facts}");
+    assert!(facts.lines().all(|line| line.split_once(':').is_some()), "{facts}");
+}

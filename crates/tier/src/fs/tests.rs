@@ -5,7 +5,11 @@ mod crashes;
 mod devices;
 mod giving_way;
 mod heat;
+mod kept;
+mod kinds;
 mod moving;
+mod online;
+mod page_cache;
 mod slower;
 
 use std::collections::BTreeMap;

@@ -16,4 +16,5 @@ mod model;
 mod remote_jobs;
 mod subcompactions;
 mod support;
+mod tiers;
 mod warm;

@@ -1,0 +1,148 @@
+//! A checkpoint of a database whose tables lie on two devices, into a directory outside of the tiers.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_engine::db::{Components, Db, ReadOptions};
+use archipelago_engine::key::KeyRange;
+use archipelago_engine::options::DbOptions;
+use archipelago_env::FileSystem;
+use archipelago_env::local::LocalFs;
+use archipelago_env::mem::MemFs;
+use archipelago_tier::{DeviceKind, DeviceParts, DeviceSettings, Policy, TieredFs};
+
+use crate::support::{small_db, small_family};
+
+const KEYS: u32 = 900;
+
+fn key(n: u32) -> Vec<u8> {
+    format!("reef:{n:04}").into_bytes()
+}
+
+fn value(n: u32) -> Vec<u8> {
+    format!("{n} ").repeat(30).into_bytes()
+}
+
+/// Components of the tiers: L0 belongs to the first device, all else to the second.
+fn tier_components(outside: &Arc<dyn FileSystem>) -> archipelago_tier::Components {
+    archipelago_tier::Components {
+        spawn: None,
+        seed: Some(5),
+        outside: Arc::clone(outside),
+        policy: Policy { fast_levels: Some(1), ..Policy::default() },
+        ..archipelago_tier::Components::default()
+    }
+}
+
+fn open(fs: &Arc<dyn FileSystem>, dir: &Path, create_if_missing: bool) -> Db {
+    let components = Components {
+        fs: Arc::clone(fs),
+        families: [("default".to_owned(), small_family())].into_iter().collect(),
+        ..Components::default()
+    };
+    Db::open_with(dir, DbOptions { create_if_missing, ..small_db() }, components).unwrap()
+}
+
+/// A database with a third of its records in deep tables, a third in L0 and a third in the log.
+fn filled(tiers: &Arc<TieredFs>) -> Db {
+    let db = open(&(Arc::clone(tiers) as Arc<dyn FileSystem>), Path::new("/tiers/db"), true);
+    let family = db.default_family().clone();
+    for n in 0..KEYS {
+        db.put(&key(n), &value(n)).unwrap();
+        if n == KEYS / 3 {
+            db.compact_range(&family, &KeyRange::all()).unwrap();
+        } else if n == KEYS / 3 * 2 {
+            db.flush(&family).unwrap();
+        }
+    }
+    let stats = tiers.stats();
+    let has = |device: usize, is_level: fn(&str) -> bool| {
+        stats.devices[device].files.keys().any(|what| is_level(what))
+    };
+    assert!(has(0, |what| what == "L0") && has(0, |what| what == "log"), "{stats}");
+    assert!(has(1, |what| what.starts_with('L') && what != "L0"), "{stats}");
+    db
+}
+
+fn all_of(db: &Db) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut iter = db.iter(db.default_family(), &ReadOptions::default()).unwrap();
+    let mut all = Vec::new();
+    iter.seek_to_first();
+    while iter.valid() {
+        all.push((iter.key().to_vec(), iter.value().to_vec()));
+        iter.next();
+    }
+    iter.status().unwrap();
+    all
+}
+
+/// Makes a checkpoint in `copy` on `outside`, and shows that neither database has to do with the other.
+fn check(tiers: &Arc<TieredFs>, outside: &Arc<dyn FileSystem>, copy: &Path) {
+    let db = filled(tiers);
+    let expected: Vec<_> = (0..KEYS).map(|n| (key(n), value(n))).collect();
+    db.checkpoint(copy).unwrap();
+    // The tables that it was made of go.
+    let family = db.default_family().clone();
+    for n in 0..KEYS {
+        db.delete(&key(n)).unwrap();
+        while db.step_background().unwrap() {}
+    }
+    db.put(b"only", b"here").unwrap();
+    db.compact_range(&family, &KeyRange::all()).unwrap();
+    tiers.settle();
+    let copied = open(outside, copy, false);
+    assert!(all_of(&copied) == expected, "the checkpoint has other records");
+    assert!(copied.verify(|_, _| ()).unwrap().is_clean());
+    copied.put(b"only", b"there").unwrap();
+    copied.compact_range(copied.default_family(), &KeyRange::all()).unwrap();
+    copied.close().unwrap();
+    let one = [(b"only".to_vec(), b"here".to_vec())];
+    assert_eq!(all_of(&db), one);
+    db.close().unwrap();
+    tiers.close().unwrap();
+    let copied = open(outside, copy, false);
+    assert_eq!(all_of(&copied).len(), KEYS as usize + 1);
+    copied.close().unwrap();
+}
+
+#[test]
+fn a_checkpoint_of_two_directories_is_a_plain_database_that_shares_their_tables() {
+    let base = tempfile::tempdir().unwrap();
+    let device = |name: &str| DeviceSettings::new(base.path().join(name), DeviceKind::Directory);
+    let devices = [device("fast"), device("slow")];
+    let outside: Arc<dyn FileSystem> = LocalFs::shared();
+    let open_tiers = || TieredFs::open("/tiers", &devices, tier_components(&outside)).unwrap();
+    check(&open_tiers(), &outside, &base.path().join("copy"));
+    // Linked, from either device.
+    let tiers = open_tiers();
+    let db = open(&(Arc::clone(&tiers) as Arc<dyn FileSystem>), Path::new("/tiers/db"), false);
+    let family = db.default_family().clone();
+    db.put(b"deep", b"1").unwrap();
+    db.compact_range(&family, &KeyRange::all()).unwrap();
+    db.put(b"shallow", b"2").unwrap();
+    db.flush(&family).unwrap();
+    let copy = base.path().join("second-copy");
+    db.checkpoint(&copy).unwrap();
+    let tables = outside.list(&copy).unwrap().into_iter().filter(|e| e.name.ends_with(".sst"));
+    let links: Vec<_> =
+        tables.map(|e| std::fs::metadata(copy.join(e.name)).unwrap().nlink()).collect();
+    assert!(links.len() >= 2 && links.iter().all(|&links| links == 2), "{links:?}");
+}
+
+#[test]
+fn a_checkpoint_of_devices_that_cannot_be_linked_out_is_a_plain_database_of_copies() {
+    let disk = MemFs::new();
+    let device = |path: &str| DeviceParts {
+        settings: DeviceSettings {
+            capacity_bytes: 64 << 20,
+            ..DeviceSettings::new(path, DeviceKind::Directory)
+        },
+        fs: Arc::new(disk.clone()),
+        is_local: false,
+    };
+    let outside: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+    let devices = vec![device("/fast"), device("/slow")];
+    let tiers = TieredFs::open_over("/tiers", devices, tier_components(&outside)).unwrap();
+    check(&tiers, &outside, &PathBuf::from("/copy"));
+}

@@ -4,6 +4,7 @@
 
 mod cluster;
 mod store;
+mod tiers;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

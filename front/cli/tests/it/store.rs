@@ -11,10 +11,10 @@ use crate::cluster::{Process, until};
 use crate::{archipelago, text};
 
 /// A connection that speaks RESP.
-struct Redis(BufReader<TcpStream>);
+pub(crate) struct Redis(BufReader<TcpStream>);
 
 impl Redis {
-    fn connect(address: &str) -> io::Result<Self> {
+    pub(crate) fn connect(address: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
         Ok(Self(BufReader::new(stream)))
@@ -34,7 +34,7 @@ impl Redis {
     }
 
     /// The same of arguments of any length.
-    fn ask_long(&mut self, arguments: &[&str]) -> io::Result<String> {
+    pub(crate) fn ask_long(&mut self, arguments: &[&str]) -> io::Result<String> {
         let mut all = format!("*{}\r\n", arguments.len());
         for argument in arguments {
             all.push_str(&format!("${}\r\n{argument}\r\n", argument.len()));

@@ -1,0 +1,274 @@
+//! A database on two devices as people run it: profiled, served, killed, looked at, and with a device missing.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use archipelago::Rng;
+use archipelago::env::local::LocalFs;
+use archipelago::env::{FileSystem, IoContext, IoPurpose};
+use archipelago::tier::scheme::Scheme;
+
+use crate::cluster::{Process, until};
+use crate::store::Redis;
+use crate::{archipelago, db, text};
+
+/// So many keys, of a kilobyte each.
+const KEYS: u64 = 2000;
+
+/// A directory for everything, with a settings file of two devices.
+struct Place {
+    base: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { base: tempfile::tempdir().unwrap() };
+        // Small sizes, so that few records make levels; and less room on the first device than they need.
+        let settings = format!(
+            "[database]\nwal_segment_bytes = 131_072\n\
+             [families.default]\nwrite_buffer_bytes = 16_384\nlevel_base_bytes = 65_536\n\
+             level_multiplier = 4\ntarget_file_bytes = 32_768\n\
+             [[tiers]]\nname = \"quick\"\npath = \"{}\"\ncapacity_bytes = 600_000\n\
+             [[tiers]]\nname = \"roomy\"\npath = \"{}\"\n",
+            place.of("quick-dir").display(),
+            place.of("roomy-dir").display()
+        );
+        write(&place.of("settings.toml"), &settings);
+        place
+    }
+
+    fn of(&self, name: &str) -> PathBuf {
+        self.base.path().join(name)
+    }
+
+    /// `archipelago tier profile`, as short as it can be.
+    fn profile(&self, args: &[&str]) -> Output {
+        archipelago()
+            .args(["tier", "profile", "--tool", "own", "--point-ms", "5", "--threads-max", "2"])
+            .arg("--dir")
+            .arg(self.of("data"))
+            .args(args)
+            .output()
+            .unwrap()
+    }
+
+    /// The scheme on the fastest device.
+    fn scheme(&self) -> Scheme {
+        Scheme::from_toml(&read(&self.of("quick-dir/scheme.toml"))).unwrap()
+    }
+
+    /// A server, and a client of it.
+    fn serve(&self) -> (Process, Redis) {
+        let mut process = Process::start(
+            archipelago()
+                .args(["serve", "--listen", "127.0.0.1:0", "--config"])
+                .arg(self.of("settings.toml"))
+                .arg("--dir")
+                .arg(self.of("data")),
+        );
+        let said = process.line();
+        let client = Redis::connect(said.rsplit(' ').next().unwrap()).unwrap();
+        (process, client)
+    }
+
+    /// What a server says that cannot be started.
+    fn refused(&self) -> String {
+        let output = archipelago()
+            .args(["serve", "--listen", "127.0.0.1:0", "--config"])
+            .arg(self.of("settings.toml"))
+            .arg("--dir")
+            .arg(self.of("data"))
+            .output()
+            .unwrap();
+        why(&output)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "an operator's hand")]
+    fn rename(&self, from: &str, to: &str) {
+        std::fs::rename(self.of(from), self.of(to)).unwrap();
+    }
+}
+
+fn context() -> IoContext {
+    IoContext::manifest(IoPurpose::ForegroundWrite)
+}
+
+fn read(path: &Path) -> String {
+    String::from_utf8(LocalFs::new().read(path, context()).unwrap()).unwrap()
+}
+
+fn write(path: &Path, text: &str) {
+    LocalFs::new().write_atomic(path, text.as_bytes(), context()).unwrap();
+}
+
+fn exists(path: &Path) -> bool {
+    LocalFs::new().exists(path).unwrap()
+}
+
+/// Why a command was refused.
+fn why(output: &Output) -> String {
+    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What does not get smaller.
+fn value(key: u64) -> String {
+    let mut rng = Rng::with_seed(key);
+    (0..1000).map(|_| rng.alphanumeric()).collect()
+}
+
+fn set_all(client: &mut Redis) {
+    for key in 0..KEYS {
+        let answer = client.ask_long(&["SET", &format!("reef:{key}"), &value(key)]).unwrap();
+        assert_eq!(answer, "+OK");
+    }
+}
+
+fn check_all(client: &mut Redis) {
+    for key in 0..KEYS {
+        let answer = client.ask_long(&["GET", &format!("reef:{key}")]).unwrap();
+        assert!(answer == value(key), "reef:{key} is {answer}");
+    }
+}
+
+/// The line of INFO that begins so, without that.
+fn info(client: &mut Redis, name: &str) -> String {
+    let all = client.ask_long(&["INFO"]).unwrap();
+    let line = all.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("no {name} in {all}")).to_owned()
+}
+
+/// A figure of a device in INFO.
+fn figure(client: &mut Redis, device: &str, name: &str) -> u64 {
+    let line = info(client, device);
+    let field = line.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+    field.unwrap_or_else(|| panic!("no {name} in {line}")).parse().unwrap()
+}
+
+/// Waits until levels lie on the second device, too.
+fn until_on_both(client: &mut Redis) {
+    until("tables on the second device", || figure(client, "tier1:", "files") > 0);
+}
+
+/// What `db tiers` says of a device: the lines below its own.
+fn part_of(shown: &str, device: &str, dir: &Path) -> String {
+    let head = format!("{device} ({}): ", dir.display());
+    let mut lines = shown.lines().skip_while(|line| !line.starts_with(&head));
+    assert!(lines.next().is_some(), "no {device} in {shown}");
+    lines.take_while(|line| line.starts_with("  ")).map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn two_devices_are_profiled_served_killed_and_shown() {
+    let place = Place::new();
+    let settings = place.of("settings.toml");
+    let said = text(&place.profile(&[
+        "--config",
+        settings.to_str().unwrap(),
+        "--load-seconds",
+        "1",
+        "--load-threads",
+        "2",
+        "--load-jobs",
+        "2",
+    ]));
+    let expected = [
+        "quick: measuring with the own probe",
+        "quick: write, 1 threads: ",
+        "roomy: read, 1 threads: ",
+        "roomy: at its best with ",
+        "writers on average: log ",
+        "log and L0 to ",
+    ];
+    assert!(expected.iter().all(|words| said.contains(words)), "{said}");
+    let written = place.of("quick-dir/scheme.toml");
+    assert!(said.ends_with(&format!("written to {}\n", written.display())), "{said}");
+    let left: Vec<_> = ["quick-dir", "roomy-dir"]
+        .into_iter()
+        .flat_map(|dir| LocalFs::new().list(&place.of(dir)).unwrap())
+        .map(|entry| entry.name)
+        .collect();
+    assert_eq!(left, ["scheme.toml"], "nothing else stays of a profile");
+    assert!(!exists(&place.of("data")));
+    let mut scheme = place.scheme();
+    let names: Vec<_> = scheme.devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["quick", "roomy"]);
+    for device in &scheme.devices {
+        let points = device.writes.iter().chain(&device.reads);
+        assert!(points.clone().count() >= 2 && points.clone().all(|p| p.bytes_per_s > 0.0));
+    }
+    assert!(scheme.fast_levels >= 2 && scheme.log_writers > 0.0, "{scheme:?}");
+
+    // By hand, as its first lines say that one may.
+    (scheme.fast_levels, scheme.devices[0].writers_max, scheme.devices[1].writers_max) = (2, 3, 5);
+    write(&written, &scheme.to_toml().unwrap());
+    let (mut server, mut client) = place.serve();
+    assert_eq!(info(&mut client, "tier_fast_levels:"), "2");
+    for (device, name, limit) in [("tier0:", "quick", 3), ("tier1:", "roomy", 5)] {
+        let line = info(&mut client, device);
+        assert!(line.starts_with(&format!("name={name},")), "{line}");
+        assert_eq!(figure(&mut client, device, "limit"), limit, "{line}");
+    }
+    set_all(&mut client);
+    until_on_both(&mut client);
+    check_all(&mut client);
+    server.kill();
+    let (mut server, mut client) = place.serve();
+    assert_eq!(figure(&mut client, "tier0:", "limit"), 3, "it is read at every start");
+    check_all(&mut client);
+    assert!(server.end().ends_with("Stopped\n"));
+
+    let shown = text(&db(&place.of("data"), &["tiers"]));
+    let quick = part_of(&shown, "quick", &place.of("quick-dir"));
+    assert!(quick.contains("  bookkeeping: ") && quick.contains(" files, "), "{shown}");
+    let roomy = part_of(&shown, "roomy", &place.of("roomy-dir"));
+    assert!(roomy.lines().any(|line| line.starts_with("  L")), "{shown}");
+    assert!(text(&db(&place.of("data"), &["stats"])).contains("roomy ("));
+}
+
+#[test]
+fn a_profile_finds_the_devices_by_the_directory_and_goes_where_it_is_told() {
+    let place = Place::new();
+    let out = place.of("elsewhere.toml");
+    let args = ["--load-seconds", "0", "--out", out.to_str().unwrap()];
+    let refused = why(&place.profile(&args));
+    assert!(refused.contains("does not lie on tiers") && refused.contains("--config"), "{refused}");
+    let (mut server, mut client) = place.serve();
+    assert_eq!(client.ask_long(&["SET", "reef", "coral"]).unwrap(), "+OK");
+    server.end();
+    text(&place.profile(&args));
+    let scheme = Scheme::from_toml(&read(&out)).unwrap();
+    assert_eq!(scheme.devices.len(), 2, "{scheme:?}");
+    assert!(!exists(&place.of("quick-dir/scheme.toml")));
+    assert_eq!(text(&db(&place.of("data"), &["get", "reef"])), "coral\n");
+    // One that cannot be read is refused by its name, and so is one of another version.
+    for wrong in ["fast_levels = many\n", "version = 7\nfast_levels = 2\n"] {
+        write(&place.of("quick-dir/scheme.toml"), wrong);
+        let refused = place.refused();
+        assert!(refused.contains("quick-dir/scheme.toml"), "{refused}");
+    }
+}
+
+#[test]
+fn a_device_that_is_missing_is_named_and_nothing_is_changed() {
+    let place = Place::new();
+    let (mut server, mut client) = place.serve();
+    client.ask_long(&["SET", "small", "coral"]).unwrap();
+    set_all(&mut client);
+    until_on_both(&mut client);
+    server.end();
+    for (device, dir) in [("roomy", "roomy-dir"), ("quick", "quick-dir")] {
+        place.rename(dir, "away");
+        let tool = why(&db(&place.of("data"), &["get", "small"]));
+        for refused in [place.refused(), tool] {
+            let named = format!("the device \"{device}\" (last at {})", place.of(dir).display());
+            assert!(refused.contains(&named) && refused.contains("is missing"), "{refused}");
+            assert!(refused.contains("nothing was changed"), "{refused}");
+        }
+        assert!(!exists(&place.of(dir)), "{dir} was not made anew");
+        place.rename("away", dir);
+    }
+    let (_server, mut client) = place.serve();
+    assert_eq!(client.ask_long(&["GET", "small"]).unwrap(), "coral");
+    check_all(&mut client);
+}

@@ -20,6 +20,17 @@ pub enum DeviceKind {
     Emulated,
 }
 
+impl std::fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Directory => "directory",
+            Self::Direct => "direct",
+            Self::Mapped => "mapped",
+            Self::Emulated => "emulated",
+        })
+    }
+}
+
 /// One device. The order of devices is their speed: the fastest comes first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -11,6 +11,7 @@ use crate::device::{Count, Writer};
 use crate::fs::TieredFs;
 use crate::fs::entry::Entry;
 use crate::history::Event;
+use crate::settings::DeviceKind;
 
 /// Files and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub struct DeviceReport {
     pub name: String,
     /// Its directory.
     pub path: PathBuf,
+    /// How files are kept there.
+    pub kind: DeviceKind,
     /// Bytes that it may hold.
     pub capacity: u64,
     /// Bytes that are free, copies counting as used.
@@ -117,6 +120,7 @@ impl TieredFs {
             DeviceReport {
                 name: device.name.clone(),
                 path: device.root.clone(),
+                kind: device.kind,
                 capacity: device.capacity.load(Ordering::Relaxed),
                 free: device.unused(),
                 leaving: FileCount { files: leaving as u64, bytes: leaving_bytes },
@@ -199,11 +203,12 @@ impl TierStats {
             let bytes: u64 = device.files.values().map(|count| count.bytes).sum();
             let ratio = device.hit_ratio().map_or_else(|| "-".to_owned(), |r| format!("{r:.3}"));
             text.push_str(&format!(
-                "tier{index}:name={},capacity={},free={},files={files},bytes={bytes},copies={},\
+                "tier{index}:name={},kind={},capacity={},free={},files={files},bytes={bytes},copies={},\
                  copy_bytes={},writers={},limit={},readers={},hit_ratio={ratio},moved_in={},\
                  moved_out={},waiting={},errors={},failing={},\
                  pace_percent={},turns_waiting={},turns_waited={},turns_waited_ms={}\n",
                 device.name,
+                device.kind,
                 device.capacity,
                 device.free,
                 device.copies.files,
@@ -280,9 +285,10 @@ impl fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{} ({}): {} free of {}{}",
+            "{} ({}, {}): {} free of {}{}",
             self.name,
             self.path.display(),
+            self.kind,
             mib(self.free),
             mib(self.capacity),
             if self.failing { "; FAILING, left alone for a while" } else { "" }

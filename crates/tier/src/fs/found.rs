@@ -75,11 +75,9 @@ fn check_empty(one: &Found) -> Result<()> {
         return Ok(());
     }
     let own = [LOCK_NAME, "lost+found", "profile", SCHEME_NAME];
-    let temporary = format!("{DEVICE_NAME}.tmp");
-    let foreign = fs
-        .list(dir)?
-        .into_iter()
-        .find(|entry| !own.contains(&entry.name.as_str()) && entry.name != temporary);
+    let temporary = [DEVICE_NAME, SCHEME_NAME].map(|name| format!("{name}.tmp"));
+    let is_own = |name: &String| own.contains(&name.as_str()) || temporary.contains(name);
+    let foreign = fs.list(dir)?.into_iter().find(|entry| !is_own(&entry.name));
     match foreign {
         None => Ok(()),
         Some(entry) => Err(Error::invalid(format!(

@@ -52,7 +52,7 @@ impl Place {
             .unwrap()
     }
 
-    /// The scheme on the fastest device.
+    /// The scheme, on the device with the namespace.
     fn scheme(&self) -> Scheme {
         Scheme::from_toml(&read(&self.of("quick-dir/scheme.toml"))).unwrap()
     }
@@ -152,7 +152,7 @@ fn until_on_both(client: &mut Redis) {
 
 /// What `db tiers` says of a device: the lines below its own.
 fn part_of(shown: &str, device: &str, dir: &Path) -> String {
-    let head = format!("{device} ({}): ", dir.display());
+    let head = format!("{device} ({}, directory): ", dir.display());
     let mut lines = shown.lines().skip_while(|line| !line.starts_with(&head));
     assert!(lines.next().is_some(), "no {device} in {shown}");
     lines.take_while(|line| line.starts_with("  ")).map(|line| format!("{line}\n")).collect()
@@ -187,6 +187,7 @@ fn two_devices_are_profiled_served_killed_and_shown() {
         .into_iter()
         .flat_map(|dir| LocalFs::new().list(&place.of(dir)).unwrap())
         .map(|entry| entry.name)
+        .filter(|name| name != "LOCK")
         .collect();
     assert_eq!(left, ["scheme.toml"], "nothing else stays of a profile");
     assert!(!exists(&place.of("data")));
@@ -206,7 +207,7 @@ fn two_devices_are_profiled_served_killed_and_shown() {
     assert_eq!(info(&mut client, "tier_fast_levels:"), "2");
     for (device, name, limit) in [("tier0:", "quick", 3), ("tier1:", "roomy", 5)] {
         let line = info(&mut client, device);
-        assert!(line.starts_with(&format!("name={name},")), "{line}");
+        assert!(line.starts_with(&format!("name={name},kind=directory,")), "{line}");
         assert_eq!(figure(&mut client, device, "limit"), limit, "{line}");
     }
     set_all(&mut client);
@@ -235,6 +236,8 @@ fn a_profile_finds_the_devices_by_the_directory_and_goes_where_it_is_told() {
     assert!(refused.contains("does not lie on tiers") && refused.contains("--config"), "{refused}");
     let (mut server, mut client) = place.serve();
     assert_eq!(client.ask_long(&["SET", "reef", "coral"]).unwrap(), "+OK");
+    let refused = why(&place.profile(&args));
+    assert!(refused.contains("quick") && refused.contains("LOCK"), "in use: {refused}");
     server.end();
     text(&place.profile(&args));
     let scheme = Scheme::from_toml(&read(&out)).unwrap();
@@ -267,6 +270,19 @@ fn a_device_that_is_missing_is_named_and_nothing_is_changed() {
         }
         assert!(!exists(&place.of(dir)), "{dir} was not made anew");
         place.rename("away", dir);
+    }
+    // Both, as when what they are mounted in is not mounted: no new database takes their place.
+    let both = [("roomy-dir", "away-1"), ("quick-dir", "away-2")];
+    both.iter().for_each(|(dir, away)| place.rename(dir, away));
+    for refused in [place.refused(), why(&db(&place.of("data"), &["get", "small"]))] {
+        assert!(
+            refused.contains("all devices are missing") && refused.contains("mounted"),
+            "{refused}"
+        );
+    }
+    for (dir, away) in both {
+        assert!(!exists(&place.of(dir)), "{dir} was not made anew");
+        place.rename(away, dir);
     }
     let (_server, mut client) = place.serve();
     assert_eq!(client.ask_long(&["GET", "small"]).unwrap(), "coral");

@@ -248,9 +248,6 @@ class WritableFile : public rocksdb::FSWritableFile {
 
 IOStatus OpenSequential(const std::shared_ptr<Tiers>& tiers, const std::string& path, const FileOptions& options,
                         std::unique_ptr<rocksdb::FSSequentialFile>* result) {
-  // No sequential read needs it, but this one is made as the database is opened: better than when a table is.
-  const IOStatus possible = NotMapped(path, options);
-  if (!possible.ok()) return possible;
   auto file = std::make_unique<SequentialFile>(tiers, path);
   const IOStatus opened = file->Open(O_RDONLY | (options.use_direct_reads ? O_DIRECT : 0));
   if (opened.ok()) *result = std::move(file);

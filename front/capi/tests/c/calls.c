@@ -130,6 +130,19 @@ static void write_all(int file, const char *text) {
   IS(archipelago_write(file, text, strlen(text)) == (int64_t)strlen(text));
 }
 
+/* Who reads a log of 10,000 bytes still does not keep it from being a closed file. */
+static void is_closed_though_read(int tiers, int reader) {
+  archipelago_stat_t stat;
+  char bytes[8];
+  IS(archipelago_stat(tiers, "tiers:/db/2.log", &stat) == 0);
+  IS(stat.size == 10000 && stat.is_written == 0);
+  IS(archipelago_fstat(reader, &stat) == 0);
+  IS(stat.size == 10000 && stat.is_written == 0 && stat.device == 0);
+  IS(archipelago_pread(reader, bytes, sizeof bytes, 9996) == 4);
+  FAILS(archipelago_fsync(reader), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "reading only");
+  IS(archipelago_close(reader) == 0);
+}
+
 static void a_log(int tiers) {
   archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
   archipelago_stat_t stat;
@@ -190,15 +203,12 @@ static void a_log(int tiers) {
   FAILS(archipelago_write(log, "x", 1), EBADF, INVALID, "not an open file");
   FAILS(archipelago_fdatasync(log), EBADF, INVALID, "not an open file");
 
-  /* Who reads it still does not keep it from being a closed file. */
-  IS(archipelago_stat(tiers, "tiers:/db/2.log", &stat) == 0);
-  IS(stat.size == 10000 && stat.is_written == 0);
-  IS(archipelago_fstat(reader, &stat) == 0);
-  IS(stat.size == 10000 && stat.is_written == 0 && stat.device == 0);
-  IS(archipelago_pread(reader, bytes, 8, 9996) == 4);
-  FAILS(archipelago_fsync(reader), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "reading only");
-  IS(archipelago_close(reader) == 0);
+  is_closed_though_read(tiers, reader);
+}
 
+static void not_opened(int tiers) {
+  archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
+  context.file_class = ARCHIPELAGO_CLASS_LOG;
   FAILS(archipelago_open(tiers, "tiers:/db/2.log", O_WRONLY | O_APPEND, NULL), EOPNOTSUPP,
         ARCHIPELAGO_ERROR_UNSUPPORTED, "O_TRUNC");
   FAILS(archipelago_open(tiers, "tiers:/db/none", O_RDONLY, NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
@@ -479,6 +489,7 @@ int main(int count, char **arguments) {
   IS(tiers > 0);
   directories(tiers);
   a_log(tiers);
+  not_opened(tiers);
   without_a_name(tiers);
   tables(tiers);
   locks_and_reports(tiers);

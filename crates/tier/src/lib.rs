@@ -25,7 +25,7 @@ pub mod stats;
 mod turns;
 mod work;
 
-pub use fs::{Components, DeviceParts, FaultPoint, Offline, TieredFs, Whereabouts};
+pub use fs::{Components, DeviceParts, FaultPoint, Offline, TierFile, TieredFs, Whereabouts};
 pub use history::{Event, Reason};
 pub use settings::{CacheBy, DeviceKind, DeviceSettings, Policy};
 pub use stats::TierStats;

@@ -56,7 +56,7 @@ uint32_t archipelago_abi(void);
 /* Kinds of errors, by what the caller can do. errno says which it was more closely. */
 enum {
   ARCHIPELAGO_ERROR_NONE = 0,             /* no call of this thread has failed */
-  ARCHIPELAGO_ERROR_INVALID_ARGUMENT = 1, /* correct the call: EINVAL, EBADF, ENAMETOOLONG */
+  ARCHIPELAGO_ERROR_INVALID_ARGUMENT = 1, /* correct the call: EINVAL, EBADF, ENAMETOOLONG, EOVERFLOW */
   ARCHIPELAGO_ERROR_BUSY = 2,             /* try again later: EBUSY */
   ARCHIPELAGO_ERROR_NOT_FOUND = 3,        /* it does not exist: ENOENT; a device is missing */
   ARCHIPELAGO_ERROR_CORRUPT = 4,          /* stored bytes are not what was written: EBADMSG */
@@ -121,7 +121,9 @@ int archipelago_tiers_open(const archipelago_device *devices, size_t count, cons
  * the file are left alone. Paths of devices count from the current directory of the process. */
 int archipelago_tiers_open_file(const char *settings, const archipelago_options *options);
 
-/* Ends the tiers in order. EBUSY while files, directories or locks of them are open. */
+/* Ends the tiers in order. EBUSY while files, directories or locks of them are open: they stay open then. After another
+ * error they have ended all the same, as the system's close(2) does: what had not been made durable survives a kill of the
+ * process, and not surely power loss. */
 int archipelago_tiers_close(int tiers);
 
 /* What the tiers hold and did, as text for people: devices with their files by level, copies, moves and the reasons.
@@ -180,7 +182,8 @@ int archipelago_thread_context(const archipelago_context *context);
  * ARCHIPELAGO_CLASS_OTHER. The context of a new file decides where it lies. Returns the number of the file. */
 int archipelago_open(int tiers, const char *path, int flags, const archipelago_context *context);
 
-/* Closes it. Does not sync. Calls that other threads have under way on it end as they would have. */
+/* Closes it. Does not sync. Calls that other threads have under way on it end as they would have. Closing the handle that
+ * created a file ends its writing, whoever still reads it. */
 int archipelago_close(int file);
 
 /* Reads up to `count` bytes from where the last read ended; returns how many, fewer only at the end of the file, 0
@@ -190,15 +193,16 @@ int64_t archipelago_read(int file, void *buffer, size_t count);
 /* The same at `offset`, without regard to other reads. */
 int64_t archipelago_pread(int file, void *buffer, size_t count, uint64_t offset);
 
-/* Appends all of `count` bytes; returns `count`. After an error other than EBADF or EINVAL the file takes no more: how much
- * of the bytes it has is unknown. */
+/* Appends all of `count` bytes; returns `count`. After an error other than EBADF or EINVAL, or EOPNOTSUPP of a write that is
+ * not at the end, the file takes no more: how much of the bytes it has is unknown. */
 int64_t archipelago_write(int file, const void *buffer, size_t count);
 
-/* The same if the file is `offset` bytes long, else EOPNOTSUPP. */
+/* The same if the file is `offset` bytes long, else EOPNOTSUPP, and nothing has changed. */
 int64_t archipelago_pwrite(int file, const void *buffer, size_t count, uint64_t offset);
 
 /* Sets where the next archipelago_read() begins: `offset` from the beginning (SEEK_SET, 0), from there (SEEK_CUR, 1) or from the
- * end (SEEK_END, 2). Returns the place, from the beginning. Writes always go to the end. */
+ * end (SEEK_END, 2). Returns the place, from the beginning; EOVERFLOW if that is not an int64_t. Writes always go to the
+ * end. */
 int64_t archipelago_lseek(int file, int64_t offset, int whence);
 
 /* Makes what was written survive power loss. Through a handle for reading only while another one is writing the
@@ -234,7 +238,9 @@ enum {
   ARCHIPELAGO_WONT_NEED = 1  /* they are not: memory that caches them is better used otherwise */
 };
 
-/* Gives advice about `length` bytes at `offset` (0: all from there) of a file that is open for reading. */
+/* Gives advice about `length` bytes at `offset` (0: all from there) of a file that is open for reading.
+ * ARCHIPELAGO_WILL_NEED fails with EOPNOTSUPP where it does nothing, since reads go to the device past any cache (O_DIRECT, of
+ * the file or of its device): whoever scans such a file reads ahead into memory of its own. */
 int archipelago_fadvise(int file, uint64_t offset, uint64_t length, int advice);
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */
@@ -245,7 +251,8 @@ int archipelago_stat(int tiers, const char *path, archipelago_stat_t *stat);
 /* 1 if there is a file or directory of that name, 0 if not. */
 int archipelago_exists(int tiers, const char *path);
 
-/* Removes a name; the file goes with its last name and the last handle that reads it. */
+/* Removes a name; the file goes with its last name and the last handle that reads or writes it. What is written to it until
+ * then is seen by those who read it. */
 int archipelago_unlink(int tiers, const char *path);
 
 /* Gives a file another name, in place of a file that has it. Not for directories (EOPNOTSUPP). */
@@ -282,7 +289,7 @@ int archipelago_readdir(int directory, archipelago_dirent *entry);
 int archipelago_closedir(int directory);
 
 /* Tells that a table belongs to another level now without having been written anew (a trivial move): if its device is
- * too fast for that, it is moved in the background. */
+ * too fast for that, it is moved in the background. An error other than of the arguments: it was not recorded. */
 int archipelago_set_level(int tiers, const char *path, int level);
 
 /* Takes the lock of that name, a file that is made if it is missing, and returns its number; EBUSY if it is taken. */

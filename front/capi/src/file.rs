@@ -1,27 +1,28 @@
 //! An open file of C: for reading, for writing, or both.
 //!
-//! Reading goes through a handle of the tiers, opened once; where the file is still being written by this
-//! library, the handle is opened anew when somebody reads beyond what it knows. Thread-safe; reads at a place take a
-//! shared lock, writes of a file one after another.
+//! Reading goes through a handle of the tiers, opened once; where the file was being written by this
+//! library then, the handle is opened anew when somebody reads beyond what it knows, and nothing is read beyond what was
+//! appended: the file itself may be longer for a moment, with blocks that are cut off again. Thread-safe; reads at a place
+//! take a shared lock, writes of a file one after another.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago_env::{CreateOptions, IoContext, OpenOptions, RandomFile};
-use archipelago_tier::Whereabouts;
+use archipelago_tier::{TierFile, Whereabouts};
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::context::{Context, carried};
 use crate::failure::{Failure, Kind, Outcome};
-use crate::space::{FILES, Growing, Held, Space};
+use crate::space::{FILES, Growing, Held, Opened, Space};
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct File {
     path: PathBuf,
-    id: u64,
+    file: TierFile,
     context: IoContext,
     options: OpenOptions,
     readable: bool,
@@ -31,6 +32,7 @@ pub(crate) struct File {
     /// Where the next `read` begins.
     position: Mutex<u64>,
     reader: RwLock<Option<Arc<dyn RandomFile>>>,
+    /// If it is being written, or was when it was opened.
     growing: Option<Arc<Growing>>,
     // Dropped last: what it counts is gone by then.
     held: Held,
@@ -79,20 +81,20 @@ impl File {
         let readable = access == OFlags::RDONLY || access == OFlags::RDWR;
         let direct = flags.contains(OFlags::DIRECT);
         let options = OpenOptions { direct };
-        let (growing, id, reader) = if writable {
+        let (file, growing, reader) = if writable {
             let growing = Self::begin(space, path, flags, context)?;
-            let id = growing.id;
-            (Some(growing), id, None)
+            (growing.file.clone(), Some(growing), None)
         } else {
             if flags.intersects(OFlags::CREATE | OFlags::TRUNC) {
                 return Err(Failure::invalid("O_CREAT and O_TRUNC need O_WRONLY or O_RDWR"));
             }
-            let (id, reader) = space.open_reader(space.own(path)?, context.io, options)?;
-            (space.growing(id), id, Some(reader))
+            let opened = space.open_reader(space.own(path)?, context.io, options)?;
+            let Opened { file, growing, reader } = opened;
+            (file, growing, Some(reader))
         };
         let file = Self {
             path: path.to_owned(),
-            id,
+            file,
             context: context.io,
             options,
             readable,
@@ -150,50 +152,45 @@ impl File {
     }
 
     pub(crate) fn sync(&self) -> Outcome<()> {
-        match &self.growing {
-            Some(growing) => growing.sync(),
-            None => Err(Failure::unsupported(format!(
-                "{} is open for reading only: a file is synced by who writes it, before it is closed",
-                self.path.display()
-            ))),
+        if let Some(growing) = &self.growing
+            && growing.sync()?
+        {
+            return Ok(());
         }
+        Err(Failure::unsupported(format!(
+            "{} is open for reading only: a file is synced by who writes it, before it is closed",
+            self.path.display()
+        )))
     }
 
     /// Bytes that can be read.
     pub(crate) fn len(&self) -> u64 {
-        let known = self.reader.read().as_ref().map_or(0, |reader| reader.len());
-        self.growing.as_ref().map_or(known, |growing| growing.len().max(known))
+        match &self.growing {
+            Some(growing) => growing.len(),
+            None => self.reader.read().as_ref().map_or(0, |reader| reader.len()),
+        }
     }
 
     /// A handle that knows the bytes before `end`, as far as there are some.
     fn reader(&self, end: u64) -> Outcome<Arc<dyn RandomFile>> {
-        if let Some(reader) = &*self.reader.read() {
-            let more = self.growing.as_ref().is_some_and(|growing| growing.len() > reader.len());
-            if end <= reader.len() || !more {
-                return Ok(Arc::clone(reader));
-            }
+        if let Some(reader) = &*self.reader.read()
+            && reader.len() >= end.min(self.growing.as_ref().map_or(0, |growing| growing.len()))
+        {
+            return Ok(Arc::clone(reader));
         }
         let mut slot = self.reader.write();
-        let name = self.name();
-        match (self.space().open_reader(&name, self.context, self.options), &*slot) {
-            (Ok((id, reader)), _) if id == self.id => {
-                *slot = Some(Arc::clone(&reader));
-                Ok(reader)
-            }
-            // The file lost the name that was known: what could be read before still can.
-            (_, Some(reader)) => Ok(Arc::clone(reader)),
-            (Ok(_), None) => Err(Failure::new(
-                Kind::NotFound,
-                Errno::NOENT,
-                format!("{} was replaced before its writer read it", name.display()),
-            )),
-            (Err(failure), None) => Err(failure),
-        }
+        let reader = self.file.open(self.context, self.options)?;
+        *slot = Some(Arc::clone(&reader));
+        Ok(reader)
     }
 
-    /// The last name of it that is known.
-    fn name(&self) -> PathBuf {
-        self.growing.as_ref().map_or_else(|| self.path.clone(), |growing| growing.name())
+    /// How many of `len` bytes at `offset` there are for `reader` to read.
+    fn readable(&self, reader: &dyn RandomFile, offset: u64, len: u64) -> u64 {
+        let end = match &self.growing {
+            Some(growing) => growing.len().min(reader.len()),
+            None => reader.len(),
+        };
+        len.min(end.saturating_sub(offset))
     }
 
     /// Reads at `offset`; how many bytes, fewer than asked for only at the end.
@@ -206,8 +203,7 @@ impl File {
             return Ok(0);
         }
         let reader = self.reader(offset.saturating_add(buf.len() as u64))?;
-        let left = reader.len().saturating_sub(offset);
-        let count = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let count = self.readable(&*reader, offset, buf.len() as u64) as usize;
         if count == 0 {
             return Ok(0);
         }
@@ -233,32 +229,54 @@ impl File {
             From::Here => *position,
             From::End => self.len(),
         };
-        *position = base.checked_add_signed(offset).ok_or_else(|| {
-            Failure::invalid(format!("{offset} from {base} is before the beginning of the file"))
+        let place = i128::from(base) + i128::from(offset);
+        if place < 0 {
+            let message = format!("{offset} from {base} is before the beginning of the file");
+            return Err(Failure::invalid(message));
+        }
+        *position = i64::try_from(place).map(i64::cast_unsigned).map_err(|_| {
+            let message = format!("{offset} from {base} is farther than {}", i64::MAX);
+            Failure::new(Kind::InvalidArgument, Errno::OVERFLOW, message)
         })?;
         Ok(*position)
     }
 
-    /// Advice about bytes that will, or will not, be read soon.
+    /// Advice about bytes that will, or will not, be read soon. Errors: `EOPNOTSUPP` where the advice that they will does nothing.
     pub(crate) fn advise(&self, offset: u64, len: u64, will_need: bool) -> Outcome<()> {
         let len = if len == 0 { u64::MAX - offset } else { len };
         let reader = self.reader(offset.saturating_add(len))?;
-        let len = len.min(reader.len().saturating_sub(offset));
-        if will_need {
-            reader.prefetch(offset, len);
-        } else {
+        let len = self.readable(&*reader, offset, len);
+        if !will_need {
             reader.forget(offset, len);
+        } else if self.file.is_direct(self.context, self.options) {
+            return Err(Failure::unsupported(format!(
+                "{} is read with O_DIRECT: there is no cache to fetch bytes into",
+                self.path.display()
+            )));
+        } else {
+            reader.prefetch(offset, len);
         }
         Ok(())
     }
 
-    /// Where it lies, if it still has a name that is known.
+    /// Where it lies, if it still has a name.
     pub(crate) fn whereabouts(&self) -> Option<Whereabouts> {
-        self.space().whereabouts(&self.name()).ok().filter(|found| found.id == self.id)
+        self.file.whereabouts().ok()
     }
 
     /// What kind of file it was opened as, for when it has no name any more.
     pub(crate) fn context(&self) -> IoContext {
         self.context
+    }
+}
+
+impl Drop for File {
+    /// Ends the writing, by the handle that writes.
+    fn drop(&mut self) {
+        if self.writable
+            && let Some(growing) = &self.growing
+        {
+            self.space().end(growing);
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! Tiers that a C program has open, and the files that it is writing.
 //!
-//! A file that is being written is a [`Growing`]: its writer, how long it is, and the last name under which it was
-//! known, by which readers open it again that want to see what was appended since. Readers of other files know nothing of it.
+//! A file that is being written is a [`Growing`]: its writer and how long it is. Readers that were opened meanwhile know it,
+//! and open the file again when they want to see what was appended since; readers of other files know nothing of it.
 //!
 //! Invariants: 1. a file has at most one `Growing`, and it is in `growing` as long as a handle writes; 2. its length
-//! is what the operating system has, never what a buffer has; 3. a name is in `creating` from the look whether it
+//! is what was appended and handed to the operating system, and no reader that knows it reads beyond: the file itself
+//! may be longer while it is written; 3. with the handle that writes it ends its writer, whoever reads it still; 4. a name is in `creating` from the look whether it
 //! exists to its creation, and nobody else makes it meanwhile, so that `O_EXCL` is exact among callers of this library (no other process has the tiers open).
 
 use std::collections::{HashMap, HashSet};
@@ -18,7 +19,7 @@ use archipelago_env::{
     CreateOptions, DirEntry, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
     WritableFile,
 };
-use archipelago_tier::{Components, DeviceSettings, Policy, TieredFs, Whereabouts};
+use archipelago_tier::{Components, DeviceSettings, Policy, TierFile, TieredFs, Whereabouts};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -69,62 +70,78 @@ impl Drop for Held {
 /// A file that is being written; see the module.
 #[derive(Debug)]
 pub(crate) struct Growing {
-    pub(crate) id: u64,
+    pub(crate) file: TierFile,
     len: AtomicU64,
-    /// The last name that is known; another file may have it by now.
-    name: Mutex<PathBuf>,
-    writer: Mutex<Box<dyn WritableFile>>,
+    /// Taken when the handle that writes is closed.
+    writer: Mutex<Option<Box<dyn WritableFile>>>,
 }
 
 impl Growing {
-    /// Bytes that the operating system has.
+    /// Bytes that were appended and that the operating system has.
     pub(crate) fn len(&self) -> u64 {
         self.len.load(Ordering::Acquire)
     }
 
-    pub(crate) fn name(&self) -> PathBuf {
-        self.name.lock().clone()
+    /// Has the writer do something; the length is what it is then.
+    fn write(&self, act: impl FnOnce(&mut dyn WritableFile) -> Outcome<()>) -> Outcome<()> {
+        let mut slot = self.writer.lock();
+        let Some(writer) = slot.as_deref_mut() else {
+            return Err(Failure::new(Kind::InvalidArgument, Errno::BADF, "its writer is closed"));
+        };
+        act(writer)?;
+        self.len.store(writer.len(), Ordering::Release);
+        Ok(())
     }
 
     /// Appends; on return the bytes survive a kill of the process and every reader sees them. `at`: where the caller
     /// thinks that the file ends.
     pub(crate) fn append(&self, data: &[u8], at: Option<u64>, sync: bool) -> Outcome<()> {
-        let mut writer = self.writer.lock();
-        if let Some(at) = at.filter(|&at| at != writer.len()) {
-            return Err(Failure::unsupported(format!(
-                "files are written front to back: the file has {} bytes, the write is at {at}",
-                writer.len()
-            )));
-        }
-        writer.append(data)?;
-        let done = if sync { writer.sync() } else { writer.flush() };
-        done?;
-        self.len.store(writer.len(), Ordering::Release);
-        Ok(())
+        self.write(|writer| {
+            if let Some(at) = at.filter(|&at| at != writer.len()) {
+                return Err(Failure::unsupported(format!(
+                    "files are written front to back: the file has {} bytes, the write is at {at}",
+                    writer.len()
+                )));
+            }
+            writer.append(data)?;
+            let done = if sync { writer.sync() } else { writer.flush() };
+            Ok(done?)
+        })
     }
 
     /// Appends zeros up to `len`; a shorter file cannot be had.
     pub(crate) fn extend(&self, len: u64) -> Outcome<()> {
         const ZEROS: [u8; 4096] = [0; 4096];
-        let mut writer = self.writer.lock();
-        if len < writer.len() {
-            return Err(Failure::unsupported(format!(
-                "files are written front to back: one of {} bytes cannot be cut to {len}",
-                writer.len()
-            )));
-        }
-        while writer.len() < len {
-            let part = ZEROS.len().min((len - writer.len()) as usize);
-            writer.append(&ZEROS[..part])?;
-        }
-        writer.flush()?;
-        self.len.store(writer.len(), Ordering::Release);
-        Ok(())
+        self.write(|writer| {
+            if len < writer.len() {
+                return Err(Failure::unsupported(format!(
+                    "files are written front to back: one of {} bytes cannot be cut to {len}",
+                    writer.len()
+                )));
+            }
+            while writer.len() < len {
+                let part = ZEROS.len().min((len - writer.len()) as usize);
+                writer.append(&ZEROS[..part])?;
+            }
+            Ok(writer.flush()?)
+        })
     }
 
-    pub(crate) fn sync(&self) -> Outcome<()> {
-        Ok(self.writer.lock().sync()?)
+    /// Makes it durable; `false` if it is not written any more.
+    pub(crate) fn sync(&self) -> Outcome<bool> {
+        match &mut *self.writer.lock() {
+            Some(writer) => writer.sync().map(|()| true).map_err(Failure::from),
+            None => Ok(false),
+        }
     }
+}
+
+/// A file that was opened for reading.
+pub(crate) struct Opened {
+    pub(crate) file: TierFile,
+    /// If it is being written.
+    pub(crate) growing: Option<Arc<Growing>>,
+    pub(crate) reader: Arc<dyn RandomFile>,
 }
 
 /// A directory that C reads.
@@ -189,7 +206,7 @@ impl Space {
         Ok(SPACES.insert(Arc::new(space)))
     }
 
-    /// Ends the tiers behind the number. Errors: `EBUSY` while C holds something of them.
+    /// Ends the tiers behind the number. Errors: `EBUSY` while C holds something of them; after another one they have ended all the same.
     pub(crate) fn close(handle: i32) -> Outcome<()> {
         let space = SPACES.get(handle)?;
         let held = space.held.load(Ordering::Acquire);
@@ -206,24 +223,32 @@ impl Space {
         Ok(path)
     }
 
+    /// Where a file lies; as long as what was appended to it.
     pub(crate) fn whereabouts(&self, path: &Path) -> Outcome<Whereabouts> {
-        Ok(self.tiers.whereabouts(path)?)
+        let file = self.tiers.file(path)?;
+        let growing = self.growing(file.id());
+        let found = file.whereabouts()?;
+        Ok(Whereabouts { len: growing.map_or(found.len, |growing| growing.len()), ..found })
     }
 
-    /// Opens a file for reading; its id.
+    /// Opens a file for reading.
     pub(crate) fn open_reader(
         &self,
         path: &Path,
         context: IoContext,
         options: OpenOptions,
-    ) -> Outcome<(u64, Arc<dyn RandomFile>)> {
+    ) -> Outcome<Opened> {
         loop {
-            let before = self.whereabouts(path)?.id;
-            let reader = self.tiers.open(path, context, options)?;
-            // Another file may have taken the name in between.
-            if self.whereabouts(path)?.id == before {
-                return Ok((before, reader));
+            let file = self.tiers.file(path)?;
+            // Before the file is opened: it may be longer than what was appended until its writer is closed.
+            let growing = self.growing(file.id());
+            if growing.is_none() && file.is_written() {
+                // Who makes it just now is about to let it be known.
+                std::thread::yield_now();
+                continue;
             }
+            let reader = file.open(context, options)?;
+            return Ok(Opened { file, growing, reader });
         }
     }
 
@@ -267,17 +292,18 @@ impl Space {
             }
         }
         let writer = self.tiers.create(path, context, options)?;
-        let id = self.tiers.whereabouts(path)?.id;
-        let growing = Arc::new(Growing {
-            id,
-            len: AtomicU64::new(0),
-            name: Mutex::new(path.to_owned()),
-            writer: Mutex::new(writer),
-        });
-        let mut known = self.growing.lock();
-        known.retain(|_, file| file.strong_count() > 0);
-        known.insert(id, Arc::downgrade(&growing));
+        let file = self.tiers.file(path)?;
+        let id = file.id();
+        let growing =
+            Arc::new(Growing { file, len: AtomicU64::new(0), writer: Mutex::new(Some(writer)) });
+        self.growing.lock().insert(id, Arc::downgrade(&growing));
         Ok(growing)
+    }
+
+    /// Ends the writing of a file. Its readers go on, with the length that it has.
+    pub(crate) fn end(&self, growing: &Growing) {
+        drop(growing.writer.lock().take());
+        self.growing.lock().remove(&growing.file.id());
     }
 
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Outcome<()> {
@@ -288,12 +314,7 @@ impl Space {
                 from.display()
             )));
         }
-        let id = self.tiers.whereabouts(from)?.id;
-        self.tiers.rename(from, to)?;
-        if let Some(growing) = self.growing(id) {
-            *growing.name.lock() = to.to_owned();
-        }
-        Ok(())
+        Ok(self.tiers.rename(from, to)?)
     }
 
     pub(crate) fn remove(&self, path: &Path) -> Outcome<()> {

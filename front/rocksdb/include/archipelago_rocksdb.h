@@ -79,8 +79,8 @@ class TierFileSystem : public rocksdb::FileSystemWrapper {
   // listener, or ended between a trivial move and its report. How many there were, or -1 if some could not be told.
   int TellLevels(rocksdb::DB* db);
 
-  // A trivial move of `db` brought a table to `level`. RocksDB reports after the move, without its lock: two moves of one
-  // table may be reported in either order. So when the table is known to be deeper already, the database says where it is.
+  // A trivial move or another compaction of `db` brought a table to `level`. RocksDB reports afterwards, without its lock: two
+  // moves of one table may be reported in either order. So when the table is known to be deeper, the database says where it is.
   rocksdb::Status Moved(rocksdb::DB* db, const std::string& path, int level);
 
   // What the tiers hold and did, for people.

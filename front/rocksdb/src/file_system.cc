@@ -5,6 +5,8 @@
 #include <rocksdb/db.h>
 #include <rocksdb/utilities/object_registry.h>
 
+#include <sstream>
+
 #include "files.h"
 #include "job.h"
 
@@ -67,6 +69,18 @@ class TierDirectory : public rocksdb::FSDirectory {
   const std::string path_;
 };
 
+// The path without what means nothing in it: "a//b/./" is "a/b".
+std::string Plain(const std::string& path) {
+  std::string plain = path.rfind('/', 0) == 0 ? "/" : "";
+  std::istringstream parts(path);
+  for (std::string part; std::getline(parts, part, '/');) {
+    if (part.empty() || part == ".") continue;
+    if (!plain.empty() && plain.back() != '/') plain += '/';
+    plain += part;
+  }
+  return plain;
+}
+
 IOStatus Crosses(const std::string& from, const std::string& to) {
   return IOStatus::NotSupported(from, "does not lie on the same side of the tiers as " + to);
 }
@@ -113,7 +127,8 @@ Status TierFileSystem::Moved(rocksdb::DB* db, const std::string& path, int level
   const std::lock_guard<std::mutex> lock(levels_);
   archipelago_stat_t stat;
   if (archipelago_stat(tiers_->handle(), path.c_str(), &stat) < 0) return Done(-1, path);
-  if (stat.level <= level) return SetLevel(path, level);
+  if (stat.level == level) return Status::OK();
+  if (stat.level < level) return SetLevel(path, level);
   return TellLevelsLocked(db) < 0 ? Status::IOError(path, "its level could not be told") : Status::OK();
 }
 
@@ -229,7 +244,7 @@ IOStatus TierFileSystem::GetChildrenFileAttributes(const std::string& dir, const
   if (!Owns(dir)) return FileSystemWrapper::GetChildrenFileAttributes(dir, options, result, dbg);
   result->clear();
   const int listing = archipelago_opendir(tiers_->handle(), dir.c_str());
-  if (listing < 0) return LastError(dir);
+  if (listing < 0) return errno == ENOENT ? IOStatus::NotFound(dir, archipelago_last_error()) : LastError(dir);
   archipelago_dirent entry;
   int more;
   while ((more = archipelago_readdir(listing, &entry)) == 1) result->push_back({entry.name, entry.size});
@@ -322,13 +337,15 @@ IOStatus TierFileSystem::AreFilesSame(const std::string& first, const std::strin
   archipelago_stat_t one, other;
   if (archipelago_stat(tiers_->handle(), first.c_str(), &one) < 0) return LastError(first);
   if (archipelago_stat(tiers_->handle(), second.c_str(), &other) < 0) return LastError(second);
-  *same = one.file_id == other.file_id && one.file_id != 0;
+  const bool are_dirs = one.is_directory == 1 && other.is_directory == 1;
+  *same = are_dirs ? Plain(first) == Plain(second) : one.file_id == other.file_id && one.file_id != 0;
   return IOStatus::OK();
 }
 
 IOStatus TierFileSystem::LockFile(const std::string& path, const IOOptions& options, rocksdb::FileLock** lock,
                                   IODebugContext* dbg) {
   if (!Owns(path)) return FileSystemWrapper::LockFile(path, options, lock, dbg);
+  *lock = nullptr;
   const int handle = archipelago_lock(tiers_->handle(), path.c_str());
   if (handle < 0) return LastError(path);
   *lock = new TierLock(tiers_, handle);

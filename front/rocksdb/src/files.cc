@@ -72,6 +72,12 @@ archipelago_context ReadContext(const std::string& path) {
   return context;
 }
 
+// With use_mmap_reads RocksDB may give no memory to read into, and keep what it got as long as the file is open.
+IOStatus NotMapped(const std::string& path, const FileOptions& options) {
+  if (!options.use_mmap_reads) return IOStatus::OK();
+  return IOStatus::NotSupported(path, "files of tiers cannot be mapped by RocksDB: leave allow_mmap_reads off");
+}
+
 class SequentialFile : public rocksdb::FSSequentialFile {
  public:
   SequentialFile(const std::shared_ptr<Tiers>& tiers, const std::string& path) : handle_(tiers, path) {}
@@ -109,9 +115,12 @@ class RandomFile : public rocksdb::FSRandomAccessFile {
     return got < 0 ? LastError(handle_.path()) : IOStatus::OK();
   }
 
+  // NotSupported where reads are direct: RocksDB then reads ahead into memory of its own.
   IOStatus Prefetch(uint64_t offset, size_t n, const IOOptions&, IODebugContext*) override {
+    // A length of 0 would be all of the file.
+    if (n == 0) return IOStatus::OK();
     const int done = archipelago_fadvise(handle_.number(), offset, n, ARCHIPELAGO_WILL_NEED);
-    return n == 0 || done == 0 ? IOStatus::OK() : LastError(handle_.path());
+    return done == 0 ? IOStatus::OK() : LastError(handle_.path());
   }
 
   IOStatus InvalidateCache(size_t offset, size_t length) override { return handle_.Forget(offset, length); }
@@ -247,6 +256,8 @@ IOStatus OpenSequential(const std::shared_ptr<Tiers>& tiers, const std::string& 
 
 IOStatus OpenRandom(const std::shared_ptr<Tiers>& tiers, const std::string& path, const FileOptions& options,
                     std::unique_ptr<rocksdb::FSRandomAccessFile>* result) {
+  const IOStatus possible = NotMapped(path, options);
+  if (!possible.ok()) return possible;
   auto file = std::make_unique<RandomFile>(tiers, path);
   const IOStatus opened = file->Open(O_RDONLY | (options.use_direct_reads ? O_DIRECT : 0));
   if (opened.ok()) *result = std::move(file);

@@ -8,10 +8,15 @@ Job& ThisJob() {
 }
 
 NameSays WhatIs(const std::string& path) {
-  const std::string name = path.substr(path.find_last_of('/') + 1);
+  std::string name = path.substr(path.find_last_of('/') + 1);
   const auto ends = [&name](const std::string& with) {
     return name.size() > with.size() && name.compare(name.size() - with.size(), with.size(), with) == 0;
   };
+  // A backup writes ".NAME.tmp", which becomes NAME: it is then what it was created as.
+  if (ends(".tmp")) {
+    name.resize(name.size() - 4);
+    if (name.front() == '.') name.erase(0, 1);
+  }
   // A table that is to be ingested may have any name before its suffix.
   if (ends(".sst") || ends(".ldb")) return NameSays::kTable;
   if (ends(".blob")) return NameSays::kBlob;

@@ -45,15 +45,18 @@ class TierListener : public rocksdb::EventListener {
 
   void OnTableFileCreated(const rocksdb::TableFileCreationInfo&) override { ThisJob().table.clear(); }
 
-  // A trivial move shows as a file that is input and output, on different levels.
+  // A trivial move shows as a file that is input and output, on different levels. A table that was written is known to be
+  // on the compaction's output level, which RocksDB may have decided otherwise by then (preclude_last_level_data_seconds).
+  // Of a compaction that failed the outputs are reported, too, and the inputs have stayed where they were.
   void OnCompactionCompleted(rocksdb::DB* db, const rocksdb::CompactionJobInfo& info) override {
+    if (!info.status.ok()) return;
     const size_t outputs = std::min(info.output_files.size(), info.output_file_infos.size());
     for (size_t at = 0; at < outputs; at++) {
       const auto& moved = info.output_file_infos[at];
       const bool was_there = std::any_of(
           info.input_file_infos.begin(), info.input_file_infos.end(),
           [&moved](const rocksdb::CompactionFileInfo& input) { return input.file_number == moved.file_number; });
-      if (was_there && fs_->Moved(db, info.output_files[at], moved.level).ok()) fs_->told().moves++;
+      if (fs_->Moved(db, info.output_files[at], moved.level).ok()) fs_->told().moves += was_there;
     }
   }
 

@@ -7,6 +7,7 @@
 #include <rocksdb/convenience.h>
 #include <rocksdb/db.h>
 #include <rocksdb/sst_file_writer.h>
+#include <rocksdb/utilities/backup_engine.h>
 #include <rocksdb/utilities/checkpoint.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -214,6 +215,46 @@ void ReportedLate(const Open& open) {
   listener->OnCompactionCompleted(open.db.get(), late);
   CHECK(open.Stat(late.output_files[0]).level == deep->level);
   CHECK(open.fs->Moved(open.db.get(), "tiers:/rocks/none.sst", 3).IsPathNotFound());
+
+  // A failed compaction is reported like any other and has moved nothing.
+  rocksdb::CompactionJobInfo failed = late;
+  failed.status = rocksdb::Status::IOError("the disk is full");
+  failed.output_file_infos[0].level = deep->level + 1;
+  const uint64_t moves = open.fs->told().moves;
+  listener->OnCompactionCompleted(open.db.get(), failed);
+  CHECK(open.Stat(late.output_files[0]).level == deep->level && open.fs->told().moves == moves);
+  // Tables that were written on another level than the job's are told, without counting as moved.
+  for (const int known : {deep->level - 1, deep->level + 1}) {
+    OK(open.fs->SetLevel(late.output_files[0], known));
+    rocksdb::CompactionJobInfo written = late;
+    written.input_file_infos.clear();
+    written.output_file_infos[0].level = deep->level;
+    listener->OnCompactionCompleted(open.db.get(), written);
+    CHECK(open.Stat(late.output_files[0]).level == deep->level && open.fs->told().moves == moves);
+  }
+}
+
+// A backup writes a table under another name first; it is a table all the same, and does not stay on the fast device.
+void BackUp(const Open& open, const Model& model) {
+  const std::string dir = "tiers:/rocks/backup";
+  rocksdb::BackupEngine* raw = nullptr;
+  OK(rocksdb::BackupEngine::Open(rocksdb::BackupEngineOptions(dir, open.env.get()), open.env.get(), &raw));
+  std::unique_ptr<rocksdb::BackupEngine> engine(raw);
+  OK(engine->CreateNewBackup(open.db.get()));
+  std::vector<std::string> names;
+  OK(open.env->GetChildren(dir + "/shared_checksum", &names));
+  CHECK(names.size() > 10);
+  for (const auto& name : names) {
+    const archipelago_stat_t stat = open.Stat(dir + "/shared_checksum/" + name);
+    CHECK(stat.file_class == ARCHIPELAGO_CLASS_TABLE && stat.device == 1);
+  }
+  OK(engine->RestoreDBFromLatestBackup("tiers:/rocks/restored", "tiers:/rocks/restored"));
+  rocksdb::Options options = SmallLevels();
+  options.env = open.env.get();
+  rocksdb::DB* restored = nullptr;
+  OK(rocksdb::DB::Open(options, "tiers:/rocks/restored", &restored));
+  std::unique_ptr<rocksdb::DB> owner(restored);
+  ReadAll(restored, model);
 }
 
 void WithListener() {
@@ -275,12 +316,83 @@ void WithListener() {
   OK(rocksdb::DB::Open(SmallLevels(), dir / "checkpoint", &plain));
   std::unique_ptr<rocksdb::DB> owner(plain);
   ReadAll(plain, model);
+  BackUp(open, model);
   // Within the tiers it would be a directory that is renamed, which they refuse.
   CHECK(checkpoint->CreateCheckpoint("tiers:/rocks/checkpoint").IsNotSupported());
 
   OK(open.db->CompactRange({}, nullptr, nullptr));
   ReadAll(open.db.get(), model);
   CHECK(open.fs->Report().find("slow") != std::string::npos);
+}
+
+// RocksDB decides as it writes whether a table belongs to the last level or to the one above.
+void KeptOffTheLastLevel() {
+  TemporaryDir dir("/tmp");
+  Model model;
+  rocksdb::Options options = SmallLevels();
+  options.compaction_style = rocksdb::kCompactionStyleUniversal;
+  options.preclude_last_level_data_seconds = 100'000;
+  Open open(Settings(dir, 256, "0"), true, options);
+  Write(open.db.get(), &model, 9, 20'000);
+  OK(open.db->CompactRange({}, nullptr, nullptr));
+  open.Settle();
+  std::vector<rocksdb::LiveFileMetaData> files;
+  open.db->GetLiveFilesMetaData(&files);
+  CHECK(Deepest(Look(open, false)) == options.num_levels - 2);
+  for (const auto& file : files) CHECK(open.Stat(file.db_path + file.name).level == file.level);
+  CHECK(open.fs->told().moves == 0);
+  ReadAll(open.db.get(), model);
+}
+
+// What RocksDB asks of a file system beside its files, and what these do not do.
+void Contract() {
+  TemporaryDir dir("/tmp");
+  Open open(Settings(dir, 256), true);
+  Model model;
+  Write(open.db.get(), &model, 10, 2'000);
+  OK(open.db->Flush({}));
+  rocksdb::FileSystem& fs = *open.fs;
+  const rocksdb::IOOptions plain;
+  std::vector<std::string> names;
+  CHECK(fs.GetChildren("tiers:/none", plain, &names, nullptr).IsNotFound());
+  std::vector<rocksdb::FileAttributes> files;
+  CHECK(fs.GetChildrenFileAttributes("tiers:/none", plain, &files, nullptr).IsNotFound());
+
+  const auto same = [&](const std::string& first, const std::string& second) {
+    bool are_same = false;
+    OK(fs.AreFilesSame(first, second, plain, &are_same, nullptr));
+    return are_same;
+  };
+  const std::string current = std::string(kDb) + "/CURRENT";
+  CHECK(same(kDb, kDb) && same(kDb, "tiers:/rocks//./db/") && !same(kDb, "tiers:/rocks"));
+  CHECK(same(current, current) && !same(current, std::string(kDb) + "/IDENTITY") && !same(kDb, current));
+
+  rocksdb::FileLock* lock = reinterpret_cast<rocksdb::FileLock*>(&open);
+  CHECK(fs.LockFile(std::string(kDb) + "/LOCK", plain, &lock, nullptr).IsBusy() && lock == nullptr);
+
+  // Who reads directly has to read ahead by himself.
+  std::vector<rocksdb::LiveFileMetaData> live;
+  open.db->GetLiveFilesMetaData(&live);
+  CHECK(!live.empty());
+  rocksdb::FileOptions how;
+  std::unique_ptr<rocksdb::FSRandomAccessFile> file;
+  for (const bool direct : {false, true}) {
+    how.use_direct_reads = direct;
+    OK(fs.NewRandomAccessFile(live[0].db_path + live[0].name, how, &file, nullptr));
+    const rocksdb::IOStatus fetched = file->Prefetch(0, 4096, plain, nullptr);
+    CHECK(direct ? fetched.IsNotSupported() : fetched.ok());
+  }
+
+  // Mappings are refused as the database is opened, with the setting's name.
+  open.db.reset();
+  rocksdb::Options options = SmallLevels();
+  options.env = open.env.get();
+  options.allow_mmap_reads = true;
+  rocksdb::DB* raw = nullptr;
+  for (const char* at : {kDb, "tiers:/rocks/new"}) {
+    const rocksdb::Status mapped = rocksdb::DB::Open(options, at, &raw);
+    CHECK(!mapped.ok() && mapped.ToString().find("allow_mmap_reads") != std::string::npos);
+  }
 }
 
 // Without a listener: flushes and levels are told apart by what RocksDB says after it has created a file.
@@ -420,7 +532,9 @@ int main(int count, char** arguments) {
   Killed(arguments[0]);
   WithListener();
   WithHints();
+  KeptOffTheLastLevel();
   WithCopies();
+  Contract();
   ByUri();
   puts("RocksDB over tiers: all as it should be");
   return 0;

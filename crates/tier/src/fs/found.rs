@@ -90,23 +90,12 @@ fn check_empty(one: &Found) -> Result<()> {
     }
 }
 
-/// Refuses devices of which none is one of tiers: all of them are missing, and what is there are the places where they belong.
-pub(super) fn check_known(found: &[Found]) -> Result<()> {
-    if found.iter().any(|one| one.identity.is_some()) {
-        return Ok(());
-    }
-    let place = |one: &Found| format!("\"{}\" ({})", one.name, one.parts.settings.path.display());
-    let places: Vec<String> = found.iter().map(place).collect();
-    Err(Error::not_found(format!(
-        "all devices are missing: {} have no {DEVICE_NAME} file. Are they mounted? Nothing was changed",
-        places.join(", ")
-    )))
-}
-
-/// The device that holds the namespace.
-pub(super) fn find_home(found: &[Found]) -> Result<usize> {
+/// The device that holds the namespace, or will. `must_exist`: it has one.
+pub(super) fn find_home(found: &[Found], must_exist: bool) -> Result<usize> {
     let identities: Vec<_> = found.iter().filter_map(|one| one.identity.as_ref()).collect();
-    let Some(any) = identities.first() else { return Ok(0) };
+    let Some(any) = identities.first() else {
+        return if must_exist { Err(all_missing(found)) } else { Ok(0) };
+    };
     let is_home = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.home);
     found.iter().position(is_home).ok_or_else(|| {
         Error::not_found(format!(
@@ -115,6 +104,16 @@ pub(super) fn find_home(found: &[Found]) -> Result<usize> {
             any.home_name, any.home_path
         ))
     })
+}
+
+/// All devices are missing: none is one of tiers, and what is there are the places where they belong.
+fn all_missing(found: &[Found]) -> Error {
+    let place = |one: &Found| format!("\"{}\" ({})", one.name, one.parts.settings.path.display());
+    let places: Vec<String> = found.iter().map(place).collect();
+    Error::not_found(format!(
+        "all devices are missing: {} have no {DEVICE_NAME} file. Are they mounted? Nothing was changed",
+        places.join(", ")
+    ))
 }
 
 pub(super) fn list_device(one: &Found) -> Result<Contents> {

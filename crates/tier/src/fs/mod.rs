@@ -39,7 +39,7 @@ pub use self::offline::Offline;
 pub use self::open::{Components, DeviceParts};
 pub use self::shared::FaultPoint;
 use self::shared::Shared;
-pub use self::whereabouts::Whereabouts;
+pub use self::whereabouts::{TierFile, Whereabouts};
 use self::writer::{TierLog, TierWriter, Writing};
 use crate::activity::kind_of;
 use crate::device::{Device, Writer};
@@ -478,10 +478,12 @@ impl FileSystem for TieredFs {
     }
 
     fn reassign(&self, path: &Path, context: IoContext) {
-        let (Some(path), Some(level)) = (self.logical(path), context.level) else { return };
-        self.shared.note_base_level(context);
-        let Ok(entry) = self.shared.entry("find", &path) else { return };
-        if let Err(error) = crate::work::level_changed(&self.shared, &entry, level, context) {
+        if self.logical(path).is_none() || context.level.is_none() {
+            return;
+        }
+        if let Err(error) = self.set_level(path, context)
+            && error.kind() != archipelago_base::ErrorKind::NotFound
+        {
             tracing::warn!(%error, file = %path.display(), "its level could not be recorded");
         }
     }

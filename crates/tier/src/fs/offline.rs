@@ -33,7 +33,7 @@ impl Offline {
             Ok(DeviceParts { settings: settings.clone(), fs, is_local: true })
         });
         let found = find_devices(parts.collect::<Result<Vec<_>>>()?)?;
-        let home = find_home(&found)?;
+        let home = find_home(&found, false)?;
         let mut locks = lock_devices(&found, true)?;
         locks.extend(lock_new_devices(&found)?);
         let scheme_path = found[home].parts.settings.path.join(SCHEME_NAME);

@@ -23,8 +23,8 @@ use parking_lot::Mutex;
 use super::copy::{Physical, Role, Trash};
 use super::entry::{CachedCopy, Entry};
 use super::found::{
-    Contents, Found, check_known, check_missing, check_nothing_lies_there, find_devices, find_home,
-    list_device, lock_devices, lock_new_devices,
+    Contents, Found, check_missing, check_nothing_lies_there, find_devices, find_home, list_device,
+    lock_devices, lock_new_devices,
 };
 use super::shared::{FaultPoint, Names, Parts, Shared};
 use super::{TieredFs, note_level};
@@ -127,10 +127,7 @@ impl TieredFs {
         let settings: Vec<_> = devices.iter().map(|parts| parts.settings.clone()).collect();
         validate(&settings)?;
         let mut found = find_devices(devices)?;
-        if components.must_exist {
-            check_known(&found)?;
-        }
-        let home = find_home(&found)?;
+        let home = find_home(&found, components.must_exist)?;
         let mut locks = lock_devices(&found, true)?;
         let contents = found.iter().map(list_device).collect::<Result<Vec<_>>>()?;
         let names_dir = found[home].parts.settings.path.join(NAMES_DIR);

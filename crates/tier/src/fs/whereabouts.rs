@@ -1,16 +1,20 @@
-//! What the tiers know of one path, for those who look at files one by one: a front end for other
+//! What the tiers know of one file, for those who look at files one by one: a front end for other
 //! engines, tests.
 //!
 //! Reads the namespace under its lock; no I/O but the length of a file that is being written.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use archipelago_base::{Error, Result};
-use archipelago_env::FileClass;
+use archipelago_env::{FileClass, IoContext, OpenOptions, RandomFile};
 
+use super::entry::Entry;
+use super::shared::{Shared, is_direct};
 use super::{TieredFs, file_len};
 use crate::namespace::record::Record;
+use crate::settings::DeviceKind;
 
 /// Where a file lies, and what it is known to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,20 +37,54 @@ pub struct Whereabouts {
     pub is_written: bool,
 }
 
-impl TieredFs {
-    /// The path below which everything is the tiers' own.
+/// A file of the tiers, whatever becomes of its names: its bytes stay as long as this is held, also when
+/// it was removed or replaced.
+#[derive(Clone, Debug)]
+pub struct TierFile {
+    shared: Arc<Shared>,
+    entry: Arc<Entry>,
+    /// The name that it was found under, for errors.
+    path: PathBuf,
+}
+
+impl TierFile {
+    /// Its unique id in the namespace: never used for another file.
     #[must_use]
-    pub fn root(&self) -> &Path {
-        &self.shared.root
+    pub fn id(&self) -> u64 {
+        self.entry.id
     }
 
-    /// Where the file at `path`, a path below the root, lies. Errors: `NotFound`; `Io` for a directory.
-    pub fn whereabouts(&self, path: &Path) -> Result<Whereabouts> {
-        let path = self.own(path)?;
-        let entry = self.shared.entry("find", &path)?;
+    /// Whether somebody has it open for writing.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.entry.writers.load(Ordering::Acquire) > 0
+    }
+
+    /// Opens it for reading, with the length that it has now. Errors: those of its device.
+    pub fn open(&self, context: IoContext, options: OpenOptions) -> Result<Arc<dyn RandomFile>> {
+        Ok(self.entry.open(&self.shared, &self.path, context, options)?)
+    }
+
+    /// Whether what a handle opened so reads is fetched from the device by the read itself, so that
+    /// [`RandomFile::prefetch`] does nothing: `O_DIRECT`, there where the file lies now. What is
+    /// mapped is memory and needs no fetching.
+    #[must_use]
+    pub fn is_direct(&self, context: IoContext, options: OpenOptions) -> bool {
+        let physical = Arc::clone(&self.entry.inside.lock().main);
+        let device = physical.device();
+        let is_mapped = device.kind == DeviceKind::Mapped && context.class == FileClass::Sst;
+        !is_mapped && (options.direct || is_direct(device, context.class))
+    }
+
+    /// Where it lies. Errors: `NotFound` if it has no name any more.
+    pub fn whereabouts(&self) -> Result<Whereabouts> {
+        let entry = &*self.entry;
         let names = {
             let names = self.shared.names.lock();
-            names.space.state.files.get(&entry.id).map_or(0, |file| file.names.len())
+            names.space.state.files.get(&entry.id).map(|file| file.names.len())
+        };
+        let Some(names) = names else {
+            return Err(Error::io("find", &self.path, std::io::ErrorKind::NotFound.into()));
         };
         let (device, mut copies) = {
             let inside = entry.inside.lock();
@@ -59,11 +97,46 @@ impl TieredFs {
             device,
             class: entry.class,
             level: entry.level(),
-            len: file_len(&entry)?,
+            len: file_len(entry)?,
             names,
             copies,
-            is_written: entry.writers.load(Ordering::Acquire) > 0,
+            is_written: self.is_written(),
         })
+    }
+}
+
+impl TieredFs {
+    /// The path below which everything is the tiers' own.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.shared.root
+    }
+
+    /// The file at `path`, a path below the root. Errors: `NotFound`; `Io` for a directory.
+    pub fn file(&self, path: &Path) -> Result<TierFile> {
+        let path = self.own(path)?;
+        let entry = self.shared.entry("find", &path)?;
+        Ok(TierFile { shared: Arc::clone(&self.shared), entry, path })
+    }
+
+    /// Where the file at `path`, a path below the root, lies. Errors: `NotFound`; `Io` for a directory.
+    pub fn whereabouts(&self, path: &Path) -> Result<Whereabouts> {
+        self.file(path)?.whereabouts()
+    }
+
+    /// What [`archipelago_env::FileSystem::reassign`] does, for who wants to know whether it was recorded. `path`: below
+    /// the root; `context`: with the level. Errors: `NotFound`; those of the home device, after which the tiers go on with the level of before.
+    pub fn set_level(&self, path: &Path, context: IoContext) -> Result<()> {
+        let path = self.own(path)?;
+        let Some(level) = context.level else {
+            return Err(Error::invalid(format!(
+                "{}: a table cannot lose its level",
+                path.display()
+            )));
+        };
+        self.shared.note_base_level(context);
+        let entry = self.shared.entry("find", &path)?;
+        crate::work::level_changed(&self.shared, &entry, level, context)
     }
 
     /// Whether `path`, a path below the root, is a directory.
@@ -106,21 +179,25 @@ impl TieredFs {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
+    use archipelago_base::ErrorKind;
+    use archipelago_env::fault::{FaultFs, Operation, Rule};
     use archipelago_env::mem::MemFs;
-    use archipelago_env::{CreateOptions, FileSystem as _, IoContext, IoPurpose};
+    use archipelago_env::{CreateOptions, FileSystem, IoPurpose};
 
     use super::*;
     use crate::{Components, DeviceKind, DeviceParts, DeviceSettings};
 
     fn tiers() -> Arc<TieredFs> {
+        tiers_over(&(Arc::new(MemFs::new()) as Arc<dyn FileSystem>))
+    }
+
+    fn tiers_over(disk: &Arc<dyn FileSystem>) -> Arc<TieredFs> {
         let device = |path: &str| DeviceParts {
             settings: DeviceSettings {
                 capacity_bytes: 1 << 20,
                 ..DeviceSettings::new(path, DeviceKind::Directory)
             },
-            fs: Arc::new(MemFs::new()),
+            fs: Arc::clone(disk),
             is_local: false,
         };
         let components = Components { spawn: None, seed: Some(1), ..Components::default() };
@@ -147,6 +224,77 @@ mod tests {
         assert!(
             tiers.whereabouts(Path::new("/elsewhere")).unwrap_err().to_string().contains("tiers:")
         );
+    }
+
+    #[test]
+    fn a_file_that_is_held_can_be_opened_and_grows_whatever_its_names_become() {
+        let tiers = tiers();
+        let (path, other) = (Path::new("tiers:/7.sst"), Path::new("tiers:/8.sst"));
+        tiers.create_dir_all(tiers.root()).unwrap();
+        let context = IoContext::sst(IoPurpose::Flush, 0);
+        let mut writer = tiers.create(path, context, CreateOptions::default()).unwrap();
+        let file = tiers.file(path).unwrap();
+        writer.append(b"one,").and_then(|()| writer.flush()).unwrap();
+        tiers.rename(path, other).unwrap();
+        assert_eq!((file.id(), file.whereabouts().unwrap().len), (file.id(), 4));
+        tiers.remove(other).unwrap();
+        assert_eq!(file.whereabouts().unwrap_err().kind(), ErrorKind::NotFound);
+        writer.append(b"two").and_then(|()| writer.sync()).unwrap();
+        assert!(file.is_written());
+        drop(writer);
+        assert!(!file.is_written());
+        tiers.settle();
+        let reader = file.open(context, OpenOptions::default()).unwrap();
+        let mut bytes = [0; 7];
+        reader.read_exact_at(0, &mut bytes, context).unwrap();
+        assert_eq!((&bytes, reader.len()), (b"one,two", 7));
+    }
+
+    #[test]
+    fn prefetching_does_nothing_where_reads_are_direct() {
+        let table = IoContext::sst(IoPurpose::ForegroundRead, 0);
+        let log = IoContext::new(FileClass::Wal, IoPurpose::Recovery);
+        for (kind, expected) in [
+            (DeviceKind::Directory, [false, true, false]),
+            (DeviceKind::Direct, [true, true, false]),
+            (DeviceKind::Mapped, [false, false, false]),
+        ] {
+            let settings = DeviceSettings::new("/only", kind);
+            let fs: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+            let parts = vec![DeviceParts { settings, fs, is_local: false }];
+            let components = Components { spawn: None, seed: Some(1), ..Components::default() };
+            let tiers = TieredFs::open_over("tiers:", parts, components).unwrap();
+            tiers.create_dir_all(tiers.root()).unwrap();
+            let path = Path::new("tiers:/7.sst");
+            drop(tiers.create(path, table, CreateOptions::default()).unwrap());
+            let file = tiers.file(path).unwrap();
+            let found = [(table, false), (table, true), (log, false)]
+                .map(|(context, direct)| file.is_direct(context, OpenOptions { direct }));
+            assert_eq!(found, expected, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_level_that_could_not_be_recorded_is_an_error() {
+        let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+        let tiers = tiers_over(&(Arc::new(disk.clone()) as Arc<dyn FileSystem>));
+        tiers.create_dir_all(tiers.root()).unwrap();
+        let path = Path::new("tiers:/7.sst");
+        let context = IoContext::sst(IoPurpose::Compaction { from: 0, to: 1 }, 1);
+        drop(tiers.create(path, context, CreateOptions::default()).unwrap());
+        let deeper = IoContext::sst(IoPurpose::Compaction { from: 1, to: 2 }, 2);
+        let refused = [Operation::LogAppend, Operation::LogSync, Operation::CreateLog];
+        disk.add(Rule::on_any(&refused).path("/names/"));
+        assert_eq!(tiers.set_level(path, deeper).unwrap_err().kind(), ErrorKind::Io);
+        tiers.reassign(path, deeper);
+        assert_eq!(tiers.whereabouts(path).unwrap().level, Some(1));
+        disk.clear();
+        tiers.set_level(path, deeper).unwrap();
+        assert_eq!(tiers.whereabouts(path).unwrap().level, Some(2));
+        let none = tiers.set_level(Path::new("tiers:/none"), deeper).unwrap_err();
+        assert_eq!(none.kind(), ErrorKind::NotFound);
+        let no_level = IoContext { level: None, ..deeper };
+        assert_eq!(tiers.set_level(path, no_level).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
 
     #[test]

@@ -246,7 +246,7 @@ pub(crate) unsafe extern "C" fn archipelago_set_level(
         }
         let from = found.level.unwrap_or(level);
         let purpose = IoPurpose::Compaction { from, to: level };
-        space.tiers.reassign(name, IoContext::sst(purpose, level));
+        space.tiers.set_level(name, IoContext::sst(purpose, level))?;
         Ok(0)
     })
 }

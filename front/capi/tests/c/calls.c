@@ -130,6 +130,19 @@ static void write_all(int file, const char *text) {
   IS(archipelago_write(file, text, strlen(text)) == (int64_t)strlen(text));
 }
 
+/* Who reads a log of 10,000 bytes still does not keep it from being a closed file. */
+static void is_closed_though_read(int tiers, int reader) {
+  archipelago_stat_t stat;
+  char bytes[8];
+  IS(archipelago_stat(tiers, "tiers:/db/2.log", &stat) == 0);
+  IS(stat.size == 10000 && stat.is_written == 0);
+  IS(archipelago_fstat(reader, &stat) == 0);
+  IS(stat.size == 10000 && stat.is_written == 0 && stat.device == 0);
+  IS(archipelago_pread(reader, bytes, sizeof bytes, 9996) == 4);
+  FAILS(archipelago_fsync(reader), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "reading only");
+  IS(archipelago_close(reader) == 0);
+}
+
 static void a_log(int tiers) {
   archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
   archipelago_stat_t stat;
@@ -162,10 +175,15 @@ static void a_log(int tiers) {
   IS(archipelago_lseek(log, 4, SEEK_SET) == 4);
   FAILS(archipelago_lseek(log, -5, SEEK_SET), EINVAL, INVALID, "before the beginning");
   FAILS(archipelago_lseek(log, 0, 7), EINVAL, INVALID, "seek from 7");
+  IS(archipelago_lseek(log, INT64_MAX, SEEK_SET) == INT64_MAX);
+  FAILS(archipelago_lseek(log, 1, SEEK_CUR), EOVERFLOW, INVALID, "farther than");
+  IS(archipelago_lseek(log, 0, SEEK_CUR) == INT64_MAX);
+  IS(archipelago_read(log, bytes, sizeof bytes) == 0);
 
   /* Front to back is all there is. */
   FAILS(archipelago_pwrite(log, "x", 1, 2), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "front to back");
   FAILS(archipelago_pwrite(log, "x", 1, 99), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "13 bytes");
+  IS(archipelago_write(log, "", 0) == 0);
   FAILS(archipelago_ftruncate(log, 3), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "cut to 3");
   IS(archipelago_ftruncate(log, 13) == 0);
   IS(archipelago_ftruncate(log, 10000) == 0);
@@ -184,8 +202,13 @@ static void a_log(int tiers) {
   FAILS(archipelago_close(log), EBADF, INVALID, "not an open file");
   FAILS(archipelago_write(log, "x", 1), EBADF, INVALID, "not an open file");
   FAILS(archipelago_fdatasync(log), EBADF, INVALID, "not an open file");
-  IS(archipelago_close(reader) == 0);
 
+  is_closed_though_read(tiers, reader);
+}
+
+static void not_opened(int tiers) {
+  archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
+  context.file_class = ARCHIPELAGO_CLASS_LOG;
   FAILS(archipelago_open(tiers, "tiers:/db/2.log", O_WRONLY | O_APPEND, NULL), EOPNOTSUPP,
         ARCHIPELAGO_ERROR_UNSUPPORTED, "O_TRUNC");
   FAILS(archipelago_open(tiers, "tiers:/db/none", O_RDONLY, NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
@@ -199,6 +222,31 @@ static void a_log(int tiers) {
   FAILS(archipelago_open(tiers, NULL, O_RDONLY, NULL), EINVAL, INVALID, "path is NULL");
   context.level = 3;
   FAILS(archipelago_open(tiers, "tiers:/x", O_WRONLY | O_CREAT, &context), EINVAL, INVALID, "only tables");
+}
+
+/* What is appended after the last name went is still seen by who has the file open, though another one has its name. */
+static void without_a_name(int tiers) {
+  archipelago_stat_t stat;
+  char bytes[32];
+  int reader, late, other, writer = archipelago_open(tiers, "tiers:/db/gone", O_WRONLY | O_CREAT | O_TRUNC, NULL);
+  IS(writer > 0);
+  write_all(writer, "one,");
+  reader = archipelago_open(tiers, "tiers:/db/gone", O_RDONLY, NULL);
+  late = archipelago_open(tiers, "tiers:/db/gone", O_RDONLY, NULL);
+  IS(reader > 0 && late > 0);
+  IS(archipelago_unlink(tiers, "tiers:/db/gone") == 0);
+  write_all(writer, "two,");
+  IS(archipelago_read(reader, bytes, sizeof bytes) == 8 && memcmp(bytes, "one,two,", 8) == 0);
+  other = archipelago_open(tiers, "tiers:/db/gone", O_WRONLY | O_CREAT, NULL);
+  IS(other > 0 && archipelago_write(other, "other", 5) == 5 && archipelago_close(other) == 0);
+  write_all(writer, "three");
+  IS(archipelago_fsync(late) == 0);
+  IS(archipelago_close(writer) == 0);
+  IS(archipelago_read(reader, bytes, sizeof bytes) == 5 && memcmp(bytes, "three", 5) == 0);
+  IS(archipelago_read(late, bytes, sizeof bytes) == 13 && memcmp(bytes, "one,two,three", 13) == 0);
+  IS(archipelago_fstat(late, &stat) == 0 && stat.size == 13 && stat.device == -1 && stat.links == 0);
+  IS(archipelago_close(reader) == 0 && archipelago_close(late) == 0);
+  IS(archipelago_unlink(tiers, "tiers:/db/gone") == 0);
 }
 
 static void write_table(int tiers, const char *path, const archipelago_context *context, char fill) {
@@ -251,7 +299,7 @@ static void tables(int tiers) {
   old = archipelago_open(tiers, "tiers:/db/4.sst", O_RDONLY | O_DIRECT, NULL);
   IS(old > 0);
   FAILS(archipelago_fsync(old), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "reading only");
-  IS(archipelago_fadvise(old, 0, 4096, ARCHIPELAGO_WILL_NEED) == 0);
+  FAILS(archipelago_fadvise(old, 0, 4096, ARCHIPELAGO_WILL_NEED), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "O_DIRECT");
   IS(archipelago_fadvise(old, 0, 0, ARCHIPELAGO_WONT_NEED) == 0);
   FAILS(archipelago_fadvise(old, 0, 0, 5), EINVAL, INVALID, "no advice 5");
   context.level = 6;
@@ -316,6 +364,8 @@ struct work {
   int tiers, file;
 };
 
+#define GROWS_TO 3000000
+
 static void *reads(void *given) {
   struct work *work = given;
   char bytes[512];
@@ -335,11 +385,62 @@ static void threads(int tiers) {
   archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
   int at;
   IS(work.file > 0);
+  IS(archipelago_fadvise(work.file, 0, 4096, ARCHIPELAGO_WILL_NEED) == 0);
+  IS(archipelago_fadvise(work.file, 0, 0, ARCHIPELAGO_WILL_NEED) == 0);
   context.file_class = ARCHIPELAGO_CLASS_TABLE;
   for (at = 0; at < 4; at++) IS(pthread_create(&running[at], NULL, reads, &work) == 0);
   for (at = 0; at < 8; at++) write_table(tiers, "tiers:/db/9.sst", &context, 'e');
   for (at = 0; at < 4; at++) IS(pthread_join(running[at], NULL) == 0);
   IS(archipelago_close(work.file) == 0);
+}
+
+/* Tables of a mapped or direct device are longer for a moment while they are written: nobody sees more than was appended. */
+static void *reads_what_grows(void *given) {
+  struct work *work = given;
+  char *bytes = malloc(1 << 16);
+  archipelago_stat_t stat;
+  archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
+  int64_t at, got, end;
+  IS(bytes != NULL);
+  context.file_class = ARCHIPELAGO_CLASS_TABLE;
+  do {
+    int reader = archipelago_open(work->tiers, "tiers:/grows.sst", O_RDONLY, &context);
+    IS(reader > 0);
+    IS(archipelago_fstat(reader, &stat) == 0 && stat.size <= GROWS_TO);
+    IS(archipelago_stat(work->tiers, "tiers:/grows.sst", &stat) == 0 && stat.size <= GROWS_TO);
+    IS(archipelago_fadvise(reader, 0, 0, ARCHIPELAGO_WONT_NEED) == 0);
+    end = archipelago_lseek(reader, 0, SEEK_END);
+    IS(end <= GROWS_TO);
+    got = archipelago_pread(reader, bytes, 1 << 16, end > 1000 ? end - 1000 : 0);
+    IS(got >= (end > 1000 ? 1000 : end));
+    for (at = 0; at < got; at++) IS(bytes[at] == 'g');
+    IS(archipelago_close(reader) == 0);
+  } while (end < GROWS_TO);
+  free(bytes);
+  return NULL;
+}
+
+static void growing(const char *base, int kind) {
+  archipelago_device device = ARCHIPELAGO_DEVICE_INIT;
+  archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
+  pthread_t running[2];
+  struct work work;
+  char path[600], piece[5000];
+  int at, table;
+  snprintf(path, sizeof path, "%s/grows%d", base, kind);
+  memset(piece, 'g', sizeof piece);
+  device.path = path;
+  device.kind = kind;
+  work.tiers = archipelago_tiers_open(&device, 1, NULL);
+  IS(work.tiers > 0);
+  context.file_class = ARCHIPELAGO_CLASS_TABLE;
+  table = archipelago_open(work.tiers, "tiers:/grows.sst", O_WRONLY | O_CREAT, &context);
+  IS(table > 0);
+  for (at = 0; at < 2; at++) IS(pthread_create(&running[at], NULL, reads_what_grows, &work) == 0);
+  for (at = 0; at < GROWS_TO; at += sizeof piece) IS(archipelago_write(table, piece, sizeof piece) == sizeof piece);
+  IS(archipelago_close(table) == 0);
+  for (at = 0; at < 2; at++) IS(pthread_join(running[at], NULL) == 0);
+  IS(archipelago_tiers_close(work.tiers) == 0);
 }
 
 /* Everything is there after the tiers were closed and opened from a settings file. */
@@ -388,11 +489,15 @@ int main(int count, char **arguments) {
   IS(tiers > 0);
   directories(tiers);
   a_log(tiers);
+  not_opened(tiers);
+  without_a_name(tiers);
   tables(tiers);
   locks_and_reports(tiers);
   threads(tiers);
   IS(archipelago_tiers_close(tiers) == 0);
   again();
+  growing(arguments[1], ARCHIPELAGO_DEVICE_MAPPED);
+  growing(arguments[1], ARCHIPELAGO_DEVICE_DIRECT);
   puts("every call does what the header says");
   return 0;
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago::tier::{self, DeviceKind, DeviceSettings, Policy};
 use archipelago::{CfOptions, Components, Compression, Db, DbOptions, Result, Storage};
+use rustix::process::{Signal, getpid, kill_process};
 
 pub(crate) use archipelago::Rng;
 
@@ -82,7 +83,11 @@ fn death(after: u64) -> tier::FaultPoint {
     let steps = AtomicU64::new(0);
     Arc::new(move |_| {
         if steps.fetch_add(1, Ordering::Relaxed) == after {
-            std::process::abort();
+            // As the parent does it, so that nothing else passes for that.
+            let _dead = kill_process(getpid(), Signal::KILL);
+            loop {
+                std::thread::park();
+            }
         }
         Ok(())
     })

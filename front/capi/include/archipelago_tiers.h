@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 /* What this header describes; archipelago_abi() tells what the library is. They must be equal. */
-#define ARCHIPELAGO_ABI 1
+#define ARCHIPELAGO_ABI 2
 
 /* ---- The library and its errors ---------------------------------------------------------------------------------- */
 
@@ -106,10 +106,12 @@ typedef struct archipelago_options {
   int fast_levels;  /* L0 and so many levels less one belong to the fastest device, counted from the one that L0
                        compacts into; -1: as the placement scheme says, and what is observed */
   const char *root; /* what paths begin with; NULL: "tiers:". The same at every open: it is a part of the names. */
+  int must_exist;   /* not 0: devices of which none has tiers are an error (ENOENT), as when nothing is mounted where they
+                       belong; 0: they become new ones */
 } archipelago_options;
 
 #define ARCHIPELAGO_OPTIONS_INIT \
-  { sizeof(archipelago_options), -1, NULL }
+  { sizeof(archipelago_options), -1, NULL, 0 }
 
 /* Opens tiers over `count` devices (1 to 16), the fastest first; makes them if the directories are empty. `options` may
  * be NULL. Returns the number of the tiers.

@@ -44,10 +44,11 @@ pub(crate) struct RawOptions {
     size: u32,
     fast_levels: c_int,
     root: *const c_char,
+    must_exist: c_int,
 }
 
 /// Its size, which every caller states.
-const OPTIONS_BYTES: usize = 16;
+const OPTIONS_BYTES: usize = 24;
 const _: () = assert!(size_of::<RawOptions>() == OPTIONS_BYTES);
 
 /// How tiers are opened.
@@ -55,6 +56,7 @@ const _: () = assert!(size_of::<RawOptions>() == OPTIONS_BYTES);
 pub(crate) struct Options<'a> {
     pub(crate) root: &'a Path,
     pub(crate) fast_levels: Option<u8>,
+    pub(crate) must_exist: bool,
 }
 
 // SAFETY: the declaration is that of the C library; the function takes nothing and returns the address of the calling
@@ -167,7 +169,7 @@ pub(crate) unsafe fn context(given: *const RawContext) -> Outcome<Context> {
 /// # Safety
 /// `given` is null or points to options, whose string is as [`path`] needs it.
 pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> Outcome<Options<'a>> {
-    let mut options = Options { root: Path::new(ROOT), fast_levels: None };
+    let mut options = Options { root: Path::new(ROOT), fast_levels: None, must_exist: false };
     if given.is_null() {
         return Ok(options);
     }
@@ -180,6 +182,7 @@ pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> Outcome<Options<'a
         )));
     }
     options.fast_levels = level_of(raw.fast_levels)?;
+    options.must_exist = raw.must_exist != 0;
     // SAFETY: the caller's promise about the string.
     if let Some(root) = unsafe { optional_path("archipelago_options.root", raw.root)? } {
         options.root = root;

@@ -194,7 +194,10 @@ impl Space {
             return Err(Failure::invalid(format!("the root {} goes up by \"..\"", root.display())));
         }
         let policy = Policy { fast_levels: options.fast_levels, ..Policy::default() };
-        let tiers = TieredFs::open(root, devices, Components { policy, ..Components::default() })?;
+        let says = || "must_exist says that they have tiers".to_owned();
+        let must_exist = options.must_exist.then(says);
+        let components = Components { policy, must_exist, ..Components::default() };
+        let tiers = TieredFs::open(root, devices, components)?;
         tiers.create_dir_all(tiers.root())?;
         let space = Self {
             tiers,
@@ -308,6 +311,8 @@ impl Space {
 
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Outcome<()> {
         let (from, to) = (self.own(from)?, self.own(to)?);
+        // Whoever makes a file of that name looks for it by name.
+        let _one = self.alone(to);
         if self.tiers.is_dir(from)? {
             return Err(Failure::unsupported(format!(
                 "{} is a directory: only files can be renamed",

@@ -88,7 +88,7 @@ impl Profile {
     fn run(&self) -> Result<()> {
         let devices = self.devices()?;
         let clock = SystemClock::shared();
-        let held = Offline::hold(&devices, &clock)?;
+        let held = Offline::hold(&devices, &clock, self.known(&devices)?.as_deref())?;
         let mut profiles = Vec::with_capacity(devices.len());
         for (place, device) in devices.iter().enumerate() {
             let profile = self.measure(place, device, &clock)?;
@@ -137,6 +137,15 @@ impl Profile {
                 self.dir.display()
             ))
         })
+    }
+
+    /// Who says that the devices have a database: the directory, if it is on one of them.
+    fn known(&self, devices: &[DeviceSettings]) -> Result<Option<String>> {
+        let stored = archipelago::storage::devices_of(&self.dir)?.unwrap_or_default();
+        let whole = |device: &DeviceSettings| std::path::absolute(&device.path).ok();
+        let is_same =
+            |device: &DeviceSettings| stored.iter().any(|other| whole(other) == whole(device));
+        Ok(devices.iter().any(is_same).then(|| archipelago::storage::says_so(&self.dir)))
     }
 
     fn measure(

@@ -67,7 +67,8 @@ impl Storage {
             refuse_database(&*local, dir)?;
         }
         // The file was written once the devices had their tiers.
-        let must_exist = components.must_exist || stored.is_some();
+        let says = stored.as_ref().map(|_| says_so(dir));
+        let must_exist = components.must_exist.clone().or(says);
         let components = Components { must_exist, ..components };
         let tiers = TieredFs::open(TIERS_ROOT, &devices, components)?;
         if stored.is_none_or(|file| file.tiers != devices) {
@@ -81,6 +82,13 @@ impl Storage {
     pub fn close(&self) -> Result<()> {
         self.tiers.as_ref().map_or(Ok(()), |tiers| tiers.close())
     }
+}
+
+/// Why devices have to have tiers: for the error if they do not.
+#[must_use]
+pub fn says_so(dir: &Path) -> String {
+    let file = dir.join(TIERS_NAME);
+    format!("{} says that they have a database; without that file a new one begins", file.display())
 }
 
 /// The devices that a directory names; `None` if its database lies in it, or there is none.
@@ -191,6 +199,7 @@ mod tests {
             let error = Storage::open(&dir, devices).unwrap_err();
             assert_eq!(error.kind(), archipelago_base::ErrorKind::NotFound, "{error}");
             assert!(error.to_string().contains("mounted"), "{error}");
+            assert!(error.to_string().contains("db/TIERS.toml says"), "{error}");
         }
         assert!(fs.list(&base.path().join("fast")).unwrap().is_empty());
         assert!(!base.path().join("slow").exists(), "nothing was changed");

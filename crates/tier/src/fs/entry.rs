@@ -104,6 +104,8 @@ pub(crate) struct Entry {
     inherited: AtomicU64,
     /// When its move after a change of level is decided anew, in milliseconds; 0 if none is owed.
     pub(crate) move_owed_ms: AtomicU64,
+    /// How often that move was decided on in vain.
+    pub(crate) move_tries: AtomicU32,
     /// All aged accesses at the last look, as the bits of an `f64`.
     heat: AtomicU64,
     /// All aged accesses when the baseline was taken last ([`Look::takes_baseline`]), as the bits of an `f64`; NaN before.
@@ -140,6 +142,7 @@ impl Entry {
             ranges: OnceLock::new(),
             inherited: AtomicU64::new(0),
             move_owed_ms: AtomicU64::new(0),
+            move_tries: AtomicU32::new(0),
             heat: AtomicU64::new(0),
             baseline: AtomicU64::new(f64::NAN.to_bits()),
             baseline_scale: AtomicU64::new(1.0f64.to_bits()),

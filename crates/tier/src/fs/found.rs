@@ -90,11 +90,11 @@ fn check_empty(one: &Found) -> Result<()> {
     }
 }
 
-/// The device that holds the namespace, or will. `must_exist`: it has one.
-pub(super) fn find_home(found: &[Found], must_exist: bool) -> Result<usize> {
+/// The device that holds the namespace, or will. `must_exist`: who says that there is one.
+pub(super) fn find_home(found: &[Found], must_exist: Option<&str>) -> Result<usize> {
     let identities: Vec<_> = found.iter().filter_map(|one| one.identity.as_ref()).collect();
     let Some(any) = identities.first() else {
-        return if must_exist { Err(all_missing(found)) } else { Ok(0) };
+        return must_exist.map_or(Ok(0), |who| Err(all_missing(found, who)));
     };
     let is_home = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.home);
     found.iter().position(is_home).ok_or_else(|| {
@@ -107,11 +107,11 @@ pub(super) fn find_home(found: &[Found], must_exist: bool) -> Result<usize> {
 }
 
 /// All devices are missing: none is one of tiers, and what is there are the places where they belong.
-fn all_missing(found: &[Found]) -> Error {
+fn all_missing(found: &[Found], who: &str) -> Error {
     let place = |one: &Found| format!("\"{}\" ({})", one.name, one.parts.settings.path.display());
     let places: Vec<String> = found.iter().map(place).collect();
     Error::not_found(format!(
-        "all devices are missing: {} have no {DEVICE_NAME} file. Are they mounted? Nothing was changed",
+        "all devices are missing: {} have no {DEVICE_NAME} file. Are they mounted? {who}. Nothing was changed",
         places.join(", ")
     ))
 }
@@ -218,7 +218,7 @@ pub(super) fn check_nothing_lies_there(
         format!(
             "the namespace of the tiers is missing: there is no names-*.log in {}, while {} files lie on its \
              devices, the first of them on \"{}\" ({}); nothing was changed. Put the directory back (after a check of the \
-             file system look in lost+found), or empty the devices to begin anew",
+             file system look in lost+found), or, to begin anew, empty the devices and remove the TIERS.toml of the database's directory",
             names.display(),
             contents.iter().map(count).sum::<usize>(),
             found[at].name,

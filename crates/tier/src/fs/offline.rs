@@ -8,11 +8,11 @@ use archipelago_base::clock::Clock;
 use archipelago_env::FileLock;
 
 use super::found::{find_devices, find_home, lock_devices, lock_new_devices};
-use super::open::{DeviceParts, SCHEME_NAME};
+use super::open::{DeviceParts, NAMES_DIR, SCHEME_NAME, read_namespace};
 use crate::device::file_system;
 use crate::settings::{DeviceSettings, validate};
 
-/// See the module. As long as it lives nobody else opens the devices; new directories are made, and nothing else.
+/// See the module. As long as it lives nobody else opens the devices. New devices get their directories and lock files, and nothing else.
 pub struct Offline {
     scheme_path: PathBuf,
     _locks: Vec<Box<dyn FileLock>>,
@@ -25,16 +25,23 @@ impl std::fmt::Debug for Offline {
 }
 
 impl Offline {
-    /// Holds the devices of `settings`. Errors: those of [`super::TieredFs::open`] for foreign, missing and open devices.
-    pub fn hold(settings: &[DeviceSettings], clock: &Arc<dyn Clock>) -> Result<Self> {
+    /// Holds the devices of `settings`. `must_exist`: see [`super::Components::must_exist`]. Errors: those of [`super::TieredFs::open`] for
+    /// foreign, missing and open devices.
+    pub fn hold(
+        settings: &[DeviceSettings],
+        clock: &Arc<dyn Clock>,
+        must_exist: Option<&str>,
+    ) -> Result<Self> {
         validate(settings)?;
         let parts = settings.iter().map(|settings| {
             let fs = file_system(settings, clock)?;
             Ok(DeviceParts { settings: settings.clone(), fs, is_local: true })
         });
         let found = find_devices(parts.collect::<Result<Vec<_>>>()?)?;
-        let home = find_home(&found, false)?;
+        let home = find_home(&found, must_exist)?;
         let mut locks = lock_devices(&found, true)?;
+        let names_dir = found[home].parts.settings.path.join(NAMES_DIR);
+        read_namespace(&found, home, &names_dir)?;
         locks.extend(lock_new_devices(&found)?);
         let scheme_path = found[home].parts.settings.path.join(SCHEME_NAME);
         Ok(Self { scheme_path, _locks: locks })

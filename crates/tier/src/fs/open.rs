@@ -38,7 +38,7 @@ use crate::scheme::{FAST_LEVELS_MIN, LEVELS, Observed, Scheme, SchemeInput, by_d
 use crate::settings::{DeviceSettings, Policy, validate};
 
 /// The home device's directory of the namespace.
-const NAMES_DIR: &str = "names";
+pub(super) const NAMES_DIR: &str = "names";
 /// The scheme, on the home device.
 pub(crate) const SCHEME_NAME: &str = "scheme.toml";
 /// The capacity of a device of which nothing is known.
@@ -58,8 +58,8 @@ pub struct Components {
     pub policy: Policy,
     /// The placement scheme. Default: `scheme.toml` on the home device, if there is one.
     pub scheme: Option<Scheme>,
-    /// Whether the devices are known to have tiers: without this, those that are all empty become new ones. Default: false.
-    pub must_exist: bool,
+    /// Who says that the devices have tiers, in words for an error. Without this, those that are all empty become new ones. Default: nobody.
+    pub must_exist: Option<String>,
     /// Fault points, for tests.
     pub fault_point: Option<FaultPoint>,
     /// Seed of the namespace's id; `None` for entropy.
@@ -74,7 +74,7 @@ impl Default for Components {
             outside: LocalFs::shared(),
             policy: Policy::default(),
             scheme: None,
-            must_exist: false,
+            must_exist: None,
             fault_point: None,
             seed: None,
         }
@@ -127,26 +127,12 @@ impl TieredFs {
         let settings: Vec<_> = devices.iter().map(|parts| parts.settings.clone()).collect();
         validate(&settings)?;
         let mut found = find_devices(devices)?;
-        let home = find_home(&found, components.must_exist)?;
+        let home = find_home(&found, components.must_exist.as_deref())?;
         let mut locks = lock_devices(&found, true)?;
-        let contents = found.iter().map(list_device).collect::<Result<Vec<_>>>()?;
         let names_dir = found[home].parts.settings.path.join(NAMES_DIR);
-        let recovered = log::recover(&*found[home].parts.fs, &names_dir)?;
-        let generation = recovered.as_ref().map_or(0, |recovered| recovered.generation);
-        let id = match (&recovered, &found[home].identity) {
-            (Some(recovered), _) => recovered.id,
-            (None, Some(identity)) => {
-                check_nothing_lies_there(&found, &contents, &names_dir)?;
-                identity.namespace
-            }
-            (None, None) => new_id(components.seed),
-        };
-        let mut state = match &recovered {
-            Some(recovered) => replay(recovered, &names_dir, &found, &contents)?,
-            None => State::default(),
-        };
-        skip_numbers(&mut state, &contents);
-        check_missing(&found, &state)?;
+        let known = read_namespace(&found, home, &names_dir)?;
+        let Known { contents, id, generation, mut state } = known;
+        let id = id.unwrap_or_else(|| new_id(components.seed));
         locks.extend(lock_new_devices(&found)?);
         join_devices(&mut found, &mut state, id, home)?;
         let devices: Arc<[Device]> = make_devices(&found).into();
@@ -187,6 +173,38 @@ impl TieredFs {
         };
         Ok(Arc::new(Self { shared, threads: Mutex::new(threads) }))
     }
+}
+
+/// What lies on the devices, and what their namespace says.
+pub(super) struct Known {
+    contents: Vec<Contents>,
+    /// `None` for new tiers.
+    id: Option<[u8; 16]>,
+    /// The last generation; 0 if there is none.
+    generation: u64,
+    state: State,
+}
+
+/// Reads the namespace from home and refuses if a device with files is missing. Nothing is changed.
+pub(super) fn read_namespace(found: &[Found], home: usize, names_dir: &Path) -> Result<Known> {
+    let contents = found.iter().map(list_device).collect::<Result<Vec<_>>>()?;
+    let recovered = log::recover(&*found[home].parts.fs, names_dir)?;
+    let id = match (&recovered, &found[home].identity) {
+        (Some(recovered), _) => Some(recovered.id),
+        (None, Some(identity)) => {
+            check_nothing_lies_there(found, &contents, names_dir)?;
+            Some(identity.namespace)
+        }
+        (None, None) => None,
+    };
+    let mut state = match &recovered {
+        Some(recovered) => replay(recovered, names_dir, found, &contents)?,
+        None => State::default(),
+    };
+    skip_numbers(&mut state, &contents);
+    check_missing(found, &state)?;
+    let generation = recovered.map_or(0, |recovered| recovered.generation);
+    Ok(Known { contents, id, generation, state })
 }
 
 /// Rebuilds the state: of everything that was promised, and of what came after as far as the first

@@ -383,13 +383,16 @@ impl Shared {
         result
     }
 
-    /// Puts the accesses of now into the namespace, for the next open.
-    pub(crate) fn keep_heat(&self) {
-        if self.is_tiered
-            && let Err(error) = self.renew(&mut self.names.lock(), false)
-        {
+    /// Puts the accesses of now into the namespace, for the next open; whether it took them. What can be synced before is, while others go on.
+    pub(crate) fn keep_heat(&self) -> bool {
+        if !self.is_tiered {
+            return true;
+        }
+        let kept = self.sync().and_then(|()| self.renew(&mut self.names.lock(), false));
+        if let Err(error) = &kept {
             tracing::warn!(%error, "accesses are not kept over the restart");
         }
+        kept.is_ok()
     }
 
     /// Removes what nobody holds any more. `durably`: syncs the namespace first if that lets more

@@ -67,7 +67,7 @@ impl World {
             spawn: None,
             outside: Arc::new(MemFs::new()),
             policy: self.policy.clone(),
-            must_exist: false,
+            must_exist: None,
             fault_point: self.fault.clone(),
             scheme: self.scheme.clone(),
             seed: Some(1),

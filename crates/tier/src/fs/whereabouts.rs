@@ -1,7 +1,7 @@
 //! What the tiers know of one file, for those who look at files one by one: a front end for other
 //! engines, tests.
 //!
-//! Reads the namespace under its lock; no I/O but the length of a file that is being written.
+//! Reads the namespace under its lock. I/O is made by what opens, changes or removes, and for the length of a file that is being written.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -289,6 +289,9 @@ mod tests {
         tiers.reassign(path, deeper);
         assert_eq!(tiers.whereabouts(path).unwrap().level, Some(1));
         disk.clear();
+        drop(tiers);
+        let tiers = tiers_over(&(Arc::new(disk) as Arc<dyn FileSystem>));
+        assert_eq!(tiers.whereabouts(path).unwrap().level, Some(1), "after the next open, too");
         tiers.set_level(path, deeper).unwrap();
         assert_eq!(tiers.whereabouts(path).unwrap().level, Some(2));
         let none = tiers.set_level(Path::new("tiers:/none"), deeper).unwrap_err();

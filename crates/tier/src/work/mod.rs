@@ -3,7 +3,7 @@
 //!
 //! Without threads (`Components::spawn` is `None`) [`TieredFs::step`] does one round of all of it. A job
 //! that fails leaves the file where it was and is decided anew if its reason persists: copies and what leaves for them at the next look, moves after a
-//! change of level ten seconds later, until the tiers are closed. A file has at most
+//! change of level ten seconds later and at growing intervals from then on, until the tiers are closed. A file has at most
 //! one job at a time (`Entry::busy`).
 
 mod tick;
@@ -171,20 +171,33 @@ pub(crate) fn level_changed(
         if !names.entries.contains_key(&entry.id) {
             return Ok(());
         }
-        shared.commit(&mut names, &Record::Level { file: entry.id, level })?;
+        let before = names.space.state.files.get(&entry.id).and_then(|file| file.level);
+        if let Err(error) = shared.commit(&mut names, &Record::Level { file: entry.id, level }) {
+            // Neither the log nor a new generation has it: the next generation is to have the level of before.
+            if let Some(file) = names.space.state.files.get_mut(&entry.id) {
+                file.level = before;
+            }
+            return Err(error);
+        }
         entry.set_level(level);
     }
+    entry.move_tries.store(0, Ordering::Relaxed);
     move_by_level(shared, entry, context);
     Ok(())
 }
 
-/// A move after a change of level that was not made is decided anew after this long.
+/// A move after a change of level that was not made is decided anew after this long, then after twice as long each time…
 const MOVE_PAUSE_MS: u64 = 10_000;
+/// …up to this.
+const MOVE_PAUSE_MS_MAX: u64 = 3_600_000;
 
 /// Queues the move of a file whose level changed without a rewrite, if it belongs further down. What fails, or finds no room, is decided anew by later looks.
 fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
     let (from, len) = {
         let inside = entry.inside.lock();
+        if inside.missing {
+            return entry.move_owed_ms.store(0, Ordering::Relaxed);
+        }
         (inside.main.device, inside.main.len())
     };
     let devices = shared.views();
@@ -200,7 +213,10 @@ fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
     let after = place_after_move(&input, from, &heat);
     let owed_ms = match after {
         AfterMove::Stays => 0,
-        AfterMove::Goes(_) | AfterMove::Waits => shared.now_ms() + MOVE_PAUSE_MS,
+        AfterMove::Goes(_) | AfterMove::Waits => {
+            let tries = entry.move_tries.fetch_add(1, Ordering::Relaxed).min(16);
+            shared.now_ms() + (MOVE_PAUSE_MS << tries).min(MOVE_PAUSE_MS_MAX)
+        }
     };
     entry.move_owed_ms.store(owed_ms, Ordering::Relaxed);
     match after {

@@ -85,6 +85,20 @@ impl Pace {
     }
 }
 
+impl Pace {
+    /// The reads whose accesses are to be put into the namespace now; 0 if it is not time.
+    fn keeps_heat(&mut self, now_ms: u64) -> u64 {
+        if self.kept_ms == 0 {
+            self.kept_ms = now_ms;
+        }
+        if now_ms - self.kept_ms < KEEP_HEAT_MS {
+            return 0;
+        }
+        self.kept_ms = now_ms;
+        std::mem::take(&mut self.reads_unkept)
+    }
+}
+
 /// A file as this look sees it.
 struct Seen {
     entry: Arc<Entry>,
@@ -159,21 +173,16 @@ pub(super) fn tick(shared: &Arc<Shared>) {
         let wish = Wish { wanted, finished: finished as usize, variance: pace.ageing.variance() };
         fill_cache(shared, index, &seen, wish);
     }
-    keep_heat(shared, &mut pace, now_ms);
     retry_moves(shared, seen.iter().map(|file| &file.entry));
     follow(shared, &mut pace, &seen);
     if shared.queue.has_jobs() {
         shared.wake_workers();
     }
-}
-
-fn keep_heat(shared: &Shared, pace: &mut Pace, now_ms: u64) {
-    if pace.kept_ms == 0 {
-        pace.kept_ms = now_ms;
-    }
-    if pace.reads_unkept > 0 && now_ms - pace.kept_ms >= KEEP_HEAT_MS {
-        shared.keep_heat();
-        (pace.kept_ms, pace.reads_unkept) = (now_ms, 0);
+    let reads = pace.keeps_heat(now_ms);
+    // Who asks for statistics does not wait for the device.
+    drop(pace);
+    if reads > 0 && !shared.keep_heat() {
+        shared.pace.lock().reads_unkept += reads;
     }
 }
 

@@ -460,15 +460,16 @@ fn publish_copy(
     inside.copies.retain(|held| !old.iter().any(|gone| Arc::ptr_eq(gone, held)));
     inside.copies.push(Arc::clone(copy));
     drop(names);
+    if let Err(error) = entry.reroute(&mut inside, shared) {
+        tracing::warn!(%error, "a handle is not led to the copy");
+    }
+    drop(inside);
     for held in &old {
         let device = held.physical.device();
         let what = format!("a copy ({} bytes) dropped from {}", held.physical.len(), device.name);
         let faster = held.physical.device > copy.physical.device;
         let reason = if faster { Reason::CopiedHigher } else { Reason::CopiedAnew };
         shared.history.tell(shared.now_ms(), what, reason);
-    }
-    if let Err(error) = entry.reroute(&mut inside, shared) {
-        tracing::warn!(%error, "a handle is not led to the copy");
     }
     Ok(())
 }

@@ -7,9 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 _Static_assert(sizeof(archipelago_device) == 56, "the layout of a device");
-_Static_assert(sizeof(archipelago_options) == 16, "the layout of options");
+_Static_assert(sizeof(archipelago_options) == 24, "the layout of options");
 _Static_assert(sizeof(archipelago_context) == 32, "the layout of a context");
 _Static_assert(sizeof(archipelago_stat_t) == 48, "the layout of a stat");
 _Static_assert(sizeof(archipelago_dirent) == 272, "the layout of an entry");
@@ -67,6 +68,14 @@ static void opening(const char *base) {
   FAILS(archipelago_tiers_open(&wrong, 1, NULL), EINVAL, INVALID, "archipelago_device.path is NULL");
   twice[0].path = twice[1].path = base;
   FAILS(archipelago_tiers_open(twice, 2, NULL), EINVAL, INVALID, "that of another device too");
+  {
+    archipelago_device unmounted = ARCHIPELAGO_DEVICE_INIT;
+    unmounted.path = slow;
+    options.must_exist = 1;
+    FAILS(archipelago_tiers_open(&unmounted, 1, &options), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "Are they mounted?");
+    IS(access(slow, F_OK) < 0);
+    options.must_exist = 0;
+  }
   wrong.path = base;
   wrong.kind = 9;
   FAILS(archipelago_tiers_open(&wrong, 1, NULL), EINVAL, INVALID, "no kind 9");

@@ -268,13 +268,18 @@ fn a_device_that_is_missing_is_named_and_nothing_is_changed() {
             assert!(refused.contains(&named) && refused.contains("is missing"), "{refused}");
             assert!(refused.contains("nothing was changed"), "{refused}");
         }
+        let profile = why(&place.profile(&["--load-seconds", "0"]));
+        assert!(profile.contains(&format!("the device \"{device}\"")), "{profile}");
         assert!(!exists(&place.of(dir)), "{dir} was not made anew");
         place.rename("away", dir);
     }
     // Both, as when what they are mounted in is not mounted: no new database takes their place.
     let both = [("roomy-dir", "away-1"), ("quick-dir", "away-2")];
     both.iter().for_each(|(dir, away)| place.rename(dir, away));
-    for refused in [place.refused(), why(&db(&place.of("data"), &["get", "small"]))] {
+    let settings = place.of("settings.toml");
+    let profile = place.profile(&["--load-seconds", "0", "--config", settings.to_str().unwrap()]);
+    let tool = db(&place.of("data"), &["get", "small"]);
+    for refused in [place.refused(), why(&tool), why(&profile)] {
         assert!(
             refused.contains("all devices are missing") && refused.contains("mounted"),
             "{refused}"

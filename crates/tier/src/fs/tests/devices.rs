@@ -202,7 +202,7 @@ fn a_failed_move_leaves_the_file_where_it_was() {
     assert_eq!(holders(&fs.stats(), "L5"), [1]);
     assert_eq!(fs.read(&path("1.sst"), READ).unwrap(), bytes);
     assert_eq!(physical(&disk, 2), (1, 0));
-    world.pass(60_000);
+    world.pass(7_200_000);
     let moved = fs.stats().devices[0].moved.1;
     fs.step();
     assert_eq!(fs.stats().devices[0].moved.1, moved, "nothing is owed any more");

@@ -20,7 +20,8 @@ struct Real {
 
 impl Real {
     fn new(kind: DeviceKind) -> Self {
-        let base = tempfile::tempdir().unwrap();
+        // As /proc names it, also where the temporary directory is a link.
+        let base = tempfile::tempdir_in(std::env::temp_dir().canonicalize().unwrap()).unwrap();
         let first = DeviceSettings::new(base.path().join("first"), kind);
         Self { base, clock: Arc::new(ManualClock::new(0)), first }
     }

@@ -8,14 +8,12 @@ use std::time::Duration;
 use archipelago::env::FileSystem as _;
 use archipelago::env::local::LocalFs;
 use archipelago::{Db, Error, SystemClock, WriteOptions};
+use rustix::process::Signal;
 
 use crate::acks;
 use crate::arguments::{Arguments, ChildArguments};
 use crate::check::{Progress, read};
 use crate::settings::{COUNTERS, FAMILIES, Over, Rng, family_name, open};
-
-/// Its number is the same on every Unix.
-const SIGKILL: i32 = 9;
 
 /// The database's directory inside the working directory.
 pub(crate) fn database_path(dir: &Path) -> PathBuf {
@@ -203,7 +201,7 @@ impl Session<'_> {
         }
         let status = child.wait().map_err(text)?;
         // By this process, or over tiers by itself at a fault point.
-        if status.success() || status.signal() == Some(SIGKILL) {
+        if status.success() || status.signal() == Some(Signal::KILL.as_raw()) {
             return Ok(());
         }
         let mut said = String::new();

@@ -241,8 +241,8 @@ enum {
 };
 
 /* Gives advice about `length` bytes at `offset` (0: all from there) of a file that is open for reading.
- * ARCHIPELAGO_WILL_NEED fails with EOPNOTSUPP where it does nothing, since reads go to the device past any cache (O_DIRECT, of
- * the file or of its device): whoever scans such a file reads ahead into memory of its own. */
+ * ARCHIPELAGO_WILL_NEED fails with EOPNOTSUPP where it does nothing, since reads go to the device past any cache (O_DIRECT, asked for by
+ * the file or its device): whoever scans such a file reads ahead into memory of its own. */
 int archipelago_fadvise(int file, uint64_t offset, uint64_t length, int advice);
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */

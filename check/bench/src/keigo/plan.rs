@@ -329,10 +329,9 @@ fn groups_of(flags: &KeigoFlags, part: Part) -> Vec<Group> {
                 if flags.tiers_alone {
                     sides.retain(|side| *side == Side::Tiers);
                 }
-                if sides.is_empty() {
-                    continue;
+                if !sides.is_empty() {
+                    groups.push(Group { part, workload, keys, jobs, clients, sides });
                 }
-                groups.push(Group { part, workload, keys, jobs, clients, sides });
             }
         }
     }

@@ -83,9 +83,7 @@ impl Pace {
             log_peak: 0.0,
         }
     }
-}
 
-impl Pace {
     /// The reads whose accesses are to be put into the namespace now; 0 if it is not time.
     fn keeps_heat(&mut self, now_ms: u64) -> u64 {
         if self.kept_ms == 0 {

@@ -201,11 +201,14 @@ fn every_file_is_found_after_power_loss_or_a_kill_at_every_sync() {
     }
 }
 
-#[test]
-fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
+/// The disk at fault points, by their names: as a kill leaves it, and as power loss does.
+type Clones = Arc<Mutex<Vec<(String, MemFs, MemFs)>>>;
+
+/// Tiers of which every step of background work leaves clones.
+fn cloned_at_steps(capacities: &[u64]) -> (World, Clones) {
     let disk = MemFs::new();
-    let mut world = World::new(Arc::new(disk.clone()), &[150 << 10, 1 << 20]);
-    let clones: Arc<Mutex<Vec<(String, MemFs, MemFs)>>> = Arc::default();
+    let mut world = World::new(Arc::new(disk.clone()), capacities);
+    let clones = Clones::default();
     let told = Arc::clone(&clones);
     world.fault = Some(Arc::new(move |name| {
         let mut clones = told.lock();
@@ -213,6 +216,12 @@ fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
         clones.push((name.to_owned(), disk.kill_clone(), disk.crash_clone(seed)));
         Ok(())
     }));
+    (world, clones)
+}
+
+#[test]
+fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
+    let (world, clones) = cloned_at_steps(&[150 << 10, 1 << 20]);
     let fs = world.open();
     let mut expected = Model::new();
     for n in 0..8u64 {
@@ -260,16 +269,7 @@ fn every_file_is_found_after_a_kill_at_every_step_of_moves_and_copies() {
 
 #[test]
 fn a_removed_file_is_gone_or_whole_after_a_kill_at_every_step() {
-    let disk = MemFs::new();
-    let mut world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
-    let clones: Arc<Mutex<Vec<(String, MemFs, MemFs)>>> = Arc::default();
-    let told = Arc::clone(&clones);
-    world.fault = Some(Arc::new(move |name| {
-        let mut clones = told.lock();
-        let seed = clones.len() as u64;
-        clones.push((name.to_owned(), disk.kill_clone(), disk.crash_clone(seed)));
-        Ok(())
-    }));
+    let (world, clones) = cloned_at_steps(&[1 << 20, 1 << 20]);
     let fs = world.open();
     let all: Model = (0..6u64).map(|n| (n.to_string(), filled(n, 3_000))).collect();
     for (n, (name, bytes)) in all.iter().enumerate() {

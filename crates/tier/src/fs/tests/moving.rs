@@ -146,8 +146,8 @@ fn a_damaged_copy_is_never_served_but_dropped_and_counted() {
     assert_eq!(stats.devices[0].copies.files, copies.len() as u64 - damaged);
 }
 
-#[test]
-fn only_the_hot_ranges_are_copied_where_they_are_a_small_part() {
+/// A table of the slow device, of which the 16 KB behind the first 16 KiB are copied.
+fn one_hot_part() -> (World, Arc<TieredFs>, Vec<u8>) {
     let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     world.policy.cache_by = CacheBy::Adaptive;
     let fs = world.open();
@@ -156,6 +156,12 @@ fn only_the_hot_ranges_are_copied_where_they_are_a_small_part() {
     heat(&fs, "1.sst", 200, |index| 16_384 + (index as u64 * 71) % 16_000);
     world.pass(500);
     fs.step();
+    (world, fs, bytes)
+}
+
+#[test]
+fn only_the_hot_ranges_are_copied_where_they_are_a_small_part() {
+    let (world, fs, bytes) = one_hot_part();
     let copies = fs.stats().devices[0].copies;
     assert_eq!(copies.files, 1);
     assert!(copies.bytes < 40_000, "{} bytes", copies.bytes);
@@ -353,14 +359,7 @@ fn a_move_is_done_although_an_open_handle_cannot_be_led_to_the_target() {
 
 #[test]
 fn of_a_batch_only_what_no_copy_has_goes_to_the_slow_device() {
-    let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
-    world.policy.cache_by = CacheBy::Range;
-    let fs = world.open();
-    let bytes = filled(5, 300_000);
-    write(&fs, "1.sst", 5, &bytes);
-    heat(&fs, "1.sst", 200, |index| 16_384 + (index as u64 * 71) % 16_000);
-    world.pass(500);
-    fs.step();
+    let (_world, fs, bytes) = one_hot_part();
     assert_eq!(fs.stats().devices[0].copies.files, 1);
     let file = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
     let before = fs.stats();

@@ -224,18 +224,22 @@ impl Entry {
         }
         let route = self.route(&inside, shared, context, options)?;
         let len = route.main.len();
-        let route = Arc::new(route);
+        let way = match shared.is_tiered {
+            true => Way::Now(ArcSwap::from_pointee(route)),
+            false => Way::Only(route),
+        };
         let reader = Arc::new(TierReader {
-            only: (!shared.is_tiered).then(|| Arc::clone(&route)),
-            route: ArcSwap::new(route),
+            way,
             entry: Arc::clone(self),
             shared: Arc::clone(shared),
             context,
             options,
             len,
         });
-        inside.handles.retain(|handle| handle.strong_count() > 0);
-        inside.handles.push(Arc::downgrade(&reader));
+        if shared.is_tiered {
+            inside.handles.retain(|handle| handle.strong_count() > 0);
+            inside.handles.push(Arc::downgrade(&reader));
+        }
         let damaged: Vec<_> =
             inside.copies.iter().filter(|copy| copy.is_damaged()).cloned().collect();
         drop(inside);
@@ -278,8 +282,9 @@ impl Entry {
         let mut result = Ok(());
         inside.handles.retain(|handle| handle.strong_count() > 0);
         for handle in inside.handles.iter().filter_map(Weak::upgrade) {
+            let Way::Now(way) = &handle.way else { continue };
             match self.route(inside, shared, handle.context, handle.options) {
-                Ok(route) => handle.route.store(Arc::new(route)),
+                Ok(route) => way.store(Arc::new(route)),
                 Err(error) => result = Err(error),
             }
         }
@@ -347,12 +352,19 @@ struct Route {
     _physical: Arc<Physical>,
 }
 
+/// How a handle gets to its file's bytes.
+#[derive(Debug)]
+enum Way {
+    /// With one device nothing moves and there are no copies: this is the route for ever, without what it costs to replace one.
+    Only(Route),
+    /// Where the file and its copies are now.
+    Now(ArcSwap<Route>),
+}
+
 /// An open file.
 #[derive(Debug)]
 pub(crate) struct TierReader {
-    route: ArcSwap<Route>,
-    /// With one device nothing moves and there are no copies: this is the route for ever.
-    only: Option<Arc<Route>>,
+    way: Way,
     entry: Arc<Entry>,
     shared: Arc<Shared>,
     context: IoContext,
@@ -494,11 +506,13 @@ fn read_checked(cached: &Cached, at: u64, buf: &mut [u8], context: IoContext) ->
 impl RandomFile for TierReader {
     #[inline]
     fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()> {
-        if let Some(route) = &self.only {
-            let outcome = route.main.read_exact_at(offset, buf, context);
-            return self.read_only_device(outcome);
-        }
-        let route = self.route.load();
+        let route = match &self.way {
+            Way::Only(route) => {
+                let outcome = route.main.read_exact_at(offset, buf, context);
+                return self.read_only_device(outcome);
+            }
+            Way::Now(route) => route.load(),
+        };
         let foreground = context.purpose == IoPurpose::ForegroundRead;
         if foreground {
             self.entry.count_read((offset, buf.len() as u64), &self.shared, self.len);
@@ -513,11 +527,13 @@ impl RandomFile for TierReader {
     }
 
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
-        if let Some(route) = &self.only {
-            let outcome = route.main.read_many(requests, context);
-            return self.read_only_device(outcome);
-        }
-        let route = self.route.load();
+        let route = match &self.way {
+            Way::Only(route) => {
+                let outcome = route.main.read_many(requests, context);
+                return self.read_only_device(outcome);
+            }
+            Way::Now(route) => route.load(),
+        };
         let foreground = context.purpose == IoPurpose::ForegroundRead;
         let bytes = requests.iter().map(|(_, buf)| buf.len() as u64).sum();
         if foreground {
@@ -547,7 +563,10 @@ impl RandomFile for TierReader {
     }
 
     fn prefetch(&self, offset: u64, len: u64) {
-        let route = self.route.load();
+        let route = match &self.way {
+            Way::Only(route) => return route.main.prefetch(offset, len),
+            Way::Now(route) => route.load(),
+        };
         for cached in &route.cached {
             if let Some(at) = cached.index.find(offset, len) {
                 return cached.file.prefetch(at, len);
@@ -557,7 +576,10 @@ impl RandomFile for TierReader {
     }
 
     fn forget(&self, offset: u64, len: u64) {
-        self.route.load().main.forget(offset, len);
+        match &self.way {
+            Way::Only(route) => route.main.forget(offset, len),
+            Way::Now(route) => route.load().main.forget(offset, len),
+        }
     }
 
     fn len(&self) -> u64 {

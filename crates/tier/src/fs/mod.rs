@@ -231,7 +231,7 @@ impl TieredFs {
         let mut names = self.shared.names.lock();
         let done = self.shared.commit(&mut names, record);
         drop(names);
-        self.shared.wake_workers();
+        self.shared.tidy();
         done.and_then(|_| self.shared.fault_point("names.changed"))
             .map_err(|error| error.context_at(format!("{doing} {}", path.display())))
     }
@@ -452,7 +452,7 @@ impl FileSystem for TieredFs {
             return Err(Error::io("sync directory", &dir, std::io::ErrorKind::NotFound.into()));
         }
         self.shared.sync()?;
-        self.shared.wake_workers();
+        self.shared.tidy();
         Ok(())
     }
 

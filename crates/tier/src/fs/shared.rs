@@ -34,6 +34,11 @@ use crate::work::{Pace, Queue};
 /// Writes of tables and copies are cut to lengths between these, whatever a profile says.
 const IO_BYTES: RangeInclusive<u64> = 16 << 10..=1 << 20;
 
+/// What removed files may still hold of a device until the next look: this part of what is free…
+const LEAVING_PART: u64 = 64;
+/// …and no more than this.
+const LEAVING_BYTES: u64 = 64 << 20;
+
 /// A named place in background work where a test can make a step fail, or end the process.
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
@@ -412,6 +417,18 @@ impl Shared {
     pub(crate) fn empty_settled(&self, settled: Moment, copies_of: Option<usize>) -> usize {
         let before = || self.fault_point("trash.remove");
         self.trash.empty(settled, self.now_ns(), copies_of, &before)
+    }
+
+    /// After a change of names: what waits for its removal on a device goes soon if it holds much of the room there. A look does the rest; who
+    /// woke the thread that looks for each of thousands of tables a second would take the processor from those who write them.
+    pub(crate) fn tidy(&self) {
+        let holds_much = |device: &Device| {
+            let leaving = device.leaving.load(Ordering::Relaxed);
+            leaving > 0 && leaving >= (device.free() / LEAVING_PART).min(LEAVING_BYTES)
+        };
+        if self.devices.iter().any(holds_much) {
+            self.wake_workers();
+        }
     }
 
     /// Drops a copy: no route leads to it any more, and its file goes with the last read of it. Whether it was there. Fault points: `drop.begin`,

@@ -82,11 +82,38 @@ pub(crate) struct TierWriter {
     // Dropped first: the file is closed when it stops counting as written.
     inner: Box<dyn WritableFile>,
     writing: Writing,
+    /// Its length as the device knows it. It is told every `step` bytes, and of the rest when the file is flushed or closed.
+    charged: u64,
+    step: u64,
 }
+
+/// The device is told of a table's growth every so many bytes, or every thousandth of its capacity if that is less: all who write to it count in the
+/// same place, and a table grows by a block at a time. Nothing is decided by less: 2 % of the capacity are kept free.
+const TABLE_STEP_BYTES: u64 = 64 << 10;
 
 impl TierWriter {
     pub(crate) fn new(inner: Box<dyn WritableFile>, writing: Writing) -> Self {
-        Self { inner, writing }
+        let charged = inner.len();
+        let step = match writing.entry.class {
+            FileClass::Sst => {
+                let capacity = writing.physical.device().capacity.load(Ordering::Relaxed);
+                (capacity / 1024).min(TABLE_STEP_BYTES)
+            }
+            _ => 0,
+        };
+        Self { inner, writing, charged, step }
+    }
+
+    /// Tells the device of the file's length; copies make way for a table.
+    fn charge(&mut self) {
+        let len = self.inner.len();
+        let Writing { shared, physical, entry, .. } = &self.writing;
+        physical.set_len(len);
+        physical.device().add(Count::WrittenBytes, len.saturating_sub(self.charged));
+        self.charged = len;
+        if entry.class == FileClass::Sst {
+            shared.make_way(physical.device, 0);
+        }
     }
 
     fn after(&self, outcome: Result<()>) -> Result<()> {
@@ -100,24 +127,21 @@ impl TierWriter {
 impl WritableFile for TierWriter {
     fn append(&mut self, data: &[u8]) -> Result<()> {
         let outcome = self.writing.timed(data.len(), || self.inner.append(data));
-        if outcome.is_ok() {
-            let Writing { shared, physical, entry, .. } = &self.writing;
-            physical.set_len(self.inner.len());
-            physical.device().add(Count::WrittenBytes, data.len() as u64);
-            if entry.class == FileClass::Sst {
-                shared.make_way(physical.device, 0);
-            }
+        if outcome.is_ok() && self.inner.len().saturating_sub(self.charged) >= self.step {
+            self.charge();
         }
         self.after(outcome)
     }
 
     fn flush(&mut self) -> Result<()> {
         let outcome = self.writing.timed(0, || self.inner.flush());
+        self.charge();
         self.after(outcome)
     }
 
     fn sync(&mut self) -> Result<()> {
         let outcome = self.writing.timed(0, || self.inner.sync());
+        self.charge();
         if outcome.is_ok() {
             self.writing.physical.device().note(&outcome, 0);
         }
@@ -126,6 +150,14 @@ impl WritableFile for TierWriter {
 
     fn len(&self) -> u64 {
         self.inner.len()
+    }
+}
+
+impl Drop for TierWriter {
+    fn drop(&mut self) {
+        if self.inner.len() != self.charged {
+            self.charge();
+        }
     }
 }
 

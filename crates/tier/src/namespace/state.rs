@@ -4,10 +4,11 @@
 //! both go through [`State::apply`]. Invariants: 1. every name belongs to a file that exists, every
 //! file has a name or is forgotten; 2. every name lies in a directory that exists; 3. numbers are
 //! never used twice: `next` is above all that were seen; 4. a file lies in exactly one place. A
-//! record that would break one is refused and changes nothing. Pure; cost: a few look-ups in maps.
+//! record that would break one is refused and changes nothing. Pure; cost: a few look-ups in maps. Names
+//! are kept by directory, since paths are compared component by component and tables come and go by the thousand.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ffi::OsString;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
 
 use super::record::{CopyRecord, DeviceRecord, FileRecord, Place, Record};
@@ -29,8 +30,8 @@ pub(crate) struct State {
     pub(crate) files: HashMap<u64, FileRecord>,
     pub(crate) copies: HashMap<u64, CopyRecord>,
     pub(crate) devices: BTreeMap<u8, DeviceRecord>,
-    names: BTreeMap<PathBuf, u64>,
-    dirs: BTreeSet<PathBuf>,
+    /// The names that lie directly in each directory, and whose they are. A root is there only if it was used.
+    dirs: BTreeMap<PathBuf, BTreeMap<OsString, u64>>,
     pub(crate) next: u64,
 }
 
@@ -38,6 +39,11 @@ pub(crate) struct State {
 /// look it up, since no directory of that name exists.
 pub(crate) fn plain(path: &Path) -> PathBuf {
     path.components().filter(|part| *part != Component::CurDir).collect()
+}
+
+/// The directory that a path lies in, and its name there; `None` for a root.
+fn split(path: &Path) -> Option<(&Path, &OsStr)> {
+    Some((path.parent()?, path.file_name()?))
 }
 
 impl State {
@@ -52,7 +58,7 @@ impl State {
             Record::Rename { from, to } => self.rename(from, to, &mut gone)?,
             Record::Link { from, to } => self.link(from, to)?,
             Record::Remove { path } => {
-                let id = self.names.remove(path).ok_or_else(|| missing(path))?;
+                let id = self.remove_name(path).ok_or_else(|| missing(path))?;
                 self.lose_name(id, path, &mut gone);
             }
             Record::Move { file, to } => {
@@ -93,8 +99,8 @@ impl State {
         if self.is_dir(path) {
             return Err(format!("{} is a directory", path.display()));
         }
-        match path.parent() {
-            Some(dir) if self.is_dir(dir) => Ok(()),
+        match split(path) {
+            Some((dir, _)) if self.is_dir(dir) => Ok(()),
             _ => Err(format!("there is no directory for {}", path.display())),
         }
     }
@@ -117,9 +123,23 @@ impl State {
 
     /// Gives the name to a file; whoever had it loses it.
     fn take_name(&mut self, name: &Path, id: u64, gone: &mut Vec<Gone>) {
-        if let Some(before) = self.names.insert(name.to_owned(), id) {
+        if let Some(before) = self.insert_name(name, id) {
             self.lose_name(before, name, gone);
         }
+    }
+
+    /// Whose name it was. The target was checked: see [`State::check_target`].
+    fn insert_name(&mut self, path: &Path, id: u64) -> Option<u64> {
+        let (dir, name) = split(path)?;
+        if let Some(names) = self.dirs.get_mut(dir) {
+            return names.insert(name.to_owned(), id);
+        }
+        self.dirs.entry(dir.to_owned()).or_default().insert(name.to_owned(), id)
+    }
+
+    fn remove_name(&mut self, path: &Path) -> Option<u64> {
+        let (dir, name) = split(path)?;
+        self.dirs.get_mut(dir)?.remove(name)
     }
 
     fn lose_name(&mut self, id: u64, name: &Path, gone: &mut Vec<Gone>) {
@@ -139,7 +159,7 @@ impl State {
         if self.id(to) == Some(id) {
             return Ok(());
         }
-        self.names.remove(from);
+        self.remove_name(from);
         if let Some(file) = self.files.get_mut(&id) {
             file.names.retain(|name| name != from);
             file.names.push(to.to_owned());
@@ -151,10 +171,10 @@ impl State {
     fn link(&mut self, from: &Path, to: &Path) -> Result<(), String> {
         let id = self.id(from).ok_or_else(|| missing(from))?;
         self.check_target(to)?;
-        if self.names.contains_key(to) {
+        if self.id(to).is_some() {
             return Err(format!("{} exists already", to.display()));
         }
-        self.names.insert(to.to_owned(), id);
+        self.insert_name(to, id);
         if let Some(file) = self.files.get_mut(&id) {
             file.names.push(to.to_owned());
         }
@@ -162,40 +182,42 @@ impl State {
     }
 
     fn make_dirs(&mut self, path: &Path) -> Result<(), String> {
-        if let Some(file) = path.ancestors().find(|part| self.names.contains_key(*part)) {
+        if let Some(file) = path.ancestors().find(|part| self.id(part).is_some()) {
             return Err(format!("{} is a file", file.display()));
         }
-        let new = path.ancestors().filter(|part| part.parent().is_some());
-        self.dirs.extend(new.map(Path::to_owned));
+        for new in path.ancestors().filter(|part| part.parent().is_some()) {
+            self.dirs.entry(new.to_owned()).or_default();
+        }
         Ok(())
     }
 
     fn remove_tree(&mut self, path: &Path, gone: &mut Vec<Gone>) -> Result<(), String> {
-        if !self.dirs.contains(path) {
+        if path.parent().is_none() || !self.dirs.contains_key(path) {
             return Err(missing(path));
         }
-        for (name, id) in self.below(path) {
-            self.names.remove(&name);
-            self.lose_name(id, &name, gone);
+        let tree: Vec<PathBuf> = self.below(path).map(|(dir, _)| dir.clone()).collect();
+        for dir in tree {
+            for (name, id) in self.dirs.remove(&dir).unwrap_or_default() {
+                self.lose_name(id, &dir.join(name), gone);
+            }
         }
-        self.dirs.retain(|dir| !dir.starts_with(path));
         Ok(())
     }
 
-    fn below(&self, dir: &Path) -> Vec<(PathBuf, u64)> {
-        let from = self.names.range(dir.to_owned()..);
-        let inside = from.take_while(|(name, _)| name.starts_with(dir));
-        inside.map(|(name, &id)| (name.clone(), id)).collect()
+    /// The directory and those within it.
+    fn below(&self, dir: &Path) -> impl Iterator<Item = (&PathBuf, &BTreeMap<OsString, u64>)> {
+        self.dirs.range(dir.to_owned()..).take_while(move |(path, _)| path.starts_with(dir))
     }
 
     /// The id of the file of this name.
     pub(crate) fn id(&self, path: &Path) -> Option<u64> {
-        self.names.get(path).copied()
+        let (dir, name) = split(path)?;
+        self.dirs.get(dir)?.get(name).copied()
     }
 
     /// Whether it is a directory. Roots (`/` and the empty path) are.
     pub(crate) fn is_dir(&self, path: &Path) -> bool {
-        path.parent().is_none() || self.dirs.contains(path)
+        path.parent().is_none() || self.dirs.contains_key(path)
     }
 
     /// What lies directly in a directory: names, and the file's id or `None` for a directory. Sorted by
@@ -204,15 +226,12 @@ impl State {
         if !self.is_dir(dir) {
             return None;
         }
-        let direct = |path: &Path| {
-            (path.parent() == Some(dir)).then(|| path.file_name().map(OsString::from)).flatten()
-        };
-        let files =
-            self.names.range(dir.to_owned()..).take_while(|(name, _)| name.starts_with(dir));
-        let files = files.filter_map(|(name, &id)| Some((direct(name)?, Some(id))));
-        let dirs = self.dirs.range(dir.to_owned()..).take_while(|name| name.starts_with(dir));
+        let files = self.dirs.get(dir).into_iter().flatten();
+        let files = files.map(|(name, &id)| (name.clone(), Some(id)));
+        let inside = self.below(dir).filter_map(|(path, _)| split(path));
+        let dirs = inside.filter(|(parent, _)| *parent == dir);
         let mut entries: Vec<_> =
-            files.chain(dirs.filter_map(|name| Some((direct(name)?, None)))).collect();
+            files.chain(dirs.map(|(_, name)| (name.to_owned(), None))).collect();
         entries.sort();
         Some(entries)
     }
@@ -220,7 +239,8 @@ impl State {
     /// The records that make up this state, from nothing.
     pub(crate) fn snapshot(&self) -> Vec<Record> {
         let devices = self.devices.values().cloned().map(Record::Device);
-        let dirs = self.dirs.iter().map(|path| Record::MakeDir { path: path.clone() });
+        let dirs = self.dirs.keys().filter(|path| path.parent().is_some());
+        let dirs = dirs.map(|path| Record::MakeDir { path: path.clone() });
         let mut files: Vec<_> = self.files.values().collect();
         files.sort_by_key(|file| file.id);
         let mut copies: Vec<_> = self.copies.values().collect();

@@ -1,6 +1,8 @@
 //! Bytes of the namespace: golden vectors, decoders on damaged input, tails.
 
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use archipelago_base::ErrorKind;
 use archipelago_base::random::Rng;
@@ -210,4 +212,92 @@ fn each_record_is_taken_of_the_view_that_has_it_whole() {
     marked[ends[1] + 9] ^= 1;
     let error = read(&marked[ends[0]..], 2, &part(2, 3)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "the longer view says that it was durable");
+}
+
+/// What the names and directories of a state are to be, kept as plainly as can be.
+#[derive(Default)]
+struct PlainNames {
+    names: BTreeMap<PathBuf, u64>,
+    dirs: BTreeSet<PathBuf>,
+}
+
+impl PlainNames {
+    fn list(&self, dir: &Path) -> Vec<(OsString, Option<u64>)> {
+        let here = |path: &Path| {
+            (path.parent() == Some(dir)).then(|| path.file_name().map(OsString::from)).flatten()
+        };
+        let files = self.names.iter().filter_map(|(path, &id)| Some((here(path)?, Some(id))));
+        let dirs = self.dirs.iter().filter_map(|path| Some((here(path)?, None)));
+        let mut listed: Vec<_> = files.chain(dirs).collect();
+        listed.sort();
+        listed
+    }
+
+    /// The same for a change that the state took.
+    fn apply(&mut self, record: &Record) {
+        match record {
+            Record::MakeDir { path } => {
+                let parts = path.ancestors().filter(|part| part.parent().is_some());
+                self.dirs.extend(parts.map(Path::to_owned));
+            }
+            Record::RemoveDir { path } => {
+                self.dirs.retain(|dir| !dir.starts_with(path));
+                self.names.retain(|name, _| !name.starts_with(path));
+            }
+            Record::File(file) => {
+                self.names.insert(file.names[0].clone(), file.id);
+            }
+            Record::Rename { from, to }
+                if self.names[from] != self.names.get(to).copied().unwrap_or(0) =>
+            {
+                let id = self.names.remove(from).unwrap();
+                self.names.insert(to.clone(), id);
+            }
+            Record::Link { from, to } => {
+                self.names.insert(to.clone(), self.names[from]);
+            }
+            Record::Remove { path } => {
+                self.names.remove(path);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn names_and_directories_are_those_of_a_plain_map_after_any_changes() {
+    let places = ["a", "a-b", "a/c", "a.d", "/a", "/a/c", "/a/c/e", "/a-b", "b"];
+    let any = |rng: &mut Rng| PathBuf::from(places[rng.usize(..places.len())]);
+    let mut taken = 0;
+    for seed in 0..40 {
+        let mut rng = Rng::with_seed(seed);
+        let (mut state, mut plain) = (State::default(), PlainNames::default());
+        for id in 1..200 {
+            let record = match rng.u8(..8) {
+                0 => Record::MakeDir { path: any(&mut rng) },
+                1 => Record::RemoveDir { path: any(&mut rng) },
+                2 => Record::Remove { path: any(&mut rng) },
+                3 => Record::Link { from: any(&mut rng), to: any(&mut rng) },
+                4 => Record::Rename { from: any(&mut rng), to: any(&mut rng) },
+                _ => {
+                    let Record::File(file) = made(id) else { unreachable!() };
+                    Record::File(FileRecord { names: vec![any(&mut rng)], ..file })
+                }
+            };
+            if state.apply(&record).is_ok() {
+                plain.apply(&record);
+                taken += 1;
+            }
+            for place in places.iter().map(Path::new).chain([Path::new(""), Path::new("/")]) {
+                let is_dir = place.parent().is_none() || plain.dirs.contains(place);
+                assert_eq!(state.id(place), plain.names.get(place).copied(), "{record:?}");
+                assert_eq!(state.is_dir(place), is_dir, "{record:?}");
+                let listed = is_dir.then(|| plain.list(place));
+                assert_eq!(state.list(place), listed, "{} after {record:?}", place.display());
+            }
+            let held: BTreeSet<u64> = plain.names.values().copied().collect();
+            assert_eq!(state.files.keys().copied().collect::<BTreeSet<_>>(), held);
+        }
+    }
+    assert!(taken > 2000, "{taken} changes were taken");
 }

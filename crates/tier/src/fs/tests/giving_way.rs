@@ -132,3 +132,20 @@ fn writes_are_as_long_as_the_caller_and_the_profile_allow_however_absurd_that_is
     assert_eq!([longest(0), longest(1)], [1 << 20, 16 << 10]);
     assert_eq!([shorter(0, 8), shorter(8, 0), shorter(4, 8), shorter(9, 8)], [8, 8, 4, 8]);
 }
+
+#[test]
+fn who_looks_is_woken_for_removed_files_that_hold_much_of_the_room() {
+    let world = World::new(Arc::new(MemFs::new()), &[64 * 100 * KIB]);
+    let fs = world.open();
+    let removed = |names: &[&str], len: usize| {
+        names.iter().for_each(|name| write(&fs, name, 0, &filled(1, len)));
+        let before = *fs.shared.wake.0.lock();
+        names.iter().for_each(|name| fs.remove(&path(name)).unwrap());
+        *fs.shared.wake.0.lock() - before
+    };
+    assert_eq!(removed(&["1.sst", "2.sst", "3.sst"], 20_000), 0, "the next look does it");
+    assert_eq!(removed(&["4.sst"], 60_000), 1, "with those before a 64th of what is free");
+    fs.settle();
+    assert_eq!(physical(&*world.disk, 1), (0, 0));
+    assert_eq!(removed(&["5.sst"], 60_000), 0, "they are gone");
+}

@@ -147,9 +147,9 @@ fn a_damaged_copy_is_never_served_but_dropped_and_counted() {
 }
 
 /// A table of the slow device, of which the 16 KB behind the first 16 KiB are copied.
-fn one_hot_part() -> (World, Arc<TieredFs>, Vec<u8>) {
+fn one_hot_part(cache_by: CacheBy) -> (World, Arc<TieredFs>, Vec<u8>) {
     let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
-    world.policy.cache_by = CacheBy::Adaptive;
+    world.policy.cache_by = cache_by;
     let fs = world.open();
     let bytes = filled(5, 300_000);
     write(&fs, "1.sst", 5, &bytes);
@@ -161,7 +161,7 @@ fn one_hot_part() -> (World, Arc<TieredFs>, Vec<u8>) {
 
 #[test]
 fn only_the_hot_ranges_are_copied_where_they_are_a_small_part() {
-    let (world, fs, bytes) = one_hot_part();
+    let (world, fs, bytes) = one_hot_part(CacheBy::Adaptive);
     let copies = fs.stats().devices[0].copies;
     assert_eq!(copies.files, 1);
     assert!(copies.bytes < 40_000, "{} bytes", copies.bytes);
@@ -359,7 +359,7 @@ fn a_move_is_done_although_an_open_handle_cannot_be_led_to_the_target() {
 
 #[test]
 fn of_a_batch_only_what_no_copy_has_goes_to_the_slow_device() {
-    let (_world, fs, bytes) = one_hot_part();
+    let (_world, fs, bytes) = one_hot_part(CacheBy::Range);
     assert_eq!(fs.stats().devices[0].copies.files, 1);
     let file = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
     let before = fs.stats();

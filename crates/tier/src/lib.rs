@@ -25,7 +25,10 @@ pub mod stats;
 mod turns;
 mod work;
 
-pub use fs::{Components, DeviceParts, FaultPoint, Offline, TierFile, TieredFs, Whereabouts};
+pub use fs::{
+    Components, DeviceParts, Emptied, FaultPoint, Offline, TierFile, TieredFs, Whereabouts,
+    forget_device,
+};
 pub use history::{Event, Reason};
 pub use settings::{CacheBy, DeviceKind, DeviceSettings, Policy};
 pub use stats::TierStats;

@@ -1,5 +1,5 @@
 //! `archipelago tier profile`: measures the devices of a database, the writers of each of its levels under a
-//! write-heavy run, and writes the placement scheme (Keigo §4.2).
+//! write-heavy run, and writes the placement scheme (Keigo §4.2). `archipelago tier remove`: takes a device out.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -19,8 +19,9 @@ use archipelago::{
     SystemClock, SystemSpawn,
 };
 use clap::{Args, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
 
-/// Measure devices and write the placement scheme of a database on tiers.
+/// Measure the devices of a database on tiers and write its placement scheme, or take a device out.
 #[derive(Debug, Args)]
 pub(crate) struct Tier {
     #[command(subcommand)]
@@ -33,6 +34,9 @@ enum Action {
     /// write-heavy run, and write which levels belong to the fastest device. Nobody may have the
     /// database open; its data is not touched.
     Profile(Profile),
+    /// Move everything off a device and take it out of the tiers, for a drive that is to be replaced or given back. Nobody may have the database
+    /// open. The other devices need room for what lies there. If this is interrupted, run it again.
+    Remove(Remove),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,6 +47,18 @@ enum Tool {
     Own,
     /// fio; an error where it cannot measure
     Fio,
+}
+
+#[derive(Debug, Args)]
+struct Remove {
+    /// The device's name, as `archipelago db tiers` prints it
+    name: String,
+    /// The database's directory
+    #[arg(long, value_name = "DIR", default_value = "./archipelago-data")]
+    dir: PathBuf,
+    /// A settings file with [[tiers]]; what the directory says unless told
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -79,14 +95,70 @@ struct Profile {
 
 impl Tier {
     pub(crate) fn run(self) -> Result<()> {
-        let Action::Profile(profile) = self.action;
-        profile.run()
+        match self.action {
+            Action::Profile(profile) => profile.run(),
+            Action::Remove(remove) => remove.run(),
+        }
+    }
+}
+
+/// The devices of a settings file, or those that the database's directory names.
+fn devices_of(config: Option<&Path>, dir: &Path) -> Result<Vec<DeviceSettings>> {
+    let given = match config {
+        Some(path) => archipelago::load_settings(path)?.tiers,
+        None => Settings::default().tiers,
+    };
+    if !given.is_empty() {
+        return Ok(given);
+    }
+    archipelago::storage::devices_of(dir)?.ok_or_else(|| {
+        Error::invalid(format!(
+            "{} does not lie on tiers: name the devices with --config",
+            dir.display()
+        ))
+    })
+}
+
+impl Remove {
+    fn run(&self) -> Result<()> {
+        let devices = devices_of(self.config.as_deref(), &self.dir)?;
+        let named = |(place, device): (usize, &DeviceSettings)| device.name_at(place) == self.name;
+        let place = devices.iter().enumerate().position(named);
+        let bar = ProgressBar::new(0);
+        if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}") {
+            bar.set_style(style);
+        }
+        let emptied =
+            archipelago::storage::remove_device(&self.dir, &devices, &self.name, |done| {
+                bar.set_length(done.bytes_in_all);
+                bar.set_position(done.bytes);
+            })?;
+        bar.finish_and_clear();
+        println!(
+            "{} is out of the tiers: {} files ({} bytes) were moved to the others, and its directory{} is an empty one",
+            self.name,
+            emptied.files,
+            emptied.bytes,
+            place.map_or_else(String::new, |at| format!(" {}", devices[at].path.display()))
+        );
+        let left = devices.iter().enumerate().filter(|(at, _)| Some(*at) != place);
+        let left: Vec<_> = left.map(|(at, device)| device.name_at(at)).collect();
+        println!(
+            "take it out of [[tiers]] in the settings, or it joins again; the others are called {} there",
+            left.join(", ")
+        );
+        if place == Some(0) {
+            println!(
+                "it was the fastest: `archipelago tier profile` finds the scheme for those that are left"
+            );
+        }
+        Ok(())
     }
 }
 
 impl Profile {
     fn run(&self) -> Result<()> {
-        let devices = self.devices()?;
+        let devices = devices_of(self.config.as_deref(), &self.dir)?;
         let clock = SystemClock::shared();
         let held = Offline::hold(&devices, &clock, self.known(&devices)?.as_deref())?;
         let mut profiles = Vec::with_capacity(devices.len());
@@ -121,22 +193,6 @@ impl Profile {
         LocalFs::new().write_atomic(&path, text.as_bytes(), context)?;
         println!("written to {}", path.display());
         Ok(())
-    }
-
-    fn devices(&self) -> Result<Vec<DeviceSettings>> {
-        let given = match &self.config {
-            Some(path) => archipelago::load_settings(path)?.tiers,
-            None => Settings::default().tiers,
-        };
-        if !given.is_empty() {
-            return Ok(given);
-        }
-        archipelago::storage::devices_of(&self.dir)?.ok_or_else(|| {
-            Error::invalid(format!(
-                "{} does not lie on tiers: name the devices with --config",
-                self.dir.display()
-            ))
-        })
     }
 
     /// Who says that the devices have a database: the directory, if it is on one of them.

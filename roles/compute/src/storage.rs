@@ -9,10 +9,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use archipelago_base::clock::SystemClock;
 use archipelago_base::{Error, Result};
+use archipelago_engine::db::{self, Db};
+use archipelago_engine::options::DbOptions;
 use archipelago_env::local::LocalFs;
 use archipelago_env::{FileSystem, IoContext, IoPurpose};
-use archipelago_tier::{Components, DeviceSettings, TieredFs};
+use archipelago_tier::{Components, DeviceSettings, Emptied, TieredFs, forget_device};
 use serde::{Deserialize, Serialize};
 
 /// The file that names the devices.
@@ -94,6 +97,60 @@ pub fn says_so(dir: &Path) -> String {
 /// The devices that a directory names; `None` if its database lies in it, or there is none.
 pub fn devices_of(dir: &Path) -> Result<Option<Vec<DeviceSettings>>> {
     Ok(load(dir)?.map(|file| file.tiers))
+}
+
+/// Moves everything off the device called `name` and takes it out of the tiers of `dir` and out of its list; the device's directory is an empty one
+/// then. `devices` as for [`Storage::open`]; tiers of other engines have no directory of ours and are known by them alone. `told` is called after each
+/// file that was moved. The database is opened and closed for it, so that its logs
+/// end in order; nobody else may have it open. The others keep the names that they have, also those by place. What was interrupted is finished by
+/// another call. Errors: those of [`TieredFs::open`], [`TieredFs::empty_device`] and [`forget_device`].
+pub fn remove_device(
+    dir: &Path,
+    devices: &[DeviceSettings],
+    name: &str,
+    told: impl FnMut(Emptied),
+) -> Result<Emptied> {
+    let stored = load(dir)?;
+    let listed = stored.as_ref().map_or(&[][..], |file| &file.tiers);
+    let devices = if devices.is_empty() { listed } else { devices };
+    if devices.is_empty() {
+        return Err(Error::invalid(format!("{} does not lie on tiers", dir.display())));
+    }
+    let named = |(place, device): (usize, &DeviceSettings)| {
+        Ok(DeviceSettings { name: device.name_at(place), ..absolute(device)? })
+    };
+    let mut devices = devices.iter().enumerate().map(named).collect::<Result<Vec<_>>>()?;
+    let must_exist = match stored {
+        Some(_) => says_so(dir),
+        None => "A device is to be taken out of them".to_owned(),
+    };
+    let emptied = empty_device(&devices, &must_exist, name, told)?;
+    forget_device(&devices, &SystemClock::shared(), Some(&must_exist), name)?;
+    if stored.is_some() {
+        devices.retain(|device| device.name != name);
+        store(&*LocalFs::shared(), dir, devices)?;
+    }
+    Ok(emptied)
+}
+
+fn empty_device(
+    devices: &[DeviceSettings],
+    must_exist: &str,
+    name: &str,
+    told: impl FnMut(Emptied),
+) -> Result<Emptied> {
+    let must_exist = Some(must_exist.to_owned());
+    let components = Components { spawn: None, must_exist, ..Components::default() };
+    let tiers = TieredFs::open(TIERS_ROOT, devices, components)?;
+    let database = Path::new(DATABASE);
+    if tiers.exists(database)? {
+        let options = DbOptions { create_if_missing: false, ..DbOptions::default() };
+        let fs = Arc::clone(&tiers) as Arc<dyn FileSystem>;
+        Db::open_with(database, options, db::Components { fs, ..Default::default() })?.close()?;
+    }
+    let emptied = tiers.empty_device(name, told)?;
+    tiers.close()?;
+    Ok(emptied)
 }
 
 fn load(dir: &Path) -> Result<Option<TiersFile>> {
@@ -216,6 +273,25 @@ mod tests {
         Storage::open(&dir, &devices(base.path())).unwrap().close().unwrap();
         assert!(devices_of(&dir).unwrap().is_some());
         assert!(!fs.exists(&half).unwrap());
+    }
+
+    #[test]
+    fn a_device_of_tiers_of_another_engine_is_taken_out_by_the_list_alone() {
+        let base = tempfile::tempdir().unwrap();
+        let (dir, devices) = (base.path().join("none"), devices(base.path()));
+        let missing = remove_device(&dir, &devices, "tier0", |_| {}).unwrap_err();
+        assert!(missing.to_string().contains("all devices are missing"), "{missing}");
+        let context = IoContext::manifest(IoPurpose::ForegroundWrite);
+        let file = Path::new("/other/CURRENT");
+        let tiers = TieredFs::open("/other", &devices, Components::default()).unwrap();
+        tiers.create_dir_all(Path::new("/other")).unwrap();
+        tiers.write_atomic(file, b"coral", context).unwrap();
+        drop(tiers);
+        let emptied = remove_device(&dir, &devices, "tier0", |_| {}).unwrap();
+        assert_eq!((emptied.files, emptied.bytes), (1, 5));
+        assert!(!dir.exists(), "it has no directory of ours");
+        let tiers = TieredFs::open("/other", &devices[1..], Components::default()).unwrap();
+        assert_eq!(tiers.read(file, context).unwrap(), b"coral");
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub(crate) mod identity;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use archipelago_base::clock::Clock;
@@ -102,6 +102,8 @@ pub(crate) struct Device {
     pub(crate) growth: AtomicU64,
     /// What the file system itself has left; `u64::MAX` if unknown.
     pub(crate) fs_free: AtomicU64,
+    /// Whether it is being emptied: nothing new goes there.
+    pub(crate) leaves: AtomicBool,
     /// How many files may be written at once.
     pub(crate) limit: AtomicU32,
     /// What it was measured to do, if it was.
@@ -171,6 +173,7 @@ impl Device {
             files_before: AtomicU64::new(u64::MAX),
             growth: AtomicU64::new(0),
             fs_free: AtomicU64::new(u64::MAX),
+            leaves: AtomicBool::new(false),
             limit: AtomicU32::new(default_limit(settings)),
             profile: OnceLock::new(),
             pace_percent: AtomicU32::new(100),

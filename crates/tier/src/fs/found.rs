@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileClass, FileLock};
 
-use super::open::{DeviceParts, SCHEME_NAME};
+use super::open::{DeviceParts, NAMES_DIR, SCHEME_NAME};
 use crate::device::identity::{DEVICE_NAME, Identity};
 use crate::device::number_of;
+use crate::namespace::log::last_generation;
 use crate::namespace::state::State;
 
 /// The lock of a device.
@@ -90,20 +91,46 @@ fn check_empty(one: &Found) -> Result<()> {
     }
 }
 
-/// The device that holds the namespace, or will. `must_exist`: who says that there is one.
+/// The device that holds the namespace, or will; of several the one that it was moved to. `must_exist`: who says that there is one.
 pub(super) fn find_home(found: &[Found], must_exist: Option<&str>) -> Result<usize> {
     let identities: Vec<_> = found.iter().filter_map(|one| one.identity.as_ref()).collect();
     let Some(any) = identities.first() else {
         return must_exist.map_or(Ok(0), |who| Err(all_missing(found, who)));
     };
     let is_home = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.home);
-    found.iter().position(is_home).ok_or_else(|| {
+    let homes: Vec<usize> = (0..found.len()).filter(|&index| is_home(&found[index])).collect();
+    if homes.len() > 1 {
+        return later_home(found, &homes);
+    }
+    homes.first().copied().ok_or_else(|| {
         Error::not_found(format!(
             "the device \"{}\" (last at {}) is missing: it holds the namespace that says where every \
              file of the other devices belongs; nothing was changed",
             any.home_name, any.home_path
         ))
     })
+}
+
+/// The namespace was on its way from one device to another when the process ended: the one with the later generation has all of it.
+fn later_home(found: &[Found], homes: &[usize]) -> Result<usize> {
+    let generation = |&index: &usize| {
+        let parts = &found[index].parts;
+        let last = last_generation(&*parts.fs, &parts.settings.path.join(NAMES_DIR))?;
+        Ok((last, index))
+    };
+    let mut homes = homes.iter().map(generation).collect::<Result<Vec<_>>>()?;
+    homes.sort_unstable();
+    match homes[..] {
+        [.., (before, other), (last, home)] if before == last => Err(Error::invalid(format!(
+            "device \"{}\" and device \"{}\" both have generation {} of the namespace, and it is not known which \
+             one goes on: nothing was changed; open the tiers without the one that was away",
+            found[other].name,
+            found[home].name,
+            last.unwrap_or(0)
+        ))),
+        [.., (_, home)] => Ok(home),
+        [] => Err(Error::invalid("no device has the namespace")),
+    }
 }
 
 /// All devices are missing: none is one of tiers, and what is there are the places where they belong.

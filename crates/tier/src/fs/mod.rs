@@ -14,6 +14,7 @@ mod found;
 mod giving_way;
 mod offline;
 mod open;
+mod removal;
 pub(crate) mod shared;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ use self::copy::{Physical, Role};
 use self::entry::Entry;
 pub use self::offline::Offline;
 pub use self::open::{Components, DeviceParts};
+pub use self::removal::{Emptied, forget_device};
 pub use self::shared::FaultPoint;
 use self::shared::Shared;
 pub use self::whereabouts::{TierFile, Whereabouts};

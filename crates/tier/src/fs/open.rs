@@ -179,10 +179,10 @@ impl TieredFs {
 pub(super) struct Known {
     contents: Vec<Contents>,
     /// `None` for new tiers.
-    id: Option<[u8; 16]>,
+    pub(super) id: Option<[u8; 16]>,
     /// The last generation; 0 if there is none.
-    generation: u64,
-    state: State,
+    pub(super) generation: u64,
+    pub(super) state: State,
 }
 
 /// Reads the namespace from home and refuses if a device with files is missing. Nothing is changed.

@@ -165,7 +165,9 @@ impl Shared {
         let view = |device: &Device| DeviceView {
             capacity: device.capacity.load(Ordering::Relaxed),
             free: device.free(),
-            avoid: device.is_failing(now_ns) || device.is_full(now_ns),
+            avoid: device.is_failing(now_ns)
+                || device.is_full(now_ns)
+                || device.leaves.load(Ordering::Relaxed),
             deepest: Some(device.deepest.load(Ordering::Relaxed)).filter(|&level| level != u8::MAX),
             log_room: device.log_room.load(Ordering::Relaxed),
         };

@@ -10,6 +10,7 @@ mod kinds;
 mod moving;
 mod online;
 mod page_cache;
+mod removal;
 mod scheme_file;
 mod slower;
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use archipelago_base::spawn::{Joiner, Spawn};
-use archipelago_base::{ErrorKind, Result};
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{IoContext, IoPurpose};
 use parking_lot::Mutex;
 
@@ -92,11 +92,15 @@ impl Queue {
             self.running(job.to) < shared.threads_for(job.to, forced)
         })?;
         let job = jobs.remove(at)?;
+        self.begun(&job);
+        Some(job)
+    }
+
+    fn begun(&self, job: &Job) {
         self.running[job.to].fetch_add(1, Ordering::AcqRel);
         if matches!(job.kind, JobKind::Move) {
             self.moving[job.to].fetch_add(1, Ordering::AcqRel);
         }
-        Some(job)
     }
 
     fn done(&self, job: &Job) {
@@ -157,6 +161,23 @@ impl Shared {
         }
         true
     }
+}
+
+/// Moves a file on this thread, whatever waits. Errors: `Busy` if it has a job; those of the devices. A file that is being written stays.
+pub(crate) fn move_now(
+    shared: &Arc<Shared>,
+    entry: &Arc<Entry>,
+    to: usize,
+    reason: Reason,
+) -> Result<()> {
+    if entry.busy.swap(true, Ordering::AcqRel) {
+        return Err(Error::busy("the file is being moved or copied: try again"));
+    }
+    let job = Job { entry: Arc::clone(entry), to, kind: JobKind::Move, reason };
+    shared.queue.begun(&job);
+    let outcome = transfer::run(shared, &job);
+    shared.queue.done(&job);
+    outcome
 }
 
 /// A file's level changed without a rewrite: takes note, and moves it if it belongs elsewhere now.

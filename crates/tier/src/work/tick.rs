@@ -169,7 +169,9 @@ pub(super) fn tick(shared: &Arc<Shared>) {
         let done = device.get(Count::CopiesMade) + device.get(Count::FilesOut);
         let finished = done - std::mem::replace(&mut pace.done[index], done);
         let wish = Wish { wanted, finished: finished as usize, variance: pace.ageing.variance() };
-        fill_cache(shared, index, &seen, wish);
+        if !device.leaves.load(Ordering::Relaxed) {
+            fill_cache(shared, index, &seen, wish);
+        }
     }
     retry_moves(shared, seen.iter().map(|file| &file.entry));
     follow(shared, &mut pace, &seen);

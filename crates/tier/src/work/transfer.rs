@@ -154,9 +154,15 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     }
     shared.fault_point("move.begin")?;
     shared.make_way(job.to, source.len());
-    let number = shared.names.lock().space.allocate();
-    let place = Place { device: to.no, number, dir: 0 };
-    let path = to.path_of(place, entry.class);
+    let place = {
+        let mut names = shared.names.lock();
+        let file = names.space.state.files.get(&entry.id);
+        // Logs of one directory lie together.
+        let dir = file.map_or(0, |file| file.place.dir);
+        Place { device: to.no, number: names.space.allocate(), dir }
+    };
+    to.make_dir(&to.dir_of(place))?;
+    let (number, path) = (place.number, to.path_of(place, entry.class));
     let mut target = Target { device: to, path: path.clone(), finished: false };
     let crc = {
         let _writer = Device::writing(&shared.devices, job.to, Writer::Move);

@@ -1,12 +1,14 @@
 //! A database on two devices as people run it: profiled, served, killed, looked at, and with a device missing.
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use archipelago::Rng;
 use archipelago::env::local::LocalFs;
 use archipelago::env::{FileSystem, IoContext, IoPurpose};
 use archipelago::tier::scheme::Scheme;
+use archipelago_base::clock::{Clock, SystemClock};
 
 use crate::cluster::{Process, until};
 use crate::store::Redis;
@@ -292,4 +294,72 @@ fn a_device_that_is_missing_is_named_and_nothing_is_changed() {
     let (_server, mut client) = place.serve();
     assert_eq!(client.ask_long(&["GET", "small"]).unwrap(), "coral");
     check_all(&mut client);
+}
+
+/// `archipelago tier remove`.
+fn remove(place: &Place, name: &str) -> Output {
+    archipelago().args(["tier", "remove", name, "--dir"]).arg(place.of("data")).output().unwrap()
+}
+
+#[test]
+fn a_device_is_taken_out_and_the_database_goes_on_without_it() {
+    let place = Place::new();
+    let (mut server, mut client) = place.serve();
+    set_all(&mut client);
+    until_on_both(&mut client);
+    let refused = why(&remove(&place, "quick"));
+    assert!(refused.contains("LOCK"), "it is served: {refused}");
+    server.kill();
+    let refused = why(&remove(&place, "brisk"));
+    assert!(refused.contains("\"brisk\"") && refused.contains("\"quick\""), "{refused}");
+    // The one with the namespace and the log; what was not drained of that when the server was killed goes along.
+    let said = text(&remove(&place, "quick"));
+    assert!(said.contains("quick is out of the tiers") && said.contains("quick-dir"), "{said}");
+    assert!(!exists(&place.of("quick-dir/DEVICE")) && !exists(&place.of("quick-dir/files")));
+    let shown = text(&db(&place.of("data"), &["tiers"]));
+    assert!(shown.contains("roomy (") && !shown.contains("quick ("), "{shown}");
+    let refused = why(&remove(&place, "roomy"));
+    assert!(refused.contains("the only one"), "{refused}");
+    let settings = read(&place.of("settings.toml"));
+    let (start, end) = (settings.find("[[tiers]]").unwrap(), settings.rfind("[[tiers]]").unwrap());
+    write(&place.of("settings.toml"), &format!("{}{}", &settings[..start], &settings[end..]));
+    let (mut server, mut client) = place.serve();
+    check_all(&mut client);
+    server.end();
+    // A new drive in its place.
+    write(&place.of("settings.toml"), &settings);
+    let (mut server, mut client) = place.serve();
+    check_all(&mut client);
+    set_all(&mut client);
+    until_on_both(&mut client);
+    server.end();
+}
+
+#[test]
+fn a_removal_that_is_killed_at_any_moment_loses_nothing_and_is_finished_by_another() {
+    let place = Place::new();
+    let (mut server, mut client) = place.serve();
+    set_all(&mut client);
+    until_on_both(&mut client);
+    server.kill();
+    for ms in [10, 25, 40, 60, 90, 140] {
+        let mut removal = archipelago()
+            .args(["tier", "remove", "quick", "--dir"])
+            .arg(place.of("data"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        SystemClock::new().sleep(Duration::from_millis(ms));
+        removal.kill().unwrap();
+        removal.wait().unwrap();
+        // Both are in the settings, so what is left of it goes on as one of two.
+        let (mut server, mut client) = place.serve();
+        check_all(&mut client);
+        server.kill();
+    }
+    text(&remove(&place, "quick"));
+    let shown = text(&db(&place.of("data"), &["tiers"]));
+    assert!(!shown.contains("quick ("), "{shown}");
+    assert!(!exists(&place.of("quick-dir/DEVICE")));
 }

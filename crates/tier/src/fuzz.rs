@@ -1,8 +1,8 @@
 //! What fuzz targets, and the tests that replay their corpora, do with bytes that anybody may have written: the log of
-//! the namespace and the index of a copy. A function here returns, whatever it gets; it panics where the tiers would
+//! the namespace, the index of a copy and the identity of a device. A function here returns, whatever it gets; it panics where the tiers would
 //! have been led astray.
 //!
-//! Both formats are guarded by checksums, which hardly any input passes. So the bytes are read as they are, and once
+//! These formats are guarded by checksums, which hardly any input passes. So the bytes are read as they are, and once
 //! more with checksums that are right, as a mistake of the writer would have them.
 
 use std::path::Path;
@@ -11,6 +11,7 @@ use archipelago_base::checksum::crc;
 use archipelago_base::codec::{Reader, put_u32};
 
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
+use crate::device::identity::Identity;
 use crate::namespace::log::{decode, encode_generation, frame_payload};
 use crate::namespace::record::Record;
 use crate::namespace::state::State;
@@ -84,6 +85,17 @@ pub fn copy_index(bytes: &[u8]) {
     let _past_the_end = index.verify(index.data_len() / CHUNK_BYTES * CHUNK_BYTES, &[0; 5000]);
 }
 
+/// Reads `bytes` as the identity of a device, as they are and with a checksum that is right. What was read is written as it was read.
+pub fn identity(bytes: &[u8]) {
+    let path = Path::new("DEVICE");
+    let _refused = Identity::decode(path, bytes);
+    let mut forged = bytes.to_vec();
+    put_u32(&mut forged, crc(bytes));
+    let Ok(identity) = Identity::decode(path, &forged) else { return };
+    let encoded = identity.encode();
+    assert_eq!(Identity::decode(path, &encoded).ok().as_ref(), Some(&identity));
+}
+
 #[cfg(test)]
 mod tests {
     use archipelago_base::random::Rng;
@@ -92,6 +104,7 @@ mod tests {
 
     use super::*;
     use crate::cache::format::lay_out;
+    use crate::device::identity::Home;
 
     fn corpus(target: &str) -> Vec<Vec<u8>> {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
@@ -149,5 +162,23 @@ mod tests {
         bytes.truncate(bytes.len() - TRAILER_BYTES as usize);
         assert!(corpus("copy_index").contains(&bytes), "the corpus lacks an index of two ranges");
         replay("copy_index", 20_000, copy_index);
+    }
+
+    #[test]
+    fn the_corpus_of_the_identity_of_a_device_is_survived() {
+        for (home, of) in [(Home::No, 3), (Home::Yes, 0), (Home::Moving(3), 0)] {
+            let there = if home == Home::Moving(3) { "slow" } else { "fast" };
+            let told = Identity {
+                namespace: ID,
+                no: of,
+                home,
+                home_name: there.to_owned(),
+                home_path: format!("/mnt/{there}"),
+            };
+            let mut bytes = told.encode();
+            bytes.truncate(bytes.len() - 4);
+            assert!(corpus("identity").contains(&bytes), "the corpus lacks {home:?}");
+        }
+        replay("identity", 20_000, identity);
     }
 }

@@ -31,6 +31,8 @@ pub enum Reason {
     SlowerThanProfiled(u32),
     /// The device writes as its profile says again.
     AsProfiled,
+    /// Its device lost it, and there was a whole copy.
+    Missing,
     /// The device is being emptied.
     DeviceLeaves,
     /// Observed writers and sizes want another scheme: the sentence that says which.
@@ -52,6 +54,7 @@ impl fmt::Display for Reason {
             Self::RoomForFiles => "files need the room",
             Self::CopiedHigher => "a faster device has a copy",
             Self::CopiedAnew => "a better copy of the file took its place",
+            Self::Missing => "its device did not have it any more, and a whole copy was there",
             Self::DeviceLeaves => "its device is being emptied",
             Self::Scheme(why) => why,
         })

@@ -124,6 +124,13 @@ impl Remove {
         let devices = devices_of(self.config.as_deref(), &self.dir)?;
         let named = |(place, device): (usize, &DeviceSettings)| device.name_at(place) == self.name;
         let place = devices.iter().enumerate().position(named);
+        if let Some(at) = place {
+            println!(
+                "moving what lies on {} ({}) to the others",
+                self.name,
+                devices[at].path.display()
+            );
+        }
         let bar = ProgressBar::new(0);
         if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}") {
             bar.set_style(style);

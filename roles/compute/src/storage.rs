@@ -100,7 +100,7 @@ pub fn devices_of(dir: &Path) -> Result<Option<Vec<DeviceSettings>>> {
 }
 
 /// Moves everything off the device called `name` and takes it out of the tiers of `dir` and out of its list; the device's directory is an empty one
-/// then. `devices` as for [`Storage::open`]; tiers of other engines have no directory of ours and are known by them alone. `told` is called after each
+/// then. `devices` as for [`Storage::open`]; tiers of other engines have no directory of ours and are known by them alone (a directory that names none of them is left alone). `told` is called after each
 /// file that was moved. The database is opened and closed for it, so that its logs
 /// end in order; nobody else may have it open. The others keep the names that they have, also those by place. What was interrupted is finished by
 /// another call. Errors: those of [`TieredFs::open`], [`TieredFs::empty_device`] and [`forget_device`].
@@ -110,7 +110,14 @@ pub fn remove_device(
     name: &str,
     told: impl FnMut(Emptied),
 ) -> Result<Emptied> {
-    let stored = load(dir)?;
+    // The directory of another database has nothing to do with these.
+    let is_theirs = |file: &TiersFile| {
+        let path = |device: &DeviceSettings| absolute(device).map(|device| device.path).ok();
+        let theirs =
+            |device: &DeviceSettings| file.tiers.iter().any(|one| path(one) == path(device));
+        devices.is_empty() || devices.iter().any(theirs)
+    };
+    let stored = load(dir)?.filter(is_theirs);
     let listed = stored.as_ref().map_or(&[][..], |file| &file.tiers);
     let devices = if devices.is_empty() { listed } else { devices };
     if devices.is_empty() {

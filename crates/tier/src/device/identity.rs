@@ -15,6 +15,17 @@ use crate::namespace::log::VERSION;
 pub(crate) const DEVICE_NAME: &str = "DEVICE";
 const MAGIC: &[u8; 8] = b"ARCHTDEV";
 
+/// Whether the namespace's own log lies on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// On another one.
+    No,
+    /// Here.
+    Yes,
+    /// Here, and it is on its way to the device of this number: without that one the tiers are not opened, which may be home already.
+    Moving(u8),
+}
+
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -23,7 +34,7 @@ pub(crate) struct Identity {
     /// The device's number in it; never changes.
     pub(crate) no: u8,
     /// Whether the namespace's own log lies here.
-    pub(crate) home: bool,
+    pub(crate) home: Home,
     /// Where home was when this was written, for the error if it is missing.
     pub(crate) home_name: String,
     pub(crate) home_path: String,
@@ -35,7 +46,14 @@ impl Identity {
         put_u32(&mut out, VERSION);
         out.extend_from_slice(&self.namespace);
         put_u8(&mut out, self.no);
-        put_u8(&mut out, u8::from(self.home));
+        match self.home {
+            Home::No => put_u8(&mut out, 0),
+            Home::Yes => put_u8(&mut out, 1),
+            Home::Moving(to) => {
+                put_u8(&mut out, 2);
+                put_u8(&mut out, to);
+            }
+        }
         put_bytes(&mut out, self.home_name.as_bytes());
         put_bytes(&mut out, self.home_path.as_bytes());
         let sum = crc(&out);
@@ -71,8 +89,9 @@ impl Identity {
             namespace: reader.take(16)?.try_into().ok()?,
             no: reader.u8()?,
             home: match reader.u8()? {
-                0 => false,
-                1 => true,
+                0 => Home::No,
+                1 => Home::Yes,
+                2 => Home::Moving(reader.u8()?),
                 _ => return None,
             },
             home_name: text(reader.bytes()?)?,
@@ -96,5 +115,35 @@ impl Identity {
     pub(crate) fn store(&self, fs: &dyn FileSystem, dir: &Path) -> Result<()> {
         let context = IoContext::manifest(IoPurpose::ForegroundWrite);
         fs.write_atomic(&dir.join(DEVICE_NAME), &self.encode(), context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes_do_not_change() {
+        let hex = |home| {
+            let identity = Identity {
+                namespace: [0x5a; 16],
+                no: 1,
+                home,
+                home_name: "fast".to_owned(),
+                home_path: "/mnt/fast".to_owned(),
+            };
+            let bytes = identity.encode();
+            assert_eq!(Identity::decode(Path::new("DEVICE"), &bytes).unwrap(), identity);
+            bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+        };
+        let head = "4152434854444556010000005a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a01";
+        let tail = "0466617374092f6d6e742f66617374";
+        for (home, middle, sum) in [
+            (Home::No, "00", "de9163c6"),
+            (Home::Yes, "01", "209c6f34"),
+            (Home::Moving(7), "0207", "f5286d44"),
+        ] {
+            assert_eq!(hex(home), format!("{head}{middle}{tail}{sum}"));
+        }
     }
 }

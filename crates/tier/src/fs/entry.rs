@@ -80,8 +80,15 @@ pub(crate) struct Inside {
     pub(crate) main: Arc<Physical>,
     pub(crate) copies: Vec<Arc<CachedCopy>>,
     pub(crate) handles: Vec<Weak<TierReader>>,
-    /// The device does not have it although it should: why reads fail.
+    /// The device does not have it although it should: a whole copy serves, and it is made anew from that; without one reads fail.
     pub(crate) missing: bool,
+}
+
+impl Inside {
+    /// Whether nobody has its bytes.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.missing && !self.copies.iter().any(|copy| copy.whole)
+    }
 }
 
 /// See the module.
@@ -219,10 +226,10 @@ impl Entry {
         options: OpenOptions,
     ) -> Result<Arc<TierReader>> {
         let mut inside = self.inside.lock();
-        if inside.missing {
-            return Err(missing_file(path, inside.main.device()));
-        }
-        let route = self.route(&inside, shared, context, options)?;
+        let route = match inside.is_lost() {
+            true => Err(missing_file(path, inside.main.device())),
+            false => self.route(&inside, shared, context, options),
+        }?;
         let len = route.main.len();
         let way = match shared.is_tiered {
             true => Way::Now(ArcSwap::from_pointee(route)),
@@ -256,8 +263,13 @@ impl Entry {
         options: OpenOptions,
     ) -> Result<Route> {
         let main = &inside.main;
-        let file = shared.open_physical(main, context, options);
-        main.device().note(&file, shared.now_ns());
+        let file = if inside.missing {
+            Err(missing_file(&main.path, main.device()))
+        } else {
+            let file = shared.open_physical(main, context, options);
+            main.device().note(&file, shared.now_ns());
+            file
+        };
         let mut cached = Vec::new();
         for copy in &inside.copies {
             let Ok(file) = shared.open_physical(&copy.physical, context, options) else { continue };
@@ -318,7 +330,7 @@ fn missing_file(path: &Path, device: &Device) -> Error {
     )
 }
 
-/// Stands for an original that could not be opened while a whole copy could.
+/// Stands for an original that is missing or could not be opened while a whole copy could.
 #[derive(Debug)]
 struct Absent {
     error: Error,

@@ -10,14 +10,13 @@ use std::path::{Path, PathBuf};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileClass, FileLock};
 
-use super::open::{DeviceParts, NAMES_DIR, SCHEME_NAME};
-use crate::device::identity::{DEVICE_NAME, Identity};
+use super::open::{DeviceParts, SCHEME_NAME};
+use crate::device::identity::{DEVICE_NAME, Home, Identity};
 use crate::device::number_of;
-use crate::namespace::log::last_generation;
 use crate::namespace::state::State;
 
 /// The lock of a device.
-const LOCK_NAME: &str = "LOCK";
+pub(super) const LOCK_NAME: &str = "LOCK";
 
 /// A device as it was found.
 pub(super) struct Found {
@@ -91,16 +90,24 @@ fn check_empty(one: &Found) -> Result<()> {
     }
 }
 
-/// The device that holds the namespace, or will; of several the one that it was moved to. `must_exist`: who says that there is one.
+/// The device that holds the namespace, or will. `must_exist`: who says that there is one.
 pub(super) fn find_home(found: &[Found], must_exist: Option<&str>) -> Result<usize> {
     let identities: Vec<_> = found.iter().filter_map(|one| one.identity.as_ref()).collect();
     let Some(any) = identities.first() else {
         return must_exist.map_or(Ok(0), |who| Err(all_missing(found, who)));
     };
-    let is_home = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.home);
+    let is_home = |one: &Found| one.identity.as_ref().is_some_and(|id| id.home != Home::No);
     let homes: Vec<usize> = (0..found.len()).filter(|&index| is_home(&found[index])).collect();
-    if homes.len() > 1 {
-        return later_home(found, &homes);
+    // One from which it moves counts until the other says that it is there.
+    let moves_to = |index: usize| match found[index].identity.as_ref().map(|id| id.home) {
+        Some(Home::Moving(to)) => Some(to),
+        _ => None,
+    };
+    if let Some(from) = homes.iter().copied().find(|&index| moves_to(index).is_some()) {
+        return find_moving(found, from, moves_to(from).unwrap_or_default(), &homes);
+    }
+    if let [one, other, ..] = homes[..] {
+        return Err(two_homes(&found[one], &found[other]));
     }
     homes.first().copied().ok_or_else(|| {
         Error::not_found(format!(
@@ -111,26 +118,34 @@ pub(super) fn find_home(found: &[Found], must_exist: Option<&str>) -> Result<usi
     })
 }
 
-/// The namespace was on its way from one device to another when the process ended: the one with the later generation has all of it.
-fn later_home(found: &[Found], homes: &[usize]) -> Result<usize> {
-    let generation = |&index: &usize| {
-        let parts = &found[index].parts;
-        let last = last_generation(&*parts.fs, &parts.settings.path.join(NAMES_DIR))?;
-        Ok((last, index))
+/// The namespace was on its way from one device to another when the process ended.
+fn find_moving(found: &[Found], from: usize, to: u8, homes: &[usize]) -> Result<usize> {
+    let has_no = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.no == to);
+    let Some(to) = found.iter().position(has_no) else {
+        let (name, path) = found[from]
+            .identity
+            .as_ref()
+            .map_or_else(Default::default, |id| (id.home_name.clone(), id.home_path.clone()));
+        return Err(Error::not_found(format!(
+            "the device \"{name}\" (last at {path}) is missing: the namespace was on its way there from device \"{}\" when that was taken out, \
+             and may have arrived; nothing was changed",
+            found[from].name
+        )));
     };
-    let mut homes = homes.iter().map(generation).collect::<Result<Vec<_>>>()?;
-    homes.sort_unstable();
-    match homes[..] {
-        [.., (before, other), (last, home)] if before == last => Err(Error::invalid(format!(
-            "device \"{}\" and device \"{}\" both have generation {} of the namespace, and it is not known which \
-             one goes on: nothing was changed; open the tiers without the one that was away",
-            found[other].name,
-            found[home].name,
-            last.unwrap_or(0)
-        ))),
-        [.., (_, home)] => Ok(home),
-        [] => Err(Error::invalid("no device has the namespace")),
+    match homes.iter().find(|&&index| index != from && index != to) {
+        Some(&other) => Err(two_homes(&found[from], &found[other])),
+        None => Ok(if homes.contains(&to) { to } else { from }),
     }
+}
+
+fn two_homes(one: &Found, other: &Found) -> Error {
+    Error::invalid(format!(
+        "device \"{}\" ({}) and device \"{}\" ({}) both say that they hold the namespace: one of them is a copy; nothing was changed",
+        one.name,
+        one.parts.settings.path.display(),
+        other.name,
+        other.parts.settings.path.display()
+    ))
 }
 
 /// All devices are missing: none is one of tiers, and what is there are the places where they belong.

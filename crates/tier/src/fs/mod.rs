@@ -125,6 +125,9 @@ impl TieredFs {
                     return Ok(Made { inner, physical, place, turn });
                 }
                 Err(error) => {
+                    if error.is_no_space() {
+                        shared.wake_workers();
+                    }
                     if is_avoided {
                         return Err(first_error.unwrap_or(error));
                     }
@@ -413,7 +416,7 @@ impl FileSystem for TieredFs {
         }
         drop(names);
         let file = |(name, is_dir, entry): (String, bool, Option<Arc<Entry>>)| {
-            let len = entry.map_or(Ok(0), |entry| file_len(&entry))?;
+            let len = entry.map_or(Ok(0), |entry| file_len(&self.shared, &entry))?;
             Ok(DirEntry { name, is_dir, len })
         };
         listed.into_iter().map(file).collect()
@@ -422,7 +425,7 @@ impl FileSystem for TieredFs {
     fn len(&self, path: &Path) -> Result<u64> {
         let Some(path) = self.logical(path) else { return self.shared.outside.len(path) };
         let entry = self.shared.entry("find the length of", &path)?;
-        file_len(&entry)
+        file_len(&self.shared, &entry)
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
@@ -499,9 +502,16 @@ impl FileSystem for TieredFs {
     }
 }
 
-/// The length of a file: what is being written is asked for.
-fn file_len(entry: &Entry) -> Result<u64> {
-    let physical = Arc::clone(&entry.inside.lock().main);
+/// The length of a file: what is being written is asked for, and a copy of what is missing, if there is one.
+fn file_len(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<u64> {
+    let (physical, from_copy) = {
+        let inside = entry.inside.lock();
+        (Arc::clone(&inside.main), inside.missing && !inside.is_lost())
+    };
+    if from_copy {
+        let context = IoContext::new(entry.class, IoPurpose::Maintenance);
+        return Ok(entry.open(shared, &physical.path, context, OpenOptions::default())?.len());
+    }
     if entry.class == FileClass::Wal || entry.writers.load(Ordering::Acquire) > 0 {
         return physical.device().fs.len(&physical.path);
     }

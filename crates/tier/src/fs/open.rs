@@ -28,7 +28,7 @@ use super::found::{
 };
 use super::shared::{FaultPoint, Names, Parts, Shared};
 use super::{TieredFs, note_level};
-use crate::device::identity::Identity;
+use crate::device::identity::{Home, Identity};
 use crate::device::{Device, file_system};
 use crate::namespace::Namespace;
 use crate::namespace::log;
@@ -148,6 +148,7 @@ impl TieredFs {
             None => load_scheme(&*home_fs, &devices[home].root)?,
         };
         sync_names(&devices)?;
+        remove_old_namespaces(&devices, home);
         home_fs.create_dir_all(&names_dir)?;
         let space = Namespace::begin(home_fs, names_dir, id, generation + 1, state)?;
         remove_strays(&strays);
@@ -271,7 +272,7 @@ fn join_devices(found: &mut [Found], state: &mut State, id: [u8; 16], home: usiz
         one.identity.get_or_insert_with(|| Identity {
             namespace: id,
             no,
-            home: index == home,
+            home: if index == home { Home::Yes } else { Home::No },
             home_name: String::new(),
             home_path: String::new(),
         });
@@ -279,7 +280,7 @@ fn join_devices(found: &mut [Found], state: &mut State, id: [u8; 16], home: usiz
     Ok(())
 }
 
-fn make_devices(found: &[Found]) -> Vec<Device> {
+pub(super) fn make_devices(found: &[Found]) -> Vec<Device> {
     let make = |(place, one): (usize, &Found)| {
         let no = one.identity.as_ref().map_or(0, |identity| identity.no);
         let parts = &one.parts;
@@ -290,7 +291,7 @@ fn make_devices(found: &[Found]) -> Vec<Device> {
 
 /// Makes the physical names durable that the snapshot of the next generation promises: after a kill,
 /// those since the last sync are not.
-fn sync_names(devices: &[Device]) -> Result<()> {
+pub(super) fn sync_names(devices: &[Device]) -> Result<()> {
     for device in devices {
         for entry in device.fs.list(&device.root)? {
             let ours = matches!(entry.name.as_str(), "files" | "cache");
@@ -300,6 +301,20 @@ fn sync_names(devices: &[Device]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What a move of the namespace left where it is not, or not any more: nothing counts of it, by the devices' identities, which are durable.
+fn remove_old_namespaces(devices: &[Device], home: usize) {
+    for (_, device) in devices.iter().enumerate().filter(|(index, _)| *index != home) {
+        let dir = device.root.join(NAMES_DIR);
+        let removed = match device.fs.exists(&dir) {
+            Ok(true) => device.fs.remove_dir_all(&dir),
+            other => other.map(|_| ()),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(%error, device = device.name, "an old namespace could not be removed");
+        }
+    }
 }
 
 fn index_of(devices: &[Device], no: u8) -> Option<usize> {
@@ -423,7 +438,7 @@ fn write_identities(found: &[Found], devices: &[Device], id: [u8; 16], home: usi
         let identity = Identity {
             namespace: id,
             no: device.no,
-            home: index == home,
+            home: if index == home { Home::Yes } else { Home::No },
             home_name: home_name.clone(),
             home_path: home_path.clone(),
         };

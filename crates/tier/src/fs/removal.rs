@@ -2,12 +2,15 @@
 //!
 //! 1. [`TieredFs::empty_device`] moves every file off it: tables, logs and bookkeeping, each by the steps of any move ([`crate::work`]), so that at
 //!    every moment one copy of each file counts. Nothing new is placed there meanwhile. What was moved stays moved if it is interrupted.
-//! 2. [`forget_device`] works on tiers that nobody has open: if the namespace lies on the device it begins its next
-//!    generation on another one, which is home from then on; then everything is removed, `DEVICE` last, so that the directory is an empty one.
+//! 2. [`forget_device`] works on tiers that nobody has open: if the namespace lies on the device it moves to another one first; then everything is
+//!    removed, `DEVICE` and `LOCK` last, so that the directory is an empty one.
 //!
-//! Invariant of the second: until the new home's generation is durable the old one counts. Between that and the removal of the old generation both
-//! are home, and the one with the higher generation counts ([`super::found`]). A crash anywhere leaves tiers that open with the device and, once the first
-//! step is through, without it. Fault points: those of moves, then `home.begun`, `home.taken`, `home.left`, `forget.emptied`.
+//! The namespace moves so: 1. the old home says that it moves to the new one: from now on the tiers do not open without that; 2. the next
+//! generation begins on the new one; 3. that says that it is home; 4. the other devices say that it is; 5. so does the old one, which is none any more; 6. the old
+//! generation is removed. Before 3 the old generation counts, from then on the new one (`find_home`), and neither is opened where the other may be ahead: the old home
+//! not without the new one. An open in between ends the move, or undoes it. A crash anywhere leaves tiers that open with all devices, and those that hold
+//! neither files nor the namespace may be missing. Fault points: those of moves, then `home.moves`, `home.begun`, `home.taken`, `home.told`, `home.left`,
+//! `forget.emptied`.
 //!
 //! Cost: each byte on the device is read once, and written and read back once where it goes.
 
@@ -20,12 +23,14 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileSystem, IoContext, IoPurpose};
 
 use super::entry::Entry;
-use super::found::{Found, find_devices, find_home, list_device, lock_devices};
-use super::open::{DeviceParts, Known, NAMES_DIR, SCHEME_NAME, read_namespace};
+use super::found::{Found, LOCK_NAME, find_devices, find_home, list_device, lock_devices};
+use super::open::{
+    DeviceParts, Known, NAMES_DIR, SCHEME_NAME, make_devices, read_namespace, sync_names,
+};
 use super::shared::{FaultPoint, Shared};
 use super::{TieredFs, note_level};
 use crate::device::file_system;
-use crate::device::identity::{DEVICE_NAME, Identity};
+use crate::device::identity::{DEVICE_NAME, Home, Identity};
 use crate::history::Reason;
 use crate::namespace::Namespace;
 use crate::place::place;
@@ -49,7 +54,7 @@ impl TieredFs {
     /// files of the device open: what is kept beside a log that was open when its process ended does not go along.
     ///
     /// Errors: `InvalidArgument` for a name that no device has, and for the only device; `Busy` for files that are written or read; `Io` (no space) if
-    /// the others have no room, before anything is moved; those of the devices. What was moved stays where it is.
+    /// the others together have no room, before anything is moved; those of the devices, once all files were tried that can be moved. What was moved stays where it is.
     pub fn empty_device(&self, name: &str, mut told: impl FnMut(Emptied)) -> Result<Emptied> {
         let shared = &self.shared;
         let index = shared.devices.iter().position(|device| device.name == name);
@@ -75,17 +80,34 @@ impl TieredFs {
         told: &mut impl FnMut(Emptied),
     ) -> Result<Emptied> {
         let (shared, device) = (&self.shared, &self.shared.devices[index]);
+        restore_missing(shared, index)?;
         drop_copies(shared, index);
+        order_copies(shared);
         let mut done = Emptied { bytes_in_all, ..Emptied::default() };
+        let (mut failed, mut first) = (0, None);
         for entry in files {
             let len = len_of(&entry);
-            move_away(shared, &entry, index)?;
-            done = Emptied { files: done.files + 1, bytes: done.bytes + len, ..done };
+            match move_away(shared, &entry, index) {
+                Ok(()) => done = Emptied { files: done.files + 1, bytes: done.bytes + len, ..done },
+                Err(error) => {
+                    failed += 1;
+                    first.get_or_insert(error);
+                }
+            }
+            // What is dropped and moved gives its room back at once.
+            shared.empty_trash(false)?;
             told(done);
         }
         shared.sync()?;
         shared.empty_trash(true)?;
-        let held = device.files_bytes.load(Ordering::Relaxed);
+        if let Some(error) = first {
+            return Err(error.context_at(format!(
+                "{failed} files stay on device \"{}\", {} were moved; the first of them",
+                device.name, done.files
+            )));
+        }
+        let held =
+            device.files_bytes.load(Ordering::Relaxed) + device.cache_bytes.load(Ordering::Relaxed);
         if held > 0 || !files_of(shared, index).is_empty() {
             return Err(Error::busy(format!(
                 "device \"{}\" is not empty: files of it are open, or were made meanwhile ({held} bytes); \
@@ -143,6 +165,35 @@ fn check_room(shared: &Shared, index: usize, bytes: u64) -> Result<()> {
     )))
 }
 
+/// Makes files anew that others than this device lost and of which there are whole copies, which may lie on this one.
+fn restore_missing(shared: &Arc<Shared>, index: usize) -> Result<()> {
+    let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
+    for entry in entries {
+        let inside = entry.inside.lock();
+        let (missing, to) = (inside.missing && !inside.is_lost(), inside.main.device);
+        drop(inside);
+        if missing && to != index {
+            move_now(shared, &entry, to, Reason::Missing)?;
+        }
+    }
+    Ok(())
+}
+
+/// Which copies give way to files that come, as no look was there that says it: the coldest first.
+fn order_copies(shared: &Arc<Shared>) {
+    let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
+    let mut copies = Vec::new();
+    for entry in &entries {
+        let held = entry.inside.lock().copies.clone();
+        copies.extend(held.into_iter().map(|copy| (entry, copy)));
+    }
+    copies.sort_by(|(a, _), (b, _)| b.heat().total_cmp(&a.heat()));
+    for index in 0..shared.devices.len() {
+        let here = copies.iter().filter(|(_, copy)| copy.physical.device == index);
+        shared.giving_way.note(index, here.map(|(entry, copy)| (*entry, copy)));
+    }
+}
+
 fn drop_copies(shared: &Arc<Shared>, index: usize) {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     for entry in entries {
@@ -166,11 +217,12 @@ fn move_away(shared: &Arc<Shared>, entry: &Arc<Entry>, from: usize) -> Result<()
         file.and_then(|file| file.names.first())
             .map_or_else(String::new, |name| name.display().to_string())
     };
-    if entry.inside.lock().missing {
+    if entry.inside.lock().is_lost() {
         return Err(Error::not_found(format!(
-            "{} should lie on device \"{}\" and is missing there: remove it, or put it back, first",
+            "{} is missing on device \"{}\", and there is no copy: put it back as {}, or go on without it by a repair of the database",
             name(),
-            shared.devices[from].name
+            shared.devices[from].name,
+            entry.inside.lock().main.path.display()
         )));
     }
     let len = len_of(entry);
@@ -240,20 +292,21 @@ pub(crate) fn forget_over(
     }
     let fault = |point: &str| fault.map_or(Ok(()), |fault| fault(point));
     if index == home {
-        let others = (0..found.len()).filter(|&other| other != index);
-        let to = others.clone().find(|&other| found[other].identity.is_some());
-        let to = to.ok_or_else(|| {
+        let mut others = (0..found.len()).filter(|&other| other != index);
+        let to = others.find(|&other| found[other].identity.is_some()).ok_or_else(|| {
             Error::invalid(format!(
                 "device \"{name}\" holds the namespace, and no other one is of these tiers yet: open them once"
             ))
         })?;
+        // Names that the next generation promises.
+        sync_names(&make_devices(&found))?;
         move_home(&found, index, to, known, &fault)?;
     }
     wipe(&found[index], &fault)?;
     Ok(true)
 }
 
-/// Begins the next generation of the namespace on another device, which is home then.
+/// Moves the namespace from one device to another; see the module.
 fn move_home(
     found: &[Found],
     from: usize,
@@ -262,32 +315,38 @@ fn move_home(
     fault: &dyn Fn(&str) -> Result<()>,
 ) -> Result<()> {
     let Known { id, generation, state, .. } = known;
-    let (old, new) = (&found[from], &found[to]);
-    let (Some(old_identity), Some(new_identity)) = (&old.identity, &new.identity) else {
-        return Err(Error::invalid("a device without an identity has no namespace"));
-    };
+    let new = &found[to];
     let (fs, root) = (&new.parts.fs, &new.parts.settings.path);
+    let says = |index: usize, home: fn(u8) -> Home| {
+        let one = &found[index];
+        let (Some(theirs), Some(of_new)) = (&one.identity, &new.identity) else { return Ok(()) };
+        let identity = Identity {
+            home: home(of_new.no),
+            home_name: new.name.clone(),
+            home_path: root.display().to_string(),
+            ..theirs.clone()
+        };
+        identity.store(&*one.parts.fs, &one.parts.settings.path)
+    };
+    says(from, Home::Moving)?;
+    fault("home.moves")?;
     let dir = root.join(NAMES_DIR);
     fs.create_dir_all(&dir)?;
-    let id = id.unwrap_or(old_identity.namespace);
+    let id = id.or_else(|| new.identity.as_ref().map(|identity| identity.namespace));
+    let id = id.ok_or_else(|| Error::invalid("a device without an identity has no namespace"))?;
     Namespace::begin(Arc::clone(fs), dir, id, generation + 1, state)?.finish()?;
     if from > 0 {
         // Of the fastest device a scheme says what the next one cannot do.
-        copy_scheme(old, new)?;
+        copy_scheme(&found[from], new)?;
     }
     fault("home.begun")?;
-    let is_home = |identity: &Identity, home: bool| Identity {
-        home,
-        home_name: new.name.clone(),
-        home_path: root.display().to_string(),
-        ..identity.clone()
-    };
-    is_home(new_identity, true).store(&**fs, root)?;
+    says(to, |_| Home::Yes)?;
     fault("home.taken")?;
-    let (old_fs, old_root) = (&old.parts.fs, &old.parts.settings.path);
-    old_fs.remove_dir_all(&old_root.join(NAMES_DIR))?;
-    old_fs.sync_dir(old_root)?;
-    is_home(old_identity, false).store(&**old_fs, old_root)?;
+    for other in (0..found.len()).filter(|&other| other != from && other != to) {
+        says(other, |_| Home::No)?;
+    }
+    fault("home.told")?;
+    says(from, |_| Home::No)?;
     fault("home.left")
 }
 
@@ -301,9 +360,13 @@ fn copy_scheme(from: &Found, to: &Found) -> Result<()> {
     to.parts.fs.write_atomic(&path(to), &text, context)
 }
 
-/// Removes what tiers left on a device; what is not theirs stays.
+/// Removes what tiers left on a device, which is not home, whatever it says; what is not theirs stays.
 fn wipe(one: &Found, fault: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     let (fs, root): (&Arc<dyn FileSystem>, &Path) = (&one.parts.fs, &one.parts.settings.path);
+    // As long as it said so its generation had to be there.
+    if let Some(identity) = Identity::load(&**fs, root)?.filter(|id| id.home != Home::No) {
+        Identity { home: Home::No, ..identity }.store(&**fs, root)?;
+    }
     for entry in fs.list(root)? {
         let path = root.join(&entry.name);
         let is_dir = ["files", "cache", "profile", NAMES_DIR].contains(&&entry.name[..])
@@ -317,5 +380,7 @@ fn wipe(one: &Found, fault: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     fs.sync_dir(root)?;
     fault("forget.emptied")?;
     fs.remove(&root.join(DEVICE_NAME))?;
-    fs.sync_dir(root)
+    fs.sync_dir(root)?;
+    // Held until the end: nobody else has it.
+    fs.remove(&root.join(LOCK_NAME))
 }

@@ -434,7 +434,7 @@ impl Shared {
     }
 
     /// Drops a copy: no route leads to it any more, and its file goes with the last read of it. Whether it was there. Fault points: `drop.begin`,
-    /// `drop.recorded` and, when what may go of copies that gave way is removed, `drop.removed`.
+    /// `drop.recorded` and, when what may go of copies that gave way is removed, `drop.removed`. The whole copy of a file that is missing stays.
     pub(crate) fn drop_copy(self: &Arc<Self>, entry: &Arc<Entry>, copy: &Arc<CachedCopy>) -> bool {
         if let Err(error) = self.fault_point("drop.begin") {
             tracing::warn!(%error, "a copy is not dropped");
@@ -442,6 +442,10 @@ impl Shared {
         }
         let mut names = self.names.lock();
         let mut inside = entry.inside.lock();
+        if inside.missing && copy.whole {
+            // Of a file that its device lost it is all that there is.
+            return false;
+        }
         let before = inside.copies.len();
         inside.copies.retain(|held| !Arc::ptr_eq(held, copy));
         if inside.copies.len() == before {

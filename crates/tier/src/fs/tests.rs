@@ -7,6 +7,7 @@ mod giving_way;
 mod heat;
 mod kept;
 mod kinds;
+mod lost;
 mod moving;
 mod online;
 mod page_cache;

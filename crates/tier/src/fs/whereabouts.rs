@@ -78,7 +78,7 @@ impl TierFile {
 
     /// Where it lies. Errors: `NotFound` if it has no name any more.
     pub fn whereabouts(&self) -> Result<Whereabouts> {
-        let entry = &*self.entry;
+        let entry = &self.entry;
         let names = {
             let names = self.shared.names.lock();
             names.space.state.files.get(&entry.id).map(|file| file.names.len())
@@ -97,7 +97,7 @@ impl TierFile {
             device,
             class: entry.class,
             level: entry.level(),
-            len: file_len(entry)?,
+            len: file_len(&self.shared, entry)?,
             names,
             copies,
             is_written: self.is_written(),

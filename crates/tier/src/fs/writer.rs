@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use archipelago_base::Result;
+use archipelago_base::{Error, Result};
 use archipelago_env::{FileClass, LogFile, LogSync, WritableFile};
 
 use super::copy::Physical;
@@ -57,6 +57,10 @@ impl Writing {
     #[cold]
     fn note(&self, outcome: &Result<()>) {
         self.physical.device().note(outcome, self.shared.now_ns());
+        if outcome.as_ref().is_err_and(Error::is_no_space) {
+            // What was removed may give it room.
+            self.shared.wake_workers();
+        }
     }
 }
 

@@ -132,18 +132,14 @@ pub(super) fn append_framed(id: &[u8; 16], record: &Record, bytes: &mut Vec<u8>)
     frame(id, bytes.len() as u64, record, bytes);
 }
 
-/// The highest generation in `dir`; `None` if there is none.
-pub(crate) fn last_generation(fs: &dyn FileSystem, dir: &Path) -> Result<Option<u64>> {
-    if !fs.exists(dir)? {
-        return Ok(None);
-    }
-    Ok(fs.list(dir)?.into_iter().filter_map(|entry| generation_of(&entry.name)).max())
-}
-
 /// Reads the highest generation in `dir`; `None` if there is none. `log_tail` gives what the
 /// device keeps of a log that was open when the process ended.
 pub(crate) fn recover(fs: &dyn FileSystem, dir: &Path) -> Result<Option<Recovered>> {
-    let Some(generation) = last_generation(fs, dir)? else { return Ok(None) };
+    if !fs.exists(dir)? {
+        return Ok(None);
+    }
+    let generations = fs.list(dir)?.into_iter().filter_map(|entry| generation_of(&entry.name));
+    let Some(generation) = generations.max() else { return Ok(None) };
     let path = dir.join(file_name(generation));
     let snapshot = fs.read(&path, CONTEXT)?;
     let tail_path = dir.join(tail_name(generation));

@@ -212,6 +212,13 @@ const MOVE_PAUSE_MS: u64 = 10_000;
 /// …up to this.
 const MOVE_PAUSE_MS_MAX: u64 = 3_600_000;
 
+/// A move that is decided on now is decided anew later, unless it is made.
+fn owe_move(entry: &Entry, now_ms: u64) {
+    let tries = entry.move_tries.fetch_add(1, Ordering::Relaxed).min(16);
+    let at_ms = now_ms + (MOVE_PAUSE_MS << tries).min(MOVE_PAUSE_MS_MAX);
+    entry.move_owed_ms.store(at_ms, Ordering::Relaxed);
+}
+
 /// Queues the move of a file whose level changed without a rewrite, if it belongs further down. What fails, or finds no room, is decided anew by later looks.
 fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
     let (from, len) = {
@@ -232,14 +239,12 @@ fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
     };
     let input = shared.place_input(context, len, &devices);
     let after = place_after_move(&input, from, &heat);
-    let owed_ms = match after {
-        AfterMove::Stays => 0,
+    match after {
+        AfterMove::Stays => entry.move_owed_ms.store(0, Ordering::Relaxed),
         AfterMove::Goes(_) | AfterMove::Waits => {
-            let tries = entry.move_tries.fetch_add(1, Ordering::Relaxed).min(16);
-            shared.now_ms() + (MOVE_PAUSE_MS << tries).min(MOVE_PAUSE_MS_MAX)
+            owe_move(entry, shared.now_ms());
         }
-    };
-    entry.move_owed_ms.store(owed_ms, Ordering::Relaxed);
+    }
     match after {
         AfterMove::Goes(to) => {
             let (entry, reason) = (Arc::clone(entry), Reason::LevelChanged);
@@ -265,6 +270,22 @@ fn retry_moves<'a>(shared: &Arc<Shared>, entries: impl Iterator<Item = &'a Arc<E
             let purpose = IoPurpose::Compaction { from, to: level };
             move_by_level(shared, entry, IoContext::sst(purpose, level));
         }
+    }
+}
+
+/// Queues that a file which its device lost is made anew, where it was, from a whole copy; again and again at growing intervals.
+fn restore(shared: &Arc<Shared>, entry: &Arc<Entry>) {
+    let now_ms = shared.now_ms();
+    let (is_lost, to) = {
+        let inside = entry.inside.lock();
+        (inside.is_lost(), inside.main.device)
+    };
+    if is_lost || now_ms < entry.move_owed_ms.load(Ordering::Relaxed) {
+        return;
+    }
+    let job = Job { entry: Arc::clone(entry), to, kind: JobKind::Move, reason: Reason::Missing };
+    if shared.queue.push(job) {
+        owe_move(entry, now_ms);
     }
 }
 

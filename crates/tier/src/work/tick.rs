@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use archipelago_env::FileClass;
 
-use super::{Job, JobKind, retry_moves};
+use super::{Job, JobKind, restore, retry_moves};
 use crate::activity::Totals;
 use crate::cache::ageing::{Ageing, Interval, drift};
 use crate::cache::parts::{CopyPlan, FileReads, plan, trust, worth};
@@ -105,6 +105,8 @@ struct Seen {
     reads: FileReads,
     heat: f64,
     copies: Vec<Arc<CachedCopy>>,
+    /// Its device lost it.
+    missing: bool,
 }
 
 impl Seen {
@@ -173,7 +175,9 @@ pub(super) fn tick(shared: &Arc<Shared>) {
             fill_cache(shared, index, &seen, wish);
         }
     }
-    retry_moves(shared, seen.iter().map(|file| &file.entry));
+    let (missing, there): (Vec<_>, Vec<_>) = seen.iter().partition(|file| file.missing);
+    missing.iter().for_each(|file| restore(shared, &file.entry));
+    retry_moves(shared, there.iter().map(|file| &file.entry));
     follow(shared, &mut pace, &seen);
     if shared.queue.has_jobs() {
         shared.wake_workers();
@@ -216,6 +220,7 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
     for entry in entries {
         let inside = entry.inside.lock();
         let (device, len, copies) = (inside.main.device, inside.main.len(), inside.copies.clone());
+        let missing = inside.missing;
         drop(inside);
         let reads = entry.look(len, look);
         let heat = reads.heat();
@@ -223,7 +228,7 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
             let known = &mut deepest[device];
             *known = if *known == u8::MAX { level } else { level.max(*known) };
         }
-        seen.push(Seen { entry, device, len, reads, heat, copies });
+        seen.push(Seen { entry, device, len, reads, heat, copies, missing });
     }
     for (device, deepest) in shared.devices.iter().zip(deepest) {
         device.deepest.store(deepest, Ordering::Relaxed);
@@ -367,7 +372,8 @@ fn roomy(shared: &Shared, from: usize, len: u64) -> Option<usize> {
         let device = &shared.devices[index];
         let capacity = device.capacity.load(Ordering::Relaxed);
         let reserve = (capacity as f64 * shared.policy.force_below) as u64;
-        device.free() >= len.saturating_add(reserve) && !device.is_failing(now_ns)
+        let avoided = device.is_failing(now_ns) || device.leaves.load(Ordering::Relaxed);
+        device.free() >= len.saturating_add(reserve) && !avoided
     })
 }
 

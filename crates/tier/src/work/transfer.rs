@@ -5,6 +5,8 @@
 //! reader is gone and the record is settled. Before 4 the source is the file, from then on the target; at no
 //! moment is there none. A copy for reading is the same without 5, and is not recorded before it is whole.
 //!
+//! A file that its device lost is made anew in the same way, from a whole copy.
+//!
 //! A file that is removed, or tiers that are closed, end a job without a failure of anybody ([`ErrorKind::Fenced`]); an
 //! error is noted of the device that it is of.
 //!
@@ -45,6 +47,8 @@ pub(super) fn run(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     }
     match &job.kind {
         JobKind::Move => run_move(shared, job),
+        // What is read is its copy.
+        JobKind::Copy(_) if job.entry.inside.lock().missing => Ok(()),
         JobKind::Copy(plan) => run_copy(shared, job, plan),
     }
 }
@@ -53,9 +57,19 @@ fn context(entry: &Entry) -> IoContext {
     IoContext { class: entry.class, purpose: IoPurpose::Maintenance, level: entry.level() }
 }
 
-/// The fastest sound bytes of a file that are not on `to` or faster.
-fn source(shared: &Shared, entry: &Entry) -> Result<(Arc<Physical>, Arc<dyn RandomFile>)> {
-    let main = Arc::clone(&entry.inside.lock().main);
+/// Where a file lies, and its bytes: those of a whole copy if it is missing there.
+fn source(
+    shared: &Arc<Shared>,
+    entry: &Arc<Entry>,
+) -> Result<(Arc<Physical>, Arc<dyn RandomFile>)> {
+    let (main, missing) = {
+        let inside = entry.inside.lock();
+        (Arc::clone(&inside.main), inside.missing)
+    };
+    if missing {
+        let copy = entry.open(shared, &main.path, context(entry), OpenOptions::default())?;
+        return Ok((main, copy));
+    }
     let file = shared.open_physical(&main, context(entry), OpenOptions::default());
     main.device().note(&file, shared.now_ns());
     Ok((main, file?))
@@ -149,7 +163,7 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     let entry = &job.entry;
     let to = &shared.devices[job.to];
     let (main, source) = source(shared, entry)?;
-    if main.device == job.to {
+    if main.device == job.to && !entry.inside.lock().missing {
         return Ok(());
     }
     shared.fault_point("move.begin")?;
@@ -267,6 +281,7 @@ fn publish_move(
     };
     let mut inside = entry.inside.lock();
     inside.main = Arc::clone(moved);
+    inside.missing = false;
     from.condemn(at);
     drop(names);
     // The move is done, whatever becomes of handles: those that cannot be led to the target keep the source.

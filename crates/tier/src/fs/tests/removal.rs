@@ -1,6 +1,7 @@
 //! Taking a device out: nothing is lost at any step, and the directory is an empty one then.
 
 use archipelago_base::ErrorKind;
+use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 
 use super::*;
 use crate::fs::removal::forget_over;
@@ -107,9 +108,7 @@ fn each_device_can_be_taken_out_and_its_directory_is_an_empty_one() {
         let (world, model) = filled_world(&MemFs::new());
         let root = &world.devices[index].path;
         let left = remove(&world, index, &model);
-        let names: Vec<_> =
-            world.disk.list(root).unwrap().into_iter().map(|entry| entry.name).collect();
-        assert!(names.iter().all(|name| name == "LOCK"), "{names:?}");
+        assert_eq!(world.disk.list(root).unwrap(), []);
         // It may come back, as a new one, and the next may go: in the end one has everything.
         let mut again = left;
         again
@@ -143,8 +142,29 @@ fn progress_counts_every_file_and_copies_of_what_came_up_go() {
     assert!(fs.stats().devices[2].files.is_empty(), "nothing new goes there");
 }
 
+/// Opened with any of the devices it is refused, or has everything; nothing else comes of that, and with all of them it has everything.
+fn check_any_devices(world: &World, disk: &MemFs, model: &Model, at: &str) {
+    let all = world.devices.len();
+    for chosen in 1..1 << all {
+        let disk = disk.kill_clone();
+        let mut some = over(world, &disk);
+        let mut index = 0;
+        some.devices.retain(|_| {
+            index += 1;
+            chosen & (1 << (index - 1)) != 0
+        });
+        // As a server that is started again and again.
+        for _ in 0..3 {
+            if let Ok(fs) = some.try_open() {
+                assert!(&contents(&fs) == model, "{chosen:b} {at}");
+            }
+        }
+        assert!(&contents(&over(world, &disk).open()) == model, "all after {chosen:b} {at}");
+    }
+}
+
 #[test]
-fn nothing_is_lost_by_a_kill_or_power_loss_at_any_step() {
+fn nothing_is_lost_by_a_kill_or_power_loss_at_any_step_whatever_devices_are_there_then() {
     for index in 0..3 {
         let disk = MemFs::new();
         let (mut world, model) = filled_world(&disk);
@@ -155,64 +175,116 @@ fn nothing_is_lost_by_a_kill_or_power_loss_at_any_step() {
         let mut steps = vec!["move.begin", "move.before_publish", "move.published"];
         steps.extend(["trash.remove", "forget.emptied"]);
         if index == 0 {
-            steps.extend(["home.begun", "home.taken", "home.left"]);
+            steps.extend(["home.moves", "home.begun", "home.taken", "home.told", "home.left"]);
         }
         for step in steps {
             assert!(clones.iter().any(|(name, ..)| name == step), "{step} of {index}");
         }
         for (step, killed, lost) in &clones {
             for found in [killed, lost] {
-                let at = format!("{index} at {step}");
-                let still = over(&world, found);
-                assert!(contents(&still.open()) == model, "{at}");
-                // And then it is finished by another call.
-                assert!(contents(&remove(&still, index, &model).open()) == model, "{at}");
-            }
-            // Once nothing lies there the others may be opened without it.
-            if step == "home.left" || step == "forget.emptied" {
-                let rest = World { disk: Arc::new(killed.clone()), ..over(&left, &disk) };
-                assert!(contents(&rest.open()) == model, "without {index} at {step}");
+                let at = format!("of {index} at {step}");
+                check_any_devices(&world, found, &model, &at);
+                // Once the namespace lies elsewhere the others do without it.
+                if ["home.taken", "home.told", "home.left", "forget.emptied"].contains(&&step[..]) {
+                    let rest = over(&left, &found.kill_clone());
+                    assert!(contents(&rest.open()) == model, "without {at}");
+                }
+                // And it is finished by another call, also of what was opened in between.
+                let again = over(&world, &found.kill_clone());
+                assert!(contents(&remove(&again, index, &model).open()) == model, "{at}");
+                let at_once = over(&world, &found.kill_clone());
+                if step.starts_with("home") || step == "forget.emptied" {
+                    forget(&at_once, &world.devices[index].name).unwrap();
+                    assert!(contents(&without(&at_once, index).open()) == model, "{at}");
+                    assert_eq!(at_once.disk.list(&world.devices[index].path).unwrap(), []);
+                }
             }
         }
     }
 }
 
 #[test]
-fn of_two_homes_the_later_one_counts() {
-    let disk = MemFs::new();
-    let (mut world, model) = filled_world(&disk);
-    let (clones, fault) = clones_of(&disk);
-    world.fault = Some(fault);
-    remove(&world, 0, &model);
-    let taken = clones.lock().iter().find(|(name, ..)| name == "home.taken").unwrap().1.clone();
-    // The new home goes on alone, and then the old one is there again.
-    let both = over(&world, &taken.kill_clone());
-    let fs = without(&both, 0).open();
-    write(&fs, "later.sst", 1, &filled(8, 1_000));
-    fs.close().unwrap();
-    drop(fs);
-    assert_eq!(contents(&both.open()).len(), model.len() + 1);
-    // The old one does not go on alone: everything lies on the others.
-    let alone = World { devices: vec![world.devices[0].clone()], ..over(&world, &taken) };
-    let refused = alone.try_open().unwrap_err().to_string();
-    assert!(refused.contains("files lie there"), "{refused}");
+fn a_home_that_is_not_the_fastest_hands_the_scheme_on() {
+    let (mut world, model) = filled_world(&MemFs::new());
+    world.devices.rotate_left(1);
+    let scheme = "version = 1\nfast_levels = 4\n";
+    Scheme::from_toml(scheme).unwrap();
+    let context = IoContext::manifest(IoPurpose::Maintenance);
+    world.disk.write_atomic(Path::new("/dev0/scheme.toml"), scheme.as_bytes(), context).unwrap();
+    remove(&world, 2, &model);
+    let kept = world.disk.read(Path::new("/dev1/scheme.toml"), context).unwrap();
+    assert_eq!(kept, scheme.as_bytes());
+    assert_eq!(world.disk.list(Path::new("/dev0")).unwrap(), []);
 }
 
 #[test]
-fn two_homes_that_each_went_on_alone_are_refused() {
+fn a_second_device_that_says_it_is_home_is_refused() {
     let disk = MemFs::new();
-    let mut world = World::new(Arc::new(disk.clone()), &[100 * KIB, 100 * KIB]);
-    drop(world.open());
+    let (mut world, model) = filled_world(&disk);
+    let identity = Path::new("/dev0/DEVICE");
+    let before = disk.read(identity, READ).unwrap();
     let (clones, fault) = clones_of(&disk);
     world.fault = Some(fault);
-    forget(&world, "dev0").unwrap();
-    let taken = clones.lock().iter().find(|(name, ..)| name == "home.taken").unwrap().1.clone();
-    let both = over(&world, &taken);
-    drop(without(&both, 1).open());
-    let refused = both.try_open().unwrap_err();
+    remove(&world, 0, &model);
+    let left = clones.lock().iter().find(|(name, ..)| name == "home.left").unwrap().1.clone();
+    left.write_atomic(identity, &before, READ).unwrap();
+    let refused = over(&world, &left).try_open().unwrap_err();
     let text = refused.to_string();
     assert!(text.contains("\"dev0\"") && text.contains("\"dev1\""), "{text}");
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn copies_give_way_to_what_comes_and_no_device_is_filled_beyond_its_capacity() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
+    world.policy.cache_by = crate::settings::CacheBy::File;
+    let fs = world.open();
+    for n in 0..3 {
+        write(&fs, &format!("fast{n}.sst"), 0, &filled(n, 20_000));
+        write(&fs, &format!("slow{n}.sst"), 5, &filled(10 + n, 30_000));
+    }
+    for n in 0..3 {
+        let file = path(&format!("slow{n}.sst"));
+        let file = fs.open(&file, READ, OpenOptions::default()).unwrap();
+        (0..400).for_each(|n| file.read_exact_at(n * 70, &mut [0; 70], READ).unwrap());
+    }
+    for _ in 0..3 {
+        world.pass(500);
+        fs.step();
+    }
+    let model = contents(&fs);
+    assert_eq!(fs.stats().devices[0].copies.files, 3);
+    fs.close().unwrap();
+    drop(fs);
+    // No look was there when it begins.
+    let fs = world.open();
+    let device = &fs.shared.devices[0];
+    let used = || {
+        let load = |bytes: &std::sync::atomic::AtomicU64| bytes.load(Ordering::Relaxed);
+        load(&device.files_bytes) + load(&device.cache_bytes)
+    };
+    let mut most = used();
+    fs.empty_device("dev1", |_| most = most.max(used())).unwrap();
+    assert!(most <= 200 * KIB, "{most} bytes");
+    assert_eq!(fs.stats().devices[0].copies.files, 0, "nothing slower is left");
+    assert_eq!(contents(&fs), model);
+}
+
+#[test]
+fn what_cannot_be_moved_keeps_nothing_else_there() {
+    let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let fs = world.open();
+    (0..4).for_each(|n| write(&fs, &format!("{n}.sst"), 5, &filled(n, 1_000 * (n as usize + 1))));
+    let entry = fs.shared.entry("look at", &path("2.sst")).unwrap();
+    let lies = entry.inside.lock().main.path.clone();
+    disk.add(Rule::on(Operation::Read).path(lies.to_str().unwrap()).fault(Fault::Io));
+    let refused = fs.empty_device("dev1", |_| {}).unwrap_err().to_string();
+    assert!(refused.contains("1 files stay") && refused.contains("3 were moved"), "{refused}");
+    assert_eq!(fs.stats().devices[1].files["L5"].files, 1);
+    disk.clear();
+    fs.empty_device("dev1", |_| {}).unwrap();
+    assert_eq!(contents(&fs).len(), 4);
 }
 
 #[test]

@@ -1,0 +1,116 @@
+//! Files that their device lost while a whole copy is there.
+
+use super::*;
+use crate::settings::CacheBy;
+
+const KIB: u64 = 1024;
+
+/// A table of the slow device with a copy of all of it on the fast one; then it vanishes from where it belongs. Its bytes.
+fn with_a_lost_table(disk: &MemFs) -> (World, Vec<u8>) {
+    let mut world = World::new(Arc::new(disk.clone()), &[100 * KIB, 1 << 20]);
+    world.policy.cache_by = CacheBy::File;
+    let (fs, bytes) = (world.open(), filled(1, 20_000));
+    write(&fs, "1.sst", 5, &bytes);
+    let file = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
+    (0..400).for_each(|n| file.read_exact_at(n * 40, &mut [0; 40], READ).unwrap());
+    drop(file);
+    world.pass(500);
+    fs.step();
+    assert_eq!(fs.stats().devices[0].copies.files, 1);
+    fs.close().unwrap();
+    drop(fs);
+    let files = Path::new("/dev1/files");
+    for entry in disk.list(files).unwrap() {
+        disk.remove(&files.join(entry.name)).unwrap();
+    }
+    disk.sync_dir(files).unwrap();
+    (world, bytes)
+}
+
+#[test]
+fn a_whole_copy_serves_and_the_file_is_made_anew_from_it() {
+    let (world, bytes) = with_a_lost_table(&MemFs::new());
+    let fs = world.open();
+    let expected = BTreeMap::from([("1.sst".to_owned(), bytes)]);
+    assert_eq!(contents(&fs), expected, "it is read, and as long as it was");
+    // It is all that there is: files do not push it out.
+    let device = &fs.shared.devices[0];
+    let capacity = device.capacity.swap(1000, Ordering::Relaxed);
+    fs.shared.make_way(0, 0);
+    device.capacity.store(capacity, Ordering::Relaxed);
+    assert_eq!(fs.stats().devices[0].copies.files, 1);
+    let held = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
+    fs.step();
+    assert_eq!(holders(&fs.stats(), "L5"), [1]);
+    assert_eq!(physical(&*world.disk, 2), (1, 1), "there it is again");
+    let stats = fs.stats();
+    assert!(stats.events.iter().any(|event| event.reason == crate::Reason::Missing));
+    assert_eq!(stats.devices[1].errors, 0, "the device did nothing wrong");
+    let entry = fs.shared.entry("look at", &path("1.sst")).unwrap();
+    let copy = Arc::clone(&entry.inside.lock().copies[0]);
+    assert!(fs.shared.drop_copy(&entry, &copy), "one of several now");
+    let mut buf = vec![0; 100];
+    held.read_exact_at(19_900, &mut buf, READ).unwrap();
+    assert_eq!(buf, expected["1.sst"][19_900..], "who had it open reads what was made");
+    drop(held);
+    assert_eq!(contents(&fs), expected);
+    fs.close().unwrap();
+    drop(fs);
+    assert_eq!(contents(&world.open()), expected);
+}
+
+#[test]
+fn a_kill_at_any_step_leaves_the_copy_or_the_file() {
+    let disk = MemFs::new();
+    let (mut world, bytes) = with_a_lost_table(&disk);
+    let clones: Arc<Mutex<Vec<(String, MemFs, MemFs)>>> = Arc::default();
+    let told = Arc::clone(&clones);
+    world.fault = Some(Arc::new(move |name: &str| {
+        let mut clones = told.lock();
+        let seed = clones.len() as u64;
+        clones.push((name.to_owned(), disk.kill_clone(), disk.crash_clone(seed)));
+        Ok(())
+    }));
+    world.open().step();
+    let clones = std::mem::take(&mut *clones.lock());
+    assert!(clones.iter().any(|(name, ..)| name == "move.before_publish"));
+    for (name, killed, lost) in clones {
+        for found in [killed, lost] {
+            world.disk = Arc::new(found);
+            world.fault = None;
+            let fs = world.open();
+            assert_eq!(contents(&fs)["1.sst"], bytes, "at {name}");
+            fs.step();
+            assert_eq!(contents(&fs)["1.sst"], bytes, "made after {name}");
+            assert_eq!(physical(&*world.disk, 2).0, 1, "at {name}");
+        }
+    }
+}
+
+#[test]
+fn the_device_of_the_only_copy_can_be_taken_out() {
+    let (world, bytes) = with_a_lost_table(&MemFs::new());
+    let fs = world.open();
+    fs.empty_device("dev0", |_| {}).unwrap();
+    assert_eq!(physical(&*world.disk, 2), (1, 0));
+    assert_eq!(contents(&fs)["1.sst"], bytes);
+}
+
+#[test]
+fn a_damaged_copy_of_a_lost_file_is_an_error_and_stays() {
+    let (world, _) = with_a_lost_table(&MemFs::new());
+    let cache = Path::new("/dev0/cache");
+    let copy = cache.join(&world.disk.list(cache).unwrap()[0].name);
+    let mut bytes = world.disk.read(&copy, READ).unwrap();
+    bytes[10_000] ^= 1;
+    world.disk.write_atomic(&copy, &bytes, READ).unwrap();
+    let fs = world.open();
+    let file = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
+    file.read_exact_at(0, &mut [0; 100], READ).unwrap();
+    let refused = file.read_exact_at(10_000, &mut [0; 100], READ).unwrap_err();
+    assert!(refused.to_string().contains("does not have it"), "{refused}");
+    world.pass(500);
+    fs.step();
+    assert_eq!(physical(&*world.disk, 2), (0, 1), "what is sound of it can still be read");
+    assert_eq!(fs.stats().failed_jobs, 1);
+}

@@ -286,6 +286,10 @@ mod tests {
     fn a_device_of_tiers_of_another_engine_is_taken_out_by_the_list_alone() {
         let base = tempfile::tempdir().unwrap();
         let (dir, devices) = (base.path().join("none"), devices(base.path()));
+        // The directory that is meant where none is named, of another database.
+        let ours = base.path().join("ours");
+        let of_ours = DeviceSettings::new(ours.join("device"), DeviceKind::Directory);
+        store(&LocalFs::new(), &ours, vec![of_ours.clone()]).unwrap();
         let missing = remove_device(&dir, &devices, "tier0", |_| {}).unwrap_err();
         assert!(missing.to_string().contains("all devices are missing"), "{missing}");
         let context = IoContext::manifest(IoPurpose::ForegroundWrite);
@@ -294,8 +298,9 @@ mod tests {
         tiers.create_dir_all(Path::new("/other")).unwrap();
         tiers.write_atomic(file, b"coral", context).unwrap();
         drop(tiers);
-        let emptied = remove_device(&dir, &devices, "tier0", |_| {}).unwrap();
+        let emptied = remove_device(&ours, &devices, "tier0", |_| {}).unwrap();
         assert_eq!((emptied.files, emptied.bytes), (1, 5));
+        assert_eq!(devices_of(&ours).unwrap().unwrap(), [of_ours]);
         assert!(!dir.exists(), "it has no directory of ours");
         let tiers = TieredFs::open("/other", &devices[1..], Components::default()).unwrap();
         assert_eq!(tiers.read(file, context).unwrap(), b"coral");

@@ -277,6 +277,7 @@ impl Entry {
                 cached.push(Cached { file, copy: Arc::clone(copy), index });
             }
         }
+        let is_absent = file.is_err();
         let main = match file {
             Ok(file) => file,
             // The device is gone, but a whole copy serves as well.
@@ -286,7 +287,8 @@ impl Entry {
             },
         };
         cached.sort_by_key(|cached| cached.copy.physical.device);
-        Ok(Route { device: inside.main.device, main, cached, _physical: Arc::clone(&inside.main) })
+        let (device, _physical) = (inside.main.device, Arc::clone(&inside.main));
+        Ok(Route { device, main, is_absent, cached, _physical })
     }
 
     /// Leads every handle to where the file and its copies are now.
@@ -359,6 +361,8 @@ struct Cached {
 struct Route {
     device: usize,
     main: Arc<dyn RandomFile>,
+    /// Whether that could not be opened, and copies serve alone.
+    is_absent: bool,
     /// Fastest first.
     cached: Vec<Cached>,
     _physical: Arc<Physical>,
@@ -431,7 +435,7 @@ impl TierReader {
         if foreground {
             device.add(Count::ForegroundReads, reads);
         }
-        if outcome.is_err() {
+        if outcome.is_err() && !route.is_absent {
             device.note(&outcome, self.shared.now_ns());
         }
         outcome
@@ -487,12 +491,13 @@ impl TierReader {
     fn lose(&self, copy: &Arc<CachedCopy>, why: &str) {
         let device = copy.physical.device();
         device.add(Count::CopiesCorrupt, 1);
+        let is_dropped = self.shared.drop_copy(&self.entry, copy);
         tracing::warn!(
             copy = %copy.physical.path.display(),
             device = device.name,
-            "a copy is dropped and the original read: {why}"
+            is_dropped,
+            "a copy does not serve, and the original is read: {why}"
         );
-        self.shared.drop_copy(&self.entry, copy);
     }
 }
 

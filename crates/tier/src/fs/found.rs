@@ -4,7 +4,7 @@
 //! without the namespace that its files belong to is refused with what it is and what to do. A device is new if it has no
 //! [`Identity`] and nothing else; that is looked at again behind its lock.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use archipelago_base::{Error, ErrorKind, Result};
@@ -13,6 +13,7 @@ use archipelago_env::{FileClass, FileLock};
 use super::open::{DeviceParts, SCHEME_NAME};
 use crate::device::identity::{DEVICE_NAME, Home, Identity};
 use crate::device::number_of;
+use crate::namespace::record::FileRecord;
 use crate::namespace::state::State;
 
 /// The lock of a device.
@@ -98,16 +99,21 @@ pub(super) fn find_home(found: &[Found], must_exist: Option<&str>) -> Result<usi
     };
     let is_home = |one: &Found| one.identity.as_ref().is_some_and(|id| id.home != Home::No);
     let homes: Vec<usize> = (0..found.len()).filter(|&index| is_home(&found[index])).collect();
-    // One from which it moves counts until the other says that it is there.
     let moves_to = |index: usize| match found[index].identity.as_ref().map(|id| id.home) {
         Some(Home::Moving(to)) => Some(to),
         _ => None,
     };
-    if let Some(from) = homes.iter().copied().find(|&index| moves_to(index).is_some()) {
-        return find_moving(found, from, moves_to(from).unwrap_or_default(), &homes);
-    }
-    if let [one, other, ..] = homes[..] {
-        return Err(two_homes(&found[one], &found[other]));
+    // One from which it moves counts until the other says that it is there.
+    let (moving, there): (Vec<_>, Vec<_>) =
+        homes.iter().copied().partition(|&index| moves_to(index).is_some());
+    match (&moving[..], &there[..]) {
+        (&[from], there) => {
+            return find_moving(found, from, moves_to(from).unwrap_or_default(), there);
+        }
+        (&[one, other, ..], _) | ([], &[one, other, ..]) => {
+            return Err(two_homes(&found[one], &found[other]));
+        }
+        ([], _) => {}
     }
     homes.first().copied().ok_or_else(|| {
         Error::not_found(format!(
@@ -119,7 +125,7 @@ pub(super) fn find_home(found: &[Found], must_exist: Option<&str>) -> Result<usi
 }
 
 /// The namespace was on its way from one device to another when the process ended.
-fn find_moving(found: &[Found], from: usize, to: u8, homes: &[usize]) -> Result<usize> {
+fn find_moving(found: &[Found], from: usize, to: u8, there: &[usize]) -> Result<usize> {
     let has_no = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.no == to);
     let Some(to) = found.iter().position(has_no) else {
         let (name, path) = found[from]
@@ -132,9 +138,9 @@ fn find_moving(found: &[Found], from: usize, to: u8, homes: &[usize]) -> Result<
             found[from].name
         )));
     };
-    match homes.iter().find(|&&index| index != from && index != to) {
+    match there.iter().find(|&&index| index != to) {
         Some(&other) => Err(two_homes(&found[from], &found[other])),
-        None => Ok(if homes.contains(&to) { to } else { from }),
+        None => Ok(if there.contains(&to) { to } else { from }),
     }
 }
 
@@ -182,13 +188,34 @@ pub(super) fn list_device(one: &Found) -> Result<Contents> {
     Ok(contents)
 }
 
+/// The ids of files of which a device has the only bytes: those that lie there, and those that another device has lost and of which it has a whole copy.
+pub(super) fn files_only_on(
+    no: u8,
+    found: &[Found],
+    contents: &[Contents],
+    state: &State,
+) -> HashSet<u64> {
+    let is_lost = |file: &FileRecord| {
+        let of = |one: &Found| one.identity.as_ref().is_some_and(|id| id.no == file.place.device);
+        let on = found.iter().position(of).map(|index| &contents[index]);
+        on.is_some_and(|on| !on.files.contains_key(&file.place.number))
+    };
+    let here = state.files.values().filter(|file| file.place.device == no).map(|file| file.id);
+    let copies = state.copies.values().filter(|copy| copy.device == no && copy.whole);
+    let copies = copies.map(|copy| copy.file);
+    here.chain(copies.filter(|id| state.files.get(id).is_some_and(is_lost))).collect()
+}
+
 /// Refuses if a device on which files lie is not there.
-pub(super) fn check_missing(found: &[Found], state: &State) -> Result<()> {
+pub(super) fn check_missing(found: &[Found], contents: &[Contents], state: &State) -> Result<()> {
     for device in state.devices.values() {
         let here = |one: &Found| one.identity.as_ref().is_some_and(|id| id.no == device.no);
-        let files: Vec<_> =
-            state.files.values().filter(|file| file.place.device == device.no).collect();
-        if files.is_empty() || found.iter().any(here) {
+        if found.iter().any(here) {
+            continue;
+        }
+        let ids = files_only_on(device.no, found, contents, state);
+        let files: Vec<_> = ids.iter().filter_map(|id| state.files.get(id)).collect();
+        if files.is_empty() {
             continue;
         }
         let mut levels: BTreeMap<String, usize> = BTreeMap::new();

@@ -510,7 +510,9 @@ fn file_len(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<u64> {
     };
     if from_copy {
         let context = IoContext::new(entry.class, IoPurpose::Maintenance);
-        return Ok(entry.open(shared, &physical.path, context, OpenOptions::default())?.len());
+        // Who lists a directory gets its other names also if no copy can be opened.
+        let opened = entry.open(shared, &physical.path, context, OpenOptions::default());
+        return Ok(opened.map_or(0, |file| file.len()));
     }
     if entry.class == FileClass::Wal || entry.writers.load(Ordering::Acquire) > 0 {
         return physical.device().fs.len(&physical.path);

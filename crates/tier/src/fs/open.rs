@@ -178,7 +178,7 @@ impl TieredFs {
 
 /// What lies on the devices, and what their namespace says.
 pub(super) struct Known {
-    contents: Vec<Contents>,
+    pub(super) contents: Vec<Contents>,
     /// `None` for new tiers.
     pub(super) id: Option<[u8; 16]>,
     /// The last generation; 0 if there is none.
@@ -203,7 +203,7 @@ pub(super) fn read_namespace(found: &[Found], home: usize, names_dir: &Path) -> 
         None => State::default(),
     };
     skip_numbers(&mut state, &contents);
-    check_missing(found, &state)?;
+    check_missing(found, &contents, &state)?;
     let generation = recovered.map_or(0, |recovered| recovered.generation);
     Ok(Known { contents, id, generation, state })
 }
@@ -429,10 +429,19 @@ fn remove_strays(strays: &[(&Device, &Path)]) {
 
 /// Writes every device's identity that is not as it should be, and makes its directories. Home comes
 /// first, so that after a crash in between the others' identities lead to something.
-fn write_identities(found: &[Found], devices: &[Device], id: [u8; 16], home: usize) -> Result<()> {
+pub(super) fn write_identities(
+    found: &[Found],
+    devices: &[Device],
+    id: [u8; 16],
+    home: usize,
+) -> Result<()> {
     let home_name = devices[home].name.clone();
     let home_path = devices[home].root.display().to_string();
     let others = (0..devices.len()).filter(|&index| index != home);
+    // What was read of it may be of a rename that power loss takes back.
+    if found[home].identity.is_some() {
+        devices[home].fs.sync_dir(&devices[home].root)?;
+    }
     for index in std::iter::once(home).chain(others) {
         let device = &devices[index];
         let identity = Identity {

@@ -9,7 +9,7 @@
 //! generation begins on the new one; 3. that says that it is home; 4. the other devices say that it is; 5. so does the old one, which is none any more; 6. the old
 //! generation is removed. Before 3 the old generation counts, from then on the new one (`find_home`), and neither is opened where the other may be ahead: the old home
 //! not without the new one. An open in between ends the move, or undoes it. A crash anywhere leaves tiers that open with all devices, and those that hold
-//! neither files nor the namespace may be missing. Fault points: those of moves, then `home.moves`, `home.begun`, `home.taken`, `home.told`, `home.left`,
+//! neither files nor the namespace, nor are where it moves to, may be missing. Fault points: those of moves, then `home.moves`, `home.begun`, `home.taken`, `home.told`, `home.left`,
 //! `forget.emptied`.
 //!
 //! Cost: each byte on the device is read once, and written and read back once where it goes.
@@ -22,10 +22,11 @@ use archipelago_base::clock::Clock;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileSystem, IoContext, IoPurpose};
 
-use super::entry::Entry;
-use super::found::{Found, LOCK_NAME, find_devices, find_home, list_device, lock_devices};
+use super::entry::{Entry, Inside};
+use super::found::{Found, LOCK_NAME, files_only_on, find_devices, find_home, lock_devices};
 use super::open::{
     DeviceParts, Known, NAMES_DIR, SCHEME_NAME, make_devices, read_namespace, sync_names,
+    write_identities,
 };
 use super::shared::{FaultPoint, Shared};
 use super::{TieredFs, note_level};
@@ -80,11 +81,10 @@ impl TieredFs {
         told: &mut impl FnMut(Emptied),
     ) -> Result<Emptied> {
         let (shared, device) = (&self.shared, &self.shared.devices[index]);
-        restore_missing(shared, index)?;
+        let mut done = Emptied { bytes_in_all, ..Emptied::default() };
+        let (mut failed, mut first) = restore_missing(shared, index);
         drop_copies(shared, index);
         order_copies(shared);
-        let mut done = Emptied { bytes_in_all, ..Emptied::default() };
-        let (mut failed, mut first) = (0, None);
         for entry in files {
             let len = len_of(&entry);
             match move_away(shared, &entry, index) {
@@ -102,7 +102,7 @@ impl TieredFs {
         shared.empty_trash(true)?;
         if let Some(error) = first {
             return Err(error.context_at(format!(
-                "{failed} files stay on device \"{}\", {} were moved; the first of them",
+                "device \"{}\" is not empty: {failed} files could not be moved, {} were; the first of them",
                 device.name, done.files
             )));
         }
@@ -165,18 +165,32 @@ fn check_room(shared: &Shared, index: usize, bytes: u64) -> Result<()> {
     )))
 }
 
-/// Makes files anew that others than this device lost and of which there are whole copies, which may lie on this one.
-fn restore_missing(shared: &Arc<Shared>, index: usize) -> Result<()> {
+/// Makes files anew that others than this device lost and of which there are whole copies, which may lie on this one. How many could not be, and why the
+/// first was not.
+fn restore_missing(shared: &Arc<Shared>, index: usize) -> (usize, Option<Error>) {
+    let (mut failed, mut first) = (0, None);
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     for entry in entries {
         let inside = entry.inside.lock();
         let (missing, to) = (inside.missing && !inside.is_lost(), inside.main.device);
         drop(inside);
         if missing && to != index {
-            move_now(shared, &entry, to, Reason::Missing)?;
+            let made = move_now(shared, &entry, to, Reason::Missing);
+            let is_copy_here = |inside: &Inside| {
+                let whole = inside.copies.iter().filter(|copy| copy.whole);
+                whole.map(|copy| copy.physical.device).all(|device| device == index)
+            };
+            match made {
+                Err(error) if is_copy_here(&entry.inside.lock()) => {
+                    failed += 1;
+                    first.get_or_insert(error);
+                }
+                // Another device has a copy, too.
+                _ => {}
+            }
         }
     }
-    Ok(())
+    (failed, first)
 }
 
 /// Which copies give way to files that come, as no look was there that says it: the coldest first.
@@ -273,33 +287,44 @@ pub(crate) fn forget_over(
 ) -> Result<bool> {
     let settings: Vec<_> = devices.iter().map(|parts| parts.settings.clone()).collect();
     validate(&settings)?;
-    let found = find_devices(devices)?;
-    let index = found.iter().position(|one| one.name == name);
-    let index = index.ok_or_else(|| unknown(name, found.iter().map(|one| &one.name[..])))?;
+    let mut found = find_devices(devices)?;
+    let index_of = |found: &[Found]| found.iter().position(|one| one.name == name);
+    let index =
+        index_of(&found).ok_or_else(|| unknown(name, found.iter().map(|one| &one.name[..])))?;
     check_others(name, found.len())?;
     let home = find_home(&found, must_exist)?;
     let Some(identity) = found[index].identity.clone() else { return Ok(false) };
+    // Those that join with the next open have nothing to do with this.
+    let home_name = found[home].name.clone();
+    found.retain(|one| one.identity.is_some());
+    let index = index_of(&found).unwrap_or(index);
+    let home = found.iter().position(|one| one.name == home_name).unwrap_or(home);
     let _locks = lock_devices(&found, true)?;
     let names_dir = found[home].parts.settings.path.join(NAMES_DIR);
     let known = read_namespace(&found, home, &names_dir)?;
-    let files = known.state.files.values();
-    let named = files.filter(|file| file.place.device == identity.no).count();
-    let lie_there = named.max(list_device(&found[index])?.files.len());
+    let named = files_only_on(identity.no, &found, &known.contents, &known.state).len();
+    let lie_there = named.max(known.contents[index].files.len());
     if lie_there > 0 {
         return Err(Error::invalid(format!(
             "{lie_there} files lie on device \"{name}\": nothing was changed; empty it first"
         )));
     }
     let fault = |point: &str| fault.map_or(Ok(()), |fault| fault(point));
+    // What an interrupted move of the namespace left is ended or undone first, as an open does.
+    let devices = make_devices(&found);
+    write_identities(&found, &devices, known.id.unwrap_or(identity.namespace), home)?;
+    for one in &mut found {
+        one.identity = Identity::load(&*one.parts.fs, &one.parts.settings.path)?;
+    }
     if index == home {
         let mut others = (0..found.len()).filter(|&other| other != index);
-        let to = others.find(|&other| found[other].identity.is_some()).ok_or_else(|| {
+        let to = others.next().ok_or_else(|| {
             Error::invalid(format!(
                 "device \"{name}\" holds the namespace, and no other one is of these tiers yet: open them once"
             ))
         })?;
         // Names that the next generation promises.
-        sync_names(&make_devices(&found))?;
+        sync_names(&devices)?;
         move_home(&found, index, to, known, &fault)?;
     }
     wipe(&found[index], &fault)?;

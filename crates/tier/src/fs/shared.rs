@@ -325,8 +325,10 @@ impl Shared {
         entry.gone.store(true, Ordering::Relaxed);
         let mut inside = entry.inside.lock();
         inside.main.condemn(at);
+        // Of a file that its device lost they are all that there is, if a power loss takes the removal back.
+        let of_copies = if inside.missing { at } else { Moment::default() };
         for copy in inside.copies.drain(..) {
-            copy.physical.condemn(Moment::default());
+            copy.physical.condemn(of_copies);
             copy.physical.device().add(Count::CopiesDropped, 1);
         }
     }

@@ -83,6 +83,18 @@ impl World {
         tiers
     }
 
+    /// The same over another disk, with a clock of its own and without faults.
+    pub(super) fn over(&self, disk: &MemFs) -> Self {
+        Self {
+            disk: Arc::new(disk.clone()),
+            clock: Arc::new(ManualClock::new(0)),
+            policy: self.policy.clone(),
+            devices: self.devices.clone(),
+            fault: None,
+            scheme: None,
+        }
+    }
+
     pub(super) fn pass(&self, ms: u64) {
         self.clock.advance(Duration::from_millis(ms));
     }

@@ -541,7 +541,9 @@ fn fill_cache(shared: &Arc<Shared>, index: usize, seen: &[Seen], wish: Wish) {
             CacheAction::Replace(number) => (number, Reason::Colder),
         };
         let Some((file, copy)) = copies.by_number.get(&number) else { continue };
-        shared.drop_copy(&file.entry, copy);
+        if !shared.drop_copy(&file.entry, copy) {
+            continue;
+        }
         let what = format!("a copy ({} bytes) dropped from {}", copy.physical.len(), device.name);
         shared.history.tell(shared.now_ms(), what, reason);
     }

@@ -5,7 +5,7 @@
 //! reader is gone and the record is settled. Before 4 the source is the file, from then on the target; at no
 //! moment is there none. A copy for reading is the same without 5, and is not recorded before it is whole.
 //!
-//! A file that its device lost is made anew in the same way, from a whole copy.
+//! A file that its device lost is made anew in the same way, from a whole copy, which stays until that is durable (`move.restored`).
 //!
 //! A file that is removed, or tiers that are closed, end a job without a failure of anybody ([`ErrorKind::Fenced`]); an
 //! error is noted of the device that it is of.
@@ -162,8 +162,9 @@ fn copy_all(
 fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     let entry = &job.entry;
     let to = &shared.devices[job.to];
+    let was_missing = entry.inside.lock().missing;
     let (main, source) = source(shared, entry)?;
-    if main.device == job.to && !entry.inside.lock().missing {
+    if main.device == job.to && !was_missing {
         return Ok(());
     }
     shared.fault_point("move.begin")?;
@@ -180,7 +181,12 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     let mut target = Target { device: to, path: path.clone(), finished: false };
     let crc = {
         let _writer = Device::writing(&shared.devices, job.to, Writer::Move);
-        judge(shared, write_all(shared, job, &*source, &path), main.device(), to)?
+        let outcome = write_all(shared, job, &*source, &path);
+        match outcome {
+            // It is a copy's, not the device's that has lost the file.
+            Err(Trouble::Source(error)) if was_missing => return Err(error),
+            outcome => judge(shared, outcome, main.device(), to)?,
+        }
     };
     shared.fault_point("move.synced")?;
     check(shared, job, &path, source.len(), crc)?;
@@ -194,6 +200,9 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     // The source's own handles count as readers: they go first.
     let published = publish_move(shared, entry, &main, (&moved, place), &mut target);
     published.inspect_err(|_| moved.set_len(0))?;
+    if was_missing {
+        found_again(shared, entry)?;
+    }
     main.device().add(Count::FilesOut, 1);
     to.add(Count::FilesIn, 1);
     to.add(Count::BytesMovedIn, len);
@@ -208,6 +217,20 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     drop(main);
     shared.fault_point("move.published")?;
     shared.wake_workers();
+    Ok(())
+}
+
+/// A missing file was made anew: once that is durable its copies are copies again. Until then they stay, since a power loss takes the record back.
+fn found_again(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<()> {
+    shared.fault_point("move.restored")?;
+    shared.sync()?;
+    let mut inside = entry.inside.lock();
+    inside.missing = false;
+    entry.move_owed_ms.store(0, Ordering::Relaxed);
+    entry.move_tries.store(0, Ordering::Relaxed);
+    if let Err(error) = entry.reroute(&mut inside, shared) {
+        tracing::warn!(%error, "a handle still reads a copy alone");
+    }
     Ok(())
 }
 
@@ -281,7 +304,6 @@ fn publish_move(
     };
     let mut inside = entry.inside.lock();
     inside.main = Arc::clone(moved);
-    inside.missing = false;
     from.condemn(at);
     drop(names);
     // The move is done, whatever becomes of handles: those that cannot be led to the target keep the source.

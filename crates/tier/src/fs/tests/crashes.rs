@@ -105,15 +105,7 @@ fn recovered(disk: &MemFs, world: &World) -> Model {
 }
 
 fn recovered_once(disk: &MemFs, world: &World) -> Model {
-    let shared: Arc<dyn FileSystem> = Arc::new(disk.clone());
-    let world = World {
-        disk: Arc::clone(&shared),
-        clock: Arc::new(ManualClock::new(0)),
-        policy: world.policy.clone(),
-        devices: world.devices.clone(),
-        fault: None,
-        scheme: None,
-    };
+    let world = world.over(disk);
     let fs = world.try_open().unwrap();
     if !fs.exists(Path::new(ROOT)).unwrap() {
         return Model::new();
@@ -121,7 +113,11 @@ fn recovered_once(disk: &MemFs, world: &World) -> Model {
     let found = contents(&fs);
     let stats = fs.stats();
     let copies: u64 = stats.devices.iter().map(|device| device.copies.files).sum();
-    assert_eq!(physical(&*shared, 2), (found.len(), copies as usize), "one copy counts, no strays");
+    assert_eq!(
+        physical(&*world.disk, 2),
+        (found.len(), copies as usize),
+        "one copy counts, no strays"
+    );
     let load = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
     let devices = fs.shared.devices.iter();
     let used: u64 =

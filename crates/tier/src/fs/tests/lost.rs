@@ -9,6 +9,10 @@ const KIB: u64 = 1024;
 fn with_a_lost_table(disk: &MemFs) -> (World, Vec<u8>) {
     let mut world = World::new(Arc::new(disk.clone()), &[100 * KIB, 1 << 20]);
     world.policy.cache_by = CacheBy::File;
+    // The slow one is home, so that the other may be missing.
+    world.devices.reverse();
+    drop(world.open());
+    world.devices.reverse();
     let (fs, bytes) = (world.open(), filled(1, 20_000));
     write(&fs, "1.sst", 5, &bytes);
     let file = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
@@ -63,37 +67,71 @@ fn a_whole_copy_serves_and_the_file_is_made_anew_from_it() {
 fn a_kill_at_any_step_leaves_the_copy_or_the_file() {
     let disk = MemFs::new();
     let (mut world, bytes) = with_a_lost_table(&disk);
-    let clones: Arc<Mutex<Vec<(String, MemFs, MemFs)>>> = Arc::default();
+    let clones: Arc<Mutex<Vec<(String, MemFs)>>> = Arc::default();
     let told = Arc::clone(&clones);
     world.fault = Some(Arc::new(move |name: &str| {
         let mut clones = told.lock();
         let seed = clones.len() as u64;
-        clones.push((name.to_owned(), disk.kill_clone(), disk.crash_clone(seed)));
+        let lost = (0..8).map(|more| disk.crash_clone(8 * seed + more));
+        clones.extend(lost.chain([disk.kill_clone()]).map(|found| (name.to_owned(), found)));
         Ok(())
     }));
-    world.open().step();
-    let clones = std::mem::take(&mut *clones.lock());
-    assert!(clones.iter().any(|(name, ..)| name == "move.before_publish"));
-    for (name, killed, lost) in clones {
-        for found in [killed, lost] {
-            world.disk = Arc::new(found);
-            world.fault = None;
-            let fs = world.open();
-            assert_eq!(contents(&fs)["1.sst"], bytes, "at {name}");
-            fs.step();
-            assert_eq!(contents(&fs)["1.sst"], bytes, "made after {name}");
-            assert_eq!(physical(&*world.disk, 2).0, 1, "at {name}");
-        }
-    }
-}
-
-#[test]
-fn the_device_of_the_only_copy_can_be_taken_out() {
-    let (world, bytes) = with_a_lost_table(&MemFs::new());
+    // It is made anew, and then its copy goes with the device.
     let fs = world.open();
     fs.empty_device("dev0", |_| {}).unwrap();
     assert_eq!(physical(&*world.disk, 2), (1, 0));
     assert_eq!(contents(&fs)["1.sst"], bytes);
+    drop(fs);
+    let clones = std::mem::take(&mut *clones.lock());
+    for step in ["move.before_publish", "move.restored", "move.published", "drop.recorded"] {
+        assert!(clones.iter().any(|(name, ..)| name == step), "{step}");
+    }
+    for (name, found) in clones {
+        world.disk = Arc::new(found);
+        world.fault = None;
+        let fs = world.open();
+        assert_eq!(contents(&fs)["1.sst"], bytes, "at {name}");
+        fs.step();
+        assert_eq!(contents(&fs)["1.sst"], bytes, "made after {name}");
+        assert_eq!(physical(&*world.disk, 2).0, 1, "at {name}");
+    }
+}
+
+#[test]
+fn the_copy_goes_only_once_a_power_loss_does_not_take_the_new_file_back() {
+    let disk = MemFs::new();
+    let (world, bytes) = with_a_lost_table(&disk);
+    let fs = world.open();
+    let entry = fs.shared.entry("look at", &path("1.sst")).unwrap();
+    crate::work::move_now(&fs.shared, &entry, 1, crate::Reason::Missing).unwrap();
+    let copy = Arc::clone(&entry.inside.lock().copies[0]);
+    assert!(fs.shared.drop_copy(&entry, &copy));
+    drop(copy);
+    fs.shared.empty_trash(false).unwrap();
+    assert_eq!(physical(&disk, 2), (1, 0));
+    for seed in 0..16 {
+        let lost = world.over(&disk.crash_clone(seed));
+        assert_eq!(contents(&lost.open())["1.sst"], bytes);
+    }
+}
+
+#[test]
+fn the_device_of_the_only_copy_is_needed() {
+    let (mut world, bytes) = with_a_lost_table(&MemFs::new());
+    let all = world.devices.clone();
+    world.devices.remove(0);
+    let refused = world.try_open().unwrap_err().to_string();
+    assert!(refused.contains("\"dev0\"") && refused.contains("1.sst"), "{refused}");
+    world.devices = all;
+    // A removal that a power loss takes back has it again.
+    let fs = world.open();
+    fs.remove(&path("1.sst")).unwrap();
+    assert_eq!(physical(&*world.disk, 2), (0, 1), "not yet");
+    fs.settle();
+    assert_eq!(physical(&*world.disk, 2), (0, 0));
+    drop(fs);
+    let (world, _) = with_a_lost_table(&MemFs::new());
+    assert_eq!(contents(&world.open())["1.sst"], bytes);
 }
 
 #[test]

@@ -97,34 +97,29 @@ pub(super) fn find_home(found: &[Found], must_exist: Option<&str>) -> Result<usi
     let Some(any) = identities.first() else {
         return must_exist.map_or(Ok(0), |who| Err(all_missing(found, who)));
     };
-    let is_home = |one: &Found| one.identity.as_ref().is_some_and(|id| id.home != Home::No);
-    let homes: Vec<usize> = (0..found.len()).filter(|&index| is_home(&found[index])).collect();
-    let moves_to = |index: usize| match found[index].identity.as_ref().map(|id| id.home) {
-        Some(Home::Moving(to)) => Some(to),
-        _ => None,
-    };
-    // One from which it moves counts until the other says that it is there.
-    let (moving, there): (Vec<_>, Vec<_>) =
-        homes.iter().copied().partition(|&index| moves_to(index).is_some());
-    match (&moving[..], &there[..]) {
-        (&[from], there) => {
-            return find_moving(found, from, moves_to(from).unwrap_or_default(), there);
+    let (mut moving, mut there) = (Vec::new(), Vec::new());
+    for (index, one) in found.iter().enumerate() {
+        match one.identity.as_ref().map(|identity| identity.home) {
+            Some(Home::Moving(to)) => moving.push((index, to)),
+            Some(Home::Yes) => there.push(index),
+            Some(Home::No) | None => {}
         }
-        (&[one, other, ..], _) | ([], &[one, other, ..]) => {
-            return Err(two_homes(&found[one], &found[other]));
-        }
-        ([], _) => {}
     }
-    homes.first().copied().ok_or_else(|| {
-        Error::not_found(format!(
+    match (&moving[..], &there[..]) {
+        ([], &[home]) => Ok(home),
+        (&[(from, to)], there) => find_moving(found, from, to, there),
+        (&[(one, _), (other, _), ..], _) | ([], &[one, other, ..]) => {
+            Err(two_homes(&found[one], &found[other]))
+        }
+        ([], []) => Err(Error::not_found(format!(
             "the device \"{}\" (last at {}) is missing: it holds the namespace that says where every \
              file of the other devices belongs; nothing was changed",
             any.home_name, any.home_path
-        ))
-    })
+        ))),
+    }
 }
 
-/// The namespace was on its way from one device to another when the process ended.
+/// The namespace was on its way from one device to another when the process ended: the first counts until the other says that it is there.
 fn find_moving(found: &[Found], from: usize, to: u8, there: &[usize]) -> Result<usize> {
     let has_no = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.no == to);
     let Some(to) = found.iter().position(has_no) else {

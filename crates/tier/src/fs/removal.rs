@@ -22,6 +22,7 @@ use archipelago_base::clock::Clock;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileSystem, IoContext, IoPurpose};
 
+use super::TieredFs;
 use super::entry::{Entry, Inside};
 use super::found::{Found, LOCK_NAME, files_only_on, find_devices, find_home, lock_devices};
 use super::open::{
@@ -29,7 +30,6 @@ use super::open::{
     write_identities,
 };
 use super::shared::{FaultPoint, Shared};
-use super::{TieredFs, note_level};
 use crate::device::file_system;
 use crate::device::identity::{DEVICE_NAME, Home, Identity};
 use crate::history::Reason;
@@ -133,7 +133,7 @@ fn check_others(name: &str, devices: usize) -> Result<()> {
     )))
 }
 
-/// The files that lie on a device.
+/// The files that lie on a device, the longest first.
 fn files_of(shared: &Shared, index: usize) -> Vec<Arc<Entry>> {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     let here = |entry: &Arc<Entry>| entry.inside.lock().main.device == index;
@@ -253,9 +253,6 @@ fn move_away(shared: &Arc<Shared>, entry: &Arc<Entry>, from: usize) -> Result<()
     }
     // Copies are of files of slower devices.
     drop_copies_of(shared, entry, |device| device >= to);
-    if let Some(level) = entry.level() {
-        note_level(&shared.devices[to], level);
-    }
     Ok(())
 }
 
@@ -312,7 +309,8 @@ pub(crate) fn forget_over(
     let fault = |point: &str| fault.map_or(Ok(()), |fault| fault(point));
     // What an interrupted move of the namespace left is ended or undone first, as an open does.
     let devices = make_devices(&found);
-    write_identities(&found, &devices, known.id.unwrap_or(identity.namespace), home)?;
+    let id = known.id.unwrap_or(identity.namespace);
+    write_identities(&found, &devices, id, home)?;
     for one in &mut found {
         one.identity = Identity::load(&*one.parts.fs, &one.parts.settings.path)?;
     }
@@ -325,7 +323,7 @@ pub(crate) fn forget_over(
         })?;
         // Names that the next generation promises.
         sync_names(&devices)?;
-        move_home(&found, index, to, known, &fault)?;
+        move_home(&found, index, to, (id, known), &fault)?;
     }
     wipe(&found[index], &fault)?;
     Ok(true)
@@ -336,10 +334,10 @@ fn move_home(
     found: &[Found],
     from: usize,
     to: usize,
-    known: Known,
+    (id, known): ([u8; 16], Known),
     fault: &dyn Fn(&str) -> Result<()>,
 ) -> Result<()> {
-    let Known { id, generation, state, .. } = known;
+    let Known { generation, state, .. } = known;
     let new = &found[to];
     let (fs, root) = (&new.parts.fs, &new.parts.settings.path);
     let says = |index: usize, home: fn(u8) -> Home| {
@@ -357,8 +355,6 @@ fn move_home(
     fault("home.moves")?;
     let dir = root.join(NAMES_DIR);
     fs.create_dir_all(&dir)?;
-    let id = id.or_else(|| new.identity.as_ref().map(|identity| identity.namespace));
-    let id = id.ok_or_else(|| Error::invalid("a device without an identity has no namespace"))?;
     Namespace::begin(Arc::clone(fs), dir, id, generation + 1, state)?.finish()?;
     if from > 0 {
         // Of the fastest device a scheme says what the next one cannot do.

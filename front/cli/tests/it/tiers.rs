@@ -296,6 +296,15 @@ fn a_device_that_is_missing_is_named_and_nothing_is_changed() {
     check_all(&mut client);
 }
 
+/// A database with tables on both devices, and who serves it.
+fn filled() -> (Place, Process) {
+    let place = Place::new();
+    let (server, mut client) = place.serve();
+    set_all(&mut client);
+    until_on_both(&mut client);
+    (place, server)
+}
+
 /// `archipelago tier remove`.
 fn remove(place: &Place, name: &str) -> Output {
     archipelago().args(["tier", "remove", name, "--dir"]).arg(place.of("data")).output().unwrap()
@@ -303,10 +312,7 @@ fn remove(place: &Place, name: &str) -> Output {
 
 #[test]
 fn a_device_is_taken_out_and_the_database_goes_on_without_it() {
-    let place = Place::new();
-    let (mut server, mut client) = place.serve();
-    set_all(&mut client);
-    until_on_both(&mut client);
+    let (place, mut server) = filled();
     let refused = why(&remove(&place, "quick"));
     assert!(refused.contains("LOCK"), "it is served: {refused}");
     server.kill();
@@ -337,10 +343,7 @@ fn a_device_is_taken_out_and_the_database_goes_on_without_it() {
 
 #[test]
 fn a_removal_that_is_killed_at_any_moment_loses_nothing_and_is_finished_by_another() {
-    let place = Place::new();
-    let (mut server, mut client) = place.serve();
-    set_all(&mut client);
-    until_on_both(&mut client);
+    let (place, mut server) = filled();
     server.kill();
     let mut killed = 0;
     for ms in [1, 10, 25, 40, 60, 90, 140] {

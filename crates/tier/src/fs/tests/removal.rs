@@ -115,7 +115,7 @@ fn each_device_can_be_taken_out_and_its_directory_is_an_empty_one() {
 }
 
 #[test]
-fn progress_counts_every_file_and_copies_of_what_came_up_go() {
+fn progress_counts_every_file_and_nothing_new_goes_there() {
     let (world, _) = filled_world(&MemFs::new());
     let fs = world.open();
     let before = fs.stats().devices[2].files.values().map(|count| count.files).sum::<u64>();

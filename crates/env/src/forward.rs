@@ -73,6 +73,10 @@ macro_rules! forward_fs {
             self.$inner.len(path)
         }
 
+        fn modified_ms(&self, path: &std::path::Path) -> archipelago_base::Result<Option<u64>> {
+            self.$inner.modified_ms(path)
+        }
+
         fn exists(&self, path: &std::path::Path) -> archipelago_base::Result<bool> {
             self.$inner.exists(path)
         }

@@ -202,6 +202,11 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     fn list(&self, dir: &Path) -> Result<Vec<DirEntry>>;
     /// Length of a file in bytes.
     fn len(&self, path: &Path) -> Result<u64>;
+    /// When bytes of a file were written last, in milliseconds since 1970, by the clock of whoever keeps it; `None` where that is
+    /// not known.
+    fn modified_ms(&self, _path: &Path) -> Result<Option<u64>> {
+        Ok(None)
+    }
     /// Whether a file or directory exists.
     fn exists(&self, path: &Path) -> Result<bool>;
     /// Creates a directory and its parents, durably; existing ones are fine.

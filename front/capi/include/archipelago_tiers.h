@@ -25,8 +25,8 @@
  *  - A file is written once, front to back, by the handle that created it. A write anywhere but at the end, a file
  *    that is opened for writing although it has bytes, and a truncation below the length are refused (EOPNOTSUPP).
  *    O_TRUNC replaces a file: who has the old one open goes on reading it.
- *  - Directories cannot be renamed, and have no "." and "..".
- *  - There are no owners, modes, times or symbolic links.
+ *  - Directories have no "." and "..".
+ *  - There are no owners, modes or symbolic links, and no times but that of the last write.
  *
  * Durability: what was written survives a kill of the process when the call returns, and power loss once
  * archipelago_fsync() of the file has returned. Names (creations, renames, links, removals) survive a kill when the call
@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 /* What this header describes; archipelago_abi() tells what the library is. They must be equal. */
-#define ARCHIPELAGO_ABI 2
+#define ARCHIPELAGO_ABI 3
 
 /* ---- The library and its errors ---------------------------------------------------------------------------------- */
 
@@ -219,16 +219,18 @@ int archipelago_ftruncate(int file, uint64_t length);
 
 /* What archipelago_stat() and archipelago_fstat() tell. */
 typedef struct archipelago_stat_t {
-  uint64_t size;    /* bytes; 0 of a directory */
-  uint64_t file_id; /* never used for another file of these tiers; 0 of a directory */
-  int is_directory; /* 0 or 1 */
-  int file_class;   /* ARCHIPELAGO_CLASS_* */
-  int level;        /* -1: none */
-  int device;       /* its place in the list of devices, 0 for the fastest; -1 of a directory or a file without a name */
-  uint32_t links;   /* names */
-  uint32_t copies;  /* copies for reading on faster devices */
-  int fastest_copy; /* the fastest device with a copy, which may be of a part of the file; -1: none */
-  int is_written;   /* 0 or 1: it is open for writing */
+  uint64_t size;        /* bytes; 0 of a directory */
+  uint64_t file_id;     /* never used for another file of these tiers; 0 of a directory */
+  uint64_t modified_ms; /* when it was written where it lies now, in milliseconds since 1970: a table that moves to another device is
+                           written anew there; 0 of a directory or a file without a name, or if its device does not know */
+  int is_directory;     /* 0 or 1 */
+  int file_class;       /* ARCHIPELAGO_CLASS_* */
+  int level;            /* -1: none */
+  int device;           /* its place in the list of devices, 0 for the fastest; -1 of a directory or a file without a name */
+  uint32_t links;       /* names */
+  uint32_t copies;      /* copies for reading on faster devices */
+  int fastest_copy;     /* the fastest device with a copy, which may be of a part of the file; -1: none */
+  int is_written;       /* 0 or 1: it is open for writing */
 } archipelago_stat_t;
 
 /* Tells about an open file. */
@@ -257,7 +259,10 @@ int archipelago_exists(int tiers, const char *path);
  * then is seen by those who read it. */
 int archipelago_unlink(int tiers, const char *path);
 
-/* Gives a file another name, in place of a file that has it. Not for directories (EOPNOTSUPP). */
+/* Gives a file another name, in place of a file that has it, or a directory with all that lies in it, in place of an empty directory. All at
+ * once: after a kill everything has the old name or the new one. Files that are open stay so. Errors: ENOENT; EISDIR for a file in place of a
+ * directory; ENOTDIR or ENOTEMPTY for a directory in place of a file, or of one that is not empty; EINVAL for one that would lie in
+ * itself; EBUSY for one in which a lock is held. */
 int archipelago_rename(int tiers, const char *from, const char *to);
 
 /* Gives a file one more name; EEXIST if it is taken. `to` may lie outside of the tiers: a closed file is then linked

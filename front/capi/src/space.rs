@@ -228,10 +228,22 @@ impl Space {
 
     /// Where a file lies; as long as what was appended to it.
     pub(crate) fn whereabouts(&self, path: &Path) -> Outcome<Whereabouts> {
-        let file = self.tiers.file(path)?;
-        let growing = self.growing(file.id());
+        let (file, growing) = self.find(path)?;
         let found = file.whereabouts()?;
         Ok(Whereabouts { len: growing.map_or(found.len, |growing| growing.len()), ..found })
+    }
+
+    /// The file at `path`, and who is writing it: while somebody is, its device may have it longer than what was appended.
+    fn find(&self, path: &Path) -> Outcome<(TierFile, Option<Arc<Growing>>)> {
+        loop {
+            let file = self.tiers.file(path)?;
+            let growing = self.growing(file.id());
+            if growing.is_some() || !file.is_written() {
+                return Ok((file, growing));
+            }
+            // Who makes it just now is about to let it be known.
+            std::thread::yield_now();
+        }
     }
 
     /// Opens a file for reading.
@@ -241,18 +253,10 @@ impl Space {
         context: IoContext,
         options: OpenOptions,
     ) -> Outcome<Opened> {
-        loop {
-            let file = self.tiers.file(path)?;
-            // Before the file is opened: it may be longer than what was appended until its writer is closed.
-            let growing = self.growing(file.id());
-            if growing.is_none() && file.is_written() {
-                // Who makes it just now is about to let it be known.
-                std::thread::yield_now();
-                continue;
-            }
-            let reader = file.open(context, options)?;
-            return Ok(Opened { file, growing, reader });
-        }
+        // Before the file is opened: see there.
+        let (file, growing) = self.find(path)?;
+        let reader = file.open(context, options)?;
+        Ok(Opened { file, growing, reader })
     }
 
     /// The file of this id, if it is being written.
@@ -309,17 +313,22 @@ impl Space {
         self.growing.lock().remove(&growing.file.id());
     }
 
+    /// Renames a file, or a directory with what lies in it.
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Outcome<()> {
         let (from, to) = (self.own(from)?, self.own(to)?);
         // Whoever makes a file of that name looks for it by name.
-        let _one = self.alone(to);
-        if self.tiers.is_dir(from)? {
-            return Err(Failure::unsupported(format!(
-                "{} is a directory: only files can be renamed",
-                from.display()
-            )));
+        if !self.tiers.is_dir(from)? {
+            let _one = self.alone(to);
+            return Ok(self.tiers.rename(from, to)?);
         }
-        Ok(self.tiers.rename(from, to)?)
+        let plain = |path: &Path| path.components().collect::<PathBuf>();
+        let (within, below) = (plain(from), plain(to));
+        let mut creating = self.creating.lock();
+        while creating.iter().any(|name| name.starts_with(&within) || name.starts_with(&below)) {
+            self.created.wait(&mut creating);
+        }
+        // With the lock: nothing is made in it meanwhile.
+        Ok(self.tiers.rename_dir(from, to)?)
     }
 
     pub(crate) fn remove(&self, path: &Path) -> Outcome<()> {
@@ -337,7 +346,13 @@ impl Space {
     }
 
     pub(crate) fn list(self: &Arc<Self>, path: &Path) -> Outcome<i32> {
-        let entries = self.tiers.list(self.own(path)?)?;
+        let mut entries = self.tiers.list(self.own(path)?)?;
+        for entry in entries.iter_mut().filter(|entry| !entry.is_dir) {
+            // One that was removed since is listed as it was.
+            if let Ok((_, Some(growing))) = self.find(&path.join(&entry.name)) {
+                entry.len = growing.len();
+            }
+        }
         let left = Mutex::new(entries.into_iter());
         Ok(DIRS.insert(Arc::new(Listing { left, _held: Held::by(self) })))
     }

@@ -295,7 +295,11 @@ IOStatus TierFileSystem::GetFileSize(const std::string& path, const IOOptions& o
 IOStatus TierFileSystem::GetFileModificationTime(const std::string& path, const IOOptions& options, uint64_t* time,
                                                  IODebugContext* dbg) {
   if (!Owns(path)) return FileSystemWrapper::GetFileModificationTime(path, options, time, dbg);
-  return IOStatus::NotSupported(path, "files of tiers have no times");
+  archipelago_stat_t stat;
+  if (archipelago_stat(tiers_->handle(), path.c_str(), &stat) < 0) return LastError(path);
+  if (stat.modified_ms == 0) return IOStatus::NotSupported(path, "its device does not know when it was written");
+  *time = stat.modified_ms / 1000;
+  return IOStatus::OK();
 }
 
 IOStatus TierFileSystem::GetAbsolutePath(const std::string& path, const IOOptions& options, std::string* result,

@@ -333,6 +333,10 @@ impl FileSystem for ThrottledFs {
         self.inner.len(path)
     }
 
+    fn modified_ms(&self, path: &Path) -> Result<Option<u64>> {
+        self.inner.modified_ms(path)
+    }
+
     fn exists(&self, path: &Path) -> Result<bool> {
         self.inner.exists(path)
     }

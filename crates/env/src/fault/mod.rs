@@ -188,6 +188,11 @@ impl FileSystem for FaultFs {
         self.inner.len(path)
     }
 
+    fn modified_ms(&self, path: &Path) -> Result<Option<u64>> {
+        self.pass(Operation::Stat, "find the time of", path)?;
+        self.inner.modified_ms(path)
+    }
+
     fn exists(&self, path: &Path) -> Result<bool> {
         self.pass(Operation::Stat, "examine", path)?;
         self.inner.exists(path)

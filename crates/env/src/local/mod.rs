@@ -30,6 +30,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use rustix::io::Errno;
@@ -171,6 +172,12 @@ impl FileSystem for LocalFs {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
         }
         Ok(metadata.len())
+    }
+
+    fn modified_ms(&self, path: &Path) -> Result<Option<u64>> {
+        let failed = |source| Error::io("find the time of", path, source);
+        let at = fs::metadata(path).and_then(|metadata| metadata.modified()).map_err(failed)?;
+        Ok(at.duration_since(SystemTime::UNIX_EPOCH).ok().map(|since| since.as_millis() as u64))
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {

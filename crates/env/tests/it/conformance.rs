@@ -191,6 +191,16 @@ fn renames_replace_and_links_share(bench: &Bench) {
     assert_eq!(bench.get("link"), b"new");
 }
 
+fn a_file_has_the_time_of_now_where_one_is_known(bench: &Bench) {
+    bench.put("young", b"1");
+    if let Some(at_ms) = bench.fs.modified_ms(&bench.path("young")).unwrap() {
+        let now_ms = SystemClock::shared().unix_ms();
+        assert!(at_ms.abs_diff(now_ms) < 3_600_000, "{at_ms} at {now_ms}");
+        let error = error_of(bench.fs.modified_ms(&bench.path("none")));
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+    }
+}
+
 fn an_atomic_write_replaces_and_leaves_nothing_behind(bench: &Bench) {
     let path = bench.path("pointer");
     bench.fs.write_atomic(&path, b"one", any()).unwrap();
@@ -268,6 +278,7 @@ fn conforms(fs: &Arc<dyn FileSystem>, dir: &Path, direct: bool) {
         missing_things_are_not_found_and_named,
         directories_are_made_listed_and_removed,
         renames_replace_and_links_share,
+        a_file_has_the_time_of_now_where_one_is_known,
         an_atomic_write_replaces_and_leaves_nothing_behind,
         a_lock_is_exclusive_until_dropped,
         a_log_is_appended_synced_and_recycled,

@@ -428,6 +428,12 @@ impl FileSystem for TieredFs {
         file_len(&self.shared, &entry)
     }
 
+    fn modified_ms(&self, path: &Path) -> Result<Option<u64>> {
+        let Some(path) = self.logical(path) else { return self.shared.outside.modified_ms(path) };
+        let entry = self.shared.entry("find the time of", &path)?;
+        modified_ms(&entry)
+    }
+
     fn exists(&self, path: &Path) -> Result<bool> {
         let Some(path) = self.logical(path) else { return self.shared.outside.exists(path) };
         let names = self.shared.names.lock();
@@ -518,6 +524,15 @@ fn file_len(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<u64> {
         return physical.device().fs.len(&physical.path);
     }
     Ok(physical.len())
+}
+
+/// When the file was written where it lies now; `None` if its device does not know, or lost it.
+fn modified_ms(entry: &Entry) -> Result<Option<u64>> {
+    let (physical, missing) = {
+        let inside = entry.inside.lock();
+        (Arc::clone(&inside.main), inside.missing)
+    };
+    if missing { Ok(None) } else { physical.device().fs.modified_ms(&physical.path) }
 }
 
 /// Two processes never have the same tiers open; within one, the set of locks decides.

@@ -1,7 +1,7 @@
 //! What the tiers know of one file, for those who look at files one by one: a front end for other
 //! engines, tests.
 //!
-//! Reads the namespace under its lock. I/O is made by what opens, changes or removes, and for the length of a file that is being written.
+//! Reads the namespace under its lock. I/O is made by what opens, changes or removes, for the time of a file, and for the length of one that is being written.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use archipelago_env::{FileClass, IoContext, OpenOptions, RandomFile};
 
 use super::entry::Entry;
 use super::shared::{Shared, is_direct};
-use super::{TieredFs, file_len};
+use super::{TieredFs, file_len, modified_ms};
 use crate::namespace::record::Record;
 use crate::settings::DeviceKind;
 
@@ -29,6 +29,9 @@ pub struct Whereabouts {
     pub level: Option<u8>,
     /// Length in bytes.
     pub len: u64,
+    /// When it was written where it lies now, in milliseconds since 1970; `None` if its device does not know. A move to another device
+    /// writes it anew.
+    pub modified_ms: Option<u64>,
     /// How many names it has.
     pub names: usize,
     /// The devices of its copies for reading.
@@ -98,6 +101,7 @@ impl TierFile {
             class: entry.class,
             level: entry.level(),
             len: file_len(&self.shared, entry)?,
+            modified_ms: modified_ms(entry)?,
             names,
             copies,
             is_written: self.is_written(),
@@ -164,6 +168,41 @@ impl TieredFs {
             Some(_) => (),
         }
         self.shared.commit(&mut names, &Record::RemoveDir { path: path.clone() }).map(|_| ())
+    }
+
+    /// Gives the directory `from` the name `to`, both below the root, with all that lies in it; `to` may be an empty directory. Files in it
+    /// that are open stay so. All at once, and durable as the renaming of a file is. Fault point: `names.changed`. Errors: `NotFound`;
+    /// `Busy` while a lock in it is held; `InvalidArgument` if `to` lies in `from`; `Io` if it is a file or a directory that is not empty.
+    pub fn rename_dir(&self, from: &Path, to: &Path) -> Result<()> {
+        let (from, to) = (self.own(from)?, self.own(to)?);
+        let mut names = self.shared.names.lock();
+        if from == *self.shared.root || to == *self.shared.root {
+            return Err(Error::invalid("the root of the tiers cannot be renamed or replaced"));
+        }
+        if let Err((kind, why)) = names.space.state.check_dir_target(&from, &to) {
+            if kind == std::io::ErrorKind::InvalidInput {
+                return Err(Error::invalid(format!("cannot rename {}: {why}", from.display())));
+            }
+            let cause = std::io::Error::new(kind, why);
+            return Err(Error::io(
+                &format!("rename to {} the directory", to.display()),
+                &from,
+                cause,
+            ));
+        }
+        // Locks are known by their names.
+        let locks = self.shared.locks.lock();
+        if let Some(held) = locks.iter().find(|lock| lock.starts_with(&from)) {
+            return Err(Error::busy(format!(
+                "{} cannot be renamed: this process holds the lock {}",
+                from.display(),
+                held.display()
+            )));
+        }
+        self.shared.commit(&mut names, &Record::Rename { from, to })?;
+        drop(locks);
+        drop(names);
+        self.shared.fault_point("names.changed")
     }
 
     fn own(&self, path: &Path) -> Result<PathBuf> {
@@ -298,6 +337,66 @@ mod tests {
         assert_eq!(none.kind(), ErrorKind::NotFound);
         let no_level = IoContext { level: None, ..deeper };
         assert_eq!(tiers.set_level(path, no_level).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn a_directory_takes_what_lies_in_it_along() {
+        let disk = Arc::new(MemFs::new()) as Arc<dyn FileSystem>;
+        let tiers = tiers_over(&disk);
+        let [dir, inner, other, new] =
+            ["tiers:/a", "tiers:/a/b", "tiers:/c", "tiers:/d"].map(Path::new);
+        tiers.create_dir_all(inner).unwrap();
+        tiers.create_dir_all(other).unwrap();
+        let context = IoContext::sst(IoPurpose::Flush, 0);
+        let write = |path: &Path| {
+            let mut file = tiers.create(path, context, CreateOptions::default()).unwrap();
+            file.append(b"one").and_then(|()| file.flush()).unwrap();
+            file
+        };
+        let mut growing = write(&inner.join("1.sst"));
+        drop(write(&dir.join("2.sst")));
+        tiers.link(&dir.join("2.sst"), &other.join("3.sst")).unwrap();
+        let refused = |from: &str, to: &str| {
+            let error = tiers.rename_dir(Path::new(from), Path::new(to)).unwrap_err();
+            (error.kind(), error.io_kind())
+        };
+        let io = |kind| (ErrorKind::Io, Some(kind));
+        assert_eq!(refused("tiers:/a", "tiers:/c"), io(std::io::ErrorKind::DirectoryNotEmpty));
+        assert_eq!(refused("tiers:/a/b", "tiers:/a"), io(std::io::ErrorKind::DirectoryNotEmpty));
+        assert_eq!(refused("tiers:/a", "tiers:/c/3.sst"), io(std::io::ErrorKind::NotADirectory));
+        assert_eq!(refused("tiers:/a", "tiers:/none/a").0, ErrorKind::NotFound);
+        assert_eq!(refused("tiers:/none", "tiers:/d").0, ErrorKind::NotFound);
+        assert_eq!(refused("tiers:/a/2.sst", "tiers:/d").0, ErrorKind::NotFound, "a file");
+        for (from, to) in [
+            ("tiers:", "tiers:/d"),
+            ("tiers:/a", "tiers:"),
+            ("tiers:/a", "/d"),
+            ("tiers:/a", "tiers:/a/b/c"),
+        ] {
+            assert_eq!(refused(from, to).0, ErrorKind::InvalidArgument, "{from} to {to}");
+        }
+        let lock = tiers.lock(&inner.join("LOCK")).unwrap();
+        assert_eq!(refused("tiers:/a", "tiers:/d").0, ErrorKind::Busy);
+        drop(lock);
+
+        tiers.create_dir_all(new).unwrap();
+        tiers.rename_dir(dir, new).unwrap();
+        tiers.rename_dir(new, new).unwrap();
+        growing.append(b",two").and_then(|()| growing.sync()).unwrap();
+        drop(growing);
+        tiers.sync_dir(new).unwrap();
+        let is_all_there = |tiers: &TieredFs| {
+            assert!(!tiers.exists(dir).unwrap() && !tiers.exists(inner).unwrap());
+            let read = |path: &str| tiers.read(Path::new(path), context).unwrap();
+            assert_eq!(read("tiers:/d/b/1.sst"), b"one,two");
+            assert_eq!(read("tiers:/d/2.sst"), b"one");
+            let found = tiers.whereabouts(Path::new("tiers:/d/2.sst")).unwrap();
+            assert_eq!((found.names, found.level), (2, Some(0)));
+            assert_eq!(tiers.list(new).unwrap().len(), 2);
+        };
+        is_all_there(&tiers);
+        drop(tiers);
+        is_all_there(&tiers_over(&disk));
     }
 
     #[test]

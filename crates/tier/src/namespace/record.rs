@@ -64,6 +64,7 @@ pub(crate) enum Record {
     /// A file came to be; of a snapshot with all its names, else with one, which may replace
     /// another file's.
     File(FileRecord),
+    /// Of a file, which may replace another one, or of a directory, with all that lies in it.
     Rename {
         from: PathBuf,
         to: PathBuf,

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
 use super::record::{CopyRecord, DeviceRecord, FileRecord, Place, Record};
@@ -153,6 +154,9 @@ impl State {
     }
 
     fn rename(&mut self, from: &Path, to: &Path, gone: &mut Vec<Gone>) -> Result<(), String> {
+        if self.is_dir(from) {
+            return self.rename_dir(from, to);
+        }
         let id = self.id(from).ok_or_else(|| missing(from))?;
         self.check_target(to)?;
         // Two names of one file: as POSIX has it, nothing happens.
@@ -165,6 +169,61 @@ impl State {
             file.names.push(to.to_owned());
         }
         self.take_name(to, id, gone);
+        Ok(())
+    }
+
+    /// Gives a directory another name, in place of an empty one that has it; what lies in it comes along. Cost: a look at each name in it.
+    fn rename_dir(&mut self, from: &Path, to: &Path) -> Result<(), String> {
+        if from == to {
+            return Ok(());
+        }
+        self.check_dir_target(from, to).map_err(|(_, why)| why)?;
+        self.dirs.remove(to);
+        let tree: Vec<PathBuf> = self.below(from).map(|(dir, _)| dir.clone()).collect();
+        for dir in tree {
+            let names = self.dirs.remove(&dir).unwrap_or_default();
+            // Joining nothing would leave a slash at the end.
+            let new: PathBuf =
+                to.components().chain(dir.components().skip(from.components().count())).collect();
+            for (name, id) in &names {
+                let old = dir.join(name);
+                let file = self.files.get_mut(id);
+                let held = file.and_then(|file| file.names.iter_mut().find(|held| **held == old));
+                if let Some(held) = held {
+                    *held = new.join(name);
+                }
+            }
+            self.dirs.insert(new, names);
+        }
+        Ok(())
+    }
+
+    /// Whether the directory `from` can become `to`, as POSIX has it, or why not.
+    pub(crate) fn check_dir_target(
+        &self,
+        from: &Path,
+        to: &Path,
+    ) -> Result<(), (ErrorKind, String)> {
+        let refuse = |kind, path: &Path, what| Err((kind, format!("{} {what}", path.display())));
+        if from.parent().is_none() || to.parent().is_none() {
+            return refuse(ErrorKind::InvalidInput, from, "or its new name is the root");
+        }
+        if !self.is_dir(from) {
+            return Err((ErrorKind::NotFound, missing(from)));
+        }
+        if to != from && to.starts_with(from) {
+            return refuse(ErrorKind::InvalidInput, to, "lies in the directory itself");
+        }
+        if self.id(to).is_some() {
+            return refuse(ErrorKind::NotADirectory, to, "is a file");
+        }
+        if !to.parent().is_some_and(|dir| self.is_dir(dir)) {
+            return refuse(ErrorKind::NotFound, to, "would lie in no directory");
+        }
+        let is_empty = self.below(to).all(|(dir, names)| dir == to && names.is_empty());
+        if to != from && !is_empty {
+            return refuse(ErrorKind::DirectoryNotEmpty, to, "is a directory that is not empty");
+        }
         Ok(())
     }
 

@@ -163,6 +163,9 @@ fn a_snapshot_rebuilds_the_state_and_refused_changes_change_nothing() {
         Record::Remove { path: "/db/none".into() },
         Record::Rename { from: "/db/none".into(), to: "/db/x".into() },
         Record::Rename { from: "/db/linked".into(), to: "/none/x".into() },
+        Record::Rename { from: "/db".into(), to: "/db/x".into() },
+        Record::Rename { from: "/db".into(), to: "/none/x".into() },
+        Record::Rename { from: "/".into(), to: "/db2".into() },
         Record::Link { from: "/db/linked".into(), to: "/db/renamed".into() },
         Record::MakeDir { path: "/db/linked/x".into() },
         Record::Level { file: 99, level: 1 },
@@ -247,6 +250,15 @@ impl PlainNames {
             Record::File(file) => {
                 self.names.insert(file.names[0].clone(), file.id);
             }
+            Record::Rename { from, to } if self.dirs.contains(from) => {
+                let moved = |path: &Path| match path.strip_prefix(from) {
+                    Ok(rest) if rest == Path::new("") => to.clone(),
+                    Ok(rest) => to.join(rest),
+                    Err(_) => path.to_owned(),
+                };
+                self.dirs = self.dirs.iter().map(|dir| moved(dir)).collect();
+                self.names = self.names.iter().map(|(path, &id)| (moved(path), id)).collect();
+            }
             Record::Rename { from, to }
                 if self.names[from] != self.names.get(to).copied().unwrap_or(0) =>
             {
@@ -297,6 +309,14 @@ fn names_and_directories_are_those_of_a_plain_map_after_any_changes() {
             }
             let held: BTreeSet<u64> = plain.names.values().copied().collect();
             assert_eq!(state.files.keys().copied().collect::<BTreeSet<_>>(), held);
+            for (id, file) in &state.files {
+                let names: BTreeSet<&PathBuf> = file.names.iter().collect();
+                let named = plain.names.iter().filter(|(_, other)| *other == id);
+                assert_eq!(names, named.map(|(path, _)| path).collect(), "{record:?}");
+                let is_plain =
+                    |name: &PathBuf| name.as_os_str() == super::state::plain(name).as_os_str();
+                assert!(file.names.iter().all(is_plain), "{:?} after {record:?}", file.names);
+            }
         }
     }
     assert!(taken > 2000, "{taken} changes were taken");

@@ -17,6 +17,7 @@ use crate::space::{DIRS, LOCKS, SPACES};
 pub(crate) struct RawStat {
     size: u64,
     file_id: u64,
+    modified_ms: u64,
     is_directory: c_int,
     file_class: c_int,
     level: c_int,
@@ -27,12 +28,13 @@ pub(crate) struct RawStat {
     is_written: c_int,
 }
 
-const _: () = assert!(size_of::<RawStat>() == 48);
+const _: () = assert!(size_of::<RawStat>() == 56);
 
 impl RawStat {
     const NOWHERE: Self = Self {
         size: 0,
         file_id: 0,
+        modified_ms: 0,
         is_directory: 0,
         file_class: 0,
         level: -1,
@@ -47,6 +49,7 @@ impl RawStat {
         Self {
             size: found.len,
             file_id: found.id,
+            modified_ms: found.modified_ms.unwrap_or(0),
             is_directory: 0,
             file_class: class_number(found.class),
             level: found.level.map_or(-1, c_int::from),

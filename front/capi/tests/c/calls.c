@@ -7,12 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 _Static_assert(sizeof(archipelago_device) == 56, "the layout of a device");
 _Static_assert(sizeof(archipelago_options) == 24, "the layout of options");
 _Static_assert(sizeof(archipelago_context) == 32, "the layout of a context");
-_Static_assert(sizeof(archipelago_stat_t) == 48, "the layout of a stat");
+_Static_assert(sizeof(archipelago_stat_t) == 56, "the layout of a stat");
 _Static_assert(sizeof(archipelago_dirent) == 272, "the layout of an entry");
 
 static void fail(int line, const char *what) {
@@ -117,8 +118,6 @@ static void directories(int tiers) {
   IS(stat.is_directory == 1 && stat.device == -1 && stat.size == 0);
   FAILS(archipelago_rmdir(tiers, "tiers:/db"), ENOTEMPTY, ARCHIPELAGO_ERROR_IO, "tiers:/db");
   FAILS(archipelago_rmdir(tiers, "tiers:/none"), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
-  FAILS(archipelago_rename(tiers, "tiers:/db/inner", "tiers:/db/b"), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED,
-        "only files");
   IS(archipelago_fsync_dir(tiers, "tiers:/db") == 0);
   FAILS(archipelago_fsync_dir(tiers, "tiers:/none"), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
 
@@ -133,6 +132,47 @@ static void directories(int tiers) {
   FAILS(archipelago_closedir(dir), EBADF, INVALID, "not an open directory");
   FAILS(archipelago_opendir(tiers, "tiers:/none"), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
   IS(archipelago_rmdir(tiers, "tiers:/db/inner") == 0);
+}
+
+/* A directory takes what lies in it along, also what is being written, and who has it open goes on. */
+static void renamed_directories(int tiers) {
+  archipelago_stat_t stat;
+  archipelago_dirent entry;
+  char bytes[16];
+  int file, lock, dir;
+
+  IS(archipelago_mkdir(tiers, "tiers:/db/a/b") == 0 && archipelago_mkdir(tiers, "tiers:/db/full/x") == 0);
+  file = archipelago_open(tiers, "tiers:/db/a/b/1.log", O_RDWR | O_CREAT, NULL);
+  IS(file > 0 && archipelago_write(file, "one,", 4) == 4);
+  FAILS(archipelago_rename(tiers, "tiers:/db/a", "tiers:/db/full"), ENOTEMPTY, ARCHIPELAGO_ERROR_IO, "full");
+  FAILS(archipelago_rename(tiers, "tiers:/db/a", "tiers:/db/a/b/c"), EINVAL, INVALID, "lies in the directory itself");
+  FAILS(archipelago_rename(tiers, "tiers:/db/full", "tiers:/db/a/b/1.log"), ENOTDIR, ARCHIPELAGO_ERROR_IO, "is a file");
+  FAILS(archipelago_rename(tiers, "tiers:/db/a/b/1.log", "tiers:/db/full"), EISDIR, ARCHIPELAGO_ERROR_IO, "db/full");
+  FAILS(archipelago_rename(tiers, "tiers:/db/none", "tiers:/db/n"), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
+  FAILS(archipelago_rename(tiers, "tiers:", "tiers:/db/n"), EINVAL, INVALID, "root");
+  FAILS(archipelago_rename(tiers, "tiers:/db/a", "/elsewhere"), EINVAL, INVALID, "begin with tiers:");
+  lock = archipelago_lock(tiers, "tiers:/db/a/LOCK");
+  IS(lock > 0);
+  FAILS(archipelago_rename(tiers, "tiers:/db/a", "tiers:/db/c"), EBUSY, ARCHIPELAGO_ERROR_BUSY, "a/LOCK");
+  IS(archipelago_unlock(lock) == 0 && archipelago_unlink(tiers, "tiers:/db/a/LOCK") == 0);
+
+  IS(archipelago_mkdir(tiers, "tiers:/db/c") == 0);
+  IS(archipelago_rename(tiers, "tiers:/db/./a/", "tiers:/db//c") == 0);
+  IS(archipelago_exists(tiers, "tiers:/db/a") == 0);
+  IS(archipelago_write(file, "two", 3) == 3);
+  IS(archipelago_stat(tiers, "tiers:/db/c/b/1.log", &stat) == 0 && stat.size == 7);
+  IS(archipelago_pread(file, bytes, sizeof bytes, 0) == 7 && memcmp(bytes, "one,two", 7) == 0);
+  /* A listing tells what was appended, whatever the device has reserved. */
+  dir = archipelago_opendir(tiers, "tiers:/db/c/b");
+  IS(dir > 0 && archipelago_readdir(dir, &entry) == 1 && strcmp(entry.name, "1.log") == 0 && entry.size == 7);
+  IS(archipelago_closedir(dir) == 0);
+  /* The time is the system's. */
+  IS(stat.modified_ms / 1000 + 60 >= (uint64_t)time(NULL) && stat.modified_ms / 1000 <= (uint64_t)time(NULL) + 60);
+  IS(archipelago_stat(tiers, "tiers:/db/c", &stat) == 0 && stat.modified_ms == 0);
+  IS(archipelago_close(file) == 0);
+  IS(archipelago_unlink(tiers, "tiers:/db/c/b/1.log") == 0);
+  IS(archipelago_rmdir(tiers, "tiers:/db/c/b") == 0 && archipelago_rmdir(tiers, "tiers:/db/c") == 0);
+  IS(archipelago_rmdir(tiers, "tiers:/db/full/x") == 0 && archipelago_rmdir(tiers, "tiers:/db/full") == 0);
 }
 
 static void write_all(int file, const char *text) {
@@ -497,6 +537,7 @@ int main(int count, char **arguments) {
   tiers = open_tiers();
   IS(tiers > 0);
   directories(tiers);
+  renamed_directories(tiers);
   a_log(tiers);
   not_opened(tiers);
   without_a_name(tiers);

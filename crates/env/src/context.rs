@@ -48,19 +48,21 @@ pub struct IoContext {
     pub purpose: IoPurpose,
     /// The LSM level that the file belongs to, when it is an SST.
     pub level: Option<u8>,
+    /// The column family whose levels it counts in, where that is known and there may be several.
+    pub family: Option<u32>,
 }
 
 impl IoContext {
     /// A context without a level.
     #[must_use]
-    pub fn new(class: FileClass, purpose: IoPurpose) -> Self {
-        Self { class, purpose, level: None }
+    pub const fn new(class: FileClass, purpose: IoPurpose) -> Self {
+        Self { class, purpose, level: None, family: None }
     }
 
     /// A context of an SST of `level`.
     #[must_use]
     pub fn sst(purpose: IoPurpose, level: u8) -> Self {
-        Self { class: FileClass::Sst, purpose, level: Some(level) }
+        Self { level: Some(level), ..Self::new(FileClass::Sst, purpose) }
     }
 
     /// A context of a manifest or other bookkeeping file.

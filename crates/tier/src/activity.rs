@@ -2,12 +2,12 @@
 //!
 //! A mutex that is taken when a file is opened for writing and when it is closed.
 
-use archipelago_env::{FileClass, IoContext};
+use archipelago_env::FileClass;
 use parking_lot::Mutex;
 
 use crate::scheme::LEVELS;
 
-/// The log, then the levels.
+/// The log, then the levels by depth.
 const KINDS: usize = LEVELS + 1;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,7 +39,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// Writers of the log and of the levels since `earlier`, on average.
+    /// Writers of the log and of the levels, by depth, since `earlier`, on average.
     pub(crate) fn since(&self, earlier: &Self) -> (f64, [f64; LEVELS]) {
         let passed = self.now_ns.saturating_sub(earlier.now_ns).max(1) as f64;
         let mean = |kind: usize| (self.open_ns[kind] - earlier.open_ns[kind]) as f64 / passed;
@@ -47,11 +47,11 @@ impl Totals {
     }
 }
 
-/// What a file counts as; `None`: not at all.
-pub(crate) fn kind_of(context: IoContext) -> Option<usize> {
-    match (context.class, context.level) {
+/// What a file counts as, if its level is so deep; `None`: not at all.
+pub(crate) fn kind_of(class: FileClass, depth: Option<u8>) -> Option<usize> {
+    match (class, depth) {
         (FileClass::Wal, _) => Some(0),
-        (FileClass::Sst, Some(level)) => Some(usize::from(level).min(LEVELS - 1) + 1),
+        (FileClass::Sst, Some(depth)) => Some(usize::from(depth).min(LEVELS - 1) + 1),
         _ => None,
     }
 }
@@ -83,13 +83,11 @@ impl Activity {
 
 #[cfg(test)]
 mod tests {
-    use archipelago_env::IoPurpose;
-
     use super::*;
 
     #[test]
     fn writers_are_averaged_over_time() {
-        let level = kind_of(IoContext::sst(IoPurpose::Flush, 0)).unwrap();
+        let level = kind_of(FileClass::Sst, Some(0)).unwrap();
         let activity = Activity::new(1000);
         let start = activity.totals(1000);
         activity.open(level, 1000);

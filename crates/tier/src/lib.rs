@@ -9,6 +9,7 @@
 //! functions; the devices do their I/O through `env`.
 
 mod activity;
+mod base_levels;
 pub mod cache;
 mod device;
 mod fs;

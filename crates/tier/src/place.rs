@@ -220,8 +220,7 @@ mod tests {
         IoContext::sst(IoPurpose::Compaction { from: level.saturating_sub(1), to: level }, level)
     }
 
-    const LOG: IoContext =
-        IoContext { class: FileClass::Wal, purpose: IoPurpose::ForegroundWrite, level: None };
+    const LOG: IoContext = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
 
     #[test]
     fn what_writers_wait_for_is_on_the_fastest_and_the_rest_by_capacity() {

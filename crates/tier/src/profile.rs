@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::activity::Totals;
 use crate::fs::TieredFs;
-use crate::scheme::{DeviceProfile, LEVELS, Observed, Point, by_depth, goes_on, peak};
+use crate::scheme::{DeviceProfile, LEVELS, Observed, Point, goes_on, peak};
 use crate::settings::DeviceSettings;
 
 /// How to measure.
@@ -92,8 +92,7 @@ fn probe_directions(prober: &Prober, options: &ProbeOptions) -> Result<(Vec<Poin
     Ok((writes, reads))
 }
 
-const CONTEXT: IoContext =
-    IoContext { class: FileClass::Sst, purpose: IoPurpose::Maintenance, level: None };
+const CONTEXT: IoContext = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
 
 /// What the threads of a point share.
 struct Round {
@@ -307,20 +306,13 @@ impl TieredFs {
     pub fn observe_end(&self, from: &ObservedFrom) -> Observed {
         let totals = self.shared.activity.totals(self.shared.now_ns());
         let (log_writers, level_writers) = totals.since(&from.0);
-        let mut level_bytes = [0; LEVELS];
-        for entry in self.shared.names.lock().entries.values() {
-            if let Some(level) = entry.level() {
-                let bytes = entry.inside.lock().main.len();
-                level_bytes[usize::from(level).min(LEVELS - 1)] += bytes;
-            }
-        }
-        let base_level = self.shared.base_level.load(Ordering::Relaxed);
-        Observed {
-            log_writers,
-            level_writers: by_depth(&level_writers, base_level),
-            level_bytes: by_depth(&level_bytes, base_level),
-            read_share: 0.0,
-        }
+        let base_levels = self.shared.base_levels.lock().clone();
+        let names = self.shared.names.lock();
+        let tables = names.entries.values().filter_map(|entry| {
+            Some((entry.family(), entry.level()?, entry.inside.lock().main.len()))
+        });
+        let level_bytes = base_levels.bytes_by_depth(tables);
+        Observed { log_writers, level_writers, level_bytes, read_share: 0.0 }
     }
 }
 

@@ -25,19 +25,6 @@ pub fn depth(level: u8, base_level: u8) -> u8 {
     }
 }
 
-/// Sums what is known of each level by depth.
-#[must_use]
-pub fn by_depth<T: Copy + Default + std::ops::AddAssign>(
-    levels: &[T; LEVELS],
-    base_level: u8,
-) -> [T; LEVELS] {
-    let mut depths = [T::default(); LEVELS];
-    for (level, value) in (0u8..).zip(levels) {
-        depths[usize::from(depth(level, base_level)).min(LEVELS - 1)] += *value;
-    }
-    depths
-}
-
 /// Levels that are on the fastest device whatever is measured.
 pub const FAST_LEVELS_MIN: u8 = 2;
 
@@ -390,9 +377,6 @@ mod tests {
         assert_eq!([0, 5, 6].map(|level| depth(level, 5)), [0, 1, 2]);
         assert_eq!(depth(6, 6), 1, "a young database has L0 and L6");
         assert_eq!(depth(4, 5), 1, "what lies above the base is no deeper");
-        let bytes = [7, 0, 0, 0, 0, 20, 300, 0];
-        assert_eq!(by_depth(&bytes, 5), [7, 20, 300, 0, 0, 0, 0, 0]);
-        assert_eq!(by_depth(&bytes, 1), bytes);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use archipelago_env::FileClass;
 
+use crate::base_levels::BaseLevels;
 use crate::device::{Count, Writer};
 use crate::fs::TieredFs;
 use crate::fs::entry::Entry;
@@ -98,8 +99,8 @@ pub struct TierStats {
     pub devices: Vec<DeviceReport>,
     /// Levels of a depth below this one belong to the fastest device; see [`crate::scheme::depth`].
     pub fast_levels: u8,
-    /// The level that L0 compacts into.
-    pub base_level: u8,
+    /// The level that L0 compacts into, by column family as far as that is known; the highest of them first, or what files tell.
+    pub base_levels: Vec<(Option<u32>, u8)>,
     /// Moves and copies that failed.
     pub failed_jobs: u64,
     /// The last failure.
@@ -163,10 +164,38 @@ impl TieredFs {
         TierStats {
             devices,
             fast_levels: shared.fast_levels.load(Ordering::Relaxed),
-            base_level: shared.base_level.load(Ordering::Relaxed),
+            base_levels: base_levels(&shared.base_levels.lock()),
             failed_jobs: shared.queue.failed.load(Ordering::Relaxed),
             last_failure: shared.queue.errors.lock().clone(),
             events: shared.history.events(),
+        }
+    }
+}
+
+/// Base levels for [`TierStats`].
+fn base_levels(levels: &BaseLevels) -> Vec<(Option<u32>, u8)> {
+    let mut known: Vec<_> = levels.known().collect();
+    if known.is_empty() {
+        known.push((None, levels.of(None)));
+    }
+    known.sort_by_key(|&(family, level)| (level, family));
+    known
+}
+
+/// "L5 is the base", and where families differ "the base is L4 of family 2, L5 of 1, 3".
+fn base_names(levels: &[(Option<u32>, u8)]) -> String {
+    let mut by_level: BTreeMap<u8, Vec<String>> = BTreeMap::new();
+    for (family, level) in levels {
+        let family = family.map_or_else(|| "unknown".to_owned(), |family| family.to_string());
+        by_level.entry(*level).or_default().push(family);
+    }
+    match by_level.first_key_value() {
+        Some((level, _)) if by_level.len() == 1 => format!("L{level} is the base"),
+        _ => {
+            let of = |(level, families): (u8, Vec<String>)| {
+                format!("L{level} of family {}", families.join(", "))
+            };
+            format!("the base is {}", by_level.into_iter().map(of).collect::<Vec<_>>().join(", "))
         }
     }
 }
@@ -267,9 +296,9 @@ impl fmt::Display for TierStats {
         }
         writeln!(
             f,
-            "log and L0 to {} (L{} is the base) belong to {}; failed moves and copies: {}{}",
+            "log and L0 to {} ({}) belong to {}; failed moves and copies: {}{}",
             crate::scheme::Name(self.fast_levels.saturating_sub(1)),
-            self.base_level,
+            base_names(&self.base_levels),
             self.devices.first().map_or("", |device| &device.name),
             self.failed_jobs,
             self.last_failure.as_ref().map_or_else(String::new, |why| format!(" (last: {why})"))

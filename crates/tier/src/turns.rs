@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn what_counts_as_what() {
-        let of = |class, purpose| kind_of(IoContext { class, purpose, level: None });
+        let of = |class, purpose| kind_of(IoContext::new(class, purpose));
         let compaction = IoPurpose::Compaction { from: 4, to: 5 };
         assert_eq!(of(FileClass::Wal, IoPurpose::ForegroundWrite), Some(Kind::Urgent));
         assert_eq!(of(FileClass::Sst, IoPurpose::Flush), Some(Kind::Flush));

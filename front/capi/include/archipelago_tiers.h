@@ -165,7 +165,9 @@ typedef struct archipelago_context {
   int level;                /* of a table: 0 to 63; -1: unknown, or no table */
   int reason;               /* ARCHIPELAGO_FOR_* */
   int from_level;           /* of a compaction: the upper level of its inputs; -1: one above `level` */
-  uint32_t reserved;        /* 0 */
+  uint32_t family;          /* whose level it is, where there are several trees of levels (column families), by any number that
+                               stays the same while the tiers are open: levels are counted from the one that L0 of the family
+                               compacts into; 0: there is one, or it is not known */
   uint64_t size_hint_bytes; /* how long a new file will be; 0: unknown */
 } archipelago_context;
 

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
+use std::num::NonZero;
 
 use archipelago_env::{FileClass, IoContext, IoPurpose};
 
@@ -16,7 +17,7 @@ pub(crate) struct RawContext {
     pub(crate) level: c_int,
     pub(crate) reason: c_int,
     pub(crate) from_level: c_int,
-    pub(crate) reserved: u32,
+    pub(crate) family: u32,
     pub(crate) size_hint_bytes: u64,
 }
 
@@ -32,10 +33,8 @@ pub(crate) struct Context {
 }
 
 /// What holds where nobody said anything: some file, read or written for a user.
-pub(crate) const UNKNOWN: Context = Context {
-    io: IoContext { class: FileClass::Other, purpose: IoPurpose::ForegroundRead, level: None },
-    size_hint_bytes: 0,
-};
+pub(crate) const UNKNOWN: Context =
+    Context { io: IoContext::new(FileClass::Other, IoPurpose::ForegroundRead), size_hint_bytes: 0 };
 
 /// Levels are below this.
 const LEVELS: c_int = 64;
@@ -57,7 +56,12 @@ impl RawContext {
             return Err(Failure::invalid("only tables (ARCHIPELAGO_CLASS_TABLE) have a level"));
         }
         let purpose = self.purpose(level)?;
-        let io = IoContext { class, purpose, level };
+        let io = IoContext {
+            class,
+            purpose,
+            level,
+            family: NonZero::new(self.family).map(NonZero::get),
+        };
         Ok(Context { io, size_hint_bytes: self.size_hint_bytes })
     }
 
@@ -136,7 +140,7 @@ mod tests {
             level: 4,
             reason: 4,
             from_level: -1,
-            reserved: 0,
+            family: 0,
             size_hint_bytes: 9,
         }
     }
@@ -147,6 +151,8 @@ mod tests {
         let purpose = IoPurpose::Compaction { from: 3, to: 4 };
         assert_eq!(context.io, IoContext::sst(purpose, 4));
         assert_eq!(context.size_hint_bytes, 9);
+        let of_family = RawContext { family: 7, ..raw() }.check().unwrap().io;
+        assert_eq!(of_family, IoContext { family: Some(7), ..context.io });
         let refused = |raw: RawContext, word: &str| {
             let message = raw.check().unwrap_err().message;
             assert!(message.contains(word), "{message}");

@@ -215,6 +215,7 @@ class WritableFile : public rocksdb::FSWritableFile {
     const Job& job = ThisJob();
     if (job.table != handle_.path()) return;
     facts_.from_listener = true;
+    facts_.family = job.family;
     facts_.is_compaction = job.reason == rocksdb::TableFileCreationReason::kCompaction;
     if (!facts_.is_compaction) {
       const bool flushed = job.reason == rocksdb::TableFileCreationReason::kFlush ||

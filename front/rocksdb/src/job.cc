@@ -33,6 +33,7 @@ LevelFrom Decide(const TableFacts& facts, archipelago_context* context) {
     context->reason = facts.is_compaction ? ARCHIPELAGO_FOR_COMPACTION : ARCHIPELAGO_FOR_FLUSH;
     context->from_level = facts.from_level;
     context->level = facts.to_level;
+    context->family = facts.family;
     if (facts.to_level >= 0) return LevelFrom::kListener;
   }
   // Flushes write at high priority, and compactions at low or the user's. The life time counts from the base

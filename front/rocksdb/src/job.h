@@ -17,6 +17,8 @@ struct Job {
   int to_level = -1;
   // The table that is about to be created, and why; "" if none.
   std::string table;
+  // Whose it is: a number of the database's name and the column family's.
+  uint32_t family = 0;
   rocksdb::TableFileCreationReason reason = rocksdb::TableFileCreationReason::kMisc;
 };
 
@@ -33,6 +35,7 @@ struct TableFacts {
   bool is_compaction = false;
   int from_level = -1;
   int to_level = -1;
+  uint32_t family = 0;
   rocksdb::Env::IOPriority priority = rocksdb::Env::IO_TOTAL;
   rocksdb::Env::WriteLifeTimeHint life_time = rocksdb::Env::WLTH_NOT_SET;
 };

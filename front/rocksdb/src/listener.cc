@@ -4,6 +4,7 @@
 #include <rocksdb/db.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "job.h"
 
@@ -41,6 +42,8 @@ class TierListener : public rocksdb::EventListener {
     Job& job = ThisJob();
     job.table = info.file_path;
     job.reason = info.reason;
+    // 0 would mean that it is not known.
+    job.family = static_cast<uint32_t>(std::hash<std::string>()(info.db_name + '\n' + info.cf_name)) | 1;
   }
 
   void OnTableFileCreated(const rocksdb::TableFileCreationInfo&) override { ThisJob().table.clear(); }

@@ -406,6 +406,51 @@ void Contract() {
   }
 }
 
+// Families of different sizes, with level sizes that depend on what is there: each has its own base level, counted from which its first
+// levels are fast.
+void Families() {
+  TemporaryDir dir("/tmp");
+  const std::string settings = Settings(dir, 256, "0");
+  rocksdb::Options options = SmallLevels();
+  options.level_compaction_dynamic_level_bytes = true;
+  archipelago_options pinned = ARCHIPELAGO_OPTIONS_INIT;
+  pinned.fast_levels = 2;
+  std::shared_ptr<TierFileSystem> fs;
+  OK(TierFileSystem::Open(settings, pinned, nullptr, &fs));
+  std::unique_ptr<rocksdb::Env> env = rocksdb::NewCompositeEnv(fs);
+  options.env = env.get();
+  options.create_missing_column_families = true;
+  options.listeners.push_back(archipelago::NewTierListener(fs));
+  OK(env->CreateDirIfMissing("tiers:/rocks"));
+  rocksdb::DB* raw = nullptr;
+  std::vector<rocksdb::ColumnFamilyHandle*> families;
+  OK(rocksdb::DB::Open(options, kDb, {{"default", options}, {"small", options}}, &families, &raw));
+  std::unique_ptr<rocksdb::DB> db(raw);
+  std::mt19937_64 random(14);
+  for (int at = 0; at < 120'000; at++) {
+    const uint64_t key = random() % 60'000;
+    OK(db->Put({}, Key(key), Value(key, 1)));
+    if (at % 100 == 0) OK(db->Put({}, families[1], Key(key), Value(key, 1)));
+    if (at % 10'000 == 9'999) OK(db->Flush({}, families));
+  }
+  OK(db->CompactRange({}, families[0], nullptr, nullptr));
+  OK(db->CompactRange({}, families[1], nullptr, nullptr));
+  std::vector<rocksdb::LiveFileMetaData> files;
+  db->GetLiveFilesMetaData(&files);
+  int deep = 0, first = 0;
+  for (const auto& file : files) {
+    archipelago_stat_t stat;
+    CHECK(archipelago_stat(fs->tiers()->handle(), (file.db_path + file.name).c_str(), &stat) == 0);
+    const bool is_small = file.column_family_name == "small";
+    (is_small ? first : deep) += file.level == options.num_levels - 1;
+    // The last level is the small one's first below L0.
+    CHECK(stat.device == (is_small ? 0 : 1) || file.level < options.num_levels - 1);
+  }
+  CHECK(deep > 10 && first > 0);
+  for (auto* family : families) OK(db->DestroyColumnFamilyHandle(family));
+  OK(db->Close());
+}
+
 // Logs that are kept for a while after they were flushed go when they are old.
 void ArchivedLogs() {
   TemporaryDir dir("/tmp");
@@ -578,6 +623,7 @@ int main(int count, char** arguments) {
   WithCopies();
   Contract();
   ArchivedLogs();
+  Families();
   ByUri();
   puts("RocksDB over tiers: all as it should be");
   return 0;

@@ -110,7 +110,8 @@ impl CompactionSpec {
     }
 
     fn io(&self, level: u8) -> IoContext {
-        IoContext::sst(IoPurpose::Compaction { from: self.from, to: self.output.level }, level)
+        let purpose = IoPurpose::Compaction { from: self.from, to: self.output.level };
+        IoContext { family: Some(self.cf), ..IoContext::sst(purpose, level) }
     }
 
     fn validate(&self) -> Result<()> {

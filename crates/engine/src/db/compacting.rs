@@ -152,7 +152,7 @@ impl DbInner {
         if let Pick::TrivialMove { .. } = &task.pick {
             self.stats.add(Ticker::TrivialMoves, 1);
             self.install_compaction(task, None)?;
-            self.tell_levels(&task.pick);
+            self.tell_levels(task);
             return Ok(());
         }
         let spec = self.compaction_spec(task);
@@ -167,9 +167,10 @@ impl DbInner {
     }
 
     /// Tells the file system where the files of a trivial move are now: they may belong elsewhere.
-    fn tell_levels(&self, pick: &Pick) {
+    fn tell_levels(&self, CompactionTask { family, pick, .. }: &CompactionTask) {
         let (from, to) = (pick.from() as u8, pick.to() as u8);
         let context = IoContext::sst(IoPurpose::Compaction { from, to }, to);
+        let context = IoContext { family: Some(family.id.0), ..context };
         for (_, file) in pick.inputs() {
             self.fs.reassign(&self.path_of(&sst_name(file.file_no())), context);
         }

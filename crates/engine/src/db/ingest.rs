@@ -249,6 +249,7 @@ impl DbInner {
         drop(commit);
         for (no, level) in levels {
             let context = IoContext::sst(IoPurpose::Ingest, level);
+            let context = IoContext { family: Some(family.id.0), ..context };
             self.fs.reassign(&self.path_of(&sst_name(no)), context);
         }
         let bytes = pieces.iter().map(|meta| meta.size_bytes).sum();

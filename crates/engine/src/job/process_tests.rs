@@ -19,8 +19,7 @@ use crate::memtable::{SealedImage, SealedShard, Shard, SlabPool};
 
 /// Directory of the job that a child process shall run.
 const JOB_DIR: &str = "ARCHIPELAGO_TEST_JOB_DIR";
-const IO: IoContext =
-    IoContext { class: FileClass::Other, purpose: IoPurpose::Maintenance, level: None };
+const IO: IoContext = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
 
 /// Sealed shards as files of a directory.
 struct ImageDir(PathBuf, LocalFs);

@@ -31,8 +31,7 @@ use crate::support::{small_db, small_family};
 
 /// Directory of the job that a child process shall run.
 const JOB_DIR: &str = "ARCHIPELAGO_TEST_REMOTE_JOB_DIR";
-const IO: IoContext =
-    IoContext { class: FileClass::Other, purpose: IoPurpose::Maintenance, level: None };
+const IO: IoContext = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
 
 /// Images of shards in a directory.
 struct Images(PathBuf);

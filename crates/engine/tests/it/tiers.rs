@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use archipelago_engine::db::{Components, Db, ReadOptions};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::DbOptions;
+use archipelago_engine::options::{DbOptions, WriteOptions};
+use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
@@ -145,4 +146,59 @@ fn a_checkpoint_of_devices_that_cannot_be_linked_out_is_a_plain_database_of_copi
     let devices = vec![device("/fast"), device("/slow")];
     let tiers = TieredFs::open_over("/tiers", devices, tier_components(&outside)).unwrap();
     check(&tiers, &outside, &PathBuf::from("/copy"));
+}
+
+#[test]
+fn levels_of_a_large_and_a_small_family_are_counted_each_from_its_own_base() {
+    let disk = MemFs::new();
+    let device = |path: &str| DeviceParts {
+        settings: DeviceSettings {
+            capacity_bytes: 64 << 20,
+            cache_share: 0.0,
+            ..DeviceSettings::new(path, DeviceKind::Directory)
+        },
+        fs: Arc::new(disk.clone()),
+        is_local: false,
+    };
+    let outside: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+    let mut components = tier_components(&outside);
+    components.policy.fast_levels = Some(2);
+    let devices = vec![device("/fast"), device("/slow")];
+    let tiers = TieredFs::open_over("/tiers", devices, components).unwrap();
+    let db = open(&(Arc::clone(&tiers) as Arc<dyn FileSystem>), Path::new("/tiers/db"), true);
+    let large = db.default_family().clone();
+    let small = db.create_family("small", small_family()).unwrap();
+    let mut rng = fastrand::Rng::with_seed(3);
+    let mut noise = [0; 300];
+    for n in 0..20_000 {
+        rng.fill(&mut noise);
+        let mut batch = WriteBatch::new();
+        batch.put_cf(large.id(), &key(rng.u32(..9000)), &noise);
+        if n % 100 == 0 {
+            batch.put_cf(small.id(), &key(n), b"small");
+        }
+        db.write(&batch, &WriteOptions::default()).unwrap();
+        if n % 500 == 0 {
+            db.flush(&small).unwrap();
+        }
+        while db.step_background().unwrap() {}
+    }
+    db.compact_range(&small, &KeyRange::all()).unwrap();
+    tiers.settle();
+    let stats = tiers.stats();
+    let base = |family: u32| {
+        let mut known = stats.base_levels.iter();
+        known.find(|(of, _)| *of == Some(family)).unwrap_or_else(|| panic!("{stats}")).1
+    };
+    assert!(base(0) < 6 && base(1) == 6, "{stats}");
+    let bytes = |device: usize, level: u8| {
+        let files = stats.devices[device].files.get(&format!("L{level}"));
+        files.map_or(0, |found| found.bytes)
+    };
+    assert!((1..64 << 10).contains(&bytes(0, 6)), "the small one's: {stats}");
+    assert!(bytes(1, 6) > 1 << 20, "the large one's: {stats}");
+    for level in base(0) + 1..6 {
+        assert_eq!(bytes(0, level), 0, "{stats}");
+    }
+    db.close().unwrap();
 }

@@ -91,12 +91,17 @@ impl Inside {
     }
 }
 
+/// No column family has this number.
+const NO_FAMILY: u64 = u64::MAX;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) id: u64,
     pub(crate) class: FileClass,
     level: AtomicU8,
+    /// Its column family; [`NO_FAMILY`] if that is not known, as of files of before the open.
+    family: AtomicU64,
     /// Files open for writing; only closed ones move and are copied.
     pub(crate) writers: AtomicU32,
     /// A move or copy of it is queued or under way.
@@ -135,6 +140,7 @@ impl Entry {
         id: u64,
         class: FileClass,
         level: Option<u8>,
+        family: Option<u32>,
         main: Arc<Physical>,
     ) -> Arc<Self> {
         let inside = Inside { main, copies: Vec::new(), handles: Vec::new(), missing: false };
@@ -142,6 +148,7 @@ impl Entry {
             id,
             class,
             level: AtomicU8::new(level.unwrap_or(u8::MAX)),
+            family: AtomicU64::new(family.map_or(NO_FAMILY, u64::from)),
             writers: AtomicU32::new(0),
             busy: AtomicBool::new(false),
             gone: AtomicBool::new(false),
@@ -167,6 +174,17 @@ impl Entry {
 
     pub(crate) fn set_level(&self, level: u8) {
         self.level.store(level, Ordering::Relaxed);
+    }
+
+    pub(crate) fn family(&self) -> Option<u32> {
+        u32::try_from(self.family.load(Ordering::Relaxed)).ok()
+    }
+
+    /// Learns the file's family, if that is told.
+    pub(crate) fn note_family(&self, family: Option<u32>) {
+        if let Some(family) = family {
+            self.family.store(u64::from(family), Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn heat(&self) -> f64 {
@@ -225,6 +243,7 @@ impl Entry {
         context: IoContext,
         options: OpenOptions,
     ) -> Result<Arc<TierReader>> {
+        self.note_family(context.family);
         let mut inside = self.inside.lock();
         let route = match inside.is_lost() {
             true => Err(missing_file(path, inside.main.device())),

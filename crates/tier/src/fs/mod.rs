@@ -156,7 +156,8 @@ impl TieredFs {
             names: vec![path.to_owned()],
             heat: 0,
         };
-        let entry = Entry::new(record.id, context.class, context.level, Arc::clone(physical));
+        let IoContext { class, level, family, .. } = context;
+        let entry = Entry::new(record.id, class, level, family, Arc::clone(physical));
         let writing = self.writing(&entry, Arc::clone(physical), context, turn);
         let mut names = shared.names.lock();
         names.entries.insert(entry.id, Arc::clone(&entry));
@@ -186,7 +187,11 @@ impl TieredFs {
             note_level(physical.device(), level);
         }
         let inherits = matches!(context.purpose, IoPurpose::Compaction { .. });
-        Writing::begin(shared, entry, physical, kind_of(context), inherits, guard)
+        let base_levels = shared.base_levels.lock();
+        let depth = context.level.map(|level| base_levels.depth(context.family, level));
+        drop(base_levels);
+        let kind = kind_of(context.class, depth);
+        Writing::begin(shared, entry, physical, kind, inherits, guard)
     }
 
     /// Makes a log over the space of an old one, if that lies where the new one goes.
@@ -289,7 +294,7 @@ impl FileSystem for TieredFs {
         };
         self.check_target("create", &path)?;
         let shared = &self.shared;
-        shared.note_base_level(context);
+        shared.base_levels.lock().note(context);
         let made = self.make(&path, context, options.size_hint_bytes, |device, physical| {
             let size_hint_bytes = options.size_hint_bytes;
             let own = shared.create_options(device, context.class, size_hint_bytes);

@@ -28,13 +28,14 @@ use super::found::{
 };
 use super::shared::{FaultPoint, Names, Parts, Shared};
 use super::{TieredFs, note_level};
+use crate::base_levels::BaseLevels;
 use crate::device::identity::{Home, Identity};
 use crate::device::{Device, file_system};
 use crate::namespace::Namespace;
 use crate::namespace::log;
 use crate::namespace::record::{DeviceRecord, Record};
 use crate::namespace::state::{State, plain};
-use crate::scheme::{FAST_LEVELS_MIN, LEVELS, Observed, Scheme, SchemeInput, by_depth, decide};
+use crate::scheme::{FAST_LEVELS_MIN, LEVELS, Observed, Scheme, SchemeInput, decide};
 use crate::settings::{DeviceSettings, Policy, validate};
 
 /// The home device's directory of the namespace.
@@ -353,7 +354,7 @@ fn make_entries(
         let path = device.path_of(file.place, file.class);
         let number = file.place.number;
         let main = Physical::new(devices, index, number, path, Role::File, trash);
-        let entry = Entry::new(file.id, file.class, file.level, Arc::clone(&main));
+        let entry = Entry::new(file.id, file.class, file.level, None, Arc::clone(&main));
         match contents[index].files.get(&number) {
             Some((_, len)) => main.set_len(*len),
             None => {
@@ -476,11 +477,8 @@ fn load_scheme(fs: &dyn FileSystem, home: &Path) -> Result<Option<Scheme>> {
 fn find_levels(entries: &HashMap<u64, Arc<Entry>>) -> (u8, [u64; LEVELS]) {
     let tables = || entries.values().filter_map(|entry| Some((entry.level()?, entry)));
     let base_level = tables().map(|(level, _)| level).filter(|&level| level > 0).min().unwrap_or(1);
-    let mut bytes = [0; LEVELS];
-    for (level, entry) in tables() {
-        bytes[usize::from(level).min(LEVELS - 1)] += entry.inside.lock().main.len();
-    }
-    (base_level, by_depth(&bytes, base_level))
+    let lengths = tables().map(|(level, entry)| (None, level, entry.inside.lock().main.len()));
+    (base_level, BaseLevels::new(base_level).bytes_by_depth(lengths))
 }
 
 /// Applies the scheme to the devices; the levels of the fastest. Without a scheme and before anything was

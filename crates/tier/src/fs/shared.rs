@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use archipelago_base::clock::Clock;
 use archipelago_base::{Error, Result};
 use archipelago_env::{
-    CreateOptions, FileClass, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
+    CreateOptions, FileClass, FileLock, FileSystem, IoContext, OpenOptions, RandomFile,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -21,6 +21,7 @@ use super::copy::{Physical, Trash};
 use super::entry::{CachedCopy, Entry};
 use super::giving_way::GivingWay;
 use crate::activity::Activity;
+use crate::base_levels::BaseLevels;
 use crate::device::{Count, Device, Unsynced};
 use crate::history::History;
 use crate::namespace::record::Record;
@@ -64,7 +65,7 @@ pub(crate) struct Shared {
     pub(crate) is_tiered: bool,
     pub(crate) fast_levels: AtomicU8,
     /// The level that L0 was seen to compact into last.
-    pub(crate) base_level: AtomicU8,
+    pub(crate) base_levels: Mutex<BaseLevels>,
     pub(crate) names: Mutex<Names>,
     pub(crate) locks: Mutex<HashSet<PathBuf>>,
     pub(crate) trash: Arc<Trash>,
@@ -125,7 +126,7 @@ impl Shared {
             fault: parts.fault,
             is_tiered,
             fast_levels: AtomicU8::new(parts.fast_levels),
-            base_level: AtomicU8::new(parts.base_level),
+            base_levels: Mutex::new(BaseLevels::new(parts.base_level)),
             names: Mutex::new(parts.names),
             locks: Mutex::default(),
             trash: parts.trash,
@@ -172,16 +173,6 @@ impl Shared {
             log_room: device.log_room.load(Ordering::Relaxed),
         };
         self.devices.iter().map(view).collect()
-    }
-
-    /// Takes note of the level that L0 compacts into. With several column families it is that of the one that
-    /// compacted last.
-    pub(crate) fn note_base_level(&self, context: IoContext) {
-        if let IoPurpose::Compaction { from: 0, to } = context.purpose
-            && to > 0
-        {
-            self.base_level.store(to, Ordering::Relaxed);
-        }
     }
 
     /// The device for a new file, whether it is better left alone, and leave to write it there. Those at `tried` failed just now. Who had to wait
@@ -239,7 +230,7 @@ impl Shared {
             context,
             size_hint_bytes,
             fast_levels: self.fast_levels.load(Ordering::Relaxed),
-            base_level: self.base_level.load(Ordering::Relaxed),
+            base_level: self.base_levels.lock().of(context.family),
             devices,
             reserve: self.policy.force_below,
             migrate: self.policy.migrate_below,

@@ -108,8 +108,7 @@ pub(super) fn table(level: u8) -> IoContext {
     IoContext::sst(IoPurpose::Compaction { from: level.saturating_sub(1), to: level }, level)
 }
 
-pub(super) const READ: IoContext =
-    IoContext { class: FileClass::Sst, purpose: IoPurpose::ForegroundRead, level: None };
+pub(super) const READ: IoContext = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
 
 /// Bytes that differ from file to file and from place to place.
 pub(super) fn filled(seed: u64, len: usize) -> Vec<u8> {

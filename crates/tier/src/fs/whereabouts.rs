@@ -138,8 +138,10 @@ impl TieredFs {
                 path.display()
             )));
         };
-        self.shared.note_base_level(context);
         let entry = self.shared.entry("find", &path)?;
+        entry.note_family(context.family);
+        let context = IoContext { family: entry.family(), ..context };
+        self.shared.base_levels.lock().note(context);
         crate::work::level_changed(&self.shared, &entry, level, context)
     }
 

@@ -17,8 +17,7 @@ const NEW_NAME: &str = "ballast.tmp";
 /// The least; also what a generation takes beside its records, rounded up by far.
 const BYTES_MIN: u64 = 256 << 10;
 
-const CONTEXT: IoContext =
-    IoContext { class: FileClass::Other, purpose: IoPurpose::Maintenance, level: None };
+const CONTEXT: IoContext = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
 
 /// How long it is to be where a generation may get `generation` bytes long: a power of two, so that it is seldom made anew.
 pub(super) fn bytes_for(generation: u64) -> u64 {

@@ -36,8 +36,7 @@ const FRAME_BYTES: usize = 8;
 const RECORD_BYTES_MAX: u32 = 64 << 20;
 
 /// Who reads and writes it.
-const CONTEXT: IoContext =
-    IoContext { class: FileClass::Manifest, purpose: IoPurpose::ForegroundWrite, level: None };
+const CONTEXT: IoContext = IoContext::new(FileClass::Manifest, IoPurpose::ForegroundWrite);
 
 /// The open log.
 #[derive(Debug)]

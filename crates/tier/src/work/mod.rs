@@ -268,7 +268,8 @@ fn retry_moves<'a>(shared: &Arc<Shared>, entries: impl Iterator<Item = &'a Arc<E
         if let Some(level) = entry.level() {
             let from = level.saturating_sub(1);
             let purpose = IoPurpose::Compaction { from, to: level };
-            move_by_level(shared, entry, IoContext::sst(purpose, level));
+            let context = IoContext::sst(purpose, level);
+            move_by_level(shared, entry, IoContext { family: entry.family(), ..context });
         }
     }
 }

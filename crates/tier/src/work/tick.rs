@@ -23,7 +23,7 @@ use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::shared::Shared;
 use crate::history::Reason;
 use crate::migrate::{Pressure, Resident, excess, pick, pressure, queue_room};
-use crate::scheme::{Follower, LEVELS, Name, Observed, SchemeInput, by_depth, depth};
+use crate::scheme::{Follower, Name, Observed, SchemeInput};
 use crate::settings::CacheBy;
 use crate::slowness::{Watch, Wrote, limit_at};
 
@@ -258,11 +258,13 @@ const PEAK_KEPT: f64 = 0.99;
 fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
     let fastest = &shared.devices[0];
     let fast_levels = shared.fast_levels.load(Ordering::Relaxed);
-    let base_level = shared.base_level.load(Ordering::Relaxed);
-    let is_beyond =
-        |level: Option<u8>| level.is_none_or(|level| depth(level, base_level) >= fast_levels);
+    let base_levels = shared.base_levels.lock().clone();
+    let is_beyond = |entry: &Entry| {
+        let depth = entry.level().map(|level| base_levels.depth(entry.family(), level));
+        depth.is_none_or(|depth| depth >= fast_levels)
+    };
     let beyond = |file: &&Seen| {
-        file.device == 0 && file.entry.class == FileClass::Sst && is_beyond(file.entry.level())
+        file.device == 0 && file.entry.class == FileClass::Sst && is_beyond(&file.entry)
     };
     let hot: u64 = seen.iter().filter(beyond).map(|file| file.len).sum();
     let others = fastest.files_bytes.load(Ordering::Relaxed).saturating_sub(hot);
@@ -573,21 +575,15 @@ fn follow(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
     if !shared.policy.online || shared.policy.fast_levels.is_some() {
         return;
     }
-    let mut level_bytes = [0; LEVELS];
-    for file in seen {
-        if let Some(level) = file.entry.level() {
-            level_bytes[usize::from(level).min(LEVELS - 1)] += file.len;
-        }
-    }
+    let tables =
+        seen.iter().filter_map(|file| Some((file.entry.family(), file.entry.level()?, file.len)));
+    let level_bytes = shared.base_levels.lock().bytes_by_depth(tables);
     let fast = &shared.devices[0];
     let capacity = fast.capacity.load(Ordering::Relaxed);
     let written: u64 = shared.devices.iter().map(|d| d.get(Count::WrittenBytes)).sum();
     let written_blocks = (written - std::mem::replace(&mut pace.written, written)) / BLOCK_BYTES;
     let reads = pace.ratios[0].1;
     let read_share = reads as f64 / (reads + written_blocks).max(1) as f64;
-    let base_level = shared.base_level.load(Ordering::Relaxed);
-    let (level_writers, level_bytes) =
-        (by_depth(&level_writers, base_level), by_depth(&level_bytes, base_level));
     let observed = Observed { log_writers, level_writers, level_bytes, read_share };
     let input = SchemeInput {
         observed,

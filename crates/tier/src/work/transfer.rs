@@ -54,7 +54,11 @@ pub(super) fn run(shared: &Arc<Shared>, job: &Job) -> Result<()> {
 }
 
 fn context(entry: &Entry) -> IoContext {
-    IoContext { class: entry.class, purpose: IoPurpose::Maintenance, level: entry.level() }
+    IoContext {
+        level: entry.level(),
+        family: entry.family(),
+        ..IoContext::new(entry.class, IoPurpose::Maintenance)
+    }
 }
 
 /// Where a file lies, and its bytes: those of a whole copy if it is missing there.

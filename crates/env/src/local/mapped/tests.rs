@@ -4,7 +4,7 @@ use super::*;
 use crate::context::IoPurpose;
 
 const TABLE: IoContext =
-    IoContext { class: FileClass::Sst, purpose: IoPurpose::Flush, level: Some(0) };
+    IoContext { level: Some(0), ..IoContext::new(FileClass::Sst, IoPurpose::Flush) };
 
 #[test]
 fn what_is_written_through_windows_is_read_back_and_the_length_is_exact() {

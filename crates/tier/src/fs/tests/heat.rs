@@ -21,14 +21,46 @@ fn the_level_that_l0_compacts_into_is_fast_whatever_its_number() {
     write(&fs, "below.sst", 6, &filled(1, 1000));
     let placed = |fs: &TieredFs| {
         let stats = fs.stats();
-        (stats.base_level, holders(&stats, "L5"), holders(&stats, "L6"))
+        (stats.base_levels[0].1, holders(&stats, "L5"), holders(&stats, "L6"))
     };
     assert_eq!(placed(&fs), (5, vec![0], vec![1]));
+    assert!(fs.stats().to_string().contains("(L5 is the base)"));
     drop(fs);
     // Files tell after a restart.
     let fs = world.open();
     write(&fs, "more.sst", 5, &filled(2, 1000));
     assert_eq!(placed(&fs), (5, vec![0], vec![1]));
+}
+
+#[test]
+fn each_column_family_has_its_own_base_level() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
+    world.policy.fast_levels = Some(2);
+    let fs = world.open();
+    let make = |name: &str, from: u8, to: u8, family: u32| {
+        let context = IoContext::sst(IoPurpose::Compaction { from, to }, to);
+        let context = IoContext { family: Some(family), ..context };
+        let mut file = fs.create(&path(name), context, CreateOptions::default()).unwrap();
+        file.append(&filled(1, 1000)).and_then(|()| file.sync()).unwrap();
+        drop(file);
+        fs.whereabouts(&path(name)).unwrap().device
+    };
+    // A large one and a small one, in turn.
+    assert_eq!((make("1.sst", 0, 4, 1), make("2.sst", 0, 6, 2)), (0, 0));
+    assert_eq!(make("3.sst", 4, 5, 1), 1, "its second level, whatever the other one did last");
+    assert_eq!(make("4.sst", 0, 6, 2), 0, "its first level, although L5 of the other is slow");
+    assert_eq!((make("5.sst", 0, 4, 1), make("6.sst", 5, 6, 2)), (0, 0));
+    let stats = fs.stats();
+    assert_eq!(stats.base_levels, [(Some(1), 4), (Some(2), 6)]);
+    let shown = stats.to_string();
+    assert!(shown.contains("(the base is L4 of family 1, L6 of family 2)"), "{shown}");
+
+    // A move without a rewrite counts in the family that the file was made for, also if the engine does not say.
+    fs.reassign(&path("1.sst"), IoContext::sst(IoPurpose::Compaction { from: 4, to: 5 }, 5));
+    fs.reassign(&path("2.sst"), IoContext::sst(IoPurpose::Compaction { from: 5, to: 6 }, 6));
+    fs.settle();
+    let device = |name: &str| fs.whereabouts(&path(name)).unwrap().device;
+    assert_eq!((device("1.sst"), device("2.sst")), (1, 0));
 }
 
 #[test]

@@ -8,8 +8,7 @@ use rustix::fs::OFlags;
 
 use super::*;
 
-const SMALL: IoContext =
-    IoContext { class: FileClass::Manifest, purpose: IoPurpose::Recovery, level: None };
+const SMALL: IoContext = IoContext::new(FileClass::Manifest, IoPurpose::Recovery);
 
 /// Tiers of one device of a kind before a plain directory.
 struct Real {

@@ -1,0 +1,100 @@
+//! Which level L0 compacts into, for each column family (Keigo §4.2 counts levels from there).
+//!
+//! Level sizes are dynamic, so that families of different sizes have different base levels: L5 is the second level of
+//! one and the fifth of another. A compaction out of L0 tells which it is. Files of before the open, and those of
+//! engines that do not tell families, are counted from the highest of all: what is too deep by that lies on a device of
+//! capacity, and cannot fill the fastest one.
+
+use std::collections::BTreeMap;
+
+use archipelago_env::{IoContext, IoPurpose};
+
+use crate::scheme::{LEVELS, depth};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct BaseLevels {
+    /// As far as the files told at the open.
+    at_open: u8,
+    known: BTreeMap<Option<u32>, u8>,
+}
+
+impl BaseLevels {
+    pub(crate) fn new(at_open: u8) -> Self {
+        Self { at_open, known: BTreeMap::new() }
+    }
+
+    /// Learns from a file's context.
+    pub(crate) fn note(&mut self, context: IoContext) {
+        if let IoPurpose::Compaction { from: 0, to } = context.purpose
+            && to > 0
+        {
+            self.known.insert(context.family, to);
+        }
+    }
+
+    /// The level that L0 of the family compacts into.
+    pub(crate) fn of(&self, family: Option<u32>) -> u8 {
+        let highest = || self.known.values().min().copied();
+        self.known.get(&family).copied().or_else(highest).unwrap_or(self.at_open)
+    }
+
+    /// How deep a level of the family lies.
+    pub(crate) fn depth(&self, family: Option<u32>, level: u8) -> u8 {
+        depth(level, self.of(family))
+    }
+
+    /// Sums the bytes of tables, each with its family and level, by depth.
+    pub(crate) fn bytes_by_depth(
+        &self,
+        tables: impl Iterator<Item = (Option<u32>, u8, u64)>,
+    ) -> [u64; LEVELS] {
+        let mut bytes = [0; LEVELS];
+        for (family, level, len) in tables {
+            bytes[usize::from(self.depth(family, level)).min(LEVELS - 1)] += len;
+        }
+        bytes
+    }
+
+    /// Those that are known, with their families.
+    pub(crate) fn known(&self) -> impl Iterator<Item = (Option<u32>, u8)> {
+        self.known.iter().map(|(&family, &level)| (family, level))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compaction(from: u8, to: u8, family: Option<u32>) -> IoContext {
+        IoContext { family, ..IoContext::sst(IoPurpose::Compaction { from, to }, to) }
+    }
+
+    #[test]
+    fn each_family_has_its_own_and_what_is_unknown_counts_from_the_highest() {
+        let mut levels = BaseLevels::new(3);
+        assert_eq!([None, Some(1)].map(|family| levels.of(family)), [3, 3]);
+        levels.note(compaction(0, 6, Some(1)));
+        assert_eq!([None, Some(1), Some(2)].map(|family| levels.of(family)), [6, 6, 6]);
+        levels.note(compaction(0, 4, Some(2)));
+        levels.note(compaction(5, 6, Some(2)));
+        levels.note(compaction(0, 0, Some(2)));
+        assert_eq!([None, Some(1), Some(2)].map(|family| levels.of(family)), [4, 6, 4]);
+        assert_eq!(levels.depth(Some(1), 6), 1);
+        assert_eq!((levels.depth(Some(2), 6), levels.depth(Some(2), 0)), (3, 0));
+        let tables = [(Some(1), 0, 1), (Some(1), 6, 10), (Some(2), 6, 100), (Some(2), 63, 1000)];
+        let bytes = levels.bytes_by_depth(tables.into_iter());
+        assert_eq!(bytes, [1, 10, 0, 100, 0, 0, 0, 1000]);
+        levels.note(compaction(0, 5, Some(1)));
+        assert_eq!(levels.of(Some(1)), 5, "it grew");
+        assert_eq!(levels.known().collect::<Vec<_>>(), [(Some(1), 5), (Some(2), 4)]);
+    }
+
+    #[test]
+    fn without_families_it_is_that_of_the_last_compaction() {
+        let mut levels = BaseLevels::new(1);
+        levels.note(compaction(0, 5, None));
+        levels.note(compaction(0, 6, None));
+        assert_eq!(levels.of(None), 6);
+    }
+}

@@ -1,9 +1,9 @@
 //! Which level L0 compacts into, for each column family (Keigo §4.2 counts levels from there).
 //!
 //! Level sizes are dynamic, so that families of different sizes have different base levels: L5 is the second level of
-//! one and the fifth of another. A compaction out of L0 tells which it is. Files of before the open, and those of
-//! engines that do not tell families, are counted from the highest of all: what is too deep by that lies on a device of
-//! capacity, and cannot fill the fastest one.
+//! one and the fifth of another. A compaction out of L0 tells which it is. Until it does, and for files of which nobody told
+//! the family, levels are counted from the highest one that any family has, or had at the open: what counts as too deep by that lies on a
+//! device of capacity, and cannot fill the fastest one.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ use crate::scheme::{LEVELS, depth};
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct BaseLevels {
-    /// As far as the files told at the open.
-    at_open: u8,
+    /// The highest level below L0 that had files at the open, if there were any.
+    at_open: Option<u8>,
     known: BTreeMap<Option<u32>, u8>,
 }
 
 impl BaseLevels {
-    pub(crate) fn new(at_open: u8) -> Self {
+    pub(crate) fn new(at_open: Option<u8>) -> Self {
         Self { at_open, known: BTreeMap::new() }
     }
 
@@ -35,8 +35,10 @@ impl BaseLevels {
 
     /// The level that L0 of the family compacts into.
     pub(crate) fn of(&self, family: Option<u32>) -> u8 {
-        let highest = || self.known.values().min().copied();
-        self.known.get(&family).copied().or_else(highest).unwrap_or(self.at_open)
+        // Who tells no families has one for all that is known.
+        let own = self.known.get(&family).filter(|_| family.is_some() || self.known.len() == 1);
+        let highest = || self.known.values().copied().chain(self.at_open).min();
+        own.copied().or_else(highest).unwrap_or(1)
     }
 
     /// How deep a level of the family lies.
@@ -72,10 +74,13 @@ mod tests {
 
     #[test]
     fn each_family_has_its_own_and_what_is_unknown_counts_from_the_highest() {
-        let mut levels = BaseLevels::new(3);
-        assert_eq!([None, Some(1)].map(|family| levels.of(family)), [3, 3]);
+        let mut levels = BaseLevels::new(None);
+        assert_eq!(levels.of(Some(1)), 1, "nothing is known");
+        levels = BaseLevels::new(Some(5));
+        assert_eq!([None, Some(1)].map(|family| levels.of(family)), [5, 5]);
         levels.note(compaction(0, 6, Some(1)));
-        assert_eq!([None, Some(1), Some(2)].map(|family| levels.of(family)), [6, 6, 6]);
+        let of = |levels: &BaseLevels| [None, Some(1), Some(2)].map(|family| levels.of(family));
+        assert_eq!(of(&levels), [5, 6, 5], "L5 of the open is of another one");
         levels.note(compaction(0, 4, Some(2)));
         levels.note(compaction(5, 6, Some(2)));
         levels.note(compaction(0, 0, Some(2)));
@@ -92,9 +97,11 @@ mod tests {
 
     #[test]
     fn without_families_it_is_that_of_the_last_compaction() {
-        let mut levels = BaseLevels::new(1);
+        let mut levels = BaseLevels::new(Some(4));
         levels.note(compaction(0, 5, None));
         levels.note(compaction(0, 6, None));
         assert_eq!(levels.of(None), 6);
+        levels.note(compaction(0, 5, Some(1)));
+        assert_eq!(levels.of(None), 4, "one of several");
     }
 }

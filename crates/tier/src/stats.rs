@@ -182,7 +182,7 @@ fn base_levels(levels: &BaseLevels) -> Vec<(Option<u32>, u8)> {
     known
 }
 
-/// "L5 is the base", and where families differ "the base is L4 of family 2, L5 of 1, 3".
+/// "L5 is the base", and where families differ "the base is L4 of family 2, L5 of family 1, 3".
 fn base_names(levels: &[(Option<u32>, u8)]) -> String {
     let mut by_level: BTreeMap<u8, Vec<String>> = BTreeMap::new();
     for (family, level) in levels {

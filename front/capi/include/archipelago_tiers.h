@@ -298,7 +298,9 @@ int archipelago_readdir(int directory, archipelago_dirent *entry);
 int archipelago_closedir(int directory);
 
 /* Tells that a table belongs to another level now without having been written anew (a trivial move): if its device is
- * too fast for that, it is moved in the background. An error other than of the arguments: it was not recorded. */
+ * too fast for that, it is moved in the background. If the thread carries a context of tables (archipelago_thread_context()), its family is the
+ * table's, and if that is a compaction into this level, it tells from which level the table came. An error other than of the
+ * arguments: it was not recorded. */
 int archipelago_set_level(int tiers, const char *path, int level);
 
 /* Takes the lock of that name, a file that is made if it is missing, and returns its number; EBUSY if it is taken. */

@@ -348,9 +348,11 @@ impl Space {
     pub(crate) fn list(self: &Arc<Self>, path: &Path) -> Outcome<i32> {
         let mut entries = self.tiers.list(self.own(path)?)?;
         for entry in entries.iter_mut().filter(|entry| !entry.is_dir) {
-            // One that was removed since is listed as it was.
-            if let Ok((_, Some(growing))) = self.find(&path.join(&entry.name)) {
-                entry.len = growing.len();
+            // One that was removed since is listed as it was; one that was closed since is as long as it is now.
+            let name = path.join(&entry.name);
+            if let Ok((_, growing)) = self.find(&name) {
+                let known = growing.map(|growing| growing.len());
+                entry.len = known.or_else(|| self.tiers.len(&name).ok()).unwrap_or(entry.len);
             }
         }
         let left = Mutex::new(entries.into_iter());

@@ -143,6 +143,11 @@ int TierFileSystem::TellLevelsLocked(rocksdb::DB* db) {
     if (!Owns(path)) continue;
     Status status = Done(archipelago_stat(tiers_->handle(), path.c_str(), &stat), path);
     if (status.ok() && stat.level != file.level) {
+      archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
+      context.file_class = ARCHIPELAGO_CLASS_TABLE;
+      context.reason = ARCHIPELAGO_FOR_MAINTENANCE;
+      context.family = FamilyOf(db->GetName(), file.column_family_name);
+      const Carried carried(context);
       status = SetLevel(path, file.level);
       told += status.ok();
     }

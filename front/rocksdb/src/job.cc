@@ -1,10 +1,16 @@
 #include "job.h"
 
+#include <functional>
+
 namespace archipelago {
 
 Job& ThisJob() {
   thread_local Job job;
   return job;
+}
+
+uint32_t FamilyOf(const std::string& db, const std::string& name) {
+  return static_cast<uint32_t>(std::hash<std::string>()(db + '\n' + name)) | 1;
 }
 
 NameSays WhatIs(const std::string& path) {

@@ -4,7 +4,6 @@
 #include <rocksdb/db.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "job.h"
 
@@ -42,8 +41,7 @@ class TierListener : public rocksdb::EventListener {
     Job& job = ThisJob();
     job.table = info.file_path;
     job.reason = info.reason;
-    // 0 would mean that it is not known.
-    job.family = static_cast<uint32_t>(std::hash<std::string>()(info.db_name + '\n' + info.cf_name)) | 1;
+    job.family = FamilyOf(info.db_name, info.cf_name);
   }
 
   void OnTableFileCreated(const rocksdb::TableFileCreationInfo&) override { ThisJob().table.clear(); }
@@ -53,12 +51,19 @@ class TierListener : public rocksdb::EventListener {
   // Of a compaction that failed the outputs are reported, too, and the inputs have stayed where they were.
   void OnCompactionCompleted(rocksdb::DB* db, const rocksdb::CompactionJobInfo& info) override {
     if (!info.status.ok()) return;
+    archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
+    context.file_class = ARCHIPELAGO_CLASS_TABLE;
+    context.reason = ARCHIPELAGO_FOR_COMPACTION;
+    context.from_level = info.base_input_level;
+    context.level = info.output_level;
+    context.family = FamilyOf(db->GetName(), info.cf_name);
     const size_t outputs = std::min(info.output_files.size(), info.output_file_infos.size());
     for (size_t at = 0; at < outputs; at++) {
       const auto& moved = info.output_file_infos[at];
       const bool was_there = std::any_of(
           info.input_file_infos.begin(), info.input_file_infos.end(),
           [&moved](const rocksdb::CompactionFileInfo& input) { return input.file_number == moved.file_number; });
+      const Carried carried(context);
       if (fs_->Moved(db, info.output_files[at], moved.level).ok()) fs_->told().moves += was_there;
     }
   }

@@ -433,8 +433,13 @@ void Families() {
     if (at % 100 == 0) OK(db->Put({}, families[1], Key(key), Value(key, 1)));
     if (at % 10'000 == 9'999) OK(db->Flush({}, families));
   }
+  // The large one rewrites its deep levels when the small one was the last to compact out of L0.
+  OK(db->Flush({}, families));
   OK(db->CompactRange({}, families[0], nullptr, nullptr));
   OK(db->CompactRange({}, families[1], nullptr, nullptr));
+  rocksdb::CompactRangeOptions anew;
+  anew.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForce;
+  OK(db->CompactRange(anew, families[0], nullptr, nullptr));
   std::vector<rocksdb::LiveFileMetaData> files;
   db->GetLiveFilesMetaData(&files);
   int deep = 0, first = 0;

@@ -21,7 +21,7 @@ mod tests;
 mod whereabouts;
 pub(crate) mod writer;
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,7 +32,7 @@ use archipelago_env::{
     CreateOptions, DirEntry, FileClass, FileLock, FileSystem, IoContext, IoPurpose, LogFile,
     LogOptions, LogTail, OpenOptions, RandomFile, WritableFile,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use self::copy::{Physical, Role};
 use self::entry::Entry;
@@ -40,7 +40,7 @@ pub use self::offline::Offline;
 pub use self::open::{Components, DeviceParts};
 pub use self::removal::{Emptied, forget_device};
 pub use self::shared::FaultPoint;
-use self::shared::Shared;
+use self::shared::{Names, Shared};
 pub use self::whereabouts::{TierFile, Whereabouts};
 use self::writer::{TierLog, TierWriter, Writing};
 use crate::activity::kind_of;
@@ -238,7 +238,16 @@ impl TieredFs {
 
     /// Changes names. Fault point: `names.changed`.
     fn change(&self, doing: &str, path: &Path, record: &Record) -> Result<()> {
-        let mut names = self.shared.names.lock();
+        self.change_with(self.shared.names.lock(), doing, path, record)
+    }
+
+    fn change_with(
+        &self,
+        mut names: MutexGuard<'_, Names>,
+        doing: &str,
+        path: &Path,
+        record: &Record,
+    ) -> Result<()> {
         let done = self.shared.commit(&mut names, record);
         drop(names);
         self.shared.tidy();
@@ -382,7 +391,12 @@ impl FileSystem for TieredFs {
         };
         self.shared.entry("rename", &from)?;
         self.check_target("rename", &to)?;
-        self.change("rename", &from, &Record::Rename { from: from.clone(), to })
+        let names = self.shared.names.lock();
+        // If it has become a directory, the record would mean all that lies in it: see `rename_dir`.
+        if names.space.state.id(&from).is_none() {
+            return Err(Error::io("rename", &from, std::io::ErrorKind::NotFound.into()));
+        }
+        self.change_with(names, "rename", &from, &Record::Rename { from: from.clone(), to })
     }
 
     fn link(&self, from: &Path, to: &Path) -> Result<()> {
@@ -449,6 +463,9 @@ impl FileSystem for TieredFs {
         let Some(dir) = self.logical(dir) else { return self.shared.outside.create_dir_all(dir) };
         if self.shared.names.lock().space.state.is_dir(&dir) {
             return Ok(());
+        }
+        if dir.components().any(|part| part == Component::ParentDir) {
+            return Err(Error::invalid(format!("{} goes up by \"..\"", dir.display())));
         }
         self.change("create directory", &dir, &Record::MakeDir { path: dir.clone() })?;
         self.shared.sync()

@@ -474,9 +474,9 @@ fn load_scheme(fs: &dyn FileSystem, home: &Path) -> Result<Option<Scheme>> {
 }
 
 /// The level that L0 compacts into, as far as files tell, and the bytes of each level by depth.
-fn find_levels(entries: &HashMap<u64, Arc<Entry>>) -> (u8, [u64; LEVELS]) {
+fn find_levels(entries: &HashMap<u64, Arc<Entry>>) -> (Option<u8>, [u64; LEVELS]) {
     let tables = || entries.values().filter_map(|entry| Some((entry.level()?, entry)));
-    let base_level = tables().map(|(level, _)| level).filter(|&level| level > 0).min().unwrap_or(1);
+    let base_level = tables().map(|(level, _)| level).filter(|&level| level > 0).min();
     let lengths = tables().map(|(level, entry)| (None, level, entry.inside.lock().main.len()));
     (base_level, BaseLevels::new(base_level).bytes_by_depth(lengths))
 }

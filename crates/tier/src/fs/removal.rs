@@ -240,8 +240,11 @@ fn move_away(shared: &Arc<Shared>, entry: &Arc<Entry>, from: usize) -> Result<()
         )));
     }
     let len = len_of(entry);
-    let context =
-        IoContext { level: entry.level(), ..IoContext::new(entry.class, IoPurpose::Maintenance) };
+    let context = IoContext {
+        level: entry.level(),
+        family: entry.family(),
+        ..IoContext::new(entry.class, IoPurpose::Maintenance)
+    };
     let views = shared.views();
     let (to, _) = place(&shared.place_input(context, len, &views));
     if to == from || views[to].avoid || views[to].free < len {

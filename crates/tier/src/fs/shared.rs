@@ -1,7 +1,7 @@
 //! What the handles and threads of open tiers share: devices, namespace, entries, trash.
 //!
 //! Locks, in the order in which they may be taken: `pace` (one look at a time), an order of [`GivingWay`], `syncing` (one sync at a time), `names` (the namespace
-//! and the entries), an entry's `inside`. No read of a file takes one. `names` is held over appends to
+//! and the entries), an entry's `inside`, or `locks`. `base_levels` is taken with no other one after it. No read of a file takes one. `names` is held over appends to
 //! the namespace's log, never over its sync, but for the rare beginning of a new generation.
 
 use std::collections::{HashMap, HashSet};
@@ -64,7 +64,7 @@ pub(crate) struct Shared {
     /// Whether there is more than one device: accesses are counted.
     pub(crate) is_tiered: bool,
     pub(crate) fast_levels: AtomicU8,
-    /// The level that L0 was seen to compact into last.
+    /// The level that L0 compacts into, by column family.
     pub(crate) base_levels: Mutex<BaseLevels>,
     pub(crate) names: Mutex<Names>,
     pub(crate) locks: Mutex<HashSet<PathBuf>>,
@@ -100,7 +100,7 @@ pub(crate) struct Parts {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) fault: Option<FaultPoint>,
     pub(crate) fast_levels: u8,
-    pub(crate) base_level: u8,
+    pub(crate) base_level: Option<u8>,
     pub(crate) names: Names,
     pub(crate) trash: Arc<Trash>,
     pub(crate) locks: Vec<Box<dyn FileLock>>,

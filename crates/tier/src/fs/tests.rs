@@ -130,12 +130,21 @@ pub(super) fn holders(stats: &TierStats, what: &str) -> Vec<usize> {
 
 /// Everything below the root.
 pub(super) fn contents(fs: &TieredFs) -> BTreeMap<String, Vec<u8>> {
-    let read = |entry: DirEntry| {
-        let bytes = fs.read(&path(&entry.name), READ).unwrap();
-        assert_eq!(bytes.len() as u64, entry.len);
-        (entry.name, bytes)
-    };
-    fs.list(Path::new(ROOT)).unwrap().into_iter().map(read).collect()
+    let mut found = BTreeMap::new();
+    let mut dirs = vec![String::new()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs.list(&path(&dir)).unwrap() {
+            let name = format!("{dir}{}", entry.name);
+            if entry.is_dir {
+                dirs.push(name + "/");
+                continue;
+            }
+            let bytes = fs.read(&path(&name), READ).unwrap();
+            assert_eq!(bytes.len() as u64, entry.len);
+            found.insert(name, bytes);
+        }
+    }
+    found
 }
 
 /// Physical files on the disk: of files and of copies.

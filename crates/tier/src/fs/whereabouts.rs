@@ -13,6 +13,7 @@ use archipelago_env::{FileClass, IoContext, OpenOptions, RandomFile};
 use super::entry::Entry;
 use super::shared::{Shared, is_direct};
 use super::{TieredFs, file_len, modified_ms};
+use crate::device::number_of;
 use crate::namespace::record::Record;
 use crate::settings::DeviceKind;
 
@@ -101,7 +102,8 @@ impl TierFile {
             class: entry.class,
             level: entry.level(),
             len: file_len(&self.shared, entry)?,
-            modified_ms: modified_ms(entry)?,
+            // A device that cannot tell is no reason not to say where the file lies.
+            modified_ms: modified_ms(entry).unwrap_or(None),
             names,
             copies,
             is_written: self.is_written(),
@@ -174,9 +176,11 @@ impl TieredFs {
 
     /// Gives the directory `from` the name `to`, both below the root, with all that lies in it; `to` may be an empty directory. Files in it
     /// that are open stay so. All at once, and durable as the renaming of a file is. Fault point: `names.changed`. Errors: `NotFound`;
-    /// `Busy` while a lock in it is held; `InvalidArgument` if `to` lies in `from`; `Io` if it is a file or a directory that is not empty.
+    /// `Busy` while a lock in it is held; `InvalidArgument` if `to` lies in `from`; `Io` if `from` or `to` is a file, or `to` a directory that is not empty;
+    /// `Unsupported` if a log lies in it of which an end may be kept beside it (`create_log`): such ends go with the directory's name.
     pub fn rename_dir(&self, from: &Path, to: &Path) -> Result<()> {
         let (from, to) = (self.own(from)?, self.own(to)?);
+        self.refuse_log_tails(&from)?;
         let mut names = self.shared.names.lock();
         if from == *self.shared.root || to == *self.shared.root {
             return Err(Error::invalid("the root of the tiers cannot be renamed or replaced"));
@@ -207,6 +211,27 @@ impl TieredFs {
         self.shared.fault_point("names.changed")
     }
 
+    /// Refuses a directory with a log beside which its device keeps more than logs.
+    fn refuse_log_tails(&self, dir: &Path) -> Result<()> {
+        let entries: Vec<Arc<Entry>> = {
+            let names = self.shared.names.lock();
+            let ids = names.space.state.ids_below(dir);
+            ids.iter().filter_map(|id| names.entries.get(id)).cloned().collect()
+        };
+        for entry in entries.iter().filter(|entry| entry.class == FileClass::Wal) {
+            let physical = Arc::clone(&entry.inside.lock().main);
+            let Some(beside) = physical.path.parent() else { continue };
+            let kept = physical.device().fs.list(beside)?;
+            if kept.iter().any(|file| number_of(&file.name).is_none()) {
+                return Err(Error::unsupported(format!(
+                    "{} cannot be renamed: the log of a database lies in it, whose end is found by the directory's name (make a checkpoint instead)",
+                    dir.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
     fn own(&self, path: &Path) -> Result<PathBuf> {
         self.logical(path).ok_or_else(|| {
             Error::invalid(format!(
@@ -220,10 +245,10 @@ impl TieredFs {
 
 #[cfg(test)]
 mod tests {
-    use archipelago_base::ErrorKind;
+    use archipelago_base::{Epoch, ErrorKind};
     use archipelago_env::fault::{FaultFs, Operation, Rule};
     use archipelago_env::mem::MemFs;
-    use archipelago_env::{CreateOptions, FileSystem, IoPurpose};
+    use archipelago_env::{CreateOptions, FileSystem, IoPurpose, LogOptions};
 
     use super::*;
     use crate::{Components, DeviceKind, DeviceParts, DeviceSettings};
@@ -368,11 +393,14 @@ mod tests {
         assert_eq!(refused("tiers:/a", "tiers:/c/3.sst"), io(std::io::ErrorKind::NotADirectory));
         assert_eq!(refused("tiers:/a", "tiers:/none/a").0, ErrorKind::NotFound);
         assert_eq!(refused("tiers:/none", "tiers:/d").0, ErrorKind::NotFound);
-        assert_eq!(refused("tiers:/a/2.sst", "tiers:/d").0, ErrorKind::NotFound, "a file");
+        let no_dir = io(std::io::ErrorKind::NotADirectory);
+        assert_eq!(refused("tiers:/a/2.sst", "tiers:/d"), no_dir);
+        assert_eq!(refused("tiers:/a", "tiers:/c/3.sst/a"), no_dir);
         for (from, to) in [
             ("tiers:", "tiers:/d"),
             ("tiers:/a", "tiers:"),
             ("tiers:/a", "/d"),
+            ("tiers:/a", "tiers:/c/.."),
             ("tiers:/a", "tiers:/a/b/c"),
         ] {
             assert_eq!(refused(from, to).0, ErrorKind::InvalidArgument, "{from} to {to}");
@@ -402,6 +430,39 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_with_the_log_of_a_database_keeps_its_name() {
+        let base = tempfile::tempdir().unwrap();
+        let devices = [DeviceSettings::new(base.path().join("only"), DeviceKind::Directory)];
+        let components = Components { spawn: None, seed: Some(1), ..Components::default() };
+        let tiers = TieredFs::open("tiers:", &devices, components).unwrap();
+        let [dir, new] = ["tiers:/db", "tiers:/new"].map(Path::new);
+        tiers.create_dir_all(dir).unwrap();
+        let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
+        drop(tiers.create(&dir.join("plain.log"), context, CreateOptions::default()).unwrap());
+        tiers.rename_dir(dir, new).unwrap();
+        tiers.rename_dir(new, dir).unwrap();
+        let options = LogOptions { incarnation: Epoch(1), size_hint_bytes: 1 << 16, recycle: None };
+        let mut log = tiers.create_log(&dir.join("1.log"), context, options).unwrap();
+        log.append(&[b"kept beside it"]).unwrap();
+        let error = tiers.rename_dir(dir, new).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("checkpoint"), "{error}");
+    }
+
+    #[test]
+    fn a_device_that_cannot_tell_the_time_is_no_reason_not_to_be_found() {
+        let disk = FaultFs::new(Arc::new(MemFs::new()), 1);
+        let tiers = tiers_over(&(Arc::new(disk.clone()) as Arc<dyn FileSystem>));
+        tiers.create_dir_all(tiers.root()).unwrap();
+        let path = Path::new("tiers:/7.sst");
+        let context = IoContext::sst(IoPurpose::Flush, 0);
+        drop(tiers.create(path, context, CreateOptions::default()).unwrap());
+        disk.add(Rule::on_any(&[Operation::Stat]));
+        assert_eq!(tiers.whereabouts(path).unwrap().modified_ms, None);
+        assert_eq!(tiers.modified_ms(path).unwrap_err().kind(), ErrorKind::Io);
+    }
+
+    #[test]
     fn only_an_empty_directory_is_removed() {
         let tiers = tiers();
         let (dir, inner) = (Path::new("tiers:/a"), Path::new("tiers:/a/b"));
@@ -418,5 +479,7 @@ mod tests {
         tiers.remove_dir(inner).unwrap();
         tiers.remove_dir(dir).unwrap();
         assert!(!tiers.exists(dir).unwrap());
+        let upwards = tiers.create_dir_all(Path::new("tiers:/a/..")).unwrap_err();
+        assert_eq!(upwards.kind(), ErrorKind::InvalidArgument);
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct State {
 }
 
 /// The path without `.` components and trailing slashes. `..` stays and is refused by those who
-/// look it up, since no directory of that name exists.
+/// look it up, since no directory of that name is made.
 pub(crate) fn plain(path: &Path) -> PathBuf {
     path.components().filter(|part| *part != Component::CurDir).collect()
 }
@@ -208,8 +208,14 @@ impl State {
         if from.parent().is_none() || to.parent().is_none() {
             return refuse(ErrorKind::InvalidInput, from, "or its new name is the root");
         }
+        if self.id(from).is_some() {
+            return refuse(ErrorKind::NotADirectory, from, "is a file");
+        }
         if !self.is_dir(from) {
             return Err((ErrorKind::NotFound, missing(from)));
+        }
+        if to.file_name().is_none() {
+            return refuse(ErrorKind::InvalidInput, to, "is no name");
         }
         if to != from && to.starts_with(from) {
             return refuse(ErrorKind::InvalidInput, to, "lies in the directory itself");
@@ -217,8 +223,12 @@ impl State {
         if self.id(to).is_some() {
             return refuse(ErrorKind::NotADirectory, to, "is a file");
         }
-        if !to.parent().is_some_and(|dir| self.is_dir(dir)) {
-            return refuse(ErrorKind::NotFound, to, "would lie in no directory");
+        match to.parent() {
+            Some(dir) if self.is_dir(dir) => {}
+            Some(dir) if self.id(dir).is_some() => {
+                return refuse(ErrorKind::NotADirectory, dir, "is a file");
+            }
+            _ => return refuse(ErrorKind::NotFound, to, "would lie in no directory"),
         }
         let is_empty = self.below(to).all(|(dir, names)| dir == to && names.is_empty());
         if to != from && !is_empty {
@@ -266,6 +276,11 @@ impl State {
     /// The directory and those within it.
     fn below(&self, dir: &Path) -> impl Iterator<Item = (&PathBuf, &BTreeMap<OsString, u64>)> {
         self.dirs.range(dir.to_owned()..).take_while(move |(path, _)| path.starts_with(dir))
+    }
+
+    /// The ids of the files in a directory and in those within it.
+    pub(crate) fn ids_below(&self, dir: &Path) -> Vec<u64> {
+        self.below(dir).flat_map(|(_, names)| names.values().copied()).collect()
     }
 
     /// The id of the file of this name.

@@ -166,6 +166,7 @@ fn a_snapshot_rebuilds_the_state_and_refused_changes_change_nothing() {
         Record::Rename { from: "/db".into(), to: "/db/x".into() },
         Record::Rename { from: "/db".into(), to: "/none/x".into() },
         Record::Rename { from: "/".into(), to: "/db2".into() },
+        Record::Rename { from: "/db".into(), to: "/db/..".into() },
         Record::Link { from: "/db/linked".into(), to: "/db/renamed".into() },
         Record::MakeDir { path: "/db/linked/x".into() },
         Record::Level { file: 99, level: 1 },
@@ -236,6 +237,19 @@ impl PlainNames {
         listed
     }
 
+    /// Whether a record renames a directory as POSIX allows it; `None` if it is of something else.
+    fn renames_dir(&self, record: &Record) -> Option<bool> {
+        let Record::Rename { from, to } = record else { return None };
+        if !self.dirs.contains(from) {
+            return None;
+        }
+        let parent = to.parent()?;
+        let has_place = parent.parent().is_none() || self.dirs.contains(parent);
+        let is_free = from == to || (!self.dirs.contains(to) || self.list(to).is_empty());
+        let is_within = from != to && to.starts_with(from);
+        Some(has_place && is_free && !is_within && !self.names.contains_key(to))
+    }
+
     /// The same for a change that the state took.
     fn apply(&mut self, record: &Record) {
         match record {
@@ -280,7 +294,7 @@ impl PlainNames {
 fn names_and_directories_are_those_of_a_plain_map_after_any_changes() {
     let places = ["a", "a-b", "a/c", "a.d", "/a", "/a/c", "/a/c/e", "/a-b", "b"];
     let any = |rng: &mut Rng| PathBuf::from(places[rng.usize(..places.len())]);
-    let mut taken = 0;
+    let (mut taken, mut renamed_dirs) = (0, 0);
     for seed in 0..40 {
         let mut rng = Rng::with_seed(seed);
         let (mut state, mut plain) = (State::default(), PlainNames::default());
@@ -296,7 +310,13 @@ fn names_and_directories_are_those_of_a_plain_map_after_any_changes() {
                     Record::File(FileRecord { names: vec![any(&mut rng)], ..file })
                 }
             };
-            if state.apply(&record).is_ok() {
+            let renamed = plain.renames_dir(&record);
+            let outcome = state.apply(&record);
+            if let Some(possible) = renamed {
+                assert_eq!(outcome.is_ok(), possible, "{record:?}: {outcome:?}");
+                renamed_dirs += usize::from(possible);
+            }
+            if outcome.is_ok() {
                 plain.apply(&record);
                 taken += 1;
             }
@@ -320,4 +340,5 @@ fn names_and_directories_are_those_of_a_plain_map_after_any_changes() {
         }
     }
     assert!(taken > 2000, "{taken} changes were taken");
+    assert!(renamed_dirs > 20, "{renamed_dirs} directories were renamed");
 }

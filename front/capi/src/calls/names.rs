@@ -7,7 +7,7 @@ use archipelago_tier::Whereabouts;
 use rustix::io::Errno;
 
 use crate::border::{give, path};
-use crate::context::{class_number, level_of};
+use crate::context::{carried, class_number, level_of};
 use crate::failure::{Failure, Kind, Outcome, guard};
 use crate::space::{DIRS, LOCKS, SPACES};
 
@@ -247,9 +247,15 @@ pub(crate) unsafe extern "C" fn archipelago_set_level(
         if found.class != FileClass::Sst {
             return Err(Failure::invalid(format!("{} is not a table", name.display())));
         }
-        let from = found.level.unwrap_or(level);
-        let purpose = IoPurpose::Compaction { from, to: level };
-        space.tiers.set_level(name, IoContext::sst(purpose, level))?;
+        // Nothing is said of the level that it comes from, unless the thread carries the job along.
+        let job = carried().map(|context| context.io).filter(|io| io.class == FileClass::Sst);
+        let told = IoContext::sst(IoPurpose::Maintenance, level);
+        let context = job.map_or(told, |job| IoContext { family: job.family, ..told });
+        let purpose = match job.map(|job| job.purpose) {
+            Some(purpose @ IoPurpose::Compaction { to, .. }) if to == level => purpose,
+            _ => IoPurpose::Maintenance,
+        };
+        space.tiers.set_level(name, IoContext { purpose, ..context })?;
         Ok(0)
     })
 }

@@ -379,6 +379,20 @@ static void tables(int tiers) {
     IS(nanosleep(&(struct timespec){0, 10000000}, NULL) == 0);
   }
   IS(stat.device == 1);
+  /* Whose level it is, and which one L0 goes to there, is said by the job that the thread carries along; without it nothing is. */
+  {
+    char text[8192];
+    archipelago_context job = ARCHIPELAGO_CONTEXT_INIT;
+    job.file_class = ARCHIPELAGO_CLASS_TABLE;
+    job.reason = ARCHIPELAGO_FOR_COMPACTION;
+    job.from_level = 0;
+    job.level = 5;
+    job.family = 9;
+    IS(archipelago_stats(tiers, text, sizeof text) < (int64_t)sizeof text && strstr(text, "(L5 is the base)") == NULL);
+    IS(archipelago_thread_context(&job) == 0 && archipelago_set_level(tiers, "tiers:/db/6.sst", 5) == 0);
+    IS(archipelago_thread_context(NULL) == 0);
+    IS(archipelago_stats(tiers, text, sizeof text) < (int64_t)sizeof text && strstr(text, "(L5 is the base)") != NULL);
+  }
   FAILS(archipelago_set_level(tiers, "tiers:/db/6.sst", -1), EINVAL, INVALID, "level -1");
   FAILS(archipelago_set_level(tiers, "tiers:/db/5.bin", 1), EINVAL, INVALID, "not a table");
   FAILS(archipelago_set_level(tiers, "tiers:/db/none", 1), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");

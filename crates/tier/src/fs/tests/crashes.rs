@@ -27,6 +27,8 @@ struct Script {
     rng: Rng,
     model: Model,
     next: u64,
+    /// A directory, as it is called now.
+    dir: String,
 }
 
 impl Script {
@@ -38,8 +40,9 @@ impl Script {
     /// One operation; whether it was a sync of names.
     fn act(&mut self, fs: &TieredFs, world: &World) -> bool {
         self.next += 1;
-        let fresh = format!("{:04}", self.next);
-        match (self.rng.u32(..14), self.name()) {
+        let dir = if self.rng.bool() { format!("{}/", self.dir) } else { String::new() };
+        let fresh = format!("{dir}{:04}", self.next);
+        match (self.rng.u32(..15), self.name()) {
             (0..4, _) | (_, None) => {
                 let bytes = filled(self.next, self.rng.usize(1..30_000));
                 write(fs, &fresh, self.rng.u8(..6), &bytes);
@@ -77,6 +80,16 @@ impl Script {
                 }
                 world.pass(500);
                 fs.step();
+            }
+            (14, Some(_)) => {
+                let from = std::mem::replace(&mut self.dir, format!("dir{}", self.next));
+                fs.rename_dir(&path(&from), &path(&self.dir)).unwrap();
+                let renamed = |name: String| match name.strip_prefix(&from) {
+                    Some(rest) => format!("{}{rest}", self.dir),
+                    None => name,
+                };
+                let before = std::mem::take(&mut self.model).into_iter();
+                self.model = before.map(|(name, bytes)| (renamed(name), bytes)).collect();
             }
             // What is not settled has to stay.
             (12 | 13, _) => drop(fs.shared.empty_trash(false).unwrap()),
@@ -142,7 +155,9 @@ fn run(seed: u64, operations: usize) {
         let disk = if seed.is_multiple_of(4) { disk.kill_clone() } else { disk.crash_clone(seed) };
         progress.moments.push(Moment { disk, seed, finished, promised });
     }));
-    let mut script = Script { rng: Rng::with_seed(seed), model: Model::new(), next: 0 };
+    let mut script =
+        Script { rng: Rng::with_seed(seed), model: Model::new(), next: 0, dir: "dir".to_owned() };
+    fs.create_dir_all(&path(&script.dir)).unwrap();
     let mut history = vec![Model::new()];
     for _ in 0..operations {
         let synced = script.act(&fs, &world);

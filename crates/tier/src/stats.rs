@@ -161,10 +161,11 @@ impl TieredFs {
         for entry in entries {
             count_file(&mut devices, &entry);
         }
+        let base_levels = base_levels(&shared.base_levels.lock());
         TierStats {
             devices,
             fast_levels: shared.fast_levels.load(Ordering::Relaxed),
-            base_levels: base_levels(&shared.base_levels.lock()),
+            base_levels,
             failed_jobs: shared.queue.failed.load(Ordering::Relaxed),
             last_failure: shared.queue.errors.lock().clone(),
             events: shared.history.events(),

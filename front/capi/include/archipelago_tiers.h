@@ -224,7 +224,7 @@ typedef struct archipelago_stat_t {
   uint64_t size;        /* bytes; 0 of a directory */
   uint64_t file_id;     /* never used for another file of these tiers; 0 of a directory */
   uint64_t modified_ms; /* when it was written where it lies now, in milliseconds since 1970: a table that moves to another device is
-                           written anew there; 0 of a directory or a file without a name, or if its device does not know */
+                           written anew there; 0 of a directory or a file without a name, or if its device does not know or cannot be asked */
   int is_directory;     /* 0 or 1 */
   int file_class;       /* ARCHIPELAGO_CLASS_* */
   int level;            /* -1: none */
@@ -264,7 +264,8 @@ int archipelago_unlink(int tiers, const char *path);
 /* Gives a file another name, in place of a file that has it, or a directory with all that lies in it, in place of an empty directory. All at
  * once: after a kill everything has the old name or the new one. Files that are open stay so. Errors: ENOENT; EISDIR for a file in place of a
  * directory; ENOTDIR or ENOTEMPTY for a directory in place of a file, or of one that is not empty; EINVAL for one that would lie in
- * itself; EBUSY for one in which a lock is held. */
+ * itself; EBUSY for one in which a lock is held; EOPNOTSUPP for one with the log of a database of the Rust library, whose end is found by
+ * the directory's name. */
 int archipelago_rename(int tiers, const char *from, const char *to);
 
 /* Gives a file one more name; EEXIST if it is taken. `to` may lie outside of the tiers: a closed file is then linked
@@ -298,10 +299,12 @@ int archipelago_readdir(int directory, archipelago_dirent *entry);
 int archipelago_closedir(int directory);
 
 /* Tells that a table belongs to another level now without having been written anew (a trivial move): if its device is
- * too fast for that, it is moved in the background. If the thread carries a context of tables (archipelago_thread_context()), its family is the
- * table's, and if that is a compaction into this level, it tells from which level the table came. An error other than of the
- * arguments: it was not recorded. */
+ * too fast for that, it is moved in the background. An error other than of the arguments: it was not recorded. */
 int archipelago_set_level(int tiers, const char *path, int level);
+
+/* The same with the job that brought it there: the level, the family, and of a compaction the level that the table comes from, so
+ * that a move out of L0 tells which level L0 goes to. `context` is not NULL unless the thread carries one. */
+int archipelago_reassign(int tiers, const char *path, const archipelago_context *context);
 
 /* Takes the lock of that name, a file that is made if it is missing, and returns its number; EBUSY if it is taken. */
 int archipelago_lock(int tiers, const char *path);

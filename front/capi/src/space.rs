@@ -350,9 +350,9 @@ impl Space {
         for entry in entries.iter_mut().filter(|entry| !entry.is_dir) {
             // One that was removed since is listed as it was; one that was closed since is as long as it is now.
             let name = path.join(&entry.name);
-            if let Ok((_, growing)) = self.find(&name) {
+            if let Ok((file, growing)) = self.find(&name) {
                 let known = growing.map(|growing| growing.len());
-                entry.len = known.or_else(|| self.tiers.len(&name).ok()).unwrap_or(entry.len);
+                entry.len = known.or_else(|| file.length().ok()).unwrap_or(entry.len);
             }
         }
         let left = Mutex::new(entries.into_iter());

@@ -80,8 +80,10 @@ class TierFileSystem : public rocksdb::FileSystemWrapper {
   int TellLevels(rocksdb::DB* db);
 
   // A trivial move or another compaction of `db` brought a table to `level`. RocksDB reports afterwards, without its lock: two
-  // moves of one table may be reported in either order. So when the table is known to be deeper, the database says where it is.
-  rocksdb::Status Moved(rocksdb::DB* db, const std::string& path, int level);
+  // moves of one table may be reported in either order. So when the table is known to be deeper, the database says where it is. `job`: what is known
+  // of the compaction, if anything is.
+  rocksdb::Status Moved(rocksdb::DB* db, const std::string& path, int level,
+                        const archipelago_context* job = nullptr);
 
   // What the tiers hold and did, for people.
   std::string Report() const;

@@ -5,6 +5,8 @@
 #include <rocksdb/db.h>
 #include <rocksdb/utilities/object_registry.h>
 
+#include <algorithm>
+#include <map>
 #include <sstream>
 
 #include "files.h"
@@ -122,13 +124,20 @@ int TierFileSystem::TellLevels(rocksdb::DB* db) {
   return TellLevelsLocked(db);
 }
 
-Status TierFileSystem::Moved(rocksdb::DB* db, const std::string& path, int level) {
+Status TierFileSystem::Moved(rocksdb::DB* db, const std::string& path, int level, const archipelago_context* job) {
   if (!Owns(path)) return Status::InvalidArgument(path, "does not lie in the tiers");
   const std::lock_guard<std::mutex> lock(levels_);
   archipelago_stat_t stat;
   if (archipelago_stat(tiers_->handle(), path.c_str(), &stat) < 0) return Done(-1, path);
   if (stat.level == level) return Status::OK();
-  if (stat.level < level) return SetLevel(path, level);
+  if (stat.level < level && job == nullptr) return SetLevel(path, level);
+  if (stat.level < level) {
+    archipelago_context context = *job;
+    // A table on another level than the job's says nothing of where L0 goes.
+    if (level != job->level) context.reason = ARCHIPELAGO_FOR_MAINTENANCE;
+    context.level = level;
+    return Done(archipelago_reassign(tiers_->handle(), path.c_str(), &context), path);
+  }
   return TellLevelsLocked(db) < 0 ? Status::IOError(path, "its level could not be told") : Status::OK();
 }
 
@@ -137,7 +146,11 @@ int TierFileSystem::TellLevelsLocked(rocksdb::DB* db) {
   db->GetLiveFilesMetaData(&files);
   int told = 0;
   bool failed = false;
+  // The first level of each family below L0 is the one that L0 goes to: deeper ones are counted from there.
+  std::sort(files.begin(), files.end(), [](const auto& one, const auto& other) { return one.level < other.level; });
+  std::map<std::string, int> bases;
   for (const auto& file : files) {
+    if (file.level > 0) bases.emplace(file.column_family_name, file.level);
     const std::string path = file.db_path + file.name;
     archipelago_stat_t stat;
     if (!Owns(path)) continue;
@@ -145,10 +158,12 @@ int TierFileSystem::TellLevelsLocked(rocksdb::DB* db) {
     if (status.ok() && stat.level != file.level) {
       archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
       context.file_class = ARCHIPELAGO_CLASS_TABLE;
-      context.reason = ARCHIPELAGO_FOR_MAINTENANCE;
+      const bool is_base = file.level > 0 && file.level == bases[file.column_family_name];
+      context.reason = is_base ? ARCHIPELAGO_FOR_COMPACTION : ARCHIPELAGO_FOR_MAINTENANCE;
+      context.from_level = is_base ? 0 : -1;
+      context.level = file.level;
       context.family = FamilyOf(db->GetName(), file.column_family_name);
-      const Carried carried(context);
-      status = SetLevel(path, file.level);
+      status = Done(archipelago_reassign(tiers_->handle(), path.c_str(), &context), path);
       told += status.ok();
     }
     // A compaction may have taken it away since the database was asked.
@@ -302,7 +317,7 @@ IOStatus TierFileSystem::GetFileModificationTime(const std::string& path, const 
   if (!Owns(path)) return FileSystemWrapper::GetFileModificationTime(path, options, time, dbg);
   archipelago_stat_t stat;
   if (archipelago_stat(tiers_->handle(), path.c_str(), &stat) < 0) return LastError(path);
-  if (stat.modified_ms == 0) return IOStatus::NotSupported(path, "its device does not know when it was written");
+  if (stat.modified_ms == 0) return IOStatus::NotSupported(path, "its device does not tell when it was written");
   *time = stat.modified_ms / 1000;
   return IOStatus::OK();
 }

@@ -27,15 +27,6 @@ Job& ThisJob();
 // A number for a column family, never 0, which would mean that it is not known.
 uint32_t FamilyOf(const std::string& db, const std::string& name);
 
-// What the calling thread carries along while this lives; afterwards it carries nothing.
-class Carried {
- public:
-  explicit Carried(const archipelago_context& context) { (void)archipelago_thread_context(&context); }
-  ~Carried() { (void)archipelago_thread_context(nullptr); }
-  Carried(const Carried&) = delete;
-  Carried& operator=(const Carried&) = delete;
-};
-
 // What a file's name says.
 enum class NameSays { kLog, kTable, kBlob, kManifest, kOther };
 

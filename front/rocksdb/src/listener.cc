@@ -63,8 +63,7 @@ class TierListener : public rocksdb::EventListener {
       const bool was_there = std::any_of(
           info.input_file_infos.begin(), info.input_file_infos.end(),
           [&moved](const rocksdb::CompactionFileInfo& input) { return input.file_number == moved.file_number; });
-      const Carried carried(context);
-      if (fs_->Moved(db, info.output_files[at], moved.level).ok()) fs_->told().moves += was_there;
+      if (fs_->Moved(db, info.output_files[at], moved.level, &context).ok()) fs_->told().moves += was_there;
     }
   }
 

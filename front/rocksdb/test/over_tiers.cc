@@ -203,6 +203,9 @@ void ReportedLate(const Open& open) {
   const auto deep = std::find_if(files.begin(), files.end(), [](const auto& file) { return file.level >= 3; });
   CHECK(deep != files.end());
   rocksdb::CompactionJobInfo late;
+  late.cf_name = "default";
+  late.base_input_level = deep->level - 2;
+  late.output_level = deep->level - 1;
   late.output_files = {deep->db_path + deep->name};
   for (auto* infos : {&late.input_file_infos, &late.output_file_infos}) {
     infos->push_back({deep->level - 2, deep->file_number, 0});

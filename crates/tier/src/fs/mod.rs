@@ -464,7 +464,8 @@ impl FileSystem for TieredFs {
         if self.shared.names.lock().space.state.is_dir(&dir) {
             return Ok(());
         }
-        if dir.components().any(|part| part == Component::ParentDir) {
+        let below = dir.strip_prefix(&self.shared.root).unwrap_or(&dir);
+        if below.components().any(|part| part == Component::ParentDir) {
             return Err(Error::invalid(format!("{} goes up by \"..\"", dir.display())));
         }
         self.change("create directory", &dir, &Record::MakeDir { path: dir.clone() })?;

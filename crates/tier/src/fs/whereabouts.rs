@@ -3,6 +3,7 @@
 //!
 //! Reads the namespace under its lock. I/O is made by what opens, changes or removes, for the time of a file, and for the length of one that is being written.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,9 +12,8 @@ use archipelago_base::{Error, Result};
 use archipelago_env::{FileClass, IoContext, OpenOptions, RandomFile};
 
 use super::entry::Entry;
-use super::shared::{Shared, is_direct};
+use super::shared::{Names, Shared, is_direct};
 use super::{TieredFs, file_len, modified_ms};
-use crate::device::number_of;
 use crate::namespace::record::Record;
 use crate::settings::DeviceKind;
 
@@ -30,7 +30,7 @@ pub struct Whereabouts {
     pub level: Option<u8>,
     /// Length in bytes.
     pub len: u64,
-    /// When it was written where it lies now, in milliseconds since 1970; `None` if its device does not know. A move to another device
+    /// When it was written where it lies now, in milliseconds since 1970; `None` if its device does not know, or cannot be asked. A move to another device
     /// writes it anew.
     pub modified_ms: Option<u64>,
     /// How many names it has.
@@ -56,6 +56,11 @@ impl TierFile {
     #[must_use]
     pub fn id(&self) -> u64 {
         self.entry.id
+    }
+
+    /// Its length in bytes, as its device has it while it is written. Errors: those of that.
+    pub fn length(&self) -> Result<u64> {
+        file_len(&self.shared, &self.entry)
     }
 
     /// Whether somebody has it open for writing.
@@ -180,22 +185,13 @@ impl TieredFs {
     /// `Unsupported` if a log lies in it of which an end may be kept beside it (`create_log`): such ends go with the directory's name.
     pub fn rename_dir(&self, from: &Path, to: &Path) -> Result<()> {
         let (from, to) = (self.own(from)?, self.own(to)?);
+        self.check_dirs(&self.shared.names.lock(), &from, &to)?;
+        if from == to {
+            return Ok(());
+        }
         self.refuse_log_tails(&from)?;
         let mut names = self.shared.names.lock();
-        if from == *self.shared.root || to == *self.shared.root {
-            return Err(Error::invalid("the root of the tiers cannot be renamed or replaced"));
-        }
-        if let Err((kind, why)) = names.space.state.check_dir_target(&from, &to) {
-            if kind == std::io::ErrorKind::InvalidInput {
-                return Err(Error::invalid(format!("cannot rename {}: {why}", from.display())));
-            }
-            let cause = std::io::Error::new(kind, why);
-            return Err(Error::io(
-                &format!("rename to {} the directory", to.display()),
-                &from,
-                cause,
-            ));
-        }
+        self.check_dirs(&names, &from, &to)?;
         // Locks are known by their names.
         let locks = self.shared.locks.lock();
         if let Some(held) = locks.iter().find(|lock| lock.starts_with(&from)) {
@@ -211,6 +207,19 @@ impl TieredFs {
         self.shared.fault_point("names.changed")
     }
 
+    /// Whether the directory `from` can become `to` now.
+    fn check_dirs(&self, names: &Names, from: &Path, to: &Path) -> Result<()> {
+        if from == self.shared.root || to == self.shared.root {
+            return Err(Error::invalid("the root of the tiers cannot be renamed or replaced"));
+        }
+        let Err((kind, why)) = names.space.state.check_dir_target(from, to) else { return Ok(()) };
+        if kind == std::io::ErrorKind::InvalidInput {
+            return Err(Error::invalid(format!("cannot rename {}: {why}", from.display())));
+        }
+        let doing = format!("rename to {} the directory", to.display());
+        Err(Error::io(&doing, from, std::io::Error::new(kind, why)))
+    }
+
     /// Refuses a directory with a log beside which its device keeps more than logs.
     fn refuse_log_tails(&self, dir: &Path) -> Result<()> {
         let entries: Vec<Arc<Entry>> = {
@@ -218,11 +227,19 @@ impl TieredFs {
             let ids = names.space.state.ids_below(dir);
             ids.iter().filter_map(|id| names.entries.get(id)).cloned().collect()
         };
-        for entry in entries.iter().filter(|entry| entry.class == FileClass::Wal) {
-            let physical = Arc::clone(&entry.inside.lock().main);
+        let logs = entries.iter().filter(|entry| entry.class == FileClass::Wal);
+        let mut looked = HashSet::new();
+        for entry in logs {
+            let (physical, missing) = {
+                let inside = entry.inside.lock();
+                (Arc::clone(&inside.main), inside.missing)
+            };
             let Some(beside) = physical.path.parent() else { continue };
+            if missing || !looked.insert((physical.device, beside.to_owned())) {
+                continue;
+            }
             let kept = physical.device().fs.list(beside)?;
-            if kept.iter().any(|file| number_of(&file.name).is_none()) {
+            if kept.iter().any(|file| file.name.ends_with(".ring")) {
                 return Err(Error::unsupported(format!(
                     "{} cannot be renamed: the log of a database lies in it, whose end is found by the directory's name (make a checkpoint instead)",
                     dir.display()

@@ -37,7 +37,7 @@ pub(crate) struct State {
 }
 
 /// The path without `.` components and trailing slashes. `..` stays and is refused by those who
-/// look it up, since no directory of that name is made.
+/// look it up, since the tiers make no directory of that name.
 pub(crate) fn plain(path: &Path) -> PathBuf {
     path.components().filter(|part| *part != Component::CurDir).collect()
 }

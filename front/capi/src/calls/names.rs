@@ -1,13 +1,14 @@
 //! Calls on names: files, directories, locks.
 
 use std::ffi::{c_char, c_int};
+use std::path::Path;
 
 use archipelago_env::{DirEntry, FileClass, FileSystem as _, IoContext, IoPurpose};
 use archipelago_tier::Whereabouts;
 use rustix::io::Errno;
 
-use crate::border::{give, path};
-use crate::context::{carried, class_number, level_of};
+use crate::border::{context, give, path};
+use crate::context::{RawContext, class_number, level_of};
 use crate::failure::{Failure, Kind, Outcome, guard};
 use crate::space::{DIRS, LOCKS, SPACES};
 
@@ -243,21 +244,40 @@ pub(crate) unsafe extern "C" fn archipelago_set_level(
         let Some(level) = level_of(level)? else {
             return Err(Failure::invalid("level -1: a table cannot lose its level"));
         };
-        let found = space.whereabouts(name)?;
-        if found.class != FileClass::Sst {
-            return Err(Failure::invalid(format!("{} is not a table", name.display())));
-        }
-        // Nothing is said of the level that it comes from, unless the thread carries the job along.
-        let job = carried().map(|context| context.io).filter(|io| io.class == FileClass::Sst);
-        let told = IoContext::sst(IoPurpose::Maintenance, level);
-        let context = job.map_or(told, |job| IoContext { family: job.family, ..told });
-        let purpose = match job.map(|job| job.purpose) {
-            Some(purpose @ IoPurpose::Compaction { to, .. }) if to == level => purpose,
-            _ => IoPurpose::Maintenance,
-        };
-        space.tiers.set_level(name, IoContext { purpose, ..context })?;
+        refuse_others(space.whereabouts(name)?.class, name)?;
+        // Nothing is said of the level that it comes from.
+        space.tiers.set_level(name, IoContext::sst(IoPurpose::Maintenance, level))?;
         Ok(0)
     })
+}
+
+/// # Safety
+/// See the module above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn archipelago_reassign(
+    tiers: c_int,
+    name: *const c_char,
+    given: *const RawContext,
+) -> c_int {
+    guard(-1, || {
+        let space = SPACES.get(tiers)?;
+        // SAFETY: the contract of the calls.
+        let (name, context) = unsafe { (path("path", name)?, context(given)?) };
+        if context.io.level.is_none() {
+            return Err(Failure::invalid("the context has no level: a table cannot lose its own"));
+        }
+        refuse_others(space.whereabouts(name)?.class, name)?;
+        space.tiers.set_level(name, context.io)?;
+        Ok(0)
+    })
+}
+
+/// Refuses what is no table.
+fn refuse_others(class: FileClass, name: &Path) -> Outcome<()> {
+    match class {
+        FileClass::Sst => Ok(()),
+        _ => Err(Failure::invalid(format!("{} is not a table", name.display()))),
+    }
 }
 
 /// # Safety

@@ -370,7 +370,7 @@ static void tables(int tiers) {
   FAILS(archipelago_stat(tiers, "tiers:/db/3.sst", &stat), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "3.sst");
 
   /* A trivial move: the file follows its level, without anybody writing it. */
-  IS(archipelago_set_level(tiers, "tiers:/db/6.sst", 1) == 0); /* L0 compacts into L1: levels are counted from there */
+  IS(archipelago_set_level(tiers, "tiers:/db/6.sst", 0) == 0);
   IS(archipelago_set_level(tiers, "tiers:/db/6.sst", 5) == 0);
   for (tries = 0; tries < 1000; tries++) {
     IS(archipelago_stat(tiers, "tiers:/db/6.sst", &stat) == 0);
@@ -379,7 +379,7 @@ static void tables(int tiers) {
     IS(nanosleep(&(struct timespec){0, 10000000}, NULL) == 0);
   }
   IS(stat.device == 1);
-  /* Whose level it is, and which one L0 goes to there, is said by the job that the thread carries along; without it nothing is. */
+  /* Whose level it is, and which one L0 goes to there, is said by the job; a level alone says nothing of that. */
   {
     char text[8192];
     archipelago_context job = ARCHIPELAGO_CONTEXT_INIT;
@@ -389,9 +389,11 @@ static void tables(int tiers) {
     job.level = 5;
     job.family = 9;
     IS(archipelago_stats(tiers, text, sizeof text) < (int64_t)sizeof text && strstr(text, "(L5 is the base)") == NULL);
-    IS(archipelago_thread_context(&job) == 0 && archipelago_set_level(tiers, "tiers:/db/6.sst", 5) == 0);
-    IS(archipelago_thread_context(NULL) == 0);
+    IS(archipelago_reassign(tiers, "tiers:/db/6.sst", &job) == 0);
     IS(archipelago_stats(tiers, text, sizeof text) < (int64_t)sizeof text && strstr(text, "(L5 is the base)") != NULL);
+    FAILS(archipelago_reassign(tiers, "tiers:/db/5.bin", &job), EINVAL, INVALID, "not a table");
+    job.level = -1;
+    FAILS(archipelago_reassign(tiers, "tiers:/db/6.sst", &job), EINVAL, INVALID, "no level");
   }
   FAILS(archipelago_set_level(tiers, "tiers:/db/6.sst", -1), EINVAL, INVALID, "level -1");
   FAILS(archipelago_set_level(tiers, "tiers:/db/5.bin", 1), EINVAL, INVALID, "not a table");

@@ -66,6 +66,12 @@ impl IoContext {
         Self { level: Some(level), ..Self::new(FileClass::Sst, purpose) }
     }
 
+    /// The same of the levels of a column family.
+    #[must_use]
+    pub fn of_family(self, family: u32) -> Self {
+        Self { family: Some(family), ..self }
+    }
+
     /// A context of a manifest or other bookkeeping file.
     #[must_use]
     pub fn manifest(purpose: IoPurpose) -> Self {

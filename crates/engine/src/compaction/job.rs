@@ -111,7 +111,7 @@ impl CompactionSpec {
 
     fn io(&self, level: u8) -> IoContext {
         let purpose = IoPurpose::Compaction { from: self.from, to: self.output.level };
-        IoContext { family: Some(self.cf), ..IoContext::sst(purpose, level) }
+        IoContext::sst(purpose, level).of_family(self.cf)
     }
 
     fn validate(&self) -> Result<()> {

@@ -169,8 +169,8 @@ impl DbInner {
     /// Tells the file system where the files of a trivial move are now: they may belong elsewhere.
     fn tell_levels(&self, CompactionTask { family, pick, .. }: &CompactionTask) {
         let (from, to) = (pick.from() as u8, pick.to() as u8);
-        let context = IoContext::sst(IoPurpose::Compaction { from, to }, to);
-        let context = IoContext { family: Some(family.id.0), ..context };
+        let purpose = IoPurpose::Compaction { from, to };
+        let context = IoContext::sst(purpose, to).of_family(family.id.0);
         for (_, file) in pick.inputs() {
             self.fs.reassign(&self.path_of(&sst_name(file.file_no())), context);
         }

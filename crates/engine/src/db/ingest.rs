@@ -248,8 +248,7 @@ impl DbInner {
         self.committer.set_visible(seq);
         drop(commit);
         for (no, level) in levels {
-            let context = IoContext::sst(IoPurpose::Ingest, level);
-            let context = IoContext { family: Some(family.id.0), ..context };
+            let context = IoContext::sst(IoPurpose::Ingest, level).of_family(family.id.0);
             self.fs.reassign(&self.path_of(&sst_name(no)), context);
         }
         let bytes = pieces.iter().map(|meta| meta.size_bytes).sum();

@@ -89,8 +89,7 @@ fn flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     merged.seek_to_first();
     let from_first = !merged.valid() || user_key(merged.key()) >= spec.range.start.as_slice();
     let mut input = CompactionIterator::new(merged, tombstones, rules);
-    let io = IoContext::sst(IoPurpose::Flush, spec.output.level);
-    let io = IoContext { family: Some(spec.cf), ..io };
+    let io = IoContext::sst(IoPurpose::Flush, spec.output.level).of_family(spec.cf);
     let kept = input.tombstones().clone();
     let writer = OutputWriter::new(&spec.output, CfId(spec.cf), &spec.range, kept, io, context)?;
     let files = drive(&mut input, writer, context, |input| {

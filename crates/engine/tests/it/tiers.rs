@@ -1,4 +1,4 @@
-//! A checkpoint of a database whose tables lie on two devices, into a directory outside of the tiers.
+//! A database whose tables lie on two devices: its checkpoint into a directory outside of the tiers, and where the levels of its column families lie.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,21 @@ fn tier_components(outside: &Arc<dyn FileSystem>) -> archipelago_tier::Component
         policy: Policy { fast_levels: Some(1), ..Policy::default() },
         ..archipelago_tier::Components::default()
     }
+}
+
+/// Two devices in memory; copies may take `cache_share` of the first.
+fn two_in_memory(cache_share: f64) -> Vec<DeviceParts> {
+    let disk = MemFs::new();
+    let device = |path: &str| DeviceParts {
+        settings: DeviceSettings {
+            capacity_bytes: 64 << 20,
+            cache_share,
+            ..DeviceSettings::new(path, DeviceKind::Directory)
+        },
+        fs: Arc::new(disk.clone()),
+        is_local: false,
+    };
+    vec![device("/fast"), device("/slow")]
 }
 
 fn open(fs: &Arc<dyn FileSystem>, dir: &Path, create_if_missing: bool) -> Db {
@@ -133,38 +148,18 @@ fn a_checkpoint_of_two_directories_is_a_plain_database_that_shares_their_tables(
 
 #[test]
 fn a_checkpoint_of_devices_that_cannot_be_linked_out_is_a_plain_database_of_copies() {
-    let disk = MemFs::new();
-    let device = |path: &str| DeviceParts {
-        settings: DeviceSettings {
-            capacity_bytes: 64 << 20,
-            ..DeviceSettings::new(path, DeviceKind::Directory)
-        },
-        fs: Arc::new(disk.clone()),
-        is_local: false,
-    };
     let outside: Arc<dyn FileSystem> = Arc::new(MemFs::new());
-    let devices = vec![device("/fast"), device("/slow")];
+    let devices = two_in_memory(1.0);
     let tiers = TieredFs::open_over("/tiers", devices, tier_components(&outside)).unwrap();
     check(&tiers, &outside, &PathBuf::from("/copy"));
 }
 
 #[test]
 fn levels_of_a_large_and_a_small_family_are_counted_each_from_its_own_base() {
-    let disk = MemFs::new();
-    let device = |path: &str| DeviceParts {
-        settings: DeviceSettings {
-            capacity_bytes: 64 << 20,
-            cache_share: 0.0,
-            ..DeviceSettings::new(path, DeviceKind::Directory)
-        },
-        fs: Arc::new(disk.clone()),
-        is_local: false,
-    };
     let outside: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let mut components = tier_components(&outside);
     components.policy.fast_levels = Some(2);
-    let devices = vec![device("/fast"), device("/slow")];
-    let tiers = TieredFs::open_over("/tiers", devices, components).unwrap();
+    let tiers = TieredFs::open_over("/tiers", two_in_memory(0.0), components).unwrap();
     let db = open(&(Arc::clone(&tiers) as Arc<dyn FileSystem>), Path::new("/tiers/db"), true);
     let large = db.default_family().clone();
     let small = db.create_family("small", small_family()).unwrap();

@@ -187,6 +187,15 @@ impl Entry {
         }
     }
 
+    /// What the tiers' own reads and writes of it are.
+    pub(crate) fn own_context(&self) -> IoContext {
+        IoContext {
+            level: self.level(),
+            family: self.family(),
+            ..IoContext::new(self.class, IoPurpose::Maintenance)
+        }
+    }
+
     pub(crate) fn heat(&self) -> f64 {
         f64::from_bits(self.heat.load(Ordering::Relaxed))
     }

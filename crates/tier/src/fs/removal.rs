@@ -240,13 +240,8 @@ fn move_away(shared: &Arc<Shared>, entry: &Arc<Entry>, from: usize) -> Result<()
         )));
     }
     let len = len_of(entry);
-    let context = IoContext {
-        level: entry.level(),
-        family: entry.family(),
-        ..IoContext::new(entry.class, IoPurpose::Maintenance)
-    };
     let views = shared.views();
-    let (to, _) = place(&shared.place_input(context, len, &views));
+    let (to, _) = place(&shared.place_input(entry.own_context(), len, &views));
     if to == from || views[to].avoid || views[to].free < len {
         return Err(no_space(format!("no device has room for {} ({len} bytes)", name())));
     }

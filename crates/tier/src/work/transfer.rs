@@ -53,14 +53,6 @@ pub(super) fn run(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     }
 }
 
-fn context(entry: &Entry) -> IoContext {
-    IoContext {
-        level: entry.level(),
-        family: entry.family(),
-        ..IoContext::new(entry.class, IoPurpose::Maintenance)
-    }
-}
-
 /// Where a file lies, and its bytes: those of a whole copy if it is missing there.
 fn source(
     shared: &Arc<Shared>,
@@ -71,10 +63,10 @@ fn source(
         (Arc::clone(&inside.main), inside.missing)
     };
     if missing {
-        let copy = entry.open(shared, &main.path, context(entry), OpenOptions::default())?;
+        let copy = entry.open(shared, &main.path, entry.own_context(), OpenOptions::default())?;
         return Ok((main, copy));
     }
-    let file = shared.open_physical(&main, context(entry), OpenOptions::default());
+    let file = shared.open_physical(&main, entry.own_context(), OpenOptions::default());
     main.device().note(&file, shared.now_ns());
     Ok((main, file?))
 }
@@ -151,7 +143,7 @@ fn copy_all(
     while at < end {
         interrupted(shared, entry)?;
         let part = &mut piece[..PIECE_BYTES.min(end - at) as usize];
-        source.read_exact_at(at, part, context(entry)).map_err(Trouble::Source)?;
+        source.read_exact_at(at, part, entry.own_context()).map_err(Trouble::Source)?;
         to.timed(|| shared.now_ns(), part.len(), || writer.append(part))?;
         each(part);
         at += part.len() as u64;
@@ -247,7 +239,7 @@ fn write_all(
 ) -> Result<u32, Trouble> {
     let to = &shared.devices[job.to];
     let options = shared.create_options(to, job.entry.class, source.len());
-    let mut writer = to.fs.create(path, context(&job.entry), options)?;
+    let mut writer = to.fs.create(path, job.entry.own_context(), options)?;
     let mut crc = 0;
     copy_all(shared, job, source, &mut *writer, |piece| crc = crc_append(crc, piece))?;
     shared.fault_point("move.copied")?;
@@ -259,7 +251,7 @@ fn write_all(
 fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32) -> Result<()> {
     let to = &shared.devices[job.to];
     let direct = is_direct(to, job.entry.class);
-    let file = to.fs.open(path, context(&job.entry), OpenOptions { direct })?;
+    let file = to.fs.open(path, job.entry.own_context(), OpenOptions { direct })?;
     if file.len() != len {
         return Err(Error::corrupt(path, file.len(), "the moved file has another length"));
     }
@@ -269,7 +261,7 @@ fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32)
     let (mut at, mut found) = (0, 0);
     while at < len {
         let part = &mut piece[..PIECE_BYTES.min(len - at) as usize];
-        file.read_exact_at(at, part, context(&job.entry))?;
+        file.read_exact_at(at, part, job.entry.own_context())?;
         found = crc_append(found, part);
         at += part.len() as u64;
     }
@@ -419,7 +411,7 @@ fn write_copy(
         }
         piece.resize(*len as usize, 0);
         source
-            .read_exact_at(*start, &mut piece, self::context(&job.entry))
+            .read_exact_at(*start, &mut piece, job.entry.own_context())
             .map_err(Trouble::Source)?;
         for (from, to) in parts {
             waiting.extend_from_slice(&piece[(from - start) as usize..(to - start) as usize]);

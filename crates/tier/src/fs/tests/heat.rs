@@ -38,8 +38,7 @@ fn each_column_family_has_its_own_base_level() {
     world.policy.fast_levels = Some(2);
     let fs = world.open();
     let make = |name: &str, from: u8, to: u8, family: u32| {
-        let context = IoContext::sst(IoPurpose::Compaction { from, to }, to);
-        let context = IoContext { family: Some(family), ..context };
+        let context = IoContext::sst(IoPurpose::Compaction { from, to }, to).of_family(family);
         let mut file = fs.create(&path(name), context, CreateOptions::default()).unwrap();
         file.append(&filled(1, 1000)).and_then(|()| file.sync()).unwrap();
         drop(file);

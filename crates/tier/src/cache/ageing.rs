@@ -20,6 +20,8 @@ const DRIFT_MAX: f64 = 0.02;
 const SURE: f64 = 4.0;
 /// A file's accesses count as at most so many times as many for its having come late.
 const SCALE_MAX: f64 = 8.0;
+/// A file was there for no less than this part.
+const PART_MIN: f64 = 1e-6;
 /// A file that is scaled by more has no baseline: too little of it was counted to say later whether it is read otherwise.
 pub(crate) const BASELINE_SCALE_MAX: f64 = 2.0;
 /// No baseline is taken of fewer accesses than this.
@@ -31,20 +33,24 @@ const DRIFT_READS_MIN: f64 = 8.0;
 /// that stays as it is, whatever chance does. Of each file its aged accesses of before, and its reads since.
 ///
 /// What chance adds is taken off: reads vary by their number, and so does what is expected of them, by `variance` (of the accesses of before, of their
-/// mean; times the file's scale) as much for each time that there are as many reads as before. So are [`SURE`] standard deviations of that, as this is asked at
-/// every look. 0 while there are hardly any reads.
-pub(crate) fn drift(files: impl Iterator<Item = Baseline> + Clone, variance: f64) -> f64 {
+/// mean; times the file's scale) as much for each time that there are as many reads as before; all of it times `dispersion`
+/// ([`super::alike::Dispersion`]). So are [`SURE`] standard deviations of that, as this is asked at every look. 0 while there are hardly any reads.
+pub(crate) fn drift(
+    files: impl Iterator<Item = Baseline> + Clone,
+    variance: f64,
+    dispersion: f64,
+) -> f64 {
     let (count, before, since) = files
         .clone()
         .fold((0.0, 0.0, 0.0), |(n, b, s), file| (n + 1.0, b + file.before, s + file.since));
-    if before <= 0.0 || since < DRIFT_READS_MIN * count {
+    if before <= 0.0 || since < DRIFT_READS_MIN * dispersion * count {
         return 0.0;
     }
     let rate = since / before;
     let (mut moved, mut chance, mut all) = (0.0, 0.0, 0.0);
     for Baseline { before, since, scale } in files {
         let expected = before * rate;
-        let by_chance = expected * (1.0 + variance * scale * rate);
+        let by_chance = dispersion * expected * (1.0 + variance * scale * rate);
         moved += (since - expected).powi(2) - by_chance;
         chance += 2.0 * by_chance * by_chance;
         all += expected * expected;
@@ -74,6 +80,8 @@ pub(crate) struct Interval {
     pub(crate) ranges: u64,
     /// How far files are read otherwise than when the baseline was taken; see [`drift`].
     pub(crate) drift: f64,
+    /// By how many times their mean counts of files vary ([`super::alike::Dispersion`]); less than 1 counts as 1.
+    pub(crate) dispersion: f64,
 }
 
 /// What a look says to every file.
@@ -97,6 +105,14 @@ impl Look {
             return 1.0;
         }
         (self.weights / counted.max(self.weights / SCALE_MAX)).max(1.0)
+    }
+
+    /// For what part of the weights a file was there that was not for `missed` of them; above 0.
+    pub(crate) fn part(&self, missed: f64) -> f64 {
+        if self.weights <= 0.0 {
+            return 1.0;
+        }
+        ((self.weights - missed) / self.weights).clamp(PART_MIN, 1.0)
     }
 }
 
@@ -134,8 +150,8 @@ impl Ageing {
         let passed_ms = now_ms.saturating_sub(*self.at_ms.get_or_insert(now_ms));
         let is_enough = self.reads > 0 && self.reads >= READS_PER_RANGE * interval.ranges;
         let is_late = passed_ms >= HALF_LIVES_MAX * half_life_ms;
-        let is_stale =
-            self.expected >= EXPECTED_MIN && (self.hits as f64) < KEPT_MIN * self.expected;
+        let is_stale = self.expected >= EXPECTED_MIN * interval.dispersion.max(1.0)
+            && (self.hits as f64) < KEPT_MIN * self.expected;
         let may_take = self.weights + interval.reads as f64 >= 2.0 * BASELINE_MIN;
         let has_moved = interval.drift > DRIFT_MAX && may_take;
         let ages = passed_ms >= half_life_ms && (is_enough || is_late || is_stale || has_moved);
@@ -186,7 +202,7 @@ mod tests {
 
     #[test]
     fn accesses_age_when_there_were_enough_and_sooner_if_copies_are_out_of_date() {
-        let interval = |reads, hits| Interval { reads, hits, ranges: 1000, drift: 0.0 };
+        let interval = |reads, hits| Interval { reads, hits, ranges: 1000, ..Interval::default() };
         assert_eq!(ages_at(0.0, interval(4000, 0)), 10, "never sooner than a half-life");
         assert_eq!(ages_at(0.0, interval(400, 0)), 20);
         assert_eq!(ages_at(0.0, interval(1, 0)), 300);
@@ -195,6 +211,9 @@ mod tests {
         assert_eq!(ages_at(0.5, interval(400, 100)), 10, "half as many hits as expected");
         assert_eq!(ages_at(0.5, interval(10, 0)), 20, "not known before 100 were expected");
         assert_eq!(ages_at(0.0, Interval { drift: 0.1, ..interval(400, 0) }), 10);
+        let at_once = Interval { dispersion: 16.0, ..interval(100, 20) };
+        assert_eq!(ages_at(0.5, at_once), 32, "1,600 have to be expected, not 100");
+        assert_eq!(ages_at(0.5, interval(100, 20)), 10);
         assert_eq!(ages_at(0.0, Interval { drift: 0.1, ..interval(1, 0) }), 200, "too few to tell");
     }
 
@@ -256,13 +275,24 @@ mod tests {
             };
             (0..100).map(file).collect()
         };
-        let of = |files: Vec<Baseline>| drift(files.into_iter(), 1.0);
+        let of = |files: Vec<Baseline>| drift(files.into_iter(), 1.0, 1.0);
         for (rate, scale) in
             [(1.0, 1.0), (3.0, 1.0), (1.0, BASELINE_SCALE_MAX), (3.0, BASELINE_SCALE_MAX)]
         {
             assert!(of(files(0, rate, scale)) < DRIFT_MAX, "as before");
             assert!(of(files(2, rate, scale)) > 3.0 * DRIFT_MAX, "two files further");
         }
+        // Scans of sixteen reads in a file at once look like another load, unless that is known.
+        let mut scans = |shift: usize| -> Vec<Baseline> {
+            let mut draw = |at: usize| 16.0 * draw(20.0 * hot(at % 100) / 16.0) as f64;
+            let file = |at| Baseline { before: draw(at), scale: 1.0, since: draw(at + shift) };
+            (0..100).map(file).collect()
+        };
+        let (before, moved) = (scans(0), scans(2));
+        assert!(of(before.clone()) > DRIFT_MAX, "scans look like drift");
+        let known = |files: Vec<Baseline>| drift(files.into_iter(), 1.0, 16.0);
+        assert!(known(before.clone()) < DRIFT_MAX, "{}", known(before));
+        assert!(known(moved.clone()) > 3.0 * DRIFT_MAX, "{}", known(moved));
         let few = [(100.0, 3.0), (1.0, 4.0)];
         let few = few.map(|(before, since)| Baseline { before, scale: 1.0, since });
         assert_eq!(of(few.to_vec()), 0.0, "too few reads");

@@ -7,8 +7,10 @@
 //! own below L0 among it, and whatever stands in the way of files.
 
 pub(crate) mod ageing;
+pub(crate) mod alike;
 pub(crate) mod format;
 pub(crate) mod parts;
+pub(crate) mod payback;
 pub(crate) mod ranges;
 
 /// A copy is evicted for another file only if that is hotter by so many standard deviations of what chance does to two that are alike: such two do not
@@ -44,7 +46,7 @@ pub fn is_worth_renewing(planned: f64, held: f64, bytes: u64, variance: f64, fil
 }
 
 /// A copy costs as many reads as it has bytes of this.
-const BLOCK_BYTES: f64 = 4096.0;
+pub(crate) const BLOCK_BYTES: f64 = 4096.0;
 /// In how many of the times after which accesses count half a copy has to win them back.
 const PAYS_WITHIN: f64 = 8.0;
 
@@ -87,6 +89,15 @@ pub struct Held {
     pub len: u64,
 }
 
+/// How much may be copied at once where copies win back what they cost (`cache::payback`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refill {
+    /// Copies in all, those of [`CacheInput::slots`] among them.
+    pub copies: usize,
+    /// Bytes of those beyond.
+    pub bytes: u64,
+}
+
 /// What [`choose`] decides from.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheInput<'a> {
@@ -100,6 +111,8 @@ pub struct CacheInput<'a> {
     pub leave: usize,
     /// How many may be begun.
     pub slots: usize,
+    /// And how much beyond that, into room that nothing takes.
+    pub refill: Refill,
     /// Bytes that files may take until copies are chosen again: nothing is copied into those.
     pub coming: u64,
     /// Files that slower devices serve.
@@ -151,7 +164,15 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     // The hottest of those is compared with the coldest of these.
     let sure = sure(candidates.len().saturating_mul(held.len()));
     candidates.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
-    for candidate in candidates.into_iter().take(input.slots) {
+    let mut refill = input.refill.bytes;
+    for (at, candidate) in candidates.into_iter().enumerate() {
+        if at >= input.slots {
+            let fits = room >= candidate.len as i64 && refill >= candidate.bytes;
+            if at >= input.refill.copies || !fits {
+                break;
+            }
+            refill -= candidate.bytes;
+        }
         let mut victims = Vec::new();
         let mut demoted = None;
         let mut gained = room;
@@ -204,7 +225,17 @@ mod tests {
     fn run(room: i64, candidates: &[Candidate], held: &[Held]) -> Vec<CacheAction> {
         let (wanted, demotes) = (true, true);
         let (leave, slots, coming) = (8, 8, 0);
-        choose(&CacheInput { room, wanted, demotes, leave, slots, coming, candidates, held })
+        choose(&CacheInput {
+            room,
+            wanted,
+            demotes,
+            leave,
+            slots,
+            refill: Refill::default(),
+            coming,
+            candidates,
+            held,
+        })
     }
 
     #[test]
@@ -233,6 +264,7 @@ mod tests {
                 demotes: true,
                 leave: 1,
                 slots: 1,
+                refill: Refill::default(),
                 coming: 0,
                 candidates: &candidates,
                 held: &held,
@@ -247,6 +279,37 @@ mod tests {
         // A copy of half the length that has half of the accesses is as hot.
         let half = Held { len: 5, ..held(10, 45.0) };
         assert_eq!(run(5, &[candidate(1, 90.0)], &[half]), []);
+    }
+
+    #[test]
+    fn what_was_won_fills_free_room_at_once_and_displaces_nothing() {
+        let candidates: Vec<Candidate> = (0..20).map(|n| candidate(n, 90.0)).collect();
+        let held = [held(10, 1.0)];
+        let chosen = |room, slots, copies, bytes| {
+            let refill = Refill { copies, bytes };
+            let (wanted, demotes, leave, coming) = (true, true, 1, 0);
+            let candidates = &candidates[..];
+            let held = &held[..];
+            let actions = choose(&CacheInput {
+                room,
+                wanted,
+                demotes,
+                leave,
+                slots,
+                refill,
+                coming,
+                candidates,
+                held,
+            });
+            let copies = actions.iter().filter(|one| matches!(one, CacheAction::Copy(_)));
+            (copies.count(), actions.contains(&CacheAction::Replace(10)))
+        };
+        assert_eq!(chosen(100, 2, 0, 1000), (2, false));
+        assert_eq!(chosen(100, 2, 64, 1000), (10, false), "all that fits");
+        assert_eq!(chosen(100, 2, 5, 1000), (5, false));
+        assert_eq!(chosen(100, 2, 64, 30), (5, false), "what was won");
+        assert_eq!(chosen(0, 2, 64, 1000), (1, true), "at the old pace");
+        assert_eq!(chosen(0, 0, 64, 1000), (0, false));
     }
 
     #[test]
@@ -269,6 +332,7 @@ mod tests {
                 demotes,
                 leave,
                 slots,
+                refill: Refill::default(),
                 coming: 0,
                 candidates: &candidates,
                 held: &held,
@@ -290,6 +354,7 @@ mod tests {
             demotes: false,
             leave: 8,
             slots: 8,
+            refill: Refill::default(),
             coming: 0,
             candidates: &candidates,
             held: &held,
@@ -306,6 +371,7 @@ mod tests {
             demotes: true,
             leave: 8,
             slots: 8,
+            refill: Refill::default(),
             coming: 0,
             candidates: &[],
             held: &held,
@@ -372,6 +438,7 @@ mod tests {
             demotes: true,
             leave: 8,
             slots: 8,
+            refill: Refill::default(),
             coming,
             candidates: &candidates,
             held: &[],

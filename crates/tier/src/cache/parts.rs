@@ -5,6 +5,7 @@
 //! where most of a file is hot, and where reads are so long that they overlap. Decision 0022 has the figures. Cost: each function is linear in the spans of the files
 //! that it looks at.
 
+use super::alike::{Counted, Expected};
 use super::density;
 use super::format::CopyIndex;
 use super::ranges::Span;
@@ -24,22 +25,45 @@ const OVERLAP_MAX: f64 = 1.5;
 pub(crate) struct FileReads {
     len: u64,
     inherited: f64,
-    ranges: u64,
+    range_bytes: u64,
     spans: Vec<Span>,
     /// Sum of the spans' reads.
     counted: f64,
+    /// Those of them in every second interval.
+    odd: u32,
     trust: f64,
     /// It would have so many times these accesses if it had been there for as long as others.
     scale: f64,
+    /// For what part of the time that others were there it was.
+    there: f64,
+    /// All of its accesses, as far as they are believed.
+    heat: f64,
+    /// How far what was counted is believed, and the variance of what its kind adds.
+    own: f64,
+    kind_variance: f64,
 }
 
 impl FileReads {
-    /// Of a file of `len` bytes that is counted in so many `ranges`: `spans` are those in which reads began, `inherited` aged accesses that nobody
-    /// knows the place of, which it took over or kept over a restart. Counts are believed until [`Self::believe`] says how far.
+    /// Of a file of `len` bytes that is counted in ranges of `range_bytes`: `spans` are those in which reads began, `inherited` aged accesses that
+    /// nobody knows the place of, which it took over or kept over a restart. Counts are believed until [`Self::believe`] says how far.
     #[must_use]
-    pub(crate) fn new(len: u64, inherited: f64, ranges: u64, spans: Vec<Span>) -> Self {
-        let counted = spans.iter().map(|span| f64::from(span.reads)).sum();
-        Self { len, inherited, ranges, spans, counted, trust: 1.0, scale: 1.0 }
+    pub(crate) fn new(len: u64, inherited: f64, range_bytes: u64, spans: Vec<Span>) -> Self {
+        let counted: f64 = spans.iter().map(|span| f64::from(span.reads)).sum();
+        let odd = spans.iter().fold(0u32, |odd, span| odd.saturating_add(span.odd));
+        Self {
+            len,
+            inherited,
+            range_bytes: range_bytes.max(1),
+            spans,
+            counted,
+            odd,
+            trust: 1.0,
+            scale: 1.0,
+            there: 1.0,
+            heat: inherited + counted,
+            own: 1.0,
+            kind_variance: 0.0,
+        }
     }
 
     /// Counts of parts are believed so far, 0 to 1; see [`trust`].
@@ -47,21 +71,63 @@ impl FileReads {
         self.trust = trust;
     }
 
-    /// The same of a file that came late; see [`super::ageing::Look::scale`].
+    /// What its kind has counts as well.
+    pub(crate) fn expect(&mut self, Expected { own, mean, doubt }: Expected) {
+        let of_kind = (1.0 - own) * mean * self.len as f64;
+        self.heat = own * self.raw() + of_kind;
+        self.own = own;
+        self.kind_variance = doubt * of_kind * of_kind;
+    }
+
+    /// What was counted of it, which varies by `variance` of its mean.
+    pub(crate) fn counted(&self, variance: f64) -> Counted {
+        let exposure = self.len as f64 * self.there;
+        Counted { accesses: self.inherited + self.counted, exposure, variance }
+    }
+
+    /// The same of a file that came late: it was `there` for a part of the time, and is scaled for it ([`super::ageing::Look`]).
     #[must_use]
-    pub(crate) fn scaled(self, scale: f64) -> Self {
-        Self { scale, ..self }
+    pub(crate) fn scaled(self, scale: f64, there: f64) -> Self {
+        Self { scale, there, heat: self.heat * scale, ..self }
     }
 
     /// By how much of their mean its accesses vary by chance, where that is `counted` of what was counted.
     pub(crate) fn variance(&self, counted: f64) -> f64 {
-        counted * self.scale
+        let own = self.own * self.own * counted * self.scale * self.raw();
+        if self.heat > 0.0 { (own + self.kind_variance) / self.heat } else { counted * self.scale }
     }
 
-    /// All of its aged accesses.
+    /// All of its aged accesses, as far as they are believed: between what was counted and what its kind has.
     #[must_use]
     pub(crate) fn heat(&self) -> f64 {
+        self.heat
+    }
+
+    /// Its accesses as they were counted.
+    fn raw(&self) -> f64 {
         (self.inherited + self.counted) * self.scale
+    }
+
+    /// Whether it was read at all.
+    #[must_use]
+    pub(crate) fn is_read(&self) -> bool {
+        self.raw() > 0.0
+    }
+
+    /// Each range that was read, and what part of the file's bytes is counted in it: to where the next one begins, if that was read, or to its end.
+    fn parts(&self) -> impl Iterator<Item = (&Span, f64)> {
+        self.spans.iter().enumerate().map(move |(at, span)| {
+            let end = (span.start / self.range_bytes + 1) * self.range_bytes;
+            let next = self.spans.get(at + 1).map_or(self.len, |next| next.start);
+            let end = end.max(span.start + span.len).min(next).min(self.len);
+            (span, end.saturating_sub(span.start) as f64 / self.len.max(1) as f64)
+        })
+    }
+
+    /// What is expected of a part of it that had so many accesses: what its kind has more than it had may come anywhere.
+    fn of_part(&self, part: f64, accesses: f64) -> f64 {
+        let (heat, raw, had) = (self.heat, self.raw(), accesses * self.scale);
+        if heat >= raw { had + (heat - raw) * part } else { had * heat / raw }
     }
 
     /// Whether its reads are so long that they overlap: bytes of one range serve reads of others, too, and the file is judged as a whole.
@@ -74,7 +140,7 @@ impl FileReads {
     fn expected(&self, counted: f64, bytes: u64) -> f64 {
         let part = (bytes as f64 / self.len.max(1) as f64).min(1.0);
         let alike = (self.inherited + (1.0 - self.trust) * self.counted) * part;
-        (alike + self.trust * counted) * self.scale
+        self.of_part(part, alike + self.trust * counted)
     }
 
     fn density_of(&self, span: &Span) -> f64 {
@@ -100,8 +166,16 @@ impl FileReads {
         let spans = self.spans.iter().filter(|span| !holds(ranges, span)).copied().collect();
         let held: u64 = ranges.iter().map(|range| range.1).sum();
         let rest = 1.0 - (held as f64 / self.len.max(1) as f64).min(1.0);
-        let left = Self::new(self.len, self.inherited * rest, self.ranges, spans);
-        Self { trust: self.trust, scale: self.scale, ..left }
+        let left = Self::new(self.len, self.inherited * rest, self.range_bytes, spans);
+        Self {
+            trust: self.trust,
+            scale: self.scale,
+            there: self.there,
+            heat: (self.heat - self.served_by(ranges)).max(0.0),
+            own: self.own,
+            kind_variance: self.kind_variance * rest * rest,
+            ..left
+        }
     }
 }
 
@@ -112,18 +186,41 @@ fn holds(ranges: &[(u64, u64)], span: &Span) -> bool {
     range.is_some_and(|(start, len)| span.start + span.len <= start + len)
 }
 
-/// How far counts of parts of files are to be believed: the part of their variance within files that chance does not explain (counts of what is alike
-/// have a variance as large as their mean). 0 to 1; what an empirical Bayes estimate of Poisson counts with a common prior takes.
+/// How far counts of parts of files are to be believed: the part of their variance within files that chance does not explain. 0 to 1; what an empirical
+/// Bayes estimate of counts with a common prior takes.
+///
+/// Two halves of the intervals tell what chance does: parts that really differ do so in both, and what they have in the one says nothing of the
+/// other otherwise. That holds also where a scan reads several blocks of a part at once, so that counts vary by more than their mean. Reads of a file without two
+/// halves are taken to come one by one. A part is expected to have what its bytes have of the file: one in which two blocks begin is read twice as often as
+/// the next one, and no hotter. Only parts that were read are asked: how long the others are is not known, and they have a product of 0.
 pub(crate) fn trust<'a>(files: impl Iterator<Item = &'a FileReads>) -> f64 {
-    let (mut spread, mut chance) = (0.0, 0.0);
+    let (mut differ, mut chance) = (0.0, 0.0);
     for file in files {
-        let counted = file.counted;
-        let squares: f64 = file.spans.iter().map(|span| f64::from(span.reads).powi(2)).sum();
-        spread += squares - counted * counted / file.ranges.max(1) as f64;
-        chance += counted * (1.0 - 1.0 / file.ranges.max(1) as f64);
+        let whole_odd = f64::from(file.odd);
+        let whole_even = file.counted - whole_odd;
+        let odd_part = whole_odd / file.counted.max(1.0);
+        let even_part = 1.0 - odd_part;
+        let has_halves = odd_part.min(even_part) >= HALF_MIN;
+        for (span, part) in file.parts() {
+            let (all, odd) = (f64::from(span.reads), f64::from(span.odd));
+            let even = all - odd;
+            if has_halves {
+                // As much of the whole as of its halves.
+                let whole = odd_part * even_part;
+                let above = odd * (even - whole_even * part) + even * (odd - whole_odd * part);
+                differ += above / 2.0 / whole;
+                chance += (odd * even_part - even * odd_part).powi(2) / whole;
+            } else {
+                differ += all * (all - 1.0 - file.counted * part);
+                chance += all;
+            }
+        }
     }
-    if spread <= 0.0 { 0.0 } else { (1.0 - chance / spread).max(0.0) }
+    if differ > 0.0 { differ / (differ + chance) } else { 0.0 }
 }
+
+/// The smaller half has to have so much of a file's reads.
+const HALF_MIN: f64 = 0.2;
 
 /// Accesses per byte are told apart by a quarter of an octave…
 const WORTH_STEPS: f64 = 4.0;
@@ -134,7 +231,7 @@ const WORTH_CLASSES: usize = 256;
 /// What it takes to be copied to a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Worth {
-    /// So many accesses per byte. 0 if all files fit that were read at all, so that they can be copied whole.
+    /// So many accesses per byte. 0 if all files fit that are asked for, so that they can be copied whole.
     pub(crate) density: f64,
     /// Of what has no more than this, only a part fits, and is taken of each file; what has more is taken always.
     pub(crate) above: f64,
@@ -277,9 +374,10 @@ mod tests {
 
     /// A file of 64 ranges of 1,000 bytes with so many reads.
     fn file(reads: &[(u64, u32)]) -> FileReads {
-        let span = |&(index, reads): &(u64, u32)| Span { start: index * 1000, len: 1000, reads };
+        let span =
+            |&(index, reads): &(u64, u32)| Span { start: index * 1000, len: 1000, reads, odd: 0 };
         let spans = reads.iter().map(span).collect();
-        FileReads::new(64_000, 0.0, 64, spans)
+        FileReads::new(64_000, 0.0, 1000, spans)
     }
 
     /// All that has so many accesses per byte.
@@ -330,18 +428,19 @@ mod tests {
         let plan_of = |file: &FileReads| plan(file, from(0.01), CacheBy::Adaptive);
         assert!(plan_of(&file(&even)).is_some_and(|plan| plan.whole && plan.reads == 640.0));
         assert_eq!(plan_of(&file(&even[..32])).map(|plan| plan.bytes()), Some(32_000));
-        let inherited = FileReads::new(64_000, 640.0, 64, Vec::new());
+        let inherited = FileReads::new(64_000, 640.0, 1000, Vec::new());
         assert!(plan_of(&inherited).is_some_and(|plan| plan.whole), "nothing else is known");
-        let cooler = FileReads { inherited: 320.0, ..file(&[(5, 5), (6, 4)]) };
+        let spans = file(&[(5, 5), (6, 4)]).spans;
+        let cooler = FileReads::new(64_000, 320.0, 1000, spans);
         let plan = plan_of(&cooler).expect("a part is worth it");
         assert_eq!((plan.ranges, plan.reads), (vec![(5000, 1000)], 10.0));
     }
 
     #[test]
     fn spans_that_overlap_are_copied_once_and_served_only_where_all_of_them_lies() {
-        let span = |start, len, reads| Span { start, len, reads };
+        let span = |start, len, reads| Span { start, len, reads, odd: 0 };
         let spans = vec![span(900, 4200, 10), span(5000, 4200, 10), span(20_000, 100, 3)];
-        let file = FileReads::new(20_050, 0.0, 64, spans);
+        let file = FileReads::new(20_050, 0.0, 5000, spans);
         let plan = plan(&file, from(0.002), CacheBy::Range).expect("something");
         assert_eq!(plan.ranges, [(900, 8300), (20_000, 50)], "to the end of the file at most");
         assert_eq!(file.served_by(&[(0, 5050), (20_000, 100)]), 3.0);
@@ -352,8 +451,8 @@ mod tests {
     #[test]
     fn a_file_of_which_long_parts_are_read_is_judged_as_a_whole() {
         let scanned = |reads| {
-            let span = |index: u64| Span { start: index * 1000, len: 16_000, reads };
-            FileReads::new(64_000, 0.0, 64, (0..20).map(span).collect())
+            let span = |index: u64| Span { start: index * 1000, len: 16_000, reads, odd: 0 };
+            FileReads::new(64_000, 0.0, 1000, (0..20).map(span).collect())
         };
         let files = [scanned(30), scanned(10), file(&[(3, 40), (5, 2)])];
         let worth = worth(files.iter(), 65_000);
@@ -362,22 +461,48 @@ mod tests {
         assert_eq!(bytes, [Some((true, 64_000)), None, Some((false, 1000))]);
     }
 
+    /// Files of 64 ranges of 1,000 bytes, in each 256 reads in scans of `blocks` blocks of `block` bytes, of which every second is in an odd interval; in so many of a hundred
+    /// scans they begin in the first eight ranges.
+    fn scanned(block: u64, blocks: u64, hot: u64) -> Vec<FileReads> {
+        let mut rng = archipelago_base::random::Rng::with_seed(3);
+        let mut draw = || {
+            let reads = crate::cache::ranges::RangeReads::new(64_000, 1000);
+            for _ in 0..256 / blocks {
+                let among = if rng.u64(..100) < hot { 8000 } else { 64_000 };
+                let first = rng.u64(..among / block);
+                for at in (first..first + blocks).map(|at| at % (64_000 / block) * block) {
+                    reads.count(at, block.min(64_000 - at));
+                }
+                reads.next_interval();
+            }
+            FileReads::new(64_000, 0.0, 1000, reads.spans())
+        };
+        (0..50).map(|_| draw()).collect()
+    }
+
     #[test]
     fn counts_are_believed_as_far_as_chance_does_not_explain_them() {
-        let mut rng = archipelago_base::random::Rng::with_seed(3);
-        let mut draw = |hot: u64| {
-            let mut counts = std::collections::BTreeMap::new();
-            for _ in 0..256 {
-                let index = if rng.u64(..100) < hot { rng.u64(..8) } else { rng.u64(..64) };
-                *counts.entry(index).or_insert(0) += 1;
-            }
-            file(&counts.into_iter().collect::<Vec<_>>())
+        let trust_of = |files: &[FileReads]| trust(files.iter());
+        // Block by block, two blocks in every second range or so, and scans that read both at once.
+        for (block, blocks) in [(1000, 1), (700, 1), (700, 8), (250, 16)] {
+            let alike = trust_of(&scanned(block, blocks, 0));
+            assert!(alike < 0.15, "blocks of {block}, {blocks} at once: {alike}");
+            let skewed = trust_of(&scanned(block, blocks, 50));
+            let least = if blocks == 1 { 0.85 } else { 0.5 };
+            assert!(skewed > least, "blocks of {block}, {blocks} at once: {skewed}");
+        }
+        assert_eq!(trust_of(&[]), 0.0);
+        // As long as there is one interval.
+        let first = |hot| -> Vec<FileReads> {
+            let once = |span: &Span| Span { odd: 0, ..*span };
+            let whole = scanned(1000, 1, hot).into_iter();
+            whole
+                .map(|file| {
+                    FileReads::new(64_000, 0.0, 1000, file.spans.iter().map(once).collect())
+                })
+                .collect()
         };
-        let alike: Vec<_> = (0..50).map(|_| draw(0)).collect();
-        assert!(trust(alike.iter()) < 0.1, "{}", trust(alike.iter()));
-        let skewed: Vec<_> = (0..50).map(|_| draw(50)).collect();
-        assert!(trust(skewed.iter()) > 0.8, "{}", trust(skewed.iter()));
-        assert_eq!(trust([].iter()), 0.0);
+        assert!(trust_of(&first(0)) < 0.1 && trust_of(&first(50)) > 0.75);
         // Of alike blocks the one that was read is no better than the next; whole files are judged.
         let doubtful = |reads| FileReads { trust: 0.0, ..file(reads) };
         let files = [doubtful(&[(3, 4), (9, 1)]), doubtful(&[(1, 1), (2, 1)])];
@@ -385,5 +510,30 @@ mod tests {
         let whole = |file| plan(file, worth, CacheBy::Adaptive).map(|plan| plan.whole);
         assert_eq!((whole(&files[0]), whole(&files[1])), (Some(true), None));
         assert_eq!(files[0].served_by(&[(0, 32_000)]), 2.5);
+    }
+
+    #[test]
+    fn a_file_is_expected_to_have_what_its_kind_has_as_far_as_its_count_is_not_believed() {
+        let mut file = file(&[(3, 30), (4, 10)]).scaled(2.0, 0.5);
+        let counted = file.counted(0.5);
+        assert_eq!((counted.accesses, counted.exposure, counted.variance), (40.0, 32_000.0, 0.5));
+        assert_eq!((file.heat(), file.variance(0.5)), (80.0, 1.0));
+        let part = [(3000, 1000)];
+        let mut expect = |mean| {
+            file.expect(Expected { own: 0.25, mean, doubt: 0.001 });
+            let left = file.beside(&part).heat() + file.served_by(&part);
+            assert!((left - file.heat()).abs() < 1e-9, "{left}");
+            (file.heat(), file.served_by(&part))
+        };
+        // Its kind has 640: what it lacks may come anywhere in it.
+        assert_eq!(expect(0.01), (500.0, 60.0 + 420.0 / 64.0));
+        // It has 64: a part keeps its share.
+        assert_eq!(expect(0.001), (68.0, 60.0 * 68.0 / 80.0));
+        let variance = file.variance(0.5) * 68.0 - (0.0625 * 80.0 + 0.001 * 48.0 * 48.0);
+        assert!(variance.abs() < 1e-9, "{variance}");
+        file.expect(Expected { own: 0.0, mean: 0.01, doubt: 0.0 });
+        let unread = FileReads { spans: Vec::new(), counted: 0.0, ..file.clone() };
+        assert_eq!((file.heat(), unread.heat()), (640.0, 640.0), "both are like their kind");
+        assert!(file.is_read() && !unread.is_read());
     }
 }

@@ -4,10 +4,12 @@
 //! ends, so that a copy holds the blocks that were read and not what lies around them: a table's blocks are hardly longer
 //! than the ranges of a small table, and would be cut by any other border.
 //!
-//! Thread-safe: counters, each for itself; a look sees some reads more of one range than of another. Cost: three words a
+//! Reads of every second interval are counted apart: what ranges have more in both is no chance, also where a scan reads several blocks of one at once.
+//!
+//! Thread-safe: counters, each for itself; a look sees some reads more of one range than of another. Cost: four words a
 //! range, at most [`RANGES_MAX`] of them unless a range is set to fewer bytes; a read adds one to a counter and compares twice.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// A file is counted in so many ranges, if they are of [`RANGE_BYTES_MIN`] at least.
 const RANGES_MAX: u64 = 128;
@@ -21,8 +23,10 @@ pub(crate) struct Span {
     pub(crate) start: u64,
     /// Its bytes. Spans can overlap: a read may end in another range than it began in.
     pub(crate) len: u64,
-    /// Aged reads that began in it.
+    /// Aged reads that began in it…
     pub(crate) reads: u32,
+    /// …and those of them in every second interval.
+    pub(crate) odd: u32,
 }
 
 /// The length of the ranges of a file of `len` bytes; `set` unless that is 0.
@@ -35,7 +39,8 @@ fn range_bytes(len: u64, set: u64) -> u64 {
 
 #[derive(Debug)]
 struct Range {
-    reads: AtomicU32,
+    /// By whether they were in an odd interval.
+    reads: [AtomicU32; 2],
     /// From the range's begin: where its first read begins…
     from: AtomicU32,
     /// …and where the one that reaches furthest ends.
@@ -46,6 +51,8 @@ struct Range {
 #[derive(Debug)]
 pub(crate) struct RangeReads {
     bytes: u64,
+    /// Intervals that have passed, modulo 2.
+    interval: AtomicUsize,
     ranges: Box<[Range]>,
 }
 
@@ -54,11 +61,12 @@ impl RangeReads {
     pub(crate) fn new(len: u64, set: u64) -> Self {
         let bytes = range_bytes(len, set);
         let range = |_| Range {
-            reads: AtomicU32::new(0),
+            reads: [const { AtomicU32::new(0) }; 2],
             from: AtomicU32::new(u32::MAX),
             to: AtomicU32::new(0),
         };
-        Self { bytes, ranges: (0..len.div_ceil(bytes).max(1)).map(range).collect() }
+        let ranges = (0..len.div_ceil(bytes).max(1)).map(range).collect();
+        Self { bytes, interval: AtomicUsize::new(0), ranges }
     }
 
     /// How many ranges there are.
@@ -66,11 +74,16 @@ impl RangeReads {
         self.ranges.len()
     }
 
+    /// How long each is.
+    pub(crate) fn range_bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Notes a read of `len` bytes at `offset`.
     #[inline]
     pub(crate) fn count(&self, offset: u64, len: u64) {
         let Some(range) = self.ranges.get((offset / self.bytes) as usize) else { return };
-        range.reads.fetch_add(1, Ordering::Relaxed);
+        range.reads[self.interval.load(Ordering::Relaxed) & 1].fetch_add(1, Ordering::Relaxed);
         let from = u32::try_from(offset % self.bytes).unwrap_or(u32::MAX - 1);
         let to = u32::try_from(u64::from(from) + len).unwrap_or(u32::MAX);
         if from < range.from.load(Ordering::Relaxed) {
@@ -83,22 +96,36 @@ impl RangeReads {
 
     /// Reads count half from now on.
     pub(crate) fn halve(&self) {
-        for Range { reads, .. } in &self.ranges {
-            let count = reads.load(Ordering::Relaxed);
-            reads.fetch_sub(count.div_ceil(2), Ordering::Relaxed);
+        for (index, range) in self.ranges.iter().enumerate() {
+            let [even, odd] = range.reads.each_ref().map(|reads| reads.load(Ordering::Relaxed));
+            // Of both together, so that nothing is lost twice; what is left over is odd in every second range.
+            let kept = (u64::from(even) + u64::from(odd)) as u32 / 2;
+            let kept_odd = odd.saturating_add(index as u32 % 2).div_euclid(2).min(kept);
+            for (reads, (had, keeps)) in
+                range.reads.iter().zip([(even, kept - kept_odd), (odd, kept_odd)])
+            {
+                reads.fetch_sub(had.saturating_sub(keeps), Ordering::Relaxed);
+            }
         }
+    }
+
+    /// The next interval begins.
+    pub(crate) fn next_interval(&self) {
+        self.interval.fetch_xor(1, Ordering::Relaxed);
     }
 
     /// What was read, in order.
     pub(crate) fn spans(&self) -> Vec<Span> {
         let read = self.ranges.iter().enumerate().filter_map(|(index, range)| {
-            let reads = range.reads.load(Ordering::Relaxed);
+            let [even, odd] = range.reads.each_ref().map(|reads| reads.load(Ordering::Relaxed));
+            let reads = even.saturating_add(odd);
             let (from, to) = (range.from.load(Ordering::Relaxed), range.to.load(Ordering::Relaxed));
             // A read that is being noted has no length yet.
             (reads > 0 && from < to).then(|| Span {
                 start: index as u64 * self.bytes + u64::from(from),
                 len: u64::from(to - from),
                 reads,
+                odd,
             })
         });
         read.collect()
@@ -116,10 +143,15 @@ mod tests {
         reads.count(18_000, 4000);
         reads.count(12_000, 4000);
         reads.count(99_990, 10);
-        let span = |start, len, reads| Span { start, len, reads };
-        assert_eq!(reads.spans(), [span(12_000, 10_000, 3), span(99_990, 10, 1)]);
+        let span = |start, len, reads, odd| Span { start, len, reads, odd };
+        assert_eq!(reads.spans(), [span(12_000, 10_000, 3, 0), span(99_990, 10, 1, 0)]);
+        reads.next_interval();
+        (0..5).for_each(|_| reads.count(12_000, 4000));
+        reads.next_interval();
+        reads.count(12_000, 4000);
+        assert_eq!(reads.spans()[0], span(12_000, 10_000, 9, 5));
         reads.halve();
-        assert_eq!(reads.spans(), [span(12_000, 10_000, 1)], "the other one was halved to nothing");
+        assert_eq!(reads.spans(), [span(12_000, 10_000, 4, 3)], "half of both together");
         reads.count(500_000, 10);
         assert_eq!(reads.spans().len(), 1, "past the end: not counted");
     }

@@ -94,6 +94,13 @@ impl Inside {
 /// No column family has this number.
 const NO_FAMILY: u64 = u64::MAX;
 
+/// Fewer accesses than this age to none.
+const INHERITED_MIN: f64 = 1e-3;
+/// No look was at the file yet.
+const NOT_LOOKED: u64 = u64::MAX;
+/// One look was, but the file had not been there all the time before it.
+const LOOKED_ONCE: u64 = u64::MAX - 1;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -110,6 +117,8 @@ pub(crate) struct Entry {
     pub(crate) gone: AtomicBool,
     /// Foreground reads since the last look, over all ranges.
     pub(crate) reads: AtomicU64,
+    /// The same before the last look; see [`Self::follow_up`].
+    read_before: AtomicU64,
     /// The same by range, aged; made by the first read that counts.
     ranges: OnceLock<RangeReads>,
     /// Aged accesses of unknown place, as the bits of an `f64`.
@@ -118,8 +127,14 @@ pub(crate) struct Entry {
     pub(crate) move_owed_ms: AtomicU64,
     /// How often that move was decided on in vain.
     pub(crate) move_tries: AtomicU32,
+    /// Those of them that were other files', as the bits of an `f64`.
+    taken_over: AtomicU64,
     /// All aged accesses at the last look, as the bits of an `f64`.
     heat: AtomicU64,
+    /// The same, as far as they are believed ([`FileReads::heat`]).
+    believed: AtomicU64,
+    /// It was there for long enough when the baseline was taken last.
+    settled: AtomicBool,
     /// All aged accesses when the baseline was taken last ([`Look::takes_baseline`]), as the bits of an `f64`; NaN before.
     baseline: AtomicU64,
     /// What they were scaled by, as the bits of an `f64`.
@@ -153,11 +168,15 @@ impl Entry {
             busy: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             reads: AtomicU64::new(0),
+            read_before: AtomicU64::new(NOT_LOOKED),
             ranges: OnceLock::new(),
             inherited: AtomicU64::new(0),
             move_owed_ms: AtomicU64::new(0),
             move_tries: AtomicU32::new(0),
+            taken_over: AtomicU64::new(0),
             heat: AtomicU64::new(0),
+            believed: AtomicU64::new(0),
+            settled: AtomicBool::new(false),
             baseline: AtomicU64::new(f64::NAN.to_bits()),
             baseline_scale: AtomicU64::new(1.0f64.to_bits()),
             missed: AtomicU64::new(f64::NAN.to_bits()),
@@ -200,16 +219,45 @@ impl Entry {
         f64::from_bits(self.heat.load(Ordering::Relaxed))
     }
 
-    /// It has so many accesses more, nobody knows where in it, as if it had been there all the time.
-    pub(crate) fn inherit(&self, accesses: f64) {
+    /// All aged accesses at the last look, as far as they are believed.
+    pub(crate) fn believed(&self) -> f64 {
+        f64::from_bits(self.believed.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn note_believed(&self, heat: f64) {
+        self.believed.store(heat.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Whether its accesses have aged as those of others have.
+    pub(crate) fn has_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
+    }
+
+    /// It has so many accesses of before the restart, nobody knows where in it, and was there all the time.
+    pub(crate) fn keep(&self, accesses: f64) {
         self.missed.store(0.0f64.to_bits(), Ordering::Relaxed);
-        change(&self.inherited, |before| before + accesses);
-        change(&self.heat, |before| before + accesses);
+        for sum in [&self.inherited, &self.heat, &self.believed] {
+            change(sum, |before| before + accesses);
+        }
+    }
+
+    /// The same of accesses of other files, which it was merged of.
+    pub(crate) fn inherit(&self, accesses: f64) {
+        self.keep(accesses);
+        change(&self.taken_over, |before| before + accesses);
     }
 
     /// In how many ranges it is counted.
     pub(crate) fn ranges(&self) -> usize {
         self.ranges.get().map_or(0, RangeReads::len)
+    }
+
+    /// Takes its reads in the interval that ends now; those of the one before and these, if it was there in all of both.
+    pub(crate) fn follow_up(&self, reads: u64) -> Option<(u64, u64)> {
+        let before = self.read_before.load(Ordering::Relaxed);
+        let now = if before == NOT_LOOKED { LOOKED_ONCE } else { reads };
+        self.read_before.store(now, Ordering::Relaxed);
+        (before < LOOKED_ONCE).then_some((before, reads))
     }
 
     /// Its accesses, after those so far were halved if they age.
@@ -220,23 +268,35 @@ impl Entry {
             if look.ages { missed / 2.0 } else { missed }
         });
         if look.ages {
-            change(&self.inherited, |before| before / 2.0);
+            for sum in [&self.inherited, &self.taken_over] {
+                change(sum, |before| if before < INHERITED_MIN { 0.0 } else { before / 2.0 });
+            }
             self.ranges.get().into_iter().for_each(RangeReads::halve);
         }
-        let scale = look.scale(load(&self.missed));
+        let missed = load(&self.missed);
+        let scale = look.scale(missed);
         let spans = self.ranges.get().map(RangeReads::spans).unwrap_or_default();
-        let ranges = self.ranges() as u64;
-        let reads = FileReads::new(len, load(&self.inherited), ranges, spans).scaled(scale);
-        self.heat.store(reads.heat().to_bits(), Ordering::Relaxed);
-        if look.takes_baseline && scale <= BASELINE_SCALE_MAX {
-            self.baseline.store(reads.heat().to_bits(), Ordering::Relaxed);
+        self.ranges.get().into_iter().for_each(RangeReads::next_interval);
+        let range_bytes = self.ranges.get().map_or(1, RangeReads::range_bytes);
+        let reads = FileReads::new(len, load(&self.inherited), range_bytes, spans)
+            .scaled(scale, look.part(missed));
+        for heat in [&self.heat, &self.believed] {
+            heat.store(reads.heat().to_bits(), Ordering::Relaxed);
+        }
+        if look.takes_baseline {
+            let is_settled = scale <= BASELINE_SCALE_MAX;
+            // What was taken over of others says little of how it is read itself.
+            let is_known = is_settled && load(&self.taken_over) * 2.0 <= reads.heat();
+            let baseline = if is_known { reads.heat() } else { f64::NAN };
+            self.settled.store(is_settled, Ordering::Relaxed);
+            self.baseline.store(baseline.to_bits(), Ordering::Relaxed);
             self.baseline_scale.store(scale.to_bits(), Ordering::Relaxed);
             self.read_since.store(0, Ordering::Relaxed);
         }
         reads
     }
 
-    /// What its drift is measured against; none of a file that is younger.
+    /// What its drift is measured against; none of a file that is younger, or most of whose accesses then were those of others.
     pub(crate) fn baseline(&self) -> Option<Baseline> {
         let load = |bits: &AtomicU64| f64::from_bits(bits.load(Ordering::Relaxed));
         let before = load(&self.baseline);

@@ -1,6 +1,7 @@
 //! The tiers over disks in memory: placement, moves, copies, refusals, failing devices, and power loss
 //! and kills at every sync and fault point against a simple map.
 
+mod alike;
 mod crashes;
 mod devices;
 mod giving_way;

@@ -6,10 +6,12 @@
 //! change of level ten seconds later and at growing intervals from then on, until the tiers are closed. A file has at most
 //! one job at a time (`Entry::busy`).
 
+mod copies;
+mod seen;
 mod tick;
 mod transfer;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -84,13 +86,31 @@ impl Queue {
         self.running[to].load(Ordering::Acquire)
     }
 
-    /// The first job whose device takes another writer.
+    /// Bytes of the copies that wait to be made on a device.
+    pub(crate) fn waiting_bytes(&self, to: usize) -> u64 {
+        let jobs = self.jobs.lock();
+        let mine = jobs.iter().filter(|job| job.to == to);
+        mine.map(|job| if let JobKind::Copy(plan) = &job.kind { plan.bytes_taken() } else { 0 })
+            .sum()
+    }
+
+    /// Files that wait to be copied: they stay where they are.
+    pub(crate) fn waiting_copies(&self) -> HashSet<u64> {
+        let jobs = self.jobs.lock();
+        let copies = jobs.iter().filter(|job| matches!(job.kind, JobKind::Copy(_)));
+        copies.map(|job| job.entry.id).collect()
+    }
+
+    /// The first job whose device takes another writer, moves first.
     fn take(&self, shared: &Shared) -> Option<Job> {
         let mut jobs = self.jobs.lock();
-        let at = jobs.iter().position(|job| {
+        let may_begin = |job: &Job| {
             let forced = job.reason == Reason::SpaceForced;
             self.running(job.to) < shared.threads_for(job.to, forced)
-        })?;
+        };
+        let is_move = |job: &Job| matches!(job.kind, JobKind::Move);
+        let first = jobs.iter().position(|job| is_move(job) && may_begin(job));
+        let at = first.or_else(|| jobs.iter().position(may_begin))?;
         let job = jobs.remove(at)?;
         self.begun(&job);
         Some(job)
@@ -232,7 +252,7 @@ fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
     let fastest = &shared.devices[0];
     let age_ms = shared.now_ms().saturating_sub(entry.born_ms.load(Ordering::Relaxed));
     let heat = Heat {
-        density: entry.heat() / len.max(1) as f64,
+        density: entry.believed() / len.max(1) as f64,
         worth: f64::from_bits(fastest.worth.load(Ordering::Relaxed)),
         is_young: age_ms < shared.policy.half_life_ms,
         room: fastest.hot_room.load(Ordering::Relaxed),

@@ -338,7 +338,7 @@ fn what_cannot_be_emptied_is_refused_with_the_reason() {
     };
     assert_eq!(refused("dev9", &["dev9", "dev0", "dev2"]), ErrorKind::InvalidArgument);
     let capacities: Vec<_> = fs.shared.devices.iter().map(|device| &device.capacity).collect();
-    capacities[..2].iter().for_each(|capacity| capacity.store(60_000, Ordering::Relaxed));
+    capacities[..2].iter().for_each(|capacity| capacity.store(40_000, Ordering::Relaxed));
     assert_eq!(refused("dev2", &["dev2", "room for", "nothing was moved"]), ErrorKind::Io);
     capacities[0].store(300 * KIB, Ordering::Relaxed);
     let mut open = fs.create(&path("open.sst"), table(5), CreateOptions::default()).unwrap();

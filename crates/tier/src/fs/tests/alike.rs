@@ -1,0 +1,172 @@
+//! Tables that are alike but for chance, and levels that are not.
+
+use archipelago_base::random::Rng;
+
+use super::*;
+use crate::settings::CacheBy;
+
+const KIB: u64 = 1024;
+const LEN: usize = 16_384;
+
+/// A fast device that has room for 20 tables, and so many tables of each level on the slow one.
+fn tables(levels: &[(u8, usize)]) -> (World, Arc<TieredFs>, Vec<Vec<String>>) {
+    let mut world = World::new(Arc::new(MemFs::new()), &[20 * 17 * KIB, 16 << 20]);
+    world.policy.cache_by = CacheBy::File;
+    let fs = world.open();
+    let name = |level: u8, at: usize| format!("{level}-{at:02}.sst");
+    let names: Vec<Vec<String>> = levels
+        .iter()
+        .map(|&(level, count)| (0..count).map(|at| name(level, at)).collect())
+        .collect();
+    for ((level, _), names) in levels.iter().zip(&names) {
+        names.iter().for_each(|name| write(&fs, name, *level, &filled(1, LEN)));
+    }
+    (world, fs, names)
+}
+
+/// So many reads of one block each, in scans that make `at_once` of them in a table.
+fn read(fs: &TieredFs, names: &[String], reads: usize, at_once: usize, rng: &mut Rng) {
+    for _ in 0..reads / at_once {
+        let name = &names[rng.u64(..names.len() as u64) as usize];
+        let file = fs.open(&path(name), READ, OpenOptions::default()).unwrap();
+        for _ in 0..at_once {
+            let at = rng.u64(..4) * 4096;
+            file.read_exact_at(at, &mut [0; 100], READ).unwrap();
+        }
+    }
+}
+
+/// Tables of the level that have a copy.
+fn copied(fs: &TieredFs, names: &[String]) -> usize {
+    let has_copy = |name: &&String| {
+        let entry = fs.shared.entry("find", &path(name)).unwrap();
+        !entry.inside.lock().copies.is_empty()
+    };
+    names.iter().filter(has_copy).count()
+}
+
+#[test]
+fn a_level_that_is_read_more_is_copied_although_no_table_of_it_is_known_to_be() {
+    let (world, fs, names) = tables(&[(5, 20), (6, 60)]);
+    let [upper, lower] = [&names[0], &names[1]];
+    let mut rng = Rng::with_seed(9);
+    for _ in 0..10 {
+        read(&fs, lower, 60, 1, &mut rng);
+        world.pass(500);
+        fs.step();
+    }
+    assert!(copied(&fs, lower) >= 18, "nothing else is read: {}", copied(&fs, lower));
+    // A third more for each table: of some 150 reads 50, where chance makes differences of 17, and of many such ones 60.
+    for _ in 0..40 {
+        read(&fs, lower, 180, 1, &mut rng);
+        read(&fs, upper, 80, 1, &mut rng);
+        world.pass(500);
+        fs.step();
+    }
+    let now = (copied(&fs, upper), copied(&fs, lower));
+    assert!(now.0 >= 17, "the level as a whole: {now:?}");
+}
+
+#[test]
+fn scans_over_what_is_alike_copy_nothing_for_being_hotter_by_chance() {
+    let (world, fs, names) = tables(&[(6, 60)]);
+    let mut rng = Rng::with_seed(2);
+    let mut looks = |count: usize| {
+        for _ in 0..count {
+            read(&fs, &names[0], 480, 16, &mut rng);
+            world.pass(500);
+            fs.step();
+        }
+        fs.stats().devices[0].copies_made.0
+    };
+    let (first, later) = (looks(40), looks(200));
+    assert!((17..=30).contains(&first), "the room is used: {first}");
+    assert!(later - first <= 8, "and that is it: {later} after {first}");
+}
+
+#[test]
+fn a_table_that_is_hot_is_known_among_many_that_are_not() {
+    let (world, fs, names) = tables(&[(6, 60)]);
+    let mut rng = Rng::with_seed(4);
+    let hot = names[0][40..44].to_vec();
+    for at_once in [1, 16] {
+        for _ in 0..40 {
+            read(&fs, &names[0], 320, at_once, &mut rng);
+            world.pass(500);
+            fs.step();
+        }
+        for _ in 0..20 {
+            read(&fs, &names[0], 160, at_once, &mut rng);
+            read(&fs, &hot, 160, at_once, &mut rng);
+            world.pass(500);
+            fs.step();
+        }
+        assert_eq!(copied(&fs, &hot), 4, "{at_once} at once");
+    }
+}
+
+#[test]
+fn what_compactions_took_is_filled_at_once_where_copies_paid() {
+    let (world, fs, names) = tables(&[(6, 60)]);
+    let mut rng = Rng::with_seed(8);
+    let mut looks = |count: usize, reads: usize| {
+        for _ in 0..count {
+            read(&fs, &names[0], reads, 1, &mut rng);
+            world.pass(500);
+            fs.step();
+        }
+        copied(&fs, &names[0])
+    };
+    // One thread copies and there is no room yet that was won: one or two at a look, then twice as many.
+    fs.shared.devices[0].limit.store(1, Ordering::Relaxed);
+    let begun = looks(3, 40);
+    assert!((1..10).contains(&begun), "{begun}");
+    assert!(looks(40, 480) >= 18);
+    for (round, expected) in [17..=20, 17..=20].into_iter().enumerate() {
+        let name = format!("burst-{round}.sst");
+        write(&fs, &name, 0, &filled(3, 15 * LEN));
+        assert!(looks(1, 0) <= 6, "files go first");
+        fs.remove(&path(&name)).unwrap();
+        fs.step();
+        let back = looks(1, 40);
+        assert!(expected.contains(&back), "at once: {back}");
+        looks(20, 480);
+    }
+}
+
+#[test]
+fn a_level_that_was_moved_is_judged_by_what_is_believed_of_its_tables() {
+    let (world, fs, names) = tables(&[(1, 8), (6, 60)]);
+    let mut rng = Rng::with_seed(5);
+    for _ in 0..40 {
+        read(&fs, &names[1], 480, 16, &mut rng);
+        read(&fs, &names[0], 64, 16, &mut rng);
+        world.pass(500);
+        fs.step();
+    }
+    let entry = |name: &String| fs.shared.entry("find", &path(name)).unwrap();
+    let (counted, believed): (Vec<f64>, Vec<f64>) =
+        names[1].iter().map(entry).map(|entry| (entry.heat(), entry.believed())).unzip();
+    let spread = |values: &[f64]| {
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / mean / mean
+    };
+    assert!(spread(&believed) < 0.3 * spread(&counted), "{believed:?} of {counted:?}");
+}
+
+#[test]
+fn accesses_that_were_taken_over_are_no_baseline_and_those_that_were_kept_are() {
+    let (world, fs, names) = tables(&[(6, 12)]);
+    let mut rng = Rng::with_seed(3);
+    let entry = |fs: &TieredFs, name: &str| fs.shared.entry("find", &path(name)).unwrap();
+    entry(&fs, &names[0][0]).inherit(500.0);
+    entry(&fs, &names[0][1]).keep(500.0);
+    for _ in 0..25 {
+        read(&fs, &names[0], 60, 1, &mut rng);
+        world.pass(500);
+        fs.step();
+    }
+    let has_baseline = |at: usize| entry(&fs, &names[0][at]).baseline().is_some();
+    assert_eq!([0, 1, 2].map(has_baseline), [false, true, true]);
+    assert!((0..12).all(|at| entry(&fs, &names[0][at]).has_settled()));
+}

@@ -1,0 +1,223 @@
+//! Which copies a device gets at a look, and what goes for them.
+//!
+//! [`crate::cache`] decides, purely; this gathers what it decides from and queues what it wants. Cost: a pass over all files and their ranges for each device.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::seen::{Seen, served_by};
+use super::tick::roomy;
+use super::{Job, JobKind};
+use crate::cache::parts::{CopyPlan, FileReads, plan, worth};
+use crate::cache::payback::Payback;
+use crate::cache::{
+    CacheAction, CacheInput, Candidate, Held, Refill, choose, density, is_worth_renewing,
+};
+use crate::device::Device;
+use crate::fs::entry::{CachedCopy, Entry};
+use crate::fs::shared::Shared;
+use crate::history::Reason;
+use crate::migrate::queue_room;
+use crate::settings::CacheBy;
+
+/// So many copies may wait where they win back what they cost.
+const QUEUED_MAX: usize = 64;
+
+/// So many tables at most leave for copies at a look, and none while a file is on its way from the device or to one below: users read
+/// from where they go, and wait for what is written there.
+const LEAVE_MAX: usize = 2;
+
+/// Bytes that copies may still take on a device: by their share, and by what files leave.
+fn cache_room(shared: &Shared, device: &Device) -> (i64, i64) {
+    let load = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
+    let (capacity, cached) = (load(&device.capacity), load(&device.cache_bytes));
+    let part = |share: f64| (capacity as f64 * share) as i64;
+    let by_share = part(device.cache_share) - cached as i64;
+    let kept = part(shared.policy.force_below);
+    let by_files = device.free().min(i64::MAX as u64) as i64 - cached as i64 - kept;
+    (by_share, by_files)
+}
+
+/// What of which files a device could copy, and what it holds.
+#[derive(Default)]
+struct Copies<'a> {
+    candidates: Vec<Candidate>,
+    plans: HashMap<u64, CopyPlan>,
+    held: Vec<Held>,
+    by_number: HashMap<u64, (&'a Seen, &'a Arc<CachedCopy>)>,
+}
+
+impl<'a> Copies<'a> {
+    /// Of the device at `index`. Candidates only if they are wanted and it is told how many bytes copies may still take, and whether tables leave for them.
+    fn of(
+        shared: &Shared,
+        index: usize,
+        seen: &'a [Seen],
+        variance: f64,
+        room: Option<(i64, bool)>,
+    ) -> Self {
+        let mut copies = Self::default();
+        let own_of = |file: &'a Seen| file.copies.iter().find(|copy| copy.physical.device == index);
+        // What copies on faster devices serve is no reason for another one here.
+        let reads: Vec<Cow<'a, FileReads>> = seen.iter().map(|file| file.left_to(index)).collect();
+        let (mut cached, mut demotable) = (0, 0);
+        for (file, reads) in seen.iter().zip(&reads) {
+            if file.device == index && file.may_be_demoted(shared) {
+                let number = file.entry.id;
+                demotable += file.len as i64;
+                copies.held.push(Held {
+                    number,
+                    is_file: true,
+                    heat: file.reads.heat(),
+                    variance: file.variance(variance),
+                    len: file.len,
+                });
+            }
+            if let Some(copy) = own_of(file) {
+                let (number, len) = (copy.physical.number, copy.physical.len());
+                let heat = served_by(reads, copy);
+                let variance = file.variance(variance);
+                copies.held.push(Held { number, is_file: false, heat, variance, len });
+                copies.by_number.insert(number, (file, copy));
+                cached += len as i64;
+            }
+        }
+        let Some((room, demotes)) = room else { return copies };
+        let could = seen.iter().zip(&reads).filter(|(file, _)| {
+            let own = own_of(file);
+            // For its kind alone nothing is copied.
+            let is_below = file.served_by() > index && file.device > index;
+            own.is_some() || (is_below && file.reads.is_read())
+        });
+        let room = cached + room + if demotes { demotable } else { 0 };
+        // What the fastest device leaves is hardly hotter in one part than in another; to copy parts, all of a file is read from the slowest device.
+        let by = match shared.policy.cache_by {
+            CacheBy::Adaptive if index > 0 => CacheBy::File,
+            by => by,
+        };
+        let room = u64::try_from(room).unwrap_or(0);
+        let worth = worth(could.clone().map(|(_, reads)| &**reads), room);
+        shared.devices[index].worth.store(worth.density.to_bits(), Ordering::Relaxed);
+        for (file, reads) in could.filter(|(file, _)| file.may_move()) {
+            let plan = plan(reads, worth, by);
+            copies.consider((file, reads), own_of(file), plan, (variance, seen.len()));
+        }
+        copies
+    }
+
+    /// The copies that are held, those that serve the fewest accesses per byte last.
+    fn coldest_last(&self) -> impl Iterator<Item = (&'a Arc<Entry>, &'a Arc<CachedCopy>)> {
+        let mut held: Vec<&Held> = self.held.iter().filter(|held| !held.is_file).collect();
+        held.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
+        let of =
+            |held: &Held| self.by_number.get(&held.number).map(|&(file, copy)| (&file.entry, copy));
+        held.into_iter().filter_map(of).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Makes a candidate of the file if what is planned is better than the copy that there is.
+    fn consider(
+        &mut self,
+        (file, reads): (&Seen, &FileReads),
+        own: Option<&Arc<CachedCopy>>,
+        plan: Option<CopyPlan>,
+        (aged, files): (f64, usize),
+    ) {
+        let Some(plan) = plan else { return };
+        let bytes = plan.bytes_taken();
+        let variance = file.variance(aged);
+        let (held, held_bytes) = match own {
+            Some(copy) if copy.whole => return,
+            Some(copy) => (served_by(reads, copy), copy.physical.len()),
+            None => (0.0, 0),
+        };
+        if own.is_some() && !is_worth_renewing(plan.reads, held, bytes, variance, files) {
+            return;
+        }
+        let (id, heat) = (file.entry.id, plan.reads - held);
+        let len = bytes.saturating_sub(held_bytes);
+        self.candidates.push(Candidate { file: id, heat, variance, len, bytes });
+        self.plans.insert(id, plan);
+    }
+}
+
+/// What a look wants of a device's copies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    /// Whether more shall be made.
+    pub(super) wanted: bool,
+    /// How many were made, or files left for them, since the last look.
+    pub(super) finished: usize,
+    /// By how much of their mean accesses vary by chance.
+    pub(super) variance: f64,
+}
+
+/// Queues copies to a device, drops what is in the way, and notes which would go next.
+pub(super) fn fill_cache(
+    shared: &Arc<Shared>,
+    index: usize,
+    seen: &[Seen],
+    wish: Wish,
+    payback: &mut Payback,
+) {
+    let Wish { wanted, finished, variance } = wish;
+    let device = &shared.devices[index];
+    let (waiting_moves, waiting_copies) = shared.queue.waiting(index);
+    let busy = waiting_moves + waiting_copies + shared.queue.running(index);
+    let slots = queue_room(shared.threads_for(index, false), finished, busy);
+    let refill = Refill { copies: QUEUED_MAX.saturating_sub(busy), bytes: payback.won() };
+    let wanted = wanted && !device.is_failing(shared.now_ns()) && device.cache_share > 0.0;
+    let (by_share, by_files) = cache_room(shared, device);
+    // From a device in the middle a table would leave for one that is slower still, and the copy that takes its place is read from there, too: users
+    // then wait for both.
+    let demotes = index == 0 && by_files < by_share;
+    let room = by_share.min(by_files);
+    let chooses = wanted && slots.max(refill.copies) > 0;
+    let mut copies = Copies::of(shared, index, seen, variance, chooses.then_some((room, demotes)));
+    shared.giving_way.note(index, copies.coldest_last());
+    let (candidates, held) = (&copies.candidates[..], &copies.held[..]);
+    let leave = if shared.moves_below(index) { 0 } else { LEAVE_MAX };
+    // What waits takes its room when it begins.
+    let coming = device.growth.load(Ordering::Relaxed) + shared.queue.waiting_bytes(index);
+    let input =
+        CacheInput { room, wanted, demotes, leave, slots, refill, coming, candidates, held };
+    for action in choose(&input) {
+        let (number, reason) = match action {
+            CacheAction::Copy(id) => {
+                payback.spend(queue_copy(shared, index, seen, id, copies.plans.remove(&id)));
+                continue;
+            }
+            CacheAction::Demote(id) => {
+                queue_move(shared, index, seen, id);
+                continue;
+            }
+            CacheAction::Evict(number) => (number, Reason::RoomForFiles),
+            CacheAction::Replace(number) => (number, Reason::Colder),
+        };
+        let Some((file, copy)) = copies.by_number.get(&number) else { continue };
+        if !shared.drop_copy(&file.entry, copy) {
+            continue;
+        }
+        let what = format!("a copy ({} bytes) dropped from {}", copy.physical.len(), device.name);
+        shared.history.tell(shared.now_ms(), what, reason);
+    }
+}
+
+/// Queues the move of a cold file to a slower device.
+fn queue_move(shared: &Shared, from: usize, seen: &[Seen], id: u64) {
+    let Some(file) = seen.iter().find(|file| file.entry.id == id) else { return };
+    let Some(to) = roomy(shared, from + 1, file.len) else { return };
+    let entry = Arc::clone(&file.entry);
+    shared.queue.push(Job { entry, to, kind: JobKind::Move, reason: Reason::Colder });
+}
+
+/// Queues a copy; the bytes that are to be copied.
+fn queue_copy(shared: &Shared, to: usize, seen: &[Seen], id: u64, plan: Option<CopyPlan>) -> u64 {
+    let (Some(file), Some(plan)) = (seen.iter().find(|file| file.entry.id == id), plan) else {
+        return 0;
+    };
+    let (entry, bytes) = (Arc::clone(&file.entry), plan.bytes());
+    let job = Job { entry, to, kind: JobKind::Copy(plan), reason: Reason::HitRatio };
+    if shared.queue.push(job) { bytes } else { 0 }
+}

@@ -21,7 +21,7 @@ const SURE: f64 = 4.0;
 /// A file's accesses count as at most so many times as many for its having come late.
 const SCALE_MAX: f64 = 8.0;
 /// A file was there for no less than this part.
-const PART_MIN: f64 = 1e-6;
+const PART_MIN: f64 = 1e-3;
 /// A file that is scaled by more has no baseline: too little of it was counted to say later whether it is read otherwise.
 pub(crate) const BASELINE_SCALE_MAX: f64 = 2.0;
 /// No baseline is taken of fewer accesses than this.

@@ -3,7 +3,7 @@
 //!
 //! Which: by aged accesses per byte, hottest first; to the fastest device the hottest parts of files (`parts.rs`). When: while the device serves less than its
 //! target of the foreground reads that it could. How many at once: as many as the device takes writers beside those that it
-//! has ([`crate::migrate::threads`]). Out goes what is clearly colder than what comes in, tables of the device's
+//! has ([`crate::migrate::threads`]), and more into free room where copies pay ([`payback`]). Out goes what is clearly colder than what comes in, tables of the device's
 //! own below L0 among it, and whatever stands in the way of files.
 
 pub(crate) mod ageing;
@@ -115,6 +115,8 @@ pub struct CacheInput<'a> {
     pub refill: Refill,
     /// Bytes that files may take until copies are chosen again: nothing is copied into those.
     pub coming: u64,
+    /// Bytes that copies will take which wait to be made: as much of the room that is free is theirs.
+    pub waiting: u64,
     /// Files that slower devices serve.
     pub candidates: &'a [Candidate],
     /// What the device holds.
@@ -158,6 +160,9 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
         return actions;
     }
     room = room.saturating_sub_unsigned(input.coming);
+    if room > 0 {
+        room = room.saturating_sub_unsigned(input.waiting).max(0);
+    }
     held.retain(|one| input.demotes || !one.is_file);
     let mut candidates = input.candidates.to_vec();
     candidates.retain(|candidate| candidate.heat > 0.0);
@@ -167,9 +172,13 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     let mut refill = input.refill.bytes;
     for (at, candidate) in candidates.into_iter().enumerate() {
         if at >= input.slots {
-            let fits = room >= candidate.len as i64 && refill >= candidate.bytes;
-            if at >= input.refill.copies || !fits {
+            if at >= input.refill.copies || refill == 0 {
                 break;
+            }
+            // What takes the place of another copy, also of the same file, is not for free room.
+            let fits = room >= candidate.len as i64 && candidate.len >= candidate.bytes;
+            if !fits || refill < candidate.bytes {
+                continue;
             }
             refill -= candidate.bytes;
         }
@@ -233,6 +242,7 @@ mod tests {
             slots,
             refill: Refill::default(),
             coming,
+            waiting: 0,
             candidates,
             held,
         })
@@ -266,6 +276,7 @@ mod tests {
                 slots: 1,
                 refill: Refill::default(),
                 coming: 0,
+                waiting: 0,
                 candidates: &candidates,
                 held: &held,
             })
@@ -298,6 +309,7 @@ mod tests {
                 slots,
                 refill,
                 coming,
+                waiting: 0,
                 candidates,
                 held,
             });
@@ -334,6 +346,7 @@ mod tests {
                 slots,
                 refill: Refill::default(),
                 coming: 0,
+                waiting: 0,
                 candidates: &candidates,
                 held: &held,
             };
@@ -356,6 +369,7 @@ mod tests {
             slots: 8,
             refill: Refill::default(),
             coming: 0,
+            waiting: 0,
             candidates: &candidates,
             held: &held,
         };
@@ -373,6 +387,7 @@ mod tests {
             slots: 8,
             refill: Refill::default(),
             coming: 0,
+            waiting: 0,
             candidates: &[],
             held: &held,
         };
@@ -440,6 +455,7 @@ mod tests {
             slots: 8,
             refill: Refill::default(),
             coming,
+            waiting: 0,
             candidates: &candidates,
             held: &[],
         };

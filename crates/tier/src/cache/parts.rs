@@ -66,6 +66,12 @@ impl FileReads {
         }
     }
 
+    /// The same of a file that came late: it was `there` for a part of the time, and is scaled for it ([`super::ageing::Look`]).
+    #[must_use]
+    pub(crate) fn scaled(self, scale: f64, there: f64) -> Self {
+        Self { scale, there, heat: self.heat * scale, ..self }
+    }
+
     /// Counts of parts are believed so far, 0 to 1; see [`trust`].
     pub(crate) fn believe(&mut self, trust: f64) {
         self.trust = trust;
@@ -83,12 +89,6 @@ impl FileReads {
     pub(crate) fn counted(&self, variance: f64) -> Counted {
         let exposure = self.len as f64 * self.there;
         Counted { accesses: self.inherited + self.counted, exposure, variance }
-    }
-
-    /// The same of a file that came late: it was `there` for a part of the time, and is scaled for it ([`super::ageing::Look`]).
-    #[must_use]
-    pub(crate) fn scaled(self, scale: f64, there: f64) -> Self {
-        Self { scale, there, heat: self.heat * scale, ..self }
     }
 
     /// By how much of their mean its accesses vary by chance, where that is `counted` of what was counted.
@@ -298,13 +298,15 @@ pub(crate) struct CopyPlan {
     pub(crate) whole: bool,
     /// Aged accesses that the copy would serve.
     pub(crate) reads: f64,
+    /// Bytes of the copy of the same file that goes for it.
+    pub(crate) replaces: u64,
 }
 
 impl CopyPlan {
     /// All of a file.
     #[must_use]
     pub(crate) fn whole(file: &FileReads) -> Self {
-        Self { ranges: vec![(0, file.len)], whole: true, reads: file.heat() }
+        Self { ranges: vec![(0, file.len)], whole: true, reads: file.heat(), replaces: 0 }
     }
 
     /// Bytes that are copied.
@@ -318,6 +320,12 @@ impl CopyPlan {
     pub(crate) fn bytes_taken(&self) -> u64 {
         let bytes = self.bytes();
         bytes + CopyIndex::len_of(bytes, self.ranges.len())
+    }
+
+    /// Bytes that it takes beyond what goes for it.
+    #[must_use]
+    pub(crate) fn room(&self) -> u64 {
+        self.bytes_taken().saturating_sub(self.replaces)
     }
 }
 
@@ -361,7 +369,7 @@ pub(crate) fn plan(file: &FileReads, worth: Worth, by: CacheBy) -> Option<CopyPl
         }
     }
     let reads = file.served_by(&ranges);
-    let plan = CopyPlan { whole: ranges == [(0, file.len)], ranges, reads };
+    let plan = CopyPlan { whole: ranges == [(0, file.len)], ranges, reads, replaces: 0 };
     if by == CacheBy::Adaptive && fits && plan.bytes() as f64 > RANGES_PART_MAX * file.len as f64 {
         return Some(CopyPlan::whole(file));
     }

@@ -53,6 +53,8 @@ pub(crate) struct RangeReads {
     bytes: u64,
     /// Intervals that have passed, modulo 2.
     interval: AtomicUsize,
+    /// How often reads came to count half.
+    halvings: AtomicUsize,
     ranges: Box<[Range]>,
 }
 
@@ -66,7 +68,8 @@ impl RangeReads {
             to: AtomicU32::new(0),
         };
         let ranges = (0..len.div_ceil(bytes).max(1)).map(range).collect();
-        Self { bytes, interval: AtomicUsize::new(0), ranges }
+        let [interval, halvings] = [const { AtomicUsize::new(0) }; 2];
+        Self { bytes, interval, halvings, ranges }
     }
 
     /// How many ranges there are.
@@ -96,11 +99,14 @@ impl RangeReads {
 
     /// Reads count half from now on.
     pub(crate) fn halve(&self) {
+        // What cannot be halved is rounded up in every second range, in the others next time.
+        let turn = self.halvings.fetch_add(1, Ordering::Relaxed);
         for (index, range) in self.ranges.iter().enumerate() {
             let [even, odd] = range.reads.each_ref().map(|reads| reads.load(Ordering::Relaxed));
-            // Of both together, so that nothing is lost twice; what is left over is odd in every second range.
-            let kept = (u64::from(even) + u64::from(odd)) as u32 / 2;
-            let kept_odd = odd.saturating_add(index as u32 % 2).div_euclid(2).min(kept);
+            let (odd_u64, all) = (u64::from(odd), u64::from(even) + u64::from(odd));
+            let kept_u64 = (all + ((index + turn) & 1) as u64) / 2;
+            let kept_odd = ((odd_u64 * kept_u64 + all / 2) / all.max(1)) as u32;
+            let kept = kept_u64 as u32;
             for (reads, (had, keeps)) in
                 range.reads.iter().zip([(even, kept - kept_odd), (odd, kept_odd)])
             {
@@ -151,7 +157,10 @@ mod tests {
         reads.count(12_000, 4000);
         assert_eq!(reads.spans()[0], span(12_000, 10_000, 9, 5));
         reads.halve();
-        assert_eq!(reads.spans(), [span(12_000, 10_000, 4, 3)], "half of both together");
+        let last = span(99_990, 10, 1, 0);
+        assert_eq!(reads.spans(), [span(12_000, 10_000, 5, 3), last], "rounded up");
+        reads.halve();
+        assert_eq!(reads.spans(), [span(12_000, 10_000, 2, 1)], "and down");
         reads.count(500_000, 10);
         assert_eq!(reads.spans().len(), 1, "past the end: not counted");
     }

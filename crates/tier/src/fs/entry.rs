@@ -111,8 +111,10 @@ pub(crate) struct Entry {
     family: AtomicU64,
     /// Files open for writing; only closed ones move and are copied.
     pub(crate) writers: AtomicU32,
-    /// A move or copy of it is queued or under way.
+    /// A move or copy of it is queued or under way…
     pub(crate) busy: AtomicBool,
+    /// …and that is a copy: it stays where it is.
+    pub(crate) copying: AtomicBool,
     /// It was forgotten.
     pub(crate) gone: AtomicBool,
     /// Foreground reads since the last look, over all ranges.
@@ -123,12 +125,12 @@ pub(crate) struct Entry {
     ranges: OnceLock<RangeReads>,
     /// Aged accesses of unknown place, as the bits of an `f64`.
     inherited: AtomicU64,
+    /// Those of them that were other files', as the bits of an `f64`.
+    taken_over: AtomicU64,
     /// When its move after a change of level is decided anew, in milliseconds; 0 if none is owed.
     pub(crate) move_owed_ms: AtomicU64,
     /// How often that move was decided on in vain.
     pub(crate) move_tries: AtomicU32,
-    /// Those of them that were other files', as the bits of an `f64`.
-    taken_over: AtomicU64,
     /// All aged accesses at the last look, as the bits of an `f64`.
     heat: AtomicU64,
     /// The same, as far as they are believed ([`FileReads::heat`]).
@@ -166,6 +168,7 @@ impl Entry {
             family: AtomicU64::new(family.map_or(NO_FAMILY, u64::from)),
             writers: AtomicU32::new(0),
             busy: AtomicBool::new(false),
+            copying: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             reads: AtomicU64::new(0),
             read_before: AtomicU64::new(NOT_LOOKED),

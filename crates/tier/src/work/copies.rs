@@ -85,11 +85,11 @@ impl<'a> Copies<'a> {
             }
         }
         let Some((room, demotes)) = room else { return copies };
-        let could = seen.iter().zip(&reads).filter(|(file, _)| {
+        let could = seen.iter().zip(&reads).filter(|(file, reads)| {
             let own = own_of(file);
             // For its kind alone nothing is copied.
             let is_below = file.served_by() > index && file.device > index;
-            own.is_some() || (is_below && file.reads.is_read())
+            own.is_some() || (is_below && reads.is_read())
         });
         let room = cached + room + if demotes { demotable } else { 0 };
         // What the fastest device leaves is hardly hotter in one part than in another; to copy parts, all of a file is read from the slowest device.
@@ -124,7 +124,7 @@ impl<'a> Copies<'a> {
         plan: Option<CopyPlan>,
         (aged, files): (f64, usize),
     ) {
-        let Some(plan) = plan else { return };
+        let Some(mut plan) = plan else { return };
         let bytes = plan.bytes_taken();
         let variance = file.variance(aged);
         let (held, held_bytes) = match own {
@@ -136,7 +136,8 @@ impl<'a> Copies<'a> {
             return;
         }
         let (id, heat) = (file.entry.id, plan.reads - held);
-        let len = bytes.saturating_sub(held_bytes);
+        plan.replaces = held_bytes;
+        let len = plan.room();
         self.candidates.push(Candidate { file: id, heat, variance, len, bytes });
         self.plans.insert(id, plan);
     }
@@ -165,8 +166,14 @@ pub(super) fn fill_cache(
     let device = &shared.devices[index];
     let (waiting_moves, waiting_copies) = shared.queue.waiting(index);
     let busy = waiting_moves + waiting_copies + shared.queue.running(index);
-    let slots = queue_room(shared.threads_for(index, false), finished, busy);
-    let refill = Refill { copies: QUEUED_MAX.saturating_sub(busy), bytes: payback.won() };
+    let threads = shared.threads_for(index, false);
+    let slots = queue_room(threads, finished, busy);
+    // While writers leave nothing to copies, none waits for long: it would keep its file from moving.
+    let refill = match payback.won() {
+        0 => Refill::default(),
+        _ if threads == 0 => Refill::default(),
+        bytes => Refill { copies: QUEUED_MAX.saturating_sub(busy), bytes },
+    };
     let wanted = wanted && !device.is_failing(shared.now_ns()) && device.cache_share > 0.0;
     let (by_share, by_files) = cache_room(shared, device);
     // From a device in the middle a table would leave for one that is slower still, and the copy that takes its place is read from there, too: users
@@ -178,11 +185,21 @@ pub(super) fn fill_cache(
     shared.giving_way.note(index, copies.coldest_last());
     let (candidates, held) = (&copies.candidates[..], &copies.held[..]);
     let leave = if shared.moves_below(index) { 0 } else { LEAVE_MAX };
-    // What waits takes its room when it begins.
-    let coming = device.growth.load(Ordering::Relaxed) + shared.queue.waiting_bytes(index);
-    let input =
-        CacheInput { room, wanted, demotes, leave, slots, refill, coming, candidates, held };
-    for action in choose(&input) {
+    let coming = device.growth.load(Ordering::Relaxed);
+    let waiting = shared.queue.waiting_bytes(index);
+    let actions = choose(&CacheInput {
+        room,
+        wanted,
+        demotes,
+        leave,
+        slots,
+        refill,
+        coming,
+        waiting,
+        candidates,
+        held,
+    });
+    for action in actions {
         let (number, reason) = match action {
             CacheAction::Copy(id) => {
                 payback.spend(queue_copy(shared, index, seen, id, copies.plans.remove(&id)));

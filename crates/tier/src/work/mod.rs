@@ -7,22 +7,21 @@
 //! one job at a time (`Entry::busy`).
 
 mod copies;
+mod queue;
 mod seen;
 mod tick;
 mod transfer;
 
-use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use archipelago_base::spawn::{Joiner, Spawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{IoContext, IoPurpose};
-use parking_lot::Mutex;
 
+pub(crate) use self::queue::{Job, JobKind, Queue};
 pub(crate) use self::tick::Pace;
-use crate::cache::parts::CopyPlan;
 use crate::device::Writer;
 use crate::fs::TieredFs;
 use crate::fs::entry::Entry;
@@ -32,122 +31,6 @@ use crate::migrate::threads;
 use crate::namespace::ballast;
 use crate::namespace::record::Record;
 use crate::place::{AfterMove, Heat, place_after_move};
-use crate::settings::DEVICES_MAX;
-
-/// Something to copy or move.
-#[derive(Debug)]
-pub(crate) struct Job {
-    pub(crate) entry: Arc<Entry>,
-    pub(crate) to: usize,
-    pub(crate) kind: JobKind,
-    pub(crate) reason: Reason,
-}
-
-#[derive(Debug)]
-pub(crate) enum JobKind {
-    Move,
-    Copy(CopyPlan),
-}
-
-/// What waits and what runs.
-#[derive(Debug, Default)]
-pub(crate) struct Queue {
-    jobs: Mutex<VecDeque<Job>>,
-    /// Jobs that write to each device now.
-    running: [AtomicUsize; DEVICES_MAX],
-    /// Moves among them.
-    moving: [AtomicUsize; DEVICES_MAX],
-    pub(crate) failed: AtomicU64,
-    pub(crate) errors: Mutex<Option<String>>,
-}
-
-impl Queue {
-    /// Puts a job at the end, unless its file has one already; whether it was taken.
-    pub(crate) fn push(&self, job: Job) -> bool {
-        if job.entry.busy.swap(true, Ordering::AcqRel) {
-            return false;
-        }
-        self.jobs.lock().push_back(job);
-        true
-    }
-
-    /// Jobs that wait to write to a device: moves and copies.
-    pub(crate) fn waiting(&self, to: usize) -> (usize, usize) {
-        let jobs = self.jobs.lock();
-        let mine = jobs.iter().filter(|job| job.to == to);
-        mine.fold((0, 0), |(moves, copies), job| match job.kind {
-            JobKind::Move => (moves + 1, copies),
-            JobKind::Copy(_) => (moves, copies + 1),
-        })
-    }
-
-    /// Jobs that write to a device now.
-    pub(crate) fn running(&self, to: usize) -> usize {
-        self.running[to].load(Ordering::Acquire)
-    }
-
-    /// Bytes of the copies that wait to be made on a device.
-    pub(crate) fn waiting_bytes(&self, to: usize) -> u64 {
-        let jobs = self.jobs.lock();
-        let mine = jobs.iter().filter(|job| job.to == to);
-        mine.map(|job| if let JobKind::Copy(plan) = &job.kind { plan.bytes_taken() } else { 0 })
-            .sum()
-    }
-
-    /// Files that wait to be copied: they stay where they are.
-    pub(crate) fn waiting_copies(&self) -> HashSet<u64> {
-        let jobs = self.jobs.lock();
-        let copies = jobs.iter().filter(|job| matches!(job.kind, JobKind::Copy(_)));
-        copies.map(|job| job.entry.id).collect()
-    }
-
-    /// The first job whose device takes another writer, moves first.
-    fn take(&self, shared: &Shared) -> Option<Job> {
-        let mut jobs = self.jobs.lock();
-        let may_begin = |job: &Job| {
-            let forced = job.reason == Reason::SpaceForced;
-            self.running(job.to) < shared.threads_for(job.to, forced)
-        };
-        let is_move = |job: &Job| matches!(job.kind, JobKind::Move);
-        let first = jobs.iter().position(|job| is_move(job) && may_begin(job));
-        let at = first.or_else(|| jobs.iter().position(may_begin))?;
-        let job = jobs.remove(at)?;
-        self.begun(&job);
-        Some(job)
-    }
-
-    fn begun(&self, job: &Job) {
-        self.running[job.to].fetch_add(1, Ordering::AcqRel);
-        if matches!(job.kind, JobKind::Move) {
-            self.moving[job.to].fetch_add(1, Ordering::AcqRel);
-        }
-    }
-
-    fn done(&self, job: &Job) {
-        self.running[job.to].fetch_sub(1, Ordering::AcqRel);
-        if matches!(job.kind, JobKind::Move) {
-            self.moving[job.to].fetch_sub(1, Ordering::AcqRel);
-        }
-        job.entry.busy.store(false, Ordering::Release);
-    }
-
-    /// Whether a file waits to move to a device, or does.
-    fn moves_to(&self, to: usize) -> bool {
-        self.waiting(to).0 > 0 || self.moving[to].load(Ordering::Acquire) > 0
-    }
-
-    /// Whether anything waits.
-    pub(crate) fn has_jobs(&self) -> bool {
-        !self.jobs.lock().is_empty()
-    }
-
-    /// Forgets what waits.
-    fn clear(&self) {
-        for job in self.jobs.lock().drain(..) {
-            job.entry.busy.store(false, Ordering::Release);
-        }
-    }
-}
 
 impl Shared {
     /// Whether a file moves, or is about to, to a device slower than this one.
@@ -190,7 +73,7 @@ pub(crate) fn move_now(
     to: usize,
     reason: Reason,
 ) -> Result<()> {
-    if entry.busy.swap(true, Ordering::AcqRel) {
+    if !shared.queue.claim(entry) {
         return Err(Error::busy("the file is being moved or copied: try again"));
     }
     let job = Job { entry: Arc::clone(entry), to, kind: JobKind::Move, reason };
@@ -252,7 +135,8 @@ fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
     let fastest = &shared.devices[0];
     let age_ms = shared.now_ms().saturating_sub(entry.born_ms.load(Ordering::Relaxed));
     let heat = Heat {
-        density: entry.believed() / len.max(1) as f64,
+        // What was never read does not stay for its kind.
+        density: if entry.heat() > 0.0 { entry.believed() / len.max(1) as f64 } else { 0.0 },
         worth: f64::from_bits(fastest.worth.load(Ordering::Relaxed)),
         is_young: age_ms < shared.policy.half_life_ms,
         room: fastest.hot_room.load(Ordering::Relaxed),

@@ -110,6 +110,7 @@ pub(super) fn tick(shared: &Arc<Shared>) {
     note_log_room(shared, &mut pace, &seen);
     note_ratios(shared, &mut pace);
     note_slowness(shared, &mut pace, passed_ms);
+    shared.queue.forget_removed();
     for index in 0..shared.devices.len() - 1 {
         relieve(shared, index, &seen, now_ms);
         let (served, possible) = pace.ratios[index];
@@ -288,11 +289,10 @@ fn relieve(shared: &Arc<Shared>, index: usize, seen: &[Seen], now_ms: u64) {
     let capacity = device.capacity.load(Ordering::Relaxed);
     let (low, forced) = (shared.policy.migrate_below, shared.policy.force_below);
     // What is on its way out counts as gone.
-    let copied = shared.queue.waiting_copies();
     let leaving: u64 = seen
         .iter()
         .filter(|file| file.device == index && file.entry.busy.load(Ordering::Acquire))
-        .filter(|file| !copied.contains(&file.entry.id))
+        .filter(|file| !file.entry.copying.load(Ordering::Acquire))
         .map(|file| file.len)
         .sum();
     let (_, waste) = shared.trash.waiting_on(index);

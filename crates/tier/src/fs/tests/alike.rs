@@ -170,3 +170,65 @@ fn accesses_that_were_taken_over_are_no_baseline_and_those_that_were_kept_are() 
     assert_eq!([0, 1, 2].map(has_baseline), [false, true, true]);
     assert!((0..12).all(|at| entry(&fs, &names[0][at]).has_settled()));
 }
+
+#[test]
+fn a_move_takes_the_place_of_a_copy_that_waits_and_removed_files_leave_the_queue() {
+    use crate::history::Reason;
+    use crate::work::{Job, JobKind};
+    let (_world, fs, names) = tables(&[(6, 3)]);
+    let entry = |at: usize| fs.shared.entry("find", &path(&names[0][at])).unwrap();
+    let queue = &fs.shared.queue;
+    let copy = |at: usize| {
+        let spans = vec![crate::cache::ranges::Span { start: 0, len: 4096, reads: 9, odd: 0 }];
+        let reads = crate::cache::parts::FileReads::new(LEN as u64, 0.0, 4096, spans);
+        let kind = JobKind::Copy(crate::cache::parts::CopyPlan::whole(&reads));
+        Job { entry: entry(at), to: 0, kind, reason: Reason::HitRatio }
+    };
+    let move_to = |at: usize, to: usize| Job {
+        entry: entry(at),
+        to,
+        kind: JobKind::Move,
+        reason: Reason::SpaceLow,
+    };
+    assert!((0..3).all(|at| queue.push(copy(at))) && !queue.push(copy(0)));
+    assert!(entry(0).copying.load(Ordering::Relaxed));
+    assert_eq!((queue.waiting(0), queue.waiting_bytes(0) > 3 * LEN as u64), ((0, 3), true));
+    assert!(queue.push(move_to(0, 0)), "instead of the copy");
+    assert!(!queue.push(move_to(0, 1)) && !queue.push(copy(0)), "one job at a time");
+    assert!(!entry(0).copying.load(Ordering::Relaxed));
+    assert_eq!((queue.waiting(0), queue.waiting(1)), ((1, 2), (0, 0)));
+    let removed = entry(1);
+    fs.remove(&path(&names[0][1])).unwrap();
+    queue.forget_removed();
+    assert_eq!(queue.waiting(0), (1, 1));
+    assert!(!removed.busy.load(Ordering::Relaxed));
+    // Who moves a file himself does not wait for its copy either.
+    crate::work::move_now(&fs.shared, &entry(2), 0, Reason::SpaceLow).unwrap();
+    assert_eq!((holders(&fs.stats(), "L6"), queue.waiting(0)), (vec![0, 1], (1, 0)));
+    let first = queue.take(&fs.shared).unwrap();
+    assert!(matches!(first.kind, JobKind::Move));
+    queue.done(&first);
+}
+
+#[test]
+fn a_table_that_was_never_read_does_not_stay_for_its_kind() {
+    let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
+    world.policy.fast_levels = Some(2);
+    let fs = world.open();
+    let mut rng = Rng::with_seed(1);
+    let names: Vec<String> = (0..5).map(|at| format!("{at}.sst")).collect();
+    names.iter().for_each(|name| write(&fs, name, 0, &filled(1, LEN)));
+    for _ in 0..4 {
+        read(&fs, &names[..4], 400, 1, &mut rng);
+        world.pass(500);
+        fs.step();
+    }
+    let entry = fs.shared.entry("find", &path(&names[4])).unwrap();
+    assert!(entry.believed() > 0.0 && entry.heat() == 0.0);
+    for name in &names[3..] {
+        fs.reassign(&path(name), table(5));
+    }
+    fs.settle();
+    let device = |name: &String| fs.whereabouts(&path(name)).unwrap().device;
+    assert_eq!((device(&names[3]), device(&names[4])), (0, 1));
+}

@@ -3,7 +3,7 @@
 //!
 //! Which: by aged accesses per byte, hottest first; to the fastest device the hottest parts of files (`parts.rs`). When: while the device serves less than its
 //! target of the foreground reads that it could. How many at once: as many as the device takes writers beside those that it
-//! has ([`crate::migrate::threads`]), and more into free room where copies pay ([`payback`]). Out goes what is clearly colder than what comes in, tables of the device's
+//! has ([`crate::migrate::threads`]), and more into free room where copies pay (`payback.rs`). Out goes what is clearly colder than what comes in, tables of the device's
 //! own below L0 among it, and whatever stands in the way of files.
 
 pub(crate) mod ageing;
@@ -89,7 +89,7 @@ pub struct Held {
     pub len: u64,
 }
 
-/// How much may be copied at once where copies win back what they cost (`cache::payback`).
+/// How much may be copied at once where copies win back what they cost (`payback.rs`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refill {
     /// Copies in all, those of [`CacheInput::slots`] among them.
@@ -142,6 +142,18 @@ pub fn density(heat: f64, len: u64) -> f64 {
     heat / len.max(1) as f64
 }
 
+/// Room that neither files will take nor copies that wait.
+fn left_of(room: i64, input: &CacheInput<'_>) -> i64 {
+    let room = room.saturating_sub_unsigned(input.coming);
+    if room > 0 { room.saturating_sub_unsigned(input.waiting).max(0) } else { room }
+}
+
+/// Whether the candidate is for free room: what takes the place of another copy, also of the same file, is not.
+fn refills(candidate: &Candidate, room: i64, won: u64) -> bool {
+    let is_new = candidate.len >= candidate.bytes;
+    is_new && room >= candidate.len as i64 && won >= candidate.bytes
+}
+
 /// Chooses copies and evictions, in order; see the module.
 #[must_use]
 pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
@@ -159,10 +171,7 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     if !input.wanted {
         return actions;
     }
-    room = room.saturating_sub_unsigned(input.coming);
-    if room > 0 {
-        room = room.saturating_sub_unsigned(input.waiting).max(0);
-    }
+    room = left_of(room, input);
     held.retain(|one| input.demotes || !one.is_file);
     let mut candidates = input.candidates.to_vec();
     candidates.retain(|candidate| candidate.heat > 0.0);
@@ -175,9 +184,7 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
             if at >= input.refill.copies || refill == 0 {
                 break;
             }
-            // What takes the place of another copy, also of the same file, is not for free room.
-            let fits = room >= candidate.len as i64 && candidate.len >= candidate.bytes;
-            if !fits || refill < candidate.bytes {
+            if !refills(&candidate, room, refill) {
                 continue;
             }
             refill -= candidate.bytes;

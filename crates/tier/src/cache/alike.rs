@@ -2,8 +2,8 @@
 //!
 //! Reads do not come one by one: a scan makes many in one table at once, so that counts of tables that are alike vary by many times their mean.
 //! [`Dispersion`] measures how many times, from two intervals that follow each other. A file is then expected to have what lies between
-//! its own count and what its kind (family and level) has per byte: as far as chance explains how its kind differs, it is taken to be like its kind
-//! ([`Kind`]; the empirical Bayes estimate of counts over unequal exposures, by moments). So a level that is read more per byte than
+//! its own count and what its cohort (family and level) has per byte: as far as chance explains how its cohort differs, it is taken to be like its cohort
+//! ([`Cohort`]; the empirical Bayes estimate of counts over unequal exposures, by moments). So a level that is read more per byte than
 //! another is known by all of its tables at once, long before any of them is, and what is alike is not rewritten for what happened to be read more.
 //!
 //! Cost: linear in the files.
@@ -14,7 +14,7 @@ const KEPT: f64 = 0.99;
 const READS_MIN: f64 = 1000.0;
 /// The largest dispersion that is believed.
 const MAX: f64 = 64.0;
-/// A kind with fewer accesses has none: what aged so far says nothing.
+/// A cohort with fewer accesses has none: what aged so far says nothing.
 const COUNTED_MIN: f64 = 1e-3;
 
 /// How many reads come at once, as seen from the counts of files: these vary by so many times their mean.
@@ -63,9 +63,9 @@ pub(crate) struct Counted {
     pub(crate) variance: f64,
 }
 
-/// What files of a kind have in common.
+/// What files of a cohort have in common.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Kind {
+pub(crate) struct Cohort {
     /// Accesses per byte.
     mean: f64,
     /// The variance of that from file to file, beyond chance.
@@ -74,19 +74,19 @@ pub(crate) struct Kind {
     doubt: f64,
 }
 
-/// What a file's count and its kind say of it.
+/// What a file's count and its cohort say of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Expected {
     /// How far its own count is believed, 0 to 1.
     pub(crate) own: f64,
-    /// Accesses per byte of its kind.
+    /// Accesses per byte of its cohort.
     pub(crate) mean: f64,
     /// By how much of its square that varies by chance.
     pub(crate) doubt: f64,
 }
 
-impl Kind {
-    /// Of files of one kind.
+impl Cohort {
+    /// Of files of one cohort.
     pub(crate) fn of(files: impl Iterator<Item = Counted> + Clone) -> Self {
         let (counted, exposure) =
             files.clone().fold((0.0, 0.0), |(c, e), file| (c + file.accesses, e + file.exposure));
@@ -185,26 +185,26 @@ mod tests {
     }
 
     /// Files with so many accesses of a variance, each of 1,000 bytes.
-    fn kind(accesses: &[f64], variance: f64) -> (Kind, Vec<f64>) {
+    fn cohort(accesses: &[f64], variance: f64) -> (Cohort, Vec<f64>) {
         let files: Vec<Counted> =
             accesses.iter().map(|&accesses| counted(accesses, 1000.0, variance)).collect();
-        let kind = Kind::of(files.iter().copied());
-        let own = files.into_iter().map(|file| kind.expects(file).own).collect();
-        (kind, own)
+        let cohort = Cohort::of(files.iter().copied());
+        let own = files.into_iter().map(|file| cohort.expects(file).own).collect();
+        (cohort, own)
     }
 
     #[test]
-    fn files_that_differ_by_chance_are_like_their_kind_and_others_are_themselves() {
+    fn files_that_differ_by_chance_are_like_their_cohort_and_others_are_themselves() {
         // Two deviations of chance each: 90 and 110 if reads come one by one, …
         let alike: Vec<f64> = (0..50).map(|at| if at % 2 == 0 { 92.0 } else { 108.0 }).collect();
-        let (of, own) = kind(&alike, 1.0);
+        let (of, own) = cohort(&alike, 1.0);
         assert_eq!((of.mean, own[0]), (0.1, 0.0));
         assert!((of.doubt - 1.0 / 5000.0).abs() < 1e-9, "{of:?}");
         let far: Vec<f64> = (0..50).map(|at| if at % 2 == 0 { 40.0 } else { 160.0 }).collect();
-        let (_, own) = kind(&far, 1.0);
+        let (_, own) = cohort(&far, 1.0);
         assert!((0.95..1.0).contains(&own[0]), "{own:?}");
         // …and not if seventeen come at once.
-        let (_, own) = kind(&far, 17.0);
+        let (_, own) = cohort(&far, 17.0);
         assert!((0.4..0.6).contains(&own[0]), "{own:?}");
     }
 
@@ -214,20 +214,20 @@ mod tests {
             .map(|at| counted(if at % 2 == 0 { 60.0 } else { 140.0 }, 1000.0, 1.0))
             .chain([counted(14.0, 100.0, 1.0)])
             .collect();
-        let kind = Kind::of(files.iter().copied());
-        let [long, short] = [files[0], files[40]].map(|file| kind.expects(file).own);
+        let cohort = Cohort::of(files.iter().copied());
+        let [long, short] = [files[0], files[40]].map(|file| cohort.expects(file).own);
         assert!(long > 0.9 && short < 0.7, "{long} {short}");
     }
 
     #[test]
     fn one_alone_is_as_it_was_counted_and_none_is_nothing() {
-        let (kind, _) = kind(&[70.0], 17.0);
-        let expected = kind.expects(counted(70.0, 1000.0, 17.0));
-        assert_eq!((expected.own, expected.mean), (0.0, 0.07), "its kind is itself");
-        let nothing = Kind::of([counted(0.0, 1000.0, 1.0)].into_iter());
+        let (cohort, _) = cohort(&[70.0], 17.0);
+        let expected = cohort.expects(counted(70.0, 1000.0, 17.0));
+        assert_eq!((expected.own, expected.mean), (0.0, 0.07), "its cohort is itself");
+        let nothing = Cohort::of([counted(0.0, 1000.0, 1.0)].into_iter());
         assert_eq!(nothing.expects(counted(0.0, 1000.0, 1.0)).mean, 0.0);
-        assert_eq!(Kind::of([].into_iter()), nothing);
+        assert_eq!(Cohort::of([].into_iter()), nothing);
         let aged = counted(1e-200, 1000.0, 1.0);
-        assert_eq!(Kind::of([aged, aged].into_iter()), nothing, "aged to nothing");
+        assert_eq!(Cohort::of([aged, aged].into_iter()), nothing, "aged to nothing");
     }
 }

@@ -238,21 +238,26 @@ mod tests {
         Held { number, is_file: false, heat, variance: 0.5, len: 10 }
     }
 
-    fn run(room: i64, candidates: &[Candidate], held: &[Held]) -> Vec<CacheAction> {
-        let (wanted, demotes) = (true, true);
-        let (leave, slots, coming) = (8, 8, 0);
-        choose(&CacheInput {
+    /// All that may be done, at the old pace.
+    fn input<'a>(room: i64, candidates: &'a [Candidate], held: &'a [Held]) -> CacheInput<'a> {
+        let (refill, coming, waiting) = (Refill::default(), 0, 0);
+        let (wanted, demotes, leave, slots) = (true, true, 8, 8);
+        CacheInput {
             room,
             wanted,
             demotes,
             leave,
             slots,
-            refill: Refill::default(),
+            refill,
             coming,
-            waiting: 0,
+            waiting,
             candidates,
             held,
-        })
+        }
+    }
+
+    fn run(room: i64, candidates: &[Candidate], held: &[Held]) -> Vec<CacheAction> {
+        choose(&input(room, candidates, held))
     }
 
     #[test]
@@ -275,19 +280,8 @@ mod tests {
         let replaces = |heat, other, len| {
             let candidates = [Candidate { file: 1, heat, variance: 0.5, len, bytes: len }];
             let held = [Held { number: 10, is_file: false, heat: other, variance: 0.5, len }];
-            !choose(&CacheInput {
-                room: 0,
-                wanted: true,
-                demotes: true,
-                leave: 1,
-                slots: 1,
-                refill: Refill::default(),
-                coming: 0,
-                waiting: 0,
-                candidates: &candidates,
-                held: &held,
-            })
-            .is_empty()
+            let input = CacheInput { leave: 1, slots: 1, ..input(0, &candidates, &held) };
+            !choose(&input).is_empty()
         };
         assert!(!replaces(6.0, 3.0, 10), "twice as hot, but of few accesses");
         assert!(replaces(600.0, 300.0, 10));
@@ -305,21 +299,8 @@ mod tests {
         let held = [held(10, 1.0)];
         let chosen = |room, slots, copies, bytes| {
             let refill = Refill { copies, bytes };
-            let (wanted, demotes, leave, coming) = (true, true, 1, 0);
-            let candidates = &candidates[..];
-            let held = &held[..];
-            let actions = choose(&CacheInput {
-                room,
-                wanted,
-                demotes,
-                leave,
-                slots,
-                refill,
-                coming,
-                waiting: 0,
-                candidates,
-                held,
-            });
+            let input = input(room, &candidates, &held);
+            let actions = choose(&CacheInput { leave: 1, slots, refill, ..input });
             let copies = actions.iter().filter(|one| matches!(one, CacheAction::Copy(_)));
             (copies.count(), actions.contains(&CacheAction::Replace(10)))
         };
@@ -344,20 +325,7 @@ mod tests {
         let leaves = |leave: usize| {
             let (candidates, held) =
                 ([candidate(1, 90.0), candidate(2, 80.0)], [1, 2].map(|n| file(n, 1.0)));
-            let (wanted, demotes, slots) = (true, true, 8);
-            let input = CacheInput {
-                room: 0,
-                wanted,
-                demotes,
-                leave,
-                slots,
-                refill: Refill::default(),
-                coming: 0,
-                waiting: 0,
-                candidates: &candidates,
-                held: &held,
-            };
-            choose(&input).len()
+            choose(&CacheInput { leave, ..input(0, &candidates, &held) }).len()
         };
         assert_eq!([0, 1, 2, 3].map(leaves), [0, 1, 2, 2], "no more than may");
         assert_eq!(run(-15, &[], &[file(10, 1.0), held(11, 2.0)]), [CacheAction::Evict(11)]);
@@ -368,36 +336,14 @@ mod tests {
     fn no_file_leaves_where_the_share_of_copies_is_used_up() {
         let held = [Held { is_file: true, ..held(10, 1.0) }, held(11, 100.0)];
         let candidates = [candidate(1, 900.0)];
-        let input = CacheInput {
-            room: 0,
-            wanted: true,
-            demotes: false,
-            leave: 8,
-            slots: 8,
-            refill: Refill::default(),
-            coming: 0,
-            waiting: 0,
-            candidates: &candidates,
-            held: &held,
-        };
+        let input = CacheInput { demotes: false, ..input(0, &candidates, &held) };
         assert_eq!(choose(&input), [CacheAction::Replace(11), CacheAction::Copy(1)]);
     }
 
     #[test]
     fn files_get_their_room_back_even_when_no_copies_are_wanted() {
         let held = [held(10, 3.0), held(11, 1.0), held(12, 2.0)];
-        let input = CacheInput {
-            room: -15,
-            wanted: false,
-            demotes: true,
-            leave: 8,
-            slots: 8,
-            refill: Refill::default(),
-            coming: 0,
-            waiting: 0,
-            candidates: &[],
-            held: &held,
-        };
+        let input = CacheInput { wanted: false, ..input(-15, &[], &held) };
         assert_eq!(choose(&input), [CacheAction::Evict(11), CacheAction::Evict(12)]);
     }
 
@@ -454,23 +400,20 @@ mod tests {
     #[test]
     fn nothing_is_copied_into_what_files_take_next() {
         let candidates = [candidate(1, 50.0)];
-        let input = |room, coming| CacheInput {
-            room,
-            wanted: true,
-            demotes: true,
-            leave: 8,
-            slots: 8,
-            refill: Refill::default(),
-            coming,
-            waiting: 0,
-            candidates: &candidates,
-            held: &[],
+        let chosen = |room, coming, waiting, held| {
+            choose(&CacheInput { coming, waiting, ..input(room, &candidates, held) })
         };
-        assert_eq!(choose(&input(15, 5)), [CacheAction::Copy(1)]);
-        assert_eq!(choose(&input(15, 6)), []);
-        let held = [held(10, 49.0)];
-        let full = CacheInput { held: &held, ..input(0, 6) };
-        assert_eq!(choose(&full), [], "nor is a copy dropped for them before they come");
+        assert_eq!(chosen(15, 5, 0, &[]), [CacheAction::Copy(1)]);
+        assert_eq!(chosen(15, 6, 0, &[]), []);
+        let warm = [held(10, 49.0)];
+        assert_eq!(chosen(0, 6, 0, &warm), [], "nor is a copy dropped for them before they come");
+        // What waits has what is free, and takes nothing else.
+        assert_eq!(chosen(15, 0, 5, &[]), [CacheAction::Copy(1)]);
+        assert_eq!(chosen(15, 0, 6, &[]), []);
+        let cold = [held(10, 1.0), held(11, 1.0)];
+        let one = [CacheAction::Replace(11), CacheAction::Copy(1)];
+        assert_eq!(chosen(5, 0, 1000, &cold), one);
+        assert_eq!(chosen(0, 0, 1000, &cold), one);
     }
 
     #[test]

@@ -38,9 +38,9 @@ pub(crate) struct FileReads {
     there: f64,
     /// All of its accesses, as far as they are believed.
     heat: f64,
-    /// How far what was counted is believed, and the variance of what its kind adds.
+    /// How far what was counted is believed, and the variance of what its cohort adds.
     own: f64,
-    kind_variance: f64,
+    cohort_variance: f64,
 }
 
 impl FileReads {
@@ -62,7 +62,7 @@ impl FileReads {
             there: 1.0,
             heat: inherited + counted,
             own: 1.0,
-            kind_variance: 0.0,
+            cohort_variance: 0.0,
         }
     }
 
@@ -77,12 +77,12 @@ impl FileReads {
         self.trust = trust;
     }
 
-    /// What its kind has counts as well.
+    /// What its cohort has counts as well.
     pub(crate) fn expect(&mut self, Expected { own, mean, doubt }: Expected) {
-        let of_kind = (1.0 - own) * mean * self.len as f64;
-        self.heat = own * self.raw() + of_kind;
+        let of_cohort = (1.0 - own) * mean * self.len as f64;
+        self.heat = own * self.raw() + of_cohort;
         self.own = own;
-        self.kind_variance = doubt * of_kind * of_kind;
+        self.cohort_variance = doubt * of_cohort * of_cohort;
     }
 
     /// What was counted of it, which varies by `variance` of its mean.
@@ -94,10 +94,14 @@ impl FileReads {
     /// By how much of their mean its accesses vary by chance, where that is `counted` of what was counted.
     pub(crate) fn variance(&self, counted: f64) -> f64 {
         let own = self.own * self.own * counted * self.scale * self.raw();
-        if self.heat > 0.0 { (own + self.kind_variance) / self.heat } else { counted * self.scale }
+        if self.heat > 0.0 {
+            (own + self.cohort_variance) / self.heat
+        } else {
+            counted * self.scale
+        }
     }
 
-    /// All of its aged accesses, as far as they are believed: between what was counted and what its kind has.
+    /// All of its aged accesses, as far as they are believed: between what was counted and what its cohort has.
     #[must_use]
     pub(crate) fn heat(&self) -> f64 {
         self.heat
@@ -124,7 +128,7 @@ impl FileReads {
         })
     }
 
-    /// What is expected of a part of it that had so many accesses: what its kind has more than it had may come anywhere.
+    /// What is expected of a part of it that had so many accesses: what its cohort has more than it had may come anywhere.
     fn of_part(&self, part: f64, accesses: f64) -> f64 {
         let (heat, raw, had) = (self.heat, self.raw(), accesses * self.scale);
         if heat >= raw { had + (heat - raw) * part } else { had * heat / raw }
@@ -173,7 +177,7 @@ impl FileReads {
             there: self.there,
             heat: (self.heat - self.served_by(ranges)).max(0.0),
             own: self.own,
-            kind_variance: self.kind_variance * rest * rest,
+            cohort_variance: self.cohort_variance * rest * rest,
             ..left
         }
     }
@@ -521,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_expected_to_have_what_its_kind_has_as_far_as_its_count_is_not_believed() {
+    fn a_file_is_expected_to_have_what_its_cohort_has_as_far_as_its_count_is_not_believed() {
         let mut file = file(&[(3, 30), (4, 10)]).scaled(2.0, 0.5);
         let counted = file.counted(0.5);
         assert_eq!((counted.accesses, counted.exposure, counted.variance), (40.0, 32_000.0, 0.5));
@@ -533,7 +537,7 @@ mod tests {
             assert!((left - file.heat()).abs() < 1e-9, "{left}");
             (file.heat(), file.served_by(&part))
         };
-        // Its kind has 640: what it lacks may come anywhere in it.
+        // Its cohort has 640: what it lacks may come anywhere in it.
         assert_eq!(expect(0.01), (500.0, 60.0 + 420.0 / 64.0));
         // It has 64: a part keeps its share.
         assert_eq!(expect(0.001), (68.0, 60.0 * 68.0 / 80.0));
@@ -541,7 +545,7 @@ mod tests {
         assert!(variance.abs() < 1e-9, "{variance}");
         file.expect(Expected { own: 0.0, mean: 0.01, doubt: 0.0 });
         let unread = FileReads { spans: Vec::new(), counted: 0.0, ..file.clone() };
-        assert_eq!((file.heat(), unread.heat()), (640.0, 640.0), "both are like their kind");
+        assert_eq!((file.heat(), unread.heat()), (640.0, 640.0), "both are like their cohort");
         assert!(file.is_read() && !unread.is_read());
     }
 }

@@ -19,12 +19,10 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, RandomFile};
 use parking_lot::Mutex;
 
+use super::accesses::Accesses;
 use super::copy::Physical;
 use super::shared::Shared;
-use crate::cache::ageing::{BASELINE_SCALE_MAX, Baseline, Look};
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
-use crate::cache::parts::FileReads;
-use crate::cache::ranges::RangeReads;
 use crate::device::{Count, Device};
 
 /// A copy of a file on a faster device.
@@ -94,13 +92,6 @@ impl Inside {
 /// No column family has this number.
 const NO_FAMILY: u64 = u64::MAX;
 
-/// Fewer accesses than this age to none.
-const INHERITED_MIN: f64 = 1e-3;
-/// No look was at the file yet.
-const NOT_LOOKED: u64 = u64::MAX;
-/// One look was, but the file had not been there all the time before it.
-const LOOKED_ONCE: u64 = u64::MAX - 1;
-
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -117,34 +108,12 @@ pub(crate) struct Entry {
     pub(crate) copying: AtomicBool,
     /// It was forgotten.
     pub(crate) gone: AtomicBool,
-    /// Foreground reads since the last look, over all ranges.
-    pub(crate) reads: AtomicU64,
-    /// The same before the last look; see [`Self::follow_up`].
-    read_before: AtomicU64,
-    /// The same by range, aged; made by the first read that counts.
-    ranges: OnceLock<RangeReads>,
-    /// Aged accesses of unknown place, as the bits of an `f64`.
-    inherited: AtomicU64,
-    /// Those of them that were other files', as the bits of an `f64`.
-    taken_over: AtomicU64,
     /// When its move after a change of level is decided anew, in milliseconds; 0 if none is owed.
     pub(crate) move_owed_ms: AtomicU64,
     /// How often that move was decided on in vain.
     pub(crate) move_tries: AtomicU32,
-    /// All aged accesses at the last look, as the bits of an `f64`.
-    heat: AtomicU64,
-    /// The same, as far as they are believed ([`FileReads::heat`]).
-    believed: AtomicU64,
-    /// It was there for long enough when the baseline was taken last.
-    settled: AtomicBool,
-    /// All aged accesses when the baseline was taken last ([`Look::takes_baseline`]), as the bits of an `f64`; NaN before.
-    baseline: AtomicU64,
-    /// What they were scaled by, as the bits of an `f64`.
-    baseline_scale: AtomicU64,
-    /// The weights of all reads that it was not there for, aged, as the bits of an `f64`; NaN before the first look.
-    missed: AtomicU64,
-    /// Foreground reads since then.
-    pub(crate) read_since: AtomicU64,
+    /// What was counted of its reads.
+    pub(crate) accesses: Accesses,
     /// When it was read last, as far as looks tell, in milliseconds of the tiers' clock.
     pub(crate) last_read_ms: AtomicU64,
     /// When it was begun; 0 if that was before the open.
@@ -170,20 +139,9 @@ impl Entry {
             busy: AtomicBool::new(false),
             copying: AtomicBool::new(false),
             gone: AtomicBool::new(false),
-            reads: AtomicU64::new(0),
-            read_before: AtomicU64::new(NOT_LOOKED),
-            ranges: OnceLock::new(),
-            inherited: AtomicU64::new(0),
             move_owed_ms: AtomicU64::new(0),
             move_tries: AtomicU32::new(0),
-            taken_over: AtomicU64::new(0),
-            heat: AtomicU64::new(0),
-            believed: AtomicU64::new(0),
-            settled: AtomicBool::new(false),
-            baseline: AtomicU64::new(f64::NAN.to_bits()),
-            baseline_scale: AtomicU64::new(1.0f64.to_bits()),
-            missed: AtomicU64::new(f64::NAN.to_bits()),
-            read_since: AtomicU64::new(0),
+            accesses: Accesses::default(),
             last_read_ms: AtomicU64::new(0),
             born_ms: AtomicU64::new(0),
             inside: Mutex::new(inside),
@@ -216,95 +174,6 @@ impl Entry {
             family: self.family(),
             ..IoContext::new(self.class, IoPurpose::Maintenance)
         }
-    }
-
-    pub(crate) fn heat(&self) -> f64 {
-        f64::from_bits(self.heat.load(Ordering::Relaxed))
-    }
-
-    /// All aged accesses at the last look, as far as they are believed.
-    pub(crate) fn believed(&self) -> f64 {
-        f64::from_bits(self.believed.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn note_believed(&self, heat: f64) {
-        self.believed.store(heat.to_bits(), Ordering::Relaxed);
-    }
-
-    /// Whether its accesses have aged as those of others have.
-    pub(crate) fn has_settled(&self) -> bool {
-        self.settled.load(Ordering::Relaxed)
-    }
-
-    /// It has so many accesses of before the restart, nobody knows where in it, and was there all the time.
-    pub(crate) fn keep(&self, accesses: f64) {
-        self.missed.store(0.0f64.to_bits(), Ordering::Relaxed);
-        for sum in [&self.inherited, &self.heat, &self.believed] {
-            change(sum, |before| before + accesses);
-        }
-    }
-
-    /// The same of accesses of other files, which it was merged of.
-    pub(crate) fn inherit(&self, accesses: f64) {
-        self.keep(accesses);
-        change(&self.taken_over, |before| before + accesses);
-    }
-
-    /// In how many ranges it is counted.
-    pub(crate) fn ranges(&self) -> usize {
-        self.ranges.get().map_or(0, RangeReads::len)
-    }
-
-    /// Takes its reads in the interval that ends now; those of the one before and these, if it was there in all of both.
-    pub(crate) fn follow_up(&self, reads: u64) -> Option<(u64, u64)> {
-        let before = self.read_before.load(Ordering::Relaxed);
-        let now = if before == NOT_LOOKED { LOOKED_ONCE } else { reads };
-        self.read_before.store(now, Ordering::Relaxed);
-        (before < LOOKED_ONCE).then_some((before, reads))
-    }
-
-    /// Its accesses, after those so far were halved if they age.
-    pub(crate) fn look(&self, len: u64, look: Look) -> FileReads {
-        let load = |bits: &AtomicU64| f64::from_bits(bits.load(Ordering::Relaxed));
-        change(&self.missed, |missed| {
-            let missed = if missed.is_nan() { look.before } else { missed };
-            if look.ages { missed / 2.0 } else { missed }
-        });
-        if look.ages {
-            for sum in [&self.inherited, &self.taken_over] {
-                change(sum, |before| if before < INHERITED_MIN { 0.0 } else { before / 2.0 });
-            }
-            self.ranges.get().into_iter().for_each(RangeReads::halve);
-        }
-        let missed = load(&self.missed);
-        let scale = look.scale(missed);
-        let spans = self.ranges.get().map(RangeReads::spans).unwrap_or_default();
-        self.ranges.get().into_iter().for_each(RangeReads::next_interval);
-        let range_bytes = self.ranges.get().map_or(1, RangeReads::range_bytes);
-        let reads = FileReads::new(len, load(&self.inherited), range_bytes, spans)
-            .scaled(scale, look.part(missed));
-        for heat in [&self.heat, &self.believed] {
-            heat.store(reads.heat().to_bits(), Ordering::Relaxed);
-        }
-        if look.takes_baseline {
-            let is_settled = scale <= BASELINE_SCALE_MAX;
-            // What was taken over of others says little of how it is read itself.
-            let is_known = is_settled && load(&self.taken_over) * 2.0 <= reads.heat();
-            let baseline = if is_known { reads.heat() } else { f64::NAN };
-            self.settled.store(is_settled, Ordering::Relaxed);
-            self.baseline.store(baseline.to_bits(), Ordering::Relaxed);
-            self.baseline_scale.store(scale.to_bits(), Ordering::Relaxed);
-            self.read_since.store(0, Ordering::Relaxed);
-        }
-        reads
-    }
-
-    /// What its drift is measured against; none of a file that is younger, or most of whose accesses then were those of others.
-    pub(crate) fn baseline(&self) -> Option<Baseline> {
-        let load = |bits: &AtomicU64| f64::from_bits(bits.load(Ordering::Relaxed));
-        let before = load(&self.baseline);
-        let since = self.read_since.load(Ordering::Relaxed) as f64;
-        (!before.is_nan()).then(|| Baseline { before, scale: load(&self.baseline_scale), since })
     }
 
     /// Opens a handle.
@@ -398,16 +267,8 @@ impl Entry {
 
     #[inline]
     fn count_read(&self, (offset, bytes): (u64, u64), shared: &Shared, len: u64) {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        let ranges = self.ranges.get_or_init(|| RangeReads::new(len, shared.policy.range_bytes));
-        ranges.count(offset, bytes);
+        self.accesses.count((offset, bytes), len, shared.policy.range_bytes);
     }
-}
-
-/// Changes the `f64` whose bits these are; nothing of another change is lost.
-fn change(bits: &AtomicU64, to: impl Fn(f64) -> f64) {
-    let to = |before| Some(to(f64::from_bits(before)).to_bits());
-    let _changed = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, to);
 }
 
 /// The error of reading a file that its device does not have.
@@ -492,7 +353,7 @@ fn carry(shared: &Arc<Shared>, entry: &Entry, bytes: u64, len: u64) {
     let own = Arc::as_ptr(shared).cast::<()>() as usize;
     let (of, before) = CARRIED.get();
     let before = if of == own { before } else { 0.0 };
-    CARRIED.set((own, before + entry.heat() * (bytes as f64 / len.max(1) as f64)));
+    CARRIED.set((own, before + entry.accesses.heat() * (bytes as f64 / len.max(1) as f64)));
 }
 
 /// Takes the heat of what compactions on this thread have read since the last call.

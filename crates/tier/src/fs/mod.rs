@@ -8,6 +8,7 @@
 //! after [`FileSystem::sync_dir`] of any directory of the tiers. Thread-safe. Cost: a change of names is an
 //! append to a log; a read is that of the device, three counters and an atomic load more.
 
+pub(crate) mod accesses;
 pub(crate) mod copy;
 pub(crate) mod entry;
 mod found;

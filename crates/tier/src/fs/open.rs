@@ -364,7 +364,7 @@ fn make_entries(
             }
         }
         if let Some(known) = file.heat.checked_sub(1) {
-            entry.keep(known as f64);
+            entry.accesses.keep(known as f64);
         }
         if let Some(level) = file.level {
             note_level(device, level);

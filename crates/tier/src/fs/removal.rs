@@ -201,7 +201,7 @@ fn order_copies(shared: &Arc<Shared>) {
         let held = entry.inside.lock().copies.clone();
         copies.extend(held.into_iter().map(|copy| (entry, copy)));
     }
-    copies.sort_by(|(a, _), (b, _)| b.heat().total_cmp(&a.heat()));
+    copies.sort_by(|(a, _), (b, _)| b.accesses.heat().total_cmp(&a.accesses.heat()));
     for index in 0..shared.devices.len() {
         let here = copies.iter().filter(|(_, copy)| copy.physical.device == index);
         shared.giving_way.note(index, here.map(|(entry, copy)| (*entry, copy)));

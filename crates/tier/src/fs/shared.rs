@@ -111,7 +111,7 @@ impl Shared {
         let is_tiered = parts.devices.len() > 1;
         let now_ns = parts.clock.now_ns();
         let activity = Activity::new(now_ns);
-        let kept = parts.names.entries.values().map(|entry| entry.heat()).sum();
+        let kept = parts.names.entries.values().map(|entry| entry.accesses.heat()).sum();
         let pace = Pace::new(parts.devices.len(), parts.fast_levels, activity.totals(now_ns), kept);
         Arc::new(Self {
             id: parts.names.space.id(),
@@ -329,7 +329,7 @@ impl Shared {
     fn renew(&self, names: &mut Names, must: bool) -> Result<()> {
         for (id, entry) in &names.entries {
             if let Some(file) = names.space.state.files.get_mut(id) {
-                file.heat = entry.heat() as u64 + 1;
+                file.heat = entry.accesses.heat() as u64 + 1;
             }
         }
         let unsynced: Vec<Unsynced> = self.devices.iter().map(Device::unsynced).collect();

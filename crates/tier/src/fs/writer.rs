@@ -70,7 +70,7 @@ impl Drop for Writing {
             self.shared.activity.close(kind, self.shared.now_ns());
         }
         if self.inherits {
-            self.entry.inherit(take_carried(&self.shared));
+            self.entry.accesses.inherit(take_carried(&self.shared));
         }
         self.entry.writers.fetch_sub(1, Ordering::AcqRel);
         drop(self.guard.take());

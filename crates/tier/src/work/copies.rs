@@ -87,7 +87,7 @@ impl<'a> Copies<'a> {
         let Some((room, demotes)) = room else { return copies };
         let could = seen.iter().zip(&reads).filter(|(file, reads)| {
             let own = own_of(file);
-            // For its kind alone nothing is copied.
+            // For its cohort alone nothing is copied.
             let is_below = file.served_by() > index && file.device > index;
             own.is_some() || (is_below && reads.is_read())
         });

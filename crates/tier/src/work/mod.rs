@@ -135,8 +135,7 @@ fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
     let fastest = &shared.devices[0];
     let age_ms = shared.now_ms().saturating_sub(entry.born_ms.load(Ordering::Relaxed));
     let heat = Heat {
-        // What was never read does not stay for its kind.
-        density: if entry.heat() > 0.0 { entry.believed() / len.max(1) as f64 } else { 0.0 },
+        density: entry.accesses.density(len),
         worth: f64::from_bits(fastest.worth.load(Ordering::Relaxed)),
         is_young: age_ms < shared.policy.half_life_ms,
         room: fastest.hot_room.load(Ordering::Relaxed),

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use archipelago_env::FileClass;
 
-use crate::cache::alike::Kind;
+use crate::cache::alike::Cohort;
 use crate::cache::parts::{FileReads, trust};
 use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::shared::Shared;
@@ -54,7 +54,7 @@ impl Seen {
 
     /// The same of what was counted.
     fn counted_variance(&self, aged: f64) -> f64 {
-        if self.entry.has_settled() { aged } else { 1.0 }
+        if self.entry.accesses.has_settled() { aged } else { 1.0 }
     }
 
     /// Whether it is a table that nobody writes any more.
@@ -70,20 +70,22 @@ impl Seen {
 /// Says how far counts are believed, of parts of files and of whole ones.
 pub(super) fn judge(seen: &mut [Seen], aged: f64, dispersion: f64) {
     let trust = trust(seen.iter().map(|file| &file.reads));
-    let kind_of = |file: &Seen| (file.entry.family(), file.entry.level());
+    let cohort_of = |file: &Seen| (file.entry.family(), file.entry.level());
     let counted = |file: &Seen| file.reads.counted(dispersion * file.counted_variance(aged));
-    let mut kinds: HashMap<_, Vec<_>> = HashMap::new();
+    let mut cohorts: HashMap<_, Vec<_>> = HashMap::new();
     for file in seen.iter().filter(|file| file.is_whole_table()) {
-        kinds.entry(kind_of(file)).or_default().push(counted(file));
+        cohorts.entry(cohort_of(file)).or_default().push(counted(file));
     }
-    let kinds: HashMap<_, _> =
-        kinds.into_iter().map(|(kind, files)| (kind, Kind::of(files.into_iter()))).collect();
+    let cohorts: HashMap<_, _> = cohorts
+        .into_iter()
+        .map(|(cohort, files)| (cohort, Cohort::of(files.into_iter())))
+        .collect();
     for file in seen {
         file.reads.believe(trust);
-        if let Some(kind) = kinds.get(&kind_of(file)).filter(|_| file.is_whole_table()) {
-            file.reads.expect(kind.expects(counted(file)));
+        if let Some(cohort) = cohorts.get(&cohort_of(file)).filter(|_| file.is_whole_table()) {
+            file.reads.expect(cohort.expects(counted(file)));
         }
-        file.entry.note_believed(file.reads.heat());
+        file.entry.accesses.note_believed(file.reads.heat());
     }
 }
 

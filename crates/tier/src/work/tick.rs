@@ -149,19 +149,19 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
     let mut interval = Interval::default();
     let mut pairs = Vec::with_capacity(entries.len());
     for entry in &entries {
-        let reads = entry.reads.swap(0, Ordering::Relaxed);
+        let taken = entry.accesses.take();
+        let reads = taken.reads;
         if reads > 0 {
             entry.last_read_ms.store(now_ms, Ordering::Relaxed);
         }
         interval.reads += reads;
-        interval.ranges += entry.ranges() as u64;
-        entry.read_since.fetch_add(reads, Ordering::Relaxed);
-        pairs.extend(entry.follow_up(reads));
+        interval.ranges += entry.accesses.ranges() as u64;
+        pairs.extend(taken.before.map(|before| (before, reads)));
     }
     pace.dispersion.look(pairs.into_iter());
     interval.dispersion = pace.dispersion.factor();
     pace.reads_unkept += interval.reads;
-    let baselines = entries.iter().filter_map(|entry| entry.baseline());
+    let baselines = entries.iter().filter_map(|entry| entry.accesses.baseline());
     interval.drift = drift(baselines, pace.ageing.baseline_variance(), interval.dispersion);
     let hits = shared.devices.iter().map(|device| device.get(Count::CacheHits)).sum();
     interval.hits = hits - std::mem::replace(&mut pace.hits, hits);
@@ -180,7 +180,7 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
         let (device, len, copies) = (inside.main.device, inside.main.len(), inside.copies.clone());
         let missing = inside.missing;
         drop(inside);
-        let reads = entry.look(len, look);
+        let reads = entry.accesses.look(len, look);
         if let Some(level) = entry.level() {
             let known = &mut deepest[device];
             *known = if *known == u8::MAX { level } else { level.max(*known) };

@@ -145,8 +145,11 @@ fn a_level_that_was_moved_is_judged_by_what_is_believed_of_its_tables() {
         fs.step();
     }
     let entry = |name: &String| fs.shared.entry("find", &path(name)).unwrap();
-    let (counted, believed): (Vec<f64>, Vec<f64>) =
-        names[1].iter().map(entry).map(|entry| (entry.heat(), entry.believed())).unzip();
+    let (counted, believed): (Vec<f64>, Vec<f64>) = names[1]
+        .iter()
+        .map(entry)
+        .map(|entry| (entry.accesses.heat(), entry.accesses.believed()))
+        .unzip();
     let spread = |values: &[f64]| {
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / mean / mean
@@ -159,16 +162,16 @@ fn accesses_that_were_taken_over_are_no_baseline_and_those_that_were_kept_are() 
     let (world, fs, names) = tables(&[(6, 12)]);
     let mut rng = Rng::with_seed(3);
     let entry = |fs: &TieredFs, name: &str| fs.shared.entry("find", &path(name)).unwrap();
-    entry(&fs, &names[0][0]).inherit(500.0);
-    entry(&fs, &names[0][1]).keep(500.0);
+    entry(&fs, &names[0][0]).accesses.inherit(500.0);
+    entry(&fs, &names[0][1]).accesses.keep(500.0);
     for _ in 0..25 {
         read(&fs, &names[0], 60, 1, &mut rng);
         world.pass(500);
         fs.step();
     }
-    let has_baseline = |at: usize| entry(&fs, &names[0][at]).baseline().is_some();
+    let has_baseline = |at: usize| entry(&fs, &names[0][at]).accesses.baseline().is_some();
     assert_eq!([0, 1, 2].map(has_baseline), [false, true, true]);
-    assert!((0..12).all(|at| entry(&fs, &names[0][at]).has_settled()));
+    assert!((0..12).all(|at| entry(&fs, &names[0][at]).accesses.has_settled()));
 }
 
 #[test]
@@ -211,7 +214,7 @@ fn a_move_takes_the_place_of_a_copy_that_waits_and_removed_files_leave_the_queue
 }
 
 #[test]
-fn a_table_that_was_never_read_does_not_stay_for_its_kind() {
+fn a_table_that_was_never_read_does_not_stay_for_its_cohort() {
     let mut world = World::new(Arc::new(MemFs::new()), &[1 << 20, 1 << 20]);
     world.policy.fast_levels = Some(2);
     let fs = world.open();
@@ -224,7 +227,7 @@ fn a_table_that_was_never_read_does_not_stay_for_its_kind() {
         fs.step();
     }
     let entry = fs.shared.entry("find", &path(&names[4])).unwrap();
-    assert!(entry.believed() > 0.0 && entry.heat() == 0.0);
+    assert!(entry.accesses.believed() > 0.0 && entry.accesses.heat() == 0.0);
     for name in &names[3..] {
         fs.reassign(&path(name), table(5));
     }

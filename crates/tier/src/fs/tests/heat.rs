@@ -82,7 +82,7 @@ fn the_output_of_a_compaction_is_as_hot_as_what_it_was_merged_of() {
         drop(output);
         fs.remove(&path(from)).unwrap();
     }
-    let heat = |name: &str| fs.shared.entry("find", &path(name)).unwrap().heat();
+    let heat = |name: &str| fs.shared.entry("find", &path(name)).unwrap().accesses.heat();
     assert!((heat("hot-2.sst") - 300.0).abs() < 1.0, "{}", heat("hot-2.sst"));
     assert_eq!(heat("cold-2.sst"), 0.0);
     // Reads of something else go past the device, so it looks for what is hot.
@@ -194,6 +194,6 @@ fn what_was_hot_is_known_after_a_kill() {
     }
     let again = World { disk: Arc::new(disk.kill_clone()), ..world };
     let fs = again.open();
-    let heat = |name: &str| fs.shared.entry("find", &path(name)).unwrap().heat();
+    let heat = |name: &str| fs.shared.entry("find", &path(name)).unwrap().accesses.heat();
     assert!(heat("hot.sst") > 5.0 * (1.0 + heat("cold.sst")), "{}", heat("hot.sst"));
 }

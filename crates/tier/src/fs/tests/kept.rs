@@ -12,7 +12,7 @@ fn read_often(fs: &TieredFs, name: &str, times: usize) {
 }
 
 fn heat(fs: &TieredFs, name: &str) -> f64 {
-    fs.shared.entry("find", &path(name)).unwrap().heat()
+    fs.shared.entry("find", &path(name)).unwrap().accesses.heat()
 }
 
 /// Tiers without copies, of whose two files one was read a lot.

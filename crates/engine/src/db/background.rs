@@ -342,7 +342,7 @@ impl DbInner {
 
     /// Removes the files that no version, iterator or job holds any more.
     pub(crate) fn remove_obsolete(&self) {
-        if self.trash.is_empty() || self.state.lock().deletions_held > 0 {
+        if self.trash.is_empty() {
             return;
         }
         for (no, reader) in self.trash.take() {

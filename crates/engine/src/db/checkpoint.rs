@@ -1,26 +1,74 @@
-//! Checkpoints: a second database with the same content, made while this one runs.
+//! Checkpoints: a second database with the same content, made while the database runs.
 //!
-//! Tables are linked where the file system can (immutable, so sharing is safe), copied otherwise;
-//! live log segments are always copied. Order: memtables with records that no log has are flushed,
-//! deletions are held, the manifest's picture is written, then the log is rotated and its segments copied. So the log holds everything that the
-//! picture lacks, and recovery skips what it has. `CURRENT` is written last: before it, the
-//! directory is no database.
+//! A checkpoint holds exactly what one *moment* of the commit order held. The moment is taken under
+//! the commit lock once every write that was given a sequence number is visible: the last sequence
+//! number and the super version of each family. Creating and dropping families and the last step of
+//! an ingestion hold the same lock, so that no moment lies inside of one of them. Flushes and
+//! compactions that are installed later move records and are not seen: the super versions keep
+//! their memtables and files until the export is done.
+//!
+//! The export links the tables where the file system can (they are immutable), and copies them
+//! otherwise. It writes what lies in memtables to L0 tables of its own, without the records of
+//! later writes. So a checkpoint has no log, and nothing that happens to the log of the original
+//! matters to it: writes past the log, segments that are rotated, reused or removed, a log that
+//! cannot be synced. `CURRENT` is written last: before it, the directory is no database.
+//!
+//! Invariants:
+//! 1. A checkpoint is a prefix of the commit order. If it has a write, it has everything that
+//!    returned before that write began, in all families.
+//! 2. An export calls no merge operator and no compaction filter.
+//!
+//! Thread-safety: any number of checkpoints may be made at the same time.
+//! Failure: the directory is removed and the original is as before.
+//! Cost: writers wait while the writes under way are inserted and the super versions are loaded
+//! (one load a family), not for any I/O. The export reads and writes all memtables once and holds
+//! their memory until its end.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use archipelago_base::{Error, Result};
+use archipelago_base::budget::MemoryClass;
+use archipelago_base::{Error, Result, SeqNo};
 use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 
+use crate::compaction::below::Below;
+use crate::compaction::iterator::{CompactionIterator, Rules};
+use crate::compaction::stripes::Stripes;
 use crate::db::Db;
-use crate::db::inner::{DbInner, LogSegment};
-use crate::file_meta::{log_name, sst_name};
+use crate::db::compacting::JOB_OUTPUT_BYTES;
+use crate::db::family::{Family, SuperVersion};
+use crate::db::inner::DbInner;
+use crate::file_meta::{FileMeta, sst_name};
+use crate::flush::NoShards;
+use crate::iter::{AsOfIterator, Child, InternalIterator, MergingIterator};
+use crate::job::drive;
+use crate::job::output::OutputWriter;
+use crate::key::KeyRange;
+use crate::manifest::VersionEdit;
+use crate::memtable::{SealedShard, Shard};
+use crate::tombstone::{RangeTombstone, TombstoneSet};
 
 const COPY_CHUNK_BYTES: usize = 1 << 20;
 
+/// What the database holds at one moment of the commit order.
+struct Moment {
+    /// The last sequence number that was given out. Every record up to it is visible.
+    last_seq: SeqNo,
+    /// Every family and what its readers find.
+    families: Vec<(Arc<Family>, Arc<SuperVersion>)>,
+}
+
 impl Db {
     /// Makes a checkpoint in `dir`, which must not exist or be empty. On return it survives power
-    /// loss and can be opened as a database of its own; it holds every write that returned before
-    /// the call, those that went past the log too.
+    /// loss and can be opened as a database of its own.
+    ///
+    /// It holds what the database held at one moment during the call: every write, ingestion,
+    /// creation and drop of a family that returned before the call, and of those that run at the
+    /// same time a prefix of the order in which they take effect. Writes that passed the log are
+    /// no exception. Writers go on while files are linked, copied and written.
+    ///
+    /// Errors: `InvalidArgument` if the directory is not empty; `Io` if a file cannot be read or
+    /// written. After an error the directory is gone.
     pub fn checkpoint(&self, dir: impl AsRef<Path>) -> Result<()> {
         self.inner.check_open()?;
         let dir = dir.as_ref();
@@ -31,11 +79,9 @@ impl Db {
                 dir.display()
             )));
         }
-        self.inner.flush_unlogged()?;
         fs.create_dir_all(dir)?;
-        self.inner.state.lock().deletions_held += 1;
         let result = self.inner.checkpoint(dir);
-        self.inner.state.lock().deletions_held -= 1;
+        // The export may have been the last holder of files that are obsolete by now.
         self.inner.remove_obsolete();
         if result.is_err()
             && let Err(error) = fs.remove_dir_all(dir)
@@ -47,32 +93,91 @@ impl Db {
 }
 
 impl DbInner {
-    fn checkpoint(&self, dir: &Path) -> Result<()> {
-        let (pictures, exporter) = {
-            let manifest = self.manifest.lock();
-            let pictures: Vec<_> =
-                self.live_families().iter().map(|family| family.current.load_full()).collect();
-            (pictures, manifest.exporter())
-        };
-        for (_, file) in pictures.iter().flat_map(|picture| picture.version.files()) {
-            let name = sst_name(file.file_no());
-            self.link_or_copy(&self.path_of(&name), &dir.join(&name), FileClass::Sst)?;
-        }
-        for segment in self.rotated_segments()? {
-            let name = log_name(segment.no);
-            copy(&*self.fs, &self.path_of(&name), &dir.join(&name), FileClass::Wal)?;
-        }
-        self.fs.sync_dir(dir)?;
-        exporter.write(dir)
+    fn moment(&self) -> Moment {
+        let commit = self.committer.lock();
+        self.committer.wait_all_visible(&commit);
+        let families = self.live_families().into_iter();
+        let families = families.map(|family| {
+            let picture = family.current.load_full();
+            (family, picture)
+        });
+        Moment { families: families.collect(), last_seq: commit.last_seq }
     }
 
-    /// Ends the open log segment and tells all closed ones.
-    fn rotated_segments(&self) -> Result<Vec<LogSegment>> {
-        let mut commit = self.committer.lock();
-        if commit.log.is_some() {
-            self.rotate_log(&mut commit)?;
+    fn checkpoint(&self, dir: &Path) -> Result<()> {
+        let moment = self.moment();
+        let mut edit = VersionEdit::new();
+        for (family, picture) in &moment.families {
+            for (_, file) in picture.version.files() {
+                let name = sst_name(file.file_no());
+                self.link_or_copy(&self.path_of(&name), &dir.join(&name), FileClass::Sst)?;
+            }
+            for meta in self.export_memtables(family, picture, moment.last_seq, dir)? {
+                edit.add_file(family.id, 0, meta);
+            }
+            edit.flushed_through(family.id, KeyRange::all(), moment.last_seq);
         }
-        Ok(self.state.lock().logs.iter().copied().collect())
+        self.fs.sync_dir(dir)?;
+        self.fault_point("checkpoint.before_manifest")?;
+        // Counters may be those of later: they only grow.
+        let exporter = self.manifest.lock().exporter();
+        let families = moment
+            .families
+            .iter()
+            .map(|(family, picture)| (family.id, &*family.name, Arc::clone(&picture.version)));
+        exporter.of_moment(moment.last_seq, families, &edit)?.write(dir)
+    }
+
+    /// Writes what lies in the memtables of `picture` up to `through` to L0 tables in `dir`.
+    fn export_memtables(
+        &self,
+        family: &Family,
+        picture: &SuperVersion,
+        through: SeqNo,
+        dir: &Path,
+    ) -> Result<Vec<FileMeta>> {
+        let sealed = picture.immutables.iter().flat_map(|immutable| immutable.shards.iter());
+        let shards: Vec<&Arc<Shard>> = picture
+            .active
+            .shards
+            .iter()
+            .chain(sealed.flatten())
+            .filter(|shard| shard.entries() > 0 || shard.has_tombstones())
+            .collect();
+        if shards.is_empty() {
+            return Ok(Vec::new());
+        }
+        let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
+        let children = shards
+            .iter()
+            .map(|shard| Child::new(Arc::clone(shard).verified_iter(), SeqNo::MAX))
+            .collect();
+        let mut records = AsOfIterator::new(MergingIterator::new(children), through);
+        records.seek_to_first();
+        let tombstones: Vec<RangeTombstone> = shards
+            .iter()
+            .flat_map(|shard| shard.tombstones().iter().collect::<Vec<_>>())
+            .filter(|tombstone| tombstone.seq <= through)
+            .collect();
+        let range = KeyRange::all();
+        let rules = Rules {
+            range: &range,
+            stripes: Stripes::new(&[], through),
+            below: &Below::Everything,
+            now_ms: 0,
+            merge_operator: None,
+            filter: None,
+        };
+        let mut input = CompactionIterator::new(records, TombstoneSet::new(&tombstones), rules);
+        let bytes = shards.iter().map(|shard| shard.data_bytes()).sum();
+        let cuts = picture.version.map().boundaries().to_vec();
+        let mut spec = self.output_spec(family, 0, cuts, Vec::new(), bytes);
+        spec.dir = dir.to_owned();
+        let kept = input.tombstones().clone();
+        let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+        let context = self.job_context(&NoShards);
+        let writer = OutputWriter::new(&spec, family.id, &range, kept, io, &context)?;
+        drive(&mut input, writer, &context, |_| Ok(()))
     }
 
     fn link_or_copy(&self, from: &Path, to: &Path, class: FileClass) -> Result<()> {

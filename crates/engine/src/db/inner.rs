@@ -113,8 +113,6 @@ pub(crate) struct State {
     pub(crate) logs: VecDeque<LogSegment>,
     /// Segments whose space may be used again.
     pub(crate) spare_logs: Vec<PathBuf>,
-    /// While positive, nothing is deleted (a checkpoint copies).
-    pub(crate) deletions_held: usize,
     pub(crate) next_job_id: u64,
     /// Background failures in a row, for the pause before the next try.
     pub(crate) failures_in_row: u32,

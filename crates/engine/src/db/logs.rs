@@ -122,9 +122,6 @@ impl DbInner {
         let mut remove: Vec<PathBuf> = Vec::new();
         {
             let mut state = self.state.lock();
-            if state.deletions_held > 0 {
-                return;
-            }
             while state.logs.front().is_some_and(|segment| segment.no < floor) {
                 let Some(segment) = state.logs.pop_front() else { break };
                 let path = self.path_of(&log_name(segment.no));
@@ -146,9 +143,6 @@ impl DbInner {
         }
         let remove: Vec<PathBuf> = {
             let mut state = self.state.lock();
-            if state.deletions_held > 0 {
-                return;
-            }
             let gone = state.logs.iter().take_while(|segment| segment.no < floor).count();
             let gone = state.logs.drain(..gone).collect::<Vec<_>>();
             gone.into_iter().map(|segment| self.path_of(&log_name(segment.no))).collect()

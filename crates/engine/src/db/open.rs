@@ -51,7 +51,8 @@ use crate::wal::{LogChain, LogConfig, LogWriter, SegmentFile, SegmentRef};
 
 /// Called at named points of background work; an error makes the step fail there:
 /// `flush.shard` (before each shard of a flush), `flush.before_install`, `compaction.part` (before each part of a compaction that is cut),
-/// `compaction.before_install`, `recovery.before_install`, `resume.before_install`.
+/// `compaction.before_install`, `recovery.before_install`, `resume.before_install`,
+/// `checkpoint.before_manifest`.
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// What a database is made of besides its settings.

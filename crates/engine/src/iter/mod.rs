@@ -6,6 +6,7 @@
 //! turns versions, merge operands, range tombstones ([`TombstoneSource`]) and expiry into one value
 //! per key, as of a snapshot.
 
+mod as_of;
 mod clipped;
 mod concat;
 mod merging;
@@ -20,6 +21,7 @@ mod tests;
 
 use archipelago_base::Result;
 
+pub(crate) use as_of::AsOfIterator;
 pub use clipped::ClippedIterator;
 pub use concat::{FileOpener, LevelIterator};
 pub use merging::{Child, MergingIterator};

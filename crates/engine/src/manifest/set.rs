@@ -20,7 +20,7 @@ use crate::manifest::FORMAT_VERSION;
 use crate::manifest::edit::{Change, VersionEdit};
 use crate::manifest::identity::{DirectoryState, Identity, current, inspect, set_current};
 use crate::manifest::log::{Header, ManifestReader, ManifestWriter};
-use crate::manifest::state::{State, StateBuilder};
+use crate::manifest::state::{CfState, State, StateBuilder};
 use crate::options::CfOptions;
 use crate::version::Version;
 
@@ -382,6 +382,27 @@ pub struct Exporter {
 }
 
 impl Exporter {
+    /// Replaces the column families by what they were when `last_seq` was the last sequence
+    /// number, and applies `edit`, which adds the files that were made for the export. The export
+    /// has no log.
+    pub(crate) fn of_moment<'a>(
+        mut self,
+        last_seq: SeqNo,
+        families: impl Iterator<Item = (CfId, &'a str, Arc<Version>)>,
+        edit: &VersionEdit,
+    ) -> Result<Self> {
+        let known = |(cf, name, version): (CfId, &str, Arc<Version>)| {
+            (cf, CfState { name: name.into(), version })
+        };
+        self.state.cfs = families.map(known).collect();
+        self.state.last_seq = last_seq;
+        self.state.log_floor = self.no;
+        let mut builder = StateBuilder::new(self.state);
+        builder.apply(edit)?;
+        self.state = builder.finish(&Arc::default())?.state;
+        Ok(self)
+    }
+
     /// Writes a database with this state into another directory of the same file system:
     /// `IDENTITY`, a manifest and `CURRENT`, durable on return. The caller puts the files there
     /// first.

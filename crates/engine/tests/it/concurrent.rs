@@ -44,6 +44,8 @@ fn stamp(value: &[u8]) -> u64 {
 struct World {
     db: Db,
     families: [ColumnFamily; 2],
+    /// Tells how far [`World::pair`] is.
+    markers: ColumnFamily,
     fs: Arc<dyn FileSystem>,
     /// The disk, if it is one that can be cloned.
     memory: Option<MemFs>,
@@ -160,6 +162,47 @@ impl World {
         }
     }
 
+    /// Creates families, writes one batch to each and to the markers, then ingests a row into it
+    /// and marks that. The family before goes.
+    fn pair(&self) {
+        let mut before: Option<ColumnFamily> = None;
+        for n in 1u64.. {
+            if !self.writing() {
+                return;
+            }
+            let family = self.db.create_family(&format!("pair{n}"), small_family()).unwrap();
+            let mut batch = WriteBatch::new();
+            batch.put_cf(self.markers.id(), b"written", &n.to_le_bytes());
+            batch.put_cf(family.id(), b"written", &n.to_le_bytes());
+            self.db.write(&batch, &WriteOptions::default()).unwrap();
+            let path = self.scratch.join("row");
+            let mut writer = SstWriter::create(&self.fs, &path, TableOptions::default()).unwrap();
+            writer.put(b"ingested", &n.to_le_bytes()).unwrap();
+            writer.finish().unwrap();
+            self.db.ingest(&family, &[&path], &IngestOptions::default()).unwrap();
+            self.fs.remove(&path).unwrap();
+            let options = WriteOptions::default();
+            self.db.put_with(&self.markers, b"ingested", &n.to_le_bytes(), &options).unwrap();
+            if let Some(gone) = before.replace(family) {
+                self.db.drop_family(&gone).unwrap();
+            }
+        }
+    }
+
+    /// What the markers of a copy tell of lies in the copy, too.
+    fn check_pairs(&self, copy: &Db) {
+        let get = |family: &ColumnFamily, key: &[u8]| {
+            copy.get_with(family, key, &ReadOptions::default()).unwrap().map(|value| value.to_vec())
+        };
+        let markers = copy.family("markers").unwrap();
+        for what in [&b"written"[..], b"ingested"] {
+            let Some(marked) = get(&markers, what) else { continue };
+            let n = u64::from_le_bytes(marked.as_slice().try_into().unwrap());
+            let found = get(&copy.family(&format!("pair{n}")).unwrap(), what);
+            assert_eq!(found, Some(marked), "half of pair {n}: {}", what.escape_ascii());
+        }
+    }
+
     /// Everything that an operator may do meanwhile.
     fn operate(&self) {
         let mut rng = fastrand::Rng::with_seed(3);
@@ -218,6 +261,7 @@ impl World {
             let seen = scan(&copy, &family, &ReadOptions::default(), true);
             self.check_picture(&seen, before, &mut last);
         }
+        self.check_pairs(&copy);
         assert!(copy.verify(|_, _| {})?.is_clean());
         copy.close()
     }
@@ -300,7 +344,9 @@ fn run(fs: Arc<dyn FileSystem>, memory: Option<MemFs>, dir: &Path) {
     let reopened = Components { fs: Arc::clone(&fs), ..Components::default() };
     let db = Db::open_with(dir.join("db"), options.clone(), components).unwrap();
     let second = db.create_family("second", family).unwrap();
+    let markers = db.create_family("markers", small_family()).unwrap();
     let world = World {
+        markers,
         families: [db.default_family().clone(), second],
         db,
         fs,
@@ -317,6 +363,7 @@ fn run(fs: Arc<dyn FileSystem>, memory: Option<MemFs>, dir: &Path) {
             Box::new(|| world.read_snapshots()),
             Box::new(|| world.read_iterators(&world.families[1])),
             Box::new(|| world.operate()),
+            Box::new(|| world.pair()),
         ];
         for writer in 0..WRITERS {
             bodies.push(Box::new(move || world.write(writer)));

@@ -101,8 +101,8 @@ pub(crate) enum Change {
 /// One operation: happens as a whole or not at all.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    /// Changes by family.
-    Write { changes: Vec<(&'static str, Change)>, sync: bool },
+    /// Changes by family; `wal`: through the log.
+    Write { changes: Vec<(&'static str, Change)>, sync: bool, wal: bool },
     /// Files of puts that become part of a family.
     Ingest { family: &'static str, files: Vec<Vec<(Vec<u8>, Vec<u8>)>> },
     /// The guest family comes into being.
@@ -261,7 +261,16 @@ impl Script {
             let family = self.family(model);
             changes.push((family, self.change(family)));
         }
-        Op::Write { changes, sync: self.rng.u32(..100) < 12 }
+        Op::Write { changes, sync: self.rng.u32(..100) < 12, wal: true }
+    }
+
+    /// The guest family created or dropped, or an ingestion.
+    pub(crate) fn structural(&mut self, model: &Model) -> Op {
+        match self.rng.u32(..3) {
+            0 => self.ingest(model),
+            _ if model.has_guest => Op::Drop,
+            _ => Op::Create,
+        }
     }
 
     fn ingest(&mut self, model: &Model) -> Op {
@@ -310,9 +319,9 @@ fn batch_of(db: &Db, changes: &[(&'static str, Change)]) -> Result<WriteBatch> {
 /// Carries `op` out on the database; `fs` takes the files to ingest.
 pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op) -> Result<()> {
     match op {
-        Op::Write { changes, sync } => {
+        Op::Write { changes, sync, wal } => {
             let batch = batch_of(db, changes)?;
-            let options = WriteOptions { sync: *sync, ..WriteOptions::default() };
+            let options = WriteOptions { sync: *sync, wal: *wal, ..WriteOptions::default() };
             db.write(&batch, &options).map(|_| ())
         }
         Op::Ingest { family, files } => {

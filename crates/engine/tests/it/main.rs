@@ -5,6 +5,7 @@
 mod api;
 mod basics;
 mod buckets;
+mod checkpoints;
 mod concurrent;
 mod corruption;
 mod crash;

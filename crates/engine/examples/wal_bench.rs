@@ -90,7 +90,12 @@ impl Log {
         let Method::Writer = method else {
             return Ok(Self::File { method, log: open(dir, method, 1)?, no: 1 });
         };
-        let config = LogConfig { database_id: [1; 16], segment_bytes: SEGMENT_BYTES, seed: 1 };
+        let config = LogConfig {
+            database_id: [1; 16],
+            segment_bytes: SEGMENT_BYTES,
+            seed: 1,
+            manifest: Default::default(),
+        };
         let fs = Arc::new(LocalFs::new());
         let writer = LogWriter::create(fs, config, &segment(dir, 1), FileNo(1), None, None)?;
         Ok(Self::Writer(Box::new(writer)))

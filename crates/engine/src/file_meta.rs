@@ -118,6 +118,12 @@ pub fn manifest_name(no: FileNo) -> String {
     format!("MANIFEST-{:06}", no.0)
 }
 
+/// Name of the file with the durability marks of a manifest.
+#[must_use]
+pub fn mark_name(manifest: FileNo) -> String {
+    format!("MARK-{:06}", manifest.0)
+}
+
 /// Name of the file that names the current manifest.
 pub const CURRENT_NAME: &str = "CURRENT";
 /// Name of the lock file.

@@ -18,6 +18,12 @@ pub enum RecoveryMode {
     TolerateTornTail,
     /// Any damage is corruption.
     Strict,
+    /// The storage may have lost power while this machine ran on, as a network volume or a virtual
+    /// disk can. Recovery ends the log at its first loss, whatever follows, and drops the writes
+    /// from there on. That loses no write that was synced: damage before the synced-through offset
+    /// stays corruption. It may lose any write that was not synced. Set it for one open, after
+    /// the default mode has refused the log.
+    AssumePowerLoss,
 }
 
 /// Who runs flushes and compactions.

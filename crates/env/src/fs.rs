@@ -104,6 +104,10 @@ pub trait LogFile: Send + fmt::Debug {
     /// Ends the segment: everything appended reaches the segment's own file (survives a kill of
     /// the process), and the memory that the open segment took is given back. Does not sync.
     fn finish(&mut self) -> Result<()>;
+    /// Writes `bytes` behind the end of the segment, into its own file. The caller calls it at
+    /// most once, after [`LogFile::finish`] has succeeded. On return the bytes survive `kill -9`.
+    /// A failure changes nothing that was appended before.
+    fn append_trailer(&mut self, bytes: &[u8]) -> Result<()>;
 }
 
 /// See [`LogFile::sync_handle`].

@@ -290,6 +290,12 @@ impl LogFile for CountingLog {
     fn finish(&mut self) -> Result<()> {
         self.inner.finish()
     }
+
+    fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
+        self.inner.append_trailer(bytes)?;
+        self.tally.wrote(self.cell, bytes.len() as u64);
+        Ok(())
+    }
 }
 
 #[derive(Debug)]

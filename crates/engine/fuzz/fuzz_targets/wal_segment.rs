@@ -17,7 +17,9 @@ fuzz_target!(|bytes: &[u8]| {
     let mut file = fs.create(path, context, CreateOptions::default()).expect("a new file");
     file.append(bytes).and_then(|()| file.flush()).expect("memory");
     let segment = SegmentFile { no: FileNo(1), path: path.to_owned() };
-    for mode in [RecoveryMode::TolerateTornTail, RecoveryMode::Strict] {
+    let modes =
+        [RecoveryMode::TolerateTornTail, RecoveryMode::Strict, RecoveryMode::AssumePowerLoss];
+    for mode in modes {
         let database_id = *b"a test database!";
         let request = ReadRequest { mode, database_id, known_len: None, after: SeqNo::ZERO };
         let _ = read_segment(&fs, &segment, &request, &mut |_, batch| {

@@ -41,8 +41,7 @@ use crate::event::{Event, Listeners};
 use crate::extension::Registry;
 use crate::job::executor::JobExecutor;
 use crate::live_file::Trash;
-use crate::manifest::FileNumbers;
-use crate::manifest::VersionSet;
+use crate::manifest::{FileNumbers, Marks, VersionSet};
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
@@ -150,6 +149,10 @@ pub(crate) struct DbInner {
     pub(crate) families: ArcSwap<Vec<Option<Arc<Family>>>>,
     pub(crate) snapshots: Arc<Snapshots>,
     pub(crate) manifest: Mutex<VersionSet>,
+    /// Evidence of what is durable of the manifest and the log. Its lock is the last one taken.
+    pub(crate) marks: Arc<Marks>,
+    /// The newest log segment that `marks` was told of.
+    pub(crate) marked_log: AtomicU64,
     pub(crate) state: Mutex<State>,
     /// Background workers wait here for work.
     pub(crate) work: Condvar,

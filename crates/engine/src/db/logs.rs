@@ -75,6 +75,7 @@ impl DbInner {
         let Some(log) = commit.log.as_mut() else { return self.refuse_read_only() };
         let no = self.file_numbers.allocate();
         let recycle = self.state.lock().spare_logs.pop();
+        log.note_manifest(self.marks.position());
         let closed = log.rotate(&self.path_of(&log_name(no)), no, recycle)?;
         self.open_log.store(no.0, Ordering::Release);
         let ended = LogSegment { no: closed.segment.no, bytes: closed.segment.len };

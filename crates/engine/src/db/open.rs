@@ -19,7 +19,7 @@ use arc_swap::ArcSwap;
 use archipelago_base::budget::{ByteBudget, MemoryClass};
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
-use archipelago_base::{Error, FileNo, Result, SeqNo};
+use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
 use archipelago_env::FileSystem;
 use archipelago_env::foreground::{Foreground, ForegroundFs};
 use archipelago_env::limit::RateLimiter;
@@ -42,12 +42,16 @@ use crate::flush::run_flush;
 use crate::job::executor::{JobExecutor, LocalExecutor};
 use crate::key::KeyRange;
 use crate::live_file::Trash;
-use crate::manifest::{Change, DirectoryState, VersionEdit, VersionSet, file_number, inspect};
+use crate::manifest::{
+    Change, DirectoryState, LogMark, VersionEdit, VersionSet, file_number, inspect,
+};
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
 use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter};
-use crate::wal::{LogChain, LogConfig, LogWriter, SegmentFile, SegmentRef};
+use crate::wal::{
+    LogChain, LogConfig, LogWriter, RecoveredLog, SegmentEnd, SegmentFile, SegmentRef,
+};
 
 /// Called at named points of background work; an error makes the step fail there:
 /// `flush.shard` (before each shard of a flush), `flush.before_install`, `compaction.part` (before each part of a compaction that is cut),
@@ -199,6 +203,8 @@ fn assemble(
         snapshots: Arc::new(Snapshots::default()),
         file_numbers: Arc::clone(manifest.file_numbers()),
         database_id: *manifest.db_id(),
+        marks: Arc::clone(manifest.marks()),
+        marked_log: AtomicU64::new(0),
         manifest: Mutex::new(manifest),
         state: Mutex::new(State::default()),
         work: Condvar::new(),
@@ -303,15 +309,24 @@ impl DbInner {
             }
         }
         segments.sort_by_key(|segment| segment.no);
-        let mut replay = Replay { inner: self, outputs: VersionEdit::new(), last_seq: SeqNo::ZERO };
+        let is_listed = |no| segments.iter().any(|segment| segment.no == no).then_some(u64::MAX);
+        self.manifest.lock().evidence().check_log(&self.dir, floor, is_listed)?;
+        let mut replay = Replay {
+            inner: self,
+            outputs: VersionEdit::new(),
+            last_seq: SeqNo::ZERO,
+            next_cf_id: self.manifest.lock().next_cf_id(),
+        };
         let chain = LogChain {
             segments: &segments,
+            floor,
             mode: self.options.recovery_mode,
             database_id: self.database_id,
         };
         let recovered = crate::wal::recover(&*self.fs, &chain, &mut |first_seq, batch| {
             replay.apply(first_seq, batch.iter())
         })?;
+        self.check_log(floor, &recovered)?;
         if let Some(lost) = &recovered.lost {
             tracing::warn!(lost, "the end of the log was not whole; unsynced writes were lost");
         }
@@ -335,14 +350,31 @@ impl DbInner {
         self.start_log(next_log, recovered.previous)
     }
 
+    /// Refuses a log that has less than other files prove to have been durable.
+    fn check_log(&self, floor: FileNo, recovered: &RecoveredLog) -> Result<()> {
+        let whole_through = |no| {
+            let read = recovered.segments.iter().find(|segment| segment.no == no);
+            let dropped = recovered.dropped.iter().any(|segment| segment.no == no);
+            // A segment that an earlier recovery has cut off the log is not needed.
+            read.map(SegmentEnd::whole_through).or(dropped.then_some(u64::MAX))
+        };
+        let manifest = self.manifest.lock();
+        manifest.evidence().check_log(&self.dir, floor, whole_through)
+    }
+
     fn start_log(&self, no: FileNo, previous: Option<SegmentRef>) -> Result<()> {
         let config = LogConfig {
             database_id: self.database_id,
             segment_bytes: self.options.wal_segment_bytes,
             seed: self.rng.lock().u64(..),
+            manifest: self.marks.position(),
         };
         let path = self.path_of(&log_name(no));
         let log = LogWriter::create(Arc::clone(&self.fs), config, &path, no, previous, None)?;
+        // The manifest names the segment as the oldest one that is needed. From here on it may not
+        // be missing, not even after power loss.
+        let durable = log.syncer().sync()?;
+        self.marks.log(LogMark { no: durable.segment, bytes: durable.offset });
         self.committer.set_log(log);
         self.open_log.store(no.0, Ordering::Release);
         Ok(())
@@ -371,6 +403,7 @@ impl DbInner {
                 Some(no) if name.ends_with(".sst") => !live.contains(&no.0),
                 Some(no) if name.ends_with(".log") => no.0 < open_log,
                 Some(no) if name.starts_with("MANIFEST-") => no != manifest_no,
+                Some(no) if name.starts_with("MARK-") => no != manifest_no,
                 _ => false,
             };
             if stray && let Err(error) = self.fs.remove(&self.path_of(name)) {
@@ -397,6 +430,8 @@ struct Replay<'a> {
     /// What the one edit of recovery will say.
     outputs: VersionEdit,
     last_seq: SeqNo,
+    /// No column family with this id or a larger one was ever created.
+    next_cf_id: CfId,
 }
 
 impl Replay<'_> {
@@ -409,6 +444,16 @@ impl Replay<'_> {
         for op in ops {
             let op = op?;
             self.last_seq = self.last_seq.max(seq);
+            if op.cf >= self.next_cf_id {
+                return Err(Error::new(
+                    ErrorKind::Corrupt,
+                    format!(
+                        "record: it writes to column family {}, which the manifest does not know: \
+                         the manifest has lost the edit that created it",
+                        op.cf
+                    ),
+                ));
+            }
             // A family that was dropped after the write was logged: nothing to restore.
             if let Some(family) = self.inner.family(op.cf) {
                 self.apply_one(&family, seq, &op)?;
@@ -545,7 +590,9 @@ impl DbInner {
         let Some(mut log) = commit.log.take() else { return Ok(()) };
         let after = commit.last_seq.next();
         drop(commit);
-        let synced = log.syncer().sync().map(|_| ());
+        let synced = log.syncer().sync().map(|durable| {
+            self.marks.log(LogMark { no: durable.segment, bytes: durable.offset });
+        });
         if synced.is_ok()
             && !log.is_broken()
             && let Err(error) = log.mark_synced(after)

@@ -13,6 +13,7 @@ use crate::db::stalling::is_slowed;
 use crate::db::{ColumnFamily, Db};
 use crate::event::Event;
 use crate::key::{KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
+use crate::manifest::LogMark;
 use crate::options::WriteOptions;
 use crate::stats::{Ticker, Timer};
 use crate::wal::WriteBatch;
@@ -226,6 +227,7 @@ impl DbInner {
             Ok(true) => {
                 self.stats.add(Ticker::WalSyncs, 1);
                 self.stats.record(Timer::WalSync, self.clock.now_ns() - started);
+                self.mark_durable_log();
                 Ok(())
             }
             Err(error) => {
@@ -233,6 +235,15 @@ impl DbInner {
                 self.fail_read_only("log sync", &error);
                 Err(error)
             }
+        }
+    }
+
+    /// Notes the first sync of a log segment: from then on the segment may not be missing.
+    fn mark_durable_log(&self) {
+        let durable = self.committer.syncer().and_then(|syncer| syncer.durable());
+        let Some(durable) = durable else { return };
+        if self.marked_log.fetch_max(durable.segment.0, Ordering::Relaxed) < durable.segment.0 {
+            self.marks.log(LogMark { no: durable.segment, bytes: durable.offset });
         }
     }
 

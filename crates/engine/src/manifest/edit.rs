@@ -129,6 +129,12 @@ impl VersionEdit {
         self.push(Change::FlushedThrough { cf, range, seq })
     }
 
+    /// Whether the edit is only the mark behind another one ([`Change::Synced`]).
+    #[must_use]
+    pub fn is_mark(&self) -> bool {
+        matches!(self.changes.as_slice(), [Change::Synced(_)])
+    }
+
     /// The edit's bytes.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut out = Vec::with_capacity(64 + self.changes.len() * 128);

@@ -132,7 +132,9 @@ pub fn inspect(fs: &dyn FileSystem, dir: &Path) -> Result<DirectoryState> {
     };
     let has = |name: &str| entries.iter().any(|entry| entry.name == name);
     let data = entries.iter().find(|entry| {
-        entry.name.ends_with(".sst") || entry.name.ends_with(".log") || entry.name == CURRENT_NAME
+        // A mark file is created once CURRENT is there.
+        let is_data = [".sst", ".log"].iter().any(|suffix| entry.name.ends_with(suffix));
+        is_data || entry.name == CURRENT_NAME || entry.name.starts_with("MARK-")
     });
     if has(IDENTITY_NAME) {
         let path = dir.join(IDENTITY_NAME);
@@ -147,7 +149,9 @@ pub fn inspect(fs: &dyn FileSystem, dir: &Path) -> Result<DirectoryState> {
             Some(_) => Err(Error::corrupt(
                 &dir.join(CURRENT_NAME),
                 0,
-                "the file is missing though the database has data: restore it from a copy",
+                "the file, which names the current manifest, is missing though the database has \
+                 data. Nothing was changed. Restore the database from a checkpoint or a replica, or \
+                 save what is left with `archipelago db repair`",
             )),
         };
     }

@@ -9,7 +9,8 @@
 //! behind it a *mark* ([`Change::Synced`]) is appended, which need not be synced. So a record that
 //! is cut off or damaged with nothing valid behind it was never acknowledged (or is a mark, which
 //! says nothing that is lost): it is ignored. Damage with a valid record behind it is corruption.
-//! A flipped bit in the last acknowledged edit is thus found through the mark behind it.
+//! A flipped bit in the last acknowledged edit is thus found through the mark behind it. An end
+//! that is missing altogether is found through evidence in other files ([`super::mark`]).
 //!
 //! Not thread-safe; owned by [`crate::manifest::VersionSet`]. An append costs one write, one sync
 //! and one small write.
@@ -94,6 +95,8 @@ pub fn put_record(out: &mut Vec<u8>, no: FileNo, offset: u64, payload: &[u8]) ->
 pub struct ManifestWriter {
     file: Box<dyn WritableFile>,
     no: FileNo,
+    /// Length through which the file is durable.
+    durable: u64,
 }
 
 impl ManifestWriter {
@@ -108,13 +111,14 @@ impl ManifestWriter {
     ) -> Result<Self> {
         let path = dir.join(manifest_name(header.no));
         let file = fs.create(&path, IoContext::manifest(purpose), CreateOptions::default())?;
-        let mut writer = Self { file, no: header.no };
+        let mut writer = Self { file, no: header.no, durable: 0 };
         let mut bytes = Vec::new();
         put_record(&mut bytes, header.no, 0, &header.encode())?;
         let offset = bytes.len() as u64;
         put_record(&mut bytes, header.no, offset, &snapshot.encode()?)?;
         writer.file.append(&bytes)?;
         writer.file.sync()?;
+        writer.durable = writer.file.len();
         writer.mark()?;
         fs.sync_dir(dir)?;
         Ok(writer)
@@ -126,7 +130,9 @@ impl ManifestWriter {
         let mut record = Vec::new();
         put_record(&mut record, self.no, self.file.len(), &edit.encode()?)?;
         self.file.append(&record)?;
-        self.file.sync()
+        self.file.sync()?;
+        self.durable = self.file.len();
+        Ok(())
     }
 
     /// Appends the mark that everything so far is durable; see the module. After an error the
@@ -144,6 +150,12 @@ impl ManifestWriter {
     #[must_use]
     pub fn no(&self) -> FileNo {
         self.no
+    }
+
+    /// Length in bytes up to which the file is durable: through the last edit.
+    #[must_use]
+    pub fn durable_bytes(&self) -> u64 {
+        self.durable
     }
 
     /// Length in bytes.

@@ -14,6 +14,8 @@
 //! 3. A counter that is persisted is never behind one that was handed out, except file numbers,
 //!    where recovery also looks at the names in the directory.
 //! 4. A file leaves the directory only after the edit that removed it is durable.
+//! 5. What was durable of a manifest is noted in other files, and recovery refuses a manifest that
+//!    has less ([`mark`]).
 //!
 //! Nothing here is thread-safe by itself except [`FileNumbers`]: the database keeps the set under a
 //! lock. After a failed write the end of the manifest is unknown; see [`VersionSet::apply`].
@@ -22,6 +24,7 @@ mod dump;
 pub mod edit;
 pub mod identity;
 pub mod log;
+pub mod mark;
 mod set;
 mod state;
 
@@ -33,6 +36,7 @@ use archipelago_base::{Error, ErrorKind};
 pub use dump::dump;
 pub use edit::{Change, VersionEdit};
 pub use identity::{DirectoryState, Identity, inspect};
+pub use mark::{Evidence, LogMark, Marks};
 pub use set::{DEFAULT_CF_NAME, FileNumbers, VersionSet, file_number};
 
 /// Version of the manifest's format, and of the database's as a whole.

@@ -14,12 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::{CfId, Epoch, Error, ErrorKind, FileNo, Result, SeqNo};
 use archipelago_env::{DirEntry, FileSystem, IoContext, IoPurpose};
 
-use crate::file_meta::{IDENTITY_NAME, manifest_name, sst_name};
+use crate::file_meta::{IDENTITY_NAME, manifest_name, mark_name, sst_name};
 use crate::live_file::Trash;
 use crate::manifest::FORMAT_VERSION;
 use crate::manifest::edit::{Change, VersionEdit};
 use crate::manifest::identity::{DirectoryState, Identity, current, inspect, set_current};
 use crate::manifest::log::{Header, ManifestReader, ManifestWriter};
+use crate::manifest::mark::{Evidence, MarkHeader, Marks, ReadManifest};
 use crate::manifest::state::{CfState, State, StateBuilder};
 use crate::options::CfOptions;
 use crate::version::Version;
@@ -78,6 +79,11 @@ pub struct VersionSet {
     /// A write failed and no later edit succeeded.
     unsettled: bool,
     torn_bytes: u64,
+    /// Edits in the current manifest, its snapshot excluded.
+    edits: u64,
+    marks: Arc<Marks>,
+    /// What recovery has held the manifest against.
+    evidence: Evidence,
 }
 
 impl VersionSet {
@@ -128,12 +134,16 @@ impl VersionSet {
             stale: Vec::new(),
             unsettled: false,
             torn_bytes: 0,
+            edits: 0,
+            marks: Arc::default(),
+            evidence: Evidence::default(),
         }
     }
 
     /// Reads the database in `dir` back. Writes nothing: the first edit starts a new manifest.
-    /// `NotFound` if there is none, `Corrupt` (with file and offset) if the manifest is damaged or
-    /// names a file that is missing or has another length, `Unsupported` for another format.
+    /// `NotFound` if there is none, `Corrupt` (with file and offset) if the manifest is damaged, has
+    /// lost edits that were durable, or names a file that is missing or has another length,
+    /// `Unsupported` for another format.
     pub fn recover(
         fs: Arc<dyn FileSystem>,
         dir: &Path,
@@ -143,6 +153,8 @@ impl VersionSet {
         let DirectoryState::Database(identity) = inspect(fs.as_ref(), dir)? else {
             return Err(Error::not_found(format!("{} has no database", dir.display())));
         };
+        // Before the manifest: see `Evidence::gather`.
+        let evidence = Evidence::gather(fs.as_ref(), dir, &identity.db_id)?;
         let no = current(fs.as_ref(), dir)?;
         let path = dir.join(manifest_name(no));
         let context = IoContext::manifest(IoPurpose::Recovery);
@@ -157,11 +169,14 @@ impl VersionSet {
         }
         let mut builder = StateBuilder::new(State::default());
         builder.apply(&snapshot).map_err(|error| reader.located(0, &error))?;
+        let mut edits = 0;
         while let Some(record) = reader.next()? {
             let edit = reader.decode(&record)?;
+            edits += u64::from(!edit.is_mark());
             builder.apply(&edit).map_err(|error| reader.located(record.offset, &error))?;
         }
         let end = reader.offset();
+        evidence.check(dir, &ReadManifest { no, bytes: end, edits })?;
         let applied = builder.finish(&trash).map_err(|error| reader.located(end, &error))?;
         let entries = fs.list(dir)?;
         let mut state = applied.state;
@@ -173,6 +188,8 @@ impl VersionSet {
         set.read_only = read_only;
         set.manifest_no = no;
         set.torn_bytes = reader.torn_bytes();
+        set.edits = edits;
+        set.evidence = evidence;
         Ok(set)
     }
 
@@ -214,6 +231,8 @@ impl VersionSet {
         match self.writer.take() {
             Some(mut writer) if writer.bytes() < self.rotate_at_bytes => {
                 writer.append(edit)?;
+                self.edits += 1;
+                self.marks.manifest(writer.durable_bytes(), self.edits);
                 match writer.mark() {
                     Ok(()) => self.writer = Some(writer),
                     Err(error) => tracing::warn!(%error, "manifest mark failed; starting anew"),
@@ -237,13 +256,18 @@ impl VersionSet {
         let purpose = IoPurpose::ForegroundWrite;
         let writer = ManifestWriter::create(fs, &self.dir, &header, &snapshot, purpose)?;
         set_current(fs, &self.dir, no)?;
+        self.edits = 0;
+        let mark = MarkHeader { db_id: self.db_id, manifest: no };
+        self.marks.begin(fs, &self.dir, mark, writer.durable_bytes());
         self.stale.push(std::mem::replace(&mut self.manifest_no, no));
         self.rotate_at_bytes = ROTATE_BYTES_MIN.max(ROTATE_GROWTH.saturating_mul(writer.bytes()));
         self.writer = Some(writer);
         for old in std::mem::take(&mut self.stale).into_iter().filter(|&old| old != no && old.0 > 0)
         {
-            // One that stays is removed by the next open.
+            // A file that stays is removed by the next open. A manifest that never became the
+            // current one has no mark file.
             let _ = fs.remove(&self.dir.join(manifest_name(old)));
+            let _ = fs.remove(&self.dir.join(mark_name(old)));
         }
         Ok(())
     }
@@ -262,20 +286,22 @@ impl VersionSet {
         self.exporter().write(dir)
     }
 
-    /// Reads the manifest back and checks every record.
+    /// Reads the manifest back, checks every record, and that no durable edit is missing.
     pub fn verify(&self) -> Result<()> {
         if self.unsettled {
             return Ok(());
         }
+        let evidence = Evidence::gather(self.fs.as_ref(), &self.dir, &self.db_id)?;
         let no = current(self.fs.as_ref(), &self.dir)?;
         let path = self.dir.join(manifest_name(no));
         let bytes = self.fs.read(&path, IoContext::manifest(IoPurpose::Maintenance))?;
         let mut reader = ManifestReader::new(path, no, &bytes);
         reader.begin()?;
+        let mut edits = 0;
         while let Some(record) = reader.next()? {
-            reader.decode(&record)?;
+            edits += u64::from(!reader.decode(&record)?.is_mark());
         }
-        Ok(())
+        evidence.check(&self.dir, &ReadManifest { no, bytes: reader.offset(), edits })
     }
 
     /// A log incarnation larger than any before, reserved in the manifest before it is handed out.
@@ -345,6 +371,18 @@ impl VersionSet {
         self.state.log_floor
     }
 
+    /// Writes the evidence of what is durable.
+    #[must_use]
+    pub fn marks(&self) -> &Arc<Marks> {
+        &self.marks
+    }
+
+    /// What other files proved to be durable when the manifest was recovered.
+    #[must_use]
+    pub fn evidence(&self) -> &Evidence {
+        &self.evidence
+    }
+
     /// Random id of the database.
     #[must_use]
     pub fn db_id(&self) -> &[u8; 16] {
@@ -411,15 +449,18 @@ impl Exporter {
         Identity { format: FORMAT_VERSION, db_id: self.db_id }.store(fs, dir)?;
         let header = Header { db_id: self.db_id, no: self.no };
         let snapshot = self.state.snapshot();
-        ManifestWriter::create(fs, dir, &header, &snapshot, IoPurpose::Maintenance)?;
-        set_current(fs, dir, self.no)
+        let writer = ManifestWriter::create(fs, dir, &header, &snapshot, IoPurpose::Maintenance)?;
+        set_current(fs, dir, self.no)?;
+        let mark = MarkHeader { db_id: self.db_id, manifest: self.no };
+        Marks::default().begin(fs, dir, mark, writer.durable_bytes());
+        Ok(())
     }
 }
 
-/// The number in the name of a table, log segment or manifest.
+/// The number in the name of a table, log segment, manifest or mark file.
 #[must_use]
 pub fn file_number(name: &str) -> Option<FileNo> {
-    let digits = match name.strip_prefix("MANIFEST-") {
+    let digits = match name.strip_prefix("MANIFEST-").or_else(|| name.strip_prefix("MARK-")) {
         Some(digits) => digits,
         None => name.split_once('.').map_or("", |(digits, _)| digits),
     };

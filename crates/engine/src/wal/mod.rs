@@ -13,7 +13,8 @@
 //! segments; 3. a segment's *incarnation* is never used twice, and every checksum is bound to it
 //! and to the record's place, so that bytes left by an earlier use of the file never pass;
 //! 4. a segment becomes durable only after every earlier one; 5. a segment's header says how long
-//! the one before it was, so that a lost end is seen.
+//! the one before it was, so that a lost end is seen; 6. a closed segment ends with a record that
+//! names the next one, written once that exists, so that a lost last segment is seen.
 //!
 //! Cost of an append: one header of 28 bytes, one CRC over 36 bytes under the commit lock (the
 //! payload's is computed outside), one `LogFile::append`; no allocation.
@@ -28,7 +29,11 @@ pub mod writer;
 
 pub use batch::{BatchOp, BatchView, WriteBatch};
 pub use reader::{
-    End, LogChain, ReadRequest, RecoveredLog, SegmentEnd, SegmentFile, read_segment, recover,
+    End, LogChain, ReadRequest, RecoveredLog, SegmentEnd, SegmentFile, read_header, read_segment,
+    recover,
 };
-pub use record::{Entry, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentRef, payload_crc};
+pub use record::{
+    Entry, ManifestPosition, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, SegmentRef,
+    payload_crc,
+};
 pub use writer::{Appended, Closed, Durable, LogConfig, LogSyncer, LogWriter};

@@ -13,8 +13,12 @@
 //!    end. Under the same boot that is corruption. Otherwise power was lost and what comes after
 //!    is dropped, whole segments included: the log is cut at its first loss, so that writes are never applied out of order.
 //! 4. Anything else at the end is a torn tail, dropped.
+//! 5. A closed segment ends with a record that names the next segment. If the last segment of the
+//!    chain has that record, the next segment is missing. Under the same boot that is corruption.
+//!    Otherwise power was lost before the next segment's directory entry was durable.
 //!
 //! [`RecoveryMode::Strict`] makes every damage and every loss corruption.
+//! [`RecoveryMode::AssumePowerLoss`] treats every segment as if the machine had restarted since.
 //!
 //! Sequence numbers may leave gaps (writes without the log take some) but never go back. Errors
 //! name file and offset. No byte from a file makes it panic. Nothing is written. Cost: one sequential read of
@@ -28,10 +32,11 @@ use archipelago_env::FileSystem;
 
 use super::batch::BatchView;
 use super::record::{
-    BadHeader, RECORD_HEADER_BYTES, RecordHeader, RecordType, SEGMENT_HEADER_BYTES, SegmentHeader,
-    SegmentRef, number_of, segment_seed,
+    BadHeader, END_PAYLOAD_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordType,
+    SEGMENT_HEADER_BYTES, SegmentHeader, SegmentRef, number_of, segment_seed,
 };
 use super::source::{Source, View};
+use crate::file_meta::log_name;
 use crate::options::RecoveryMode;
 
 const HEADER_BYTES: u64 = SEGMENT_HEADER_BYTES as u64;
@@ -85,8 +90,44 @@ pub struct SegmentEnd {
     pub records: u64,
     /// The largest synced-through offset that a record of it gives.
     pub synced_through: u64,
+    /// The segment that its last record names, if it was closed and that record is there.
+    pub next: Option<FileNo>,
+    /// Whether it was begun under the boot of today; `None` if that is not known.
+    pub same_boot: Option<bool>,
     /// How it ended.
     pub end: End,
+}
+
+impl SegmentEnd {
+    /// Offset behind everything valid in the segment, the record that names the next segment
+    /// included.
+    #[must_use]
+    pub fn whole_through(&self) -> u64 {
+        let trailer = RECORD_BYTES + END_PAYLOAD_BYTES as u64;
+        self.end_offset + if self.next.is_some() { trailer } else { 0 }
+    }
+}
+
+/// The header of the segment at `path`; `None` if the file has none that is whole. Errors: I/O
+/// errors, and `Unsupported` for another version of the format.
+pub fn read_header(fs: &dyn FileSystem, path: &Path) -> Result<Option<SegmentHeader>> {
+    let mut source = Source::open(fs, path)?;
+    let Some(bytes) = source.get(View::File, 0, HEADER_BYTES)? else { return Ok(None) };
+    let mut header = [0; SEGMENT_HEADER_BYTES];
+    header.copy_from_slice(bytes);
+    match SegmentHeader::decode(&header) {
+        Ok(header) => Ok(Some(header)),
+        Err(BadHeader::Damaged) => Ok(None),
+        Err(BadHeader::Version(version)) => Err(unsupported(path, version)),
+    }
+}
+
+fn unsupported(path: &Path, version: u32) -> Error {
+    Error::unsupported(format!(
+        "{}: log format version {version} is not the one of this program ({})",
+        path.display(),
+        super::record::FORMAT_VERSION
+    ))
 }
 
 /// Reads the records of one segment in order and hands each to `visit` with the sequence number
@@ -141,6 +182,8 @@ impl<'a> Segment<'a> {
             last_seq: None,
             records: 0,
             synced_through: 0,
+            next: None,
+            same_boot: None,
             end: End::Clean,
         };
         let source = Source::open(fs, &file.path)?;
@@ -163,6 +206,10 @@ impl<'a> Segment<'a> {
                 Some(now) if header.boot_id != [0; 16] => Some(now == header.boot_id),
                 _ => None,
             };
+            if request.mode == RecoveryMode::AssumePowerLoss {
+                segment.same_boot = Some(false);
+            }
+            segment.found.same_boot = segment.same_boot;
             segment.found.previous = header.previous;
             segment.found.end_offset = HEADER_BYTES;
         }
@@ -185,13 +232,7 @@ impl<'a> Segment<'a> {
                 return Err(self.corrupt(0, "the log segment belongs to another database"));
             }
             Ok(header) => self.header = Some(header),
-            Err(BadHeader::Version(version)) => {
-                return Err(Error::unsupported(format!(
-                    "{}: log format version {version} is not the one of this program ({})",
-                    self.path.display(),
-                    super::record::FORMAT_VERSION
-                )));
-            }
+            Err(BadHeader::Version(version)) => return Err(unsupported(self.path, version)),
             Err(BadHeader::Damaged) => {
                 self.header_problem = "its header is damaged";
                 self.header_unwritten = header.iter().all(|&byte| byte == 0);
@@ -221,6 +262,16 @@ impl<'a> Segment<'a> {
             if self.request.known_len.is_some_and(|known| end > known) {
                 let problem = "a record goes on behind the segment's end";
                 return Ok((at, Some(problem.to_owned())));
+            }
+            if record.kind == RecordType::End as u8 {
+                let path = self.path;
+                let payload = self.payload(view, at, &record)?;
+                let next: [u8; END_PAYLOAD_BYTES] = payload.try_into().map_err(|_| {
+                    Error::corrupt(path, at, "record: the segment's end is malformed")
+                })?;
+                self.found.next = Some(FileNo(u64::from_le_bytes(next)));
+                self.note_synced(&record);
+                return Ok((end, None));
             }
             if record.kind != RecordType::Batch as u8 {
                 return Err(Error::unsupported(format!(
@@ -328,13 +379,13 @@ impl<'a> Segment<'a> {
             && (strict || !power_lost)
         {
             let what = format!("{what}, though a valid record follows at offset {next}");
-            return Err(self.corrupt(at, &what));
+            return Err(self.corrupt(at, &self.with_hint(what)));
         }
         if let Some(known) = self.request.known_len
             && (strict || self.same_boot == Some(true))
         {
             let what = format!("{what}, though the segment is {known} bytes long");
-            return Err(self.corrupt(at, &what));
+            return Err(self.corrupt(at, &self.with_hint(what)));
         }
         let lost = behind.first.is_some() || self.request.known_len.is_some();
         match problem {
@@ -369,7 +420,19 @@ impl<'a> Segment<'a> {
     fn corrupt(&self, at: u64, what: &str) -> Error {
         Error::corrupt(self.path, at, what)
     }
+
+    /// Adds to a loss that another recovery mode accepts which one that is.
+    fn with_hint(&self, what: String) -> String {
+        match self.request.mode {
+            RecoveryMode::TolerateTornTail => what + POWER_LOSS_HINT,
+            RecoveryMode::Strict | RecoveryMode::AssumePowerLoss => what,
+        }
+    }
 }
+
+/// What an error says about a loss that a power failure of the storage alone explains.
+const POWER_LOSS_HINT: &str = " (if the storage lost power while this machine ran on, \
+     recovery_mode = \"assume-power-loss\" drops the writes from there on that were not synced)";
 
 fn located(path: &Path, at: u64, error: Error) -> Error {
     match error.kind() {
@@ -433,6 +496,8 @@ pub struct RecoveredLog {
 pub struct LogChain<'a> {
     /// Every segment that may still hold needed writes, by number.
     pub segments: &'a [SegmentFile],
+    /// The oldest number that a needed segment may have.
+    pub floor: FileNo,
     /// What damage is tolerated.
     pub mode: RecoveryMode,
     /// The database that they must belong to.
@@ -472,6 +537,9 @@ impl LogChain<'_> {
                 None => None,
             };
         }
+        if let Some(wanted) = wanted.filter(|wanted| wanted.no >= self.floor && wanted.len > 0) {
+            return Err(self.missing(wanted));
+        }
         chain.reverse();
         skipped.reverse();
         Ok((chain, skipped))
@@ -480,7 +548,31 @@ impl LogChain<'_> {
     fn missing(&self, wanted: SegmentRef) -> Error {
         let directory = self.segments.first().and_then(|file| file.path.parent());
         let directory = directory.unwrap_or(Path::new("."));
-        Error::corrupt(directory, 0, format!("log segment {} is missing", wanted.no))
+        let what = format!(
+            "log segment {} is missing: restore it from a copy, or save what is left with \
+             `archipelago db repair`",
+            wanted.no
+        );
+        Error::corrupt(&directory.join(log_name(wanted.no)), 0, what)
+    }
+
+    /// What is to be said of the segment that `last`, the end of the chain, names as the next one,
+    /// if it is missing and a power failure may have taken it. `Corrupt` if none can have.
+    fn lost_next(&self, last: &SegmentEnd, file: &SegmentFile) -> Result<Option<String>> {
+        let Some(next) = last.next else { return Ok(None) };
+        if self.segments.iter().any(|segment| segment.no == next) {
+            return Ok(None);
+        }
+        let what = format!("the segment was closed, but segment {next}, which follows, is missing");
+        if self.mode == RecoveryMode::Strict || last.same_boot == Some(true) {
+            let hint = match self.mode {
+                RecoveryMode::TolerateTornTail => POWER_LOSS_HINT,
+                RecoveryMode::Strict | RecoveryMode::AssumePowerLoss => "",
+            };
+            let what = format!("{what}{hint}");
+            return Err(Error::corrupt(&file.path, last.end_offset, what));
+        }
+        Ok(Some(format!("{}: {what}", file.path.display())))
     }
 }
 
@@ -506,6 +598,9 @@ pub fn recover(
             End::Clean => None,
             End::Torn(what) => Some((what.clone(), end.end_offset)),
         };
+        if torn.is_none() && position + 1 == links.len() {
+            log.lost = chain.lost_next(&end, file)?;
+        }
         log.segments.push(end);
         if let Some((what, at)) = torn {
             let later = links[position + 1..].iter().map(|&(index, _)| &chain.segments[index]);

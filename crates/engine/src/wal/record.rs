@@ -16,7 +16,7 @@ pub const SEGMENT_HEADER_BYTES: usize = 96;
 /// Largest payload: 2 GiB less a page.
 pub const PAYLOAD_BYTES_MAX: usize = (2 << 30) - 4096;
 /// Version of the format. Others are refused.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 const MAGIC: &[u8; 8] = b"ARCHWAL\n";
 /// Low bits of an incarnation that are random; the rest is the segment's number.
@@ -34,6 +34,21 @@ pub enum RecordType {
     Prepare = 2,
     /// Reserved: the decision of a two-phase commit.
     Commit = 3,
+    /// The end of a closed segment. The payload is the number of the next segment, which existed
+    /// when the record was written.
+    End = 4,
+}
+
+/// Bytes of the payload of a [`RecordType::End`] record.
+pub const END_PAYLOAD_BYTES: usize = 8;
+
+/// A manifest and the number of its bytes that were durable at some moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ManifestPosition {
+    /// Number of the manifest; 0: nothing is claimed.
+    pub no: FileNo,
+    /// Every byte before this offset was durable.
+    pub bytes: u64,
 }
 
 /// Payload checksum: what [`Entry::payload_crc`] is.
@@ -186,6 +201,9 @@ pub struct SegmentHeader {
     pub reused_len: u64,
     /// [`archipelago_env::FileSystem::boot_id`] at that time; zero if it was not known.
     pub boot_id: [u8; 16],
+    /// What was durable of the manifest when this use of the file began: evidence for a later
+    /// recovery that a manifest which is shorter, or older, has lost something.
+    pub manifest: ManifestPosition,
 }
 
 /// Why bytes are not the header of a segment.
@@ -212,6 +230,8 @@ impl SegmentHeader {
         }
         bytes[56..64].copy_from_slice(&self.reused_len.to_le_bytes());
         bytes[64..80].copy_from_slice(&self.boot_id);
+        bytes[80..88].copy_from_slice(&self.manifest.no.0.to_le_bytes());
+        bytes[88..96].copy_from_slice(&self.manifest.bytes.to_le_bytes());
         let sum = crc(&bytes);
         bytes[12..16].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -239,6 +259,7 @@ impl SegmentHeader {
             previous,
             reused_len: word64(bytes, 56),
             boot_id,
+            manifest: ManifestPosition { no: FileNo(word64(bytes, 80)), bytes: word64(bytes, 88) },
         })
     }
 }

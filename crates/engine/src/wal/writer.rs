@@ -27,8 +27,8 @@ use parking_lot::Mutex;
 
 use super::batch::WriteBatch;
 use super::record::{
-    Entry, PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, RecordType, SEGMENT_HEADER_BYTES,
-    SEGMENT_NO_MAX, SegmentHeader, SegmentRef, incarnation_of, segment_seed,
+    Entry, ManifestPosition, PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, RecordType,
+    SEGMENT_HEADER_BYTES, SEGMENT_NO_MAX, SegmentHeader, SegmentRef, incarnation_of, segment_seed,
 };
 
 /// Records that go into one `LogFile::append` at most.
@@ -43,6 +43,9 @@ pub struct LogConfig {
     pub segment_bytes: u64,
     /// Seed of the incarnations' random part, from the system's entropy.
     pub seed: u64,
+    /// What is durable of the manifest, for the segments' headers. See
+    /// [`LogWriter::note_manifest`].
+    pub manifest: ManifestPosition,
 }
 
 /// Where an append ended.
@@ -122,6 +125,8 @@ struct SyncShared {
     leader: Mutex<()>,
     /// Segments that may have unsynced bytes, oldest first; the last one is open.
     segments: Mutex<VecDeque<Arc<Segment>>>,
+    /// What the last sync that succeeded has reported.
+    durable: Mutex<Option<Durable>>,
 }
 
 /// Makes the log durable, or has the device take it; a cheap handle that any thread may use.
@@ -145,7 +150,14 @@ impl LogSyncer {
                 self.drop_segment(segment.no);
             }
         }
+        *self.shared.durable.lock() = Some(durable);
         Ok(durable)
+    }
+
+    /// What the last sync that succeeded has reported; `None` before the first.
+    #[must_use]
+    pub fn durable(&self) -> Option<Durable> {
+        *self.shared.durable.lock()
     }
 
     /// Waits until the device has everything that was appended before this call; whether it survives power
@@ -206,7 +218,12 @@ impl LogWriter {
         let mut rng = Rng::with_seed(config.seed);
         let opened = open(&*fs, &config, &mut rng, path, no, previous, recycle)?;
         let segments = Mutex::new(VecDeque::from([Arc::clone(&opened.segment)]));
-        let shared = Arc::new(SyncShared { fs, leader: Mutex::new(()), segments });
+        let shared = Arc::new(SyncShared {
+            fs,
+            leader: Mutex::new(()),
+            segments,
+            durable: Mutex::default(),
+        });
         Ok(Self {
             config,
             rng,
@@ -327,10 +344,14 @@ impl LogWriter {
                 self.segment.no
             )));
         }
+        let was_broken = self.is_broken();
         let closed = self.finish();
         let fs = Arc::clone(&self.syncer.shared.fs);
         let previous = Some(closed.segment);
         let opened = open(&*fs, &self.config, &mut self.rng, path, no, previous, recycle)?;
+        if !was_broken && closed.unfinished.is_none() {
+            self.name_next(no);
+        }
         self.syncer.shared.segments.lock().push_back(Arc::clone(&opened.segment));
         // The old log is dropped only now: what it mapped could be taken over by the new one.
         self.log = opened.log;
@@ -340,6 +361,29 @@ impl LogWriter {
         self.len = SEGMENT_HEADER_BYTES as u64;
         self.broken = None;
         Ok(closed)
+    }
+
+    /// Ends the finished segment with a record that names the next one. Without it, which a
+    /// failure leaves, a recovery notices less, and nothing is lost.
+    fn name_next(&mut self, next: FileNo) {
+        let payload = next.0.to_le_bytes();
+        let header = RecordHeader {
+            payload_crc: archipelago_base::checksum::crc(&payload),
+            payload_len: payload.len() as u32,
+            first_seq: SeqNo::ZERO,
+            kind: RecordType::End as u8,
+            incarnation_low: self.incarnation.0 as u32,
+            synced_through: self.segment.synced_through.load(Ordering::Relaxed) as u32,
+        };
+        let record = [&header.encode(self.seed, self.len)[..], &payload].concat();
+        if let Err(error) = self.log.append_trailer(&record) {
+            tracing::warn!(%error, "a closed log segment does not name the next one");
+        }
+    }
+
+    /// Tells what is durable of the manifest now: the header of the next segment says it.
+    pub fn note_manifest(&mut self, position: ManifestPosition) {
+        self.config.manifest = position;
     }
 
     /// Ends the log: everything appended is in the segment's file (not synced). Appends fail
@@ -401,6 +445,7 @@ fn open(
         previous,
         reused_len,
         boot_id: fs.boot_id().unwrap_or_default(),
+        manifest: config.manifest,
     };
     log.append(&[&header.encode()])?;
     let segment = Arc::new(Segment {

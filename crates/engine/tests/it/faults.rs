@@ -590,7 +590,12 @@ fn a_group_that_was_half_appended_does_not_count_once_the_log_goes_on() {
     let disk = MemFs::new();
     let faults = FaultFs::new(Arc::new(disk), 3);
     let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());
-    let config = wal::LogConfig { database_id: [7; 16], segment_bytes: 1 << 20, seed: 1 };
+    let config = wal::LogConfig {
+        database_id: [7; 16],
+        segment_bytes: 1 << 20,
+        seed: 1,
+        manifest: Default::default(),
+    };
     let path = |no: u64| std::path::PathBuf::from(format!("/{no:06}.log"));
     let mut log =
         wal::LogWriter::create(Arc::clone(&fs), config, &path(1), FileNo(1), None, None).unwrap();
@@ -610,8 +615,12 @@ fn a_group_that_was_half_appended_does_not_count_once_the_log_goes_on() {
     log.rotate(&path(2), FileNo(2), None).unwrap();
     log.append(&entry(2)).unwrap();
     let segments = [1, 2].map(|no| wal::SegmentFile { no: FileNo(no), path: path(no) });
-    let chain =
-        wal::LogChain { segments: &segments, mode: RecoveryMode::Strict, database_id: [7; 16] };
+    let chain = wal::LogChain {
+        segments: &segments,
+        floor: FileNo(0),
+        mode: RecoveryMode::Strict,
+        database_id: [7; 16],
+    };
     let mut seen = Vec::new();
     wal::recover(&*fs, &chain, &mut |first, _| {
         seen.push(first.0);

@@ -12,6 +12,7 @@ mod crash;
 mod crash_model;
 mod faults;
 mod hands;
+mod lost_edits;
 mod metamorphic;
 mod model;
 mod remote_jobs;

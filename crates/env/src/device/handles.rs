@@ -217,6 +217,10 @@ impl LogFile for ThrottledLog {
         self.tell();
         Ok(())
     }
+
+    fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
+        self.inner.append_trailer(bytes)
+    }
 }
 
 impl Drop for ThrottledLog {

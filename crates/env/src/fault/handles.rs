@@ -180,6 +180,11 @@ impl LogFile for FaultLog {
         self.sync.gate.pass(Operation::LogFinish, "finish log")?;
         self.inner.finish()
     }
+
+    fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
+        self.sync.gate.pass(Operation::LogTrailer, "append the trailer to log")?;
+        self.inner.append_trailer(bytes)
+    }
 }
 
 impl FaultLogSync {

@@ -51,13 +51,15 @@ pub enum Operation {
     LogWriteThrough,
     /// `LogFile::finish`.
     LogFinish,
+    /// `LogFile::append_trailer`.
+    LogTrailer,
     /// `FileSystem::log_tail`, `clear_log_tails`.
     LogTail,
 }
 
 impl Operation {
     /// Every operation.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Create,
         Self::Open,
         Self::Read,
@@ -78,6 +80,7 @@ impl Operation {
         Self::LogSync,
         Self::LogWriteThrough,
         Self::LogFinish,
+        Self::LogTrailer,
         Self::LogTail,
     ];
 

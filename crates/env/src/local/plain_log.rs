@@ -104,6 +104,11 @@ impl LogFile for PlainLog {
     fn finish(&mut self) -> Result<()> {
         Ok(())
     }
+
+    fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = self.file.write_all_at(bytes, self.len());
+        written.map_err(|source| Error::io("append the trailer to log", &self.path, source))
+    }
 }
 
 #[derive(Debug)]

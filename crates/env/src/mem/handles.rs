@@ -110,6 +110,11 @@ impl LogFile for MemLog {
     fn finish(&mut self) -> Result<()> {
         Ok(())
     }
+
+    fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
+        self.sync.inode.write(bytes);
+        Ok(())
+    }
 }
 
 impl LogSync for MemLogSync {

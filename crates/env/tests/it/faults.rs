@@ -64,6 +64,7 @@ fn every_operation_can_fail_and_names_its_file() {
             Box::new(|| create_log(&fs, "/db/a")?.sync_handle().write_through().map(drop)),
         ),
         (Operation::LogFinish, Box::new(|| create_log(&fs, "/db/a")?.finish())),
+        (Operation::LogTrailer, Box::new(|| create_log(&fs, "/db/a")?.append_trailer(b"x"))),
         (Operation::LogTail, Box::new(|| fs.log_tail(a, Epoch(1)).map(drop))),
         (Operation::LogTail, Box::new(|| fs.clear_log_tails(a))),
     ];

@@ -227,6 +227,14 @@ impl LogFile for TierLog {
         }
         outcome
     }
+
+    fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
+        let outcome = self.inner.append_trailer(bytes);
+        if outcome.is_err() {
+            self.writing.note(&outcome);
+        }
+        outcome
+    }
 }
 
 impl Drop for TierLog {

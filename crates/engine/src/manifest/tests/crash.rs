@@ -35,10 +35,11 @@ fn with_file(mem: &MemFs, name: &str, bytes: &[u8]) -> Arc<dyn FileSystem> {
 }
 
 #[test]
-fn a_cut_at_any_byte_recovers_the_edits_before_it() {
+fn a_cut_without_evidence_recovers_the_edits_before_it() {
     let (mem, fs) = mem();
     let (set, states) = history(&fs);
     let name = manifest_name(set.manifest_no());
+    mem.remove(&dir().join(mark_name(set.manifest_no()))).expect("removes");
     let bytes = get(&mem, &dir().join(&name));
     let mut recovered = 0;
     for cut in 0..=bytes.len() {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use archipelago_base::random::Rng;
 
 use super::super::log::{Header, ManifestReader, put_record};
+use super::super::mark::{Mark, MarkHeader, decode_marks};
 use super::super::state::{State, StateBuilder};
 use super::*;
 use crate::options::Compression;
@@ -98,6 +99,35 @@ fn golden_bytes_do_not_change() {
 }
 
 #[test]
+fn golden_mark_file_does_not_change() {
+    let header = MarkHeader { db_id: ID, manifest: FileNo(5) };
+    let marks = [
+        Mark::Manifest { bytes: 0x0203, edits: 7 },
+        Mark::Log(LogMark { no: FileNo(9), bytes: 0x60 }),
+    ];
+    let mut bytes = header.encode();
+    for mark in &marks {
+        let record = header.encode_record(bytes.len() as u64, mark);
+        bytes.extend_from_slice(&record);
+    }
+    assert_eq!(hex(&bytes), include_str!("golden_mark.txt").trim().replace(['\n', ' '], ""));
+    assert_eq!(decode_marks(&bytes).expect("this version"), Some((header, marks.to_vec())));
+    // A damaged record claims nothing and hides none behind it; a record elsewhere counts not.
+    let mut damaged = bytes.clone();
+    damaged[45] ^= 1;
+    let (_, left) = decode_marks(&damaged).expect("this version").expect("a whole header");
+    assert_eq!(left, marks[1..]);
+    let moved = [&bytes[..40], &bytes[64..]].concat();
+    assert_eq!(decode_marks(&moved).expect("this version"), Some((header, Vec::new())));
+    let mut other = bytes;
+    other[8] += 1;
+    other[12..16].fill(0);
+    let sum = archipelago_base::checksum::crc(&other[..40]);
+    other[12..16].copy_from_slice(&sum.to_le_bytes());
+    assert_eq!(decode_marks(&other).expect_err("refused").kind(), ErrorKind::Unsupported);
+}
+
+#[test]
 fn unknown_tags_and_versions_are_unsupported() {
     for tag in [0, 14, 200] {
         let error = VersionEdit::decode(&[tag, 1, 1]).expect_err("refused");
@@ -118,6 +148,7 @@ fn decode_anything(bytes: &[u8]) {
         let _ = edit.changes.iter().map(ToString::to_string).collect::<Vec<_>>();
     }
     let _ = Header::decode(bytes);
+    let _ = decode_marks(bytes);
     let _ = Identity::decode(Path::new("IDENTITY"), bytes);
     let mut reader = ManifestReader::new(PathBuf::from("MANIFEST-000005"), FileNo(5), bytes);
     let _ = reader.begin();

@@ -3,6 +3,7 @@
 
 mod crash;
 mod format;
+mod marks;
 mod model;
 
 use std::path::Path;
@@ -15,7 +16,7 @@ use archipelago_env::{CreateOptions, FileSystem, IoContext, IoPurpose};
 use super::identity::{current, set_current};
 use super::*;
 use crate::bucket::BucketMap;
-use crate::file_meta::{CURRENT_NAME, FileMeta, IDENTITY_NAME, manifest_name, sst_name};
+use crate::file_meta::{CURRENT_NAME, FileMeta, IDENTITY_NAME, manifest_name, mark_name, sst_name};
 use crate::key::KeyRange;
 use crate::live_file::Trash;
 use crate::options::CfOptions;

@@ -229,3 +229,62 @@ fn a_lost_end_is_corruption_if_the_machine_has_not_restarted() {
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.context().contains("1.log"), "{error}");
 }
+
+/// A closed segment and the next one, of which the second is not given to the recovery.
+fn without_the_last(bench: &Bench) -> Vec<(u64, u64)> {
+    let mut writer = bench.writer(1, None);
+    let written = fill(&mut writer, 1, 10);
+    writer.rotate(&bench.path(2), FileNo(2), None).unwrap();
+    append(&mut writer, 200);
+    drop(writer);
+    bench.fs.remove(&bench.path(2)).unwrap();
+    written
+}
+
+#[test]
+fn a_missing_last_segment_is_corruption_under_the_same_boot() {
+    let bench = Bench::disk();
+    let written = without_the_last(&bench);
+    for mode in [RecoveryMode::TolerateTornTail, RecoveryMode::Strict] {
+        let error = bench.recover(&[1], mode).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let says = error.context().contains("1.log") && error.context().contains("segment 2");
+        assert!(says, "{error}");
+    }
+    let (seen, log) = bench.recover(&[1], RecoveryMode::AssumePowerLoss).unwrap();
+    assert_eq!(seen, seqs(&written));
+    assert!(log.lost.is_some_and(|lost| lost.contains("segment 2")));
+    assert_eq!(log.previous.unwrap().len, written.last().unwrap().1);
+}
+
+#[test]
+fn a_missing_last_segment_is_told_if_power_may_have_failed() {
+    let bench = Bench::memory();
+    let written = without_the_last(&bench);
+    let (seen, log) = bench.tolerant(&[1]).unwrap();
+    assert_eq!(seen, seqs(&written));
+    assert!(log.lost.is_some_and(|lost| lost.contains("segment 2")));
+    assert!(bench.recover(&[1], RecoveryMode::Strict).is_err());
+}
+
+#[test]
+fn a_missing_first_segment_above_the_floor_is_corruption() {
+    let bench = Bench::memory();
+    let mut writer = bench.writer(3, None);
+    fill(&mut writer, 1, 10);
+    writer.rotate(&bench.path(5), FileNo(5), None).unwrap();
+    append(&mut writer, 200);
+    drop(writer);
+    let segments = [bench.file(5)];
+    let chain = |floor| LogChain {
+        segments: &segments,
+        floor: FileNo(floor),
+        mode: RecoveryMode::TolerateTornTail,
+        database_id: DATABASE,
+    };
+    let read = |floor| recover(&*bench.fs, &chain(floor), &mut |_, _| Ok(()));
+    let error = read(3).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.context().contains("segment 3 is missing"), "{error}");
+    assert_eq!(read(4).unwrap().last_seq, Some(SeqNo(200 + ops_of(200) - 1)));
+}

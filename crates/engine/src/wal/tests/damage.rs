@@ -4,7 +4,8 @@ use super::super::record::{RECORD_HEADER_BYTES, SegmentHeader};
 use super::*;
 
 const HEADER: usize = SEGMENT_HEADER_BYTES;
-const MODES: [RecoveryMode; 2] = [RecoveryMode::TolerateTornTail, RecoveryMode::Strict];
+const MODES: [RecoveryMode; 3] =
+    [RecoveryMode::TolerateTornTail, RecoveryMode::Strict, RecoveryMode::AssumePowerLoss];
 
 #[track_caller]
 fn assert_corrupt<T: std::fmt::Debug>(result: Result<T>, what: &str) {
@@ -203,7 +204,7 @@ fn reboot(bench: &Bench, no: u64) {
 }
 
 #[test]
-fn a_lost_page_is_corruption_only_if_power_did_not_fail() {
+fn a_lost_page_is_corruption_unless_power_failed_or_a_mode_says_so() {
     for synced in [false, true] {
         let bench = Bench::disk();
         let mut writer = bench.writer(1, None);
@@ -218,16 +219,20 @@ fn a_lost_page_is_corruption_only_if_power_did_not_fail() {
         bench.overwrite(1, &bytes);
         let error = bench.tolerant(&[1]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "same boot");
-        reboot(&bench, 1);
-        assert!(bench.recover(&[1], RecoveryMode::Strict).is_err());
-        match bench.tolerant(&[1]) {
+        assert_eq!(error.context().contains("assume-power-loss"), !synced, "{error}");
+        let judge = |result: Result<(Vec<u64>, RecoveredLog)>| match result {
             Ok((seen, log)) => {
                 assert!(!synced && log.lost.is_some());
                 let kept = written.iter().filter(|&&(_, end)| end <= 4096).count();
                 assert_eq!(seen, seqs(&written[..kept]));
             }
             Err(error) => assert!(synced, "{error}"),
-        }
+        };
+        // Only the storage lost power: a setting says so.
+        judge(bench.recover(&[1], RecoveryMode::AssumePowerLoss));
+        reboot(&bench, 1);
+        assert!(bench.recover(&[1], RecoveryMode::Strict).is_err());
+        judge(bench.tolerant(&[1]));
     }
 }
 

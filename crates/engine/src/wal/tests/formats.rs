@@ -36,15 +36,16 @@ fn golden_segment_header() {
         previous: Some(SegmentRef { no: FileNo(6), len: 0x1234 }),
         reused_len: 0x40,
         boot_id: [0xee; 16],
+        manifest: ManifestPosition { no: FileNo(5), bytes: 0x0102 },
     };
     let bytes = header.encode();
-    let expected = "4152434857414c0a01000000c8c32f21\
+    let expected = "4152434857414c0a02000000aee662e6\
                     ccbbaa0700000000\
                     61207465737420646174616261736521\
                     06000000000000003412000000000000\
                     4000000000000000\
                     eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee\
-                    00000000000000000000000000000000";
+                    05000000000000000201000000000000";
     assert_eq!(hex(&bytes), expected);
     assert_eq!(SegmentHeader::decode(&bytes).unwrap(), header);
     assert_eq!(number_of(header.incarnation), FileNo(7));
@@ -69,6 +70,22 @@ fn golden_record_header() {
     assert_eq!(RecordHeader::decode(&bytes, other, 4096), None, "bound to the whole incarnation");
 }
 
+#[test]
+fn golden_end_record() {
+    let payload = 8u64.to_le_bytes();
+    let header = RecordHeader {
+        payload_crc: payload_crc(&payload),
+        payload_len: 8,
+        first_seq: SeqNo::ZERO,
+        kind: RecordType::End as u8,
+        incarnation_low: 0x07aa_bbcc,
+        synced_through: 96,
+    };
+    let bytes = [&header.encode(segment_seed(Epoch(0x07aa_bbcc)), 4096)[..], &payload].concat();
+    let expected = "d49f0f5550b613ce080000000400000000000000ccbbaa07600000000800000000000000";
+    assert_eq!(hex(&bytes), expected);
+}
+
 /// A segment with one record that `change` has changed, with good checksums.
 fn segment_with(
     change_header: impl FnOnce(&mut SegmentHeader),
@@ -81,6 +98,7 @@ fn segment_with(
         previous: None,
         reused_len: 0,
         boot_id: [0; 16],
+        manifest: ManifestPosition::default(),
     };
     change_header(&mut header);
     let batch = batch_of(1);

@@ -14,7 +14,12 @@ fn child_appends_until_it_is_killed() {
     let Ok(dir) = std::env::var(DIR) else { return };
     let dir = PathBuf::from(dir);
     let fs: Arc<dyn FileSystem> = Arc::new(LocalFs::new());
-    let config = LogConfig { database_id: DATABASE, segment_bytes: 3 << 20, seed: 1 };
+    let config = LogConfig {
+        database_id: DATABASE,
+        segment_bytes: 3 << 20,
+        seed: 1,
+        manifest: ManifestPosition::default(),
+    };
     let path = |no: u64| dir.join(format!("{no}.log"));
     let mut writer =
         LogWriter::create(Arc::clone(&fs), config, &path(1), FileNo(1), None, None).unwrap();
@@ -66,7 +71,7 @@ fn what_was_acknowledged_survives_kill_9() {
         let mut next = 1;
         let segments: Vec<SegmentFile> = nos.iter().map(|&no| bench.file(no)).collect();
         let mode = RecoveryMode::Strict;
-        let chain = LogChain { segments: &segments, mode, database_id: DATABASE };
+        let chain = LogChain { segments: &segments, floor: FileNo(0), mode, database_id: DATABASE };
         let log = recover(&*bench.fs, &chain, &mut |seq, batch| {
             assert_eq!(seq.0, next, "no record may be missing");
             next += batch.len() as u64;

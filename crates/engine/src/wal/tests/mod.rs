@@ -65,7 +65,12 @@ impl Bench {
         previous: Option<SegmentRef>,
         recycle: Option<u64>,
     ) -> LogWriter {
-        let config = LogConfig { database_id: DATABASE, segment_bytes: 1 << 20, seed: no };
+        let config = LogConfig {
+            database_id: DATABASE,
+            segment_bytes: 1 << 20,
+            seed: no,
+            manifest: ManifestPosition::default(),
+        };
         let recycle = recycle.map(|no| self.path(no));
         let path = self.path(no);
         LogWriter::create(Arc::clone(&self.fs), config, &path, FileNo(no), previous, recycle)
@@ -85,7 +90,12 @@ impl Bench {
     /// The sequence numbers of the records in the segments `nos`, each checked to be whole.
     fn recover(&self, nos: &[u64], mode: RecoveryMode) -> Result<(Vec<u64>, RecoveredLog)> {
         let segments: Vec<SegmentFile> = nos.iter().map(|&no| self.file(no)).collect();
-        let chain = LogChain { segments: &segments, mode, database_id: DATABASE };
+        let chain = LogChain {
+            segments: &segments,
+            floor: FileNo(nos.first().copied().unwrap_or(0)),
+            mode,
+            database_id: DATABASE,
+        };
         let mut seen = Vec::new();
         let log = recover(&*self.fs, &chain, &mut |seq, batch| {
             assert_batch(seq, batch);

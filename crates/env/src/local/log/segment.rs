@@ -300,6 +300,12 @@ impl LogFile for RingLog {
         self.ring.release(result.is_ok());
         result
     }
+
+    fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
+        // The ring may serve the next segment by now: the bytes go to the file directly.
+        let written = self.open.file.write_all_at(bytes, self.len);
+        written.map_err(|error| Error::io("append the trailer to", &self.open.path, error))
+    }
 }
 
 impl Drop for RingLog {

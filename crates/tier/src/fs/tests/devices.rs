@@ -476,6 +476,10 @@ impl LogFile for SmallLog {
     fn finish(&mut self) -> Result<()> {
         self.0.finish()
     }
+    fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
+        self.1.check(bytes.len())?;
+        self.0.append_trailer(bytes)
+    }
 }
 
 impl FileSystem for Small {

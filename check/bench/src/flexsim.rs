@@ -199,7 +199,7 @@ fn draw(figure: &Figure, dir: &Path, name: &str) -> Result<()> {
         };
         figure.lines.iter().fold(bars, series).svg()
     };
-    LocalFs::new().create_dir_all(dir)?;
+    LocalFs::for_reports().create_dir_all(dir)?;
     crate::reproduce::write(&dir.join(format!("flex-{name}.svg")), &svg)
 }
 

@@ -75,5 +75,5 @@ pub(crate) fn write_file(path: &Path, value: &impl Serialize) -> Result<()> {
     let context = IoContext::new(FileClass::Other, IoPurpose::ForegroundWrite);
     let path = std::path::absolute(path)
         .map_err(|error| Error::invalid(format!("{} is not a path: {error}", path.display())))?;
-    LocalFs::new().write_atomic(&path, &text, context)
+    LocalFs::for_reports().write_atomic(&path, &text, context)
 }

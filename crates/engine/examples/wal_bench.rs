@@ -81,7 +81,7 @@ fn open(dir: &Path, method: Method, no: u64) -> Result<Box<dyn LogFile>> {
     let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
     match method {
         Method::Plain => log::create_plain(&segment(dir, no), &options),
-        _ => log::create(&segment(dir, no), context, &options),
+        _ => LocalFs::new().create_log(&segment(dir, no), context, options),
     }
 }
 

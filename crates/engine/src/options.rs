@@ -1,6 +1,7 @@
 //! Settings of a database and of a column family: few, grouped, validated together.
 
 use archipelago_base::{Error, Result};
+use archipelago_env::GroupAccess;
 use serde::{Deserialize, Serialize};
 
 use crate::bucket::BUCKETS_MAX;
@@ -95,6 +96,10 @@ pub struct DbOptions {
     pub log_write_through: bool,
     /// Readahead of compaction inputs in bytes. Default 2 MiB.
     pub compaction_readahead_bytes: u64,
+    /// What the group may do with the files and directories of the database; others may do nothing.
+    /// `none` gives modes 0600 and 0700, `read` 0640 and 0750, `write` 0660 and 0770, whatever the
+    /// umask. It holds for what is created from now on. Default `none`.
+    pub group_access: GroupAccess,
     /// Time every get and write into histograms (a few dozen nanoseconds each). Default false.
     pub latency_histograms: bool,
 }
@@ -119,6 +124,7 @@ impl Default for DbOptions {
             direct_background_io: false,
             log_write_through: false,
             compaction_readahead_bytes: 2 << 20,
+            group_access: GroupAccess::None,
             latency_histograms: false,
         }
     }

@@ -10,7 +10,7 @@
 /// ```
 ///
 /// Some go in groups, as no decorator tells them apart: `logs` (the tails of logs), `looks` (list, length, existence), `dirs` (make, remove,
-/// sync directories), `moves` (rename, link), `host` (boot id, lock, reassign, free bytes); `names`: all of these and remove.
+/// sync directories), `moves` (rename, link), `host` (boot id, group access, lock, reassign, free bytes); `names`: all of these and remove.
 #[macro_export]
 macro_rules! forward_fs {
     ($inner:ident: $($method:ident),+ $(,)?) => {
@@ -110,6 +110,10 @@ macro_rules! forward_fs {
 
         fn boot_id(&self) -> Option<[u8; 16]> {
             self.$inner.boot_id()
+        }
+
+        fn group_access(&self) -> Option<$crate::GroupAccess> {
+            self.$inner.group_access()
         }
 
         fn reassign(&self, path: &std::path::Path, context: $crate::IoContext) {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use archipelago_base::{Epoch, Result};
 
+use crate::access::GroupAccess;
 use crate::context::IoContext;
 
 /// How a [`WritableFile`] is created.
@@ -225,6 +226,11 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     /// A number that stays the same until the machine restarts: what was written (not synced)
     /// under the same number cannot have been lost to a power failure. `None` if unknown.
     fn boot_id(&self) -> Option<[u8; 16]> {
+        None
+    }
+    /// What the group of created files may do with them; `None` where files have no permission
+    /// bits, or bits that the umask decides.
+    fn group_access(&self) -> Option<GroupAccess> {
         None
     }
     /// Tells that the file at `path` belongs to another level now (`context.level`) without having

@@ -9,6 +9,7 @@
 //! Layer 1. The engine runs unchanged over a local disk, over tiers and over storage nodes,
 //! because it knows only this trait.
 
+pub mod access;
 pub mod context;
 pub mod device;
 mod failure;
@@ -22,6 +23,7 @@ pub mod local;
 pub mod mem;
 pub mod stats;
 
+pub use access::GroupAccess;
 pub use context::{FileClass, IoContext, IoPurpose};
 pub use fs::{
     CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogSync, LogTail,

@@ -14,7 +14,9 @@ use archipelago_base::clock::Clock;
 use archipelago_base::spawn::{Joiner, Spawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::device::Direction;
-use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
+use archipelago_env::{
+    CreateOptions, FileClass, FileSystem, GroupAccess, IoContext, IoPurpose, OpenOptions,
+};
 use parking_lot::Mutex;
 
 use crate::activity::Totals;
@@ -274,7 +276,7 @@ pub fn device_file_system(
     settings: &DeviceSettings,
     clock: &Arc<dyn Clock>,
 ) -> Result<Arc<dyn FileSystem>> {
-    crate::device::file_system(settings, clock)
+    crate::device::file_system(settings, clock, GroupAccess::None)
 }
 
 /// What is taken for a write-heavy run that was not made.

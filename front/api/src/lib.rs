@@ -47,6 +47,7 @@ pub use archipelago_engine::sst::{SstWriter, TableOptions};
 pub use archipelago_engine::stats::{Statistics, Ticker, Timer};
 pub use archipelago_engine::wal::WriteBatch;
 pub use archipelago_env as env;
+pub use archipelago_env::GroupAccess;
 pub use archipelago_tier as tier;
 
 pub mod inspect {

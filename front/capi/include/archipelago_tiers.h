@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 /* What this header describes; archipelago_abi() tells what the library is. They must be equal. */
-#define ARCHIPELAGO_ABI 3
+#define ARCHIPELAGO_ABI 4
 
 /* ---- The library and its errors ---------------------------------------------------------------------------------- */
 
@@ -100,6 +100,13 @@ typedef struct archipelago_device {
 #define ARCHIPELAGO_DEVICE_INIT \
   { sizeof(archipelago_device), ARCHIPELAGO_DEVICE_DIRECTORY, NULL, NULL, NULL, 0, 1.0, 0, 0 }
 
+/* What the group of the files may do with them. Others may do nothing. */
+enum {
+  ARCHIPELAGO_GROUP_NONE = 0, /* nothing: files are created with mode 0600, directories with 0700 */
+  ARCHIPELAGO_GROUP_READ = 1, /* read: 0640 and 0750 */
+  ARCHIPELAGO_GROUP_WRITE = 2 /* read and write: 0660 and 0770 */
+};
+
 /* How tiers are opened. Begin with ARCHIPELAGO_OPTIONS_INIT and set what is to be different. */
 typedef struct archipelago_options {
   uint32_t size;    /* sizeof(archipelago_options) */
@@ -108,10 +115,11 @@ typedef struct archipelago_options {
   const char *root; /* what paths begin with; NULL: "tiers:". The same at every open: it is a part of the names. */
   int must_exist;   /* not 0: devices of which none has tiers are an error (ENOENT), as when nothing is mounted where they
                        belong; 0: they become new ones */
+  int group_access; /* ARCHIPELAGO_GROUP_*; the umask of the process does not matter */
 } archipelago_options;
 
 #define ARCHIPELAGO_OPTIONS_INIT \
-  { sizeof(archipelago_options), -1, NULL, 0 }
+  { sizeof(archipelago_options), -1, NULL, 0, ARCHIPELAGO_GROUP_NONE }
 
 /* Opens tiers over `count` devices (1 to 16), the fastest first; makes them if the directories are empty. `options` may
  * be NULL. Returns the number of the tiers.

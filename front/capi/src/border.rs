@@ -7,6 +7,7 @@ use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use archipelago_env::GroupAccess;
 use archipelago_tier::{DeviceKind, DeviceSettings};
 
 use crate::context::{Context, RawContext, UNKNOWN, carried, level_of};
@@ -45,6 +46,7 @@ pub(crate) struct RawOptions {
     fast_levels: c_int,
     root: *const c_char,
     must_exist: c_int,
+    group_access: c_int,
 }
 
 /// Its size, which every caller states.
@@ -57,6 +59,7 @@ pub(crate) struct Options<'a> {
     pub(crate) root: &'a Path,
     pub(crate) fast_levels: Option<u8>,
     pub(crate) must_exist: bool,
+    pub(crate) group_access: GroupAccess,
 }
 
 // SAFETY: the declaration is that of the C library; the function takes nothing and returns the address of the calling
@@ -169,7 +172,12 @@ pub(crate) unsafe fn context(given: *const RawContext) -> Outcome<Context> {
 /// # Safety
 /// `given` is null or points to options, whose string is as [`path`] needs it.
 pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> Outcome<Options<'a>> {
-    let mut options = Options { root: Path::new(ROOT), fast_levels: None, must_exist: false };
+    let mut options = Options {
+        root: Path::new(ROOT),
+        fast_levels: None,
+        must_exist: false,
+        group_access: GroupAccess::None,
+    };
     if given.is_null() {
         return Ok(options);
     }
@@ -183,6 +191,17 @@ pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> Outcome<Options<'a
     }
     options.fast_levels = level_of(raw.fast_levels)?;
     options.must_exist = raw.must_exist != 0;
+    options.group_access = match raw.group_access {
+        0 => GroupAccess::None,
+        1 => GroupAccess::Read,
+        2 => GroupAccess::Write,
+        other => {
+            return Err(Failure::invalid(format!(
+                "archipelago_options.group_access is {other}: it must be an \
+                 ARCHIPELAGO_GROUP_* constant"
+            )));
+        }
+    };
     // SAFETY: the caller's promise about the string.
     if let Some(root) = unsafe { optional_path("archipelago_options.root", raw.root)? } {
         options.root = root;

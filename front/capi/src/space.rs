@@ -196,7 +196,12 @@ impl Space {
         let policy = Policy { fast_levels: options.fast_levels, ..Policy::default() };
         let says = || "must_exist says that they have tiers".to_owned();
         let must_exist = options.must_exist.then(says);
-        let components = Components { policy, must_exist, ..Components::default() };
+        let components = Components {
+            policy,
+            must_exist,
+            group_access: options.group_access,
+            ..Components::default()
+        };
         let tiers = TieredFs::open(root, devices, components)?;
         tiers.create_dir_all(tiers.root())?;
         let space = Self {

@@ -1,6 +1,7 @@
 //! `archipelago cluster`: a cluster on this machine as child processes; the status of any.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -227,14 +228,15 @@ impl Drop for Part {
     }
 }
 
-/// A directory of its own for sockets; removed with what the nodes left in it.
+/// A directory for sockets that only this user may enter; removed with what the nodes left in it.
 struct Sockets(PathBuf);
 
 impl Sockets {
     fn create() -> Result<Self> {
         let name = format!("archipelago-{}-{:x}", std::process::id(), entropy_seed() >> 32);
         let dir = std::env::temp_dir().join(name);
-        std::fs::create_dir(&dir).map_err(|source| Error::io("create", &dir, source))?;
+        let created = std::fs::DirBuilder::new().mode(0o700).create(&dir);
+        created.map_err(|source| Error::io("create", &dir, source))?;
         Ok(Self(dir))
     }
 

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago::{
-    ColumnFamily, Components, Db as Database, DbOptions, Error, ErrorKind, KeyRange, ReadOptions,
-    Result, Storage, WriteOptions,
+    ColumnFamily, Components, Db as Database, DbOptions, Error, ErrorKind, GroupAccess, KeyRange,
+    ReadOptions, Result, Storage, WriteOptions,
 };
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -25,8 +25,28 @@ pub(crate) struct Db {
     /// The column family.
     #[arg(long, value_name = "NAME", default_value = "default", global = true)]
     family: String,
+    /// What the group may do with the files that a tool creates: none, read or write. Give what
+    /// group_access in [database] says in the settings of the server.
+    #[arg(
+        long,
+        value_name = "ACCESS",
+        default_value = "none",
+        value_parser = group_access,
+        global = true
+    )]
+    group_access: GroupAccess,
     #[command(subcommand)]
     tool: Tool,
+}
+
+/// A value of `--group-access`.
+fn group_access(text: &str) -> std::result::Result<GroupAccess, String> {
+    match text {
+        "none" => Ok(GroupAccess::None),
+        "read" => Ok(GroupAccess::Read),
+        "write" => Ok(GroupAccess::Write),
+        _ => Err("it must be none, read or write".to_owned()),
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -132,7 +152,8 @@ enum SstAction {
 
 impl Db {
     pub(crate) fn run(self) -> Result<()> {
-        let storage = || Storage::open(&self.dir, &[]);
+        let access = self.group_access;
+        let storage = || Storage::open_for_group(&self.dir, &[], access);
         match &self.tool {
             Tool::Manifest { action: Dump::Dump } => return dump_manifest(&storage()?),
             Tool::Sst { action: SstAction::Dump { file, records } } => {
@@ -140,7 +161,8 @@ impl Db {
             }
             _ => {}
         }
-        let options = DbOptions { create_if_missing: false, ..DbOptions::default() };
+        let options =
+            DbOptions { create_if_missing: false, group_access: access, ..DbOptions::default() };
         let storage = storage()?;
         let components = Components { fs: Arc::clone(&storage.fs), ..Components::default() };
         let db = Database::open_with(&storage.dir, options, components)?;

@@ -38,7 +38,8 @@ impl ComputeNode {
             bytes => bytes,
         };
         let budget = ByteBudget::new(limit);
-        let storage = Storage::open(dir, &settings.tiers)?;
+        let storage =
+            Storage::open_for_group(dir, &settings.tiers, settings.database.group_access)?;
         let components = Components {
             fs: Arc::clone(&storage.fs),
             budget: Some(Arc::clone(&budget)),

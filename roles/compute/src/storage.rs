@@ -14,7 +14,7 @@ use archipelago_base::{Error, Result};
 use archipelago_engine::db::{self, Db};
 use archipelago_engine::options::DbOptions;
 use archipelago_env::local::LocalFs;
-use archipelago_env::{FileSystem, IoContext, IoPurpose};
+use archipelago_env::{FileSystem, GroupAccess, IoContext, IoPurpose};
 use archipelago_tier::{Components, DeviceSettings, Emptied, TieredFs, forget_device};
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +50,19 @@ impl Storage {
         Self::open_with(dir, devices, Components::default())
     }
 
-    /// The same with other components of the tiers.
+    /// The same with files that are open to the group.
+    pub fn open_for_group(
+        dir: &Path,
+        devices: &[DeviceSettings],
+        access: GroupAccess,
+    ) -> Result<Self> {
+        let outside = Arc::new(LocalFs::for_group(access));
+        let components = Components { outside, group_access: access, ..Components::default() };
+        Self::open_with(dir, devices, components)
+    }
+
+    /// The same with other components of the tiers. Their group access holds for a database without
+    /// tiers as well.
     pub fn open_with(
         dir: &Path,
         devices: &[DeviceSettings],
@@ -62,7 +74,7 @@ impl Storage {
         } else {
             devices.iter().map(absolute).collect::<Result<Vec<_>>>()?
         };
-        let local = LocalFs::shared();
+        let local: Arc<dyn FileSystem> = Arc::new(LocalFs::for_group(components.group_access));
         if devices.is_empty() {
             return Ok(Self { fs: local, dir: dir.to_owned(), tiers: None });
         }

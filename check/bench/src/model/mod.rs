@@ -89,7 +89,7 @@ fn read(path: &Path) -> Result<String> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let (path, fs) = (absolute(path)?, LocalFs::new());
+    let (path, fs) = (absolute(path)?, LocalFs::for_reports());
     if let Some(dir) = path.parent() {
         fs.create_dir_all(dir)?;
     }

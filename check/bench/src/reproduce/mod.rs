@@ -60,7 +60,7 @@ pub(crate) fn reproduce(args: &[OsString]) -> std::result::Result<Result<()>, St
 }
 
 fn bucketlsm(flags: &ReproduceFlags) -> Result<()> {
-    let fs = LocalFs::new();
+    let fs = LocalFs::for_reports();
     fs.create_dir_all(&flags.out)?;
     let (device_file, mut device) = device(flags)?;
     device.scale = flags.device_scale;
@@ -115,7 +115,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     let context = IoContext::new(FileClass::Other, IoPurpose::ForegroundWrite);
     let path = std::path::absolute(path)
         .map_err(|error| Error::invalid(format!("{} is not a path: {error}", path.display())))?;
-    LocalFs::new().write_atomic(&path, text.as_bytes(), context)
+    LocalFs::for_reports().write_atomic(&path, text.as_bytes(), context)
 }
 
 /// Does the runs.

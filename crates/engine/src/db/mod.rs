@@ -43,6 +43,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result, SeqNo};
+use archipelago_env::local::LocalFs;
 
 pub use buckets::BucketInfo;
 pub use family::ColumnFamily;
@@ -112,11 +113,13 @@ impl Db {
     /// `Busy` if it is open elsewhere; `Unsupported` if it was written by another format version;
     /// `Corrupt` names the damaged file. After an error nothing was changed.
     pub fn open(dir: impl AsRef<Path>, options: DbOptions) -> Result<Self> {
-        Self::open_with(dir, options, Components::default())
+        let fs = Arc::new(LocalFs::for_group(options.group_access));
+        Self::open_with(dir, options, Components { fs, ..Components::default() })
     }
 
     /// [`Db::open`] with other components: a file system, a clock, extensions, listeners, settings
-    /// of column families.
+    /// of column families. `InvalidArgument` also if the file system gives the group another access
+    /// than `options.group_access` says.
     pub fn open_with(
         dir: impl AsRef<Path>,
         options: DbOptions,

@@ -123,6 +123,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
         family.validate().map_err(|e| e.context_at(format!("column family \"{name}\"")))?;
     }
     let fs = Arc::clone(&components.fs);
+    check_group_access(&*fs, &options)?;
     check_directory(&*fs, dir, &options)?;
     let lock = if options.read_only {
         None
@@ -148,6 +149,20 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     inner.recover_log()?;
     inner.remove_strays()?;
     Ok(inner)
+}
+
+/// Refuses a file system whose files would have other permission bits than the settings say.
+fn check_group_access(fs: &dyn FileSystem, options: &DbOptions) -> Result<()> {
+    match fs.group_access() {
+        Some(access) if access != options.group_access && !options.read_only => {
+            Err(Error::invalid(format!(
+                "group_access is {:?}, but the file system of the components creates files for \
+                 {access:?}: give it the same access (LocalFs::for_group)",
+                options.group_access
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a directory that cannot be opened as asked, before anything is changed.

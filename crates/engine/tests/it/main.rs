@@ -11,6 +11,7 @@ mod corruption;
 mod crash;
 mod crash_model;
 mod faults;
+mod file_modes;
 mod hands;
 mod lost_edits;
 mod metamorphic;

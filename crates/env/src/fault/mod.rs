@@ -33,6 +33,7 @@ use archipelago_base::{Epoch, Error, Result};
 use self::handles::{FaultLog, FaultReader, FaultWriter, Gate};
 use self::script::{Call, Script, Verdict};
 pub use self::script::{Fault, Operation, Rule, RuleId, When};
+use crate::access::GroupAccess;
 use crate::context::IoContext;
 use crate::fs::{
     CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogTail, OpenOptions,
@@ -216,6 +217,10 @@ impl FileSystem for FaultFs {
     fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>> {
         self.pass(Operation::Lock, "lock", path)?;
         self.inner.lock(path)
+    }
+
+    fn group_access(&self) -> Option<GroupAccess> {
+        self.inner.group_access()
     }
 
     fn reassign(&self, path: &Path, context: IoContext) {

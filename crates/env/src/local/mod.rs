@@ -1,7 +1,7 @@
 //! Files of the local operating system.
 //!
-//! [`LocalFs`] has no state of its own: handles of it are interchangeable. What it adds to the
-//! system calls:
+//! [`LocalFs`] knows only the permission bits of what it creates ([`GroupAccess`]): handles with
+//! the same bits are interchangeable. What it adds to the system calls:
 //! - writers gather appends (buffered, or aligned for `O_DIRECT`), reserve space ahead and give
 //!   back what they did not need;
 //! - readers turn neighbouring requests into one system call, and align for `O_DIRECT`;
@@ -22,6 +22,7 @@ mod direct;
 mod lock;
 pub mod log;
 pub mod mapped;
+mod modes;
 mod plain_log;
 mod together;
 mod writeback;
@@ -37,6 +38,8 @@ use rustix::io::Errno;
 
 use self::buffered::{BufferedReader, BufferedWriter};
 use self::direct::{DirectReader, DirectWriter};
+use self::modes::Modes;
+use crate::access::GroupAccess;
 use crate::context::IoContext;
 use crate::fs::{
     CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogTail, OpenOptions,
@@ -45,19 +48,55 @@ use crate::fs::{
 
 /// The local file system; see the module.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LocalFs;
+pub struct LocalFs {
+    modes: Modes,
+}
 
 impl LocalFs {
-    /// A handle of the local file system.
+    /// A handle of the local file system. Only the owner may use what it creates.
     #[must_use]
     pub fn new() -> Self {
-        Self
+        Self::default()
     }
 
-    /// The same behind a shared pointer.
+    /// A handle that also opens what it creates to the group.
+    ///
+    /// ```
+    /// use archipelago_env::local::LocalFs;
+    /// use archipelago_env::{FileSystem, GroupAccess};
+    ///
+    /// let fs = LocalFs::for_group(GroupAccess::Read);
+    /// assert_eq!(fs.group_access(), Some(GroupAccess::Read));
+    /// ```
+    #[must_use]
+    pub fn for_group(access: GroupAccess) -> Self {
+        Self { modes: Modes::Exact(access) }
+    }
+
+    /// A handle for reports that hold no data: the umask alone decides who may read them.
+    #[must_use]
+    pub fn for_reports() -> Self {
+        Self { modes: Modes::ByUmask }
+    }
+
+    /// The same as [`LocalFs::new`] behind a shared pointer.
     #[must_use]
     pub fn shared() -> Arc<dyn FileSystem> {
-        Arc::new(Self)
+        Arc::new(Self::new())
+    }
+
+    /// Opens a file for writing from its start; creates it if there is none. `how` is what
+    /// [`Modes::creating`] gave.
+    fn create_file(
+        self,
+        path: &Path,
+        how: &mut fs::OpenOptions,
+        direct: bool,
+    ) -> io::Result<(File, bool)> {
+        how.write(true).truncate(true);
+        let (file, is_direct) = direct::open(how, path, direct)?;
+        self.modes.settle(&file, path)?;
+        Ok((file, is_direct))
     }
 }
 
@@ -73,9 +112,8 @@ impl FileSystem for LocalFs {
         _context: IoContext,
         options: CreateOptions,
     ) -> Result<Box<dyn WritableFile>> {
-        let mut how = fs::OpenOptions::new();
-        how.write(true).create(true).truncate(true);
-        let (file, is_direct) = direct::open(&how, path, options.direct)
+        let (file, is_direct) = self
+            .create_file(path, &mut self.modes.creating(), options.direct)
             .map_err(|source| Error::io("create", path, source))?;
         if is_direct {
             return Ok(Box::new(DirectWriter::new(file, path, options)));
@@ -109,7 +147,7 @@ impl FileSystem for LocalFs {
         context: IoContext,
         options: LogOptions,
     ) -> Result<Box<dyn LogFile>> {
-        log::create(path, context, &options)
+        log::create(path, context, &options, self.modes)
     }
 
     fn log_tail(&self, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
@@ -122,6 +160,13 @@ impl FileSystem for LocalFs {
 
     fn boot_id(&self) -> Option<[u8; 16]> {
         log::boot_id()
+    }
+
+    fn group_access(&self) -> Option<GroupAccess> {
+        match self.modes {
+            Modes::Exact(access) => Some(access),
+            Modes::ByUmask => None,
+        }
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
@@ -187,12 +232,12 @@ impl FileSystem for LocalFs {
     fn create_dir_all(&self, dir: &Path) -> Result<()> {
         let dir = dir_or_here(dir);
         let failed = |source| Error::io("create directory", dir, source);
-        match fs::create_dir(dir) {
+        match self.modes.create_dir(dir) {
             Ok(()) => (),
             Err(_) if dir.is_dir() => return Ok(()),
             Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
                 self.create_dir_all(dir.parent().unwrap_or(Path::new("/")))?;
-                match fs::create_dir(dir) {
+                match self.modes.create_dir(dir) {
                     Err(_) if dir.is_dir() => (),
                     other => other.map_err(failed)?,
                 }
@@ -213,7 +258,7 @@ impl FileSystem for LocalFs {
     }
 
     fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>> {
-        Ok(Box::new(lock::LocalLock::take(path)?))
+        Ok(Box::new(lock::LocalLock::take(path, self.modes)?))
     }
 
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {

@@ -5,7 +5,7 @@
 //! or sync the segment fails for ever; 3. `durable` never exceeds `written`. Cost: one system
 //! call an append, one more where appends are written through. A sync that finds another's finished behind its own start does nothing.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -16,20 +16,21 @@ use archipelago_base::{Error, Result};
 use parking_lot::Mutex;
 
 use super::buffered::VECTORS_MAX;
+use super::modes::Modes;
 use super::writeback;
 use crate::fs::{LogFile, LogOptions, LogSync};
 
 /// Creates the segment `path`, over the space of `options.recycle` if there is one.
-pub(super) fn create(path: &Path, options: &LogOptions) -> Result<Box<dyn LogFile>> {
+pub(super) fn create(path: &Path, options: &LogOptions, modes: Modes) -> Result<Box<dyn LogFile>> {
     let failed = |source| Error::io("create log", path, source);
     if let Some(old) = &options.recycle {
         std::fs::rename(old, path).map_err(|source| {
             Error::io(&format!("recycle as {} the log", path.display()), old, source)
         })?;
     }
-    let mut how = OpenOptions::new();
-    how.write(true).create(true).truncate(options.recycle.is_none());
-    let file = how.open(path).map_err(failed)?;
+    let mut how = modes.creating();
+    let file = how.write(true).truncate(options.recycle.is_none()).open(path).map_err(failed)?;
+    modes.settle(&file, path).map_err(failed)?;
     let sync_file = file.try_clone().map_err(failed)?;
     let written = Arc::new(AtomicU64::new(0));
     let sync = Arc::new(PlainLogSync {

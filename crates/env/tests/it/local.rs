@@ -71,8 +71,8 @@ fn small_writes_make_the_same_file() {
 fn linking_to_another_device_is_unsupported() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("file");
-    LocalFs.write_atomic(&path, b"x", any()).unwrap();
-    let error = LocalFs.link(&path, Path::new("/dev/archipelago-test-link")).unwrap_err();
+    LocalFs::new().write_atomic(&path, b"x", any()).unwrap();
+    let error = LocalFs::new().link(&path, Path::new("/dev/archipelago-test-link")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }
 
@@ -81,9 +81,9 @@ fn a_file_that_shrank_is_an_error_and_not_stale_bytes() {
     let dir = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("file");
     for direct in [false, true] {
-        LocalFs.write_atomic(&path, &[5; 10_000], any()).unwrap();
-        let file = LocalFs.open(&path, any(), OpenOptions { direct }).unwrap();
-        drop(LocalFs.create(&path, any(), CreateOptions::default()).unwrap());
+        LocalFs::new().write_atomic(&path, &[5; 10_000], any()).unwrap();
+        let file = LocalFs::new().open(&path, any(), OpenOptions { direct }).unwrap();
+        drop(LocalFs::new().create(&path, any(), CreateOptions::default()).unwrap());
         let error = file.read_exact_at(5000, &mut [0; 100], any()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Io);
         assert!(error.to_string().contains("file"), "{error}");
@@ -95,7 +95,7 @@ fn a_log_syncs_on_one_thread_while_another_appends() {
     let dir = TempDir::new().unwrap();
     let options = LogOptions { incarnation: Epoch(1), size_hint_bytes: 1 << 20, recycle: None };
     let path = dir.path().join("log");
-    let mut log = LocalFs.create_log(&path, any(), options).unwrap();
+    let mut log = LocalFs::new().create_log(&path, any(), options).unwrap();
     let syncs: Vec<_> = (0..2).map(|_| log.sync_handle()).collect();
     std::thread::scope(|scope| {
         for sync in &syncs {
@@ -115,7 +115,7 @@ fn a_log_syncs_on_one_thread_while_another_appends() {
     assert_eq!(syncs[0].sync().unwrap(), 8000);
     log.finish().unwrap();
     drop(log);
-    let bytes = LocalFs.read(&path, any()).unwrap();
+    let bytes = LocalFs::new().read(&path, any()).unwrap();
     let expected: Vec<u8> = (0..2000u32).flat_map(u32::to_le_bytes).collect();
     assert_eq!(bytes[..8000], expected);
 }

@@ -8,6 +8,7 @@ mod faults;
 mod foreground;
 mod limits;
 mod local;
+mod modes;
 mod power_loss;
 mod statistics;
 mod virtual_time;

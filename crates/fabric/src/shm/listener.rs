@@ -10,7 +10,7 @@ use archipelago_base::clock::Clock;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::unlink;
+use rustix::fs::{Mode, fchmod, unlink};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -75,6 +75,8 @@ impl ShmDoor {
 }
 
 /// Binds to a path. A socket that a killed node left there is replaced; a node that lives is not.
+/// Only the owner may connect: a peer gets memory of this process. The mode is set before the socket
+/// has a name, and the umask can only take bits away.
 fn listen_at(address: &str) -> Result<OwnedFd> {
     let fail = |errno: Errno| {
         let source = io::Error::from(errno);
@@ -84,7 +86,10 @@ fn listen_at(address: &str) -> Result<OwnedFd> {
         .map_err(|_| Error::invalid(format!("{address}: no path of a Unix socket (too long?)")))?;
     let make = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(fail)
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let socket = socket.map_err(fail)?;
+        fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(fail)?;
+        Ok(socket)
     };
     let socket = make()?;
     match bind(&socket, &path) {

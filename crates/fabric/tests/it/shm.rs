@@ -56,6 +56,14 @@ fn a_socket_that_a_killed_node_left_is_replaced_and_a_living_one_is_not() {
 }
 
 #[test]
+fn only_the_owner_may_connect_to_the_socket() {
+    use std::os::unix::fs::MetadataExt as _;
+    let world = World::new("shm");
+    let mode = std::fs::metadata(world.listener.address()).unwrap().mode();
+    assert_eq!(mode & 0o077, 0, "mode {mode:o}");
+}
+
+#[test]
 fn one_sided_operations_send_nothing() {
     let world = World::new("shm");
     let (link, region) = world.attached();

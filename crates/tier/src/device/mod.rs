@@ -21,7 +21,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::device::{DeviceSpec, ThrottledFs};
 use archipelago_env::local::LocalFs;
 use archipelago_env::local::mapped::MappedFs;
-use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
+use archipelago_env::{FileClass, FileSystem, GroupAccess, IoContext, IoPurpose};
 use parking_lot::Mutex;
 
 use crate::namespace::record::Place;
@@ -128,15 +128,17 @@ pub(crate) struct Device {
     full_until_ns: AtomicU64,
 }
 
-/// The file system of a device by its settings. Errors: `InvalidArgument` for a description that
-/// cannot be read.
+/// The file system of a device by its settings. `access` is what the group may do with the files
+/// that are created on it. Errors: `InvalidArgument` for a description that cannot be read.
 pub(crate) fn file_system(
     settings: &DeviceSettings,
     clock: &Arc<dyn Clock>,
+    access: GroupAccess,
 ) -> Result<Arc<dyn FileSystem>> {
+    let local = || Arc::new(LocalFs::for_group(access));
     Ok(match settings.kind {
-        DeviceKind::Directory | DeviceKind::Direct => LocalFs::shared(),
-        DeviceKind::Mapped => Arc::new(MappedFs::new()),
+        DeviceKind::Directory | DeviceKind::Direct => local(),
+        DeviceKind::Mapped => Arc::new(MappedFs::for_group(access)),
         DeviceKind::Emulated => {
             let path = settings.spec.clone().unwrap_or_default();
             let context = IoContext::new(FileClass::Other, IoPurpose::Recovery);
@@ -144,7 +146,7 @@ pub(crate) fn file_system(
             let text = String::from_utf8(bytes)
                 .map_err(|_| Error::invalid(format!("{} is not text", path.display())))?;
             let spec = DeviceSpec::from_toml(&text).map_err(|e| e.context_at(path.display()))?;
-            ThrottledFs::new(LocalFs::shared(), spec, Arc::clone(clock))
+            ThrottledFs::new(local(), spec, Arc::clone(clock))
         }
     })
 }

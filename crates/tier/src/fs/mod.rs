@@ -30,8 +30,8 @@ use archipelago_base::checksum::hash64;
 use archipelago_base::spawn::Joiner;
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_env::{
-    CreateOptions, DirEntry, FileClass, FileLock, FileSystem, IoContext, IoPurpose, LogFile,
-    LogOptions, LogTail, OpenOptions, RandomFile, WritableFile,
+    CreateOptions, DirEntry, FileClass, FileLock, FileSystem, GroupAccess, IoContext, IoPurpose,
+    LogFile, LogOptions, LogTail, OpenOptions, RandomFile, WritableFile,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -521,6 +521,10 @@ impl FileSystem for TieredFs {
         {
             tracing::warn!(%error, file = %path.display(), "its level could not be recorded");
         }
+    }
+
+    fn group_access(&self) -> Option<GroupAccess> {
+        self.shared.devices.first().and_then(|device| device.fs.group_access())
     }
 
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use archipelago_base::Result;
 use archipelago_base::clock::Clock;
-use archipelago_env::FileLock;
+use archipelago_env::{FileLock, GroupAccess};
 
 use super::found::{find_devices, find_home, lock_devices, lock_new_devices};
 use super::open::{DeviceParts, NAMES_DIR, SCHEME_NAME, read_namespace};
@@ -34,7 +34,7 @@ impl Offline {
     ) -> Result<Self> {
         validate(settings)?;
         let parts = settings.iter().map(|settings| {
-            let fs = file_system(settings, clock)?;
+            let fs = file_system(settings, clock, GroupAccess::None)?;
             Ok(DeviceParts { settings: settings.clone(), fs, is_local: true })
         });
         let found = find_devices(parts.collect::<Result<Vec<_>>>()?)?;

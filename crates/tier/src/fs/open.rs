@@ -16,8 +16,8 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
+use archipelago_env::{FileSystem, GroupAccess};
 use parking_lot::Mutex;
 
 use super::copy::{Physical, Role, Trash};
@@ -61,6 +61,9 @@ pub struct Components {
     pub scheme: Option<Scheme>,
     /// Who says that the devices have tiers, in words for an error. Without this, those that are all empty become new ones. Default: nobody.
     pub must_exist: Option<String>,
+    /// What the group may do with the files that are created on the devices of
+    /// [`TieredFs::open`]. Default: nothing.
+    pub group_access: GroupAccess,
     /// Fault points, for tests.
     pub fault_point: Option<FaultPoint>,
     /// Seed of the namespace's id; `None` for entropy.
@@ -76,6 +79,7 @@ impl Default for Components {
             policy: Policy::default(),
             scheme: None,
             must_exist: None,
+            group_access: GroupAccess::None,
             fault_point: None,
             seed: None,
         }
@@ -112,7 +116,7 @@ impl TieredFs {
     ) -> Result<Arc<Self>> {
         validate(settings)?;
         let parts = settings.iter().map(|settings| {
-            let fs = file_system(settings, &components.clock)?;
+            let fs = file_system(settings, &components.clock, components.group_access)?;
             Ok(DeviceParts { settings: settings.clone(), fs, is_local: true })
         });
         let parts = parts.collect::<Result<Vec<_>>>()?;

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 
 use archipelago_base::clock::Clock;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_env::{FileSystem, IoContext, IoPurpose};
+use archipelago_env::{FileSystem, GroupAccess, IoContext, IoPurpose};
 
 use super::TieredFs;
 use super::entry::{Entry, Inside};
@@ -267,7 +267,7 @@ pub fn forget_device(
     name: &str,
 ) -> Result<bool> {
     let parts = settings.iter().map(|settings| {
-        let fs = file_system(settings, clock)?;
+        let fs = file_system(settings, clock, GroupAccess::None)?;
         Ok(DeviceParts { settings: settings.clone(), fs, is_local: true })
     });
     forget_over(parts.collect::<Result<Vec<_>>>()?, must_exist, name, None)

@@ -71,6 +71,7 @@ impl World {
             outside: Arc::new(MemFs::new()),
             policy: self.policy.clone(),
             must_exist: None,
+            group_access: GroupAccess::None,
             fault_point: self.fault.clone(),
             scheme: self.scheme.clone(),
             seed: Some(1),

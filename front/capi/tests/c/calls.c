@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -76,6 +77,22 @@ static void opening(const char *base) {
     FAILS(archipelago_tiers_open(&unmounted, 1, &options), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "Are they mounted?");
     IS(access(slow, F_OK) < 0);
     options.must_exist = 0;
+    options.group_access = 7;
+    FAILS(archipelago_tiers_open(&unmounted, 1, &options), EINVAL, INVALID, "group_access is 7");
+    options.group_access = ARCHIPELAGO_GROUP_READ;
+    {
+      struct stat made;
+      char grouped[4096], device[4200];
+      snprintf(grouped, sizeof grouped, "%s-group", slow);
+      snprintf(device, sizeof device, "%s/DEVICE", grouped);
+      unmounted.path = grouped;
+      tiers = archipelago_tiers_open(&unmounted, 1, &options);
+      IS(tiers >= 0);
+      IS(stat(grouped, &made) == 0 && (made.st_mode & 0777) == 0750);
+      IS(stat(device, &made) == 0 && (made.st_mode & 0777) == 0640);
+      IS(archipelago_tiers_close(tiers) == 0);
+    }
+    options.group_access = ARCHIPELAGO_GROUP_NONE;
   }
   wrong.path = base;
   wrong.kind = 9;

@@ -160,7 +160,7 @@ fn decode_anything(bytes: &[u8]) {
 #[test]
 fn decoders_stand_any_damage() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/manifest");
-    let local = archipelago_env::local::LocalFs;
+    let local = archipelago_env::local::LocalFs::new();
     let mut inputs = vec![golden_edit().encode().expect("encodes")];
     for entry in local.list(&corpus).expect("the corpus is there") {
         inputs.push(get(&local, &corpus.join(entry.name)));

@@ -26,17 +26,23 @@ use std::path::Path;
 use archipelago_base::{Epoch, Error, Result};
 
 use self::segment::RingLog;
+use super::modes::Modes;
 use super::plain_log;
 use crate::context::IoContext;
 use crate::fs::{LogFile, LogOptions, LogTail};
 
 /// Creates the log segment `path`, on a ring where that is safe. See
 /// [`crate::FileSystem::create_log`].
-pub fn create(path: &Path, _context: IoContext, options: &LogOptions) -> Result<Box<dyn LogFile>> {
+pub(super) fn create(
+    path: &Path,
+    _context: IoContext,
+    options: &LogOptions,
+    modes: Modes,
+) -> Result<Box<dyn LogFile>> {
     let dir = directory(path);
-    let ring = if mapping_is_safe(dir) { ring::take(dir).ok().flatten() } else { None };
-    let Some(ring) = ring else { return create_plain(path, options) };
-    match open_segment(path, options) {
+    let ring = if mapping_is_safe(dir) { ring::take(dir, modes).ok().flatten() } else { None };
+    let Some(ring) = ring else { return plain_log::create(path, options, modes) };
+    match open_segment(path, options, modes) {
         Ok(file) => Ok(Box::new(RingLog::new(path.to_owned(), file, options.incarnation, ring))),
         Err(error) => {
             ring.release(true);
@@ -45,9 +51,10 @@ pub fn create(path: &Path, _context: IoContext, options: &LogOptions) -> Result<
     }
 }
 
-/// Creates the log segment `path` without a ring: one `write` for each append.
+/// Creates the log segment `path` without a ring: one `write` for each append. Only the owner may
+/// use it.
 pub fn create_plain(path: &Path, options: &LogOptions) -> Result<Box<dyn LogFile>> {
-    plain_log::create(path, options)
+    plain_log::create(path, options, Modes::default())
 }
 
 /// What the rings beside `path` hold of `incarnation` that its file may not. See
@@ -88,15 +95,13 @@ fn mapping_is_safe(dir: &Path) -> bool {
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the lowest layer")]
-fn open_segment(path: &Path, options: &LogOptions) -> Result<File> {
+fn open_segment(path: &Path, options: &LogOptions, modes: Modes) -> Result<File> {
     if let Some(old) = &options.recycle {
         std::fs::rename(old, path).map_err(|error| Error::io("rename", old, error))?;
     }
     let fresh = options.recycle.is_none();
-    std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(fresh)
-        .open(path)
-        .map_err(|error| Error::io("create", path, error))
+    let failed = |error| Error::io("create", path, error);
+    let file = modes.creating().write(true).truncate(fresh).open(path).map_err(failed)?;
+    modes.settle(&file, path).map_err(failed)?;
+    Ok(file)
 }

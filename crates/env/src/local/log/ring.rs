@@ -16,6 +16,7 @@ use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, Result};
 use parking_lot::Mutex;
 
+use super::super::modes::Modes;
 use super::layout::{self, FILE_BYTES, INCARNATION_AT};
 use super::mapping::Mapping;
 use super::segment::Open;
@@ -117,13 +118,15 @@ fn ring_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("{PREFIX}{index}{SUFFIX}"))
 }
 
-fn open_file(path: &Path, create: bool) -> std::io::Result<File> {
-    std::fs::OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)
+fn create_file(path: &Path, modes: Modes) -> std::io::Result<File> {
+    let file = modes.creating().read(true).write(true).truncate(false).open(path)?;
+    modes.settle(&file, path)?;
+    Ok(file)
 }
 
 /// A ring in `dir` that serves no segment and holds nothing, claimed for the caller. `Ok(None)`
 /// if every ring that there may be is taken.
-pub(super) fn take(dir: &Path) -> Result<Option<Arc<Ring>>> {
+pub(super) fn take(dir: &Path, modes: Modes) -> Result<Option<Arc<Ring>>> {
     let dir = &dir.canonicalize().map_err(|error| Error::io("find", dir, error))?;
     let mut pool = POOL.lock();
     pool.retain(|ring| ring.strong_count() > 0);
@@ -137,7 +140,7 @@ pub(super) fn take(dir: &Path) -> Result<Option<Arc<Ring>>> {
         if live.iter().any(|ring| ring.path == path) {
             continue;
         }
-        let file = open_file(&path, true).map_err(|error| Error::io("create", &path, error))?;
+        let file = create_file(&path, modes).map_err(|error| Error::io("create", &path, error))?;
         if layout::read_header(&file, &path)?.is_some_and(|header| header.is_dirty()) {
             continue;
         }
@@ -202,7 +205,9 @@ pub(super) fn clear(dir: &Path) -> Result<()> {
             std::fs::remove_file(&path).map_err(|error| Error::io("remove", &path, error))?;
             continue;
         }
-        let file = open_file(&path, false).map_err(|error| Error::io("open", &path, error))?;
+        let mut how = std::fs::OpenOptions::new();
+        let file = how.read(true).write(true).open(&path);
+        let file = file.map_err(|error| Error::io("open", &path, error))?;
         let len = file.metadata().map_err(|error| Error::io("look at", &path, error))?.len();
         if len >= FILE_BYTES as u64 {
             std::os::unix::fs::FileExt::write_all_at(&file, &[0; 8], INCARNATION_AT as u64)

@@ -7,6 +7,7 @@ use archipelago_base::random::Rng;
 use archipelago_base::{Epoch, ErrorKind};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
+use super::Modes;
 use super::layout::{FILE_BYTES, Header, INCARNATION_AT, PAGE_BYTES, RING_BYTES};
 use super::segment::RingLog;
 use super::{boot_id, clear_tails, create, ring, tail};
@@ -33,7 +34,7 @@ impl Bench {
             recycle: recycle.map(|name| self.path(name)),
         };
         let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
-        create(&self.path(name), context, &options).unwrap()
+        create(&self.path(name), context, &options, Modes::default()).unwrap()
     }
 
     fn file(&self, name: &str) -> Vec<u8> {
@@ -234,7 +235,7 @@ fn a_failed_drain_is_sticky_and_loses_nothing() {
     let bench = Bench::new();
     let file = File::from(memfd_create("segment", MemfdFlags::ALLOW_SEALING).unwrap());
     let segment = file.try_clone().unwrap();
-    let ring = ring::take(bench.dir.path()).unwrap().unwrap();
+    let ring = ring::take(bench.dir.path(), Modes::default()).unwrap().unwrap();
     let mut log = RingLog::new(bench.path("1.log"), segment, Epoch(1), Arc::clone(&ring));
     log.append(&[b"header"]).unwrap();
     log.append(&[b"acknowledged"]).unwrap();

@@ -18,7 +18,7 @@ mod mapping;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,6 +29,7 @@ use rustix::io::Errno;
 
 use self::mapping::{ReadMap, WriteWindow};
 use super::LocalFs;
+use crate::access::GroupAccess;
 use crate::context::{FileClass, IoContext};
 use crate::failure::past_end;
 use crate::fs::{CreateOptions, FileSystem, OpenOptions, RandomFile, WritableFile};
@@ -48,6 +49,12 @@ impl MappedFs {
     pub fn new() -> Self {
         Self::default()
     }
+
+    /// A handle that also opens what it creates to the group.
+    #[must_use]
+    pub fn for_group(access: GroupAccess) -> Self {
+        Self { local: LocalFs::for_group(access) }
+    }
 }
 
 impl FileSystem for MappedFs {
@@ -60,9 +67,11 @@ impl FileSystem for MappedFs {
         if context.class != FileClass::Sst {
             return self.local.create(path, context, options);
         }
-        let mut how = fs::OpenOptions::new();
-        how.read(true).write(true).create(true).truncate(true);
-        let file = how.open(path).map_err(|source| Error::io("create", path, source))?;
+        let mut how = self.local.modes.creating();
+        let (file, _) = self
+            .local
+            .create_file(path, how.read(true), false)
+            .map_err(|source| Error::io("create", path, source))?;
         let path = path.to_owned();
         Ok(Box::new(MappedWriter { file, path, len: 0, exact: true, window: None, failed: None }))
     }

@@ -182,9 +182,7 @@ impl DbInner {
                         let pause = self.pause(&state);
                         self.work.wait_for(&mut state, pause);
                         drop(state);
-                        self.enforce_log_bound();
-                        self.relieve_pressure();
-                        self.remove_obsolete();
+                        self.keep_bounds();
                         continue;
                     }
                 }
@@ -192,9 +190,15 @@ impl DbInner {
             self.wake();
             let result = self.run_task(&task);
             self.note_result(&task, &result);
-            self.relieve_pressure();
-            self.remove_obsolete();
+            self.keep_bounds();
         }
+    }
+
+    /// What a worker looks after between jobs: the log's size, memory, files to be removed.
+    fn keep_bounds(&self) {
+        self.enforce_log_bound();
+        self.relieve_pressure();
+        self.remove_obsolete();
     }
 
     fn pause(&self, state: &State) -> Duration {

@@ -261,11 +261,6 @@ impl Committer {
         self.syncer.lock().clone()
     }
 
-    /// Takes the commit lock if it is free.
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, CommitState>> {
-        self.state.try_lock()
-    }
-
     /// Takes the commit lock if it becomes free within `patience`.
     pub(crate) fn try_lock_for(&self, patience: Duration) -> Option<MutexGuard<'_, CommitState>> {
         self.state.try_lock_for(patience)

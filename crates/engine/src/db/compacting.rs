@@ -27,10 +27,19 @@ use crate::version::{LAST_LEVEL, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
+/// The part of that which even a job of a few records takes.
+const JOB_OUTPUT_BYTES_MIN: u64 = 512 << 10;
 /// Readahead of all inputs of a compaction together.
 const READAHEAD_BYTES_MAX: u64 = 16 << 20;
 /// Readahead of one input, however many there are; still large enough to be sequential.
 const READAHEAD_BYTES_MIN: u64 = 256 << 10;
+
+/// Memory that `threads` threads take for the outputs of a job that reads `input_bytes` in all.
+pub(crate) fn output_bytes(threads: usize, input_bytes: u64) -> u64 {
+    let threads = threads as u64;
+    let least = JOB_OUTPUT_BYTES_MIN * threads;
+    input_bytes.saturating_add(least).min(JOB_OUTPUT_BYTES * threads)
+}
 
 /// A compaction that was picked: it is among the running jobs.
 pub(crate) struct CompactionTask {

@@ -19,7 +19,7 @@ use archipelago_base::{CfId, FileNo, Result, SeqNo};
 
 use crate::bucket::BucketMap;
 use crate::compaction::below::Below;
-use crate::db::compacting::JOB_OUTPUT_BYTES;
+use crate::db::compacting::output_bytes;
 use crate::db::family::Family;
 use crate::db::flush_plan::{FlushPlan, SealedView, plan_flush};
 use crate::db::hands::HandsKind;
@@ -240,7 +240,8 @@ impl DbInner {
         };
         let works: Vec<SizedWork> = task.filled_shards().map(work).collect();
         let threads = works.len().min(self.options.max_background_jobs);
-        let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES * threads as u64);
+        let bytes = task.data_bytes(task.shards.clone());
+        let _held = self.budget.hold(MemoryClass::Job, output_bytes(threads, bytes));
         let sync = || if threads > 1 { self.sync_before_install(task) } else { Ok(()) };
         let ended = self.run_together(HandsKind::Urgent, cancel, works, threads, sync);
         let (outputs, failed) = ended.into_parts();

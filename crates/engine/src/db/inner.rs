@@ -33,7 +33,7 @@ use crate::db::commit::Committer;
 use crate::db::family::{Family, SuperVersion};
 use crate::db::hands::Hands;
 use crate::db::health::Health;
-use crate::db::memtable::{Immutable, Memtable};
+use crate::db::memtable::{Birth, Immutable, Memtable};
 use crate::db::open::FaultPoint;
 use crate::db::rebalancing::Balance;
 use crate::db::snapshot::Snapshots;
@@ -227,7 +227,9 @@ impl DbInner {
         {
             map = Arc::new(finer);
         }
-        Memtable::new(id, map, version.options().write_buffer_bytes, &self.slabs)
+        let limit_bytes = version.options().write_buffer_bytes;
+        let birth = Birth { id, limit_bytes, born_ns: self.clock.now_ns() };
+        Memtable::new(birth, map, &self.slabs)
     }
 
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {

@@ -2,12 +2,16 @@
 //!
 //! A segment is *pinned* by every memtable that holds a record of it and is not installed. Those
 //! that nothing pins are removed oldest first, a few of them kept to be overwritten (recycling
-//! makes a sync cheaper and saves the file system work). When all live segments together exceed
-//! `wal_bytes_max`, the families that pin the oldest are sealed, so that cold data cannot keep the
-//! log growing.
+//! makes a sync cheaper and saves the file system work). When all closed segments together exceed
+//! the bound ([`DbInner::log_bytes_max`]), the oldest of them must go: every family whose active
+//! memtable pins one of these is sealed, however little it holds and however long nobody wrote to
+//! it, so that cold data cannot keep the log growing. Background workers apply the bound after
+//! every job and while they are idle.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use archipelago_base::{Error, FileNo, Result, SeqNo};
 
@@ -21,6 +25,11 @@ use crate::wal::BatchView;
 
 /// Unneeded segments that are kept for reuse.
 const SPARE_LOGS_MAX: usize = 2;
+/// Times by which the log may exceed the memory of all memtables, unless a bound is set.
+const LOG_OVER_MEMTABLES: u64 = 4;
+/// Longest wait for the commit lock. The lock may be held by an ingestion that waits for a flush,
+/// so a background worker must not wait for it without end.
+const LOCK_WAIT: Duration = Duration::from_millis(20);
 
 impl CommitHost for DbInner {
     fn prepare_log(&self, state: &mut CommitState) -> Result<()> {
@@ -160,51 +169,60 @@ impl DbInner {
         }
     }
 
-    /// Bytes of all live log segments that are closed.
-    pub(crate) fn closed_log_bytes(state: &State) -> u64 {
-        state.logs.iter().map(|segment| segment.bytes).sum()
-    }
-
-    /// The bound on live log segments.
+    /// Most bytes of closed log segments: `wal_bytes_max`, or four times the memory that memtables
+    /// may take, which is bounded by their settings and by the byte budget.
     pub(crate) fn log_bytes_max(&self) -> u64 {
         if self.options.wal_bytes_max > 0 {
             return self.options.wal_bytes_max;
         }
-        let buffers: u64 = self
-            .live_families()
-            .iter()
-            .map(|family| {
-                family.options.write_buffer_bytes * family.options.write_buffers_max as u64
-            })
-            .sum();
-        buffers.max(self.options.wal_segment_bytes) * 4
+        let buffers = self.live_families().iter().fold(0u64, |sum, family| {
+            let most = family.options.write_buffers_max as u64;
+            sum.saturating_add(family.options.write_buffer_bytes.saturating_mul(most))
+        });
+        let memory = buffers.min(self.budget.limit_bytes());
+        memory.max(self.options.wal_segment_bytes).saturating_mul(LOG_OVER_MEMTABLES)
     }
 
-    /// Seals the families that pin the oldest segment, if the log is over its bound. Called by
-    /// background workers, without locks.
+    /// Seals the families that pin the segments that must go, if the log is over its bound. Called
+    /// by background workers, without locks.
     pub(crate) fn enforce_log_bound(&self) {
-        let oldest = {
-            let state = self.state.lock();
-            if Self::closed_log_bytes(&state) <= self.log_bytes_max() {
-                return;
-            }
-            match state.logs.front() {
-                Some(segment) => segment.no,
-                None => return,
-            }
-        };
-        // A busy lock means that a writer or an ingestion is at work: the next step tries again.
-        let Some(mut commit) = self.committer.try_lock() else { return };
-        for family in self.live_families() {
-            let pins = commit
-                .active_of(family.id)
-                .and_then(|active| active.oldest_log())
-                .is_some_and(|no| no <= oldest);
-            if pins && self.may_seal(&family) {
+        let bound = self.log_bytes_max();
+        let Some(last) = last_excess_segment(&self.state.lock().logs, bound) else { return };
+        let pins = |active: &Memtable| active.oldest_log().is_some_and(|no| no <= last);
+        let families: Vec<_> = self
+            .live_families()
+            .into_iter()
+            .filter(|family| pins(&family.current.load().active) && self.may_seal(family))
+            .collect();
+        if families.is_empty() {
+            return;
+        }
+        // Where the lock stays busy, a writer or an ingestion is at work: the next call tries again.
+        let Some(mut commit) = self.committer.try_lock_for(LOCK_WAIT) else { return };
+        for family in families {
+            // A writer may have sealed it since.
+            if commit.active_of(family.id).is_some_and(|active| pins(active))
+                && self.may_seal(&family)
+            {
                 self.seal_active(&mut commit, &family);
             }
         }
     }
+}
+
+/// The youngest of the segments that must go, oldest first, for the closed `segments` to have at
+/// most `bytes_max` bytes; `None` if they have no more than that.
+fn last_excess_segment(segments: &VecDeque<LogSegment>, bytes_max: u64) -> Option<FileNo> {
+    let mut left: u64 = segments.iter().map(|segment| segment.bytes).sum();
+    let mut last = None;
+    for segment in segments {
+        if left <= bytes_max {
+            break;
+        }
+        left -= segment.bytes;
+        last = Some(segment.no);
+    }
+    last
 }
 
 /// The oldest segment that an immutable memtable pins: by shard once nobody inserts any more.
@@ -220,4 +238,20 @@ fn pinned_by(memtable: &Memtable, stays: impl Fn(usize) -> bool) -> Option<FileN
         .filter_map(|(_, shard)| shard.oldest_log())
         .min()
         .map(FileNo)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_segment_over_the_bound_must_go() {
+        let segments: VecDeque<LogSegment> =
+            (1..=5).map(|no| LogSegment { no: FileNo(no), bytes: 100 }).collect();
+        assert_eq!(last_excess_segment(&segments, 500), None);
+        assert_eq!(last_excess_segment(&segments, 499), Some(FileNo(1)));
+        assert_eq!(last_excess_segment(&segments, 250), Some(FileNo(3)));
+        assert_eq!(last_excess_segment(&segments, 0), Some(FileNo(5)));
+        assert_eq!(last_excess_segment(&VecDeque::new(), 0), None);
+    }
 }

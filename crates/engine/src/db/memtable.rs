@@ -40,6 +40,8 @@ pub(crate) struct Memtable {
     pub(crate) shards: Box<[Arc<Shard>]>,
     /// Size at which it is sealed.
     limit_bytes: u64,
+    /// Time at which it was made, by the database's clock.
+    born_ns: u64,
     writers: AtomicU64,
     /// Bytes granted so far; changed only under the commit lock.
     charged_bytes: AtomicU64,
@@ -51,19 +53,27 @@ pub(crate) struct Memtable {
     was_read: AtomicBool,
 }
 
+/// What is fixed when a memtable is made.
+#[derive(Clone, Copy)]
+pub(crate) struct Birth {
+    /// Unique within the open database; larger is younger.
+    pub(crate) id: u64,
+    /// Size at which it is sealed.
+    pub(crate) limit_bytes: u64,
+    /// Time of its making, by the database's clock.
+    pub(crate) born_ns: u64,
+}
+
 impl Memtable {
-    pub(crate) fn new(
-        id: u64,
-        map: Arc<BucketMap>,
-        limit_bytes: u64,
-        pool: &Arc<SlabPool>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(birth: Birth, map: Arc<BucketMap>, pool: &Arc<SlabPool>) -> Arc<Self> {
+        let Birth { id, limit_bytes, born_ns } = birth;
         let shards = (0..map.len()).map(|_| Shard::new(pool)).collect();
         Arc::new(Self {
             id,
             map,
             shards,
             limit_bytes,
+            born_ns,
             writers: AtomicU64::new(0),
             charged_bytes: AtomicU64::new(0),
             oldest_log: AtomicU64::new(NO_LOG),
@@ -122,6 +132,16 @@ impl Memtable {
 
     pub(crate) fn charged_bytes(&self) -> u64 {
         self.charged_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Time at which it was made, by the database's clock.
+    pub(crate) fn born_ns(&self) -> u64 {
+        self.born_ns
+    }
+
+    /// Memory that its shards hold, the unused part of their slabs included.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.memory_bytes()).sum()
     }
 
     /// Whether nothing was ever granted.

@@ -104,6 +104,10 @@ impl DbInner {
         }
         if before != throttle && throttle >= DELAYED {
             family.credit.set(0);
+            if matches!(decision, StallDecision::Delay { cause: StallCause::Budget, .. }) {
+                // Idle workers look for memory to free now, not at their next turn.
+                self.wake();
+            }
         }
         if before > throttle {
             self.progress.notify_all();

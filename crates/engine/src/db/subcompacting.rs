@@ -28,7 +28,7 @@ use archipelago_base::budget::MemoryClass;
 use crate::compaction::job::{CompactionSpec, check_complete};
 use crate::compaction::pick::Pick;
 use crate::compaction::subcompaction::{ANCHORS_PER_FILE, parts_between, plan_subcompactions};
-use crate::db::compacting::{CompactionTask, JOB_OUTPUT_BYTES};
+use crate::db::compacting::{CompactionTask, output_bytes};
 use crate::db::hands::HandsKind;
 use crate::db::inner::DbInner;
 use crate::db::together::Work;
@@ -53,9 +53,11 @@ impl DbInner {
         spec: &CompactionSpec,
     ) -> Result<Compacted> {
         let ranges = self.plan_parts(task, spec)?;
-        let buffers = spec.open_at_once() * self.options.compaction_readahead_bytes;
-        let each = buffers + JOB_OUTPUT_BYTES;
-        let _held = self.budget.hold(MemoryClass::Job, each * ranges.len() as u64);
+        let threads = ranges.len().max(1);
+        let readahead = spec.open_at_once() * u64::from(spec.readahead_bytes) * threads as u64;
+        let readahead = readahead.min(spec.input_bytes());
+        let bytes = readahead + output_bytes(threads, spec.input_bytes());
+        let _held = self.budget.hold(MemoryClass::Job, bytes);
         let cancel = Cancel::under(&self.closing);
         let works = match ranges.len() {
             0 | 1 => vec![self.compaction_work(spec.clone(), &cancel)],

@@ -32,11 +32,12 @@ use archipelago_base::codec::{VARINT64_BYTES_MAX, get_varint, varint_len};
 use archipelago_base::prefetch::prefetch;
 use parking_lot::Mutex;
 
-use super::slab::{SLAB_BYTES_MAX, SlabPool, SlabTable};
+use super::slab::{SLAB_BYTES_MAX, SLAB_BYTES_MIN, SlabPool, SlabTable};
 use crate::key::TRAILER_BYTES;
 
-/// First slab of a shard's records; each further one is twice as long, up to the largest.
-const FIRST_SLAB_BYTES: usize = 16 << 10;
+/// First slab of a shard's records; each further one is twice as long, up to the largest. Small,
+/// because every shard of every family with one record holds one.
+const FIRST_SLAB_BYTES: usize = SLAB_BYTES_MIN;
 /// Records longer than this get a slab of their own.
 pub(super) const OWN_SLAB_BYTES: usize = SLAB_BYTES_MAX / 4;
 /// Records start at multiples of this.

@@ -25,8 +25,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use archipelago_base::budget::{ByteBudget, MemoryClass, Pressure};
 use parking_lot::Mutex;
 
-/// Smallest slab: what an almost empty shard takes for its index.
-pub const SLAB_BYTES_MIN: usize = 8 << 10;
+/// Smallest slab: what an almost empty shard takes for its index, and for its records.
+pub const SLAB_BYTES_MIN: usize = 4 << 10;
 /// Largest slab that is shared by several records.
 pub const SLAB_BYTES_MAX: usize = 1 << 20;
 

@@ -28,6 +28,19 @@ fn put(shard: &Shard, model: &mut Model, key: &[u8], seq: u64, kind: Kind, value
     model.insert((key.to_vec(), std::cmp::Reverse(trailer)), value.to_vec());
 }
 
+#[test]
+fn almost_empty_shard_holds_two_small_slabs() {
+    let budget = ByteBudget::unlimited();
+    let pool = SlabPool::new(Arc::clone(&budget));
+    let shard = Shard::new(&pool);
+    assert!(size_of::<Shard>() <= 1024, "{}", size_of::<Shard>());
+    assert_eq!((shard.memory_bytes(), budget.total_bytes()), (0, 0));
+    shard.insert(b"key", SeqNo(1), Kind::Put, b"value");
+    let slabs = 2 * SLAB_BYTES_MIN as u64;
+    assert_eq!((shard.memory_bytes(), budget.total_bytes()), (slabs, slabs));
+    assert_eq!(slabs, 8 << 10);
+}
+
 fn encoded(model_key: &ModelKey) -> Vec<u8> {
     let mut out = model_key.0.clone();
     out.extend_from_slice(&model_key.1.0.to_le_bytes());

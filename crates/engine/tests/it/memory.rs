@@ -1,0 +1,149 @@
+//! Memory under pressure and the size of the log, with many small families.
+
+use std::sync::Arc;
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_engine::db::{ColumnFamily, Components, Db, ReadOptions};
+use archipelago_engine::event::{Event, EventListener, Listeners};
+use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::stats::Ticker;
+use archipelago_env::FileSystem;
+use archipelago_env::mem::MemFs;
+use parking_lot::Mutex;
+
+use crate::support::over;
+
+const MB: u64 = 1 << 20;
+
+/// Families that got a memtable sealed, in order.
+#[derive(Default)]
+struct Seals(Mutex<Vec<u32>>);
+
+impl EventListener for Seals {
+    fn on_event(&self, event: &Event) {
+        if let Event::MemtableSealed { cf, .. } = event {
+            self.0.lock().push(cf.0);
+        }
+    }
+}
+
+struct Bench {
+    fs: MemFs,
+    budget: Arc<ByteBudget>,
+    seals: Arc<Seals>,
+    db: Db,
+}
+
+impl Bench {
+    fn new(limit_bytes: u64, mut options: DbOptions) -> Self {
+        let (fs, seals) = (MemFs::new(), Arc::new(Seals::default()));
+        let budget = ByteBudget::new(limit_bytes);
+        let mut listeners = Listeners::default();
+        listeners.add(Arc::clone(&seals) as Arc<dyn EventListener>);
+        let components = Components {
+            budget: Some(Arc::clone(&budget)),
+            listeners,
+            ..over(&fs, CfOptions { buckets: 1, ..CfOptions::default() })
+        };
+        options.block_cache_bytes = MB;
+        let db = Db::open_with("/db", options, components).unwrap();
+        Self { fs, budget, seals, db }
+    }
+
+    /// Families of `records` records of a kilobyte each, which nobody writes to any more.
+    fn idle_families(&self, count: usize, records: usize) -> Vec<ColumnFamily> {
+        let family = |at: usize| {
+            let options = CfOptions { buckets: 1, ..CfOptions::default() };
+            let family = self.db.create_family(&format!("idle{at}"), options).unwrap();
+            for record in 0..records {
+                self.put(&family, record as u64);
+            }
+            family
+        };
+        (0..count).map(family).collect()
+    }
+
+    fn put(&self, family: &ColumnFamily, key: u64) {
+        let options = WriteOptions::default();
+        self.db.put_with(family, &key.to_be_bytes(), &[7; 1000], &options).unwrap();
+    }
+
+    fn has(&self, family: &ColumnFamily, key: u64) -> bool {
+        self.db.contains(family, &key.to_be_bytes(), &ReadOptions::default()).unwrap()
+    }
+
+    fn stalled_ns(&self) -> u64 {
+        self.db.statistics().get(Ticker::StallBudgetNs)
+    }
+}
+
+fn manual() -> DbOptions {
+    DbOptions { background: BackgroundMode::Manual, ..DbOptions::default() }
+}
+
+#[test]
+fn idle_small_families_are_flushed_when_memory_is_short() {
+    let bench = Bench::new(32 * MB, manual());
+    let families = bench.idle_families(400, 180);
+    assert!(bench.budget.total_bytes() > 64 * MB, "the case is one of pressure");
+    bench.db.wait_for_background().unwrap();
+    assert!(bench.budget.total_bytes() <= 32 * MB, "{:?}", bench.budget);
+    // Each family was sealed once at most, which made one file of it at most.
+    let sealed = bench.seals.0.lock().clone();
+    let distinct: std::collections::BTreeSet<u32> = sealed.iter().copied().collect();
+    assert_eq!(sealed.len(), distinct.len());
+    // Writers have room again.
+    for key in 0..2000 {
+        bench.put(bench.db.default_family(), key);
+    }
+    assert_eq!(bench.stalled_ns(), 0);
+    assert!(families.iter().all(|family| bench.has(family, 0) && bench.has(family, 179)));
+}
+
+#[test]
+fn background_threads_flush_idle_small_families_by_themselves() {
+    let bench = Bench::new(32 * MB, DbOptions::default());
+    bench.idle_families(200, 180);
+    for key in 0..2000 {
+        bench.put(bench.db.default_family(), key);
+    }
+    while bench.budget.total_bytes() > 32 * MB {
+        std::thread::yield_now();
+    }
+    bench.db.wait_for_background().unwrap();
+    assert!(!bench.seals.0.lock().is_empty());
+}
+
+#[test]
+fn memtables_are_left_alone_when_others_fill_the_budget() {
+    let bench = Bench::new(32 * MB, manual());
+    let _held = bench.budget.hold(archipelago_base::budget::MemoryClass::Request, 64 * MB);
+    let families = bench.idle_families(20, 1);
+    for _round in 0..20 {
+        bench.db.step_background().unwrap();
+    }
+    assert_eq!(bench.seals.0.lock().len(), 0, "sealing them would free next to nothing");
+    drop(families);
+}
+
+#[test]
+fn log_bound_seals_every_family_that_pins_an_excess_segment() {
+    let options = DbOptions { wal_segment_bytes: 64 << 10, wal_bytes_max: 128 << 10, ..manual() };
+    let bench = Bench::new(u64::MAX, options);
+    for family in bench.idle_families(20, 1) {
+        assert!(bench.has(&family, 0));
+        // The next family's record lies in another segment.
+        for key in 0..70 {
+            bench.put(bench.db.default_family(), key);
+        }
+    }
+    bench.db.step_background().unwrap();
+    // The default family, and all but those whose segments may stay.
+    let sealed = bench.seals.0.lock().len();
+    assert!((18..=21).contains(&sealed), "{sealed} of 21 families were sealed in one step");
+    bench.db.wait_for_background().unwrap();
+    let names = bench.fs.list(std::path::Path::new("/db")).unwrap();
+    let logs = names.iter().filter(|entry| entry.name.ends_with(".log")).count();
+    // Two closed segments within the bound, the open one, and two that are kept for reuse.
+    assert!(logs <= 5, "{logs} log segments are left");
+}

@@ -73,14 +73,16 @@ pub struct DbOptions {
     pub background: BackgroundMode,
     /// Bytes of a log segment. Default 64 MiB.
     pub wal_segment_bytes: u64,
-    /// Bound on all live log segments: beyond it, what pins the oldest is flushed.
-    /// Default 0: four times the sum of all write buffers.
+    /// Bound on all closed log segments: beyond it, memtables that pin the oldest are flushed.
+    /// Default 0: four times the memory of all memtables, which is the sum of all write buffers
+    /// or, if that is less, the memory budget.
     pub wal_bytes_max: u64,
     /// What recovery does with a damaged end of the log. Default: tolerate a torn tail.
     pub recovery_mode: RecoveryMode,
-    /// Limit on background writes, bytes a second, flush first. Default 0: none.
+    /// Limit on background writes, bytes a second, flush first; at least 64 KiB. Default 0: none.
     pub rate_limit_bytes_per_s: u64,
-    /// Budget over all memory. Default 0: half of what the machine or its cgroup allows.
+    /// Budget over all memory, at least 16 MiB; `u64::MAX` for none. Default 0: half of what the
+    /// machine or its cgroup allows.
     pub memory_budget_bytes: u64,
     /// Capacity of the block cache, strict; index and filter blocks count. Default 256 MiB.
     pub block_cache_bytes: u64,
@@ -94,7 +96,7 @@ pub struct DbOptions {
     /// `direct_background_io` are for tables. What survives what does not change: power loss still takes
     /// `WriteOptions::sync`. Default false.
     pub log_write_through: bool,
-    /// Readahead of compaction inputs in bytes. Default 2 MiB.
+    /// Readahead of compaction inputs in bytes; 0 reads block by block. Default 2 MiB.
     pub compaction_readahead_bytes: u64,
     /// What the group may do with the files and directories of the database; others may do nothing.
     /// `none` gives modes 0600 and 0700, `read` 0640 and 0750, `write` 0660 and 0770, whatever the
@@ -139,6 +141,8 @@ impl DbOptions {
         at_most("subcompactions_max", self.subcompactions_max as u64, 64)?;
         at_least("wal_segment_bytes", self.wal_segment_bytes, 64 << 10)?;
         at_most("wal_segment_bytes", self.wal_segment_bytes, 2 << 30)?;
+        at_least_or_zero("rate_limit_bytes_per_s", self.rate_limit_bytes_per_s, 64 << 10)?;
+        at_least_or_zero("memory_budget_bytes", self.memory_budget_bytes, 16 << 20)?;
         at_least("table_readers_max", self.table_readers_max as u64, 16)?;
         at_most("compaction_readahead_bytes", self.compaction_readahead_bytes, 1 << 30)?;
         if self.read_only && self.error_if_exists {
@@ -153,7 +157,7 @@ impl DbOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CfOptions {
-    /// Memtable size at which it is sealed. Default 64 MiB.
+    /// Memtable size at which it is sealed, at most 4 GiB. Default 64 MiB.
     pub write_buffer_bytes: u64,
     /// Most memtables, the active one included, before writers wait. Default 4.
     pub write_buffers_max: usize,
@@ -187,9 +191,9 @@ pub struct CfOptions {
     pub level_multiplier: u64,
     /// Size at which an output file is closed. Default 64 MiB.
     pub target_file_bytes: u64,
-    /// Compaction debt at which writes slow down. Default 64 GiB.
+    /// Compaction debt at which writes slow down; 0: they do not before they stop. Default 64 GiB.
     pub pending_bytes_slowdown: u64,
-    /// Compaction debt at which writes stop. Default 256 GiB.
+    /// Compaction debt at which writes stop; 0: never. Default 256 GiB.
     pub pending_bytes_stop: u64,
     /// Name of the merge operator, if the family has one.
     pub merge_operator: Option<String>,
@@ -235,23 +239,30 @@ impl CfOptions {
     /// Checks every field; the error names the field, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
         at_least("write_buffer_bytes", self.write_buffer_bytes, 4 << 10)?;
-        at_most("write_buffer_bytes", self.write_buffer_bytes, 16 << 30)?;
+        // A record over 256 KiB takes one of the 32,767 slabs that a shard can have.
+        at_most("write_buffer_bytes", self.write_buffer_bytes, 4 << 30)?;
         at_least("write_buffers_max", self.write_buffers_max as u64, 2)?;
         at_most("buckets", self.buckets as u64, BUCKETS_MAX as u64)?;
         at_most("buckets_max", self.buckets_max as u64, BUCKETS_MAX as u64)?;
         if self.buckets_max > 0 {
-            at_least("buckets_max", self.buckets_max as u64, self.buckets as u64)?;
+            let most = ("buckets_max", self.buckets_max as u64);
+            not_below(most, ("buckets", self.buckets as u64))?;
         }
         at_most("bloom_bits_per_key", u64::from(self.bloom_bits_per_key), 64)?;
         at_least("block_bytes", self.block_bytes as u64, 256)?;
         at_most("block_bytes", self.block_bytes as u64, 4 << 20)?;
         at_least("l0_compaction_trigger", self.l0_compaction_trigger as u64, 1)?;
-        at_least("l0_slowdown", self.l0_slowdown as u64, self.l0_compaction_trigger as u64)?;
-        at_least("l0_stop", self.l0_stop as u64, self.l0_slowdown as u64)?;
+        let trigger = ("l0_compaction_trigger", self.l0_compaction_trigger as u64);
+        let slowdown = ("l0_slowdown", self.l0_slowdown as u64);
+        not_below(slowdown, trigger)?;
+        not_below(("l0_stop", self.l0_stop as u64), slowdown)?;
         at_least("level_base_bytes", self.level_base_bytes, 4 << 10)?;
         at_least("level_multiplier", self.level_multiplier, 2)?;
         at_least("target_file_bytes", self.target_file_bytes, 4 << 10)?;
-        at_least("pending_bytes_stop", self.pending_bytes_stop, self.pending_bytes_slowdown)?;
+        if self.pending_bytes_stop > 0 {
+            let stop = ("pending_bytes_stop", self.pending_bytes_stop);
+            not_below(stop, ("pending_bytes_slowdown", self.pending_bytes_slowdown))?;
+        }
         Ok(())
     }
 }
@@ -259,6 +270,25 @@ impl CfOptions {
 fn at_least(name: &str, value: u64, least: u64) -> Result<()> {
     if value < least {
         return Err(Error::invalid(format!("{name} is {value}: it must be at least {least}")));
+    }
+    Ok(())
+}
+
+/// For settings whose 0 has a meaning of its own.
+fn at_least_or_zero(name: &str, value: u64, least: u64) -> Result<()> {
+    if value > 0 && value < least {
+        return Err(Error::invalid(format!("{name} is {value}: it must be 0 or at least {least}")));
+    }
+    Ok(())
+}
+
+/// Two settings, each with its name, of which the first must not be smaller than the second.
+fn not_below(setting: (&str, u64), least: (&str, u64)) -> Result<()> {
+    let ((name, value), (least_name, least)) = (setting, least);
+    if value < least {
+        return Err(Error::invalid(format!(
+            "{name} is {value}: it must be at least {least_name}, which is {least}"
+        )));
     }
     Ok(())
 }

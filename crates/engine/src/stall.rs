@@ -11,7 +11,10 @@
 //! and since the rate passes the drain rate well before `d` = 1 the debt settles there instead of
 //! running into the stop. The slowest cause wins. L0 counts the fullest bucket's files (as layers), not the
 //! total (BucketLSM §V-D). Over the byte budget writers slow down but never stop: caches give back
-//! meanwhile, and a stop could wait for memory that a waiting reader holds.
+//! meanwhile, and a stop could wait for memory that a waiting reader holds. A threshold of
+//! compaction debt that is 0 does not exist: without a slowdown threshold writers go at full speed
+//! until they stop, without a stop threshold they slow down over the range from the slowdown
+//! threshold to four times that and then stay at `low`.
 //!
 //! Memtables go another way, because what they wait for is foreseeable. While `backlog` bytes of
 //! sealed memtables wait to be flushed at a measured speed `v`, the `space` that is left is spread
@@ -49,6 +52,10 @@ const FLUSH_TIME_LEFT_MIN: f64 = 0.5;
 const SPEED_BYTES_MIN: u64 = 256 << 10;
 /// The rate at the end of the slope as a part of the drain rate: 1 / this.
 const DRAIN_SHARE: u64 = 4;
+/// Without a stop threshold the slope ends at this many times the slowdown threshold.
+const UNSTOPPED_RANGE: f64 = 4.0;
+/// The largest debt that is not yet a stop.
+const UNSTOPPED: f64 = 1.0 - f64::EPSILON;
 /// The longest that one write waits before it looks at the state again.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Waits shorter than this are saved up: a sleep takes longer than they do.
@@ -110,9 +117,9 @@ pub struct StallInput {
     pub flush_elapsed: Duration,
     /// Compaction debt in bytes.
     pub pending_bytes: u64,
-    /// Slowdown threshold for it.
+    /// Slowdown threshold for it; 0 for none.
     pub pending_slowdown: u64,
-    /// Stop threshold for it.
+    /// Stop threshold for it; 0 for none.
     pub pending_stop: u64,
     /// Bytes charged to the budget.
     pub budget_used: u64,
@@ -173,6 +180,20 @@ fn between(debt: f64, slowdown: f64, stop: f64) -> Option<f64> {
     }
 }
 
+/// How far the compaction debt is between its thresholds, of which either may be 0 for none.
+fn pending_debt(input: &StallInput) -> Option<f64> {
+    let debt = input.pending_bytes as f64;
+    match (input.pending_slowdown, input.pending_stop) {
+        (0, 0) => None,
+        (0, stop) => (debt >= stop as f64).then_some(1.0),
+        (slowdown, 0) => {
+            let slowdown = slowdown as f64;
+            between(debt, slowdown, slowdown * UNSTOPPED_RANGE).map(|debt| debt.min(UNSTOPPED))
+        }
+        (slowdown, stop) => between(debt, slowdown as f64, stop as f64),
+    }
+}
+
 /// The debts of the causes that have one, from 0 to 1.
 fn debts(input: &StallInput) -> [(StallCause, Option<f64>); 3] {
     let limit = match input.budget_limit {
@@ -180,11 +201,9 @@ fn debts(input: &StallInput) -> [(StallCause, Option<f64>); 3] {
         limit => limit as f64,
     };
     let l0 = (input.l0_files as f64, input.l0_slowdown as f64, input.l0_stop as f64);
-    let pending =
-        (input.pending_bytes as f64, input.pending_slowdown as f64, input.pending_stop as f64);
     [
         (StallCause::L0Files, between(l0.0, l0.1, l0.2)),
-        (StallCause::PendingBytes, between(pending.0, pending.1, pending.2)),
+        (StallCause::PendingBytes, pending_debt(input)),
         (StallCause::Budget, between(input.budget_used as f64, limit, limit * 1.5)),
     ]
 }
@@ -421,6 +440,27 @@ mod tests {
             assert_eq!(stops, cause != StallCause::Budget, "{cause:?}");
         }
         assert_eq!(stall(&input()), StallDecision::None);
+    }
+
+    #[test]
+    fn threshold_of_zero_is_none() {
+        let at = |pending_bytes, pending_slowdown, pending_stop| {
+            let thresholds = StallInput { pending_slowdown, pending_stop, ..input() };
+            stall(&StallInput { pending_bytes, ..thresholds })
+        };
+        let cause = StallCause::PendingBytes;
+        let (gb, most) = (1 << 30, u64::MAX);
+        assert_eq!(at(most, 0, 0), StallDecision::None);
+        assert_eq!(at(4 * gb - 1, 0, 4 * gb), StallDecision::None);
+        assert_eq!(at(4 * gb, 0, 4 * gb), StallDecision::Stop { cause });
+        assert_eq!(at(gb - 1, gb, 0), StallDecision::None);
+        // As slow as at the end of the slope, whatever the debt, and never stopped.
+        let slowest = at(4 * gb, gb, 0);
+        assert!(matches!(slowest, StallDecision::Delay { cause: StallCause::PendingBytes, .. }));
+        assert_eq!(at(most, gb, 0), slowest);
+        assert_eq!(at(4 * gb, gb, 0), slowest);
+        assert!(matches!(at(2 * gb, gb, 0), StallDecision::Delay { bytes_per_s, .. }
+            if bytes_per_s > 20 << 20));
     }
 
     /// Writes at the allowed rate through one flush that takes `takes_s`; gives what was written

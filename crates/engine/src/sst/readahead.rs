@@ -70,13 +70,13 @@ impl Readahead {
             self.asked_to = 0;
             return;
         }
-        if end + self.window_bytes / 2 <= self.asked_to {
+        if end.saturating_add(self.window_bytes / 2) <= self.asked_to {
             return;
         }
         let most = options.readahead_bytes.max(WINDOW_BYTES_MAX);
-        self.window_bytes = (self.window_bytes * 2).clamp(WINDOW_BYTES_MIN, most);
+        self.window_bytes = self.window_bytes.saturating_mul(2).clamp(WINDOW_BYTES_MIN, most);
         let from = self.asked_to.max(handle.offset);
-        let to = (end + self.window_bytes).min(table.properties.data_bytes);
+        let to = end.saturating_add(self.window_bytes).min(table.properties.data_bytes);
         if to > from {
             table.file.prefetch(from, to - from);
             self.asked_to = to;

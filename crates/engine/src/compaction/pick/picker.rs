@@ -239,7 +239,8 @@ impl<'a> Picker<'a> {
 
     /// Merges the newest files of the fullest bucket that cannot go down.
     pub(super) fn pick_intra_l0(&self) -> Option<Pick> {
-        let least = self.version.options().l0_compaction_trigger.max(2) + INTRA_L0_EXTRA;
+        let trigger = self.version.options().l0_compaction_trigger;
+        let least = trigger.max(2).saturating_add(INTRA_L0_EXTRA);
         let newest_idle = |bucket: usize| {
             let files = self.version.l0(bucket);
             let to = files.iter().position(|file| !self.idle(file)).unwrap_or(files.len());

@@ -5,11 +5,12 @@
 //! [`Trash`] with its open reader, from where the database removes it, and its blocks from the cache. Nobody counts references by hand.
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use archipelago_base::FileNo;
+use archipelago_env::RandomFile;
 use parking_lot::Mutex;
 
 use crate::file_meta::FileMeta;
@@ -51,6 +52,8 @@ pub struct LiveFile {
     pub(crate) reader: ArcSwapOption<TableReader>,
     /// Set by readers, cleared by the table cache's clock hand.
     pub(crate) used: AtomicBool,
+    /// The open file, which a read-only database keeps: its writer may remove the file.
+    held: OnceLock<Arc<dyn RandomFile>>,
     obsolete: AtomicBool,
     trash: Arc<Trash>,
 }
@@ -63,6 +66,7 @@ impl LiveFile {
             meta,
             reader: ArcSwapOption::empty(),
             used: AtomicBool::new(false),
+            held: OnceLock::new(),
             obsolete: AtomicBool::new(false),
             trash,
         })
@@ -72,6 +76,16 @@ impl LiveFile {
     #[must_use]
     pub fn meta(&self) -> &FileMeta {
         &self.meta
+    }
+
+    /// Keeps the open file for as long as this value lives.
+    pub(crate) fn hold(&self, file: Arc<dyn RandomFile>) {
+        let _first_stays = self.held.set(file);
+    }
+
+    /// The open file, if it is kept.
+    pub(crate) fn held(&self) -> Option<Arc<dyn RandomFile>> {
+        self.held.get().cloned()
     }
 
     /// No later version holds the file: it goes to the trash with its last holder.

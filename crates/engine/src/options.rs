@@ -59,7 +59,9 @@ pub struct DbOptions {
     pub create_if_missing: bool,
     /// Fail if the directory already has a database. Default false.
     pub error_if_exists: bool,
-    /// Open for reading only: no log, no background work, no lock. Default false.
+    /// Open for reading only: no log, no background work, no lock. The database shows one moment,
+    /// until [`Db::catch_up`](crate::db::Db::catch_up), and may be open for writing elsewhere.
+    /// Default false.
     pub read_only: bool,
     /// Flush and compaction threads. While memtables are being sealed one of them (if there are
     /// two or more) is left for flushes; a flush that finds all of them in compactions has a

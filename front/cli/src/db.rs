@@ -1,6 +1,7 @@
 //! `archipelago db`: an operator's tools over a database that nobody serves.
 //!
-//! Every tool takes the lock file, so that it refuses a database that is open elsewhere.
+//! Every tool but `verify` takes the lock file, so that it refuses a database that is open elsewhere.
+//! `verify` opens the database read only: it writes nothing and removes nothing.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -85,7 +86,8 @@ enum Tool {
         #[command(subcommand)]
         change: Option<BucketChange>,
     },
-    /// Read every live file in full and check every checksum.
+    /// Read every live file in full and check every checksum. Changes nothing, and works while the
+    /// database is open elsewhere.
     Verify,
     /// Compact a range of keys (everything, unless told) down to the last level.
     Compact {
@@ -161,8 +163,12 @@ impl Db {
             }
             _ => {}
         }
-        let options =
-            DbOptions { create_if_missing: false, group_access: access, ..DbOptions::default() };
+        let options = DbOptions {
+            create_if_missing: false,
+            read_only: matches!(self.tool, Tool::Verify),
+            group_access: access,
+            ..DbOptions::default()
+        };
         let storage = storage()?;
         let components = Components { fs: Arc::clone(&storage.fs), ..Components::default() };
         let db = Database::open_with(&storage.dir, options, components)?;

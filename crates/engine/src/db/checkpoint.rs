@@ -28,8 +28,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use archipelago_base::budget::MemoryClass;
-use archipelago_base::{Error, Result, SeqNo};
-use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
+use archipelago_base::{Error, ErrorKind, Result, SeqNo};
+use archipelago_env::{
+    CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
+};
 
 use crate::compaction::below::Below;
 use crate::compaction::iterator::{CompactionIterator, Rules};
@@ -44,6 +46,7 @@ use crate::iter::{AsOfIterator, Child, InternalIterator, MergingIterator};
 use crate::job::drive;
 use crate::job::output::OutputWriter;
 use crate::key::KeyRange;
+use crate::live_file::LiveFile;
 use crate::manifest::VersionEdit;
 use crate::memtable::{SealedShard, Shard};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
@@ -110,7 +113,7 @@ impl DbInner {
         for (family, picture) in &moment.families {
             for (_, file) in picture.version.files() {
                 let name = sst_name(file.file_no());
-                self.link_or_copy(&self.path_of(&name), &dir.join(&name), FileClass::Sst)?;
+                self.link_or_copy(file, &dir.join(&name))?;
             }
             for meta in self.export_memtables(family, picture, moment.last_seq, dir)? {
                 edit.add_file(family.id, 0, meta);
@@ -180,12 +183,18 @@ impl DbInner {
         drive(&mut input, writer, &context, |_| Ok(()))
     }
 
-    fn link_or_copy(&self, from: &Path, to: &Path, class: FileClass) -> Result<()> {
-        match self.fs.link(from, to) {
-            Err(error) if error.kind() == archipelago_base::ErrorKind::Unsupported => {
-                copy(&*self.fs, from, to, class)
+    /// Links the table as `to`, or copies it. The table of a read-only database may be gone from
+    /// the directory and still be held open.
+    fn link_or_copy(&self, file: &LiveFile, to: &Path) -> Result<()> {
+        let from = self.path_of(&sst_name(file.file_no()));
+        match (self.fs.link(&from, to), file.held()) {
+            (Err(error), Some(held)) if error.kind() == ErrorKind::NotFound => {
+                copy_open(&*self.fs, &*held, to, FileClass::Sst)
             }
-            other => other,
+            (Err(error), _) if error.kind() == ErrorKind::Unsupported => {
+                copy(&*self.fs, &from, to, FileClass::Sst)
+            }
+            (linked, _) => linked,
         }
     }
 }
@@ -194,6 +203,17 @@ impl DbInner {
 pub(crate) fn copy(fs: &dyn FileSystem, from: &Path, to: &Path, class: FileClass) -> Result<()> {
     let context = IoContext::new(class, IoPurpose::Maintenance);
     let source = fs.open(from, context, OpenOptions::default())?;
+    copy_open(fs, &*source, to, class)
+}
+
+/// Copies an open file and syncs the copy.
+fn copy_open(
+    fs: &dyn FileSystem,
+    source: &dyn RandomFile,
+    to: &Path,
+    class: FileClass,
+) -> Result<()> {
+    let context = IoContext::new(class, IoPurpose::Maintenance);
     let options = CreateOptions { size_hint_bytes: source.len(), ..CreateOptions::default() };
     let mut target = fs.create(to, context, options)?;
     let mut buffer = vec![0; COPY_CHUNK_BYTES];

@@ -31,12 +31,13 @@ use crate::cache::BlockCache;
 use crate::compaction::pick::Running;
 use crate::db::commit::Committer;
 use crate::db::family::{Family, SuperVersion};
+use crate::db::following::Following;
 use crate::db::hands::Hands;
 use crate::db::health::Health;
 use crate::db::memtable::{Birth, Immutable, Memtable};
 use crate::db::open::FaultPoint;
 use crate::db::rebalancing::Balance;
-use crate::db::snapshot::Snapshots;
+use crate::db::snapshot::{HeldFamily, Snapshots};
 use crate::event::{Event, Listeners};
 use crate::extension::Registry;
 use crate::job::executor::JobExecutor;
@@ -186,6 +187,8 @@ pub(crate) struct DbInner {
     pub(crate) executor: Arc<dyn JobExecutor>,
     /// Who helps with jobs.
     pub(crate) hands: Hands,
+    /// How a read-only database follows a writer.
+    pub(crate) following: Following,
     pub(crate) fault: Option<FaultPoint>,
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
     /// The log's buffer, counted while the database is open.
@@ -209,6 +212,16 @@ impl DbInner {
     /// All families that are not dropped.
     pub(crate) fn live_families(&self) -> Vec<Arc<Family>> {
         self.families.load().iter().flatten().cloned().collect()
+    }
+
+    /// The super versions that a snapshot holds.
+    pub(crate) fn filtered_pictures(&self) -> Vec<HeldFamily> {
+        if !self.options.read_only {
+            return Vec::new();
+        }
+        let held =
+            |family: Arc<Family>| HeldFamily { cf: family.id, picture: family.current.load_full() };
+        self.live_families().into_iter().map(held).collect()
     }
 
     /// The last sequence number that readers see.

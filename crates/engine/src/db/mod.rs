@@ -15,6 +15,7 @@ mod families;
 mod family;
 pub mod flush_plan;
 mod flushing;
+mod following;
 mod hands;
 mod health;
 mod ingest;
@@ -163,7 +164,10 @@ impl Db {
     /// A point in time to read as of: it sees every write that returned before this call.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        self.inner.snapshots.take(|| self.inner.visible())
+        // Between two pictures a snapshot would have a part of each.
+        let _publishing =
+            self.inner.options.read_only.then(|| self.inner.following.publishing.lock());
+        self.inner.snapshots.take(|| self.inner.visible(), || self.inner.filtered_pictures())
     }
 
     /// The sequence number of the last visible write.

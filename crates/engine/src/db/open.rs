@@ -7,6 +7,8 @@
 //! old segments: the replayed log may not be durable, so installing a part could keep half a batch
 //! over a power loss; 6. start a new log segment, remove what nothing refers to.
 //!
+//! A read-only open replaces steps 4 to 6 by a picture of its own ([`crate::db::following`]).
+//!
 //! A crash at any point of this leaves the old state: only step 5's edit changes it. Cost: reads
 //! the log once; memory is bounded by writing full memtables to files before the edit.
 
@@ -30,6 +32,7 @@ use crate::cache::BlockCache;
 use crate::db::commit::Committer;
 use crate::db::family::{Family, SuperVersion};
 use crate::db::flushing::FlushTask;
+use crate::db::following::{Following, Unusable, while_changing};
 use crate::db::hands::Hands;
 use crate::db::health::Health;
 use crate::db::inner::{DbInner, State};
@@ -134,8 +137,12 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     let trash = Arc::new(Trash::default());
     let mut rng = Rng::with_seed(components.seed.unwrap_or_else(entropy_seed));
     let manifest = match inspect(&*fs, dir)? {
+        DirectoryState::Database(_) if options.read_only => while_changing(&*fs, dir, || {
+            VersionSet::recover(Arc::clone(&fs), dir, true, Arc::clone(&trash))
+                .map_err(Unusable::from)
+        })?,
         DirectoryState::Database(_) => {
-            VersionSet::recover(Arc::clone(&fs), dir, options.read_only, Arc::clone(&trash))?
+            VersionSet::recover(Arc::clone(&fs), dir, false, Arc::clone(&trash))?
         }
         DirectoryState::Absent => {
             let default = components.families.get("default").cloned().unwrap_or_default();
@@ -146,8 +153,12 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     let inner = assemble(dir, options, components, manifest, trash, rng)?;
     *inner.lock.lock() = lock;
     inner.open_families()?;
-    inner.recover_log()?;
-    inner.remove_strays()?;
+    if inner.options.read_only {
+        inner.catch_up()?;
+    } else {
+        inner.recover_log()?;
+        inner.remove_strays()?;
+    }
     Ok(inner)
 }
 
@@ -199,6 +210,7 @@ fn assemble(
         options.table_readers_max,
         options.direct_reads,
     );
+    let tables = if options.read_only { tables.beside_a_writer() } else { tables };
     let log_bytes = if options.read_only { 0 } else { LOG_BUFFER_BYTES };
     let log_buffer = budget.hold(MemoryClass::Log, log_bytes);
     let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
@@ -248,6 +260,7 @@ fn assemble(
         family_overrides: components.families,
         executor: components.executor,
         hands: Hands::default(),
+        following: Following::default(),
         fault: components.fault_point,
         options,
     }))
@@ -316,14 +329,7 @@ impl DbInner {
     /// Steps 4 to 6 of the module.
     fn recover_log(&self) -> Result<()> {
         let floor = self.manifest.lock().log_floor();
-        let mut segments: Vec<SegmentFile> = Vec::new();
-        for entry in self.fs.list(&self.dir)? {
-            let Some(no) = file_number(&entry.name) else { continue };
-            if entry.name == log_name(no) && no >= floor {
-                segments.push(SegmentFile { no, path: self.path_of(&entry.name) });
-            }
-        }
-        segments.sort_by_key(|segment| segment.no);
+        let segments = self.log_segments(floor)?;
         let is_listed = |no| segments.iter().any(|segment| segment.no == no).then_some(u64::MAX);
         self.manifest.lock().evidence().check_log(&self.dir, floor, is_listed)?;
         let mut replay = Replay {
@@ -341,7 +347,7 @@ impl DbInner {
         let recovered = crate::wal::recover(&*self.fs, &chain, &mut |first_seq, batch| {
             replay.apply(first_seq, batch.iter())
         })?;
-        self.check_log(floor, &recovered)?;
+        self.check_log(&self.manifest.lock(), floor, &recovered)?;
         if let Some(lost) = &recovered.lost {
             tracing::warn!(lost, "the end of the log was not whole; unsynced writes were lost");
         }
@@ -349,10 +355,6 @@ impl DbInner {
             .last_seq
             .max(recovered.last_seq.unwrap_or_default())
             .max(self.manifest.lock().last_seq());
-        if self.options.read_only {
-            self.committer.start_at(last_seq);
-            return Ok(());
-        }
         replay.flush_all()?;
         self.fault_point("recovery.before_install")?;
         let mut edit = replay.outputs;
@@ -365,15 +367,32 @@ impl DbInner {
         self.start_log(next_log, recovered.previous)
     }
 
+    /// The log segments of the directory from `floor` on, oldest first.
+    pub(crate) fn log_segments(&self, floor: FileNo) -> Result<Vec<SegmentFile>> {
+        let mut segments: Vec<SegmentFile> = Vec::new();
+        for entry in self.fs.list(&self.dir)? {
+            let Some(no) = file_number(&entry.name) else { continue };
+            if entry.name == log_name(no) && no >= floor {
+                segments.push(SegmentFile { no, path: self.path_of(&entry.name) });
+            }
+        }
+        segments.sort_by_key(|segment| segment.no);
+        Ok(segments)
+    }
+
     /// Refuses a log that has less than other files prove to have been durable.
-    fn check_log(&self, floor: FileNo, recovered: &RecoveredLog) -> Result<()> {
+    pub(crate) fn check_log(
+        &self,
+        manifest: &VersionSet,
+        floor: FileNo,
+        recovered: &RecoveredLog,
+    ) -> Result<()> {
         let whole_through = |no| {
             let read = recovered.segments.iter().find(|segment| segment.no == no);
             let dropped = recovered.dropped.iter().any(|segment| segment.no == no);
             // A segment that an earlier recovery has cut off the log is not needed.
             read.map(SegmentEnd::whole_through).or(dropped.then_some(u64::MAX))
         };
-        let manifest = self.manifest.lock();
         manifest.evidence().check_log(&self.dir, floor, whole_through)
     }
 
@@ -398,9 +417,6 @@ impl DbInner {
     /// Removes what interrupted work left: tables of no version, old manifests and log segments,
     /// temporary files. Failures are logged; the next open tries again.
     fn remove_strays(&self) -> Result<()> {
-        if self.options.read_only {
-            return Ok(());
-        }
         let (live, manifest_no) = {
             let manifest = self.manifest.lock();
             let live: std::collections::HashSet<u64> = manifest
@@ -439,6 +455,21 @@ impl DbInner {
     }
 }
 
+/// Refuses a record of the log of a column family that the manifest does not know yet, which is
+/// one with the id `next` or a larger one: the manifest has lost the edit that created it.
+pub(crate) fn check_known(cf: CfId, next: CfId) -> Result<()> {
+    if cf < next {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Corrupt,
+        format!(
+            "record: it writes to column family {cf}, which the manifest does not know: the \
+             manifest has lost the edit that created it"
+        ),
+    ))
+}
+
 /// The log's records on their way into memtables and files.
 struct Replay<'a> {
     inner: &'a DbInner,
@@ -459,16 +490,7 @@ impl Replay<'_> {
         for op in ops {
             let op = op?;
             self.last_seq = self.last_seq.max(seq);
-            if op.cf >= self.next_cf_id {
-                return Err(Error::new(
-                    ErrorKind::Corrupt,
-                    format!(
-                        "record: it writes to column family {}, which the manifest does not know: \
-                         the manifest has lost the edit that created it",
-                        op.cf
-                    ),
-                ));
-            }
+            check_known(op.cf, self.next_cf_id)?;
             // A family that was dropped after the write was logged: nothing to restore.
             if let Some(family) = self.inner.family(op.cf) {
                 self.apply_one(&family, seq, &op)?;
@@ -506,9 +528,7 @@ impl Replay<'_> {
             return Ok(());
         }
         current.active.charge_replayed(bytes);
-        if current.active.charged_bytes() >= family.options.write_buffer_bytes
-            && !self.inner.options.read_only
-        {
+        if current.active.charged_bytes() >= family.options.write_buffer_bytes {
             self.flush(family, &current.active)?;
         }
         Ok(())

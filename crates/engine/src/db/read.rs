@@ -69,7 +69,7 @@ impl Db {
         options: &ReadOptions,
     ) -> Result<Option<Entry>> {
         self.check_family(cf)?;
-        self.inner.get(&cf.family, key, options)
+        self.inner.read_following(options, || self.inner.get(&cf.family, key, options))
     }
 
     /// The values of `keys`, in their order, all as of one moment. File reads of keys in the same
@@ -81,14 +81,15 @@ impl Db {
         options: &ReadOptions,
     ) -> Result<Vec<Option<PinnedSlice>>> {
         self.check_family(cf)?;
-        self.inner.multi_get(&cf.family, keys, options)
+        self.inner.read_following(options, || self.inner.multi_get(&cf.family, keys, options))
     }
 
     /// The sequence number of the newest record (of whatever kind) of `key`, `None` if the engine
     /// knows none. What a transaction compares to see whether a key changed since a snapshot.
     pub fn latest_seq(&self, cf: &ColumnFamily, key: &[u8]) -> Result<Option<SeqNo>> {
         self.check_family(cf)?;
-        self.inner.latest_seq(&cf.family, key)
+        let read = || self.inner.latest_seq(&cf.family, key);
+        self.inner.read_following(&ReadOptions::default(), read)
     }
 
     /// Whether the family has a live value for `key`, without giving it.
@@ -226,18 +227,39 @@ pub(crate) fn table_options(options: &ReadOptions) -> TableReadOptions {
     }
 }
 
+/// The super version that a read searches.
+enum Picture<'a> {
+    Current(arc_swap::Guard<Arc<SuperVersion>>),
+    /// The one that the read's snapshot holds.
+    Held(&'a SuperVersion),
+}
+
+impl std::ops::Deref for Picture<'_> {
+    type Target = SuperVersion;
+
+    #[inline]
+    fn deref(&self) -> &SuperVersion {
+        match self {
+            Self::Current(current) => current,
+            Self::Held(held) => held,
+        }
+    }
+}
+
 impl DbInner {
     /// The super version and the sequence number to read as of, in the order that makes every
     /// write that was visible before the call visible to the read.
     #[inline]
-    fn picture(
-        &self,
-        family: &Family,
-        options: &ReadOptions,
-    ) -> (arc_swap::Guard<Arc<SuperVersion>>, SeqNo) {
-        let current = family.current.load();
-        let seq = options.snapshot.as_ref().map_or_else(|| self.visible(), |s| s.seq());
-        (current, seq)
+    fn picture<'a>(&self, family: &Family, options: &'a ReadOptions) -> (Picture<'a>, SeqNo) {
+        let Some(snapshot) = &options.snapshot else {
+            let current = Picture::Current(family.current.load());
+            return (current, self.visible());
+        };
+        let picture = match snapshot.held(family.id) {
+            Some(held) => Picture::Held(held),
+            None => Picture::Current(family.current.load()),
+        };
+        (picture, snapshot.seq())
     }
 
     pub(crate) fn get(

@@ -178,7 +178,8 @@ impl Opening {
 
 fn scan(inner: &Arc<DbInner>, family: &Arc<Family>, options: &ReadOptions) -> Iter {
     inner.stats.add(Ticker::Iterators, 1);
-    let picture = family.current.load_full();
+    let held = options.snapshot.as_ref().and_then(|snapshot| snapshot.held(family.id));
+    let picture = held.cloned().unwrap_or_else(|| family.current.load_full());
     let snapshot = options.snapshot.as_ref().map_or_else(|| inner.visible(), Snapshot::seq);
     let mut view = View::new(snapshot, inner.clock.unix_ms());
     view.operator.clone_from(&family.merge);

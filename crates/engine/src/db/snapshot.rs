@@ -8,8 +8,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use archipelago_base::SeqNo;
+use archipelago_base::{CfId, SeqNo};
 use parking_lot::Mutex;
+
+use crate::db::family::SuperVersion;
+
+/// The super version of a family that a snapshot reads.
+pub(crate) struct HeldFamily {
+    pub(crate) cf: CfId,
+    pub(crate) picture: Arc<SuperVersion>,
+}
 
 /// All live snapshots of a database.
 #[derive(Debug, Default)]
@@ -19,11 +27,19 @@ pub(crate) struct Snapshots {
 
 impl Snapshots {
     /// Registers the sequence number that `visible` tells under the lock.
-    pub(crate) fn take(self: &Arc<Self>, visible: impl FnOnce() -> SeqNo) -> Snapshot {
-        let mut live = self.live.lock();
-        let seq = visible();
-        *live.entry(seq).or_insert(0) += 1;
-        Snapshot { registration: Arc::new(Registration { seq, snapshots: Arc::clone(self) }) }
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        visible: impl FnOnce() -> SeqNo,
+        hold: impl FnOnce() -> Vec<HeldFamily>,
+    ) -> Snapshot {
+        let seq = {
+            let mut live = self.live.lock();
+            let seq = visible();
+            *live.entry(seq).or_insert(0) += 1;
+            seq
+        };
+        let registration = Registration { seq, held: hold(), snapshots: Arc::clone(self) };
+        Snapshot { registration: Arc::new(registration) }
     }
 
     /// The live sequence numbers, ascending, and the visible one, both as of one moment.
@@ -37,9 +53,9 @@ impl Snapshots {
     }
 }
 
-#[derive(Debug)]
 struct Registration {
     seq: SeqNo,
+    held: Vec<HeldFamily>,
     snapshots: Arc<Snapshots>,
 }
 
@@ -57,9 +73,15 @@ impl Drop for Registration {
 
 /// A point in time to read as of. Cheap to clone; compactions keep what it sees until the last
 /// clone is dropped.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Snapshot {
     registration: Arc<Registration>,
+}
+
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Snapshot").field("seq", &self.seq()).finish_non_exhaustive()
+    }
 }
 
 impl Snapshot {
@@ -67,6 +89,12 @@ impl Snapshot {
     #[must_use]
     pub fn seq(&self) -> SeqNo {
         self.registration.seq
+    }
+
+    /// The super version in which reads of the family find what the snapshot sees; `None`: the
+    /// current one.
+    pub(crate) fn held(&self, cf: CfId) -> Option<&Arc<SuperVersion>> {
+        self.registration.held.iter().find(|family| family.cf == cf).map(|family| &family.picture)
     }
 }
 
@@ -77,9 +105,9 @@ mod tests {
     #[test]
     fn clones_share_a_registration() {
         let snapshots = Arc::new(Snapshots::default());
-        let first = snapshots.take(|| SeqNo(7));
+        let first = snapshots.take(|| SeqNo(7), Vec::new);
         let clone = first.clone();
-        let second = snapshots.take(|| SeqNo(7));
+        let second = snapshots.take(|| SeqNo(7), Vec::new);
         drop(first);
         assert_eq!(snapshots.list(|| SeqNo(9)), (vec![SeqNo(7)], SeqNo(9)));
         drop((clone, second));

@@ -190,6 +190,12 @@ impl<'a> ManifestReader<'a> {
         Self { path, no, bytes, offset: 0 }
     }
 
+    /// Goes on at `offset`, where a record begins that was not there when the file was read before.
+    pub(crate) fn skip_to(&mut self, offset: u64) {
+        self.offset =
+            usize::try_from(offset).map_or(self.bytes.len(), |at| at.min(self.bytes.len()));
+    }
+
     /// The payload of a valid record at `offset`.
     fn record_at(&self, offset: usize) -> Option<&'a [u8]> {
         let mut reader = Reader::new(self.bytes.get(offset..)?);

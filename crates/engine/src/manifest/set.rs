@@ -84,6 +84,8 @@ pub struct VersionSet {
     marks: Arc<Marks>,
     /// What recovery has held the manifest against.
     evidence: Evidence,
+    /// Offset in the manifest behind what was read of it.
+    read_through: u64,
 }
 
 impl VersionSet {
@@ -137,6 +139,7 @@ impl VersionSet {
             edits: 0,
             marks: Arc::default(),
             evidence: Evidence::default(),
+            read_through: 0,
         }
     }
 
@@ -190,6 +193,7 @@ impl VersionSet {
         set.torn_bytes = reader.torn_bytes();
         set.edits = edits;
         set.evidence = evidence;
+        set.read_through = end;
         Ok(set)
     }
 
@@ -270,6 +274,28 @@ impl VersionSet {
             let _ = fs.remove(&self.dir.join(mark_name(old)));
         }
         Ok(())
+    }
+
+    /// The edits that a writer has added since the manifest was recovered, or since the last call;
+    /// `None` if it has started a new manifest. They are not applied.
+    pub(crate) fn edits_since(&mut self) -> Result<Option<Vec<VersionEdit>>> {
+        let fs = self.fs.as_ref();
+        if current(fs, &self.dir)? != self.manifest_no {
+            return Ok(None);
+        }
+        let path = self.dir.join(manifest_name(self.manifest_no));
+        let bytes = match fs.read(&path, IoContext::manifest(IoPurpose::Recovery)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            bytes => bytes?,
+        };
+        let mut reader = ManifestReader::new(path, self.manifest_no, &bytes);
+        reader.skip_to(self.read_through);
+        let mut edits = Vec::new();
+        while let Some(record) = reader.next()? {
+            edits.push(reader.decode(&record)?);
+        }
+        self.read_through = reader.offset();
+        Ok(Some(edits))
     }
 
     /// The current state, to be written into another directory later (`Exporter::write`).

@@ -11,12 +11,12 @@
 //! files holds them weakly: a file that goes away takes its reader along.
 
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use archipelago_base::budget::{ByteBudget, Pressure};
-use archipelago_base::{Error, FileNo, Result};
+use archipelago_base::{Error, ErrorKind, FileNo, Result};
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 use parking_lot::Mutex;
 
@@ -38,6 +38,8 @@ pub struct TableCache {
     budget: Arc<ByteBudget>,
     readers_max: usize,
     direct: bool,
+    /// Whether somebody else may remove files that this database's versions name.
+    beside_a_writer: bool,
     opening: [Mutex<()>; SHARDS],
     open: Mutex<OpenList>,
 }
@@ -104,9 +106,37 @@ impl TableCache {
             budget,
             readers_max: readers_max.max(1),
             direct,
+            beside_a_writer: false,
             opening: Default::default(),
             open: Mutex::default(),
         }
+    }
+
+    /// The cache of a read-only database: a writer may remove files that its versions name. A table
+    /// whose file is missing is an error of the kind `Fenced` then.
+    #[must_use]
+    pub fn beside_a_writer(self) -> Self {
+        Self { beside_a_writer: true, ..self }
+    }
+
+    /// What a missing file of a version means: never that a key does not exist.
+    fn missing(&self, path: &Path, error: Error) -> Error {
+        if error.kind() != ErrorKind::NotFound {
+            return error;
+        }
+        if !self.beside_a_writer {
+            return Error::corrupt(path, 0, "the file is missing, though the manifest names it");
+        }
+        Error::with_source(
+            ErrorKind::Fenced,
+            format!(
+                "{}: the writer has removed this table since the database was opened read only or \
+                 caught up, and it was not held open (table_readers_max): call Db::catch_up and take \
+                 a new iterator or snapshot",
+                path.display()
+            ),
+            error,
+        )
     }
 
     /// The file's reader, to keep as long as one likes.
@@ -169,7 +199,13 @@ impl TableCache {
         }
         let path = self.dir.join(sst_name(meta.file_no()));
         let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
-        let handle = self.fs.open(&path, context, OpenOptions { direct: self.direct })?;
+        let handle = match file.held() {
+            Some(handle) => handle,
+            None => self
+                .fs
+                .open(&path, context, OpenOptions { direct: self.direct })
+                .map_err(|error| self.missing(&path, error))?,
+        };
         let reader = TableReader::open(handle, &path, Some(meta), &self.cache, &self.budget)?;
         file.reader.store(Some(Arc::clone(&reader)));
         let closed = {

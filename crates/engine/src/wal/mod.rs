@@ -30,7 +30,7 @@ pub mod writer;
 pub use batch::{BatchOp, BatchView, WriteBatch};
 pub use reader::{
     End, LogChain, ReadRequest, RecoveredLog, SegmentEnd, SegmentFile, read_header, read_segment,
-    recover,
+    recover, recover_beside,
 };
 pub use record::{
     Entry, ManifestPosition, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, SegmentRef,

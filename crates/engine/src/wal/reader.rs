@@ -201,7 +201,10 @@ impl<'a> Segment<'a> {
         segment.load_header()?;
         if let Some(header) = segment.header {
             segment.seed = segment_seed(header.incarnation);
-            segment.source.set_tail(fs.log_tail(&file.path, header.incarnation)?);
+            let tail = fs.log_tail(&file.path, header.incarnation)?;
+            // Opened anew behind the tail: what has left the tail for the file meanwhile is in it.
+            segment.source = Source::open(fs, &file.path)?;
+            segment.source.set_tail(tail);
             segment.same_boot = match fs.boot_id() {
                 Some(now) if header.boot_id != [0; 16] => Some(now == header.boot_id),
                 _ => None,
@@ -558,9 +561,16 @@ impl LogChain<'_> {
 
     /// What is to be said of the segment that `last`, the end of the chain, names as the next one,
     /// if it is missing and a power failure may have taken it. `Corrupt` if none can have.
-    fn lost_next(&self, last: &SegmentEnd, file: &SegmentFile) -> Result<Option<String>> {
+    fn lost_next(
+        &self,
+        fs: &dyn FileSystem,
+        last: &SegmentEnd,
+        file: &SegmentFile,
+    ) -> Result<Option<String>> {
         let Some(next) = last.next else { return Ok(None) };
-        if self.segments.iter().any(|segment| segment.no == next) {
+        let path = file.path.with_file_name(log_name(next));
+        // A segment that a writer began after the segments were listed is not missing.
+        if self.segments.iter().any(|segment| segment.no == next) || fs.exists(&path)? {
             return Ok(None);
         }
         let what = format!("the segment was closed, but segment {next}, which follows, is missing");
@@ -582,6 +592,18 @@ pub fn recover(
     chain: &LogChain<'_>,
     visit: &mut dyn FnMut(SeqNo, BatchView<'_>) -> Result<()>,
 ) -> Result<RecoveredLog> {
+    recover_beside(fs, chain, visit, &mut |_| Ok(()))
+}
+
+/// [`recover`] while a writer goes on. After each segment, whatever was found in it,
+/// `after_segment` is asked whether the segment still was what it is named for; its error ends the recovery. Records
+/// that the writer appends meanwhile may be visited or not, from some point of the last segment on.
+pub fn recover_beside(
+    fs: &dyn FileSystem,
+    chain: &LogChain<'_>,
+    visit: &mut dyn FnMut(SeqNo, BatchView<'_>) -> Result<()>,
+    after_segment: &mut dyn FnMut(FileNo) -> Result<()>,
+) -> Result<RecoveredLog> {
     let (links, dropped) = chain.links(fs)?;
     let mut log = RecoveredLog { dropped, ..RecoveredLog::default() };
     let mut after = SeqNo::ZERO;
@@ -589,6 +611,7 @@ pub fn recover(
         let request = chain.request(known_len, after);
         let file = &chain.segments[index];
         let end = read_segment(fs, file, &request, visit)?;
+        after_segment(file.no)?;
         after = end.last_seq.unwrap_or(after);
         log.last_seq = end.last_seq.or(log.last_seq);
         if end.end_offset > 0 {
@@ -599,7 +622,7 @@ pub fn recover(
             End::Torn(what) => Some((what.clone(), end.end_offset)),
         };
         if torn.is_none() && position + 1 == links.len() {
-            log.lost = chain.lost_next(&end, file)?;
+            log.lost = chain.lost_next(fs, &end, file)?;
         }
         log.segments.push(end);
         if let Some((what, at)) = torn {

@@ -12,6 +12,7 @@ mod crash;
 mod crash_model;
 mod faults;
 mod file_modes;
+mod followers;
 mod hands;
 mod lost_edits;
 mod memory;

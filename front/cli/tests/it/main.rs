@@ -81,6 +81,8 @@ fn what_was_acknowledged_survives_kill_9_and_the_tools_find_it() {
     assert!(!busy.status.success());
     let why = String::from_utf8_lossy(&busy.stderr);
     assert!(why.contains("LOCK") && why.contains(&served.child.id().to_string()), "{why}");
+    let verified = text(&db(&dir, &["verify"]));
+    assert!(verified.ends_with("all whole\n"), "beside the server: {verified}");
     served.signal(Signal::KILL);
     served.child.wait().unwrap();
     assert_eq!(text(&db(&dir, &["get", "reef"])), "coral\n");

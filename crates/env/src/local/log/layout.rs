@@ -97,5 +97,13 @@ pub(super) fn read_tail(file: &File, path: &Path, incarnation: Epoch) -> Result<
     if !read(first, start)? || !read(second, 0)? {
         return Ok(None);
     }
-    Ok(Some(LogTail { offset: header.drained, bytes }))
+    // A writer in another process may have gone on meanwhile. It overwrites only what it has
+    // drained to the segment's file before. So whatever it had not drained by now is as it was.
+    let Some(now) = read_header(file, path)? else { return Ok(None) };
+    if now.incarnation != incarnation.0 || now.drained >= header.appended {
+        return Ok(None);
+    }
+    let drained_meanwhile = now.drained.saturating_sub(header.drained) as usize;
+    bytes.drain(..drained_meanwhile);
+    Ok(Some(LogTail { offset: now.drained.max(header.drained), bytes }))
 }

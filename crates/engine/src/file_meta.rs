@@ -3,6 +3,7 @@
 use archipelago_base::{FileNo, SeqNo};
 
 use crate::key::KeyRange;
+use crate::table_content::TableContent;
 
 /// An SST as a version sees it. Immutable; shared by all versions that hold the file.
 ///
@@ -44,6 +45,8 @@ pub struct FileMeta {
     pub median_key: Vec<u8>,
     /// Unix milliseconds when it was written.
     pub created_unix_ms: u64,
+    /// What a rewrite could give back.
+    pub content: TableContent,
 }
 
 impl FileMeta {

@@ -13,6 +13,7 @@ pub mod live_file;
 pub mod lookup;
 pub mod options;
 pub mod pinned;
+pub mod table_content;
 pub mod tombstone;
 
 pub mod cache;

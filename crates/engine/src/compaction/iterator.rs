@@ -153,6 +153,8 @@ pub struct CompactionIterator<'a, I> {
     /// Whether a record of `key` was given out before the current one.
     continues_key: bool,
     given_of_key: bool,
+    /// Whether the current record is there for a snapshot only.
+    is_shadowed: bool,
     /// Stripe of `key` in which all older versions are hidden.
     pub(super) done: Option<usize>,
     /// Whether a range tombstone hides them.
@@ -178,6 +180,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
             first_of_key: false,
             continues_key: false,
             given_of_key: false,
+            is_shadowed: false,
             done: None,
             done_by_range: false,
             current: Current::End,
@@ -233,6 +236,13 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         !self.continues_key
     }
 
+    /// Whether a newer record of the same key was given out before, in another stripe: this one is
+    /// kept because a snapshot looks between the two (or because the newer one is not published).
+    #[inline]
+    pub fn is_shadowed(&self) -> bool {
+        self.is_shadowed
+    }
+
     /// The range tombstones that the outputs must carry, within the range.
     #[must_use]
     pub fn tombstones(&self) -> &TombstoneSet {
@@ -258,6 +268,8 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
             Current::Queue => {
                 if self.queue.advance(&self.key) {
                     self.give(Current::Queue);
+                    // Records of one queue are of one stripe.
+                    self.is_shadowed = false;
                     return Ok(());
                 }
             }
@@ -276,6 +288,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
     fn give(&mut self, from: Current) {
         self.counts.records_out += 1;
         self.continues_key = self.given_of_key;
+        self.is_shadowed = self.given_of_key;
         self.given_of_key = true;
         self.current = from;
     }

@@ -158,7 +158,8 @@ fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>
     let mut input = CompactionIterator::new(merged, tombstones, rules);
     let kept = input.tombstones().clone();
     let io = spec.io(spec.output.level);
-    let writer = OutputWriter::new(&spec.output, CfId(spec.cf), range, kept, io, context)?;
+    let writer = OutputWriter::new(&spec.output, CfId(spec.cf), range, kept, io, context)?
+        .filtered_by(spec.retention.compaction_filter.as_deref());
     let files = drive(&mut input, writer, context, |input| match &spec.subrange {
         // How many of the inputs' records lie in a part is not known; the owner adds them up.
         Some(_) => Ok(()),

@@ -91,7 +91,8 @@ fn flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     let mut input = CompactionIterator::new(merged, tombstones, rules);
     let io = IoContext::sst(IoPurpose::Flush, spec.output.level).of_family(spec.cf);
     let kept = input.tombstones().clone();
-    let writer = OutputWriter::new(&spec.output, CfId(spec.cf), &spec.range, kept, io, context)?;
+    let writer = OutputWriter::new(&spec.output, CfId(spec.cf), &spec.range, kept, io, context)?
+        .filtered_by(spec.retention.compaction_filter.as_deref());
     let files = drive(&mut input, writer, context, |input| {
         let expected: u64 = shards.iter().map(|shard| shard.entries()).sum();
         let read = input.counts().records_in;

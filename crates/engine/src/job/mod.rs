@@ -49,6 +49,7 @@ use crate::file_meta::FileMeta;
 use crate::flush::ShardSource;
 use crate::iter::InternalIterator;
 use crate::job::output::OutputWriter;
+use crate::sst::RecordRole;
 
 /// How far a running job is; read by others while it runs.
 #[derive(Debug, Default)]
@@ -173,8 +174,12 @@ pub(crate) fn drive<I: InternalIterator>(
     context.check_cancelled()?;
     input.start()?;
     while input.valid() {
-        let warm = context.warm || input.is_warm();
-        writer.add(input.key(), input.value(), input.starts_key(), warm)?;
+        let role = RecordRole {
+            starts_key: input.starts_key(),
+            is_warm: context.warm || input.is_warm(),
+            is_shadowed: input.is_shadowed(),
+        };
+        writer.add(input.key(), input.value(), role)?;
         input.advance()?;
     }
     check(input)?;

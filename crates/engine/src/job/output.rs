@@ -24,7 +24,7 @@ use super::spec::OutputSpec;
 use super::{JobContext, MeteredWrite};
 use crate::file_meta::{FileMeta, sst_name};
 use crate::key::{KeyRange, user_key};
-use crate::sst::TableBuilder;
+use crate::sst::{RecordRole, TableBuilder, TableOptions};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
 
 /// An output overlaps at most about this many target sizes of the level below.
@@ -36,6 +36,8 @@ pub struct OutputWriter<'a> {
     cf: CfId,
     io: IoContext,
     context: &'a JobContext<'a>,
+    /// Name of the compaction filter that the records have passed.
+    filter: Option<&'a str>,
     tombstones: TombstoneSet,
     /// First fragment that may reach past `low`.
     fragment: usize,
@@ -70,6 +72,7 @@ impl<'a> OutputWriter<'a> {
             cf,
             io,
             context,
+            filter: None,
             tombstones,
             fragment: 0,
             open: None,
@@ -83,17 +86,24 @@ impl<'a> OutputWriter<'a> {
         })
     }
 
-    /// Adds a record, in internal-key order; `starts_key` if it is the first of its user key, `warm` if people read there.
+    /// Notes that the records have passed the compaction filter of that name.
+    #[must_use]
+    pub fn filtered_by(mut self, filter: Option<&'a str>) -> Self {
+        self.filter = filter;
+        self
+    }
+
+    /// Adds a record, in internal-key order.
     #[inline]
-    pub fn add(&mut self, key: &[u8], value: &[u8], starts_key: bool, warm: bool) -> Result<()> {
-        if starts_key {
+    pub fn add(&mut self, key: &[u8], value: &[u8], role: RecordRole) -> Result<()> {
+        if role.starts_key {
             self.enter(user_key(key))?;
         }
         let builder = match &mut self.open {
             Some(builder) => builder,
             None => self.create()?,
         };
-        builder.add_warm(key, value, warm)
+        builder.add_as(key, value, role)
     }
 
     /// Ends the interval before `key` if it must end there.
@@ -215,7 +225,10 @@ impl<'a> OutputWriter<'a> {
             &path,
             no,
             self.spec.unique_id(no),
-            self.spec.table_options(self.cf),
+            TableOptions {
+                compaction_filter: self.filter.map(str::to_owned),
+                ..self.spec.table_options(self.cf)
+            },
         );
         Ok(self.open.insert(builder.warming(&self.context.cache)))
     }

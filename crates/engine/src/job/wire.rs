@@ -14,7 +14,7 @@ use crate::compaction::job::CompactionSpec;
 use crate::flush::FlushSpec;
 
 /// Version of the format. Another version is refused as `Unsupported`.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 const HEADER_BYTES: usize = 2;
 const CRC_BYTES: usize = 4;

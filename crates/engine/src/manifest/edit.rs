@@ -16,6 +16,7 @@ use crate::file_meta::FileMeta;
 use crate::key::KeyRange;
 use crate::manifest::damaged;
 use crate::options::{CfOptions, LEVELS};
+use crate::table_content::TableContent;
 
 /// A file longer than this is taken for damage.
 const FILE_BYTES_MAX: u64 = 1 << 48;
@@ -300,6 +301,7 @@ fn put_meta(out: &mut Vec<u8>, meta: &FileMeta) {
     put_varint(out, meta.range_deletions);
     put_varint(out, meta.raw_bytes);
     put_u64(out, meta.created_unix_ms);
+    meta.content.encode(out);
 }
 
 fn meta(reader: &mut Reader<'_>) -> Option<FileMeta> {
@@ -333,6 +335,7 @@ fn meta(reader: &mut Reader<'_>) -> Option<FileMeta> {
         global_seq,
         median_key,
         created_unix_ms: reader.u64()?,
+        content: TableContent::decode(reader)?,
     })
 }
 

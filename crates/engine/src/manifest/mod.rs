@@ -40,7 +40,7 @@ pub use mark::{Evidence, LogMark, Marks};
 pub use set::{DEFAULT_CF_NAME, FileNumbers, VersionSet, file_number};
 
 /// Version of the manifest's format, and of the database's as a whole.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// Damage whose place the caller adds.
 pub(crate) fn damaged(what: impl Into<String>) -> Error {

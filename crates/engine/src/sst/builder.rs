@@ -28,7 +28,8 @@ use crate::cache::{BlockCache, BlockKey, BlockKind};
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind, TRAILER_BYTES as KEY_TRAILER_BYTES};
 use crate::options::Compression;
-use crate::tombstone::RangeTombstone;
+use crate::table_content::ContentCounter;
+use crate::tombstone::{RangeTombstone, TombstoneSet};
 
 /// How a table is written.
 #[derive(Clone, Debug)]
@@ -54,6 +55,8 @@ pub struct TableOptions {
     pub cf: CfId,
     /// Its name. Default empty.
     pub cf_name: String,
+    /// Name of the compaction filter that the records have passed, to note. Default none.
+    pub compaction_filter: Option<String>,
 }
 
 impl Default for TableOptions {
@@ -68,8 +71,21 @@ impl Default for TableOptions {
             created_unix_ms: 0,
             cf: CfId::DEFAULT,
             cf_name: String::new(),
+            compaction_filter: None,
         }
     }
+}
+
+/// What a job says of a record beside its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordRole {
+    /// Whether the record is the first of its user key: an output may be cut before it.
+    pub starts_key: bool,
+    /// Whether users read the block that the record comes from.
+    pub is_warm: bool,
+    /// Whether the record is kept for a snapshot only, because a newer one of its key was written
+    /// before it.
+    pub is_shadowed: bool,
 }
 
 /// See the module.
@@ -90,6 +106,7 @@ pub struct TableBuilder {
     scratch: Vec<u8>,
     tombstones: Vec<RangeTombstone>,
     properties: Properties,
+    content: ContentCounter,
     middle_of_first: Vec<u8>,
     warmth: Option<Warmth>,
 }
@@ -163,7 +180,6 @@ impl TableBuilder {
         let buffer = Vec::with_capacity(options.block_bytes * 2);
         let properties = Properties {
             smallest_seq: u64::MAX,
-            compression: options.compression,
             bloom_bits_per_key: options.bloom_bits_per_key,
             created_unix_ms: options.created_unix_ms,
             cf: options.cf,
@@ -173,6 +189,11 @@ impl TableBuilder {
         Self {
             out: Output { file, path: path.to_owned(), unique_id, offset: 0, crc: 0, buffer },
             no,
+            content: ContentCounter::new(
+                options.created_unix_ms,
+                options.compression,
+                options.compaction_filter.clone(),
+            ),
             block: DataBlockBuilder::new(options.restart_interval, options.block_bytes),
             compressor: Compressor::new(options.compression),
             options,
@@ -190,7 +211,7 @@ impl TableBuilder {
         }
     }
 
-    /// Puts blocks with warm records into `cache` ([`TableBuilder::add_warm`]).
+    /// Puts blocks with warm records into `cache` ([`TableBuilder::add_as`]).
     #[must_use]
     pub fn warming(mut self, cache: &Arc<BlockCache>) -> Self {
         let (cache, evicted) = (Arc::clone(cache), cache.evicted());
@@ -198,15 +219,33 @@ impl TableBuilder {
         self
     }
 
-    /// As [`TableBuilder::add`], of a record that people read (or not).
+    /// As [`TableBuilder::add`], of a record with a role.
+    ///
+    /// Panics if a shadowed record is not behind another record of its key.
     #[inline]
-    pub fn add_warm(&mut self, internal_key: &[u8], value: &[u8], warm: bool) -> Result<()> {
+    pub fn add_as(&mut self, internal_key: &[u8], value: &[u8], role: RecordRole) -> Result<()> {
+        if role.is_shadowed {
+            self.count_shadowed(internal_key, value);
+        } else {
+            self.content.end_shadowed();
+        }
         self.add(internal_key, value)?;
         if let Some(warmth) = &mut self.warmth {
             warmth.records += 1;
-            warmth.warm += u32::from(warm);
+            warmth.warm += u32::from(role.is_warm);
         }
         Ok(())
+    }
+
+    fn count_shadowed(&mut self, internal_key: &[u8], value: &[u8]) {
+        let user_key = key::user_key(internal_key);
+        assert!(
+            !self.last_key.is_empty() && key::user_key(&self.last_key) == user_key,
+            "a record that no other shadows"
+        );
+        let seq_of = |encoded: &[u8]| key::trailer_seq(key::trailer(encoded)).0;
+        let bytes = (user_key.len() + value.len()) as u64;
+        self.content.add_shadowed(bytes, seq_of(internal_key), seq_of(&self.last_key));
     }
 
     /// Adds a point record behind all others.
@@ -255,7 +294,8 @@ impl TableBuilder {
         if first {
             self.properties.smallest = user_key.to_vec();
         }
-        self.count(trailer, user_key.len(), value.len());
+        self.content.add_key(!same_key);
+        self.count(trailer, user_key.len(), value);
         Ok(())
     }
 
@@ -263,18 +303,22 @@ impl TableBuilder {
         self.block.payload_bytes() + key_bytes + value_bytes + 6 > self.options.block_bytes
     }
 
-    fn count(&mut self, trailer: u64, key_bytes: usize, value_bytes: usize) {
+    fn count(&mut self, trailer: u64, key_bytes: usize, value: &[u8]) {
         let properties = &mut self.properties;
         properties.entries += 1;
         properties.raw_key_bytes += key_bytes as u64;
-        properties.raw_value_bytes += value_bytes as u64;
+        properties.raw_value_bytes += value.len() as u64;
         let seq = key::trailer_seq(trailer).0;
         properties.smallest_seq = properties.smallest_seq.min(seq);
         properties.largest_seq = properties.largest_seq.max(seq);
         match Kind::from_byte(trailer as u8) {
             Some(Kind::Delete) => properties.deletions += 1,
-            Some(Kind::Merge) => properties.merges += 1,
-            Some(Kind::PutExpiring) => properties.expiring += 1,
+            Some(Kind::Merge) => self.content.add_merge(),
+            Some(Kind::PutExpiring) => {
+                // A value that is too short for an expiry is found when it is read.
+                let expiry = value.first_chunk().map_or(u64::MAX, |ms| u64::from_le_bytes(*ms));
+                self.content.add_expiring((key_bytes + value.len()) as u64, expiry);
+            }
             _ => {}
         }
     }
@@ -369,6 +413,8 @@ impl TableBuilder {
         let (index, filter, partitioned) = self.write_index_and_filter()?;
         let tombstones = self.write_tombstones()?;
         self.set_bounds();
+        let set = TombstoneSet::new(&self.tombstones);
+        self.properties.content = std::mem::take(&mut self.content).finish(&set);
         let mut payload = Vec::new();
         self.properties.encode(&mut payload);
         let properties = self.out.block(&payload, Compression::None)?;

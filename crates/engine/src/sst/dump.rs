@@ -52,8 +52,14 @@ impl TableReader {
         writeln!(out, "created (unix ms)   {}", p.created_unix_ms)?;
         writeln!(out, "records             {}", p.entries)?;
         writeln!(out, "  deletions         {}", p.deletions)?;
-        writeln!(out, "  merge operands    {}", p.merges)?;
-        writeln!(out, "  expiring          {}", p.expiring)?;
+        writeln!(out, "  merge operands    {}", p.content.merges)?;
+        writeln!(out, "  expiring          {}", p.content.expiring)?;
+        let [earliest, .., latest] = p.content.expiry_ms;
+        if p.content.expiring > 0 {
+            writeln!(out, "    between (unix ms) {earliest} and {latest}")?;
+        }
+        writeln!(out, "  for snapshots     {}", p.content.shadowed)?;
+        writeln!(out, "user keys           {}", p.content.user_keys)?;
         writeln!(out, "range deletions     {}", p.range_deletions)?;
         writeln!(out, "smallest key        \"{}\"", p.smallest.escape_ascii())?;
         let exclusive = if p.largest_exclusive { " (exclusive)" } else { "" };
@@ -73,6 +79,8 @@ impl TableReader {
         writeln!(out, "index               {} bytes, {levels} level(s)", p.index_bytes)?;
         let bits = p.bloom_bits_per_key;
         writeln!(out, "filter              {} bytes, {bits} bits a key", p.filter_bytes)?;
-        writeln!(out, "compression         {:?}", p.compression)
+        let filter = p.content.compaction_filter.as_deref().unwrap_or("none");
+        writeln!(out, "compaction filter   {}", filter.escape_debug())?;
+        writeln!(out, "compression         {:?}", p.content.compression)
     }
 }

@@ -20,7 +20,7 @@ use crate::key::VALUE_BYTES_MAX;
 use crate::options::Compression;
 
 /// Version of the format that this program writes, and the only one that it reads.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// Last eight bytes of every file.
 pub(super) const MAGIC: [u8; 8] = *b"ArchpSST";
 /// Bytes behind every block's payload.

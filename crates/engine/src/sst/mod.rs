@@ -37,7 +37,7 @@ mod writer;
 pub use block::Block;
 #[cfg(test)]
 pub(crate) use block::block_of as tests_block;
-pub use builder::{TableBuilder, TableOptions};
+pub use builder::{RecordRole, TableBuilder, TableOptions};
 pub use format::FORMAT_VERSION;
 pub use iter::TableIter;
 pub use properties::Properties;

@@ -9,7 +9,7 @@ use archipelago_base::codec::{Reader, put_bytes, put_u8, put_varint};
 use archipelago_base::{CfId, Error, FileNo, Result, SeqNo};
 
 use crate::file_meta::FileMeta;
-use crate::options::Compression;
+use crate::table_content::TableContent;
 
 /// The only order of keys there is.
 const COMPARATOR: &[u8] = b"bytewise";
@@ -23,10 +23,6 @@ pub struct Properties {
     pub entries: u64,
     /// Point records that delete.
     pub deletions: u64,
-    /// Point records that are merge operands.
-    pub merges: u64,
-    /// Point records that expire.
-    pub expiring: u64,
     /// Range tombstones.
     pub range_deletions: u64,
     /// Bytes of user keys before encoding.
@@ -53,8 +49,6 @@ pub struct Properties {
     pub largest_seq: u64,
     /// As in [`FileMeta`].
     pub median_key: Vec<u8>,
-    /// How data blocks were to be compressed.
-    pub compression: Compression,
     /// Bits per key of the filter; 0 without one.
     pub bloom_bits_per_key: u32,
     /// Unix milliseconds when it was written.
@@ -63,6 +57,8 @@ pub struct Properties {
     pub cf: CfId,
     /// Name of that column family then.
     pub cf_name: String,
+    /// As in [`FileMeta`].
+    pub content: TableContent,
 }
 
 impl Properties {
@@ -78,7 +74,9 @@ impl Properties {
         for (tag, value) in self.numbers() {
             number(out, tag, value);
         }
-        let texts: [(u8, &[u8]); 6] = [
+        let mut content = Vec::new();
+        self.content.encode(&mut content);
+        let texts: [(u8, &[u8]); 7] = [
             (64, COMPARATOR),
             (65, &self.smallest),
             (66, &self.largest),
@@ -86,6 +84,7 @@ impl Properties {
             (68, self.cf_name.as_bytes()),
             // Reserved: how the blocks are encrypted; empty for not at all.
             (69, b""),
+            (70, &content),
         ];
         for (tag, bytes) in texts {
             put_u8(out, tag);
@@ -93,17 +92,10 @@ impl Properties {
         }
     }
 
-    fn numbers(&self) -> [(u8, u64); 18] {
-        let compression = match self.compression {
-            Compression::None => 0,
-            Compression::Lz4 => 1,
-            Compression::Zstd => 2,
-        };
+    fn numbers(&self) -> [(u8, u64); 15] {
         [
             (1, self.entries),
             (2, self.deletions),
-            (3, self.merges),
-            (4, self.expiring),
             (5, self.range_deletions),
             (6, self.raw_key_bytes),
             (7, self.raw_value_bytes),
@@ -114,7 +106,6 @@ impl Properties {
             (12, u64::from(self.largest_exclusive)),
             (13, self.smallest_seq),
             (14, self.largest_seq),
-            (15, compression),
             (16, u64::from(self.bloom_bits_per_key)),
             (17, self.created_unix_ms),
             (18, u64::from(self.cf.0)),
@@ -146,7 +137,7 @@ impl Properties {
                 }
             }
         }
-        if known != 24 {
+        if known != 22 {
             return Err(corrupt("fields are missing"));
         }
         if out.smallest_seq > out.largest_seq || out.largest_seq > SeqNo::MAX.0 {
@@ -157,7 +148,7 @@ impl Properties {
 
     fn set(&mut self, tag: u8, value: &[u8]) -> Field {
         match tag {
-            0 | 19..=63 | 70.. => return Field::Unknown,
+            0 | 3 | 4 | 15 | 19..=63 | 71.. => return Field::Unknown,
             64 if value == COMPARATOR => {}
             64 => return Field::Unsupported("another comparator than bytewise"),
             65 => self.smallest = value.to_vec(),
@@ -169,6 +160,13 @@ impl Properties {
             },
             69 if value.is_empty() => {}
             69 => return Field::Unsupported("encrypted"),
+            70 => {
+                let mut reader = Reader::new(value);
+                match TableContent::decode(&mut reader).filter(|_| reader.is_empty()) {
+                    Some(content) => self.content = content,
+                    None => return Field::Damaged,
+                }
+            }
             1..=18 => {
                 let mut reader = Reader::new(value);
                 let number = reader.varint().filter(|_| reader.is_empty());
@@ -185,8 +183,6 @@ impl Properties {
         match tag {
             1 => self.entries = value,
             2 => self.deletions = value,
-            3 => self.merges = value,
-            4 => self.expiring = value,
             5 => self.range_deletions = value,
             6 => self.raw_key_bytes = value,
             7 => self.raw_value_bytes = value,
@@ -203,10 +199,6 @@ impl Properties {
             }
             13 => self.smallest_seq = value,
             14 => self.largest_seq = value,
-            15 => {
-                let kinds = [Compression::None, Compression::Lz4, Compression::Zstd];
-                self.compression = kinds.get(usize::try_from(value).ok()?).copied()?;
-            }
             16 => self.bloom_bits_per_key = u32::try_from(value).ok()?,
             17 => self.created_unix_ms = value,
             18 => self.cf = CfId(u32::try_from(value).ok()?),
@@ -240,6 +232,7 @@ impl Properties {
             global_seq: None,
             median_key: self.median_key.clone(),
             created_unix_ms: self.created_unix_ms,
+            content: self.content.clone(),
         }
     }
 }

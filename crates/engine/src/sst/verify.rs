@@ -203,6 +203,8 @@ impl<'a> Check<'a> {
             if found != Ok(Some((trailer, value))) {
                 return Err(self.corrupt(handle.offset, "data block: hash index misses a key"));
             }
+            let is_new = self.last_key.is_empty() || key::user_key(&self.last_key) != user_key;
+            self.seen.content.user_keys += u64::from(is_new);
             count(&mut self.seen, trailer, user_key, value)
                 .ok_or_else(|| self.corrupt(handle.offset, "data block: record of unknown kind"))?;
             self.last_key.clear();
@@ -249,8 +251,11 @@ impl<'a> Check<'a> {
         let pairs = [
             ("entries", seen.entries, said.entries),
             ("deletions", seen.deletions, said.deletions),
-            ("merge operands", seen.merges, said.merges),
-            ("expiring records", seen.expiring, said.expiring),
+            ("merge operands", seen.content.merges, said.content.merges),
+            ("expiring records", seen.content.expiring, said.content.expiring),
+            ("user keys", seen.content.user_keys, said.content.user_keys),
+            ("earliest expiry", seen.content.expiry_ms[0], said.content.expiry_ms[0]),
+            ("latest expiry", seen.content.expiry_ms[4], said.content.expiry_ms[4]),
             ("key bytes", seen.raw_key_bytes, said.raw_key_bytes),
             ("value bytes", seen.raw_value_bytes, said.raw_value_bytes),
             ("data blocks", seen.data_blocks, said.data_blocks),
@@ -283,8 +288,15 @@ impl<'a> Check<'a> {
 fn count(seen: &mut Properties, trailer: u64, user_key: &[u8], value: &[u8]) -> Option<()> {
     match Kind::from_byte(trailer as u8)? {
         Kind::Delete => seen.deletions += 1,
-        Kind::Merge => seen.merges += 1,
-        Kind::PutExpiring => seen.expiring += 1,
+        Kind::Merge => seen.content.merges += 1,
+        Kind::PutExpiring => {
+            let expiry_ms = value.first_chunk().map_or(u64::MAX, |ms| u64::from_le_bytes(*ms));
+            let content = &mut seen.content;
+            let [earliest, .., latest] = content.expiry_ms;
+            let earliest = if content.expiring == 0 { expiry_ms } else { earliest.min(expiry_ms) };
+            content.expiry_ms = [earliest, 0, 0, 0, latest.max(expiry_ms)];
+            content.expiring += 1;
+        }
         Kind::Put => {}
         _ => return None,
     }

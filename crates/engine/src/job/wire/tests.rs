@@ -10,6 +10,7 @@ use crate::flush::ShardRef;
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
 use crate::key::KeyRange;
 use crate::options::Compression;
+use crate::table_content::TableContent;
 
 fn range(start: &str, end: Option<&str>) -> KeyRange {
     KeyRange { start: start.into(), end: end.map(|end| end.as_bytes().to_vec()) }
@@ -62,6 +63,14 @@ fn meta() -> FileMeta {
         global_seq: None,
         median_key: b"b".to_vec(),
         created_unix_ms: 76,
+        content: TableContent {
+            user_keys: 2,
+            expiring: 1,
+            expiring_bytes: 20,
+            expiry_ms: [300; 5],
+            compaction_filter: Some("ttl".into()),
+            ..TableContent::default()
+        },
     }
 }
 
@@ -107,19 +116,21 @@ fn messages_come_back_and_their_bytes_do_not_change() {
     assert_eq!(decode::<JobOutput>(&output).unwrap(), job_output());
     assert_eq!(
         hex(&flush),
-        "01010200010171010401ac020207ab02010201016101016200e8070106617070656e640007646566\
-         61756c74026462010c03054001016d01017a098020010a4d002a42eead"
+        "02010200010171010401ac020207ab02010201016101016200e8070106617070656e640007646566\
+         61756c74026462010c03054001016d01017a098020010a4d00f3b6d38b"
     );
     assert_eq!(
         hex(&compaction),
-        "0102020001000301010101010101010101010101010101c801effdb6f50d01610163010102030101\
-         1e0001624c000001016100ac020207ab0200e8070106617070656e64000764656661756c74026462\
-         010c03054001016d01017a098020010a4d00808040017e62af97"
+        "0202020001000301010101010101010101010101010101c801effdb6f50d01610163010102030101\
+         1e0001624c02000114ac02ac02ac02ac02ac02000000000001010374746c00000001016100ac0202\
+         07ab0200e8070106617070656e64000764656661756c74026462010c03054001016d01017a098020\
+         010a4d008080400149b1cdec"
     );
     assert_eq!(
         hex(&output),
-        "0103010301010101010101010101010101010101c801effdb6f50d016101630101020301011e0001\
-         624c00000000000000000000000102004e0853f9"
+        "0203010301010101010101010101010101010101c801effdb6f50d016101630101020301011e0001\
+         624c02000114ac02ac02ac02ac02ac02000000000001010374746c00000000000000000000000001\
+         0200c1929624"
     );
 }
 
@@ -128,10 +139,10 @@ fn other_versions_and_other_messages_are_refused() {
     let mut message = encode(&flush_spec()).unwrap();
     let error = decode::<CompactionSpec>(&message).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
-    message[0] = 2;
+    message[0] = 3;
     let error = decode::<FlushSpec>(&message).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.context().contains("version 2"), "{error}");
+    assert!(error.context().contains("version 3"), "{error}");
     assert_eq!(decode::<FlushSpec>(&[]).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(decode::<FlushSpec>(&[VERSION]).unwrap_err().kind(), ErrorKind::Corrupt);
 }

@@ -9,6 +9,7 @@ use super::super::mark::{Mark, MarkHeader, decode_marks};
 use super::super::state::{State, StateBuilder};
 use super::*;
 use crate::options::Compression;
+use crate::table_content::{CoveredRange, TableContent};
 
 /// Every field by name: a new one changes the format.
 fn golden_options() -> CfOptions {
@@ -40,6 +41,26 @@ fn golden_edit() -> VersionEdit {
     let mut meta = meta(300, b"a", b"mz", (5, 900));
     meta.largest_exclusive = true;
     meta.global_seq = Some(7);
+    meta.content = TableContent {
+        user_keys: 9,
+        merges: 1,
+        expiring: 2,
+        expiring_bytes: 300,
+        expiry_ms: [10, 20, 30, 40, 50],
+        shadowed: 3,
+        shadowed_bytes: 60,
+        shadowed_keys: 2,
+        shadowed_oldest_seq: 6,
+        shadowing_newest_seq: 800,
+        compression: Compression::Zstd,
+        compaction_filter: Some("ttl".into()),
+        covered: vec![CoveredRange {
+            start: b"b".to_vec(),
+            end: b"c".to_vec(),
+            oldest_seq: 5,
+            newest_seq: 6,
+        }],
+    };
     edit.push(Change::CreateCf {
         cf: CfId(2),
         name: "cf".into(),

@@ -148,7 +148,8 @@ fn warmed(full: bool, warm: impl Fn(u64) -> bool) -> (u64, u64) {
     }
     let before = cache.stats(BlockKind::Data).inserts;
     for (nth, ((user_key, seq), (kind, value))) in (0..).zip(&numbered(1000)) {
-        builder.add_warm(&key::encode(user_key, SeqNo(seq.0), *kind), value, warm(nth)).unwrap();
+        let role = RecordRole { is_warm: warm(nth), ..RecordRole::default() };
+        builder.add_as(&key::encode(user_key, SeqNo(seq.0), *kind), value, role).unwrap();
     }
     builder.finish().unwrap();
     (cache.stats(BlockKind::Data).inserts - before, 1000)

@@ -169,7 +169,13 @@ impl MergeOperator for AppendMerge {
     }
 }
 
-/// Removes expired records. Name: `ttl`. Reads hide them at once; this gives their space back.
+/// Removes expired records. Name: `ttl`.
+///
+/// No family needs this filter: reads do not see an expired record, and every compaction of any
+/// family treats one as a delete before it asks a filter. Background work gives the space back in
+/// all levels, with or without the filter: tables that have expired altogether are removed without
+/// being read, others are rewritten when a part of them has expired
+/// ([`crate::compaction::pick::reclaim`]).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TtlFilter;
 

@@ -178,7 +178,8 @@ pub struct CfOptions {
     pub block_bytes: usize,
     /// Compression of all levels but the last non-empty one. Default LZ4.
     pub compression: Compression,
-    /// Compression of the last level. Default Zstd.
+    /// Compression of the last level. Default Zstd. Tables there that were written with another are
+    /// rewritten in the background when no load goes on.
     pub compression_last: Compression,
     /// L0 files in a bucket at which they are compacted. Default 4.
     pub l0_compaction_trigger: usize,
@@ -199,7 +200,9 @@ pub struct CfOptions {
     pub pending_bytes_stop: u64,
     /// Name of the merge operator, if the family has one.
     pub merge_operator: Option<String>,
-    /// Name of the compaction filter, if the family has one. Expired records go without one.
+    /// Name of the compaction filter, if the family has one. Tables of the last level that were
+    /// written without it are rewritten in the background when no load goes on. Expired records
+    /// need no filter.
     pub compaction_filter: Option<String>,
 }
 

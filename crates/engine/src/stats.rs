@@ -63,6 +63,8 @@ tickers! {
     Compactions = "compactions",
     /// Files that moved down a level without being rewritten.
     TrivialMoves = "compactions.trivial",
+    /// Tables that were removed without being read, because no reader needed anything in them.
+    TablesDropped = "tables.dropped",
     /// Parts of compactions that were cut into several.
     Subcompactions = "compactions.parts",
     /// Bytes that compactions read.

@@ -186,7 +186,9 @@ impl Sim {
             version: &self.store.version,
             running: &running,
             jobs_max: compaction_jobs(self.setting.jobs, since, self.seal_interval_ns),
-            oldest_snapshot: SeqNo::MAX,
+            snapshots: &[],
+            visible: SeqNo::MAX,
+            now_ms: 0,
             loading: is_loading(since, self.seal_interval_ns),
         })?;
         let running = picked.running(CF);

@@ -12,6 +12,7 @@ use archipelago_engine::compaction::pick::Pick;
 use archipelago_engine::db::flush_plan::{FlushPlan, SealedView, ShardState, plan_flush};
 use archipelago_engine::file_meta::FileMeta;
 use archipelago_engine::live_file::Trash;
+use archipelago_engine::options::Compression;
 use archipelago_engine::table_content::TableContent;
 use archipelago_engine::version::{Version, VersionBuilder};
 
@@ -196,7 +197,7 @@ impl Store {
             global_seq: None,
             median_key: key(run.lo + (run.hi - run.lo) / 2),
             created_unix_ms: 0,
-            content: TableContent::default(),
+            content: TableContent { compression: Compression::None, ..TableContent::default() },
         }
     }
 

@@ -33,9 +33,13 @@
 //!    level straddles a bucket boundary: the first job that meets it holds (and cuts) it, the
 //!    other bucket waits.
 //!
-//! Cost: O(files of the levels that are due).
+//! Before all of this, tables that no reader needs are dropped by an edit alone; after it, tables
+//! that are worth it are rewritten or taken down for the space that they give back ([`reclaim`]).
+//!
+//! Cost: O(files of the levels that are due, and of the tables that may give space back).
 
 mod picker;
+pub mod reclaim;
 mod share;
 
 use std::sync::Arc;
@@ -47,6 +51,7 @@ use crate::live_file::LiveFile;
 use crate::version::{LAST_LEVEL, Version, total_bytes};
 
 use self::picker::Picker;
+pub use self::reclaim::RangeInput;
 pub use self::share::{compaction_jobs, flush_reserve_ns, is_loading, load_pause_ns, pick_of_all};
 
 /// A job holds at most this many target file sizes of inputs when it widens itself.
@@ -67,6 +72,13 @@ pub struct Running {
     pub files: Vec<u64>,
 }
 
+impl Running {
+    /// Whether it writes a level below L0 again, for space.
+    fn is_rewrite(&self) -> bool {
+        self.from == self.to && self.to > 0
+    }
+}
+
 /// What a decision is made from.
 #[derive(Clone, Copy, Debug)]
 pub struct PickInput<'a> {
@@ -76,8 +88,12 @@ pub struct PickInput<'a> {
     pub running: &'a [Running],
     /// How many compactions may run at once.
     pub jobs_max: usize,
-    /// The oldest sequence number that a snapshot still reads; `SeqNo::MAX` if there is none.
-    pub oldest_snapshot: SeqNo,
+    /// The sequence numbers of the live snapshots, ascending.
+    pub snapshots: &'a [SeqNo],
+    /// Newest published sequence number, as of the moment of `snapshots`.
+    pub visible: SeqNo,
+    /// Unix milliseconds that expiry goes by.
+    pub now_ms: u64,
     /// Memtables are being sealed one after another: see the module on patience.
     pub loading: bool,
 }
@@ -126,13 +142,17 @@ pub enum Pick {
         /// The files.
         files: Vec<Arc<LiveFile>>,
     },
-    /// A file of the last level whose deletions no snapshot needs any more, to be rewritten
-    /// without them.
-    Bottom {
-        /// The last level.
+    /// Neighbours of one level below L0, to be written again without what no reader needs.
+    Rewrite {
+        /// The level.
         level: usize,
-        /// The file.
-        file: Arc<LiveFile>,
+        /// The files, in key order.
+        files: Vec<Arc<LiveFile>>,
+    },
+    /// Files that no reader needs, to be removed by an edit alone.
+    Drop {
+        /// The files, each with its level.
+        files: Vec<(usize, Arc<LiveFile>)>,
     },
 }
 
@@ -143,11 +163,12 @@ impl Pick {
         match self {
             Self::L0ToBase { .. } | Self::IntraL0 { .. } => 0,
             Self::Level { from, .. } | Self::TrivialMove { from, .. } => *from,
-            Self::Bottom { level, .. } => *level,
+            Self::Rewrite { level, .. } => *level,
+            Self::Drop { files } => files.first().map_or(0, |(level, _)| *level),
         }
     }
 
-    /// The level that is written.
+    /// The level that is written; of a drop, the level of its first file.
     #[must_use]
     pub fn to(&self) -> usize {
         match self {
@@ -155,21 +176,28 @@ impl Pick {
             Self::L0ToBase { to, .. } | Self::Level { to, .. } | Self::TrivialMove { to, .. } => {
                 *to
             }
-            Self::Bottom { level, .. } => *level,
+            Self::Rewrite { level, .. } => *level,
+            Self::Drop { .. } => self.from(),
         }
     }
 
     /// Every input with its level.
     pub fn inputs(&self) -> impl Iterator<Item = (usize, &Arc<LiveFile>)> {
+        let dropped: &[(usize, Arc<LiveFile>)] = match self {
+            Self::Drop { files } => files,
+            _ => &[],
+        };
         let (upper, lower): (&[Arc<LiveFile>], &[Arc<LiveFile>]) = match self {
             Self::L0ToBase { l0, base, .. } => (l0, base),
             Self::Level { inputs, overlapping, .. } => (inputs, overlapping),
             Self::IntraL0 { files, .. } | Self::TrivialMove { files, .. } => (files, &[]),
-            Self::Bottom { file, .. } => (std::slice::from_ref(file), &[]),
+            Self::Rewrite { files, .. } => (files, &[]),
+            Self::Drop { .. } => (&[], &[]),
         };
         let (from, to) = (self.from(), self.to());
         let upper = upper.iter().map(move |file| (from, file));
-        upper.chain(lower.iter().map(move |file| (to, file)))
+        let merged = upper.chain(lower.iter().map(move |file| (to, file)));
+        merged.chain(dropped.iter().map(|(level, file)| (*level, file)))
     }
 
     /// Length of all inputs in bytes.
@@ -178,9 +206,13 @@ impl Pick {
         total_bytes(self.inputs().map(|(_, file)| file))
     }
 
-    /// A range that covers every key of the inputs.
+    /// A range that covers every key of the inputs; of a drop the empty range, because a drop
+    /// writes nothing and is in nobody's way.
     #[must_use]
     pub fn range(&self) -> KeyRange {
+        if let Self::Drop { .. } = self {
+            return KeyRange { start: Vec::new(), end: Some(Vec::new()) };
+        }
         hull(self.inputs().map(|(_, file)| file))
     }
 
@@ -223,6 +255,9 @@ pub fn pick(input: &PickInput<'_>) -> Option<Pick> {
     }
     let picker = Picker::new(input.version, input.running).patient(input.loading);
     let version = input.version;
+    if let Some(dropped) = picker.pick_drop(input) {
+        return Some(dropped);
+    }
     let mut levels: Vec<(f64, usize)> = (version.base_level()..LAST_LEVEL)
         .map(|level| (picker.idle_score(level), level))
         .filter(|&(score, _)| score > 1.0)
@@ -238,7 +273,8 @@ pub fn pick(input: &PickInput<'_>) -> Option<Pick> {
         .or_else(|| picker.pick_l0())
         .or_else(|| picker.pick_intra_l0())
         .or_else(|| deeper(after, &picker.due_l0()))
-        .or_else(|| picker.pick_bottom(input.oldest_snapshot))
+        .or_else(|| picker.pick_sink(input))
+        .or_else(|| picker.pick_rewrite(input))
 }
 
 /// What [`pick_range`] says.
@@ -246,54 +282,65 @@ pub fn pick(input: &PickInput<'_>) -> Option<Pick> {
 pub enum RangePick {
     /// Run this, then ask again.
     Ready(Pick),
-    /// Files in the range are in use: ask again when a job has ended.
-    Blocked,
-    /// The level has no file in the range.
+    /// Files in the range are in use: ask again when a job has ended. Until then no background job
+    /// may take the files of the pick or write where it writes, else the wish might never be
+    /// granted beside steady writes. (`None` for L0, from which background jobs take the oldest
+    /// files first.)
+    Blocked(Option<Pick>),
+    /// The level has no file in the range that is still to be compacted.
     Done,
 }
 
-/// The next job that brings the files of `level` in `range` one level down (L0: to the base
-/// level), for compacting a range by hand: go level by level from 0 to the last but one, each
-/// until it is done. Never a trivial move, so that every record is looked at.
+/// The next job that brings the files of `level` that a user wants compacted one level down (L0: to
+/// the base level), and those of the last level into new files: go level by level from 0 to the
+/// last, each until it is done. Never a trivial move, so that every record is looked at.
+///
+/// This ends beside writers: only files with a record that was there at the beginning count
+/// ([`RangeInput::through`]). Jobs only take such records down, so their bytes above the last level
+/// shrink with each pick; and in the last level each file is written once.
 #[must_use]
-pub fn pick_range(
-    version: &Version,
-    running: &[Running],
-    level: usize,
-    range: &KeyRange,
-) -> RangePick {
-    let picker = Picker::new(version, running);
-    if level == 0 {
-        return picker.range_l0(range);
+pub fn pick_range(wish: &RangeInput<'_>, level: usize) -> RangePick {
+    let version = wish.input.version;
+    let picker = Picker::new(version, wish.input.running);
+    match level {
+        0 => return picker.range_l0(wish),
+        LAST_LEVEL => return picker.range_last(wish),
+        _ => {}
     }
-    if level >= LAST_LEVEL {
-        return RangePick::Done;
-    }
-    let due = version.overlapping(level, range);
-    if due.is_empty() {
-        return RangePick::Done;
-    }
+    let due: Vec<Arc<LiveFile>> = wish.due(version, level).cloned().collect();
+    let Some(first) = due.first() else { return RangePick::Done };
     // As many neighbours as fit; the next call takes the rest.
     let most = WIDEN_FILES_MAX.saturating_mul(version.options().target_file_bytes);
-    for (at, first) in due.iter().enumerate() {
-        if picker.in_use.contains(&first.no) {
-            continue;
-        }
+    let all = version.level(level).files();
+    for first in &due {
+        let from = all.partition_point(|file| file.smallest < first.smallest);
         let mut len = 0;
         let mut bytes = 0u64;
-        for file in &due[at..] {
+        for file in &all[from..] {
+            let is_due = due.iter().any(|due| due.no == file.no);
             bytes = bytes.saturating_add(file.size_bytes);
-            if picker.in_use.contains(&file.no) || (len > 0 && bytes > most) {
+            if !is_due || picker.in_use.contains(&file.no) || (len > 0 && bytes > most) {
                 break;
             }
             len += 1;
         }
-        let pick = picker.level_job(level, due[at..at + len].to_vec());
+        if len == 0 {
+            continue;
+        }
+        let pick = picker.level_job(level, all[from..from + len].to_vec());
         if let Some(pick) = pick.or_else(|| picker.level_job(level, vec![Arc::clone(first)])) {
             return RangePick::Ready(pick);
         }
     }
-    RangePick::Blocked
+    let inputs = vec![Arc::clone(first)];
+    let overlapping = version.overlapping(level + 1, &hull(&inputs)).to_vec();
+    RangePick::Blocked(Some(Pick::Level { from: level, to: level + 1, inputs, overlapping }))
+}
+
+/// The tables of the version that no reader needs, whether or not enough jobs run.
+#[must_use]
+pub fn pick_drop(input: &PickInput<'_>) -> Option<Pick> {
+    Picker::new(input.version, input.running).pick_drop(input)
 }
 
 #[cfg(test)]

@@ -300,7 +300,9 @@ impl DbInner {
             }
             Task::ChangeMap(task) => unless_dropped(&task.family, self.run_map_task(task)),
             Task::Flush(task) => unless_dropped(&task.family, self.run_flush_task(task)),
-            Task::Compact(task) => unless_dropped(&task.family, self.run_compaction_task(task)),
+            Task::Compact(task) => {
+                unless_dropped(&task.family, self.run_compaction_task(task).map(drop))
+            }
         }
     }
 

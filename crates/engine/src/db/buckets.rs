@@ -1,11 +1,10 @@
-//! Buckets for people: list, split, merge by hand; and flush and compaction of a range on request.
+//! Buckets for users: listed, split and merged on request; and flushes on request.
 
 use std::time::Duration;
 
 use archipelago_base::{Error, Result};
 
 use crate::bucket::BucketMap;
-use crate::compaction::pick::{RangePick, pick_range};
 use crate::db::family::Family;
 use crate::db::inner::DbInner;
 use crate::db::rebalancing::BucketChange;
@@ -101,11 +100,12 @@ impl Db {
         self.inner.flush_family(&cf.family)
     }
 
-    /// Compacts the keys of `range` down to the last level that has any, dropping what may be
-    /// dropped, and waits for it. Flushes first.
-    pub fn compact_range(&self, cf: &ColumnFamily, range: &KeyRange) -> Result<()> {
-        self.flush(cf)?;
-        self.inner.compact_range(cf, range)
+    /// Begins to write all memtables of the family to L0, without waiting for it.
+    pub fn start_flush(&self, cf: &ColumnFamily) -> Result<()> {
+        self.check_family(cf)?;
+        self.inner.check_open()?;
+        self.inner.refuse_read_only()?;
+        self.inner.start_flush(&cf.family)
     }
 }
 
@@ -209,41 +209,19 @@ impl DbInner {
         Ok(())
     }
 
-    fn compact_range(&self, cf: &ColumnFamily, range: &KeyRange) -> Result<()> {
-        self.check_open()?;
-        self.refuse_read_only()?;
-        let last = cf.family.current.load().version.last_used_level();
-        let end = last.max(cf.family.current.load().version.base_level());
-        for level in 0..end {
-            while !self.compact_level(cf, level, range)? {}
+    fn start_flush(&self, family: &std::sync::Arc<Family>) -> Result<()> {
+        let mut commit = self.committer.lock();
+        let Some(active) = commit.active_of(family.id) else { return family.check_alive() };
+        if active.is_empty() {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    /// One step of bringing a level's files in `range` down; whether it is done.
-    fn compact_level(&self, cf: &ColumnFamily, level: usize, range: &KeyRange) -> Result<bool> {
-        cf.family.check_alive()?;
-        self.check_open()?;
-        let mut state = self.state.lock();
-        let version = std::sync::Arc::clone(&cf.family.current.load().version);
-        match pick_range(&version, &state.compactions(), level, range) {
-            RangePick::Done => Ok(true),
-            RangePick::Blocked => {
-                drop(state);
-                self.progress_or_step()?;
-                Ok(false)
-            }
-            RangePick::Ready(pick) => {
-                let mut task =
-                    state.start_compaction(std::sync::Arc::clone(&cf.family), version, pick);
-                task.by_hand = true;
-                drop(state);
-                let result = self.run_compaction_task(&task);
-                drop(task);
-                self.remove_obsolete();
-                result.map(|()| false)
-            }
+        if self.may_seal(family) {
+            self.seal_active(&mut commit, family);
+            return Ok(());
         }
+        // As many memtables wait as may: one of them has to be written first.
+        drop(commit);
+        self.flush_family(family)
     }
 
     /// Waits for background progress, or makes some in manual mode.

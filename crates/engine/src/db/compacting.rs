@@ -9,7 +9,8 @@ use archipelago_env::{IoContext, IoPurpose};
 
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input};
-use crate::compaction::pick::{Pick, Running, compaction_jobs, is_loading, pick_of_all};
+use crate::compaction::pick::{Pick, PickInput, Running};
+use crate::compaction::pick::{compaction_jobs, is_loading, pick_of_all};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
 use crate::db::subcompacting::Compacted;
@@ -50,6 +51,8 @@ pub(crate) struct CompactionTask {
     pub(crate) pick: Pick,
     /// A user asked for it.
     pub(crate) by_hand: bool,
+    /// Ends the job early.
+    pub(crate) cancel: Cancel,
 }
 
 impl State {
@@ -91,7 +94,8 @@ impl State {
         self.next_job_id += 1;
         let kind = RunningKind::Compaction(pick.running(family.id));
         self.running.push(RunningJob { id: job_id, kind });
-        CompactionTask { job_id, family, version, pick, by_hand: false }
+        let cancel = Cancel::default();
+        CompactionTask { job_id, family, version, pick, by_hand: false, cancel }
     }
 }
 
@@ -125,29 +129,37 @@ impl DbInner {
 
     /// The next compaction of any family, the most urgent first; noted as running.
     pub(crate) fn next_compaction(&self, state: &mut State) -> Option<CompactionTask> {
-        let running = state.compactions();
-        let jobs_max = self.compactions_max();
+        let mut running = state.compactions();
+        let mut jobs_max = self.compactions_max();
         if running.len() >= jobs_max {
             return None;
         }
+        // A claim is in the way like a job, but takes the place of none.
+        running.extend(state.claims.iter().map(|(_, claim)| claim.clone()));
+        jobs_max += state.claims.len();
         let mut families = self.live_families();
         families.retain(|family| state.changing(family.id).is_none());
         let versions: Vec<Arc<Version>> =
             families.iter().map(|family| Arc::clone(&family.current.load().version)).collect();
         let all: Vec<&Version> = versions.iter().map(|version| &**version).collect();
-        let (at, pick) =
-            pick_of_all(&all, &running, jobs_max, self.oldest_snapshot(), self.is_loading())?;
+        let (snapshots, visible) = self.snapshots.list(|| self.visible());
+        let common = PickInput {
+            version: all.first()?,
+            running: &running,
+            jobs_max,
+            snapshots: &snapshots,
+            visible,
+            now_ms: self.clock.unix_ms(),
+            loading: self.is_loading(),
+        };
+        let (at, pick) = pick_of_all(&all, &common)?;
         let (family, version) = (Arc::clone(&families[at]), Arc::clone(&versions[at]));
         Some(state.start_compaction(family, version, pick))
     }
 
-    fn oldest_snapshot(&self) -> archipelago_base::SeqNo {
-        let (live, _) = self.snapshots.list(|| self.visible());
-        live.first().copied().unwrap_or(archipelago_base::SeqNo::MAX)
-    }
-
-    /// Runs a picked compaction and installs it; afterwards it is not running any more.
-    pub(crate) fn run_compaction_task(&self, task: &CompactionTask) -> Result<()> {
+    /// Runs a picked compaction and installs it; afterwards it is not running any more. Returns the
+    /// numbers of the files that it wrote.
+    pub(crate) fn run_compaction_task(&self, task: &CompactionTask) -> Result<Vec<u64>> {
         let result = self.compact_and_install(task);
         let mut state = self.state.lock();
         state.running.retain(|job| job.id != task.job_id);
@@ -157,12 +169,18 @@ impl DbInner {
         result
     }
 
-    fn compact_and_install(&self, task: &CompactionTask) -> Result<()> {
+    fn compact_and_install(&self, task: &CompactionTask) -> Result<Vec<u64>> {
+        if let Pick::Drop { files } = &task.pick {
+            self.fault_point("drop.before_install")?;
+            self.install_compaction(task, None)?;
+            self.stats.add(Ticker::TablesDropped, files.len() as u64);
+            return Ok(Vec::new());
+        }
         if let Pick::TrivialMove { .. } = &task.pick {
             self.stats.add(Ticker::TrivialMoves, 1);
             self.install_compaction(task, None)?;
             self.tell_levels(task);
-            return Ok(());
+            return Ok(Vec::new());
         }
         let spec = self.compaction_spec(task);
         let compacted = self.run_compaction(task, &spec)?;
@@ -172,7 +190,7 @@ impl DbInner {
         if installed.is_err() {
             self.discard(&compacted.output);
         }
-        installed
+        installed.map(|()| compacted.output.files.iter().map(|meta| meta.no).collect())
     }
 
     /// Tells the file system where the files of a trivial move are now: they may belong elsewhere.
@@ -258,6 +276,7 @@ impl DbInner {
                     edit.add_file(cf, to, meta.clone());
                 }
             }
+            None if matches!(pick, Pick::Drop { .. }) => {}
             None => {
                 for (_, file) in pick.inputs() {
                     edit.add_file(cf, to, file.meta().clone());
@@ -267,6 +286,8 @@ impl DbInner {
         {
             let mut manifest = self.manifest.lock();
             family.check_alive()?;
+            // A user's thread may get here after the close.
+            self.check_open()?;
             let built = manifest.apply(edit)?;
             self.republish_built(&mut self.state.lock(), built);
         }

@@ -122,6 +122,9 @@ pub(crate) struct State {
     pub(crate) leave_log: bool,
     /// Memtables that a worker is readying.
     pub(crate) readying: Vec<u64>,
+    /// What users who compact a range wait for, each with its owner's number: no background job
+    /// takes these files or writes into these ranges.
+    pub(crate) claims: Vec<(u64, Running)>,
     /// When positive, background picks nothing new (leaving the log, map change by hand).
     pub(crate) paused: usize,
 }

@@ -9,6 +9,7 @@ mod background;
 mod buckets;
 mod checkpoint;
 mod commit;
+mod compact_range;
 mod compacting;
 mod credit;
 mod families;
@@ -47,6 +48,7 @@ use archipelago_base::{Error, Result, SeqNo};
 use archipelago_env::local::LocalFs;
 
 pub use buckets::BucketInfo;
+pub use compact_range::{CompactRangeOptions, LastLevel, OnProgress};
 pub use family::ColumnFamily;
 pub use ingest::IngestOptions;
 pub use open::{Components, FaultPoint};

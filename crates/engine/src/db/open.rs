@@ -599,6 +599,8 @@ impl DbInner {
         self.hands.close();
         let ended = self.end_log();
         self.remove_obsolete();
+        // An install of a user's thread that began before is over now, and none begins any more.
+        drop(self.manifest.lock());
         *self.lock.lock() = None;
         flushed.and(joined).and(ended)
     }

@@ -58,7 +58,7 @@ impl DbInner {
         let readahead = readahead.min(spec.input_bytes());
         let bytes = readahead + output_bytes(threads, spec.input_bytes());
         let _held = self.budget.hold(MemoryClass::Job, bytes);
-        let cancel = Cancel::under(&self.closing);
+        let cancel = Cancel::under(&self.closing).linked_to(&task.cancel);
         let works = match ranges.len() {
             0 | 1 => vec![self.compaction_work(spec.clone(), &cancel)],
             _ => ranges.into_iter().map(|range| self.part(spec, range, &cancel)).collect(),
@@ -81,8 +81,8 @@ impl DbInner {
         let most = self.options.subcompactions_max;
         let may_be_cut = match &task.pick {
             Pick::L0ToBase { .. } => true,
-            Pick::Level { .. } => task.by_hand,
-            Pick::IntraL0 { .. } | Pick::TrivialMove { .. } | Pick::Bottom { .. } => false,
+            Pick::Level { .. } | Pick::Rewrite { .. } => task.by_hand,
+            Pick::IntraL0 { .. } | Pick::TrivialMove { .. } | Pick::Drop { .. } => false,
         };
         let least = spec.output.target_file_bytes;
         let mut anchors = Vec::new();

@@ -14,13 +14,20 @@ use archipelago_base::{Error, ErrorKind, Result};
 pub struct Cancel {
     own: Arc<AtomicBool>,
     above: Option<Arc<AtomicBool>>,
+    linked: Option<Arc<AtomicBool>>,
 }
 
 impl Cancel {
     /// A flag of its own that is also set while `above` is.
     #[must_use]
     pub fn under(above: &Arc<AtomicBool>) -> Self {
-        Self { own: Arc::default(), above: Some(Arc::clone(above)) }
+        Self { own: Arc::default(), above: Some(Arc::clone(above)), linked: None }
+    }
+
+    /// The same flag, also set once `other` is; `other` does not follow it.
+    #[must_use]
+    pub fn linked_to(self, other: &Self) -> Self {
+        Self { linked: Some(Arc::clone(&other.own)), ..self }
     }
 
     /// Ends the jobs that have this flag, soon and with an error.
@@ -32,8 +39,10 @@ impl Cancel {
     #[inline]
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.own.load(Ordering::Relaxed)
-            || self.above.as_ref().is_some_and(|above| above.load(Ordering::Relaxed))
+        let is_set = |flag: &Option<Arc<AtomicBool>>| {
+            flag.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed))
+        };
+        self.own.load(Ordering::Relaxed) || is_set(&self.above) || is_set(&self.linked)
     }
 
     /// `Err` (`Fenced`) if the jobs shall end.
@@ -54,10 +63,12 @@ mod tests {
     fn a_flag_is_set_by_any_of_its_clones_and_from_above() {
         let above = Arc::new(AtomicBool::new(false));
         let (one, other) = (Cancel::under(&above), Cancel::under(&above));
+        let follower = Cancel::under(&above).linked_to(&one);
         let clone = one.clone();
         assert!(clone.check().is_ok());
         one.cancel();
         assert_eq!(clone.check().unwrap_err().kind(), ErrorKind::Fenced);
+        assert!(follower.is_cancelled(), "a flag that is linked to it follows");
         assert!(!other.is_cancelled(), "another job goes on");
         above.store(true, Ordering::Relaxed);
         assert!(other.is_cancelled(), "the database closes");

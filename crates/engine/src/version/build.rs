@@ -13,6 +13,7 @@ use std::sync::Arc;
 use archipelago_base::{Epoch, Result, SeqNo};
 
 use crate::bucket::BucketMap;
+use crate::compaction::pick::reclaim;
 use crate::file_meta::FileMeta;
 use crate::key::KeyRange;
 use crate::live_file::{LiveFile, Trash};
@@ -190,7 +191,7 @@ impl VersionBuilder {
             None => Arc::clone(&self.base.flushed_through),
             Some(raised) => Arc::new(raised.clone()),
         };
-        Ok(Version {
+        let mut version = Version {
             cf: self.base.cf,
             options,
             map: Arc::clone(&self.map),
@@ -201,7 +202,14 @@ impl VersionBuilder {
             scores,
             pending_bytes,
             l0_layers_max,
-        })
+            reclaimable: Vec::new(),
+        };
+        let may_qualify = |(level, file): &(usize, &Arc<LiveFile>)| {
+            reclaim::may_qualify(*level, file, &version.options)
+        };
+        let reclaimable = version.files().filter(may_qualify);
+        version.reclaimable = reclaimable.map(|(level, file)| (level, Arc::clone(file))).collect();
+        Ok(version)
     }
 }
 

@@ -69,6 +69,8 @@ pub struct Version {
     scores: [f64; LEVELS],
     pending_bytes: u64,
     l0_layers_max: usize,
+    /// See [`Version::reclaimable`].
+    reclaimable: Vec<(usize, Arc<LiveFile>)>,
 }
 
 impl Version {
@@ -88,6 +90,7 @@ impl Version {
             scores: [0.0; LEVELS],
             pending_bytes: 0,
             l0_layers_max: 0,
+            reclaimable: Vec::new(),
         })
     }
 
@@ -179,6 +182,13 @@ impl Version {
     #[must_use]
     pub fn l0_layers_max(&self) -> usize {
         self.l0_layers_max
+    }
+
+    /// The files that may ever give back space by themselves, each with its level, in the order of
+    /// [`Version::files`] ([`crate::compaction::pick::reclaim`]).
+    #[must_use]
+    pub fn reclaimable(&self) -> &[(usize, Arc<LiveFile>)] {
+        &self.reclaimable
     }
 
     /// Length of all files of `level` in bytes.

@@ -10,6 +10,7 @@ use super::*;
 use crate::compaction::pick::Running;
 use crate::file_meta::FileMeta;
 use crate::live_file::Trash;
+use crate::options::Compression;
 use crate::table_content::TableContent;
 
 /// A file of `smallest..=largest` with the sequence numbers `seqs`.
@@ -31,7 +32,7 @@ pub(crate) fn meta(no: u64, smallest: &[u8], largest: &[u8], seqs: (u64, u64)) -
         global_seq: None,
         median_key: smallest.to_vec(),
         created_unix_ms: 1,
-        content: TableContent::default(),
+        content: TableContent { compression: Compression::Zstd, ..TableContent::default() },
     }
 }
 

@@ -121,7 +121,8 @@ impl Run {
         model::perform_stepping(self.db(), &self.fs, &op)
             .unwrap_or_else(|error| panic!("seed {}: {op:?}: {error}", self.seed));
         // Creating a family promises the family only.
-        let durable = !matches!(op, Op::Write { sync: false, .. } | Op::Create);
+        let unsynced = matches!(op, Op::Write { sync: false, .. } | Op::Ordered { .. });
+        let durable = !unsynced && !matches!(op, Op::Create);
         if durable {
             self.all_synced();
         }
@@ -204,7 +205,12 @@ impl Run {
             let again = model::contents(&open(&disk)).unwrap();
             assert_eq!(model::hash(&again), hash, "{}", what("a second recovery differs"));
         }
+        let ordered = db.family(model::ORDERED).unwrap();
+        db.flush(&ordered).unwrap();
         db.wait_for_background().unwrap();
+        let levels = db.report(&ordered).unwrap().levels;
+        let files: usize = levels.iter().map(|level| level.files).sum();
+        assert_eq!(files, 0, "{}", what("tables of expired rows are left"));
         db.close().unwrap();
         let again = model::contents(&open(&crashed.disk)).unwrap();
         assert_eq!(model::hash(&again), hash, "{}", what("compaction or a reopen changed it"));

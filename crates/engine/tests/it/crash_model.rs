@@ -22,6 +22,9 @@ use crate::support::{small_db, small_family};
 /// Families that every run has; a fourth comes and goes.
 pub(crate) const FAMILIES: [&str; 3] = ["default", "counters", "texts"];
 pub(crate) const GUEST: &str = "guest";
+/// A family of rows in time order that had expired when they were written: it is always empty, and
+/// a settled database has no table of it.
+pub(crate) const ORDERED: &str = "ordered";
 /// Keys of a family.
 const KEYS: u32 = 120;
 
@@ -73,7 +76,7 @@ pub(crate) fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions) -> Result<D
 /// Creates the database of a run with its families.
 pub(crate) fn create(fs: Arc<dyn FileSystem>, options: DbOptions) -> Db {
     let db = open_over(fs, options).unwrap();
-    for family in &FAMILIES[1..] {
+    for family in FAMILIES[1..].iter().chain([&ORDERED]) {
         db.create_family(family, family_options(family)).unwrap();
     }
     db
@@ -93,6 +96,8 @@ pub(crate) fn cut_into(subcompactions_max: usize) -> DbOptions {
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Put(Vec<u8>, Vec<u8>),
+    /// A value that has expired: hides older versions and is not there.
+    Expired(Vec<u8>, Vec<u8>),
     Delete(Vec<u8>),
     DeleteRange(Vec<u8>, Vec<u8>),
     Merge(Vec<u8>, Vec<u8>),
@@ -103,6 +108,8 @@ pub(crate) enum Change {
 pub(crate) enum Op {
     /// Changes by family; `wal`: through the log.
     Write { changes: Vec<(&'static str, Change)>, sync: bool, wal: bool },
+    /// Rows behind all others of [`ORDERED`], from this one on.
+    Ordered { first: u64, rows: u64 },
     /// Files of puts that become part of a family.
     Ingest { family: &'static str, files: Vec<Vec<(Vec<u8>, Vec<u8>)>> },
     /// The guest family comes into being.
@@ -154,7 +161,7 @@ impl Model {
     fn change(&mut self, family: &'static str, change: &Change) {
         match change {
             Change::Put(key, value) => self.set(family, key, Some(value.clone())),
-            Change::Delete(key) => self.set(family, key, None),
+            Change::Delete(key) | Change::Expired(key, _) => self.set(family, key, None),
             Change::DeleteRange(from, to) => {
                 let entries = self.contents.entry(family).or_default();
                 let gone: Vec<_> =
@@ -180,6 +187,7 @@ impl Model {
                     self.set(family, key, Some(value.clone()));
                 }
             }
+            Op::Ordered { .. } => {}
             Op::Create => self.has_guest = true,
             Op::Drop => {
                 self.has_guest = false;
@@ -205,11 +213,13 @@ fn merged(family: &str, old: Option<&[u8]>, operand: &[u8]) -> Vec<u8> {
 pub(crate) struct Script {
     pub(crate) rng: Rng,
     made: u64,
+    /// Rows of [`ORDERED`].
+    ordered: u64,
 }
 
 impl Script {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { rng: Rng::with_seed(seed), made: 0 }
+        Self { rng: Rng::with_seed(seed), made: 0, ordered: 0 }
     }
 
     fn key(&mut self) -> Vec<u8> {
@@ -237,6 +247,7 @@ impl Script {
             }
             "texts" if dice < 50 => Change::Merge(self.key(), self.value(20)),
             _ if dice < 80 && family != "counters" => Change::Put(self.key(), self.value(1500)),
+            _ if dice < 87 && family != "counters" => Change::Expired(self.key(), self.value(300)),
             _ if dice < 95 => Change::Delete(self.key()),
             _ => {
                 let (from, to) = self.range(30);
@@ -297,6 +308,11 @@ impl Script {
             0 if model.has_guest => Op::Drop,
             0..2 if !model.has_guest => Op::Create,
             2..4 => self.ingest(model),
+            4..8 => {
+                let (first, rows) = (self.ordered, self.rng.u64(1..60));
+                self.ordered += rows;
+                Op::Ordered { first, rows }
+            }
             _ => self.write(model),
         }
     }
@@ -308,6 +324,7 @@ fn batch_of(db: &Db, changes: &[(&'static str, Change)]) -> Result<WriteBatch> {
         let cf = db.family(family)?.id();
         match change {
             Change::Put(key, value) => batch.put_cf(cf, key, value),
+            Change::Expired(key, value) => batch.put_expiring_cf(cf, key, value, 1),
             Change::Delete(key) => batch.delete_cf(cf, key),
             Change::DeleteRange(from, to) => batch.delete_range_cf(cf, from, to),
             Change::Merge(key, operand) => batch.merge_cf(cf, key, operand),
@@ -323,6 +340,14 @@ pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op) -> Result<()> 
             let batch = batch_of(db, changes)?;
             let options = WriteOptions { sync: *sync, wal: *wal, ..WriteOptions::default() };
             db.write(&batch, &options).map(|_| ())
+        }
+        Op::Ordered { first, rows } => {
+            let mut batch = WriteBatch::new();
+            let cf = db.family(ORDERED)?.id();
+            for row in *first..first + rows {
+                batch.put_expiring_cf(cf, format!("{row:012}").as_bytes(), &[7; 100], 1);
+            }
+            db.write(&batch, &WriteOptions::default()).map(|_| ())
         }
         Op::Ingest { family, files } => {
             let mut paths = Vec::new();
@@ -386,7 +411,7 @@ fn entries(db: &Db, cf: &ColumnFamily) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
 pub(crate) fn contents(db: &Db) -> Result<Contents> {
     let mut all = Contents::new();
     for name in db.list_families() {
-        let known = FAMILIES.iter().chain([&GUEST]).find(|known| **known == name);
+        let known = FAMILIES.iter().chain([&GUEST, &ORDERED]).find(|known| **known == name);
         let known = known.ok_or_else(|| Error::not_found(format!("a model of {name}")))?;
         let entries = entries(db, &db.family(&name)?)?;
         if !entries.is_empty() {

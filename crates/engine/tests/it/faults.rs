@@ -118,7 +118,8 @@ impl Bench {
         let op = self.script.op(&self.model);
         let mut after = self.model.clone();
         after.apply(&op);
-        let durable = !matches!(op, Op::Write { sync: false, .. } | Op::Create);
+        let unsynced = matches!(op, Op::Write { sync: false, .. } | Op::Ordered { .. });
+        let durable = !unsynced && !matches!(op, Op::Create);
         match self.perform(&op) {
             Ok(()) => {
                 self.model = after;
@@ -244,6 +245,7 @@ fn kind_of(op: &Op) -> &'static str {
     match op {
         Op::Write { sync: true, .. } => "synced write",
         Op::Write { .. } => "write",
+        Op::Ordered { .. } => "write in time order",
         Op::Ingest { .. } => "ingest",
         Op::Create => "create family",
         Op::Drop => "drop family",
@@ -547,12 +549,20 @@ fn fill(db: &Db, point: &str) {
     }
 }
 
+/// Writes a table of which nothing is left for a reader.
+fn drop_expired(db: &Db) {
+    let (cf, options) = (db.default_family(), Default::default());
+    let _ = db.put_expiring(cf, b"expired", b"long ago", 1, &options);
+    let _ = db.flush(cf);
+}
+
 #[test]
 fn a_step_that_fails_before_its_install_leaves_nothing_behind() {
     let points = [
         "flush.shard",
         "flush.before_install",
         "compaction.before_install",
+        "drop.before_install",
         "resume.before_install",
         "recovery.before_install",
     ];
@@ -569,6 +579,7 @@ fn a_step_that_fails_before_its_install_leaves_nothing_behind() {
             db = open_armed(&disk, point, &armed).unwrap();
         } else {
             let _ = db.flush(db.default_family());
+            drop_expired(&db);
             let _ = db.wait_for_background();
             let _ = db.resume();
         }

@@ -20,6 +20,7 @@ mod metamorphic;
 mod model;
 mod remote_jobs;
 mod settings;
+mod space;
 mod subcompactions;
 mod support;
 mod tiers;

@@ -11,7 +11,7 @@ use archipelago_env::mem::MemFs;
 use crate::model::{Disk, Generator, Runner, Setting, Tiered, seeds};
 use crate::support::{small_db, small_family};
 
-const SEEDS: std::ops::Range<u64> = 1000..1002;
+const SEEDS: std::ops::Range<u64> = 1000..1005;
 const STEPS: usize = 200;
 
 /// Compactions out of L0 that are worth cutting into parts.
@@ -124,7 +124,9 @@ fn settings_change_no_answer() {
             let mut runner = Runner::new(setting);
             (0..STEPS).for_each(|_| runner.run(&generator.step()));
             runner.check_all();
+            runner.check_ordered_space();
             parts += runner.parts();
+            eprintln!("{parts} parts so far");
             let moved = runner.moved();
             assert!(!name.ends_with("that stay") || moved.1 == 0, "{moved:?}");
             (by_hand, by_load) = (by_hand + moved.0, by_load + moved.1);

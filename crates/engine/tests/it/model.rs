@@ -6,6 +6,7 @@
 mod files;
 mod found;
 mod oracle;
+mod ordered;
 mod runner;
 mod shown;
 mod steps;
@@ -87,6 +88,8 @@ fn run(seed: u64, disk: Disk, verbose: bool) -> (usize, (usize, usize), Did) {
         runner.run(&step);
     }
     failure.step = STEPS;
+    runner.check_all();
+    runner.check_ordered_space();
     runner.check_all();
     let report = runner.db.verify(|_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:?}");

@@ -4,9 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use archipelago_base::SeqNo;
-
-use super::{Pick, RangePick, Running, WIDEN_FILES_MAX, hull};
+use super::{Pick, RangeInput, RangePick, Running, WIDEN_FILES_MAX, hull};
 use crate::file_meta::FileMeta;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
@@ -24,7 +22,7 @@ const DELETION_WEIGHT_BYTES: u64 = 512;
 
 /// The picker's view of one column family.
 pub(super) struct Picker<'a> {
-    version: &'a Version,
+    pub(super) version: &'a Version,
     /// Running jobs of this column family.
     running: Vec<&'a Running>,
     pub(super) in_use: HashSet<u64>,
@@ -43,16 +41,16 @@ impl<'a> Picker<'a> {
         Self { patient, ..self }
     }
 
-    fn idle(&self, file: &LiveFile) -> bool {
+    pub(super) fn is_idle(&self, file: &LiveFile) -> bool {
         !self.in_use.contains(&file.no)
     }
 
     fn all_idle(&self, files: &[Arc<LiveFile>]) -> bool {
-        files.iter().all(|file| self.idle(file))
+        files.iter().all(|file| self.is_idle(file))
     }
 
     /// Whether a job that brings `range` from level `from` to `to` keeps promises 2 and 3.
-    fn may_write(&self, from: usize, to: usize, range: &KeyRange) -> bool {
+    pub(super) fn may_write(&self, from: usize, to: usize, range: &KeyRange) -> bool {
         let in_the_way = |job: &&&Running| job.to == to || (from < job.to && job.to < to);
         !self.running.iter().filter(in_the_way).any(|job| job.range.overlaps(range))
     }
@@ -63,14 +61,14 @@ impl<'a> Picker<'a> {
             return 0.0;
         }
         let files = self.version.level(level).files();
-        let idle = total_bytes(files.iter().filter(|file| self.idle(file)));
+        let idle = total_bytes(files.iter().filter(|file| self.is_idle(file)));
         idle as f64 / self.version.targets().bytes[level].max(1) as f64
     }
 
     /// The bucket's oldest L0 files, newest first: as many as are idle with no gap by age.
     fn oldest_idle(&self, bucket: usize) -> &'a [Arc<LiveFile>] {
         let files = self.version.l0(bucket);
-        let from = files.iter().rposition(|file| !self.idle(file)).map_or(0, |at| at + 1);
+        let from = files.iter().rposition(|file| !self.is_idle(file)).map_or(0, |at| at + 1);
         &files[from..]
     }
 
@@ -91,7 +89,7 @@ impl<'a> Picker<'a> {
     /// How urgent a pick of this version is, comparable between column families.
     pub(super) fn urgency(&self, pick: &Pick) -> f64 {
         match pick {
-            Pick::Bottom { .. } => 0.0,
+            Pick::Rewrite { .. } | Pick::Drop { .. } => 0.0,
             _ if pick.from() == 0 => self.l0_urgency(),
             _ => self.idle_score(pick.from()),
         }
@@ -133,7 +131,7 @@ impl<'a> Picker<'a> {
     }
 
     /// The job that takes the bucket's oldest idle files down, unless it is blocked.
-    fn l0_job(&self, bucket: usize) -> Option<Pick> {
+    pub(super) fn l0_job(&self, bucket: usize) -> Option<Pick> {
         let l0 = self.oldest_idle(bucket);
         if l0.is_empty() {
             return None;
@@ -187,7 +185,7 @@ impl<'a> Picker<'a> {
         let below = self.version.level(level + 1);
         let mut order: Vec<(u64, usize)> = Vec::new();
         let files = self.version.level(level).files();
-        for (at, file) in files.iter().enumerate().filter(|(_, file)| self.idle(file)) {
+        for (at, file) in files.iter().enumerate().filter(|(_, file)| self.is_idle(file)) {
             let deletions = file.deletions.saturating_add(file.range_deletions);
             let weight =
                 file.size_bytes.saturating_add(deletions.saturating_mul(DELETION_WEIGHT_BYTES));
@@ -243,7 +241,7 @@ impl<'a> Picker<'a> {
         let least = trigger.max(2).saturating_add(INTRA_L0_EXTRA);
         let newest_idle = |bucket: usize| {
             let files = self.version.l0(bucket);
-            let to = files.iter().position(|file| !self.idle(file)).unwrap_or(files.len());
+            let to = files.iter().position(|file| !self.is_idle(file)).unwrap_or(files.len());
             &files[..to]
         };
         let buckets = 0..self.version.map().len();
@@ -270,29 +268,19 @@ impl<'a> Picker<'a> {
         (layers(files) >= least && free).then(|| Pick::IntraL0 { bucket, files: files.to_vec() })
     }
 
-    /// A file of the last level that is rid of its deletions by a rewrite.
-    pub(super) fn pick_bottom(&self, oldest_snapshot: SeqNo) -> Option<Pick> {
-        let worth = |file: &&Arc<LiveFile>| {
-            let heavy = file.range_deletions > 0 || file.deletions > file.entries / 2;
-            heavy && file.largest_seq() < oldest_snapshot && self.idle(file)
-        };
-        let level = LAST_LEVEL;
-        let mut files = self.version.level(level).files().iter().filter(worth);
-        let file = files.find(|file| self.may_write(level, level, &hull([*file])))?;
-        Some(Pick::Bottom { level, file: Arc::clone(file) })
-    }
-
-    /// L0's part of [`pick_range`].
-    pub(super) fn range_l0(&self, range: &KeyRange) -> RangePick {
+    /// L0's part of [`super::pick_range`].
+    pub(super) fn range_l0(&self, wish: &RangeInput<'_>) -> RangePick {
+        let is_due = |file: &Arc<LiveFile>| file.overlaps(wish.range) && wish.is_old(file);
         let mut due = self
             .version
             .map()
-            .buckets_of(range)
-            .filter(|&bucket| self.version.l0(bucket).iter().any(|file| file.overlaps(range)))
+            .buckets_of(wish.range)
+            .filter(|&bucket| self.version.l0(bucket).iter().any(is_due))
             .peekable();
         if due.peek().is_none() {
             return RangePick::Done;
         }
-        due.find_map(|bucket| self.l0_job(bucket)).map_or(RangePick::Blocked, RangePick::Ready)
+        due.find_map(|bucket| self.l0_job(bucket))
+            .map_or(RangePick::Blocked(None), RangePick::Ready)
     }
 }

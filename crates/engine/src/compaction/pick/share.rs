@@ -11,10 +11,8 @@
 //! Among families the most urgent pick goes first. Urgency counts what is idle, so it falls with
 //! every job that a family is given, and a family that waits becomes more urgent: none starves.
 
-use archipelago_base::SeqNo;
-
 use super::picker::Picker;
-use super::{Pick, PickInput, Running, pick};
+use super::{Pick, PickInput, pick, pick_drop};
 use crate::version::{LAST_LEVEL, Version};
 
 /// For how long after a seal a job is left for flushes, at least.
@@ -61,19 +59,21 @@ pub fn is_loading(since_ns: Option<u64>, interval_ns: u64) -> bool {
 }
 
 /// The most urgent compaction of several column families, with the index of its family; `None` if
-/// no family has one or enough jobs run. Even ones go to the family with fewer running jobs.
+/// no family has one or enough jobs run. Tables that no reader needs are dropped before anything
+/// else. Even ones go to the family with fewer running jobs. `common` says everything but the
+/// version, which is ignored.
 ///
 /// Cost: that of [`pick`] for the families that may be as urgent as the most urgent pick.
 #[must_use]
-pub fn pick_of_all(
-    families: &[&Version],
-    running: &[Running],
-    jobs_max: usize,
-    oldest_snapshot: SeqNo,
-    loading: bool,
-) -> Option<(usize, Pick)> {
-    if running.len() >= jobs_max {
+pub fn pick_of_all(families: &[&Version], common: &PickInput<'_>) -> Option<(usize, Pick)> {
+    let running = common.running;
+    if running.len() >= common.jobs_max {
         return None;
+    }
+    let of = |at: usize| PickInput { version: families[at], ..*common };
+    let mut all = 0..families.len();
+    if let Some(dropped) = all.find_map(|at| pick_drop(&of(at)).map(|pick| (at, pick))) {
+        return Some(dropped);
     }
     let mut order: Vec<(f64, usize)> =
         families.iter().enumerate().map(|(at, version)| (urgency_most(version), at)).collect();
@@ -84,10 +84,8 @@ pub fn pick_of_all(
         if best.as_ref().is_some_and(|&(urgency, ..)| urgency > most) {
             break;
         }
-        let version = families[at];
-        let input = PickInput { version, running, jobs_max, oldest_snapshot, loading };
-        let Some(pick) = pick(&input) else { continue };
-        let urgency = Picker::new(version, running).urgency(&pick);
+        let Some(pick) = pick(&of(at)) else { continue };
+        let urgency = Picker::new(families[at], running).urgency(&pick);
         let better = best.as_ref().is_none_or(|&(other, other_at, _)| {
             let even = urgency == other && jobs_of(at) < jobs_of(other_at);
             urgency > other || even

@@ -1,9 +1,10 @@
 //! The picker on a simulated store: jobs run in any order and overlap; what a key's versions look
 //! like by level is checked after each step, and at the end everything must have drained.
 
+mod space;
 mod way_down;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
@@ -23,6 +24,35 @@ fn options() -> CfOptions {
         level_multiplier: 4,
         target_file_bytes: 5_000,
         ..CfOptions::default()
+    }
+}
+
+/// What a decision over `version` is made from, without snapshots and at the beginning of time.
+fn input<'a>(version: &'a Version, running: &'a [Running], jobs_max: usize) -> PickInput<'a> {
+    PickInput {
+        version,
+        running,
+        jobs_max,
+        snapshots: &[],
+        visible: SeqNo::MAX,
+        now_ms: 0,
+        loading: false,
+    }
+}
+
+/// The wish to compact what is in `range` now.
+fn wish<'a>(
+    input: &PickInput<'a>,
+    range: &'a KeyRange,
+    written: &'a HashSet<u64>,
+) -> RangeInput<'a> {
+    RangeInput {
+        input: *input,
+        range,
+        through: SeqNo::MAX,
+        first_new_no: u64::MAX,
+        is_forced: false,
+        written,
     }
 }
 
@@ -116,7 +146,9 @@ impl Sim {
             version: &self.version,
             running: &running,
             jobs_max,
-            oldest_snapshot: SeqNo::MAX,
+            snapshots: &[],
+            visible: SeqNo::MAX,
+            now_ms: 0,
             loading: self.loading,
         };
         let Some(picked) = pick(&input) else { return false };
@@ -344,10 +376,15 @@ fn compacting_a_range_by_hand_brings_it_to_the_last_level() {
     for (start, end) in [(200, 600), (0, 9999)] {
         let range = KeyRange { start: key(start), end: Some(key(end)) };
         for level in 0..LAST_LEVEL {
-            while let RangePick::Ready(pick) = pick_range(&sim.version, &[], level, &range) {
+            let none = HashSet::new();
+            loop {
+                let input = input(&sim.version, &[], 9);
+                let picked = pick_range(&wish(&input, &range, &none), level);
+                let RangePick::Ready(pick) = picked else { break };
                 assert!(pick.from() == level && !matches!(pick, Pick::TrivialMove { .. }));
                 let busy = [pick.running(CF)];
-                if let RangePick::Ready(other) = pick_range(&sim.version, &busy, level, &range) {
+                let input = PickInput { running: &busy, ..input };
+                if let RangePick::Ready(other) = pick_range(&wish(&input, &range, &none), level) {
                     sim.check_promises(&other, &busy);
                 }
                 sim.running.push((pick.running(CF), pick));
@@ -358,28 +395,6 @@ fn compacting_a_range_by_hand_brings_it_to_the_last_level() {
         let above = sim.version.files().filter(|(level, _)| *level < LAST_LEVEL);
         assert_eq!(above.filter(|(_, file)| file.overlaps(&range)).count(), 0);
     }
-}
-
-#[test]
-fn a_last_level_file_full_of_deletes_is_rewritten_once_no_snapshot_needs_them() {
-    let version = Version::empty(CF, Arc::new(options()));
-    let mut builder = VersionBuilder::new(&version);
-    let mut file = meta(1, b"a", b"c", (1, 50));
-    file.deletions = 8;
-    builder.add(LAST_LEVEL, file).expect("new");
-    let version = builder.finish(&Arc::default()).expect("possible").version;
-    let mut input = PickInput {
-        version: &version,
-        running: &[],
-        jobs_max: 1,
-        oldest_snapshot: SeqNo(50),
-        loading: false,
-    };
-    assert!(pick(&input).is_none(), "a snapshot may need them");
-    input.oldest_snapshot = SeqNo(51);
-    assert!(matches!(pick(&input), Some(Pick::Bottom { .. })));
-    input.jobs_max = 0;
-    assert!(pick(&input).is_none(), "enough jobs run");
 }
 
 #[test]
@@ -405,10 +420,12 @@ fn a_job_neither_writes_where_another_does_nor_passes_it() {
             version: &version,
             running,
             jobs_max: 9,
-            oldest_snapshot: SeqNo::MAX,
+            snapshots: &[],
+            visible: SeqNo::MAX,
+            now_ms: 0,
             loading: false,
         };
-        let by_hand = pick_range(&version, running, level, &KeyRange::all());
+        let by_hand = pick_range(&wish(&input, &KeyRange::all(), &HashSet::new()), level);
         let by_hand = matches!(by_hand, RangePick::Ready(_));
         assert_eq!(pick(&input).is_some(), by_hand);
         by_hand

@@ -20,6 +20,7 @@ use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use super::oracle::{Event, Family, Row, Version};
+use super::ordered::{self, Ordered};
 use super::shown::{Held, contents};
 use super::steps::{Bounds, KeyNo, Move, Record, Step, universe};
 use super::tiered::{Did, Tiered};
@@ -72,7 +73,8 @@ pub(crate) struct Runner {
     setting: Setting,
     pub(super) db: Db,
     pub(super) families: Vec<(Family, ColumnFamily)>,
-    clock: Arc<ManualClock>,
+    pub(super) ordered: Ordered,
+    pub(super) clock: Arc<ManualClock>,
     seals: Arc<Seals>,
     keys: Vec<Vec<u8>>,
     snapshots: Vec<Snapshot>,
@@ -129,7 +131,9 @@ impl Runner {
         components.families.insert("default".to_owned(), setting.family("default"));
         let db = Db::open_with(setting.dir(), setting.db.clone(), components).unwrap();
         let default = (Family::new("default", false), db.default_family().clone());
+        let ordered = db.create_family(ordered::NAME, setting.family(ordered::NAME)).unwrap();
         let mut runner = Self {
+            ordered: Ordered::new(ordered),
             families: vec![default],
             db,
             clock,
@@ -159,7 +163,7 @@ impl Runner {
         Components { fs: setting.fs(), clock, listeners, seed: Some(7), ..Components::default() }
     }
 
-    fn now_ms(&self) -> u64 {
+    pub(super) fn now_ms(&self) -> u64 {
         use archipelago_base::clock::Clock;
         self.clock.unix_ms()
     }
@@ -169,6 +173,7 @@ impl Runner {
         let before = self.seq;
         match step {
             Step::Write { records, wal, sync } => self.write(records, *wal, *sync),
+            Step::WriteOrdered { rows, ms_ahead } => self.write_ordered(*rows, *ms_ahead),
             Step::Advance { ms } => self.clock.advance(Duration::from_millis(*ms)),
             Step::TakeSnapshot => {
                 let snapshot = self.db.snapshot();
@@ -486,10 +491,12 @@ impl Runner {
 
     /// Every family, whole, in both directions, now and as of every snapshot.
     pub(crate) fn check_all(&mut self) {
-        for cf in 0..self.families.len() {
+        for cf in 0..=self.families.len() {
             for snapshot in std::iter::once(None).chain((0..self.snapshots.len()).map(Some)) {
                 let (options, at) = self.as_of(snapshot);
-                let (model, handle) = &self.families[cf];
+                let ordered = (&self.ordered.model, &self.ordered.handle);
+                let known = self.families.get(cf).map(|(model, handle)| (model, handle));
+                let (model, handle) = known.unwrap_or(ordered);
                 let expected = model.rows(at, self.now_ms());
                 let found = contents(&self.db, handle, &options);
                 assert_eq!(found, expected, "family \"{}\" at {at}", model.name);
@@ -498,7 +505,7 @@ impl Runner {
         }
     }
 
-    fn forget_readers(&mut self) {
+    pub(super) fn forget_readers(&mut self) {
         self.held.clear();
         self.snapshots.clear();
     }
@@ -507,6 +514,7 @@ impl Runner {
         let components = Self::components(&self.setting, &self.clock, &self.seals);
         self.db = Db::open_with(self.setting.dir(), self.setting.db.clone(), components).unwrap();
         let mut names: Vec<&str> = self.families.iter().map(|(m, _)| m.name.as_str()).collect();
+        names.push(ordered::NAME);
         let mut listed = self.db.list_families();
         names.sort_unstable();
         listed.sort_unstable();
@@ -514,6 +522,7 @@ impl Runner {
         for (model, handle) in &mut self.families {
             *handle = self.db.family(&model.name).unwrap();
         }
+        self.ordered.handle = self.db.family(ordered::NAME).unwrap();
     }
 
     fn reopen(&mut self) {
@@ -564,6 +573,7 @@ impl Runner {
     /// leave no trace.
     fn adopt_seq(&mut self) {
         let newest = self.families.iter().map(|(model, _)| model.newest_of_all()).max();
+        let newest = newest.max(Some(self.ordered.model.newest_of_all()));
         let seq = self.db.latest_seq_of_all().0;
         let before = self.seq;
         let may_fall = std::mem::take(&mut self.past_log);
@@ -578,7 +588,8 @@ impl Runner {
             let options = DbOptions { read_only, ..self.setting.db.clone() };
             let components = Self::components(&self.setting, &self.clock, &Arc::default());
             let copy = Db::open_with(dir, options, components).unwrap();
-            for (model, _) in &self.families {
+            let ordered = std::iter::once(&self.ordered.model);
+            for model in self.families.iter().map(|(model, _)| model).chain(ordered) {
                 let handle = copy.family(&model.name).unwrap();
                 let found = contents(&copy, &handle, &ReadOptions::default());
                 let expected = model.rows(u64::MAX, self.now_ms());

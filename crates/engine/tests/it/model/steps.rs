@@ -56,25 +56,81 @@ pub(crate) struct Table {
 /// there are.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    Write { records: Vec<(usize, Record)>, wal: bool, sync: bool },
-    Advance { ms: u64 },
+    Write {
+        records: Vec<(usize, Record)>,
+        wal: bool,
+        sync: bool,
+    },
+    /// So many rows behind all others of the family for rows in time order, which expire.
+    WriteOrdered {
+        rows: u64,
+        ms_ahead: u64,
+    },
+    Advance {
+        ms: u64,
+    },
     TakeSnapshot,
-    DropSnapshot { snapshot: usize },
-    Get { cf: usize, key: KeyNo, snapshot: Option<usize> },
-    MultiGet { cf: usize, keys: Vec<KeyNo>, snapshot: Option<usize> },
-    LatestSeq { cf: usize, key: KeyNo },
-    Scan { cf: usize, snapshot: Option<usize>, bounds: Bounds, moves: Vec<Move> },
-    HoldIterator { cf: usize, snapshot: Option<usize> },
-    MoveHeld { iterator: usize, moves: Vec<Move> },
-    Flush { cf: usize },
-    Background { steps: usize },
-    CompactRange { cf: usize, start: KeyNo, end: KeyNo },
-    Split { cf: usize, bucket: usize, key: Option<KeyNo> },
-    Join { cf: usize, bucket: usize },
-    Ingest { cf: usize, tables: Vec<Table>, link: bool },
+    DropSnapshot {
+        snapshot: usize,
+    },
+    Get {
+        cf: usize,
+        key: KeyNo,
+        snapshot: Option<usize>,
+    },
+    MultiGet {
+        cf: usize,
+        keys: Vec<KeyNo>,
+        snapshot: Option<usize>,
+    },
+    LatestSeq {
+        cf: usize,
+        key: KeyNo,
+    },
+    Scan {
+        cf: usize,
+        snapshot: Option<usize>,
+        bounds: Bounds,
+        moves: Vec<Move>,
+    },
+    HoldIterator {
+        cf: usize,
+        snapshot: Option<usize>,
+    },
+    MoveHeld {
+        iterator: usize,
+        moves: Vec<Move>,
+    },
+    Flush {
+        cf: usize,
+    },
+    Background {
+        steps: usize,
+    },
+    CompactRange {
+        cf: usize,
+        start: KeyNo,
+        end: KeyNo,
+    },
+    Split {
+        cf: usize,
+        bucket: usize,
+        key: Option<KeyNo>,
+    },
+    Join {
+        cf: usize,
+        bucket: usize,
+    },
+    Ingest {
+        cf: usize,
+        tables: Vec<Table>,
+        link: bool,
+    },
     Checkpoint,
     CreateFamily,
-    DropFamily { cf: usize },
+    DropFamily {
+        cf: usize,
+    },
     Reopen,
     Kill,
     CheckAll,
@@ -269,7 +325,11 @@ impl Generator {
 
     pub(crate) fn step(&mut self) -> Step {
         match self.rng.u32(..100) {
-            0..=49 => self.write(),
+            0..=2 => {
+                let (rows, ms_ahead) = (self.rng.u64(1..40), self.rng.u64(..4000));
+                Step::WriteOrdered { rows, ms_ahead }
+            }
+            3..=49 => self.write(),
             50..=74 => self.read(),
             75..=78 => Step::TakeSnapshot,
             79..=81 => Step::DropSnapshot { snapshot: self.rng.usize(..8) },

@@ -41,7 +41,7 @@ fn classic(l0: u64, bytes: u64) -> Arc<Version> {
 }
 
 fn picked(version: &Version, running: &[Running]) -> Option<Pick> {
-    pick(&PickInput { version, running, jobs_max: 9, oldest_snapshot: SeqNo::MAX, loading: false })
+    pick(&input(version, running, 9))
 }
 
 /// The base level's first file on its way down.
@@ -138,7 +138,7 @@ fn families_take_turns_by_urgency_and_then_by_running_jobs() {
     let even = version(b, &[], &l0(&[(0, 4)], 5000));
     let idle = version(b, &[], &l0(&[(0, 3)], 5000));
     let of = |families: &[&Version], running: &[Running]| {
-        let picked = pick_of_all(families, running, 9, SeqNo::MAX, false);
+        let picked = pick_of_all(families, &input(families[0], running, 9));
         picked.map(|(at, pick)| (at, pick.running(families[at].cf())))
     };
     let (at, first) = of(&[&busy, &even], &[]).expect("two are due");
@@ -148,7 +148,7 @@ fn families_take_turns_by_urgency_and_then_by_running_jobs() {
     assert_eq!(of(&[&busy, &even], &running).expect("due").0, 1, "the one without a job");
     assert_eq!(of(&[&busy, &idle], &running).expect("due").0, 0, "the other is not due");
     assert!(of(&[&idle], &[]).is_none());
-    assert!(pick_of_all(&[&busy], &running, 1, SeqNo::MAX, false).is_none(), "enough jobs run");
+    assert!(pick_of_all(&[&busy], &input(&busy, &running, 1)).is_none(), "enough jobs run");
 }
 
 #[test]

@@ -1,0 +1,363 @@
+//! Space that is given back without a write that asks for it: tables that no reader needs leave by
+//! an edit alone, and tables whose garbage is worth a rewrite are written again. Pure functions.
+//!
+//! **Dropped without being read** ([`Picker::pick_drop`], before any other compaction):
+//! 1. a table of which no reader sees anything: every point record is a delete or has expired. Its
+//!    records still hide older versions of their keys, so nothing may overlap the table in a deeper
+//!    level or in an older L0 file. No live snapshot may be older than its newest record either: a
+//!    reader at such a snapshot would find the same values, but [`crate::db::Db::latest_seq`] must
+//!    go on naming writes that came after the snapshot. (Compactions keep a delete for the same
+//!    reason.)
+//! 2. a table whose every key is deleted by newer range tombstones of other tables, when no reader
+//!    looks between the table's oldest record and those tombstones. What is older and below it is
+//!    covered as well, and a compaction keeps the tombstones as long as anything overlaps them below.
+//!
+//! A drop needs no range of its own beside running jobs. A job that would bring older records below
+//! a table, or newer ones past it, has the table among its inputs (promises 3 and 4 of [`super`]), and
+//! then the table is not idle. A job that carries the tombstones of rule 2 keeps them wherever
+//! anything overlaps them below, and the covered table is part of what it was told to lie there.
+//!
+//! **Written again** ([`Picker::pick_rewrite`], after everything else, one at a time in the whole
+//! database): a table of which at least 1/[`GARBAGE_SHARE`] is garbage, by records or by bytes.
+//! Garbage is what the rewrite certainly loses: records that have expired (the value in every
+//! level, the record in the last), shadowed records that no snapshot needs, and in the last level
+//! deletes that no snapshot needs. In the last level a table is also rewritten for range tombstones
+//! that no snapshot needs and, when no load goes on, once if it was written with another
+//! compression or without the family's compaction filter.
+//!
+//! **Taken down a level** ([`Picker::pick_sink`], when no load goes on): a table whose range
+//! tombstones delete at least 1/[`GARBAGE_SHARE`] of what they overlap in deeper levels. Only tables
+//! that a tombstone covers in part are left for this.
+//!
+//! Nothing repeats: a drop removes its tables, a rewrite loses what it was picked for (so that the
+//! outputs do not qualify before time has passed or a snapshot has gone), and a sink moves its
+//! table closer to the last level, where its tombstones end.
+//!
+//! So in an idle database the last level holds, of data with an expiry, less than the live bytes
+//! times 1 + 1 / ([`GARBAGE_SHARE`] − 1) rounded up to quarters (at most twice), and the tables of
+//! data in key order that have expired are gone altogether.
+//!
+//! Cost: O(tables that may ever qualify), which a version lists when it is built.
+
+use std::sync::Arc;
+
+use super::picker::Picker;
+use super::{Pick, PickInput, RangePick, Running, WIDEN_FILES_MAX, hull};
+use crate::file_meta::FileMeta;
+use crate::live_file::LiveFile;
+use crate::options::CfOptions;
+use crate::table_content::CoveredRange;
+use crate::version::{LAST_LEVEL, Version, total_bytes};
+
+/// A rewrite is worth its bytes from this part of the table on: one in so many.
+pub const GARBAGE_SHARE: u64 = 3;
+
+/// Whether a table may ever be dropped, rewritten or taken down for space.
+pub(crate) fn may_qualify(level: usize, file: &FileMeta, options: &CfOptions) -> bool {
+    let content = &file.content;
+    let last = level == LAST_LEVEL;
+    let records = content.shadowed.saturating_add(if last { file.deletions } else { 0 });
+    file.range_deletions > 0
+        || content.expiring > 0
+        || file.deletions == file.entries
+        || is_share(records, file.entries)
+        || is_share(content.shadowed_bytes, file.raw_bytes)
+        || (last && is_written_otherwise(file, options))
+}
+
+/// Whether a rewrite in the last level would use another compression or another compaction filter.
+fn is_written_otherwise(file: &FileMeta, options: &CfOptions) -> bool {
+    let filter = options.compaction_filter.as_ref();
+    let is_filtered = filter.is_none() || filter == file.content.compaction_filter.as_ref();
+    !is_filtered || file.content.compression != options.compression_last
+}
+
+/// Whether all of a table's records are published and none is newer than a live snapshot: a job
+/// over it loses every delete with nothing older below.
+fn is_before_readers(file: &FileMeta, input: &PickInput<'_>) -> bool {
+    let oldest = input.snapshots.first().copied();
+    file.largest_seq() <= input.visible && oldest.is_none_or(|oldest| file.largest_seq() < oldest)
+}
+
+/// Whether a part of a table is worth the rewrite of all of it.
+fn is_share(part: u64, whole: u64) -> bool {
+    part > 0 && part.saturating_mul(GARBAGE_SHARE) >= whole
+}
+
+/// Whether no reader finds a value in the table.
+fn is_void(file: &FileMeta, now_ms: u64) -> bool {
+    let content = &file.content;
+    file.deletions.saturating_add(content.expiring) == file.entries
+        && (content.expiring == 0 || content.expiry_ms[4] <= now_ms)
+}
+
+/// Whether a rewrite in `level` certainly loses 1/[`GARBAGE_SHARE`] of the table.
+fn is_worth_rewriting(level: usize, file: &FileMeta, input: &PickInput<'_>) -> bool {
+    if file.largest_seq() > input.visible {
+        return false;
+    }
+    let content = &file.content;
+    let quarters = content.expired_quarters(input.now_ms);
+    let unneeded = content.unneeded_shadowed(input.snapshots);
+    let share = |of: u64, part: u64, whole: u64| {
+        u64::try_from(u128::from(of) * u128::from(part) / u128::from(whole.max(1))).unwrap_or(of)
+    };
+    let expired_bytes = share(content.expiring_bytes, quarters, 4);
+    let shadowed_bytes = share(content.shadowed_bytes, unneeded, content.shadowed);
+    let bytes = expired_bytes.saturating_add(shadowed_bytes);
+    let last = level == LAST_LEVEL && is_before_readers(file, input);
+    let deletes = if last { file.deletions } else { 0 };
+    let expired = if last { share(content.expiring, quarters, 4) } else { 0 };
+    let records = deletes.saturating_add(expired).saturating_add(unneeded);
+    is_share(bytes, file.raw_bytes)
+        || is_share(records, file.entries)
+        || (last && file.range_deletions > 0)
+}
+
+/// Whether a rewrite in the last level would lose anything at all, or write the table otherwise.
+fn has_gain(file: &FileMeta, input: &PickInput<'_>, options: &CfOptions) -> bool {
+    let content = &file.content;
+    let deletes = file.deletions > 0 || file.range_deletions > 0;
+    content.has_expired(input.now_ms)
+        || content.unneeded_shadowed(input.snapshots) > 0
+        || (deletes && is_before_readers(file, input))
+        || is_written_otherwise(file, options)
+}
+
+/// What an edit of its own removes, or a rewrite writes again, of one version.
+impl Picker<'_> {
+    /// The tables that leave by an edit alone; see the module.
+    pub(super) fn pick_drop(&self, input: &PickInput<'_>) -> Option<Pick> {
+        let candidates = self.version.reclaimable();
+        let covers = Covers::of(candidates);
+        let mut files: Vec<(usize, Arc<LiveFile>)> = Vec::new();
+        for (level, file) in candidates.iter().filter(|(_, file)| self.is_idle(file)) {
+            let is_void = is_void(file, input.now_ms) && is_before_readers(file, input);
+            if is_void && !self.has_older_below(*level, file) {
+                files.push((*level, Arc::clone(file)));
+            }
+        }
+        if !covers.0.is_empty() {
+            for (level, file) in self.version.files().filter(|(_, file)| self.is_idle(file)) {
+                let is_listed = || files.iter().any(|(_, listed)| listed.no == file.no);
+                if covers.delete(file, input) && !is_listed() {
+                    files.push((level, Arc::clone(file)));
+                }
+            }
+        }
+        (!files.is_empty()).then_some(Pick::Drop { files })
+    }
+
+    /// Whether an older version of a key of the file may lie in a deeper level or an older L0 file.
+    fn has_older_below(&self, level: usize, file: &LiveFile) -> bool {
+        let deeper = (level.max(1)..=LAST_LEVEL).skip(usize::from(level > 0));
+        let mut below = deeper.map(|level| self.version.level(level).overlapping_file(file));
+        if below.any(|files| !files.is_empty()) {
+            return true;
+        }
+        let l0 = if level == 0 { self.version.l0_of(&file.smallest) } else { &[] };
+        let older = l0.iter().skip_while(|other| other.no != file.no).skip(1);
+        older.into_iter().any(|older| older.overlaps_file(file))
+    }
+
+    /// The table below L0 whose rewrite gives back most; see the module.
+    pub(super) fn pick_rewrite(&self, input: &PickInput<'_>) -> Option<Pick> {
+        if input.running.iter().any(Running::is_rewrite) {
+            return None;
+        }
+        let options = self.version.options();
+        let is_due = |level: usize, file: &LiveFile| {
+            let otherwise = level == LAST_LEVEL
+                && !input.loading
+                && file.largest_seq() <= input.visible
+                && is_written_otherwise(file, options);
+            level > 0 && (otherwise || is_worth_rewriting(level, file, input))
+        };
+        let mut due = self.version.reclaimable().iter();
+        let (level, file) = due.find(|(level, file)| {
+            is_due(*level, file)
+                && self.is_idle(file)
+                && self.may_write(*level, *level, &hull([file]))
+        })?;
+        Some(Pick::Rewrite { level: *level, files: vec![Arc::clone(file)] })
+    }
+
+    /// The job that takes a table down whose range tombstones delete much below it.
+    pub(super) fn pick_sink(&self, input: &PickInput<'_>) -> Option<Pick> {
+        if input.loading {
+            return None;
+        }
+        let above = self.version.reclaimable().iter().filter(|(level, file)| {
+            *level < LAST_LEVEL && !file.content.covered.is_empty() && self.is_idle(file)
+        });
+        for (level, file) in above {
+            if !self.deletes_much_below(*level, file, input) {
+                continue;
+            }
+            let job = match level {
+                0 => self.l0_job(self.version.map().bucket_of(&file.smallest)),
+                _ => self.level_job(*level, vec![Arc::clone(file)]),
+            };
+            if job.is_some() {
+                return job;
+            }
+        }
+        None
+    }
+
+    /// Whether the table's range tombstones delete 1/[`GARBAGE_SHARE`] of what they overlap below.
+    fn deletes_much_below(&self, level: usize, file: &LiveFile, input: &PickInput<'_>) -> bool {
+        let (mut overlapped, mut deleted) = (0u64, 0u64);
+        for cover in covers_of(file) {
+            let range =
+                crate::key::KeyRange { start: cover.start.clone(), end: Some(cover.end.clone()) };
+            for below in level + 1..=LAST_LEVEL {
+                for other in self.version.overlapping(below, &range) {
+                    overlapped = overlapped.saturating_add(other.size_bytes);
+                    if range.contains(&other.median_key) && deletes(&cover, other, input) {
+                        // The median key is among the deleted ones: so is about a half.
+                        deleted = deleted.saturating_add(other.size_bytes / 2);
+                    }
+                }
+            }
+        }
+        deleted > 0 && deleted.saturating_mul(GARBAGE_SHARE) >= overlapped
+    }
+
+    /// The next tables of the last level to rewrite for a user who compacts a range.
+    pub(super) fn range_last(&self, range: &RangeInput<'_>) -> RangePick {
+        let due: Vec<&Arc<LiveFile>> = range.due(self.version, LAST_LEVEL).collect();
+        if due.is_empty() {
+            return RangePick::Done;
+        }
+        let most = WIDEN_FILES_MAX.saturating_mul(self.version.options().target_file_bytes);
+        let all = self.version.level(LAST_LEVEL).files();
+        for first in &due {
+            let from = all.partition_point(|file| file.smallest < first.smallest);
+            let mut files: Vec<Arc<LiveFile>> = Vec::new();
+            // Neighbours that are due as well, so that small tables become one.
+            for file in &all[from..] {
+                let bytes = total_bytes(&files).saturating_add(file.size_bytes);
+                let is_due = due.iter().any(|due| due.no == file.no);
+                if !is_due || !self.is_idle(file) || (!files.is_empty() && bytes > most) {
+                    break;
+                }
+                files.push(Arc::clone(file));
+            }
+            if !files.is_empty() && self.may_write(LAST_LEVEL, LAST_LEVEL, &hull(&files)) {
+                return RangePick::Ready(Pick::Rewrite { level: LAST_LEVEL, files });
+            }
+        }
+        let first = vec![Arc::clone(due[0])];
+        RangePick::Blocked(Some(Pick::Rewrite { level: LAST_LEVEL, files: first }))
+    }
+}
+
+/// The range tombstones of a table as readers see them.
+fn covers_of(file: &LiveFile) -> impl Iterator<Item = CoveredRange> + '_ {
+    file.content.covered.iter().map(|cover| match file.global_seq {
+        Some(seq) => CoveredRange { oldest_seq: seq, newest_seq: seq, ..cover.clone() },
+        None => cover.clone(),
+    })
+}
+
+/// Whether every record of `file` in the range of `cover` is deleted for every reader that there
+/// is or will be, those at the live snapshots included.
+fn deletes(cover: &CoveredRange, file: &FileMeta, input: &PickInput<'_>) -> bool {
+    let from = input.snapshots.partition_point(|seq| seq.0 < file.smallest_seq);
+    let is_between = input.snapshots.get(from).is_some_and(|seq| seq.0 < cover.newest_seq);
+    file.largest_seq < cover.oldest_seq && cover.newest_seq <= input.visible.0 && !is_between
+}
+
+/// What the range tombstones of all tables delete, by start.
+struct Covers(Vec<CoveredRange>);
+
+impl Covers {
+    fn of(files: &[(usize, Arc<LiveFile>)]) -> Self {
+        let mut all: Vec<CoveredRange> =
+            files.iter().flat_map(|(_, file)| covers_of(file)).collect();
+        all.sort_by(|a, b| a.start.cmp(&b.start));
+        Self(all)
+    }
+
+    /// Whether together they delete every key of `file`. An adjacent pair of them counts as one, so
+    /// that a table across a bucket boundary is found as well.
+    fn delete(&self, file: &FileMeta, input: &PickInput<'_>) -> bool {
+        // Covers are few and tables many: most lie beside all covers.
+        let from = self.0.partition_point(|cover| cover.start <= file.smallest);
+        if !self.0[..from].iter().any(|cover| cover.end > file.smallest) {
+            return false;
+        }
+        let mut reached: Option<&[u8]> = None;
+        for cover in &self.0 {
+            let at = reached.unwrap_or(&file.smallest);
+            if cover.start.as_slice() > at {
+                return false;
+            }
+            if cover.end.as_slice() > at && deletes(cover, file, input) {
+                reached = Some(&cover.end);
+                let end = cover.end.as_slice();
+                let last = file.largest.as_slice();
+                if end > last || (end == last && file.largest_exclusive) {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
+
+/// A user's wish to compact a range; see [`super::pick_range`].
+#[derive(Clone, Copy, Debug)]
+pub struct RangeInput<'a> {
+    /// What it is decided from. `jobs_max` and `loading` do not count.
+    pub input: PickInput<'a>,
+    /// The keys.
+    pub range: &'a crate::key::KeyRange,
+    /// What was written later need not be compacted.
+    pub through: archipelago_base::SeqNo,
+    /// Files from this number on were made later.
+    pub first_new_no: u64,
+    /// Whether tables of the last level are written again that would gain nothing.
+    pub is_forced: bool,
+    /// Numbers of tables of the last level that were written for this wish.
+    pub written: &'a std::collections::HashSet<u64>,
+}
+
+impl<'a> RangeInput<'a> {
+    /// The files of `level` (below L0) that are still to be compacted.
+    pub fn due<'v>(
+        &self,
+        version: &'v Version,
+        level: usize,
+    ) -> impl Iterator<Item = &'v Arc<LiveFile>> + use<'v, 'a> {
+        let this = *self;
+        let options = Arc::clone(version.options());
+        let is_due = move |file: &&Arc<LiveFile>| {
+            let was_there = this.is_old(file);
+            let is_old_file = file.no < this.first_new_no;
+            let has_filter = options.compaction_filter.is_some();
+            was_there
+                && (level < LAST_LEVEL
+                    || (!this.written.contains(&file.no)
+                        && ((is_old_file && (this.is_forced || has_filter))
+                            || has_gain(file, &this.input, &options))))
+        };
+        version.overlapping(level, self.range).iter().filter(is_due)
+    }
+
+    /// Whether the file may hold something that was written before the wish.
+    pub(super) fn is_old(&self, file: &FileMeta) -> bool {
+        file.smallest_seq <= self.through.0
+    }
+
+    /// Bytes of the files that are still to be compacted.
+    #[must_use]
+    pub fn due_bytes(&self) -> u64 {
+        let version = self.input.version;
+        let l0 = version.map().buckets_of(self.range).flat_map(|bucket| version.l0(bucket));
+        let l0 = l0.filter(|file| file.overlaps(self.range) && self.is_old(file));
+        let deeper = (1..=LAST_LEVEL).map(|level| total_bytes(self.due(version, level)));
+        deeper.fold(total_bytes(l0), u64::saturating_add)
+    }
+}

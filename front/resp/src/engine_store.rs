@@ -12,7 +12,7 @@ use archipelago_engine::db::{ColumnFamily, Db, ReadOptions};
 use archipelago_engine::options::WriteOptions;
 use archipelago_engine::wal::WriteBatch;
 
-use crate::store::{Entry, KeyRange, Op, PinnedSlice, Store, Visit};
+use crate::store::{Entry, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit};
 
 /// Fewer keys are counted one by one (a few milliseconds at most): people expect small counts to
 /// be exact, and none after FLUSHDB. The engine's estimate counts overwritten and deleted records
@@ -92,8 +92,13 @@ impl EngineStore {
                 iter.seek_to_last();
                 iter.status()?;
                 if iter.valid() && iter.key() >= start {
-                    batch.delete_range_cf(cf, start, iter.key());
-                    batch.delete_cf(cf, iter.key());
+                    let last = iter.key();
+                    if last.len() < KEY_BYTES_MAX {
+                        batch.delete_range_cf(cf, start, &successor(last));
+                    } else {
+                        batch.delete_range_cf(cf, start, last);
+                        batch.delete_cf(cf, last);
+                    }
                 }
             }
         }
@@ -132,7 +137,17 @@ impl Store for EngineStore {
                 *batch = WriteBatch::new();
             }
             written.map(|_| ())
-        })
+        })?;
+        let removes_all =
+            |op: &Op<'_>| matches!(op, Op::DeleteRange { start, end: None } if start.is_empty());
+        if ops.iter().any(removes_all) {
+            // In a table the range delete gives the space of all others back, without more writes.
+            // The keys are gone already, so a flush that fails is no failure of this write.
+            if let Err(error) = self.db.start_flush(&self.family) {
+                tracing::warn!(%error, "the space of removed keys comes back with the next flush");
+            }
+        }
+        Ok(())
     }
 
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {

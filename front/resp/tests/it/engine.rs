@@ -83,3 +83,24 @@ fn ranges_over_flushed_and_fresh_records() {
     let info = client.ask("INFO archipelago");
     assert!(info.contains("engine:archipelago health:healthy estimate_num_keys:"), "{info}");
 }
+
+#[test]
+fn flushall_gives_the_space_back_without_more_writes() {
+    let clock = Arc::new(ManualClock::new(START_MS));
+    let (db, server) = over_engine(&Arc::new(MemFs::new()), &clock);
+    let mut client = Client::connect(&server);
+    for n in 0..500 {
+        client.expect(&[(&format!("SET k{n:04} value"), "+OK")]);
+        if n % 100 == 0 {
+            db.flush(db.default_family()).unwrap();
+        }
+    }
+    let files = || {
+        let levels = db.report(db.default_family()).unwrap().levels;
+        levels.iter().map(|level| level.files).sum::<usize>()
+    };
+    assert!(files() > 0);
+    client.expect(&[("FLUSHALL", "+OK")]);
+    db.wait_for_background().unwrap();
+    assert_eq!(files(), 0);
+}

@@ -31,13 +31,15 @@ pub use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 pub use archipelago_compute::storage;
 pub use archipelago_compute::{ComputeNode, Settings, Storage, default_dir, load_settings};
 pub use archipelago_engine::db::{
-    BucketChange, BucketInfo, ColumnFamily, Components, Db, Entry, IngestOptions, Iter, LevelInfo,
-    ReadOptions, Report, Snapshot, VerifyReport,
+    BucketChange, BucketInfo, ColumnFamily, CompactRangeOptions, Components, Db, Entry,
+    IngestOptions, Iter, LastLevel, LevelInfo, OnProgress, ReadOptions, Report, Snapshot,
+    VerifyReport,
 };
 pub use archipelago_engine::event::{Event, EventListener, Listeners};
 pub use archipelago_engine::extension::{
     CompactionFilter, FilterDecision, MergeOperator, Registry,
 };
+pub use archipelago_engine::job::Cancel;
 pub use archipelago_engine::key::KeyRange;
 pub use archipelago_engine::options::{
     BackgroundMode, CfOptions, Compression, DbOptions, RecoveryMode, WriteOptions,

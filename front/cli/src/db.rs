@@ -6,14 +6,17 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use archipelago::{
-    ColumnFamily, Components, Db as Database, DbOptions, Error, ErrorKind, GroupAccess, KeyRange,
-    ReadOptions, Result, Storage, WriteOptions,
+    Cancel, ColumnFamily, CompactRangeOptions, Components, Db as Database, DbOptions, Error,
+    ErrorKind, GroupAccess, KeyRange, LastLevel, ReadOptions, Result, Storage, WriteOptions,
 };
+use archipelago_base::spawn::{Spawn, SystemSpawn};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::stop::Stop;
 use crate::text::{escape, unescape};
 
 /// Tools for a database that nobody serves. Keys and values are text; bytes that are not
@@ -89,7 +92,8 @@ enum Tool {
     /// Read every live file in full and check every checksum. Changes nothing, and works while the
     /// database is open elsewhere.
     Verify,
-    /// Compact a range of keys (everything, unless told) down to the last level.
+    /// Compact a range of keys (everything, unless told) down to the last level. Ctrl-C ends it;
+    /// what was finished by then stays.
     Compact {
         /// First key.
         #[arg(long)]
@@ -97,6 +101,9 @@ enum Tool {
         /// First key that is not compacted any more.
         #[arg(long)]
         to: Option<String>,
+        /// Write every table of the range again, also where nothing is gained.
+        #[arg(long)]
+        force: bool,
     },
     /// Make a copy that can be opened on its own; tables are linked where that is possible.
     Checkpoint {
@@ -204,13 +211,11 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
             db.merge_buckets(cf, bucket)
         }
         Tool::Verify => verify(db),
-        Tool::Compact { from, to } => {
+        Tool::Compact { from, to, force } => {
             let start = from.as_deref().map(unescape).transpose()?.unwrap_or_default();
             let end = to.as_deref().map(unescape).transpose()?;
-            let bar = spinner("compacting");
-            let result = db.compact_range(cf, &KeyRange { start, end });
-            bar.finish_and_clear();
-            result
+            let last_level = if force { LastLevel::Always } else { LastLevel::WhereItGains };
+            compact(db, cf, KeyRange { start, end }, last_level)
         }
         Tool::Checkpoint { target } => db.checkpoint(target),
         Tool::Stats | Tool::Tiers | Tool::Manifest { .. } | Tool::Sst { .. } => Ok(()),
@@ -264,17 +269,50 @@ fn scan(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
     iter.status()
 }
 
-fn spinner(what: &'static str) -> ProgressBar {
-    let bar = ProgressBar::new_spinner().with_message(what);
-    bar.enable_steady_tick(std::time::Duration::from_millis(120));
-    bar
+/// Compacts on another thread, so that this one sees a signal and cancels.
+fn compact(db: &Database, cf: &ColumnFamily, range: KeyRange, last_level: LastLevel) -> Result<()> {
+    let stop = Stop::watch(false)?;
+    let bar = byte_bar();
+    let shown = bar.clone();
+    let options = CompactRangeOptions {
+        last_level,
+        cancel: Cancel::default(),
+        on_progress: Some(Arc::new(move |done, total| {
+            shown.set_length(total);
+            shown.set_position(done);
+        })),
+    };
+    let cancel = options.cancel.clone();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let job = {
+        let (db, cf, is_over) = (db.clone(), cf.clone(), Arc::clone(&is_over));
+        Box::new(move || {
+            // The receiver is dropped only after this thread was joined.
+            let _ = sender.send(db.compact_range_with(&cf, &range, &options));
+            is_over.store(true, Ordering::Release);
+        })
+    };
+    let job = SystemSpawn.spawn("compact", job)?;
+    let waited = stop.wait(|| is_over.load(Ordering::Acquire));
+    // After a signal; without effect once it is over.
+    cancel.cancel();
+    job.join()?;
+    bar.finish_and_clear();
+    waited?;
+    receiver.try_recv().unwrap_or_else(|_| Err(Error::invalid("the compaction gave no answer")))
 }
 
-fn verify(db: &Database) -> Result<()> {
+fn byte_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}") {
         bar.set_style(style);
     }
+    bar
+}
+
+fn verify(db: &Database) -> Result<()> {
+    let bar = byte_bar();
     let report = db.verify(|done, total| {
         bar.set_length(total);
         bar.set_position(done);

@@ -201,16 +201,7 @@ fn assemble(
 ) -> Result<Arc<DbInner>> {
     let foreground = put_foreground_first(&mut components);
     let budget = components.budget.unwrap_or_else(|| ByteBudget::new(budget_bytes(&options)));
-    let cache = BlockCache::new(options.block_cache_bytes, &budget);
-    let tables = TableCache::new(
-        Arc::clone(&components.fs),
-        dir.to_owned(),
-        Arc::clone(&cache),
-        Arc::clone(&budget),
-        options.table_readers_max,
-        options.direct_reads,
-    );
-    let tables = if options.read_only { tables.beside_a_writer() } else { tables };
+    let tables = table_cache(dir, &options, &components.fs, &budget);
     let log_bytes = if options.read_only { 0 } else { LOG_BUFFER_BYTES };
     let log_buffer = budget.hold(MemoryClass::Log, log_bytes);
     let limiter = RateLimiter::new(options.rate_limit_bytes_per_s);
@@ -219,7 +210,7 @@ fn assemble(
         dir: dir.to_owned(),
         slabs: SlabPool::new(Arc::clone(&budget)),
         budget,
-        cache,
+        cache: Arc::clone(tables.block_cache()),
         tables: Arc::new(tables),
         limiter: Arc::new(limiter),
         foreground,
@@ -264,6 +255,24 @@ fn assemble(
         fault: components.fault_point,
         options,
     }))
+}
+
+/// The readers of the tables in `dir`, with a block cache of their own.
+fn table_cache(
+    dir: &Path,
+    options: &DbOptions,
+    fs: &Arc<dyn FileSystem>,
+    budget: &Arc<ByteBudget>,
+) -> TableCache {
+    let tables = TableCache::new(
+        Arc::clone(fs),
+        dir.to_owned(),
+        BlockCache::new(options.block_cache_bytes, budget),
+        Arc::clone(budget),
+        options.table_readers_max,
+        options.direct_reads,
+    );
+    if options.read_only { tables.beside_a_writer() } else { tables }
 }
 
 /// Puts the file system that lets users' reads go first over the given one, if it shall.

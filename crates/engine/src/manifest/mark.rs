@@ -265,11 +265,12 @@ pub(crate) struct ReadManifest {
 
 impl Evidence {
     /// Gathers what the mark files and the headers of log segments in `dir` claim about the
-    /// database `db_id`. A file that vanishes meanwhile, or is damaged, claims nothing.
+    /// database `db_id`. A file that vanishes meanwhile, is damaged or cannot be read claims
+    /// nothing: it may be a segment that nothing needs.
     ///
     /// Call it **before** the manifest is read, so that a writer of the same database cannot make
     /// the evidence newer than the manifest. Errors: `Unsupported` for a mark file or a log segment
-    /// of another version; I/O errors.
+    /// of another version; `Io` if the directory cannot be listed.
     pub fn gather(fs: &dyn FileSystem, dir: &Path, db_id: &[u8; 16]) -> Result<Self> {
         let mut found = Self::default();
         for entry in fs.list(dir)? {
@@ -284,6 +285,9 @@ impl Evidence {
             };
             match added {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) if error.kind() == ErrorKind::Io => {
+                    tracing::warn!(%error, "a file that may prove a loss cannot be read");
+                }
                 added => added?,
             }
         }

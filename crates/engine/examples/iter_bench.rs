@@ -77,7 +77,7 @@ fn user(sources: &[VecIterator], tombstones: Option<Box<dyn TombstoneSource>>) -
 
 /// Tombstones that delete nothing, but are there.
 fn far_tombstones() -> Box<dyn TombstoneSource> {
-    let far = RangeTombstone { start: vec![0xf0], end: vec![0xff], seq: SeqNo(1) };
+    let far = RangeTombstone { start: [0xf0].into(), end: [0xff].into(), seq: SeqNo(1) };
     Box::new(Arc::new(TombstoneSet::new(&[far])))
 }
 

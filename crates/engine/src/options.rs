@@ -159,7 +159,8 @@ impl DbOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CfOptions {
-    /// Memtable size at which it is sealed, at most 4 GiB. Default 64 MiB.
+    /// Memtable size at which it is sealed, the memory of range deletes included, at most 4 GiB. (A
+    /// memtable is sealed as well when one of its shards has 32,768 range deletes.) Default 64 MiB.
     pub write_buffer_bytes: u64,
     /// Most memtables, the active one included, before writers wait. Default 4.
     pub write_buffers_max: usize,

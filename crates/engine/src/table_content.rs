@@ -21,7 +21,7 @@ use archipelago_base::SeqNo;
 use archipelago_base::codec::{Reader, put_bytes, put_u8, put_varint};
 
 use crate::options::Compression;
-use crate::tombstone::TombstoneSet;
+use crate::tombstone::Skyline;
 
 /// Most covered ranges that a table names.
 pub const COVERED_RANGES_MAX: usize = 8;
@@ -203,21 +203,21 @@ pub(crate) fn compression_of(byte: u8) -> Option<Compression> {
 
 /// The ranges that `tombstones` delete, the widest if there are more than
 /// [`COVERED_RANGES_MAX`]. Width is the distance of the first bytes that differ within the table.
-pub(crate) fn covered_ranges(tombstones: &TombstoneSet) -> Vec<CoveredRange> {
+pub(crate) fn covered_ranges(tombstones: &Skyline) -> Vec<CoveredRange> {
     let mut ranges: Vec<CoveredRange> = Vec::new();
-    for fragment in tombstones.fragments() {
-        let Some(newest) = fragment.seqs.first() else { continue };
+    for piece in tombstones.covered() {
+        let newest = piece.seq.0;
         match ranges.last_mut() {
-            Some(last) if last.end == fragment.start => {
-                last.end.clone_from(&fragment.end);
-                last.oldest_seq = last.oldest_seq.min(newest.0);
-                last.newest_seq = last.newest_seq.max(newest.0);
+            Some(last) if *last.end == *piece.start => {
+                last.end = piece.end.to_vec();
+                last.oldest_seq = last.oldest_seq.min(newest);
+                last.newest_seq = last.newest_seq.max(newest);
             }
             _ => ranges.push(CoveredRange {
-                start: fragment.start.clone(),
-                end: fragment.end.clone(),
-                oldest_seq: newest.0,
-                newest_seq: newest.0,
+                start: piece.start.to_vec(),
+                end: piece.end.to_vec(),
+                oldest_seq: newest,
+                newest_seq: newest,
             }),
         }
     }
@@ -318,7 +318,7 @@ impl ContentCounter {
     }
 
     /// The content of the whole table, whose range tombstones are `tombstones`.
-    pub(crate) fn finish(mut self, tombstones: &TombstoneSet) -> TableContent {
+    pub(crate) fn finish(mut self, tombstones: &Skyline) -> TableContent {
         let content = &mut self.content;
         content.covered = covered_ranges(tombstones);
         let (earliest, latest) = (content.expiry_ms[0], content.expiry_ms[4]);
@@ -393,7 +393,7 @@ mod tests {
                 .map(|_| (rng.u64(1..50), created / 2 + rng.u64(..spread)))
                 .collect();
             records.iter().for_each(|&(bytes, at)| counter.add_expiring(bytes, at));
-            let content = counter.finish(&TombstoneSet::default());
+            let content = counter.finish(&Skyline::default());
             assert!(content.expiry_ms.is_sorted(), "{content:?}");
             let total: u64 = records.iter().map(|record| record.0).sum();
             assert_eq!(content.expiring_bytes, total);
@@ -435,12 +435,12 @@ mod tests {
             let all: Vec<RangeTombstone> = of
                 .iter()
                 .map(|&(start, end, seq)| RangeTombstone {
-                    start: start.into(),
-                    end: end.into(),
+                    start: start.as_bytes().into(),
+                    end: end.as_bytes().into(),
                     seq: SeqNo(seq),
                 })
                 .collect();
-            covered_ranges(&TombstoneSet::new(&all))
+            covered_ranges(&Skyline::of(&all))
         };
         let range = |start: &str, end: &str, oldest_seq, newest_seq| CoveredRange {
             start: start.into(),

@@ -1,81 +1,105 @@
 //! The inputs' range tombstones: which records they cover, and which of them must be written on.
+//!
+//! Owned by one job. Nobody looks between the ends of a stripe ([`super::stripes`]), so within a
+//! stripe only the newest tombstone over a key matters, and a record is dropped only for a tombstone
+//! of its own stripe. A job therefore holds one skyline for each stripe that has tombstones.
+//! Invariants:
+//! 1. Every tombstone lies in the skyline of its stripe or, above `visible`, in `latest` as it is.
+//! 2. Keys are asked in ascending order, so every skyline is passed once.
+//!
+//! Cost: O(n log n) time and O(n) memory for `n` tombstones, however they overlap and however many
+//! snapshots there are: skylines have at most `2n` pieces in all. A question is a comparison with the
+//! next cut of one skyline, and a search for the stripe where there are several.
+
+use std::sync::Arc;
 
 use archipelago_base::SeqNo;
 
 use super::below::Below;
 use super::stripes::Stripes;
 use crate::key::KeyRange;
-use crate::tombstone::{RangeTombstone, TombstoneSet};
+use crate::tombstone::{RangeTombstone, Skyline};
 
-/// Walks the fragments along with the keys; each fragment is passed once per job.
-#[derive(Debug)]
+/// See the module.
+#[derive(Debug, Default)]
 pub(super) struct Cover {
-    set: TombstoneSet,
+    /// Ascending.
+    stripes: Vec<StripeCover>,
+    /// Those above `visible`, which hide nothing yet.
+    latest: Vec<RangeTombstone>,
+}
+
+#[derive(Debug)]
+struct StripeCover {
+    stripe: usize,
+    skyline: Skyline,
+    /// How many cuts lie at or before the last key.
     at: usize,
-    /// Whether `at` is the fragment that holds the current key.
-    covers: bool,
 }
 
 impl Cover {
-    pub(super) fn new(set: TombstoneSet) -> Self {
-        Self { set, at: 0, covers: false }
-    }
-
-    /// Goes to `key`, which is larger than the one before.
-    #[inline]
-    pub(super) fn enter(&mut self, key: &[u8]) {
-        let fragments = self.set.fragments();
-        if self.at == fragments.len() {
-            self.covers = false;
-            return;
-        }
-        while fragments.get(self.at).is_some_and(|fragment| fragment.end.as_slice() <= key) {
-            self.at += 1;
-        }
-        self.covers =
-            fragments.get(self.at).is_some_and(|fragment| fragment.start.as_slice() <= key);
-    }
-
-    /// The newest tombstone over the current key at or below `upper`.
-    #[inline]
-    pub(super) fn newest(&self, upper: SeqNo) -> Option<SeqNo> {
-        if !self.covers {
-            return None;
-        }
-        self.set.fragments()[self.at].newest_visible(upper)
-    }
-}
-
-/// The tombstones of several inputs within `range`, as one set.
-#[must_use]
-pub(crate) fn union<'a>(
-    sets: impl IntoIterator<Item = &'a TombstoneSet>,
-    range: &KeyRange,
-) -> TombstoneSet {
-    let all: Vec<RangeTombstone> = sets
-        .into_iter()
-        .flat_map(TombstoneSet::iter)
-        .filter_map(|tombstone| tombstone.clipped(&range.start, range.end.as_deref()))
-        .collect();
-    TombstoneSet::new(&all)
-}
-
-/// What of `set` the outputs must carry: of each fragment the newest tombstone of every stripe
-/// and all above `visible`; none in the oldest stripe where nothing older lies below.
-pub(super) fn retained(set: &TombstoneSet, stripes: &Stripes, below: &Below) -> TombstoneSet {
-    let mut kept = Vec::new();
-    for fragment in set.fragments() {
-        let mut last = None;
-        for &seq in &fragment.seqs {
-            let stripe = stripes.of(seq);
-            let hidden = stripe.is_some() && stripe == last;
-            let needless = stripe == Some(0) && !below.overlaps(&fragment.start, &fragment.end);
-            last = stripe;
-            if !hidden && !needless {
-                let (start, end) = (fragment.start.clone(), fragment.end.clone());
-                kept.push(RangeTombstone { start, end, seq });
+    pub(super) fn new(mut tombstones: Vec<RangeTombstone>, stripes: &Stripes) -> Self {
+        tombstones.sort_unstable_by_key(|tombstone| tombstone.seq);
+        let mut cover = Self::default();
+        let of_one = tombstones.chunk_by(|a, b| stripes.of(a.seq) == stripes.of(b.seq));
+        for group in of_one {
+            match stripes.of(group[0].seq) {
+                Some(stripe) => {
+                    let skyline = Skyline::of(group);
+                    cover.stripes.push(StripeCover { stripe, skyline, at: 0 });
+                }
+                None => cover.latest.extend_from_slice(group),
             }
         }
+        cover
     }
-    TombstoneSet::new(&kept)
+
+    /// The newest tombstone of `stripe` over `key`, which is not smaller than the one before.
+    #[inline]
+    pub(super) fn newest(&mut self, key: &[u8], stripe: usize) -> Option<SeqNo> {
+        let of_stripe = match self.stripes.as_mut_slice() {
+            [] => return None,
+            [only] => Some(only).filter(|only| only.stripe == stripe),
+            all => {
+                let at = all.partition_point(|cover| cover.stripe < stripe);
+                all.get_mut(at).filter(|cover| cover.stripe == stripe)
+            }
+        }?;
+        of_stripe.skyline.newest_from(&mut of_stripe.at, key)
+    }
+
+    /// What the outputs must carry, sorted by start: the skyline of every stripe and all above
+    /// `visible`; nothing of the oldest stripe where nothing older lies below.
+    pub(super) fn retained(&self, below: &Below) -> Vec<RangeTombstone> {
+        let mut kept = self.latest.clone();
+        for cover in &self.stripes {
+            let needed = |piece: &RangeTombstone| {
+                cover.stripe > 0 || below.overlaps(&piece.start, &piece.end)
+            };
+            kept.extend(cover.skyline.covered().filter(needed));
+        }
+        kept.sort_unstable();
+        kept
+    }
+
+    /// Bytes of memory, without keys.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let skylines: u64 = self.stripes.iter().map(|cover| cover.skyline.memory_bytes()).sum();
+        skylines + list_bytes(&self.latest)
+    }
+}
+
+fn list_bytes(list: &[RangeTombstone]) -> u64 {
+    size_of_val(list) as u64
+}
+
+/// The parts of `tombstones` that lie in `range`.
+#[must_use]
+pub(crate) fn clip(
+    tombstones: impl IntoIterator<Item = RangeTombstone>,
+    range: &KeyRange,
+) -> Vec<RangeTombstone> {
+    let start: Arc<[u8]> = range.start.as_slice().into();
+    let end: Option<Arc<[u8]>> = range.end.as_deref().map(Into::into);
+    tombstones.into_iter().filter_map(|tombstone| tombstone.clipped(&start, end.as_ref())).collect()
 }

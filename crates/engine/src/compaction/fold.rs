@@ -136,12 +136,8 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
     /// The next version of the current key within `stripe`, or what its end there says about
     /// the operands' base.
     fn next_of_stripe(&mut self, stripe: usize) -> Result<Result<(SeqNo, Kind), Base>> {
-        let tombstone = self.cover.newest(self.rules.stripes.upper(stripe));
-        let in_stripe = |seq: SeqNo| self.rules.stripes.of(seq) == Some(stripe);
-        let end = match tombstone {
-            Some(seq) if in_stripe(seq) => Base::Nothing,
-            _ => Base::Unknown,
-        };
+        let tombstone = self.cover.newest(&self.key, stripe);
+        let end = if tombstone.is_some() { Base::Nothing } else { Base::Unknown };
         while self.input.valid() {
             let encoded = self.input.key();
             let record = decode(encoded)?;

@@ -6,8 +6,8 @@
 //! 1. A record above `visible` is kept as it is.
 //! 2. Within a stripe, only the newest version of a key survives (operands: rule 6).
 //! 3. A record older than a range tombstone of its own stripe is dropped. The tombstones
-//!    themselves go into the outputs, the newest per stripe and fragment, except those of the
-//!    oldest stripe over ranges with nothing older below ([`CompactionIterator::tombstones`]).
+//!    themselves go into the outputs, of each stripe the newest over each key, except those of the
+//!    oldest stripe over ranges with nothing older below ([`CompactionIterator::take_tombstones`]).
 //! 4. A delete is dropped in the oldest stripe if nothing older lies below its key.
 //! 5. A record whose expiry has passed at the job's `now_ms` is a delete, in every stripe: expiry
 //!    goes by the wall clock, so no snapshot sees it either. This is final: if the clock is set
@@ -36,13 +36,13 @@ use std::sync::Arc;
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
 use super::below::{Below, BelowCursor};
-use super::cover::{Cover, retained};
+use super::cover::Cover;
 use super::fold::Queue;
 use super::stripes::Stripes;
 use crate::extension::{CompactionFilter, FilterDecision, MergeOperator};
 use crate::iter::InternalIterator;
 use crate::key::{self, KeyRange, KeyRef, Kind};
-use crate::tombstone::TombstoneSet;
+use crate::tombstone::RangeTombstone;
 
 /// Length of the expiry before the value of a [`Kind::PutExpiring`].
 const EXPIRY_BYTES: usize = 8;
@@ -143,7 +143,8 @@ pub struct CompactionIterator<'a, I> {
     pub(super) rules: Rules<'a>,
     pub(super) cover: Cover,
     pub(super) below: BelowCursor<'a>,
-    tombstones: TombstoneSet,
+    /// What the outputs must carry.
+    tombstones: Vec<RangeTombstone>,
     /// The user key that was entered last.
     pub(super) key: Vec<u8>,
     /// Trailer of the last record of `key` that was looked at; `None` before the first key.
@@ -166,14 +167,16 @@ pub struct CompactionIterator<'a, I> {
 }
 
 impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
-    /// An iteration over `input` and its range tombstones by `rules`; not placed yet.
-    pub fn new(input: I, tombstones: TombstoneSet, rules: Rules<'a>) -> Self {
-        let written = retained(&tombstones, &rules.stripes, rules.below);
+    /// An iteration over `input` and its range tombstones, which lie within the range, by `rules`;
+    /// not placed yet.
+    pub fn new(input: I, tombstones: Vec<RangeTombstone>, rules: Rules<'a>) -> Self {
+        let cover = Cover::new(tombstones, &rules.stripes);
+        let written = cover.retained(rules.below);
         Self {
             below: BelowCursor::new(rules.below),
             input,
             rules,
-            cover: Cover::new(tombstones),
+            cover,
             tombstones: written,
             key: Vec::new(),
             last_trailer: None,
@@ -243,10 +246,18 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         self.is_shadowed
     }
 
-    /// The range tombstones that the outputs must carry, within the range.
+    /// Takes the range tombstones that the outputs must carry, within the range, sorted by start.
     #[must_use]
-    pub fn tombstones(&self) -> &TombstoneSet {
-        &self.tombstones
+    pub fn take_tombstones(&mut self) -> Vec<RangeTombstone> {
+        std::mem::take(&mut self.tombstones)
+    }
+
+    /// Bytes of memory that range tombstones take in the iteration and, until they are taken, in
+    /// those that the outputs must carry.
+    #[must_use]
+    pub fn tombstone_bytes(&self) -> u64 {
+        let written: u64 = self.tombstones.iter().map(RangeTombstone::memory_bytes).sum();
+        self.cover.memory_bytes() + written
     }
 
     /// What was done so far; complete once the iterator is not valid any more.
@@ -312,7 +323,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
             }
             self.done = Some(stripe);
             self.done_by_range =
-                self.cover.newest(self.rules.stripes.upper(stripe)).is_some_and(|t| t > seq);
+                self.cover.newest(&self.key, stripe).is_some_and(|newest| newest > seq);
             if self.done_by_range {
                 self.counts.dropped.covered += 1;
                 self.consume();
@@ -350,7 +361,6 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
                     }
                     self.key.clear();
                     self.key.extend_from_slice(record.user_key);
-                    self.cover.enter(&self.key);
                     self.done = None;
                     self.first_of_key = true;
                     self.given_of_key = false;

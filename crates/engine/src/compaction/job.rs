@@ -11,12 +11,12 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use archipelago_base::budget::ByteBudget;
+use archipelago_base::budget::{ByteBudget, MemoryClass};
 use archipelago_base::{CfId, Error, ErrorKind, Result};
 use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
 use serde::{Deserialize, Serialize};
 
-use super::cover::union;
+use super::cover::clip;
 use super::iterator::CompactionIterator;
 use crate::cache::BlockCache;
 use crate::file_meta::{FileMeta, sst_name};
@@ -153,10 +153,11 @@ fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>
     let rules = spec.retention.rules(range, context)?;
     let files = open_inputs(spec, range, context)?;
     let early = files.iter().filter_map(|file| file.early.as_ref());
-    let tombstones = union(early.map(|table| &**table.tombstones()), range);
+    let tombstones = clip(early.flat_map(|table| table.tombstones().list()), range);
     let merged = MergingIterator::new(children(spec, files)?);
     let mut input = CompactionIterator::new(merged, tombstones, rules);
-    let kept = input.tombstones().clone();
+    let _held = context.budget.hold(MemoryClass::Job, input.tombstone_bytes());
+    let kept = input.take_tombstones();
     let io = spec.io(spec.output.level);
     let writer = OutputWriter::new(&spec.output, CfId(spec.cf), range, kept, io, context)?
         .filtered_by(spec.retention.compaction_filter.as_deref());

@@ -49,7 +49,7 @@ use crate::key::KeyRange;
 use crate::live_file::LiveFile;
 use crate::manifest::VersionEdit;
 use crate::memtable::{SealedShard, Shard};
-use crate::tombstone::{RangeTombstone, TombstoneSet};
+use crate::tombstone::RangeTombstone;
 
 const COPY_CHUNK_BYTES: usize = 1 << 20;
 
@@ -150,7 +150,7 @@ impl DbInner {
         if shards.is_empty() {
             return Ok(Vec::new());
         }
-        let _held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
+        let mut held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
         let children = shards
             .iter()
             .map(|shard| Child::new(Arc::clone(shard).verified_iter(), SeqNo::MAX))
@@ -159,7 +159,7 @@ impl DbInner {
         records.seek_to_first();
         let tombstones: Vec<RangeTombstone> = shards
             .iter()
-            .flat_map(|shard| shard.tombstones().iter().collect::<Vec<_>>())
+            .flat_map(|shard| shard.tombstone_list())
             .filter(|tombstone| tombstone.seq <= through)
             .collect();
         let range = KeyRange::all();
@@ -171,12 +171,13 @@ impl DbInner {
             merge_operator: None,
             filter: None,
         };
-        let mut input = CompactionIterator::new(records, TombstoneSet::new(&tombstones), rules);
+        let mut input = CompactionIterator::new(records, tombstones, rules);
         let bytes = shards.iter().map(|shard| shard.data_bytes()).sum();
         let cuts = picture.version.map().boundaries().to_vec();
         let mut spec = self.output_spec(family, 0, cuts, Vec::new(), bytes);
         spec.dir = dir.to_owned();
-        let kept = input.tombstones().clone();
+        held.resize(JOB_OUTPUT_BYTES + input.tombstone_bytes());
+        let kept = input.take_tombstones();
         let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
         let context = self.job_context(&NoShards);
         let writer = OutputWriter::new(&spec, family.id, &range, kept, io, &context)?;

@@ -55,7 +55,6 @@ use crate::file_meta::sst_name;
 use crate::key::Kind;
 use crate::manifest::{Change, VersionEdit, VersionSet};
 use crate::options::CfOptions;
-use crate::tombstone::RangeTombstone;
 use crate::version::Version;
 use crate::wal::{BatchOp, BatchView, LogChain};
 
@@ -433,11 +432,7 @@ fn apply_one(family: &NewFamily, seq: SeqNo, op: &BatchOp<'_>) {
         }
         return;
     }
-    let whole = RangeTombstone { start: op.key.to_vec(), end: op.value.to_vec(), seq };
-    for (range, through) in flushed.ranges() {
-        let part = whole.clipped(&range.start, range.end.as_deref());
-        if let Some(part) = part.filter(|_| through < seq) {
-            family.memtable.insert(seq, op.kind, &part.start, &part.end, None);
-        }
+    for (start, end) in flushed.parts_below(seq, op.key, op.value) {
+        family.memtable.insert(seq, op.kind, start, end, None);
     }
 }

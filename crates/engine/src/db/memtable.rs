@@ -14,8 +14,8 @@
 //! Cost: a write adds one shared counter up and down; finding the shard is a binary search over
 //! the boundaries.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use archipelago_base::{FileNo, SeqNo};
 
@@ -26,6 +26,13 @@ use crate::tombstone::RangeTombstone;
 
 /// What a record costs beyond its key and value (header, index slot), for sizing.
 pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 48;
+
+/// What a range delete costs in each shard that it touches beyond its keys: itself and its share of
+/// two levels of the shard's tombstone set.
+const RANGE_DELETE_BYTES: u64 = 160;
+/// Range deletes of one shard at which the memtable is sealed: what a reader may have to put into
+/// the shard's tombstone set at once stays within some milliseconds.
+const RANGE_DELETES_MAX: usize = 32 << 10;
 
 /// So many records for each look-up that memtables answered, and each scan, and they count as read.
 const READ_SHARE: u64 = 16;
@@ -45,6 +52,12 @@ pub(crate) struct Memtable {
     writers: AtomicU64,
     /// Bytes granted so far; changed only under the commit lock.
     charged_bytes: AtomicU64,
+    /// Memory of range deletes in shards, counted as they are inserted.
+    range_delete_bytes: AtomicU64,
+    /// Whether a shard has [`RANGE_DELETES_MAX`] range deletes.
+    is_crowded: AtomicBool,
+    /// The map's boundaries as range deletes share them; made with the first one.
+    bounds: OnceLock<Box<[Arc<[u8]>]>>,
     oldest_log: AtomicU64,
     /// Whether it has records that no log has.
     unlogged: AtomicBool,
@@ -76,6 +89,9 @@ impl Memtable {
             born_ns,
             writers: AtomicU64::new(0),
             charged_bytes: AtomicU64::new(0),
+            range_delete_bytes: AtomicU64::new(0),
+            is_crowded: AtomicBool::new(false),
+            bounds: OnceLock::new(),
             oldest_log: AtomicU64::new(NO_LOG),
             unlogged: AtomicBool::new(false),
             last_seq: AtomicU64::new(0),
@@ -107,11 +123,16 @@ impl Memtable {
         }
     }
 
-    /// Whether `bytes` more fit; an empty memtable takes anything.
+    /// Whether `bytes` more fit; an empty memtable takes anything, a crowded one nothing.
     #[inline]
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         let charged = self.charged_bytes();
-        charged == 0 || charged + bytes <= self.limit_bytes
+        charged == 0 || (charged + bytes <= self.limit_bytes && !self.is_crowded())
+    }
+
+    /// Whether it has so many range deletes that it is to be sealed whatever comes next.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.is_crowded.load(Ordering::Relaxed)
     }
 
     /// Counts bytes that recovery inserts.
@@ -130,8 +151,9 @@ impl Memtable {
         self.writers.load(Ordering::Acquire) == 0
     }
 
+    /// Bytes of records that were granted, and memory of range deletes that were inserted.
     pub(crate) fn charged_bytes(&self) -> u64 {
-        self.charged_bytes.load(Ordering::Relaxed)
+        self.charged_bytes.load(Ordering::Relaxed) + self.range_delete_bytes.load(Ordering::Relaxed)
     }
 
     /// Time at which it was made, by the database's clock.
@@ -189,19 +211,25 @@ impl Memtable {
     }
 
     fn insert_range_delete(&self, seq: SeqNo, start: &[u8], end: &[u8], log: Option<FileNo>) {
-        if start >= end {
+        let whole = RangeTombstone { start: start.into(), end: end.into(), seq };
+        if whole.is_empty() {
             return;
         }
-        let whole = RangeTombstone { start: start.to_vec(), end: end.to_vec(), seq };
+        let bounds = self.bounds.get_or_init(|| {
+            self.map.boundaries().iter().map(|boundary| boundary.as_slice().into()).collect()
+        });
         let range = KeyRange { start: start.to_vec(), end: Some(end.to_vec()) };
         for bucket in self.map.buckets_of(&range) {
-            let Some(part) = whole.clipped(self.map.start(bucket), self.map.end(bucket)) else {
-                continue;
-            };
+            let first = bucket.checked_sub(1).map_or(&whole.start, |before| &bounds[before]);
+            let Some(part) = whole.clone().clipped(first, bounds.get(bucket)) else { continue };
             if let Some(log) = log {
                 self.shards[bucket].note_log(log.0);
             }
             self.shards[bucket].insert_tombstone(part);
+            if self.shards[bucket].tombstone_count() >= RANGE_DELETES_MAX {
+                self.is_crowded.store(true, Ordering::Relaxed);
+            }
+            self.range_delete_bytes.fetch_add(RANGE_DELETE_BYTES, Ordering::Relaxed);
         }
     }
 

@@ -10,7 +10,8 @@
 //! A read-only open replaces steps 4 to 6 by a picture of its own ([`crate::db::following`]).
 //!
 //! A crash at any point of this leaves the old state: only step 5's edit changes it. Cost: reads
-//! the log once; memory is bounded by writing full memtables to files before the edit.
+//! the log once; memory is bounded by writing memtables that are full (of records or of range
+//! deletes), or the largest one while the byte budget is exceeded, to files before the edit.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
-use archipelago_base::budget::{ByteBudget, MemoryClass};
+use archipelago_base::budget::{ByteBudget, MemoryClass, Pressure};
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
@@ -464,6 +465,13 @@ impl DbInner {
     }
 }
 
+/// Recovery looks at the byte budget once for so many records.
+const BUDGET_LOOK_RECORDS: u64 = 64;
+/// Over the budget, recovery writes a memtable to files that holds at least this share of it,
+const FLUSH_SHARE: u64 = 32;
+/// and at least so many bytes, so that a budget that is spent elsewhere does not make tiny files.
+const FLUSH_BYTES_MIN: u64 = 256 << 10;
+
 /// Refuses a record of the log of a column family that the manifest does not know yet, which is
 /// one with the id `next` or a larger one: the manifest has lost the edit that created it.
 pub(crate) fn check_known(cf: CfId, next: CfId) -> Result<()> {
@@ -519,17 +527,8 @@ impl Replay<'_> {
         let flushed = current.version.flushed_through();
         let bytes = (op.key.len() + op.value.len()) as u64 + RECORD_OVERHEAD_BYTES;
         if op.kind == crate::key::Kind::RangeDelete {
-            // Clipped to the ranges that do not have it yet.
-            let whole = crate::tombstone::RangeTombstone {
-                start: op.key.to_vec(),
-                end: op.value.to_vec(),
-                seq,
-            };
-            for (range, through) in flushed.ranges() {
-                let part = whole.clipped(&range.start, range.end.as_deref());
-                if let Some(part) = part.filter(|_| through < seq) {
-                    current.active.insert(seq, op.kind, &part.start, &part.end, None);
-                }
+            for (start, end) in flushed.parts_below(seq, op.key, op.value) {
+                current.active.insert(seq, op.kind, start, end, None);
             }
         } else if flushed.get(op.key) < seq {
             current.active.insert(seq, op.kind, op.key, op.value, None);
@@ -537,10 +536,25 @@ impl Replay<'_> {
             return Ok(());
         }
         current.active.charge_replayed(bytes);
-        if current.active.charged_bytes() >= family.options.write_buffer_bytes {
+        let budget = &self.inner.budget;
+        let full = family.options.write_buffer_bytes;
+        if current.active.charged_bytes() >= full || current.active.is_crowded() {
             self.flush(family, &current.active)?;
+        } else if seq.0.is_multiple_of(BUDGET_LOOK_RECORDS) && budget.pressure() == Pressure::Over {
+            self.flush_largest()?;
         }
         Ok(())
+    }
+
+    /// Writes the largest memtable to files, if that gives back a share of the budget that is worth
+    /// a file.
+    fn flush_largest(&mut self) -> Result<()> {
+        let families = self.inner.live_families();
+        let size = |family: &Arc<Family>| family.current.load().active.charged_bytes();
+        let Some(largest) = families.into_iter().max_by_key(size) else { return Ok(()) };
+        let worth = (self.inner.budget.limit_bytes() / FLUSH_SHARE).max(FLUSH_BYTES_MIN);
+        let active = Arc::clone(&largest.current.load().active);
+        if active.charged_bytes() >= worth { self.flush(&largest, &active) } else { Ok(()) }
     }
 
     /// Writes a family's memtable to files that the final edit will install.

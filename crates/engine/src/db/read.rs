@@ -303,7 +303,7 @@ impl DbInner {
             current.immutables.iter().filter_map(|immutable| immutable.shard_of(lookup.key));
         for shard in std::iter::once(shard).chain(immutables) {
             if shard.has_tombstones() {
-                gather.cover(shard.tombstones().max_covering(lookup.key, lookup.snapshot));
+                gather.cover(shard.newest_tombstone(lookup.key, lookup.snapshot));
             }
             shard.lookup(lookup, |found| gather.visit(found));
             if gather.is_decided() {
@@ -375,7 +375,7 @@ impl DbInner {
         let immutables = current.immutables.iter().filter_map(|i| i.shard_of(key));
         for shard in std::iter::once(shard).chain(immutables) {
             shard.lookup(&lookup, visit);
-            let covering = shard.tombstones().max_covering(key, seq);
+            let covering = shard.newest_tombstone(key, seq);
             newest.set(newest.get().max(covering));
             if newest.get().is_some() {
                 return Ok(newest.get());

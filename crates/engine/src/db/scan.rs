@@ -19,8 +19,8 @@ use crate::db::read_options::ReadOptions;
 use crate::db::snapshot::Snapshot;
 use crate::db::{ColumnFamily, Db};
 use crate::iter::{
-    Child, FileOpener, InternalIterator, LevelIterator, LevelTombstones, MergingIterator,
-    TombstoneFile, TombstoneSource, UserIterator, View,
+    BucketTombstones, Child, FileOpener, InternalIterator, LevelIterator, LevelTombstones,
+    MergingIterator, TombstoneFile, TombstoneSource, UserIterator, View,
 };
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
@@ -356,26 +356,54 @@ impl FileOpener for FileParts {
     }
 }
 
-/// The range tombstones that a scan has to ask, of memtables, L0 and levels.
+/// The range tombstones that a scan has to ask, newest first: of memtables, L0 and levels.
 fn tombstones(opening: &Opening) -> Vec<Box<dyn TombstoneSource>> {
     let picture = &opening.picture;
     let mut sources: Vec<Box<dyn TombstoneSource>> = Vec::new();
-    let immutable = picture.immutables.iter().flat_map(|i| i.shards.iter().flatten());
-    for shard in picture.active.shards.iter().chain(immutable) {
-        if shard.has_tombstones() {
-            sources.push(Box::new(shard.tombstones()));
-        }
+    let active = &picture.active;
+    sources.extend(bucket_tombstones(&active.map, &opening.bounds, |bucket| {
+        shard_tombstones(&active.shards[bucket])
+    }));
+    for immutable in &picture.immutables {
+        sources.extend(bucket_tombstones(&immutable.map, &opening.bounds, |bucket| {
+            immutable.shards[bucket].as_ref().and_then(shard_tombstones)
+        }));
     }
     let version = &picture.version;
-    for bucket in version.map().buckets_of(&opening.bounds) {
-        for file in version.l0(bucket) {
-            sources.extend(file_tombstones(opening, std::slice::from_ref(file)));
-        }
+    if version.l0_layers_max() > 0 {
+        sources.extend(bucket_tombstones(version.map(), &opening.bounds, |bucket| {
+            let files = version.l0(bucket).iter();
+            let files: Vec<Box<dyn TombstoneSource>> = files
+                .filter_map(|file| file_tombstones(opening, std::slice::from_ref(file)))
+                .collect();
+            (!files.is_empty()).then(|| Box::new(files) as _)
+        }));
     }
     for level in 1..LEVELS {
         sources.extend(file_tombstones(opening, version.overlapping(level, &opening.bounds)));
     }
     sources
+}
+
+/// The range tombstones of those buckets of `map` that have keys in `bounds`.
+fn bucket_tombstones(
+    map: &Arc<BucketMap>,
+    bounds: &KeyRange,
+    of_bucket: impl FnMut(usize) -> Option<Box<dyn TombstoneSource>>,
+) -> Option<Box<dyn TombstoneSource>> {
+    let buckets = map.buckets_of(bounds);
+    let mut parts: Vec<_> = buckets.clone().map(of_bucket).collect();
+    if parts.iter().all(Option::is_none) {
+        return None;
+    }
+    match parts.as_mut_slice() {
+        [only] if map.len() == 1 => only.take(),
+        _ => Some(Box::new(BucketTombstones::new(Arc::clone(map), buckets.start, parts))),
+    }
+}
+
+fn shard_tombstones(shard: &Arc<Shard>) -> Option<Box<dyn TombstoneSource>> {
+    shard.has_tombstones().then(|| Box::new(shard.tombstones()) as _)
 }
 
 fn file_tombstones(opening: &Opening, files: &[Arc<LiveFile>]) -> Option<Box<dyn TombstoneSource>> {
@@ -404,6 +432,10 @@ impl TombstoneFile for WithTombstones {
 
     fn largest(&self) -> &[u8] {
         &self.file.largest
+    }
+
+    fn newest(&self) -> SeqNo {
+        self.file.largest_seq()
     }
 
     fn tombstones(&self) -> Result<Arc<TombstoneSet>> {

@@ -78,7 +78,9 @@ impl Db {
         self.single(options, |batch| batch.delete_cf(cf.id(), key))
     }
 
-    /// Deletes every key from `start` (inclusive) to `end` (exclusive), in one record.
+    /// Deletes every key from `start` (inclusive) to `end` (exclusive), in one record. Until it is
+    /// flushed it takes some 200 bytes of the memtable for each bucket that it reaches into; how it
+    /// overlaps with others does not matter.
     /// `InvalidArgument` if `end` is before `start`.
     pub fn delete_range(
         &self,

@@ -9,11 +9,12 @@
 
 use std::sync::Arc;
 
+use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, Error, ErrorKind, Result};
 use archipelago_env::{IoContext, IoPurpose};
 use serde::{Deserialize, Serialize};
 
-use crate::compaction::cover::union;
+use crate::compaction::cover::clip;
 use crate::compaction::iterator::CompactionIterator;
 use crate::iter::{Child, InternalIterator, MergingIterator};
 use crate::job::output::OutputWriter;
@@ -79,8 +80,7 @@ fn flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     for shard in &spec.shards {
         shards.push(context.shards.shard(shard)?);
     }
-    let sets: Vec<_> = shards.iter().map(|shard| shard.tombstones()).collect();
-    let tombstones = union(sets.iter().map(|set| &**set), &spec.range);
+    let tombstones = clip(shards.iter().flat_map(|shard| shard.tombstone_list()), &spec.range);
     let children = shards
         .iter()
         .map(|shard| Child::new(Arc::clone(shard).verified_iter(), shard.seq_range().1))
@@ -90,7 +90,8 @@ fn flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     let from_first = !merged.valid() || user_key(merged.key()) >= spec.range.start.as_slice();
     let mut input = CompactionIterator::new(merged, tombstones, rules);
     let io = IoContext::sst(IoPurpose::Flush, spec.output.level).of_family(spec.cf);
-    let kept = input.tombstones().clone();
+    let _held = context.budget.hold(MemoryClass::Job, input.tombstone_bytes());
+    let kept = input.take_tombstones();
     let writer = OutputWriter::new(&spec.output, CfId(spec.cf), &spec.range, kept, io, context)?
         .filtered_by(spec.retention.compaction_filter.as_deref());
     let files = drive(&mut input, writer, context, |input| {

@@ -25,7 +25,9 @@ pub(crate) use as_of::AsOfIterator;
 pub use clipped::ClippedIterator;
 pub use concat::{FileOpener, LevelIterator};
 pub use merging::{Child, MergingIterator};
-pub use tombstones::{LevelTombstones, TombstoneFile, TombstoneSource, TombstoneSpan};
+pub use tombstones::{
+    BucketTombstones, LevelTombstones, TombstoneFile, TombstoneSource, TombstoneSpan,
+};
 pub use user::UserIterator;
 pub use vec::VecIterator;
 pub use view::{View, prefix_end};

@@ -88,8 +88,8 @@ impl World {
                         records.push((encode(key, seq, Kind::Merge), operand.clone()));
                     }
                     Op::DeleteRange(start, end) => tombstones.push(RangeTombstone {
-                        start: start.clone(),
-                        end: end.clone(),
+                        start: start.as_slice().into(),
+                        end: end.as_slice().into(),
                         seq,
                     }),
                 }
@@ -127,18 +127,20 @@ struct File {
     smallest: Vec<u8>,
     largest: Vec<u8>,
     largest_exclusive: bool,
+    newest: SeqNo,
 }
 
 impl File {
     fn new(records: &[Record], tombstones: &[RangeTombstone]) -> Option<Self> {
         let points = || records.iter().map(|(key, _)| user_key(key));
-        let starts = tombstones.iter().map(|tombstone| tombstone.start.as_slice());
-        let ends = tombstones.iter().map(|tombstone| tombstone.end.as_slice());
+        let starts = tombstones.iter().map(|tombstone| &*tombstone.start);
+        let ends = tombstones.iter().map(|tombstone| &*tombstone.end);
         let largest = points().chain(ends).max()?.to_vec();
         Some(Self {
             smallest: points().chain(starts).min()?.to_vec(),
             largest_exclusive: !points().any(|key| key == largest),
             largest,
+            newest: tombstones.iter().map(|tombstone| tombstone.seq).max().unwrap_or_default(),
             tombstones: Arc::new(TombstoneSet::new(tombstones)),
             records: VecIterator::new(records.to_vec()),
         })
@@ -152,6 +154,10 @@ impl TombstoneFile for File {
 
     fn largest(&self) -> &[u8] {
         &self.largest
+    }
+
+    fn newest(&self) -> SeqNo {
+        self.newest
     }
 
     fn tombstones(&self) -> Result<Arc<TombstoneSet>> {
@@ -169,15 +175,17 @@ impl Level {
     /// counts as a key, so that some files have no point records.
     fn cut(records: &[Record], tombstones: &[RangeTombstone], keys_per_file: usize) -> Self {
         let mut keys: BTreeSet<&[u8]> = records.iter().map(|(key, _)| user_key(key)).collect();
-        keys.extend(tombstones.iter().map(|tombstone| tombstone.start.as_slice()));
+        keys.extend(tombstones.iter().map(|tombstone| &*tombstone.start));
         let starts: Vec<_> = keys.into_iter().step_by(keys_per_file.max(1)).collect();
         let files = starts.iter().enumerate().filter_map(|(index, &start)| {
             let end = starts.get(index + 1).copied();
             let inside = |key: &[u8]| key >= start && end.is_none_or(|end| key < end);
             let own: Vec<_> =
                 records.iter().filter(|(key, _)| inside(user_key(key))).cloned().collect();
+            let (first, past) = (start.into(), end.map(Into::into));
+            let clipped = tombstones.iter().cloned();
             let clipped: Vec<_> =
-                tombstones.iter().filter_map(|tombstone| tombstone.clipped(start, end)).collect();
+                clipped.filter_map(|whole| whole.clipped(&first, past.as_ref())).collect();
             File::new(&own, &clipped)
         });
         Self { files: files.collect(), opened: Arc::default() }
@@ -603,8 +611,8 @@ fn a_deleted_range_is_jumped_over_in_older_children() {
         let children =
             vec![Child::new(Box::new(newer), SeqNo::MAX), Child::new(old, SeqNo(count + 1))];
         let deleted = RangeTombstone {
-            start: 10u64.to_be_bytes().to_vec(),
-            end: (count - 10).to_be_bytes().to_vec(),
+            start: 10u64.to_be_bytes()[..].into(),
+            end: (count - 10).to_be_bytes()[..].into(),
             seq: SeqNo(count + 10),
         };
         let source: Box<dyn TombstoneSource> = Box::new(Arc::new(TombstoneSet::new(&[deleted])));
@@ -679,7 +687,7 @@ fn prefixes_end_before_the_next_key_that_lacks_them() {
 fn a_tombstone_does_not_delete_records_of_its_own_sequence_number() {
     let records = [(b"b", 4), (b"c", 5), (b"d", 6)]
         .map(|(key, seq)| (encode(key, SeqNo(seq), Kind::Put), Vec::new()));
-    let all = RangeTombstone { start: b"a".to_vec(), end: b"z".to_vec(), seq: SeqNo(5) };
+    let all = RangeTombstone { start: b"a"[..].into(), end: b"z"[..].into(), seq: SeqNo(5) };
     let source: Box<dyn TombstoneSource> = Box::new(Arc::new(TombstoneSet::new(&[all])));
     let child = Child::new(Box::new(VecIterator::new(records.to_vec())), SeqNo(6));
     let merge = MergingIterator::new(vec![child]);

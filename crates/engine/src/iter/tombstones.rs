@@ -14,12 +14,15 @@
 //! Invariants of an answer: the span holds the key; for *every* key in it the newest visible delete
 //! is [`TombstoneSpan::newest`].
 //!
-//! Cost: nothing while no source has a tombstone; else a binary search per source for each span.
+//! Cost: nothing while no source has a tombstone; else, for each span, what [`TombstoneSet`] says
+//! of a question, for one part of each memtable, for the L0 files of one bucket and for one file of
+//! each level. A scan opens no file's tombstones before the first question that needs them.
 
 use std::sync::Arc;
 
 use archipelago_base::{Result, SeqNo};
 
+use crate::bucket::BucketMap;
 use crate::tombstone::TombstoneSet;
 
 /// A range of keys and the newest visible delete that covers all of it.
@@ -92,8 +95,9 @@ impl TombstoneSpan {
 pub trait TombstoneSource: Send {
     /// Whether there are none at all. Asked once, when the scan starts.
     fn is_empty(&self) -> bool;
-    /// Narrows `span`, which holds `key`, by what is known here: one call of
-    /// [`TombstoneSpan::add`] at most. Deletes newer than `snapshot` do not count.
+    /// Narrows `span`, which holds `key`, by what is known here ([`TombstoneSpan::add`]). Deletes
+    /// newer than `snapshot` do not count. What is older than the newest delete of the span so far
+    /// changes nothing in it and may be left out; so the newest sources should be asked first.
     fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()>;
 }
 
@@ -103,7 +107,7 @@ impl TombstoneSource for Arc<TombstoneSet> {
     }
 
     fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()> {
-        add_set(self, key, snapshot, &[], None, span);
+        self.add_to(key, snapshot, span);
         Ok(())
     }
 }
@@ -119,28 +123,40 @@ impl TombstoneSource for Vec<Box<dyn TombstoneSource>> {
     }
 }
 
-/// Adds what `set` says about `key`; the set says nothing outside `start..end`.
-fn add_set(
-    set: &TombstoneSet,
-    key: &[u8],
-    snapshot: SeqNo,
-    start: &[u8],
-    end: Option<&[u8]>,
-    span: &mut TombstoneSpan,
-) {
-    let fragments = set.fragments();
-    let at = fragments.partition_point(|fragment| fragment.end.as_slice() <= key);
-    match fragments.get(at) {
-        Some(fragment) if fragment.start.as_slice() <= key => {
-            span.add(&fragment.start, Some(&fragment.end), fragment.newest_visible(snapshot));
-        }
-        after => {
-            let before = at.checked_sub(1).map(|before| fragments[before].end.as_slice());
-            span.add(
-                before.unwrap_or(start),
-                after.map(|next| next.start.as_slice()).or(end),
-                None,
-            );
+/// One source for each bucket of a map: the shards of a memtable, or the L0 files of each bucket.
+/// A question costs what it costs at one bucket, however many there are.
+pub struct BucketTombstones {
+    map: Arc<BucketMap>,
+    /// The bucket of the first part.
+    first: usize,
+    parts: Vec<Option<Box<dyn TombstoneSource>>>,
+}
+
+impl BucketTombstones {
+    /// Of the buckets of `map` from `first` on; `None` where a bucket has no range tombstones. Keys
+    /// of other buckets are never asked.
+    #[must_use]
+    pub fn new(
+        map: Arc<BucketMap>,
+        first: usize,
+        parts: Vec<Option<Box<dyn TombstoneSource>>>,
+    ) -> Self {
+        Self { map, first, parts }
+    }
+}
+
+impl TombstoneSource for BucketTombstones {
+    fn is_empty(&self) -> bool {
+        self.parts.iter().flatten().all(|part| part.is_empty())
+    }
+
+    fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()> {
+        let bucket = self.map.bucket_of(key);
+        span.add(self.map.start(bucket), self.map.end(bucket), None);
+        let part = bucket.checked_sub(self.first).and_then(|at| self.parts.get_mut(at));
+        match part {
+            Some(Some(part)) => part.covering(key, snapshot, span),
+            _ => Ok(()),
         }
     }
 }
@@ -151,14 +167,19 @@ pub trait TombstoneFile: Send {
     fn smallest(&self) -> &[u8];
     /// A user key at or after the end (exclusive) of each: no tombstone of the file covers it.
     fn largest(&self) -> &[u8];
+    /// A sequence number that no tombstone of the file is above.
+    fn newest(&self) -> SeqNo;
     /// The tombstones; opens the file if need be.
     fn tombstones(&self) -> Result<Arc<TombstoneSet>>;
 }
 
 /// The range tombstones of sorted, disjoint files: those files of a level that have any, or one
-/// file of L0. Each file's are loaded when the first question about a key within its bounds comes.
+/// file of L0. Each file's are loaded when the first question about a key within its bounds comes
+/// that no newer delete has answered.
 pub struct LevelTombstones<F: TombstoneFile> {
     files: Vec<F>,
+    /// A sequence number that no tombstone of any file is above.
+    newest: SeqNo,
     loaded: Vec<Option<Arc<TombstoneSet>>>,
 }
 
@@ -166,7 +187,8 @@ impl<F: TombstoneFile> LevelTombstones<F> {
     /// Of `files` in key order.
     #[must_use]
     pub fn new(files: Vec<F>) -> Self {
-        Self { loaded: files.iter().map(|_| None).collect(), files }
+        let newest = files.iter().map(F::newest).max().unwrap_or_default();
+        Self { loaded: files.iter().map(|_| None).collect(), newest, files }
     }
 }
 
@@ -176,15 +198,21 @@ impl<F: TombstoneFile> TombstoneSource for LevelTombstones<F> {
     }
 
     fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()> {
+        if self.newest <= span.newest() {
+            return Ok(());
+        }
         let at = self.files.partition_point(|file| file.largest() <= key);
         let before = at.checked_sub(1).map_or(&[][..], |before| self.files[before].largest());
         match self.files.get(at) {
             Some(file) if file.smallest() <= key => {
-                let set = match &mut self.loaded[at] {
-                    Some(set) => set,
-                    empty => empty.insert(file.tombstones()?),
-                };
-                add_set(set, key, snapshot, file.smallest(), Some(file.largest()), span);
+                span.add(file.smallest(), Some(file.largest()), None);
+                if file.newest() > span.newest() {
+                    let set = match &mut self.loaded[at] {
+                        Some(set) => set,
+                        empty => empty.insert(file.tombstones()?),
+                    };
+                    set.add_to(key, snapshot, span);
+                }
             }
             after => span.add(before, after.map(F::smallest), None),
         }

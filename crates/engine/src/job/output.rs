@@ -8,14 +8,16 @@
 //!    tombstones too. An interval with tombstones alone makes an output without points.
 //! 3. A boundary of `cuts` always ends an interval. Otherwise one ends before a new user key, when
 //!    the output has reached its target size or would overlap more than
-//!    [`GRANDPARENT_TARGETS`] target sizes of the level below.
+//!    [`GRANDPARENT_TARGETS`] target sizes of the level below, and at the start of a tombstone, when
+//!    the tombstones that start in the interval have brought it to its target size.
 //! 4. Until [`OutputWriter::finish`] has returned `Ok`, dropping the writer removes every file
 //!    that it has created; a file that cannot be removed is logged and left as garbage.
 //!
 //! Cost: per record nothing beyond the table builder; per user key two comparisons. One sync per
-//! output and one of the directory.
+//! output and one of the directory. A tombstone is written once for each output that it reaches into.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use archipelago_base::{CfId, Error, FileNo, Result};
 use archipelago_env::{CreateOptions, IoContext};
@@ -25,7 +27,7 @@ use super::{JobContext, MeteredWrite};
 use crate::file_meta::{FileMeta, sst_name};
 use crate::key::{KeyRange, user_key};
 use crate::sst::{RecordRole, TableBuilder, TableOptions};
-use crate::tombstone::{RangeTombstone, TombstoneSet};
+use crate::tombstone::RangeTombstone;
 
 /// An output overlaps at most about this many target sizes of the level below.
 pub const GRANDPARENT_TARGETS: u64 = 10;
@@ -38,9 +40,16 @@ pub struct OutputWriter<'a> {
     context: &'a JobContext<'a>,
     /// Name of the compaction filter that the records have passed.
     filter: Option<&'a str>,
-    tombstones: TombstoneSet,
-    /// First fragment that may reach past `low`.
-    fragment: usize,
+    /// Sorted by start.
+    tombstones: Vec<RangeTombstone>,
+    /// The first tombstone that no output has yet.
+    next_tombstone: usize,
+    /// The first tombstone that is not in `started_bytes` yet.
+    next_started: usize,
+    /// Bytes of the tombstones that start in the current interval, as far as keys have come.
+    started_bytes: u64,
+    /// What is left of those that reach out of the intervals before, from `low` on.
+    carried: Vec<RangeTombstone>,
     open: Option<TableBuilder>,
     /// Start of the current interval.
     low: Vec<u8>,
@@ -56,12 +65,13 @@ pub struct OutputWriter<'a> {
 }
 
 impl<'a> OutputWriter<'a> {
-    /// A writer of the job's keys in `range`, with the `tombstones` that the outputs must carry.
+    /// A writer of the job's keys in `range`, with the `tombstones` that the outputs must carry,
+    /// which lie in the range and are sorted by start.
     pub fn new(
         spec: &'a OutputSpec,
         cf: CfId,
         range: &'a KeyRange,
-        tombstones: TombstoneSet,
+        tombstones: Vec<RangeTombstone>,
         io: IoContext,
         context: &'a JobContext<'a>,
     ) -> Result<Self> {
@@ -74,7 +84,10 @@ impl<'a> OutputWriter<'a> {
             context,
             filter: None,
             tombstones,
-            fragment: 0,
+            next_tombstone: 0,
+            next_started: 0,
+            started_bytes: 0,
+            carried: Vec::new(),
             open: None,
             low: range.start.clone(),
             end: range.end.as_deref(),
@@ -110,10 +123,10 @@ impl<'a> OutputWriter<'a> {
     #[inline]
     fn enter(&mut self, key: &[u8]) -> Result<()> {
         let spec = self.spec;
-        while let Some(cut) = spec.cuts.get(self.next_cut).filter(|cut| cut.as_slice() <= key) {
-            self.next_cut += 1;
-            self.end_interval(Some(cut))?;
+        if self.next_started < self.tombstones.len() {
+            self.pass_tombstones(Some(key))?;
         }
+        self.pass_cuts(key)?;
         while let Some(file) = spec.grandparents.get(self.next_grandparent) {
             if file.end.as_slice() > key {
                 break;
@@ -124,7 +137,7 @@ impl<'a> OutputWriter<'a> {
             }
         }
         let full = self.open.as_ref().is_some_and(|builder| {
-            builder.estimated_bytes() >= spec.target_file_bytes
+            builder.estimated_bytes() + self.started_bytes >= spec.target_file_bytes
                 || self.overlap_bytes > spec.target_file_bytes.saturating_mul(GRANDPARENT_TARGETS)
         });
         if full {
@@ -133,9 +146,41 @@ impl<'a> OutputWriter<'a> {
         Ok(())
     }
 
+    /// Ends the intervals at the cuts up to `key`.
+    #[inline]
+    fn pass_cuts(&mut self, key: &[u8]) -> Result<()> {
+        let spec = self.spec;
+        while let Some(cut) = spec.cuts.get(self.next_cut).filter(|cut| cut.as_slice() <= key) {
+            self.next_cut += 1;
+            self.end_interval(Some(cut))?;
+        }
+        Ok(())
+    }
+
+    /// Counts the tombstones that start at or before `key` (`None`: all that are left), and ends
+    /// intervals at the starts of those that fill one. No record from there on was added yet.
+    fn pass_tombstones(&mut self, key: Option<&[u8]>) -> Result<()> {
+        while let Some(tombstone) = self.tombstones.get(self.next_started) {
+            if key.is_some_and(|key| *key < *tombstone.start) {
+                break;
+            }
+            let (start, bytes) = (Arc::clone(&tombstone.start), stored_bytes(tombstone));
+            self.next_started += 1;
+            self.pass_cuts(&start)?;
+            let open = self.open.as_ref().map_or(0, TableBuilder::estimated_bytes);
+            let is_full = open + self.started_bytes + bytes > self.spec.target_file_bytes;
+            if is_full && self.started_bytes > 0 && *start > *self.low {
+                self.end_interval(Some(&start))?;
+            }
+            self.started_bytes += bytes;
+        }
+        Ok(())
+    }
+
     /// Ends the last interval and makes everything durable. The outputs in key order.
     pub fn finish(mut self) -> Result<Vec<FileMeta>> {
         let spec = self.spec;
+        self.pass_tombstones(None)?;
         while let Some(cut) = spec.cuts.get(self.next_cut) {
             if self.end.is_some_and(|end| end <= cut.as_slice()) {
                 break;
@@ -165,6 +210,7 @@ impl<'a> OutputWriter<'a> {
             self.files.push(builder.finish()?);
         }
         self.overlap_bytes = 0;
+        self.started_bytes = 0;
         if let Some(high) = high {
             self.low.clear();
             self.low.extend_from_slice(high);
@@ -172,25 +218,28 @@ impl<'a> OutputWriter<'a> {
         Ok(())
     }
 
-    /// The tombstones between `low` and `high`, clipped.
+    /// The tombstones between `low` and `high`, clipped; what reaches past `high` is carried on.
     fn tombstones_until(&mut self, high: Option<&[u8]>) -> Vec<RangeTombstone> {
-        let fragments = self.tombstones.fragments();
-        let mut clipped = Vec::new();
-        while let Some(fragment) = fragments.get(self.fragment) {
-            for &seq in &fragment.seqs {
-                let whole = RangeTombstone {
-                    start: fragment.start.clone(),
-                    end: fragment.end.clone(),
-                    seq,
-                };
-                clipped.extend(whole.clipped(&self.low, high));
-            }
-            if high.is_some_and(|high| fragment.end.as_slice() > high) {
-                break;
-            }
-            self.fragment += 1;
+        let mut inside = std::mem::take(&mut self.carried);
+        let rest = &self.tombstones[self.next_tombstone..];
+        let count = match high {
+            Some(high) => rest.partition_point(|tombstone| *tombstone.start < *high),
+            None => rest.len(),
+        };
+        inside.extend_from_slice(&rest[..count]);
+        self.next_tombstone += count;
+        let Some(high) = high else { return inside };
+        let high: Arc<[u8]> = high.into();
+        for tombstone in inside.iter().filter(|tombstone| tombstone.end > high) {
+            let (start, end) = (Arc::clone(&high), Arc::clone(&tombstone.end));
+            self.carried.push(RangeTombstone { start, end, seq: tombstone.seq });
         }
-        clipped
+        for tombstone in &mut inside {
+            if tombstone.end > high {
+                tombstone.end = Arc::clone(&high);
+            }
+        }
+        inside
     }
 
     fn number(&mut self) -> Result<FileNo> {
@@ -232,6 +281,11 @@ impl<'a> OutputWriter<'a> {
         );
         Ok(self.open.insert(builder.warming(&self.context.cache)))
     }
+}
+
+/// About what a tombstone takes in a table.
+fn stored_bytes(tombstone: &RangeTombstone) -> u64 {
+    (tombstone.start.len() + tombstone.end.len()) as u64 + 12
 }
 
 impl Drop for OutputWriter<'_> {

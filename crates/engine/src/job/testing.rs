@@ -20,7 +20,7 @@ use crate::key::{self, KeyRange, KeyRef, Kind};
 use crate::memtable::SealedShard;
 use crate::options::Compression;
 use crate::sst::{TableReadOptions, TableReader};
-use crate::tombstone::{RangeTombstone, TombstoneSet};
+use crate::tombstone::RangeTombstone;
 
 pub(crate) const DIR: &str = "/db";
 
@@ -36,7 +36,7 @@ pub(crate) fn put(key: &str, seq: u64, value: &str) -> Record {
 }
 
 pub(crate) fn tombstone(start: &str, end: &str, seq: u64) -> RangeTombstone {
-    RangeTombstone { start: start.into(), end: end.into(), seq: SeqNo(seq) }
+    RangeTombstone { start: start.as_bytes().into(), end: end.as_bytes().into(), seq: SeqNo(seq) }
 }
 
 pub(crate) fn range(start: &str, end: Option<&str>) -> KeyRange {
@@ -46,7 +46,7 @@ pub(crate) fn range(start: &str, end: Option<&str>) -> KeyRange {
 /// A sealed shard in vectors.
 pub(crate) struct VecShard {
     records: Vec<(Vec<u8>, Vec<u8>)>,
-    tombstones: Arc<TombstoneSet>,
+    tombstones: Vec<RangeTombstone>,
     entries: u64,
 }
 
@@ -55,8 +55,8 @@ impl SealedShard for VecShard {
         Box::new(VecIterator::new(self.records.clone()))
     }
 
-    fn tombstones(&self) -> Arc<TombstoneSet> {
-        Arc::clone(&self.tombstones)
+    fn tombstone_list(&self) -> Vec<RangeTombstone> {
+        self.tombstones.clone()
     }
 
     fn entries(&self) -> u64 {
@@ -128,7 +128,7 @@ impl Executor {
             .iter()
             .map(|(key, seq, kind, value)| (key::encode(key, SeqNo(*seq), *kind), value.clone()))
             .collect();
-        let tombstones = Arc::new(TombstoneSet::new(tombstones));
+        let tombstones = tombstones.to_vec();
         self.shards.0.insert(no, Arc::new(VecShard { records, tombstones, entries }));
         ShardRef { memtable: no, shard: 0 }
     }
@@ -243,8 +243,9 @@ pub(crate) fn contents(
     }
     iter.status().unwrap();
     assert_eq!(records.len() as u64, meta.entries);
-    let tombstones: Vec<RangeTombstone> = table.tombstones().iter().collect();
-    assert!(tombstones.iter().all(|t| meta.smallest <= t.start && t.end <= meta.largest));
+    let tombstones = table.tombstones().list();
+    let within = |t: &RangeTombstone| *meta.smallest <= *t.start && *t.end <= *meta.largest;
+    assert!(tombstones.iter().all(within));
     (records, tombstones)
 }
 

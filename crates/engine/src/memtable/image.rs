@@ -242,10 +242,11 @@ fn read_tombstones(bytes: &[u8]) -> Option<TombstoneSet> {
     let count = reader.u64()?;
     let mut tombstones = Vec::new();
     for _ in 0..count {
-        let (start, end) = (reader.bytes()?.to_vec(), reader.bytes()?.to_vec());
+        let (start, end) = (reader.bytes()?.into(), reader.bytes()?.into());
         tombstones.push(RangeTombstone { start, end, seq: SeqNo(reader.u64()?) });
     }
-    reader.rest().iter().all(|&byte| byte == 0).then(|| TombstoneSet::new(&tombstones))
+    let is_padded = reader.rest().iter().all(|&byte| byte == 0);
+    is_padded.then(|| TombstoneSet::default().with(tombstones))
 }
 
 struct Bytes<T>(T);
@@ -452,8 +453,8 @@ impl SealedShard for SealedImage {
     fn verified_iter(self: Arc<Self>) -> Box<dyn InternalIterator> {
         Box::new(ImageIter::new(self, true))
     }
-    fn tombstones(&self) -> Arc<TombstoneSet> {
-        Self::tombstones(self)
+    fn tombstone_list(&self) -> Vec<RangeTombstone> {
+        self.tombstones.list()
     }
     fn entries(&self) -> u64 {
         Self::entries(self)

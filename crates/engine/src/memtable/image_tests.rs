@@ -32,7 +32,7 @@ fn small_shard() -> Arc<Shard> {
     shard.insert(b"key-b", SeqNo(5), Kind::Delete, b"");
     shard.insert(b"", SeqNo(3), Kind::Merge, b"+1");
     let tombstone =
-        RangeTombstone { start: b"key-c".to_vec(), end: b"key-d".to_vec(), seq: SeqNo(4) };
+        RangeTombstone { start: b"key-c"[..].into(), end: b"key-d"[..].into(), seq: SeqNo(4) };
     shard.insert_tombstone(tombstone);
     shard
 }

@@ -55,7 +55,7 @@ use std::sync::Arc;
 use archipelago_base::{Result, SeqNo};
 
 use crate::iter::InternalIterator;
-use crate::tombstone::TombstoneSet;
+use crate::tombstone::RangeTombstone;
 
 pub use cursor::ShardIter;
 pub use image::{IMAGE_VERSION, ImageIter, SealedImage};
@@ -67,8 +67,8 @@ pub trait SealedShard: Send + Sync {
     /// All point records in order. Every record's checksum is verified as the cursor comes to
     /// it; a mismatch ends the walk with `Corrupt` in its status.
     fn verified_iter(self: Arc<Self>) -> Box<dyn InternalIterator>;
-    /// The range tombstones.
-    fn tombstones(&self) -> Arc<TombstoneSet>;
+    /// The range tombstones, in any order.
+    fn tombstone_list(&self) -> Vec<RangeTombstone>;
     /// How many point records.
     fn entries(&self) -> u64;
     /// Their bytes as stored, tombstones included.

@@ -9,13 +9,14 @@
 //! 3. After the seal the counters, the tombstones and the filter do not change.
 //!
 //! Thread-safety: every method from any thread. Reads never wait for a writer, except that the
-//! first [`Shard::tombstones`] after a new range tombstone builds the set under a lock. Failure:
+//! first [`Shard::tombstones`] after a new range tombstone extends the set under a lock. Failure:
 //! inserts cannot fail; a process without memory aborts. Source: O³-LSM §4.2.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
+use archipelago_base::budget::{Charge, MemoryClass};
 use archipelago_base::checksum::hash64;
 use archipelago_base::{Result, SeqNo};
 use crossbeam_utils::Backoff;
@@ -32,7 +33,7 @@ use super::tree::{Tree, View};
 use crate::iter::InternalIterator;
 use crate::key::{self, Kind};
 use crate::lookup::{Found, Lookup, Visit};
-use crate::tombstone::{RangeTombstone, TombstoneSet};
+use crate::tombstone::{RangeTombstone, TombstoneAccount, TombstoneSet};
 
 /// A memtable shard; see the module.
 pub struct Shard {
@@ -57,12 +58,38 @@ struct Counters {
 }
 
 struct Tombstones {
-    /// How many there are; stored after the list has them.
+    /// How many there are; stored after `added` has them.
     count: AtomicUsize,
+    /// Bytes of their keys and sequence numbers.
     bytes: AtomicU64,
-    list: Mutex<Vec<RangeTombstone>>,
-    /// The set of the first `.0` of the list.
+    smallest_seq: AtomicU64,
+    largest_seq: AtomicU64,
+    /// Those that are not in the set yet.
+    added: Mutex<Added>,
+    /// The set of the first `.0` tombstones.
     set: ArcSwap<(usize, Arc<TombstoneSet>)>,
+}
+
+struct Added {
+    list: Vec<RangeTombstone>,
+    /// Memory of the list.
+    charge: Charge,
+}
+
+impl Tombstones {
+    fn new(pool: &SlabPool) -> Self {
+        let budget = Arc::clone(pool.budget());
+        let charge = budget.hold(MemoryClass::Memtable, 0);
+        let account = TombstoneAccount { budget, class: MemoryClass::Memtable };
+        Self {
+            count: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+            smallest_seq: AtomicU64::new(u64::MAX),
+            largest_seq: AtomicU64::new(0),
+            added: Mutex::new(Added { list: Vec::new(), charge }),
+            set: ArcSwap::from_pointee((0, Arc::new(TombstoneSet::charged_to(account)))),
+        }
+    }
 }
 
 /// Adds without a read-modify-write: callers hold a lock.
@@ -85,12 +112,7 @@ impl Shard {
                 smallest_seq: AtomicU64::new(u64::MAX),
                 largest_seq: AtomicU64::new(0),
             },
-            tombstones: Tombstones {
-                count: AtomicUsize::new(0),
-                bytes: AtomicU64::new(0),
-                list: Mutex::new(Vec::new()),
-                set: ArcSwap::from_pointee((0, Arc::default())),
-            },
+            tombstones: Tombstones::new(pool),
             oldest_log: AtomicU64::new(u64::MAX),
             sealed: AtomicBool::new(false),
             filter: OnceLock::new(),
@@ -125,19 +147,30 @@ impl Shard {
         });
     }
 
-    /// Adds a range tombstone, already clipped to the shard's bucket.
+    /// Adds a range tombstone, already clipped to the shard's bucket. Its memory is charged to the
+    /// pool's budget.
     pub fn insert_tombstone(&self, tombstone: RangeTombstone) {
         debug_assert!(!self.is_sealed(), "insert into a sealed shard");
+        let own = &self.tombstones;
         let bytes = tombstone.start.len() + tombstone.end.len() + size_of::<SeqNo>();
-        self.tombstones.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        let mut list = self.tombstones.list.lock();
-        list.push(tombstone);
-        self.tombstones.count.store(list.len(), Ordering::Release);
+        own.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        own.smallest_seq.fetch_min(tombstone.seq.0, Ordering::Relaxed);
+        own.largest_seq.fetch_max(tombstone.seq.0, Ordering::Relaxed);
+        let memory = tombstone.memory_bytes();
+        let mut added = own.added.lock();
+        let charged = added.charge.bytes();
+        added.charge.resize(charged + memory);
+        added.list.push(tombstone);
+        own.count.store(own.count.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// The range tombstones as they were added.
-    pub(super) fn tombstone_list(&self) -> Vec<RangeTombstone> {
-        self.tombstones.list.lock().clone()
+    /// The range tombstones, in any order.
+    #[must_use]
+    pub fn tombstone_list(&self) -> Vec<RangeTombstone> {
+        let added = self.tombstones.added.lock();
+        let mut list = self.tombstones.set.load().1.list();
+        list.extend_from_slice(&added.list);
+        list
     }
 
     /// Whether there are range tombstones: one atomic load.
@@ -147,21 +180,43 @@ impl Shard {
         self.tombstones.count.load(Ordering::Acquire) != 0
     }
 
-    /// The range tombstones. Built anew, under a lock, at the first call after one was added.
+    /// The range tombstones. The first call after one was added puts what is new into the set,
+    /// under a lock; all such calls together take O(n log n) for `n` tombstones.
     #[must_use]
     pub fn tombstones(&self) -> Arc<TombstoneSet> {
+        let set = self.tombstones.set.load();
+        if set.0 >= self.tombstones.count.load(Ordering::Acquire) {
+            return Arc::clone(&set.1);
+        }
+        self.extend_set()
+    }
+
+    /// The newest range tombstone at or below `snapshot` that covers `key`.
+    #[inline]
+    #[must_use]
+    pub fn newest_tombstone(&self, key: &[u8], snapshot: SeqNo) -> Option<SeqNo> {
         let count = self.tombstones.count.load(Ordering::Acquire);
+        if count == 0 {
+            return None;
+        }
         let set = self.tombstones.set.load();
         if set.0 >= count {
-            return Arc::clone(&set.1);
+            return set.1.max_covering(key, snapshot);
         }
-        let list = self.tombstones.list.lock();
-        let set = self.tombstones.set.load();
-        if set.0 == list.len() {
-            return Arc::clone(&set.1);
+        self.extend_set().max_covering(key, snapshot)
+    }
+
+    #[cold]
+    fn extend_set(&self) -> Arc<TombstoneSet> {
+        let mut added = self.tombstones.added.lock();
+        let before = self.tombstones.set.load_full();
+        if added.list.is_empty() {
+            return Arc::clone(&before.1);
         }
-        let set = Arc::new(TombstoneSet::new(&list));
-        self.tombstones.set.store(Arc::new((list.len(), Arc::clone(&set))));
+        let count = before.0 + added.list.len();
+        let set = Arc::new(before.1.with(std::mem::take(&mut added.list)));
+        self.tombstones.set.store(Arc::new((count, Arc::clone(&set))));
+        added.charge.resize(0);
         set
     }
 
@@ -252,8 +307,8 @@ impl Shard {
     pub fn memory_bytes(&self) -> u64 {
         self.kv.bytes()
             + self.tree.bytes()
-            + self.tombstones.bytes.load(Ordering::Relaxed)
-            + (self.tombstone_count() * size_of::<RangeTombstone>()) as u64
+            + self.tombstones.added.lock().charge.bytes()
+            + self.tombstones.set.load().1.memory_bytes()
             + self.filter.get().map_or(0, |filter| filter.bytes() as u64)
     }
 
@@ -261,7 +316,7 @@ impl Shard {
     #[must_use]
     pub fn smallest_seq(&self) -> SeqNo {
         let point = self.counters.smallest_seq.load(Ordering::Relaxed);
-        let ranges = if self.has_tombstones() { self.range_seqs().0 } else { u64::MAX };
+        let ranges = self.tombstones.smallest_seq.load(Ordering::Relaxed);
         SeqNo(point.min(ranges).min(SeqNo::MAX.0))
     }
 
@@ -269,15 +324,8 @@ impl Shard {
     #[must_use]
     pub fn largest_seq(&self) -> SeqNo {
         let point = self.counters.largest_seq.load(Ordering::Relaxed);
-        let ranges = if self.has_tombstones() { self.range_seqs().1 } else { 0 };
+        let ranges = self.tombstones.largest_seq.load(Ordering::Relaxed);
         SeqNo(point.max(ranges))
-    }
-
-    fn range_seqs(&self) -> (u64, u64) {
-        let list = self.tombstones.list.lock();
-        list.iter().fold((u64::MAX, 0), |(low, high), tombstone| {
-            (low.min(tombstone.seq.0), high.max(tombstone.seq.0))
-        })
     }
 
     /// Notes that a record of this shard lies in log segment `log`.
@@ -433,8 +481,8 @@ impl SealedShard for Shard {
     fn verified_iter(self: Arc<Self>) -> Box<dyn InternalIterator> {
         Box::new(ShardIter::new(self, true))
     }
-    fn tombstones(&self) -> Arc<TombstoneSet> {
-        Self::tombstones(self)
+    fn tombstone_list(&self) -> Vec<RangeTombstone> {
+        Self::tombstone_list(self)
     }
     fn entries(&self) -> u64 {
         Self::entries(self)

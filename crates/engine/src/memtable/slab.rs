@@ -85,6 +85,11 @@ impl SlabPool {
         })
     }
 
+    /// What the pool charges.
+    pub(super) fn budget(&self) -> &Arc<ByteBudget> {
+        &self.budget
+    }
+
     /// How many bytes of freed slabs to keep for reuse; a good value is the size of one memtable.
     pub fn set_keep_bytes(&self, bytes: u64) {
         self.keep_bytes.store(bytes, Ordering::Relaxed);

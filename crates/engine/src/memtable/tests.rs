@@ -262,8 +262,11 @@ fn tombstones_are_seen_at_once_and_travel() {
     assert!(!shard.has_tombstones());
     assert!(shard.tombstones().is_empty());
     for seq in 1..20u64 {
-        let tombstone =
-            RangeTombstone { start: vec![seq as u8], end: vec![seq as u8 + 5], seq: SeqNo(seq) };
+        let tombstone = RangeTombstone {
+            start: [seq as u8].into(),
+            end: [seq as u8 + 5].into(),
+            seq: SeqNo(seq),
+        };
         shard.insert_tombstone(tombstone);
         let set = shard.tombstones();
         assert_eq!(set.max_covering(&[seq as u8], SeqNo::MAX), Some(SeqNo(seq)));

@@ -29,7 +29,7 @@ use crate::file_meta::FileMeta;
 use crate::key::{self, Kind, TRAILER_BYTES as KEY_TRAILER_BYTES};
 use crate::options::Compression;
 use crate::table_content::ContentCounter;
-use crate::tombstone::{RangeTombstone, TombstoneSet};
+use crate::tombstone::{RangeTombstone, Skyline};
 
 /// How a table is written.
 #[derive(Clone, Debug)]
@@ -105,6 +105,8 @@ pub struct TableBuilder {
     last_hash: u64,
     scratch: Vec<u8>,
     tombstones: Vec<RangeTombstone>,
+    /// About what they take in the file.
+    tombstone_bytes: usize,
     properties: Properties,
     content: ContentCounter,
     middle_of_first: Vec<u8>,
@@ -205,6 +207,7 @@ impl TableBuilder {
             last_hash: 0,
             scratch: Vec::new(),
             tombstones: Vec::new(),
+            tombstone_bytes: 0,
             properties,
             middle_of_first: Vec::new(),
             warmth: None,
@@ -325,7 +328,8 @@ impl TableBuilder {
 
     /// Adds a range tombstone, in any order; an empty one is ignored.
     pub fn add_tombstone(&mut self, tombstone: &RangeTombstone) -> Result<()> {
-        if tombstone.start < tombstone.end {
+        if !tombstone.is_empty() {
+            self.tombstone_bytes += tombstone.start.len() + tombstone.end.len() + 12;
             let properties = &mut self.properties;
             properties.range_deletions += 1;
             properties.smallest_seq = properties.smallest_seq.min(tombstone.seq.0);
@@ -339,8 +343,7 @@ impl TableBuilder {
     #[must_use]
     pub fn estimated_bytes(&self) -> u64 {
         let filter = filter::bloom_bytes(self.hashes.len(), self.options.bloom_bits_per_key);
-        let tombstones: usize =
-            self.tombstones.iter().map(|t| t.start.len() + t.end.len() + 12).sum();
+        let tombstones = self.tombstone_bytes;
         let open = if self.block.is_empty() { 0 } else { self.block.payload_bytes() };
         self.out.offset + (open + self.index.estimated_bytes() + filter + tombstones) as u64 + 256
     }
@@ -413,8 +416,8 @@ impl TableBuilder {
         let (index, filter, partitioned) = self.write_index_and_filter()?;
         let tombstones = self.write_tombstones()?;
         self.set_bounds();
-        let set = TombstoneSet::new(&self.tombstones);
-        self.properties.content = std::mem::take(&mut self.content).finish(&set);
+        let deleted = Skyline::of(&self.tombstones);
+        self.properties.content = std::mem::take(&mut self.content).finish(&deleted);
         let mut payload = Vec::new();
         self.properties.encode(&mut payload);
         let properties = self.out.block(&payload, Compression::None)?;
@@ -518,14 +521,14 @@ impl TableBuilder {
         }
         let pointless = properties.entries == 0;
         if let Some(first) = self.tombstones.first()
-            && (pointless || first.start < properties.smallest)
+            && (pointless || *first.start < *properties.smallest)
         {
-            properties.smallest = first.start.clone();
+            properties.smallest = first.start.to_vec();
         }
         if let Some(end) = self.tombstones.iter().map(|tombstone| &tombstone.end).max()
-            && (pointless || *end > properties.largest)
+            && (pointless || **end > *properties.largest)
         {
-            properties.largest = end.clone();
+            properties.largest = end.to_vec();
             properties.largest_exclusive = true;
         }
         if pointless {

@@ -20,7 +20,7 @@ impl TableReader {
     ) -> Result<()> {
         let failed = |_| Error::new(ErrorKind::Io, "cannot write the dump");
         self.dump_head(out).map_err(failed)?;
-        for tombstone in self.tombstones.iter() {
+        for tombstone in self.tombstones.list() {
             let (start, end) = (tombstone.start.escape_ascii(), tombstone.end.escape_ascii());
             writeln!(out, "delete range \"{start}\"..\"{end}\" @{}", tombstone.seq)
                 .map_err(failed)?;

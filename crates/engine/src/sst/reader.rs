@@ -32,7 +32,7 @@ use crate::cache::{BlockCache, BlockGuard, BlockKey, BlockKind, Spot};
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind};
 use crate::lookup::{Found, Lookup, Visit};
-use crate::tombstone::{RangeTombstone, TombstoneSet};
+use crate::tombstone::{RangeTombstone, TombstoneAccount, TombstoneSet};
 
 /// How a table is read.
 #[derive(Clone, Copy, Debug)]
@@ -132,16 +132,21 @@ impl TableReader {
             return Err(Error::corrupt(path, footer.filter.offset, "filter block: malformed"));
         }
         let tombstones = match footer.tombstones.is_some() {
-            true => decode_tombstones(&read(footer.tombstones)?, global_seq).ok_or_else(|| {
-                Error::corrupt(path, footer.tombstones.offset, "range tombstones: malformed")
-            })?,
+            true => {
+                let payload = read(footer.tombstones)?;
+                let list = decode_tombstones(&payload, global_seq).ok_or_else(|| {
+                    Error::corrupt(path, footer.tombstones.offset, "range tombstones: malformed")
+                })?;
+                let budget = Arc::clone(budget);
+                let account = TombstoneAccount { budget, class: MemoryClass::TableReader };
+                TombstoneSet::charged_to(account).with(list)
+            }
             false => TombstoneSet::default(),
         };
         drop(tail);
         let bytes = size_of::<Self>()
             + index.memory_bytes()
             + filter.as_ref().map_or(0, Vec::capacity)
-            + footer.tombstones.size as usize * 2
             + footer.properties.size as usize;
         Ok(Arc::new(Self {
             file,
@@ -191,7 +196,7 @@ impl TableReader {
     /// Bytes of memory that the open reader holds besides the block cache.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        self._charge.bytes()
+        self._charge.bytes() + self.tombstones.memory_bytes()
     }
 
     /// Whether the whole-file filter allows a key with this hash; true where there is none or it
@@ -506,17 +511,21 @@ pub(super) fn read_payload(
 }
 
 /// Decodes the range-tombstone block; `None` if it is malformed.
-pub(super) fn decode_tombstones(bytes: &[u8], global_seq: Option<SeqNo>) -> Option<TombstoneSet> {
+pub(super) fn decode_tombstones(
+    bytes: &[u8],
+    global_seq: Option<SeqNo>,
+) -> Option<Vec<RangeTombstone>> {
     let mut reader = Reader::new(bytes);
     let count = reader.varint()?;
     let mut tombstones = Vec::new();
     for _ in 0..count {
-        let (start, end) = (reader.bytes()?.to_vec(), reader.bytes()?.to_vec());
+        let (start, end) = (reader.bytes()?.into(), reader.bytes()?.into());
         let seq = SeqNo(reader.u64()?);
-        if start >= end || seq > SeqNo::MAX {
+        let tombstone = RangeTombstone { start, end, seq: global_seq.unwrap_or(seq) };
+        if tombstone.is_empty() || seq > SeqNo::MAX {
             return None;
         }
-        tombstones.push(RangeTombstone { start, end, seq: global_seq.unwrap_or(seq) });
+        tombstones.push(tombstone);
     }
-    reader.is_empty().then(|| TombstoneSet::new(&tombstones))
+    reader.is_empty().then_some(tombstones)
 }

@@ -17,6 +17,7 @@ use super::reader::{TableReader, decode_tombstones, read_payload};
 use crate::cache::BlockCache;
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind};
+use crate::tombstone::TombstoneSet;
 
 /// Bytes read at a time for the checksum of the file.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -220,8 +221,8 @@ impl<'a> Check<'a> {
         let footer = &table.footer;
         if footer.tombstones.is_some() {
             let payload = self.read(footer.tombstones)?;
-            let set = decode_tombstones(&payload, table.global_seq);
-            if set.as_ref() != Some(&*table.tombstones) {
+            let list = decode_tombstones(&payload, table.global_seq);
+            if list.is_none_or(|list| TombstoneSet::new(&list) != *table.tombstones) {
                 return Err(self.corrupt(footer.tombstones.offset, "range tombstones: malformed"));
             }
             self.others.push(footer.tombstones);

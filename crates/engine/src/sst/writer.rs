@@ -57,8 +57,7 @@ impl SstWriter {
         if start >= end {
             return Err(Error::invalid("delete_range: the start must lie before the end"));
         }
-        let tombstone =
-            RangeTombstone { start: start.to_vec(), end: end.to_vec(), seq: SeqNo::ZERO };
+        let tombstone = RangeTombstone { start: start.into(), end: end.into(), seq: SeqNo::ZERO };
         self.builder.add_tombstone(&tombstone)
     }
 

@@ -58,6 +58,30 @@ impl FlushedThrough {
         })
     }
 
+    /// The largest parts of the keys from `start` to `end` (exclusive) whose number is below `seq`:
+    /// where no table has a range delete of that sequence number.
+    pub fn parts_below<'a>(
+        &'a self,
+        seq: SeqNo,
+        start: &'a [u8],
+        end: &'a [u8],
+    ) -> Vec<(&'a [u8], &'a [u8])> {
+        let mut parts: Vec<(&[u8], &[u8])> = Vec::new();
+        for (at, (from, number)) in self.entries.iter().enumerate().skip(self.entry_of(start)) {
+            let next = self.entries.get(at + 1).map_or(end, |(next, _)| next.as_slice());
+            let (from, to) = (start.max(from), end.min(next));
+            if from >= to {
+                break;
+            }
+            match parts.last_mut() {
+                _ if *number >= seq => {}
+                Some(last) if last.1 == from => last.1 = to,
+                _ => parts.push((from, to)),
+            }
+        }
+        parts
+    }
+
     /// Makes an entry begin at `key`; its index.
     fn cut(&mut self, key: &[u8]) -> usize {
         let at = self.entry_of(key);
@@ -115,6 +139,15 @@ mod tests {
             assert_eq!(map.min().0, *model.iter().min().expect("not empty"));
             assert!(map.entries.windows(2).all(|p| p[0].0 < p[1].0 && p[0].1 != p[1].1));
             let (from, to) = (rng.u8(1..100), rng.u8(100..));
+            let seq = rng.u64(..20);
+            let (first, end) = ([from], [to]);
+            let parts = map.parts_below(SeqNo(seq), &first, &end);
+            assert!(parts.windows(2).all(|pair| pair[0].1 < pair[1].0), "{parts:?}");
+            for key in from..to {
+                let inside =
+                    parts.iter().any(|(first, end)| *first <= &[key][..] && &[key][..] < *end);
+                assert_eq!(inside, model[key as usize] < seq);
+            }
             let least = model[from as usize..to as usize].iter().min();
             assert_eq!(map.min_in(&range(from, Some(to))).0, *least.expect("not empty"));
         }

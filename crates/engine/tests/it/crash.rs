@@ -96,7 +96,7 @@ impl Run {
             fs,
             tiers,
             db: Some(db),
-            script: Script::new(seed),
+            script: Script::stormy(seed),
             model: Model::default(),
             ops: Vec::new(),
             hashes: vec![0],

@@ -215,11 +215,18 @@ pub(crate) struct Script {
     made: u64,
     /// Rows of [`ORDERED`].
     ordered: u64,
+    /// Whether some writes are many range deletes that overlap.
+    stormy: bool,
 }
 
 impl Script {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { rng: Rng::with_seed(seed), made: 0, ordered: 0 }
+        Self { rng: Rng::with_seed(seed), made: 0, ordered: 0, stormy: false }
+    }
+
+    /// With writes of many range deletes that overlap.
+    pub(crate) fn stormy(seed: u64) -> Self {
+        Self { stormy: true, ..Self::new(seed) }
     }
 
     fn key(&mut self) -> Vec<u8> {
@@ -264,8 +271,11 @@ impl Script {
         }
     }
 
-    /// A write of one to eight changes.
+    /// A write of one to eight changes, or of many range deletes that overlap.
     pub(crate) fn write(&mut self, model: &Model) -> Op {
+        if self.stormy && self.rng.u32(..60) == 0 {
+            return self.storm(model);
+        }
         let len = if self.rng.bool() { 1 } else { self.rng.usize(2..9) };
         let mut changes = Vec::with_capacity(len);
         for _ in 0..len {
@@ -282,6 +292,24 @@ impl Script {
             _ if model.has_guest => Op::Drop,
             _ => Op::Create,
         }
+    }
+
+    /// Range deletes that each cover the ones before, and a change that only the last ones cover.
+    fn storm(&mut self, model: &Model) -> Op {
+        let family = self.family(model);
+        let (first, count) = (self.rng.u32(..KEYS), self.rng.u32(70..140));
+        let key = |at: u32| format!("key{at:04}").into_bytes();
+        let mut changes = Vec::new();
+        for at in 0..count {
+            let (from, to) = match first % 2 {
+                0 => (first.saturating_sub(at / 8), first + at / 8),
+                _ => (first + at / 8, first + 40),
+            };
+            changes.push((family, Change::DeleteRange(key(from), key(to.max(from)))));
+        }
+        let at = self.rng.usize(..changes.len());
+        changes.insert(at, (family, self.change(family)));
+        Op::Write { changes, sync: self.rng.bool(), wal: true }
     }
 
     fn ingest(&mut self, model: &Model) -> Op {

@@ -18,6 +18,7 @@ mod lost_edits;
 mod memory;
 mod metamorphic;
 mod model;
+mod range_deletes;
 mod remote_jobs;
 mod settings;
 mod space;

@@ -24,6 +24,7 @@ pub(crate) use tiered::{Did, Tiered};
 
 const CASES: u64 = 400;
 const CASES_OVER_TIERS: u64 = 200;
+const CASES_OF_RANGES: u64 = 100;
 const STEPS: usize = 100;
 
 /// Tells how to see a failed case again.
@@ -76,8 +77,16 @@ fn setting(seed: u64, disk: Disk) -> Setting {
 /// Runs a case; how many parts compactions were cut into, how many bucket boundaries moved, by
 /// hand and by the load, and what tiers did.
 fn run(seed: u64, disk: Disk, verbose: bool) -> (usize, (usize, usize), Did) {
+    run_steps(seed, Generator::new(seed, seed.is_multiple_of(2)), disk, verbose)
+}
+
+fn run_steps(
+    seed: u64,
+    mut generator: Generator,
+    disk: Disk,
+    verbose: bool,
+) -> (usize, (usize, usize), Did) {
     let mut failure = OnFailure { seed, step: 0 };
-    let mut generator = Generator::new(seed, seed.is_multiple_of(2));
     let mut runner = Runner::new(setting(seed, disk));
     for at in 0..STEPS {
         failure.step = at;
@@ -132,6 +141,17 @@ fn the_database_does_what_the_model_does() {
             assert!(by_hand > 0 && by_load > 0);
             assert!(parts > 0, "no compaction was cut into parts");
         }
+    }
+}
+
+#[test]
+fn range_deletes_do_what_the_model_does() {
+    let run = |seed, verbose| {
+        run_steps(seed, Generator::of_ranges(seed), Disk::Memory(MemFs::new()), verbose);
+    };
+    match number("ARCHIPELAGO_MODEL_SEED") {
+        Some(seed) => run(seed, true),
+        None => seeds(0..CASES_OF_RANGES).for_each(|seed| run(seed, false)),
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::compaction::cover::union;
+use crate::compaction::cover::clip;
 use crate::extension::AppendMerge;
 use crate::tombstone::RangeTombstone;
 
@@ -77,8 +77,8 @@ impl Data {
                 put(*key, Kind::PutExpiring, stored);
             }
             Op::DeleteRange(start, end) => self.tombstones.push(RangeTombstone {
-                start: vec![*start],
-                end: vec![*end],
+                start: [*start].into(),
+                end: [*end].into(),
                 seq: SeqNo(seq),
             }),
         }
@@ -246,9 +246,9 @@ impl Case {
             (key::encode(&[*key], SeqNo(seq.0), *kind), value.clone())
         });
         let input = Records { entries: entries.collect(), at: 0 };
-        let tombstones = union([&TombstoneSet::new(&self.job.tombstones)], range);
+        let tombstones = clip(self.job.tombstones.clone(), range);
         let mut iter = CompactionIterator::new(input, tombstones, rules);
-        let mut out = Data { tombstones: iter.tombstones().iter().collect(), ..Data::default() };
+        let mut out = Data { tombstones: iter.take_tombstones(), ..Data::default() };
         let mut before: Option<Vec<u8>> = None;
         iter.start().unwrap();
         while iter.valid() {
@@ -322,8 +322,7 @@ proptest! {
         for tombstone in &out.tombstones {
             prop_assert!((tombstone.start[0]..tombstone.end[0]).any(older));
         }
-        let cut = TombstoneSet::new(&out.tombstones);
-        prop_assert!(cut.fragments().iter().all(|fragment| fragment.seqs.len() == 1));
+        prop_assert!(out.tombstones.windows(2).all(|pair| pair[0].end <= pair[1].start));
     }
 
     #[test]
@@ -368,8 +367,8 @@ proptest! {
         let parts = left.with(&right);
         prop_assert_eq!(&parts.records, &whole.records);
         prop_assert_eq!(
-            TombstoneSet::new(&parts.tombstones).iter().map(|t| t.seq).max(),
-            TombstoneSet::new(&whole.tombstones).iter().map(|t| t.seq).max()
+            parts.tombstones.iter().map(|t| t.seq).max(),
+            whole.tombstones.iter().map(|t| t.seq).max()
         );
     }
 }
@@ -409,8 +408,7 @@ fn impossible_inputs_are_errors_that_name_the_key() {
             merge_operator: None,
             filter: None,
         };
-        let mut iter =
-            CompactionIterator::new(Records { entries, at: 0 }, TombstoneSet::default(), rules);
+        let mut iter = CompactionIterator::new(Records { entries, at: 0 }, Vec::new(), rules);
         let mut result = iter.start();
         while result.is_ok() && iter.valid() {
             result = iter.advance();

@@ -258,7 +258,7 @@ proptest! {
                     Some(_) if len == 0 => records.push((vec![key], seq, Kind::Put, vec![key])),
                     None if len == 0 => records.push((vec![key], seq, Kind::Delete, vec![])),
                     _ => tombstones.push(RangeTombstone {
-                        start: vec![key], end: vec![key + len], seq: SeqNo(seq),
+                        start: [key].into(), end: [key + len].into(), seq: SeqNo(seq),
                     }),
                 }
             }

@@ -14,8 +14,8 @@ fn sample() -> (Records, Vec<RangeTombstone>) {
         records.insert(key, (Kind::Merge, vec![seq as u8; 20]));
     }
     let tombstone = |start: &str, end: &str, seq| RangeTombstone {
-        start: start.into(),
-        end: end.into(),
+        start: start.as_bytes().into(),
+        end: end.as_bytes().into(),
         seq: SeqNo(seq),
     };
     (records, vec![tombstone("a", "c", 5), tombstone("b", "key00000003", 70)])

@@ -12,7 +12,7 @@ fn a_file_is_byte_for_byte_what_the_format_page_says() {
     add("apple", 9, Kind::Delete, b"");
     add("apple", 4, Kind::Put, b"red");
     add("apricot", 5, Kind::Merge, b"+1");
-    let tombstone = RangeTombstone { start: b"b".to_vec(), end: b"d".to_vec(), seq: SeqNo(7) };
+    let tombstone = RangeTombstone { start: b"b"[..].into(), end: b"d"[..].into(), seq: SeqNo(7) };
     let options = TableOptions {
         cf: archipelago_base::CfId(2),
         cf_name: "fruit".into(),

@@ -35,8 +35,8 @@ fn large_values_and_many_versions_cross_blocks() {
 #[test]
 fn a_file_of_nothing_but_range_tombstones_is_a_file() {
     let tombstones = [
-        RangeTombstone { start: b"b".to_vec(), end: b"d".to_vec(), seq: SeqNo(4) },
-        RangeTombstone { start: b"c".to_vec(), end: b"k".to_vec(), seq: SeqNo(9) },
+        RangeTombstone { start: b"b"[..].into(), end: b"d"[..].into(), seq: SeqNo(4) },
+        RangeTombstone { start: b"c"[..].into(), end: b"k"[..].into(), seq: SeqNo(9) },
     ];
     let (bytes, meta) = build(&Records::new(), &tombstones, plain());
     assert_eq!((meta.smallest.as_slice(), meta.largest.as_slice()), (&b"b"[..], &b"k"[..]));
@@ -60,7 +60,7 @@ fn a_file_of_nothing_but_range_tombstones_is_a_file() {
 fn bounds_follow_points_and_tombstones() {
     let mut records = numbered(3);
     let ends_at =
-        |end: &[u8]| [RangeTombstone { start: b"aa".to_vec(), end: end.to_vec(), seq: SeqNo(40) }];
+        |end: &[u8]| [RangeTombstone { start: b"aa"[..].into(), end: end.into(), seq: SeqNo(40) }];
     let (_, meta) = build(&records, &ends_at(b"key00000002"), plain());
     assert_eq!(meta.smallest, b"aa");
     assert_eq!(meta.largest, b"key00000002");
@@ -272,7 +272,7 @@ fn a_global_sequence_number_replaces_all_others() {
 
 #[test]
 fn a_dump_tells_what_is_inside() {
-    let tombstone = RangeTombstone { start: b"a".to_vec(), end: b"b".to_vec(), seq: SeqNo(4) };
+    let tombstone = RangeTombstone { start: b"a"[..].into(), end: b"b"[..].into(), seq: SeqNo(4) };
     let options = TableOptions { cf_name: "users".into(), ..plain() };
     let (bytes, meta) = build(&numbered(3), &[tombstone], options);
     let mut text = String::new();

@@ -174,12 +174,14 @@ impl Runner {
         match step {
             Step::Write { records, wal, sync } => self.write(records, *wal, *sync),
             Step::WriteOrdered { rows, ms_ahead } => self.write_ordered(*rows, *ms_ahead),
-            Step::Advance { ms } => self.clock.advance(Duration::from_millis(*ms)),
-            Step::TakeSnapshot => {
-                let snapshot = self.db.snapshot();
-                assert_eq!(snapshot.seq().0, self.seq);
-                self.snapshots.push(snapshot);
+            Step::Storm { cf, records, batch, snapshots } => {
+                let of_family =
+                    |records: &[Record]| records.iter().map(|r| (*cf, r.clone())).collect();
+                let batches: Vec<_> = records.chunks(*batch).map(of_family).collect();
+                self.storm(*cf, &batches, snapshots);
             }
+            Step::Advance { ms } => self.clock.advance(Duration::from_millis(*ms)),
+            Step::TakeSnapshot => self.take_snapshot(),
             Step::DropSnapshot { snapshot } => {
                 if !self.snapshots.is_empty() {
                     self.snapshots.swap_remove(snapshot % self.snapshots.len());
@@ -222,8 +224,9 @@ impl Runner {
         match step {
             Step::Flush { cf } => self.db.flush(self.handle(*cf)).unwrap(),
             Step::Background { steps } if self.setting.is_manual() => {
-                for _ in 0..*steps {
-                    self.db.step_background().unwrap();
+                let mut left = *steps;
+                while left > 0 && self.db.step_background().unwrap() {
+                    left -= 1;
                 }
             }
             Step::Background { .. } => self.db.wait_for_background().unwrap(),
@@ -356,6 +359,27 @@ impl Runner {
             self.note(*cf, record, seq, now_ms, wal);
         }
         assert_eq!(last.0, self.seq);
+    }
+
+    fn take_snapshot(&mut self) {
+        let snapshot = self.db.snapshot();
+        assert_eq!(snapshot.seq().0, self.seq);
+        self.snapshots.push(snapshot);
+    }
+
+    /// Background work is done in between: writers that it slows down advance the clock.
+    fn storm(&mut self, cf: usize, batches: &[Vec<(usize, Record)>], snapshots: &[usize]) {
+        for (at, records) in batches.iter().enumerate() {
+            self.write(records, true, false);
+            self.upkeep(&Step::Background { steps: usize::MAX });
+            if snapshots.contains(&at) {
+                self.take_snapshot();
+            }
+            // A read in between has the memtable sort what is new.
+            if at % 16 == 0 {
+                self.get(cf, at % self.keys.len(), None);
+            }
+        }
     }
 
     /// Adds a record to the model.

@@ -52,7 +52,8 @@ pub(crate) struct Table {
     pub(crate) ranges: Vec<(KeyNo, KeyNo)>,
 }
 
-/// One step. Families, snapshots and buckets are numbers that the runner takes modulo how many
+/// One step. A storm is batches of so many records each, with a snapshot after each of the
+/// given batches. Families, snapshots and buckets are numbers that the runner takes modulo how many
 /// there are.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
@@ -65,6 +66,12 @@ pub(crate) enum Step {
     WriteOrdered {
         rows: u64,
         ms_ahead: u64,
+    },
+    Storm {
+        cf: usize,
+        records: Vec<Record>,
+        batch: usize,
+        snapshots: Vec<usize>,
     },
     Advance {
         ms: u64,
@@ -143,12 +150,19 @@ pub(crate) struct Generator {
     next_stamp: u64,
     /// Whether some writes go past the log.
     unlogged: bool,
+    /// Whether range deletes are what most writes are.
+    ranges: bool,
 }
 
 impl Generator {
     pub(crate) fn new(seed: u64, unlogged: bool) -> Self {
         let rng = fastrand::Rng::with_seed(seed);
-        Self { rng, keys: universe().len(), next_stamp: 1, unlogged }
+        Self { rng, keys: universe().len(), next_stamp: 1, unlogged, ranges: false }
+    }
+
+    /// Steps most of whose writes are range deletes.
+    pub(crate) fn of_ranges(seed: u64) -> Self {
+        Self { ranges: true, ..Self::new(seed, false) }
     }
 
     fn key(&mut self) -> KeyNo {
@@ -184,6 +198,10 @@ impl Generator {
 
     fn record(&mut self) -> Record {
         let (key, stamp) = (self.key(), self.stamp());
+        if self.ranges && self.one_in(2) {
+            let (start, end) = self.span();
+            return Record::DeleteRange { start, end };
+        }
         match self.rng.u32(..20) {
             0..=8 => Record::Put { key, stamp, len: self.len() },
             9..=11 => {
@@ -208,6 +226,36 @@ impl Generator {
             .collect();
         let wal = !(self.unlogged && self.one_in(6));
         Step::Write { records, wal, sync: wal && self.one_in(8) }
+    }
+
+    /// Many range deletes that overlap: from the left, from the right, as stairs, the same one, or at
+    /// random; with a put or a merge after some.
+    fn storm(&mut self) -> Step {
+        let (shape, count) = (self.rng.u32(..5), self.rng.usize(20..160));
+        let width = self.rng.usize(1..self.keys / 2);
+        let mut records = Vec::new();
+        for at in 0..count {
+            let place = at * (self.keys - 1) / count;
+            let (start, end) = match shape {
+                0 => (0, place + 1),
+                1 => (place, self.keys - 1),
+                2 => (place, (place + width).min(self.keys - 1)),
+                3 => (width, self.keys - 1),
+                _ => self.span(),
+            };
+            records.push(Record::DeleteRange { start, end });
+            if self.one_in(3) {
+                let (key, stamp) = (self.key(), self.stamp());
+                records.push(match self.one_in(4) {
+                    true => Record::Merge { key, stamp },
+                    false => Record::Put { key, stamp, len: 10 },
+                });
+            }
+        }
+        let batch = if self.rng.bool() { 1 } else { self.rng.usize(2..40) };
+        let batches = count.div_ceil(batch);
+        let snapshots = (0..self.rng.usize(..4)).map(|_| self.rng.usize(..batches)).collect();
+        Step::Storm { cf: self.rng.usize(..8), records, batch, snapshots }
     }
 
     fn moves(&mut self) -> Vec<Move> {
@@ -329,7 +377,9 @@ impl Generator {
                 let (rows, ms_ahead) = (self.rng.u64(1..40), self.rng.u64(..4000));
                 Step::WriteOrdered { rows, ms_ahead }
             }
-            3..=49 => self.write(),
+            3 => self.storm(),
+            4 if self.ranges => self.storm(),
+            4..=49 => self.write(),
             50..=74 => self.read(),
             75..=78 => Step::TakeSnapshot,
             79..=81 => Step::DropSnapshot { snapshot: self.rng.usize(..8) },

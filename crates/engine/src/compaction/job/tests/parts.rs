@@ -31,7 +31,7 @@ fn flush(executor: &mut Executor, no: u64, first: u64, steps: &[Step], kept: &[u
             Step::Merge(key) => (key, Kind::Merge),
             Step::Delete(key) => (key, Kind::Delete),
             Step::DeleteRange(key, len) => {
-                let (start, end) = (vec![key], vec![key + len]);
+                let (start, end) = ([key].into(), [key + len].into());
                 tombstones.push(RangeTombstone { start, end, seq: SeqNo(seq) });
                 continue;
             }

@@ -432,3 +432,41 @@ fn sampled_keys_stand_for_equal_parts() {
     let sevens = shard.sample_keys(90).iter().filter(|key| **key == 7u32.to_be_bytes()).count();
     assert!((79..=81).contains(&sevens), "{sevens} of 90 for eight ninths");
 }
+
+#[test]
+fn tombstones_of_many_threads_are_found_once_they_are_inserted() {
+    const EACH: u64 = 600;
+    let budget = ByteBudget::unlimited();
+    let shard = Shard::new(&SlabPool::new(Arc::clone(&budget)));
+    let next = AtomicUsize::new(1);
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (shard, next) = (&shard, &next);
+            scope.spawn(move || {
+                for at in 0..EACH {
+                    let seq = SeqNo(next.fetch_add(1, Ordering::Relaxed) as u64);
+                    let (start, end) =
+                        ((thread * at).to_be_bytes(), (thread * at + 40).to_be_bytes());
+                    let (start, end) = (start.into(), end.into());
+                    shard.insert_tombstone(RangeTombstone { start, end, seq });
+                    let key = (thread * at + 20).to_be_bytes();
+                    assert!(shard.newest_tombstone(&key, SeqNo::MAX) >= Some(seq));
+                    assert!(shard.newest_tombstone(&key, SeqNo(seq.0 - 1)) < Some(seq));
+                }
+            });
+        }
+    });
+    let list = shard.tombstone_list();
+    assert_eq!(list.len() as u64, 4 * EACH);
+    let set = shard.tombstones();
+    for key in (0..2000u64).step_by(7).map(u64::to_be_bytes) {
+        for at in [300, 1100, 2000, 2400].map(SeqNo) {
+            let seen = |t: &&RangeTombstone| t.seq <= at && t.covers(&key);
+            let expected = list.iter().filter(seen).map(|t| t.seq).max();
+            assert_eq!(set.max_covering(&key, at), expected);
+        }
+    }
+    assert!(budget.total_bytes() >= set.memory_bytes());
+    drop((shard, set));
+    assert_eq!(budget.total_bytes(), 0);
+}

@@ -23,6 +23,7 @@ pub mod flush;
 pub mod job;
 pub mod manifest;
 pub mod memtable;
+pub mod repair;
 pub mod sst;
 pub mod stall;
 pub mod stats;

@@ -10,7 +10,7 @@
 /// ```
 ///
 /// Some go in groups, as no decorator tells them apart: `logs` (the tails of logs), `looks` (list, length, existence), `dirs` (make, remove,
-/// sync directories), `moves` (rename, link), `host` (boot id, group access, lock, reassign, free bytes); `names`: all of these and remove.
+/// sync directories), `moves` (rename, link), `host` (boot id, group access, locks, reassign, free bytes); `names`: all of these and remove.
 #[macro_export]
 macro_rules! forward_fs {
     ($inner:ident: $($method:ident),+ $(,)?) => {
@@ -106,6 +106,13 @@ macro_rules! forward_fs {
     (@host $inner:ident) => {
         fn lock(&self, path: &std::path::Path) -> archipelago_base::Result<Box<dyn $crate::FileLock>> {
             self.$inner.lock(path)
+        }
+
+        fn hold(
+            &self,
+            path: &std::path::Path,
+        ) -> archipelago_base::Result<Option<Box<dyn $crate::FileLock>>> {
+            self.$inner.hold(path)
         }
 
         fn boot_id(&self) -> Option<[u8; 16]> {

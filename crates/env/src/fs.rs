@@ -223,6 +223,14 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     /// Takes the exclusive lock file at `path`; `Busy`, with the holder's process id where it is
     /// known, if another process (or another open in this one) holds it.
     fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>>;
+    /// Takes the exclusive lock file at `path` without creating or changing it, for programs that
+    /// only read. `None` if there is no such file; `Busy` as [`FileSystem::lock`].
+    fn hold(&self, path: &Path) -> Result<Option<Box<dyn FileLock>>> {
+        if !self.exists(path)? {
+            return Ok(None);
+        }
+        self.lock(path).map(Some)
+    }
     /// A number that stays the same until the machine restarts: what was written (not synced)
     /// under the same number cannot have been lost to a power failure. `None` if unknown.
     fn boot_id(&self) -> Option<[u8; 16]> {

@@ -45,6 +45,7 @@ pub use archipelago_engine::options::{
     BackgroundMode, CfOptions, Compression, DbOptions, RecoveryMode, WriteOptions,
 };
 pub use archipelago_engine::pinned::PinnedSlice;
+pub use archipelago_engine::repair;
 pub use archipelago_engine::sst::{SstWriter, TableOptions};
 pub use archipelago_engine::stats::{Statistics, Ticker, Timer};
 pub use archipelago_engine::wal::WriteBatch;

@@ -1,7 +1,8 @@
 //! `archipelago db`: an operator's tools over a database that nobody serves.
 //!
 //! Every tool but `verify` takes the lock file, so that it refuses a database that is open elsewhere.
-//! `verify` opens the database read only: it writes nothing and removes nothing.
+//! `verify` and `repair` read files and do not open the database. They write nothing into it and
+//! remove nothing from it.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,12 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use archipelago::{
     Cancel, ColumnFamily, CompactRangeOptions, Components, Db as Database, DbOptions, Error,
-    ErrorKind, GroupAccess, KeyRange, LastLevel, ReadOptions, Result, Storage, WriteOptions,
+    GroupAccess, KeyRange, LastLevel, ReadOptions, Result, Storage, WriteOptions,
 };
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::repair::{RepairArgs, run_repair, run_verify};
 use crate::stop::Stop;
 use crate::text::{escape, unescape};
 
@@ -89,9 +91,27 @@ enum Tool {
         #[command(subcommand)]
         change: Option<BucketChange>,
     },
-    /// Read every live file in full and check every checksum. Changes nothing, and works while the
-    /// database is open elsewhere.
+    /// Read every file in full, check every checksum, and name everything that is damaged.
+    ///
+    /// It changes nothing. It also works where the database cannot be opened any more, and while
+    /// another process has it open (then it checks the state of one moment). It fails if anything is
+    /// damaged or missing.
     Verify,
+    /// Save what is whole of a damaged database into a new one.
+    ///
+    /// Use it when `verify` names damage and there is no checkpoint or replica to restore. It never
+    /// changes the damaged directory: it writes a database beside it (see --target), and prints what
+    /// it could not save, by column family and range of keys. Keys outside those ranges have their
+    /// last values.
+    ///
+    /// Whole tables are linked, so that the repair needs little room; of a damaged table it saves
+    /// every whole block. If the manifest is whole as well, that is all. If not, everything is merged
+    /// anew, which needs as much room as the data: settings of families may be lost then, and keys
+    /// that were deleted may be back.
+    ///
+    /// Begin with --dry-run. Then stop everything that uses the database, repair, look at the new
+    /// one, and put it in the place of the old one. Keep the old one until you are sure.
+    Repair(RepairArgs),
     /// Compact a range of keys (everything, unless told) down to the last level. Ctrl-C ends it;
     /// what was finished by then stays.
     Compact {
@@ -168,14 +188,18 @@ impl Db {
             Tool::Sst { action: SstAction::Dump { file, records } } => {
                 return dump_sst(&storage()?, file, *records);
             }
+            Tool::Verify => {
+                let storage = storage()?;
+                return run_verify(&storage).and(storage.close());
+            }
+            Tool::Repair(args) => {
+                let storage = storage()?;
+                return run_repair(&self.dir, &storage, args).and(storage.close());
+            }
             _ => {}
         }
-        let options = DbOptions {
-            create_if_missing: false,
-            read_only: matches!(self.tool, Tool::Verify),
-            group_access: access,
-            ..DbOptions::default()
-        };
+        let options =
+            DbOptions { create_if_missing: false, group_access: access, ..DbOptions::default() };
         let storage = storage()?;
         let components = Components { fs: Arc::clone(&storage.fs), ..Components::default() };
         let db = Database::open_with(&storage.dir, options, components)?;
@@ -210,7 +234,6 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
         Tool::Buckets { change: Some(BucketChange::Merge { bucket }) } => {
             db.merge_buckets(cf, bucket)
         }
-        Tool::Verify => verify(db),
         Tool::Compact { from, to, force } => {
             let start = from.as_deref().map(unescape).transpose()?.unwrap_or_default();
             let end = to.as_deref().map(unescape).transpose()?;
@@ -218,11 +241,17 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
             compact(db, cf, KeyRange { start, end }, last_level)
         }
         Tool::Checkpoint { target } => db.checkpoint(target),
-        Tool::Stats | Tool::Tiers | Tool::Manifest { .. } | Tool::Sst { .. } => Ok(()),
+        Tool::Stats
+        | Tool::Tiers
+        | Tool::Verify
+        | Tool::Repair(_)
+        | Tool::Manifest { .. }
+        | Tool::Sst { .. } => Ok(()),
     }
 }
 
-fn print(text: &str) -> Result<()> {
+/// Writes to standard output.
+pub(crate) fn print(text: &str) -> Result<()> {
     let written = std::io::stdout().write_all(text.as_bytes());
     written.map_err(|source| Error::io("write to", Path::new("standard output"), source))
 }
@@ -303,42 +332,13 @@ fn compact(db: &Database, cf: &ColumnFamily, range: KeyRange, last_level: LastLe
     receiver.try_recv().unwrap_or_else(|_| Err(Error::invalid("the compaction gave no answer")))
 }
 
-fn byte_bar() -> ProgressBar {
+/// A bar over bytes.
+pub(crate) fn byte_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}") {
         bar.set_style(style);
     }
     bar
-}
-
-fn verify(db: &Database) -> Result<()> {
-    let bar = byte_bar();
-    let report = db.verify(|done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    })?;
-    bar.finish_and_clear();
-    for error in &report.errors {
-        eprintln!("{error}");
-    }
-    print(&format!(
-        "{} tables, {} bytes, {} log records checked: {}\n",
-        report.files,
-        report.bytes,
-        report.log_records,
-        if report.is_clean() {
-            "all whole".to_owned()
-        } else {
-            format!("{} damaged", report.errors.len())
-        }
-    ))?;
-    if report.is_clean() {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::Corrupt,
-        "the files named above are damaged: restore them from a checkpoint or a replica",
-    ))
 }
 
 fn show_tiers(dir: &Path, storage: &Storage) -> Result<()> {

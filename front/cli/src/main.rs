@@ -5,6 +5,7 @@ mod allocator;
 mod cluster;
 mod db;
 mod node;
+mod repair;
 mod say;
 mod serve;
 mod status;

@@ -48,6 +48,7 @@ use archipelago_base::{Error, Result, SeqNo};
 use archipelago_env::local::LocalFs;
 
 pub use buckets::BucketInfo;
+pub(crate) use checkpoint::copy as copy_file;
 pub use compact_range::{CompactRangeOptions, LastLevel, OnProgress};
 pub use family::ColumnFamily;
 pub use ingest::IngestOptions;

@@ -226,6 +226,14 @@ impl<'a> ManifestReader<'a> {
         Ok(None)
     }
 
+    /// The next whole record, also behind damage; `None` if there is none. For a repair.
+    pub fn next_whole(&mut self) -> Option<Record<'a>> {
+        let offset = (self.offset..self.bytes.len()).find(|&at| self.record_at(at).is_some())?;
+        let payload = self.record_at(offset)?;
+        self.offset = offset + RECORD_HEADER_BYTES + payload.len();
+        Some(Record { offset: offset as u64, payload })
+    }
+
     /// Bytes behind the last valid record, once [`ManifestReader::next`] gave `None`.
     #[must_use]
     pub fn torn_bytes(&self) -> u64 {

@@ -153,47 +153,20 @@ impl VersionSet {
         read_only: bool,
         trash: Arc<Trash>,
     ) -> Result<Self> {
-        let DirectoryState::Database(identity) = inspect(fs.as_ref(), dir)? else {
-            return Err(Error::not_found(format!("{} has no database", dir.display())));
-        };
-        // Before the manifest: see `Evidence::gather`.
-        let evidence = Evidence::gather(fs.as_ref(), dir, &identity.db_id)?;
-        let no = current(fs.as_ref(), dir)?;
-        let path = dir.join(manifest_name(no));
-        let context = IoContext::manifest(IoPurpose::Recovery);
-        let bytes = fs.read(&path, context).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => Error::corrupt(&path, 0, "CURRENT names it, but it is missing"),
-            _ => error,
-        })?;
-        let mut reader = ManifestReader::new(path, no, &bytes);
-        let (header, snapshot) = reader.begin()?;
-        if header.db_id != identity.db_id {
-            return Err(reader.corrupt(0, format_args!("belongs to another {IDENTITY_NAME}")));
-        }
-        let mut builder = StateBuilder::new(State::default());
-        builder.apply(&snapshot).map_err(|error| reader.located(0, &error))?;
-        let mut edits = 0;
-        while let Some(record) = reader.next()? {
-            let edit = reader.decode(&record)?;
-            edits += u64::from(!edit.is_mark());
-            builder.apply(&edit).map_err(|error| reader.located(record.offset, &error))?;
-        }
-        let end = reader.offset();
-        evidence.check(dir, &ReadManifest { no, bytes: end, edits })?;
-        let applied = builder.finish(&trash).map_err(|error| reader.located(end, &error))?;
+        let read = read_state(fs.as_ref(), dir, &trash)?;
         let entries = fs.list(dir)?;
-        let mut state = applied.state;
+        let mut state = read.state;
         check_files(&state, dir, &entries)?;
         let used = entries.iter().filter_map(|entry| file_number(&entry.name)).max();
         let past = used.map_or(0, |FileNo(used)| used.saturating_add(1));
         state.next_file_no = state.next_file_no.max(FileNo(past));
-        let mut set = Self::new(fs, dir, header.db_id, trash, state);
+        let mut set = Self::new(fs, dir, read.header.db_id, trash, state);
         set.read_only = read_only;
-        set.manifest_no = no;
-        set.torn_bytes = reader.torn_bytes();
-        set.edits = edits;
-        set.evidence = evidence;
-        set.read_through = end;
+        set.manifest_no = read.header.no;
+        set.torn_bytes = read.torn_bytes;
+        set.edits = read.edits;
+        set.evidence = read.evidence;
+        set.read_through = read.end;
         Ok(set)
     }
 
@@ -446,6 +419,11 @@ pub struct Exporter {
 }
 
 impl Exporter {
+    /// For a database `db_id` with `state`, whose manifest gets the number `no`.
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, db_id: [u8; 16], no: FileNo, state: State) -> Self {
+        Self { fs, db_id, no, state }
+    }
+
     /// Replaces the column families by what they were when `last_seq` was the last sequence
     /// number, and applies `edit`, which adds the files that were made for the export. The export
     /// has no log.
@@ -492,6 +470,55 @@ pub fn file_number(name: &str) -> Option<FileNo> {
     };
     let all_digits = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if all_digits { digits.parse().ok().map(FileNo) } else { None }
+}
+
+/// What the manifest that counts says, without a look at the files that it names.
+#[derive(Debug)]
+pub(crate) struct ReadState {
+    pub(crate) state: State,
+    pub(crate) header: Header,
+    /// Bytes of an edit that was cut off behind the last whole one.
+    pub(crate) torn_bytes: u64,
+    /// Edits, the snapshot excluded.
+    pub(crate) edits: u64,
+    /// Offset behind the last whole record.
+    pub(crate) end: u64,
+    pub(crate) evidence: Evidence,
+}
+
+/// Reads the manifest of the database in `dir`; changes nothing. New files belong to `trash`.
+/// Errors as [`VersionSet::recover`], without those of missing files.
+pub(crate) fn read_state(fs: &dyn FileSystem, dir: &Path, trash: &Arc<Trash>) -> Result<ReadState> {
+    let DirectoryState::Database(identity) = inspect(fs, dir)? else {
+        return Err(Error::not_found(format!("{} has no database", dir.display())));
+    };
+    // Before the manifest: see `Evidence::gather`.
+    let evidence = Evidence::gather(fs, dir, &identity.db_id)?;
+    let no = current(fs, dir)?;
+    let path = dir.join(manifest_name(no));
+    let context = IoContext::manifest(IoPurpose::Recovery);
+    let bytes = fs.read(&path, context).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Error::corrupt(&path, 0, "CURRENT names it, but it is missing"),
+        _ => error,
+    })?;
+    let mut reader = ManifestReader::new(path, no, &bytes);
+    let (header, snapshot) = reader.begin()?;
+    if header.db_id != identity.db_id {
+        return Err(reader.corrupt(0, format_args!("belongs to another {IDENTITY_NAME}")));
+    }
+    let mut builder = StateBuilder::new(State::default());
+    builder.apply(&snapshot).map_err(|error| reader.located(0, &error))?;
+    let mut edits = 0;
+    while let Some(record) = reader.next()? {
+        let edit = reader.decode(&record)?;
+        edits += u64::from(!edit.is_mark());
+        builder.apply(&edit).map_err(|error| reader.located(record.offset, &error))?;
+    }
+    let end = reader.offset();
+    evidence.check(dir, &ReadManifest { no, bytes: end, edits })?;
+    let applied = builder.finish(trash).map_err(|error| reader.located(end, &error))?;
+    let torn_bytes = reader.torn_bytes();
+    Ok(ReadState { state: applied.state, header, torn_bytes, edits, end, evidence })
 }
 
 /// Every file of the state is in the directory with its length, and in one column family only.

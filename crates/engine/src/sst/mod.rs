@@ -14,6 +14,7 @@
 //! | `block` | a block in memory, as the cache holds it |
 //! | `builder`, `writer` | writing |
 //! | `reader`, `multi`, `iter`, `readahead`, `verify`, `dump` | reading |
+//! | `salvage` | reading what is whole of a damaged table |
 //! | `table_cache` | open readers |
 
 mod anchors;
@@ -29,6 +30,7 @@ mod multi;
 mod properties;
 mod readahead;
 mod reader;
+mod salvage;
 mod table_cache;
 mod tail;
 mod verify;
@@ -42,6 +44,7 @@ pub use format::FORMAT_VERSION;
 pub use iter::TableIter;
 pub use properties::Properties;
 pub use reader::{TableReadOptions, TableReader};
+pub use salvage::{RecordVisitor, TableSalvage, salvage_table};
 pub use table_cache::{TableCache, TableGuard};
 pub use verify::read_file_meta;
 pub use writer::SstWriter;

@@ -3,7 +3,8 @@
 //! - [`batch`]: [`WriteBatch`], the operations of one atomic write, and their encoding;
 //! - [`record`]: a batch in the log: header, checksums, the segment's header;
 //! - [`writer`]: [`LogWriter`], the open segment, and [`LogSyncer`], which makes it durable;
-//! - [`reader`]: recovery of one segment and of a chain of segments.
+//! - [`reader`]: recovery of one segment and of a chain of segments;
+//! - `salvage`: every whole record of a damaged segment, for a repair.
 //!
 //! The log is a chain of segments, each a file of its own, numbered upwards. How an append is
 //! made to survive `kill -9` is the file system's affair ([`archipelago_env::FileSystem::create_log`]).
@@ -22,6 +23,7 @@
 pub mod batch;
 pub mod reader;
 pub mod record;
+mod salvage;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -36,4 +38,5 @@ pub use record::{
     Entry, ManifestPosition, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, SegmentRef,
     payload_crc,
 };
+pub use salvage::{BatchVisitor, LogGap, SalvageLimits, SegmentSalvage, salvage_segment};
 pub use writer::{Appended, Closed, Durable, LogConfig, LogSyncer, LogWriter};

@@ -15,14 +15,14 @@ use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 
 use crate::crash_model::{self as model, Contents, Model, Script};
 
-type Files = BTreeMap<String, Vec<u8>>;
+pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
 fn context() -> IoContext {
     IoContext::new(FileClass::Other, IoPurpose::Maintenance)
 }
 
 /// Every file of the directory.
-fn files(fs: &MemFs, dir: &str) -> Files {
+pub(crate) fn files(fs: &MemFs, dir: &str) -> Files {
     let entries = fs.list(Path::new(dir)).unwrap();
     let path = |name: &str| PathBuf::from(dir).join(name);
     entries
@@ -33,7 +33,7 @@ fn files(fs: &MemFs, dir: &str) -> Files {
 }
 
 /// A disk with these files in `/db`.
-fn disk(files: &Files) -> MemFs {
+pub(crate) fn disk(files: &Files) -> MemFs {
     let fs = MemFs::new();
     fs.create_dir_all(Path::new("/db")).unwrap();
     for (name, bytes) in files {

@@ -20,6 +20,7 @@ mod metamorphic;
 mod model;
 mod range_deletes;
 mod remote_jobs;
+mod repair;
 mod settings;
 mod space;
 mod subcompactions;

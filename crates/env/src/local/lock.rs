@@ -27,15 +27,29 @@ impl LocalLock {
         let failed = |source| Error::io("lock", path, source);
         let mut how = modes.creating();
         let mut file = how.read(true).write(true).truncate(false).open(path).map_err(failed)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => (),
-            Err(Errno::WOULDBLOCK) => return Err(locked(path, holder(&mut file))),
-            Err(other) => return Err(failed(other.into())),
-        }
+        flock(&mut file, path)?;
         modes.settle(&file, path).map_err(failed)?;
         file.set_len(0).map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
         Ok(Self { _file: file })
+    }
+
+    /// The lock of an existing file, which stays as it is: it is opened for reading only.
+    pub(super) fn hold(path: &Path) -> Result<Option<Self>> {
+        let mut file = match File::open(path) {
+            Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(|source| Error::io("lock", path, source))?,
+        };
+        flock(&mut file, path)?;
+        Ok(Some(Self { _file: file }))
+    }
+}
+
+fn flock(file: &mut File, path: &Path) -> Result<()> {
+    match rustix::fs::flock(&*file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(locked(path, holder(file))),
+        Err(other) => Err(Error::io("lock", path, other.into())),
     }
 }
 

@@ -261,6 +261,10 @@ impl FileSystem for LocalFs {
         Ok(Box::new(lock::LocalLock::take(path, self.modes)?))
     }
 
+    fn hold(&self, path: &Path) -> Result<Option<Box<dyn FileLock>>> {
+        Ok(lock::LocalLock::hold(path)?.map(|lock| Box::new(lock) as Box<dyn FileLock>))
+    }
+
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
         let room = rustix::fs::statvfs(dir_or_here(dir))
             .map_err(|cause| Error::io("find the free space of", dir, cause.into()))?;

@@ -151,3 +151,34 @@ fn mistakes_are_explained_and_change_nothing() {
     assert!(why.contains("max_background_jobs is 0: it must be at least 1"), "{why}");
     assert!(!nothing.exists());
 }
+
+#[test]
+fn verify_names_damage_and_repair_saves_the_rest() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let served = Served::start(&dir);
+    served.say("MSET a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
+    drop(served);
+    text(&db(&dir, &["compact"]));
+    text(&db(&dir, &["put", "e", "5"]));
+    let clean = text(&db(&dir, &["repair", "--dry-run"]));
+    assert!(clean.contains("Nothing is lost.") && clean.contains("--dry-run"), "{clean}");
+    let fs = archipelago::env::local::LocalFs::new();
+    let names = archipelago::env::FileSystem::list(&fs, &dir).unwrap();
+    for name in names.iter().filter(|entry| entry.name.starts_with("MANIFEST-")) {
+        archipelago::env::FileSystem::remove(&fs, &dir.join(&name.name)).unwrap();
+    }
+    let damaged = db(&dir, &["verify"]);
+    assert!(!damaged.status.success());
+    let why = String::from_utf8_lossy(&damaged.stderr).into_owned();
+    assert!(why.contains("MANIFEST-") && why.contains("archipelago db repair"), "{why}");
+    let report = text(&db(&dir, &["repair"]));
+    let repaired = root.path().join("data-repaired");
+    assert!(report.contains("STALE") && report.contains("data-repaired"), "{report}");
+    assert_eq!(text(&db(&repaired, &["scan"])), "a\t1\nb\t2\nc\t3\nd\t4\ne\t5\n");
+    assert!(text(&db(&repaired, &["verify"])).ends_with("all whole\n"));
+    let again = db(&dir, &["repair"]);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("not empty"));
+    let help = text(&db(&dir, &["repair", "--help"]));
+    assert!(help.contains("Begin with --dry-run"), "{help}");
+}

@@ -146,7 +146,7 @@ fn life(fs: &Arc<dyn FileSystem>, seed: u64, states: &Mutex<Vec<VersionEdit>>) {
 
 /// The state that `edit` would make.
 fn attempt(set: &VersionSet, edit: &VersionEdit) -> VersionEdit {
-    let mut builder = state::StateBuilder::new(state::State::default());
+    let mut builder = StateBuilder::new(State::default());
     builder.apply(&set.snapshot()).expect("own snapshot");
     builder.apply(edit).expect("valid");
     builder.finish(&Arc::default()).expect("valid").state.snapshot()

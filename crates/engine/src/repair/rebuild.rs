@@ -1,0 +1,544 @@
+//! Repair without a manifest: every column family is merged anew from all tables and the log.
+//!
+//! Without a manifest nobody knows the levels, and a table that a compaction has replaced looks
+//! like one that counts. Sequence numbers make a merge of all of them right nevertheless: per key
+//! the record with the largest number counts, wherever it lies, and records that appear twice count
+//! once. What a merge cannot know is what a compaction has dropped: a deleted key whose table was
+//! replaced but not yet removed is back. So the report calls every rebuilt family stale.
+//!
+//! Invariants:
+//! 1. The output has, per key, the newest value, or merge operands above the newest value or delete.
+//! 2. A record that a newer range delete covers is not in the output.
+//! 3. Outputs are disjoint, ascending, and lie in the last level of a bucket map with one bucket.
+//!
+//! A table that was made by an `SstWriter` and ingested has its sequence number in the manifest
+//! alone. If no readable record of a manifest has it, its records count as older than all others.
+//!
+//! Cost: one write of all data. Memory: the range deletes, one open table per layer of
+//! overlapping tables.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::{CfId, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
+
+use super::report::{Loss, LossEffect, LossScope, RepairReport};
+use super::survey::Facts;
+use super::tables::{TableDamage, TableOutcome, last_seq_of, reader_memory, salvage, table_range};
+use super::write::{SortedRuns, TableFamily, Target};
+use super::{RepairJob, RepairRun};
+use crate::cache::BlockCache;
+use crate::file_meta::{FileMeta, sst_name};
+use crate::iter::{Child, FileOpener, InternalIterator, LevelIterator, MergingIterator};
+use crate::key::{self, KeyRange, Kind};
+use crate::manifest::{Change, DEFAULT_CF_NAME, VersionEdit};
+use crate::options::{CfOptions, LEVELS};
+use crate::sst::{Properties, TableBuilder, TableReadOptions, TableReader, read_file_meta};
+use crate::tombstone::{RangeTombstone, TombstoneSet};
+
+/// Readahead per open table of a merge.
+const READAHEAD_BYTES: u64 = 256 << 10;
+
+/// One table that takes part in the merge.
+#[derive(Clone, Debug)]
+struct MergeInput {
+    path: PathBuf,
+    meta: FileMeta,
+    /// Whether it was written by this repair and goes when the merge is done.
+    is_temporary: bool,
+}
+
+/// A family that is being put together.
+#[derive(Clone, Debug)]
+struct RebuiltFamily {
+    name: String,
+    options: CfOptions,
+    inputs: Vec<MergeInput>,
+}
+
+/// See the module. `why` says why there is no manifest.
+pub(super) fn rebuild(
+    job: &RepairJob<'_>,
+    why: String,
+    mut target: Option<Target>,
+    run: &mut RepairRun<'_>,
+) -> Result<()> {
+    run.report.manifest_lost = Some(why);
+    run.report.losses.push(Loss {
+        file: "MANIFEST".to_owned(),
+        what:
+            "without it nobody knows which tables were replaced and which keys were deleted since"
+                .to_owned(),
+        effect: LossEffect::Stale,
+        scope: LossScope { cf: None, range: KeyRange::all() },
+    });
+    let mut families = known_families(&job.survey.facts);
+    let ingested = gather_tables(job, &mut families, target.as_mut(), run)?;
+    gather_log(job, &mut families, target.as_mut(), run)?;
+    let report = &mut run.report;
+    // Only now is it known which families there are.
+    ingested.into_iter().for_each(|table| add_ingested(&mut families, table, report));
+    for (&cf, family) in &families {
+        report.family(cf, &family.name);
+        report.last_seq =
+            report.last_seq.max(last_seq_of(family.inputs.iter().map(|input| &input.meta)));
+    }
+    let Some(mut target) = target else { return Ok(()) };
+    let mut edit = VersionEdit::new();
+    for (&cf, family) in &families {
+        let options = Box::new(family.options.clone());
+        edit.push(Change::CreateCf { cf, name: family.name.clone(), options });
+        for meta in merge_family(job.fs, cf, family, &mut target)? {
+            edit.add_file(cf, LEVELS - 1, meta);
+        }
+        for input in family.inputs.iter().filter(|input| input.is_temporary) {
+            target.remove(FileNo(input.meta.no))?;
+        }
+    }
+    edit.push(Change::LastSeq(report.last_seq.max(job.survey.facts.last_seq)));
+    target.finish(&edit)
+}
+
+/// The families that readable records of a manifest name. The default family always exists.
+fn known_families(facts: &Facts) -> BTreeMap<CfId, RebuiltFamily> {
+    let mut families = BTreeMap::new();
+    for (&cf, known) in facts.families.iter().filter(|(_, known)| !known.is_dropped) {
+        let (name, options) = (known.name.clone(), known.options.clone());
+        families.insert(cf, RebuiltFamily { name, options, inputs: Vec::new() });
+    }
+    families.entry(CfId::DEFAULT).or_insert_with(|| RebuiltFamily {
+        name: DEFAULT_CF_NAME.to_owned(),
+        options: CfOptions::default(),
+        inputs: Vec::new(),
+    });
+    families
+}
+
+/// The family `cf`, made if nothing has named it so far. `None` for a family that was dropped.
+fn family_of<'a>(
+    facts: &Facts,
+    families: &'a mut BTreeMap<CfId, RebuiltFamily>,
+    cf: CfId,
+    name: &str,
+    report: &mut RepairReport,
+) -> Option<&'a mut RebuiltFamily> {
+    if facts.families.get(&cf).is_some_and(|known| known.is_dropped) {
+        return None;
+    }
+    if !families.contains_key(&cf) {
+        let is_taken = families.values().any(|family| family.name == name);
+        let name = match name {
+            "" => format!("recovered-{cf}"),
+            _ if is_taken => format!("{name}-recovered-{cf}"),
+            _ => name.to_owned(),
+        };
+        report.notes.push(format!(
+            "the settings of family \"{name}\" are lost: it has the default ones, without a merge \
+             operator; give its settings at the next open"
+        ));
+        let options = CfOptions::default();
+        families.insert(cf, RebuiltFamily { name, options, inputs: Vec::new() });
+    }
+    families.get_mut(&cf)
+}
+
+/// A table of the directory and what it says of itself.
+struct FoundTable {
+    meta: FileMeta,
+    properties: Properties,
+}
+
+/// Opens a table that no manifest describes and checks everything.
+fn check_unknown(fs: &dyn FileSystem, path: &Path, no: FileNo) -> Result<FoundTable> {
+    let context = IoContext::sst(IoPurpose::Maintenance, 0);
+    let file = fs.open(path, context, OpenOptions::default())?;
+    let meta = read_file_meta(&file, path, no)?;
+    let (cache, budget) = reader_memory();
+    let reader = TableReader::open(file, path, None, &cache, &budget)?;
+    Ok(FoundTable { meta, properties: reader.properties().clone() })
+}
+
+fn gather_tables(
+    job: &RepairJob<'_>,
+    families: &mut BTreeMap<CfId, RebuiltFamily>,
+    mut target: Option<&mut Target>,
+    run: &mut RepairRun<'_>,
+) -> Result<Vec<MergeInput>> {
+    let RepairRun { report, meter } = run;
+    let facts = &job.survey.facts;
+    let mut ingested = Vec::new();
+    let mut replaced = 0;
+    for no in job.survey.numbers(sst_name) {
+        let name = sst_name(no);
+        meter.add(job.survey.len_of(&name).unwrap_or(0));
+        if facts.removed.contains(&no.0) {
+            replaced += 1;
+            continue;
+        }
+        let path = job.survey.dir.join(&name);
+        match check_unknown(&**job.fs, &path, no) {
+            Ok(table) => ingested.extend(add_whole(job, families, table, path, report)),
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            Err(error) => {
+                let what = error.to_string();
+                let target = target.as_deref_mut();
+                add_damaged(job, families, &DamagedTable { no, path, what }, target, report)?;
+            }
+        }
+    }
+    if replaced > 0 {
+        report
+            .notes
+            .push(format!("{replaced} tables that the manifest had replaced were left out"));
+    }
+    Ok(ingested)
+}
+
+/// Whether a table was made for ingestion: its records have no sequence numbers of their own.
+fn is_ingested(properties: &Properties) -> bool {
+    properties.largest_seq == 0
+}
+
+/// Adds a whole table to its family. Gives back a table that was ingested into an unknown one.
+fn add_whole(
+    job: &RepairJob<'_>,
+    families: &mut BTreeMap<CfId, RebuiltFamily>,
+    table: FoundTable,
+    path: PathBuf,
+    report: &mut RepairReport,
+) -> Option<MergeInput> {
+    let FoundTable { mut meta, properties } = table;
+    let facts = job.survey.facts.tables.get(&meta.no);
+    let facts = facts.filter(|facts| facts.meta.unique_id == meta.unique_id);
+    let mut cf = properties.cf;
+    if let Some(facts) = facts {
+        cf = facts.cf;
+        meta.global_seq = facts.meta.global_seq;
+    } else if is_ingested(&properties) {
+        return Some(MergeInput { path, meta, is_temporary: false });
+    }
+    let facts = &job.survey.facts;
+    if let Some(family) = family_of(facts, families, cf, &properties.cf_name, report) {
+        family.inputs.push(MergeInput { path, meta, is_temporary: false });
+        let name = family.name.clone();
+        report.family(cf, &name).tables_whole += 1;
+    }
+    None
+}
+
+/// Adds a table that was ingested, of which nothing knows the family and the sequence number: to
+/// the default family if there is no other one.
+fn add_ingested(
+    families: &mut BTreeMap<CfId, RebuiltFamily>,
+    mut input: MergeInput,
+    report: &mut RepairReport,
+) {
+    let is_only = families.len() == 1;
+    let (what, effect) = match is_only {
+        false => (
+            "it was ingested, and the manifest alone knew its family and its sequence number: it is \
+             left out; ingest it again into its family",
+            LossEffect::Lost,
+        ),
+        true => (
+            "it was ingested, and the manifest alone knew its sequence number: its records count as \
+             older than all others",
+            LossEffect::Stale,
+        ),
+    };
+    let scope = LossScope { cf: is_only.then_some(CfId::DEFAULT), range: table_range(&input.meta) };
+    let file = sst_name(FileNo(input.meta.no));
+    report.losses.push(Loss { file, what: what.to_owned(), effect, scope });
+    if let Some(family) = families.get_mut(&CfId::DEFAULT).filter(|_| is_only) {
+        input.meta.global_seq = Some(0);
+        family.inputs.push(input);
+        let name = family.name.clone();
+        report.family(CfId::DEFAULT, &name).tables_whole += 1;
+    }
+}
+
+/// A table that is not whole.
+struct DamagedTable {
+    no: FileNo,
+    path: PathBuf,
+    what: String,
+}
+
+fn add_damaged(
+    job: &RepairJob<'_>,
+    families: &mut BTreeMap<CfId, RebuiltFamily>,
+    table: &DamagedTable,
+    target: Option<&mut Target>,
+    report: &mut RepairReport,
+) -> Result<()> {
+    let facts = &job.survey.facts;
+    let known = facts.tables.get(&table.no.0);
+    let meta = known.map(|known| &known.meta);
+    let name = sst_name(table.no);
+    // A first look, without writing: which family is it of?
+    let (found, _) = salvage(&**job.fs, &table.path, meta, None)?;
+    let said = found.properties.as_ref().filter(|said| !is_ingested(said) && !found.is_foreign);
+    let cf = known.map(|known| known.cf).or_else(|| said.map(|said| said.cf));
+    let Some(cf) = cf else {
+        let what = format!("{} (nothing says which family it is of)", table.what);
+        let scope = LossScope { cf: None, range: KeyRange::all() };
+        report.losses.push(Loss { file: name, what, effect: LossEffect::Lost, scope });
+        return Ok(());
+    };
+    let cf_name = said.map_or("", |said| said.cf_name.as_str());
+    let Some(family) = family_of(facts, families, cf, cf_name, report) else { return Ok(()) };
+    let whole = meta.map_or_else(KeyRange::all, table_range);
+    let damage = TableDamage { cf, file: &name, what: &table.what, whole };
+    report.losses.extend(damage.losses(&found));
+    let options = family.options.clone();
+    let family_name = family.name.clone();
+    let mut saved = None;
+    let mut is_lost = true;
+    if let Some(target) = target {
+        let into = TableFamily { cf, name: &family_name, options: &options };
+        let (_, outcome) = salvage(&**job.fs, &table.path, meta, Some((target, into)))?;
+        if let TableOutcome::Salvaged { meta: Some(meta), .. } = outcome {
+            let path = target.dir.join(sst_name(FileNo(meta.no)));
+            saved = Some(MergeInput { path, meta: *meta, is_temporary: true });
+        }
+    }
+    if found.records > 0 || found.tombstones.as_ref().is_some_and(|all| !all.is_empty()) {
+        is_lost = false;
+    }
+    family.inputs.extend(saved);
+    let family = report.family(cf, &family_name);
+    family.tables_lost += u64::from(is_lost);
+    family.tables_salvaged += u64::from(!is_lost);
+    family.records_salvaged += found.records;
+    Ok(())
+}
+
+/// Writes the log into sorted tables, which take part in the merge.
+fn gather_log(
+    job: &RepairJob<'_>,
+    families: &mut BTreeMap<CfId, RebuiltFamily>,
+    target: Option<&mut Target>,
+    run: &mut RepairRun<'_>,
+) -> Result<()> {
+    let RepairRun { report, meter } = run;
+    let facts = &job.survey.facts;
+    let log = job.log(facts.log_floor)?;
+    let found = log.visit(|_, _| Ok(()))?;
+    for &cf in found.operations.keys() {
+        family_of(facts, families, cf, "", report);
+    }
+    report.log_records = found.records;
+    report.last_seq = found.last_seq;
+    report.losses.extend(found.losses.iter().cloned());
+    meter.add(found.bytes);
+    let Some(target) = target else { return Ok(()) };
+    let mut runs = SortedRuns::default();
+    let known: BTreeMap<CfId, (String, CfOptions)> = families
+        .iter()
+        .map(|(&cf, family)| (cf, (family.name.clone(), family.options.clone())))
+        .collect();
+    let family_of =
+        |cf: CfId| known.get(&cf).map(|(name, options)| TableFamily { cf, name, options });
+    log.visit(|seq, payload| runs.add(target, &family_of, seq, payload))?;
+    for (cf, meta) in runs.finish(target, &family_of)? {
+        let path = target.dir.join(sst_name(FileNo(meta.no)));
+        if let Some(family) = families.get_mut(&cf) {
+            family.inputs.push(MergeInput { path, meta, is_temporary: true });
+        }
+    }
+    Ok(())
+}
+
+/// Tables that do not overlap, in key order, each opened when the cursor gets there.
+struct TableRun {
+    fs: Arc<dyn FileSystem>,
+    inputs: Vec<MergeInput>,
+    cache: Arc<BlockCache>,
+    budget: Arc<ByteBudget>,
+}
+
+impl TableRun {
+    fn reader(&self, index: usize) -> Result<Arc<TableReader>> {
+        let input = &self.inputs[index];
+        let context = IoContext::sst(IoPurpose::Maintenance, 0);
+        let file = self.fs.open(&input.path, context, OpenOptions::default())?;
+        TableReader::open(file, &input.path, Some(&input.meta), &self.cache, &self.budget)
+    }
+}
+
+impl FileOpener for TableRun {
+    fn count(&self) -> usize {
+        self.inputs.len()
+    }
+
+    fn ends_before(&self, index: usize, key: &[u8]) -> bool {
+        self.inputs[index].meta.ends_before(key)
+    }
+
+    fn smallest(&self, index: usize) -> &[u8] {
+        &self.inputs[index].meta.smallest
+    }
+
+    fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
+        let context = IoContext::sst(IoPurpose::Maintenance, 0);
+        let options = TableReadOptions::job(context, READAHEAD_BYTES);
+        Ok(Box::new(self.reader(index)?.iter(options)))
+    }
+}
+
+/// Shares tables out to as few runs as there are tables over one key.
+fn runs_of(fs: &Arc<dyn FileSystem>, mut inputs: Vec<MergeInput>) -> Vec<TableRun> {
+    let (cache, budget) = reader_memory();
+    inputs.sort_by(|a, b| (&a.meta.smallest, a.meta.no).cmp(&(&b.meta.smallest, b.meta.no)));
+    let mut runs: Vec<TableRun> = Vec::new();
+    for input in inputs {
+        let has_room = |run: &&mut TableRun| {
+            let last = run.inputs.last();
+            last.is_none_or(|last| last.meta.ends_before(&input.meta.smallest))
+        };
+        match runs.iter_mut().find(has_room) {
+            Some(run) => run.inputs.push(input),
+            None => runs.push(TableRun {
+                fs: Arc::clone(fs),
+                inputs: vec![input],
+                cache: Arc::clone(&cache),
+                budget: Arc::clone(&budget),
+            }),
+        }
+    }
+    runs
+}
+
+/// Merges all inputs of a family into tables of the target.
+fn merge_family(
+    fs: &Arc<dyn FileSystem>,
+    cf: CfId,
+    family: &RebuiltFamily,
+    target: &mut Target,
+) -> Result<Vec<FileMeta>> {
+    let runs = runs_of(fs, family.inputs.clone());
+    let mut tombstones: Vec<RangeTombstone> = Vec::new();
+    for run in &runs {
+        for index in (0..run.count()).filter(|&at| run.inputs[at].meta.range_deletions > 0) {
+            tombstones.extend(run.reader(index)?.tombstones().list());
+        }
+    }
+    let into = TableFamily { cf, name: &family.name, options: &family.options };
+    let mut output = MergeOutput {
+        target,
+        family: into,
+        tombstones: TombstoneSet::new(&tombstones),
+        open: None,
+        files: Vec::new(),
+        pending: None,
+        user_key: None,
+        is_decided: true,
+    };
+    let children = runs
+        .into_iter()
+        .map(|run| Child::new(Box::new(LevelIterator::new(run)), SeqNo::MAX))
+        .collect();
+    let mut merged = MergingIterator::new(children);
+    merged.seek_to_first();
+    while merged.valid() {
+        output.record(merged.key(), merged.value())?;
+        merged.next();
+    }
+    merged.status()?;
+    output.finish()
+}
+
+/// A record that waits for others with its sequence number.
+struct PendingRecord {
+    seq: SeqNo,
+    kind: Kind,
+    value: Vec<u8>,
+}
+
+/// Writes what counts of each key.
+struct MergeOutput<'a> {
+    target: &'a mut Target,
+    family: TableFamily<'a>,
+    tombstones: TombstoneSet,
+    open: Option<TableBuilder>,
+    files: Vec<FileMeta>,
+    pending: Option<PendingRecord>,
+    /// The key of the records that are being looked at.
+    user_key: Option<Vec<u8>>,
+    /// Whether older records of the key do not count.
+    is_decided: bool,
+}
+
+impl MergeOutput<'_> {
+    /// The next record in internal-key order.
+    fn record(&mut self, encoded: &[u8], value: &[u8]) -> Result<()> {
+        let Some(record) = key::KeyRef::decode(encoded) else { return Ok(()) };
+        if self.user_key.as_deref() != Some(record.user_key) {
+            self.write_pending()?;
+            self.user_key = Some(record.user_key.to_vec());
+            self.is_decided = false;
+        }
+        if self.is_decided {
+            return Ok(());
+        }
+        let (seq, kind) = (record.seq, record.kind);
+        let fresh = PendingRecord { seq, kind, value: value.to_vec() };
+        match &mut self.pending {
+            // A compaction may have folded operands into a value that keeps their last number.
+            Some(pending) if pending.seq == seq => {
+                if pending.kind == Kind::Merge && kind != Kind::Merge {
+                    *pending = fresh;
+                }
+                Ok(())
+            }
+            _ => {
+                self.write_pending()?;
+                if !self.is_decided {
+                    self.pending = Some(fresh);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn write_pending(&mut self) -> Result<()> {
+        let Some(PendingRecord { seq, kind, value }) = self.pending.take() else { return Ok(()) };
+        let user_key = self.user_key.clone().unwrap_or_default();
+        let deleted = self.tombstones.max_covering(&user_key, SeqNo::MAX);
+        self.is_decided = kind != Kind::Merge || deleted.is_some_and(|deleted| deleted > seq);
+        if kind == Kind::Delete || deleted.is_some_and(|deleted| deleted > seq) {
+            return Ok(());
+        }
+        let starts_key = self
+            .open
+            .as_ref()
+            .and_then(TableBuilder::last_user_key)
+            .is_none_or(|last| last != user_key);
+        let is_full =
+            |table: &TableBuilder| table.estimated_bytes() >= self.family.options.target_file_bytes;
+        if starts_key && self.open.as_ref().is_some_and(is_full) {
+            self.close()?;
+        }
+        let table = match &mut self.open {
+            Some(table) => table,
+            None => self.open.insert(self.target.table(self.family)?),
+        };
+        table.add(&key::encode(&user_key, seq, kind), &value)
+    }
+
+    fn close(&mut self) -> Result<()> {
+        if let Some(table) = self.open.take() {
+            self.files.push(table.finish()?);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Vec<FileMeta>> {
+        self.write_pending()?;
+        self.close()?;
+        Ok(self.files)
+    }
+}

@@ -1,0 +1,203 @@
+//! What a repair saved and what it could not save, as values and as text for an operator.
+
+use std::fmt;
+
+use archipelago_base::{CfId, SeqNo};
+
+use crate::key::KeyRange;
+
+/// Which keys a loss touches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LossScope {
+    /// The column family; `None`: any.
+    pub cf: Option<CfId>,
+    /// The keys.
+    pub range: KeyRange,
+}
+
+/// What may be wrong with a key that a loss touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LossEffect {
+    /// Writes are gone: the key may be missing, or have an older value than it had, or be back
+    /// though it was deleted. A merged value may lack operands.
+    Lost,
+    /// Deletes are gone, or their place in the order of writes is: the key may be back though it was
+    /// deleted, or have an older value. No record that was found is missing.
+    Stale,
+    /// A crash may have left it so: only the last writes that were not synced can be missing.
+    TornEnd,
+}
+
+impl fmt::Display for LossEffect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Lost => "LOST",
+            Self::Stale => "STALE",
+            Self::TornEnd => "END",
+        })
+    }
+}
+
+/// Something that could not be saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// Name of the file that was damaged or missing.
+    pub file: String,
+    /// What was found there.
+    pub what: String,
+    /// What may be wrong with the keys.
+    pub effect: LossEffect,
+    /// Which keys.
+    pub scope: LossScope,
+}
+
+/// A column family of the repaired database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RepairedFamily {
+    /// Its id.
+    pub cf: CfId,
+    /// Its name.
+    pub name: String,
+    /// Tables that were taken over whole.
+    pub tables_whole: u64,
+    /// Damaged tables of which a part was saved.
+    pub tables_salvaged: u64,
+    /// Tables of which nothing was saved.
+    pub tables_lost: u64,
+    /// Records that were saved out of damaged tables.
+    pub records_salvaged: u64,
+}
+
+impl RepairedFamily {
+    pub(super) fn new(cf: CfId, name: &str) -> Self {
+        Self {
+            cf,
+            name: name.to_owned(),
+            tables_whole: 0,
+            tables_salvaged: 0,
+            tables_lost: 0,
+            records_salvaged: 0,
+        }
+    }
+}
+
+/// What a repair did, or would do; see [`super::repair`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairReport {
+    /// Why the manifest could not be used; `None` if it was whole. Without a manifest the families
+    /// were put together from what the tables and the log say of themselves.
+    pub manifest_lost: Option<String>,
+    /// Every column family, by id.
+    pub families: Vec<RepairedFamily>,
+    /// Records of the log that were read.
+    pub log_records: u64,
+    /// Sequence number of the last write that was found.
+    pub last_seq: SeqNo,
+    /// Everything that could not be saved.
+    pub losses: Vec<Loss>,
+    /// What else an operator should know.
+    pub notes: Vec<String>,
+}
+
+impl RepairReport {
+    /// Whether everything was saved.
+    #[must_use]
+    pub fn is_lossless(&self) -> bool {
+        self.losses.is_empty()
+    }
+
+    /// Whether the value of `key` may be another one than it was before the damage.
+    #[must_use]
+    pub fn may_affect(&self, cf: CfId, key: &[u8]) -> bool {
+        self.losses
+            .iter()
+            .any(|loss| loss.scope.cf.is_none_or(|of| of == cf) && loss.scope.range.contains(key))
+    }
+
+    pub(super) fn family(&mut self, cf: CfId, name: &str) -> &mut RepairedFamily {
+        let at = match self.families.binary_search_by_key(&cf, |family| family.cf) {
+            Ok(at) => at,
+            Err(at) => {
+                self.families.insert(at, RepairedFamily::new(cf, name));
+                at
+            }
+        };
+        &mut self.families[at]
+    }
+
+    fn name_of(&self, cf: Option<CfId>) -> String {
+        let Some(cf) = cf else { return "every family".to_owned() };
+        match self.families.iter().find(|family| family.cf == cf) {
+            Some(family) => format!("family \"{}\"", family.name),
+            None => format!("family {cf}"),
+        }
+    }
+}
+
+/// Longest part of a key that is printed.
+const KEY_BYTES_SHOWN: usize = 64;
+
+fn key_text(key: &[u8]) -> String {
+    let shown = &key[..key.len().min(KEY_BYTES_SHOWN)];
+    let more = if shown.len() < key.len() { "…" } else { "" };
+    format!("\"{}{more}\"", shown.escape_ascii())
+}
+
+/// A range as text.
+struct RangeText<'a>(&'a KeyRange);
+
+impl fmt::Display for RangeText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.start.as_slice(), &self.0.end) {
+            ([], None) => f.write_str("all keys"),
+            (start, None) => write!(f, "keys from {}", key_text(start)),
+            (start, Some(end)) => {
+                write!(f, "keys from {} up to {}", key_text(start), key_text(end))
+            }
+        }
+    }
+}
+
+impl fmt::Display for RepairReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.manifest_lost {
+            None => writeln!(f, "The manifest is whole.")?,
+            Some(why) => writeln!(f, "The manifest cannot be used: {why}")?,
+        }
+        for family in &self.families {
+            writeln!(
+                f,
+                "Family \"{}\": {} tables whole, {} saved in part ({} records), {} lost",
+                family.name,
+                family.tables_whole,
+                family.tables_salvaged,
+                family.records_salvaged,
+                family.tables_lost
+            )?;
+        }
+        writeln!(f, "Log: {} records", self.log_records)?;
+        for loss in &self.losses {
+            let family = self.name_of(loss.scope.cf);
+            let range = RangeText(&loss.scope.range);
+            writeln!(f, "{} {family}, {range}", loss.effect)?;
+            writeln!(f, "     {}: {}", loss.file, loss.what)?;
+        }
+        for note in &self.notes {
+            writeln!(f, "Note: {note}")?;
+        }
+        match self.losses.iter().map(|loss| loss.effect).min() {
+            None => writeln!(f, "Nothing is lost."),
+            Some(LossEffect::TornEnd) => writeln!(
+                f,
+                "The end of the log is torn, as a crash leaves it. Only writes that were not synced \
+                 can be missing."
+            ),
+            Some(LossEffect::Lost | LossEffect::Stale) => writeln!(
+                f,
+                "Keys outside the ranges above have their last values. LOST: a key may be missing, \
+                 older than it was, or back though it was deleted; a merged value may lack operands. \
+                 STALE: a key may be older than it was, or back though it was deleted."
+            ),
+        }
+    }
+}

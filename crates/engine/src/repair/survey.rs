@@ -1,0 +1,205 @@
+//! What a damaged directory holds: its manifest, or what is left of it, and its files.
+//!
+//! A manifest that is whole is followed to the letter. If it is not, every manifest in the
+//! directory is read record by record, whole records alone, for what they know ([`Facts`]):
+//! families and their settings, which table belongs to which family, the sequence number of
+//! ingested tables, and which tables were removed. Nothing is changed.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::{CfId, FileNo, Result, SeqNo};
+use archipelago_env::{DirEntry, FileSystem, IoContext, IoPurpose};
+
+use crate::file_meta::{FileMeta, IDENTITY_NAME, log_name, manifest_name, sst_name};
+use crate::live_file::Trash;
+use crate::manifest::edit::{Change, VersionEdit};
+use crate::manifest::log::{Header, ManifestReader};
+use crate::manifest::{Evidence, Identity, State, file_number, read_state};
+use crate::options::CfOptions;
+
+/// What is known of a column family.
+#[derive(Clone, Debug)]
+pub(super) struct FamilyFacts {
+    pub(super) name: String,
+    pub(super) options: CfOptions,
+    pub(super) is_dropped: bool,
+}
+
+/// What is known of a table.
+#[derive(Clone, Debug)]
+pub(super) struct TableFacts {
+    pub(super) cf: CfId,
+    pub(super) meta: FileMeta,
+}
+
+/// What the whole records of all manifests say, the later ones last.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    pub(super) families: BTreeMap<CfId, FamilyFacts>,
+    pub(super) tables: HashMap<u64, TableFacts>,
+    /// Tables that a record removed and no later one added.
+    pub(super) removed: HashSet<u64>,
+    pub(super) log_floor: FileNo,
+    pub(super) last_seq: SeqNo,
+}
+
+/// The manifest.
+#[derive(Debug)]
+pub(super) enum ManifestFound {
+    Whole(Box<State>),
+    /// Why it cannot be used.
+    Unusable(String),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Survey {
+    pub(super) dir: PathBuf,
+    pub(super) entries: Vec<DirEntry>,
+    /// Id of the database, if anything says it.
+    pub(super) db_id: Option<[u8; 16]>,
+    pub(super) manifest: ManifestFound,
+    pub(super) facts: Facts,
+    /// What other files prove to have been durable.
+    pub(super) evidence: Evidence,
+}
+
+impl Survey {
+    pub(super) fn take(fs: &dyn FileSystem, dir: &Path) -> Result<Self> {
+        let entries = fs.list(dir)?;
+        let (facts, header_id) = Facts::gather(fs, dir, &entries);
+        let context = IoContext::manifest(IoPurpose::Recovery);
+        let path = dir.join(IDENTITY_NAME);
+        let identity = fs.read(&path, context).and_then(|bytes| Identity::decode(&path, &bytes));
+        let db_id = identity.ok().map(|identity| identity.db_id).or(header_id);
+        let trash = Arc::new(Trash::default());
+        let (manifest, evidence) = match read_state(fs, dir, &trash) {
+            Ok(read) => (ManifestFound::Whole(Box::new(read.state)), read.evidence),
+            Err(error) => {
+                let evidence = db_id.map(|id| Evidence::gather(fs, dir, &id));
+                let evidence = evidence.transpose().ok().flatten().unwrap_or_default();
+                (ManifestFound::Unusable(error.to_string()), evidence)
+            }
+        };
+        Ok(Self { dir: dir.to_owned(), entries, db_id, manifest, facts, evidence })
+    }
+
+    /// Whether the directory holds anything of a database.
+    pub(super) fn has_data(&self) -> bool {
+        self.entries.iter().any(|entry| {
+            file_number(&entry.name).is_some_and(|no| {
+                entry.name == sst_name(no)
+                    || entry.name == log_name(no)
+                    || entry.name == manifest_name(no)
+            })
+        })
+    }
+
+    /// The numbers of all files whose name `name_of` gives, ascending.
+    pub(super) fn numbers(&self, name_of: impl Fn(FileNo) -> String) -> Vec<FileNo> {
+        let numbers =
+            self.entries.iter().filter(|entry| !entry.is_dir).filter_map(|entry| {
+                file_number(&entry.name).filter(|&no| entry.name == name_of(no))
+            });
+        let mut numbers: Vec<FileNo> = numbers.collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// The length of a file; `None` if it is missing.
+    pub(super) fn len_of(&self, name: &str) -> Option<u64> {
+        self.entries.iter().find(|entry| entry.name == name).map(|entry| entry.len)
+    }
+
+    /// A number that no file here has.
+    pub(super) fn next_file_no(&self) -> FileNo {
+        let used = self.entries.iter().filter_map(|entry| file_number(&entry.name)).max();
+        let past = FileNo(used.map_or(1, |FileNo(used)| used.saturating_add(1)));
+        // Numbers below the log's floor would not count as a log of the repaired database.
+        let known = match &self.manifest {
+            ManifestFound::Whole(state) => state.next_file_no.max(state.log_floor),
+            ManifestFound::Unusable(_) => self.facts.log_floor,
+        };
+        past.max(known)
+    }
+}
+
+impl Facts {
+    /// Reads all manifests, oldest first; also the database's id, as the newest says it.
+    fn gather(fs: &dyn FileSystem, dir: &Path, entries: &[DirEntry]) -> (Self, Option<[u8; 16]>) {
+        let mut facts = Self::default();
+        let mut db_id = None;
+        let mut numbers: Vec<FileNo> = entries
+            .iter()
+            .filter_map(|entry| {
+                file_number(&entry.name).filter(|&no| entry.name == manifest_name(no))
+            })
+            .collect();
+        numbers.sort_unstable();
+        for no in numbers {
+            let path = dir.join(manifest_name(no));
+            // A manifest that cannot be read says nothing; the survey reports the current one.
+            let Ok(bytes) = fs.read(&path, IoContext::manifest(IoPurpose::Recovery)) else {
+                continue;
+            };
+            let mut reader = ManifestReader::new(path, no, &bytes);
+            while let Some(record) = reader.next_whole() {
+                if record.offset == 0 {
+                    db_id =
+                        Header::decode(record.payload).ok().map(|header| header.db_id).or(db_id);
+                } else if let Ok(edit) = reader.decode(&record) {
+                    facts.apply(&edit);
+                }
+            }
+        }
+        (facts, db_id)
+    }
+
+    fn apply(&mut self, edit: &VersionEdit) {
+        // A snapshot names everything that there is.
+        let is_snapshot = edit
+            .changes
+            .iter()
+            .any(|change| matches!(change, Change::CreateCf { cf, .. } if *cf == CfId::DEFAULT));
+        if is_snapshot {
+            self.removed.extend(self.tables.drain().map(|(no, _)| no));
+            self.families.values_mut().for_each(|family| family.is_dropped = true);
+        }
+        for change in &edit.changes {
+            if let Change::RemoveFile { no, .. } = change {
+                self.tables.remove(&no.0);
+                self.removed.insert(no.0);
+            }
+        }
+        edit.changes.iter().for_each(|change| self.apply_change(change));
+    }
+
+    fn apply_change(&mut self, change: &Change) {
+        match change {
+            Change::CreateCf { cf, name, options } => {
+                let (name, options) = (name.clone(), options.as_ref().clone());
+                self.families.insert(*cf, FamilyFacts { name, options, is_dropped: false });
+            }
+            Change::DropCf { cf } => {
+                if let Some(family) = self.families.get_mut(cf) {
+                    family.is_dropped = true;
+                }
+            }
+            Change::SetCfOptions { cf, options } => {
+                if let Some(family) = self.families.get_mut(cf) {
+                    family.options = options.as_ref().clone();
+                }
+            }
+            Change::AddFile { cf, meta, .. } => {
+                self.removed.remove(&meta.no);
+                let meta = meta.as_ref().clone();
+                self.tables.insert(meta.no, TableFacts { cf: *cf, meta });
+            }
+            Change::LogFloor(no) => self.log_floor = self.log_floor.max(*no),
+            Change::LastSeq(seq) => self.last_seq = self.last_seq.max(*seq),
+            _ => {}
+        }
+    }
+}

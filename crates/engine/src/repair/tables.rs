@@ -1,0 +1,246 @@
+//! Repair by a manifest that is whole: each table keeps its level.
+//!
+//! Invariants: a table that is written anew has records of one table of the original only, so it
+//! lies within that one's bounds, and levels stay free of overlaps; sequence numbers stay as they
+//! are. The log is written anew and recovered by the next open, as after any end.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::{CfId, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
+
+use super::log::LogSource;
+use super::report::{Loss, LossEffect, LossScope, RepairReport};
+use super::write::{TableFamily, Target};
+use super::{RepairJob, RepairRun};
+use crate::cache::BlockCache;
+use crate::file_meta::{FileMeta, sst_name};
+use crate::key::KeyRange;
+use crate::manifest::{Change, State, VersionEdit};
+use crate::sst::{TableBuilder, TableReader, TableSalvage, salvage_table};
+
+/// Reads a whole table and checks everything: the error names what is wrong.
+pub(super) fn check_table(
+    fs: &dyn FileSystem,
+    path: &Path,
+    meta: &FileMeta,
+    context: IoContext,
+) -> Result<()> {
+    let file = fs.open(path, context, OpenOptions::default())?;
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(0, &budget);
+    TableReader::open(file, path, Some(meta), &cache, &budget)?.verify(context)
+}
+
+/// The range of keys that a table says something about.
+pub(super) fn table_range(meta: &FileMeta) -> KeyRange {
+    let mut end = meta.largest.clone();
+    if !meta.largest_exclusive {
+        end.push(0);
+    }
+    KeyRange { start: meta.smallest.clone(), end: Some(end) }
+}
+
+/// What became of a damaged table.
+pub(super) enum TableOutcome {
+    /// Nothing was saved.
+    Lost,
+    /// A part was saved; the new table, unless nothing is written.
+    Salvaged { records: u64, meta: Option<Box<FileMeta>> },
+}
+
+/// Saves what a damaged table still has.
+pub(super) fn salvage(
+    fs: &dyn FileSystem,
+    path: &Path,
+    meta: Option<&FileMeta>,
+    mut target: Option<(&mut Target, TableFamily<'_>)>,
+) -> Result<(TableSalvage, TableOutcome)> {
+    let context = IoContext::sst(IoPurpose::Maintenance, 0);
+    let file = fs.open(path, context, OpenOptions::default())?;
+    let mut table: Option<TableBuilder> = None;
+    let found = salvage_table(&*file, path, meta, &mut |key, value| {
+        let Some((target, family)) = &mut target else { return Ok(()) };
+        let builder = match &mut table {
+            Some(builder) => builder,
+            None => table.insert(target.table(*family)?),
+        };
+        builder.add(key, value)
+    })?;
+    let tombstones = found.tombstones.as_deref().unwrap_or_default();
+    if found.records == 0 && tombstones.is_empty() {
+        return Ok((found, TableOutcome::Lost));
+    }
+    let mut saved = None;
+    if let Some((target, family)) = target {
+        let mut builder = match table {
+            Some(builder) => builder,
+            None => target.table(family)?,
+        };
+        tombstones.iter().try_for_each(|tombstone| builder.add_tombstone(tombstone))?;
+        saved = Some(Box::new(builder.finish()?));
+    }
+    let records = found.records;
+    Ok((found, TableOutcome::Salvaged { records, meta: saved }))
+}
+
+/// A table that is not whole.
+pub(super) struct TableDamage<'a> {
+    pub(super) cf: CfId,
+    pub(super) file: &'a str,
+    /// What is wrong with it.
+    pub(super) what: &'a str,
+    /// Every key that the table may say something about.
+    pub(super) whole: KeyRange,
+}
+
+impl TableDamage<'_> {
+    /// The losses of the table, of which `found` was saved.
+    pub(super) fn losses(&self, found: &TableSalvage) -> Vec<Loss> {
+        let loss = |what: String, effect: LossEffect, range: KeyRange| {
+            let scope = LossScope { cf: Some(self.cf), range };
+            Loss { file: self.file.to_owned(), what, effect, scope }
+        };
+        let lost = found.lost.iter();
+        let mut losses: Vec<Loss> =
+            lost.map(|range| loss(self.what.to_owned(), LossEffect::Lost, range.clone())).collect();
+        if found.tombstones.is_none() {
+            let what = format!("its range deletes are damaged ({})", self.what);
+            losses.push(loss(what, LossEffect::Stale, self.whole.clone()));
+        }
+        losses
+    }
+}
+
+/// Repairs the tables one by one, then the log, then writes the manifest.
+pub(super) fn repair_by_manifest(
+    job: &RepairJob<'_>,
+    state: &State,
+    log: &LogSource<'_>,
+    mut target: Option<Target>,
+    run: &mut RepairRun<'_>,
+) -> Result<()> {
+    let RepairRun { report, meter } = run;
+    let mut edit = VersionEdit::new();
+    for change in state.snapshot().changes {
+        let Change::AddFile { cf, level, meta } = change else {
+            edit.push(change);
+            continue;
+        };
+        let Some(known) = state.cfs.get(&cf) else { continue };
+        report.family(cf, &known.name);
+        let family = TableFamily { cf, name: &known.name, options: known.version.options() };
+        let kept = repair_table(job, &meta, level, family, target.as_mut(), report)?;
+        meter.add(meta.size_bytes);
+        if let Some(kept) = kept {
+            edit.add_file(cf, level, kept);
+        }
+    }
+    for (&cf, known) in &state.cfs {
+        report.family(cf, &known.name);
+    }
+    note_strays(job, state, report);
+    let found = match target.as_mut() {
+        None => log.visit(|_, _| Ok(()))?,
+        Some(target) => {
+            let mut writer = None;
+            let found = log.visit(|seq, payload| {
+                let writer = match &mut writer {
+                    Some(writer) => writer,
+                    None => writer.insert(target.log()?),
+                };
+                writer.append(target, seq, payload)
+            })?;
+            writer.map_or(Ok(()), super::write::TargetLog::finish)?;
+            found
+        }
+    };
+    meter.add(found.bytes);
+    report.log_records = found.records;
+    report.last_seq = state.last_seq.max(found.last_seq);
+    match target {
+        Some(target) => target.finish(&edit),
+        None => Ok(()),
+    }
+}
+
+/// What takes the place of one table; `None` if nothing of it is left.
+fn repair_table(
+    job: &RepairJob<'_>,
+    meta: &FileMeta,
+    level: usize,
+    family: TableFamily<'_>,
+    mut target: Option<&mut Target>,
+    report: &mut RepairReport,
+) -> Result<Option<FileMeta>> {
+    let name = sst_name(FileNo(meta.no));
+    let path = job.survey.dir.join(&name);
+    let context = IoContext::sst(IoPurpose::Maintenance, level as u8);
+    let error = match check_table(&**job.fs, &path, meta, context) {
+        Ok(()) => {
+            if let Some(target) = target {
+                target.take_over(&path, FileNo(meta.no))?;
+            }
+            report.family(family.cf, family.name).tables_whole += 1;
+            return Ok(Some(meta.clone()));
+        }
+        Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+        Err(error) => error,
+    };
+    let whole = table_range(meta);
+    let what = format!("{error} (level {level})");
+    if job.survey.len_of(&name).is_none() {
+        let scope = LossScope { cf: Some(family.cf), range: whole };
+        let what = format!("the table of level {level} is missing, with {} records", meta.entries);
+        report.losses.push(Loss { file: name, what, effect: LossEffect::Lost, scope });
+        report.family(family.cf, family.name).tables_lost += 1;
+        return Ok(None);
+    }
+    let into = target.as_mut().map(|target| (&mut **target, family));
+    let (found, outcome) = salvage(&**job.fs, &path, Some(meta), into)?;
+    let damage = TableDamage { cf: family.cf, file: &name, what: &what, whole };
+    report.losses.extend(damage.losses(&found));
+    let family = report.family(family.cf, family.name);
+    match outcome {
+        TableOutcome::Lost => {
+            family.tables_lost += 1;
+            Ok(None)
+        }
+        TableOutcome::Salvaged { records, meta } => {
+            family.tables_salvaged += 1;
+            family.records_salvaged += records;
+            Ok(meta.map(|meta| *meta))
+        }
+    }
+}
+
+fn note_strays(job: &RepairJob<'_>, state: &State, report: &mut RepairReport) {
+    let live: std::collections::HashSet<u64> = state
+        .cfs
+        .values()
+        .flat_map(|known| known.version.files().map(|(_, file)| file.no))
+        .collect();
+    let strays = job.survey.numbers(sst_name).iter().filter(|no| !live.contains(&no.0)).count();
+    if strays > 0 {
+        report.notes.push(format!(
+            "{strays} tables that the manifest does not name were left out: outputs of interrupted \
+             work, or tables that were replaced"
+        ));
+    }
+}
+
+/// The largest sequence number of all records that were saved.
+pub(super) fn last_seq_of<'a>(metas: impl Iterator<Item = &'a FileMeta>) -> SeqNo {
+    metas
+        .map(|meta| SeqNo(meta.largest_seq.max(meta.global_seq.unwrap_or(0))))
+        .max()
+        .unwrap_or_default()
+}
+
+/// A shared budget and cache for readers that keep nothing.
+pub(super) fn reader_memory() -> (Arc<BlockCache>, Arc<ByteBudget>) {
+    let budget = ByteBudget::unlimited();
+    (BlockCache::new(0, &budget), budget)
+}

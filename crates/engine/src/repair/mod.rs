@@ -7,7 +7,7 @@
 //! If the manifest is whole, the repaired database keeps the levels, the bucket maps and the
 //! settings. Whole tables are linked; of a damaged table the whole blocks are written anew at the
 //! same level, and the ranges between them are reported. If the manifest is not whole, the column
-//! families are put together from what tables and log say of themselves ([`rebuild`]): all records
+//! families are put together from what tables and log say of themselves (`rebuild.rs`): all records
 //! are merged by their sequence numbers, so that the newest wins and a delete stays one. The
 //! original manifest knows more than that (which tables were replaced, what was deleted since), so
 //! a rebuilt family is reported as stale as a whole.

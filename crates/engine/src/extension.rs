@@ -35,7 +35,20 @@ pub enum FilterDecision {
     Change(Vec<u8>),
 }
 
-/// Looks at the newest version of every key that a compaction passes and no snapshot needs.
+/// Decides which values flushes and compactions keep.
+///
+/// A job shows the filter the newest record of each key among the job's own inputs, if that record
+/// is a value that has not expired. It does not show deletes, merge operands, or values that the
+/// job itself has just folded from operands; a later job shows those. A filter must expect to see a
+/// record several times, or never (a table that moves down without being rewritten is not read), to
+/// see a value that a newer record above the inputs has replaced, and to be called by several
+/// threads at the same time.
+///
+/// What a filter removes or changes is gone for reads that come later: two reads without a
+/// snapshot may differ although nobody has written between them. Reads at one
+/// [`Snapshot`](crate::db::Snapshot) and moves of one iterator repeat, whenever the job began:
+/// both hold the memtables and tables of their moment. So live snapshots do not keep a filter from
+/// its work. They keep the memory and disk space of what it removes, until they are dropped.
 pub trait CompactionFilter: Send + Sync + 'static {
     /// The name that column families are stored with.
     fn name(&self) -> &str;

@@ -18,9 +18,10 @@
 //!    its operands: after its expiry, readers see them on no value, whether or not a job ran in
 //!    between. If the operator fails, operands and base are kept as they are and the failure is
 //!    reported.
-//! 7. The compaction filter sees the first version of a key, if it is a live value that no
-//!    snapshot sees (not operands, nor what was just folded: the next job shows it that).
-//!    Removal is a delete (rule 4). Expired records never get there.
+//! 7. The compaction filter sees the first version of a key, if that is a live value at or below
+//!    `visible` (not operands, nor what was just folded: the next job shows the filter that).
+//!    Removal is a delete (rule 4). Expired records never get there. The filter may remove what a
+//!    snapshot sees, because a snapshot reads the super version that it holds (`db::snapshot`).
 //! 8. Sequence numbers stay. Zeroing them at the bottom would compress better, but
 //!    flushed-through numbers and "the latest sequence number of a key" are read from records.
 //! 9. Every input record is either written or counted under a reason
@@ -430,7 +431,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         expiry: Option<u64>,
     ) -> Result<Option<Current>> {
         let Some(filter) = &self.rules.filter else { return Ok(Some(Current::Input)) };
-        if !self.first_of_key || self.rules.stripes.snapshot_sees(seq) {
+        if !self.first_of_key {
             return Ok(Some(Current::Input));
         }
         let stored = self.input.value();

@@ -17,8 +17,6 @@ use archipelago_base::SeqNo;
 pub struct Stripes {
     /// Upper ends, ascending; the last is `visible`.
     uppers: Vec<SeqNo>,
-    /// Newest snapshot, also one above `visible`.
-    newest_snapshot: Option<SeqNo>,
 }
 
 impl Stripes {
@@ -30,11 +28,10 @@ impl Stripes {
             snapshots.iter().map(|&s| SeqNo(s)).filter(|&s| s <= visible).collect();
         uppers.sort_unstable();
         uppers.dedup();
-        let newest_snapshot = snapshots.iter().map(|&s| SeqNo(s)).max();
         if uppers.last() != Some(&visible) {
             uppers.push(visible);
         }
-        Self { uppers, newest_snapshot }
+        Self { uppers }
     }
 
     /// The stripe of `seq`; `None` above `visible`.
@@ -54,13 +51,6 @@ impl Stripes {
     pub fn upper(&self, at: usize) -> SeqNo {
         self.uppers[at]
     }
-
-    /// Whether a snapshot may see a record of `seq`.
-    #[inline]
-    #[must_use]
-    pub fn snapshot_sees(&self, seq: SeqNo) -> bool {
-        self.newest_snapshot.is_some_and(|snapshot| seq <= snapshot)
-    }
 }
 
 #[cfg(test)]
@@ -76,9 +66,7 @@ mod tests {
             [0, 0, 1, 1, 2, 2]
         );
         assert_eq!(of(31), None);
-        assert!(stripes.snapshot_sees(SeqNo(99)) && !stripes.snapshot_sees(SeqNo(100)));
         let none = Stripes::new(&[], SeqNo(0));
         assert_eq!((none.of(SeqNo(0)), none.of(SeqNo(1))), (Some(0), None));
-        assert!(!none.snapshot_sees(SeqNo(0)));
     }
 }

@@ -123,6 +123,9 @@ impl DbInner {
             families.resize(index + 1, None);
         }
         families[index] = family;
+        let filtered = families.iter().flatten().filter(|family| family.has_filter()).cloned();
+        // Before anybody can write to the family: see `db::snapshot`, invariant 3.
+        self.filtered.store(Arc::new(filtered.collect()));
         self.families.store(Arc::new(families));
     }
 

@@ -8,6 +8,7 @@ use archipelago_base::{CfId, Error, ErrorKind, Result};
 
 use crate::db::credit::Credit;
 use crate::db::memtable::{Immutable, Memtable};
+use crate::db::stalling::is_slowed;
 use crate::extension::{MergeOperator, Registry};
 use crate::options::CfOptions;
 use crate::version::Version;
@@ -78,6 +79,16 @@ impl Family {
             options.compaction_filter.as_deref().map(|name| registry.compaction_filter(name));
         filter.transpose().map_err(at)?;
         merge.transpose().map_err(at)
+    }
+
+    /// Whether it has a compaction filter.
+    pub(crate) fn has_filter(&self) -> bool {
+        self.options.compaction_filter.is_some()
+    }
+
+    /// Whether its writers would wait or be slowed now.
+    pub(crate) fn is_slowed(&self) -> bool {
+        is_slowed(self.throttle.load(Ordering::Relaxed))
     }
 
     /// `Fenced` if the family was dropped.

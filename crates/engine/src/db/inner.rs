@@ -151,6 +151,8 @@ pub(crate) struct DbInner {
     pub(crate) committer: Committer,
     /// Families by id. Swapped only under the manifest lock.
     pub(crate) families: ArcSwap<Vec<Option<Arc<Family>>>>,
+    /// Those of the families that have a compaction filter, by id. Swapped with them.
+    pub(crate) filtered: ArcSwap<Vec<Arc<Family>>>,
     pub(crate) snapshots: Arc<Snapshots>,
     pub(crate) manifest: Mutex<VersionSet>,
     /// Evidence of what is durable of the manifest and the log. Its lock is the last one taken.
@@ -217,14 +219,18 @@ impl DbInner {
         self.families.load().iter().flatten().cloned().collect()
     }
 
-    /// The super versions that a snapshot holds.
+    /// The super versions that a snapshot holds: of each family that has a compaction filter, and
+    /// of all families of a read-only database, where [`Db::catch_up`](crate::db::Db::catch_up)
+    /// replaces what a snapshot sees.
     pub(crate) fn filtered_pictures(&self) -> Vec<HeldFamily> {
-        if !self.options.read_only {
-            return Vec::new();
+        let held = |family: &Arc<Family>| HeldFamily {
+            cf: family.id,
+            picture: family.current.load_full(),
+        };
+        match self.options.read_only {
+            true => self.live_families().iter().map(held).collect(),
+            false => self.filtered.load().iter().map(held).collect(),
         }
-        let held =
-            |family: Arc<Family>| HeldFamily { cf: family.id, picture: family.current.load_full() };
-        self.live_families().into_iter().map(held).collect()
     }
 
     /// The last sequence number that readers see.

@@ -167,10 +167,10 @@ impl Db {
     /// A point in time to read as of: it sees every write that returned before this call.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
+        let inner = &self.inner;
         // Between two pictures a snapshot would have a part of each.
-        let _publishing =
-            self.inner.options.read_only.then(|| self.inner.following.publishing.lock());
-        self.inner.snapshots.take(|| self.inner.visible(), || self.inner.filtered_pictures())
+        let _publishing = inner.options.read_only.then(|| inner.following.publishing.lock());
+        inner.snapshots.take(|| inner.visible(), || inner.filtered_pictures())
     }
 
     /// The sequence number of the last visible write.
@@ -195,7 +195,7 @@ impl Db {
     /// Whether a write to `cf` would be slowed or have to wait now.
     #[must_use]
     pub fn would_stall(&self, cf: &ColumnFamily) -> bool {
-        self.inner.would_stall(cf.id())
+        cf.family.is_slowed()
     }
 
     /// Takes writes again after the cause of an error is gone: flushes what is in memory to new
@@ -203,6 +203,15 @@ impl Db {
     pub fn resume(&self) -> Result<()> {
         self.inner.check_open()?;
         self.inner.resume()
+    }
+
+    /// Refuses a snapshot of another open database.
+    #[inline]
+    pub(crate) fn check_snapshot(&self, options: &ReadOptions) -> Result<()> {
+        match &options.snapshot {
+            Some(snapshot) if !snapshot.is_of(&self.inner.snapshots) => Err(foreign_snapshot()),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn check_family(&self, cf: &ColumnFamily) -> Result<()> {
@@ -214,4 +223,12 @@ impl Db {
         }
         cf.family.check_alive()
     }
+}
+
+#[cold]
+fn foreign_snapshot() -> Error {
+    Error::invalid(
+        "the snapshot belongs to another open database, or to an earlier opening of this one: \
+         take a snapshot of the database that is read",
+    )
 }

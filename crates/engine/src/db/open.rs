@@ -219,6 +219,7 @@ fn assemble(
         reads_at_seal: AtomicU64::default(),
         committer: Committer::new(manifest.last_seq()),
         families: ArcSwap::from_pointee(Vec::new()),
+        filtered: ArcSwap::from_pointee(Vec::new()),
         snapshots: Arc::new(Snapshots::default()),
         file_numbers: Arc::clone(manifest.file_numbers()),
         database_id: *manifest.db_id(),

@@ -1,7 +1,9 @@
 //! Point reads: active memtable, immutable ones, the bucket's L0, one file per level.
 //!
 //! Lock-free: a read loads the family's super version, then the visible sequence number (in this
-//! order: what was visible before the load is in what was loaded). Versions of the key arrive
+//! order: what was visible before the load is in what was loaded). A read at a snapshot takes the
+//! snapshot's sequence number and, in a family with a compaction filter, the super version that
+//! the snapshot holds ([`crate::db::snapshot`]). Versions of the key arrive
 //! newest first; the first that decides ends the search. Range tombstones are gathered on the way
 //! down, whatever a filter says: a record older than a tombstone above it is deleted.
 //!
@@ -69,6 +71,7 @@ impl Db {
         options: &ReadOptions,
     ) -> Result<Option<Entry>> {
         self.check_family(cf)?;
+        self.check_snapshot(options)?;
         self.inner.read_following(options, || self.inner.get(&cf.family, key, options))
     }
 
@@ -81,6 +84,7 @@ impl Db {
         options: &ReadOptions,
     ) -> Result<Vec<Option<PinnedSlice>>> {
         self.check_family(cf)?;
+        self.check_snapshot(options)?;
         self.inner.read_following(options, || self.inner.multi_get(&cf.family, keys, options))
     }
 

@@ -50,6 +50,10 @@ pub struct Report {
     pub pending_compaction_bytes: u64,
     /// Immutable memtables.
     pub immutable_memtables: usize,
+    /// Bytes of tables that only snapshots keep; see [`Snapshot`](crate::db::Snapshot).
+    pub snapshot_table_bytes: u64,
+    /// Bytes of records in memtables that only snapshots keep.
+    pub snapshot_memtable_bytes: u64,
     /// "healthy", or what is wrong.
     pub health: String,
 }
@@ -75,6 +79,7 @@ impl Db {
             levels[level].entries += file.entries;
             levels[level].deletions += file.deletions;
         }
+        let held = self.inner.snapshots.held_bytes(cf.id(), &current);
         let stats = &self.inner.stats;
         let user = stats.get(Ticker::UserBytesWritten).max(1) as f64;
         let tables = (stats.get(Ticker::FlushBytesWritten)
@@ -88,6 +93,8 @@ impl Db {
             table_write_amplification: tables / user,
             pending_compaction_bytes: version.pending_compaction_bytes(),
             immutable_memtables: current.immutables.len(),
+            snapshot_table_bytes: held.tables,
+            snapshot_memtable_bytes: held.memtables,
             health: self.inner.health.text(),
         })
     }
@@ -111,6 +118,7 @@ impl Db {
     /// `rocksdb.` instead of `archipelago.`: `archipelago.stats`, `.levelstats`, `.bucketstats`,
     /// `.num-files-at-levelN`, `.estimate-num-keys`, `.num-immutable-mem-table`,
     /// `.cur-size-all-mem-tables`, `.estimate-pending-compaction-bytes`, `.num-snapshots`,
+    /// `.snapshot-table-bytes`, `.snapshot-mem-table-bytes`,
     /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`,
     /// `.background-errors`, `.health`, `.latest-sequence-number`.
     #[must_use]
@@ -132,6 +140,8 @@ impl Db {
                 number(self.inner.budget.used_bytes(MemoryClass::Memtable))
             }
             "estimate-pending-compaction-bytes" => number(report.pending_compaction_bytes),
+            "snapshot-table-bytes" => number(report.snapshot_table_bytes),
+            "snapshot-mem-table-bytes" => number(report.snapshot_memtable_bytes),
             "num-snapshots" => number(self.inner.snapshots.count() as u64),
             "total-sst-files-size" => number(report.levels.iter().map(|level| level.bytes).sum()),
             "num-running-jobs" => number(self.inner.state.lock().running.len() as u64),
@@ -211,11 +221,13 @@ fn write_family(out: &mut String, report: &Report) {
     let _ = writeln!(
         out,
         "write amplification {:.2} (tables alone {:.2}), compaction debt {} bytes, immutable \
-         memtables {}",
+         memtables {}, kept by snapshots alone: {} bytes of tables, {} of memtables",
         report.write_amplification,
         report.table_write_amplification,
         report.pending_compaction_bytes,
-        report.immutable_memtables
+        report.immutable_memtables,
+        report.snapshot_table_bytes,
+        report.snapshot_memtable_bytes
     );
 }
 

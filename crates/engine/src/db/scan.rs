@@ -1,7 +1,7 @@
 //! Iterators over a column family: what the engine's iterators (`crate::iter`) are made of here.
 //!
 //! An iterator holds one super version (its memtables and files stay as long as it lives) and
-//! reads as of one sequence number. Its children, newest first: the active memtable, the
+//! reads as of one sequence number: the current ones, or those of a snapshot. Its children, newest first: the active memtable, the
 //! immutable ones, L0, one per level with files in bounds. Memtables and L0 are opened bucket by
 //! bucket, levels file by file, as the iterator gets there; what lies outside the bounds is never
 //! opened. Range tombstones are asked by key of those shards and files that have any; where none
@@ -147,6 +147,7 @@ impl Db {
     /// An iterator over `cf`. `InvalidArgument` if the lower bound lies after the upper one.
     pub fn iter(&self, cf: &ColumnFamily, options: &ReadOptions) -> Result<Iter> {
         self.check_family(cf)?;
+        self.check_snapshot(options)?;
         self.inner.check_open()?;
         if let (Some(lower), Some(upper)) = (&options.lower_bound, &options.upper_bound)
             && lower > upper

@@ -9,7 +9,6 @@ use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 use crate::db::commit::{Outcome, Share, Submission};
 use crate::db::inner::DbInner;
 use crate::db::memtable::RECORD_OVERHEAD_BYTES;
-use crate::db::stalling::is_slowed;
 use crate::db::{ColumnFamily, Db};
 use crate::event::Event;
 use crate::key::{KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
@@ -311,13 +310,4 @@ fn check_limits(kind: Kind, key: &[u8], value: &[u8]) -> Result<()> {
         )));
     }
     Ok(())
-}
-
-impl DbInner {
-    /// Whether writes of `cf` would wait or be slowed now.
-    pub(crate) fn would_stall(&self, cf: CfId) -> bool {
-        let families = self.families.load();
-        let family = families.get(cf.0 as usize).and_then(Option::as_ref);
-        family.is_some_and(|family| is_slowed(family.throttle.load(Ordering::Relaxed)))
-    }
 }

@@ -23,6 +23,7 @@ mod remote_jobs;
 mod repair;
 mod settings;
 mod space;
+mod snapshots;
 mod subcompactions;
 mod support;
 mod tiers;

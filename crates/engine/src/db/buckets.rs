@@ -206,7 +206,8 @@ impl DbInner {
             family.check_alive()?;
             self.progress_or_step()?;
         }
-        Ok(())
+        // The memtables of a family that was dropped meanwhile are gone, not flushed.
+        family.check_alive()
     }
 
     fn start_flush(&self, family: &std::sync::Arc<Family>) -> Result<()> {

@@ -9,11 +9,12 @@ use std::sync::atomic::Ordering;
 use archipelago_base::{CfId, Error, Result};
 
 use crate::db::family::{Family, SuperVersion};
-use crate::db::inner::DbInner;
+use crate::db::inner::{DbInner, State};
 use crate::db::{ColumnFamily, Db};
 use crate::event::Event;
 use crate::manifest::{Change, VersionEdit};
 use crate::options::CfOptions;
+use crate::version::Version;
 
 impl Db {
     /// The column family named `name`. `InvalidArgument` lists those that there are.
@@ -46,8 +47,21 @@ impl Db {
         Ok(ColumnFamily { family, db_token: self.inner.token })
     }
 
-    /// Drops a column family with all its data. Iterators that are open on it go on; its files go
-    /// with the last of them. Survives power loss on return. The default one cannot be dropped.
+    /// Drops a column family with all its data. The default one cannot be dropped. Durable on
+    /// return: power loss cannot undo it, and everything that was written before the drop survives
+    /// with it. Errors: `InvalidArgument` for the default family, `Fenced` if it was dropped before,
+    /// `Io` if the log cannot be synced or the manifest cannot be written.
+    ///
+    /// Afterwards every call with a handle of the family is refused with `Fenced`, reads at older
+    /// snapshots as well, and a writer that waits for its flushes gets an error. Iterators that are
+    /// open on the family go on, and values that were read stay. Running flushes and compactions
+    /// are not waited for: what they make is removed when they end, and they do not count as
+    /// failed.
+    ///
+    /// Its memtables and tables are freed as soon as no iterator, no running job and no snapshot
+    /// holds them (snapshots hold those of families that have a compaction filter). Handles hold
+    /// nothing. Background work removes the files that were held, or the next open if the database
+    /// was closed before.
     pub fn drop_family(&self, cf: &ColumnFamily) -> Result<()> {
         self.check_family(cf)?;
         self.inner.health.check_writable()?;
@@ -92,6 +106,7 @@ impl DbInner {
         if family.id == CfId::DEFAULT {
             return Err(Error::invalid("the default column family cannot be dropped"));
         }
+        self.leave_log_before_sync()?;
         let mut commit = self.committer.lock();
         family.check_alive()?;
         // Power loss must not keep the drop and lose the writes before it: data may have been
@@ -105,14 +120,28 @@ impl DbInner {
         family.dropped.store(true, Ordering::Release);
         commit.set_active(family.id, None);
         self.set_family(family.id, None);
-        let mut state = self.state.lock();
-        state.flushes.remove(&family.id);
-        state.balances.remove(&family.id);
-        drop(state);
+        let gone = self.empty_family(&mut self.state.lock(), family);
         drop((manifest, commit));
+        drop(gone);
+        self.recompute_stall(family);
+        self.remove_obsolete();
         self.progress.notify_all();
         self.listeners.tell(&Event::ColumnFamilyChanged { cf: family.id, created: false });
         Ok(())
+    }
+
+    /// Makes a dropped family empty; its last super version. Handles outlive the family and must
+    /// not hold its files and memory, and writers that wait for its flushes or compactions must
+    /// find nothing to wait for. (Readers that meet the empty family find that it was dropped.)
+    pub(crate) fn empty_family(&self, state: &mut State, family: &Family) -> Arc<SuperVersion> {
+        state.flushes.remove(&family.id);
+        state.balances.remove(&family.id);
+        let gone = family.current.load_full();
+        let version = Version::empty(family.id, Arc::clone(gone.version.options()));
+        let active = self.new_memtable(&version, &[]);
+        let empty = SuperVersion { active, immutables: Vec::new(), version };
+        self.publish(state, family, empty);
+        gone
     }
 
     /// Sets an entry of the family table (manifest lock held, or before the database is shared).

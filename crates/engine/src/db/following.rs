@@ -320,6 +320,7 @@ impl DbInner {
                 None => {
                     family.dropped.store(true, Ordering::Release);
                     self.set_family(family.id, None);
+                    self.empty_family(&mut state, &family);
                 }
             }
         }

@@ -640,7 +640,11 @@ impl DbInner {
                 tracker.queue.iter().any(|sealed| sealed.memtable.has_unlogged())
             });
             if sealed || current.active.has_unlogged() {
-                self.flush_family(&family)?;
+                match self.flush_family(&family) {
+                    // Dropped meanwhile: there is nothing left to flush.
+                    Err(_) if family.check_alive().is_err() => {}
+                    flushed => flushed?,
+                }
             }
         }
         Ok(())

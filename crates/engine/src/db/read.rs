@@ -72,7 +72,9 @@ impl Db {
     ) -> Result<Option<Entry>> {
         self.check_family(cf)?;
         self.check_snapshot(options)?;
-        self.inner.read_following(options, || self.inner.get(&cf.family, key, options))
+        let read = || self.inner.get(&cf.family, key, options);
+        let found = self.inner.read_following(options, read)?;
+        found_or_dropped(cf, found)
     }
 
     /// The values of `keys`, in their order, all as of one moment. File reads of keys in the same
@@ -85,7 +87,10 @@ impl Db {
     ) -> Result<Vec<Option<PinnedSlice>>> {
         self.check_family(cf)?;
         self.check_snapshot(options)?;
-        self.inner.read_following(options, || self.inner.multi_get(&cf.family, keys, options))
+        let read = || self.inner.multi_get(&cf.family, keys, options);
+        let found = self.inner.read_following(options, read)?;
+        cf.family.check_alive()?;
+        Ok(found)
     }
 
     /// The sequence number of the newest record (of whatever kind) of `key`, `None` if the engine
@@ -93,13 +98,24 @@ impl Db {
     pub fn latest_seq(&self, cf: &ColumnFamily, key: &[u8]) -> Result<Option<SeqNo>> {
         self.check_family(cf)?;
         let read = || self.inner.latest_seq(&cf.family, key);
-        self.inner.read_following(&ReadOptions::default(), read)
+        let found = self.inner.read_following(&ReadOptions::default(), read)?;
+        found_or_dropped(cf, found)
     }
 
     /// Whether the family has a live value for `key`, without giving it.
     pub fn contains(&self, cf: &ColumnFamily, key: &[u8], options: &ReadOptions) -> Result<bool> {
         Ok(self.get_entry(cf, key, options)?.is_some())
     }
+}
+
+/// What a read found. If that is nothing, the family may have been dropped after the read began:
+/// a dropped family is empty.
+#[inline]
+fn found_or_dropped<T>(cf: &ColumnFamily, found: Option<T>) -> Result<Option<T>> {
+    if found.is_none() {
+        cf.family.check_alive()?;
+    }
+    Ok(found)
 }
 
 /// What a look-up has seen so far.

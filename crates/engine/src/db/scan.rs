@@ -158,7 +158,10 @@ impl Db {
                 upper.escape_ascii()
             )));
         }
-        Ok(scan(&self.inner, &cf.family, options))
+        let iter = scan(&self.inner, &cf.family, options);
+        // A family that was dropped meanwhile is empty.
+        cf.family.check_alive()?;
+        Ok(iter)
     }
 }
 

@@ -10,6 +10,7 @@ mod concurrent;
 mod corruption;
 mod crash;
 mod crash_model;
+mod families;
 mod faults;
 mod file_modes;
 mod followers;

@@ -97,6 +97,8 @@ impl Db {
 
 impl DbInner {
     fn moment(&self) -> Moment {
+        // Between two pictures of a read-only database lies no moment.
+        let _publishing = self.options.read_only.then(|| self.following.publishing.lock());
         let commit = self.committer.lock();
         self.committer.wait_all_visible(&commit);
         let families = self.live_families().into_iter();

@@ -328,6 +328,8 @@ impl DbInner {
             self.set_family(family.id, Some(family));
         }
         drop(state);
+        // A checkpoint has the picture's tables, and others with numbers of its own.
+        self.file_numbers.raise(picture.manifest.file_numbers().next());
         *manifest = picture.manifest;
         self.following.log_records.store(picture.log_records, Ordering::Relaxed);
         self.following.generation.fetch_add(1, Ordering::AcqRel);

@@ -50,6 +50,11 @@ impl FileNumbers {
         FileNo(self.0.fetch_add(count, Ordering::Relaxed))
     }
 
+    /// Never hands out a number below `no` from now on.
+    pub(crate) fn raise(&self, no: FileNo) {
+        self.0.fetch_max(no.0, Ordering::Relaxed);
+    }
+
     /// The number that comes next.
     #[must_use]
     pub fn next(&self) -> FileNo {

@@ -238,6 +238,31 @@ fn read_only_database_makes_a_checkpoint_with_its_log() {
     assert_eq!(copy.get(b"a").unwrap().as_deref(), Some(&b"only in the log"[..]));
 }
 
+#[test]
+fn read_only_database_that_caught_up_makes_a_checkpoint() {
+    let fs = MemFs::new();
+    let db = Db::open_with("/db", small_db(), over(&fs, small_family())).unwrap();
+    db.put(b"a", b"1").unwrap();
+    let options = archipelago_engine::options::DbOptions { read_only: true, ..small_db() };
+    let reader = Db::open_with("/db", options, over(&fs, small_family())).unwrap();
+    for n in 0..100u32 {
+        db.put(format!("{n:03}").as_bytes(), &n.to_le_bytes()).unwrap();
+        if n % 3 == 0 {
+            db.flush(db.default_family()).unwrap();
+        }
+    }
+    reader.catch_up().unwrap();
+    reader.checkpoint("/copy").unwrap();
+    let copy = Db::open_with("/copy", small_db(), over(&fs, small_family())).unwrap();
+    for database in [&copy, &db] {
+        for n in 0..100u32 {
+            let got = database.get(format!("{n:03}").as_bytes()).unwrap();
+            assert_eq!(got.as_deref(), Some(&n.to_le_bytes()[..]));
+        }
+        assert!(database.verify(|_, _| {}).unwrap().is_clean());
+    }
+}
+
 /// A seeded run: operations, and checkpoints during which operations go on.
 struct Run {
     seed: u64,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::ErrorKind;
 use archipelago_base::random::Rng;
-use archipelago_engine::db::{Db, ReadOptions};
+use archipelago_engine::db::{Components, Db, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
@@ -170,8 +170,21 @@ impl Run {
                 self.all_synced();
             }
             90..91 => self.reopen(),
+            91..94 if self.tiers.is_none() => self.check_checkpoint(),
             _ => {}
         }
+    }
+
+    /// A checkpoint holds everything, also after power loss. (The sync points of its making are
+    /// among those that are looked at.)
+    fn check_checkpoint(&self) {
+        self.db().checkpoint("/copy").unwrap();
+        let fs: Arc<dyn FileSystem> = Arc::new(self.disk.crash_clone(self.seed));
+        let components = Components { fs, seed: Some(3), ..Components::default() };
+        let copy = Db::open_with("/copy", options(self.seed), components).unwrap();
+        let held = model::hash(&model::contents(&copy).unwrap());
+        assert_eq!(held, self.model.hash, "seed {}: the checkpoint differs", self.seed);
+        self.disk.remove_dir_all("/copy".as_ref()).unwrap();
     }
 
     fn reopen(&mut self) {

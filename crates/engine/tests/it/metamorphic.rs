@@ -12,7 +12,7 @@ use crate::model::{Disk, Generator, Runner, Setting, Tiered, seeds};
 use crate::support::{small_db, small_family};
 
 const SEEDS: std::ops::Range<u64> = 1000..1005;
-const STEPS: usize = 200;
+const STEPS: usize = 280;
 
 /// Compactions out of L0 that are worth cutting into parts.
 fn one_bucket_of_small_files() -> CfOptions {

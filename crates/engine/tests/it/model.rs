@@ -10,6 +10,7 @@ mod ordered;
 mod runner;
 mod shown;
 mod steps;
+mod taken;
 mod tiered;
 
 use std::time::Duration;
@@ -74,18 +75,23 @@ fn setting(seed: u64, disk: Disk) -> Setting {
     Setting { db, family, disk }
 }
 
-/// Runs a case; how many parts compactions were cut into, how many bucket boundaries moved, by
-/// hand and by the load, and what tiers did.
-fn run(seed: u64, disk: Disk, verbose: bool) -> (usize, (usize, usize), Did) {
+/// What happened in a case.
+#[derive(Default)]
+struct Happened {
+    /// Parts that compactions were cut into.
+    parts: usize,
+    /// Bucket boundaries that moved, by hand and by the load.
+    moved: (usize, usize),
+    /// Snapshots that were taken in the middle of jobs.
+    midway: usize,
+    tiers: Did,
+}
+
+fn run(seed: u64, disk: Disk, verbose: bool) -> Happened {
     run_steps(seed, Generator::new(seed, seed.is_multiple_of(2)), disk, verbose)
 }
 
-fn run_steps(
-    seed: u64,
-    mut generator: Generator,
-    disk: Disk,
-    verbose: bool,
-) -> (usize, (usize, usize), Did) {
+fn run_steps(seed: u64, mut generator: Generator, disk: Disk, verbose: bool) -> Happened {
     let mut failure = OnFailure { seed, step: 0 };
     let mut runner = Runner::new(setting(seed, disk));
     for at in 0..STEPS {
@@ -102,7 +108,12 @@ fn run_steps(
     runner.check_all();
     let report = runner.db.verify(|_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:?}");
-    let happened = (runner.parts(), runner.moved(), runner.tiers_did());
+    let happened = Happened {
+        parts: runner.parts(),
+        moved: runner.moved(),
+        midway: runner.midway(),
+        tiers: runner.tiers_did(),
+    };
     runner.db.close().unwrap();
     happened
 }
@@ -132,11 +143,13 @@ fn the_database_does_what_the_model_does() {
     match number("ARCHIPELAGO_MODEL_SEED") {
         Some(seed) => drop(run(seed, memory(), true)),
         None => {
-            let (mut parts, mut by_hand, mut by_load) = (0, 0, 0);
-            for (cut, moved, _) in seeds(0..CASES).map(|seed| run(seed, memory(), false)) {
-                parts += cut;
-                (by_hand, by_load) = (by_hand + moved.0, by_load + moved.1);
+            let (mut parts, mut by_hand, mut by_load, mut midway) = (0, 0, 0, 0);
+            for happened in seeds(0..CASES).map(|seed| run(seed, memory(), false)) {
+                parts += happened.parts;
+                (by_hand, by_load) = (by_hand + happened.moved.0, by_load + happened.moved.1);
+                midway += happened.midway;
             }
+            assert!(midway > 100, "{midway} snapshots were taken in the middle of jobs");
             eprintln!("bucket boundaries moved {by_hand} times by hand, {by_load} by the load");
             assert!(by_hand > 0 && by_load > 0);
             assert!(parts > 0, "no compaction was cut into parts");
@@ -162,7 +175,7 @@ fn the_database_over_tiers_does_what_the_model_does() {
         Some(seed) => drop(run(seed, tiers(seed), true)),
         None => {
             let mut did = Did::default();
-            seeds(0..CASES_OVER_TIERS).for_each(|seed| did += run(seed, tiers(seed), false).2);
+            seeds(0..CASES_OVER_TIERS).for_each(|seed| did += run(seed, tiers(seed), false).tiers);
             eprintln!("{did:?}");
             assert!(did.moves > 0 && did.copies > 0 && did.served > 0, "{did:?}");
         }

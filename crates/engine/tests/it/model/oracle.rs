@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use archipelago_engine::extension::{CompactionFilter, FilterDecision};
+
 use super::steps::universe;
 
 /// What happened to a key.
@@ -45,12 +47,36 @@ impl fmt::Debug for Row {
     }
 }
 
+/// The compaction filter of the family "filtered": removes values of every third stamp, if they
+/// have a filling. Values that were folded of operands end like a stamp, and stay.
+pub(crate) struct RemoveThirds;
+
+impl RemoveThirds {
+    fn removes(value: &[u8]) -> bool {
+        let stamp = value.strip_prefix(b"<").and_then(|rest| rest.split(|&b| b == b'>').next());
+        let stamp = stamp.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u64>().ok());
+        !value.ends_with(b">") && stamp.is_some_and(|stamp| stamp.is_multiple_of(3))
+    }
+}
+
+impl CompactionFilter for RemoveThirds {
+    fn name(&self) -> &str {
+        "remove-thirds"
+    }
+
+    fn filter(&self, _: &[u8], value: &[u8], _: Option<u64>, _: u64) -> FilterDecision {
+        if Self::removes(value) { FilterDecision::Remove } else { FilterDecision::Keep }
+    }
+}
+
 /// A column family's histories, oldest version first.
 #[derive(Clone, Debug)]
 pub(crate) struct Family {
     pub(crate) name: String,
     /// Values are counters, merged by adding; else merging appends.
     pub(crate) counter: bool,
+    /// [`RemoveThirds`] may remove values at any time.
+    pub(crate) filtered: bool,
     histories: BTreeMap<Vec<u8>, Vec<Version>>,
     /// Sequence numbers at which a memtable was sealed, oldest first.
     pub(crate) seals: Vec<u64>,
@@ -58,8 +84,9 @@ pub(crate) struct Family {
 
 impl Family {
     pub(crate) fn new(name: &str, counter: bool) -> Self {
-        let name = name.to_owned();
-        Self { name, counter, histories: BTreeMap::new(), seals: Vec::new() }
+        let filtered = name == "filtered";
+        let (name, histories) = (name.to_owned(), BTreeMap::new());
+        Self { name, counter, filtered, histories, seals: Vec::new() }
     }
 
     /// The value of a stamp.
@@ -84,8 +111,35 @@ impl Family {
         }
     }
 
-    /// What a reader as of `at` finds at the time `now_ms`.
+    /// What a reader as of `at` finds at the time `now_ms`, if the filter has removed nothing.
     pub(crate) fn read(&self, key: &[u8], at: u64, now_ms: u64) -> Option<Row> {
+        self.read_after(key, at, now_ms, |_| false)
+    }
+
+    /// The other thing that a reader may find, if the filter may have made a difference.
+    pub(crate) fn read_filtered(&self, key: &[u8], at: u64, now_ms: u64) -> Option<Option<Row>> {
+        let removed = self.read_after(key, at, now_ms, RemoveThirds::removes);
+        (self.filtered && removed != self.read(key, at, now_ms)).then_some(removed)
+    }
+
+    /// Whether a reader may find `rows` and nothing else.
+    pub(crate) fn accepts(&self, rows: &[Row], at: u64, now_ms: u64) -> bool {
+        let may_be = |key: &Vec<u8>| {
+            let found = rows.iter().find(|row| row.key == *key).cloned();
+            found == self.read(key, at, now_ms)
+                || self.read_filtered(key, at, now_ms).is_some_and(|removed| removed == found)
+        };
+        self.histories.keys().all(may_be)
+            && rows.iter().all(|row| self.histories.contains_key(&row.key))
+    }
+
+    fn read_after(
+        &self,
+        key: &[u8],
+        at: u64,
+        now_ms: u64,
+        removes: impl Fn(&[u8]) -> bool,
+    ) -> Option<Row> {
         let mut operands: Vec<&[u8]> = Vec::new();
         let (mut base, mut expires_at_ms, mut newest) = (None, None, None);
         for version in self.histories.get(key)?.iter().rev().filter(|v| v.seq <= at) {
@@ -95,6 +149,7 @@ impl Family {
                     operands.push(operand);
                     continue;
                 }
+                Event::Put(value) | Event::Expiring(value, _) if removes(value) => {}
                 Event::Put(value) => base = Some(value),
                 Event::Expiring(value, expiry) if *expiry > now_ms => {
                     (base, expires_at_ms) = (Some(value), Some(*expiry));

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use archipelago_base::clock::ManualClock;
 use archipelago_base::{CfId, ErrorKind, Result};
-use archipelago_engine::db::{ColumnFamily, Components, Db, ReadOptions, Snapshot};
+use archipelago_engine::db::{ColumnFamily, Components, Db, ReadOptions};
 use archipelago_engine::event::{Event as Told, EventListener, Listeners};
+use archipelago_engine::extension::Registry;
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::wal::WriteBatch;
@@ -19,10 +20,11 @@ use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
-use super::oracle::{Event, Family, Row, Version};
+use super::oracle::{Event, Family, RemoveThirds, Row, Version};
 use super::ordered::{self, Ordered};
-use super::shown::{Held, contents};
+use super::shown::{Held, contents, rows_of};
 use super::steps::{Bounds, KeyNo, Move, Record, Step, universe};
+use super::taken::{MidwayTaker, Read, Taken};
 use super::tiered::{Did, Tiered};
 
 /// Where a case's database lies.
@@ -69,6 +71,9 @@ impl EventListener for Seals {
     }
 }
 
+/// Snapshots of the middle of jobs that are kept.
+const MIDWAY_KEPT: usize = 3;
+
 pub(crate) struct Runner {
     setting: Setting,
     pub(super) db: Db,
@@ -77,7 +82,12 @@ pub(crate) struct Runner {
     pub(super) clock: Arc<ManualClock>,
     seals: Arc<Seals>,
     keys: Vec<Vec<u8>>,
-    snapshots: Vec<Snapshot>,
+    snapshots: Vec<Taken>,
+    /// Those that were taken in the middle of jobs. (Apart, as how many there are depends on the
+    /// settings.)
+    midway: Vec<Taken>,
+    midway_count: usize,
+    taker: Arc<MidwayTaker>,
     held: Vec<Held>,
     /// Sequence number of the last record.
     seq: u64,
@@ -113,7 +123,11 @@ impl Setting {
         let operator = if is_counter(name) { "u64-counter" } else { "append" };
         CfOptions {
             merge_operator: Some(operator.to_owned()),
-            compaction_filter: (name == "x").then(|| "ttl".to_owned()),
+            compaction_filter: match name {
+                "x" => Some("ttl".to_owned()),
+                "filtered" => Some("remove-thirds".to_owned()),
+                _ => None,
+            },
             ..self.family.clone()
         }
     }
@@ -127,7 +141,9 @@ impl Runner {
     pub(crate) fn new(setting: Setting) -> Self {
         let clock = Arc::new(ManualClock::new(1_000_000));
         let seals = Arc::new(Seals::default());
+        let taker = Arc::new(MidwayTaker::default());
         let mut components = Self::components(&setting, &clock, &seals);
+        components.fault_point = Some(taker.fault_point());
         components.families.insert("default".to_owned(), setting.family("default"));
         let db = Db::open_with(setting.dir(), setting.db.clone(), components).unwrap();
         let default = (Family::new("default", false), db.default_family().clone());
@@ -140,6 +156,9 @@ impl Runner {
             seals,
             keys: universe(),
             snapshots: Vec::new(),
+            midway: Vec::new(),
+            midway_count: 0,
+            taker,
             held: Vec::new(),
             seq: 0,
             past_log: false,
@@ -148,7 +167,45 @@ impl Runner {
             setting,
         };
         runner.create_family("counter");
+        runner.create_family("filtered");
+        runner.begin_midway();
         runner
+    }
+
+    /// Has snapshots be taken in the middle of jobs, where these run on this thread.
+    fn begin_midway(&self) {
+        self.taker.set(self.setting.is_manual().then(|| self.db.clone()));
+    }
+
+    /// How many snapshots were taken in the middle of jobs.
+    pub(crate) fn midway(&self) -> usize {
+        self.midway_count
+    }
+
+    /// Takes over the snapshots of the middle of jobs, and reads at each of them again.
+    fn check_midway(&mut self) {
+        let (db, now_ms) = (&self.db, self.now_ms());
+        let of = |cf: CfId| self.families.iter().find(move |(_, handle)| handle.id() == cf);
+        for midway in self.taker.take() {
+            self.midway_count += 1;
+            let taken = Taken::new(midway.snapshot);
+            if let Some((model, handle)) = of(midway.cf) {
+                let (cf, at) = (handle.id(), taken.seq());
+                let read = Read { model, cf, taken: Some(&taken), at, now_ms };
+                read.check_rows(&midway.rows, &self.keys);
+            }
+            self.midway.push(taken);
+        }
+        let many = self.midway.len().saturating_sub(MIDWAY_KEPT);
+        self.midway.drain(..many);
+        for taken in &self.midway {
+            for (model, handle) in self.families.iter().filter(|(model, _)| model.filtered) {
+                let options = ReadOptions::new().snapshot(&taken.snapshot);
+                let (cf, at) = (handle.id(), taken.seq());
+                let read = Read { model, cf, taken: Some(taken), at, now_ms };
+                read.check_rows(&contents(db, handle, &options), &self.keys);
+            }
+        }
     }
 
     /// How many parts compactions were cut into, where they were.
@@ -160,7 +217,10 @@ impl Runner {
         let mut listeners = Listeners::default();
         listeners.add(Arc::clone(seals) as _);
         let clock = Arc::clone(clock) as _;
-        Components { fs: setting.fs(), clock, listeners, seed: Some(7), ..Components::default() }
+        let mut registry = Registry::default();
+        registry.add_compaction_filter(Arc::new(RemoveThirds));
+        let (fs, seed) = (setting.fs(), Some(7));
+        Components { fs, clock, registry, listeners, seed, ..Components::default() }
     }
 
     pub(super) fn now_ms(&self) -> u64 {
@@ -207,6 +267,7 @@ impl Runner {
             }
         }
         assert_eq!(self.db.latest_seq_of_all().0, self.seq);
+        self.check_midway();
         if let Disk::Tiers(tiered) = &self.setting.disk {
             tiered.step();
         }
@@ -250,7 +311,8 @@ impl Runner {
             Step::Checkpoint => self.checkpoint(),
             Step::CreateFamily => {
                 let used = |name: &str| self.families.iter().any(|(model, _)| model.name == name);
-                if let Some(name) = ["x", "y", "w"].into_iter().find(|name| !used(name)) {
+                if let Some(name) = ["filtered", "x", "y", "w"].into_iter().find(|name| !used(name))
+                {
                     self.create_family(name);
                 }
             }
@@ -364,7 +426,7 @@ impl Runner {
     fn take_snapshot(&mut self) {
         let snapshot = self.db.snapshot();
         assert_eq!(snapshot.seq().0, self.seq);
-        self.snapshots.push(snapshot);
+        self.snapshots.push(Taken::new(snapshot));
     }
 
     /// Background work is done in between: writers that it slows down advance the clock.
@@ -408,21 +470,28 @@ impl Runner {
         self.transcript.push(hasher.finish());
     }
 
-    /// Options to read as of a snapshot, and its sequence number.
-    fn as_of(&self, snapshot: Option<usize>) -> (ReadOptions, u64) {
-        match snapshot {
+    /// Options to read as of a snapshot, and what a read of a family with them is.
+    fn as_of(&self, cf: usize, snapshot: Option<usize>) -> (ReadOptions, Read<'_>) {
+        let (model, handle) = &self.families[cf % self.families.len()];
+        let (options, taken) = match snapshot {
             Some(at) if !self.snapshots.is_empty() => {
-                let snapshot = &self.snapshots[at % self.snapshots.len()];
-                (ReadOptions::new().snapshot(snapshot), snapshot.seq().0)
+                let taken = &self.snapshots[at % self.snapshots.len()];
+                (ReadOptions::new().snapshot(&taken.snapshot), Some(taken))
             }
-            _ => (ReadOptions::default(), self.seq),
-        }
+            _ => (ReadOptions::default(), None),
+        };
+        let at = taken.map_or(self.seq, Taken::seq);
+        (options, Read { model, cf: handle.id(), taken, at, now_ms: self.now_ms() })
+    }
+
+    /// Whether what a family shows depends on when its filter ran.
+    fn is_filtered(&self, cf: usize) -> bool {
+        self.families[cf % self.families.len()].0.filtered
     }
 
     fn get(&mut self, cf: usize, key: KeyNo, snapshot: Option<usize>) {
-        let (options, at) = self.as_of(snapshot);
-        let (model, handle) = &self.families[cf % self.families.len()];
-        let expected = model.read(self.key(key), at, self.now_ms());
+        let (options, read) = self.as_of(cf, snapshot);
+        let handle = self.handle(cf);
         let entry = self.db.get_entry(handle, self.key(key), &options).unwrap();
         let found = entry.map(|entry| Row {
             key: self.key(key).to_vec(),
@@ -430,23 +499,27 @@ impl Runner {
             expires_at_ms: entry.expires_at_ms,
             seq: entry.seq.0,
         });
-        assert_eq!(found, expected, "get at {at}");
+        read.check(self.key(key), |row| row == found.as_ref());
         let contains = self.db.contains(handle, self.key(key), &options).unwrap();
-        assert_eq!(contains, expected.is_some());
-        self.tell(&found);
+        // The filter may run between two reads of the newest.
+        let may_differ = self.is_filtered(cf) && read.taken.is_none();
+        assert!(contains == found.is_some() || may_differ, "contains");
+        if read.is_settled(self.key(key)) {
+            self.tell(&found);
+        }
     }
 
     fn multi_get(&mut self, cf: usize, keys: &[KeyNo], snapshot: Option<usize>) {
-        let (options, at) = self.as_of(snapshot);
-        let (model, handle) = &self.families[cf % self.families.len()];
+        let (options, read) = self.as_of(cf, snapshot);
         let keys: Vec<&[u8]> = keys.iter().map(|&key| self.key(key)).collect();
-        let found = self.db.multi_get(handle, &keys, &options).unwrap();
+        let found = self.db.multi_get(self.handle(cf), &keys, &options).unwrap();
         let found: Vec<_> = found.into_iter().map(|value| value.map(|v| v.to_vec())).collect();
-        let now_ms = self.now_ms();
-        let expected: Vec<_> =
-            keys.iter().map(|key| model.read(key, at, now_ms).map(|row| row.value)).collect();
-        assert_eq!(found, expected, "multi_get at {at}");
-        self.tell(&found);
+        for (key, found) in keys.iter().zip(&found) {
+            read.check(key, |row| row.map(|row| &row.value) == found.as_ref());
+        }
+        let settled = keys.iter().zip(&found).filter(|(key, _)| read.is_settled(key));
+        let settled: Vec<_> = settled.map(|(_, found)| found.clone()).collect();
+        self.tell(&settled);
     }
 
     /// The newest write of a live key is known; that of a dead one at least to whoever has a
@@ -456,11 +529,13 @@ impl Runner {
         let found = self.db.latest_seq(handle, self.key(key)).unwrap().map(|seq| seq.0);
         let newest = model.newest(self.key(key));
         let live = model.read(self.key(key), self.seq, self.now_ms());
-        if live.is_some() {
+        if model.read_filtered(self.key(key), self.seq, self.now_ms()).is_some() {
+            assert!(found <= newest, "{found:?} but {newest:?}");
+        } else if live.is_some() {
             assert_eq!(found, newest);
         } else if let Some(newest) = newest {
             assert!(found.is_none_or(|found| found <= newest), "{found:?} but {newest}");
-            let before = self.snapshots.iter().map(|s| s.seq().0).filter(|s| *s < newest).max();
+            let before = self.snapshots.iter().map(Taken::seq).filter(|s| *s < newest).max();
             if let Some(before) = before {
                 assert!(found.is_some_and(|found| found > before), "{found:?} after {before}");
             }
@@ -469,12 +544,11 @@ impl Runner {
     }
 
     fn scan(&mut self, cf: usize, snapshot: Option<usize>, bounds: &Bounds, moves: &[Move]) {
-        let (mut options, at) = self.as_of(snapshot);
+        let (mut options, read) = self.as_of(cf, snapshot);
         options.lower_bound = bounds.lower.map(|key| self.key(key).to_vec());
         options.upper_bound = bounds.upper.map(|key| self.key(key).to_vec());
         options.prefix = bounds.prefix.map(|prefix| prefix.as_bytes().to_vec());
-        let (model, handle) = &self.families[cf % self.families.len()];
-        let iter = match self.db.iter(handle, &options) {
+        let mut iter = match self.db.iter(self.handle(cf), &options) {
             Ok(iter) => iter,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -482,26 +556,33 @@ impl Runner {
                 return;
             }
         };
-        let mut rows = model.rows(at, self.now_ms());
-        rows.retain(|row| {
-            options.lower_bound.as_ref().is_none_or(|lower| *lower <= row.key)
-                && options.upper_bound.as_ref().is_none_or(|upper| row.key < *upper)
-                && options.prefix.as_ref().is_none_or(|prefix| row.key.starts_with(prefix))
+        let mut keys = self.keys.clone();
+        keys.retain(|key| {
+            options.lower_bound.as_ref().is_none_or(|lower| lower <= key)
+                && options.upper_bound.as_ref().is_none_or(|upper| key < upper)
+                && options.prefix.as_ref().is_none_or(|prefix| key.starts_with(prefix))
         });
-        let mut held = Held { iter, rows, at: None };
+        let rows = rows_of(&mut iter);
+        assert!(rows.iter().all(|row| keys.contains(&row.key)), "out of bounds");
+        read.check_rows(&rows, &keys);
+        let filtered = self.is_filtered(cf);
+        let mut held = Held { iter, rows, at: None, filtered };
         let shown = held.walk(moves, &self.keys);
-        self.tell(&shown);
+        if !self.is_filtered(cf) {
+            self.tell(&shown);
+        }
     }
 
     fn hold(&mut self, cf: usize, snapshot: Option<usize>) {
-        let (options, at) = self.as_of(snapshot);
-        let (model, handle) = &self.families[cf % self.families.len()];
-        let iter = self.db.iter(handle, &options).unwrap();
-        let rows = model.rows(at, self.now_ms());
+        let (options, read) = self.as_of(cf, snapshot);
+        let mut iter = self.db.iter(self.handle(cf), &options).unwrap();
+        let rows = rows_of(&mut iter);
+        read.check_rows(&rows, &self.keys);
+        let filtered = self.is_filtered(cf);
         if self.held.len() == 3 {
             self.held.remove(0);
         }
-        self.held.push(Held { iter, rows, at: None });
+        self.held.push(Held { iter, rows, at: None, filtered });
     }
 
     fn move_held(&mut self, iterator: usize, moves: &[Move]) {
@@ -510,33 +591,46 @@ impl Runner {
         }
         let at = iterator % self.held.len();
         let shown = self.held[at].walk(moves, &self.keys);
-        self.tell(&shown);
+        if !self.held[at].filtered {
+            self.tell(&shown);
+        }
     }
 
     /// Every family, whole, in both directions, now and as of every snapshot.
     pub(crate) fn check_all(&mut self) {
-        for cf in 0..=self.families.len() {
-            for snapshot in std::iter::once(None).chain((0..self.snapshots.len()).map(Some)) {
-                let (options, at) = self.as_of(snapshot);
-                let ordered = (&self.ordered.model, &self.ordered.handle);
-                let known = self.families.get(cf).map(|(model, handle)| (model, handle));
-                let (model, handle) = known.unwrap_or(ordered);
-                let expected = model.rows(at, self.now_ms());
-                let found = contents(&self.db, handle, &options);
-                assert_eq!(found, expected, "family \"{}\" at {at}", model.name);
-                self.tell(&found);
+        for snapshot in std::iter::once(None).chain((0..self.snapshots.len()).map(Some)) {
+            for cf in 0..self.families.len() {
+                let (options, read) = self.as_of(cf, snapshot);
+                let mut iter = self.db.iter(self.handle(cf), &options).unwrap();
+                let found = rows_of(&mut iter);
+                read.check_rows(&found, &self.keys);
+                if !self.is_filtered(cf) {
+                    assert_eq!(contents(&self.db, self.handle(cf), &options), found);
+                }
+                let mut settled = found;
+                settled.retain(|row| read.is_settled(&row.key));
+                self.tell(&settled);
             }
+            let (options, Read { at, now_ms, .. }) = self.as_of(0, snapshot);
+            let Ordered { model, handle, .. } = &self.ordered;
+            let found = contents(&self.db, handle, &options);
+            assert_eq!(found, model.rows(at, now_ms), "family \"{}\" at {at}", model.name);
+            self.tell(&found);
         }
     }
 
     pub(super) fn forget_readers(&mut self) {
         self.held.clear();
         self.snapshots.clear();
+        self.midway.clear();
+        self.taker.set(None);
     }
 
     fn open_again(&mut self) {
-        let components = Self::components(&self.setting, &self.clock, &self.seals);
+        let mut components = Self::components(&self.setting, &self.clock, &self.seals);
+        components.fault_point = Some(self.taker.fault_point());
         self.db = Db::open_with(self.setting.dir(), self.setting.db.clone(), components).unwrap();
+        self.begin_midway();
         let mut names: Vec<&str> = self.families.iter().map(|(m, _)| m.name.as_str()).collect();
         names.push(ordered::NAME);
         let mut listed = self.db.list_families();
@@ -579,7 +673,7 @@ impl Runner {
             candidates.push(0);
             let survivor = candidates.iter().find_map(|&flushed| {
                 let left = model.without_unlogged_after(flushed);
-                (left.rows(u64::MAX, now_ms) == found).then_some(left)
+                left.accepts(&found, u64::MAX, now_ms).then_some(left)
             });
             let Some(mut survivor) = survivor else {
                 let all = model.rows(u64::MAX, now_ms);
@@ -616,8 +710,13 @@ impl Runner {
             for model in self.families.iter().map(|(model, _)| model).chain(ordered) {
                 let handle = copy.family(&model.name).unwrap();
                 let found = contents(&copy, &handle, &ReadOptions::default());
-                let expected = model.rows(u64::MAX, self.now_ms());
-                assert_eq!(found, expected, "copy of \"{}\", {read_only}", model.name);
+                let (at, now_ms) = (u64::MAX, self.now_ms());
+                let expected = model.rows(at, now_ms);
+                assert!(
+                    model.accepts(&found, at, now_ms),
+                    "copy of \"{}\", {read_only}: {found:?} instead of {expected:?}",
+                    model.name
+                );
             }
             copy.close().unwrap();
         }

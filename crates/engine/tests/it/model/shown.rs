@@ -10,6 +10,8 @@ pub(super) struct Held {
     pub(super) iter: Iter,
     pub(super) rows: Vec<Row>,
     pub(super) at: Option<usize>,
+    /// Whether the rows depend on when a filter ran.
+    pub(super) filtered: bool,
 }
 
 fn row_of(iter: &Iter) -> Row {
@@ -40,6 +42,18 @@ pub(super) fn contents(db: &Db, cf: &ColumnFamily, options: &ReadOptions) -> Vec
     backward.reverse();
     assert_eq!(backward, forward, "backward differs from forward");
     forward
+}
+
+/// All rows of an iterator.
+pub(super) fn rows_of(iter: &mut Iter) -> Vec<Row> {
+    let mut rows = Vec::new();
+    iter.seek_to_first();
+    while iter.valid() {
+        rows.push(row_of(iter));
+        iter.next();
+    }
+    iter.status().unwrap();
+    rows
 }
 
 impl Held {

@@ -86,9 +86,12 @@ pub struct DbOptions {
     /// Budget over all memory, at least 16 MiB; `u64::MAX` for none. Default 0: half of what the
     /// machine or its cgroup allows.
     pub memory_budget_bytes: u64,
-    /// Capacity of the block cache, strict; index and filter blocks count. Default 256 MiB.
+    /// Capacity of the block cache, which holds data blocks and partitions of index and filter.
+    /// What it holds never exceeds this. Blocks that readers pin beyond it stay charged to the
+    /// memory budget until they are let go. 0 keeps nothing. Default 256 MiB.
     pub block_cache_bytes: u64,
-    /// Most open table readers. Default 10,000.
+    /// Most open table readers, whose index and filter are in memory. How many of them hold a file
+    /// descriptor follows the process's limit (`archipelago_env::descriptors`). Default 10,000.
     pub table_readers_max: usize,
     /// User reads bypass the page cache. Default false.
     pub direct_reads: bool,

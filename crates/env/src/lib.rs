@@ -11,6 +11,7 @@
 
 pub mod access;
 pub mod context;
+pub mod descriptors;
 pub mod device;
 mod failure;
 pub mod fault;

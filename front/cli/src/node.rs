@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use archipelago_base::{Error, ErrorKind, Result, size};
+use archipelago_env::descriptors::raise_limit;
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_pool::endpoint;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::say::say;
 use crate::stop::Stop;
@@ -120,7 +120,8 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         settings.end_holders_after = Some(Duration::from_secs(args.end_holders_after));
     }
     let limits = settings.validate()?;
-    more_files();
+    // A region is a descriptor.
+    raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;
     let server = MemoryServer::start(settings)?;
     say!(
@@ -158,7 +159,8 @@ fn manager(args: &ManagerArgs) -> Result<()> {
         ..StorePlan::default()
     };
     let settings = ManagerSettings { listen: vec![endpoint(&args.listen)?], terms, store };
-    more_files();
+    // A region is a descriptor.
+    raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;
     let server = ManagerServer::start(&settings)?;
     say!("Manager listens on {}", server.addresses().join(" "));
@@ -170,13 +172,4 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     }
     say!("Stopped; nodes and clients go on without it");
     Ok(())
-}
-
-/// A region is a descriptor: as many as the system allows.
-pub(crate) fn more_files() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
-    }
 }

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use archipelago::{ComputeNode, Error, Result, Settings, WriteOptions};
 use archipelago_compute::flex::{FlexNode, FlexNodeSettings, FlexSettings};
+use archipelago_env::descriptors::raise_limit;
 use archipelago_pool::endpoint;
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::flex_store::FlexStore;
 use archipelago_resp::store::Store;
 use archipelago_resp::{Server, ServerOptions};
 
-use crate::node::{MANAGER, more_files};
+use crate::node::MANAGER;
 use crate::say::say;
 use crate::stop::{StopSignals, stdin_ended};
 
@@ -56,8 +57,8 @@ pub(crate) struct ServeArgs {
     /// Acknowledge a write only when it survives power loss, not only the end of the process
     #[arg(long)]
     sync: bool,
-    /// Most clients at a time
-    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    /// Most clients at a time; fewer if the limit of open files leaves no more
+    #[arg(long, visible_alias = "max-clients", value_name = "N", default_value_t = 10_000)]
     clients_max: usize,
     /// Close clients that say nothing for so many seconds; 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
@@ -99,6 +100,7 @@ fn database(args: &ServeArgs) -> Result<()> {
         return Ok(());
     }
     archipelago_resp::server::resolve(&args.listen)?;
+    raise_limit();
     let node = ComputeNode::open(&args.dir, &settings)?;
     let options = ServerOptions { budget: Arc::clone(node.budget()), ..options(args) };
     options.validate()?;
@@ -141,7 +143,7 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
         None => {}
     }
     listen.extend(args.shm.as_ref().map(|path| format!("shm:{path}")));
-    more_files();
+    raise_limit();
     let mut store = FlexSettings::default();
     if args.memory_mib > 0 {
         store.memory_limit = bytes_of(args.memory_mib)?;
@@ -207,7 +209,10 @@ fn settings(args: &ServeArgs) -> Result<Settings> {
     if args.memory_mib > 0 {
         settings.database.memory_budget_bytes = bytes_of(args.memory_mib)?;
     }
-    settings.validate()?;
+    settings.validate().map_err(|error| match args.memory_mib {
+        0 => error,
+        mib => error.context_at(format!("with --memory-mib {mib}")),
+    })?;
     Ok(settings)
 }
 

@@ -15,7 +15,9 @@ use crate::request::Limits;
 pub struct ServerOptions {
     /// Threads that serve connections. Default 0: as many as there are cores.
     pub worker_threads: usize,
-    /// Most connections; one more is told so and closed. Default 10,000.
+    /// Most connections; one more gets an error and is closed. The server lowers it to what the
+    /// limit of open files leaves for clients
+    /// ([`archipelago_env::descriptors::clients_max`]). Default 10,000.
     pub clients_max: usize,
     /// A connection that says nothing for so long is closed. Default `None`: never.
     pub idle_timeout: Option<Duration>,

@@ -10,11 +10,14 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::clock::Clock;
 use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::descriptors;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::clients::NotLetIn;
 use crate::connection;
@@ -27,6 +30,9 @@ const BACKLOG: u32 = 4096;
 
 /// Pause after a failed accept (no file descriptors left, for one).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// Failures to accept are logged once in this many nanoseconds, however many there are.
+const ACCEPT_LOG_NS: u64 = 10_000_000_000;
 
 /// A running server; see the module.
 pub struct Server {
@@ -70,8 +76,9 @@ impl Server {
     /// # Errors
     /// `InvalidArgument` for settings out of range or an address that does not resolve; `Io` when
     /// the port is taken or the operating system refuses.
-    pub fn start(listen: &str, store: Arc<dyn Store>, options: ServerOptions) -> Result<Self> {
+    pub fn start(listen: &str, store: Arc<dyn Store>, mut options: ServerOptions) -> Result<Self> {
         options.validate()?;
+        fit_clients(&mut options);
         let addr = resolve(listen)?;
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.enable_all().thread_name("resp");
@@ -148,7 +155,7 @@ impl Server {
         self.shared.clients.close();
         let emptied = runtime.block_on(async {
             let empty = self.shared.clients.wait_until_empty();
-            tokio::time::timeout(grace, empty).await.is_ok()
+            timeout(grace, empty).await.is_ok()
         });
         if !emptied {
             let left = self.shared.clients.len();
@@ -186,19 +193,80 @@ fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// Lowers the number of clients to what the limit of open files leaves for them.
+fn fit_clients(options: &mut ServerOptions) {
+    let limit = descriptors::limit();
+    let most = descriptors::clients_max(limit);
+    if options.clients_max > most {
+        tracing::warn!(
+            wanted = options.clients_max,
+            "at most {most} clients, because the process may open {limit} files: raise `ulimit -n`"
+        );
+        options.clients_max = most;
+    }
+}
+
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut failures = AcceptFailures { spare: take_spare(), logged_ns: None, unlogged: 0 };
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => admit(&shared, stream, peer).await,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
+                failures.note(&error, &*shared.options.clock);
+                if is_exhausted(&error) && failures.spare.take().is_some() {
+                    // The spare descriptor is free now: the client gets an error, not silence.
+                    if let Ok(Ok((stream, _))) = timeout(ACCEPT_PAUSE, listener.accept()).await {
+                        refuse(&shared, stream).await;
+                    }
+                    failures.spare = take_spare();
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
+        }
+        if failures.spare.is_none() {
+            failures.spare = take_spare();
         }
     }
 }
 
-async fn admit(shared: &Arc<Shared>, mut stream: TcpStream, peer: SocketAddr) {
+/// A descriptor that is closed to accept and refuse a client when there is no other.
+fn take_spare() -> Option<TcpSocket> {
+    TcpSocket::new_v4().ok()
+}
+
+fn is_exhausted(error: &io::Error) -> bool {
+    // EMFILE and ENFILE, which the standard library has no kinds for.
+    matches!(error.raw_os_error(), Some(24 | 23))
+}
+
+/// What the accepting task knows of accepts that failed.
+struct AcceptFailures {
+    spare: Option<TcpSocket>,
+    /// Time of the last line in the log.
+    logged_ns: Option<u64>,
+    /// Failures since.
+    unlogged: u64,
+}
+
+impl AcceptFailures {
+    fn note(&mut self, error: &io::Error, clock: &dyn Clock) {
+        let now_ns = clock.now_ns();
+        self.unlogged += 1;
+        if self.logged_ns.is_none_or(|at| now_ns.saturating_sub(at) >= ACCEPT_LOG_NS) {
+            tracing::warn!(%error, failures = self.unlogged, "cannot accept connections");
+            (self.logged_ns, self.unlogged) = (Some(now_ns), 0);
+        }
+    }
+}
+
+/// Tells a client that there are too many, and closes its connection.
+async fn refuse(shared: &Shared, mut stream: TcpStream) {
+    shared.add(Stat::Rejected, 1);
+    // The line fits the socket's empty buffer: this does not wait for the client.
+    let _ = stream.write_all(b"-ERR max number of clients reached\r\n").await;
+}
+
+async fn admit(shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
     let local = stream.local_addr().unwrap_or(peer);
     match shared.clients.enter((peer, local), shared.now_ms(), shared.options.clients_max) {
         Ok(client) => {
@@ -206,11 +274,7 @@ async fn admit(shared: &Arc<Shared>, mut stream: TcpStream, peer: SocketAddr) {
             shared.note_clients(shared.clients.len() as u64);
             tokio::spawn(connection::serve(Arc::clone(shared), client, stream));
         }
-        Err(NotLetIn::Full) => {
-            shared.add(Stat::Rejected, 1);
-            // The line fits the socket's empty buffer: this does not wait for the client.
-            let _ = stream.write_all(b"-ERR max number of clients reached\r\n").await;
-        }
+        Err(NotLetIn::Full) => refuse(shared, stream).await,
         Err(NotLetIn::Closed) => {}
     }
 }

@@ -1,4 +1,4 @@
-//! The block cache: checked, uncompressed blocks of all open tables, in a strict byte capacity.
+//! The block cache: checked, uncompressed blocks of all open tables, in a bounded number of bytes.
 //!
 //! Owned by the database (databases may share one); table readers fill it. Data blocks, and index
 //! and filter partitions of large files, lie in it alike. Invariants:
@@ -6,7 +6,9 @@
 //!    which evicts before it admits; a weight is the block's memory with its share of the table;
 //! 2. a block that is evicted while somebody pins it stays in memory and in the budget
 //!    (`MemoryClass::BlockCache`) until the last pin goes;
-//! 3. a block larger than its shard is not admitted, its reader just keeps it.
+//! 3. a block larger than its shard is not admitted; its reader keeps it, charged to the budget.
+//!
+//! So pinned blocks exceed the capacity, and the budget counts them.
 //!
 //! Tables keep the blocks that are cached in [`Slots`] of their own as well, where a hit needs no
 //! look-up. The cache hears of such hits once per *epoch*, which ends when a sixteenth of the cache
@@ -291,10 +293,10 @@ impl BlockCache {
     /// Puts a block in, if it fits. Either way the caller gets it shared.
     pub fn insert(&self, key: BlockKey, mut block: Block) -> Arc<Block> {
         let bytes = block.memory_bytes() as u64;
+        block.set_charge(self.budget.hold(MemoryClass::BlockCache, bytes));
         if bytes > self.cache.shard_capacity() {
             return Arc::new(block);
         }
-        block.set_charge(self.budget.hold(MemoryClass::BlockCache, bytes));
         self.events.add(counter(block.kind(), Event::Insert), 1);
         let block = Arc::new(block);
         Home::enter(block.home());

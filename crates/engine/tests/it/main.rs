@@ -11,6 +11,7 @@ mod corruption;
 mod crash;
 mod crash_model;
 mod families;
+mod descriptors;
 mod faults;
 mod file_modes;
 mod followers;

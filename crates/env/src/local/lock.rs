@@ -12,6 +12,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::modes::Modes;
+use super::tables::with_room;
 use crate::failure::locked;
 use crate::fs::FileLock;
 
@@ -26,7 +27,8 @@ impl LocalLock {
     pub(super) fn take(path: &Path, modes: Modes) -> Result<Self> {
         let failed = |source| Error::io("lock", path, source);
         let mut how = modes.creating();
-        let mut file = how.read(true).write(true).truncate(false).open(path).map_err(failed)?;
+        how.read(true).write(true).truncate(false);
+        let mut file = with_room(|| how.open(path)).map_err(failed)?;
         flock(&mut file, path)?;
         modes.settle(&file, path).map_err(failed)?;
         file.set_len(0).map_err(failed)?;
@@ -36,7 +38,7 @@ impl LocalLock {
 
     /// The lock of an existing file, which stays as it is: it is opened for reading only.
     pub(super) fn hold(path: &Path) -> Result<Option<Self>> {
-        let mut file = match File::open(path) {
+        let mut file = match with_room(|| File::open(path)) {
             Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(|source| Error::io("lock", path, source))?,
         };

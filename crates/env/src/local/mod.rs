@@ -7,7 +7,9 @@
 //! - readers turn neighbouring requests into one system call, and align for `O_DIRECT`;
 //! - a file system that refuses `O_DIRECT` is used through the page cache, with one warning
 //!   per process;
-//! - every error names the file.
+//! - every error names the file;
+//! - tables that are open for reading share a bounded number of descriptors, and give them up when
+//!   none is left for another file (see `tables`).
 //!
 //! Invariants: 1. after a failed write or sync a writer fails for ever: an fsync is never
 //! retried, since the kernel reports a lost page once only; 2. a created directory is durable
@@ -24,6 +26,7 @@ pub mod log;
 pub mod mapped;
 mod modes;
 mod plain_log;
+mod tables;
 mod together;
 mod writeback;
 
@@ -36,11 +39,12 @@ use std::time::SystemTime;
 use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use rustix::io::Errno;
 
-use self::buffered::{BufferedReader, BufferedWriter};
-use self::direct::{DirectReader, DirectWriter};
+use self::buffered::BufferedWriter;
+use self::direct::DirectWriter;
 use self::modes::Modes;
+use self::tables::with_room;
 use crate::access::GroupAccess;
-use crate::context::IoContext;
+use crate::context::{FileClass, IoContext};
 use crate::fs::{
     CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogTail, OpenOptions,
     RandomFile, WritableFile,
@@ -94,7 +98,7 @@ impl LocalFs {
         direct: bool,
     ) -> io::Result<(File, bool)> {
         how.write(true).truncate(true);
-        let (file, is_direct) = direct::open(how, path, direct)?;
+        let (file, is_direct) = with_room(|| direct::open(how, path, direct))?;
         self.modes.settle(&file, path)?;
         Ok((file, is_direct))
     }
@@ -127,18 +131,10 @@ impl FileSystem for LocalFs {
         context: IoContext,
         options: OpenOptions,
     ) -> Result<Arc<dyn RandomFile>> {
-        let failed = |source| Error::io("open", path, source);
-        let mut how = fs::OpenOptions::new();
-        how.read(true);
-        let (file, is_direct) = direct::open(&how, path, options.direct).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
-        if metadata.is_dir() {
-            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        if context.class == FileClass::Sst {
+            return tables::open(path, context, options);
         }
-        if is_direct {
-            return Ok(Arc::new(DirectReader::new(file, path, metadata.len())));
-        }
-        Ok(Arc::new(BufferedReader::new(file, path, metadata.len(), context)))
+        tables::open_reader(path, context, options).map(|(reader, _)| reader)
     }
 
     fn create_log(
@@ -194,7 +190,7 @@ impl FileSystem for LocalFs {
     fn list(&self, dir: &Path) -> Result<Vec<DirEntry>> {
         let failed = |source| Error::io("list", dir, source);
         let mut entries = Vec::new();
-        for entry in fs::read_dir(dir_or_here(dir)).map_err(failed)? {
+        for entry in with_room(|| fs::read_dir(dir_or_here(dir))).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let metadata = match entry.metadata() {
                 Ok(metadata) => metadata,
@@ -253,7 +249,7 @@ impl FileSystem for LocalFs {
 
     fn sync_dir(&self, dir: &Path) -> Result<()> {
         let failed = |source| Error::io("sync directory", dir, source);
-        let opened = File::open(dir_or_here(dir)).map_err(failed)?;
+        let opened = with_room(|| File::open(dir_or_here(dir))).map_err(failed)?;
         opened.sync_all().map_err(failed)
     }
 

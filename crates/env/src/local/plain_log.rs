@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use super::buffered::VECTORS_MAX;
 use super::modes::Modes;
+use super::tables::with_room;
 use super::writeback;
 use crate::fs::{LogFile, LogOptions, LogSync};
 
@@ -29,9 +30,10 @@ pub(super) fn create(path: &Path, options: &LogOptions, modes: Modes) -> Result<
         })?;
     }
     let mut how = modes.creating();
-    let file = how.write(true).truncate(options.recycle.is_none()).open(path).map_err(failed)?;
+    how.write(true).truncate(options.recycle.is_none());
+    let file = with_room(|| how.open(path)).map_err(failed)?;
     modes.settle(&file, path).map_err(failed)?;
-    let sync_file = file.try_clone().map_err(failed)?;
+    let sync_file = with_room(|| file.try_clone()).map_err(failed)?;
     let written = Arc::new(AtomicU64::new(0));
     let sync = Arc::new(PlainLogSync {
         file: sync_file,

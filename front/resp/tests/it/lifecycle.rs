@@ -7,6 +7,7 @@ use std::time::Duration;
 use archipelago_base::ErrorKind;
 use archipelago_resp::mem_store::MemStore;
 use archipelago_resp::{Server, ServerOptions};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::client::{Client, encode, start, start_with};
 
@@ -106,4 +107,50 @@ fn bad_settings_and_addresses_are_refused() {
     let error = start(&taken.local_addr().to_string(), ServerOptions::default());
     assert_eq!(error.kind(), ErrorKind::Io);
     assert!(error.context().contains("cannot listen on 127.0.0.1:"), "{error}");
+}
+
+/// `LIMIT` of the process that [`child_with_few_descriptors`] is.
+const CHILD: &str = "ARCHIPELAGO_TEST_FEW_DESCRIPTORS";
+
+/// Opens files until the process may open no more.
+#[expect(clippy::disallowed_methods, reason = "it takes descriptors, not files")]
+fn take_all_descriptors() -> Vec<std::fs::File> {
+    std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect()
+}
+
+/// What the child process of the next test does; nothing when the tests run.
+#[test]
+fn child_with_few_descriptors() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(100), maximum }).unwrap();
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    client.expect(&[("PING", "+PONG")]);
+    let mut others = take_all_descriptors();
+    // One descriptor for the client's own end, none for the server's.
+    drop(others.pop());
+    for _attempt in 0..3 {
+        let mut refused = Client::connect(&server);
+        assert_eq!(refused.reply(), "-ERR max number of clients reached");
+        assert_eq!(refused.try_reply(), None);
+        client.expect(&[("PING", "+PONG")]);
+    }
+    drop(others);
+    Client::connect(&server).expect(&[("PING", "+PONG")]);
+    println!("done");
+}
+
+#[test]
+fn client_gets_an_error_when_no_descriptor_is_left() {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "lifecycle::child_with_few_descriptors", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.contains("done"), "{out}\n{err}");
 }

@@ -28,6 +28,7 @@ use archipelago_base::{Epoch, Error, Result};
 use self::segment::RingLog;
 use super::modes::Modes;
 use super::plain_log;
+use super::tables::with_room;
 use crate::context::IoContext;
 use crate::fs::{LogFile, LogOptions, LogTail};
 
@@ -101,7 +102,9 @@ fn open_segment(path: &Path, options: &LogOptions, modes: Modes) -> Result<File>
     }
     let fresh = options.recycle.is_none();
     let failed = |error| Error::io("create", path, error);
-    let file = modes.creating().write(true).truncate(fresh).open(path).map_err(failed)?;
+    let mut how = modes.creating();
+    how.write(true).truncate(fresh);
+    let file = with_room(|| how.open(path)).map_err(failed)?;
     modes.settle(&file, path).map_err(failed)?;
     Ok(file)
 }

@@ -17,6 +17,7 @@ use archipelago_base::{Epoch, Error, Result};
 use parking_lot::Mutex;
 
 use super::super::modes::Modes;
+use super::super::tables::with_room;
 use super::layout::{self, FILE_BYTES, INCARNATION_AT};
 use super::mapping::Mapping;
 use super::segment::Open;
@@ -119,7 +120,9 @@ fn ring_path(dir: &Path, index: usize) -> PathBuf {
 }
 
 fn create_file(path: &Path, modes: Modes) -> std::io::Result<File> {
-    let file = modes.creating().read(true).write(true).truncate(false).open(path)?;
+    let mut how = modes.creating();
+    how.read(true).write(true).truncate(false);
+    let file = with_room(|| how.open(path))?;
     modes.settle(&file, path)?;
     Ok(file)
 }
@@ -168,7 +171,7 @@ fn give_space_back(path: &Path) {
 fn ring_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let failed = |error| Error::io("list", dir, error);
     let mut paths = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(failed)? {
+    for entry in with_room(|| std::fs::read_dir(dir)).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if name.starts_with(PREFIX) && name.ends_with(SUFFIX) {
@@ -181,7 +184,7 @@ fn ring_files(dir: &Path) -> Result<Vec<PathBuf>> {
 /// What the rings in `dir` hold of `incarnation`.
 pub(super) fn tail(dir: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
     for path in ring_files(dir)? {
-        let file = std::fs::OpenOptions::new().read(true).open(&path);
+        let file = with_room(|| std::fs::OpenOptions::new().read(true).open(&path));
         let file = file.map_err(|error| Error::io("open", &path, error))?;
         if let Some(tail) = layout::read_tail(&file, &path, incarnation)? {
             return Ok(Some(tail));
@@ -206,7 +209,8 @@ pub(super) fn clear(dir: &Path) -> Result<()> {
             continue;
         }
         let mut how = std::fs::OpenOptions::new();
-        let file = how.read(true).write(true).open(&path);
+        how.read(true).write(true);
+        let file = with_room(|| how.open(&path));
         let file = file.map_err(|error| Error::io("open", &path, error))?;
         let len = file.metadata().map_err(|error| Error::io("look at", &path, error))?.len();
         if len >= FILE_BYTES as u64 {

@@ -29,6 +29,7 @@ use rustix::io::Errno;
 
 use self::mapping::{ReadMap, WriteWindow};
 use super::LocalFs;
+use super::tables::with_room;
 use crate::access::GroupAccess;
 use crate::context::{FileClass, IoContext};
 use crate::failure::past_end;
@@ -86,7 +87,7 @@ impl FileSystem for MappedFs {
             return self.local.open(path, context, options);
         }
         let failed = |source| Error::io("open", path, source);
-        let file = File::open(path).map_err(failed)?;
+        let file = with_room(|| File::open(path)).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         if metadata.is_dir() {
             return Err(failed(io::ErrorKind::IsADirectory.into()));

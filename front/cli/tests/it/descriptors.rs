@@ -1,0 +1,120 @@
+//! A server whose process may have few files open.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// Files that the server's process may have open.
+const LIMIT: usize = 64;
+/// Clients that fit: the limit less two fifths for tables and 16 for files that are written.
+const CLIENTS: usize = 24;
+
+struct Limited {
+    child: Child,
+    address: String,
+}
+
+impl Limited {
+    fn start(dir: &Path, arguments: &[&str]) -> Self {
+        let script = format!("ulimit -n {LIMIT}; exec \"$0\" \"$@\"");
+        let mut child = Command::new("sh")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_archipelago")])
+            .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
+            .arg(dir)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut first = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
+        let address = first.trim().rsplit(' ').next().unwrap().to_owned();
+        Self { child, address }
+    }
+
+    /// Ends the server; what it logged.
+    fn end(mut self) -> String {
+        assert_eq!(self.ask(&["SHUTDOWN"]), None, "it says no more");
+        let mut log = String::new();
+        let stderr = self.child.stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut BufReader::new(stderr), &mut log).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{log}");
+        log
+    }
+
+    fn ask(&self, words: &[&str]) -> Option<String> {
+        Client::connect(&self.address).ask(words)
+    }
+}
+
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn connect(address: &str) -> Self {
+        Self(BufReader::new(TcpStream::connect(address).unwrap()))
+    }
+
+    /// The first line of the reply; `None` if the server closed the connection.
+    fn ask(&mut self, words: &[&str]) -> Option<String> {
+        // A client that is refused may be gone before it asks.
+        let _ = self.0.get_mut().write_all(format!("{}\r\n", words.join(" ")).as_bytes());
+        self.line()
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        match self.0.read_line(&mut line) {
+            Ok(0) | Err(_) => None,
+            Ok(_) => Some(line.trim_end().to_owned()),
+        }
+    }
+}
+
+#[test]
+fn clients_over_the_limit_get_an_error_and_others_are_served() {
+    let root = tempfile::tempdir().unwrap();
+    let served = Limited::start(&root.path().join("data"), &[]);
+    let mut clients: Vec<Client> = Vec::new();
+    for at in 0..CLIENTS {
+        let mut client = Client::connect(&served.address);
+        let key = format!("k{at}");
+        assert_eq!(client.ask(&["SET", &key, "v"]).as_deref(), Some("+OK"), "client {at}");
+        clients.push(client);
+    }
+    for _more in 0..200 {
+        let refused = Client::connect(&served.address).line();
+        assert_eq!(refused.as_deref(), Some("-ERR max number of clients reached"));
+    }
+    for (at, client) in clients.iter_mut().enumerate() {
+        let key = format!("k{at}");
+        assert_eq!(client.ask(&["STRLEN", &key]).as_deref(), Some(":1"));
+    }
+    let mut first = clients.swap_remove(0);
+    assert_eq!(first.ask(&["CONFIG", "GET", "maxclients"]).as_deref(), Some("*2"));
+    drop((first, clients));
+    while served.ask(&["PING"]).as_deref() != Some("+PONG") {
+        std::thread::yield_now();
+    }
+    let log = served.end();
+    let lines: Vec<&str> = log.lines().collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    assert!(lines[0].contains(&format!("at most {CLIENTS} clients")), "{log}");
+}
+
+#[test]
+fn a_smaller_number_of_clients_can_be_asked_for() {
+    let root = tempfile::tempdir().unwrap();
+    let served = Limited::start(&root.path().join("data"), &["--max-clients", "2"]);
+    let mut first = Client::connect(&served.address);
+    assert_eq!(first.ask(&["PING"]).as_deref(), Some("+PONG"));
+    let mut second = Client::connect(&served.address);
+    assert_eq!(second.ask(&["PING"]).as_deref(), Some("+PONG"));
+    let refused = Client::connect(&served.address).line();
+    assert_eq!(refused.as_deref(), Some("-ERR max number of clients reached"));
+    drop((first, second));
+    while served.ask(&["PING"]).as_deref() != Some("+PONG") {
+        std::thread::yield_now();
+    }
+    assert_eq!(served.end(), "");
+}

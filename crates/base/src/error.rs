@@ -27,6 +27,9 @@ pub enum ErrorKind {
     Fenced,
     /// The format or feature is of another version than this program.
     Unsupported,
+    /// Code of this process broke its contract: an extension panicked, or a change does not fit the
+    /// state that it changes. Nothing stored is damaged. Correct the code that the message names.
+    Internal,
 }
 
 impl ErrorKind {
@@ -42,6 +45,7 @@ impl ErrorKind {
             Self::ReadOnly => "read only",
             Self::Fenced => "closed",
             Self::Unsupported => "unsupported",
+            Self::Internal => "internal error",
         }
     }
 }
@@ -135,10 +139,16 @@ impl Error {
     /// The operating system's error, if one is the cause, at any depth.
     #[must_use]
     pub fn io_kind(&self) -> Option<std::io::ErrorKind> {
+        self.cause::<std::io::Error>().map(std::io::Error::kind)
+    }
+
+    /// The cause of that type, if there is one, at any depth.
+    #[must_use]
+    pub fn cause<T: std::error::Error + 'static>(&self) -> Option<&T> {
         let mut source: &(dyn std::error::Error + 'static) = &**self.inner.source.as_ref()?;
         loop {
-            if let Some(error) = source.downcast_ref::<std::io::Error>() {
-                return Some(error.kind());
+            if let Some(error) = source.downcast_ref::<T>() {
+                return Some(error);
             }
             source = match source.downcast_ref::<Shared>() {
                 Some(Shared(error)) => &**error.inner.source.as_ref()?,

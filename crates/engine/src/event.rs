@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use archipelago_base::{CfId, Epoch, Error};
 
+use crate::border::Border;
 use crate::key::KeyRange;
 
 /// Something that happened. Delivered after the fact, outside all locks of the write path, in
@@ -96,24 +97,35 @@ pub enum Event {
 
 /// Is told of events. Called on background and writer threads: must be quick and must not call
 /// back into the database.
+///
+/// A listener should not panic. If it does, the other listeners and whoever told the event go on;
+/// the panic is counted (`listener.panics`), logged, and named in the database's health.
 pub trait EventListener: Send + Sync + 'static {
+    /// What logs and health call it. Default: the name of its type.
+    fn name(&self) -> &str {
+        std::any::type_name::<Self>()
+    }
     /// Something happened.
     fn on_event(&self, event: &Event);
 }
 
 /// All listeners of a database.
 #[derive(Clone, Default)]
-pub struct Listeners(Vec<Arc<dyn EventListener>>);
+pub struct Listeners(Vec<(Arc<dyn EventListener>, Arc<Border>)>);
 
 impl Listeners {
     /// Adds a listener.
     pub fn add(&mut self, listener: Arc<dyn EventListener>) {
-        self.0.push(listener);
+        let border = Arc::new(Border::new("event listener", listener.name(), None));
+        self.0.push((listener, border));
     }
 
-    /// Tells all of them.
-    pub fn tell(&self, event: &Event) {
-        self.0.iter().for_each(|listener| listener.on_event(event));
+    /// Tells all of them; an error for each that panicked.
+    pub(crate) fn tell(&self, event: &Event) -> Vec<Error> {
+        let tell = |(listener, border): &(Arc<dyn EventListener>, Arc<Border>)| {
+            border.call(|| listener.on_event(event)).err()
+        };
+        self.0.iter().filter_map(tell).collect()
     }
 }
 

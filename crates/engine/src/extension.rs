@@ -2,12 +2,19 @@
 //!
 //! By name, because a job that runs in another process must find the same code there: a job's
 //! spec carries the name, the executor looks it up in its own [`Registry`].
+//!
+//! An extension should not panic. If it does, the read or the job that called it fails with an error
+//! of kind `Internal` that names the extension and its column family; a failed job is counted, shown
+//! in the database's health and planned again after a pause ([`crate::border`]). A program that is
+//! built with `panic = "abort"` ends.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
+
+use crate::border::Border;
 
 /// Combines merge operands with a base value. Must be associative over operands, deterministic,
 /// and the same in every process that opens the database.
@@ -61,6 +68,69 @@ pub trait CompactionFilter: Send + Sync + 'static {
         expires_at_ms: Option<u64>,
         now_ms: u64,
     ) -> FilterDecision;
+}
+
+/// The merge operator of a column family, behind a border that catches its panics.
+pub struct FamilyMerge {
+    operator: Arc<dyn MergeOperator>,
+    border: Border,
+}
+
+impl FamilyMerge {
+    /// The operator of the column family `family`.
+    #[must_use]
+    pub fn new(operator: Arc<dyn MergeOperator>, family: &str) -> Self {
+        let border = Border::new("merge operator", operator.name(), Some(family));
+        Self { operator, border }
+    }
+
+    /// [`MergeOperator::full_merge`]: the inner error is the operator's own answer, the outer one
+    /// says that it panicked.
+    pub fn full_merge(
+        &self,
+        key: &[u8],
+        base: Option<&[u8]>,
+        operands: &[&[u8]],
+    ) -> Result<Result<Vec<u8>>> {
+        self.border.call(|| self.operator.full_merge(key, base, operands))
+    }
+
+    /// [`MergeOperator::partial_merge`]; an error if it panicked.
+    pub fn partial_merge(&self, key: &[u8], operands: &[&[u8]]) -> Result<Option<Vec<u8>>> {
+        self.border.call(|| self.operator.partial_merge(key, operands))
+    }
+}
+
+/// The compaction filter of a column family, behind a border that catches its panics.
+pub struct FamilyFilter {
+    filter: Arc<dyn CompactionFilter>,
+    border: Border,
+}
+
+impl FamilyFilter {
+    /// The filter of the column family `family`.
+    #[must_use]
+    pub fn new(filter: Arc<dyn CompactionFilter>, family: &str) -> Self {
+        let border = Border::new("compaction filter", filter.name(), Some(family));
+        Self { filter, border }
+    }
+
+    /// [`CompactionFilter::name`].
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.filter.name()
+    }
+
+    /// [`CompactionFilter::filter`]; an error if it panicked.
+    pub fn filter(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        expires_at_ms: Option<u64>,
+        now_ms: u64,
+    ) -> Result<FilterDecision> {
+        self.border.call(|| self.filter.filter(key, value, expires_at_ms, now_ms))
+    }
 }
 
 /// The extensions that a process knows, by name.

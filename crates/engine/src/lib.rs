@@ -3,6 +3,7 @@
 //! Layer 3. It knows no network: files come from [`archipelago_env::FileSystem`], memtable memory
 //! from a slab source. `ARCHITECTURE.md` follows one write and one read through the modules.
 
+pub mod border;
 pub mod bucket;
 pub mod event;
 pub mod extension;

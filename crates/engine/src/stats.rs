@@ -75,6 +75,12 @@ tickers! {
     RecordsDropped = "records.dropped",
     /// Background jobs that failed.
     BackgroundErrors = "background.errors",
+    /// Background jobs that failed because an extension panicked.
+    ExtensionPanics = "extension.panics",
+    /// Calls of event listeners that panicked.
+    ListenerPanics = "listener.panics",
+    /// Jobs that failed because their edit did not fit the versions any more.
+    EditsRefused = "edits.refused",
     /// Merges that an operator refused during a job; the operands were kept.
     MergeErrors = "merge.errors",
     /// Files removed because no version needed them.

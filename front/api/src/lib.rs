@@ -30,6 +30,7 @@ pub use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 pub use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 pub use archipelago_compute::storage;
 pub use archipelago_compute::{ComputeNode, Settings, Storage, default_dir, load_settings};
+pub use archipelago_engine::border::running_extension;
 pub use archipelago_engine::db::{
     BucketChange, BucketInfo, ColumnFamily, CompactRangeOptions, Components, Db, Entry,
     IngestOptions, Iter, LastLevel, LevelInfo, OnProgress, ReadOptions, Report, Snapshot,

@@ -80,6 +80,7 @@ impl From<Error> for Failure {
             ErrorKind::ReadOnly => (Kind::ReadOnly, Errno::ROFS),
             ErrorKind::Fenced => (Kind::Fenced, Errno::SHUTDOWN),
             ErrorKind::Unsupported => (Kind::Unsupported, Errno::OPNOTSUPP),
+            ErrorKind::Internal => (Kind::Internal, Errno::IO),
             _ => (Kind::Io, Errno::IO),
         };
         let errno = if kind == Kind::Io { error.io_kind().map_or(errno, errno_of) } else { errno };

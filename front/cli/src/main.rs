@@ -5,6 +5,7 @@ mod allocator;
 mod cluster;
 mod db;
 mod node;
+mod panics;
 mod repair;
 mod say;
 mod serve;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
     let level = tracing_subscriber::EnvFilter::try_from_env("ARCHIPELAGO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
+    panics::name_extensions(|text| eprintln!("{text}"));
     let command = Arguments::parse().command;
     if command.frees_much_at_once() {
         allocator::give_back_at_once();

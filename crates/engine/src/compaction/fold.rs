@@ -121,9 +121,9 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
             }
         };
         match base {
-            Base::Unknown => self.fold_partly(newest),
+            Base::Unknown => self.fold_partly(newest)?,
             Base::Record(seq, Kind::PutExpiring) if self.base_is_live()? => {
-                self.fold_partly(newest);
+                self.fold_partly(newest)?;
                 self.queue.push(seq, Kind::PutExpiring, self.input.value());
                 self.consume();
             }
@@ -179,19 +179,20 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
     }
 
     /// Operands that stay apart from their base: one operand if the operator can.
-    fn fold_partly(&mut self, newest: SeqNo) {
+    fn fold_partly(&mut self, newest: SeqNo) -> Result<()> {
         let operands = self.queue.len();
         let Some(operator) = self.rules.merge_operator.as_ref().filter(|_| operands > 1) else {
-            return;
+            return Ok(());
         };
-        let folded = operator.partial_merge(&self.key, &self.queue.oldest_first());
+        let folded = operator.partial_merge(&self.key, &self.queue.oldest_first())?;
         if let Some(folded) = folded.filter(|value| value.len() <= VALUE_BYTES_MAX) {
             self.queue.set(&self.key, newest, Kind::Merge, &folded);
             self.counts.dropped.merged += operands - 1;
         }
+        Ok(())
     }
 
-    /// Operands on a known base: a value, or everything as it was if the operator fails.
+    /// Operands on a known base: a value, or everything as it was if the operator refuses.
     fn fold_fully(&mut self, newest: SeqNo, base: Base) -> Result<()> {
         let value = match base {
             Base::Record(_, Kind::Put) => Some(self.input.value()),
@@ -200,7 +201,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         let folded = match &self.rules.merge_operator {
             None => Err(Error::invalid("the column family has no merge operator")),
             Some(operator) => {
-                operator.full_merge(&self.key, value, &self.queue.oldest_first()).and_then(fits)
+                operator.full_merge(&self.key, value, &self.queue.oldest_first())?.and_then(fits)
             }
         };
         let operands = self.queue.len();

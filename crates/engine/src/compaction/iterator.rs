@@ -27,12 +27,12 @@
 //! 9. Every input record is either written or counted under a reason
 //!    (`records_in == records_out + dropped`), so that none is lost silently.
 //!
-//! Failure: an error of the input or a record that cannot be ends the iteration with that error.
+//! Failure: an error of the input, a record that cannot be, or a panic of the merge operator or the
+//! filter ends the iteration with an error.
 //! Cost: no allocation per record, except what a merge operator or filter returns; one copy of
 //! each user key; values are passed on where they lie.
 
 use std::cmp::Ordering;
-use std::sync::Arc;
 
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
@@ -40,7 +40,7 @@ use super::below::{Below, BelowCursor};
 use super::cover::Cover;
 use super::fold::Queue;
 use super::stripes::Stripes;
-use crate::extension::{CompactionFilter, FilterDecision, MergeOperator};
+use crate::extension::{FamilyFilter, FamilyMerge, FilterDecision};
 use crate::iter::InternalIterator;
 use crate::key::{self, KeyRange, KeyRef, Kind};
 use crate::tombstone::RangeTombstone;
@@ -59,9 +59,9 @@ pub struct Rules<'a> {
     /// Unix milliseconds that expiry goes by.
     pub now_ms: u64,
     /// The column family's merge operator.
-    pub merge_operator: Option<Arc<dyn MergeOperator>>,
+    pub merge_operator: Option<FamilyMerge>,
     /// The column family's compaction filter.
-    pub filter: Option<Arc<dyn CompactionFilter>>,
+    pub filter: Option<FamilyFilter>,
 }
 
 /// Records dropped, by reason. A record that became a delete was not dropped.
@@ -436,7 +436,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         }
         let stored = self.input.value();
         let value = if expiry.is_some() { &stored[EXPIRY_BYTES..] } else { stored };
-        match filter.filter(&self.key, value, expiry, self.rules.now_ms) {
+        match filter.filter(&self.key, value, expiry, self.rules.now_ms)? {
             FilterDecision::Keep => Ok(Some(Current::Input)),
             FilterDecision::Remove => {
                 let dropped = self.hide(seq, stripe);

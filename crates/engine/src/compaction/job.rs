@@ -150,7 +150,7 @@ fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>
     let started_ns = context.clock.now_ns();
     spec.validate()?;
     let range = spec.keys();
-    let rules = spec.retention.rules(range, context)?;
+    let rules = spec.retention.rules(&spec.output.cf_name, range, context)?;
     let files = open_inputs(spec, range, context)?;
     let early = files.iter().filter_map(|file| file.early.as_ref());
     let tombstones = clip(early.flat_map(|table| table.tombstones().list()), range);

@@ -3,7 +3,8 @@
 //! Order: ready a sealed memtable, make a wanted map change that fits, flush, compact. Picks happen under the state lock and mark what
 //! they take as running; jobs run without locks. In threads mode `max_background_jobs` workers
 //! loop; in manual mode a test calls [`Db::step_background`]. A failed job is counted and told, and
-//! nothing is picked until a pause (doubling, at most a second) is over.
+//! nothing is picked until a pause (doubling, at most a second) is over. A job that panics is a
+//! failed job: whatever it had claimed is given back, and its thread goes on ([`crate::border`]).
 //!
 //! A running job is not interrupted, and a compaction may take as long as it likes (under a rate limit, minutes). No memtable waits for
 //! that: one worker more, the **spare** one, takes a flush when all others are in something else.
@@ -16,6 +17,7 @@ use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{CfId, ErrorKind, Result};
 use parking_lot::Mutex;
 
+use crate::border::{EnginePanic, contained};
 use crate::db::Db;
 use crate::db::compacting::CompactionTask;
 use crate::db::family::Family;
@@ -294,9 +296,12 @@ impl DbInner {
     fn run_task(&self, task: &Task) -> Result<()> {
         match task {
             Task::Ready(cf, memtable) => {
-                self.ready_memtable(*cf, memtable);
+                let result = contained("readying a memtable", || {
+                    self.ready_memtable(*cf, memtable);
+                    Ok(())
+                });
                 self.state.lock().readying.retain(|id| *id != memtable.id);
-                Ok(())
+                result
             }
             Task::ChangeMap(task) => unless_dropped(&task.family, self.run_map_task(task)),
             Task::Flush(task) => unless_dropped(&task.family, self.run_flush_task(task)),
@@ -320,7 +325,8 @@ impl DbInner {
             Err(_) if self.closing.load(Ordering::Acquire) || task.is_moot() => {}
             Err(error) => {
                 self.note_pause();
-                if error.kind() == ErrorKind::Corrupt {
+                let is_halfway = error.cause::<EnginePanic>().is_some();
+                if error.kind() == ErrorKind::Corrupt || is_halfway {
                     self.fail_read_only(&task.name(), error);
                 } else {
                     self.fail_soft(&task.name(), error);

@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
+use crate::border::Border;
 use crate::compaction::pick::{Pick, PickInput, RangeInput, RangePick, pick_drop, pick_range};
 use crate::db::inner::DbInner;
 use crate::db::{ColumnFamily, Db};
@@ -187,7 +188,7 @@ impl DbInner {
         let mut state = self.state.lock();
         state.claims.retain(|(id, _)| *id != wish.id);
         let version = Arc::clone(&wish.cf.family.current.load().version);
-        let running = state.compactions();
+        let running = state.compactions_and_ingestions();
         let input = self.pick_input(&version, &running, &snapshots, visible);
         let picked = match level {
             None => pick_drop(&input).map_or(RangePick::Done, RangePick::Ready),
@@ -211,11 +212,20 @@ impl DbInner {
                 task.by_hand = true;
                 task.cancel = wish.options.cancel.clone();
                 drop(state);
-                wish.report(due_bytes);
-                let result = self.run_compaction_task(&task);
+                let callback = Border::new("callback", "on_progress", Some(wish.cf.name()));
+                let result = match callback.call(|| wish.report(due_bytes)) {
+                    Ok(()) => self.run_compaction_task(&task),
+                    Err(error) => {
+                        self.end_compaction(&task);
+                        Err(error)
+                    }
+                };
                 drop(task);
                 self.remove_obsolete();
                 wish.check_cancelled()?;
+                if let Err(error) = &result {
+                    self.tell_failure("compaction of a range by hand", error);
+                }
                 let written = result?;
                 wish.written.extend(written.into_iter().filter(|_| is_last));
                 Ok(true)

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use archipelago_base::{CfId, Result};
 use archipelago_env::{IoContext, IoPurpose};
 
+use crate::border::contained;
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input};
 use crate::compaction::pick::{Pick, PickInput, Running};
@@ -62,9 +63,25 @@ impl State {
         kinds
             .filter_map(|kind| match kind {
                 RunningKind::Compaction(running) => Some(running.clone()),
-                RunningKind::Flush { .. } | RunningKind::MapChange { .. } => None,
+                _ => None,
             })
             .collect()
+    }
+
+    /// What running ingestions write, as compactions without inputs: nothing that is picked may
+    /// write the same keys of the same level, or pass them on its way down.
+    pub(crate) fn ingestions(&self) -> Vec<Running> {
+        let kinds = self.running.iter().map(|job| &job.kind);
+        let claims = kinds.filter_map(|kind| match kind {
+            RunningKind::Ingestion(claims) => Some(claims),
+            _ => None,
+        });
+        claims.flatten().cloned().collect()
+    }
+
+    /// Every running job that a compaction must not collide with.
+    pub(crate) fn compactions_and_ingestions(&self) -> Vec<Running> {
+        [self.compactions(), self.ingestions()].concat()
     }
 
     /// A family's running flushes.
@@ -134,9 +151,11 @@ impl DbInner {
         if running.len() >= jobs_max {
             return None;
         }
-        // A claim is in the way like a job, but takes the place of none.
+        // Claims of users and of ingestions are in the way like jobs, but take the place of none.
+        let ingestions = state.ingestions();
+        jobs_max += state.claims.len() + ingestions.len();
         running.extend(state.claims.iter().map(|(_, claim)| claim.clone()));
-        jobs_max += state.claims.len();
+        running.extend(ingestions);
         let mut families = self.live_families();
         families.retain(|family| state.changing(family.id).is_none());
         let versions: Vec<Arc<Version>> =
@@ -160,13 +179,21 @@ impl DbInner {
     /// Runs a picked compaction and installs it; afterwards it is not running any more. Returns the
     /// numbers of the files that it wrote.
     pub(crate) fn run_compaction_task(&self, task: &CompactionTask) -> Result<Vec<u64>> {
-        let result = self.compact_and_install(task);
+        let result = contained(&format!("a compaction of \"{}\"", task.family.name), || {
+            self.fault_point("compaction.picked")?;
+            self.compact_and_install(task)
+        });
+        self.end_compaction(task);
+        result
+    }
+
+    /// Takes a compaction that has ended off the running jobs.
+    pub(crate) fn end_compaction(&self, task: &CompactionTask) {
         let mut state = self.state.lock();
         state.running.retain(|job| job.id != task.job_id);
         drop(state);
         self.recompute_stall(&task.family);
         self.progress.notify_all();
-        result
     }
 
     fn compact_and_install(&self, task: &CompactionTask) -> Result<Vec<u64>> {
@@ -311,7 +338,7 @@ impl DbInner {
             Pick::L0ToBase { bucket, .. } | Pick::IntraL0 { bucket, .. } => Some(*bucket),
             _ => None,
         };
-        self.listeners.tell(&Event::CompactionInstalled {
+        self.tell(&Event::CompactionInstalled {
             cf: task.family.id,
             from: task.pick.from(),
             to: task.pick.to(),

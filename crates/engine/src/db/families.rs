@@ -97,7 +97,7 @@ impl DbInner {
         let family = Family::new(id, name.to_owned(), options, &self.registry, first)?;
         commit.set_active(id, Some(active));
         self.set_family(id, Some(Arc::clone(&family)));
-        self.listeners.tell(&Event::ColumnFamilyChanged { cf: id, created: true });
+        self.tell(&Event::ColumnFamilyChanged { cf: id, created: true });
         Ok(family)
     }
 
@@ -126,7 +126,7 @@ impl DbInner {
         self.recompute_stall(family);
         self.remove_obsolete();
         self.progress.notify_all();
-        self.listeners.tell(&Event::ColumnFamilyChanged { cf: family.id, created: false });
+        self.tell(&Event::ColumnFamilyChanged { cf: family.id, created: false });
         Ok(())
     }
 

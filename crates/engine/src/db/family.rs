@@ -9,7 +9,7 @@ use archipelago_base::{CfId, Error, ErrorKind, Result};
 use crate::db::credit::Credit;
 use crate::db::memtable::{Immutable, Memtable};
 use crate::db::stalling::is_slowed;
-use crate::extension::{MergeOperator, Registry};
+use crate::extension::{FamilyMerge, MergeOperator, Registry};
 use crate::options::CfOptions;
 use crate::version::Version;
 
@@ -29,7 +29,7 @@ pub(crate) struct Family {
     pub(crate) id: CfId,
     pub(crate) name: String,
     pub(crate) options: CfOptions,
-    pub(crate) merge: Option<Arc<dyn MergeOperator>>,
+    pub(crate) merge: Option<Arc<FamilyMerge>>,
     /// Swapped only under the state lock.
     pub(crate) current: ArcSwap<SuperVersion>,
     pub(crate) dropped: AtomicBool,
@@ -52,6 +52,7 @@ impl Family {
         first: SuperVersion,
     ) -> Result<Arc<Self>> {
         let merge = Self::extensions(&name, &options, registry)?;
+        let merge = merge.map(|operator| Arc::new(FamilyMerge::new(operator, &name)));
         Ok(Arc::new(Self {
             id,
             name,

@@ -8,7 +8,7 @@
 //! the tables then hold a prefix of all writes, whatever the log has lost (decision 0015).
 //! The shards of a job are written at once ([`crate::db::together`]) and installed by one edit.
 //!
-//! Failure: a job that fails leaves its shards pending and no files; it is tried again.
+//! Failure: a job that fails or panics leaves its shards pending and no files; it is tried again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,6 +17,7 @@ use std::time::Duration;
 use archipelago_base::budget::MemoryClass;
 use archipelago_base::{CfId, FileNo, Result, SeqNo};
 
+use crate::border::{Border, contained};
 use crate::bucket::BucketMap;
 use crate::compaction::below::Below;
 use crate::db::compacting::output_bytes;
@@ -195,7 +196,10 @@ impl DbInner {
 
     /// Runs a planned flush and installs it; afterwards its shards are installed or pending again.
     pub(crate) fn run_flush_task(&self, task: &FlushTask) -> Result<()> {
-        let result = self.flush_and_install(task);
+        let result = contained(&format!("a flush of \"{}\"", task.family.name), || {
+            self.fault_point("flush.picked")?;
+            self.flush_and_install(task)
+        });
         let mut state = self.state.lock();
         state.running.retain(|job| job.id != task.job_id);
         if result.is_err()
@@ -263,10 +267,11 @@ impl DbInner {
         let cancel = cancel.clone();
         let context = JobContext { cancel, warm, ..self.job_context(&NoShards) };
         let (executor, fault) = (Arc::clone(&self.executor), self.fault.clone());
+        let border = Border::new("job executor", executor.name(), Some(&task.family.name));
         Box::new(move || {
             fault.as_ref().map_or(Ok(()), |fault| fault("flush.shard"))?;
             let context = JobContext { shards: &taken, ..context };
-            let output = executor.flush(&spec, &context)?;
+            let output = border.call(|| executor.flush(&spec, &context))??;
             // The files of an output that is not one of the spec may be anybody's: they stay.
             executor::check(&output, &spec.range, &spec.output)?;
             Ok(output)
@@ -373,7 +378,7 @@ impl DbInner {
         self.stats.add(Ticker::FlushBytesWritten, output.bytes_written);
         self.count_job(output);
         self.stats.record(Timer::Flush, output.duration_ns);
-        self.listeners.tell(&Event::FlushInstalled {
+        self.tell(&Event::FlushInstalled {
             cf,
             range: task.range.clone(),
             files,

@@ -6,6 +6,10 @@
 //! is unknown; writes are refused until `Db::resume` or a reopen; reads go on. Where the cause was a
 //! full device, background work resumes by itself (`db::resume`). Errors are never
 //! dropped: each is counted, told to listeners and shown in stats.
+//!
+//! A job whose edit does not fit the versions any more, and a job whose extension panicked, make the
+//! database *failing* and never read only: nothing stored is damaged, and the job is planned again.
+//! A panic of the engine itself in a job makes it read only, because the job may have stopped halfway.
 
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -20,6 +24,8 @@ const READ_ONLY: u8 = 2;
 pub(crate) struct Health {
     level: AtomicU8,
     cause: Mutex<Option<Error>>,
+    /// Calls of listeners that panicked since the open, and the error of the last one.
+    listeners: Mutex<Option<(u64, Error)>>,
 }
 
 impl Health {
@@ -92,12 +98,25 @@ impl Health {
         self.level.load(Ordering::Acquire) == READ_ONLY
     }
 
+    /// A listener panicked. That stops nothing; it is shown until the database is closed.
+    pub(crate) fn note_listener(&self, error: &Error) {
+        let mut listeners = self.listeners.lock();
+        let count = listeners.as_ref().map_or(0, |(count, _)| *count);
+        *listeners = Some((count + 1, error.clone()));
+    }
+
     /// "healthy", or what is wrong.
     pub(crate) fn text(&self) -> String {
-        match (self.level.load(Ordering::Acquire), self.cause.lock().as_ref()) {
+        let text = match (self.level.load(Ordering::Acquire), self.cause.lock().as_ref()) {
             (FAILING, Some(cause)) => format!("failing, being tried again: {cause}"),
             (READ_ONLY, Some(cause)) => format!("read only: {cause}"),
             _ => "healthy".to_owned(),
+        };
+        match &*self.listeners.lock() {
+            None => text,
+            Some((count, error)) => {
+                format!("{text}; {count} calls of event listeners panicked, the last one: {error}")
+            }
         }
     }
 }

@@ -27,6 +27,7 @@ use archipelago_env::limit::RateLimiter;
 use archipelago_env::{FileLock, FileSystem};
 use parking_lot::{Condvar, Mutex};
 
+use crate::border::ExtensionPanic;
 use crate::cache::BlockCache;
 use crate::compaction::pick::Running;
 use crate::db::commit::Committer;
@@ -42,7 +43,7 @@ use crate::event::{Event, Listeners};
 use crate::extension::Registry;
 use crate::job::executor::JobExecutor;
 use crate::live_file::Trash;
-use crate::manifest::{FileNumbers, Marks, VersionSet};
+use crate::manifest::{FileNumbers, ImpossibleEdit, Marks, VersionSet};
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
@@ -100,6 +101,8 @@ pub(crate) enum RunningKind {
     Compaction(Running),
     /// A change of a family's bucket map in a key range.
     MapChange { cf: CfId, range: crate::key::KeyRange },
+    /// An ingestion between the choice of its levels and its install: for each file, where it goes.
+    Ingestion(Vec<Running>),
 }
 
 /// What the state lock guards.
@@ -282,21 +285,41 @@ impl DbInner {
         self.publish(state, family, next);
     }
 
+    /// Tells all listeners. A listener that panics disturbs nobody: it is counted, logged and shown
+    /// in the health.
+    pub(crate) fn tell(&self, event: &Event) {
+        for error in self.listeners.tell(event) {
+            self.stats.add(Ticker::ListenerPanics, 1);
+            tracing::error!(%error, "an event listener panicked; the others were told");
+            self.health.note_listener(&error);
+        }
+    }
+
+    /// Counts a failed job by its cause and tells of it.
+    pub(crate) fn tell_failure(&self, job: &str, error: &Error) {
+        self.stats.add(Ticker::BackgroundErrors, 1);
+        if error.cause::<ExtensionPanic>().is_some() {
+            self.stats.add(Ticker::ExtensionPanics, 1);
+        }
+        if error.cause::<ImpossibleEdit>().is_some() {
+            self.stats.add(Ticker::EditsRefused, 1);
+        }
+        self.tell(&Event::BackgroundError { job: job.to_owned(), error: error.clone() });
+    }
+
     /// Counts and tells a background failure that is tried again.
     pub(crate) fn fail_soft(&self, job: &str, error: &Error) {
-        self.stats.add(Ticker::BackgroundErrors, 1);
         tracing::warn!(job, %error, "background job failed; it will be tried again");
         self.health.set_failing(error);
-        self.listeners.tell(&Event::BackgroundError { job: job.to_owned(), error: error.clone() });
+        self.tell_failure(job, error);
         self.progress.notify_all();
     }
 
     /// Counts and tells a failure after which the database takes no writes.
     pub(crate) fn fail_read_only(&self, job: &str, error: &Error) {
-        self.stats.add(Ticker::BackgroundErrors, 1);
         tracing::error!(job, %error, "the database is read only now");
         self.health.set_read_only(error);
-        self.listeners.tell(&Event::BackgroundError { job: job.to_owned(), error: error.clone() });
+        self.tell_failure(job, error);
         self.progress.notify_all();
     }
 

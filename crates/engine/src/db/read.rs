@@ -220,7 +220,7 @@ impl<'a> Gather<'a> {
             ))
         })?;
         let operands: Vec<&[u8]> = self.operands.iter().rev().map(AsRef::as_ref).collect();
-        let value = operator.full_merge(self.key, base.as_deref(), &operands)?;
+        let value = operator.full_merge(self.key, base.as_deref(), &operands)??;
         Ok(Some(Entry { value: PinnedSlice::owned(value), expires_at_ms, seq }))
     }
 

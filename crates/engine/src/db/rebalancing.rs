@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use archipelago_base::{CfId, Epoch, Error, ErrorKind, Result};
 
+use crate::border::contained;
 use crate::bucket::{BUCKETS_MAX, BucketMap};
 use crate::db::background::Task;
 use crate::db::family::Family;
@@ -213,7 +214,8 @@ impl DbInner {
             let version = Arc::clone(&family.current.load().version);
             let wanted = state.wanted(&version)?;
             let change = wanted.change.clone();
-            let (running, flushes) = (state.compactions(), state.running_flushes(*cf));
+            let running = state.compactions_and_ingestions();
+            let flushes = state.running_flushes(*cf);
             let now = fitting(&version, &change.kind, &running, &flushes).ok()?;
             Some((family, MapChange { kind: now, ..change }, wanted.epoch))
         })
@@ -238,16 +240,8 @@ impl DbInner {
 
     /// Makes a wanted change; afterwards it is not running any more.
     pub(crate) fn run_map_task(&self, task: &MapTask) -> Result<()> {
-        let result = self.install_map(&task.family, |version, state| {
-            if version.map().epoch() != task.epoch {
-                return Err(Error::busy("the bucket map has changed meanwhile"));
-            }
-            let flushes = state.running_flushes(task.family.id);
-            let kind = fitting(version, &task.change.kind, &state.compactions(), &flushes)?;
-            let made = MapChange { kind, ..task.change.clone() };
-            let reason = made.to_string();
-            Ok((made.kind, reason))
-        });
+        let what = format!("a change of the bucket map of \"{}\"", task.family.name);
+        let result = contained(&what, || self.install_wanted(task));
         // Refused because of a file or job that came in between: it is looked at again.
         let refused = matches!(&result, Err(error) if error.kind() == ErrorKind::Busy);
         let mut state = self.state.lock();
@@ -262,6 +256,20 @@ impl DbInner {
         self.progress.notify_all();
         self.wake();
         if refused { Ok(()) } else { result }
+    }
+
+    fn install_wanted(&self, task: &MapTask) -> Result<()> {
+        self.fault_point("buckets.picked")?;
+        self.install_map(&task.family, |version, state| {
+            if version.map().epoch() != task.epoch {
+                return Err(Error::busy("the bucket map has changed meanwhile"));
+            }
+            let flushes = state.running_flushes(task.family.id);
+            let kind = fitting(version, &task.change.kind, &state.compactions(), &flushes)?;
+            let made = MapChange { kind, ..task.change.clone() };
+            let reason = made.to_string();
+            Ok((made.kind, reason))
+        })
     }
 
     /// A change by hand: `decide` says which, from the map of now.
@@ -284,13 +292,16 @@ impl DbInner {
             state.paused += 1;
             state.start_map_change(family.id, KeyRange::all())
         };
-        let result = self.install_map(family, |version, state| {
-            let kind = decide(version.map())?;
-            let flushes = state.flush_ranges(family.id);
-            can_change_map(version, kind.touched(version.map()), &state.compactions(), &flushes)?;
-            let reason = format!("{kind}: by hand");
-            Ok((kind, reason))
-        });
+        let install = || {
+            self.install_map(family, |version, state| {
+                let kind = decide(version.map())?;
+                let (running, flushes) = (state.compactions(), state.flush_ranges(family.id));
+                can_change_map(version, kind.touched(version.map()), &running, &flushes)?;
+                let reason = format!("{kind}: by hand");
+                Ok((kind, reason))
+            })
+        };
+        let result = contained("a change of the bucket map by hand", install);
         let mut state = self.state.lock();
         state.running.retain(|job| job.id != job_id);
         state.paused -= 1;
@@ -350,7 +361,7 @@ impl DbInner {
             let balance = state.balances.entry(family.id).or_default();
             balance.remember(BucketChange { unix_ms, epoch, buckets, reason: reason.clone() });
         }
-        self.listeners.tell(&Event::BucketMapChanged { cf: family.id, epoch, buckets, reason });
+        self.tell(&Event::BucketMapChanged { cf: family.id, epoch, buckets, reason });
     }
 
     /// The newest map changes since the open, oldest first.

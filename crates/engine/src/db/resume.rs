@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use archipelago_base::{Error, ErrorKind, Result};
 
+use crate::border::contained;
 use crate::db::commit::CommitState;
 use crate::db::family::Family;
 use crate::db::flushing::FlushTask;
@@ -83,7 +84,7 @@ impl DbInner {
 
     /// Leaves the log for background work; `false` if somebody has the commit lock for long.
     pub(crate) fn leave_log_in_background(&self) -> Result<bool> {
-        let result = self.try_leave_log();
+        let result = contained("leaving the log", || self.try_leave_log());
         if let Err(error) = &result {
             self.note_pause();
             self.fail_soft("leaving a log segment that is not whole", error);

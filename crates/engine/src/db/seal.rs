@@ -56,7 +56,7 @@ impl DbInner {
             self.seal_interval_ns.store(now_ns.saturating_sub(last_ns), Ordering::Relaxed);
         }
         self.recompute_stall(family);
-        self.listeners.tell(&Event::MemtableSealed { cf: family.id, bytes });
+        self.tell(&Event::MemtableSealed { cf: family.id, bytes });
         self.wake();
     }
 }

@@ -100,7 +100,7 @@ impl DbInner {
         if before != throttle && is_slowed(before.max(throttle)) {
             let state = format!("{}: {decision:?}", family.name);
             tracing::debug!(state, "stall state changed");
-            self.listeners.tell(&Event::StallChanged { state });
+            self.tell(&Event::StallChanged { state });
         }
         if before != throttle && throttle >= DELAYED {
             family.credit.set(0);

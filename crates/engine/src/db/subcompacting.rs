@@ -25,6 +25,7 @@ use std::sync::atomic::Ordering;
 use archipelago_base::Result;
 use archipelago_base::budget::MemoryClass;
 
+use crate::border::Border;
 use crate::compaction::job::{CompactionSpec, check_complete};
 use crate::compaction::pick::Pick;
 use crate::compaction::subcompaction::{ANCHORS_PER_FILE, parts_between, plan_subcompactions};
@@ -160,8 +161,9 @@ impl DbInner {
     fn compaction_work(&self, spec: CompactionSpec, cancel: &Cancel) -> Work {
         let context = JobContext { cancel: cancel.clone(), ..self.job_context(&NoShards) };
         let executor = Arc::clone(&self.executor);
+        let border = Border::new("job executor", executor.name(), Some(&spec.output.cf_name));
         Box::new(move || {
-            let output = executor.compact(&spec, &context)?;
+            let output = border.call(|| executor.compact(&spec, &context))??;
             executor::check_compaction(&output, &spec)?;
             Ok(output)
         })

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
+use crate::border::contained;
 use crate::db::hands::{Hands, HandsKind};
 use crate::db::inner::DbInner;
 use crate::job::{Cancel, JobOutput};
@@ -64,6 +65,7 @@ impl Group {
         loop {
             let next = self.waiting.lock().pop_front();
             let Some((index, work)) = next else { return };
+            let work = || contained("a part of a job", work);
             match self.cancel.check().and_then(|()| work()) {
                 Ok(output) => self.ended.lock().outputs[index] = Some(output),
                 Err(error) => self.fail(error),
@@ -98,7 +100,8 @@ impl Group {
     }
 }
 
-/// A thread that helps: until this is dropped, however its work ends.
+/// A thread that helps: until this is dropped, however its work ends. (Works that panic end with an
+/// error; this is for what is around them.)
 struct Helper(Arc<Group>);
 
 impl Drop for Helper {
@@ -140,7 +143,8 @@ impl DbInner {
             HandsKind::Urgent => group.call(&self.hands, kind, threads - 1),
             HandsKind::Patient => group.call(&self.hands, kind, threads),
         };
-        if let Err(error) = first() {
+        // Whatever happens here, the threads that help are waited for.
+        if let Err(error) = contained("a part of a job", first) {
             group.fail(error);
         }
         if kind == HandsKind::Urgent || helpers == 0 {

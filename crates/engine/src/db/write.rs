@@ -267,7 +267,7 @@ impl DbInner {
         if error.kind() == ErrorKind::Io {
             self.stats.add(Ticker::BackgroundErrors, 1);
             let job = "log append".to_owned();
-            self.listeners.tell(&Event::BackgroundError { job, error: error.clone() });
+            self.tell(&Event::BackgroundError { job, error: error.clone() });
         }
         error
     }

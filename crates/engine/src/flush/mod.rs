@@ -75,7 +75,7 @@ pub fn run_flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput
 
 fn flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     let started_ns = context.clock.now_ns();
-    let rules = spec.retention.rules(&spec.range, context)?;
+    let rules = spec.retention.rules(&spec.output.cf_name, &spec.range, context)?;
     let mut shards = Vec::with_capacity(spec.shards.len());
     for shard in &spec.shards {
         shards.push(context.shards.shard(shard)?);

@@ -5,7 +5,7 @@
 
 use archipelago_base::{Error, Result};
 
-use crate::extension::MergeOperator;
+use crate::extension::FamilyMerge;
 
 /// See the module.
 #[derive(Default)]
@@ -40,7 +40,7 @@ impl Operands {
     /// The value of `key` after the operands on `base`.
     pub(super) fn fold(
         &self,
-        operator: Option<&dyn MergeOperator>,
+        operator: Option<&FamilyMerge>,
         key: &[u8],
         base: Option<&[u8]>,
         pushed: Pushed,
@@ -55,7 +55,7 @@ impl Operands {
         if pushed == Pushed::NewestFirst {
             slices.reverse();
         }
-        operator.full_merge(key, base, &slices)
+        operator.full_merge(key, base, &slices)?
     }
 }
 

@@ -8,7 +8,7 @@ use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 use proptest::prelude::*;
 
 use super::*;
-use crate::extension::{AppendMerge, MergeOperator};
+use crate::extension::{AppendMerge, FamilyMerge};
 use crate::key::{KeyRange, Kind, compare, encode, user_key};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
 
@@ -304,7 +304,7 @@ proptest! {
             early if early <= world.ops.len() as u64 => early,
             _ => SeqNo::MAX.0,
         };
-        let operator: Arc<dyn MergeOperator> = Arc::new(AppendMerge);
+        let operator = Arc::new(FamilyMerge::new(Arc::new(AppendMerge), "default"));
         let mut view = View::new(SeqNo(snapshot), NOW_MS);
         view.lower = lower.clone().unwrap_or_default();
         view.upper = upper.clone();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use archipelago_base::SeqNo;
 
-use crate::extension::MergeOperator;
+use crate::extension::FamilyMerge;
 
 /// What a [`super::UserIterator`] shows.
 #[derive(Clone)]
@@ -16,7 +16,7 @@ pub struct View {
     /// First key that is not shown any more; `None` for no end.
     pub upper: Option<Vec<u8>>,
     /// Folds merge operands; a merge operand without one is an error.
-    pub operator: Option<Arc<dyn MergeOperator>>,
+    pub operator: Option<Arc<FamilyMerge>>,
     /// Unix milliseconds: records that expire then or earlier read as deleted.
     pub now_ms: u64,
 }

@@ -13,8 +13,8 @@
 //! A compaction may come in parts (`CompactionSpec::subrange`), each a job of its own that an
 //! executor may run anywhere; all of them must end well for any of them to count.
 //!
-//! Thread-safety: called by many background threads at once. Failure: any error leaves the job
-//! undone; outputs that it left are garbage that the next open collects. `Corrupt` makes the
+//! Thread-safety: called by many background threads at once. Failure: any error, and a panic, leaves
+//! the job undone; outputs that it left are garbage that the next open collects. `Corrupt` makes the
 //! database read only, so an executor must give trouble on the way there another kind (`Io`).
 
 use archipelago_base::{Error, ErrorKind, Result};
@@ -27,6 +27,10 @@ use crate::key::KeyRange;
 
 /// See the module.
 pub trait JobExecutor: Send + Sync + 'static {
+    /// What errors call it. Default: the name of its type.
+    fn name(&self) -> &str {
+        std::any::type_name::<Self>()
+    }
     /// Runs a flush; its shards are in `context`.
     fn flush(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput>;
     /// Runs a compaction.

@@ -11,6 +11,7 @@ use super::JobContext;
 use crate::compaction::below::Below;
 use crate::compaction::iterator::Rules;
 use crate::compaction::stripes::Stripes;
+use crate::extension::{FamilyFilter, FamilyMerge};
 use crate::key::KeyRange;
 use crate::options::{Compression, LEVELS};
 use crate::sst::TableOptions;
@@ -33,10 +34,11 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// The rules for the keys of `range`. `InvalidArgument` if the operator or the filter is not
-    /// registered in this process.
+    /// The rules for the keys of `range` of the column family `family`. `InvalidArgument` if the
+    /// operator or the filter is not registered in this process.
     pub(crate) fn rules<'a>(
         &'a self,
+        family: &str,
         range: &'a KeyRange,
         context: &JobContext<'_>,
     ) -> Result<Rules<'a>> {
@@ -44,17 +46,16 @@ impl Retention {
         if self.visible_seq > SeqNo::MAX.0 {
             return Err(Error::invalid("job spec: visible_seq is past the largest there is"));
         }
-        let operator = self.merge_operator.as_deref();
-        let filter = self.compaction_filter.as_deref();
+        let registry = &context.registry;
+        let operator = self.merge_operator.as_deref().map(|name| registry.merge_operator(name));
+        let filter = self.compaction_filter.as_deref().map(|name| registry.compaction_filter(name));
         Ok(Rules {
             range,
             stripes: Stripes::new(&self.snapshots, SeqNo(self.visible_seq)),
             below: &self.below,
             now_ms: self.now_ms,
-            merge_operator: operator
-                .map(|name| context.registry.merge_operator(name))
-                .transpose()?,
-            filter: filter.map(|name| context.registry.compaction_filter(name)).transpose()?,
+            merge_operator: operator.transpose()?.map(|found| FamilyMerge::new(found, family)),
+            filter: filter.transpose()?.map(|found| FamilyFilter::new(found, family)),
         })
     }
 }

@@ -37,8 +37,8 @@ pub use dump::dump;
 pub use edit::{Change, VersionEdit};
 pub use identity::{DirectoryState, Identity, inspect};
 pub use mark::{Evidence, LogMark, Marks};
-pub(crate) use set::read_state;
 pub use set::{DEFAULT_CF_NAME, Exporter, FileNumbers, VersionSet, file_number};
+pub(crate) use set::{ImpossibleEdit, read_state};
 pub(crate) use state::{State, StateBuilder};
 
 /// Version of the manifest's format, and of the database's as a whole.

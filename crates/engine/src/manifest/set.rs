@@ -6,6 +6,7 @@
 //! it has grown past four times its snapshot (at least 1 MiB).
 
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -179,10 +180,12 @@ impl VersionSet {
     /// only then takes them over. Returns the new versions of the column families that changed; the
     /// files that they no longer hold go to the trash with their last reader.
     ///
-    /// `Corrupt`, `NotFound` or `InvalidArgument`: the edit is impossible, nothing changed. Any
-    /// other error comes from a write or sync: nothing changed in memory, but **the next open may
-    /// or may not find the edit**, so its files must stay until a later edit has succeeded. That
-    /// edit (any edit) starts a new manifest and settles it: this one did not happen.
+    /// `Internal` (with [`ImpossibleEdit`] as its cause): the edit does not fit the state; it was
+    /// found before anything was written, and nothing changed. `InvalidArgument`: a name or setting
+    /// in the edit is wrong, nothing changed. Any other error comes from a write or sync: nothing
+    /// changed in memory, but **the next open may or may not find the edit**, so its files must stay
+    /// until a later edit has succeeded. That edit (any edit) starts a new manifest and settles it:
+    /// this one did not happen.
     pub fn apply(&mut self, mut edit: VersionEdit) -> Result<Vec<(CfId, Arc<Version>)>> {
         if self.read_only {
             return Err(Error::new(
@@ -197,8 +200,8 @@ impl VersionSet {
             return Ok(Vec::new());
         }
         let mut builder = StateBuilder::new(self.state.clone());
-        builder.apply(&edit)?;
-        let applied = builder.finish(&self.trash)?;
+        let fits = builder.apply(&edit).and_then(|()| builder.finish(&self.trash));
+        let applied = fits.map_err(|error| does_not_fit(&error))?;
         self.unsettled = true;
         self.persist(&edit, &applied.state)?;
         self.unsettled = false;
@@ -411,6 +414,33 @@ impl VersionSet {
     #[must_use]
     pub fn torn_bytes(&self) -> u64 {
         self.torn_bytes
+    }
+}
+
+/// The cause of the error of an edit that does not fit the state that it changes: two files of one
+/// level would overlap, a file to remove is not there. No sound job makes such an edit, and nothing
+/// stored is damaged by it.
+#[derive(Debug)]
+pub(crate) struct ImpossibleEdit(String);
+
+impl fmt::Display for ImpossibleEdit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ImpossibleEdit {}
+
+/// What the builders call damage, because recovery uses them too, is a mistake of the edit here.
+fn does_not_fit(error: &Error) -> Error {
+    match error.kind() {
+        ErrorKind::Corrupt | ErrorKind::NotFound => Error::with_source(
+            ErrorKind::Internal,
+            "an edit does not fit the files of the database, so nothing was changed; it is a defect \
+             of the engine if this is told again and again",
+            ImpossibleEdit(error.context().to_owned()),
+        ),
+        _ => error.clone(),
     }
 }
 

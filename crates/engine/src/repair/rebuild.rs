@@ -36,7 +36,7 @@ use crate::iter::{Child, FileOpener, InternalIterator, LevelIterator, MergingIte
 use crate::key::{self, KeyRange, Kind};
 use crate::manifest::{Change, DEFAULT_CF_NAME, VersionEdit};
 use crate::options::{CfOptions, LEVELS};
-use crate::sst::{Properties, TableBuilder, TableReadOptions, TableReader, read_file_meta};
+use crate::sst::{Properties, TableBuilder, TableReadOptions, TableReader, read_foreign_table};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
 
 /// Readahead per open table of a merge.
@@ -155,7 +155,7 @@ struct FoundTable {
 fn check_unknown(fs: &dyn FileSystem, path: &Path, no: FileNo) -> Result<FoundTable> {
     let context = IoContext::sst(IoPurpose::Maintenance, 0);
     let file = fs.open(path, context, OpenOptions::default())?;
-    let meta = read_file_meta(&file, path, no)?;
+    let meta = read_foreign_table(&file, path, no)?.meta;
     let (cache, budget) = reader_memory();
     let reader = TableReader::open(file, path, None, &cache, &budget)?;
     Ok(FoundTable { meta, properties: reader.properties().clone() })

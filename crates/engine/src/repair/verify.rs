@@ -17,7 +17,7 @@ use super::tables::check_table;
 use crate::file_meta::{CURRENT_NAME, FileMeta, IDENTITY_NAME, LOCK_NAME, sst_name};
 use crate::manifest::Identity;
 use crate::manifest::identity::current;
-use crate::sst::read_file_meta;
+use crate::sst::read_foreign_table;
 
 /// What a verification of files found.
 #[derive(Clone, Debug, Default)]
@@ -154,7 +154,7 @@ fn check_all_tables(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageRep
         report.tables += 1;
         report.bytes += survey.len_of(&sst_name(no)).unwrap_or(0);
         let opened = fs.open(&path, context, OpenOptions::default());
-        report.note(opened.and_then(|file| read_file_meta(&file, &path, no)));
+        report.note(opened.and_then(|file| read_foreign_table(&file, &path, no)));
     }
     let mut missing: Vec<u64> = survey
         .facts

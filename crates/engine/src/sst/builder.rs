@@ -53,7 +53,7 @@ pub struct TableOptions {
     pub created_unix_ms: u64,
     /// Column family to note. Default the default one.
     pub cf: CfId,
-    /// Its name. Default empty.
+    /// Its name. Default empty. A file for ingestion that names a family is refused by others.
     pub cf_name: String,
     /// Name of the compaction filter that the records have passed, to note. Default none.
     pub compaction_filter: Option<String>,
@@ -212,6 +212,13 @@ impl TableBuilder {
             middle_of_first: Vec::new(),
             warmth: None,
         }
+    }
+
+    /// Notes that the file is made for ingestion; its records must have sequence number 0.
+    #[must_use]
+    pub fn for_ingestion(mut self) -> Self {
+        self.properties.for_ingestion = true;
+        self
     }
 
     /// Puts blocks with warm records into `cache` ([`TableBuilder::add_as`]).

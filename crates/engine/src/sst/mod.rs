@@ -46,7 +46,7 @@ pub use properties::Properties;
 pub use reader::{TableReadOptions, TableReader};
 pub use salvage::{RecordVisitor, TableSalvage, salvage_table};
 pub use table_cache::{TableCache, TableGuard};
-pub use verify::read_file_meta;
+pub use verify::{ForeignTable, read_foreign_table};
 pub use writer::SstWriter;
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ use crate::table_content::TableContent;
 const COMPARATOR: &[u8] = b"bytewise";
 /// Tags from here on may be skipped by a reader that does not know them.
 const TAG_OPTIONAL: u8 = 128;
+/// The file was made for ingestion. Absent otherwise.
+const TAG_FOR_INGESTION: u8 = 128;
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,6 +61,8 @@ pub struct Properties {
     pub cf_name: String,
     /// As in [`FileMeta`].
     pub content: TableContent,
+    /// Made by an `SstWriter`: no database has it, and its records have no sequence numbers.
+    pub for_ingestion: bool,
 }
 
 impl Properties {
@@ -89,6 +93,10 @@ impl Properties {
         for (tag, bytes) in texts {
             put_u8(out, tag);
             put_bytes(out, bytes);
+        }
+        if self.for_ingestion {
+            put_u8(out, TAG_FOR_INGESTION);
+            put_bytes(out, &[1]);
         }
     }
 
@@ -128,6 +136,7 @@ impl Properties {
             last = tag;
             match out.set(tag, value) {
                 Field::Known => known += 1,
+                Field::Optional => {}
                 Field::Unknown if tag >= TAG_OPTIONAL => {}
                 Field::Unsupported(what) => {
                     return Err(Error::unsupported(format!("{}: {what}", path.display())));
@@ -148,6 +157,11 @@ impl Properties {
 
     fn set(&mut self, tag: u8, value: &[u8]) -> Field {
         match tag {
+            TAG_FOR_INGESTION if value == [1] => {
+                self.for_ingestion = true;
+                return Field::Optional;
+            }
+            TAG_FOR_INGESTION => return Field::Damaged,
             0 | 3 | 4 | 15 | 19..=63 | 71.. => return Field::Unknown,
             64 if value == COMPARATOR => {}
             64 => return Field::Unsupported("another comparator than bytewise"),
@@ -239,6 +253,8 @@ impl Properties {
 
 enum Field {
     Known,
+    /// Known, but not in every file.
+    Optional,
     Unknown,
     Damaged,
     Unsupported(&'static str),

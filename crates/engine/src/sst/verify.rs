@@ -16,9 +16,13 @@ use super::properties::Properties;
 use super::reader::{TableReader, decode_tombstones, read_payload};
 use crate::cache::BlockCache;
 use crate::file_meta::FileMeta;
-use crate::key::{self, Kind};
+use crate::key::{self, KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
 use crate::tombstone::TombstoneSet;
 
+/// Bytes of the expiry before the value of a [`Kind::PutExpiring`] record.
+const EXPIRY_BYTES: usize = 8;
+/// Bytes of a key that an error shows.
+const KEY_SHOWN_BYTES: usize = 64;
 /// Bytes read at a time for the checksum of the file.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -28,6 +32,11 @@ impl TableReader {
     /// and their bounds in the index; that filters know their keys; the counts in the properties.
     /// Costs two reads of the whole file.
     pub fn verify(&self, context: IoContext) -> Result<()> {
+        self.checked(context).map(drop)
+    }
+
+    /// See [`TableReader::verify`], and [`ForeignTable::unfit`].
+    fn checked(&self, context: IoContext) -> Result<Option<String>> {
         let mut tail = [0; FOOTER_BYTES];
         let at = self.footer.file_bytes - FOOTER_BYTES as u64;
         self.file.read_exact_at(at, &mut tail, context)?;
@@ -52,7 +61,7 @@ impl TableReader {
                 return Err(Error::corrupt(&self.path, 0, what));
             }
         }
-        Ok(())
+        Ok(check.unfit)
     }
 }
 
@@ -69,17 +78,34 @@ fn checksum(file: &dyn RandomFile, context: IoContext) -> Result<u32> {
     Ok(crc)
 }
 
-/// Verifies the file at `path` and tells what a manifest would know of it as file `no`: for files
-/// that were made elsewhere. `global_seq` is `None`; whoever ingests the file chooses it.
-pub fn read_file_meta(file: &Arc<dyn RandomFile>, path: &Path, no: FileNo) -> Result<FileMeta> {
+/// A table that was made elsewhere.
+#[derive(Clone, Debug)]
+pub struct ForeignTable {
+    /// What a manifest would know of it. `global_seq` is `None`; whoever ingests it chooses it.
+    pub meta: FileMeta,
+    /// What it says of itself.
+    pub properties: Properties,
+    /// A record that no `SstWriter` writes, if there is one: a second one of its key, one that is
+    /// larger than any may be, one without the expiry that it should have.
+    pub unfit: Option<String>,
+}
+
+/// Verifies the file at `path` and tells what it is as file `no`: for files that were made
+/// elsewhere. Errors are those of [`TableReader::open`] and [`TableReader::verify`].
+pub fn read_foreign_table(
+    file: &Arc<dyn RandomFile>,
+    path: &Path,
+    no: FileNo,
+) -> Result<ForeignTable> {
     let budget = ByteBudget::unlimited();
     let cache = BlockCache::new(0, &budget);
     let reader = TableReader::open(Arc::clone(file), path, None, &cache, &budget)?;
     let context = IoContext::new(FileClass::Sst, IoPurpose::Ingest);
-    reader.verify(context)?;
+    let unfit = reader.checked(context)?;
     let crc = checksum(&**file, context)?;
-    let unique_id = reader.footer.unique_id;
-    Ok(reader.properties.to_meta(no, unique_id, reader.footer.file_bytes, crc))
+    let properties = reader.properties.clone();
+    let meta = properties.to_meta(no, reader.footer.unique_id, reader.footer.file_bytes, crc);
+    Ok(ForeignTable { meta, properties, unfit })
 }
 
 /// A check under way.
@@ -91,6 +117,8 @@ struct Check<'a> {
     /// Blocks behind the data, to be checked for gaps.
     others: Vec<Handle>,
     last_key: Vec<u8>,
+    /// See [`ForeignTable::unfit`].
+    unfit: Option<String>,
     seen: Properties,
     filter: Option<Vec<u8>>,
 }
@@ -99,7 +127,8 @@ impl<'a> Check<'a> {
     fn new(table: &'a TableReader, context: IoContext) -> Self {
         let seen = Properties { smallest_seq: u64::MAX, ..Properties::default() };
         let (last_key, others) = (Vec::new(), Vec::new());
-        Self { table, context, data_end: 0, others, last_key, seen, filter: None }
+        let (unfit, filter) = (None, None);
+        Self { table, context, data_end: 0, others, last_key, unfit, seen, filter }
     }
 
     fn corrupt(&self, offset: u64, what: &str) -> Error {
@@ -200,6 +229,11 @@ impl<'a> Check<'a> {
                 return Err(self.corrupt(handle.offset, "filter does not know a key of this block"));
             }
             let value = cursor.value(block);
+            let repeats = !self.last_key.is_empty() && key::user_key(&self.last_key) == user_key;
+            if let Some(what) = unfit(trailer, user_key, value, repeats) {
+                let key = user_key.get(..KEY_SHOWN_BYTES).unwrap_or(user_key).escape_ascii();
+                self.unfit.get_or_insert_with(|| format!("the record of key \"{key}\" {what}"));
+            }
             let found = block.versions(user_key, trailer, hash).and_then(|mut all| all.next());
             if found != Ok(Some((trailer, value))) {
                 return Err(self.corrupt(handle.offset, "data block: hash index misses a key"));
@@ -221,10 +255,17 @@ impl<'a> Check<'a> {
         let footer = &table.footer;
         if footer.tombstones.is_some() {
             let payload = self.read(footer.tombstones)?;
-            let list = decode_tombstones(&payload, table.global_seq);
-            if list.is_none_or(|list| TombstoneSet::new(&list) != *table.tombstones) {
-                return Err(self.corrupt(footer.tombstones.offset, "range tombstones: malformed"));
+            let list = decode_tombstones(&payload, table.global_seq)
+                .filter(|list| TombstoneSet::new(list) == *table.tombstones)
+                .ok_or_else(|| {
+                    self.corrupt(footer.tombstones.offset, "range tombstones: malformed")
+                })?;
+            let (low, high) = (&*table.properties.smallest, &*table.properties.largest);
+            if list.iter().any(|tombstone| &*tombstone.start < low || &*tombstone.end > high) {
+                let what = "range tombstones: one lies outside the bounds";
+                return Err(self.corrupt(footer.tombstones.offset, what));
             }
+            self.seen.range_deletions = list.len() as u64;
             self.others.push(footer.tombstones);
         }
         let payload = self.read(footer.properties)?;
@@ -257,6 +298,7 @@ impl<'a> Check<'a> {
             ("user keys", seen.content.user_keys, said.content.user_keys),
             ("earliest expiry", seen.content.expiry_ms[0], said.content.expiry_ms[0]),
             ("latest expiry", seen.content.expiry_ms[4], said.content.expiry_ms[4]),
+            ("range tombstones", seen.range_deletions, said.range_deletions),
             ("key bytes", seen.raw_key_bytes, said.raw_key_bytes),
             ("value bytes", seen.raw_value_bytes, said.raw_value_bytes),
             ("data blocks", seen.data_blocks, said.data_blocks),
@@ -282,6 +324,18 @@ impl<'a> Check<'a> {
                 "properties: a record lies outside the bounds",
             )),
         }
+    }
+}
+
+/// Why a record may not be in a file for ingestion.
+fn unfit(trailer: u64, user_key: &[u8], value: &[u8], repeats: bool) -> Option<&'static str> {
+    let is_expiring = Kind::from_byte(trailer as u8) == Some(Kind::PutExpiring);
+    let prefix = if is_expiring { EXPIRY_BYTES } else { 0 };
+    match value.len().checked_sub(prefix) {
+        None => Some("is shorter than its expiry"),
+        Some(value) if value > VALUE_BYTES_MAX => Some("has a value that is too large"),
+        Some(_) if user_key.len() > KEY_BYTES_MAX => Some("has a key that is too long"),
+        Some(_) => repeats.then_some("is not the only one of its key"),
     }
 }
 

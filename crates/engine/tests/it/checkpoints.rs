@@ -19,7 +19,7 @@ use archipelago_env::{
 };
 use parking_lot::Mutex;
 
-use crate::crash_model::{self as model, Model, Op, Script};
+use crate::crash_model::{self as model, Hooks, Model, Op, Script};
 use crate::support::{over, small_db, small_family};
 
 const UNLOGGED: WriteOptions = WriteOptions { sync: false, wal: false, no_slowdown: false };
@@ -279,7 +279,7 @@ impl Run {
     fn new(seed: u64) -> Self {
         let fs = Interrupted::new();
         let disk: Arc<dyn FileSystem> = Arc::new(fs.clone());
-        let db = model::create(Arc::clone(&disk), model::manual());
+        let db = model::create(Arc::clone(&disk), model::manual(), &Hooks::default());
         let (script, model) = (Script::new(seed), Model::default());
         Self { seed, fs, disk, db, script, model, hashes: vec![0] }
     }
@@ -294,7 +294,7 @@ impl Run {
             *wal = self.script.rng.u32(..6) > 0;
         }
         self.model.apply(&op);
-        model::perform_stepping(&self.db, &self.disk, &op)
+        model::perform_stepping(&self.db, &self.disk, &op, &Hooks::default())
             .unwrap_or_else(|error| panic!("seed {}: {op:?}: {error}", self.seed));
         self.hashes.push(self.model.hash);
         let which = self.script.rng.usize(..3);

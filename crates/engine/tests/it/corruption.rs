@@ -55,12 +55,12 @@ pub(crate) fn disk(files: &Files) -> MemFs {
 fn closed_database() -> (Files, Contents) {
     let fs = MemFs::new();
     let shared: Arc<dyn FileSystem> = Arc::new(fs.clone());
-    let db = model::create(Arc::clone(&shared), model::manual());
+    let db = model::create(Arc::clone(&shared), model::manual(), &model::Hooks::default());
     let (mut script, mut model) = (Script::new(11), Model::default());
     for step in 0..90 {
         let op = script.op(&model);
         model.apply(&op);
-        model::perform_stepping(&db, &shared, &op).unwrap();
+        model::perform_stepping(&db, &shared, &op, &model::Hooks::default()).unwrap();
         if step == 30 {
             db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
         }
@@ -95,7 +95,7 @@ fn without_empty(contents: &Contents) -> Contents {
 
 /// Opens, verifies and reads everything in full.
 fn read_all(fs: &MemFs) -> Result<Contents> {
-    let db = model::open_over(Arc::new(fs.clone()), model::manual())?;
+    let db = model::open_over(Arc::new(fs.clone()), model::manual(), &model::Hooks::default())?;
     let report = db.verify(|_, _| {})?;
     if let Some(error) = report.errors.first() {
         return Err(error.clone());

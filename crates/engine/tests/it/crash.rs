@@ -19,7 +19,7 @@ use archipelago_env::mem::MemFs;
 use archipelago_tier::TieredFs;
 use parking_lot::Mutex;
 
-use crate::crash_model::{self as model, Model, Op, Script};
+use crate::crash_model::{self as model, Hooks, Model, Op, Script};
 use crate::support::{Beneath, over};
 
 /// A disk after power loss, and which prefixes it may hold.
@@ -48,6 +48,7 @@ struct Run {
     /// The same, if tiers lie beneath: their background work is stepped.
     tiers: Option<Arc<TieredFs>>,
     db: Option<Db>,
+    hooks: Hooks,
     script: Script,
     model: Model,
     ops: Vec<Op>,
@@ -70,7 +71,8 @@ impl Run {
     fn new(seed: u64, one_in: u64, seeds: u64, beneath: Beneath) -> Self {
         let disk = MemFs::new();
         let (fs, tiers) = beneath.open(&disk);
-        let db = model::create(Arc::clone(&fs), options(seed));
+        let hooks = Hooks::default();
+        let db = model::create(Arc::clone(&fs), options(seed), &hooks);
         let watch = Arc::new(Watch::default());
         let seen = Arc::clone(&watch);
         let rng = Mutex::new(Rng::with_seed(seed ^ 0x5eed));
@@ -96,6 +98,7 @@ impl Run {
             fs,
             tiers,
             db: Some(db),
+            hooks,
             script: Script::stormy(seed),
             model: Model::default(),
             ops: Vec::new(),
@@ -118,11 +121,11 @@ impl Run {
         self.ops.push(op.clone());
         self.hashes.push(self.model.hash);
         self.watch.begun.store(self.ops.len() as u64, Ordering::Relaxed);
-        model::perform_stepping(self.db(), &self.fs, &op)
+        model::perform_stepping(self.db(), &self.fs, &op, &self.hooks)
             .unwrap_or_else(|error| panic!("seed {}: {op:?}: {error}", self.seed));
         // Creating a family promises the family only.
         let unsynced = matches!(op, Op::Write { sync: false, .. } | Op::Ordered { .. });
-        let durable = !unsynced && !matches!(op, Op::Create);
+        let durable = !unsynced && !matches!(op, Op::Create | Op::Flush { .. });
         if durable {
             self.all_synced();
         }
@@ -192,7 +195,8 @@ impl Run {
         self.moved += moved_by_load(self.db());
         self.db.take().expect("open").close().unwrap();
         self.all_synced();
-        self.db = Some(model::open_over(Arc::clone(&self.fs), options(self.seed)).unwrap());
+        let opened = model::open_over(Arc::clone(&self.fs), options(self.seed), &self.hooks);
+        self.db = Some(opened.unwrap());
     }
 
     /// The prefix that the disk holds; panics if it holds none of the allowed ones.
@@ -201,7 +205,7 @@ impl Run {
             format!("seed {}, operation {}, {}: {what}", self.seed, self.ops.len(), crashed.label)
         };
         let open = |disk: &MemFs| {
-            model::open_over(self.beneath.open(disk).0, options(self.seed))
+            model::open_over(self.beneath.open(disk).0, options(self.seed), &Hooks::default())
                 .unwrap_or_else(|error| panic!("{}", what(&format!("cannot open: {error}"))))
         };
         let db = open(&crashed.disk);

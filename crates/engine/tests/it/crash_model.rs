@@ -5,7 +5,7 @@
 //! prefix of the write order" is a search in a list. The hash is the exclusive or of one hash per
 //! entry: an operation changes it in proportion to what it touches.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -14,9 +14,12 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
 use archipelago_engine::options::{CfOptions, Compression, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
+use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
 
+use crate::beside::Beside;
+use crate::fragile::Fragile;
 use crate::support::{small_db, small_family};
 
 /// Families that every run has; a fourth comes and goes.
@@ -63,19 +66,31 @@ pub(crate) fn family_options(family: &str) -> CfOptions {
     }
 }
 
+/// What a run does to its database from inside: background steps while an ingestion is installed,
+/// and panics of merge operators.
+#[derive(Clone, Default)]
+pub(crate) struct Hooks {
+    pub(crate) beside: Arc<Beside>,
+    pub(crate) fragile: Fragile,
+}
+
 /// Opens the database of a run (the families must exist).
-pub(crate) fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions) -> Result<Db> {
+pub(crate) fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions, hooks: &Hooks) -> Result<Db> {
     let families = [("default".to_owned(), family_options("default"))].into_iter().collect();
-    Db::open_with(
-        "/db",
-        options,
-        Components { fs, families, seed: Some(7), ..Components::default() },
-    )
+    let components = Components {
+        fs,
+        families,
+        registry: hooks.fragile.registry(),
+        fault_point: Some(hooks.beside.fault_point()),
+        seed: Some(7),
+        ..Components::default()
+    };
+    Db::open_with("/db", options, components)
 }
 
 /// Creates the database of a run with its families.
-pub(crate) fn create(fs: Arc<dyn FileSystem>, options: DbOptions) -> Db {
-    let db = open_over(fs, options).unwrap();
+pub(crate) fn create(fs: Arc<dyn FileSystem>, options: DbOptions, hooks: &Hooks) -> Db {
+    let db = open_over(fs, options, hooks).unwrap();
     for family in FAMILIES[1..].iter().chain([&ORDERED]) {
         db.create_family(family, family_options(family)).unwrap();
     }
@@ -110,8 +125,10 @@ pub(crate) enum Op {
     Write { changes: Vec<(&'static str, Change)>, sync: bool, wal: bool },
     /// Rows behind all others of [`ORDERED`], from this one on.
     Ordered { first: u64, rows: u64 },
-    /// Files of puts that become part of a family.
-    Ingest { family: &'static str, files: Vec<Vec<(Vec<u8>, Vec<u8>)>> },
+    /// Files of puts that become part of a family, with so many background steps meanwhile.
+    Ingest { family: &'static str, files: Vec<Vec<(Vec<u8>, Vec<u8>)>>, beside: usize },
+    /// The memtables of a family become tables, which changes no contents.
+    Flush { family: &'static str },
     /// The guest family comes into being.
     Create,
     /// The guest family goes with all that it has.
@@ -182,12 +199,12 @@ impl Model {
             Op::Write { changes, .. } => {
                 changes.iter().for_each(|(family, change)| self.change(family, change));
             }
-            Op::Ingest { family, files } => {
+            Op::Ingest { family, files, .. } => {
                 for (key, value) in files.iter().flatten() {
                     self.set(family, key, Some(value.clone()));
                 }
             }
-            Op::Ordered { .. } => {}
+            Op::Ordered { .. } | Op::Flush { .. } => {}
             Op::Create => self.has_guest = true,
             Op::Drop => {
                 self.has_guest = false;
@@ -217,11 +234,15 @@ pub(crate) struct Script {
     ordered: u64,
     /// Whether some writes are many range deletes that overlap.
     stormy: bool,
+    gaps: u64,
+    /// What comes next in any case.
+    queued: VecDeque<Op>,
 }
 
 impl Script {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { rng: Rng::with_seed(seed), made: 0, ordered: 0, stormy: false }
+        let (rng, queued) = (Rng::with_seed(seed), VecDeque::new());
+        Self { rng, made: 0, ordered: 0, stormy: false, gaps: 0, queued }
     }
 
     /// With writes of many range deletes that overlap.
@@ -319,7 +340,12 @@ impl Script {
                 family => break family,
             }
         };
-        let mut keys: Vec<u32> = (0..self.rng.usize(2..40)).map(|_| self.rng.u32(..KEYS)).collect();
+        // Few neighbours find gaps below L0.
+        let few = self.rng.bool();
+        let first = self.rng.u32(..KEYS);
+        let count = if few { 2 } else { self.rng.usize(2..40) };
+        let key = |own: &mut Self, n: u32| if few { first + n } else { own.rng.u32(..KEYS) };
+        let mut keys: Vec<u32> = (0..count as u32).map(|n| key(self, n)).collect();
         keys.sort_unstable();
         keys.dedup();
         let entries: Vec<_> =
@@ -327,12 +353,32 @@ impl Script {
         let cut = entries.len() / 2;
         let files = [&entries[..cut], &entries[cut..]];
         let files = files.iter().filter(|file| !file.is_empty()).map(|file| file.to_vec());
-        Op::Ingest { family, files: files.collect() }
+        Op::Ingest { family, files: files.collect(), beside: self.rng.usize(..4) }
+    }
+
+    /// Brings a compaction about that reaches over a key which none of its files has, and ingests
+    /// that key while it may be picked. Later gaps lie lower, where no file of an earlier one is.
+    fn fill_gap(&mut self) -> Op {
+        self.gaps += 1;
+        let (family, gap) = ("default", 999 - self.gaps);
+        let key = |end| format!("gap{gap:03}{end}").into_bytes();
+        for end in ["a", "z"] {
+            let changes = vec![(family, Change::Put(key(end), self.value(20)))];
+            self.queued.push_back(Op::Write { changes, sync: false, wal: true });
+            self.queued.push_back(Op::Flush { family });
+        }
+        let files = vec![vec![(key("m"), self.value(20))]];
+        self.queued.push_back(Op::Ingest { family, files, beside: self.rng.usize(1..4) });
+        Op::Flush { family }
     }
 
     /// Any operation.
     pub(crate) fn op(&mut self, model: &Model) -> Op {
+        if let Some(op) = self.queued.pop_front() {
+            return op;
+        }
         match self.rng.u32(..100) {
+            97.. => self.fill_gap(),
             0 if model.has_guest => Op::Drop,
             0..2 if !model.has_guest => Op::Create,
             2..4 => self.ingest(model),
@@ -362,7 +408,7 @@ fn batch_of(db: &Db, changes: &[(&'static str, Change)]) -> Result<WriteBatch> {
 }
 
 /// Carries `op` out on the database; `fs` takes the files to ingest.
-pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op) -> Result<()> {
+pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op, hooks: &Hooks) -> Result<()> {
     match op {
         Op::Write { changes, sync, wal } => {
             let batch = batch_of(db, changes)?;
@@ -377,7 +423,7 @@ pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op) -> Result<()> 
             }
             db.write(&batch, &WriteOptions::default()).map(|_| ())
         }
-        Op::Ingest { family, files } => {
+        Op::Ingest { family, files, beside } => {
             let mut paths = Vec::new();
             for (index, entries) in files.iter().enumerate() {
                 let path = format!("/ingest{index}.sst");
@@ -389,17 +435,30 @@ pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op) -> Result<()> 
                 writer.finish()?;
                 paths.push(path);
             }
-            db.ingest(&db.family(family)?, &paths, &IngestOptions::default())
+            let (cf, options) = (db.family(family)?, IngestOptions::default());
+            let (ingested, stepped) = hooks.beside.ingest(db, &cf, &paths, &options, *beside);
+            if let Err(error) = stepped {
+                // As a step elsewhere would, it meets the faults of the run, and nothing else.
+                assert_ne!(error.kind(), ErrorKind::Corrupt, "{error}");
+            }
+            assert_eq!(db.statistics().get(Ticker::EditsRefused), 0, "an edit did not fit");
+            ingested
         }
+        Op::Flush { family } => db.flush(&db.family(family)?),
         Op::Create => db.create_family(GUEST, family_options(GUEST)).map(|_| ()),
         Op::Drop => db.drop_family(&db.family(GUEST)?),
     }
 }
 
 /// Carries `op` out, stepping background work while it has to wait for it.
-pub(crate) fn perform_stepping(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op) -> Result<()> {
+pub(crate) fn perform_stepping(
+    db: &Db,
+    fs: &Arc<dyn FileSystem>,
+    op: &Op,
+    hooks: &Hooks,
+) -> Result<()> {
     loop {
-        match perform(db, fs, op) {
+        match perform(db, fs, op, hooks) {
             Err(error) if error.kind() == ErrorKind::Busy => {
                 if !db.step_background()? {
                     return Err(error);

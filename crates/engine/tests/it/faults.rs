@@ -19,7 +19,8 @@ use archipelago_env::fault::{Fault, FaultFs, Operation, Rule, When};
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
-use crate::crash_model::{self as model, Model, Op, Script};
+use crate::crash_model::{self as model, Hooks, Model, Op, Script};
+use crate::fragile::Fragile;
 
 /// Operations of a run of the sweep.
 const STEPS: usize = 70;
@@ -31,6 +32,7 @@ struct Bench {
     disk: MemFs,
     faults: FaultFs,
     fs: Arc<dyn FileSystem>,
+    hooks: Hooks,
     db: Option<Db>,
     script: Script,
     model: Model,
@@ -47,13 +49,15 @@ impl Bench {
         let disk = MemFs::new();
         let faults = FaultFs::new(Arc::new(disk.clone()), seed);
         let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());
-        let db = model::create(Arc::clone(&fs), options.clone());
+        let hooks = Hooks::default();
+        let db = model::create(Arc::clone(&fs), options.clone(), &hooks);
         Self {
             label: label.to_owned(),
             options,
             disk,
             faults,
             fs,
+            hooks,
             db: Some(db),
             script: Script::new(seed),
             model: Model::default(),
@@ -68,7 +72,7 @@ impl Bench {
     fn named(&self, what: &str, error: &Error) {
         let text = error.to_string();
         assert!(
-            text.contains("/db") || text.contains(".sst"),
+            text.contains("/db") || text.contains(".sst") || Fragile::is_named_in(error),
             "{}: {what}: no file in: {text}",
             self.label
         );
@@ -78,9 +82,11 @@ impl Bench {
     fn compare(&mut self, what: &str, or: Option<&Model>) {
         // The faults are for the database's own work, not for the look at it.
         self.faults.set_enabled(false);
+        self.hooks.fragile.pause(true);
         let got = model::contents(self.db())
             .unwrap_or_else(|error| panic!("{}: reading after {what}: {error}", self.label));
         self.faults.set_enabled(true);
+        self.hooks.fragile.pause(false);
         if let Some(other) = or
             && model::hash(&got) == other.hash
         {
@@ -98,7 +104,7 @@ impl Bench {
     /// What is left if the process is killed, or the power fails, now.
     fn compare_survivors(&self, what: &str, or: Option<&Model>, seed: u64) {
         let open = |disk: MemFs, how: &str| {
-            let db = model::open_over(Arc::new(disk), self.options.clone())
+            let db = model::open_over(Arc::new(disk), self.options.clone(), &Hooks::default())
                 .unwrap_or_else(|error| panic!("{}: {how} after {what}: {error}", self.label));
             model::contents(&db).unwrap()
         };
@@ -119,7 +125,7 @@ impl Bench {
         let mut after = self.model.clone();
         after.apply(&op);
         let unsynced = matches!(op, Op::Write { sync: false, .. } | Op::Ordered { .. });
-        let durable = !unsynced && !matches!(op, Op::Create);
+        let durable = !unsynced && !matches!(op, Op::Create | Op::Flush { .. });
         match self.perform(&op) {
             Ok(()) => {
                 self.model = after;
@@ -136,7 +142,7 @@ impl Bench {
     fn perform(&self, op: &Op) -> Result<()> {
         let mut failures = 0;
         loop {
-            match model::perform(self.db(), &self.fs, op) {
+            match model::perform(self.db(), &self.fs, op, &self.hooks) {
                 Err(error) if error.kind() == ErrorKind::Busy => {
                     match self.db().step_background() {
                         Ok(_) => {}
@@ -209,7 +215,7 @@ impl Bench {
         }
         let mut tries = 0;
         self.db = loop {
-            match model::open_over(Arc::clone(&self.fs), self.options.clone()) {
+            match model::open_over(Arc::clone(&self.fs), self.options.clone(), &self.hooks) {
                 Ok(db) => break Some(db),
                 Err(error) => self.named("open", &error),
             }
@@ -224,11 +230,14 @@ impl Bench {
     /// The end of every run: it is in order, and stays so over a reopen.
     fn finish(mut self) {
         self.faults.clear();
+        self.hooks.fragile.arm(0);
         self.mend("the end");
         self.db().wait_for_background().unwrap_or_else(|e| panic!("{}: {e}", self.label));
         self.compare("the end", None);
         let report = self.db().verify(|_, _| {}).unwrap();
         assert!(report.is_clean(), "{}: {:?}", self.label, report.errors);
+        let refused = self.db().statistics().get(Ticker::EditsRefused);
+        assert_eq!(refused, 0, "{}: an edit did not fit", self.label);
         self.reopen().unwrap_or_else(|e| panic!("{}: close: {e}", self.label));
         self.compare_survivors("the last reopen", None, 9);
     }
@@ -247,6 +256,7 @@ fn kind_of(op: &Op) -> &'static str {
         Op::Write { .. } => "write",
         Op::Ordered { .. } => "write in time order",
         Op::Ingest { .. } => "ingest",
+        Op::Flush { .. } => "flush",
         Op::Create => "create family",
         Op::Drop => "drop family",
     }
@@ -277,6 +287,25 @@ fn sweep_with(options: &DbOptions, operation: Operation, fault: Fault, samples: 
         nth += stride;
     }
     assert!(fired > 0, "{operation:?}: none of {total} failed");
+}
+
+#[test]
+fn panic_of_a_merge_operator_loses_nothing() {
+    let mut dry = Bench::new("dry run", 21);
+    dry.run(STEPS);
+    let total = dry.hooks.fragile.seen();
+    dry.finish();
+    let full = std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some();
+    let stride = if full { 1 } else { total.div_ceil(12).max(1) };
+    let mut panicked = 0;
+    for nth in (1..=total).step_by(stride as usize) {
+        let mut bench = Bench::new(&format!("call {nth} of {total} panics"), 21);
+        bench.hooks.fragile.arm(nth);
+        bench.run(STEPS);
+        panicked += bench.hooks.fragile.panicked();
+        bench.finish();
+    }
+    assert!(panicked > 0, "none of {total} calls panicked");
 }
 
 #[test]
@@ -315,7 +344,8 @@ fn a_failed_read_is_told_and_later_reads_are_right() {
     let families = model::FAMILIES.map(|name| bench.db().family(name).unwrap());
     families.iter().for_each(|cf| bench.db().flush(cf).unwrap());
     bench.db.take().unwrap().close().unwrap();
-    bench.db = Some(model::open_over(Arc::clone(&bench.fs), model::manual()).unwrap());
+    bench.db =
+        Some(model::open_over(Arc::clone(&bench.fs), model::manual(), &bench.hooks).unwrap());
     bench.faults.add(Rule::on_any(&[Operation::Read, Operation::Open]).path(".sst"));
     let mut errors = 0;
     for n in 0..120 {

@@ -4,6 +4,7 @@
 
 mod api;
 mod basics;
+mod beside;
 mod buckets;
 mod checkpoints;
 mod concurrent;
@@ -15,11 +16,14 @@ mod descriptors;
 mod faults;
 mod file_modes;
 mod followers;
+mod fragile;
 mod hands;
+mod ingestion;
 mod lost_edits;
 mod memory;
 mod metamorphic;
 mod model;
+mod panics;
 mod range_deletes;
 mod remote_jobs;
 mod repair;

@@ -84,9 +84,12 @@ struct Happened {
     moved: (usize, usize),
     /// Snapshots that were taken in the middle of jobs.
     midway: usize,
+    /// Panics of merge operators and filters.
+    panicked: u64,
     tiers: Did,
 }
 
+/// Runs a case.
 fn run(seed: u64, disk: Disk, verbose: bool) -> Happened {
     run_steps(seed, Generator::new(seed, seed.is_multiple_of(2)), disk, verbose)
 }
@@ -112,6 +115,7 @@ fn run_steps(seed: u64, mut generator: Generator, disk: Disk, verbose: bool) -> 
         parts: runner.parts(),
         moved: runner.moved(),
         midway: runner.midway(),
+        panicked: runner.panicked(),
         tiers: runner.tiers_did(),
     };
     runner.db.close().unwrap();
@@ -143,16 +147,19 @@ fn the_database_does_what_the_model_does() {
     match number("ARCHIPELAGO_MODEL_SEED") {
         Some(seed) => drop(run(seed, memory(), true)),
         None => {
-            let (mut parts, mut by_hand, mut by_load, mut midway) = (0, 0, 0, 0);
+            let (mut parts, mut by_hand, mut by_load) = (0, 0, 0);
+            let (mut midway, mut panicked) = (0, 0);
             for happened in seeds(0..CASES).map(|seed| run(seed, memory(), false)) {
                 parts += happened.parts;
                 (by_hand, by_load) = (by_hand + happened.moved.0, by_load + happened.moved.1);
                 midway += happened.midway;
+                panicked += happened.panicked;
             }
             assert!(midway > 100, "{midway} snapshots were taken in the middle of jobs");
             eprintln!("bucket boundaries moved {by_hand} times by hand, {by_load} by the load");
             assert!(by_hand > 0 && by_load > 0);
             assert!(parts > 0, "no compaction was cut into parts");
+            assert!(panicked > 0, "no extension panicked");
         }
     }
 }

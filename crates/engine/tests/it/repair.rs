@@ -17,7 +17,7 @@ use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 
 use crate::corruption::{Files, disk, files};
-use crate::crash_model as model;
+use crate::crash_model::{self as model, Hooks};
 use crate::support::{Beneath, over, small_db, small_family};
 
 const SOURCE: &str = "/db";
@@ -456,7 +456,7 @@ type Past = HashSet<(&'static str, Vec<u8>, Vec<u8>)>;
 /// what it ever held.
 fn model_database() -> (Files, model::Contents, Past) {
     let fs = MemFs::new();
-    let db = model::create(shared(&fs), model::manual());
+    let db = model::create(shared(&fs), model::manual(), &Hooks::default());
     let (mut script, mut model) = (model::Script::new(23), model::Model::default());
     let mut past = Past::new();
     for step in 0..160 {
@@ -465,7 +465,7 @@ fn model_database() -> (Files, model::Contents, Past) {
         let all =
             model.contents.iter().flat_map(|(&name, held)| held.iter().map(move |e| (name, e)));
         past.extend(all.map(|(name, (key, value))| (name, key.clone(), value.clone())));
-        model::perform_stepping(&db, &shared(&fs), &op).unwrap();
+        model::perform_stepping(&db, &shared(&fs), &op, &Hooks::default()).unwrap();
         if step == 40 {
             db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
         }
@@ -507,7 +507,8 @@ fn damage(all: &mut Files, rng: &mut Rng) -> Vec<String> {
 fn repaired_values_are_right_outside_the_reported_ranges() {
     let (whole, contents, past) = model_database();
     let ids: BTreeMap<&str, CfId> = {
-        let db = model::open_over(Arc::new(disk(&whole)), model::manual()).unwrap();
+        let db =
+            model::open_over(Arc::new(disk(&whole)), model::manual(), &Hooks::default()).unwrap();
         let known =
             model::FAMILIES.iter().filter_map(|name| Some((*name, db.family(name).ok()?.id())));
         known.chain(db.family(model::GUEST).ok().map(|guest| (model::GUEST, guest.id()))).collect()

@@ -2,12 +2,13 @@
 //! before and after; and space is reclaimed where nobody looks.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::compaction::cover::clip;
-use crate::extension::AppendMerge;
+use crate::extension::{AppendMerge, CompactionFilter, MergeOperator};
 use crate::tombstone::RangeTombstone;
 
 const NOW_MS: u64 = 1000;
@@ -239,8 +240,11 @@ impl Case {
             stripes: Stripes::new(&self.snapshots, SeqNo(self.visible)),
             below: &below,
             now_ms: NOW_MS,
-            merge_operator: Some(Arc::new(Fussy { partial: self.partial })),
-            filter: filter.then(|| Arc::new(Picky) as Arc<dyn CompactionFilter>),
+            merge_operator: Some(FamilyMerge::new(
+                Arc::new(Fussy { partial: self.partial }),
+                "default",
+            )),
+            filter: filter.then(|| FamilyFilter::new(Arc::new(Picky), "default")),
         };
         let entries = self.job.records.iter().map(|((key, seq), (kind, value))| {
             (key::encode(&[*key], SeqNo(seq.0), *kind), value.clone())

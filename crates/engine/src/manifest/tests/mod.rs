@@ -155,11 +155,11 @@ fn bad_edits_are_refused_and_change_nothing() {
     let no_file = Change::RemoveFile { cf: CfId(0), level: 0, no: FileNo(1) };
     for (change, kind) in [
         (Change::DropCf { cf: CfId(0) }, ErrorKind::InvalidArgument),
-        (Change::DropCf { cf: CfId(9) }, ErrorKind::NotFound),
+        (Change::DropCf { cf: CfId(9) }, ErrorKind::Internal),
         (create_cf(1, "default"), ErrorKind::InvalidArgument),
         (create_cf(1, ""), ErrorKind::InvalidArgument),
-        (create_cf(0, "again"), ErrorKind::Corrupt),
-        (no_file, ErrorKind::Corrupt),
+        (create_cf(0, "again"), ErrorKind::Internal),
+        (no_file, ErrorKind::Internal),
     ] {
         let mut edit = VersionEdit::new();
         edit.push(create_cf(5, "valid part of the same edit"));

@@ -116,7 +116,7 @@ fn ingest_files_are_checked_and_described() {
     assert_eq!((meta.smallest.as_slice(), meta.largest.as_slice()), (&b""[..], &b"z"[..]));
     assert!(meta.largest_exclusive);
     let file = fs.open(path, context(), Default::default()).unwrap();
-    let read = read_file_meta(&file, path, FileNo(12)).unwrap();
+    let read = read_foreign_table(&file, path, FileNo(12)).unwrap().meta;
     assert_eq!(read, FileMeta { no: 12, ..meta });
 
     let ingested = FileMeta { global_seq: Some(500), ..read };

@@ -1,11 +1,10 @@
 //! The steps of a case that make files of their own: ingestion and checkpoints.
 
 use archipelago_base::Result;
-use archipelago_engine::db::IngestOptions;
 use archipelago_engine::sst::{SstWriter, TableOptions};
 
 use super::runner::Runner;
-use super::steps::{Record, Table};
+use super::steps::{Record, Table, gap_key};
 
 impl Runner {
     fn write_table(&self, cf: usize, path: &std::path::Path, table: &Table) -> Result<()> {
@@ -30,15 +29,14 @@ impl Runner {
         writer.finish().map(|_| ())
     }
 
-    pub(super) fn ingest(&mut self, cf: usize, tables: &[Table], link: bool) {
+    pub(super) fn ingest(&mut self, cf: usize, tables: &[Table], link: bool, beside: usize) {
         let mut paths = Vec::new();
         for table in tables {
             let path = self.dir_beside("table");
             self.write_table(cf, &path, table).unwrap();
             paths.push(path);
         }
-        let options = IngestOptions { link };
-        self.patiently(|| self.db.ingest(self.handle(cf), &paths, &options));
+        self.ingest_beside(cf, &paths, link, beside);
         let seq = self.advance_seq();
         for table in tables {
             for &(start, end) in &table.ranges {
@@ -51,6 +49,18 @@ impl Runner {
         for path in paths {
             self.fs().remove(&path).unwrap();
         }
+    }
+
+    /// Brings a compaction about that reaches over a key which none of its files has, and ingests
+    /// that key while it may be picked.
+    pub(super) fn ingest_into_gap(&mut self, cf: usize, gap: usize, stamp: u64, beside: usize) {
+        let low = gap_key(gap, self.keys.len());
+        for key in [low, low + 2].repeat(2) {
+            self.write(&[(cf, Record::Put { key, stamp, len: 9 })], true, false);
+            self.db.flush(self.handle(cf)).unwrap();
+        }
+        let points = vec![Record::Put { key: low + 1, stamp, len: 9 }];
+        self.ingest(cf, &[Table { points, ranges: Vec::new() }], false, beside);
     }
 
     pub(super) fn checkpoint(&mut self) {

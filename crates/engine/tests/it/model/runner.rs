@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use archipelago_base::clock::ManualClock;
 use archipelago_base::{CfId, ErrorKind, Result};
-use archipelago_engine::db::{ColumnFamily, Components, Db, ReadOptions};
+use archipelago_engine::db::{
+    ColumnFamily, Components, Db, FaultPoint, IngestOptions, ReadOptions,
+};
 use archipelago_engine::event::{Event as Told, EventListener, Listeners};
-use archipelago_engine::extension::Registry;
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::wal::WriteBatch;
@@ -26,6 +27,8 @@ use super::shown::{Held, contents, rows_of};
 use super::steps::{Bounds, KeyNo, Move, Record, Step, universe};
 use super::taken::{MidwayTaker, Read, Taken};
 use super::tiered::{Did, Tiered};
+use crate::beside::Beside;
+use crate::fragile::Fragile;
 
 /// Where a case's database lies.
 #[derive(Clone)]
@@ -43,14 +46,34 @@ pub(crate) struct Setting {
     pub(crate) disk: Disk,
 }
 
-/// Which families' memtables were sealed since it was last asked, how many bucket boundaries have
-/// moved, by hand and by the load, and how many parts compactions were cut into.
+/// What a case's database is watched and disturbed by: which families' memtables were sealed since
+/// it was last asked, how many bucket boundaries have moved, by hand and by the load, how many parts
+/// compactions were cut into, and extensions that may panic.
 #[derive(Default)]
 struct Seals {
     sealed: Mutex<Vec<CfId>>,
     by_hand: AtomicUsize,
     by_load: AtomicUsize,
     parts: AtomicUsize,
+    /// When extensions panic.
+    fragile: Fragile,
+    /// Background steps while an ingestion is installed.
+    beside: Arc<Beside>,
+}
+
+impl Seals {
+    /// Lets ingestions and snapshots meet jobs. (The reads of `taker` are for it, not for panics.)
+    fn fault_point(&self, taker: &Arc<MidwayTaker>) -> FaultPoint {
+        let (beside, fragile) = (Arc::clone(&self.beside), self.fragile.clone());
+        let take = taker.fault_point();
+        Arc::new(move |name| {
+            beside.reached(name);
+            fragile.pause(true);
+            let taken = take(name);
+            fragile.pause(false);
+            taken
+        })
+    }
 }
 
 impl EventListener for Seals {
@@ -81,7 +104,7 @@ pub(crate) struct Runner {
     pub(super) ordered: Ordered,
     pub(super) clock: Arc<ManualClock>,
     seals: Arc<Seals>,
-    keys: Vec<Vec<u8>>,
+    pub(super) keys: Vec<Vec<u8>>,
     snapshots: Vec<Taken>,
     /// Those that were taken in the middle of jobs. (Apart, as how many there are depends on the
     /// settings.)
@@ -143,7 +166,7 @@ impl Runner {
         let seals = Arc::new(Seals::default());
         let taker = Arc::new(MidwayTaker::default());
         let mut components = Self::components(&setting, &clock, &seals);
-        components.fault_point = Some(taker.fault_point());
+        components.fault_point = Some(seals.fault_point(&taker));
         components.families.insert("default".to_owned(), setting.family("default"));
         let db = Db::open_with(setting.dir(), setting.db.clone(), components).unwrap();
         let default = (Family::new("default", false), db.default_family().clone());
@@ -213,14 +236,26 @@ impl Runner {
         self.seals.parts.load(Ordering::Relaxed)
     }
 
+    /// How often a merge operator or filter has panicked.
+    pub(crate) fn panicked(&self) -> u64 {
+        self.seals.fragile.panicked()
+    }
+
     fn components(setting: &Setting, clock: &Arc<ManualClock>, seals: &Arc<Seals>) -> Components {
         let mut listeners = Listeners::default();
+        listeners.add(Arc::new(seals.fragile.clone()));
         listeners.add(Arc::clone(seals) as _);
         let clock = Arc::clone(clock) as _;
-        let mut registry = Registry::default();
+        let mut registry = seals.fragile.registry();
         registry.add_compaction_filter(Arc::new(RemoveThirds));
-        let (fs, seed) = (setting.fs(), Some(7));
-        Components { fs, clock, registry, listeners, seed, ..Components::default() }
+        Components {
+            fs: setting.fs(),
+            clock,
+            listeners,
+            registry,
+            seed: Some(7),
+            ..Components::default()
+        }
     }
 
     pub(super) fn now_ms(&self) -> u64 {
@@ -307,7 +342,13 @@ impl Runner {
                 let index = bucket % self.db.buckets(cf).unwrap().len();
                 self.cleared(cf, index, || self.db.merge_buckets(cf, index));
             }
-            Step::Ingest { cf, tables, link } => self.ingest(*cf, tables, *link),
+            Step::Ingest { cf, tables, link, beside } => self.ingest(*cf, tables, *link, *beside),
+            Step::IngestIntoGap { cf, gap, stamp, beside } => {
+                self.ingest_into_gap(*cf, *gap, *stamp, *beside);
+            }
+            Step::PanicInBackground { nth } => self.panic_in_background(*nth),
+            Step::PanicInRead { cf, key, nth } => self.panic_in_read(*cf, *key, *nth),
+            Step::PanicInListener { nth } => self.seals.fragile.arm_listener(*nth),
             Step::Checkpoint => self.checkpoint(),
             Step::CreateFamily => {
                 let used = |name: &str| self.families.iter().any(|(model, _)| model.name == name);
@@ -327,6 +368,63 @@ impl Runner {
             }
             other => unreachable!("{other:?} is not upkeep"),
         }
+    }
+
+    /// Background steps until an extension panics, or none is due; then until all is well again.
+    fn panic_in_background(&self, nth: u64) {
+        if !self.setting.is_manual() {
+            return;
+        }
+        self.seals.fragile.arm(nth);
+        let mut step = self.db.step_background();
+        while matches!(step, Ok(true)) {
+            step = self.db.step_background();
+        }
+        self.seals.fragile.arm(0);
+        let is_healthy = || {
+            let health = self.db.property(self.db.default_family(), "archipelago.health");
+            health.is_some_and(|text| text.starts_with("healthy"))
+        };
+        if let Err(error) = step {
+            assert!(Fragile::is_named_in(&error), "{error}");
+            assert!(!is_healthy(), "{error}");
+        }
+        while !is_healthy() {
+            assert!(self.db.step_background().unwrap(), "what failed is not planned again");
+        }
+    }
+
+    /// Reads fail with an error that names the operator, or are right; and then they are right.
+    fn panic_in_read(&mut self, cf: usize, key: KeyNo, nth: u64) {
+        // Threads of the database could meet the panic as well.
+        self.seals.fragile.arm(if self.setting.is_manual() { nth } else { 0 });
+        let handle = self.handle(cf);
+        if let Err(error) = self.db.get(self.key(key)) {
+            assert!(Fragile::is_named_in(&error), "{error}");
+        }
+        let mut iter = self.db.iter(handle, &ReadOptions::default()).unwrap();
+        iter.seek_to_first();
+        while iter.valid() {
+            iter.next();
+        }
+        if let Err(error) = iter.status() {
+            assert!(Fragile::is_named_in(&error), "{error}");
+        }
+        drop(iter);
+        self.seals.fragile.arm(0);
+        self.get(cf, key, None);
+    }
+
+    /// Ingests, in manual mode with background steps meanwhile.
+    pub(super) fn ingest_beside(&self, cf: usize, paths: &[PathBuf], link: bool, beside: usize) {
+        let (handle, options) = (self.handle(cf), IngestOptions { link });
+        let steps = if self.setting.is_manual() { beside } else { 0 };
+        self.patiently(|| {
+            let (ingested, stepped) =
+                self.seals.beside.ingest(&self.db, handle, paths, &options, steps);
+            stepped.unwrap();
+            ingested
+        });
     }
 
     /// Changes a bucket; if it is in use, clears it and its right neighbour and tries once more.
@@ -390,7 +488,7 @@ impl Runner {
         }
     }
 
-    fn write(&mut self, records: &[(usize, Record)], wal: bool, sync: bool) {
+    pub(super) fn write(&mut self, records: &[(usize, Record)], wal: bool, sync: bool) {
         let now_ms = self.now_ms();
         let mut batch = WriteBatch::new();
         for (cf, record) in records {
@@ -628,7 +726,7 @@ impl Runner {
 
     fn open_again(&mut self) {
         let mut components = Self::components(&self.setting, &self.clock, &self.seals);
-        components.fault_point = Some(self.taker.fault_point());
+        components.fault_point = Some(self.seals.fault_point(&self.taker));
         self.db = Db::open_with(self.setting.dir(), self.setting.db.clone(), components).unwrap();
         self.begin_midway();
         let mut names: Vec<&str> = self.families.iter().map(|(m, _)| m.name.as_str()).collect();

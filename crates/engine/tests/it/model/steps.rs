@@ -4,13 +4,26 @@
 /// A key of the universe, by its index.
 pub(crate) type KeyNo = usize;
 
-/// All keys that cases use, ascending: some share prefixes, one is empty, one is all ones.
+/// Gaps that [`Step::IngestIntoGap`] has, of three keys each.
+pub(crate) const GAPS: usize = 40;
+
+/// The first of the three keys of a gap; the later gaps lie lower, so that files of earlier ones do
+/// not reach into them.
+pub(crate) fn gap_key(gap: usize, universe: usize) -> KeyNo {
+    universe - 3 * (gap % GAPS + 1)
+}
+
+/// All keys that cases use, ascending: some share prefixes, one is empty, one is all ones. Behind
+/// them, for gaps, keys that no other step chooses.
 pub(crate) fn universe() -> Vec<Vec<u8>> {
     let mut keys: Vec<Vec<u8>> = vec![Vec::new(), vec![0], vec![0xff, 0xff]];
     for prefix in ["a", "reef:", "reef:1:", "z"] {
         keys.extend((0..9).map(|n| format!("{prefix}{:02}", n * 3).into_bytes()));
     }
     keys.push(vec![b'm'; 300]);
+    for gap in 0..GAPS as u8 {
+        keys.extend(b"amz".map(|end| vec![0xff, 0xff, gap, end]));
+    }
     keys.sort();
     keys
 }
@@ -128,10 +141,34 @@ pub(crate) enum Step {
         cf: usize,
         bucket: usize,
     },
+    /// With so many background steps on another thread while it is installed.
     Ingest {
         cf: usize,
         tables: Vec<Table>,
         link: bool,
+        beside: usize,
+    },
+    /// The outer keys of a gap, in files of their own until a compaction is due; then its middle key
+    /// is ingested, with so many background steps on another thread.
+    IngestIntoGap {
+        cf: usize,
+        gap: usize,
+        stamp: u64,
+        beside: usize,
+    },
+    /// A background step in which the `nth` call of an extension panics.
+    PanicInBackground {
+        nth: u64,
+    },
+    /// A read in which the `nth` call of the merge operator panics.
+    PanicInRead {
+        cf: usize,
+        key: KeyNo,
+        nth: u64,
+    },
+    /// The listener panics at the `nth` event from now on.
+    PanicInListener {
+        nth: u64,
     },
     Checkpoint,
     CreateFamily,
@@ -147,6 +184,7 @@ pub(crate) enum Step {
 pub(crate) struct Generator {
     rng: fastrand::Rng,
     keys: usize,
+    gaps: usize,
     next_stamp: u64,
     /// Whether some writes go past the log.
     unlogged: bool,
@@ -157,7 +195,8 @@ pub(crate) struct Generator {
 impl Generator {
     pub(crate) fn new(seed: u64, unlogged: bool) -> Self {
         let rng = fastrand::Rng::with_seed(seed);
-        Self { rng, keys: universe().len(), next_stamp: 1, unlogged, ranges: false }
+        let keys = universe().len() - 3 * GAPS;
+        Self { rng, keys, gaps: 0, next_stamp: 1, unlogged, ranges: false }
     }
 
     /// Steps most of whose writes are range deletes.
@@ -321,6 +360,8 @@ impl Generator {
         let (a, b) = (self.key(), self.key());
         let (start, end) = (a.min(b), (a.max(b) + 2).min(self.keys));
         let start = start.min(end - 2);
+        // Small ones find gaps below L0.
+        let end = if self.rng.bool() { start + 2 } else { end };
         let mut tables = Vec::new();
         let middle = (start + end) / 2;
         if self.one_in(3) && middle - start > 1 && end - middle > 1 {
@@ -329,7 +370,8 @@ impl Generator {
         } else {
             tables.push(self.table(start..end));
         }
-        Step::Ingest { cf: self.rng.usize(..8), tables, link: self.rng.bool() }
+        let beside = self.rng.usize(..4);
+        Step::Ingest { cf: self.rng.usize(..8), tables, link: self.rng.bool(), beside }
     }
 
     fn read(&mut self) -> Step {
@@ -349,7 +391,7 @@ impl Generator {
 
     fn upkeep(&mut self) -> Step {
         let cf = self.rng.usize(..8);
-        match self.rng.u32(..40) {
+        match self.rng.u32(..50) {
             0..=6 => Step::Flush { cf },
             7..=16 => Step::Background { steps: self.rng.usize(1..6) },
             17..=20 => {
@@ -367,6 +409,15 @@ impl Generator {
             34 => Step::DropFamily { cf },
             35..=36 => Step::Reopen,
             37..=38 => Step::Kill,
+            39..=42 => Step::PanicInBackground { nth: self.rng.u64(1..4) },
+            43 => Step::PanicInRead { cf, key: self.key(), nth: self.rng.u64(1..3) },
+            44..=47 => {
+                self.gaps += 1;
+                let stamp = self.stamp();
+                let beside = self.rng.usize(1..4);
+                Step::IngestIntoGap { cf, gap: self.gaps, stamp, beside }
+            }
+            48 => Step::PanicInListener { nth: self.rng.u64(1..8) },
             _ => Step::CheckAll,
         }
     }

@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &ChildArguments) -> Result<()> {
             let thread = thread as u64;
             for number in first..first + count {
                 let operation = plan::operation(seed, thread, number);
-                let done = plan::perform(&db, &families, &operation)
+                let done = plan::perform(&db, &families, thread, &operation)
                     .and_then(|()| acks.acknowledge(thread, number));
                 if let Err(error) = done {
                     let error = error.context_at(format!("operation {number} of thread {thread}"));

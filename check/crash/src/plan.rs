@@ -7,9 +7,13 @@
 //! which moves, so that the load moves the boundaries of buckets.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use archipelago::Result;
-use archipelago::{Db, WriteBatch, WriteOptions};
+use archipelago::env::FileSystem;
+use archipelago::env::local::LocalFs;
+use archipelago::{
+    ColumnFamily, Db, IngestOptions, Result, SstWriter, TableOptions, WriteBatch, WriteOptions,
+};
 
 use crate::settings::{COUNTERS, FAMILIES, Rng};
 
@@ -21,6 +25,8 @@ const KEYS: u64 = 40;
 const STAY: u64 = 1500;
 /// Counters that all threads add to.
 const SHARED: u64 = 4;
+/// One operation in so many is an ingestion, which waits for a flush.
+const INGEST_ONE_IN: u32 = 200;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +42,8 @@ pub(crate) enum Change {
 pub(crate) struct Operation {
     pub(crate) changes: Vec<Change>,
     pub(crate) sync: bool,
+    /// The changes, puts of one family, come as a table that is ingested.
+    pub(crate) ingest: bool,
 }
 
 fn key(slot: u64, thread: u64, n: u64) -> Vec<u8> {
@@ -64,6 +72,13 @@ pub(crate) fn operation(seed: u64, thread: u64, n: u64) -> Operation {
     };
     let family = rng.usize(..FAMILIES.len());
     let stamp = format!("t{thread:02}-{n:09}-");
+    if rng.u32(..INGEST_ONE_IN) == 0 {
+        let (slot, first) = (rng.u64(..SLOTS), rng.u64(..KEYS));
+        let keys = (first..KEYS.min(first + 4)).map(|n| key(slot, thread, n));
+        let value = filled(rng, &stamp, 200);
+        let put = |key| Change::Put { family, key, value: value.clone() };
+        return Operation { changes: keys.map(put).collect(), sync: true, ingest: true };
+    }
     let changes = match rng.u32(..100) {
         0..45 => vec![Change::Put { family, key: any(rng), value: filled(rng, &stamp, 1500) }],
         45..60 => vec![Change::Delete { family, key: any(rng) }],
@@ -76,7 +91,7 @@ pub(crate) fn operation(seed: u64, thread: u64, n: u64) -> Operation {
         63..80 => vec![Change::Add { key: any(rng), count: rng.u64(1..100) }],
         _ => batch(rng, thread, &stamp),
     };
-    Operation { changes, sync: rng.u32(..100) == 0 }
+    Operation { changes, sync: rng.u32(..100) == 0, ingest: false }
 }
 
 /// The same stamp under several keys, over families and buckets, and some counting.
@@ -108,12 +123,32 @@ fn filled(rng: &mut Rng, stamp: &str, most: usize) -> Vec<u8> {
     value
 }
 
-/// Carries an operation out.
+/// Ingests the puts of an operation.
+fn ingest(db: &Db, families: &[ColumnFamily], thread: u64, operation: &Operation) -> Result<()> {
+    let fs: Arc<dyn FileSystem> = Arc::new(LocalFs::new());
+    let path = db.dir().with_file_name(format!("table-{thread}"));
+    let mut writer = SstWriter::create(&fs, &path, TableOptions::default())?;
+    let mut cf = &families[0];
+    for change in &operation.changes {
+        if let Change::Put { family, key, value } = change {
+            cf = &families[*family];
+            writer.put(key, value)?;
+        }
+    }
+    writer.finish()?;
+    db.ingest(cf, &[&path], &IngestOptions::default())
+}
+
+/// Carries an operation of a thread out.
 pub(crate) fn perform(
     db: &Db,
-    families: &[archipelago::ColumnFamily],
+    families: &[ColumnFamily],
+    thread: u64,
     operation: &Operation,
 ) -> Result<()> {
+    if operation.ingest {
+        return ingest(db, families, thread, operation);
+    }
     let mut batch = WriteBatch::new();
     for change in &operation.changes {
         match change {

@@ -1,8 +1,8 @@
 //! The border to code that may panic: a user's extensions, and the jobs that call them.
 //!
-//! Merge operators, compaction filters, event listeners and job executors are code of the user.
-//! The engine calls each of them through a [`Border`], which turns a panic into an error that names
-//! the extension and its column family. Its cause is an [`ExtensionPanic`], by which callers tell it
+//! Merge operators, compaction filters, event listeners and job executors are code of the user. The
+//! engine calls each of them through a [`Border`], which turns a panic into an error that names the
+//! extension and its column family. Its cause is an [`ExtensionPanic`], by which callers tell it
 //! from other errors. [`contained`] does the same for the engine's own part of a job; the cause of
 //! its error is an [`EnginePanic`].
 //!
@@ -15,8 +15,8 @@
 //!    number of live borders.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: a panic becomes an error of kind `Internal`. Values that the panicking code was changing
-//! may be left half changed; callers drop them.
+//! Failure: a panic becomes an error of kind `Internal`. Values that the panicking code was
+//! changing may be left half changed; callers drop them.
 //! Cost: making a border takes a lock and allocates. A call sets a thread-local word twice.
 
 use std::any::Any;
@@ -175,8 +175,8 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Internal);
         assert_eq!(
             error.to_string(),
-            "internal error: merge operator \"sum\" of column family \"counters\" panicked: correct \
-             it and restart the program: at 7"
+            "internal error: merge operator \"sum\" of column family \"counters\" panicked: \
+             correct it and restart the program: at 7"
         );
         let told = error.context_at("flush").context_at("background");
         assert!(told.cause::<ExtensionPanic>().is_some());

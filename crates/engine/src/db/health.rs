@@ -2,14 +2,15 @@
 //!
 //! Two states beside health. *Failing*: a background job or an append failed for a cause that may
 //! go away (a full disk); it is tried again, writes that would have to wait for it fail with its
-//! error instead of hanging. *Read only*: a sync failed or a file is damaged, so what is on disk
-//! is unknown; writes are refused until `Db::resume` or a reopen; reads go on. Where the cause was a
-//! full device, background work resumes by itself (`db::resume`). Errors are never
-//! dropped: each is counted, told to listeners and shown in stats.
+//! error instead of hanging. *Read only*: a sync failed or a file is damaged, so what is on disk is
+//! unknown; writes are refused until `Db::resume` or a reopen; reads go on. Where the cause was a
+//! full device, background work resumes by itself (`db::resume`). Errors are never dropped: each is
+//! counted, told to listeners and shown in stats.
 //!
-//! A job whose edit does not fit the versions any more, and a job whose extension panicked, make the
-//! database *failing* and never read only: nothing stored is damaged, and the job is planned again.
-//! A panic of the engine itself in a job makes it read only, because the job may have stopped halfway.
+//! A job whose edit does not fit the versions any more, and a job whose extension panicked, make
+//! the database *failing* and never read only: nothing stored is damaged, and the job is planned
+//! again. A panic of the engine itself in a job makes it read only, because the job may have
+//! stopped halfway.
 
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;

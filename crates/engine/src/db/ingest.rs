@@ -11,19 +11,19 @@
 //!    where nothing at or above overlaps it, if no compaction runs over its keys; else to L0, which
 //!    takes only files within one bucket.
 //! 2. From the choice of the levels until the install the ingestion is among the running jobs
-//!    ([`RunningKind::Ingestion`]), with the keys and the level of each file. It is entered under the
-//!    same hold of the state lock in which the levels are chosen, and leaves on every way out. So no
-//!    compaction is picked meanwhile that would write the same keys of the same level, and no map
-//!    change that would cut a file. A flush cannot collide: no memtable holds keys of the files, and
-//!    the commit lock lets no write in.
+//!    ([`RunningKind::Ingestion`]), with the keys and the level of each file. It is entered under
+//!    the same hold of the state lock in which the levels are chosen, and leaves on every way out.
+//!    So no compaction is picked meanwhile that would write the same keys of the same level, and no
+//!    map change that would cut a file. A flush cannot collide: no memtable holds keys of the
+//!    files, and the commit lock lets no write in.
 //! 3. One ingestion at a time is between these two points, because it holds the manifest lock.
 //!
 //! What was written before an ingestion is synced before it, so that power loss cannot keep the
 //! later and lose the earlier.
 //!
 //! Failure: nothing is visible before the manifest edit; files that were taken and not installed
-//! are removed, as are after success those that were cut. If the edit could not be written, the next
-//! open may find it: then the files stay, and the sequence number is not given out again.
+//! are removed, as are after success those that were cut. If the edit could not be written, the
+//! next open may find it: then the files stay, and the sequence number is not given out again.
 //! Cost: two reads of each file, a copy where it cannot be linked, a flush of the family if a
 //! memtable overlaps, one log sync and one edit.
 
@@ -249,8 +249,8 @@ impl DbInner {
             family.check_alive()?;
             if self.state.lock().leave_log {
                 return Err(Error::busy(
-                    "the log has to be left after an earlier error before files can be ingested; try \
-                     again",
+                    "the log has to be left after an earlier error before files can be ingested; \
+                     try again",
                 ));
             }
             self.progress_or_step()?;
@@ -298,7 +298,8 @@ impl DbInner {
     }
 
     /// Chooses the level of each file and enters the ingestion among the running jobs, as one step;
-    /// `None` if a file has to be cut first (manifest lock held, so that `version` stays the newest).
+    /// `None` if a file has to be cut first (manifest lock held, so that `version` stays the
+    /// newest).
     fn start_ingestion(
         &self,
         family: &Family,

@@ -149,6 +149,7 @@ impl DbInner {
             self.next_task(&mut state)
         };
         let Some(task) = task else {
+            self.forget_failure_if_idle(&mut self.state.lock());
             self.remove_obsolete();
             return Ok(false);
         };
@@ -181,6 +182,9 @@ impl DbInner {
                 match next {
                     Some(task) => task,
                     None => {
+                        if !spare {
+                            self.forget_failure_if_idle(&mut state);
+                        }
                         let pause = self.pause(&state);
                         self.work.wait_for(&mut state, pause);
                         drop(state);
@@ -222,6 +226,17 @@ impl DbInner {
         state.failures_in_row = state.failures_in_row.saturating_add(1);
         let pause = self.pause(&state).as_nanos() as u64;
         state.retry_at_ns = self.clock.now_ns() + pause;
+    }
+
+    /// Forgets an earlier failure if nothing is left that could fail: what failed was done by hand
+    /// meanwhile, or its family was dropped. Called when there is nothing to pick.
+    fn forget_failure_if_idle(&self, state: &mut State) {
+        let is_idle = state.running.is_empty() && state.readying.is_empty();
+        if state.failures_in_row > 0 && is_idle && self.may_pick(state) {
+            state.failures_in_row = 0;
+            self.health.clear_failing();
+            self.progress.notify_all();
+        }
     }
 
     /// Whether anything may be picked now.

@@ -248,6 +248,25 @@ fn compaction_with_a_panicking_extension_fails_and_is_planned_again() {
 }
 
 #[test]
+fn failure_of_work_that_is_gone_is_forgotten() {
+    let (fs, fragile) = (MemFs::new(), Panicking::default());
+    let db = open(&fs, small_db(), Which::Executor, &fragile);
+    for _ in 0..2 {
+        fill(&db);
+        db.flush(db.default_family()).unwrap();
+    }
+    fragile.set(true);
+    named(&db.wait_for_background().unwrap_err(), Which::Executor);
+    assert!(health(&db).starts_with("failing"));
+    fragile.set(false);
+    // By hand, so that no background job is left that could succeed.
+    db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+    db.wait_for_background().unwrap();
+    assert_eq!(health(&db), "healthy");
+    check(&db);
+}
+
+#[test]
 fn writers_get_the_error_of_a_panicking_flush() {
     let (fs, fragile) = (MemFs::new(), Panicking::default());
     let options = DbOptions { background: BackgroundMode::Threads, ..small_db() };

@@ -94,15 +94,21 @@ pub struct SegmentEnd {
     pub next: Option<FileNo>,
     /// Whether it was begun under the boot of today; `None` if that is not known.
     pub same_boot: Option<bool>,
+    /// Whether it has everything up to the length that the next segment's header gives.
+    pub is_complete: bool,
     /// How it ended.
     pub end: End,
 }
 
 impl SegmentEnd {
     /// Offset behind everything valid in the segment, the record that names the next segment
-    /// included.
+    /// included. No limit for a segment that is complete: what a sync may have made durable behind
+    /// its length is the rest of a group that failed, which no recovery takes.
     #[must_use]
     pub fn whole_through(&self) -> u64 {
+        if self.is_complete {
+            return u64::MAX;
+        }
         let trailer = RECORD_BYTES + END_PAYLOAD_BYTES as u64;
         self.end_offset + if self.next.is_some() { trailer } else { 0 }
     }
@@ -142,7 +148,8 @@ pub fn read_segment(
     let mut segment = Segment::open(fs, file, request)?;
     let (at, problem) = segment.replay(visit)?;
     let end = segment.judge(at, problem)?;
-    Ok(SegmentEnd { end, ..segment.found })
+    let is_complete = request.known_len == Some(at) && segment.header.is_some();
+    Ok(SegmentEnd { end, is_complete, ..segment.found })
 }
 
 /// The largest synced-through offset that any valid record of the segment gives, also behind
@@ -184,6 +191,7 @@ impl<'a> Segment<'a> {
             synced_through: 0,
             next: None,
             same_boot: None,
+            is_complete: false,
             end: End::Clean,
         };
         let source = Source::open(fs, &file.path)?;

@@ -1,4 +1,5 @@
 use archipelago_base::ErrorKind;
+use archipelago_env::fault::{FaultFs, Operation, Rule};
 
 use super::*;
 
@@ -287,4 +288,33 @@ fn a_missing_first_segment_above_the_floor_is_corruption() {
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.context().contains("segment 3 is missing"), "{error}");
     assert_eq!(read(4).unwrap().last_seq, Some(SeqNo(200 + ops_of(200) - 1)));
+}
+
+/// A group of which the device took a part: a sync may have made that part durable, but the next
+/// segment's header says that the segment ended before the group.
+#[test]
+fn a_segment_is_whole_without_what_a_failed_group_left() {
+    let fs = FaultFs::new(Arc::new(MemFs::new()), 1);
+    fs.create_dir_all(Path::new("/db")).unwrap();
+    let bench = Bench { fs: Arc::new(fs.clone()), dir: PathBuf::from("/db"), _keep: None };
+    let mut writer = bench.writer(1, None);
+    let written = fill(&mut writer, 1, 5);
+    let batches: Vec<(u64, WriteBatch)> =
+        (0..40).map(|n| (100 + 3 * n, batch_of(100 + 3 * n))).collect();
+    let entries: Vec<Entry<'_>> = batches
+        .iter()
+        .map(|(seq, batch)| Entry {
+            first_seq: SeqNo(*seq),
+            payload: batch.data(),
+            payload_crc: payload_crc(batch.data()),
+        })
+        .collect();
+    fs.add(Rule::on(Operation::LogAppend).nth(2));
+    writer.append_many(&entries).unwrap_err();
+    let durable = writer.syncer().sync().unwrap();
+    assert_eq!(durable.segment, FileNo(1));
+    writer.rotate(&bench.path(2), FileNo(2), None).unwrap();
+    let (seen, log) = bench.tolerant(&[1, 2]).unwrap();
+    assert_eq!(seen, seqs(&written));
+    assert!(log.segments[0].whole_through() >= durable.offset, "a false alarm: {log:?}");
 }

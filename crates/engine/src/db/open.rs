@@ -399,11 +399,10 @@ impl DbInner {
         floor: FileNo,
         recovered: &RecoveredLog,
     ) -> Result<()> {
+        // A segment that was durable was never cut off the log rightly: all before it was durable.
         let whole_through = |no| {
             let read = recovered.segments.iter().find(|segment| segment.no == no);
-            let dropped = recovered.dropped.iter().any(|segment| segment.no == no);
-            // A segment that an earlier recovery has cut off the log is not needed.
-            read.map(SegmentEnd::whole_through).or(dropped.then_some(u64::MAX))
+            read.map(SegmentEnd::whole_through)
         };
         manifest.evidence().check_log(&self.dir, floor, whole_through)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use archipelago_base::ErrorKind;
 use archipelago_engine::db::{ColumnFamily, Db};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{DbOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_env::fault::{FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
 use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose};
@@ -180,6 +180,25 @@ fn a_lost_log_segment_is_refused_unchanged() {
             }
         }
     }
+}
+
+#[test]
+fn a_loss_before_a_segment_that_was_synced_is_refused_unchanged() {
+    let disk = MemFs::new();
+    let family = CfOptions { write_buffer_bytes: 4 << 20, ..small_family() };
+    let db = Db::open_with("/db", small_db(), over(&disk, family)).unwrap();
+    for n in 0..400u32 {
+        put(&db, db.default_family(), &n.to_be_bytes(), &[b'v'; 500]);
+    }
+    // The first sync since the open, so that no record says that anything was synced.
+    db.put_with(db.default_family(), b"last", b"synced", &WriteOptions::synced()).unwrap();
+    let disk = disk.kill_clone();
+    let whole = files(&disk);
+    let logs: Vec<&String> = whole.keys().filter(|name| name.ends_with(".log")).collect();
+    assert!(logs.len() > 2, "{logs:?}");
+    let name = logs[logs.len() - 2];
+    write(&disk, name, &whole[name][..whole[name].len() / 2]);
+    refused(&disk, "a segment before a synced one was cut", &["durable", "MARK-"]);
 }
 
 #[test]

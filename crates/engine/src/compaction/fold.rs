@@ -127,7 +127,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
                 self.queue.push(seq, Kind::PutExpiring, self.input.value());
                 self.consume();
             }
-            _ => self.fold_fully(newest, base)?,
+            _ => self.fold_fully(newest, stripe, base)?,
         }
         self.queue.place(&self.key);
         Ok(())
@@ -192,8 +192,9 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         Ok(())
     }
 
-    /// Operands on a known base: a value, or everything as it was if the operator refuses.
-    fn fold_fully(&mut self, newest: SeqNo, base: Base) -> Result<()> {
+    /// Operands on a known base: a value, or all operands and the base as it was if the operator
+    /// fails.
+    fn fold_fully(&mut self, newest: SeqNo, stripe: usize, base: Base) -> Result<()> {
         let value = match base {
             Base::Record(_, Kind::Put) => Some(self.input.value()),
             _ => None,
@@ -216,8 +217,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
             }
             Err(error) => {
                 if let Base::Record(seq, kind) = base {
-                    self.queue.push(seq, kind, self.input.value());
-                    self.consume();
+                    self.keep_base(seq, kind, stripe);
                 }
                 self.counts.merge_errors += 1;
                 self.counts
@@ -226,6 +226,24 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
             }
         }
         Ok(())
+    }
+
+    /// Puts the base on which the input stands below operands that could not be folded. A base that
+    /// holds no value is kept only where it hides something older, and only as a delete. Otherwise a
+    /// table would hold garbage that no job removes, and would be picked to be rewritten for ever.
+    fn keep_base(&mut self, seq: SeqNo, kind: Kind, stripe: usize) {
+        let hides = stripe > 0 || self.below.may_hold(&self.key);
+        match kind {
+            Kind::Delete if !hides => self.counts.dropped.deletes += 1,
+            // An expiry that has yet to pass never gets here.
+            Kind::PutExpiring if !hides => self.counts.dropped.expired += 1,
+            Kind::PutExpiring => {
+                self.counts.rewritten += 1;
+                self.queue.push(seq, Kind::Delete, &[]);
+            }
+            _ => self.queue.push(seq, kind, self.input.value()),
+        }
+        self.consume();
     }
 }
 

@@ -16,8 +16,8 @@
 //!    put, a delete, an expired record, a range tombstone, or the end of the key's history), else
 //!    by the operator's partial merge if it has one. A base that has yet to expire is kept under
 //!    its operands: after its expiry, readers see them on no value, whether or not a job ran in
-//!    between. If the operator fails, operands and base are kept as they are and the failure is
-//!    reported.
+//!    between. If the operator fails, its operands and a base with a value are kept as they are,
+//!    a base without one is a delete (rules 4 and 5), and the failure is reported.
 //! 7. The compaction filter sees the first version of a key, if that is a live value at or below
 //!    `visible` (not operands, nor what was just folded: the next job shows the filter that).
 //!    Removal is a delete (rule 4). Expired records never get there. The filter may remove what a

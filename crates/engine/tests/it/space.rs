@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use archipelago_base::clock::{Clock, ManualClock, SystemClock};
 use archipelago_base::spawn::{Spawn, SystemSpawn};
-use archipelago_base::{ErrorKind, Result};
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::db::{
     ColumnFamily, CompactRangeOptions, Components, Db, LastLevel, ReadOptions,
 };
-use archipelago_engine::extension::{CompactionFilter, FilterDecision, Registry};
+use archipelago_engine::extension::{CompactionFilter, FilterDecision, MergeOperator, Registry};
 use archipelago_engine::job::Cancel;
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{
@@ -54,6 +54,7 @@ impl Store {
     fn open(fs: &MemFs, clock: &Arc<ManualClock>, options: DbOptions, family: CfOptions) -> Db {
         let mut registry = Registry::default();
         registry.add_compaction_filter(Arc::new(DropAll));
+        registry.add_merge_operator(Arc::new(Refuse));
         let clock = Arc::clone(clock) as Arc<dyn Clock>;
         let components = Components { clock, registry, ..over(fs, family) };
         Db::open_with("/db", options, components).unwrap()
@@ -152,6 +153,47 @@ impl CompactionFilter for DropAll {
 
     fn filter(&self, _: &[u8], _: &[u8], _: Option<u64>, _: u64) -> FilterDecision {
         FilterDecision::Remove
+    }
+}
+
+/// Refuses every operand.
+struct Refuse;
+
+impl MergeOperator for Refuse {
+    fn name(&self) -> &str {
+        "refuse"
+    }
+
+    fn full_merge(&self, _: &[u8], _: Option<&[u8]>, _: &[&[u8]]) -> Result<Vec<u8>> {
+        Err(Error::invalid("refused"))
+    }
+}
+
+#[test]
+fn dead_bases_of_refused_operands_are_not_rewritten_for_ever() {
+    for expiring in [false, true] {
+        let refuse = Some("refuse".to_owned());
+        let store = Store::with(small_db(), CfOptions { merge_operator: refuse, ..small_family() });
+        let snapshot = store.db.snapshot();
+        for n in 0..200 {
+            if expiring {
+                store.put_for(n, 60)
+            } else {
+                store.delete(n)
+            }
+            store.write(|| store.db.merge(store.cf(), &key(n), b"x", &WriteOptions::default()));
+        }
+        store.settle();
+        drop(snapshot);
+        store.clock.advance(61 * SECOND);
+        for _ in 0..1000 {
+            if !store.db.step_background().unwrap() {
+                break;
+            }
+        }
+        assert!(!store.db.step_background().unwrap(), "work repeats");
+        let last = &store.db.report(store.cf()).unwrap().levels[6];
+        assert_eq!((last.entries, last.deletions), (200, 0), "only operands are left");
     }
 }
 

@@ -315,8 +315,15 @@ proptest! {
                 .filter(|((k, _), _)| *k == key)
                 .map(|(_, (kind, _))| *kind)
                 .collect();
-            if counts.merge_errors == 0 && !older(key) {
+            if !older(key) {
                 prop_assert!(!versions.contains(&Kind::Delete));
+            }
+            let dead = |((k, _), (kind, value)): (&(u8, _), &(Kind, Vec<u8>))| {
+                let expiry = || u64::from_le_bytes(value[..8].try_into().unwrap());
+                *k == key && *kind == Kind::PutExpiring && expiry() <= NOW_MS
+            };
+            prop_assert!(!out.records.iter().any(dead));
+            if counts.merge_errors == 0 && !older(key) {
                 if versions.last() != Some(&Kind::PutExpiring) {
                     prop_assert!(versions.len() <= 1, "{:?}", versions);
                     prop_assert!(!versions.contains(&Kind::Merge));

@@ -37,8 +37,10 @@
 //! times 1 + 1 / ([`GARBAGE_SHARE`] − 1) rounded up to quarters (at most twice), and the tables of
 //! data in key order that have expired are gone altogether.
 //!
-//! Cost: O(tables that may ever qualify), which a version lists when it is built.
+//! Cost: O(n log n) for `n` tables that may ever qualify, which a version lists when it is built;
+//! while there are range tombstones in tables, a few binary searches for every table besides.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::picker::Picker;
@@ -138,9 +140,9 @@ impl Picker<'_> {
             }
         }
         if !covers.0.is_empty() {
+            let listed: HashSet<u64> = files.iter().map(|(_, file)| file.no).collect();
             for (level, file) in self.version.files().filter(|(_, file)| self.is_idle(file)) {
-                let is_listed = || files.iter().any(|(_, listed)| listed.no == file.no);
-                if covers.delete(file, input) && !is_listed() {
+                if covers.delete(file, input) && !listed.contains(&file.no) {
                     files.push((level, Arc::clone(file)));
                 }
             }
@@ -210,7 +212,7 @@ impl Picker<'_> {
         let (mut overlapped, mut deleted) = (0u64, 0u64);
         for cover in covers_of(file) {
             let range =
-                crate::key::KeyRange { start: cover.start.clone(), end: Some(cover.end.clone()) };
+                crate::key::KeyRange { start: cover.start.to_vec(), end: Some(cover.end.to_vec()) };
             for below in level + 1..=LAST_LEVEL {
                 for other in self.version.overlapping(below, &range) {
                     overlapped = overlapped.saturating_add(other.size_bytes);
@@ -253,54 +255,101 @@ impl Picker<'_> {
     }
 }
 
+/// A covered range of a table, with the sequence numbers that readers see.
+#[derive(Clone, Copy)]
+struct Cover<'a> {
+    start: &'a [u8],
+    end: &'a [u8],
+    oldest_seq: u64,
+    newest_seq: u64,
+}
+
 /// The range tombstones of a table as readers see them.
-fn covers_of(file: &LiveFile) -> impl Iterator<Item = CoveredRange> + '_ {
-    file.content.covered.iter().map(|cover| match file.global_seq {
-        Some(seq) => CoveredRange { oldest_seq: seq, newest_seq: seq, ..cover.clone() },
-        None => cover.clone(),
+fn covers_of(file: &LiveFile) -> impl Iterator<Item = Cover<'_>> {
+    file.content.covered.iter().map(|CoveredRange { start, end, oldest_seq, newest_seq }| {
+        let oldest_seq = file.global_seq.unwrap_or(*oldest_seq);
+        let newest_seq = file.global_seq.unwrap_or(*newest_seq);
+        Cover { start, end, oldest_seq, newest_seq }
     })
 }
 
 /// Whether every record of `file` in the range of `cover` is deleted for every reader that there
 /// is or will be, those at the live snapshots included.
-fn deletes(cover: &CoveredRange, file: &FileMeta, input: &PickInput<'_>) -> bool {
+fn deletes(cover: &Cover<'_>, file: &FileMeta, input: &PickInput<'_>) -> bool {
     let from = input.snapshots.partition_point(|seq| seq.0 < file.smallest_seq);
     let is_between = input.snapshots.get(from).is_some_and(|seq| seq.0 < cover.newest_seq);
     file.largest_seq < cover.oldest_seq && cover.newest_seq <= input.visible.0 && !is_between
 }
 
-/// What the range tombstones of all tables delete, by start.
-struct Covers(Vec<CoveredRange>);
+/// What the range tombstones of the tables of one level delete.
+#[derive(Default)]
+struct LevelCovers<'a> {
+    /// By start.
+    covers: Vec<Cover<'a>>,
+    /// For each cover, the largest end up to it.
+    reached: Vec<&'a [u8]>,
+}
 
-impl Covers {
-    fn of(files: &[(usize, Arc<LiveFile>)]) -> Self {
-        let mut all: Vec<CoveredRange> =
-            files.iter().flat_map(|(_, file)| covers_of(file)).collect();
-        all.sort_by(|a, b| a.start.cmp(&b.start));
-        Self(all)
+impl<'a> LevelCovers<'a> {
+    fn of(mut covers: Vec<Cover<'a>>) -> Self {
+        covers.sort_by(|a, b| a.start.cmp(b.start));
+        let mut reached: Vec<&[u8]> = Vec::with_capacity(covers.len());
+        for cover in &covers {
+            let before = reached.last().copied().unwrap_or_default();
+            reached.push(before.max(cover.end));
+        }
+        Self { covers, reached }
+    }
+
+    /// Those that may hold a key of `file`: neighbours by start.
+    fn around(&self, file: &FileMeta) -> &[Cover<'a>] {
+        let from = self.reached.partition_point(|end| *end <= file.smallest.as_slice());
+        let to = self.covers.partition_point(|cover| cover.start <= file.largest.as_slice());
+        self.covers.get(from..to).unwrap_or_default()
+    }
+}
+
+/// What the range tombstones of all tables delete.
+///
+/// Covers of one level below L0 are disjoint, and those of L0 lie in one bucket each. So a question
+/// looks at few covers that lie beside the file, however many tables have range tombstones.
+pub(super) struct Covers<'a>(Vec<LevelCovers<'a>>);
+
+impl<'a> Covers<'a> {
+    pub(super) fn of(files: &'a [(usize, Arc<LiveFile>)]) -> Self {
+        // The tables are listed level by level.
+        let levels = files.chunk_by(|(one, _), (other, _)| one == other).map(|files| {
+            LevelCovers::of(files.iter().flat_map(|(_, file)| covers_of(file)).collect())
+        });
+        Self(levels.filter(|level| !level.covers.is_empty()).collect())
+    }
+
+    /// Those that are looked at for `file`.
+    fn around(&self, file: &FileMeta) -> impl Iterator<Item = &Cover<'a>> {
+        self.0.iter().flat_map(|level| level.around(file))
+    }
+
+    /// How many are looked at for `file`, for a test that counts.
+    #[cfg(test)]
+    pub(super) fn looks(&self, file: &FileMeta) -> usize {
+        self.around(file).count()
     }
 
     /// Whether together they delete every key of `file`. An adjacent pair of them counts as one, so
     /// that a table across a bucket boundary is found as well.
     fn delete(&self, file: &FileMeta, input: &PickInput<'_>) -> bool {
-        // Covers are few and tables many: most lie beside all covers.
-        let from = self.0.partition_point(|cover| cover.start <= file.smallest);
-        if !self.0[..from].iter().any(|cover| cover.end > file.smallest) {
-            return false;
-        }
-        let mut reached: Option<&[u8]> = None;
-        for cover in &self.0 {
-            let at = reached.unwrap_or(&file.smallest);
-            if cover.start.as_slice() > at {
+        let mut deleting: Vec<&Cover<'_>> =
+            self.around(file).filter(|cover| deletes(cover, file, input)).collect();
+        deleting.sort_by(|a, b| a.start.cmp(b.start));
+        let mut at = file.smallest.as_slice();
+        let last = file.largest.as_slice();
+        for cover in deleting {
+            if cover.start > at {
                 return false;
             }
-            if cover.end.as_slice() > at && deletes(cover, file, input) {
-                reached = Some(&cover.end);
-                let end = cover.end.as_slice();
-                let last = file.largest.as_slice();
-                if end > last || (end == last && file.largest_exclusive) {
-                    return true;
-                }
+            at = at.max(cover.end);
+            if cover.end > last || (cover.end == last && file.largest_exclusive) {
+                return true;
             }
         }
         false

@@ -1,6 +1,7 @@
 //! Tables that are dropped, rewritten or taken down for the space that they give back.
 
 use super::*;
+use crate::compaction::pick::reclaim::Covers;
 use crate::file_meta::FileMeta;
 use crate::table_content::CoveredRange;
 
@@ -179,4 +180,79 @@ fn one_rewrite_runs_at_a_time_and_drops_go_on() {
     let running = [rewrite.running(CF), Running { files: vec![3], ..rewrite.running(CF) }];
     let input = PickInput { running: &running, ..input };
     assert!(pick(&input).is_none(), "one rewrite runs already");
+}
+
+#[test]
+fn a_table_is_compared_with_the_covers_beside_it_only() {
+    const TABLES: u64 = 1000;
+    let key = |n: u64| format!("k{n:05}");
+    let mut files = Vec::new();
+    for n in 0..TABLES {
+        let at = (key(n), key(n + 1));
+        files.push((4, covering(3 * n + 1, (&at.0, &at.1), 30)));
+        files.push((5, covering(3 * n + 2, (&at.0, &at.1), 20)));
+        let last = format!("{}x", at.0);
+        files.push((LAST_LEVEL, meta(3 * n + 3, at.0.as_bytes(), last.as_bytes(), (1, 9))));
+    }
+    // A range delete over everything does not make every cover a neighbour of every table.
+    files.push((0, covering(3 * TABLES + 1, ("k", "l"), 40)));
+    let version = version(files, &[]);
+    let covers = Covers::of(version.reclaimable());
+    let looks = version.files().map(|(_, file)| covers.looks(file));
+    assert!(looks.filter(|&looks| looks > 8).count() <= 1, "only the widest table has many");
+    // The snapshot keeps the newest range delete from deleting the tables of level 4.
+    let snapshots = [SeqNo(35)];
+    assert_eq!(dropped(&at(&version, &snapshots)).len() as u64, 2 * TABLES);
+}
+
+#[test]
+fn dropped_tables_are_those_of_which_a_reader_sees_nothing() {
+    let mut rng = Rng::with_seed(11);
+    let key = |n: u64| char::from(b'a' + n as u8).to_string();
+    let mut dropped_in_all = 0;
+    for _ in 0..2000 {
+        let mut files = Vec::new();
+        // (keys, sequence number) of each range delete.
+        let mut deletes: Vec<(std::ops::Range<u64>, u64)> = Vec::new();
+        let mut no = 0;
+        for level in 3..=LAST_LEVEL {
+            let (mut from, newest) = (0, (8 - level as u64) * 10);
+            while from < 12 {
+                let to = (from + rng.u64(1..5)).min(13);
+                no += 1;
+                let seq = newest + rng.u64(..9);
+                if rng.bool() {
+                    files.push((level, covering(no, (&key(from), &key(to)), seq)));
+                    deletes.push((from..to, seq));
+                } else {
+                    let (first, last) = (key(from), key(to - 1));
+                    let seqs = (newest, seq);
+                    files.push((level, meta(no, first.as_bytes(), last.as_bytes(), seqs)));
+                }
+                from = to + rng.u64(..3);
+            }
+        }
+        let snapshots: Vec<SeqNo> = (0..rng.usize(..3)).map(|_| SeqNo(rng.u64(10..60))).collect();
+        let mut snapshots = snapshots;
+        snapshots.sort_unstable();
+        let version = version(files, &[]);
+        let input = at(&version, &snapshots);
+        let now_dropped = dropped(&input);
+        for (_, file) in version.files().filter(|(_, file)| file.range_deletions == 0) {
+            let number = |key: &[u8]| u64::from(key[0] - b'a');
+            let is_gone = (number(&file.smallest)..=number(&file.largest)).all(|at| {
+                // A reader at each snapshot, or now, that may see the table sees a delete of it.
+                let readers = snapshots.iter().map(|seq| seq.0).chain([input.visible.0]);
+                readers.filter(|reader| *reader >= file.smallest_seq).all(|reader| {
+                    deletes.iter().any(|(keys, seq)| {
+                        keys.contains(&at) && *seq > file.largest_seq && *seq <= reader
+                    })
+                })
+            });
+            let was_dropped = now_dropped.contains(&file.no);
+            assert!(is_gone || !was_dropped, "{file:?} {snapshots:?}");
+            dropped_in_all += u64::from(was_dropped);
+        }
+    }
+    assert!(dropped_in_all > 1000, "{dropped_in_all}");
 }

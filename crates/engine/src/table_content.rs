@@ -1,7 +1,7 @@
 //! What a table's records could give back: expiries, versions kept for snapshots, range deletes,
 //! and how the table was written. Pure data, owned by `FileMeta` and by a table's properties.
 //!
-//! The builder counts while it writes ([`ContentCounter`]); the manifest keeps the result, so that
+//! The builder counts while it writes (`ContentCounter`); the manifest keeps the result, so that
 //! a picker decides without opening a table.
 //!
 //! Invariants:

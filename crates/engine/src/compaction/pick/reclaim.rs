@@ -1,7 +1,7 @@
 //! Space that is given back without a write that asks for it: tables that no reader needs leave by
 //! an edit alone, and tables whose garbage is worth a rewrite are written again. Pure functions.
 //!
-//! **Dropped without being read** ([`Picker::pick_drop`], before any other compaction):
+//! **Dropped without being read** (`pick_drop`, before any other compaction):
 //! 1. a table of which no reader sees anything: every point record is a delete or has expired. Its
 //!    records still hide older versions of their keys, so nothing may overlap the table in a deeper
 //!    level or in an older L0 file. No live snapshot may be older than its newest record either: a
@@ -17,7 +17,7 @@
 //! then the table is not idle. A job that carries the tombstones of rule 2 keeps them wherever
 //! anything overlaps them below, and the covered table is part of what it was told to lie there.
 //!
-//! **Written again** ([`Picker::pick_rewrite`], after everything else, one at a time in the whole
+//! **Written again** (`pick_rewrite`, after everything else, one at a time in the whole
 //! database): a table of which at least 1/[`GARBAGE_SHARE`] is garbage, by records or by bytes.
 //! Garbage is what the rewrite certainly loses: records that have expired (the value in every
 //! level, the record in the last), shadowed records that no snapshot needs, and in the last level
@@ -25,7 +25,7 @@
 //! that no snapshot needs and, when no load goes on, once if it was written with another
 //! compression or without the family's compaction filter.
 //!
-//! **Taken down a level** ([`Picker::pick_sink`], when no load goes on): a table whose range
+//! **Taken down a level** (`pick_sink`, when no load goes on): a table whose range
 //! tombstones delete at least 1/[`GARBAGE_SHARE`] of what they overlap in deeper levels. Only tables
 //! that a tombstone covers in part are left for this.
 //!
@@ -370,7 +370,7 @@ pub struct RangeInput<'a> {
     /// Whether tables of the last level are written again that would gain nothing.
     pub is_forced: bool,
     /// Numbers of tables of the last level that were written for this wish.
-    pub written: &'a std::collections::HashSet<u64>,
+    pub written: &'a HashSet<u64>,
 }
 
 impl<'a> RangeInput<'a> {

@@ -11,6 +11,7 @@ mod checkpoint;
 mod commit;
 mod compact_range;
 mod compacting;
+mod counting;
 mod credit;
 mod families;
 mod family;

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use archipelago_base::Result;
 use archipelago_base::budget::MemoryClass;
 
+use crate::cache::{BlockKind, CacheStats};
 use crate::db::buckets::BucketInfo;
 use crate::db::rebalancing::BucketChange;
 use crate::db::{ColumnFamily, Db};
@@ -119,7 +120,8 @@ impl Db {
     /// `.num-files-at-levelN`, `.estimate-num-keys`, `.num-immutable-mem-table`,
     /// `.cur-size-all-mem-tables`, `.estimate-pending-compaction-bytes`, `.num-snapshots`,
     /// `.snapshot-table-bytes`, `.snapshot-mem-table-bytes`,
-    /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`,
+    /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`, `.block-cache-hit` and
+    /// `-miss` (of data, index and filter blocks also `.block-cache-data-hit` and so on),
     /// `.background-errors`, `.health`, `.latest-sequence-number`.
     #[must_use]
     pub fn property(&self, cf: &ColumnFamily, name: &str) -> Option<String> {
@@ -145,6 +147,14 @@ impl Db {
             "num-snapshots" => number(self.inner.snapshots.count() as u64),
             "total-sst-files-size" => number(report.levels.iter().map(|level| level.bytes).sum()),
             "num-running-jobs" => number(self.inner.state.lock().running.len() as u64),
+            "block-cache-hit" => number(self.cache_total(|stats| stats.hits)),
+            "block-cache-miss" => number(self.cache_total(|stats| stats.misses)),
+            "block-cache-data-hit" => number(self.inner.cache.stats(BlockKind::Data).hits),
+            "block-cache-data-miss" => number(self.inner.cache.stats(BlockKind::Data).misses),
+            "block-cache-index-hit" => number(self.inner.cache.stats(BlockKind::Index).hits),
+            "block-cache-index-miss" => number(self.inner.cache.stats(BlockKind::Index).misses),
+            "block-cache-filter-hit" => number(self.inner.cache.stats(BlockKind::Filter).hits),
+            "block-cache-filter-miss" => number(self.inner.cache.stats(BlockKind::Filter).misses),
             "block-cache-usage" => number(self.inner.budget.used_bytes(MemoryClass::BlockCache)),
             "background-errors" => number(self.inner.stats.get(Ticker::BackgroundErrors)),
             "health" => Some(report.health),
@@ -153,20 +163,29 @@ impl Db {
         }
     }
 
-    /// Estimate of live keys: records in memtables and tables less twice the deletes.
+    /// Estimate of live keys: overwritten, deleted and expired ones are not counted. With some
+    /// thousand keys it is nearly exact; with more it is within 10 % of the number of different
+    /// keys that the records in memtables and tables have, and mostly within 3 %. It reads some
+    /// dozens of small blocks at most and takes milliseconds.
     #[must_use]
     pub fn estimate_keys(&self, cf: &ColumnFamily) -> u64 {
+        self.inner.count_keys(&cf.family)
+    }
+
+    /// Bytes of keys and values of all records in memtables and tables, overwritten, deleted and
+    /// expired ones included: what a scan of everything may have to read, before compression.
+    #[must_use]
+    pub fn raw_bytes(&self, cf: &ColumnFamily) -> u64 {
         let current = cf.family.current.load_full();
-        let tables = current.version.files();
-        let (entries, deletions) =
-            tables.fold((0, 0), |sum, (_, file)| (sum.0 + file.entries, sum.1 + file.deletions));
-        let immutable: u64 = current
-            .immutables
-            .iter()
-            .flat_map(|immutable| immutable.shards.iter().flatten())
-            .map(|shard| shard.entries())
-            .sum();
-        (entries + immutable + current.active.entries()).saturating_sub(2 * deletions)
+        let shards = current.active.shards.iter();
+        let immutable = current.immutables.iter().flat_map(|i| i.shards.iter().flatten());
+        let in_memory = shards.chain(immutable).map(|shard| shard.data_bytes());
+        let tables = current.version.files().map(|(_, file)| file.raw_bytes);
+        in_memory.chain(tables).fold(0, u64::saturating_add)
+    }
+
+    fn cache_total(&self, figure: impl Fn(&CacheStats) -> u64) -> u64 {
+        BlockKind::ALL.iter().map(|&kind| figure(&self.inner.cache.stats(kind))).sum()
     }
 
     fn write_memory(&self, out: &mut String) {
@@ -202,6 +221,17 @@ impl Db {
                 s.p999,
                 s.max
             );
+        }
+        let _ = writeln!(
+            out,
+            "\n{:<16} {:>14} {:>14} {:>14} {:>14}",
+            "Block cache", "hits", "misses", "inserts", "evictions"
+        );
+        for kind in BlockKind::ALL {
+            let CacheStats { hits, misses, inserts, evictions } = self.inner.cache.stats(kind);
+            let name = kind.name();
+            let _ =
+                writeln!(out, "{name:<16} {hits:>14} {misses:>14} {inserts:>14} {evictions:>14}");
         }
         let yielded = self.inner.foreground.stats();
         let _ = writeln!(

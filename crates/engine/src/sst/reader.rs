@@ -210,6 +210,12 @@ impl TableReader {
         }
     }
 
+    /// Whether one filter over all keys of the table is in memory.
+    #[must_use]
+    pub(crate) fn has_whole_filter(&self) -> bool {
+        self.filter.is_some()
+    }
+
     /// Visits the versions of a key that the look-up's snapshot sees, newest first, until the
     /// visitor breaks. Range tombstones are not consulted.
     pub fn lookup(
@@ -375,6 +381,18 @@ impl TableReader {
     /// The block, if it is in the cache: for whom does not know its slot.
     pub(super) fn cached_by_key(&self, handle: Handle, kind: BlockKind) -> Option<Arc<Block>> {
         self.cache.get(&self.key_of(handle), kind)
+    }
+
+    /// The data block at `handle`, from the cache or the file: for callers that do not know its slot.
+    pub(super) fn block_by_key(
+        &self,
+        handle: Handle,
+        options: &TableReadOptions,
+    ) -> Result<Arc<Block>> {
+        match self.cached_by_key(handle, BlockKind::Data) {
+            Some(block) => Ok(block),
+            None => self.read_block(handle, BlockKind::Data, options),
+        }
     }
 
     #[cold]

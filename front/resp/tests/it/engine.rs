@@ -104,3 +104,50 @@ fn flushall_gives_the_space_back_without_more_writes() {
     db.wait_for_background().unwrap();
     assert_eq!(files(), 0);
 }
+
+#[test]
+fn dbsize_after_flushall_counts_only_what_was_written_since() {
+    let clock = Arc::new(ManualClock::new(START_MS));
+    let (db, server) = over_engine(&Arc::new(MemFs::new()), &clock);
+    let mut client = Client::connect(&server);
+    let fill = |client: &mut Client| {
+        for from in (0..200_000).step_by(20_000) {
+            let mut pipeline = Vec::new();
+            for n in from..from + 20_000 {
+                pipeline.extend(encode(&["SET", &format!("key:{n}"), "a value"]));
+            }
+            client.send(&pipeline);
+            for _ in 0..20_000 {
+                assert_eq!(client.reply(), "+OK");
+            }
+        }
+    };
+    fill(&mut client);
+    db.flush(db.default_family()).unwrap();
+    client.expect(&[("FLUSHALL", "+OK"), ("DBSIZE", ":0")]);
+    fill(&mut client);
+    let size = |client: &mut Client| -> u64 {
+        client.call(&["DBSIZE"]).trim_start_matches(':').parse().unwrap()
+    };
+    let within = 180_000..=220_000;
+    assert!(within.contains(&size(&mut client)));
+    db.flush(db.default_family()).unwrap();
+    assert!(within.contains(&size(&mut client)));
+}
+
+#[test]
+fn dbsize_reads_no_large_value() {
+    let clock = Arc::new(ManualClock::new(START_MS));
+    let (db, server) = over_engine(&Arc::new(MemFs::new()), &clock);
+    let mut client = Client::connect(&server);
+    client.expect(&[("SETRANGE big 33554431 x", ":33554432"), ("SET small v", "+OK")]);
+    db.flush(db.default_family()).unwrap();
+    let misses = || {
+        let name = "archipelago.block-cache-data-miss";
+        db.property(db.default_family(), name).unwrap()
+    };
+    let before = misses();
+    client.expect(&[("DBSIZE", ":2")]);
+    assert!(client.call(&["INFO"]).contains("block_cache_miss:"));
+    assert_eq!(misses(), before);
+}

@@ -18,6 +18,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
@@ -223,7 +224,10 @@ impl DbInner {
                 drop(task);
                 self.remove_obsolete();
                 wish.check_cancelled()?;
-                if let Err(error) = &result {
+                // A job that ended because its family was dropped or the database closes is no failure.
+                let is_moot =
+                    wish.cf.family.check_alive().is_err() || self.closing.load(Ordering::Acquire);
+                if let (Err(error), false) = (&result, is_moot) {
                     self.tell_failure("compaction of a range by hand", error);
                 }
                 let written = result?;

@@ -177,9 +177,9 @@ fn dead_bases_of_refused_operands_are_not_rewritten_for_ever() {
         let snapshot = store.db.snapshot();
         for n in 0..200 {
             if expiring {
-                store.put_for(n, 60)
+                store.put_for(n, 60);
             } else {
-                store.delete(n)
+                store.delete(n);
             }
             store.write(|| store.db.merge(store.cf(), &key(n), b"x", &WriteOptions::default()));
         }

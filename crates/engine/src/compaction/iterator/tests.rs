@@ -323,11 +323,10 @@ proptest! {
                 *k == key && *kind == Kind::PutExpiring && expiry() <= NOW_MS
             };
             prop_assert!(!out.records.iter().any(dead));
-            if counts.merge_errors == 0 && !older(key) {
-                if versions.last() != Some(&Kind::PutExpiring) {
-                    prop_assert!(versions.len() <= 1, "{:?}", versions);
-                    prop_assert!(!versions.contains(&Kind::Merge));
-                }
+            let must_be_folded = counts.merge_errors == 0 && !older(key);
+            if must_be_folded && versions.last() != Some(&Kind::PutExpiring) {
+                prop_assert!(versions.len() <= 1, "{:?}", versions);
+                prop_assert!(!versions.contains(&Kind::Merge));
             }
         }
         for tombstone in &out.tombstones {

@@ -1,10 +1,10 @@
 //! The border to code that may panic: a user's extensions, and the jobs that call them.
 //!
 //! Merge operators, compaction filters, event listeners and job executors are code of the user. The
-//! engine calls each of them through a [`Border`], which turns a panic into an error that names the
-//! extension and its column family. Its cause is an [`ExtensionPanic`], by which callers tell it
-//! from other errors. [`contained`] does the same for the engine's own part of a job; the cause of
-//! its error is an [`EnginePanic`].
+//! engine calls each of them through a `Border`, which turns a panic into an error that names the
+//! extension and its column family. Its cause is an `ExtensionPanic`, by which callers tell it
+//! from other errors. `contained` does the same for the engine's own part of a job; the cause of
+//! its error is an `EnginePanic`.
 //!
 //! A program that is built with `panic = "abort"` ends before a panic can be caught. Its panic hook
 //! asks [`running_extension`] which extension the thread was in.

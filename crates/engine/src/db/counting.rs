@@ -10,15 +10,15 @@
 //! Error: with few keys ([`EXACT_KEYS`] in all) every key is looked at, and the count is exact but
 //! for what a filter takes for a key (about 1 % of the keys that lie in an older place). Otherwise
 //! some [`BLOCKS`] blocks of [`KEYS_OF_BLOCK`] keys are taken in all: the estimate is within 10 %
-//! of the number of different keys that the records have (written, deleted or expired), and mostly
-//! within 3 %. That holds for overwrites, deletes, range deletes, expiry and their mixtures. Merge
+//! of the number of different keys that the records have (written, deleted or expired).
+//! That holds for overwrites, deletes, range deletes, expiry and their mixtures. Merge
 //! operands without a base count as a live key. Keys with values so large that a block is not read
 //! are judged by the table's metadata alone: deletes and expired records by their number, older
 //! versions as live.
 //!
 //! Cost: no value is read but those that share a block with a sampled key; at most [`BLOCKS`]
 //! blocks and one for each of at most [`TABLES_MAX`] tables, through the block cache, and some
-//! thousand searches in memory: milliseconds. Whether a newer table has a key is asked of its
+//! thousand searches in memory. Whether a newer table has a key is asked of its
 //! filter and, as far as they are cached, of its blocks.
 
 use std::ops::ControlFlow;

@@ -165,8 +165,8 @@ impl Db {
 
     /// Estimate of live keys: overwritten, deleted and expired ones are not counted. With some
     /// thousand keys it is nearly exact; with more it is within 10 % of the number of different
-    /// keys that the records in memtables and tables have, and mostly within 3 %. It reads some
-    /// dozens of small blocks at most and takes milliseconds.
+    /// keys that the records in memtables and tables have. It reads up to about a hundred
+    /// small blocks.
     #[must_use]
     pub fn estimate_keys(&self, cf: &ColumnFamily) -> u64 {
         self.inner.count_keys(&cf.family)

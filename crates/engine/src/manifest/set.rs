@@ -180,7 +180,7 @@ impl VersionSet {
     /// only then takes them over. Returns the new versions of the column families that changed; the
     /// files that they no longer hold go to the trash with their last reader.
     ///
-    /// `Internal` (with [`ImpossibleEdit`] as its cause): the edit does not fit the state; it was
+    /// `Internal` (with `ImpossibleEdit` as its cause): the edit does not fit the state; it was
     /// found before anything was written, and nothing changed. `InvalidArgument`: a name or setting
     /// in the edit is wrong, nothing changed. Any other error comes from a write or sync: nothing
     /// changed in memory, but **the next open may or may not find the edit**, so its files must stay

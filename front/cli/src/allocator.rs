@@ -32,8 +32,30 @@ mod tests {
         statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
     }
 
+    const CHILD: &str = "ARCHIPELAGO_ALLOCATOR_CHILD";
+
+    /// Runs the next test in a process of its own, because it measures the memory of the whole
+    /// process, which other tests change.
     #[test]
     fn what_a_thread_freed_is_given_back_though_the_thread_only_waits() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "allocator::tests::child_gives_memory_back", "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("memory was given back"),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+
+    #[test]
+    fn child_gives_memory_back() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
         give_back_at_once();
         let (freed, wait) = std::sync::mpsc::channel::<()>();
         let (go_on, ended) = std::sync::mpsc::channel::<()>();
@@ -51,5 +73,6 @@ mod tests {
         go_on.send(()).unwrap();
         thread.join().unwrap();
         assert!(after < before + (16 << 20), "{before} bytes before, {after} after");
+        println!("memory was given back");
     }
 }

@@ -115,12 +115,24 @@ impl Which {
 }
 
 fn open(fs: &MemFs, options: DbOptions, which: Which, fragile: &Panicking) -> Db {
+    open_with_trigger(fs, options, which, fragile, 2)
+}
+
+/// Opens a database whose buckets are compacted in the background from `l0_compaction_trigger`
+/// files on.
+fn open_with_trigger(
+    fs: &MemFs,
+    options: DbOptions,
+    which: Which,
+    fragile: &Panicking,
+    l0_compaction_trigger: usize,
+) -> Db {
     let merge = if which == Which::Merge { "fragile-merge" } else { "append" };
     let family = CfOptions {
         merge_operator: Some(merge.to_owned()),
         compaction_filter: (which == Which::Filter).then(|| "fragile-filter".to_owned()),
         write_buffers_max: 3,
-        l0_compaction_trigger: 2,
+        l0_compaction_trigger,
         ..small_family()
     };
     let mut components = over(fs, family);
@@ -223,7 +235,8 @@ fn compaction_with_a_panicking_extension_fails_and_is_planned_again() {
         [Which::Merge, Which::Filter, Which::Executor].map(|w| (options.clone(), w))
     }) {
         let (fs, fragile) = (MemFs::new(), Panicking::default());
-        let db = open(&fs, options, which, &fragile);
+        // The compaction by hand is the first one: the background has too few files for one.
+        let db = open_with_trigger(&fs, options, which, &fragile, 8);
         let cf = db.default_family();
         fill(&db);
         db.flush(cf).unwrap();

@@ -17,6 +17,9 @@
 //!    map change that would cut a file. A flush cannot collide: no memtable holds keys of the
 //!    files, and the commit lock lets no write in.
 //! 3. One ingestion at a time is between these two points, because it holds the manifest lock.
+//! 4. The files are in the current version before their sequence number is visible, as the records
+//!    of a write are in a memtable before theirs is. So a snapshot that sees the number finds them
+//!    in every version that it reads.
 //!
 //! What was written before an ingestion is synced before it, so that power loss cannot keep the
 //! later and lose the earlier.
@@ -285,12 +288,18 @@ impl DbInner {
         let seq = commit.last_seq.next();
         let edit = edit_of(family, &mut pieces, &job.levels, seq);
         let built = manifest.apply(edit);
-        if built.is_ok() || manifest.is_unsettled() {
+        let is_installed = built.is_ok();
+        if is_installed || manifest.is_unsettled() {
             // The manifest has the number, or may have it: no write gets it.
             commit.last_seq = seq;
+            if let Ok(built) = &built {
+                self.republish_built(&mut self.state.lock(), built.clone());
+                // The files are installed, so an error of the fault point changes nothing.
+                let _ = self.fault_point("ingest.before_visible");
+            }
             self.committer.set_visible(seq);
         }
-        self.republish_built(&mut self.state.lock(), built?);
+        built?;
         let levels = std::mem::take(&mut job.levels);
         drop((job, manifest, commit));
         self.tell_ingestion(family, &pieces, &levels);

@@ -59,6 +59,7 @@ use crate::wal::{
 
 /// Called at named points of background work; an error makes the step fail there:
 /// `flush.picked`, `compaction.picked` and `buckets.picked` (when a job begins), `ingest.before_install`,
+/// `ingest.before_visible` (too late to fail: its error is ignored),
 /// `flush.shard` (before each shard of a flush), `flush.before_install`, `compaction.part` (before each part of a compaction that is cut),
 /// `compaction.before_install`, `recovery.before_install`, `resume.before_install`,
 /// `checkpoint.before_manifest`.

@@ -7,10 +7,14 @@ use std::time::Duration;
 
 use archipelago_base::ErrorKind;
 use archipelago_base::clock::ManualClock;
-use archipelago_engine::db::{ColumnFamily, Components, Db, FaultPoint, ReadOptions, Snapshot};
+use archipelago_engine::db::{
+    ColumnFamily, Components, Db, FaultPoint, IngestOptions, ReadOptions, Snapshot,
+};
 use archipelago_engine::extension::{CompactionFilter, FilterDecision};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{BackgroundMode, CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::sst::{SstWriter, TableOptions};
+use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
@@ -142,6 +146,43 @@ fn reads_repeat_at_a_snapshot_that_is_taken_while_a_filter_runs() {
 }
 
 #[test]
+fn reads_repeat_at_a_snapshot_that_is_taken_while_files_are_ingested() {
+    for name in ["ingest.before_install", "ingest.before_visible"] {
+        for with_filter in [false, true] {
+            let (cell, taken) = (Arc::new(OnceLock::new()), Arc::new(Mutex::new(Vec::new())));
+            let filter = Arc::new(RemoveAll::default());
+            filter.off.store(true, Ordering::Relaxed);
+            let fs = MemFs::new();
+            let mut components = match with_filter {
+                true => filtered(&filter),
+                false => over(&fs, small_family()),
+            };
+            components.fs = Arc::new(fs.clone());
+            components.fault_point = Some(snapshot_at(name, &cell, &taken));
+            let db = Db::open_with("/db", small_db(), components).unwrap();
+            let cf = db.default_family();
+            fill(&db, 0, 20);
+            let shared: Arc<dyn FileSystem> = Arc::new(fs.clone());
+            let mut writer =
+                SstWriter::create(&shared, "/t.sst".as_ref(), TableOptions::default()).unwrap();
+            (10..30).for_each(|n| writer.put(&key(n), b"ingested").unwrap());
+            writer.finish().unwrap();
+            cell.set(db.clone()).unwrap();
+            let before = db.snapshot();
+            let first = all_reads(&db, cf, &before);
+            db.ingest(cf, &["/t.sst"], &IngestOptions::default()).unwrap();
+            let [(snapshot, seen)] = &taken.lock()[..] else { panic!("{name}: not one snapshot") };
+            assert_eq!(seen, &first, "at {name}: the ingestion is not visible yet");
+            assert_eq!(&all_reads(&db, cf, snapshot), seen, "at {name}, filter {with_filter}");
+            assert_eq!(all_reads(&db, cf, &before), first, "at {name}, filter {with_filter}");
+            let after = all_reads(&db, cf, &db.snapshot());
+            assert_eq!(after.iter().flatten().count(), 30);
+            drop(cell);
+        }
+    }
+}
+
+#[test]
 fn reads_repeat_at_a_snapshot_that_the_filter_itself_takes() {
     let filter = Arc::new(RemoveAll::default());
     let db = Db::open_with("/db", small_db(), filtered(&filter)).unwrap();
@@ -237,7 +278,6 @@ fn files_that_a_snapshot_held_go_when_it_is_dropped() {
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let cf = db.default_family();
     let tables = || {
-        use archipelago_env::FileSystem;
         let files = fs.list("/db".as_ref()).unwrap();
         files.into_iter().filter(|file| file.name.ends_with(".sst")).count()
     };

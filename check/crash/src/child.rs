@@ -22,11 +22,13 @@ pub(crate) fn run(arguments: &ChildArguments) -> Result<()> {
     for (thread, &first) in arguments.first.iter().enumerate() {
         let (db, families, acks) = (db.clone(), Arc::clone(&families), Arc::clone(&acks));
         let (seed, count, failed) = (arguments.seed, arguments.ops_per_thread, Arc::clone(&failed));
+        let scratch = arguments.dir.clone();
         let body = Box::new(move || {
             let thread = thread as u64;
+            let place = plan::Place { db: &db, families: &families, scratch: &scratch };
             for number in first..first + count {
                 let operation = plan::operation(seed, thread, number);
-                let done = plan::perform(&db, &families, thread, &operation)
+                let done = plan::perform(&place, thread, &operation)
                     .and_then(|()| acks.acknowledge(thread, number));
                 if let Err(error) = done {
                     let error = error.context_at(format!("operation {number} of thread {thread}"));

@@ -7,6 +7,7 @@
 //! which moves, so that the load moves the boundaries of buckets.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use archipelago::env::FileSystem;
@@ -123,10 +124,19 @@ fn filled(rng: &mut Rng, stamp: &str, most: usize) -> Vec<u8> {
     value
 }
 
+/// Where the operations of a thread go.
+pub(crate) struct Place<'a> {
+    pub(crate) db: &'a Db,
+    pub(crate) families: &'a [ColumnFamily],
+    /// A local directory for tables that will be ingested.
+    pub(crate) scratch: &'a Path,
+}
+
 /// Ingests the puts of an operation.
-fn ingest(db: &Db, families: &[ColumnFamily], thread: u64, operation: &Operation) -> Result<()> {
+fn ingest(place: &Place<'_>, thread: u64, operation: &Operation) -> Result<()> {
+    let Place { db, families, scratch } = place;
     let fs: Arc<dyn FileSystem> = Arc::new(LocalFs::new());
-    let path = db.dir().with_file_name(format!("table-{thread}"));
+    let path = scratch.join(format!("table-{thread}"));
     let mut writer = SstWriter::create(&fs, &path, TableOptions::default())?;
     let mut cf = &families[0];
     for change in &operation.changes {
@@ -140,14 +150,10 @@ fn ingest(db: &Db, families: &[ColumnFamily], thread: u64, operation: &Operation
 }
 
 /// Carries an operation of a thread out.
-pub(crate) fn perform(
-    db: &Db,
-    families: &[ColumnFamily],
-    thread: u64,
-    operation: &Operation,
-) -> Result<()> {
+pub(crate) fn perform(place: &Place<'_>, thread: u64, operation: &Operation) -> Result<()> {
+    let Place { db, families, .. } = place;
     if operation.ingest {
-        return ingest(db, families, thread, operation);
+        return ingest(place, thread, operation);
     }
     let mut batch = WriteBatch::new();
     for change in &operation.changes {

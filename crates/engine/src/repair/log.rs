@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use archipelago_base::{CfId, FileNo, Result, SeqNo};
+use archipelago_base::{CfId, Error, FileNo, Result, SeqNo};
 use archipelago_env::FileSystem;
 
 use super::report::{Loss, LossEffect, LossScope};
@@ -89,7 +89,8 @@ impl<'a> LogSource<'a> {
         Ok(Self { fs, survey, links, floor, after_damage })
     }
 
-    /// Visits every batch that counts, in order, and tells what is missing.
+    /// Visits every batch that counts, in order, and tells what is missing. An error of the visitor
+    /// ends it.
     pub(super) fn visit(
         &self,
         mut visit: impl FnMut(SeqNo, &[u8]) -> Result<()>,
@@ -107,10 +108,18 @@ impl<'a> LogSource<'a> {
             }
             let limits = SalvageLimits { after: found.last_seq, end: link.end, stops };
             let mut counted = LogSurvey::default();
+            // An error of the visitor is one of the target: it ends the repair.
+            let mut refused = None;
             let read = salvage_segment(self.fs, &link.file, limits, &mut |seq, payload| {
                 counted.count(seq, payload)?;
-                visit(seq, payload)
+                visit(seq, payload).map_err(|error| {
+                    refused = Some(error);
+                    Error::busy("the target has failed")
+                })
             });
+            if let Some(error) = refused {
+                return Err(error);
+            }
             let read = match read {
                 Ok(read) => read,
                 Err(error) => {

@@ -28,6 +28,7 @@ mod panics;
 mod range_deletes;
 mod remote_jobs;
 mod repair;
+mod repair_faults;
 mod settings;
 mod snapshots;
 mod space;

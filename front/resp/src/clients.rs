@@ -38,6 +38,10 @@ pub(crate) struct Client {
     pub(crate) input_bytes: AtomicU64,
     pub(crate) output_bytes: AtomicU64,
     pub(crate) version: AtomicI64,
+    /// Commands that a transaction has queued; -1 without one.
+    pub(crate) queued: AtomicI64,
+    /// Watched keys.
+    pub(crate) watched: AtomicUsize,
     stopping: AtomicBool,
     stop: Notify,
 }
@@ -66,7 +70,7 @@ impl Client {
         // Writing to a string does not fail.
         let _ = write!(
             line,
-            "id={} addr={} laddr={} name={} age={} idle={} flags=N db=0 qbuf={} omem={} \
+            "id={} addr={} laddr={} name={} age={} idle={} flags=N db=0 multi={} watch={} qbuf={} omem={} \
              tot-cmds={} user=default resp={} lib-name={} lib-ver={}",
             self.id,
             self.peer,
@@ -74,6 +78,8 @@ impl Client {
             names.name,
             seconds_since(self.connected_ms),
             seconds_since(self.active_ms.load(Ordering::Relaxed)),
+            self.queued.load(Ordering::Relaxed),
+            self.watched.load(Ordering::Relaxed),
             self.input_bytes.load(Ordering::Relaxed),
             self.output_bytes.load(Ordering::Relaxed),
             self.commands.load(Ordering::Relaxed),
@@ -136,6 +142,8 @@ impl Clients {
             input_bytes: AtomicU64::new(0),
             output_bytes: AtomicU64::new(0),
             version: AtomicI64::new(2),
+            queued: AtomicI64::new(-1),
+            watched: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             stop: Notify::new(),
         });

@@ -156,6 +156,11 @@ impl Store for EngineStore {
         Ok(())
     }
 
+    fn version(&self, key: &[u8]) -> Result<Option<u64>> {
+        let entry = self.db.get_entry(&self.family, key, &ReadOptions::default())?;
+        Ok(entry.map(|entry| entry.seq.0))
+    }
+
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
         if range.is_empty() {
             return Ok(());

@@ -28,6 +28,7 @@ mod locks;
 pub mod mem_store;
 mod numbers;
 pub mod options;
+mod overlay;
 mod pipeline;
 mod refusal;
 mod reply;
@@ -36,6 +37,8 @@ pub mod server;
 mod session;
 mod shared;
 pub mod store;
+mod transaction;
+mod watches;
 
 pub use options::ServerOptions;
 pub use server::{Server, ShutdownHandle};

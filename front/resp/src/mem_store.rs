@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, Result};
@@ -17,12 +18,16 @@ use crate::store::{Entry, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit
 
 struct Record {
     value: Vec<u8>,
+    /// The number of the write that made it.
+    version: u64,
     expires_at_ms: Option<u64>,
 }
 
 /// See the module.
 pub struct MemStore {
     records: RwLock<BTreeMap<Vec<u8>, Record>>,
+    /// Number of records that were put so far.
+    versions: AtomicU64,
     clock: Arc<dyn Clock>,
 }
 
@@ -42,7 +47,7 @@ impl MemStore {
     /// An empty store whose records expire by `clock`.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { records: RwLock::new(BTreeMap::new()), clock }
+        Self { records: RwLock::default(), versions: AtomicU64::new(0), clock }
     }
 
     fn now_if(&self, any_expiry: bool) -> u64 {
@@ -62,6 +67,12 @@ impl Store for MemStore {
     fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
         let records = self.records.read();
         Ok(records.get(key).and_then(|record| self.entry(record)))
+    }
+
+    fn version(&self, key: &[u8]) -> Result<Option<u64>> {
+        let records = self.records.read();
+        let record = records.get(key).filter(|record| self.entry(record).is_some());
+        Ok(record.map(|record| record.version))
     }
 
     fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
@@ -85,7 +96,8 @@ impl Store for MemStore {
         for op in ops {
             match *op {
                 Op::Put { key, value, expires_at_ms } => {
-                    let record = Record { value: value.to_vec(), expires_at_ms };
+                    let version = self.versions.fetch_add(1, Ordering::Relaxed);
+                    let record = Record { value: value.to_vec(), version, expires_at_ms };
                     match records.get_mut(key) {
                         Some(slot) => *slot = record,
                         None => drop(records.insert(key.to_vec(), record)),

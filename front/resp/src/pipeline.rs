@@ -173,6 +173,7 @@ impl Pipeline {
         }
         let command = &self.input[start..start + len];
         if session.reply_mode.get() == ReplyMode::On
+            && !session.transaction.is_queueing()
             && let Some(plain) = plain(command, spans, start)
             && (plain.value.is_some() || session.shared.store.overlaps_reads())
         {

@@ -151,6 +151,14 @@ impl Reply {
         });
     }
 
+    /// Nothing where an array is expected.
+    pub(crate) fn null_array(&mut self) {
+        self.out.extend_from_slice(match self.version {
+            Version::Resp2 => b"*-1\r\n",
+            Version::Resp3 => b"_\r\n",
+        });
+    }
+
     /// A bulk string, or null.
     pub(crate) fn bulk_or_null(&mut self, bytes: Option<&[u8]>) {
         match bytes {

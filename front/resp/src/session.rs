@@ -9,10 +9,12 @@ use std::sync::Arc;
 use crate::args::Args;
 use crate::clients::Client;
 use crate::commands::{self, Command, flag};
+use crate::locks::KeyGuard;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
-use crate::store::{Change, Entry, Left, Op};
+use crate::store::{Change, Entry, Left, Op, Store};
+use crate::transaction::Transaction;
 
 /// Whether replies are sent (CLIENT REPLY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,29 +48,120 @@ pub(crate) struct Session {
     pub(crate) reply_mode: Cell<ReplyMode>,
     /// The connection closes once its replies are sent.
     pub(crate) closing: Cell<bool>,
+    pub(crate) transaction: Transaction,
+    /// The server's store, or what EXEC puts over it while it runs the commands of a transaction.
+    store: Arc<dyn Store>,
+    /// Whether EXEC runs the commands, which holds the stripes of their keys already.
+    is_inside: bool,
     tally: Tally,
 }
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>, client: Arc<Client>) -> Self {
-        let tally = Tally::default();
-        let (reply_mode, closing) = (Cell::new(ReplyMode::On), Cell::new(false));
-        Self { shared, client, reply_mode, closing, tally }
+        Self {
+            store: Arc::clone(&shared.store),
+            shared,
+            client,
+            reply_mode: Cell::new(ReplyMode::On),
+            closing: Cell::new(false),
+            transaction: Transaction::default(),
+            is_inside: false,
+            tally: Tally::default(),
+        }
+    }
+
+    /// A session for the commands of a transaction of this one. They use `store`, and their keys
+    /// are locked.
+    pub(crate) fn inside(&self, store: Arc<dyn Store>) -> Self {
+        let (shared, client) = (Arc::clone(&self.shared), Arc::clone(&self.client));
+        Self { store, is_inside: true, ..Self::new(shared, client) }
+    }
+
+    /// Takes over what the commands of a transaction have changed about the connection.
+    pub(crate) fn adopt(&self, inside: &Self) {
+        self.reply_mode.set(inside.reply_mode.get());
+        self.closing.set(self.closing.get() || inside.closing.get());
+    }
+
+    /// Takes over the figures of the commands of a transaction.
+    pub(crate) fn count_all_of(&self, inside: &Self) {
+        bump(&self.tally.commands, inside.tally.commands.take());
+        bump(&self.tally.hits, inside.tally.hits.take());
+        bump(&self.tally.misses, inside.tally.misses.take());
+        bump(&self.tally.errors, inside.tally.errors.take());
+    }
+
+    /// The store that commands use. Writes go through [`Session::write`] and [`Session::modify`],
+    /// which tell those who watch.
+    #[inline]
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    /// Locks a key that is written without being read.
+    #[inline]
+    pub(crate) fn lock_plain(&self, key: &[u8]) -> KeyGuard<'_> {
+        if self.is_inside { KeyGuard::None } else { self.shared.locks.lock_plain(key) }
+    }
+
+    /// Locks several keys; a key may come twice.
+    pub(crate) fn lock_many<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> KeyGuard<'_> {
+        if self.is_inside { KeyGuard::None } else { self.shared.locks.lock_many(keys) }
+    }
+
+    /// Locks every key.
+    pub(crate) fn lock_all(&self) -> KeyGuard<'_> {
+        if self.is_inside { KeyGuard::None } else { self.shared.locks.lock_all() }
+    }
+
+    /// Writes `ops`, all or none, whose stripes the caller holds.
+    pub(crate) fn write(&self, ops: &[Op<'_>]) -> Handled {
+        self.store.write(ops)?;
+        self.tell_written(ops);
+        Ok(())
+    }
+
+    /// Tells those who watch keys. What a transaction writes is told when it is committed.
+    #[inline]
+    fn tell_written(&self, ops: &[Op<'_>]) {
+        if !self.is_inside {
+            self.shared.watches.tell(ops);
+        }
     }
 
     /// Runs one command and writes its reply.
     pub(crate) fn execute(&self, args: Args<'_>, reply: &mut Reply) {
         let (mark, mode) = (reply.len(), self.reply_mode.get());
         bump(&self.tally.commands, 1);
+        let queues = self.transaction.is_queueing();
         let done = match commands::find(args.get(0)) {
             None => Err(unknown_command(args)),
             Some(command) if !command.takes(args.len()) => Err(Refusal::arity(command.name)),
-            Some(command) => self.run(command, args, reply),
+            Some(command) if queues && !Transaction::runs_at_once(command) => {
+                self.transaction.queue(self, command, args, reply)
+            }
+            Some(command) => {
+                // A refusal of EXEC, DISCARD and the like spoils nothing.
+                let done = self.run(command, args, reply);
+                return self.answered(done, mark, mode, reply);
+            }
         };
+        if queues && done.is_err() {
+            self.transaction.spoil();
+        }
+        self.answered(done, mark, mode, reply);
+    }
+
+    /// Ends a reply that began at `mark` while the mode was `mode`.
+    fn answered(&self, done: Handled, mark: usize, mode: ReplyMode, reply: &mut Reply) {
         if let Err(refusal) = done {
             bump(&self.tally.errors, 1);
             reply.truncate(mark);
             reply.error(&refusal.line());
+        }
+        if self.is_inside {
+            // EXEC has promised a reply of each command.
+            return;
         }
         // Only CLIENT REPLY changes the mode, and only CLIENT REPLY ON is answered then.
         match (mode, self.reply_mode.get()) {
@@ -85,7 +178,7 @@ impl Session {
         let long = command.has(flag::LONG)
             || args.len() > INLINE_KEYS_MAX
             || (command.has(flag::WRITE | flag::READONLY)
-                && self.shared.store.would_stall(command.has(flag::WRITE)));
+                && self.store.would_stall(command.has(flag::WRITE)));
         if long {
             return tokio::task::block_in_place(|| (command.handler)(self, args, reply));
         }
@@ -117,7 +210,7 @@ impl Session {
                     Op::DeleteRange { start, .. } => start,
                 })),
             };
-            self.shared.store.write(&of_left)
+            self.shared.store.write(&of_left).inspect(|()| self.tell_written(&of_left))
         };
         let done = match self.shared.store.would_stall(true) {
             true => tokio::task::block_in_place(write),
@@ -184,14 +277,14 @@ impl Session {
     /// The record at `key`, counted as a hit or a miss.
     #[inline]
     pub(crate) fn read(&self, key: &[u8]) -> Result<Option<Entry>, Refusal> {
-        let entry = self.shared.store.get(key)?;
+        let entry = self.store.get(key)?;
         self.count_read(entry.is_some());
         Ok(entry)
     }
 
     /// Whether there is a record at `key`, counted as a hit or a miss.
     pub(crate) fn exists(&self, key: &[u8]) -> Result<bool, Refusal> {
-        let there = self.shared.store.exists(key)?;
+        let there = self.store.exists(key)?;
         self.count_read(there);
         Ok(there)
     }
@@ -205,7 +298,7 @@ impl Session {
     pub(crate) fn put(&self, key: &[u8], value: &[u8], expires_at_ms: Option<u64>) -> Handled {
         let gone = expires_at_ms.is_some_and(|at| at <= self.shared.now_ms());
         let op = if gone { Op::Delete { key } } else { Op::Put { key, value, expires_at_ms } };
-        Ok(self.shared.store.write(&[op])?)
+        self.write(&[op])
     }
 
     /// Reads `key` and makes of it what `decide` says, atomically; an expiry that has come removes the key. Returns what
@@ -215,9 +308,9 @@ impl Session {
         key: &[u8],
         mut decide: impl FnMut(Option<&Entry>) -> Result<(Change<'c>, T), Refusal>,
     ) -> Result<T, Refusal> {
-        let _guard = self.shared.locks.lock(key);
-        let mut told = None;
-        self.shared.store.modify(key, &mut |entry| {
+        let _guard = if self.is_inside { KeyGuard::None } else { self.shared.locks.lock(key) };
+        let (mut told, mut puts) = (None, false);
+        self.store.modify(key, &mut |entry| {
             let (change, tells) = match decide(entry) {
                 Ok((change, tells)) => (change, Ok(tells)),
                 Err(refusal) => (Change::Keep, Err(refusal)),
@@ -227,8 +320,14 @@ impl Session {
                 Change::Put { expires_at_ms, .. } | Change::Expire(expires_at_ms) => *expires_at_ms,
                 Change::Keep | Change::Delete => None,
             };
-            if at_ms.is_some_and(|at| at <= self.shared.now_ms()) { Change::Delete } else { change }
+            let expired = at_ms.is_some_and(|at| at <= self.shared.now_ms());
+            let change = if expired { Change::Delete } else { change };
+            puts = matches!(change, Change::Put { .. });
+            change
         })?;
+        if puts && !self.is_inside {
+            self.shared.watches.tell_put(key);
+        }
         told.unwrap_or(Err(Refusal::fixed("ERR the store did not look at the key")))
     }
 

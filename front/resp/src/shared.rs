@@ -12,6 +12,7 @@ use crate::cursors::Cursors;
 use crate::locks::KeyLocks;
 use crate::options::ServerOptions;
 use crate::store::Store;
+use crate::watches::Watches;
 
 /// A figure that INFO shows.
 #[derive(Clone, Copy)]
@@ -37,6 +38,7 @@ pub(crate) struct Shared {
     pub(crate) locks: KeyLocks,
     pub(crate) cursors: Cursors,
     pub(crate) clients: Clients,
+    pub(crate) watches: Arc<Watches>,
     pub(crate) stats: Counters<STATS>,
     pub(crate) port: u16,
     pub(crate) started_ms: u64,
@@ -60,6 +62,7 @@ impl Shared {
             locks,
             cursors: Cursors::new(random.u64(..)),
             clients: Clients::default(),
+            watches: Arc::default(),
             stats: Counters::default(),
             port,
             started_ms,

@@ -21,7 +21,7 @@
 use std::borrow::Cow;
 use std::ops::{Bound, ControlFlow};
 
-use archipelago_base::Result;
+use archipelago_base::{Error, Result};
 pub use archipelago_engine::pinned::PinnedSlice;
 
 /// Largest key in bytes; the server passes longer ones on, for the store's error.
@@ -186,6 +186,13 @@ pub trait Store: Send + Sync + 'static {
             self.write(&there)?;
         }
         Ok(there.len())
+    }
+
+    /// A number that every write of `key` changes; `None` if there is no record, or an expired
+    /// one. WATCH compares it. The default refuses it, for stores without transactions.
+    fn version(&self, key: &[u8]) -> Result<Option<u64>> {
+        let _asks_in_vain = key;
+        Err(Error::unsupported("this store has no transactions"))
     }
 
     /// Whether several keys can be read and written at one moment; the error says why not.

@@ -175,6 +175,13 @@ fn what_is_set_through_one_compute_node_is_there_through_the_other() {
         let told = one.ask(command).unwrap();
         assert!(told.starts_with("-ERR unsupported: "), "{command}: {told}");
     }
+    // Nothing that was sent behind MULTI is done.
+    let mut pooled = Redis::connect(&cluster.compute[0].0).unwrap();
+    pooled.send(&["MULTI", "SET d 9", "EXEC"].map(str::to_owned)).unwrap();
+    let told = pooled.reply().unwrap();
+    assert!(told.starts_with("-ERR unsupported: "), "{told}");
+    assert_eq!(pooled.reply().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    assert_eq!(one.ask("GET d").unwrap(), "3");
     assert!(one.ask("INFO").unwrap().contains("\r\nengine:flex\r\n"));
     let told = cluster.status();
     for word in ["Store: 64 partitions, 32 of them", "wanted: 50.0 %", "at rest", "reads ", "shm:"]

@@ -51,6 +51,7 @@ pub(super) fn quit(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled
 }
 
 pub(super) fn reset(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
+    session.transaction.forget(session);
     use_version(session, reply, Version::Resp2);
     session.client.names.lock().name.clear();
     session.reply_mode.set(ReplyMode::On);

@@ -124,7 +124,7 @@ fn ops_per_second(session: &Session) -> u64 {
 }
 
 fn keyspace(session: &Session, text: &mut String) -> Result<(), Refusal> {
-    let keys = match session.shared.store.approximate_count() {
+    let keys = match session.store().approximate_count() {
         Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()),
         counted => counted?,
     };
@@ -135,7 +135,7 @@ fn keyspace(session: &Session, text: &mut String) -> Result<(), Refusal> {
 }
 
 fn archipelago(session: &Session, text: &mut String) -> Result<(), Refusal> {
-    for fact in session.shared.store.info().lines() {
+    for fact in session.store().info().lines() {
         line(text, format_args!("{fact}"));
     }
     Ok(())

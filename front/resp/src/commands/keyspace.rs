@@ -10,14 +10,14 @@ use crate::store::Op;
 
 pub(super) fn del(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if let (2, key) = (args.len(), args.get(1)) {
-        let _guard = session.shared.locks.lock_plain(key);
-        reply.count(session.shared.store.remove(&[key])?);
+        let _guard = session.lock_plain(key);
+        reply.count(session.store().remove(&[key])?);
         return Ok(());
     }
     let mut seen = HashSet::with_capacity(args.len());
     let keys: Vec<&[u8]> = args.from(1).filter(|key| seen.insert(*key)).collect();
-    let _guard = session.shared.locks.lock_many(keys.iter().copied());
-    reply.count(session.shared.store.remove(&keys)?);
+    let _guard = session.lock_many(keys.iter().copied());
+    reply.count(session.store().remove(&keys)?);
     Ok(())
 }
 
@@ -28,7 +28,7 @@ pub(super) fn exists(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         return Ok(());
     }
     let keys: Vec<&[u8]> = args.from(1).collect();
-    let values = session.shared.store.multi_get(&keys)?;
+    let values = session.store().multi_get(&keys)?;
     values.iter().for_each(|value| session.count_read(value.is_some()));
     reply.count(values.iter().flatten().count());
     Ok(())
@@ -55,8 +55,8 @@ pub(super) fn renamenx(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
 /// Moves value and expiry from the first key to the second, in one write.
 fn move_value(session: &Session, args: Args<'_>, if_free: bool) -> Result<bool, Refusal> {
     let (from, to) = (args.get(1), args.get(2));
-    let _guard = session.shared.locks.lock_many([from, to].into_iter());
-    let store = &session.shared.store;
+    let _guard = session.lock_many([from, to].into_iter());
+    let store = session.store();
     store.joint_writes()?;
     let entry = store.get(from)?.ok_or(Refusal::NO_SUCH_KEY)?;
     if if_free && store.exists(to)? {
@@ -64,7 +64,7 @@ fn move_value(session: &Session, args: Args<'_>, if_free: bool) -> Result<bool, 
     }
     if from != to {
         let expires_at_ms = entry.expires_at_ms;
-        store.write(&[
+        session.write(&[
             Op::Put { key: to, value: &entry.value, expires_at_ms },
             Op::Delete { key: from },
         ])?;

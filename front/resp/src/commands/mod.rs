@@ -16,6 +16,7 @@ mod server;
 mod set;
 mod strings;
 mod table;
+mod transactions;
 
 use std::sync::LazyLock;
 
@@ -40,14 +41,17 @@ pub(crate) mod flag {
     pub(crate) const LONG: u16 = 1 << 4;
     /// May make the data grow.
     pub(crate) const DENYOOM: u16 = 1 << 5;
+    /// Refused between MULTI and EXEC.
+    pub(crate) const NO_MULTI: u16 = 1 << 6;
 
     /// How COMMAND spells them; what is not here is our own affair.
-    pub(crate) const NAMES: [(u16, &str); 5] = [
+    pub(crate) const NAMES: [(u16, &str); 6] = [
         (WRITE, "write"),
         (READONLY, "readonly"),
         (DENYOOM, "denyoom"),
         (ADMIN, "admin"),
         (FAST, "fast"),
+        (NO_MULTI, "no_multi"),
     ];
 }
 
@@ -75,6 +79,14 @@ pub(crate) struct Command {
 impl Command {
     pub(crate) fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
+    }
+
+    /// The keys among its arguments.
+    pub(crate) fn keys_of<'a>(&self, args: Args<'a>) -> impl Iterator<Item = &'a [u8]> {
+        let (first, last, step) = self.keys;
+        let last = if last < 0 { args.len() as i32 + last } else { last };
+        let places = (first..=last).step_by(step.max(1) as usize);
+        places.filter(move |_| first > 0).filter_map(move |place| args.try_get(place as usize))
     }
 
     /// Whether it can have `count` arguments, its name included.

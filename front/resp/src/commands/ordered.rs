@@ -67,7 +67,7 @@ pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
     let range = KeyRange { from: Bound::Included(start), to };
     let (mut found, mut count, mut checked) = (reply.scratch(), 0, Ok(()));
     if options.limit > 0 && !range.is_empty() {
-        session.shared.store.scan(range, options.reverse, &mut |key, value, _| {
+        session.store().scan(range, options.reverse, &mut |key, value, _| {
             match options.show {
                 Show::Keys => found.bulk(key),
                 Show::Values => found.bulk(value),
@@ -99,8 +99,8 @@ pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
 pub(super) fn delrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let (start, end) = ends(&args);
     if end.is_none_or(|end| start < end) {
-        let _guard = session.shared.locks.lock_all();
-        session.shared.store.write(&[Op::DeleteRange { start, end }])?;
+        let _guard = session.lock_all();
+        session.write(&[Op::DeleteRange { start, end }])?;
     }
     reply.ok();
     Ok(())

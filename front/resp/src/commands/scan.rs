@@ -87,7 +87,7 @@ fn scan_step(
     let range = KeyRange { from, to: end.as_deref().map_or(Bound::Unbounded, Bound::Excluded) };
     let (mut found, mut keys) = (reply.scratch(), 0);
     let (mut seen, mut last) = (0, None);
-    session.shared.store.scan(range, false, &mut |key, _, _| {
+    session.store().scan(range, false, &mut |key, _, _| {
         seen += 1;
         if !options.nothing_fits && options.pattern.is_none_or(|p| glob::matches(p, key)) {
             found.bulk(key);
@@ -117,7 +117,7 @@ pub(super) fn keys(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
         to: end.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
     };
     let (mut found, mut keys, mut checked) = (reply.scratch(), 0, Ok(()));
-    session.shared.store.scan(range, false, &mut |key, _, _| {
+    session.store().scan(range, false, &mut |key, _, _| {
         if glob::matches(pattern, key) {
             found.bulk(key);
             keys += 1;

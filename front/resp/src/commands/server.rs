@@ -1,5 +1,4 @@
-//! Commands about the whole server: DBSIZE, FLUSHDB, TIME, CONFIG, SHUTDOWN, WAIT; and the refusal
-//! of transactions.
+//! Commands about the whole server: DBSIZE, FLUSHDB, TIME, CONFIG, SHUTDOWN, WAIT.
 
 use super::connection::unknown_subcommand;
 use crate::args::Args;
@@ -10,7 +9,7 @@ use crate::session::Session;
 use crate::store::Op;
 
 pub(super) fn dbsize(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
-    let keys = session.shared.store.approximate_count()?;
+    let keys = session.store().approximate_count()?;
     reply.integer(i64::try_from(keys).unwrap_or(i64::MAX));
     Ok(())
 }
@@ -21,8 +20,8 @@ pub(super) fn flush(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
     if !fine {
         return Err(Refusal::SYNTAX);
     }
-    let _guard = session.shared.locks.lock_all();
-    session.shared.store.write(&[Op::DeleteRange { start: b"", end: None }])?;
+    let _guard = session.lock_all();
+    session.write(&[Op::DeleteRange { start: b"", end: None }])?;
     reply.ok();
     Ok(())
 }
@@ -42,14 +41,6 @@ pub(super) fn wait(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     }
     reply.integer(0);
     Ok(())
-}
-
-pub(super) fn no_transactions(_: &Session, args: Args<'_>, _: &mut Reply) -> Handled {
-    let name = args.text(0).to_ascii_uppercase();
-    Err(Refusal::said(format!(
-        "ERR {name} is not supported yet: this server has no transactions; \
-         single commands are atomic, on a database also MSET and MSETNX"
-    )))
 }
 
 /// `SHUTDOWN [NOSAVE|SAVE] [NOW] [FORCE]`: what is acknowledged is safe whatever is said. Closes

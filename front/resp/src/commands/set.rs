@@ -106,7 +106,7 @@ pub(super) fn set(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
         options.get || options.condition != Condition::Always || options.expiry == Expiry::Keep;
     if !reads {
         let expires_at_ms = options.expiry.beside(None);
-        let _guard = session.shared.locks.lock_plain(key);
+        let _guard = session.lock_plain(key);
         session.put(key, value, expires_at_ms)?;
         reply.ok();
         return Ok(());
@@ -160,7 +160,7 @@ fn set_for(
     }
     let at_ms = absolute_ms(session, unit, amount, command)?;
     let key = args.get(1);
-    let _guard = session.shared.locks.lock_plain(key);
+    let _guard = session.lock_plain(key);
     session.put(key, args.get(3), Some(at_ms))?;
     reply.ok();
     Ok(())

@@ -17,7 +17,7 @@ pub(super) fn mget(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
     let keys: Vec<&[u8]> = args.from(1).collect();
     let start = reply.len();
     reply.array(keys.len());
-    for value in session.shared.store.multi_get(&keys)? {
+    for value in session.store().multi_get(&keys)? {
         session.count_read(value.is_some());
         reply.bulk_or_null(value.as_deref());
         check_reply_size(session, reply.len() - start, "ask for fewer keys at once")?;
@@ -46,20 +46,20 @@ fn puts<'a>(args: Args<'a>, name: &str) -> Result<Vec<Op<'a>>, Refusal> {
 
 pub(super) fn mset(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let ops = puts(args, "mset")?;
-    let _guard = session.shared.locks.lock_many(args.from(1).step_by(2));
-    session.shared.store.write(&ops)?;
+    let _guard = session.lock_many(args.from(1).step_by(2));
+    session.write(&ops)?;
     reply.ok();
     Ok(())
 }
 
 pub(super) fn msetnx(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let ops = puts(args, "msetnx")?;
-    session.shared.store.joint_writes()?;
+    session.store().joint_writes()?;
     let keys: Vec<&[u8]> = args.from(1).step_by(2).collect();
-    let _guard = session.shared.locks.lock_many(keys.iter().copied());
-    let free = session.shared.store.multi_get(&keys)?.iter().all(Option::is_none);
+    let _guard = session.lock_many(keys.iter().copied());
+    let free = session.store().multi_get(&keys)?.iter().all(Option::is_none);
     if free {
-        session.shared.store.write(&ops)?;
+        session.write(&ops)?;
     }
     reply.flag(free);
     Ok(())
@@ -114,7 +114,7 @@ pub(super) fn setrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
     let offset =
         usize::try_from(offset).map_err(|_| Refusal::fixed("ERR offset is out of range"))?;
     if patch.is_empty() {
-        let entry = session.shared.store.get(key)?;
+        let entry = session.store().get(key)?;
         reply.count(entry.map_or(0, |entry| entry.value.len()));
         return Ok(());
     }

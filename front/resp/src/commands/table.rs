@@ -1,9 +1,9 @@
 //! All commands, as data: COMMAND, the arity check and the choice of thread read this table.
 
-use super::flag::{ADMIN, DENYOOM, FAST, LONG, READONLY, WRITE};
+use super::flag::{ADMIN, DENYOOM, FAST, LONG, NO_MULTI, READONLY, WRITE};
 use super::{
     Command, Handler, connection, counters, expiry, info, introspection, keyspace, ordered, scan,
-    server, set, strings,
+    server, set, strings, transactions,
 };
 
 /// No keys.
@@ -39,7 +39,7 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("ping", -1, FAST, NONE, connection::ping, CONNECTION, "Answers PONG or the message."),
     command("echo", 2, FAST, NONE, connection::echo, CONNECTION, "Answers the message."),
     command("hello", -1, FAST, NONE, connection::hello, CONNECTION, "Chooses the protocol version."),
-    command("auth", -2, FAST, NONE, connection::auth, CONNECTION, "Refused: there are no passwords yet."),
+    command("auth", -2, FAST | NO_MULTI, NONE, connection::auth, CONNECTION, "Refused: there are no passwords yet."),
     command("select", 2, FAST, NONE, connection::select, CONNECTION, "Selects database 0, the only one."),
     command("client", -2, 0, NONE, connection::client, CONNECTION, "Names, lists and sets up connections."),
     command("quit", -1, FAST, NONE, connection::quit, CONNECTION, "Closes the connection."),
@@ -97,11 +97,11 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("info", -1, LONG, NONE, info::info, SERVER, "Facts and figures about the server."),
     command("config", -2, ADMIN, NONE, server::config, SERVER, "Shows settings."),
     command("command", -1, 0, NONE, introspection::command, SERVER, "Describes the commands."),
-    command("shutdown", -1, ADMIN, NONE, server::shutdown, SERVER, "Ends the server in good order."),
+    command("shutdown", -1, ADMIN | NO_MULTI, NONE, server::shutdown, SERVER, "Ends the server in good order."),
 
-    command("multi", 1, FAST, NONE, server::no_transactions, TRANSACTIONS, "Not supported yet."),
-    command("exec", 1, FAST, NONE, server::no_transactions, TRANSACTIONS, "Not supported yet."),
-    command("discard", 1, FAST, NONE, server::no_transactions, TRANSACTIONS, "Not supported yet."),
-    command("watch", -2, FAST, NONE, server::no_transactions, TRANSACTIONS, "Not supported yet."),
-    command("unwatch", 1, FAST, NONE, server::no_transactions, TRANSACTIONS, "Not supported yet."),
+    command("multi", 1, FAST, NONE, transactions::multi, TRANSACTIONS, "Begins a transaction: commands are queued until EXEC."),
+    command("exec", 1, 0, NONE, transactions::exec, TRANSACTIONS, "Does the queued commands, all at one moment."),
+    command("discard", 1, FAST, NONE, transactions::discard, TRANSACTIONS, "Forgets the queued commands."),
+    command("watch", -2, FAST, ALL, transactions::watch, TRANSACTIONS, "Makes the next EXEC depend on keys staying as they are."),
+    command("unwatch", 1, FAST, NONE, transactions::unwatch, TRANSACTIONS, "Forgets the watched keys."),
 ];

@@ -14,3 +14,4 @@ mod ordered;
 mod protocol;
 mod scan;
 mod store_faults;
+mod transactions;

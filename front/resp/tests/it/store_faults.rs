@@ -40,6 +40,10 @@ impl Store for Faulty {
         refusal.map_or_else(|| self.records.write(ops), Err)
     }
 
+    fn version(&self, key: &[u8]) -> Result<Option<u64>> {
+        self.records.version(key)
+    }
+
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
         self.records.scan(range, reverse, visit)
     }
@@ -116,4 +120,20 @@ fn errors_tell_what_to_do_and_change_nothing() {
         ),
         ("PING", "+PONG"),
     ]);
+}
+
+#[test]
+fn transaction_whose_write_fails_answers_one_error() {
+    let (server, store) = start();
+    let mut client = Client::connect(&server);
+    client.expect(&[("MULTI", "+OK"), ("SET a 1", "+QUEUED"), ("INCR b", "+QUEUED")]);
+    *store.refusing.lock().unwrap() = Some(Error::new(ErrorKind::ReadOnly, "the disk is gone"));
+    let reply = client.ask("EXEC");
+    assert!(
+        reply.starts_with("-EXECABORT Transaction discarded because of: MISCONF")
+            && reply.contains("the disk is gone"),
+        "{reply}"
+    );
+    *store.refusing.lock().unwrap() = None;
+    client.expect(&[("EXISTS a b", ":0"), ("PING", "+PONG")]);
 }

@@ -1,0 +1,329 @@
+//! What the commands of a transaction see and change while EXEC runs them.
+//!
+//! An overlay is a [`Store`] over another one. Writes stay in the overlay, and reads show the store
+//! below as those writes would leave it. At the end [`Overlay::commit`] applies all of them to the
+//! store below in one atomic write. So no other client sees a part of a transaction, and a crash
+//! leaves all of it or nothing.
+//!
+//! Invariants:
+//! 1. `points` holds what became of each key that was written. A range delete removes the keys of
+//!    its range from `points`, so every entry there is newer than all of `cleared`.
+//! 2. The ranges of `cleared` are disjoint and do not touch.
+//! 3. The caller holds the stripes of all keys that the commands read or write, so the store below
+//!    does not change under them.
+//!
+//! Cost: a copy of each written value; a scan merges the written keys of its range with those of
+//! the store below. Memory is charged to the byte budget and bounded: a transaction that writes
+//! more than `bytes_max` is [too large](Overlay::is_too_large), and must not be committed.
+
+use std::collections::BTreeMap;
+use std::ops::{Bound, ControlFlow};
+use std::sync::Arc;
+
+use archipelago_base::budget::Charge;
+use archipelago_base::clock::Clock;
+use archipelago_base::{Error, Result};
+use parking_lot::Mutex;
+
+use crate::store::{Entry, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit};
+
+/// Bytes that an entry of the overlay takes besides its key and value.
+const ENTRY_BYTES: u64 = 96;
+
+/// A value that a transaction has written, with its expiry.
+struct Written {
+    value: Vec<u8>,
+    expires_at_ms: Option<u64>,
+}
+
+#[derive(Default)]
+struct Changes {
+    /// `None` for a key that was deleted.
+    points: BTreeMap<Vec<u8>, Option<Written>>,
+    /// Start and end of each range that was deleted; no end: to the last key.
+    cleared: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    bytes: u64,
+}
+
+impl Changes {
+    fn is_cleared(&self, key: &[u8]) -> bool {
+        let before = self.cleared.range::<[u8], _>((Bound::Unbounded, Bound::Included(key)));
+        let last = before.last();
+        last.is_some_and(|(_, end)| end.as_ref().is_none_or(|end| key < &end[..]))
+    }
+
+    fn clear(&mut self, start: &[u8], end: Option<&[u8]>) {
+        if end.is_some_and(|end| end <= start) {
+            return;
+        }
+        let to = end.map_or(Bound::Unbounded, Bound::Excluded);
+        let covered = self.points.range::<[u8], _>((Bound::Included(start), to));
+        let covered: Vec<Vec<u8>> = covered.map(|(key, _)| key.clone()).collect();
+        covered.iter().for_each(|key| drop(self.points.remove(key)));
+        let (mut start, mut end) = (start.to_vec(), end.map(<[u8]>::to_vec));
+        // Ranges that overlap the new one, or touch it, become a part of it.
+        let reaches = |range_end: &Option<Vec<u8>>, start: &[u8]| {
+            range_end.as_ref().is_none_or(|range_end| &range_end[..] >= start)
+        };
+        while let Some((other, _)) = self
+            .cleared
+            .iter()
+            .find(|(from, to)| end.as_ref().is_none_or(|end| *from <= end) && reaches(to, &start))
+            .map(|(from, to)| (from.clone(), to.clone()))
+        {
+            let other_end = self.cleared.remove(&other).unwrap_or_default();
+            start = start.min(other);
+            end = match (end, other_end) {
+                (Some(a), Some(b)) => Some(a.max(b)),
+                _ => None,
+            };
+        }
+        self.bytes += start.len() as u64 + end.as_ref().map_or(0, Vec::len) as u64 + ENTRY_BYTES;
+        self.cleared.insert(start, end);
+    }
+
+    fn put(&mut self, key: &[u8], written: Option<Written>) {
+        let value_bytes = written.as_ref().map_or(0, |written| written.value.len());
+        self.bytes += (key.len() + value_bytes) as u64 + ENTRY_BYTES;
+        if let Some(Some(old)) = self.points.insert(key.to_vec(), written) {
+            self.bytes -= old.value.len() as u64;
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Overlay {
+    below: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    bytes_max: u64,
+    changes: Mutex<(Changes, Charge)>,
+}
+
+impl Overlay {
+    /// No changes over `below`. `charge` is where its memory is counted.
+    pub(crate) fn new(
+        below: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        bytes_max: u64,
+        charge: Charge,
+    ) -> Self {
+        Self { below, clock, bytes_max, changes: Mutex::new((Changes::default(), charge)) }
+    }
+
+    /// Whether the transaction has written more than it may.
+    pub(crate) fn is_too_large(&self) -> bool {
+        self.changes.lock().0.bytes > self.bytes_max
+    }
+
+    /// Applies everything to the store below, all or nothing, and tells `written` of it.
+    pub(crate) fn commit(&self, written: impl FnOnce(&[Op<'_>])) -> Result<()> {
+        let changes = self.changes.lock();
+        let mut ops: Vec<Op<'_>> = Vec::new();
+        for (start, end) in &changes.0.cleared {
+            ops.push(Op::DeleteRange { start, end: end.as_deref() });
+        }
+        for (key, point) in &changes.0.points {
+            ops.push(match point {
+                Some(Written { value, expires_at_ms }) => {
+                    Op::Put { key, value, expires_at_ms: *expires_at_ms }
+                }
+                None => Op::Delete { key },
+            });
+        }
+        if !ops.is_empty() {
+            self.below.write(&ops)?;
+            written(&ops);
+        }
+        Ok(())
+    }
+
+    fn shown(&self, written: &Option<Written>) -> Option<Entry> {
+        let written = written.as_ref().filter(|written| self.is_live(written))?;
+        let value = PinnedSlice::owned(written.value.clone());
+        Some(Entry { value, expires_at_ms: written.expires_at_ms })
+    }
+
+    fn is_live(&self, written: &Written) -> bool {
+        written.expires_at_ms.is_none_or(|at_ms| at_ms > self.clock.unix_ms())
+    }
+
+    /// Shows a key that the transaction has written to the visitor of a scan, if it is there.
+    fn show(
+        &self,
+        key: &[u8],
+        written: &Option<Written>,
+        visit: &mut Visit<'_>,
+    ) -> ControlFlow<()> {
+        match written {
+            Some(written) if self.is_live(written) => {
+                visit(key, &written.value, written.expires_at_ms)
+            }
+            _ => ControlFlow::Continue(()),
+        }
+    }
+
+    /// What the overlay itself knows of `key`; `None` if only the store below knows.
+    fn known(&self, changes: &Changes, key: &[u8]) -> Option<Option<Entry>> {
+        match changes.points.get(key) {
+            Some(written) => Some(self.shown(written)),
+            None => changes.is_cleared(key).then_some(None),
+        }
+    }
+
+    /// The number of keys of the store below in a range.
+    fn count_below(&self, start: &[u8], end: Option<&[u8]>) -> Result<u64> {
+        let to = end.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut count = 0;
+        self.below.scan(KeyRange { from: Bound::Included(start), to }, false, &mut |_, _, _| {
+            count += 1;
+            ControlFlow::Continue(())
+        })?;
+        Ok(count)
+    }
+}
+
+impl Store for Overlay {
+    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+        let changes = self.changes.lock();
+        match self.known(&changes.0, key) {
+            Some(known) => Ok(known),
+            None => self.below.get(key),
+        }
+    }
+
+    fn exists(&self, key: &[u8]) -> Result<bool> {
+        let changes = self.changes.lock();
+        match changes.0.points.get(key) {
+            Some(written) => Ok(written.as_ref().is_some_and(|written| self.is_live(written))),
+            None if changes.0.is_cleared(key) => Ok(false),
+            None => self.below.exists(key),
+        }
+    }
+
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
+        let changes = self.changes.lock();
+        let known: Vec<_> = keys.iter().map(|key| self.known(&changes.0, key)).collect();
+        let unknown = keys.iter().zip(&known).filter(|(_, known)| known.is_none());
+        let unknown: Vec<&[u8]> = unknown.map(|(key, _)| *key).collect();
+        let mut below = match unknown.is_empty() {
+            true => Vec::new(),
+            false => self.below.multi_get(&unknown)?,
+        }
+        .into_iter();
+        let value = |known: Option<Option<Entry>>| match known {
+            Some(known) => known.map(|entry| entry.value),
+            None => below.next().flatten(),
+        };
+        Ok(known.into_iter().map(value).collect())
+    }
+
+    fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        for op in ops {
+            // The store below would refuse the whole transaction.
+            if let Op::Put { key, .. } | Op::Delete { key } = op
+                && key.len() > KEY_BYTES_MAX
+            {
+                let len = key.len();
+                return Err(Error::invalid(format!(
+                    "a key of {len} bytes is too long: at most {KEY_BYTES_MAX}"
+                )));
+            }
+        }
+        let mut changes = self.changes.lock();
+        let (changes, charge) = &mut *changes;
+        for op in ops {
+            match *op {
+                Op::Put { key, value, expires_at_ms } => {
+                    changes.put(key, Some(Written { value: value.to_vec(), expires_at_ms }));
+                }
+                Op::Delete { key } => changes.put(key, None),
+                Op::DeleteRange { start, end } => changes.clear(start, end),
+            }
+        }
+        charge.resize(changes.bytes);
+        if changes.bytes > self.bytes_max {
+            return Err(Error::invalid(format!(
+                "the transaction writes more than {} bytes",
+                self.bytes_max
+            )));
+        }
+        Ok(())
+    }
+
+    fn version(&self, key: &[u8]) -> Result<Option<u64>> {
+        self.below.version(key)
+    }
+
+    fn joint_writes(&self) -> Result<()> {
+        self.below.joint_writes()
+    }
+
+    fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let changes = self.changes.lock();
+        let changes = &changes.0;
+        let written = changes.points.range::<[u8], _>((range.from, range.to));
+        let written: Box<dyn Iterator<Item = _>> =
+            if reverse { Box::new(written.rev()) } else { Box::new(written) };
+        let mut written = written.peekable();
+        let mut flow = ControlFlow::Continue(());
+        self.below.scan(range, reverse, &mut |key, value, expires_at_ms| {
+            let comes_first = |other: &[u8]| if reverse { other > key } else { other < key };
+            while flow.is_continue()
+                && let Some((other, record)) = written.next_if(|(other, _)| comes_first(other))
+            {
+                flow = self.show(other, record, visit);
+            }
+            if flow.is_break() {
+                return flow;
+            }
+            flow = match written.next_if(|(other, _)| other[..] == *key) {
+                Some((other, record)) => self.show(other, record, visit),
+                None if changes.is_cleared(key) => ControlFlow::Continue(()),
+                None => visit(key, value, expires_at_ms),
+            };
+            flow
+        })?;
+        while flow.is_continue()
+            && let Some((key, record)) = written.next()
+        {
+            flow = self.show(key, record, visit);
+        }
+        Ok(())
+    }
+
+    fn approximate_count(&self) -> Result<u64> {
+        let changes = self.changes.lock();
+        let changes = &changes.0;
+        let all = changes.cleared.get(&b""[..]).is_some_and(Option::is_none);
+        let mut count = if all { 0 } else { self.below.approximate_count()? };
+        if !all {
+            for (start, end) in &changes.cleared {
+                count = count.saturating_sub(self.count_below(start, end.as_deref())?);
+            }
+        }
+        for (key, written) in &changes.points {
+            let was = !changes.is_cleared(key) && self.below.exists(key)?;
+            let is = written.as_ref().is_some_and(|written| self.is_live(written));
+            match (was, is) {
+                (true, false) => count = count.saturating_sub(1),
+                (false, true) => count += 1,
+                _ => {}
+            }
+        }
+        Ok(count)
+    }
+
+    fn info(&self) -> String {
+        self.below.info()
+    }
+
+    fn would_stall(&self, write: bool) -> bool {
+        self.below.would_stall(write)
+    }
+}
+
+#[cfg(test)]
+mod tests;

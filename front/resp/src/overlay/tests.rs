@@ -1,0 +1,139 @@
+use std::collections::BTreeMap;
+
+use archipelago_base::budget::{ByteBudget, MemoryClass};
+use archipelago_base::clock::ManualClock;
+use archipelago_base::random::Rng;
+
+use super::*;
+use crate::mem_store::MemStore;
+
+const NOW_MS: u64 = 1_000_000;
+
+fn over(below: &Arc<MemStore>, clock: &Arc<ManualClock>) -> Overlay {
+    let charge = ByteBudget::unlimited().hold(MemoryClass::Request, 0);
+    Overlay::new(Arc::clone(below) as _, Arc::clone(clock) as _, 1 << 20, charge)
+}
+
+type Rows = Vec<(Vec<u8>, Vec<u8>, Option<u64>)>;
+
+fn scanned(store: &dyn Store, range: KeyRange<'_>, reverse: bool, limit: usize) -> Rows {
+    let mut rows = Rows::new();
+    store
+        .scan(range, reverse, &mut |key, value, expiry| {
+            rows.push((key.to_vec(), value.to_vec(), expiry));
+            if rows.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })
+        .unwrap();
+    rows
+}
+
+fn all(store: &dyn Store) -> Rows {
+    let range = KeyRange { from: Bound::Unbounded, to: Bound::Unbounded };
+    scanned(store, range, false, usize::MAX)
+}
+
+/// One random write, as a batch of one or two operations.
+fn random_write(rng: &mut Rng, write: &mut dyn FnMut(&[Op<'_>])) {
+    let key = |rng: &mut Rng| format!("k{}", rng.u8(..12)).into_bytes();
+    let (a, b) = (key(rng), key(rng));
+    let value = vec![b'v'; rng.usize(..9)];
+    let expiry = [None, Some(NOW_MS - 1), Some(NOW_MS + 50)][rng.usize(..3)];
+    let put = Op::Put { key: &a, value: &value, expires_at_ms: expiry };
+    match rng.u8(..10) {
+        0..5 => write(&[put]),
+        5 | 6 => write(&[Op::Delete { key: &a }]),
+        7 => write(&[Op::DeleteRange { start: &a, end: Some(&b) }, put]),
+        8 => write(&[put, Op::DeleteRange { start: &a, end: Some(&b) }]),
+        _ if rng.u8(..4) == 0 => write(&[Op::DeleteRange { start: b"", end: None }]),
+        _ => write(&[Op::DeleteRange { start: &a, end: None }]),
+    }
+}
+
+#[test]
+fn overlay_shows_and_commits_what_the_store_would_have() {
+    for seed in 0..300 {
+        let mut rng = Rng::with_seed(seed);
+        let clock = Arc::new(ManualClock::new(NOW_MS));
+        let below = Arc::new(MemStore::new(Arc::clone(&clock) as _));
+        let twin = MemStore::new(Arc::clone(&clock) as _);
+        for _ in 0..rng.usize(..20) {
+            random_write(&mut rng, &mut |ops| {
+                below.write(ops).unwrap();
+                twin.write(ops).unwrap();
+            });
+        }
+        let untouched = all(&*below);
+        let overlay = over(&below, &clock);
+        for step in 0..rng.usize(1..25) {
+            random_write(&mut rng, &mut |ops| {
+                overlay.write(ops).unwrap();
+                twin.write(ops).unwrap();
+            });
+            let run = format!("seed {seed}, step {step}");
+            assert_eq!(all(&overlay), all(&twin), "{run}");
+            let keys: Vec<Vec<u8>> = (0..12).map(|n| format!("k{n}").into_bytes()).collect();
+            let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+            let values = |store: &dyn Store| -> Vec<Option<Vec<u8>>> {
+                let values = store.multi_get(&keys).unwrap();
+                values.into_iter().map(|value| value.map(|v| v.to_vec())).collect()
+            };
+            assert_eq!(values(&overlay), values(&twin), "{run}");
+            for key in &keys {
+                let entry = |store: &dyn Store| store.get(key).unwrap().map(|e| e.expires_at_ms);
+                assert_eq!(entry(&overlay), entry(&twin), "{run}");
+                assert_eq!(overlay.exists(key).unwrap(), twin.exists(key).unwrap(), "{run}");
+            }
+            let (a, b) = (keys[rng.usize(..12)], keys[rng.usize(..12)]);
+            let from = [Bound::Included(a), Bound::Excluded(a), Bound::Unbounded][rng.usize(..3)];
+            let to = [Bound::Included(b), Bound::Excluded(b), Bound::Unbounded][rng.usize(..3)];
+            let (range, limit) = (KeyRange { from, to }, rng.usize(1..6));
+            for reverse in [false, true] {
+                let rows = |store: &dyn Store| scanned(store, range, reverse, limit);
+                assert_eq!(rows(&overlay), rows(&twin), "{run}, {range:?}, {reverse}, {limit}");
+            }
+            let counts = (overlay.approximate_count().unwrap(), twin.approximate_count().unwrap());
+            assert_eq!(counts.0, counts.1, "{run}");
+        }
+        assert_eq!(all(&*below), untouched, "seed {seed}: nothing is written before the commit");
+        overlay.commit(|_| {}).unwrap();
+        assert_eq!(all(&*below), all(&twin), "seed {seed}");
+    }
+}
+
+#[test]
+fn cleared_ranges_stay_disjoint() {
+    for seed in 0..200 {
+        let mut rng = Rng::with_seed(seed);
+        let mut changes = Changes::default();
+        let mut model: BTreeMap<u8, bool> = (0..40).map(|key| (key, false)).collect();
+        for _ in 0..rng.usize(1..12) {
+            let (a, b) = (rng.u8(..40), rng.u8(..40));
+            let end = if rng.u8(..8) == 0 { None } else { Some([b]) };
+            changes.clear(&[a], end.as_ref().map(|end| &end[..]));
+            for (key, cleared) in &mut model {
+                *cleared |= a <= *key && (end.is_none() || *key < b);
+            }
+            for (key, cleared) in &model {
+                assert_eq!(changes.is_cleared(&[*key]), *cleared, "seed {seed}, key {key}");
+            }
+            let ranges: Vec<_> = changes.cleared.iter().collect();
+            for pair in ranges.windows(2) {
+                assert!(pair[0].1.as_ref().is_some_and(|end| end < pair[1].0), "seed {seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn transaction_that_writes_too_much_is_refused() {
+    let clock = Arc::new(ManualClock::new(NOW_MS));
+    let below = Arc::new(MemStore::new(Arc::clone(&clock) as _));
+    let overlay = over(&below, &clock);
+    let value = vec![0; 900_000];
+    let put = |key| overlay.write(&[Op::Put { key, value: &value, expires_at_ms: None }]);
+    put(b"a").unwrap();
+    put(b"a").unwrap();
+    assert!(!overlay.is_too_large(), "a value that was overwritten does not count");
+    assert!(put(b"b").unwrap_err().to_string().contains("1048576 bytes"));
+    assert!(overlay.is_too_large());
+}

@@ -1,0 +1,308 @@
+//! MULTI, EXEC and WATCH: a connection's transaction.
+//!
+//! After MULTI commands are checked and queued. EXEC locks the stripes of all keys that the queued
+//! commands name and of all watched keys, compares the watched keys, and runs the commands over an
+//! [`Overlay`], which is written at the end as one atomic write. Commands that name no keys but use
+//! the keyspace (SCAN, FLUSHDB, DELRANGE) make EXEC lock every stripe.
+//!
+//! What holds:
+//! 1. No client sees a part of a transaction, and a crash leaves all of it or nothing. Every write
+//!    takes the stripes of its keys, so what the commands read does not change until EXEC returns.
+//! 2. As in Redis, a command that fails while EXEC runs it (INCR of a text) has its error among the
+//!    replies, and the others are done. A command that cannot be queued makes EXEC refuse all.
+//! 3. EXEC does nothing and answers null if a watched key was written, removed or has expired since
+//!    WATCH, whoever did it, even if it has the same value again.
+//! 4. If the write at the end fails, the reply is one error for all of the commands.
+//!
+//! Owned by the connection. Cost: a queued command is copied once, and what it writes once more.
+//! The bytes of the queue and those that EXEC writes are each bounded by
+//! [`Limits::request_bytes_max`](crate::request::Limits), and charged to the byte budget.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use archipelago_base::budget::{Charge, MemoryClass};
+
+use crate::args::Args;
+use crate::commands::{Command, flag};
+use crate::locks::KeyGuard;
+use crate::overlay::Overlay;
+use crate::refusal::{Handled, Refusal};
+use crate::reply::Reply;
+use crate::request::Span;
+use crate::session::{INLINE_KEYS_MAX, Session};
+use crate::watches::AbsentWatch;
+
+/// A command that waits for EXEC.
+struct Queued {
+    command: &'static Command,
+    bytes: Box<[u8]>,
+    spans: Box<[Span]>,
+}
+
+impl Queued {
+    fn new(command: &'static Command, args: Args<'_>) -> Self {
+        let mut bytes = Vec::with_capacity(args.from(0).map(<[u8]>::len).sum());
+        let spans = args.from(0).map(|arg| {
+            let start = bytes.len() as u32;
+            bytes.extend_from_slice(arg);
+            (start, bytes.len() as u32)
+        });
+        let spans = spans.collect();
+        Self { command, bytes: bytes.into(), spans }
+    }
+
+    fn args(&self) -> Args<'_> {
+        Args::new(&self.bytes, &self.spans)
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        (size_of::<Self>() + self.bytes.len() + size_of_val(&*self.spans)) as u64
+    }
+}
+
+/// A watched key, and what it was.
+enum Watch {
+    /// The version of its record.
+    Present(Box<[u8]>, u64),
+    Absent(Box<[u8]>, AbsentWatch),
+}
+
+impl Watch {
+    fn key(&self) -> &[u8] {
+        match self {
+            Self::Present(key, _) | Self::Absent(key, _) => key,
+        }
+    }
+}
+
+/// What was queued since MULTI.
+struct Queue {
+    commands: Vec<Queued>,
+    bytes: u64,
+    /// A command could not be queued.
+    is_spoilt: bool,
+    charge: Charge,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Transaction {
+    /// Whether there is a queue; a copy that costs nothing to ask.
+    is_queueing: Cell<bool>,
+    queue: RefCell<Option<Queue>>,
+    watches: RefCell<Vec<Watch>>,
+}
+
+impl Transaction {
+    /// Whether MULTI was asked and neither EXEC nor DISCARD since.
+    #[inline]
+    pub(crate) fn is_queueing(&self) -> bool {
+        self.is_queueing.get()
+    }
+
+    /// Whether `command` is done at once although a transaction is being queued.
+    pub(crate) fn runs_at_once(command: &Command) -> bool {
+        ["multi", "exec", "discard", "watch", "quit", "reset"].contains(&command.name)
+    }
+
+    /// A command could not be queued.
+    pub(crate) fn spoil(&self) {
+        if let Some(queue) = &mut *self.queue.borrow_mut() {
+            queue.is_spoilt = true;
+        }
+    }
+
+    /// Queues a command whose number of arguments is right.
+    pub(crate) fn queue(
+        &self,
+        session: &Session,
+        command: &'static Command,
+        args: Args<'_>,
+        reply: &mut Reply,
+    ) -> Handled {
+        if command.has(flag::NO_MULTI) {
+            return Err(Refusal::fixed("ERR Command not allowed inside a transaction"));
+        }
+        let mut queue = self.queue.borrow_mut();
+        let Some(queue) = &mut *queue else { return Ok(()) };
+        let limits = &session.shared.options.limits;
+        let queued = Queued::new(command, args);
+        let bytes = queue.bytes + queued.memory_bytes();
+        if bytes > limits.request_bytes_max as u64 || queue.commands.len() >= limits.args_max {
+            return Err(Refusal::said(format!(
+                "ERR the transaction would exceed {} bytes or {} commands: send fewer commands \
+                 between MULTI and EXEC",
+                limits.request_bytes_max, limits.args_max
+            )));
+        }
+        queue.bytes = bytes;
+        queue.charge.resize(bytes);
+        queue.commands.push(queued);
+        self.note(session, Some(queue.commands.len()));
+        reply.simple("QUEUED");
+        Ok(())
+    }
+
+    fn note(&self, session: &Session, queued: Option<usize>) {
+        let queued = queued.map_or(-1, |count| count as i64);
+        session.client.queued.store(queued, Ordering::Relaxed);
+    }
+
+    fn note_watches(&self, session: &Session) {
+        session.client.watched.store(self.watches.borrow().len(), Ordering::Relaxed);
+    }
+
+    /// `MULTI`.
+    pub(crate) fn begin(&self, session: &Session) -> Handled {
+        if self.is_queueing() {
+            return Err(Refusal::fixed("ERR MULTI calls can not be nested"));
+        }
+        if let Err(error) = session.store().joint_writes() {
+            // What the client has sent behind MULTI must not be done command by command.
+            session.closing.set(true);
+            return Err(Refusal::Store(error));
+        }
+        let charge = session.shared.options.budget.hold(MemoryClass::Request, 0);
+        let queue = Queue { commands: Vec::new(), bytes: 0, is_spoilt: false, charge };
+        *self.queue.borrow_mut() = Some(queue);
+        self.is_queueing.set(true);
+        self.note(session, Some(0));
+        Ok(())
+    }
+
+    fn end(&self, session: &Session) -> Option<Queue> {
+        self.is_queueing.set(false);
+        self.note(session, None);
+        self.queue.borrow_mut().take()
+    }
+
+    /// `DISCARD`.
+    pub(crate) fn discard(&self, session: &Session) -> Handled {
+        if !self.is_queueing() {
+            return Err(Refusal::fixed("ERR DISCARD without MULTI"));
+        }
+        self.forget(session);
+        Ok(())
+    }
+
+    /// `UNWATCH`.
+    pub(crate) fn unwatch(&self, session: &Session) {
+        self.watches.borrow_mut().clear();
+        self.note_watches(session);
+    }
+
+    /// Ends the queue and all watches.
+    pub(crate) fn forget(&self, session: &Session) {
+        drop(self.end(session));
+        self.unwatch(session);
+    }
+
+    /// `WATCH key…`.
+    pub(crate) fn watch(&self, session: &Session, args: Args<'_>) -> Handled {
+        if self.is_queueing() {
+            return Err(Refusal::fixed("ERR WATCH inside MULTI is not allowed"));
+        }
+        let store = session.store();
+        store.joint_writes()?;
+        let most = session.shared.options.limits.args_max;
+        if self.watches.borrow().len() + args.len() > most {
+            return Err(Refusal::said(format!("ERR a client can watch at most {most} keys")));
+        }
+        let _guard = session.lock_many(args.from(1));
+        let mut watches = self.watches.borrow_mut();
+        for key in args.from(1) {
+            if watches.iter().any(|watch| watch.key() == key) {
+                continue;
+            }
+            watches.push(match store.version(key)? {
+                Some(version) => Watch::Present(key.into(), version),
+                None => Watch::Absent(key.into(), session.shared.watches.enter(key)),
+            });
+        }
+        drop(watches);
+        self.note_watches(session);
+        Ok(())
+    }
+
+    /// `EXEC`.
+    pub(crate) fn exec(&self, session: &Session, reply: &mut Reply) -> Handled {
+        if !self.is_queueing() {
+            return Err(Refusal::fixed("ERR EXEC without MULTI"));
+        }
+        let queue = self.end(session);
+        let watches = std::mem::take(&mut *self.watches.borrow_mut());
+        self.note_watches(session);
+        let Some(queue) = queue.filter(|queue| !queue.is_spoilt) else {
+            return Err(Refusal::fixed(
+                "EXECABORT Transaction discarded because of previous errors.",
+            ));
+        };
+        let is_long = queue.commands.len() > INLINE_KEYS_MAX
+            || queue.commands.iter().any(|queued| queued.command.has(flag::LONG))
+            || session.store().would_stall(true);
+        match is_long {
+            true => tokio::task::block_in_place(|| execute(session, &queue, &watches, reply)),
+            false => execute(session, &queue, &watches, reply),
+        }
+    }
+}
+
+fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Reply) -> Handled {
+    let shared = &session.shared;
+    let _guard = lock(session, queue, watches);
+    for watch in watches {
+        let is_same = match watch {
+            Watch::Present(key, version) => session.store().version(key)? == Some(*version),
+            Watch::Absent(key, watch) => {
+                !watch.was_put() && session.store().version(key)?.is_none()
+            }
+        };
+        if !is_same {
+            reply.null_array();
+            return Ok(());
+        }
+    }
+    let overlay = Arc::new(Overlay::new(
+        Arc::clone(&shared.store),
+        Arc::clone(&shared.options.clock),
+        shared.options.limits.request_bytes_max as u64,
+        shared.options.budget.hold(MemoryClass::Request, 0),
+    ));
+    let inside = session.inside(Arc::clone(&overlay) as _);
+    let start = reply.len();
+    reply.array(queue.commands.len());
+    for queued in &queue.commands {
+        inside.execute(queued.args(), reply);
+        session.count_all_of(&inside);
+        if overlay.is_too_large() || reply.len() - start > shared.options.reply_bytes_max {
+            return Err(abort(&format!(
+                "ERR it writes more than {} bytes or answers with more than {}",
+                shared.options.limits.request_bytes_max, shared.options.reply_bytes_max
+            )));
+        }
+    }
+    overlay
+        .commit(|ops| shared.watches.tell(ops))
+        .map_err(|error| abort(&Refusal::Store(error).line()))?;
+    session.adopt(&inside);
+    Ok(())
+}
+
+fn abort(why: &str) -> Refusal {
+    Refusal::said(format!("EXECABORT Transaction discarded because of: {why}"))
+}
+
+/// Locks every key that a command of the queue may read or write, and every watched key.
+fn lock<'s>(session: &'s Session, queue: &Queue, watches: &[Watch]) -> KeyGuard<'s> {
+    let uses_keyspace = |queued: &Queued| {
+        queued.command.has(flag::WRITE | flag::READONLY) && queued.command.keys.0 == 0
+    };
+    if queue.commands.iter().any(uses_keyspace) {
+        return session.lock_all();
+    }
+    let of_commands =
+        queue.commands.iter().flat_map(|queued| queued.command.keys_of(queued.args()));
+    session.lock_many(of_commands.chain(watches.iter().map(Watch::key)))
+}

@@ -20,6 +20,7 @@ mod clients;
 mod commands;
 mod connection;
 mod cursors;
+mod decimal;
 pub mod engine_store;
 pub mod flex_store;
 mod gathering;

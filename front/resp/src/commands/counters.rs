@@ -2,7 +2,8 @@
 //! expiry.
 
 use crate::args::Args;
-use crate::numbers::{SumError, add_floats, format_i64, parse_i64};
+use crate::decimal::{self, SumError};
+use crate::numbers::{format_i64, parse_i64};
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
@@ -49,9 +50,9 @@ pub(super) fn incrbyfloat(session: &Session, args: Args<'_>, reply: &mut Reply) 
             Some(entry) => (&entry.value[..], entry.expires_at_ms),
             None => (&b"0"[..], None),
         };
-        let new = add_floats(old, amount).map_err(|error| match error {
+        let new = decimal::add(old, amount).map_err(|error| match error {
             SumError::NotANumber => Refusal::NOT_A_FLOAT,
-            SumError::Overflow => Refusal::fixed("ERR increment would produce NaN or Infinity"),
+            SumError::TooLarge => Refusal::fixed("ERR increment would produce NaN or Infinity"),
         })?;
         let value = new.as_bytes().to_vec().into();
         Ok((Change::Put { value, expires_at_ms }, new))

@@ -136,7 +136,17 @@ fn counters() {
             ("INCRBYFLOAT f -5", "$3 5.6"),
             ("INCRBYFLOAT f 5.0e3", "$6 5005.6"),
             ("INCRBYFLOAT f abc", "-ERR value is not a valid float"),
-            ("INCRBYFLOAT f inf", "-ERR value is not a valid float"),
+            ("INCRBYFLOAT f nan", "-ERR value is not a valid float"),
+            ("INCRBYFLOAT f -inf", "-ERR increment would produce NaN or Infinity"),
+            ("GET f", "$6 5005.6"),
+            ("SET f 9007199254740993", "+OK"),
+            ("INCRBYFLOAT f 1e0", "$16 9007199254740994"),
+            ("SET f 1073741824", "+OK"),
+            ("INCRBYFLOAT f 1e20", "$21 100000000001073741824"),
+            ("SET f 1234567890.123456789", "+OK"),
+            ("INCRBYFLOAT f 1e-5", "$20 1234567890.123466789"),
+            ("SET f 1e4932", "+OK"),
+            ("INCRBYFLOAT f 1e4932", "-ERR increment would produce NaN or Infinity"),
             ("INCR f", NOT_AN_INTEGER),
         ]);
     });

@@ -1,9 +1,10 @@
-//! Ordered access, our own: RANGE reads the keys between two keys, DELRANGE removes them.
+//! Ordered access, our own: RANGE reads the keys between two bounds, DELRANGE removes them.
 //!
-//! The start is inclusive, the end exclusive; `-` as the start is before every key, `+` as the
-//! end is after every key. (A start at the key `-` itself cannot be written; nor an end at the
-//! key `+`.)
+//! A bound is spelt as in ZRANGEBYLEX, so that every key can be one: `[key` includes the key, `(key`
+//! excludes it, `-` is before all keys and `+` behind all keys. A key without a mark in front of it
+//! is refused, because it may be a mistake, and DELRANGE cannot be undone.
 
+use std::borrow::Cow;
 use std::ops::{Bound, ControlFlow};
 
 use super::strings::check_reply_size;
@@ -11,15 +12,82 @@ use crate::args::Args;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::{Reply, Version};
 use crate::session::Session;
-use crate::store::{KeyRange, Op};
+use crate::store::{KEY_BYTES_MAX, KeyRange, Op};
 
-/// The two ends of a range.
-fn ends<'a>(args: &Args<'a>) -> (&'a [u8], Option<&'a [u8]>) {
-    let start = match args.get(1) {
-        b"-" => b"",
-        start => start,
+/// A place between two neighbouring keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place<'a> {
+    /// In front of every key.
+    First,
+    Before(&'a [u8]),
+    After(&'a [u8]),
+    /// Behind every key.
+    Last,
+}
+
+/// Which end of a range a bound is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Start,
+    End,
+}
+
+impl<'a> Place<'a> {
+    fn parse(bound: &'a [u8], side: Side) -> Result<Self, Refusal> {
+        match (bound, side) {
+            (b"-", _) => Ok(Self::First),
+            (b"+", _) => Ok(Self::Last),
+            ([b'[', key @ ..], Side::Start) | ([b'(', key @ ..], Side::End) => {
+                Ok(Self::Before(key))
+            }
+            ([b'(', key @ ..], Side::Start) | ([b'[', key @ ..], Side::End) => Ok(Self::After(key)),
+            _ => Err(Refusal::fixed(
+                "ERR min or max not valid string range item: write [key to include the key, \
+                 (key to exclude it, - for the start of all keys, + for their end",
+            )),
+        }
+    }
+
+    /// The first key that there can be behind this place; `None` if there can be none.
+    fn next_key(self) -> Option<Cow<'a, [u8]>> {
+        match self {
+            Self::First => Some(Cow::Borrowed(b"")),
+            Self::Before(key) if key.len() <= KEY_BYTES_MAX => Some(Cow::Borrowed(key)),
+            Self::After(key) if key.len() < KEY_BYTES_MAX => {
+                Some(Cow::Owned([key, &[0][..]].concat()))
+            }
+            // No key is longer than that, so the next one differs in a byte before its end.
+            Self::Before(key) | Self::After(key) => {
+                let mut next = key[..KEY_BYTES_MAX].to_vec();
+                while next.pop_if(|byte| *byte == u8::MAX).is_some() {}
+                *next.last_mut()? += 1;
+                Some(Cow::Owned(next))
+            }
+            Self::Last => None,
+        }
+    }
+}
+
+/// The two bounds of a command.
+fn places<'a>(args: &Args<'a>) -> Result<(Place<'a>, Place<'a>), Refusal> {
+    Ok((Place::parse(args.get(1), Side::Start)?, Place::parse(args.get(2), Side::End)?))
+}
+
+/// The keys between two places; `None`: there are none.
+fn range_between<'a>(start: Place<'a>, end: Place<'a>) -> Option<KeyRange<'a>> {
+    let from = match start {
+        Place::First => Bound::Unbounded,
+        Place::Before(key) => Bound::Included(key),
+        Place::After(key) => Bound::Excluded(key),
+        Place::Last => return None,
     };
-    (start, Some(args.get(2)).filter(|end| *end != b"+"))
+    let to = match end {
+        Place::First => return None,
+        Place::Before(key) => Bound::Excluded(key),
+        Place::After(key) => Bound::Included(key),
+        Place::Last => Bound::Unbounded,
+    };
+    Some(KeyRange { from, to }).filter(|range| !range.is_empty())
 }
 
 /// What RANGE answers of a record.
@@ -62,11 +130,11 @@ fn range_options(args: Args<'_>) -> Result<RangeOptions, Refusal> {
 /// as pairs (RESP3); with REV from the end of the same range.
 pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let options = range_options(args)?;
-    let (start, end) = ends(&args);
-    let to = end.map_or(Bound::Unbounded, Bound::Excluded);
-    let range = KeyRange { from: Bound::Included(start), to };
+    let (start, end) = places(&args)?;
     let (mut found, mut count, mut checked) = (reply.scratch(), 0, Ok(()));
-    if options.limit > 0 && !range.is_empty() {
+    if options.limit > 0
+        && let Some(range) = range_between(start, end)
+    {
         session.store().scan(range, options.reverse, &mut |key, value, _| {
             match options.show {
                 Show::Keys => found.bulk(key),
@@ -97,11 +165,40 @@ pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
 
 /// `DELRANGE start end`.
 pub(super) fn delrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let (start, end) = ends(&args);
-    if end.is_none_or(|end| start < end) {
+    let (start, end) = places(&args)?;
+    let first = start.next_key().filter(|_| end != Place::First);
+    let kept = end.next_key();
+    if let Some(first) = first
+        && kept.as_ref().is_none_or(|kept| first < *kept)
+    {
+        let (start, end) = (&first[..], kept.as_deref());
         let _guard = session.lock_all();
         session.write(&[Op::DeleteRange { start, end }])?;
     }
     reply.ok();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn place_has_the_first_key_behind_it() {
+        let next = |place: Place<'_>| place.next_key().map(Cow::into_owned);
+        let longest = [b"a".repeat(KEY_BYTES_MAX - 1), vec![0xff]].concat();
+        let longer = [&longest[..], b"x"].concat();
+        let behind = [b"a".repeat(KEY_BYTES_MAX - 2), b"b".to_vec()].concat();
+        let last = vec![0xff; KEY_BYTES_MAX];
+        assert_eq!(next(Place::First), Some(Vec::new()));
+        assert_eq!(next(Place::Last), None);
+        assert_eq!(next(Place::Before(b"k")), Some(b"k".to_vec()));
+        assert_eq!(next(Place::After(b"k")), Some(b"k\0".to_vec()));
+        assert_eq!(next(Place::Before(&longest)), Some(longest.clone()));
+        assert_eq!(next(Place::After(&longest)), Some(behind.clone()));
+        assert_eq!(next(Place::Before(&longer)), Some(behind.clone()));
+        assert_eq!(next(Place::After(&longer)), Some(behind));
+        assert_eq!(next(Place::Before(&last)), Some(last.clone()));
+        assert_eq!(next(Place::After(&last)), None);
+    }
 }

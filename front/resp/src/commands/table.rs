@@ -87,8 +87,8 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("persist", 2, WRITE | FAST, ONE, expiry::persist, GENERIC, "Takes the expiry off a key."),
     command("wait", 3, 0, NONE, server::wait, GENERIC, "Answers 0: there are no replicas."),
 
-    command("range", -3, READONLY | LONG, NONE, ordered::range, GENERIC, "The keys and values from one key up to another, in order."),
-    command("delrange", 3, WRITE | LONG, NONE, ordered::delrange, GENERIC, "Removes the keys from one key up to another."),
+    command("range", -3, READONLY | LONG, NONE, ordered::range, GENERIC, "The keys and values between two bounds ([key, (key, -, +), in order."),
+    command("delrange", 3, WRITE | LONG, NONE, ordered::delrange, GENERIC, "Removes the keys between two bounds ([key, (key, -, +)."),
 
     command("dbsize", 1, READONLY | LONG, NONE, server::dbsize, SERVER, "About how many keys there are."),
     command("flushdb", -1, WRITE | LONG, NONE, server::flush, SERVER, "Removes every key."),

@@ -41,7 +41,7 @@ fn commands_of_a_transaction_see_each_other() {
         client.expect(&[
             ("MSET a 1 b 2 c 3", "+OK"),
             ("MULTI", "+OK"),
-            ("DELRANGE b d", "+QUEUED"),
+            ("DELRANGE [b (d", "+QUEUED"),
             ("SET bb new", "+QUEUED"),
             ("RANGE - +", "+QUEUED"),
             ("KEYS *", "+QUEUED"),
@@ -168,7 +168,7 @@ fn watch_sees_every_kind_of_change() {
         "MSET a 1 k 2",
         "GETSET k 1",
         "FLUSHALL",
-        "DELRANGE a z",
+        "DELRANGE [a (z",
     ] {
         watched(&there, &[change], false);
     }

@@ -53,7 +53,7 @@ fn devices(dir: &Path, seed: u64) -> Vec<DeviceSettings> {
         capacity_bytes: mib << 20,
         // Few, so that tables wait for their turns.
         writers_max: rng.u32(..4),
-        ..DeviceSettings::new(base.join(name), kinds[rng.usize(..3)])
+        ..DeviceSettings::new(base.join(name), kinds[rng.usize(..3)]).creating()
     };
     let (fast, middle) = (rng.u64(2..8), rng.u64(1..8));
     vec![

@@ -21,7 +21,7 @@ fn main() -> Result<()> {
     let (fs, path) = match how.as_str() {
         "local" => (Arc::clone(&local), dir.join("1.sst")),
         "tiers" => {
-            let device = DeviceSettings::new(dir.join("device"), DeviceKind::Directory);
+            let device = DeviceSettings::new(dir.join("device"), DeviceKind::Directory).creating();
             let components = Components { spawn: None, ..Components::default() };
             let tiers = TieredFs::open("tiers:", &[device], components)?;
             tiers.create_dir_all(Path::new("tiers:"))?;

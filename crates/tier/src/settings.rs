@@ -40,6 +40,9 @@ pub struct DeviceSettings {
     pub name: String,
     /// The directory that holds the device's files. It belongs to the tiers alone.
     pub path: PathBuf,
+    /// Whether the directory is made if it is missing. Default: no, and an open is refused, because
+    /// a directory that is missing is more often a device that is not mounted.
+    pub create: bool,
     /// How files are kept. Default: `directory`.
     pub kind: DeviceKind,
     /// The description of an emulated device (TOML, see `docs/devices.md`).
@@ -60,6 +63,7 @@ impl Default for DeviceSettings {
         Self {
             name: String::new(),
             path: PathBuf::new(),
+            create: false,
             kind: DeviceKind::Directory,
             spec: None,
             capacity_bytes: 0,
@@ -74,6 +78,12 @@ impl DeviceSettings {
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, kind: DeviceKind) -> Self {
         Self { path: path.into(), kind, ..Self::default() }
+    }
+
+    /// The same device, whose directory is made if it is missing.
+    #[must_use]
+    pub fn creating(self) -> Self {
+        Self { create: true, ..self }
     }
 
     /// Its name, or the default one of the device at `place` of the list.

@@ -265,6 +265,8 @@ unsafe fn device(place: usize, raw: &RawDevice) -> Outcome<DeviceSettings> {
     Ok(DeviceSettings {
         name: name.map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
         path: path.to_owned(),
+        // `must_exist` of the options is there for who needs it.
+        create: true,
         kind,
         spec: spec.map(Path::to_owned),
         capacity_bytes: raw.capacity_bytes,

@@ -256,6 +256,7 @@ impl Profile {
         }
         let below = |device: &DeviceSettings| DeviceSettings {
             path: device.path.join("profile"),
+            create: true,
             ..device.clone()
         };
         let devices: Vec<_> = devices.iter().map(below).collect();

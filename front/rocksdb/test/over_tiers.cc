@@ -47,9 +47,9 @@ std::string Value(uint64_t number, uint64_t version) {
 // With a share of 0 nothing is on the fast device for being read often: every table lies where its level belongs.
 std::string Settings(const TemporaryDir& dir, uint64_t fast_mib, const char* cache_share = "0.75") {
   const std::string path = dir / "settings.toml";
-  WriteText(path, "[[tiers]]\nname = \"fast\"\npath = \"" + (dir / "fast") + "\"\ncapacity_bytes = " +
+  WriteText(path, "[[tiers]]\nname = \"fast\"\npath = \"" + (dir / "fast") + "\"\ncreate = true\ncapacity_bytes = " +
                       std::to_string(fast_mib << 20) + "\ncache_share = " + cache_share + "\n[[tiers]]\nname = \"slow\"\npath = \"" + (dir / "slow") +
-                      "\"\ncapacity_bytes = " + std::to_string(4096ull << 20) + "\n");
+                      "\"\ncreate = true\ncapacity_bytes = " + std::to_string(4096ull << 20) + "\n");
   return path;
 }
 

@@ -188,7 +188,7 @@ Rates Measure(const Side& side, const Flags& flags, const Zipfian& keys, int rou
 }
 
 std::string Device(const std::string& name, const std::string& path, const std::string& more, uint64_t bytes) {
-  return "[[tiers]]\nname = \"" + name + "\"\npath = \"" + path + "\"\n" + more +
+  return "[[tiers]]\nname = \"" + name + "\"\npath = \"" + path + "\"\ncreate = true\n" + more +
          "capacity_bytes = " + std::to_string(bytes) + "\n";
 }
 

@@ -235,7 +235,8 @@ mod tests {
     use super::*;
 
     fn devices(base: &Path) -> Vec<DeviceSettings> {
-        let device = |name: &str| DeviceSettings::new(base.join(name), DeviceKind::Directory);
+        let device =
+            |name: &str| DeviceSettings::new(base.join(name), DeviceKind::Directory).creating();
         vec![device("fast"), device("slow")]
     }
 
@@ -300,7 +301,7 @@ mod tests {
         let (dir, devices) = (base.path().join("none"), devices(base.path()));
         // The directory that is meant where none is named, of another database.
         let ours = base.path().join("ours");
-        let of_ours = DeviceSettings::new(ours.join("device"), DeviceKind::Directory);
+        let of_ours = DeviceSettings::new(ours.join("device"), DeviceKind::Directory).creating();
         store(&LocalFs::new(), &ours, vec![of_ours.clone()]).unwrap();
         let missing = remove_device(&dir, &devices, "tier0", |_| {}).unwrap_err();
         assert!(missing.to_string().contains("all devices are missing"), "{missing}");

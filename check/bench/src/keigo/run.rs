@@ -209,7 +209,7 @@ impl Stage<'_> {
             }
             Layout::OneTier => {
                 let path = self.dir.join("one");
-                let tiers = vec![DeviceSettings::new(path, DeviceKind::Directory)];
+                let tiers = vec![DeviceSettings::new(path, DeviceKind::Directory).creating()];
                 TierPlan { tiers, ..TierPlan::default() }
             }
             Layout::Tiers { layers, threads_fixed, fast_levels } => {
@@ -226,6 +226,7 @@ impl Stage<'_> {
                     tiers.push(DeviceSettings {
                         name: layer.medium.name().to_owned(),
                         path: on_disk(layer.medium).join(format!("tier-{place}")),
+                        create: true,
                         kind,
                         spec,
                         capacity_bytes: layer.capacity_bytes,

@@ -107,7 +107,9 @@ impl Tiers {
                 None => archipelago_tier::profile::device_file_system(settings, &clock)?,
             };
             throttled.push(emulated);
-            parts.push(DeviceParts { settings: settings.clone(), fs, is_local: true });
+            // A benchmark removes what it left, and begins anew.
+            let settings = settings.clone().creating();
+            parts.push(DeviceParts { settings, fs, is_local: true });
         }
         let components = Components { clock, policy, ..Components::default() };
         let fs = TieredFs::open_over(ROOT, parts, components)?;

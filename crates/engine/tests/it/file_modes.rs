@@ -95,7 +95,7 @@ fn plain_database(base: &Path, access: &str) {
 fn database_on_tiers(base: &Path, access: &str) {
     let device = |name: &str, kind| DeviceSettings {
         capacity_bytes: 256 << 20,
-        ..DeviceSettings::new(base.join(name), kind)
+        ..DeviceSettings::new(base.join(name), kind).creating()
     };
     let devices = [device("fast", DeviceKind::Mapped), device("slow", DeviceKind::Direct)];
     let group_access = access_of(access).0;

@@ -62,7 +62,7 @@ impl Beneath {
         let device = |(path, capacity_bytes): (&str, u64)| DeviceParts {
             settings: DeviceSettings {
                 capacity_bytes,
-                ..DeviceSettings::new(path, DeviceKind::Directory)
+                ..DeviceSettings::new(path, DeviceKind::Directory).creating()
             },
             fs: Arc::new(disk.clone()),
             is_local: false,

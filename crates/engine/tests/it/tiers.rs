@@ -43,7 +43,7 @@ fn two_in_memory(cache_share: f64) -> Vec<DeviceParts> {
         settings: DeviceSettings {
             capacity_bytes: 64 << 20,
             cache_share,
-            ..DeviceSettings::new(path, DeviceKind::Directory)
+            ..DeviceSettings::new(path, DeviceKind::Directory).creating()
         },
         fs: Arc::new(disk.clone()),
         is_local: false,
@@ -125,7 +125,8 @@ fn check(tiers: &Arc<TieredFs>, outside: &Arc<dyn FileSystem>, copy: &Path) {
 #[test]
 fn a_checkpoint_of_two_directories_is_a_plain_database_that_shares_their_tables() {
     let base = tempfile::tempdir().unwrap();
-    let device = |name: &str| DeviceSettings::new(base.path().join(name), DeviceKind::Directory);
+    let device =
+        |name: &str| DeviceSettings::new(base.path().join(name), DeviceKind::Directory).creating();
     let devices = [device("fast"), device("slow")];
     let outside: Arc<dyn FileSystem> = LocalFs::shared();
     let open_tiers = || TieredFs::open("/tiers", &devices, tier_components(&outside)).unwrap();

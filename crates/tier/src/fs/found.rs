@@ -253,6 +253,22 @@ pub(super) fn lock_devices(found: &[Found], known: bool) -> Result<Vec<Box<dyn F
     found.iter().filter(|one| one.identity.is_some() == known).map(named).collect()
 }
 
+/// Refuses devices whose directories are missing and not to be made. Errors: `NotFound`.
+pub(super) fn check_directories(found: &[Found]) -> Result<()> {
+    for one in found {
+        let settings = &one.parts.settings;
+        if !settings.create && !one.parts.fs.exists(&settings.path)? {
+            return Err(Error::not_found(format!(
+                "device \"{}\": {} does not exist: mount what belongs there or correct `path`; \
+                 with create = true the directory is made. Nothing was changed",
+                one.name,
+                settings.path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Locks the devices that are new. Errors: `Busy`, if another process made them its own meanwhile.
 pub(super) fn lock_new_devices(found: &[Found]) -> Result<Vec<Box<dyn FileLock>>> {
     let locks = lock_devices(found, false)?;

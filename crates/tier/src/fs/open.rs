@@ -23,8 +23,8 @@ use parking_lot::Mutex;
 use super::copy::{Physical, Role, Trash};
 use super::entry::{CachedCopy, Entry};
 use super::found::{
-    Contents, Found, check_missing, check_nothing_lies_there, find_devices, find_home, list_device,
-    lock_devices, lock_new_devices,
+    Contents, Found, check_directories, check_missing, check_nothing_lies_there, find_devices,
+    find_home, list_device, lock_devices, lock_new_devices,
 };
 use super::shared::{FaultPoint, Names, Parts, Shared};
 use super::{TieredFs, note_level};
@@ -138,6 +138,7 @@ impl TieredFs {
         let known = read_namespace(&found, home, &names_dir)?;
         let Known { contents, id, generation, mut state } = known;
         let id = id.unwrap_or_else(|| new_id(components.seed));
+        check_directories(&found)?;
         locks.extend(lock_new_devices(&found)?);
         join_devices(&mut found, &mut state, id, home)?;
         let devices: Arc<[Device]> = make_devices(&found).into();

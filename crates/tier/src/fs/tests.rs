@@ -47,7 +47,7 @@ impl World {
             name: format!("dev{index}"),
             capacity_bytes,
             cache_share: 1.0,
-            ..DeviceSettings::new(format!("/dev{index}"), DeviceKind::Directory)
+            ..DeviceSettings::new(format!("/dev{index}"), DeviceKind::Directory).creating()
         };
         Self {
             disk,

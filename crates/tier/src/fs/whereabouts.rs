@@ -278,7 +278,7 @@ mod tests {
         let device = |path: &str| DeviceParts {
             settings: DeviceSettings {
                 capacity_bytes: 1 << 20,
-                ..DeviceSettings::new(path, DeviceKind::Directory)
+                ..DeviceSettings::new(path, DeviceKind::Directory).creating()
             },
             fs: Arc::clone(disk),
             is_local: false,
@@ -342,7 +342,7 @@ mod tests {
             (DeviceKind::Direct, [true, true, false]),
             (DeviceKind::Mapped, [false, false, false]),
         ] {
-            let settings = DeviceSettings::new("/only", kind);
+            let settings = DeviceSettings::new("/only", kind).creating();
             let fs: Arc<dyn FileSystem> = Arc::new(MemFs::new());
             let parts = vec![DeviceParts { settings, fs, is_local: false }];
             let components = Components { spawn: None, seed: Some(1), ..Components::default() };
@@ -449,7 +449,8 @@ mod tests {
     #[test]
     fn a_directory_with_the_log_of_a_database_keeps_its_name() {
         let base = tempfile::tempdir().unwrap();
-        let devices = [DeviceSettings::new(base.path().join("only"), DeviceKind::Directory)];
+        let devices =
+            [DeviceSettings::new(base.path().join("only"), DeviceKind::Directory).creating()];
         let components = Components { spawn: None, seed: Some(1), ..Components::default() };
         let tiers = TieredFs::open("tiers:", &devices, components).unwrap();
         let [dir, new] = ["tiers:/db", "tiers:/new"].map(Path::new);

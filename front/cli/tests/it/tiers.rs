@@ -30,8 +30,9 @@ impl Place {
             "[database]\nwal_segment_bytes = 131_072\n\
              [families.default]\nwrite_buffer_bytes = 16_384\nlevel_base_bytes = 65_536\n\
              level_multiplier = 4\ntarget_file_bytes = 32_768\n\
-             [[tiers]]\nname = \"quick\"\npath = \"{}\"\ncapacity_bytes = 600_000\n\
-             [[tiers]]\nname = \"roomy\"\npath = \"{}\"\n",
+             [[tiers]]\nname = \"quick\"\npath = \"{}\"\ncreate = true\n\
+             capacity_bytes = 600_000\n\
+             [[tiers]]\nname = \"roomy\"\npath = \"{}\"\ncreate = true\n",
             place.of("quick-dir").display(),
             place.of("roomy-dir").display()
         );

@@ -101,7 +101,7 @@ fn open(seed: u64, disk: &MemFs, clock: &Arc<ManualClock>) -> Arc<TieredFs> {
         settings: DeviceSettings {
             capacity_bytes: kib[rng.usize(..kib.len())] << 10,
             cache_share: 1.0,
-            ..DeviceSettings::new(path, DeviceKind::Directory)
+            ..DeviceSettings::new(path, DeviceKind::Directory).creating()
         },
         fs: Arc::new(disk.clone()),
         is_local: false,

@@ -562,3 +562,24 @@ fn a_generation_that_may_count_keeps_its_tail_when_the_next_attempt_fails() {
     let killed = World::new(Arc::new(memory.kill_clone()), &[1 << 20, 1 << 20]);
     assert!(contents(&killed.open()).is_empty());
 }
+
+#[test]
+fn missing_directory_is_made_only_if_it_is_to_be() {
+    let mut world = two_devices();
+    for device in &mut world.devices {
+        device.create = false;
+    }
+    assert_eq!(contents(&world.open()).len(), 2, "what is there needs no making");
+    let third = DeviceSettings {
+        name: "third".to_owned(),
+        path: "/third".into(),
+        ..world.devices[0].clone()
+    };
+    world.devices.push(third);
+    let before = names_below(&*world.disk, Path::new("/"));
+    let words = ["\"third\"", "/third does not exist", "create = true", "Nothing was changed"];
+    assert_eq!(refusal(&world, &words), ErrorKind::NotFound);
+    assert_eq!(names_below(&*world.disk, Path::new("/")), before);
+    world.disk.create_dir_all(Path::new("/third")).unwrap();
+    assert_eq!(contents(&world.open()).len(), 2);
+}

@@ -21,12 +21,13 @@ impl Real {
     fn new(kind: DeviceKind) -> Self {
         // As /proc names it, also where the temporary directory is a link.
         let base = tempfile::tempdir_in(std::env::temp_dir().canonicalize().unwrap()).unwrap();
-        let first = DeviceSettings::new(base.path().join("first"), kind);
+        let first = DeviceSettings::new(base.path().join("first"), kind).creating();
         Self { base, clock: Arc::new(ManualClock::new(0)), first }
     }
 
     fn open(&self) -> Arc<TieredFs> {
-        let plain = DeviceSettings::new(self.base.path().join("plain"), DeviceKind::Directory);
+        let plain =
+            DeviceSettings::new(self.base.path().join("plain"), DeviceKind::Directory).creating();
         let components = Components {
             clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
             spawn: None,

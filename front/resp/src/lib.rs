@@ -26,6 +26,7 @@ pub mod flex_store;
 mod gathering;
 mod glob;
 mod locks;
+mod log_limit;
 pub mod mem_store;
 mod numbers;
 pub mod options;

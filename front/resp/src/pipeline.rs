@@ -105,6 +105,9 @@ impl Pipeline {
                     session.shared.add(Stat::ProtocolErrors, 1);
                     session.closing.set(true);
                 }
+                    if error.is_http() {
+                        session.shared.note_http(session.client.peer);
+                    }
             }
         }
         if gathers && !early && !session.closing.get() {

@@ -11,6 +11,11 @@
 //! A malformed request is a [`ProtocolError`]; the connection answers it and closes, because the
 //! next command's start is unknown.
 //!
+//! HTTP is such an error too. A web page can make a browser send HTTP to any port of the machine,
+//! and the lines of its body would be inline commands. The parser refuses an inline command that is
+//! a request line (whatever its method) or a header `Host:`, which stand before the body. A program
+//! that means `SET key HTTP/1.1` sends it as an array.
+//!
 //! Cost: no allocation per command once `spans` has grown. Measured in a pipeline of small SETs
 //! against redis-protocol 6, which builds a frame per command: a fifth of the time of its owned
 //! frames, a third of its ranges.
@@ -49,18 +54,46 @@ pub type Span = (u32, u32);
 
 /// A request that is not one: the sentence after `Protocol error: `.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProtocolError(String);
+pub struct ProtocolError {
+    what: String,
+    is_http: bool,
+}
+
+impl ProtocolError {
+    /// Whether the request is one of HTTP.
+    #[must_use]
+    pub fn is_http(&self) -> bool {
+        self.is_http
+    }
+}
 
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Protocol error: {}", self.0)
+        write!(f, "Protocol error: {}", self.what)
     }
 }
 
 impl std::error::Error for ProtocolError {}
 
 fn refuse<T>(what: impl Into<String>) -> Result<T, ProtocolError> {
-    Err(ProtocolError(what.into()))
+    Err(ProtocolError { what: what.into(), is_http: false })
+}
+
+fn refuse_http<T>() -> Result<T, ProtocolError> {
+    let what = "this server speaks the Redis protocol, not HTTP".to_owned();
+    Err(ProtocolError { what, is_http: true })
+}
+
+/// Whether an inline command is a request line of HTTP (three words or more, the last one a
+/// version of HTTP), or its header `Host:`.
+fn is_http(line: &[u8]) -> bool {
+    let begins = |word: &[u8], with: &[u8]| {
+        word.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with))
+    };
+    let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    let Some(first) = words.next() else { return false };
+    let has_version = words.next_back().is_some_and(|last| begins(last, b"http/"));
+    begins(first, b"host:") || has_version && words.next().is_some()
 }
 
 /// How far a command has come.
@@ -263,6 +296,9 @@ fn number(digits: &[u8]) -> Option<i64> {
         value = value * 10 + i64::from(digit - b'0');
     }
     Some(if negative { -value } else { value })
+                if is_http(&input[..end]) {
+                    return refuse_http();
+                }
 }
 
 /// Splits an inline command into words. Quoted words are rewritten in place, which only ever

@@ -10,7 +10,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::clock::Clock;
+use archipelago_base::budget::ByteBudget;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::descriptors;
 use tokio::io::AsyncWriteExt;
@@ -24,6 +24,7 @@ use crate::connection;
 use crate::options::ServerOptions;
 use crate::shared::{Shared, Stat};
 use crate::store::Store;
+use crate::log_limit::LogLimit;
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: u32 = 4096;
@@ -207,24 +208,26 @@ fn fit_clients(options: &mut ServerOptions) {
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
-    let mut failures = AcceptFailures { spare: take_spare(), logged_ns: None, unlogged: 0 };
+    let (mut spare, failures_log) = (take_spare(), LogLimit::new(ACCEPT_LOG_NS));
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => admit(&shared, stream, peer).await,
             Err(error) => {
-                failures.note(&error, &*shared.options.clock);
-                if is_exhausted(&error) && failures.spare.take().is_some() {
+                if let Some(failures) = failures_log.note(shared.options.clock.now_ns()) {
+                    tracing::warn!(%error, failures, "cannot accept connections");
+                }
+                if is_exhausted(&error) && spare.take().is_some() {
                     // The spare descriptor is free now: the client gets an error, not silence.
                     if let Ok(Ok((stream, _))) = timeout(ACCEPT_PAUSE, listener.accept()).await {
                         refuse(&shared, stream).await;
                     }
-                    failures.spare = take_spare();
+                    spare = take_spare();
                 }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
-        if failures.spare.is_none() {
-            failures.spare = take_spare();
+        if spare.is_none() {
+            spare = take_spare();
         }
     }
 }
@@ -237,26 +240,6 @@ fn take_spare() -> Option<TcpSocket> {
 fn is_exhausted(error: &io::Error) -> bool {
     // EMFILE and ENFILE, which the standard library has no kinds for.
     matches!(error.raw_os_error(), Some(24 | 23))
-}
-
-/// What the accepting task knows of accepts that failed.
-struct AcceptFailures {
-    spare: Option<TcpSocket>,
-    /// Time of the last line in the log.
-    logged_ns: Option<u64>,
-    /// Failures since.
-    unlogged: u64,
-}
-
-impl AcceptFailures {
-    fn note(&mut self, error: &io::Error, clock: &dyn Clock) {
-        let now_ns = clock.now_ns();
-        self.unlogged += 1;
-        if self.logged_ns.is_none_or(|at| now_ns.saturating_sub(at) >= ACCEPT_LOG_NS) {
-            tracing::warn!(%error, failures = self.unlogged, "cannot accept connections");
-            (self.logged_ns, self.unlogged) = (Some(now_ns), 0);
-        }
-    }
 }
 
 /// Tells a client that there are too many, and closes its connection.

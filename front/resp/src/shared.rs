@@ -1,5 +1,6 @@
 //! What all connections of a server share.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,6 +11,7 @@ use tokio::sync::Notify;
 use crate::clients::Clients;
 use crate::cursors::Cursors;
 use crate::locks::KeyLocks;
+use crate::log_limit::LogLimit;
 use crate::options::ServerOptions;
 use crate::store::Store;
 use crate::watches::Watches;
@@ -26,10 +28,14 @@ pub(crate) enum Stat {
     Misses,
     ErrorReplies,
     ProtocolErrors,
+    HttpRequests,
 }
 
 /// How many [`Stat`]s there are.
-const STATS: usize = 9;
+const STATS: usize = 10;
+
+/// Attempts to misuse the port are logged at most once in this many nanoseconds, for each kind.
+const ABUSE_LOG_NS: u64 = 60_000_000_000;
 
 /// See the module. All of it is thread-safe.
 pub(crate) struct Shared {
@@ -48,6 +54,7 @@ pub(crate) struct Shared {
     /// For instantaneous_ops_per_sec: when INFO last looked, and at how many commands.
     pub(crate) last_look: Mutex<(u64, u64)>,
     pub(crate) clients_peak: AtomicU64,
+    http_log: LogLimit,
 }
 
 impl Shared {
@@ -70,6 +77,7 @@ impl Shared {
             shutdown_request: ShutdownRequest::default(),
             last_look: Mutex::new((started_ms, 0)),
             clients_peak: AtomicU64::new(0),
+            http_log: LogLimit::new(ABUSE_LOG_NS),
         }
     }
 
@@ -85,6 +93,18 @@ impl Shared {
 
     pub(crate) fn stat(&self, stat: Stat) -> u64 {
         self.stats.get(stat as usize)
+    }
+
+    /// Counts an HTTP request, which is not done, and logs it unless one was logged lately.
+    pub(crate) fn note_http(&self, peer: SocketAddr) {
+        self.add(Stat::HttpRequests, 1);
+        if let Some(requests) = self.http_log.note(self.options.clock.now_ns()) {
+            tracing::warn!(
+                %peer,
+                requests,
+                "HTTP was refused at the Redis port: a browser or a scanner may be sending it"
+            );
+        }
     }
 
     pub(crate) fn note_clients(&self, now: u64) {

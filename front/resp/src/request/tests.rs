@@ -92,6 +92,30 @@ fn malformed_requests_are_named() {
 }
 
 #[test]
+fn http_is_refused_at_its_request_line_or_host() {
+    for line in [
+        "POST / HTTP/1.1",
+        "GET /FLUSHALL HTTP/1.0",
+        "PROPFIND /a HTTP/1.1",
+        "PRI * HTTP/2.0",
+        "set reef http/1.1",
+        "GET /with a blank HTTP/1.1",
+        "POST /\"quoted HTTP/1.1",
+        "Host: 127.0.0.1:6379",
+        "host:localhost",
+        "HOST:",
+    ] {
+        let what = "Protocol error: this server speaks the Redis protocol, not HTTP";
+        assert_eq!(error(format!("{line}\r\n").as_bytes()), what, "{line}");
+        assert_eq!(error(format!("PING\r\n{line}\n").as_bytes()), what, "{line}");
+    }
+    for line in ["ECHO HTTP/1.1", "HTTP/1.1", "SET k HTTP", "SET k xHTTP/1.1", "hostname: x"] {
+        assert_eq!(words(format!("{line}\r\n").as_bytes()).len(), 1, "{line}");
+    }
+    assert_eq!(words(b"*3\r\n$3\r\nSET\r\n$1\r\n/\r\n$8\r\nHTTP/1.1\r\n")[0].len(), 3);
+}
+
+#[test]
 fn an_announced_length_allocates_nothing() {
     let mut parser = Parser::new(Limits::default());
     let mut input = b"*1048576\r\n$1073741824\r\n".to_vec();

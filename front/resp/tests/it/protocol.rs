@@ -116,3 +116,31 @@ fn garbage_is_answered_and_the_connection_closed() {
     client.expect(&[("PING", "+PONG")]);
     assert!(client.ask("INFO stats").contains("protocol_errors:7"));
 }
+
+#[test]
+fn nothing_of_an_http_request_is_done() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    client.expect(&[("SET reef coral", "+OK")]);
+    let body = "FLUSHALL\r\nSET reef gone\r\n";
+    let headers = "Host: 127.0.0.1\r\nContent-Length: 25\r\n\r\n";
+    let requests = [
+        format!("POST / HTTP/1.1\r\n{headers}{body}"),
+        format!("DELETE /x HTTP/1.1\r\n{headers}{body}"),
+        format!("{headers}{body}"),
+        // What stands before the first line that is known as HTTP is no command.
+        format!("GET /\r\n{headers}{body}"),
+    ];
+    for request in &requests {
+        let mut browser = Client::connect(&server);
+        browser.send(request.as_bytes());
+        let mut last = None;
+        while let Some(reply) = browser.try_reply() {
+            last = Some(reply);
+        }
+        let said = "-ERR Protocol error: this server speaks the Redis protocol, not HTTP";
+        assert_eq!(last.as_deref(), Some(said), "{request}");
+    }
+    client.expect(&[("GET reef", "$5 coral")]);
+    assert!(client.ask("INFO stats").contains("http_requests_refused:4"));
+}

@@ -16,6 +16,7 @@ use archipelago_pool::wire::Message;
 use archipelago_pool::{ClientId, Endpoints, Line, NodeId, Reach, Route, endpoint};
 
 use crate::node::MANAGER;
+use crate::ports::{self, Wanted};
 use crate::say::say;
 use crate::status;
 use crate::stop::Stop;
@@ -262,6 +263,7 @@ fn up(args: &UpArgs) -> Result<()> {
         0 => args.memory.min(3) as u32,
         copies => copies,
     };
+    check_ports(args)?;
     let stop = Stop::watch(args.stop_with_stdin)?;
     let sockets = Sockets::create()?;
     let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
@@ -322,14 +324,39 @@ fn start_memory(args: &UpArgs, manager: &str, node: u64, socket: &Path) -> Resul
     Part::start(&format!("Memory node {node}"), &words, " on ")
 }
 
-fn start_compute(args: &UpArgs, manager: &str, node: u16, socket: &Path) -> Result<Part> {
+/// Refuses ports that are taken, before anything is started.
+fn check_ports(args: &UpArgs) -> Result<()> {
+    let mut wanted = vec![Wanted {
+        address: args.manager.trim_start_matches("tcp:").to_owned(),
+        who: "the manager".to_owned(),
+        choice: "choose another port with --manager HOST:PORT".to_owned(),
+    }];
+    for node in 1..=args.compute {
+        wanted.push(Wanted {
+            address: resp_address(args, node)?,
+            who: format!("compute node {node}"),
+            choice: format!(
+                "choose another first port with --resp HOST:PORT; {} in a row are needed, and port 0 lets the system choose",
+                args.compute
+            ),
+        });
+    }
+    ports::check_free(&wanted)
+}
+
+/// Where a compute node serves Redis clients.
+fn resp_address(args: &UpArgs, node: u16) -> Result<String> {
     let wrong = || Error::invalid(format!("--resp {}: it must be HOST:PORT", args.resp));
     let (host, port) = args.resp.rsplit_once(':').ok_or_else(wrong)?;
     let port: u16 = port.parse().map_err(|_| wrong())?;
     // Port 0 stays so.
     let port = if port == 0 { Some(0) } else { port.checked_add(node - 1) };
     let port = port.ok_or_else(|| Error::invalid("--resp: there are not so many ports"))?;
-    let (listen, path) = (format!("{host}:{port}"), socket.display().to_string());
+    Ok(format!("{host}:{port}"))
+}
+
+fn start_compute(args: &UpArgs, manager: &str, node: u16, socket: &Path) -> Result<Part> {
+    let (listen, path) = (resp_address(args, node)?, socket.display().to_string());
     let shared = ["--shm", &path];
     let words = [
         &["serve", "--engine", "flex", "--manager", manager][..],

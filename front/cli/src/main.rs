@@ -6,6 +6,7 @@ mod cluster;
 mod db;
 mod node;
 mod panics;
+mod ports;
 mod repair;
 mod say;
 mod serve;
@@ -94,6 +95,24 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("archipelago: {error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Arguments;
+
+    #[test]
+    fn readme_shows_every_command() {
+        let readme = include_str!("../../../README.md");
+        for command in Arguments::command().get_subcommands() {
+            let name = command.get_name();
+            let shown = [" ", "`"].map(|end| format!("archipelago {name}{end}"));
+            let is_shown = shown.iter().any(|shown| readme.contains(shown));
+            assert!(is_shown, "README.md does not show `archipelago {name}`");
         }
     }
 }

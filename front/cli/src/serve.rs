@@ -11,8 +11,7 @@ use archipelago_env::descriptors::raise_limit;
 use archipelago_pool::endpoint;
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::flex_store::FlexStore;
-use archipelago_resp::store::Store;
-use archipelago_resp::{Server, ServerOptions};
+use archipelago_resp::{Listening, Server, ServerOptions};
 
 use crate::node::MANAGER;
 use crate::say::say;
@@ -51,6 +50,12 @@ pub(crate) struct ServeArgs {
     /// Address to listen on
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6379")]
     listen: String,
+    /// Refused with a hint: redis-server has it
+    #[arg(long, hide = true, value_name = "PORT")]
+    port: Option<String>,
+    /// Refused with a hint: redis-server has it
+    #[arg(long, hide = true, value_name = "HOST", num_args = 1..)]
+    bind: Option<Vec<String>>,
     /// A TOML file with settings ([database], [families.NAME], [[tiers]])
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -87,9 +92,25 @@ impl ServeArgs {
 }
 
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    refuse_flags_of_redis(args)?;
     match args.engine {
         Engine::Lsm => database(args),
         Engine::Flex => remote_memory(args),
+    }
+}
+
+/// Says what the flags of redis-server are called here.
+fn refuse_flags_of_redis(args: &ServeArgs) -> Result<()> {
+    let hint = |flag: &str, host: &str, port: &str| {
+        Err(Error::invalid(format!(
+            "there is no {flag}: host and port are one flag here, --listen {host}:{port}"
+        )))
+    };
+    match (&args.port, args.bind.as_ref().and_then(|hosts| hosts.first())) {
+        (None, None) => Ok(()),
+        (Some(port), None) => hint("--port", "127.0.0.1", port),
+        (None, Some(host)) => hint("--bind", host, "6379"),
+        (Some(port), Some(host)) => hint("--port and no --bind", host, port),
     }
 }
 
@@ -99,18 +120,18 @@ fn database(args: &ServeArgs) -> Result<()> {
         print!("{}", settings.to_toml()?);
         return Ok(());
     }
-    archipelago_resp::server::resolve(&args.listen)?;
-    raise_limit();
+    // What can be refused is refused before a database is created.
+    let listening = listen(args, options(args))?;
     let node = ComputeNode::open(&args.dir, &settings)?;
-    let options = ServerOptions { budget: Arc::clone(node.budget()), ..options(args) };
-    options.validate()?;
+    let listening = listening.with_budget(Arc::clone(node.budget()));
     let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
     let mut store = EngineStore::new(node.db().clone(), write_options);
     if let Some(tiers) = node.tiers() {
         let tiers = Arc::clone(tiers);
         store = store.with_facts(Box::new(move || tiers.stats().facts()));
     }
-    serve(args, Arc::new(store), options, &args.dir.display().to_string())?;
+    let server = listening.serve(Arc::new(store));
+    serve(args, server, &args.dir.display().to_string())?;
     node.close()?;
     say!("Stopped");
     Ok(())
@@ -128,9 +149,7 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     if options.worker_threads == 0 {
         options.worker_threads = threads_of_node();
     }
-    options.validate()?;
-    archipelago_resp::server::resolve(&args.listen)?;
-    let mut listen = vec![endpoint(&args.peers)?];
+    let mut listen_at = vec![endpoint(&args.peers)?];
     let mut advertise = Vec::new();
     match &args.advertise {
         Some(told) => advertise.push(endpoint(told)?),
@@ -142,21 +161,21 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
         }
         None => {}
     }
-    listen.extend(args.shm.as_ref().map(|path| format!("shm:{path}")));
-    raise_limit();
+    listen_at.extend(args.shm.as_ref().map(|path| format!("shm:{path}")));
     let mut store = FlexSettings::default();
     if args.memory_mib > 0 {
         store.memory_limit = bytes_of(args.memory_mib)?;
     }
+    let listening = listen(args, options)?;
     let node = Arc::new(FlexNode::start(FlexNodeSettings {
         manager: vec![endpoint(&args.manager)?],
-        listen,
+        listen: listen_at,
         advertise,
         store,
     })?);
     let store = FlexStore::new(Arc::clone(&node));
     let what = format!("the store of the cluster at {}", args.manager);
-    serve(args, Arc::new(store), options, &what)?;
+    serve(args, listening.serve(Arc::new(store)), &what)?;
     // The last reference: it leaves, and others take what it served.
     drop(node);
     say!("Stopped");
@@ -172,13 +191,18 @@ fn options(args: &ServeArgs) -> ServerOptions {
     }
 }
 
-fn serve(
-    args: &ServeArgs,
-    store: Arc<dyn Store>,
-    options: ServerOptions,
-    what: &str,
-) -> Result<()> {
-    let server = Server::start(&args.listen, store, options)?;
+/// Takes the port, once all flags have been looked at.
+fn listen(args: &ServeArgs, options: ServerOptions) -> Result<Listening> {
+    raise_limit();
+    Server::listen(&args.listen, options).map_err(|error| match error.io_kind() {
+        Some(std::io::ErrorKind::AddrInUse) => error.context_at(
+            "another program has that port: end it, or choose another with --listen HOST:PORT",
+        ),
+        _ => error,
+    })
+}
+
+fn serve(args: &ServeArgs, server: Server, what: &str) -> Result<()> {
     let mut signals = server.within(StopSignals::watch)?;
     let mut told = stdin_ended(args.stop_with_stdin)?;
     let addr = server.local_addr();

@@ -225,6 +225,10 @@ impl Store for EngineStore {
         text
     }
 
+    fn syncs_writes(&self) -> bool {
+        self.write_options.sync
+    }
+
     fn would_stall(&self, write: bool) -> bool {
         write && self.db.would_stall(&self.family)
     }

@@ -43,4 +43,4 @@ mod transaction;
 mod watches;
 
 pub use options::ServerOptions;
-pub use server::{Server, ShutdownHandle};
+pub use server::{Listening, Server, ShutdownHandle};

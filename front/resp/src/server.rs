@@ -21,10 +21,10 @@ use tokio::time::timeout;
 
 use crate::clients::NotLetIn;
 use crate::connection;
+use crate::log_limit::LogLimit;
 use crate::options::ServerOptions;
 use crate::shared::{Shared, Stat};
 use crate::store::Store;
-use crate::log_limit::LogLimit;
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: u32 = 4096;
@@ -70,14 +70,60 @@ fn failed(what: String) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::with_source(ErrorKind::Io, what, source)
 }
 
+/// A port that is taken and does not serve yet.
+///
+/// Made before a store is opened or created, so that a start that must fail (the port is taken, a
+/// setting is out of range) fails before it has changed anything. Clients that connect meanwhile
+/// wait; if it is dropped they see their connections closed.
+pub struct Listening {
+    runtime: Runtime,
+    listener: TcpListener,
+    local_addr: SocketAddr,
+    options: ServerOptions,
+}
+
+impl std::fmt::Debug for Listening {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Listening({})", self.local_addr)
+    }
+}
+
+impl Listening {
+    /// Charges the memory of requests and replies to `budget` instead of that of the options.
+    #[must_use]
+    pub fn with_budget(mut self, budget: Arc<ByteBudget>) -> Self {
+        self.options.budget = budget;
+        self
+    }
+
+    /// Serves `store` from now on.
+    #[must_use]
+    pub fn serve(self, store: Arc<dyn Store>) -> Server {
+        let Self { runtime, listener, local_addr, options } = self;
+        let shared = Arc::new(Shared::new(store, options, local_addr.port()));
+        let accepting = runtime.spawn(accept(listener, Arc::clone(&shared)));
+        tracing::info!(%local_addr, "RESP server is up");
+        Server { shared, local_addr, running: Some((runtime, accepting)) }
+    }
+}
+
 impl Server {
     /// Listens on `listen` (`HOST:PORT`; port 0 for a free one) and serves `store` from threads
     /// of its own. Returns as soon as clients can connect.
     ///
     /// # Errors
-    /// `InvalidArgument` for settings out of range or an address that does not resolve; `Io` when
-    /// the port is taken or the operating system refuses.
-    pub fn start(listen: &str, store: Arc<dyn Store>, mut options: ServerOptions) -> Result<Self> {
+    /// Those of [`Server::listen`].
+    pub fn start(listen: &str, store: Arc<dyn Store>, options: ServerOptions) -> Result<Self> {
+        Ok(Self::listen(listen, options)?.serve(store))
+    }
+
+    /// Takes the port `listen` (`HOST:PORT`; port 0 for a free one) and starts the threads, without
+    /// serving anything yet.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for settings out of range or an address that does not resolve;
+    /// `Io` when the port is taken or the operating system refuses.
+    pub fn listen(listen: &str, mut options: ServerOptions) -> Result<Listening> {
         options.validate()?;
         fit_clients(&mut options);
         let addr = resolve(listen)?;
@@ -93,10 +139,7 @@ impl Server {
             .map_err(failed(format!("cannot listen on {addr}")))?;
         let local_addr =
             listener.local_addr().map_err(failed(format!("cannot listen on {addr}")))?;
-        let shared = Arc::new(Shared::new(store, options, local_addr.port()));
-        let accepting = runtime.spawn(accept(listener, Arc::clone(&shared)));
-        tracing::info!(%local_addr, "RESP server is up");
-        Ok(Self { shared, local_addr, running: Some((runtime, accepting)) })
+        Ok(Listening { runtime, listener, local_addr, options })
     }
 
     /// Where it listens, with the port that was chosen.

@@ -209,6 +209,11 @@ pub trait Store: Send + Sync + 'static {
     /// The store's own lines for INFO: `name:value`, one a line, no headings.
     fn info(&self) -> String;
 
+    /// Whether a write that returned survives power loss, and not only the end of the process.
+    fn syncs_writes(&self) -> bool {
+        false
+    }
+
     /// Whether several reads at once take less time than one after another: a pipeline's GETs come as one
     /// [`Store::multi_get`] then.
     fn overlaps_reads(&self) -> bool {

@@ -33,6 +33,8 @@ impl ComputeNode {
     /// Opens (by default also creates) the database in `dir` by `settings`. Errors as
     /// [`Db::open`]; a directory that cannot be used says so before anything is changed.
     pub fn open(dir: &Path, settings: &Settings) -> Result<Self> {
+        settings.validate()?;
+        refuse_families_of_new_tiers(dir, settings)?;
         let limit = match settings.database.memory_budget_bytes {
             0 => archipelago_env::host::memory_bytes().map_or(u64::MAX, |bytes| bytes / 2),
             bytes => bytes,
@@ -76,6 +78,22 @@ impl ComputeNode {
     }
 }
 
+/// Refuses settings of column families that a new database on tiers cannot have, before its
+/// devices are made. A database without tiers looks at this by itself.
+fn refuse_families_of_new_tiers(dir: &Path, settings: &Settings) -> Result<()> {
+    if settings.tiers.is_empty() || storage::devices_of(dir)?.is_some() {
+        return Ok(());
+    }
+    match settings.families.keys().find(|name| *name != "default") {
+        Some(unknown) => Err(Error::invalid(format!(
+            "settings were given for column family \"{unknown}\", which does not exist in the new \
+             database of {}; create it first",
+            dir.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Reads a settings file. The error says which line is wrong and what is allowed.
 pub fn load_settings(path: &Path) -> Result<Settings> {
     #[expect(clippy::disallowed_methods, reason = "the operator's file, not the store's")]
@@ -91,4 +109,41 @@ pub fn load_settings(path: &Path) -> Result<Settings> {
 #[must_use]
 pub fn default_dir() -> PathBuf {
     PathBuf::from("./archipelago-data")
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_tier::{DeviceKind, DeviceSettings};
+
+    use super::*;
+
+    #[test]
+    fn refused_open_of_new_directory_leaves_nothing() {
+        let base = tempfile::tempdir().unwrap();
+        let (dir, device) = (base.path().join("deep/data"), base.path().join("device"));
+        let mut settings = Settings::default();
+        settings.families.insert("unknown".to_owned(), Default::default());
+        let on_tiers = Settings {
+            tiers: vec![DeviceSettings::new(&device, DeviceKind::Directory).creating()],
+            ..settings.clone()
+        };
+        let missing = Settings {
+            tiers: vec![DeviceSettings::new(&device, DeviceKind::Directory)],
+            ..Settings::default()
+        };
+        for (settings, why) in [
+            (&settings, "\"unknown\", which does not exist"),
+            (&on_tiers, "\"unknown\", which does not exist"),
+            (&missing, "does not exist: mount what belongs there"),
+        ] {
+            let error = ComputeNode::open(&dir, settings).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+            let left: Vec<_> = base.path().read_dir().unwrap().collect();
+            assert!(left.is_empty(), "{left:?}");
+        }
+        let made = Settings { families: Default::default(), ..on_tiers };
+        ComputeNode::open(&dir, &made).unwrap().close().unwrap();
+        // Once the database is there, its devices are not asked for anew.
+        ComputeNode::open(&dir, &Settings::default()).unwrap().close().unwrap();
+    }
 }

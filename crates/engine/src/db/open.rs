@@ -130,7 +130,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     }
     let fs = Arc::clone(&components.fs);
     check_group_access(&*fs, &options)?;
-    check_directory(&*fs, dir, &options)?;
+    check_directory(&*fs, dir, &options, &components.families)?;
     let lock = if options.read_only {
         None
     } else {
@@ -180,7 +180,12 @@ fn check_group_access(fs: &dyn FileSystem, options: &DbOptions) -> Result<()> {
 }
 
 /// Refuses a directory that cannot be opened as asked, before anything is changed.
-fn check_directory(fs: &dyn FileSystem, dir: &Path, options: &DbOptions) -> Result<()> {
+fn check_directory(
+    fs: &dyn FileSystem,
+    dir: &Path,
+    options: &DbOptions,
+    families: &BTreeMap<String, CfOptions>,
+) -> Result<()> {
     let state = if fs.exists(dir)? { inspect(fs, dir)? } else { DirectoryState::Absent };
     match state {
         DirectoryState::Database(_) if options.error_if_exists => Err(Error::invalid(format!(
@@ -190,8 +195,20 @@ fn check_directory(fs: &dyn FileSystem, dir: &Path, options: &DbOptions) -> Resu
         DirectoryState::Absent if options.read_only || !options.create_if_missing => {
             Err(Error::not_found(format!("{} has no database", dir.display())))
         }
-        _ => Ok(()),
+        DirectoryState::Absent => match families.keys().find(|name| *name != "default") {
+            Some(unknown) => Err(unknown_family(unknown, dir)),
+            None => Ok(()),
+        },
+        DirectoryState::Database(_) => Ok(()),
     }
+}
+
+fn unknown_family(name: &str, dir: &Path) -> Error {
+    Error::invalid(format!(
+        "settings were given for column family \"{name}\", which does not exist in {}; \
+         create it first",
+        dir.display()
+    ))
 }
 
 fn assemble(
@@ -317,11 +334,7 @@ impl DbInner {
         let known =
             |name: &String| name == "default" || opened.iter().any(|(_, n, _, _)| n == name);
         if let Some(unknown) = self.family_overrides.keys().find(|name| !known(name)) {
-            return Err(Error::invalid(format!(
-                "settings were given for column family \"{unknown}\", which does not exist in {}; \
-                 create it first",
-                self.dir.display()
-            )));
+            return Err(unknown_family(unknown, &self.dir));
         }
         let mut commit = self.committer.lock();
         for (id, name, options, version) in opened {

@@ -1,6 +1,6 @@
 //! A server whose process may have few files open.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +17,12 @@ struct Limited {
 
 impl Limited {
     fn start(dir: &Path, arguments: &[&str]) -> Self {
-        let script = format!("ulimit -n {LIMIT}; exec \"$0\" \"$@\"");
+        Self::start_within(&format!("ulimit -n {LIMIT}"), dir, arguments)
+    }
+
+    /// Starts the server in a shell that has set its limits.
+    fn start_within(limits: &str, dir: &Path, arguments: &[&str]) -> Self {
+        let script = format!("{limits}; exec \"$0\" \"$@\"");
         let mut child = Command::new("sh")
             .args(["-c", &script, env!("CARGO_BIN_EXE_archipelago")])
             .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
@@ -38,7 +43,7 @@ impl Limited {
         assert_eq!(self.ask(&["SHUTDOWN"]), None, "it says no more");
         let mut log = String::new();
         let stderr = self.child.stderr.take().unwrap();
-        std::io::Read::read_to_string(&mut BufReader::new(stderr), &mut log).unwrap();
+        Read::read_to_string(&mut BufReader::new(stderr), &mut log).unwrap();
         assert!(self.child.wait().unwrap().success(), "{log}");
         log
     }
@@ -100,6 +105,35 @@ fn clients_over_the_limit_get_an_error_and_others_are_served() {
     let lines: Vec<&str> = log.lines().collect();
     assert_eq!(lines.len(), 1, "{log}");
     assert!(lines[0].contains(&format!("at most {CLIENTS} clients")), "{log}");
+}
+
+#[test]
+fn soft_limit_is_raised_for_clients() {
+    let root = tempfile::tempdir().unwrap();
+    let limits = format!("ulimit -S -n {LIMIT}; ulimit -H -n 400");
+    let served = Limited::start_within(&limits, &root.path().join("data"), &[]);
+    let mut clients: Vec<Client> = Vec::new();
+    for at in 0..2 * LIMIT {
+        let mut client = Client::connect(&served.address);
+        let key = format!("k{at}");
+        assert_eq!(client.ask(&["SET", &key, "v"]).as_deref(), Some("+OK"), "client {at}");
+        clients.push(client);
+    }
+    for (at, client) in clients.iter_mut().enumerate() {
+        let key = format!("k{at}");
+        assert_eq!(client.ask(&["STRLEN", &key]).as_deref(), Some(":1"));
+    }
+    let mut first = clients.swap_remove(0);
+    assert_eq!(first.ask(&["CONFIG", "GET", "maxclients"]).as_deref(), Some("*2"));
+    let told = first.0.by_ref().lines().take(4).map(Result::unwrap).last().unwrap();
+    let most: usize = told.parse().unwrap();
+    assert!((2 * LIMIT..400).contains(&most), "{most}");
+    drop((first, clients));
+    while served.ask(&["PING"]).as_deref() != Some("+PONG") {
+        std::thread::yield_now();
+    }
+    let log = served.end();
+    assert!(log.contains(&format!("at most {most} clients")), "{log}");
 }
 
 #[test]

@@ -162,6 +162,17 @@ mod tests {
     #[test]
     fn what_writes_says_so() {
         for command in COMMANDS {
+    #[test]
+    fn readme_names_every_command() {
+        let readme = include_str!("../../README.md");
+        let words = readme.split(|letter: char| !letter.is_ascii_alphanumeric());
+        let words: std::collections::HashSet<&str> = words.collect();
+        for command in COMMANDS {
+            let name = command.name.to_ascii_uppercase();
+            assert!(words.contains(&name[..]), "front/resp/README.md does not name {name}");
+        }
+    }
+
             assert!(!(command.has(flag::WRITE) && command.has(flag::READONLY)), "{}", command.name);
             let (first, last, step) = command.keys;
             assert_eq!(first == 0, step == 0, "{}", command.name);

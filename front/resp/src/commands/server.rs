@@ -63,10 +63,12 @@ pub(super) fn shutdown(session: &Session, args: Args<'_>, _: &mut Reply) -> Hand
 fn settings(session: &Session) -> Vec<(&'static str, String)> {
     let options = &session.shared.options;
     let budget = options.budget.limit_bytes();
+    let keepalive = options.tcp_keepalive.map_or(0, |keepalive| keepalive.as_secs());
+    let syncs = session.shared.store.syncs_writes();
     let timeout = options.idle_timeout.map_or(0, |timeout| timeout.as_secs().max(1));
     vec![
         ("appendonly", "yes".to_owned()),
-        ("appendfsync", "everysec".to_owned()),
+        ("appendfsync", if syncs { "always" } else { "no" }.to_owned()),
         ("bind", String::new()),
         ("databases", "1".to_owned()),
         ("io-threads", options.worker_threads.to_string()),

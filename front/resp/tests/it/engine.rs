@@ -4,7 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::clock::ManualClock;
+use archipelago_engine::db::{Components, Db};
+use archipelago_engine::options::{DbOptions, WriteOptions};
 use archipelago_env::mem::MemFs;
+use archipelago_resp::engine_store::EngineStore;
+use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, START_MS, encode, over_engine};
 
@@ -150,4 +154,20 @@ fn dbsize_reads_no_large_value() {
     client.expect(&[("DBSIZE", ":2")]);
     assert!(client.call(&["INFO"]).contains("block_cache_miss:"));
     assert_eq!(misses(), before);
+}
+
+#[test]
+fn appendfsync_says_whether_writes_are_synced() {
+    for (sync, says) in [(true, "$6 always"), (false, "$2 no")] {
+        let db = Db::open_with(
+            "/data",
+            DbOptions::default(),
+            Components { fs: Arc::new(MemFs::new()), ..Components::default() },
+        );
+        let options = WriteOptions { sync, ..WriteOptions::default() };
+        let store = Arc::new(EngineStore::new(db.unwrap(), options));
+        let server = Server::start("127.0.0.1:0", store, ServerOptions::default()).unwrap();
+        let mut client = Client::connect(&server);
+        client.expect(&[("CONFIG GET appendfsync", &format!("*2 $11 appendfsync {says}"))]);
+    }
 }

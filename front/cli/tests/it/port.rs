@@ -1,0 +1,97 @@
+//! A port that is safe to open: what a start is refused for and leaves behind, and who is served.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use crate::archipelago;
+
+/// `serve` of a database in `dir`, which does not exist.
+fn serve(dir: &Path, args: &[&str]) -> Command {
+    let mut command = archipelago();
+    command.arg("serve").arg("--dir").arg(dir).args(args);
+    command
+}
+
+/// What a command that fails says.
+fn refusal(output: &Output) -> String {
+    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn write(path: &Path, text: &str) {
+    #[expect(clippy::disallowed_methods, reason = "an operator's file")]
+    std::fs::write(path, text).unwrap();
+}
+
+#[test]
+fn refused_start_leaves_nothing_behind() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("settings.toml");
+    let dir = root.path().join("deep/data");
+    let device = root.path().join("device");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let config = ["--listen", "127.0.0.1:0", "--config", file.to_str().unwrap()];
+    let tiers = |create: &str| format!("[[tiers]]\npath = \"{}\"\n{create}", device.display());
+    let unknown = "[families.unknown]\nbuckets = 2\n";
+    for (args, settings, why) in [
+        (&["--listen", &address][..], "", "choose another with --listen HOST:PORT"),
+        (&["--listen", "127.0.0.1:0", "--clients-max", "0"], "", "clients_max is 0"),
+        (&["--port", "7000"], "", "--listen 127.0.0.1:7000"),
+        (&["--bind", "10.0.0.1"], "", "--listen 10.0.0.1:6379"),
+        (&config, unknown, "\"unknown\", which does not exist"),
+        (&config, &tiers(""), "create = true"),
+        (&config, &format!("{}{unknown}", tiers("create = true\n")), "\"unknown\", which"),
+    ] {
+        write(&file, settings);
+        let why_not = refusal(&serve(&dir, args).output().unwrap());
+        assert!(why_not.contains(why), "{args:?}: {why_not}");
+        let names = root.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), ["settings.toml"], "{args:?}");
+    }
+}
+
+#[test]
+fn cluster_up_names_the_taken_port_and_starts_nothing() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let up = |args: &[&str]| {
+        let all = ["cluster", "up", "--size", "16MiB", "--memory", "1", "--compute", "1"];
+        refusal(&archipelago().args(all).args(args).output().unwrap())
+    };
+    let manager = up(&["--manager", &address, "--resp", "127.0.0.1:0"]);
+    let named = format!("the manager cannot listen on {address}");
+    assert!(manager.contains(&named) && manager.contains("--manager HOST:PORT"), "{manager}");
+    let resp = up(&["--manager", "127.0.0.1:0", "--resp", &address]);
+    let named = format!("compute node 1 cannot listen on {address}");
+    assert!(resp.contains(&named) && resp.contains("--resp HOST:PORT"), "{resp}");
+}
+
+#[test]
+fn http_is_logged_once_in_a_storm() {
+    let root = tempfile::tempdir().unwrap();
+    let mut child = serve(&root.path().join("data"), &["--listen", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = String::new();
+    let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut output, &mut first).unwrap();
+    let address = first.trim().rsplit(' ').next().unwrap().to_owned();
+    for _request in 0..50 {
+        let mut browser = TcpStream::connect(&address).unwrap();
+        browser.write_all(b"POST / HTTP/1.1\r\nHost: x\r\n\r\nFLUSHALL\r\n").unwrap();
+        let mut reply = String::new();
+        browser.read_to_string(&mut reply).unwrap();
+        assert!(reply.contains("not HTTP"), "{reply}");
+    }
+    let mut client = TcpStream::connect(&address).unwrap();
+    client.write_all(b"SHUTDOWN\r\n").unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let log = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(log.contains("HTTP was refused"), "{log}");
+}

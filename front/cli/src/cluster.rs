@@ -14,7 +14,10 @@ use archipelago_fabric::Call;
 use archipelago_flex::wire::{Message as Store, StoreStatus};
 use archipelago_pool::wire::Message;
 use archipelago_pool::{ClientId, Endpoints, Line, NodeId, Reach, Route, endpoint};
+use archipelago_resp::ServerOptions;
+use archipelago_resp::server::resolve;
 
+use crate::access::PasswordArgs;
 use crate::node::MANAGER;
 use crate::ports::{self, Wanted};
 use crate::say::say;
@@ -72,6 +75,8 @@ pub(crate) struct UpArgs {
     /// Where the first compute node serves Redis clients, the others on the ports after it; port 0 lets the system choose
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6379")]
     resp: String,
+    #[command(flatten)]
+    password: PasswordArgs,
     /// Partitions of the store, a power of two
     #[arg(long, value_name = "N", default_value_t = 1024)]
     partitions: u32,
@@ -341,6 +346,11 @@ fn check_ports(args: &UpArgs) -> Result<()> {
             ),
         });
     }
+    if args.compute > 0 {
+        let mut options = ServerOptions::default();
+        args.password.apply(&mut options)?;
+        options.check_address(resolve(&resp_address(args, 1)?)?)?;
+    }
     ports::check_free(&wanted)
 }
 
@@ -357,11 +367,12 @@ fn resp_address(args: &UpArgs, node: u16) -> Result<String> {
 
 fn start_compute(args: &UpArgs, manager: &str, node: u16, socket: &Path) -> Result<Part> {
     let (listen, path) = (resp_address(args, node)?, socket.display().to_string());
-    let shared = ["--shm", &path];
+    let (shared, password) = (["--shm", &path], args.password.words());
     let words = [
         &["serve", "--engine", "flex", "--manager", manager][..],
         &["--listen", &listen],
         if args.provider == Provider::Shm { &shared[..] } else { &[] },
+        &password.iter().map(String::as_str).collect::<Vec<_>>(),
     ]
     .concat();
     Part::start(&format!("Compute node {node}"), &words, " on ")

@@ -1,6 +1,7 @@
 //! `archipelago`: the one binary. `serve` runs a store that Redis clients talk to, `db` looks into
 //! and mends a database that nobody serves, `node` and `cluster` run a pool of memory, `bench` measures.
 
+mod access;
 mod allocator;
 mod cluster;
 mod db;

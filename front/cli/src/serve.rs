@@ -13,6 +13,7 @@ use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::flex_store::FlexStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
 
+use crate::access::PasswordArgs;
 use crate::node::MANAGER;
 use crate::say::say;
 use crate::stop::{StopSignals, stdin_ended};
@@ -68,6 +69,8 @@ pub(crate) struct ServeArgs {
     /// Close clients that say nothing for so many seconds; 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     idle_timeout: u64,
+    #[command(flatten)]
+    password: PasswordArgs,
     /// Threads that serve clients; 0 for as many as there are cores. Engine flex: 0 for half as many
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
@@ -121,7 +124,7 @@ fn database(args: &ServeArgs) -> Result<()> {
         return Ok(());
     }
     // What can be refused is refused before a database is created.
-    let listening = listen(args, options(args))?;
+    let listening = listen(args, options(args)?)?;
     let node = ComputeNode::open(&args.dir, &settings)?;
     let listening = listening.with_budget(Arc::clone(node.budget()));
     let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
@@ -145,7 +148,7 @@ fn threads_of_node() -> usize {
 }
 
 fn remote_memory(args: &ServeArgs) -> Result<()> {
-    let mut options = options(args);
+    let mut options = options(args)?;
     if options.worker_threads == 0 {
         options.worker_threads = threads_of_node();
     }
@@ -182,13 +185,16 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
-fn options(args: &ServeArgs) -> ServerOptions {
-    ServerOptions {
+fn options(args: &ServeArgs) -> Result<ServerOptions> {
+    let seconds = |seconds: u64| (seconds > 0).then(|| Duration::from_secs(seconds));
+    let mut options = ServerOptions {
         worker_threads: args.threads,
         clients_max: args.clients_max,
-        idle_timeout: (args.idle_timeout > 0).then(|| Duration::from_secs(args.idle_timeout)),
+        idle_timeout: seconds(args.idle_timeout),
         ..ServerOptions::default()
-    }
+    };
+    args.password.apply(&mut options)?;
+    Ok(options)
 }
 
 /// Takes the port, once all flags have been looked at.
@@ -208,9 +214,6 @@ fn serve(args: &ServeArgs, server: Server, what: &str) -> Result<()> {
     let addr = server.local_addr();
     say!("Archipelago serves {what} on {addr}");
     say!("Connect with: redis-cli -h {} -p {}", addr.ip(), addr.port());
-    if !addr.ip().is_loopback() {
-        say!("Warning: there are no passwords; whoever reaches {addr} can read and write");
-    }
     server.wait_or(async {
         tokio::select! {
             () = signals.received() => {}

@@ -15,6 +15,7 @@
 //!
 //! Strings are the only type. DBSIZE is about right where the store's count is.
 
+pub mod access;
 mod args;
 mod clients;
 mod commands;

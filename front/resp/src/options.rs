@@ -1,6 +1,7 @@
 //! Settings of a server and what it must be given.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, Result};
 
+use crate::access::Password;
 use crate::request::Limits;
 
 /// Settings of a [`crate::Server`]. `Default` suits a small server.
@@ -21,6 +23,11 @@ pub struct ServerOptions {
     pub clients_max: usize,
     /// A connection that says nothing for so long is closed. Default `None`: never.
     pub idle_timeout: Option<Duration>,
+    /// What clients must give before anything else is done for them. Default `None`: nothing.
+    pub password: Option<Password>,
+    /// Whether other machines are served without a password and without certificates of clients. By
+    /// default an address outside of loopback is refused then.
+    pub allow_unauthenticated: bool,
     /// How long a shutdown waits for commands in flight and for slow readers. Default 10 s.
     pub shutdown_grace: Duration,
     /// Bounds on a request.
@@ -41,6 +48,8 @@ impl fmt::Debug for ServerOptions {
             .field("worker_threads", &self.worker_threads)
             .field("clients_max", &self.clients_max)
             .field("idle_timeout", &self.idle_timeout)
+            .field("password", &self.password)
+            .field("allow_unauthenticated", &self.allow_unauthenticated)
             .field("shutdown_grace", &self.shutdown_grace)
             .field("limits", &self.limits)
             .field("reply_bytes_max", &self.reply_bytes_max)
@@ -54,6 +63,8 @@ impl Default for ServerOptions {
             worker_threads: 0,
             clients_max: 10_000,
             idle_timeout: None,
+            password: None,
+            allow_unauthenticated: false,
             shutdown_grace: Duration::from_secs(10),
             limits: Limits::default(),
             reply_bytes_max: 1 << 30,
@@ -83,5 +94,25 @@ impl ServerOptions {
             return Err(Error::invalid("idle_timeout is 0: leave it out for no timeout"));
         }
         Ok(())
+    }
+
+    /// Refuses an address that other machines reach, unless clients are authenticated: by a
+    /// password, or by certificates.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with what to do.
+    pub fn check_address(&self, address: SocketAddr) -> Result<()> {
+        if address.ip().to_canonical().is_loopback()
+            || self.password.is_some()
+            || self.allow_unauthenticated
+        {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{address} can be reached from other machines, and clients are not authenticated: set a \
+             password (--password-file FILE, or ARCHIPELAGO_PASSWORD in the environment), require \
+             certificates of clients (--tls-client-ca FILE), listen on 127.0.0.1, or allow it with \
+             --no-password"
+        )))
     }
 }

@@ -17,7 +17,7 @@ use crate::args::Args;
 use crate::gathering::{Answer, Member};
 use crate::reply::Reply;
 use crate::request::{Parser, Progress, Span};
-use crate::session::{ReplyMode, Session};
+use crate::session::Session;
 use crate::shared::Stat;
 use crate::store::{KEY_BYTES_MAX, Op};
 
@@ -66,11 +66,13 @@ pub(crate) struct Pipeline {
 impl Pipeline {
     pub(crate) fn new(session: &Session) -> Self {
         let options = &session.shared.options;
+        let mut parser = Parser::new(options.limits);
+        parser.set_unauthenticated(!session.is_authenticated());
         Self {
             input: Vec::new(),
             reply: Reply::default(),
             consumed: 0,
-            parser: Parser::new(options.limits),
+            parser,
             pending: Vec::new(),
             pending_bytes: 0,
             gathered: None,
@@ -103,11 +105,11 @@ impl Pipeline {
                     self.flush(session);
                     self.reply.error(&format!("ERR {error}"));
                     session.shared.add(Stat::ProtocolErrors, 1);
-                    session.closing.set(true);
-                }
                     if error.is_http() {
                         session.shared.note_http(session.client.peer);
                     }
+                    session.closing.set(true);
+                }
             }
         }
         if gathers && !early && !session.closing.get() {
@@ -175,8 +177,7 @@ impl Pipeline {
             return;
         }
         let command = &self.input[start..start + len];
-        if session.reply_mode.get() == ReplyMode::On
-            && !session.transaction.is_queueing()
+        if session.takes_plain()
             && let Some(plain) = plain(command, spans, start)
             && (plain.value.is_some() || session.shared.store.overlaps_reads())
         {
@@ -195,6 +196,7 @@ impl Pipeline {
         self.flush(session);
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
         session.execute(args, &mut self.reply);
+        self.parser.set_unauthenticated(!session.is_authenticated());
     }
 
     fn flush(&mut self, session: &Session) {

@@ -27,6 +27,10 @@ impl Refusal {
     pub(crate) const TOO_LONG: Self =
         Self::fixed("ERR string exceeds maximum allowed size (proto-max-bulk-len)");
 
+    pub(crate) const NO_AUTH: Self = Self::fixed("NOAUTH Authentication required.");
+    pub(crate) const WRONG_PASSWORD: Self =
+        Self::fixed("WRONGPASS invalid username-password pair or user is disabled.");
+
     /// A line known at compile time.
     pub(crate) const fn fixed(line: &'static str) -> Self {
         Self::Said(Cow::Borrowed(line))

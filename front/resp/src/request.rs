@@ -46,6 +46,11 @@ impl Default for Limits {
     }
 }
 
+/// Most arguments and longest argument of a command of a client that has not given the password yet,
+/// as in Redis.
+const UNAUTHENTICATED_ARGS_MAX: usize = 10;
+const UNAUTHENTICATED_BULK_BYTES_MAX: usize = 16 << 10;
+
 /// A line such as `*3` or `$12` is never longer than this.
 const HEADER_BYTES_MAX: usize = 32;
 
@@ -116,6 +121,8 @@ pub enum Progress {
 #[derive(Debug)]
 pub struct Parser {
     limits: Limits,
+    /// See [`Parser::set_unauthenticated`].
+    is_unauthenticated: bool,
     spans: Vec<Span>,
     /// First byte not understood yet.
     at: usize,
@@ -131,7 +138,21 @@ impl Parser {
     /// A parser at the start of a command.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        Self { limits, spans: Vec::new(), at: 0, scanned: 0, args_left: None, bulk: None }
+        Self {
+            limits,
+            is_unauthenticated: false,
+            spans: Vec::new(),
+            at: 0,
+            scanned: 0,
+            args_left: None,
+            bulk: None,
+        }
+    }
+
+    /// Whether only what a password needs is taken: few and short arguments. It holds from the next
+    /// command on.
+    pub fn set_unauthenticated(&mut self, is_unauthenticated: bool) {
+        self.is_unauthenticated = is_unauthenticated;
     }
 
     /// The arguments of the command last completed.
@@ -189,6 +210,11 @@ impl Parser {
                     return Ok(Progress::Incomplete { wanted: 1 });
                 };
                 match number(&line[1..]) {
+                    Some(count)
+                        if self.is_unauthenticated && count > UNAUTHENTICATED_ARGS_MAX as i64 =>
+                    {
+                        return refuse("unauthenticated multibulk length");
+                    }
                     Some(count) if count <= self.limits.args_max as i64 => count.max(0) as usize,
                     _ => return refuse("invalid multibulk length"),
                 }
@@ -230,6 +256,9 @@ impl Parser {
             return Ok(None);
         };
         match number(&line[1..]) {
+            Some(len) if self.is_unauthenticated && len > UNAUTHENTICATED_BULK_BYTES_MAX as i64 => {
+                refuse("unauthenticated bulk length")
+            }
             Some(len) if len >= 0 && len <= self.limits.bulk_bytes_max as i64 => {
                 if self.at.saturating_add(len as usize) > self.limits.request_bytes_max {
                     return refuse("too big request");
@@ -267,6 +296,9 @@ impl Parser {
             Some(more) if self.scanned + more <= limit => {
                 let feed = self.scanned + more;
                 let end = if feed > 0 && input[feed - 1] == b'\r' { feed - 1 } else { feed };
+                if is_http(&input[..end]) {
+                    return refuse_http();
+                }
                 unquote(&mut input[..end], &mut self.spans)?;
                 Ok(Progress::Complete { len: feed + 1 })
             }
@@ -296,9 +328,6 @@ fn number(digits: &[u8]) -> Option<i64> {
         value = value * 10 + i64::from(digit - b'0');
     }
     Some(if negative { -value } else { value })
-                if is_http(&input[..end]) {
-                    return refuse_http();
-                }
 }
 
 /// Splits an inline command into words. Quoted words are rewritten in place, which only ever

@@ -121,12 +121,13 @@ impl Server {
     /// serving anything yet.
     ///
     /// # Errors
-    /// `InvalidArgument` for settings out of range or an address that does not resolve;
+    /// `InvalidArgument` for settings out of range, an address that does not resolve and an address outside of loopback where clients are not authenticated;
     /// `Io` when the port is taken or the operating system refuses.
     pub fn listen(listen: &str, mut options: ServerOptions) -> Result<Listening> {
         options.validate()?;
         fit_clients(&mut options);
         let addr = resolve(listen)?;
+        options.check_address(addr)?;
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.enable_all().thread_name("resp");
         if options.worker_threads > 0 {

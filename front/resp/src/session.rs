@@ -28,6 +28,9 @@ pub(crate) enum ReplyMode {
 /// Commands with more keys, and scans of more records, leave the runtime's workers.
 pub(crate) const INLINE_KEYS_MAX: usize = 256;
 
+/// The only user there is.
+pub(crate) const DEFAULT_USER: &[u8] = b"default";
+
 /// Figures of a connection since they were last added to the server's.
 #[derive(Default)]
 struct Tally {
@@ -53,11 +56,14 @@ pub(crate) struct Session {
     store: Arc<dyn Store>,
     /// Whether EXEC runs the commands, which holds the stripes of their keys already.
     is_inside: bool,
+    /// Whether the client may use the store: it gave the password, or there is none.
+    authenticated: Cell<bool>,
     tally: Tally,
 }
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>, client: Arc<Client>) -> Self {
+        let authenticated = Cell::new(shared.options.password.is_none());
         Self {
             store: Arc::clone(&shared.store),
             shared,
@@ -66,6 +72,7 @@ impl Session {
             closing: Cell::new(false),
             transaction: Transaction::default(),
             is_inside: false,
+            authenticated,
             tally: Tally::default(),
         }
     }
@@ -74,12 +81,14 @@ impl Session {
     /// are locked.
     pub(crate) fn inside(&self, store: Arc<dyn Store>) -> Self {
         let (shared, client) = (Arc::clone(&self.shared), Arc::clone(&self.client));
-        Self { store, is_inside: true, ..Self::new(shared, client) }
+        let authenticated = self.authenticated.clone();
+        Self { store, is_inside: true, authenticated, ..Self::new(shared, client) }
     }
 
     /// Takes over what the commands of a transaction have changed about the connection.
     pub(crate) fn adopt(&self, inside: &Self) {
         self.reply_mode.set(inside.reply_mode.get());
+        self.authenticated.set(inside.authenticated.get());
         self.closing.set(self.closing.get() || inside.closing.get());
     }
 
@@ -129,6 +138,41 @@ impl Session {
         }
     }
 
+    /// Whether the client gave the password, or there is none.
+    #[inline]
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.authenticated.get()
+    }
+
+    /// Whether plain SETs and GETs need no look at the connection's state.
+    #[inline]
+    pub(crate) fn takes_plain(&self) -> bool {
+        self.reply_mode.get() == ReplyMode::On
+            && self.is_authenticated()
+            && !self.transaction.is_queueing()
+    }
+
+    /// Admits the client if it gives the right user and password. Without a password any will do,
+    /// as for a user of Redis who has none.
+    pub(crate) fn log_in(&self, user: &[u8], password: &[u8]) -> Handled {
+        let is_it = match &self.shared.options.password {
+            None => user == DEFAULT_USER,
+            // The password is looked at whoever asks, so that the time tells nothing about users.
+            Some(right) => right.is(password) & (user == DEFAULT_USER),
+        };
+        if is_it {
+            self.authenticated.set(true);
+            return Ok(());
+        }
+        self.shared.note_denied(self.client.peer);
+        Err(Refusal::WRONG_PASSWORD)
+    }
+
+    /// Forgets that the client gave the password.
+    pub(crate) fn log_out(&self) {
+        self.authenticated.set(self.shared.options.password.is_none());
+    }
+
     /// Runs one command and writes its reply.
     pub(crate) fn execute(&self, args: Args<'_>, reply: &mut Reply) {
         let (mark, mode) = (reply.len(), self.reply_mode.get());
@@ -137,6 +181,9 @@ impl Session {
         let done = match commands::find(args.get(0)) {
             None => Err(unknown_command(args)),
             Some(command) if !command.takes(args.len()) => Err(Refusal::arity(command.name)),
+            Some(command) if !self.is_authenticated() && !command.has(flag::NO_AUTH) => {
+                Err(Refusal::NO_AUTH)
+            }
             Some(command) if queues && !Transaction::runs_at_once(command) => {
                 self.transaction.queue(self, command, args, reply)
             }

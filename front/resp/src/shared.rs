@@ -29,10 +29,12 @@ pub(crate) enum Stat {
     ErrorReplies,
     ProtocolErrors,
     HttpRequests,
+    /// AUTH with a wrong password.
+    Denied,
 }
 
 /// How many [`Stat`]s there are.
-const STATS: usize = 10;
+const STATS: usize = 11;
 
 /// Attempts to misuse the port are logged at most once in this many nanoseconds, for each kind.
 const ABUSE_LOG_NS: u64 = 60_000_000_000;
@@ -55,6 +57,7 @@ pub(crate) struct Shared {
     pub(crate) last_look: Mutex<(u64, u64)>,
     pub(crate) clients_peak: AtomicU64,
     http_log: LogLimit,
+    denied_log: LogLimit,
 }
 
 impl Shared {
@@ -78,6 +81,7 @@ impl Shared {
             last_look: Mutex::new((started_ms, 0)),
             clients_peak: AtomicU64::new(0),
             http_log: LogLimit::new(ABUSE_LOG_NS),
+            denied_log: LogLimit::new(ABUSE_LOG_NS),
         }
     }
 
@@ -104,6 +108,14 @@ impl Shared {
                 requests,
                 "HTTP was refused at the Redis port: a browser or a scanner may be sending it"
             );
+        }
+    }
+
+    /// Counts an AUTH with a wrong password, and logs it unless one was logged lately.
+    pub(crate) fn note_denied(&self, peer: SocketAddr) {
+        self.add(Stat::Denied, 1);
+        if let Some(attempts) = self.denied_log.note(self.options.clock.now_ns()) {
+            tracing::warn!(%peer, attempts, "a wrong user or password was given");
         }
     }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use crate::archipelago;
+use crate::cluster::Process;
 
 /// `serve` of a database in `dir`, which does not exist.
 fn serve(dir: &Path, args: &[&str]) -> Command {
@@ -41,6 +42,9 @@ fn refused_start_leaves_nothing_behind() {
         (&["--listen", "127.0.0.1:0", "--clients-max", "0"], "", "clients_max is 0"),
         (&["--port", "7000"], "", "--listen 127.0.0.1:7000"),
         (&["--bind", "10.0.0.1"], "", "--listen 10.0.0.1:6379"),
+        (&["--listen", "0.0.0.0:0"], "", "--password-file FILE"),
+        (&["--requirepass", "sesame"], "", "give --password-file FILE"),
+        (&["--listen", "127.0.0.1:0", "--password-file", "/missing/file"], "", "/missing/file"),
         (&config, unknown, "\"unknown\", which does not exist"),
         (&config, &tiers(""), "create = true"),
         (&config, &format!("{}{unknown}", tiers("create = true\n")), "\"unknown\", which"),
@@ -67,6 +71,69 @@ fn cluster_up_names_the_taken_port_and_starts_nothing() {
     let resp = up(&["--manager", "127.0.0.1:0", "--resp", &address]);
     let named = format!("compute node 1 cannot listen on {address}");
     assert!(resp.contains(&named) && resp.contains("--resp HOST:PORT"), "{resp}");
+}
+
+/// A served store and its address.
+fn started(command: &mut Command) -> (Process, String) {
+    let mut process = Process::start(command);
+    let address = process.line().rsplit(' ').next().unwrap().to_owned();
+    (process, address)
+}
+
+/// The lines that are answered to `commands`, which end with QUIT.
+fn ask(address: &str, commands: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(commands.as_bytes()).unwrap();
+    let mut replies = String::new();
+    stream.read_to_string(&mut replies).unwrap();
+    replies
+}
+
+const UNKNOWN: &str = "GET reef\r\nAUTH open\r\nQUIT\r\n";
+const UNKNOWN_IS_TOLD: &str = "-NOAUTH Authentication required.\r\n\
+     -WRONGPASS invalid username-password pair or user is disabled.\r\n+OK\r\n";
+const KNOWN: &str = "AUTH open-sesame\r\nSET reef coral\r\nQUIT\r\n";
+
+#[test]
+fn password_comes_from_a_file_or_the_environment() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("password");
+    write(&file, "open-sesame\n");
+    // An address that other machines reach is allowed then.
+    let mut by_file = serve(&root.path().join("a"), &["--listen", "0.0.0.0:0"]);
+    by_file.arg("--password-file").arg(&file);
+    let mut by_variable = serve(&root.path().join("b"), &["--listen", "127.0.0.1:0"]);
+    by_variable.env("ARCHIPELAGO_PASSWORD", "open-sesame");
+    for command in [&mut by_file, &mut by_variable] {
+        let (mut process, address) = started(command);
+        let address = address.replace("0.0.0.0", "127.0.0.1");
+        assert_eq!(ask(&address, UNKNOWN), UNKNOWN_IS_TOLD);
+        assert_eq!(ask(&address, KNOWN), "+OK\r\n+OK\r\n+OK\r\n");
+        process.end();
+    }
+    by_file.env("ARCHIPELAGO_PASSWORD", "open-sesame");
+    assert!(refusal(&by_file.output().unwrap()).contains("two passwords"));
+}
+
+#[test]
+fn cluster_hands_its_password_to_compute_nodes() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("password");
+    write(&file, "open-sesame");
+    let up = || {
+        let mut up = archipelago();
+        up.args(["cluster", "up", "--size", "16MiB", "--block", "1MiB", "--partitions", "64"])
+            .args(["--memory", "1", "--compute", "1", "--manager", "127.0.0.1:0", "--resp"]);
+        up
+    };
+    let open = refusal(&up().arg("0.0.0.0:0").output().unwrap());
+    assert!(open.contains("--password-file FILE"), "{open}");
+    let mut process = Process::start(up().arg("127.0.0.1:0").arg("--password-file").arg(&file));
+    let node = (0..3).map(|_| process.line()).last().unwrap();
+    let address = node.split_whitespace().nth(3).unwrap().to_owned();
+    assert_eq!(ask(&address, UNKNOWN), UNKNOWN_IS_TOLD);
+    assert_eq!(ask(&address, KNOWN), "+OK\r\n+OK\r\n+OK\r\n");
+    process.end();
 }
 
 #[test]

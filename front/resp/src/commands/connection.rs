@@ -1,4 +1,4 @@
-//! Commands about the connection itself: PING, ECHO, HELLO, AUTH, SELECT, CLIENT, QUIT, RESET.
+//! Commands about the connection itself: PING, ECHO, HELLO, AUTH, ACL, SELECT, CLIENT, QUIT, RESET.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use crate::clients::Names;
 use crate::numbers::parse_i64;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::{Reply, Version};
-use crate::session::{ReplyMode, Session};
+use crate::session::{DEFAULT_USER, ReplyMode, Session};
 
 /// What INFO and HELLO call the version of Redis whose behaviour is followed; clients switch
 /// features by it.
@@ -15,7 +15,13 @@ pub(crate) const REDIS_VERSION: &str = "7.2.0";
 
 const NO_PASSWORD: Refusal = Refusal::fixed(
     "ERR AUTH <password> called without any password configured for the default user. \
-     This server has no passwords yet; connect without AUTH",
+     Are you sure your configuration is correct?",
+);
+
+const HELLO_NEEDS_AUTH: Refusal = Refusal::fixed(
+    "NOAUTH HELLO must be called with the client already authenticated, otherwise the \
+     HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the \
+     RESP protocol version at the same time",
 );
 
 pub(super) fn ping(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
@@ -32,8 +38,30 @@ pub(super) fn echo(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     Ok(())
 }
 
-pub(super) fn auth(_: &Session, _: Args<'_>, _: &mut Reply) -> Handled {
-    Err(NO_PASSWORD)
+/// `AUTH [user] password`.
+pub(super) fn auth(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let (user, password) = match args.len() {
+        2 if session.shared.options.password.is_none() => return Err(NO_PASSWORD),
+        2 => (DEFAULT_USER, args.get(1)),
+        3 => (args.get(1), args.get(2)),
+        _ => return Err(Refusal::SYNTAX),
+    };
+    session.log_in(user, password)?;
+    reply.ok();
+    Ok(())
+}
+
+/// `ACL WHOAMI` and `ACL USERS`: there is one user, who may do everything.
+pub(super) fn acl(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if args.is(1, "whoami") && args.len() == 2 {
+        reply.bulk(DEFAULT_USER);
+    } else if args.is(1, "users") && args.len() == 2 {
+        reply.array(1);
+        reply.bulk(DEFAULT_USER);
+    } else {
+        return Err(unknown_subcommand(args, "ACL"));
+    }
+    Ok(())
 }
 
 pub(super) fn select(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
@@ -53,6 +81,7 @@ pub(super) fn quit(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled
 pub(super) fn reset(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     session.transaction.forget(session);
     use_version(session, reply, Version::Resp2);
+    session.log_out();
     session.client.names.lock().name.clear();
     session.reply_mode.set(ReplyMode::On);
     reply.simple("RESET");
@@ -75,10 +104,11 @@ pub(super) fn hello(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
         }
         Some(_) => return Err(Refusal::fixed("NOPROTO unsupported protocol version")),
     };
-    let (mut at, mut name) = (2, None);
+    let (mut at, mut name, mut login) = (2, None, None);
     while at < args.len() {
         if args.is(at, "auth") && at + 2 < args.len() {
-            return Err(NO_PASSWORD);
+            login = Some((args.get(at + 1), args.get(at + 2)));
+            at += 3;
         } else if args.is(at, "setname") && at + 1 < args.len() {
             name = Some(client_text("name", args.get(at + 1))?);
             at += 2;
@@ -86,6 +116,12 @@ pub(super) fn hello(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
             let option = args.text(at);
             return Err(Refusal::said(format!("ERR Syntax error in HELLO option '{option}'")));
         }
+    }
+    if let Some((user, password)) = login {
+        session.log_in(user, password)?;
+    }
+    if !session.is_authenticated() {
+        return Err(HELLO_NEEDS_AUTH);
     }
     if let Some(name) = name {
         session.client.names.lock().name = name;

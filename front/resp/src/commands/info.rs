@@ -111,6 +111,7 @@ fn stats(session: &Session, text: &mut String) -> Result<(), Refusal> {
     line(text, format_args!("keyspace_misses:{}", shared.stat(Stat::Misses)));
     line(text, format_args!("total_error_replies:{}", shared.stat(Stat::ErrorReplies)));
     line(text, format_args!("protocol_errors:{}", shared.stat(Stat::ProtocolErrors)));
+    line(text, format_args!("acl_access_denied_auth:{}", shared.stat(Stat::Denied)));
     line(text, format_args!("http_requests_refused:{}", shared.stat(Stat::HttpRequests)));
     Ok(())
 }

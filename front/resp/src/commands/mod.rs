@@ -43,15 +43,18 @@ pub(crate) mod flag {
     pub(crate) const DENYOOM: u16 = 1 << 5;
     /// Refused between MULTI and EXEC.
     pub(crate) const NO_MULTI: u16 = 1 << 6;
+    /// For clients that have not given the password, too.
+    pub(crate) const NO_AUTH: u16 = 1 << 7;
 
     /// How COMMAND spells them; what is not here is our own affair.
-    pub(crate) const NAMES: [(u16, &str); 6] = [
+    pub(crate) const NAMES: [(u16, &str); 7] = [
         (WRITE, "write"),
         (READONLY, "readonly"),
         (DENYOOM, "denyoom"),
         (ADMIN, "admin"),
         (FAST, "fast"),
         (NO_MULTI, "no_multi"),
+        (NO_AUTH, "no_auth"),
     ];
 }
 
@@ -160,9 +163,6 @@ mod tests {
     }
 
     #[test]
-    fn what_writes_says_so() {
-        for command in COMMANDS {
-    #[test]
     fn readme_names_every_command() {
         let readme = include_str!("../../README.md");
         let words = readme.split(|letter: char| !letter.is_ascii_alphanumeric());
@@ -173,6 +173,9 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_writes_says_so() {
+        for command in COMMANDS {
             assert!(!(command.has(flag::WRITE) && command.has(flag::READONLY)), "{}", command.name);
             let (first, last, step) = command.keys;
             assert_eq!(first == 0, step == 0, "{}", command.name);

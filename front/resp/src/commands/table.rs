@@ -1,6 +1,6 @@
 //! All commands, as data: COMMAND, the arity check and the choice of thread read this table.
 
-use super::flag::{ADMIN, DENYOOM, FAST, LONG, NO_MULTI, READONLY, WRITE};
+use super::flag::{ADMIN, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, READONLY, WRITE};
 use super::{
     Command, Handler, connection, counters, expiry, info, introspection, keyspace, ordered, scan,
     server, set, strings, transactions,
@@ -38,12 +38,13 @@ const fn command(
 pub(crate) static COMMANDS: &[Command] = &[
     command("ping", -1, FAST, NONE, connection::ping, CONNECTION, "Answers PONG or the message."),
     command("echo", 2, FAST, NONE, connection::echo, CONNECTION, "Answers the message."),
-    command("hello", -1, FAST, NONE, connection::hello, CONNECTION, "Chooses the protocol version."),
-    command("auth", -2, FAST | NO_MULTI, NONE, connection::auth, CONNECTION, "Refused: there are no passwords yet."),
+    command("hello", -1, FAST | NO_AUTH, NONE, connection::hello, CONNECTION, "Chooses the protocol version."),
+    command("auth", -2, FAST | NO_AUTH | NO_MULTI, NONE, connection::auth, CONNECTION, "Gives the password."),
+    command("acl", -2, ADMIN, NONE, connection::acl, SERVER, "Says who the user is, and which users there are."),
     command("select", 2, FAST, NONE, connection::select, CONNECTION, "Selects database 0, the only one."),
     command("client", -2, 0, NONE, connection::client, CONNECTION, "Names, lists and sets up connections."),
-    command("quit", -1, FAST, NONE, connection::quit, CONNECTION, "Closes the connection."),
-    command("reset", 1, FAST, NONE, connection::reset, CONNECTION, "Sets the connection back to its start."),
+    command("quit", -1, FAST | NO_AUTH, NONE, connection::quit, CONNECTION, "Closes the connection."),
+    command("reset", 1, FAST | NO_AUTH, NONE, connection::reset, CONNECTION, "Sets the connection back to its start."),
 
     command("get", 2, READONLY | FAST, ONE, strings::get, STRING, "The value of a key."),
     command("set", -3, WRITE | DENYOOM, ONE, set::set, STRING, "Sets a key, perhaps with conditions and an expiry."),

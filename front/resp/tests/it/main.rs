@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "the network under test runs in real time")]
 
+mod access;
 mod client;
 mod commands;
 mod concurrency;

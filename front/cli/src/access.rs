@@ -1,4 +1,4 @@
-//! Who may talk to a served store: the flags of passwords, and where the password comes from.
+//! Who may talk to a served store: the flags of passwords and TLS, and where the password comes from.
 //!
 //! A password comes from a file or from the environment, never from the command line, which every
 //! user of the machine can read. A process that is started by this one inherits the environment.
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use archipelago::{Error, Result};
 use archipelago_resp::access::Password;
-use archipelago_resp::ServerOptions;
+use archipelago_resp::{ServerOptions, TlsOptions};
 
 /// Holds the password where `--password-file` is not given.
 const VARIABLE: &str = "ARCHIPELAGO_PASSWORD";
@@ -26,6 +26,20 @@ pub(crate) struct PasswordArgs {
     /// Refused with a hint: redis-server has it
     #[arg(long, hide = true, value_name = "PASSWORD")]
     requirepass: Option<String>,
+}
+
+/// Encryption of connections of Redis clients.
+#[derive(clap::Args, Debug)]
+pub(crate) struct TlsArgs {
+    /// Speak TLS with this certificate (PEM, with those between it and the CA behind it)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's private key (PEM, without a passphrase)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Serve only clients that have a certificate of one of these CAs (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
 }
 
 impl PasswordArgs {
@@ -73,6 +87,13 @@ impl PasswordArgs {
             return Err(Error::invalid(format!("--no-password contradicts {place}")));
         }
         Password::new(&text).map(Some).map_err(|error| error.context_at(place))
+    }
+}
+
+impl TlsArgs {
+    pub(crate) fn options(&self) -> Option<TlsOptions> {
+        let (certificate, key) = (self.tls_cert.clone()?, self.tls_key.clone()?);
+        Some(TlsOptions { certificate, key, client_ca: self.tls_client_ca.clone() })
     }
 }
 

@@ -13,7 +13,7 @@ use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::flex_store::FlexStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
 
-use crate::access::PasswordArgs;
+use crate::access::{PasswordArgs, TlsArgs};
 use crate::node::MANAGER;
 use crate::say::say;
 use crate::stop::{StopSignals, stdin_ended};
@@ -69,8 +69,13 @@ pub(crate) struct ServeArgs {
     /// Close clients that say nothing for so many seconds; 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     idle_timeout: u64,
+    /// Ask a client that says nothing for so many seconds whether it is still there (TCP keepalive); 0 for never
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    tcp_keepalive: u64,
     #[command(flatten)]
     password: PasswordArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Threads that serve clients; 0 for as many as there are cores. Engine flex: 0 for half as many
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
@@ -191,6 +196,8 @@ fn options(args: &ServeArgs) -> Result<ServerOptions> {
         worker_threads: args.threads,
         clients_max: args.clients_max,
         idle_timeout: seconds(args.idle_timeout),
+        tcp_keepalive: seconds(args.tcp_keepalive),
+        tls: args.tls.options(),
         ..ServerOptions::default()
     };
     args.password.apply(&mut options)?;
@@ -213,7 +220,8 @@ fn serve(args: &ServeArgs, server: Server, what: &str) -> Result<()> {
     let mut told = stdin_ended(args.stop_with_stdin)?;
     let addr = server.local_addr();
     say!("Archipelago serves {what} on {addr}");
-    say!("Connect with: redis-cli -h {} -p {}", addr.ip(), addr.port());
+    let tls = if args.tls.options().is_some() { " --tls --cacert CA" } else { "" };
+    say!("Connect with: redis-cli -h {} -p {}{tls}", addr.ip(), addr.port());
     server.wait_or(async {
         tokio::select! {
             () = signals.received() => {}

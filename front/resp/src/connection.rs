@@ -2,16 +2,26 @@
 //! the thread run what they have received before anything is sent.
 //!
 //! It ends when the client closes or asks to, after a protocol error, on an idle timeout, or when
-//! the server stops; then it first runs what the client had already sent. A failure of the socket
-//! ends this connection and nothing else.
+//! the server stops; then it first runs what the client had already sent. A client that is told to
+//! stop and takes no byte of its replies for [`STALL`] is cut off. A failure of the socket ends this
+//! connection and nothing else.
+//!
+//! The stream is a socket, or TLS over one ([`serve_tls`]); the code is generated for each, so that
+//! a plain connection pays nothing for TLS.
 
+use std::future::{Future as _, poll_fn};
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use archipelago_base::budget::MemoryClass;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 
 use crate::clients::Client;
 use crate::pipeline::Pipeline;
@@ -20,6 +30,16 @@ use crate::shared::{Shared, Stat};
 
 /// Pause before more of a large request is read while memory is short.
 const PRESSURE_PAUSE: Duration = Duration::from_millis(5);
+
+/// A client that takes nothing for so long while its connection is to end is cut off.
+const STALL: Duration = Duration::from_millis(500);
+
+/// A client that has not finished the handshake of TLS by then is cut off.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+
+/// What a connection holds for TLS beside its own buffers, about: keys, and a record in each
+/// direction.
+const TLS_BYTES: u64 = 32 << 10;
 
 /// A timeout that is none.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -35,9 +55,15 @@ impl Drop for Leave {
 
 /// Serves `stream` until it ends.
 pub(crate) async fn serve(shared: Arc<Shared>, client: Arc<Client>, stream: TcpStream) {
-    let _leave = Leave(Arc::clone(&shared), client.id);
-    // A socket without it still works, only slower.
-    let _ = stream.set_nodelay(true);
+    let leave = Leave(Arc::clone(&shared), client.id);
+    serve_over(leave, client, stream).await;
+}
+
+async fn serve_over<S>(leave: Leave, client: Arc<Client>, stream: S)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let shared = Arc::clone(&leave.0);
     let session = Session::new(shared, client);
     let pipeline = Pipeline::new(&session);
     let sends_late = session.shared.store.overlaps_reads();
@@ -45,18 +71,39 @@ pub(crate) async fn serve(shared: Arc<Shared>, client: Arc<Client>, stream: TcpS
     if let Err(error) = connection.converse().await {
         tracing::debug!(client = connection.session.client.id, %error, "connection failed");
     }
-    let _ = connection.stream.shutdown().await;
+    // Sends the end of a TLS session too, which a client that does not read holds up.
+    let _ = timeout(STALL, connection.stream.shutdown()).await;
 }
 
-struct Connection {
+/// Serves TLS over `stream` until it ends.
+pub(crate) async fn serve_tls(
+    shared: Arc<Shared>,
+    client: Arc<Client>,
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+) {
+    let leave = Leave(Arc::clone(&shared), client.id);
+    let _charge = shared.options.budget.hold(MemoryClass::Request, TLS_BYTES);
+    let shaken = tokio::select! {
+        shaken = timeout(HANDSHAKE_MAX, acceptor.accept(stream)) => shaken,
+        () = client.stopped() => return,
+    };
+    match shaken {
+        Ok(Ok(stream)) => serve_over(leave, client, stream).await,
+        Ok(Err(error)) => shared.note_failed_handshake(client.peer, &error.to_string()),
+        Err(_) => shared.note_failed_handshake(client.peer, "it took longer than 10 s"),
+    }
+}
+
+struct Connection<S> {
     session: Session,
     pipeline: Pipeline,
-    stream: TcpStream,
+    stream: S,
     /// Whether replies wait for other connections' requests.
     sends_late: bool,
 }
 
-impl Connection {
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     async fn converse(&mut self) -> io::Result<()> {
         loop {
             let late = self.sends_late && self.session.shared.clients.are_several();
@@ -79,7 +126,7 @@ impl Connection {
             }
             let stopping = self.session.client.is_stopping();
             let goes_on =
-                if stopping { self.take_what_is_there()? } else { self.receive().await? };
+                if stopping { self.take_what_is_there().await? } else { self.receive().await? };
             if !goes_on {
                 return Ok(());
             }
@@ -102,7 +149,24 @@ impl Connection {
         }
         let (client, shared) = (&self.session.client, &self.session.shared);
         client.output_bytes.store(bytes.len() as u64, Ordering::Relaxed);
-        self.stream.write_all(bytes).await?;
+        let mut left = bytes;
+        while !left.is_empty() {
+            let sent = tokio::select! {
+                biased;
+                sent = self.stream.write(left) => sent?,
+                () = stalled(client) => return Err(cut_off(shared)),
+            };
+            if sent == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            left = &left[sent..];
+        }
+        // TLS may keep the last record; a socket keeps nothing.
+        tokio::select! {
+            biased;
+            flushed = self.stream.flush() => flushed?,
+            () = stalled(client) => return Err(cut_off(shared)),
+        }
         client.output_bytes.store(0, Ordering::Relaxed);
         shared.add(Stat::OutputBytes, bytes.len() as u64);
         self.pipeline.reply.truncate(0);
@@ -126,11 +190,28 @@ impl Connection {
     }
 
     /// On a stop: takes what has arrived, without waiting. `false`: nothing.
-    fn take_what_is_there(&mut self) -> io::Result<bool> {
-        match self.stream.try_read_buf(&mut self.pipeline.input) {
-            Ok(read) => Ok(read > 0),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            Err(error) => Err(error),
-        }
+    async fn take_what_is_there(&mut self) -> io::Result<bool> {
+        // A task that has used up its turn would be told that nothing has arrived.
+        let read = tokio::task::unconstrained(self.stream.read_buf(&mut self.pipeline.input));
+        let mut read = pin!(read);
+        poll_fn(|context| match read.as_mut().poll(context) {
+            Poll::Ready(read) => Poll::Ready(read.map(|read| read > 0)),
+            Poll::Pending => Poll::Ready(Ok(false)),
+        })
+        .await
     }
+}
+
+/// Why a connection ends whose client does not take its replies.
+fn cut_off(shared: &Shared) -> io::Error {
+    shared.cut_off.fetch_add(1, Ordering::Relaxed);
+    io::Error::new(io::ErrorKind::TimedOut, "the client does not read")
+}
+
+/// Returns when the client has been told to stop for as long as it may take nothing.
+async fn stalled(client: &Client) {
+    if !client.is_stopping() {
+        client.stopped().await;
+    }
+    tokio::time::sleep(STALL).await;
 }

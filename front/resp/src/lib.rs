@@ -40,8 +40,10 @@ pub mod server;
 mod session;
 mod shared;
 pub mod store;
+mod tls;
 mod transaction;
 mod watches;
 
 pub use options::ServerOptions;
 pub use server::{Listening, Server, ShutdownHandle};
+pub use tls::TlsOptions;

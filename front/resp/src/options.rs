@@ -11,6 +11,10 @@ use archipelago_base::{Error, Result};
 
 use crate::access::Password;
 use crate::request::Limits;
+use crate::tls::TlsOptions;
+
+/// Longest keepalive that Linux takes, in seconds.
+const KEEPALIVE_S_MAX: u64 = 32_767;
 
 /// Settings of a [`crate::Server`]. `Default` suits a small server.
 #[derive(Clone)]
@@ -23,12 +27,18 @@ pub struct ServerOptions {
     pub clients_max: usize,
     /// A connection that says nothing for so long is closed. Default `None`: never.
     pub idle_timeout: Option<Duration>,
+    /// How long a connection may be silent until TCP asks whether the client is still there, so
+    /// that a connection whose client is gone ends. Default 300 s, as in Redis; `None`: never.
+    pub tcp_keepalive: Option<Duration>,
     /// What clients must give before anything else is done for them. Default `None`: nothing.
     pub password: Option<Password>,
     /// Whether other machines are served without a password and without certificates of clients. By
     /// default an address outside of loopback is refused then.
     pub allow_unauthenticated: bool,
-    /// How long a shutdown waits for commands in flight and for slow readers. Default 10 s.
+    /// Speak TLS. Default `None`: connections are plain.
+    pub tls: Option<TlsOptions>,
+    /// How long a shutdown waits for commands in flight and for slow readers; clients that take
+    /// nothing are not waited for. Default 10 s.
     pub shutdown_grace: Duration,
     /// Bounds on a request.
     pub limits: Limits,
@@ -48,8 +58,10 @@ impl fmt::Debug for ServerOptions {
             .field("worker_threads", &self.worker_threads)
             .field("clients_max", &self.clients_max)
             .field("idle_timeout", &self.idle_timeout)
+            .field("tcp_keepalive", &self.tcp_keepalive)
             .field("password", &self.password)
             .field("allow_unauthenticated", &self.allow_unauthenticated)
+            .field("tls", &self.tls)
             .field("shutdown_grace", &self.shutdown_grace)
             .field("limits", &self.limits)
             .field("reply_bytes_max", &self.reply_bytes_max)
@@ -63,8 +75,10 @@ impl Default for ServerOptions {
             worker_threads: 0,
             clients_max: 10_000,
             idle_timeout: None,
+            tcp_keepalive: Some(Duration::from_secs(300)),
             password: None,
             allow_unauthenticated: false,
+            tls: None,
             shutdown_grace: Duration::from_secs(10),
             limits: Limits::default(),
             reply_bytes_max: 1 << 30,
@@ -93,6 +107,14 @@ impl ServerOptions {
         if self.idle_timeout == Some(Duration::ZERO) {
             return Err(Error::invalid("idle_timeout is 0: leave it out for no timeout"));
         }
+        if let Some(keepalive) = self.tcp_keepalive
+            && !(1..=KEEPALIVE_S_MAX).contains(&keepalive.as_secs())
+        {
+            return Err(Error::invalid(format!(
+                "tcp_keepalive is {keepalive:?}: it must lie in 1 s..={KEEPALIVE_S_MAX} s; \
+                 leave it out for none"
+            )));
+        }
         Ok(())
     }
 
@@ -102,8 +124,10 @@ impl ServerOptions {
     /// # Errors
     /// `InvalidArgument`, with what to do.
     pub fn check_address(&self, address: SocketAddr) -> Result<()> {
+        let asks_for_certificates = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         if address.ip().to_canonical().is_loopback()
             || self.password.is_some()
+            || asks_for_certificates
             || self.allow_unauthenticated
         {
             return Ok(());

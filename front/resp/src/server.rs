@@ -8,16 +8,19 @@ use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::descriptors;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 
 use crate::clients::NotLetIn;
 use crate::connection;
@@ -25,6 +28,7 @@ use crate::log_limit::LogLimit;
 use crate::options::ServerOptions;
 use crate::shared::{Shared, Stat};
 use crate::store::Store;
+use crate::tls;
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: u32 = 4096;
@@ -80,6 +84,7 @@ pub struct Listening {
     listener: TcpListener,
     local_addr: SocketAddr,
     options: ServerOptions,
+    tls: Option<TlsAcceptor>,
 }
 
 impl std::fmt::Debug for Listening {
@@ -99,9 +104,9 @@ impl Listening {
     /// Serves `store` from now on.
     #[must_use]
     pub fn serve(self, store: Arc<dyn Store>) -> Server {
-        let Self { runtime, listener, local_addr, options } = self;
+        let Self { runtime, listener, local_addr, options, tls } = self;
         let shared = Arc::new(Shared::new(store, options, local_addr.port()));
-        let accepting = runtime.spawn(accept(listener, Arc::clone(&shared)));
+        let accepting = runtime.spawn(accept(listener, tls, Arc::clone(&shared)));
         tracing::info!(%local_addr, "RESP server is up");
         Server { shared, local_addr, running: Some((runtime, accepting)) }
     }
@@ -121,13 +126,15 @@ impl Server {
     /// serving anything yet.
     ///
     /// # Errors
-    /// `InvalidArgument` for settings out of range, an address that does not resolve and an address outside of loopback where clients are not authenticated;
+    /// `InvalidArgument` for settings out of range, an address that does not resolve, files for TLS
+    /// that cannot be used, and an address outside of loopback where clients are not authenticated;
     /// `Io` when the port is taken or the operating system refuses.
     pub fn listen(listen: &str, mut options: ServerOptions) -> Result<Listening> {
         options.validate()?;
         fit_clients(&mut options);
         let addr = resolve(listen)?;
         options.check_address(addr)?;
+        let tls = options.tls.as_ref().map(tls::acceptor).transpose()?;
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.enable_all().thread_name("resp");
         if options.worker_threads > 0 {
@@ -136,11 +143,11 @@ impl Server {
         let runtime =
             builder.build().map_err(failed("cannot start the server's threads".to_owned()))?;
         let listener = runtime
-            .block_on(async { bind(addr) })
+            .block_on(async { bind(addr, options.tcp_keepalive) })
             .map_err(failed(format!("cannot listen on {addr}")))?;
         let local_addr =
             listener.local_addr().map_err(failed(format!("cannot listen on {addr}")))?;
-        Ok(Listening { runtime, listener, local_addr, options })
+        Ok(Listening { runtime, listener, local_addr, options, tls })
     }
 
     /// Where it listens, with the port that was chosen.
@@ -187,8 +194,9 @@ impl Server {
     }
 
     /// Stops accepting, lets every connection finish the commands that it has received and send
-    /// their replies, closes them, ends the threads. Returns whether all was done within
-    /// [`ServerOptions::shutdown_grace`]; what was not is cut off.
+    /// their replies, closes them, ends the threads. A client that takes nothing for half a second is
+    /// cut off, and so is what is not done within [`ServerOptions::shutdown_grace`]. Returns whether
+    /// nobody was.
     pub fn shutdown(mut self) -> bool {
         self.stop()
     }
@@ -196,18 +204,20 @@ impl Server {
     fn stop(&mut self) -> bool {
         let Some((runtime, accepting)) = self.running.take() else { return true };
         let grace = self.shared.options.shutdown_grace;
+        let cut_off = || self.shared.cut_off.load(Ordering::Relaxed);
+        let cut_off_before = cut_off();
         accepting.abort();
         self.shared.clients.close();
         let emptied = runtime.block_on(async {
             let empty = self.shared.clients.wait_until_empty();
             timeout(grace, empty).await.is_ok()
         });
-        if !emptied {
-            let left = self.shared.clients.len();
+        let left = self.shared.clients.len() as u64 + cut_off() - cut_off_before;
+        if left > 0 {
             tracing::warn!(left, "connections were cut off at shutdown");
         }
         runtime.shutdown_timeout(Duration::from_secs(1));
-        emptied
+        emptied && left == 0
     }
 }
 
@@ -231,9 +241,17 @@ pub fn resolve(listen: &str) -> Result<SocketAddr> {
     addrs.next().ok_or_else(none)
 }
 
-fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+/// Connections inherit the socket's options, so that none of them costs a system call.
+fn bind(addr: SocketAddr, keepalive: Option<Duration>) -> io::Result<TcpListener> {
     let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
+    socket.set_nodelay(true)?;
+    if let Some(silence) = keepalive {
+        // A client that is gone is noticed after twice that time, as in Redis.
+        let again = (silence / 3).max(Duration::from_secs(1));
+        let keepalive = TcpKeepalive::new().with_time(silence).with_interval(again).with_retries(3);
+        SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
+    }
     socket.bind(addr)?;
     socket.listen(BACKLOG)
 }
@@ -251,11 +269,11 @@ fn fit_clients(options: &mut ServerOptions) {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
     let (mut spare, failures_log) = (take_spare(), LogLimit::new(ACCEPT_LOG_NS));
     loop {
         match listener.accept().await {
-            Ok((stream, peer)) => admit(&shared, stream, peer).await,
+            Ok((stream, peer)) => admit(&shared, tls.as_ref(), stream, peer).await,
             Err(error) => {
                 if let Some(failures) = failures_log.note(shared.options.clock.now_ns()) {
                     tracing::warn!(%error, failures, "cannot accept connections");
@@ -289,17 +307,30 @@ fn is_exhausted(error: &io::Error) -> bool {
 /// Tells a client that there are too many, and closes its connection.
 async fn refuse(shared: &Shared, mut stream: TcpStream) {
     shared.add(Stat::Rejected, 1);
+    if shared.options.tls.is_some() {
+        // Before the handshake nothing can be said.
+        return;
+    }
     // The line fits the socket's empty buffer: this does not wait for the client.
     let _ = stream.write_all(b"-ERR max number of clients reached\r\n").await;
 }
 
-async fn admit(shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
+async fn admit(
+    shared: &Arc<Shared>,
+    tls: Option<&TlsAcceptor>,
+    stream: TcpStream,
+    peer: SocketAddr,
+) {
     let local = stream.local_addr().unwrap_or(peer);
     match shared.clients.enter((peer, local), shared.now_ms(), shared.options.clients_max) {
         Ok(client) => {
             shared.add(Stat::Connections, 1);
             shared.note_clients(shared.clients.len() as u64);
-            tokio::spawn(connection::serve(Arc::clone(shared), client, stream));
+            let shared = Arc::clone(shared);
+            match tls.cloned() {
+                None => tokio::spawn(connection::serve(shared, client, stream)),
+                Some(tls) => tokio::spawn(connection::serve_tls(shared, client, stream, tls)),
+            };
         }
         Err(NotLetIn::Full) => refuse(shared, stream).await,
         Err(NotLetIn::Closed) => {}

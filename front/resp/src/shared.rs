@@ -56,8 +56,11 @@ pub(crate) struct Shared {
     /// For instantaneous_ops_per_sec: when INFO last looked, and at how many commands.
     pub(crate) last_look: Mutex<(u64, u64)>,
     pub(crate) clients_peak: AtomicU64,
+    /// Clients whose connections ended before they had taken all replies.
+    pub(crate) cut_off: AtomicU64,
     http_log: LogLimit,
     denied_log: LogLimit,
+    handshake_log: LogLimit,
 }
 
 impl Shared {
@@ -80,8 +83,10 @@ impl Shared {
             shutdown_request: ShutdownRequest::default(),
             last_look: Mutex::new((started_ms, 0)),
             clients_peak: AtomicU64::new(0),
+            cut_off: AtomicU64::new(0),
             http_log: LogLimit::new(ABUSE_LOG_NS),
             denied_log: LogLimit::new(ABUSE_LOG_NS),
+            handshake_log: LogLimit::new(ABUSE_LOG_NS),
         }
     }
 
@@ -116,6 +121,13 @@ impl Shared {
         self.add(Stat::Denied, 1);
         if let Some(attempts) = self.denied_log.note(self.options.clock.now_ns()) {
             tracing::warn!(%peer, attempts, "a wrong user or password was given");
+        }
+    }
+
+    /// Logs that TLS did not come about, unless that was logged lately.
+    pub(crate) fn note_failed_handshake(&self, peer: SocketAddr, why: &str) {
+        if let Some(attempts) = self.handshake_log.note(self.options.clock.now_ns()) {
+            tracing::warn!(%peer, attempts, why, "the handshake of TLS failed");
         }
     }
 

@@ -45,6 +45,12 @@ fn refused_start_leaves_nothing_behind() {
         (&["--listen", "0.0.0.0:0"], "", "--password-file FILE"),
         (&["--requirepass", "sesame"], "", "give --password-file FILE"),
         (&["--listen", "127.0.0.1:0", "--password-file", "/missing/file"], "", "/missing/file"),
+        (
+            &["--listen", "127.0.0.1:0", "--tls-cert", "/missing/c", "--tls-key", "/missing/k"],
+            "",
+            "/missing/c cannot be used",
+        ),
+        (&["--listen", "127.0.0.1:0", "--tls-cert", "/missing/c"], "", "--tls-key"),
         (&config, unknown, "\"unknown\", which does not exist"),
         (&config, &tiers(""), "create = true"),
         (&config, &format!("{}{unknown}", tiers("create = true\n")), "\"unknown\", which"),
@@ -133,6 +139,25 @@ fn cluster_hands_its_password_to_compute_nodes() {
     let address = node.split_whitespace().nth(3).unwrap().to_owned();
     assert_eq!(ask(&address, UNKNOWN), UNKNOWN_IS_TOLD);
     assert_eq!(ask(&address, KNOWN), "+OK\r\n+OK\r\n+OK\r\n");
+    process.end();
+}
+
+#[test]
+fn tls_is_spoken_with_a_certificate_and_key() {
+    let root = tempfile::tempdir().unwrap();
+    let file = |name: &str| format!("{}/../resp/tests/tls/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (certificate, key) = (file("server.pem"), file("server-key.pem"));
+    let mut command = serve(&root.path().join("data"), &["--listen", "127.0.0.1:0"]);
+    command.args(["--tls-cert", &certificate, "--tls-key", &key]);
+    let (mut process, address) = started(&mut command);
+    assert!(process.line().ends_with(" --tls --cacert CA"));
+    let mut plain = TcpStream::connect(&address).unwrap();
+    plain.write_all(b"PING\r\n").unwrap();
+    let mut reply = Vec::new();
+    // The end, or a reset because something was not read.
+    let _ended = plain.read_to_end(&mut reply);
+    // An alert of TLS, which says that this is no handshake.
+    assert_eq!(reply.first(), Some(&21), "{reply:?}");
     process.end();
 }
 

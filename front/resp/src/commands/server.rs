@@ -79,6 +79,7 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
         ("proto-max-bulk-len", options.limits.bulk_bytes_max.to_string()),
         ("client-query-buffer-limit", options.limits.request_bytes_max.to_string()),
         ("save", String::new()),
+        ("tcp-keepalive", keepalive.to_string()),
         ("timeout", timeout.to_string()),
     ]
 }

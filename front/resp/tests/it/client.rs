@@ -63,10 +63,23 @@ pub(crate) fn start_with(change: impl FnOnce(&mut ServerOptions)) -> (Server, Ar
     (Server::start("127.0.0.1:0", store, options).unwrap(), clock)
 }
 
+/// A socket, or TLS over one.
+trait Stream: Read + Write {}
+
+impl<S: Read + Write> Stream for S {}
+
 pub(crate) struct Client {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     buffer: Vec<u8>,
     resp3: bool,
+}
+
+/// A connection whose reads fail rather than wait for ever.
+pub(crate) fn socket(addr: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(addr).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
 }
 
 impl Client {
@@ -75,10 +88,12 @@ impl Client {
     }
 
     pub(crate) fn to(addr: SocketAddr) -> Self {
-        let stream = TcpStream::connect(addr).unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        Self { stream, buffer: Vec::new(), resp3: false }
+        Self::over(socket(addr))
+    }
+
+    /// A client that speaks over `stream`.
+    pub(crate) fn over(stream: impl Read + Write + 'static) -> Self {
+        Self { stream: Box::new(stream), buffer: Vec::new(), resp3: false }
     }
 
     /// A connection after `HELLO 3`.
@@ -90,7 +105,7 @@ impl Client {
     }
 
     pub(crate) fn send(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
+        self.stream.write_all(bytes).and_then(|()| self.stream.flush()).unwrap();
     }
 
     /// Sends a command of these words.

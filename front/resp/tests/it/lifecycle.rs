@@ -93,6 +93,55 @@ fn a_reader_that_does_not_read_is_cut_off_at_shutdown() {
 }
 
 #[test]
+fn clients_that_do_not_read_do_not_hold_up_a_shutdown() {
+    // An end that waited for them would take an hour.
+    let hour = Duration::from_secs(3600);
+    let (server, _clock) = start_with(|options| options.shutdown_grace = hour);
+    let mut client = Client::connect(&server);
+    assert_eq!(client.call(&["SET", "k", &"v".repeat(1 << 20)]), "+OK");
+    let mut deaf: Vec<Client> = (0..20).map(|_| Client::connect(&server)).collect();
+    for one in &mut deaf {
+        one.send(&encode(&["GET", "k"]).repeat(64));
+    }
+    client.expect(&[("PING", "+PONG")]);
+    assert!(!server.shutdown(), "they were cut off");
+}
+
+/// The keepalive timer of the server's end of a connection, as the kernel shows it: whether it
+/// runs, and hundredths of a second until it fires.
+fn keepalive_timer(server: &Server, client: &TcpStream) -> (bool, u64) {
+    let ports = [server.local_addr().port(), client.local_addr().unwrap().port()];
+    let ends = ports.map(|port| format!("0100007F:{port:04X}"));
+    #[expect(clippy::disallowed_methods, reason = "the kernel's list of connections")]
+    let table = std::fs::read("/proc/net/tcp").unwrap();
+    let table = String::from_utf8(table).unwrap();
+    let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let row = rows.into_iter().find(|row| row[1..3] == ends).expect("the connection");
+    let (kind, left) = row[5].split_once(':').unwrap();
+    (kind == "02", u64::from_str_radix(left, 16).unwrap())
+}
+
+#[test]
+fn connections_are_kept_alive_as_set() {
+    let set = |keepalive| start_with(move |options| options.tcp_keepalive = keepalive).0;
+    let minutes = Duration::from_secs(1000);
+    for (keepalive, runs, most, told) in [
+        (Some(minutes), true, 100_000, "1000"),
+        (ServerOptions::default().tcp_keepalive, true, 30_000, "300"),
+        (None, false, 0, "0"),
+    ] {
+        let server = set(keepalive);
+        let stream = TcpStream::connect(server.local_addr()).unwrap();
+        let (is_on, left) = keepalive_timer(&server, &stream);
+        assert_eq!(is_on, runs, "{keepalive:?}");
+        // Far from the ends, so that a slow machine does not matter.
+        assert!(left <= most && left >= most / 10 * 4, "{keepalive:?}: {left}");
+        let told = format!("*2 $13 tcp-keepalive ${} {told}", told.len());
+        Client::over(stream).expect(&[("CONFIG GET tcp-keepalive", &told)]);
+    }
+}
+
+#[test]
 fn bad_settings_and_addresses_are_refused() {
     let store = Arc::new(MemStore::default());
     let start = |listen: &str, options: ServerOptions| {
@@ -102,6 +151,12 @@ fn bad_settings_and_addresses_are_refused() {
     let error = start("127.0.0.1:0", none);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.context().starts_with("clients_max is 0"), "{error}");
+    let long = ServerOptions {
+        tcp_keepalive: Some(Duration::from_secs(40_000)),
+        ..ServerOptions::default()
+    };
+    let error = start("127.0.0.1:0", long);
+    assert!(error.context().starts_with("tcp_keepalive is 40000s"), "{error}");
     assert_eq!(start("nonsense", ServerOptions::default()).kind(), ErrorKind::InvalidArgument);
     let (taken, _clock) = crate::client::start();
     let error = start(&taken.local_addr().to_string(), ServerOptions::default());

@@ -15,4 +15,5 @@ mod ordered;
 mod protocol;
 mod scan;
 mod store_faults;
+mod tls;
 mod transactions;

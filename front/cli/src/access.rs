@@ -54,6 +54,14 @@ impl PasswordArgs {
         Ok(())
     }
 
+    /// Flags of redis-cli that a client needs, with a blank in front.
+    pub(crate) fn client_flags(&self) -> &'static str {
+        match self.password_file.is_some() || std::env::var_os(VARIABLE).is_some() {
+            true => " --askpass",
+            false => "",
+        }
+    }
+
     /// The flags again, for a process that is to ask for the same password.
     pub(crate) fn words(&self) -> Vec<String> {
         let file = self.password_file.iter();
@@ -94,6 +102,15 @@ impl TlsArgs {
     pub(crate) fn options(&self) -> Option<TlsOptions> {
         let (certificate, key) = (self.tls_cert.clone()?, self.tls_key.clone()?);
         Some(TlsOptions { certificate, key, client_ca: self.tls_client_ca.clone() })
+    }
+
+    /// Flags of redis-cli that a client needs, with a blank in front.
+    pub(crate) fn client_flags(&self) -> &'static str {
+        match (&self.tls_cert, &self.tls_client_ca) {
+            (None, _) => "",
+            (Some(_), None) => " --tls --cacert CA",
+            (Some(_), Some(_)) => " --tls --cacert CA --cert CERTIFICATE --key KEY",
+        }
     }
 }
 

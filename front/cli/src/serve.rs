@@ -220,8 +220,8 @@ fn serve(args: &ServeArgs, server: Server, what: &str) -> Result<()> {
     let mut told = stdin_ended(args.stop_with_stdin)?;
     let addr = server.local_addr();
     say!("Archipelago serves {what} on {addr}");
-    let tls = if args.tls.options().is_some() { " --tls --cacert CA" } else { "" };
-    say!("Connect with: redis-cli -h {} -p {}{tls}", addr.ip(), addr.port());
+    let more = [args.tls.client_flags(), args.password.client_flags()].concat();
+    say!("Connect with: redis-cli -h {} -p {}{more}", addr.ip(), addr.port());
     server.wait_or(async {
         tokio::select! {
             () = signals.received() => {}

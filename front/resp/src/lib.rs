@@ -13,6 +13,9 @@
 //! microseconds; commands that may take long (many keys, whole ranges, stalled writes) are moved
 //! off the workers first, so that other connections go on.
 //!
+//! A client may have to give a password ([`access`]), and a connection may be TLS; a plain one pays
+//! nothing for either.
+//!
 //! Strings are the only type. DBSIZE is about right where the store's count is.
 
 pub mod access;

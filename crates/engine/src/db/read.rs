@@ -102,9 +102,20 @@ impl Db {
         found_or_dropped(cf, found)
     }
 
-    /// Whether the family has a live value for `key`, without giving it.
+    /// Whether the family has a live value for `key`. Does not read a large value.
     pub fn contains(&self, cf: &ColumnFamily, key: &[u8], options: &ReadOptions) -> Result<bool> {
-        Ok(self.get_entry(cf, key, options)?.is_some())
+        Ok(self.get_head(cf, key, options)?.is_some())
+    }
+
+    /// What is known of the value of `key` besides the value, which is empty in the entry; `None` if
+    /// the key has none. Does not read a large value, and calls no merge operator.
+    pub fn get_head(
+        &self,
+        cf: &ColumnFamily,
+        key: &[u8],
+        options: &ReadOptions,
+    ) -> Result<Option<Entry>> {
+        self.get_entry(cf, key, &options.clone().keys_only())
     }
 }
 
@@ -124,6 +135,8 @@ pub(crate) struct Gather<'a> {
     key: &'a [u8],
     now_ms: Option<u64>,
     inner: &'a DbInner,
+    /// Values may be cut and are not kept.
+    keys_only: bool,
     /// Sequence number of the newest range tombstone over the key met so far.
     covered_by: Option<SeqNo>,
     /// Merge operands, newest first.
@@ -139,11 +152,18 @@ impl<'a> Gather<'a> {
             key,
             now_ms: None,
             inner,
+            keys_only: false,
             covered_by: None,
             operands: Vec::new(),
             newest: None,
             result: None,
         }
+    }
+
+    /// The value of a record, unless only keys are wanted.
+    #[inline]
+    fn pin(&self, found: &Found<'_>) -> PinnedSlice {
+        if self.keys_only { PinnedSlice::owned(Vec::new()) } else { found.pin() }
     }
 
     pub(crate) fn is_decided(&self) -> bool {
@@ -162,10 +182,10 @@ impl<'a> Gather<'a> {
         self.newest.get_or_insert(found.seq);
         match found.kind {
             Kind::Put if self.operands.is_empty() => self.decide(found, None),
-            Kind::Put => self.finish(Some(found.pin()), None),
+            Kind::Put => self.finish(Some(self.pin(found)), None),
             Kind::PutExpiring => self.visit_expiring(found),
             Kind::Merge => {
-                self.operands.push(found.pin());
+                self.operands.push(self.pin(found));
                 ControlFlow::Continue(())
             }
             _ => self.finish(None, None),
@@ -189,6 +209,7 @@ impl<'a> Gather<'a> {
             return self.finish(None, None);
         }
         let value = match found.pinner {
+            _ if self.keys_only => PinnedSlice::owned(Vec::new()),
             Some(pinner) => pinner.pin(value),
             None => PinnedSlice::owned(value.to_vec()),
         };
@@ -196,7 +217,8 @@ impl<'a> Gather<'a> {
     }
 
     fn decide(&mut self, found: &Found<'_>, expires_at_ms: Option<u64>) -> Visit {
-        self.result = Some(Ok(Some(Entry { value: found.pin(), expires_at_ms, seq: found.seq })));
+        let (value, seq) = (self.pin(found), found.seq);
+        self.result = Some(Ok(Some(Entry { value, expires_at_ms, seq })));
         ControlFlow::Break(())
     }
 
@@ -210,6 +232,10 @@ impl<'a> Gather<'a> {
         let seq = self.newest.unwrap_or_default();
         if self.operands.is_empty() {
             return Ok(base.map(|value| Entry { value, expires_at_ms, seq }));
+        }
+        if self.keys_only {
+            let value = PinnedSlice::owned(Vec::new());
+            return Ok(Some(Entry { value, expires_at_ms, seq }));
         }
         let operator = self.family.merge.as_ref().ok_or_else(|| {
             Error::invalid(format!(
@@ -244,6 +270,7 @@ pub(crate) fn table_options(options: &ReadOptions) -> TableReadOptions {
         fill_cache: options.fill_cache,
         readahead_bytes: options.readahead_bytes,
         cache_only: options.cache_only,
+        keys_only: options.keys_only,
     }
 }
 
@@ -293,7 +320,7 @@ impl DbInner {
         let started = self.options.latency_histograms.then(|| self.clock.now_ns());
         let (current, seq) = self.picture(family, options);
         let lookup = Lookup::new(key, seq);
-        let mut gather = Gather::new(self, family, key);
+        let mut gather = self.gather(family, &lookup, options);
         self.search_memtables(&current, &lookup, &mut gather);
         if gather.is_decided() {
             self.stats.add(Ticker::GetsMemtable, 1);
@@ -309,6 +336,17 @@ impl DbInner {
             self.stats.record(Timer::Get, self.clock.now_ns() - started);
         }
         Ok(result)
+    }
+
+    fn gather<'a>(
+        &'a self,
+        family: &'a Family,
+        lookup: &Lookup<'a>,
+        options: &ReadOptions,
+    ) -> Gather<'a> {
+        let mut gather = Gather::new(self, family, lookup.key);
+        gather.keys_only = options.keys_only;
+        gather
     }
 
     fn search_memtables(
@@ -431,7 +469,7 @@ impl DbInner {
         let lookups: Vec<Lookup<'_>> =
             order.iter().map(|&index| Lookup::new(keys[index], seq)).collect();
         let mut gathers: Vec<Gather<'_>> =
-            lookups.iter().map(|lookup| Gather::new(self, family, lookup.key)).collect();
+            lookups.iter().map(|lookup| self.gather(family, lookup, options)).collect();
         for (lookup, gather) in lookups.iter().zip(&mut gathers) {
             self.search_memtables(&current, lookup, gather);
         }

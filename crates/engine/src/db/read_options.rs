@@ -19,6 +19,9 @@ pub struct ReadOptions {
     pub readahead_bytes: u64,
     /// Fail with `Busy` ("would need I/O") instead of reading a file. Default false.
     pub cache_only: bool,
+    /// The values are not wanted: large ones are not read, neither from files nor into memory, and
+    /// the value that an iterator shows may be cut or empty. Default false.
+    pub keys_only: bool,
 }
 
 impl Default for ReadOptions {
@@ -31,6 +34,7 @@ impl Default for ReadOptions {
             fill_cache: true,
             readahead_bytes: 0,
             cache_only: false,
+            keys_only: false,
         }
     }
 }
@@ -54,6 +58,13 @@ impl ReadOptions {
     pub fn range(mut self, lower: impl Into<Vec<u8>>, upper: impl Into<Vec<u8>>) -> Self {
         self.lower_bound = Some(lower.into());
         self.upper_bound = Some(upper.into());
+        self
+    }
+
+    /// Reads no values where that can be avoided.
+    #[must_use]
+    pub fn keys_only(mut self) -> Self {
+        self.keys_only = true;
         self
     }
 

@@ -118,7 +118,7 @@ impl Iter {
         self.cursor.key()
     }
 
-    /// The value. Panics if the cursor is not valid.
+    /// The value; cut or empty if only keys were asked for. Panics if the cursor is not valid.
     #[inline]
     #[must_use]
     pub fn value(&self) -> &[u8] {
@@ -187,6 +187,7 @@ fn scan(inner: &Arc<DbInner>, family: &Arc<Family>, options: &ReadOptions) -> It
     let snapshot = options.snapshot.as_ref().map_or_else(|| inner.visible(), Snapshot::seq);
     let mut view = View::new(snapshot, inner.clock.unix_ms());
     view.operator.clone_from(&family.merge);
+    view.keys_only = options.keys_only;
     view.lower = options.lower_bound.clone().unwrap_or_default();
     view.upper.clone_from(&options.upper_bound);
     if let Some(prefix) = &options.prefix {

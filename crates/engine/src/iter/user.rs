@@ -129,7 +129,7 @@ impl UserIterator {
         }
     }
 
-    /// The current value.
+    /// The current value; cut or empty if the view wants keys only.
     #[inline]
     #[must_use]
     pub fn value(&self) -> &[u8] {
@@ -365,6 +365,7 @@ impl UserIterator {
                 break;
             }
             match classify(record, &self.merge, self.view.now_ms)? {
+                Newest::Operand if self.view.keys_only => {}
                 Newest::Operand => self.operands.push(self.merge.value()),
                 Newest::Deleted => break,
                 Newest::Value { value_start, expires_at_ms } => {
@@ -376,6 +377,11 @@ impl UserIterator {
             self.merge.next();
         }
         self.merge.status()?;
+        if self.view.keys_only {
+            self.value.clear();
+            self.place = Place::Copied;
+            return Ok(());
+        }
         let base = base_start.map(|start| &self.merge.value()[start..]);
         let operator = self.view.operator.as_deref();
         self.value = self.operands.fold(operator, &self.key, base, Pushed::NewestFirst)?;

@@ -19,13 +19,15 @@ pub struct View {
     pub operator: Option<Arc<FamilyMerge>>,
     /// Unix milliseconds: records that expire then or earlier read as deleted.
     pub now_ms: u64,
+    /// Values may be cut and are not shown: operands are not folded, values not copied.
+    pub keys_only: bool,
 }
 
 impl View {
     /// All keys as of `snapshot` at `now_ms`, without a merge operator.
     #[must_use]
     pub fn new(snapshot: SeqNo, now_ms: u64) -> Self {
-        Self { snapshot, lower: Vec::new(), upper: None, operator: None, now_ms }
+        Self { snapshot, lower: Vec::new(), upper: None, operator: None, now_ms, keys_only: false }
     }
 
     /// Also hides keys that do not start with `prefix`.

@@ -4,7 +4,9 @@
 //! 1. records come in strictly ascending internal-key order (asserted);
 //! 2. a block is cut before the record that would make it longer than `block_bytes`, so only a
 //!    single large record makes a larger block;
-//! 3. [`TableBuilder::finish`] syncs the file; before it the file is not a table, after an error
+//! 3. the index entry of a block of one record with a value of at least [`LARGE_VALUE_BYTES`] (and
+//!    eight times its key) holds the record's key, trailer and expiry;
+//! 4. [`TableBuilder::finish`] syncs the file; before it the file is not a table, after an error
 //!    the builder is of no more use and the file is garbage.
 //!
 //! Cost per record: two copies of its bytes, one hash of its key, two checksums; no allocation.
@@ -22,7 +24,7 @@ use super::block::Block;
 use super::data_block::{DataBlockBuilder, common_prefix};
 use super::filter;
 use super::format::{Compressor, FOOTER_BYTES, Footer, Handle, RECORD_BYTES_MAX, seal_block};
-use super::index::{IndexBuilder, separator};
+use super::index::{IndexBuilder, RecordHead, separator};
 use super::properties::Properties;
 use crate::cache::{BlockCache, BlockKey, BlockKind};
 use crate::file_meta::FileMeta;
@@ -30,6 +32,9 @@ use crate::key::{self, Kind, TRAILER_BYTES as KEY_TRAILER_BYTES};
 use crate::options::Compression;
 use crate::table_content::ContentCounter;
 use crate::tombstone::{RangeTombstone, Skyline};
+
+/// Values from this length on have the heads of their records in the index.
+pub(crate) const LARGE_VALUE_BYTES: usize = 32 << 10;
 
 /// How a table is written.
 #[derive(Clone, Debug)]
@@ -98,6 +103,8 @@ pub struct TableBuilder {
     index: IndexBuilder,
     /// The last block, whose separator waits for the next key.
     pending: Option<Handle>,
+    /// The only record of the open block, if its value is large; then that of the last block.
+    large: Option<RecordHead>,
     hashes: Vec<u64>,
     /// For every block, how many hashes there are once its keys are in.
     hashes_through: Vec<usize>,
@@ -201,6 +208,7 @@ impl TableBuilder {
             options,
             index: IndexBuilder::default(),
             pending: None,
+            large: None,
             hashes: Vec::new(),
             hashes_through: Vec::new(),
             last_key: Vec::new(),
@@ -297,6 +305,11 @@ impl TableBuilder {
                 self.hashes.push(self.last_hash);
             }
         }
+        let is_large = value.len() >= LARGE_VALUE_BYTES && value.len() / 8 >= internal_key.len();
+        self.large = match is_large && self.block.is_empty() {
+            true => RecordHead::of(trailer, value),
+            false => None,
+        };
         let new_in_block = !same_key || self.block.is_empty();
         self.block.add(internal_key, value, shared, new_in_block.then_some(self.last_hash));
         self.last_key.truncate(shared);
@@ -398,6 +411,10 @@ impl TableBuilder {
     /// key, and whether it is the same as the last one.
     fn index_block(&mut self, handle: Handle, next: Option<(&[u8], bool)>) {
         let last = key::user_key(&self.last_key);
+        if let Some(record) = self.large.take() {
+            let continues = matches!(next, Some((_, true)));
+            return self.index.add_record(last, continues, record, handle);
+        }
         match next {
             Some((_, true)) => {
                 let trailer = key::trailer(&self.last_key);

@@ -3,11 +3,15 @@
 //! Payload: `prefix (length-prefixed) ++ entries ++ entry offsets (u32 each) ++ count (u32) ++
 //! level (u32)`. An entry is `key bytes << 1 | continues` (varint), the separator without the
 //! common prefix, the trailer (u64) if `continues`, then offset and size of the block (varints),
-//! and in a top index (`level` 1) offset and size of the filter partition. Invariants:
+//! and in a top index (`level` 1) offset and size of the filter partition. The entry of a block of
+//! one record with a large value holds the record's key and head as well ([`RecordHead`]), so that
+//! readers of keys need not read the block: its trailer is stored with [`HAS_RECORD`] set, and with
+//! [`RECORD_CONTINUES`] if the next block begins with the same key. Invariants:
 //! 1. separators are user keys, shortened, ascending: not before the last key of their block and
 //!    before the first key of the next;
 //! 2. where versions of one key straddle two blocks, `continues` is set, and separator and trailer
-//!    are the last record's.
+//!    are the last record's;
+//! 3. the separator of an entry with a record head is the record's key.
 //!
 //! In memory the first eight bytes of each separator (behind the prefix), their *heads*, lie in one
 //! array, above it every 16th of them in another and so on: a search looks at one group of 16 (two
@@ -23,6 +27,33 @@ use archipelago_base::codec::{Reader, put_bytes, put_u32, put_u64, put_varint};
 use super::data_block::{Damaged, common_prefix};
 use super::format::Handle;
 use crate::cache::{Slots, Spot};
+use crate::key::Kind;
+
+/// Set in the stored trailer of an entry that holds the head of its block's only record. No kind
+/// of record has this bit.
+const HAS_RECORD: u64 = 0x80;
+/// Set beside it if the next block begins with the same user key.
+const RECORD_CONTINUES: u64 = 0x40;
+
+/// What an index entry says of a block's only record, besides its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RecordHead {
+    /// Sequence number and kind.
+    pub(super) trailer: u64,
+    /// The first eight bytes of the value of an expiring record.
+    pub(super) expiry: Option<u64>,
+}
+
+impl RecordHead {
+    /// The head of a record; `None` if its value is too short for its kind.
+    pub(super) fn of(trailer: u64, value: &[u8]) -> Option<Self> {
+        let expiry = match Kind::from_byte(trailer as u8) {
+            Some(Kind::PutExpiring) => Some(u64::from_le_bytes(*value.first_chunk()?)),
+            _ => None,
+        };
+        Some(Self { trailer, expiry })
+    }
+}
 
 /// One entry of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +62,8 @@ pub(super) struct Entry<'a> {
     pub(super) suffix: &'a [u8],
     /// The last record's trailer, if the next block begins with the same user key.
     pub(super) continues: Option<u64>,
+    /// The block's only record, if the entry says so.
+    pub(super) record: Option<RecordHead>,
     /// The block below.
     pub(super) handle: Handle,
     /// Its filter partition, in a top index.
@@ -48,6 +81,7 @@ pub(super) struct IndexBuilder {
 struct Pending {
     key_end: usize,
     continues: Option<u64>,
+    record: Option<RecordHead>,
     handle: Handle,
     filter: Handle,
 }
@@ -62,7 +96,23 @@ impl IndexBuilder {
         filter: Handle,
     ) {
         self.keys.extend_from_slice(key);
-        self.entries.push(Pending { key_end: self.keys.len(), continues, handle, filter });
+        let (key_end, record) = (self.keys.len(), None);
+        self.entries.push(Pending { key_end, continues, record, handle, filter });
+    }
+
+    /// Appends the entry of a block of one record with the user key `key`.
+    pub(super) fn add_record(
+        &mut self,
+        key: &[u8],
+        continues: bool,
+        record: RecordHead,
+        handle: Handle,
+    ) {
+        assert!(record.trailer & (HAS_RECORD | RECORD_CONTINUES) == 0, "a kind with flags");
+        self.add(key, continues.then_some(record.trailer), handle, Handle::default());
+        if let Some(entry) = self.entries.last_mut() {
+            entry.record = Some(record);
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -106,10 +156,19 @@ impl IndexBuilder {
             offsets.push((out.len() - base) as u32);
             let (entry, key) = (&self.entries[index], self.key(index));
             let suffix = &key[prefix.len()..];
-            put_varint(out, (suffix.len() as u64) << 1 | u64::from(entry.continues.is_some()));
+            let has_trailer = entry.continues.is_some() || entry.record.is_some();
+            put_varint(out, (suffix.len() as u64) << 1 | u64::from(has_trailer));
             out.extend_from_slice(suffix);
-            if let Some(trailer) = entry.continues {
-                put_u64(out, trailer);
+            match (entry.record, entry.continues) {
+                (Some(record), continues) => {
+                    let flag = if continues.is_some() { RECORD_CONTINUES } else { 0 };
+                    put_u64(out, record.trailer | HAS_RECORD | flag);
+                    if let Some(expiry) = record.expiry {
+                        put_u64(out, expiry);
+                    }
+                }
+                (None, Some(trailer)) => put_u64(out, trailer),
+                (None, None) => {}
             }
             put_varint(out, entry.handle.offset);
             put_varint(out, u64::from(entry.handle.size));
@@ -133,6 +192,8 @@ pub(super) struct Place {
     pub(super) handle: Handle,
     /// Whether the next block begins with the same user key.
     pub(super) continues: bool,
+    /// Whether the entry holds the head of the block's only record.
+    pub(super) has_record: bool,
 }
 
 /// An index block in memory.
@@ -227,8 +288,12 @@ impl IndexBlock {
                 return Err(Damaged);
             }
             let (handle, continues) = (entry.handle, entry.continues.is_some());
+            let has_record = entry.record.is_some();
+            if has_record && top {
+                return Err(Damaged);
+            }
             block.heads[index] = head;
-            block.places[index] = Place { handle, continues };
+            block.places[index] = Place { handle, continues, has_record };
             at = end;
         }
         if at != offsets_at {
@@ -285,13 +350,28 @@ impl IndexBlock {
         let mut reader = Reader::new(self.bytes.get(at..self.offsets_at)?);
         let head = reader.varint()?;
         let suffix = reader.take(usize::try_from(head >> 1).ok()?)?;
-        let continues = if head & 1 == 1 { Some(reader.u64()?) } else { None };
+        let (mut continues, mut record) = (None, None);
+        if head & 1 == 1 {
+            let stored = reader.u64()?;
+            let trailer = match stored & HAS_RECORD {
+                0 => stored,
+                _ => stored & !(HAS_RECORD | RECORD_CONTINUES),
+            };
+            if stored & HAS_RECORD == 0 || stored & RECORD_CONTINUES != 0 {
+                continues = Some(trailer);
+            }
+            if stored & HAS_RECORD != 0 {
+                let expires = Kind::from_byte(trailer as u8)? == Kind::PutExpiring;
+                let expiry = if expires { Some(reader.u64()?) } else { None };
+                record = Some(RecordHead { trailer, expiry });
+            }
+        }
         let handle = Handle { offset: reader.varint()?, size: reader.varint32()? };
         let filter = match self.top {
             true => Handle { offset: reader.varint()?, size: reader.varint32()? },
             false => Handle::default(),
         };
-        Some((Entry { suffix, continues, handle, filter }, at + reader.position()))
+        Some((Entry { suffix, continues, record, handle, filter }, at + reader.position()))
     }
 
     /// Where the block of entry `index` lies, which must exist.
@@ -437,18 +517,46 @@ mod tests {
     }
 
     #[test]
+    fn entries_hold_the_heads_of_large_records() {
+        let mut builder = IndexBuilder::default();
+        let handle = |offset| Handle { offset, size: 1 };
+        let put = RecordHead { trailer: 900 << 8 | 1, expiry: None };
+        let expiring = RecordHead { trailer: 500 << 8 | 3, expiry: Some(77) };
+        builder.add_record(b"k", true, put, handle(0));
+        builder.add_record(b"k", false, expiring, handle(1));
+        builder.add(b"l", None, handle(2), Handle::default());
+        let mut bytes = Vec::new();
+        builder.encode(0, 3, false, &mut bytes);
+        let golden = [
+            &[0, 3, b'k'][..],
+            &[0xc1, 0x84, 3, 0, 0, 0, 0, 0, 0, 1],
+            &[3, b'k', 0x83, 0xf4, 1, 0, 0, 0, 0, 0, 77, 0, 0, 0, 0, 0, 0, 0, 1, 1],
+            &[2, b'l', 2, 1],
+        ];
+        assert_eq!(bytes[..golden.concat().len()], golden.concat());
+        let block = IndexBlock::parse(bytes, 1 << 20).unwrap();
+        let heads = [0, 1, 2].map(|at| (block.entry(at).record, block.place(at).has_record));
+        assert_eq!(heads, [(Some(put), true), (Some(expiring), true), (None, false)]);
+        let continues = [0, 1, 2].map(|at| block.entry(at).continues);
+        assert_eq!(continues, [Some(put.trailer), None, None]);
+        for (trailer, expected) in [(u64::MAX, 0), (put.trailer, 0), (put.trailer - 1, 1), (0, 1)] {
+            assert_eq!(block.search(b"k", trailer), expected, "{trailer}");
+        }
+    }
+
+    #[test]
     fn straddled_keys_are_found_by_trailer() {
         let mut builder = IndexBuilder::default();
         let handle = |offset| Handle { offset, size: 1 };
-        builder.add(b"k", Some(900), handle(0), Handle::default());
-        builder.add(b"k", Some(500), handle(1), Handle::default());
+        builder.add(b"k", Some(900 << 8), handle(0), Handle::default());
+        builder.add(b"k", Some(500 << 8), handle(1), Handle::default());
         builder.add(b"k", None, handle(2), Handle::default());
         builder.add(b"l", None, handle(3), Handle::default());
         let mut bytes = Vec::new();
         builder.encode(0, 4, false, &mut bytes);
         let block = IndexBlock::parse(bytes, 1 << 20).unwrap();
         for (trailer, expected) in [(1000, 0), (900, 0), (899, 1), (500, 1), (499, 2), (0, 2)] {
-            assert_eq!(block.search(b"k", trailer), expected, "{trailer}");
+            assert_eq!(block.search(b"k", trailer << 8), expected, "{trailer}");
         }
         assert_eq!(block.search(b"m", 0), 4);
     }

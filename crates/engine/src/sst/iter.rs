@@ -152,6 +152,11 @@ impl TableIter {
         if self.block.is_some() && self.handle == handle {
             return Ok(());
         }
+        if self.options.keys_only && index.place(self.position).has_record {
+            self.block = Some(self.table.head_block(index, self.position)?);
+            (self.handle, self.warm) = (handle, false);
+            return Ok(());
+        }
         let (spot, spare) = (index.spot(self.position), self.block.take());
         let block = self.readahead.block(&self.table, spot, handle, &self.options, spare)?;
         if block.data().is_none() {

@@ -22,7 +22,7 @@ use archipelago_base::{Error, Result, SeqNo};
 use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
 
 use super::block::{Block, BlockPinner};
-use super::data_block::Versions;
+use super::data_block::{DataBlockBuilder, Versions};
 use super::filter::BloomRef;
 use super::format::{FOOTER_BYTES, Footer, Handle, TRAILER_BYTES, open_block};
 use super::index::IndexBlock;
@@ -47,6 +47,9 @@ pub struct TableReadOptions {
     pub readahead_bytes: u64,
     /// Fail with `Busy` where I/O would be needed.
     pub cache_only: bool,
+    /// The values are not wanted: blocks of one large record are not read, the index has their keys.
+    /// A value that is shown may be cut to its first eight bytes.
+    pub keys_only: bool,
 }
 
 impl TableReadOptions {
@@ -58,13 +61,15 @@ impl TableReadOptions {
             fill_cache: true,
             readahead_bytes: 0,
             cache_only: false,
+            keys_only: false,
         }
     }
 
     /// A job's read: `readahead_bytes` at a time, past the cache.
     #[must_use]
     pub fn job(context: IoContext, readahead_bytes: u64) -> Self {
-        Self { context, fill_cache: false, readahead_bytes, cache_only: false }
+        let (fill_cache, cache_only, keys_only) = (false, false, false);
+        Self { context, fill_cache, readahead_bytes, cache_only, keys_only }
     }
 }
 
@@ -277,6 +282,14 @@ impl TableReader {
             // Nothing below asks for the place of a block that is in its slot: it is a cache miss.
             let handle = || index.place(position).handle;
             let key = || self.key_of(handle());
+            if options.keys_only && index.place(position).has_record {
+                let block = self.head_block(index, position)?;
+                let outcome = self.lookup_in_block(&block, handle, lookup, trailer, visit)?;
+                if outcome.is_break() || !index.place(position).continues {
+                    return Ok(Visit::Break(()));
+                }
+                continue;
+            }
             let block = match self.cache.get_at(index.spot(position), BlockKind::Data, key) {
                 Some(block) => block,
                 None => BlockGuard::Shared(self.read_block(handle(), BlockKind::Data, options)?),
@@ -324,6 +337,23 @@ impl TableReader {
             Some(global) if global <= snapshot => Some(u64::MAX),
             Some(_) => None,
         }
+    }
+
+    /// A block in memory with the only record of the block at `position` of `index`, its value cut
+    /// to the expiry. For readers that want no values; the entry must have the record's head.
+    pub(super) fn head_block(&self, index: &IndexBlock, position: usize) -> Result<Arc<Block>> {
+        let entry = index.entry(position);
+        let record = entry.record.ok_or_else(|| self.mixed_up(entry.handle))?;
+        let mut internal_key = [index.prefix(), entry.suffix].concat();
+        let hash = archipelago_base::checksum::hash64(&internal_key);
+        internal_key.extend_from_slice(&record.trailer.to_le_bytes());
+        let expiry = record.expiry.map(u64::to_le_bytes);
+        let value = expiry.as_ref().map_or(&[][..], |bytes| &bytes[..]);
+        let mut builder = DataBlockBuilder::new(1, internal_key.len() + 32);
+        builder.add(&internal_key, value, 0, Some(hash));
+        let payload = builder.finish().to_vec();
+        let (kind, file_bytes) = (BlockKind::Data, self.footer.file_bytes);
+        Block::parse(kind, payload, &self.path, entry.handle, file_bytes).map(Arc::new)
     }
 
     /// The block at `handle`, from its slot `spot`, the cache or the file.

@@ -11,7 +11,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
 use super::data_block::{Cursor, DataBlock};
 use super::filter::BloomRef;
 use super::format::{FOOTER_BYTES, Footer, Handle};
-use super::index::{Entry, IndexBlock};
+use super::index::{Entry, IndexBlock, RecordHead};
 use super::properties::Properties;
 use super::reader::{TableReader, decode_tombstones, read_payload};
 use crate::cache::BlockCache;
@@ -195,11 +195,35 @@ impl<'a> Check<'a> {
             let payload = self.read(entry.handle)?;
             let block = DataBlock::parse(payload)
                 .map_err(|_| self.corrupt(entry.handle.offset, "data block: malformed"))?;
+            if let Some(record) = entry.record {
+                self.check_head(index, &entry, record, &block)?;
+            }
             self.records(&block, entry.handle)?;
             self.check_bound(index, &entry, at)?;
             self.seen.data_blocks += 1;
         }
         Ok(())
+    }
+
+    /// That a block has the one record that its index entry says.
+    fn check_head(
+        &self,
+        index: &IndexBlock,
+        entry: &Entry<'_>,
+        record: RecordHead,
+        block: &DataBlock,
+    ) -> Result<()> {
+        let key = [index.prefix(), entry.suffix].concat();
+        let mut cursor = Cursor::default();
+        let mut has_one = cursor.seek_to_first(block).is_ok() && cursor.valid() && {
+            let stored = key::trailer(cursor.key());
+            key::user_key(cursor.key()) == key
+                && stored == record.trailer
+                && RecordHead::of(stored, cursor.value(block)) == Some(record)
+        };
+        has_one = has_one && cursor.next(block).is_ok() && !cursor.valid();
+        let what = "index block: another record than the data block has";
+        if has_one { Ok(()) } else { Err(self.corrupt(entry.handle.offset, what)) }
     }
 
     /// That the separator of a block is not before its last key, and says whether it goes on.

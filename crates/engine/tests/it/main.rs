@@ -20,6 +20,7 @@ mod followers;
 mod fragile;
 mod hands;
 mod ingestion;
+mod keys_only;
 mod lost_edits;
 mod memory;
 mod metamorphic;

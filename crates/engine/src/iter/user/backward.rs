@@ -13,6 +13,8 @@ use crate::key::{Kind, encode_into, user_key};
 enum Seen {
     /// No version that counts, or a delete: operands after it have no base.
     NoBase,
+    /// Operands of a view that wants keys only: they make a value, which is not folded.
+    Operands,
     /// A value, copied.
     Base,
 }
@@ -68,6 +70,7 @@ impl UserIterator {
             } else {
                 self.seq = record.seq;
                 match classify(record, &self.merge, self.view.now_ms)? {
+                    Newest::Operand if self.view.keys_only => seen = Seen::Operands,
                     Newest::Operand => self.operands.push(self.merge.value()),
                     Newest::Deleted => {
                         seen = Seen::NoBase;
@@ -77,8 +80,7 @@ impl UserIterator {
                     Newest::Value { value_start, expires_at_ms } => {
                         seen = Seen::Base;
                         self.operands.clear();
-                        self.value.clear();
-                        self.value.extend_from_slice(&self.merge.value()[value_start..]);
+                        self.copy_value(value_start);
                         self.expires_at_ms = expires_at_ms;
                     }
                 }
@@ -91,12 +93,20 @@ impl UserIterator {
             self.merge.skip_deleted_before(start, newest_delete);
         }
         if self.operands.is_empty() {
-            return Ok(seen == Seen::Base);
+            return Ok(seen != Seen::NoBase);
         }
         let base = (seen == Seen::Base).then_some(self.value.as_slice());
         let operator = self.view.operator.as_deref();
         self.value = self.operands.fold(operator, &self.key, base, Pushed::OldestFirst)?;
         Ok(true)
+    }
+
+    /// Copies the value under the merge, unless only keys are wanted.
+    fn copy_value(&mut self, value_start: usize) {
+        self.value.clear();
+        if !self.view.keys_only {
+            self.value.extend_from_slice(&self.merge.value()[value_start..]);
+        }
     }
 
     /// [`UserIterator::collect`] for a key with many versions: finds the newest by a seek.
@@ -126,8 +136,7 @@ impl UserIterator {
             Newest::Deleted => Ok(false),
             Newest::Operand => self.fold_from_newest(newest_delete).map(|()| true),
             Newest::Value { value_start, expires_at_ms } => {
-                self.value.clear();
-                self.value.extend_from_slice(&self.merge.value()[value_start..]);
+                self.copy_value(value_start);
                 self.expires_at_ms = expires_at_ms;
                 Ok(true)
             }

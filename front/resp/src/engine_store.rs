@@ -5,14 +5,16 @@
 //! scan opens an iterator with the range as its bounds, so that files outside are not touched.
 
 use std::cell::RefCell;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 
 use archipelago_base::Result;
-use archipelago_engine::db::{ColumnFamily, Db, ReadOptions};
+use archipelago_engine::db::{ColumnFamily, Db, Iter, ReadOptions};
 use archipelago_engine::options::WriteOptions;
 use archipelago_engine::wal::WriteBatch;
 
-use crate::store::{Entry, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit};
+use crate::engine_prefixes::EnginePrefixes;
+use crate::prefixes::PrefixTable;
+use crate::store::{Entry, Head, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit, VisitKey};
 
 /// Fewer keys are counted one by one (a few milliseconds at most): people expect small counts to
 /// be exact, and none after FLUSHDB. The engine's estimate is within 10 % of the number of
@@ -50,6 +52,7 @@ const PROPERTIES: [&str; 12] = [
 pub struct EngineStore {
     db: Db,
     family: ColumnFamily,
+    prefixes: EnginePrefixes,
     write_options: WriteOptions,
     facts: Option<Facts>,
 }
@@ -68,7 +71,8 @@ impl EngineStore {
     #[must_use]
     pub fn new(db: Db, write_options: WriteOptions) -> Self {
         let family = db.default_family().clone();
-        Self { db, family, write_options, facts: None }
+        let prefixes = EnginePrefixes::new(db.clone());
+        Self { db, family, prefixes, write_options, facts: None }
     }
 
     /// Adds what `facts` tells to the section Archipelago of INFO.
@@ -94,7 +98,7 @@ impl EngineStore {
                 }
             }
             Op::DeleteRange { start, end: None } => {
-                let mut iter = self.db.iter(&self.family, &ReadOptions::default())?;
+                let mut iter = self.db.iter(&self.family, &ReadOptions::default().keys_only())?;
                 iter.seek_to_last();
                 iter.status()?;
                 if iter.valid() && iter.key() >= start {
@@ -112,6 +116,47 @@ impl EngineStore {
     }
 }
 
+impl EngineStore {
+    /// Calls `visit` at each record of `range`, or from its end with `reverse`, until it breaks.
+    fn walk(
+        &self,
+        range: KeyRange<'_>,
+        reverse: bool,
+        options: ReadOptions,
+        mut visit: impl FnMut(&Iter) -> ControlFlow<()>,
+    ) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let options = ReadOptions {
+            lower_bound: match range.from {
+                Bound::Included(from) => Some(from.to_vec()),
+                Bound::Excluded(from) => Some(successor(from)),
+                Bound::Unbounded => None,
+            },
+            upper_bound: match range.to {
+                Bound::Included(to) => Some(successor(to)),
+                Bound::Excluded(to) => Some(to.to_vec()),
+                Bound::Unbounded => None,
+            },
+            ..options
+        };
+        let mut iter = self.db.iter(&self.family, &options)?;
+        if reverse {
+            iter.seek_to_last();
+        } else {
+            iter.seek_to_first();
+        }
+        while iter.valid() {
+            if visit(&iter).is_break() {
+                return Ok(());
+            }
+            if reverse { iter.prev() } else { iter.next() }
+        }
+        iter.status()
+    }
+}
+
 /// The smallest key after `key`.
 fn successor(key: &[u8]) -> Vec<u8> {
     let mut next = Vec::with_capacity(key.len() + 1);
@@ -126,8 +171,14 @@ impl Store for EngineStore {
         Ok(entry.map(|entry| Entry { value: entry.value, expires_at_ms: entry.expires_at_ms }))
     }
 
-    fn exists(&self, key: &[u8]) -> Result<bool> {
-        self.db.contains(&self.family, key, &ReadOptions::default())
+    fn head(&self, key: &[u8]) -> Result<Option<Head>> {
+        let entry = self.db.get_head(&self.family, key, &ReadOptions::default())?;
+        Ok(entry.map(|entry| Head { expires_at_ms: entry.expires_at_ms }))
+    }
+
+    fn which_exist(&self, keys: &[&[u8]]) -> Result<Vec<bool>> {
+        let options = ReadOptions::default().snapshot(&self.db.snapshot());
+        keys.iter().map(|key| self.db.contains(&self.family, key, &options)).collect()
     }
 
     fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
@@ -157,47 +208,34 @@ impl Store for EngineStore {
     }
 
     fn version(&self, key: &[u8]) -> Result<Option<u64>> {
-        let entry = self.db.get_entry(&self.family, key, &ReadOptions::default())?;
+        let entry = self.db.get_head(&self.family, key, &ReadOptions::default())?;
         Ok(entry.map(|entry| entry.seq.0))
     }
 
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        let options = ReadOptions {
-            lower_bound: match range.from {
-                Bound::Included(from) => Some(from.to_vec()),
-                Bound::Excluded(from) => Some(successor(from)),
-                Bound::Unbounded => None,
-            },
-            upper_bound: match range.to {
-                Bound::Included(to) => Some(successor(to)),
-                Bound::Excluded(to) => Some(to.to_vec()),
-                Bound::Unbounded => None,
-            },
-            ..ReadOptions::default()
-        };
-        let mut iter = self.db.iter(&self.family, &options)?;
-        if reverse {
-            iter.seek_to_last();
-        } else {
-            iter.seek_to_first();
-        }
-        while iter.valid() {
-            if visit(iter.key(), iter.value(), iter.expires_at_ms()).is_break() {
-                return Ok(());
-            }
-            if reverse { iter.prev() } else { iter.next() }
-        }
-        iter.status()
+        self.walk(range, reverse, ReadOptions::default(), |iter| {
+            visit(iter.key(), iter.value(), iter.expires_at_ms())
+        })
+    }
+
+    fn scan_keys(
+        &self,
+        range: KeyRange<'_>,
+        reverse: bool,
+        visit: &mut VisitKey<'_>,
+    ) -> Result<()> {
+        self.walk(range, reverse, ReadOptions::default().keys_only(), |iter| visit(iter.key()))
+    }
+
+    fn scan_prefixes(&self) -> Option<&dyn PrefixTable> {
+        Some(&self.prefixes)
     }
 
     fn approximate_count(&self) -> Result<u64> {
         if self.db.raw_bytes(&self.family) > COUNTED_BYTES_MAX {
             return Ok(self.db.estimate_keys(&self.family));
         }
-        let options = ReadOptions { fill_cache: false, ..ReadOptions::default() };
+        let options = ReadOptions { fill_cache: false, ..ReadOptions::default().keys_only() };
         let mut iter = self.db.iter(&self.family, &options)?;
         iter.seek_to_first();
         let mut count = 0;

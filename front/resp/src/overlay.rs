@@ -25,7 +25,7 @@ use archipelago_base::clock::Clock;
 use archipelago_base::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::store::{Entry, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit};
+use crate::store::{Entry, Head, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit, VisitKey};
 
 /// Bytes that an entry of the overlay takes besides its key and value.
 const ENTRY_BYTES: u64 = 96;
@@ -174,11 +174,55 @@ impl Overlay {
     fn count_below(&self, start: &[u8], end: Option<&[u8]>) -> Result<u64> {
         let to = end.map_or(Bound::Unbounded, Bound::Excluded);
         let mut count = 0;
-        self.below.scan(KeyRange { from: Bound::Included(start), to }, false, &mut |_, _, _| {
+        self.below.scan_keys(KeyRange { from: Bound::Included(start), to }, false, &mut |_| {
             count += 1;
             ControlFlow::Continue(())
         })?;
         Ok(count)
+    }
+
+    /// Shows the records of a range: those that the transaction has written, and between them those
+    /// that `scan_below` shows of the store below.
+    fn merge(
+        &self,
+        range: KeyRange<'_>,
+        reverse: bool,
+        visit: &mut Visit<'_>,
+        scan_below: impl FnOnce(&mut Visit<'_>) -> Result<()>,
+    ) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let changes = self.changes.lock();
+        let changes = &changes.0;
+        let written = changes.points.range::<[u8], _>((range.from, range.to));
+        let written: Box<dyn Iterator<Item = _>> =
+            if reverse { Box::new(written.rev()) } else { Box::new(written) };
+        let mut written = written.peekable();
+        let mut flow = ControlFlow::Continue(());
+        scan_below(&mut |key, value, expires_at_ms| {
+            let comes_first = |other: &[u8]| if reverse { other > key } else { other < key };
+            while flow.is_continue()
+                && let Some((other, record)) = written.next_if(|(other, _)| comes_first(other))
+            {
+                flow = self.show(other, record, visit);
+            }
+            if flow.is_break() {
+                return flow;
+            }
+            flow = match written.next_if(|(other, _)| other[..] == *key) {
+                Some((other, record)) => self.show(other, record, visit),
+                None if changes.is_cleared(key) => ControlFlow::Continue(()),
+                None => visit(key, value, expires_at_ms),
+            };
+            flow
+        })?;
+        while flow.is_continue()
+            && let Some((key, record)) = written.next()
+        {
+            flow = self.show(key, record, visit);
+        }
+        Ok(())
     }
 }
 
@@ -191,13 +235,20 @@ impl Store for Overlay {
         }
     }
 
-    fn exists(&self, key: &[u8]) -> Result<bool> {
+    fn head(&self, key: &[u8]) -> Result<Option<Head>> {
         let changes = self.changes.lock();
         match changes.0.points.get(key) {
-            Some(written) => Ok(written.as_ref().is_some_and(|written| self.is_live(written))),
-            None if changes.0.is_cleared(key) => Ok(false),
-            None => self.below.exists(key),
+            Some(written) => {
+                let written = written.as_ref().filter(|written| self.is_live(written));
+                Ok(written.map(|written| Head { expires_at_ms: written.expires_at_ms }))
+            }
+            None if changes.0.is_cleared(key) => Ok(None),
+            None => self.below.head(key),
         }
+    }
+
+    fn which_exist(&self, keys: &[&[u8]]) -> Result<Vec<bool>> {
+        keys.iter().map(|key| self.exists(key)).collect()
     }
 
     fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
@@ -259,39 +310,18 @@ impl Store for Overlay {
     }
 
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        let changes = self.changes.lock();
-        let changes = &changes.0;
-        let written = changes.points.range::<[u8], _>((range.from, range.to));
-        let written: Box<dyn Iterator<Item = _>> =
-            if reverse { Box::new(written.rev()) } else { Box::new(written) };
-        let mut written = written.peekable();
-        let mut flow = ControlFlow::Continue(());
-        self.below.scan(range, reverse, &mut |key, value, expires_at_ms| {
-            let comes_first = |other: &[u8]| if reverse { other > key } else { other < key };
-            while flow.is_continue()
-                && let Some((other, record)) = written.next_if(|(other, _)| comes_first(other))
-            {
-                flow = self.show(other, record, visit);
-            }
-            if flow.is_break() {
-                return flow;
-            }
-            flow = match written.next_if(|(other, _)| other[..] == *key) {
-                Some((other, record)) => self.show(other, record, visit),
-                None if changes.is_cleared(key) => ControlFlow::Continue(()),
-                None => visit(key, value, expires_at_ms),
-            };
-            flow
-        })?;
-        while flow.is_continue()
-            && let Some((key, record)) = written.next()
-        {
-            flow = self.show(key, record, visit);
-        }
-        Ok(())
+        self.merge(range, reverse, visit, |each| self.below.scan(range, reverse, each))
+    }
+
+    fn scan_keys(
+        &self,
+        range: KeyRange<'_>,
+        reverse: bool,
+        visit: &mut VisitKey<'_>,
+    ) -> Result<()> {
+        self.merge(range, reverse, &mut |key, _, _| visit(key), |each| {
+            self.below.scan_keys(range, reverse, &mut |key| each(key, b"", None))
+        })
     }
 
     fn approximate_count(&self) -> Result<u64> {

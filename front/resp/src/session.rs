@@ -13,7 +13,7 @@ use crate::locks::KeyGuard;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
-use crate::store::{Change, Entry, Left, Op, Store};
+use crate::store::{Change, Entry, Head, Left, Op, Store};
 use crate::transaction::Transaction;
 
 /// Whether replies are sent (CLIENT REPLY).
@@ -327,6 +327,13 @@ impl Session {
         let entry = self.store.get(key)?;
         self.count_read(entry.is_some());
         Ok(entry)
+    }
+
+    /// The record at `key` without its value, counted as a hit or a miss.
+    pub(crate) fn head(&self, key: &[u8]) -> Result<Option<Head>, Refusal> {
+        let head = self.store.head(key)?;
+        self.count_read(head.is_some());
+        Ok(head)
     }
 
     /// Whether there is a record at `key`, counted as a hit or a miss.

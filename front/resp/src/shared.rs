@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::clients::Clients;
-use crate::cursors::Cursors;
 use crate::locks::KeyLocks;
 use crate::log_limit::LogLimit;
 use crate::options::ServerOptions;
+use crate::prefixes::{MemoryPrefixes, PrefixTable};
 use crate::store::Store;
 use crate::watches::Watches;
 
@@ -44,7 +44,8 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) options: ServerOptions,
     pub(crate) locks: KeyLocks,
-    pub(crate) cursors: Cursors,
+    /// What SCAN cursors refer to, of a store that has no table for it.
+    memory_prefixes: MemoryPrefixes,
     pub(crate) clients: Clients,
     pub(crate) watches: Arc<Watches>,
     pub(crate) stats: Counters<STATS>,
@@ -73,7 +74,7 @@ impl Shared {
             store,
             options,
             locks,
-            cursors: Cursors::new(random.u64(..)),
+            memory_prefixes: MemoryPrefixes::default(),
             clients: Clients::default(),
             watches: Arc::default(),
             stats: Counters::default(),
@@ -88,6 +89,11 @@ impl Shared {
             denied_log: LogLimit::new(ABUSE_LOG_NS),
             handshake_log: LogLimit::new(ABUSE_LOG_NS),
         }
+    }
+
+    /// What SCAN cursors refer to.
+    pub(crate) fn prefixes(&self) -> &dyn PrefixTable {
+        self.store.scan_prefixes().unwrap_or(&self.memory_prefixes)
     }
 
     pub(crate) fn now_ms(&self) -> u64 {

@@ -24,6 +24,8 @@ use std::ops::{Bound, ControlFlow};
 use archipelago_base::{Error, Result};
 pub use archipelago_engine::pinned::PinnedSlice;
 
+use crate::prefixes::PrefixTable;
+
 /// Largest key in bytes; the server passes longer ones on, for the store's error.
 pub const KEY_BYTES_MAX: usize = 64 << 10;
 
@@ -35,6 +37,13 @@ pub const VALUE_BYTES_MAX: usize = 1 << 30;
 pub struct Entry {
     /// The value, possibly pinned in the store's cache.
     pub value: PinnedSlice,
+    /// When the record expires, in milliseconds since the Unix epoch; `None` for never.
+    pub expires_at_ms: Option<u64>,
+}
+
+/// What is known of a record without its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
     /// When the record expires, in milliseconds since the Unix epoch; `None` for never.
     pub expires_at_ms: Option<u64>,
 }
@@ -120,14 +129,28 @@ pub type Decide<'a, 'c> = dyn FnMut(Option<&Entry>) -> Change<'c> + 'a;
 /// Takes one record of a scan: key, value, expiry. `Break` ends the scan.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8], Option<u64>) -> ControlFlow<()> + 'a;
 
+/// Takes one key of a scan that wants no values. `Break` ends the scan.
+pub type VisitKey<'a> = dyn FnMut(&[u8]) -> ControlFlow<()> + 'a;
+
 /// One keyspace; see the module for what it promises.
 pub trait Store: Send + Sync + 'static {
     /// The record at `key`.
     fn get(&self, key: &[u8]) -> Result<Option<Entry>>;
 
-    /// Whether there is a record at `key`; cheaper than [`Store::get`] where the value is large.
+    /// The record at `key` without its value; cheaper than [`Store::get`] where the value is large.
+    fn head(&self, key: &[u8]) -> Result<Option<Head>> {
+        let head = |entry: Entry| Head { expires_at_ms: entry.expires_at_ms };
+        Ok(self.get(key)?.map(head))
+    }
+
+    /// Whether there is a record at `key`; as cheap as [`Store::head`].
     fn exists(&self, key: &[u8]) -> Result<bool> {
-        Ok(self.get(key)?.is_some())
+        Ok(self.head(key)?.is_some())
+    }
+
+    /// Which of `keys` have a record, in their order, all as of one moment.
+    fn which_exist(&self, keys: &[&[u8]]) -> Result<Vec<bool>> {
+        Ok(self.multi_get(keys)?.iter().map(Option::is_some).collect())
     }
 
     /// The values of `keys`, in their order, all as of one moment.
@@ -177,8 +200,8 @@ pub trait Store: Send + Sync + 'static {
         let there: Vec<Op<'_>> = match keys {
             [key] => self.exists(key)?.then_some(Op::Delete { key }).into_iter().collect(),
             _ => {
-                let values = self.multi_get(keys)?;
-                let there = keys.iter().zip(&values).filter(|(_, value)| value.is_some());
+                let exist = self.which_exist(keys)?;
+                let there = keys.iter().zip(&exist).filter(|(_, exists)| **exists);
                 there.map(|(key, _)| Op::Delete { key }).collect()
             }
         };
@@ -202,6 +225,23 @@ pub trait Store: Send + Sync + 'static {
 
     /// Shows the records of `range` in key order, or from its end with `reverse`.
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()>;
+
+    /// Shows the keys of `range` in key order, or from its end with `reverse`. Cheaper than
+    /// [`Store::scan`] where values are large.
+    fn scan_keys(
+        &self,
+        range: KeyRange<'_>,
+        reverse: bool,
+        visit: &mut VisitKey<'_>,
+    ) -> Result<()> {
+        self.scan(range, reverse, &mut |key, _, _| visit(key))
+    }
+
+    /// The prefixes of keys that SCAN cursors refer to. `None`: the store has no table for them and
+    /// its data does not survive a restart, so the server keeps one in memory.
+    fn scan_prefixes(&self) -> Option<&dyn PrefixTable> {
+        None
+    }
 
     /// About how many keys there are; exact only where that is cheap. May take milliseconds.
     fn approximate_count(&self) -> Result<u64>;

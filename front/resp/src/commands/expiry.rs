@@ -154,9 +154,9 @@ fn show(
     reply: &mut Reply,
     figure: impl Fn(u64, u64) -> u64,
 ) -> Handled {
-    let value = match session.read(args.get(1))? {
+    let value = match session.head(args.get(1))? {
         None => -2,
-        Some(entry) => match entry.expires_at_ms {
+        Some(head) => match head.expires_at_ms {
             None => -1,
             Some(at_ms) => figure(at_ms, session.shared.now_ms()) as i64,
         },

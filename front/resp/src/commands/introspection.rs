@@ -3,7 +3,7 @@
 use super::connection::unknown_subcommand;
 use super::{COMMANDS, Command, find, flag};
 use crate::args::Args;
-use crate::glob;
+use crate::glob::Pattern;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
@@ -85,7 +85,8 @@ fn list(args: Args<'_>, reply: &mut Reply) -> Handled {
         2 => COMMANDS.iter().collect(),
         5 if args.is(2, "filterby") && args.is(3, "pattern") => {
             let pattern = args.get(4).to_ascii_lowercase();
-            let fits = |command: &&Command| glob::matches(&pattern, command.name.as_bytes());
+            let pattern = Pattern::new(&pattern)?;
+            let fits = |command: &&Command| pattern.matches(command.name.as_bytes());
             COMMANDS.iter().filter(fits).collect()
         }
         5 if args.is(2, "filterby") && (args.is(3, "module") || args.is(3, "aclcat")) => Vec::new(),

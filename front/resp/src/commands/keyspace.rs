@@ -28,9 +28,9 @@ pub(super) fn exists(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         return Ok(());
     }
     let keys: Vec<&[u8]> = args.from(1).collect();
-    let values = session.store().multi_get(&keys)?;
-    values.iter().for_each(|value| session.count_read(value.is_some()));
-    reply.count(values.iter().flatten().count());
+    let exist = session.store().which_exist(&keys)?;
+    exist.iter().for_each(|exists| session.count_read(*exists));
+    reply.count(exist.iter().filter(|exists| **exists).count());
     Ok(())
 }
 

@@ -1,19 +1,26 @@
 //! SCAN and KEYS: all keys, piece by piece or at once.
 //!
-//! Keys come in order and a step starts behind the last key of the one before, so a key that was
-//! there during the whole iteration is returned, exactly once, however many others come and go. A
-//! pattern with a literal start keeps the scan within that start's range.
+//! Keys come in order and a step starts behind the last key of the step before it. Therefore a key
+//! that exists during the whole iteration is returned exactly once, whatever other clients write
+//! ([`crate::cursors`] says how a cursor names a place between two keys). A pattern with a literal
+//! start keeps the scan within that start's range. Both commands run off the runtime's workers.
 
 use std::ops::{Bound, ControlFlow};
 
+use archipelago_base::Error;
+
 use super::strings::check_reply_size;
 use crate::args::Args;
-use crate::glob;
+use crate::cursors::{Next, Position, StepEnd};
+use crate::glob::{self, Pattern};
 use crate::numbers::format_i64;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
-use crate::session::{INLINE_KEYS_MAX, Session};
+use crate::session::Session;
 use crate::store::KeyRange;
+
+/// Bytes of keys after which a step ends, whatever COUNT says.
+const STEP_BYTES_MAX: usize = 1 << 20;
 
 /// Records that a step of SCAN looks at without COUNT.
 const COUNT_DEFAULT: usize = 10;
@@ -23,18 +30,21 @@ const COUNT_MAX: i64 = 1 << 20;
 
 struct ScanOptions<'a> {
     pattern: Option<&'a [u8]>,
+    compiled: Option<Pattern>,
     count: usize,
     /// TYPE asks for something else than strings.
     nothing_fits: bool,
 }
 
 fn scan_options(args: Args<'_>) -> Result<ScanOptions<'_>, Refusal> {
-    let mut options = ScanOptions { pattern: None, count: COUNT_DEFAULT, nothing_fits: false };
+    let mut options =
+        ScanOptions { pattern: None, compiled: None, count: COUNT_DEFAULT, nothing_fits: false };
     let mut at = 2;
     while at < args.len() {
         let Some(value) = args.try_get(at + 1) else { return Err(Refusal::SYNTAX) };
         if args.is(at, "match") {
             options.pattern = Some(value);
+            options.compiled = Some(Pattern::new(value)?);
         } else if args.is(at, "count") {
             match args.integer(at + 1)? {
                 ..=0 => return Err(Refusal::SYNTAX),
@@ -59,47 +69,67 @@ fn parse_cursor(bytes: &[u8]) -> Result<u64, Refusal> {
 pub(super) fn scan(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let cursor = parse_cursor(args.get(1))?;
     let options = scan_options(args)?;
-    let behind = match cursor {
-        0 => None,
-        _ => Some(session.shared.cursors.follow(cursor).ok_or_else(|| {
+    let from = match cursor {
+        0 => Vec::new(),
+        _ => start_of(session, cursor)?.ok_or_else(|| {
             Refusal::said(format!(
-                "ERR the server does not know cursor {cursor}, or has forgotten it: \
-                 start again with SCAN 0"
+                "ERR SCAN has given out no cursor {cursor} for these data: start again with SCAN 0"
             ))
-        })?),
+        })?,
     };
-    let mut step = || scan_step(session, &options, behind.as_deref(), reply);
-    if options.count > INLINE_KEYS_MAX { tokio::task::block_in_place(step) } else { step() }
+    scan_step(session, &options, &from, reply)
 }
+
+/// The key that a cursor's step starts at; `None` if no step gave out the cursor.
+fn start_of(session: &Session, cursor: u64) -> Result<Option<Vec<u8>>, Refusal> {
+    match Position::decode(cursor) {
+        Some(position) => Ok(position.key(session.shared.prefixes())?),
+        None => Ok(None),
+    }
+}
+
+/// How much a step has returned: bytes of the scratch reply, and keys.
+type Returned = (usize, usize);
 
 fn scan_step(
     session: &Session,
     options: &ScanOptions<'_>,
-    behind: Option<&[u8]>,
+    from: &[u8],
     reply: &mut Reply,
 ) -> Handled {
     let prefix = options.pattern.map(glob::literal_prefix).unwrap_or_default();
     let end = glob::prefix_end(&prefix);
-    let from = match behind {
-        Some(key) if key >= &prefix[..] => Bound::Excluded(key),
-        _ => Bound::Included(&prefix[..]),
-    };
+    let from = Bound::Included(from.max(&prefix[..]));
     let range = KeyRange { from, to: end.as_deref().map_or(Bound::Unbounded, Bound::Excluded) };
-    let (mut found, mut keys) = (reply.scratch(), 0);
-    let (mut seen, mut last) = (0, None);
-    session.store().scan(range, false, &mut |key, _, _| {
+    let (mut found, mut keys, mut seen) = (reply.scratch(), 0, 0);
+    let mut step_end = StepEnd::new(session.shared.prefixes());
+    let mut ended: Result<Option<(Returned, Position)>, Error> = Ok(None);
+    session.store().scan_keys(range, false, &mut |key| {
+        let returned = (found.len(), keys);
+        if seen >= options.count || returned.0 >= STEP_BYTES_MAX {
+            match step_end.before(key, returned) {
+                Ok(Next::Take) => {}
+                Ok(Next::EndHere(position)) => ended = Ok(Some((returned, position))),
+                Ok(Next::EndAt(earlier, position)) => ended = Ok(Some((earlier, position))),
+                Err(error) => ended = Err(error),
+            }
+            if !matches!(ended, Ok(None)) {
+                return ControlFlow::Break(());
+            }
+        }
         seen += 1;
-        if !options.nothing_fits && options.pattern.is_none_or(|p| glob::matches(p, key)) {
+        step_end.take(key);
+        if !options.nothing_fits && options.compiled.as_ref().is_none_or(|p| p.matches(key)) {
             found.bulk(key);
             keys += 1;
         }
-        if seen < options.count {
-            return ControlFlow::Continue(());
-        }
-        last = Some(key.to_vec());
-        ControlFlow::Break(())
+        ControlFlow::Continue(())
     })?;
-    let next = last.map_or(0, |key| session.shared.cursors.remember(&key));
+    let mut next = 0;
+    if let Some(((bytes, count), position)) = ended?.or_else(|| step_end.without_next()) {
+        (next, keys) = (position.encode(), count);
+        found.truncate(bytes);
+    }
     reply.array(2);
     reply.bulk(format_i64(next as i64, &mut [0; 20]));
     reply.array(keys);
@@ -109,16 +139,16 @@ fn scan_step(
 
 /// `KEYS pattern`.
 pub(super) fn keys(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let pattern = args.get(1);
-    let prefix = glob::literal_prefix(pattern);
+    let pattern = Pattern::new(args.get(1))?;
+    let prefix = glob::literal_prefix(args.get(1));
     let end = glob::prefix_end(&prefix);
     let range = KeyRange {
         from: Bound::Included(&prefix),
         to: end.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
     };
     let (mut found, mut keys, mut checked) = (reply.scratch(), 0, Ok(()));
-    session.store().scan(range, false, &mut |key, _, _| {
-        if glob::matches(pattern, key) {
+    session.store().scan_keys(range, false, &mut |key| {
+        if pattern.matches(key) {
             found.bulk(key);
             keys += 1;
             checked = check_reply_size(session, found.len(), "use SCAN");

@@ -2,7 +2,7 @@
 
 use super::connection::unknown_subcommand;
 use crate::args::Args;
-use crate::glob;
+use crate::glob::Pattern;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
@@ -89,9 +89,16 @@ pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         if args.len() < 3 {
             return Err(Refusal::arity("config|get"));
         }
-        let patterns: Vec<Vec<u8>> = args.from(2).map(<[u8]>::to_ascii_lowercase).collect();
         let mut shown = settings(session);
-        shown.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes())));
+        let mut is_asked_for = vec![false; shown.len()];
+        for pattern in args.from(2) {
+            let pattern = Pattern::new(&pattern.to_ascii_lowercase())?;
+            for ((name, _), asked) in shown.iter().zip(&mut is_asked_for) {
+                *asked |= pattern.matches(name.as_bytes());
+            }
+        }
+        let mut asked = is_asked_for.into_iter();
+        shown.retain(|_| asked.next().unwrap_or(false));
         reply.map(shown.len());
         for (name, value) in shown {
             reply.bulk(name.as_bytes());

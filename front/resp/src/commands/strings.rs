@@ -57,7 +57,7 @@ pub(super) fn msetnx(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     session.store().joint_writes()?;
     let keys: Vec<&[u8]> = args.from(1).step_by(2).collect();
     let _guard = session.lock_many(keys.iter().copied());
-    let free = session.store().multi_get(&keys)?.iter().all(Option::is_none);
+    let free = !session.store().which_exist(&keys)?.contains(&true);
     if free {
         session.write(&ops)?;
     }

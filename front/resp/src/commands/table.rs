@@ -76,7 +76,7 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("rename", 3, WRITE, (1, 2, 1), keyspace::rename, GENERIC, "Moves a value to another key."),
     command("renamenx", 3, WRITE | FAST, (1, 2, 1), keyspace::renamenx, GENERIC, "Moves a value to a key that is not there."),
     command("keys", 2, READONLY | LONG, NONE, scan::keys, GENERIC, "Every key that fits a pattern."),
-    command("scan", -2, READONLY, NONE, scan::scan, GENERIC, "Some keys, and a cursor to go on with."),
+    command("scan", -2, READONLY | LONG, NONE, scan::scan, GENERIC, "Some keys, and a cursor to go on with."),
     command("expire", -3, WRITE | FAST, ONE, expiry::expire, GENERIC, "Sets the expiry of a key in seconds from now."),
     command("pexpire", -3, WRITE | FAST, ONE, expiry::pexpire, GENERIC, "Sets the expiry of a key in milliseconds from now."),
     command("expireat", -3, WRITE | FAST, ONE, expiry::expireat, GENERIC, "Sets the expiry of a key to a Unix time in seconds."),

@@ -16,6 +16,9 @@
 //! are judged by the table's metadata alone: deletes and expired records by their number, older
 //! versions as live.
 //!
+//! The same samples tell how many of the live keys expire, and the mean time that these have left.
+//! Their number has the same error as the number of keys; the mean is that of the sample.
+//!
 //! Cost: no value is read but those that share a block with a sampled key; at most [`BLOCKS`]
 //! blocks and one for each of at most [`TABLES_MAX`] tables, through the block cache, and some
 //! thousand searches in memory. Whether a newer table has a key is asked of its
@@ -69,9 +72,49 @@ struct Census<'a> {
     total: u64,
 }
 
+/// An estimate of the live keys of a column family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyEstimate {
+    /// How many there are.
+    pub keys: u64,
+    /// How many of them expire.
+    pub expiring: u64,
+    /// Milliseconds that those have left on average; 0 if there are none.
+    pub mean_ttl_ms: u64,
+}
+
+/// Live keys of a sample, or of what it stands for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Live {
+    keys: f64,
+    expiring: f64,
+    /// Sum of the milliseconds that the expiring ones have left.
+    ttl_ms: f64,
+}
+
+impl Live {
+    /// So many keys that do not expire.
+    fn lasting(keys: f64) -> Self {
+        Self { keys, ..Self::default() }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            keys: self.keys + other.keys,
+            expiring: self.expiring + other.expiring,
+            ttl_ms: self.ttl_ms + other.ttl_ms,
+        }
+    }
+
+    fn times(self, factor: f64) -> Self {
+        let Self { keys, expiring, ttl_ms } = self;
+        Self { keys: keys * factor, expiring: expiring * factor, ttl_ms: ttl_ms * factor }
+    }
+}
+
 impl DbInner {
     /// See the module.
-    pub(crate) fn count_keys(&self, family: &Family) -> u64 {
+    pub(crate) fn count_keys(&self, family: &Family) -> KeyEstimate {
         let picture = family.current.load_full();
         let shards = shards(&picture).map(|(_, shard)| shard.entries()).sum::<u64>();
         let tables = picture.version.files().map(|(_, file)| keys_of(file)).sum::<u64>();
@@ -83,9 +126,13 @@ impl DbInner {
             total: shards + tables,
             picture,
         };
-        let in_memory: f64 =
-            shards_of(&census).map(|(at, shard)| census.live_of_shard(at, &shard)).sum();
-        (in_memory + census.live_of_tables()).round() as u64
+        let in_memory = shards_of(&census).map(|(at, shard)| census.live_of_shard(at, &shard));
+        let live = in_memory.fold(census.live_of_tables(), Live::plus);
+        KeyEstimate {
+            keys: live.keys.round() as u64,
+            expiring: live.expiring.round() as u64,
+            mean_ttl_ms: (live.ttl_ms / live.expiring.max(f64::MIN_POSITIVE)).round() as u64,
+        }
     }
 }
 
@@ -106,36 +153,41 @@ fn keys_of(file: &FileMeta) -> u64 {
 }
 
 impl Census<'_> {
-    fn live_of_shard(&self, at: usize, shard: &Arc<Shard>) -> f64 {
+    fn live_of_shard(&self, at: usize, shard: &Arc<Shard>) -> Live {
         let entries = shard.entries();
         if entries == 0 {
-            return 0.0;
+            return Live::default();
         }
         if self.exact {
             let mut iter = shard.iter();
             let mut last: Option<Vec<u8>> = None;
-            let mut live = 0u32;
+            let mut live = Live::default();
             crate::iter::InternalIterator::seek_to_first(&mut iter);
             while crate::iter::InternalIterator::valid(&iter) {
                 let key = crate::key::user_key(crate::iter::InternalIterator::key(&iter));
                 if last.as_deref() != Some(key) {
-                    live += u32::from(self.weight_in_shard(at, shard, key) > 0.0);
+                    let (one, _) = self.live_in_shard(at, shard, key);
+                    live = live.plus(one);
                     last = Some(key.to_vec());
                 }
                 crate::iter::InternalIterator::advance(&mut iter);
             }
-            return f64::from(live);
+            return live;
         }
         // Keys at even distances by records: each stands for as many records, of which one in as
         // many as it has versions is its newest. A key with very many fills several distances.
         let parts = KEYS_OF_SHARD.min(entries as usize).max(2);
         let keys = shard.split_keys(parts);
-        let live: f64 = keys.iter().map(|key| self.weight_in_shard(at, shard, key)).sum();
-        live / (parts - 1) as f64 * entries as f64
+        let weighted = keys.iter().map(|key| {
+            let (live, versions) = self.live_in_shard(at, shard, key);
+            live.times(1.0 / f64::from(versions.max(1)))
+        });
+        let live = weighted.fold(Live::default(), Live::plus);
+        live.times(entries as f64 / (parts - 1) as f64)
     }
 
-    /// One over the number of versions of `key` in the shard; 0 if the newest is not live there.
-    fn weight_in_shard(&self, at: usize, shard: &Shard, key: &[u8]) -> f64 {
+    /// The key, if its newest record is live in the shard, and how many versions it has there.
+    fn live_in_shard(&self, at: usize, shard: &Shard, key: &[u8]) -> (Live, u32) {
         let lookup = Lookup::new(key, self.visible);
         let mut versions = 0u32;
         let mut newest: Option<(SeqNo, Kind, Option<u64>)> = None;
@@ -148,11 +200,22 @@ impl Census<'_> {
             });
             ControlFlow::Continue(())
         });
-        let Some((seq, kind, expiry)) = newest else { return 0.0 };
+        let Some((seq, kind, expiry)) = newest else { return (Live::default(), versions) };
         let record = SampledKey { key: key.to_vec(), seq, kind, expiry };
-        match self.is_live(&record) && !self.is_hidden(&record, Origin::Memtable(at)) {
-            true => 1.0 / f64::from(versions),
-            false => 0.0,
+        (self.live_of(&record, Origin::Memtable(at)), versions)
+    }
+
+    /// The key of a record in `origin`, if it is live there.
+    fn live_of(&self, record: &SampledKey, origin: Origin) -> Live {
+        if !self.is_live(record) || self.is_hidden(record, origin) {
+            return Live::default();
+        }
+        match record.expiry.filter(|_| record.kind == Kind::PutExpiring) {
+            None => Live::lasting(1.0),
+            Some(at_ms) => {
+                let ttl_ms = at_ms.saturating_sub(self.now_ms) as f64;
+                Live { keys: 1.0, expiring: 1.0, ttl_ms }
+            }
         }
     }
 
@@ -246,26 +309,27 @@ impl Census<'_> {
         }
     }
 
-    fn live_of_tables(&self) -> f64 {
+    fn live_of_tables(&self) -> Live {
         let version = Arc::clone(&self.picture.version);
         let files: Vec<(usize, &Arc<LiveFile>)> =
             version.files().filter(|(_, file)| keys_of(file) > 0).collect();
         let step = files.len().div_ceil(TABLES_MAX).max(1);
-        let (mut live, mut share, mut share_of) = (0.0, 1.0, usize::MAX);
+        let (mut live, mut share, mut share_of) =
+            (Live::default(), Live::lasting(1.0), usize::MAX);
         for (at, (level, file)) in files.into_iter().enumerate() {
             if at % step == 0 || level != share_of {
                 (share, share_of) = (self.live_share(level, file), level);
             }
-            live += keys_of(file) as f64 * share;
+            live = live.plus(share.times(keys_of(file) as f64));
         }
         live
     }
 
-    /// Share of the table's keys that are live there.
-    fn live_share(&self, level: usize, file: &Arc<LiveFile>) -> f64 {
+    /// Shares of the table's keys: of those that are live there, and of those that expire.
+    fn live_share(&self, level: usize, file: &Arc<LiveFile>) -> Live {
         let is_plain = file.deletions == 0 && file.content.expiring == 0;
         if is_plain && file.range_deletions == 0 && !self.has_newer(level, file) {
-            return 1.0;
+            return Live::lasting(1.0);
         }
         let (blocks, keys) = match self.exact {
             true => (usize::MAX, usize::MAX),
@@ -276,20 +340,19 @@ impl Census<'_> {
         };
         let table = self.inner.tables.get(file);
         let sampled = table.and_then(|table| table.sample(blocks, keys));
-        let (mut live, mut all) = (0.0, 0.0);
+        let (mut live, mut all) = (Live::default(), 0.0);
         for SampledBlock { keys, sampled } in sampled.unwrap_or_default() {
-            let shown = |record: &&SampledKey| {
-                self.is_live(record) && !self.is_hidden(record, Origin::Table(file.no))
-            };
-            let share = sampled.iter().filter(shown).count() as f64 / sampled.len().max(1) as f64;
-            live += share * keys as f64;
+            let origin = Origin::Table(file.no);
+            let of_sample = sampled.iter().map(|record| self.live_of(record, origin));
+            let of_sample = of_sample.fold(Live::default(), Live::plus);
+            live = live.plus(of_sample.times(keys as f64 / sampled.len().max(1) as f64));
             all += keys as f64;
         }
-        if all > 0.0 { live / all } else { self.share_by_metadata(file) }
+        if all > 0.0 { live.times(1.0 / all) } else { self.share_by_metadata(file) }
     }
 
     /// Where no block may be read.
-    fn share_by_metadata(&self, file: &LiveFile) -> f64 {
+    fn share_by_metadata(&self, file: &LiveFile) -> Live {
         let expired = file.content.expiring * file.content.expired_quarters(self.now_ms) / 4;
         let edge = |key: &[u8]| SampledKey {
             key: key.to_vec(),
@@ -302,7 +365,14 @@ impl Census<'_> {
         let hidden = edges.iter().filter(|key| self.is_hidden(&edge(key), origin)).count();
         let keys = keys_of(file);
         let left = keys.saturating_sub(file.deletions).saturating_sub(expired);
-        left as f64 / keys.max(1) as f64 * (2 - hidden) as f64 / 2.0
+        let expiring = file.content.expiring.saturating_sub(expired).min(left);
+        let middle = file.content.expiry_ms[2].max(self.now_ms);
+        let left = Live {
+            keys: left as f64,
+            expiring: expiring as f64,
+            ttl_ms: expiring as f64 * (middle - self.now_ms) as f64,
+        };
+        left.times((2 - hidden) as f64 / 2.0 / keys.max(1) as f64)
     }
 
     /// Whether a memtable or a newer table may say something about a key of the table.

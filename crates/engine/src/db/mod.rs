@@ -51,6 +51,7 @@ use archipelago_env::local::LocalFs;
 pub use buckets::BucketInfo;
 pub(crate) use checkpoint::copy as copy_file;
 pub use compact_range::{CompactRangeOptions, LastLevel, OnProgress};
+pub use counting::KeyEstimate;
 pub use family::ColumnFamily;
 pub use ingest::IngestOptions;
 pub use open::{Components, FaultPoint};

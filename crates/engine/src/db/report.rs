@@ -9,7 +9,7 @@ use archipelago_base::budget::MemoryClass;
 use crate::cache::{BlockKind, CacheStats};
 use crate::db::buckets::BucketInfo;
 use crate::db::rebalancing::BucketChange;
-use crate::db::{ColumnFamily, Db};
+use crate::db::{ColumnFamily, Db, KeyEstimate};
 use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
 
@@ -169,6 +169,13 @@ impl Db {
     /// small blocks.
     #[must_use]
     pub fn estimate_keys(&self, cf: &ColumnFamily) -> u64 {
+        self.inner.count_keys(&cf.family).keys
+    }
+
+    /// [`Db::estimate_keys`], with how many of the keys expire and the mean time that those have
+    /// left. The number of expiring keys has the same error as that of all keys.
+    #[must_use]
+    pub fn estimate_key_counts(&self, cf: &ColumnFamily) -> KeyEstimate {
         self.inner.count_keys(&cf.family)
     }
 

@@ -138,6 +138,33 @@ fn expired_keys_are_not_counted() {
 }
 
 #[test]
+fn expiring_keys_and_their_time_left_are_estimated() {
+    for (keys, error) in [(1_000, 0), (50_000, 5_000)] {
+        let bench = Bench::new();
+        bench.put(0..keys);
+        bench.put_expiring(0..keys / 4);
+        bench.put(0..keys / 8);
+        bench.clock.advance(Duration::from_millis(2_000));
+        let cf = bench.db.default_family();
+        let check = |when: &str| {
+            let estimate = bench.db.estimate_key_counts(cf);
+            assert!(estimate.keys.abs_diff(keys.into()) <= error, "{when}: {estimate:?}");
+            let expiring = u64::from(keys / 8);
+            assert!(estimate.expiring.abs_diff(expiring) <= error, "{when}: {estimate:?}");
+            assert_eq!(estimate.mean_ttl_ms, EXPIRY_MS - 3_000, "{when}");
+        };
+        check("as written");
+        bench.db.flush(cf).unwrap();
+        check("flushed");
+        bench.db.compact_range(cf, &KeyRange::all()).unwrap();
+        check("compacted");
+        bench.expire();
+        let left = bench.db.estimate_key_counts(cf);
+        assert_eq!((left.expiring, left.mean_ttl_ms), (0, 0));
+    }
+}
+
+#[test]
 fn mixtures_are_counted_within_the_stated_error() {
     let bench = Bench::new();
     bench.put(0..30_000);

@@ -73,6 +73,8 @@ tickers! {
     CompactionBytesWritten = "compaction.bytes.written",
     /// Records that compactions and flushes dropped.
     RecordsDropped = "records.dropped",
+    /// Expired records among them, and those of tables that were removed because all had expired.
+    RecordsExpired = "records.expired",
     /// Background jobs that failed.
     BackgroundErrors = "background.errors",
     /// Background jobs that failed because an extension panicked.

@@ -22,6 +22,40 @@ pub fn memory_bytes() -> Option<u64> {
     machine.into_iter().chain(v2).chain(v1).min()
 }
 
+/// What this process has used so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessUsage {
+    /// Bytes of memory that it has resident.
+    pub resident_bytes: u64,
+    /// Microseconds of processor time in its own code.
+    pub user_us: u64,
+    /// Microseconds of processor time in the kernel.
+    pub system_us: u64,
+}
+
+/// What this process has used so far; `None` where the kernel does not tell.
+#[must_use]
+pub fn process_usage() -> Option<ProcessUsage> {
+    let statm = read("/proc/self/statm")?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    let (user, system) = ticks_of(&read("/proc/self/stat")?)?;
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    let micros = |ticks: u64| ticks.saturating_mul(1_000_000) / per_second;
+    Some(ProcessUsage {
+        resident_bytes: pages * rustix::param::page_size() as u64,
+        user_us: micros(user),
+        system_us: micros(system),
+    })
+}
+
+/// Ticks of user and system time in a line of `/proc/PID/stat`.
+fn ticks_of(stat: &str) -> Option<(u64, u64)> {
+    // The name of the program is in parentheses and may hold anything.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut fields = fields.split(' ').skip(11);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+}
+
 #[expect(clippy::disallowed_methods, reason = "the kernel's own files, not the store's")]
 fn read(path: impl AsRef<Path>) -> Option<String> {
     String::from_utf8(std::fs::read(path).ok()?).ok()
@@ -43,6 +77,13 @@ fn total_of(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn process_has_used_something() {
+        let line = "7 (a ) b) S 1 1 1 0 -1 4 5 6 7 8 31 42 0 0 20";
+        assert_eq!(ticks_of(line), Some((31, 42)));
+        assert!(process_usage().is_some_and(|usage| usage.resident_bytes > 100_000));
+    }
 
     #[test]
     fn the_machine_has_memory() {

@@ -10,11 +10,14 @@ use std::ops::{Bound, ControlFlow};
 use archipelago_base::Result;
 use archipelago_engine::db::{ColumnFamily, Db, Iter, ReadOptions};
 use archipelago_engine::options::WriteOptions;
+use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
 
 use crate::engine_prefixes::EnginePrefixes;
 use crate::prefixes::PrefixTable;
-use crate::store::{Entry, Head, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit, VisitKey};
+use crate::store::{
+    Entry, Head, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit, VisitKey,
+};
 
 /// Fewer keys are counted one by one (a few milliseconds at most): people expect small counts to
 /// be exact, and none after FLUSHDB. The engine's estimate is within 10 % of the number of
@@ -248,6 +251,17 @@ impl Store for EngineStore {
             return Ok(count);
         }
         Ok(self.db.estimate_keys(&self.family).max(count))
+    }
+
+    fn keyspace(&self) -> Result<Keyspace> {
+        let keys = self.approximate_count()?;
+        let estimate = self.db.estimate_key_counts(&self.family);
+        let expiring = estimate.expiring.min(keys);
+        Ok(Keyspace { keys, expiring, mean_ttl_ms: estimate.mean_ttl_ms })
+    }
+
+    fn expired_keys(&self) -> u64 {
+        self.db.statistics().get(Ticker::RecordsExpired)
     }
 
     fn info(&self) -> String {

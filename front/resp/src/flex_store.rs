@@ -16,7 +16,9 @@ use archipelago_base::{Error, Result};
 use archipelago_compute::flex::{FlexNode, KeyWrite, Set};
 use archipelago_flex::Value;
 
-use crate::store::{Change, Decide, Entry, KeyRange, Left, Op, PinnedSlice, Store, Visit};
+use crate::store::{
+    Change, Decide, Entry, KeyRange, Keyspace, Left, Op, PinnedSlice, Store, Visit,
+};
 
 /// See the module.
 #[derive(Debug)]
@@ -153,6 +155,15 @@ impl Store for FlexStore {
 
     fn approximate_count(&self) -> Result<u64> {
         Err(no_order("keys cannot be counted"))
+    }
+
+    fn keyspace(&self) -> Result<Keyspace> {
+        Err(no_order("keys cannot be counted"))
+    }
+
+    fn expired_keys(&self) -> u64 {
+        // Memory nodes remove them and do not tell.
+        0
     }
 
     fn info(&self) -> String {

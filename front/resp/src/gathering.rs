@@ -209,7 +209,7 @@ mod tests {
     use archipelago_base::{Error, Result};
 
     use super::*;
-    use crate::store::{Entry, KeyRange, PinnedSlice, Visit};
+    use crate::store::{Entry, KeyRange, Keyspace, PinnedSlice, Visit};
 
     /// Does at once what is of keys that do not begin with `w`.
     #[derive(Default)]
@@ -263,6 +263,14 @@ mod tests {
 
         fn approximate_count(&self) -> Result<u64> {
             Ok(0)
+        }
+
+        fn keyspace(&self) -> Result<Keyspace> {
+            Err(Error::unsupported("not asked for"))
+        }
+
+        fn expired_keys(&self) -> u64 {
+            0
         }
 
         fn info(&self) -> String {

@@ -21,6 +21,7 @@
 pub mod access;
 mod args;
 mod clients;
+mod command_stats;
 mod commands;
 mod connection;
 mod cursors;
@@ -44,6 +45,7 @@ pub mod request;
 pub mod server;
 mod session;
 mod shared;
+mod slowlog;
 pub mod store;
 mod tls;
 mod transaction;

@@ -14,7 +14,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, Result};
 use parking_lot::RwLock;
 
-use crate::store::{Entry, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit};
+use crate::store::{Entry, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit};
 
 struct Record {
     value: Vec<u8>,
@@ -144,6 +144,21 @@ impl Store for MemStore {
         let now_ms = self.clock.unix_ms();
         let live = |record: &&Record| record.expires_at_ms.is_none_or(|at| at > now_ms);
         Ok(self.records.read().values().filter(live).count() as u64)
+    }
+
+    fn keyspace(&self) -> Result<Keyspace> {
+        let (now_ms, records) = (self.clock.unix_ms(), self.records.read());
+        let left = records.values().filter_map(|record| record.expires_at_ms);
+        let left = left.filter(|&at_ms| at_ms > now_ms).map(|at_ms| at_ms - now_ms);
+        let (expiring, sum) = left.fold((0, 0), |(count, sum), ms| (count + 1, sum + ms));
+        drop(records);
+        let mean_ttl_ms = sum.checked_div(expiring).unwrap_or(0);
+        Ok(Keyspace { keys: self.approximate_count()?, expiring, mean_ttl_ms })
+    }
+
+    fn expired_keys(&self) -> u64 {
+        // Nothing removes them.
+        0
     }
 
     fn info(&self) -> String {

@@ -25,7 +25,9 @@ use archipelago_base::clock::Clock;
 use archipelago_base::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::store::{Entry, Head, KEY_BYTES_MAX, KeyRange, Op, PinnedSlice, Store, Visit, VisitKey};
+use crate::store::{
+    Entry, Head, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit, VisitKey,
+};
 
 /// Bytes that an entry of the overlay takes besides its key and value.
 const ENTRY_BYTES: u64 = 96;
@@ -344,6 +346,16 @@ impl Store for Overlay {
             }
         }
         Ok(count)
+    }
+
+    fn keyspace(&self) -> Result<Keyspace> {
+        let below = self.below.keyspace()?;
+        let keys = self.approximate_count()?;
+        Ok(Keyspace { keys, expiring: below.expiring.min(keys), ..below })
+    }
+
+    fn expired_keys(&self) -> u64 {
+        self.below.expired_keys()
     }
 
     fn info(&self) -> String {

@@ -13,6 +13,7 @@ use crate::locks::KeyGuard;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
+use crate::slowlog::{self, SlowCommand};
 use crate::store::{Change, Entry, Head, Left, Op, Store};
 use crate::transaction::Transaction;
 
@@ -180,17 +181,27 @@ impl Session {
         let queues = self.transaction.is_queueing();
         let done = match commands::find(args.get(0)) {
             None => Err(unknown_command(args)),
-            Some(command) if !command.takes(args.len()) => Err(Refusal::arity(command.name)),
-            Some(command) if !self.is_authenticated() && !command.has(flag::NO_AUTH) => {
-                Err(Refusal::NO_AUTH)
-            }
-            Some(command) if queues && !Transaction::runs_at_once(command) => {
-                self.transaction.queue(self, command, args, reply)
-            }
             Some(command) => {
-                // A refusal of EXEC, DISCARD and the like spoils nothing.
-                let done = self.run(command, args, reply);
-                return self.answered(done, mark, mode, reply);
+                let rejected = if !command.takes(args.len()) {
+                    Err(Refusal::arity(command.name))
+                } else if !self.is_authenticated() && !command.has(flag::NO_AUTH) {
+                    Err(Refusal::NO_AUTH)
+                } else if queues && !Transaction::runs_at_once(command) {
+                    self.transaction.queue(self, command, args, reply)
+                } else {
+                    // A refusal of EXEC, DISCARD and the like spoils nothing.
+                    let started_ns = self.now_ns();
+                    let done = self.run(command, args, reply);
+                    self.note_time(command, 1, started_ns, || slow_args(command, args));
+                    if done.is_err() {
+                        self.shared.command_stats.failed(command, 1);
+                    }
+                    return self.answered(done, mark, mode, reply);
+                };
+                if rejected.is_err() {
+                    self.shared.command_stats.rejected(command);
+                }
+                rejected
             }
         };
         if queues && done.is_err() {
@@ -199,12 +210,49 @@ impl Session {
         self.answered(done, mark, mode, reply);
     }
 
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        self.shared.options.clock.now_ns()
+    }
+
+    /// Counts `calls` of a command that began at `started_ns` and have ended now. If that is long,
+    /// the slow log keeps `args`.
+    #[inline]
+    fn note_time(
+        &self,
+        command: &'static Command,
+        calls: u64,
+        started_ns: u64,
+        args: impl FnOnce() -> Vec<Vec<u8>>,
+    ) {
+        let nanos = self.now_ns().saturating_sub(started_ns);
+        self.shared.command_stats.ran(command, calls, nanos);
+        // EXEC is not slow by itself: its commands have entries of their own.
+        if self.shared.slowlog.is_slow(nanos) && command.name != "exec" {
+            self.keep_slow(nanos, args());
+        }
+    }
+
+    #[cold]
+    fn keep_slow(&self, nanos: u64, args: Vec<Vec<u8>>) {
+        self.shared.slowlog.keep(SlowCommand {
+            id: 0,
+            at_s: self.shared.now_ms() / 1000,
+            micros: nanos / 1000,
+            args,
+            client: self.client.peer.to_string(),
+            client_name: self.client.names.lock().name.clone(),
+        });
+    }
+
     /// Ends a reply that began at `mark` while the mode was `mode`.
     fn answered(&self, done: Handled, mark: usize, mode: ReplyMode, reply: &mut Reply) {
         if let Err(refusal) = done {
             bump(&self.tally.errors, 1);
             reply.truncate(mark);
-            reply.error(&refusal.line());
+            let line = refusal.line();
+            self.shared.command_stats.told_error(&line, 1);
+            reply.error(&line);
         }
         if self.is_inside {
             // EXEC has promised a reply of each command.
@@ -235,15 +283,28 @@ impl Session {
     /// Writes plain SETs of one pipeline as one batch and answers each. All or none are written, if the store's writes are atomic;
     /// none on an error, which each of them is answered with.
     pub(crate) fn set_batch(&self, ops: &[Op<'_>], reply: &mut Reply) {
+        let started_ns = self.now_ns();
         let left = match self.shared.store.write_now(ops) {
             Left::All => (0..ops.len()).collect(),
             Left::These(left) => left,
         };
-        self.set_left(ops, &left, reply);
+        self.set_left_since(started_ns, ops, &left, reply);
     }
 
     /// The same of plain SETs of which only those of the numbers `left` are to be done.
     pub(crate) fn set_left(&self, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
+        self.set_left_since(self.now_ns(), ops, left, reply);
+    }
+
+    fn set_left_since(&self, started_ns: u64, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
+        self.write_left(ops, left, reply);
+        self.note_time(self.shared.set, ops.len() as u64, started_ns, || {
+            let Some(Op::Put { key, value, .. }) = ops.first() else { return Vec::new() };
+            batch_for_slowlog(&[b"SET", key, value], ops.len())
+        });
+    }
+
+    fn write_left(&self, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
         bump(&self.tally.commands, ops.len() as u64);
         if left.is_empty() {
             return ops.iter().for_each(|_| reply.ok());
@@ -266,7 +327,9 @@ impl Session {
         let refusal = done.err().map(Refusal::Store);
         for nth in 0..ops.len() {
             match &refusal {
-                Some(refusal) if left.contains(&nth) => self.refuse(refusal, 1, reply),
+                Some(refusal) if left.contains(&nth) => {
+                    self.refuse(self.shared.set, refusal, 1, reply);
+                }
                 _ => reply.ok(),
             }
         }
@@ -275,6 +338,7 @@ impl Session {
     /// Answers a plain GET that was read already.
     pub(crate) fn got(&self, value: Option<&[u8]>, reply: &mut Reply) {
         bump(&self.tally.commands, 1);
+        self.shared.command_stats.ran(self.shared.get, 1, 0);
         self.count_read(value.is_some());
         reply.bulk_or_null(value);
     }
@@ -290,6 +354,14 @@ impl Session {
 
     /// Reads the keys of a pipeline's plain GETs at once and answers each.
     pub(crate) fn get_batch(&self, keys: &[&[u8]], reply: &mut Reply) {
+        let started_ns = self.now_ns();
+        self.read_batch(keys, reply);
+        self.note_time(self.shared.get, keys.len() as u64, started_ns, || {
+            batch_for_slowlog(&[b"GET", keys.first().copied().unwrap_or_default()], keys.len())
+        });
+    }
+
+    fn read_batch(&self, keys: &[&[u8]], reply: &mut Reply) {
         bump(&self.tally.commands, keys.len() as u64);
         let (mark, mut hits) = (reply.len(), 0);
         let mut take = |value: Option<&[u8]>| {
@@ -310,15 +382,24 @@ impl Session {
             }
             Err(error) => {
                 reply.truncate(mark);
-                self.refuse(&Refusal::Store(error), keys.len(), reply);
+                self.refuse(self.shared.get, &Refusal::Store(error), keys.len(), reply);
             }
         }
     }
 
-    /// Answers so many commands with a refusal.
-    fn refuse(&self, refusal: &Refusal, commands: usize, reply: &mut Reply) {
-        bump(&self.tally.errors, commands as u64);
-        (0..commands).for_each(|_| reply.error(&refusal.line()));
+    /// Answers so many calls of a command with a refusal.
+    fn refuse(
+        &self,
+        command: &'static Command,
+        refusal: &Refusal,
+        calls: usize,
+        reply: &mut Reply,
+    ) {
+        bump(&self.tally.errors, calls as u64);
+        let line = refusal.line();
+        self.shared.command_stats.failed(command, calls as u64);
+        self.shared.command_stats.told_error(&line, calls as u64);
+        (0..calls).for_each(|_| reply.error(&line));
     }
 
     /// The record at `key`, counted as a hit or a miss.
@@ -400,6 +481,29 @@ impl Session {
         self.client.commands.fetch_add(commands, order);
         self.client.active_ms.store(shared.now_ms(), order);
     }
+}
+
+/// What the slow log keeps of a command: no password.
+fn slow_args(command: &Command, args: Args<'_>) -> Vec<Vec<u8>> {
+    let is_secret =
+        command.name == "auth" || (command.name == "hello" && args.from(1).any(is_auth_word));
+    if is_secret {
+        return vec![command.name.to_ascii_uppercase().into_bytes(), b"(redacted)".to_vec()];
+    }
+    slowlog::cut(args.from(0))
+}
+
+fn is_auth_word(arg: &[u8]) -> bool {
+    arg.eq_ignore_ascii_case(b"auth")
+}
+
+/// What the slow log keeps of plain commands that a pipeline did together.
+fn batch_for_slowlog(first: &[&[u8]], count: usize) -> Vec<Vec<u8>> {
+    let mut args = slowlog::cut(first.iter().copied());
+    if count > 1 {
+        args.push(format!("... ({} more commands of one batch)", count - 1).into_bytes());
+    }
+    args
 }
 
 fn unknown_command(args: Args<'_>) -> Refusal {

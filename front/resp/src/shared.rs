@@ -9,10 +9,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::clients::Clients;
+use crate::command_stats::CommandStats;
+use crate::commands::{self, Command};
 use crate::locks::KeyLocks;
 use crate::log_limit::LogLimit;
 use crate::options::ServerOptions;
 use crate::prefixes::{MemoryPrefixes, PrefixTable};
+use crate::slowlog::SlowLog;
 use crate::store::Store;
 use crate::watches::Watches;
 
@@ -49,6 +52,11 @@ pub(crate) struct Shared {
     pub(crate) clients: Clients,
     pub(crate) watches: Arc<Watches>,
     pub(crate) stats: Counters<STATS>,
+    pub(crate) command_stats: CommandStats,
+    pub(crate) slowlog: SlowLog,
+    /// GET and SET, which a pipeline does without looking them up.
+    pub(crate) get: &'static Command,
+    pub(crate) set: &'static Command,
     pub(crate) port: u16,
     pub(crate) started_ms: u64,
     /// Forty hexadecimal digits, new at every start.
@@ -62,6 +70,8 @@ pub(crate) struct Shared {
     http_log: LogLimit,
     denied_log: LogLimit,
     handshake_log: LogLimit,
+    /// Most bytes of memory that INFO has seen resident.
+    pub(crate) resident_peak: AtomicU64,
 }
 
 impl Shared {
@@ -78,6 +88,10 @@ impl Shared {
             clients: Clients::default(),
             watches: Arc::default(),
             stats: Counters::default(),
+            command_stats: CommandStats::default(),
+            slowlog: SlowLog::default(),
+            get: commands::named("get"),
+            set: commands::named("set"),
             port,
             started_ms,
             run_id,
@@ -88,6 +102,7 @@ impl Shared {
             http_log: LogLimit::new(ABUSE_LOG_NS),
             denied_log: LogLimit::new(ABUSE_LOG_NS),
             handshake_log: LogLimit::new(ABUSE_LOG_NS),
+            resident_peak: AtomicU64::new(0),
         }
     }
 

@@ -105,6 +105,17 @@ impl KeyRange<'_> {
     }
 }
 
+/// What a store knows of its keys as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keyspace {
+    /// About how many there are.
+    pub keys: u64,
+    /// About how many of them expire.
+    pub expiring: u64,
+    /// Milliseconds that those have left on average; 0 if there are none.
+    pub mean_ttl_ms: u64,
+}
+
 /// What becomes of a key that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change<'a> {
@@ -245,6 +256,13 @@ pub trait Store: Send + Sync + 'static {
 
     /// About how many keys there are; exact only where that is cheap. May take milliseconds.
     fn approximate_count(&self) -> Result<u64>;
+
+    /// [`Store::approximate_count`], with how many of the keys expire and the time that these have
+    /// left on average.
+    fn keyspace(&self) -> Result<Keyspace>;
+
+    /// How many records have expired and were removed since the store was opened.
+    fn expired_keys(&self) -> u64;
 
     /// The store's own lines for INFO: `name:value`, one a line, no headings.
     fn info(&self) -> String;

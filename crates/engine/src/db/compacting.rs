@@ -201,6 +201,10 @@ impl DbInner {
             self.fault_point("drop.before_install")?;
             self.install_compaction(task, None)?;
             self.stats.add(Ticker::TablesDropped, files.len() as u64);
+            let now_ms = self.clock.unix_ms();
+            let expired = files.iter().map(|(_, file)| &file.content);
+            let expired = expired.filter(|content| content.expired_quarters(now_ms) == 4);
+            self.stats.add(Ticker::RecordsExpired, expired.map(|content| content.expiring).sum());
             return Ok(Vec::new());
         }
         if let Pick::TrivialMove { .. } = &task.pick {
@@ -354,6 +358,7 @@ impl DbInner {
 
     pub(crate) fn count_job(&self, output: &JobOutput) {
         self.stats.add(Ticker::RecordsDropped, output.counts.dropped.total());
+        self.stats.add(Ticker::RecordsExpired, output.counts.dropped.expired);
         if output.counts.merge_errors > 0 {
             self.stats.add(Ticker::MergeErrors, output.counts.merge_errors);
             let error = output.counts.merge_error.clone().unwrap_or_default();

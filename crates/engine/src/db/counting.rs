@@ -314,8 +314,7 @@ impl Census<'_> {
         let files: Vec<(usize, &Arc<LiveFile>)> =
             version.files().filter(|(_, file)| keys_of(file) > 0).collect();
         let step = files.len().div_ceil(TABLES_MAX).max(1);
-        let (mut live, mut share, mut share_of) =
-            (Live::default(), Live::lasting(1.0), usize::MAX);
+        let (mut live, mut share, mut share_of) = (Live::default(), Live::lasting(1.0), usize::MAX);
         for (at, (level, file)) in files.into_iter().enumerate() {
             if at % step == 0 || level != share_of {
                 (share, share_of) = (self.live_share(level, file), level);

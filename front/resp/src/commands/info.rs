@@ -5,36 +5,46 @@ use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
 use archipelago_base::ErrorKind;
+use archipelago_env::host;
 
 use super::connection::REDIS_VERSION;
 use crate::args::Args;
+use crate::clients::Client;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
 use crate::shared::Stat;
+use crate::store::Keyspace;
 
 type Section = fn(&Session, &mut String) -> Result<(), Refusal>;
 
-/// Name, heading, content.
-const SECTIONS: [(&str, &str, Section); 7] = [
-    ("server", "Server", server),
-    ("clients", "Clients", clients),
-    ("memory", "Memory", memory),
-    ("persistence", "Persistence", persistence),
-    ("stats", "Stats", stats),
-    ("keyspace", "Keyspace", keyspace),
-    ("archipelago", "Archipelago", archipelago),
+/// Name, heading, whether it is shown without being named, content.
+const SECTIONS: [(&str, &str, bool, Section); 13] = [
+    ("server", "Server", true, server),
+    ("clients", "Clients", true, clients),
+    ("memory", "Memory", true, memory),
+    ("persistence", "Persistence", true, persistence),
+    ("stats", "Stats", true, stats),
+    ("replication", "Replication", true, replication),
+    ("cpu", "CPU", true, cpu),
+    ("commandstats", "Commandstats", false, commandstats),
+    ("errorstats", "Errorstats", true, errorstats),
+    ("latencystats", "Latencystats", false, latencystats),
+    ("cluster", "Cluster", true, cluster),
+    ("keyspace", "Keyspace", true, keyspace),
+    ("archipelago", "Archipelago", true, archipelago),
 ];
 
-/// `INFO [section…]`; `all`, `default` and `everything` mean all. An unknown section is empty.
+/// `INFO [section…]`: `all` and `everything` mean all, `default` and nothing those without the
+/// figures of each command. An unknown section is empty.
 pub(super) fn info(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     session.settle();
-    let wants_all = args.len() == 1
-        || (1..args.len())
-            .any(|at| ["all", "default", "everything"].iter().any(|word| args.is(at, word)));
+    let named = |word: &str| (1..args.len()).any(|at| args.is(at, word));
+    let wants_all = named("all") || named("everything");
+    let wants_default = args.len() == 1 || named("default");
     let mut text = String::new();
-    for (name, heading, section) in SECTIONS {
-        if wants_all || (1..args.len()).any(|at| args.is(at, name)) {
+    for (name, heading, is_default, section) in SECTIONS {
+        if wants_all || (wants_default && is_default) || named(name) {
             if !text.is_empty() {
                 text.push_str("\r\n");
             }
@@ -61,8 +71,10 @@ fn server(session: &Session, text: &mut String) -> Result<(), Refusal> {
     line(text, format_args!("arch_bits:{}", usize::BITS));
     line(text, format_args!("multiplexing_api:epoll"));
     line(text, format_args!("process_id:{}", std::process::id()));
+    line(text, format_args!("process_supervised:no"));
     line(text, format_args!("run_id:{}", shared.run_id));
     line(text, format_args!("tcp_port:{}", shared.port));
+    line(text, format_args!("server_time_usec:{}", shared.now_ms().saturating_mul(1000)));
     line(text, format_args!("uptime_in_seconds:{uptime_s}"));
     line(text, format_args!("uptime_in_days:{}", uptime_s / 86_400));
     Ok(())
@@ -73,7 +85,18 @@ fn clients(session: &Session, text: &mut String) -> Result<(), Refusal> {
     line(text, format_args!("connected_clients:{}", shared.clients.len()));
     line(text, format_args!("clients_peak:{}", shared.clients_peak.load(Ordering::Relaxed)));
     line(text, format_args!("maxclients:{}", shared.options.clients_max));
+    let all = shared.clients.all();
+    let largest = |bytes: fn(&Client) -> u64| all.iter().map(|client| bytes(client)).max();
+    let input = largest(|client| client.input_bytes.load(Ordering::Relaxed));
+    let output = largest(|client| client.output_bytes.load(Ordering::Relaxed));
+    line(text, format_args!("client_recent_max_input_buffer:{}", input.unwrap_or(0)));
+    line(text, format_args!("client_recent_max_output_buffer:{}", output.unwrap_or(0)));
     line(text, format_args!("blocked_clients:0"));
+    line(text, format_args!("tracking_clients:0"));
+    line(text, format_args!("pubsub_clients:0"));
+    let watched = all.iter().map(|client| client.watched.load(Ordering::Relaxed));
+    line(text, format_args!("watching_clients:{}", watched.clone().filter(|&n| n > 0).count()));
+    line(text, format_args!("total_watched_keys:{}", watched.sum::<usize>()));
     Ok(())
 }
 
@@ -81,8 +104,23 @@ fn memory(session: &Session, text: &mut String) -> Result<(), Refusal> {
     use archipelago_base::budget::MemoryClass;
     let budget = &session.shared.options.budget;
     let limit = if budget.limit_bytes() == u64::MAX { 0 } else { budget.limit_bytes() };
-    line(text, format_args!("used_memory:{}", budget.total_bytes()));
+    let used = budget.total_bytes();
+    let resident = host::process_usage().map_or(0, |usage| usage.resident_bytes);
+    let peak = &session.shared.resident_peak;
+    let peak = peak.fetch_max(resident, Ordering::Relaxed).max(resident);
+    line(text, format_args!("used_memory:{used}"));
+    line(text, format_args!("used_memory_human:{}", human(used)));
+    line(text, format_args!("used_memory_rss:{resident}"));
+    line(text, format_args!("used_memory_rss_human:{}", human(resident)));
+    line(text, format_args!("used_memory_peak:{peak}"));
+    line(text, format_args!("used_memory_peak_human:{}", human(peak)));
+    let system = host::memory_bytes().unwrap_or(0);
+    line(text, format_args!("total_system_memory:{system}"));
+    line(text, format_args!("total_system_memory_human:{}", human(system)));
+    let ratio = resident as f64 / used.max(1) as f64;
+    line(text, format_args!("mem_fragmentation_ratio:{ratio:.2}"));
     line(text, format_args!("maxmemory:{limit}"));
+    line(text, format_args!("maxmemory_human:{}", human(limit)));
     line(text, format_args!("maxmemory_policy:noeviction"));
     for class in MemoryClass::ALL {
         let (name, bytes) = (class.name(), budget.used_bytes(class));
@@ -107,6 +145,11 @@ fn stats(session: &Session, text: &mut String) -> Result<(), Refusal> {
     line(text, format_args!("total_net_input_bytes:{}", shared.stat(Stat::InputBytes)));
     line(text, format_args!("total_net_output_bytes:{}", shared.stat(Stat::OutputBytes)));
     line(text, format_args!("rejected_connections:{}", shared.stat(Stat::Rejected)));
+    line(text, format_args!("expired_keys:{}", session.store().expired_keys()));
+    line(text, format_args!("evicted_keys:0"));
+    line(text, format_args!("pubsub_channels:0"));
+    line(text, format_args!("pubsub_patterns:0"));
+    line(text, format_args!("latest_fork_usec:0"));
     line(text, format_args!("keyspace_hits:{}", shared.stat(Stat::Hits)));
     line(text, format_args!("keyspace_misses:{}", shared.stat(Stat::Misses)));
     line(text, format_args!("total_error_replies:{}", shared.stat(Stat::ErrorReplies)));
@@ -126,14 +169,101 @@ fn ops_per_second(session: &Session) -> u64 {
 }
 
 fn keyspace(session: &Session, text: &mut String) -> Result<(), Refusal> {
-    let keys = match session.store().approximate_count() {
+    let keyspace = match session.store().keyspace() {
         Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()),
         counted => counted?,
     };
+    let Keyspace { keys, expiring, mean_ttl_ms } = keyspace;
     if keys > 0 {
-        line(text, format_args!("db0:keys={keys},expires=0,avg_ttl=0"));
+        line(text, format_args!("db0:keys={keys},expires={expiring},avg_ttl={mean_ttl_ms}"));
     }
     Ok(())
+}
+
+fn replication(session: &Session, text: &mut String) -> Result<(), Refusal> {
+    line(text, format_args!("role:master"));
+    line(text, format_args!("connected_slaves:0"));
+    line(text, format_args!("master_failover_state:no-failover"));
+    line(text, format_args!("master_replid:{}", session.shared.run_id));
+    line(text, format_args!("master_replid2:{}", "0".repeat(40)));
+    line(text, format_args!("master_repl_offset:0"));
+    line(text, format_args!("second_repl_offset:-1"));
+    line(text, format_args!("repl_backlog_active:0"));
+    line(text, format_args!("repl_backlog_size:0"));
+    line(text, format_args!("repl_backlog_first_byte_offset:0"));
+    line(text, format_args!("repl_backlog_histlen:0"));
+    Ok(())
+}
+
+fn cpu(_: &Session, text: &mut String) -> Result<(), Refusal> {
+    let usage = host::process_usage().unwrap_or_default();
+    let mut seconds = |name: &str, micros: u64| {
+        line(text, format_args!("{name}:{}.{:06}", micros / 1_000_000, micros % 1_000_000));
+    };
+    seconds("used_cpu_sys", usage.system_us);
+    seconds("used_cpu_user", usage.user_us);
+    seconds("used_cpu_sys_children", 0);
+    seconds("used_cpu_user_children", 0);
+    Ok(())
+}
+
+fn commandstats(session: &Session, text: &mut String) -> Result<(), Refusal> {
+    for (command, figures) in session.shared.command_stats.commands() {
+        let (micros, calls) = (figures.nanos / 1000, figures.calls);
+        let mean = figures.nanos as f64 / 1000.0 / calls.max(1) as f64;
+        line(
+            text,
+            format_args!(
+                "cmdstat_{}:calls={calls},usec={micros},usec_per_call={mean:.2},\
+                 rejected_calls={},failed_calls={}",
+                command.name, figures.rejected, figures.failed
+            ),
+        );
+    }
+    Ok(())
+}
+
+fn errorstats(session: &Session, text: &mut String) -> Result<(), Refusal> {
+    for (code, count) in session.shared.command_stats.errors() {
+        line(text, format_args!("errorstat_{code}:count={count}"));
+    }
+    Ok(())
+}
+
+fn latencystats(session: &Session, text: &mut String) -> Result<(), Refusal> {
+    for (command, figures) in session.shared.command_stats.commands() {
+        if figures.calls > 0 {
+            let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|q| figures.percentile_us(q));
+            let name = command.name;
+            line(
+                text,
+                format_args!(
+                    "latency_percentiles_usec_{name}:p50={p50}.000,p99={p99}.000,p99.9={p999}.000"
+                ),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn cluster(_: &Session, text: &mut String) -> Result<(), Refusal> {
+    line(text, format_args!("cluster_enabled:0"));
+    Ok(())
+}
+
+/// A number of bytes as Redis writes it for people: `1.50M`.
+fn human(bytes: u64) -> String {
+    let units = ["K", "M", "G", "T", "P", "E"];
+    if bytes < 1024 {
+        return format!("{bytes}B");
+    }
+    let mut amount = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while amount >= 1024.0 && unit + 1 < units.len() {
+        amount /= 1024.0;
+        unit += 1;
+    }
+    format!("{amount:.2}{}", units[unit])
 }
 
 fn archipelago(session: &Session, text: &mut String) -> Result<(), Refusal> {

@@ -1,4 +1,5 @@
-//! Commands on keys whatever their values: DEL, UNLINK, EXISTS, TOUCH, TYPE, RENAME, RENAMENX.
+//! Commands on keys whatever their values: DEL, UNLINK, EXISTS, TOUCH, TYPE, RENAME,
+//! RENAMENX, COPY.
 
 use std::collections::HashSet;
 
@@ -49,6 +50,42 @@ pub(super) fn rename(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 pub(super) fn renamenx(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let moved = move_value(session, args, true)?;
     reply.flag(moved);
+    Ok(())
+}
+
+/// `COPY source destination [DB 0] [REPLACE]`.
+pub(super) fn copy(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let (mut replaces, mut at) = (false, 3);
+    while at < args.len() {
+        if args.is(at, "replace") {
+            replaces = true;
+        } else if args.is(at, "db") && at + 1 < args.len() {
+            if args.integer(at + 1)? != 0 {
+                return Err(Refusal::fixed("ERR DB index is out of range"));
+            }
+            at += 1;
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+        at += 1;
+    }
+    let (from, to) = (args.get(1), args.get(2));
+    if from == to {
+        return Err(Refusal::fixed("ERR source and destination objects are the same"));
+    }
+    let _guard = session.lock_many([from, to].into_iter());
+    session.store().joint_writes()?;
+    let Some(entry) = session.store().get(from)? else {
+        reply.flag(false);
+        return Ok(());
+    };
+    if !replaces && session.store().exists(to)? {
+        reply.flag(false);
+        return Ok(());
+    }
+    let expires_at_ms = entry.expires_at_ms;
+    session.write(&[Op::Put { key: to, value: &entry.value, expires_at_ms }])?;
+    reply.flag(true);
     Ok(())
 }
 

@@ -8,8 +8,10 @@ mod connection;
 mod counters;
 mod expiry;
 mod info;
+mod inspection;
 mod introspection;
 mod keyspace;
+mod monitoring;
 mod ordered;
 mod scan;
 mod server;
@@ -124,6 +126,11 @@ fn slot_of(name: &[u8]) -> usize {
     let mix = |hash: u32, byte: &u8| (hash ^ u32::from(byte | 0x20)).wrapping_mul(0x0100_0193);
     let hash = name.iter().fold(0x811c_9dc5, mix);
     (hash ^ (hash >> 15)) as usize % SLOTS
+}
+
+/// The command `name`, which there is.
+pub(crate) fn named(name: &str) -> &'static Command {
+    find(name.as_bytes()).expect("the table has it")
 }
 
 /// The command called `name`, in any case.

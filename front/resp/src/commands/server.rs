@@ -3,9 +3,11 @@
 use super::connection::unknown_subcommand;
 use crate::args::Args;
 use crate::glob::Pattern;
+use crate::numbers::parse_i64;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
+use crate::slowlog;
 use crate::store::Op;
 
 pub(super) fn dbsize(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
@@ -80,6 +82,8 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
         ("client-query-buffer-limit", options.limits.request_bytes_max.to_string()),
         ("save", String::new()),
         ("tcp-keepalive", keepalive.to_string()),
+        ("slowlog-log-slower-than", session.shared.slowlog.threshold_us().to_string()),
+        ("slowlog-max-len", session.shared.slowlog.entries_max().to_string()),
         ("timeout", timeout.to_string()),
     ]
 }
@@ -108,14 +112,71 @@ pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     }
     if args.is(1, "resetstat") && args.len() == 2 {
         session.shared.stats.reset();
+        session.shared.command_stats.reset();
         session.shared.last_look.lock().1 = 0;
         reply.ok();
         return Ok(());
     }
-    if args.is(1, "set") || args.is(1, "rewrite") {
+    if args.is(1, "set") {
+        return set_config(session, args, reply);
+    }
+    if args.is(1, "rewrite") {
         return Err(Refusal::fixed(
-            "ERR settings cannot be changed while the server runs: restart it with other flags",
+            "ERR The server is running without a config file: settings are flags of its start",
         ));
     }
     Err(unknown_subcommand(args, "CONFIG"))
+}
+
+/// A setting that can be changed while the server runs, with its new value.
+enum NewSetting {
+    SlowlogThreshold(i64),
+    SlowlogEntries(usize),
+}
+
+/// `CONFIG SET name value…`: all or none.
+fn set_config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if args.len() < 4 || !args.len().is_multiple_of(2) {
+        return Err(Refusal::arity("config|set"));
+    }
+    let mut new = Vec::new();
+    for at in (2..args.len()).step_by(2) {
+        new.push(new_setting(session, args, at)?);
+    }
+    for setting in new {
+        match setting {
+            NewSetting::SlowlogThreshold(micros) => {
+                session.shared.slowlog.set_threshold_us(micros);
+            }
+            NewSetting::SlowlogEntries(count) => session.shared.slowlog.set_entries_max(count),
+        }
+    }
+    reply.ok();
+    Ok(())
+}
+
+fn new_setting(session: &Session, args: Args<'_>, at: usize) -> Result<NewSetting, Refusal> {
+    let name = args.text(at).to_ascii_lowercase();
+    let failed = |why: String| {
+        Refusal::said(format!(
+            "ERR CONFIG SET failed (possibly related to argument '{name}') - {why}"
+        ))
+    };
+    let number = |least: i64, most: i64| match parse_i64(args.get(at + 1)) {
+        Some(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(failed(format!("argument must be between {least} and {most} inclusive"))),
+    };
+    match &name[..] {
+        "slowlog-log-slower-than" => Ok(NewSetting::SlowlogThreshold(number(-1, i64::MAX)?)),
+        "slowlog-max-len" => {
+            let count = number(0, slowlog::ENTRIES_MAX as i64)?;
+            Ok(NewSetting::SlowlogEntries(count as usize))
+        }
+        name if settings(session).iter().any(|(known, _)| *known == name) => Err(failed(
+            "can't set immutable config: restart the server with another flag".to_owned(),
+        )),
+        name => Err(Refusal::said(format!(
+            "ERR Unknown option or number of arguments for CONFIG SET - '{name}'"
+        ))),
+    }
 }

@@ -2,8 +2,8 @@
 
 use super::flag::{ADMIN, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, READONLY, WRITE};
 use super::{
-    Command, Handler, connection, counters, expiry, info, introspection, keyspace, ordered, scan,
-    server, set, strings, transactions,
+    Command, Handler, connection, counters, expiry, info, inspection, introspection, keyspace,
+    monitoring, ordered, scan, server, set, strings, transactions,
 };
 
 /// No keys.
@@ -75,6 +75,9 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("type", 2, READONLY | FAST, ONE, keyspace::type_of, GENERIC, "The type of a key: string or none."),
     command("rename", 3, WRITE, (1, 2, 1), keyspace::rename, GENERIC, "Moves a value to another key."),
     command("renamenx", 3, WRITE | FAST, (1, 2, 1), keyspace::renamenx, GENERIC, "Moves a value to a key that is not there."),
+    command("copy", -3, WRITE | DENYOOM, (1, 2, 1), keyspace::copy, GENERIC, "Copies a value to another key."),
+    command("randomkey", 1, READONLY, NONE, inspection::randomkey, GENERIC, "Some key."),
+    command("object", -2, READONLY, (2, 2, 1), inspection::object, GENERIC, "Facts about the value of a key."),
     command("keys", 2, READONLY | LONG, NONE, scan::keys, GENERIC, "Every key that fits a pattern."),
     command("scan", -2, READONLY | LONG, NONE, scan::scan, GENERIC, "Some keys, and a cursor to go on with."),
     command("expire", -3, WRITE | FAST, ONE, expiry::expire, GENERIC, "Sets the expiry of a key in seconds from now."),
@@ -96,6 +99,9 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("flushall", -1, WRITE | LONG, NONE, server::flush, SERVER, "Removes every key."),
     command("time", 1, FAST, NONE, server::time, SERVER, "The server's time: seconds and microseconds."),
     command("info", -1, LONG, NONE, info::info, SERVER, "Facts and figures about the server."),
+    command("memory", -2, READONLY, (2, 2, 1), inspection::memory, SERVER, "The memory that a key takes."),
+    command("slowlog", -2, ADMIN, NONE, monitoring::slowlog, SERVER, "Commands that took long."),
+    command("latency", -2, ADMIN, NONE, monitoring::latency, SERVER, "How long commands took."),
     command("config", -2, ADMIN, NONE, server::config, SERVER, "Shows settings."),
     command("command", -1, 0, NONE, introspection::command, SERVER, "Describes the commands."),
     command("shutdown", -1, ADMIN | NO_MULTI, NONE, server::shutdown, SERVER, "Ends the server in good order."),

@@ -11,6 +11,7 @@ mod connection;
 mod engine;
 mod expiry;
 mod lifecycle;
+mod monitoring;
 mod ordered;
 mod protocol;
 mod scan;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_resp::mem_store::MemStore;
-use archipelago_resp::store::{Entry, KeyRange, Op, PinnedSlice, Store, Visit};
+use archipelago_resp::store::{Entry, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit};
 use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, encode};
@@ -50,6 +50,14 @@ impl Store for Faulty {
 
     fn approximate_count(&self) -> Result<u64> {
         self.records.approximate_count()
+    }
+
+    fn keyspace(&self) -> Result<Keyspace> {
+        self.records.keyspace()
+    }
+
+    fn expired_keys(&self) -> u64 {
+        0
     }
 
     fn info(&self) -> String {

@@ -1,0 +1,150 @@
+//! OBJECT, MEMORY and RANDOMKEY: facts about a key or some key.
+
+use std::ops::{Bound, ControlFlow};
+
+use super::connection::unknown_subcommand;
+use crate::args::Args;
+use crate::numbers::parse_i64;
+use crate::refusal::{Handled, Refusal};
+use crate::reply::Reply;
+use crate::session::Session;
+use crate::store::KeyRange;
+
+/// Keys on each side of a random place, of all of which RANDOMKEY takes one.
+const NEIGHBOURS: usize = 16;
+
+const ALL_KEYS: KeyRange<'static> = KeyRange { from: Bound::Unbounded, to: Bound::Unbounded };
+
+/// Bytes of a record besides its key and value: sequence number and kind, lengths, expiry, and its
+/// share of an index.
+const RECORD_BYTES: usize = 32;
+
+/// Values up to this length have the encoding that Redis calls `embstr`.
+const SHORT_BYTES_MAX: usize = 44;
+
+const NO_ACCESS_TIMES: Refusal =
+    Refusal::fixed("ERR idle times are not tracked: this server keeps no access time of a key");
+
+const NO_FREQUENCIES: Refusal = Refusal::fixed(
+    "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that \
+     when switching between policies at runtime LRU and LFU data will take some time to adjust.",
+);
+
+/// `OBJECT ENCODING | REFCOUNT | IDLETIME | FREQ key`.
+pub(super) fn object(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let word = args.text(1).to_ascii_lowercase();
+    if !["encoding", "refcount", "idletime", "freq"].contains(&&word[..]) {
+        return Err(unknown_subcommand(args, "OBJECT"));
+    }
+    if args.len() != 3 {
+        return Err(Refusal::arity(&format!("object|{word}")));
+    }
+    let Some(entry) = session.store().get(args.get(2))? else {
+        reply.null();
+        return Ok(());
+    };
+    match &word[..] {
+        "encoding" => {
+            let is_number = parse_i64(&entry.value).is_some();
+            let is_short = entry.value.len() <= SHORT_BYTES_MAX;
+            let encoding: &[u8] = match (is_number, is_short) {
+                (true, _) => b"int",
+                (false, true) => b"embstr",
+                (false, false) => b"raw",
+            };
+            reply.bulk(encoding);
+        }
+        "refcount" => reply.integer(1),
+        "freq" => return Err(NO_FREQUENCIES),
+        _ => return Err(NO_ACCESS_TIMES),
+    }
+    Ok(())
+}
+
+/// `MEMORY USAGE key [SAMPLES count]`: bytes of the record before compression.
+pub(super) fn memory(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if !args.is(1, "usage") {
+        return Err(unknown_subcommand(args, "MEMORY"));
+    }
+    match args.len() {
+        3 => {}
+        5 if args.is(3, "samples") => drop(args.integer(4)?),
+        _ => return Err(Refusal::SYNTAX),
+    }
+    let key = args.get(2);
+    match session.store().get(key)? {
+        Some(entry) => reply.count(key.len() + entry.value.len() + RECORD_BYTES),
+        None => reply.null(),
+    }
+    Ok(())
+}
+
+/// `RANDOMKEY`: keys whose neighbours lie far away come more often than others.
+pub(super) fn randomkey(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
+    let store = session.store();
+    let ends = |reverse: bool| -> Result<Option<Vec<u8>>, Refusal> {
+        let mut end = None;
+        store.scan(ALL_KEYS, reverse, &mut |key, _, _| {
+            end = Some(key.to_vec());
+            ControlFlow::Break(())
+        })?;
+        Ok(end)
+    };
+    let (Some(first), Some(last)) = (ends(false)?, ends(true)?) else {
+        reply.null();
+        return Ok(());
+    };
+    let mut random = fastrand::Rng::new();
+    let from = key_between(&first, &last, random.f64());
+    let mut near: Vec<Vec<u8>> = Vec::with_capacity(2 * NEIGHBOURS);
+    for reverse in [false, true] {
+        let range = match reverse {
+            false => KeyRange { from: Bound::Included(&from), to: Bound::Unbounded },
+            true => KeyRange { from: Bound::Unbounded, to: Bound::Excluded(&from) },
+        };
+        let most = near.len() + NEIGHBOURS;
+        store.scan(range, reverse, &mut |key, _, _| {
+            near.push(key.to_vec());
+            if near.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+    }
+    // All keys may have gone meanwhile.
+    let key = (!near.is_empty()).then(|| &near[random.usize(..near.len())][..]);
+    reply.bulk_or_null(key);
+    Ok(())
+}
+
+/// A key so far between two keys, as a share from 0 to 1: by the eight bytes behind what both
+/// begin with.
+fn key_between(first: &[u8], last: &[u8], share: f64) -> Vec<u8> {
+    let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
+    let number = |key: &[u8]| {
+        let mut bytes = [0; 8];
+        let tail = &key[common.min(key.len())..];
+        let len = tail.len().min(8);
+        bytes[..len].copy_from_slice(&tail[..len]);
+        u64::from_be_bytes(bytes)
+    };
+    let (low, high) = (number(first), number(last));
+    let place = low + (high.saturating_sub(low) as f64 * share) as u64;
+    [&last[..common], &place.to_be_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::key_between;
+
+    #[test]
+    fn key_between_two_keys_lies_there() {
+        let cases: [(&[u8], &[u8]); 4] =
+            [(b"", b"z"), (b"user:1", b"user:2"), (b"a", b"a\xff\xff"), (b"k", b"k")];
+        for (first, last) in cases {
+            for share in [0.0, 0.3, 0.999] {
+                let key = key_between(first, last, share);
+                let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
+                assert!(key.starts_with(&first[..common]) && key.as_slice() >= first);
+                assert!(key[..].trim_ascii_end() <= last || share < 1.0, "{key:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The slow log: the last commands that took long.
+//!
+//! Thread-safe. Cost: a command below the threshold is compared with it; a slow one takes a mutex
+//! and copies its arguments, cut as Redis cuts them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+/// Arguments that an entry keeps.
+const ARGS_MAX: usize = 32;
+/// Bytes of an argument that an entry keeps.
+const ARG_BYTES_MAX: usize = 128;
+/// Most entries that the log can be set to keep.
+pub(crate) const ENTRIES_MAX: usize = 1 << 16;
+
+/// A command that took long.
+#[derive(Clone, Debug)]
+pub(crate) struct SlowCommand {
+    pub(crate) id: u64,
+    /// When it ended, in seconds since the Unix epoch.
+    pub(crate) at_s: u64,
+    pub(crate) micros: u64,
+    pub(crate) args: Vec<Vec<u8>>,
+    pub(crate) client: String,
+    pub(crate) client_name: String,
+}
+
+/// See the module.
+pub(crate) struct SlowLog {
+    /// Commands that take at least so many microseconds are kept; below 0: none.
+    threshold_us: AtomicI64,
+    entries_max: AtomicUsize,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Default)]
+struct Entries {
+    next_id: u64,
+    /// Newest first.
+    entries: VecDeque<SlowCommand>,
+}
+
+impl Default for SlowLog {
+    fn default() -> Self {
+        Self {
+            threshold_us: AtomicI64::new(10_000),
+            entries_max: AtomicUsize::new(128),
+            entries: Mutex::default(),
+        }
+    }
+}
+
+impl SlowLog {
+    /// Whether a command that took `nanos` is slow.
+    #[inline]
+    pub(crate) fn is_slow(&self, nanos: u64) -> bool {
+        let threshold = self.threshold_us.load(Ordering::Relaxed);
+        threshold >= 0 && nanos / 1000 >= threshold as u64
+    }
+
+    /// Keeps a slow command.
+    pub(crate) fn keep(&self, mut command: SlowCommand) {
+        let mut entries = self.entries.lock();
+        command.id = entries.next_id;
+        entries.next_id += 1;
+        entries.entries.push_front(command);
+        entries.entries.truncate(self.entries_max.load(Ordering::Relaxed));
+    }
+
+    /// The newest `count` entries, newest first.
+    pub(crate) fn newest(&self, count: usize) -> Vec<SlowCommand> {
+        self.entries.lock().entries.iter().take(count).cloned().collect()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.lock().entries.len()
+    }
+
+    pub(crate) fn clear(&self) {
+        self.entries.lock().entries.clear();
+    }
+
+    pub(crate) fn threshold_us(&self) -> i64 {
+        self.threshold_us.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_threshold_us(&self, micros: i64) {
+        self.threshold_us.store(micros, Ordering::Relaxed);
+    }
+
+    pub(crate) fn entries_max(&self) -> usize {
+        self.entries_max.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_entries_max(&self, count: usize) {
+        let count = count.min(ENTRIES_MAX);
+        self.entries_max.store(count, Ordering::Relaxed);
+        self.entries.lock().entries.truncate(count);
+    }
+}
+
+/// The arguments as an entry keeps them.
+pub(crate) fn cut<'a>(args: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
+    let count = args.len();
+    let kept = if count > ARGS_MAX { ARGS_MAX - 1 } else { count };
+    let mut cut: Vec<Vec<u8>> = args.take(kept).map(cut_one).collect();
+    if kept < count {
+        cut.push(format!("... ({} more arguments)", count - kept).into_bytes());
+    }
+    cut
+}
+
+fn cut_one(arg: &[u8]) -> Vec<u8> {
+    if arg.len() <= ARG_BYTES_MAX {
+        return arg.to_vec();
+    }
+    let mut cut = arg[..ARG_BYTES_MAX].to_vec();
+    cut.extend_from_slice(format!("... ({} more bytes)", arg.len() - ARG_BYTES_MAX).as_bytes());
+    cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_keeps_the_newest_and_cuts_arguments() {
+        let log = SlowLog::default();
+        assert!(!log.is_slow(9_999_999) && log.is_slow(10_000_000));
+        log.set_entries_max(2);
+        for n in 0..3u8 {
+            let args = vec![vec![n]];
+            let (client, client_name) = (String::new(), String::new());
+            log.keep(SlowCommand { id: 0, at_s: 1, micros: 2, args, client, client_name });
+        }
+        let ids: Vec<u64> = log.newest(10).iter().map(|entry| entry.id).collect();
+        assert_eq!((ids, log.len()), (vec![2, 1], 2));
+        log.set_threshold_us(-1);
+        assert!(!log.is_slow(u64::MAX));
+        let words: Vec<Vec<u8>> = (0..40).map(|n| vec![b'x'; n * 10]).collect();
+        let kept = cut(words.iter().map(Vec::as_slice));
+        assert_eq!(kept.len(), 32);
+        assert_eq!(kept[31], b"... (9 more arguments)");
+        assert!(kept[20].ends_with(b"... (72 more bytes)"));
+    }
+}

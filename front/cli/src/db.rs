@@ -18,6 +18,7 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::repair::{RepairArgs, run_repair, run_verify};
+use crate::restore::run_restore;
 use crate::stop::Stop;
 use crate::text::{escape, unescape};
 
@@ -130,6 +131,14 @@ enum Tool {
         /// Where; must not exist or be empty.
         target: PathBuf,
     },
+    /// Make the database of --dir from a checkpoint, or from a copy of a stopped database.
+    ///
+    /// The checkpoint is checked in full before, and stays as it is. --dir must not exist or be empty:
+    /// move a database that is there away first. Tables are linked where that is possible.
+    Restore {
+        /// The directory of the checkpoint.
+        checkpoint: PathBuf,
+    },
     /// Print the devices that the database lies on: files, copies, space, scheme.
     Tiers,
     /// The manifest: what the database consists of.
@@ -192,6 +201,7 @@ impl Db {
                 let storage = storage()?;
                 return run_verify(&storage).and(storage.close());
             }
+            Tool::Restore { checkpoint } => return run_restore(checkpoint, &self.dir, access),
             Tool::Repair(args) => {
                 let storage = storage()?;
                 return run_repair(&self.dir, &storage, args).and(storage.close());
@@ -245,6 +255,7 @@ fn run_tool(db: &Database, cf: &ColumnFamily, tool: Tool) -> Result<()> {
         | Tool::Tiers
         | Tool::Verify
         | Tool::Repair(_)
+        | Tool::Restore { .. }
         | Tool::Manifest { .. }
         | Tool::Sst { .. } => Ok(()),
     }

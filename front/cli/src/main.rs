@@ -9,6 +9,7 @@ mod node;
 mod panics;
 mod ports;
 mod repair;
+mod restore;
 mod say;
 mod serve;
 mod status;
@@ -34,7 +35,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the store: all roles in one process, RESP over TCP.
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Run one role of a cluster in this process: a memory node, or the manager.
     #[command(subcommand)]
     Node(node::NodeCommand),

@@ -31,7 +31,7 @@ pub(crate) struct RepairArgs {
     drop_log_after_damage: bool,
 }
 
-fn show(bar: &ProgressBar, progress: RepairProgress) {
+pub(crate) fn show(bar: &ProgressBar, progress: RepairProgress) {
     bar.set_length(progress.bytes_total);
     bar.set_position(progress.bytes_done);
 }

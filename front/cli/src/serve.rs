@@ -1,7 +1,7 @@
 //! `archipelago serve`: opens the database, or joins the store over remote memory, serves it over RESP, ends in good order on
 //! SIGTERM, SIGINT or a client's SHUTDOWN.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,6 +83,10 @@ pub(crate) struct ServeArgs {
     /// its cgroup allows. Engine flex: memory for index and cache; 0 for 128
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     memory_mib: u64,
+    /// Let clients make copies of the database with CHECKPOINT NAME, each in a directory NAME in this
+    /// one, which must exist (engine lsm)
+    #[arg(long, value_name = "DIR")]
+    checkpoints: Option<PathBuf>,
     /// Print the settings that it would run with, as TOML, and end
     #[arg(long)]
     print_settings: bool,
@@ -129,7 +133,9 @@ fn database(args: &ServeArgs) -> Result<()> {
         return Ok(());
     }
     // What can be refused is refused before a database is created.
-    let listening = listen(args, options(args)?)?;
+    let checkpoints = args.checkpoints.as_deref().map(|dir| checkpoints_in(dir, &args.dir));
+    let options = ServerOptions { checkpoints: checkpoints.transpose()?, ..options(args)? };
+    let listening = listen(args, options)?;
     let node = ComputeNode::open(&args.dir, &settings)?;
     let listening = listening.with_budget(Arc::clone(node.budget()));
     let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
@@ -233,6 +239,23 @@ fn serve(args: &ServeArgs, server: Server, what: &str) -> Result<()> {
         say!("Some clients did not read their replies in time and were cut off");
     }
     Ok(())
+}
+
+/// The directory for checkpoints, with links followed, so that a path is below it or is not.
+fn checkpoints_in(dir: &Path, data: &Path) -> Result<PathBuf> {
+    let whole = dir.canonicalize().map_err(|source| {
+        Error::io("use", dir, source).context_at("--checkpoints (create the directory first)")
+    })?;
+    let data = std::path::absolute(data).map_err(|source| Error::io("find", data, source))?;
+    let data = data.canonicalize().unwrap_or(data);
+    if whole.starts_with(&data) {
+        return Err(Error::invalid(format!(
+            "--checkpoints {}: it lies in the directory of the data, {}: choose one beside it",
+            dir.display(),
+            data.display()
+        )));
+    }
+    Ok(whole)
 }
 
 /// The settings file, or defaults, with what the flags say over it.

@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::ops::{Bound, ControlFlow};
+use std::path::Path;
 
 use archipelago_base::Result;
 use archipelago_engine::db::{ColumnFamily, Db, Iter, ReadOptions};
@@ -262,6 +263,10 @@ impl Store for EngineStore {
 
     fn expired_keys(&self) -> u64 {
         self.db.statistics().get(Ticker::RecordsExpired)
+    }
+
+    fn checkpoint(&self, dir: &Path) -> Result<()> {
+        self.db.checkpoint(dir)
     }
 
     fn info(&self) -> String {

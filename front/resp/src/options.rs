@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,6 +49,9 @@ pub struct ServerOptions {
     /// Where the memory of requests and replies is charged, as class Request. Default: a budget
     /// without a limit. While it is over its limit, large requests are read more slowly.
     pub budget: Arc<ByteBudget>,
+    /// Where clients may make checkpoints (CHECKPOINT), each in a directory below this one. Default
+    /// `None`: nowhere.
+    pub checkpoints: Option<PathBuf>,
     /// The clock for expiry times; the store's own should be the same. Default: the system's.
     pub clock: Arc<dyn Clock>,
 }
@@ -65,6 +69,7 @@ impl fmt::Debug for ServerOptions {
             .field("shutdown_grace", &self.shutdown_grace)
             .field("limits", &self.limits)
             .field("reply_bytes_max", &self.reply_bytes_max)
+            .field("checkpoints", &self.checkpoints)
             .finish_non_exhaustive()
     }
 }
@@ -83,6 +88,7 @@ impl Default for ServerOptions {
             limits: Limits::default(),
             reply_bytes_max: 1 << 30,
             budget: ByteBudget::unlimited(),
+            checkpoints: None,
             clock: SystemClock::shared(),
         }
     }

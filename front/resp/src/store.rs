@@ -20,6 +20,7 @@
 
 use std::borrow::Cow;
 use std::ops::{Bound, ControlFlow};
+use std::path::Path;
 
 use archipelago_base::{Error, Result};
 pub use archipelago_engine::pinned::PinnedSlice;
@@ -263,6 +264,13 @@ pub trait Store: Send + Sync + 'static {
 
     /// How many records have expired and were removed since the store was opened.
     fn expired_keys(&self) -> u64;
+
+    /// Makes a copy of everything in `dir`, which must not exist or be empty, while reads and writes
+    /// go on. On return it survives power loss. The default refuses it, for stores without files.
+    fn checkpoint(&self, dir: &Path) -> Result<()> {
+        let _asks_in_vain = dir;
+        Err(Error::unsupported("this store has no files to make a checkpoint of"))
+    }
 
     /// The store's own lines for INFO: `name:value`, one a line, no headings.
     fn info(&self) -> String;

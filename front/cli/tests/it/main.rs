@@ -29,9 +29,14 @@ struct Served {
 
 impl Served {
     fn start(dir: &Path) -> Self {
+        Self::start_with(dir, &[])
+    }
+
+    fn start_with(dir: &Path, more: &[&str]) -> Self {
         let mut child = archipelago()
             .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
             .arg(dir)
+            .args(more)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -152,6 +157,60 @@ fn mistakes_are_explained_and_change_nothing() {
     let why = String::from_utf8_lossy(&wrong.stderr).into_owned();
     assert!(why.contains("max_background_jobs is 0: it must be at least 1"), "{why}");
     assert!(!nothing.exists());
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the test damages files behind the store's back")]
+fn checkpoint_of_a_served_database_is_restored() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, base) = (root.path().join("data"), root.path().join("checkpoints"));
+    let serve = |base: &Path| {
+        let (dir, base) = (dir.to_str().unwrap(), base.to_str().unwrap());
+        let args = ["serve", "--listen", "127.0.0.1:0", "--dir", dir, "--checkpoints", base];
+        archipelago().args(args).output().unwrap()
+    };
+    let missing = String::from_utf8(serve(&base).stderr).unwrap();
+    assert!(missing.contains("--checkpoints (create the directory first)"), "{missing}");
+    assert!(!dir.exists(), "a refused start leaves nothing behind");
+    std::fs::create_dir_all(dir.join("inside")).unwrap();
+    let inside = String::from_utf8(serve(&dir.join("inside")).stderr).unwrap();
+    assert!(inside.contains("lies in the directory of the data"), "{inside}");
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::create_dir(&base).unwrap();
+    let served = Served::start_with(&dir, &["--checkpoints", base.to_str().unwrap()]);
+    served.say("MSET a 1 b 2\r\nCHECKPOINT monday\r\nSET a 3\r\n", "+OK\r\n+OK\r\n+OK\r\n");
+    let below = base.canonicalize().unwrap().join("tuesday");
+    served.say(&format!("CHECKPOINT {}\r\n", below.display()), "+OK\r\n");
+    for path in ["..", "../data2", "/tmp/elsewhere", ".", "x/../../y"] {
+        served.say(&format!("CHECKPOINT {path}\r\n"), "-ERR a checkpoint is named by a path below");
+    }
+    served.say("CHECKPOINT monday\r\n", "-ERR ");
+    drop(served);
+    let (monday, copy) = (base.join("monday"), root.path().join("restored"));
+    let told = text(&db(&copy, &["restore", monday.to_str().unwrap()]));
+    assert!(told.starts_with("Restored "), "{told}");
+    assert_eq!(text(&db(&copy, &["scan"])), "a\t1\nb\t2\n");
+    text(&db(&copy, &["put", "c", "4"]));
+    assert_eq!(text(&db(&monday, &["scan"])), "a\t1\nb\t2\n");
+    // A database that is there is never overwritten.
+    let again = db(&copy, &["restore", below.to_str().unwrap()]);
+    let why = String::from_utf8(again.stderr).unwrap();
+    assert!(!again.status.success() && why.contains("move it away first"), "{why}");
+    assert_eq!(text(&db(&copy, &["get", "c"])), "4\n");
+    // A damaged checkpoint restores nothing.
+    let mut paths = std::fs::read_dir(&below).unwrap().map(|entry| entry.unwrap().path());
+    let table = paths.find(|path| path.extension().is_some_and(|end| end == "sst")).unwrap();
+    let mut bytes = std::fs::read(&table).unwrap();
+    bytes[10] ^= 1;
+    std::fs::remove_file(&table).unwrap();
+    std::fs::write(&table, bytes).unwrap();
+    let target = root.path().join("never");
+    let refused = db(&target, &["restore", below.to_str().unwrap()]);
+    let why = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && why.contains("nothing was restored"), "{why}");
+    assert!(!target.exists());
+    let nothing = db(&target, &["restore", root.path().join("nothing").to_str().unwrap()]);
+    assert!(!nothing.status.success() && !target.exists());
 }
 
 #[test]

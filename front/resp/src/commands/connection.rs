@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::args::Args;
-use crate::clients::Names;
+use crate::clients::{Client, Names};
 use crate::numbers::parse_i64;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::{Reply, Version};
@@ -178,7 +178,8 @@ pub(super) fn client(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         ("no-evict" | "no-touch", 3) if args.is(2, "on") || args.is(2, "off") => reply.ok(),
         ("no-evict" | "no-touch", 3) => return Err(Refusal::SYNTAX),
         ("reply", 3) => set_reply_mode(session, args, reply)?,
-        ("kill", 3 | 4) => kill(session, args, reply)?,
+        ("kill", 3) => kill_one(session, args, reply)?,
+        ("kill", 4..) => kill(session, args, reply)?,
         (
             "id" | "getname" | "setname" | "setinfo" | "info" | "no-evict" | "no-touch" | "reply"
             | "kill",
@@ -246,27 +247,104 @@ fn list(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     Ok(())
 }
 
-/// `CLIENT KILL addr` or `CLIENT KILL ID id | ADDR addr`. The other connection finishes what it
-/// has received.
-fn kill(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let (by_id, target) = match args.len() {
-        3 => (false, args.text(2)),
-        _ if args.is(2, "id") => (true, args.text(3)),
-        _ if args.is(2, "addr") => (false, args.text(3)),
-        _ => return Err(Refusal::SYNTAX),
+/// `CLIENT KILL address`. The other connection finishes what it has received.
+fn kill_one(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let target = args.text(2);
+    let all = session.shared.clients.all();
+    let Some(client) = all.iter().find(|client| client.peer.to_string() == target) else {
+        return Err(Refusal::fixed("ERR No such client"));
     };
+    client.ask_to_stop();
+    reply.ok();
+    Ok(())
+}
+
+/// What CLIENT KILL asks of a client. Each filter that is given must fit.
+#[derive(Default)]
+struct KillFilter {
+    id: Option<u64>,
+    peer: Option<String>,
+    local: Option<String>,
+    /// Another type than the one that all clients here have.
+    fits_none: bool,
+    /// Seconds that a client must have been connected at least.
+    age_s: Option<u64>,
+    /// Whether the asking client is killed as well.
+    kills_self: bool,
+}
+
+impl KillFilter {
+    fn parse(args: Args<'_>) -> Result<Self, Refusal> {
+        let mut filter = Self::default();
+        if !args.len().is_multiple_of(2) {
+            return Err(Refusal::SYNTAX);
+        }
+        for at in (2..args.len()).step_by(2) {
+            let value = args.text(at + 1);
+            let positive = |what: &str| match args.integer(at + 1) {
+                Ok(number @ 1..) => Ok(number as u64),
+                _ => Err(Refusal::said(format!("ERR {what} should be greater than 0"))),
+            };
+            if args.is(at, "id") {
+                filter.id = Some(positive("client-id")?);
+            } else if args.is(at, "addr") {
+                filter.peer = Some(value);
+            } else if args.is(at, "laddr") {
+                filter.local = Some(value);
+            } else if args.is(at, "maxage") {
+                filter.age_s = Some(positive("maxage")?);
+            } else if args.is(at, "type") {
+                filter.fits_none |= match &value.to_ascii_lowercase()[..] {
+                    "normal" => false,
+                    "master" | "replica" | "slave" | "pubsub" => true,
+                    _ => {
+                        return Err(Refusal::said(format!("ERR Unknown client type '{value}'")));
+                    }
+                };
+            } else if args.is(at, "user") {
+                if value != "default" {
+                    return Err(Refusal::said(format!("ERR No such user '{value}'")));
+                }
+            } else if args.is(at, "skipme") {
+                filter.kills_self = match &value.to_ascii_lowercase()[..] {
+                    "yes" => false,
+                    "no" => true,
+                    _ => return Err(Refusal::SYNTAX),
+                };
+            } else {
+                return Err(Refusal::SYNTAX);
+            }
+        }
+        Ok(filter)
+    }
+
+    fn fits(&self, client: &Client, now_ms: u64) -> bool {
+        let age_s = now_ms.saturating_sub(client.connected_ms) / 1000;
+        !self.fits_none
+            && self.id.is_none_or(|id| id == client.id)
+            && self.peer.as_ref().is_none_or(|peer| *peer == client.peer.to_string())
+            && self.local.as_ref().is_none_or(|local| *local == client.local.to_string())
+            && self.age_s.is_none_or(|least| age_s >= least)
+    }
+}
+
+/// `CLIENT KILL [ID id] [ADDR address] [LADDR address] [TYPE type] [USER name] [MAXAGE seconds]
+/// [SKIPME yes|no]`: how many were told to stop. They finish what they have received.
+fn kill(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let filter = KillFilter::parse(args)?;
+    let now_ms = session.shared.now_ms();
     let mut killed = 0;
     for client in session.shared.clients.all() {
-        let it = if by_id { client.id.to_string() } else { client.peer.to_string() };
-        if it == target {
-            client.ask_to_stop();
+        let is_self = client.id == session.client.id;
+        if filter.fits(&client, now_ms) && (filter.kills_self || !is_self) {
             killed += 1;
+            match is_self {
+                // The reply is sent first.
+                true => session.closing.set(true),
+                false => client.ask_to_stop(),
+            }
         }
     }
-    match (args.len(), killed) {
-        (3, 0) => return Err(Refusal::fixed("ERR No such client")),
-        (3, _) => reply.ok(),
-        _ => reply.count(killed),
-    }
+    reply.count(killed);
     Ok(())
 }

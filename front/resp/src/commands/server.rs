@@ -1,5 +1,7 @@
 //! Commands about the whole server: DBSIZE, FLUSHDB, TIME, CONFIG, SHUTDOWN, WAIT.
 
+use std::path::{Component, Path};
+
 use super::connection::unknown_subcommand;
 use crate::args::Args;
 use crate::glob::Pattern;
@@ -42,6 +44,33 @@ pub(super) fn wait(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
         return Err(Refusal::fixed("ERR timeout is negative"));
     }
     reply.integer(0);
+    Ok(())
+}
+
+/// `CHECKPOINT directory`: a copy of the served database in a directory below the one that the
+/// server was given for that, made while other clients go on. It survives power loss when the reply
+/// is sent.
+pub(super) fn checkpoint(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let Some(base) = &session.shared.options.checkpoints else {
+        return Err(Refusal::fixed(
+            "ERR checkpoints are not allowed: start the server with --checkpoints DIR",
+        ));
+    };
+    let refused = || {
+        Refusal::said(format!(
+            "ERR a checkpoint is named by a path below {}, without '..': CHECKPOINT monday",
+            base.display()
+        ))
+    };
+    let text = std::str::from_utf8(args.get(1)).map_err(|_| refused())?;
+    let named = Path::new(text);
+    let below = named.strip_prefix(base).unwrap_or(named);
+    let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+    if below.as_os_str().is_empty() || !below.components().all(is_plain) {
+        return Err(refused());
+    }
+    session.shared.store.checkpoint(&base.join(below))?;
+    reply.ok();
     Ok(())
 }
 

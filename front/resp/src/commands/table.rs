@@ -104,6 +104,7 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("latency", -2, ADMIN, NONE, monitoring::latency, SERVER, "How long commands took."),
     command("config", -2, ADMIN, NONE, server::config, SERVER, "Shows settings."),
     command("command", -1, 0, NONE, introspection::command, SERVER, "Describes the commands."),
+    command("checkpoint", 2, ADMIN | LONG | NO_MULTI, NONE, server::checkpoint, SERVER, "Makes a copy of the database in a directory."),
     command("shutdown", -1, ADMIN | NO_MULTI, NONE, server::shutdown, SERVER, "Ends the server in good order."),
 
     command("multi", 1, FAST, NONE, transactions::multi, TRANSACTIONS, "Begins a transaction: commands are queued until EXEC."),

@@ -148,3 +148,34 @@ fn info_and_config() {
     assert!(client.ask("CONFIG GET *").contains("$4 save"));
     assert!(client.ask("INFO stats").contains("total_connections_received:0"));
 }
+
+#[test]
+fn client_kill_takes_filters() {
+    let (server, clock) = start();
+    let mut old = Client::connect(&server);
+    old.expect(&[("PING", "+PONG")]);
+    clock.advance(std::time::Duration::from_secs(60));
+    let mut new = Client::connect(&server);
+    new.expect(&[
+        ("CLIENT KILL TYPE pubsub", ":0"),
+        ("CLIENT KILL USER default MAXAGE 61", ":0"),
+        ("CLIENT KILL ADDR 1.2.3.4:5", ":0"),
+        ("CLIENT KILL 1.2.3.4:5", "-ERR No such client"),
+        ("CLIENT KILL ID 0", "-ERR client-id should be greater than 0"),
+        ("CLIENT KILL ID", "-ERR No such client"),
+        ("CLIENT KILL ID 1 TYPE", "-ERR syntax error"),
+        ("CLIENT KILL NOPE 1", "-ERR syntax error"),
+        ("CLIENT KILL USER nobody", "-ERR No such user 'nobody'"),
+        ("CLIENT KILL TYPE nope", "-ERR Unknown client type 'nope'"),
+        ("CLIENT KILL ID 2", ":0"),
+        ("CLIENT KILL TYPE normal MAXAGE 60 SKIPME no", ":1"),
+        ("PING", "+PONG"),
+    ]);
+    assert_eq!(old.try_reply(), None);
+    let local = server.local_addr().to_string();
+    new.expect(&[("CLIENT KILL LADDR", "-ERR No such client")]);
+    let mut third = Client::connect(&server);
+    third.expect(&[("PING", "+PONG")]);
+    assert_eq!(new.ask(&format!("CLIENT KILL LADDR {local} SKIPME no")), ":2");
+    assert_eq!((new.try_reply(), third.try_reply()), (None, None));
+}

@@ -98,7 +98,7 @@ fn ask(address: &str, commands: &str) -> String {
 const UNKNOWN: &str = "GET reef\r\nAUTH open\r\nQUIT\r\n";
 const UNKNOWN_IS_TOLD: &str = "-NOAUTH Authentication required.\r\n\
      -WRONGPASS invalid username-password pair or user is disabled.\r\n+OK\r\n";
-const KNOWN: &str = "AUTH open-sesame\r\nSET reef coral\r\nQUIT\r\n";
+const KNOWN: &str = "AUTH open-sesame\r\nPING\r\nQUIT\r\n";
 
 #[test]
 fn password_comes_from_a_file_or_the_environment() {
@@ -114,7 +114,7 @@ fn password_comes_from_a_file_or_the_environment() {
         let (mut process, address) = started(command);
         let address = address.replace("0.0.0.0", "127.0.0.1");
         assert_eq!(ask(&address, UNKNOWN), UNKNOWN_IS_TOLD);
-        assert_eq!(ask(&address, KNOWN), "+OK\r\n+OK\r\n+OK\r\n");
+        assert_eq!(ask(&address, KNOWN), "+OK\r\n+PONG\r\n+OK\r\n");
         process.end();
     }
     by_file.env("ARCHIPELAGO_PASSWORD", "open-sesame");
@@ -138,7 +138,7 @@ fn cluster_hands_its_password_to_compute_nodes() {
     let node = (0..3).map(|_| process.line()).last().unwrap();
     let address = node.split_whitespace().nth(3).unwrap().to_owned();
     assert_eq!(ask(&address, UNKNOWN), UNKNOWN_IS_TOLD);
-    assert_eq!(ask(&address, KNOWN), "+OK\r\n+OK\r\n+OK\r\n");
+    assert_eq!(ask(&address, KNOWN), "+OK\r\n+PONG\r\n+OK\r\n");
     process.end();
 }
 

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,6 +75,26 @@ fn clients_of_tls_are_served() {
     // The session ends in order: an end without its mark would be an error of the read.
     client.expect(&[("QUIT", "+OK")]);
     assert_eq!(client.try_reply(), None);
+}
+
+#[test]
+fn redis_cli_speaks_tls_where_it_is_installed() {
+    let help = Command::new("redis-cli").arg("--help").output();
+    let help = help.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
+    if !String::from_utf8_lossy(&help).contains("--tls") {
+        eprintln!("skipped: there is no redis-cli with TLS here");
+        return;
+    }
+    let server = start(Some("ca.pem"));
+    let ask = |more: &[PathBuf]| {
+        let mut command = Command::new("redis-cli");
+        command.args(["-p", &server.local_addr().port().to_string(), "--tls", "--cacert"]);
+        let output = command.arg(file("ca.pem")).args(more).args(["ECHO", "coral"]).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    let certificate = ["--cert".into(), file("client.pem"), "--key".into(), file("client-key.pem")];
+    assert_eq!(ask(&certificate), "coral\n");
+    assert_eq!(ask(&[]), "");
 }
 
 #[test]

@@ -25,12 +25,21 @@ pub enum MemoryClass {
     Request,
     /// Buffers of running flush and compaction jobs.
     Job,
+    /// Writes and notes about reads of open transactions.
+    Transaction,
 }
 
 impl MemoryClass {
     /// Every class, in the order in which reports list them.
-    pub const ALL: [Self; 6] =
-        [Self::Memtable, Self::Log, Self::BlockCache, Self::TableReader, Self::Request, Self::Job];
+    pub const ALL: [Self; 7] = [
+        Self::Memtable,
+        Self::Log,
+        Self::BlockCache,
+        Self::TableReader,
+        Self::Request,
+        Self::Job,
+        Self::Transaction,
+    ];
 
     /// The class as reports spell it.
     #[must_use]
@@ -42,6 +51,7 @@ impl MemoryClass {
             Self::TableReader => "table_reader",
             Self::Request => "request",
             Self::Job => "job",
+            Self::Transaction => "transaction",
         }
     }
 }

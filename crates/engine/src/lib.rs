@@ -28,5 +28,6 @@ pub mod repair;
 pub mod sst;
 pub mod stall;
 pub mod stats;
+pub mod transaction;
 pub mod version;
 pub mod wal;

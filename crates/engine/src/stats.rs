@@ -95,6 +95,14 @@ tickers! {
     BucketSplits = "bucket.splits",
     /// Pairs of buckets that were made one.
     BucketMerges = "bucket.merges",
+    /// Transactions that were committed.
+    TransactionsCommitted = "transactions.committed",
+    /// Commits that were refused because of another write, an expiry or a watch.
+    TransactionConflicts = "transactions.conflicts",
+    /// Row locks that were refused because transactions would have waited for each other.
+    TransactionDeadlocks = "transactions.deadlocks",
+    /// Row locks that were not granted in time.
+    TransactionLockTimeouts = "transactions.lock.timeouts",
     /// Nanoseconds writers waited because of the fullest bucket's L0 files.
     StallL0Ns = "stall.l0.ns",
     /// Nanoseconds writers waited because of immutable memtables.

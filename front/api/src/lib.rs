@@ -21,6 +21,29 @@
 //!
 //! Durability: a write that returned survives `kill -9` of the process; with
 //! [`WriteOptions::sync`] it survives power loss. [`Db`] tells the rest.
+//!
+//! A [`Transaction`] reads and writes as if it were alone. If another write changes what it has
+//! read, its commit fails with a [`Conflict`], and the program runs it again:
+//!
+//! ```
+//! use archipelago::{Conflict, Db, DbOptions, WriteOptions};
+//!
+//! let dir = tempfile::tempdir()?;
+//! let db = Db::open(dir.path(), DbOptions::default())?;
+//! let cf = db.default_family();
+//! let mut transaction = db.transaction();
+//! loop {
+//!     let visits = transaction.get(cf, b"visits")?.map_or(0, |value| value[0]);
+//!     transaction.put(cf, b"visits", &[visits + 1])?;
+//!     match transaction.commit(&WriteOptions::default()) {
+//!         Ok(_) => break,
+//!         Err(error) if Conflict::of(&error).is_some() => transaction.rollback(),
+//!         Err(error) => return Err(error.into()),
+//!     }
+//! }
+//! assert_eq!(db.get(b"visits")?.as_deref(), Some(&[1][..]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub use archipelago_base::budget::{ByteBudget, MemoryClass};
 pub use archipelago_base::clock::{Clock, ManualClock, SystemClock};
@@ -49,6 +72,10 @@ pub use archipelago_engine::pinned::PinnedSlice;
 pub use archipelago_engine::repair;
 pub use archipelago_engine::sst::{SstWriter, TableOptions};
 pub use archipelago_engine::stats::{Statistics, Ticker, Timer};
+pub use archipelago_engine::transaction::{
+    Conflict, Isolation, KeyWatch, LockMode, Locking, Transaction, TransactionIter,
+    TransactionOptions,
+};
 pub use archipelago_engine::wal::WriteBatch;
 pub use archipelago_env as env;
 pub use archipelago_env::GroupAccess;

@@ -18,6 +18,8 @@
 //! 4. Who has a grant takes no lock before the write is published: holders of the commit lock may wait
 //!    for that (ingestion does).
 //! 5. A ticket is inserted once: by its owner, or by who changed it from asleep to claimed.
+//! 6. While a transaction is being checked, every write is noted in [`CommitState::recent`] in the
+//!    step that gives it its sequence numbers.
 //!
 //! Failure: an append that fails is told to every writer of its group and nothing of the group is
 //! inserted. A sync that fails makes the database read only (`db::health`): what was published
@@ -36,6 +38,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::db::leading::Leading;
 use crate::db::memtable::{Granted, Memtable};
 use crate::db::publication::Publication;
+use crate::transaction::RecentWrites;
 use crate::wal::{Entry, LogSyncer, LogWriter};
 
 /// Tries for the commit lock before a writer leaves a ticket.
@@ -53,6 +56,8 @@ pub(crate) struct CommitState {
     pub(crate) log: Option<LogWriter>,
     /// Active memtables by column family id.
     pub(crate) active: Vec<Option<Arc<Memtable>>>,
+    /// Keys of recent writes, for transactions that are being checked.
+    pub(crate) recent: RecentWrites,
 }
 
 impl CommitState {
@@ -221,7 +226,8 @@ pub(crate) struct Committer {
 
 impl Committer {
     pub(crate) fn new(last_seq: SeqNo) -> Self {
-        let state = CommitState { last_seq, log: None, active: Vec::new() };
+        let recent = RecentWrites::default();
+        let state = CommitState { last_seq, log: None, active: Vec::new(), recent };
         Self {
             state: CachePadded::new(Mutex::new(state)),
             waiting: CachePadded::new(Mutex::new(Vec::new())),
@@ -243,6 +249,11 @@ impl Committer {
     /// Takes the commit lock.
     pub(crate) fn lock(&self) -> MutexGuard<'_, CommitState> {
         self.state.lock()
+    }
+
+    /// Waits until everything through `seq`, which was given out, is visible.
+    pub(crate) fn wait_visible(&self, seq: SeqNo) {
+        self.publication.wait(seq.0);
     }
 
     /// Moves the visible sequence number (commit lock held, everything before is visible).
@@ -282,6 +293,37 @@ impl Committer {
             }
             None => self.submit_as_ticket(host, write),
         };
+        self.finish(host, write, answer, claimed)
+    }
+
+    /// [`Committer::commit`] if `may_commit`, which is called once, under the commit lock, says so;
+    /// `None` if it does not.
+    pub(crate) fn commit_if(
+        &self,
+        host: &dyn CommitHost,
+        write: &Submission<'_>,
+        may_commit: impl FnOnce(&mut CommitState) -> bool,
+    ) -> Result<Option<Outcome>> {
+        let mut state = self.state.lock();
+        let answer = may_commit(&mut state).then(|| grant_one(&mut state, host, write));
+        let claimed = self.serve_tickets(state, host);
+        match answer {
+            Some(answer) => self.finish(host, write, answer, claimed).map(Some),
+            None => {
+                claimed.into_iter().for_each(|of| self.insert_claimed(host, of));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Inserts a write that was granted, and those of others that it was left with, in their order.
+    fn finish(
+        &self,
+        host: &dyn CommitHost,
+        write: &Submission<'_>,
+        answer: Result<Answer>,
+        claimed: Claimed,
+    ) -> Result<Outcome> {
         let mut claimed = claimed.into_iter().peekable();
         let outcome = match answer {
             Ok(Answer::Granted(grant)) => {
@@ -536,6 +578,7 @@ fn take_grant(state: &mut CommitState, write: &Submission<'_>) -> Grant {
     let last_seq = SeqNo(state.last_seq.0 + write.records);
     assert!(last_seq <= SeqNo::MAX, "sequence numbers exhausted");
     state.last_seq = last_seq;
+    state.recent.note(write.payload);
     let log = match (&state.log, write.wal) {
         (Some(log), true) => Some(log.position().no),
         _ => None,

@@ -294,6 +294,9 @@ impl DbInner {
             commit.last_seq = seq;
             if let Ok(built) = &built {
                 self.republish_built(&mut self.state.lock(), built.clone());
+                for piece in &pieces {
+                    commit.recent.note_range(family.id, &piece.smallest, &piece.largest);
+                }
                 // The files are installed, so an error of the fault point changes nothing.
                 let _ = self.fault_point("ingest.before_visible");
             }

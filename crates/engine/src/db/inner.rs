@@ -49,6 +49,7 @@ use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
 use crate::stall::{DelayController, RateMeter};
 use crate::stats::{Statistics, Ticker};
+use crate::transaction::RowLocks;
 use crate::version::Version;
 use crate::version::rebalance::RunningFlush;
 
@@ -157,6 +158,8 @@ pub(crate) struct DbInner {
     /// Those of the families that have a compaction filter, by id. Swapped with them.
     pub(crate) filtered: ArcSwap<Vec<Arc<Family>>>,
     pub(crate) snapshots: Arc<Snapshots>,
+    /// Row locks of transactions. Its lock is held over no other.
+    pub(crate) row_locks: RowLocks,
     pub(crate) manifest: Mutex<VersionSet>,
     /// Evidence of what is durable of the manifest and the log. Its lock is the last one taken.
     pub(crate) marks: Arc<Marks>,

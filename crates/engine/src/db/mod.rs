@@ -25,6 +25,7 @@ mod inner;
 mod leading;
 mod logs;
 mod memtable;
+mod newest;
 mod open;
 mod pressure;
 mod publication;
@@ -50,22 +51,28 @@ use archipelago_env::local::LocalFs;
 
 pub use buckets::BucketInfo;
 pub(crate) use checkpoint::copy as copy_file;
+pub(crate) use commit::CommitState;
 pub use compact_range::{CompactRangeOptions, LastLevel, OnProgress};
 pub use counting::KeyEstimate;
 pub use family::ColumnFamily;
+pub(crate) use family::Family;
 pub use ingest::IngestOptions;
+pub(crate) use inner::DbInner;
+pub(crate) use newest::{Since, newest_record, range_has_newer};
 pub use open::{Components, FaultPoint};
 pub use read::Entry;
+pub(crate) use read::split_expiry;
 pub use read_options::ReadOptions;
 pub use rebalancing::BucketChange;
 pub use report::{LevelInfo, Report};
 pub use scan::Iter;
+pub(crate) use scan::{bounds_of, check_bounds, scan};
 pub use snapshot::Snapshot;
 pub use verify::VerifyReport;
+pub(crate) use write::{check_limits, check_merge};
 
 use crate::options::DbOptions;
 use crate::stats::Statistics;
-use inner::DbInner;
 
 /// An open database. Cheap to clone; the last clone to be dropped closes it, without an answer:
 /// call [`Db::close`] to learn of errors.

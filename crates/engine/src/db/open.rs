@@ -53,6 +53,7 @@ use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
 use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter};
+use crate::transaction::RowLocks;
 use crate::wal::{
     LogChain, LogConfig, LogWriter, RecoveredLog, SegmentEnd, SegmentFile, SegmentRef,
 };
@@ -62,7 +63,8 @@ use crate::wal::{
 /// `ingest.before_visible` (too late to fail: its error is ignored),
 /// `flush.shard` (before each shard of a flush), `flush.before_install`, `compaction.part` (before each part of a compaction that is cut),
 /// `compaction.before_install`, `recovery.before_install`, `resume.before_install`,
-/// `checkpoint.before_manifest`.
+/// `checkpoint.before_manifest`, `transaction.checked` (between the two steps of a commit's check; its
+/// thread must not write).
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// What a database is made of besides its settings.
@@ -237,6 +239,7 @@ fn assemble(
         stats: Arc::default(),
         reads_at_seal: AtomicU64::default(),
         committer: Committer::new(manifest.last_seq()),
+        row_locks: RowLocks::default(),
         families: ArcSwap::from_pointee(Vec::new()),
         filtered: ArcSwap::from_pointee(Vec::new()),
         snapshots: Arc::new(Snapshots::default()),

@@ -19,6 +19,7 @@ use archipelago_env::{FileClass, IoContext};
 
 use crate::db::family::{Family, SuperVersion};
 use crate::db::inner::DbInner;
+use crate::db::newest::{Since, newest_record};
 use crate::db::read_options::ReadOptions;
 use crate::db::write::check_key;
 use crate::db::{ColumnFamily, Db};
@@ -97,7 +98,7 @@ impl Db {
     /// knows none. What a transaction compares to see whether a key changed since a snapshot.
     pub fn latest_seq(&self, cf: &ColumnFamily, key: &[u8]) -> Result<Option<SeqNo>> {
         self.check_family(cf)?;
-        let read = || self.inner.latest_seq(&cf.family, key);
+        let read = || newest_record(&self.inner, &cf.family, key, Since::Ever);
         let found = self.inner.read_following(&ReadOptions::default(), read)?;
         found_or_dropped(cf, found)
     }
@@ -415,42 +416,6 @@ impl DbInner {
         }
         self.stats.add(Ticker::TablesSearched, 1);
         table.lookup_filtered(lookup, options, &mut |found| gather.visit(found))
-    }
-
-    pub(crate) fn latest_seq(&self, family: &Arc<Family>, key: &[u8]) -> Result<Option<SeqNo>> {
-        self.check_open()?;
-        check_key(key)?;
-        let options = ReadOptions::default();
-        let (current, seq) = self.picture(family, &options);
-        let lookup = Lookup::new(key, seq);
-        let newest = std::cell::Cell::new(None);
-        let visit = |found: &Found<'_>| {
-            newest.set(newest.get().max(Some(found.seq)));
-            ControlFlow::Break(())
-        };
-        let active = &current.active;
-        let shard = &active.shards[active.map.bucket_of(key)];
-        let immutables = current.immutables.iter().filter_map(|i| i.shard_of(key));
-        for shard in std::iter::once(shard).chain(immutables) {
-            shard.lookup(&lookup, visit);
-            let covering = shard.newest_tombstone(key, seq);
-            newest.set(newest.get().max(covering));
-            if newest.get().is_some() {
-                return Ok(newest.get());
-            }
-        }
-        let table_options = table_options(&options);
-        let version = &current.version;
-        let levels = (1..LEVELS).filter_map(|level| version.file_for(level, key));
-        for file in version.l0_of(key).iter().filter(|file| file.contains(key)).chain(levels) {
-            let table = self.tables.get(file)?;
-            newest.set(newest.get().max(table.tombstones().max_covering(key, seq)));
-            table.lookup(&lookup, &table_options, &mut |found| visit(found))?;
-            if newest.get().is_some() {
-                return Ok(newest.get());
-            }
-        }
-        Ok(None)
     }
 
     fn multi_get(

@@ -6,6 +6,10 @@
 //! bucket, levels file by file, as the iterator gets there; what lies outside the bounds is never
 //! opened. Range tombstones are asked by key of those shards and files that have any; where none
 //! has, they cost nothing.
+//!
+//! An iterator of a transaction has the transaction's own writes as its newest child. Their
+//! sequence numbers are above all others, so the view shows every number, and the other children
+//! and range tombstones are cut at the snapshot instead.
 
 use std::sync::Arc;
 
@@ -19,8 +23,9 @@ use crate::db::read_options::ReadOptions;
 use crate::db::snapshot::Snapshot;
 use crate::db::{ColumnFamily, Db};
 use crate::iter::{
-    BucketTombstones, Child, FileOpener, InternalIterator, LevelIterator, LevelTombstones,
-    MergingIterator, TombstoneFile, TombstoneSource, UserIterator, View,
+    AsOfIterator, BucketTombstones, Child, FileOpener, InternalIterator, LevelIterator,
+    LevelTombstones, MergingIterator, TombstoneFile, TombstoneSource, TombstoneSpan, UserIterator,
+    View,
 };
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
@@ -29,6 +34,7 @@ use crate::options::LEVELS;
 use crate::sst::{TableCache, TableReadOptions, TableReader};
 use crate::stats::Ticker;
 use crate::tombstone::TombstoneSet;
+use crate::transaction::OwnRecords;
 use crate::version::Version;
 
 /// A cursor over the live keys of a column family, in key order, as of one moment.
@@ -149,19 +155,41 @@ impl Db {
         self.check_family(cf)?;
         self.check_snapshot(options)?;
         self.inner.check_open()?;
-        if let (Some(lower), Some(upper)) = (&options.lower_bound, &options.upper_bound)
-            && lower > upper
-        {
-            return Err(Error::invalid(format!(
-                "the lower bound \"{}\" is after the upper bound \"{}\"",
-                lower.escape_ascii(),
-                upper.escape_ascii()
-            )));
-        }
-        let iter = scan(&self.inner, &cf.family, options);
+        check_bounds(options)?;
+        let iter = scan(&self.inner, &cf.family, options, None);
         // A family that was dropped meanwhile is empty.
         cf.family.check_alive()?;
         Ok(iter)
+    }
+}
+
+/// `InvalidArgument` if the lower bound lies after the upper one.
+pub(crate) fn check_bounds(options: &ReadOptions) -> Result<()> {
+    if let (Some(lower), Some(upper)) = (&options.lower_bound, &options.upper_bound)
+        && lower > upper
+    {
+        return Err(Error::invalid(format!(
+            "the lower bound \"{}\" is after the upper bound \"{}\"",
+            lower.escape_ascii(),
+            upper.escape_ascii()
+        )));
+    }
+    Ok(())
+}
+
+/// The keys that an iterator with these options may show.
+pub(crate) fn bounds_of(options: &ReadOptions) -> KeyRange {
+    let view = bounded(View::new(SeqNo::ZERO, 0), options);
+    KeyRange { start: view.lower, end: view.upper }
+}
+
+/// `view` within the bounds of `options`.
+fn bounded(mut view: View, options: &ReadOptions) -> View {
+    view.lower = options.lower_bound.clone().unwrap_or_default();
+    view.upper.clone_from(&options.upper_bound);
+    match &options.prefix {
+        Some(prefix) => view.with_prefix(prefix),
+        None => view,
     }
 }
 
@@ -180,33 +208,76 @@ impl Opening {
     }
 }
 
-fn scan(inner: &Arc<DbInner>, family: &Arc<Family>, options: &ReadOptions) -> Iter {
+/// An iterator over the family, with the `own` writes of a transaction above it.
+pub(crate) fn scan(
+    inner: &Arc<DbInner>,
+    family: &Arc<Family>,
+    options: &ReadOptions,
+    own: Option<OwnRecords>,
+) -> Iter {
     inner.stats.add(Ticker::Iterators, 1);
     let held = options.snapshot.as_ref().and_then(|snapshot| snapshot.held(family.id));
     let picture = held.cloned().unwrap_or_else(|| family.current.load_full());
     let snapshot = options.snapshot.as_ref().map_or_else(|| inner.visible(), Snapshot::seq);
-    let mut view = View::new(snapshot, inner.clock.unix_ms());
+    let mut view = bounded(View::new(snapshot, inner.clock.unix_ms()), options);
     view.operator.clone_from(&family.merge);
     view.keys_only = options.keys_only;
-    view.lower = options.lower_bound.clone().unwrap_or_default();
-    view.upper.clone_from(&options.upper_bound);
-    if let Some(prefix) = &options.prefix {
-        view = view.with_prefix(prefix);
-    }
     let opening = Opening {
         picture: Arc::clone(&picture),
         tables: Arc::clone(&inner.tables),
         options: table_options(options),
         bounds: KeyRange { start: view.lower.clone(), end: view.upper.clone() },
     };
-    let merge = MergingIterator::new(children(&opening));
-    let tombstones = tombstones(&opening);
+    let (mut children, mut tombstones) = (children(&opening), tombstones(&opening));
+    if let Some(own) = own {
+        (children, tombstones) = with_own(children, tombstones, snapshot, own);
+        view.snapshot = SeqNo::MAX;
+    }
+    let merge = MergingIterator::new(children);
     let tombstones = (!tombstones.is_empty()).then(|| Box::new(tombstones) as _);
     Iter {
         cursor: UserIterator::new(merge, tombstones, view),
         inner: Arc::clone(inner),
         _picture: picture,
         _snapshot: options.snapshot.clone(),
+    }
+}
+
+/// Puts a transaction's own writes above what the database has as of `through`.
+fn with_own(
+    committed: Vec<Child>,
+    deletes: Vec<Box<dyn TombstoneSource>>,
+    through: SeqNo,
+    own: OwnRecords,
+) -> (Vec<Child>, Vec<Box<dyn TombstoneSource>>) {
+    let cut = |child: Child| {
+        let max_seq = child.max_seq.min(through);
+        Child::new(Box::new(AsOfIterator::new(child.iter, through)), max_seq)
+    };
+    let newest = Child::new(Box::new(own.records), SeqNo::MAX);
+    let children = std::iter::once(newest).chain(committed.into_iter().map(cut)).collect();
+    let mut sources: Vec<Box<dyn TombstoneSource>> = Vec::with_capacity(deletes.len() + 1);
+    if !own.tombstones.is_empty() {
+        sources.push(Box::new(own.tombstones));
+    }
+    let cut = |source| Box::new(AsOfTombstones { source, through }) as Box<dyn TombstoneSource>;
+    sources.extend(deletes.into_iter().map(cut));
+    (children, sources)
+}
+
+/// The range tombstones of a source up to a sequence number.
+struct AsOfTombstones {
+    source: Box<dyn TombstoneSource>,
+    through: SeqNo,
+}
+
+impl TombstoneSource for AsOfTombstones {
+    fn is_empty(&self) -> bool {
+        self.source.is_empty()
+    }
+
+    fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()> {
+        self.source.covering(key, snapshot.min(self.through), span)
     }
 }
 

@@ -7,6 +7,7 @@ use archipelago_base::checksum::crc;
 use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 
 use crate::db::commit::{Outcome, Share, Submission};
+use crate::db::family::Family;
 use crate::db::inner::DbInner;
 use crate::db::memtable::RECORD_OVERHEAD_BYTES;
 use crate::db::{ColumnFamily, Db};
@@ -127,32 +128,54 @@ impl Db {
 impl DbInner {
     pub(crate) fn write(&self, batch: &WriteBatch, options: &WriteOptions) -> Result<SeqNo> {
         let started = self.options.latency_histograms.then(|| self.clock.now_ns());
-        let result = SHARES.with_borrow_mut(|shares| {
+        let result = self.commit_batch(batch, options, |write| {
+            let committed = self.committer.commit(self, write);
+            committed.map_err(|error| self.note_append_error(&error))
+        });
+        if let Ok(last_seq) = &result {
+            self.harden_log(*last_seq, options)?;
+        }
+        if let Some(started) = started {
+            self.stats.record(Timer::Write, self.clock.now_ns() - started);
+        }
+        result
+    }
+
+    /// Checks and stalls a write, and gives it to `commit` until that does not have to wait. Returns
+    /// its last sequence number. Nothing was written if there is an error.
+    #[inline]
+    pub(crate) fn commit_batch(
+        &self,
+        batch: &WriteBatch,
+        options: &WriteOptions,
+        commit: impl FnMut(&Submission<'_>) -> Result<Outcome>,
+    ) -> Result<SeqNo> {
+        SHARES.with_borrow_mut(|shares| {
             shares.clear();
             let user_bytes = self.check_batch(batch, shares, options)?;
             if shares.is_empty() {
                 return Ok(self.committer.visible());
             }
             self.stall(shares, options)?;
-            let last_seq = self.commit(batch, shares, options)?;
+            let last_seq = self.commit(batch, shares, options, commit)?;
             self.stats.add(Ticker::Writes, 1);
             self.stats.add(Ticker::RecordsWritten, batch.len() as u64);
             self.stats.add(Ticker::UserBytesWritten, user_bytes);
             Ok(last_seq)
-        });
-        if let (Ok(last_seq), true) = (&result, options.wal)
-            && (options.sync || self.options.log_write_through)
-        {
-            self.leave_log_before_sync()?;
-            match options.sync {
-                true => self.sync_log(*last_seq)?,
-                false => self.write_log_through(*last_seq)?,
-            }
+        })
+    }
+
+    /// Makes a committed write survive what its options and those of the database say.
+    #[inline]
+    pub(crate) fn harden_log(&self, last_seq: SeqNo, options: &WriteOptions) -> Result<()> {
+        if !options.wal || !(options.sync || self.options.log_write_through) {
+            return Ok(());
         }
-        if let Some(started) = started {
-            self.stats.record(Timer::Write, self.clock.now_ns() - started);
+        self.leave_log_before_sync()?;
+        match options.sync {
+            true => self.sync_log(last_seq),
+            false => self.write_log_through(last_seq),
         }
-        result
     }
 
     /// Checks every record and sums the bytes by family. Returns the bytes of keys and values.
@@ -179,11 +202,8 @@ impl DbInner {
                 .ok_or_else(|| unknown_family(op.cf))?;
             family.check_alive()?;
             check_limits(op.kind, op.key, op.value)?;
-            if op.kind == Kind::Merge && family.merge.is_none() {
-                return Err(Error::invalid(format!(
-                    "column family \"{}\" has no merge operator: set merge_operator",
-                    family.name
-                )));
+            if op.kind == Kind::Merge {
+                check_merge(family)?;
             }
             let bytes = (op.key.len() + op.value.len()) as u64;
             user_bytes += bytes;
@@ -202,6 +222,7 @@ impl DbInner {
         batch: &WriteBatch,
         shares: &[Share],
         options: &WriteOptions,
+        mut commit: impl FnMut(&Submission<'_>) -> Result<Outcome>,
     ) -> Result<SeqNo> {
         let payload = batch.data();
         let write = Submission {
@@ -212,10 +233,9 @@ impl DbInner {
             wal: options.wal,
         };
         loop {
-            match self.committer.commit(self, &write) {
-                Ok(Outcome::Done(last_seq)) => return Ok(last_seq),
-                Ok(Outcome::MustWait(cf)) => self.wait_for_memtable(cf, options)?,
-                Err(error) => return Err(self.note_append_error(&error)),
+            match commit(&write)? {
+                Outcome::Done(last_seq) => return Ok(last_seq),
+                Outcome::MustWait(cf) => self.wait_for_memtable(cf, options)?,
             }
         }
     }
@@ -262,7 +282,7 @@ impl DbInner {
 impl DbInner {
     /// Tells of an append that failed. The next write tries a new segment.
     #[cold]
-    fn note_append_error(&self, error: &Error) -> Error {
+    pub(crate) fn note_append_error(&self, error: &Error) -> Error {
         let error = error.context_at("the write was not logged and not applied");
         if error.kind() == ErrorKind::Io {
             self.stats.add(Ticker::BackgroundErrors, 1);
@@ -280,6 +300,17 @@ fn unknown_family(cf: CfId) -> Error {
     )
 }
 
+/// Refuses a merge operand for a family without a merge operator.
+pub(crate) fn check_merge(family: &Family) -> Result<()> {
+    if family.merge.is_none() {
+        return Err(Error::invalid(format!(
+            "column family \"{}\" has no merge operator: set merge_operator",
+            family.name
+        )));
+    }
+    Ok(())
+}
+
 pub(crate) fn check_key(key: &[u8]) -> Result<()> {
     if key.len() > KEY_BYTES_MAX {
         return Err(Error::invalid(format!(
@@ -290,7 +321,7 @@ pub(crate) fn check_key(key: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn check_limits(kind: Kind, key: &[u8], value: &[u8]) -> Result<()> {
+pub(crate) fn check_limits(kind: Kind, key: &[u8], value: &[u8]) -> Result<()> {
     check_key(key)?;
     if kind == Kind::RangeDelete {
         check_key(value)?;

@@ -141,6 +141,33 @@ impl WriteBatch {
         self.bytes[..COUNT_BYTES].copy_from_slice(&self.len.to_le_bytes());
     }
 
+    /// Position behind the last operation.
+    pub(crate) fn mark(&self) -> BatchMark {
+        BatchMark { bytes: self.bytes.len().saturating_sub(COUNT_BYTES), len: self.len }
+    }
+
+    /// Removes every operation behind `mark`, which this batch gave.
+    pub(crate) fn truncate(&mut self, mark: BatchMark) {
+        assert!(mark <= self.mark(), "a batch is cut behind its end");
+        if mark.len == 0 {
+            return self.clear();
+        }
+        self.bytes.truncate(COUNT_BYTES + mark.bytes);
+        self.len = mark.len;
+        self.bytes[..COUNT_BYTES].copy_from_slice(&self.len.to_le_bytes());
+    }
+
+    /// The operations behind `mark`, which this batch gave.
+    pub(crate) fn iter_from(&self, mark: BatchMark) -> BatchIter<'_> {
+        let ops = &self.data()[COUNT_BYTES + mark.bytes..];
+        BatchIter { reader: Reader::new(ops), left: self.len - mark.len }
+    }
+
+    /// The bytes at an offset that [`BatchIter::offset`] gave, counted from the first operation.
+    pub(crate) fn bytes_at(&self, at: std::ops::Range<usize>) -> &[u8] {
+        &self.data()[COUNT_BYTES..][at]
+    }
+
     /// Forgets every operation; keeps the buffer.
     pub fn clear(&mut self) {
         self.bytes.clear();
@@ -205,6 +232,15 @@ fn stack_varint(out: &mut [u8; OP_HEADER_BYTES_MAX], mut at: usize, mut value: u
     at + 1
 }
 
+/// A position between two operations of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BatchMark {
+    /// Bytes of the operations before it.
+    pub(crate) bytes: usize,
+    /// Number of the operations before it.
+    pub(crate) len: u32,
+}
+
 /// An encoded batch that lies somewhere else.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchView<'a> {
@@ -252,6 +288,11 @@ fn damaged(what: &str) -> Error {
 }
 
 impl<'a> BatchIter<'a> {
+    /// Offset behind the operation that was read last, from where the iteration began.
+    pub(crate) fn offset(&self) -> usize {
+        self.reader.position()
+    }
+
     fn read(&mut self) -> Option<BatchOp<'a>> {
         let kind = Kind::from_byte(self.reader.u8()?)?;
         let cf = CfId(self.reader.varint32()?);

@@ -29,6 +29,7 @@ mod source;
 mod tests;
 pub mod writer;
 
+pub(crate) use batch::BatchMark;
 pub use batch::{BatchOp, BatchView, WriteBatch};
 pub use reader::{
     End, LogChain, ReadRequest, RecoveredLog, SegmentEnd, SegmentFile, read_header, read_segment,

@@ -36,4 +36,5 @@ mod space;
 mod subcompactions;
 mod support;
 mod tiers;
+mod transactions;
 mod warm;

@@ -1,0 +1,224 @@
+//! The check of a commit: whether anything that a transaction depends on has changed.
+//!
+//! 1. Under the commit lock: if nothing got a sequence number since the reads, the write gets its
+//!    own at once. Otherwise an observer is registered ([`RecentWrites`](super::RecentWrites)), and
+//!    the lock is given back.
+//! 2. Without a lock: when all that had a sequence number at step 1 is visible, a newer record is
+//!    looked for, key by key and range by range, in memtables and tables.
+//! 3. Under the commit lock: what got a sequence number since step 1 is compared with the
+//!    footprint, and the write gets its own in the same step.
+//!
+//! If too much was written between 1 and 3 for the observer, 2 and 3 are done again, at most
+//! [`ROUNDS_MAX`] times.
+//!
+//! Invariants:
+//! 1. Every write with a sequence number below that of the transaction was compared with the
+//!    footprint: in step 2 if it had its number by step 1, else in step 3.
+//! 2. The observer ends with the check, whatever its outcome.
+//! 3. Expiry is looked at under the lock that gives the write its number.
+//!
+//! Failure: a [`Conflict`], `Fenced` if a column family was dropped, or the error of a table that
+//! could not be read. Nothing was written.
+//! Cost: see the module of transactions. Step 3 costs a search in the footprint for each key that
+//! was written since step 1, under the commit lock.
+
+use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
+
+use super::conflict::Conflict;
+use super::footprint::{Footprint, KeyRead, Touch, Touched};
+use crate::db::{CommitState, DbInner, Family, Since, newest_record, range_has_newer};
+use crate::options::WriteOptions;
+use crate::wal::WriteBatch;
+
+/// Most rounds of steps 2 and 3.
+const ROUNDS_MAX: usize = 4;
+
+/// Whether `key` has changed since a read.
+pub(super) fn key_has_changed(
+    inner: &DbInner,
+    family: &Family,
+    key: &[u8],
+    read: &KeyRead,
+) -> Result<bool> {
+    match read.exactly {
+        Some(seq) => Ok(newest_record(inner, family, key, Since::Ever)? != Some(seq)),
+        None => Ok(newest_record(inner, family, key, Since::After(read.as_of))?.is_some()),
+    }
+}
+
+/// Commits `batch` if nothing in the footprint has changed; its last sequence number.
+pub(super) fn commit(
+    inner: &DbInner,
+    footprint: &Footprint,
+    batch: &WriteBatch,
+    options: &WriteOptions,
+) -> Result<SeqNo> {
+    if batch.is_empty() {
+        return check_alone(inner, footprint);
+    }
+    inner.commit_batch(batch, options, |write| {
+        check(inner, footprint, |check| {
+            let may_commit = |state: &mut CommitState| check.under_lock(state);
+            let committed = inner.committer.commit_if(inner, write, may_commit);
+            committed.map_err(|error| inner.note_append_error(&error))
+        })
+    })
+}
+
+/// The check of a transaction that writes nothing; the last sequence number that it was made at.
+fn check_alone(inner: &DbInner, footprint: &Footprint) -> Result<SeqNo> {
+    inner.check_open()?;
+    check(inner, footprint, |check| {
+        let mut state = inner.committer.lock();
+        Ok(check.under_lock(&mut state).then_some(state.last_seq))
+    })
+}
+
+/// Calls `attempt`, which asks the check under the commit lock, until it has an outcome.
+fn check<T>(
+    inner: &DbInner,
+    footprint: &Footprint,
+    mut attempt: impl FnMut(&mut Check<'_>) -> Result<Option<T>>,
+) -> Result<T> {
+    let mut check = Check { inner, footprint, observer: None, through: SeqNo::ZERO, refusal: None };
+    for _ in 0..=ROUNDS_MAX {
+        if let Some(outcome) = attempt(&mut check)? {
+            return Ok(outcome);
+        }
+        if let Some(refusal) = check.refusal.take() {
+            return Err(refusal);
+        }
+        check.without_lock()?;
+        inner.fault_point("transaction.checked")?;
+    }
+    Err(Conflict::Overrun.error(
+        "so much was written while the transaction was checked that the check could not end: run \
+         the transaction again, or let it read fewer keys",
+    ))
+}
+
+/// A check under way.
+struct Check<'a> {
+    inner: &'a DbInner,
+    footprint: &'a Footprint,
+    /// Position of the registered observer.
+    observer: Option<u64>,
+    /// Last sequence number that had been given out when the observer was registered.
+    through: SeqNo,
+    /// Why the transaction cannot commit.
+    refusal: Option<Error>,
+}
+
+impl Drop for Check<'_> {
+    fn drop(&mut self) {
+        if let Some(position) = self.observer.take() {
+            self.inner.committer.lock().recent.end(position);
+        }
+    }
+}
+
+impl Check<'_> {
+    /// Steps 1 and 3: whether the transaction may commit now.
+    fn under_lock(&mut self, state: &mut CommitState) -> bool {
+        let position = self.observer.take();
+        let news = position.map(|position| self.news(state, position));
+        if let Some(position) = position {
+            state.recent.end(position);
+        }
+        self.refusal = self.lost(state);
+        if self.refusal.is_some() {
+            return false;
+        }
+        match news {
+            Some(News::Nothing) => true,
+            None if state.last_seq <= self.footprint.oldest() => true,
+            Some(News::Touched(refusal)) => {
+                self.refusal = Some(refusal);
+                false
+            }
+            None | Some(News::Unknown) => {
+                self.observer = Some(state.recent.observe());
+                self.through = state.last_seq;
+                false
+            }
+        }
+    }
+
+    /// What was written since the observer registered.
+    fn news(&self, state: &CommitState, position: u64) -> News {
+        let Some(mut writes) = state.recent.since(position) else { return News::Unknown };
+        let touched = writes.find_map(|touch| Some((touch, self.footprint.touched(touch)?)));
+        match touched {
+            None => News::Nothing,
+            Some((touch, touched)) => News::Touched(self.changed(touch, touched)),
+        }
+    }
+
+    /// The error if a column family was dropped or a value has expired.
+    fn lost(&self, state: &CommitState) -> Option<Error> {
+        let mut families = self.footprint.families().map(|(cf, _)| cf);
+        if let Some(gone) = families.find(|&cf| state.active_of(cf).is_none()) {
+            return Some(dropped(gone));
+        }
+        let has_expired = self.footprint.has_expired(|| self.inner.clock.unix_ms());
+        has_expired.then(|| {
+            Conflict::Expired.error(
+                "a value that the transaction read has expired: roll back and run the \
+                 transaction again",
+            )
+        })
+    }
+
+    /// Step 2.
+    fn without_lock(&self) -> Result<()> {
+        self.inner.committer.wait_visible(self.through);
+        for (cf, notes) in self.footprint.families() {
+            let family = self.inner.family(cf).ok_or_else(|| dropped(cf))?;
+            for (key, read) in &notes.keys {
+                if key_has_changed(self.inner, &family, key, read)? {
+                    let touch = Touch { cf, start: key, end: None };
+                    return Err(self.changed(touch, Touched::Key));
+                }
+            }
+            for range in notes.ranges.iter() {
+                if range_has_newer(self.inner, &family, &range, notes.ranges_as_of)? {
+                    let touch = Touch { cf, start: &range.start, end: None };
+                    return Err(self.changed(touch, Touched::Range));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn changed(&self, touch: Touch<'_>, touched: Touched) -> Error {
+        let name = self.inner.family(touch.cf).map_or_else(String::new, |of| of.name.clone());
+        let key = touch.start.escape_ascii();
+        match touched {
+            Touched::Key => Conflict::Key.error(format!(
+                "key \"{key}\" of column family \"{name}\" was changed since the transaction used \
+                 it: roll back and run the transaction again"
+            )),
+            Touched::Range => Conflict::Range.error(format!(
+                "a key at or after \"{key}\" of column family \"{name}\", in a range that the \
+                 transaction used, was changed: roll back and run the transaction again"
+            )),
+        }
+    }
+}
+
+/// What an observer tells.
+enum News {
+    /// Nothing of the footprint was changed.
+    Nothing,
+    /// Something was; the error that says so.
+    Touched(Error),
+    /// Too much was written for the observer.
+    Unknown,
+}
+
+fn dropped(cf: CfId) -> Error {
+    Error::new(
+        ErrorKind::Fenced,
+        format!("column family {cf}, which the transaction used, was dropped"),
+    )
+}

@@ -63,9 +63,9 @@ reasons! {
     /// An earlier operation of the batch was refused; this one was not tried.
     Skipped = 9, InvalidArgument, "an earlier operation of the batch was refused";
     /// The link is down. Whether the operation happened is not known.
-    Disconnected = 10, Busy, "the link is down; whether it happened is not known";
+    Disconnected = 10, Busy, "the link went down before an answer came";
     /// The deadline passed. Whether the operation happened, or will, is not known.
-    Deadline = 11, Busy, "the deadline passed; whether it happened is not known";
+    Deadline = 11, Busy, "the deadline passed before an answer came";
     /// Too much is in flight. Nothing happened.
     Full = 12, Busy, "too much is in flight on this link; nothing was sent";
     /// The other side broke the protocol.

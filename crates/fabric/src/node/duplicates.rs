@@ -2,8 +2,9 @@
 //!
 //! A client numbers its requests and says with each one below which number all are answered. The node keeps the
 //! answer of every other one, so that a request that is sent again, over a new link, gets the
-//! answer of the first. Bounds: [`REQUESTS_MAX`] per client, [`CLIENTS_MAX`] clients; a client without a link is
-//! forgotten first, longest gone first. What was forgotten is refused, never executed again.
+//! answer of the first. Bounds: [`REQUESTS_MAX`] per client, [`CLIENTS_MAX`] clients, and [`KEPT_BYTES_MAX`] of answers in all; a client
+//! without a link is forgotten first, longest gone first. What was forgotten is refused, never executed again. While the clients that have
+//! links hold more than that, a client that has not confirmed its answers gets no further ones.
 //!
 //! A client has one link at a time, and the node may learn of it late: of a link that the client gave up before it was greeted, after the one that
 //! it made instead, or of the end of a link after the next has come. So answers go to the link that the client speaks over: that of its latest request, or
@@ -21,6 +22,9 @@ use crate::refusal::{Reason, Refusal};
 pub const REQUESTS_MAX: usize = 64;
 /// Clients whose answers a node keeps.
 pub const CLIENTS_MAX: usize = 4096;
+
+/// Bytes of the answers that a node keeps; one request of each client more may be answered.
+const KEPT_BYTES_MAX: usize = 64 << 20;
 
 /// Links of one client that are known to be up, at most: all but one of them have ended or will never be used.
 const LINKS_MAX: usize = 8;
@@ -45,6 +49,9 @@ pub(crate) enum Verdict {
 pub(crate) struct Duplicates<L> {
     clients: HashMap<ClientId, Client<L>>,
     clients_max: usize,
+    /// Bytes of all answers.
+    kept_bytes: usize,
+    kept_bytes_max: usize,
     /// Counts departures, to know who is gone longest.
     departures: u64,
 }
@@ -65,16 +72,15 @@ struct Client<L> {
 
 impl<L: Clone> Duplicates<L> {
     pub(crate) fn new(clients_max: usize) -> Self {
-        Self { clients: HashMap::new(), clients_max, departures: 0 }
+        let (clients, kept_bytes_max) = (HashMap::new(), KEPT_BYTES_MAX);
+        Self { clients, clients_max, kept_bytes: 0, kept_bytes_max, departures: 0 }
     }
 
     /// A link of `client` is up; `resumed` if it had one before. The number of the arrival, for
     /// [`Duplicates::depart`]; `None` if all clients that are known have links.
     pub(crate) fn arrive(&mut self, client: ClientId, link: L, resumed: bool) -> Option<u64> {
         if !self.clients.contains_key(&client) && self.clients.len() >= self.clients_max {
-            let gone = self.clients.iter().filter(|(_, state)| state.links.is_empty());
-            let longest = gone.min_by_key(|(_, state)| state.gone_since).map(|(id, _)| *id)?;
-            self.clients.remove(&longest);
+            self.forget_longest_gone()?;
         }
         let state = self.clients.entry(client).or_insert(Client {
             oldest: 0,
@@ -92,6 +98,15 @@ impl<L: Clone> Duplicates<L> {
         state.speaks = state.arrivals;
         state.links.insert(state.arrivals, link);
         Some(state.arrivals)
+    }
+
+    /// Forgets a client without a link, if there is one.
+    fn forget_longest_gone(&mut self) -> Option<()> {
+        let gone = self.clients.iter().filter(|(_, state)| state.links.is_empty());
+        let longest = gone.min_by_key(|(_, state)| state.gone_since).map(|(id, _)| *id)?;
+        let state = self.clients.remove(&longest)?;
+        self.kept_bytes -= state.entries.values().map(kept).sum::<usize>();
+        Some(())
     }
 
     /// The link of that arrival is down.
@@ -120,8 +135,11 @@ impl<L: Clone> Duplicates<L> {
         }
         if oldest > state.oldest && oldest <= number {
             state.oldest = oldest;
-            state.entries = state.entries.split_off(&oldest);
+            let stays = state.entries.split_off(&oldest);
+            self.kept_bytes -= state.entries.values().map(kept).sum::<usize>();
+            state.entries = stays;
         }
+        let is_over = self.kept_bytes >= self.kept_bytes_max && !state.entries.is_empty();
         if number < state.oldest {
             return refused(Reason::Forgotten);
         }
@@ -129,7 +147,7 @@ impl<L: Clone> Duplicates<L> {
             Some(Some(answer)) => Verdict::Answered(answer.clone()),
             Some(None) => Verdict::Running,
             None if retry && state.lost => refused(Reason::Forgotten),
-            None if state.entries.len() >= REQUESTS_MAX => refused(Reason::Full),
+            None if state.entries.len() >= REQUESTS_MAX || is_over => refused(Reason::Full),
             None => {
                 state.entries.insert(number, None);
                 Verdict::Fresh
@@ -141,10 +159,19 @@ impl<L: Clone> Duplicates<L> {
     pub(crate) fn answer(&mut self, client: ClientId, number: u64, answer: &Answer) -> Option<L> {
         let state = self.clients.get_mut(&client)?;
         let entry = state.entries.get_mut(&number)?;
+        self.kept_bytes -= kept(entry);
         *entry = Some(answer.clone());
+        self.kept_bytes += kept(entry);
         let newest = || state.links.last_key_value().map(|(_, link)| link);
-        state.links.get(&state.speaks).or_else(newest).cloned()
+        let link = state.links.get(&state.speaks).or_else(newest).cloned();
+        while self.kept_bytes > self.kept_bytes_max && self.forget_longest_gone().is_some() {}
+        link
     }
+}
+
+/// Bytes that an answer takes.
+fn kept(answer: &Option<Answer>) -> usize {
+    answer.as_ref().and_then(|answer| answer.as_ref().ok()).map_or(0, |body| body.len())
 }
 
 #[cfg(test)]
@@ -198,6 +225,30 @@ mod tests {
         node.depart(A, first);
         node.arrive(ClientId(3), (), false).expect("the place of the one who is gone");
         assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+    }
+
+    #[test]
+    fn answers_of_the_longest_gone_make_room_for_new_ones() {
+        let mut node = Duplicates { kept_bytes_max: 10, ..Duplicates::new(9) };
+        let (long, short) = (answer(&"x".repeat(8)), answer("1234"));
+        for client in 1..=3 {
+            let link = node.arrive(ClientId(client), (), false).expect("room");
+            assert_eq!(node.request((ClientId(client), link), 1, 1, false), Verdict::Fresh);
+            node.answer(ClientId(client), 1, if client == 3 { &long } else { &short });
+            if client < 3 {
+                node.depart(ClientId(client), link);
+            }
+        }
+        assert_eq!((node.clients.len(), node.kept_bytes), (1, 8), "two were forgotten");
+        assert_eq!(node.request((A, 1), 1, 1, true), Verdict::Refused(Reason::Forgotten.into()));
+        // Clients with links are not forgotten: who does not confirm gets no more.
+        let four = (ClientId(4), node.arrive(ClientId(4), (), false).expect("room"));
+        assert_eq!(node.request(four, 1, 1, false), Verdict::Fresh);
+        node.answer(four.0, 1, &long);
+        assert_eq!((node.clients.len(), node.kept_bytes), (2, 16));
+        assert_eq!(node.request(four, 2, 1, false), Verdict::Refused(Reason::Full.into()));
+        assert_eq!(node.request(four, 2, 2, false), Verdict::Fresh, "2 confirms 1");
+        assert_eq!(node.kept_bytes, 8);
     }
 
     #[test]

@@ -62,22 +62,8 @@ pub(crate) fn call(
     Ok((peer, incoming))
 }
 
-/// The node's part over a stream, up to what the client said.
-pub(crate) fn receive_hello(
-    stream: &impl Stream,
-    clock: &dyn Clock,
-    deadline: Duration,
-) -> Result<(Hello, Incoming), Refusal> {
-    let mut incoming = Incoming::new();
-    let hello = next_frame(stream, clock, deadline, &mut incoming, |frame| match frame.kind {
-        Kind::Hello => Hello::decode(frame.body).map_err(Refusal::from),
-        _ => Err(Reason::Protocol.into()),
-    })?;
-    Ok((hello, incoming))
-}
-
 /// A frame of a greeting is small: what claims to be more is no greeting.
-const GREETING_BYTES_MAX: usize = 512;
+pub(crate) const GREETING_BYTES_MAX: usize = 512;
 
 /// Reads one frame of a greeting.
 pub(crate) fn next_frame<T>(

@@ -31,6 +31,27 @@ impl Incoming {
         Self { bytes: vec![0; READ_BYTES], start: 0, end: 0 }
     }
 
+    /// With what has arrived before.
+    pub(crate) fn with(arrived: &[u8]) -> Self {
+        let mut incoming = Self::new();
+        // Greetings are far shorter than a read.
+        incoming.bytes[..arrived.len()].copy_from_slice(arrived);
+        incoming.end = arrived.len();
+        incoming
+    }
+
+    /// Whether it takes memory.
+    pub(crate) fn holds_buffer(&self) -> bool {
+        !self.bytes.is_empty()
+    }
+
+    /// Gives the buffer back, if it holds nothing; the next read makes another.
+    pub(crate) fn release(&mut self) {
+        if self.len() == 0 {
+            *self = Self { bytes: Vec::new(), start: 0, end: 0 };
+        }
+    }
+
     /// Reads once.
     pub(crate) fn fill(&mut self, stream: &impl Stream) -> Arrived {
         self.make_room();
@@ -67,7 +88,7 @@ impl Incoming {
         let held = self.end - self.start;
         if held == 0 {
             (self.start, self.end) = (0, 0);
-            if self.bytes.len() > 16 * READ_BYTES {
+            if self.bytes.len() > 16 * READ_BYTES || self.bytes.is_empty() {
                 self.bytes = vec![0; READ_BYTES];
             }
         } else if self.bytes.len() - self.end < READ_BYTES / 2 {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 #[cfg(feature = "ofi")]
 pub(crate) use greeting::next_frame;
-pub(crate) use greeting::{admit, call, hello_of, receive_hello, send, welcome_of};
+pub(crate) use greeting::{GREETING_BYTES_MAX, admit, call, hello_of, send, welcome_of};
 pub(crate) use incoming::{Arrived, Incoming};
 pub(crate) use initiator::Initiator;
 #[cfg(feature = "ofi")]
@@ -80,6 +80,13 @@ impl Outgoing {
 
     pub(crate) fn waiting(&self) -> usize {
         self.bytes.len() - self.sent
+    }
+
+    /// Gives the buffer back, if it holds nothing.
+    pub(crate) fn release(&mut self) {
+        if self.bytes.is_empty() {
+            self.bytes = Vec::new();
+        }
     }
 
     /// Writes as much as the stream takes.

@@ -3,11 +3,13 @@
 //!
 //! Invariants: 1. nothing that a client sends ends the node: a frame that cannot be read closes this link, with
 //! a reason that the client is told; 2. a client that does not read holds at most
-//! [`OUT_BYTES_MAX`] and one batch of this node's memory: beyond that nothing is read from it; 3. answers that come later, from other
+//! [`OUT_BYTES_MAX`] and one batch of this node's memory: beyond that nothing is read from it, and a link that is quiet for
+//! [`QUIET`] holds no buffer; 3. answers that come later, from other
 //! threads, are sent by those threads, or by this one if it is busy anyway.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use archipelago_base::Epoch;
 use parking_lot::Mutex;
@@ -23,6 +25,9 @@ use crate::wire::{
 
 /// Answers that wait for a client before nothing more is read from it.
 const OUT_BYTES_MAX: usize = 4 << 20;
+
+/// A link without a frame for so long gives its buffers back.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Which way a link's one-sided operations come.
 pub(crate) enum OneSided {
@@ -55,6 +60,8 @@ pub(crate) struct Responder<S> {
     /// By which number the node knows the link.
     arrival: AtomicU64,
     closing: Mutex<Option<Refusal>>,
+    /// Whether the client has sent a frame since its greeting.
+    has_spoken: AtomicBool,
 }
 
 impl<S: Stream> Responder<S> {
@@ -75,12 +82,21 @@ impl<S: Stream> Responder<S> {
             busy: AtomicBool::new(false),
             arrival: AtomicU64::new(0),
             closing: Mutex::new(None),
+            has_spoken: AtomicBool::new(false),
         })
     }
 
     /// The link has arrived at the node, as this number; said before it is served.
     pub(crate) fn arrived(&self, arrival: u64) {
         self.arrival.store(arrival, Ordering::Relaxed);
+    }
+
+    /// Whether the client has not sent a frame since its greeting, and the link is not being closed. Of a link whose operations come another
+    /// way it is not known.
+    pub(crate) fn is_silent(&self) -> bool {
+        let elsewhere = matches!(self.one_sided, OneSided::Elsewhere);
+        let silent = !elsewhere && !self.has_spoken.load(Ordering::Relaxed);
+        silent && self.closing.lock().is_none()
     }
 
     pub(crate) fn stream(&self) -> &S {
@@ -122,8 +138,14 @@ impl<S: Stream> Responder<S> {
         if room && full {
             return true;
         }
-        self.stream.wait(room, waiting > 0, None);
-        !room || incoming.fill(&self.stream) != Arrived::End
+        let holds_buffers = incoming.holds_buffer() || waiting > 0;
+        self.stream.wait(room, waiting > 0, holds_buffers.then_some(QUIET));
+        let arrived = if room { incoming.fill(&self.stream) } else { Arrived::Bytes };
+        if arrived == Arrived::Nothing {
+            incoming.release();
+            self.out.lock().release();
+        }
+        arrived != Arrived::End
     }
 
     /// Serves whole frames; true if it stopped because too many answers wait to be sent.
@@ -131,6 +153,9 @@ impl<S: Stream> Responder<S> {
         while let Some((frame, bytes)) = incoming.frame()? {
             if self.out.lock().waiting() >= OUT_BYTES_MAX {
                 return Ok(true);
+            }
+            if !self.has_spoken.load(Ordering::Relaxed) {
+                self.has_spoken.store(true, Ordering::Relaxed);
             }
             let epoch = node.epoch();
             if epoch != self.epoch {

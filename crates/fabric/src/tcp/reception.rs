@@ -1,12 +1,18 @@
-//! What doors behind a TCP socket share: one thread accepts, one per link greets and then serves as the
-//! provider does.
+//! What doors behind a TCP socket share: one thread accepts and reads greetings, and one per link that greeted serves as
+//! the provider does.
 //!
 //! Owned by a provider's listener, which ends it in two steps: [`Reception::end`] (nobody is taken any more),
 //! then [`Reception::close_links`]. A client that does not greet, or breaks the protocol at it, is told why,
 //! counted as malformed, and costs nothing else.
+//!
+//! Invariants: 1. a connection that has not greeted has no thread and at most [`GREETING_BYTES_MAX`] and a header of memory; the thread
+//! that accepts waits for all of them together, at most [`GUESTS_MAX`], each for at most [`GREETING_DEADLINE`]; 2. of links that greeted and
+//! never sent a frame there are at most [`STRANGERS_MAX`], each for about [`SILENCE_MAX`]: the oldest makes room for a new one; 3. there are at
+//! most [`LINKS_MAX`] links. Cost: an accept, a poll and a read per connection, and a thread once it greets.
 
 use std::fmt;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -18,15 +24,25 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::socket::Socket;
-use crate::alarm::Alarm;
+use crate::alarm::{Alarm, timespec};
 use crate::link::LINKS_MAX;
 use crate::node::{LinkEnd as _, Node};
 use crate::refusal::{Reason, Refusal};
-use crate::stream::{Incoming, Responder, Stream, admit, receive_hello, send};
-use crate::wire::{Hello, Kind, Welcome, put_frame, put_refused};
+use crate::stream::{GREETING_BYTES_MAX, Incoming, Responder, Stream, admit, send};
+use crate::wire::{FRAME_HEADER_BYTES, Hello, Kind, Welcome, frame_at, put_frame, put_refused};
 
 /// A client has said who it is by then.
 pub(crate) const GREETING_DEADLINE: Duration = Duration::from_secs(5);
+/// Connections that have not greeted, at most; the oldest makes room for a new one.
+const GUESTS_MAX: usize = 256;
+/// Reads of what a client that is refused has sent.
+const GUEST_PARTS_MAX: usize = 128;
+/// Links that greeted and have not sent a frame, at most.
+const STRANGERS_MAX: usize = 64;
+/// A link that greeted sends its first frame within so long.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// The longest wait of the thread that accepts, while there are links that have not sent a frame.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Serves a client that was admitted, on a thread of its own, until its link ends.
 pub(crate) type Serve = dyn Fn(Socket, &Hello, &Welcome, Incoming) + Send + Sync;
@@ -35,7 +51,7 @@ pub(crate) type Serve = dyn Fn(Socket, &Hello, &Welcome, Incoming) + Send + Sync
 pub(crate) fn listen(
     address: impl ToSocketAddrs + fmt::Display,
 ) -> Result<(TcpListener, SocketAddr)> {
-    let listen = || -> std::io::Result<_> {
+    let listen = || -> io::Result<_> {
         let listener = TcpListener::bind(&address)?;
         listener.set_nonblocking(true)?;
         let bound = listener.local_addr()?;
@@ -53,7 +69,29 @@ pub(crate) struct Reception<S> {
     alarm: Alarm,
     stop: AtomicBool,
     serving: AtomicUsize,
-    links: Mutex<Vec<Weak<Responder<S>>>>,
+    links: Mutex<Vec<LinkEntry<S>>>,
+}
+
+/// A link that greeted, and when.
+struct LinkEntry<S> {
+    link: Weak<Responder<S>>,
+    greeted_ns: u64,
+}
+
+/// A connection that has not greeted.
+struct Guest {
+    stream: TcpStream,
+    arrived: Vec<u8>,
+    until_ns: u64,
+}
+
+/// What reading from a guest came to.
+enum Greeted {
+    NotYet,
+    /// Who it is, and the bytes of its greeting.
+    Said(Hello, usize),
+    /// It is to be told why it is not taken; `None`: it has gone.
+    Refused(Option<Refusal>),
 }
 
 impl<S> fmt::Debug for Reception<S> {
@@ -85,28 +123,84 @@ impl<S: Stream> Reception<S> {
     }
 
     fn accept(self: &Arc<Self>, listener: &TcpListener, serve: &Arc<Serve>) {
+        let mut guests: Vec<Guest> = Vec::new();
         while !self.is_ending() {
-            let mut fds = [
-                PollFd::new(listener, PollFlags::IN),
-                PollFd::from_borrowed_fd(self.alarm.fd(), PollFlags::IN),
-            ];
-            let _ready = poll(&mut fds, None);
-            let Ok((stream, _)) = listener.accept() else { continue };
-            match Socket::new(stream) {
-                Ok(socket) if self.serving.load(Ordering::SeqCst) < LINKS_MAX => {
-                    self.start(socket, serve);
+            let ready = self.wait(listener, &guests);
+            let now_ns = self.clock.now_ns();
+            for (at, ready) in ready.into_iter().enumerate().rev() {
+                let mut greeted = if ready { guests[at].read() } else { Greeted::NotYet };
+                if matches!(greeted, Greeted::NotYet) && now_ns >= guests[at].until_ns {
+                    greeted = Greeted::Refused(Some(Reason::Deadline.into()));
                 }
-                Ok(socket) => refuse(&socket, Refusal::at(Reason::Exhausted, LINKS_MAX as u64)),
-                Err(error) => tracing::warn!(%error, "a link was not taken"),
+                match greeted {
+                    Greeted::NotYet => {}
+                    Greeted::Said(hello, bytes) => {
+                        self.start(guests.remove(at), hello, bytes, serve);
+                    }
+                    Greeted::Refused(why) => {
+                        let guest = guests.remove(at);
+                        if let Some(refusal) = why {
+                            self.malformed(refusal);
+                            guest.refuse(refusal);
+                        }
+                    }
+                }
             }
+            self.end_silent(now_ns);
+            self.take_guests(listener, &mut guests);
         }
     }
 
-    fn start(self: &Arc<Self>, socket: Socket, serve: &Arc<Serve>) {
+    /// Which guests said something, or ended.
+    fn wait(&self, listener: &TcpListener, guests: &[Guest]) -> Vec<bool> {
+        let now_ns = self.clock.now_ns();
+        let greeting = guests.first().map(|guest| guest.until_ns.saturating_sub(now_ns));
+        let look = self.has_silent().then_some(LOOK.as_nanos() as u64);
+        let timeout = [greeting, look].into_iter().flatten().min();
+        let timeout = timeout.map(|ns| timespec(Duration::from_nanos(ns)));
+        let alarm = PollFd::from_borrowed_fd(self.alarm.fd(), PollFlags::IN);
+        let fixed = [alarm, PollFd::new(listener, PollFlags::IN)];
+        let streams = guests.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = fixed.into_iter().chain(streams).collect();
+        let _ready = poll(&mut fds, timeout.as_ref());
+        if !fds[0].revents().is_empty() {
+            self.alarm.take();
+        }
+        fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect()
+    }
+
+    fn take_guests(&self, listener: &TcpListener, guests: &mut Vec<Guest>) {
+        while let Ok((stream, _)) = listener.accept() {
+            if let Err(error) = stream.set_nonblocking(true) {
+                tracing::warn!(%error, "a link was not taken");
+                continue;
+            }
+            if guests.len() >= GUESTS_MAX {
+                guests.remove(0).refuse(Refusal::at(Reason::Exhausted, GUESTS_MAX as u64));
+            }
+            let until_ns = self.clock.now_ns() + GREETING_DEADLINE.as_nanos() as u64;
+            guests.push(Guest { stream, arrived: Vec::new(), until_ns });
+        }
+    }
+
+    /// Serves a client that greeted, on a thread of its own.
+    fn start(self: &Arc<Self>, guest: Guest, hello: Hello, bytes: usize, serve: &Arc<Serve>) {
+        if self.serving.load(Ordering::SeqCst) >= LINKS_MAX {
+            return guest.refuse(Refusal::at(Reason::Exhausted, LINKS_MAX as u64));
+        }
+        let welcome = match admit(&self.node, &hello) {
+            Ok(welcome) => welcome,
+            Err(refusal) => return guest.refuse(refusal),
+        };
+        let incoming = Incoming::with(&guest.arrived[bytes..]);
+        let socket = match Socket::new(guest.stream) {
+            Ok(socket) => socket,
+            Err(error) => return tracing::warn!(%error, "a link was not taken"),
+        };
         let (me, serve) = (Arc::clone(self), Arc::clone(serve));
         self.serving.fetch_add(1, Ordering::SeqCst);
         let body = Box::new(move || {
-            me.greet(socket, &*serve);
+            serve(socket, &hello, &welcome, incoming);
             me.serving.fetch_sub(1, Ordering::SeqCst);
         });
         if let Err(error) = SystemSpawn.spawn("fabric-serve", body) {
@@ -115,15 +209,19 @@ impl<S: Stream> Reception<S> {
         }
     }
 
-    fn greet(&self, socket: Socket, serve: &Serve) {
-        match receive_hello(&socket, &*self.clock, GREETING_DEADLINE) {
-            Ok((hello, incoming)) => match admit(&self.node, &hello) {
-                Ok(welcome) => serve(socket, &hello, &welcome, incoming),
-                Err(refusal) => refuse(&socket, refusal),
-            },
-            Err(refusal) => {
-                self.malformed(refusal);
-                refuse(&socket, refusal);
+    fn has_silent(&self) -> bool {
+        let links = self.links.lock();
+        links.iter().any(|entry| entry.link.upgrade().is_some_and(|link| link.is_silent()))
+    }
+
+    /// Closes links whose client never sent a frame, and has had its time.
+    fn end_silent(&self, now_ns: u64) {
+        let late = |entry: &LinkEntry<S>| {
+            now_ns.saturating_sub(entry.greeted_ns) >= SILENCE_MAX.as_nanos() as u64
+        };
+        for entry in self.links.lock().iter().filter(|entry| late(entry)) {
+            if let Some(link) = entry.link.upgrade().filter(|link| link.is_silent()) {
+                link.close(Reason::Deadline.into());
             }
         }
     }
@@ -144,11 +242,20 @@ impl<S: Stream> Reception<S> {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Keeps a link, to close it at the end.
+    /// Keeps a link, to close it at the end. If there are too many that never sent a frame, the oldest of them is closed.
     pub(crate) fn remember(&self, link: &Arc<Responder<S>>) {
         let mut links = self.links.lock();
-        links.retain(|link| link.strong_count() > 0);
-        links.push(Arc::downgrade(link));
+        links.retain(|entry| entry.link.strong_count() > 0);
+        let silent = links.iter().filter_map(|entry| entry.link.upgrade());
+        let silent: Vec<Arc<Responder<S>>> = silent.filter(|link| link.is_silent()).collect();
+        if let Some(oldest) = silent.first().filter(|_| silent.len() >= STRANGERS_MAX) {
+            oldest.close(Refusal::at(Reason::Exhausted, STRANGERS_MAX as u64));
+        }
+        let greeted_ns = self.clock.now_ns();
+        links.push(LinkEntry { link: Arc::downgrade(link), greeted_ns });
+        drop(links);
+        // The thread that accepts looks when its time is over.
+        self.alarm.ring();
     }
 
     /// Takes nobody any more, and waits for the thread that accepts.
@@ -161,9 +268,48 @@ impl<S: Stream> Reception<S> {
     }
 
     pub(crate) fn close_links(&self) {
-        for link in self.links.lock().drain(..).filter_map(|link| link.upgrade()) {
+        for link in self.links.lock().drain(..).filter_map(|entry| entry.link.upgrade()) {
             link.close(Reason::Disconnected.into());
         }
+    }
+}
+
+impl Guest {
+    /// Reads what there is of the greeting.
+    fn read(&mut self) -> Greeted {
+        let mut part = [0; GREETING_BYTES_MAX];
+        loop {
+            match (&self.stream).read(&mut part) {
+                Ok(0) => return Greeted::Refused(None),
+                Ok(bytes) => self.arrived.extend_from_slice(&part[..bytes]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Greeted::NotYet,
+                Err(_) => return Greeted::Refused(None),
+            }
+            match frame_at(&self.arrived) {
+                Ok(Some((frame, bytes))) if frame.kind == Kind::Hello => {
+                    return match Hello::decode(frame.body) {
+                        Ok(hello) => Greeted::Said(hello, bytes),
+                        Err(error) => Greeted::Refused(Some(error.into())),
+                    };
+                }
+                Ok(None) if self.arrived.len() <= FRAME_HEADER_BYTES + GREETING_BYTES_MAX => {}
+                _ => return Greeted::Refused(Some(Reason::Protocol.into())),
+            }
+        }
+    }
+
+    /// Tells why it is not taken, if it listens.
+    fn refuse(&self, refusal: Refusal) {
+        let _sent = (&self.stream).write(&goodbye(refusal));
+        // Bytes that nobody read would have the system reset the connection, and the client lose what it was told.
+        let mut part = [0; GREETING_BYTES_MAX];
+        for _ in 0..GUEST_PARTS_MAX {
+            if !matches!((&self.stream).read(&mut part), Ok(1..)) {
+                break;
+            }
+        }
+        let _shut = self.stream.shutdown(Shutdown::Both);
     }
 }
 

@@ -7,6 +7,7 @@ mod corpus;
 mod malformed;
 #[cfg(feature = "ofi")]
 mod ofi;
+mod ports;
 mod process;
 mod processes;
 mod requests;

@@ -1,7 +1,8 @@
 //! What clients asked and were told, key by key.
 //!
 //! Keys are registers of their own: a history is linearizable if each key's is. A call that ended without an answer may have
-//! happened at any time after it began, or not at all: it stays in flight for good, and its client goes on under another name.
+//! happened at any time after it began, or not at all: it stays in flight for good, and its client goes on under another name. A write
+//! that ended with an error which says that it did not happen is taken out: a value of it that is read later has no writer.
 //!
 //! Invariants: values are numbers above 0 that no two writes share; a thread has one call at a time.
 
@@ -49,6 +50,7 @@ pub enum Event {
 pub struct History {
     keys: Mutex<BTreeMap<u64, Vec<Event>>>,
     threads: Mutex<u64>,
+    refused: Mutex<u64>,
 }
 
 /// A call that was begun.
@@ -75,6 +77,24 @@ impl History {
     /// It was answered.
     pub fn end(&self, call: &Call, ret: Ret) {
         self.keys.lock().entry(call.key).or_default().push(Event::End(call.thread, ret));
+    }
+
+    /// It was refused, with the word that it did not happen.
+    pub fn never(&self, call: &Call) {
+        let mut keys = self.keys.lock();
+        let events = keys.get_mut(&call.key).expect("the call was begun");
+        let of_thread = |event: &Event| match event {
+            Event::Begin(thread, _) | Event::End(thread, _) => *thread == call.thread,
+        };
+        let at = events.iter().rposition(of_thread).expect("the call was begun");
+        let begun = events.remove(at);
+        assert!(matches!(begun, Event::Begin(..)), "a call that ended ends again");
+        *self.refused.lock() += 1;
+    }
+
+    /// Writes that were refused with the word that they did not happen.
+    pub fn refused(&self) -> u64 {
+        *self.refused.lock()
     }
 
     /// Calls that were answered.

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         eprintln!("{why}");
     }
     let (mut answered, mut errors, mut faults, mut changes, mut events) = (0, 0, 0, 0, 0);
-    let (mut unknown, mut tuned, mut delegated) = (0, 0, 0);
+    let (mut unknown, mut tuned, mut delegated, mut refused) = (0, 0, 0, 0);
     let failed = seeds.run(
         |seed| replay_command(seed, seeds.sabotage, flex),
         |seed| {
@@ -60,6 +60,7 @@ fn main() -> ExitCode {
             let outcome = run(settings);
             answered += outcome.answered;
             errors += outcome.errors;
+            refused += outcome.refused;
             faults += outcome.faults;
             changes += outcome.changes;
             events += outcome.events;
@@ -74,7 +75,7 @@ fn main() -> ExitCode {
         },
     );
     println!(
-        "{} runs, {failed} failed: {answered} calls answered, {errors} with an error, {unknown} keys of which the judge \
+        "{} runs, {failed} failed: {answered} calls answered, {errors} with an error ({refused} writes that did not happen), {unknown} keys of which the judge \
          did not know in time, {faults} faults, maps up to version {changes} in sum, {tuned} decisions by load, {hits} reads by caches, {invalidations} invalidations, {delegated} sets left to proxies, {at_once} sets at once, {set_back} slots set back, {events} steps",
         seeds.seeds
     );

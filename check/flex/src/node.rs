@@ -9,12 +9,14 @@ use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
 use archipelago_flex::directory::offloaded_bytes;
-use archipelago_flex::{ComputeNode, FlexSettings, Sabotage, Set, Surroundings};
+use archipelago_flex::{
+    ComputeNode, FlexSettings, Sabotage, Set, Surroundings, WriteEffect, WriteError,
+};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
 use archipelago_pool_check::{MANAGER, REQUEST};
 use parking_lot::Mutex;
 
-use crate::history::{History, Op, Ret};
+use crate::history::{Call, History, Op, Ret};
 
 /// The coordinator's host and address.
 pub(crate) const COORDINATOR: &str = "coordinator";
@@ -74,6 +76,15 @@ impl Shared {
         let mut values = self.values.lock();
         *values += 1;
         *values
+    }
+
+    /// A write ended with an error. What that says of its effect is taken at its word.
+    fn failed(&self, call: &Call, failed: &WriteError) -> WriteEffect {
+        *self.errors.lock() += 1;
+        if failed.effect() == WriteEffect::None {
+            self.history.never(call);
+        }
+        failed.effect()
     }
 }
 
@@ -266,7 +277,7 @@ async fn set(
     shared: &Shared,
     (number, new): (u64, u64),
     rng: &mut Rng,
-) -> archipelago_base::Result<bool> {
+) -> Result<bool, WriteError> {
     let mut sets = vec![(number, value_of(new, rng), None)];
     for _ in 0..if rng.bool() { rng.usize(..4) } else { 0 } {
         let other = rng.u64(..KEYS);
@@ -288,10 +299,10 @@ async fn set(
             1 => Ok(()),
             _ => node.set(set.key, set.value, 0).await,
         };
-        match call {
-            None => mine = done.map(|()| true),
-            Some(call) if done.is_ok() => shared.history.end(call, Ret::Done(true)),
-            Some(_) => *shared.errors.lock() += 1,
+        match (call, done) {
+            (None, done) => mine = done.map(|()| true),
+            (Some(call), Ok(())) => shared.history.end(call, Ret::Done(true)),
+            (Some(call), Err(failed)) => _ = shared.failed(call, &failed),
         }
     }
     mine
@@ -349,9 +360,10 @@ async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (
         host.scheduler().note(|| format!("{note}: {done:?}"));
         match done {
             Ok(done) => shared.history.end(&call, Ret::Done(done)),
-            Err(_) => {
-                *shared.errors.lock() += 1;
-                thread = shared.history.thread();
+            Err(failed) => {
+                if shared.failed(&call, &failed) == WriteEffect::Unknown {
+                    thread = shared.history.thread();
+                }
             }
         }
     }

@@ -60,6 +60,8 @@ pub struct Outcome {
     pub answered: u64,
     /// Calls that ended with an error.
     pub errors: u64,
+    /// Of those: writes that said that they did not happen.
+    pub refused: u64,
     /// Crashes, cuts, stops and moves.
     pub faults: u64,
     /// Changes of the map.
@@ -77,6 +79,8 @@ pub struct Outcome {
 }
 
 const BLOCK_BYTES: u64 = 64 << 10;
+/// Blocks of a memory node that is full soon: the directory's and a few for each compute node.
+const BLOCKS_FEW: u64 = 6;
 /// Clocks of compute nodes and the coordinator run apart by so many millionths at most.
 const DRIFT_PPM_MAX: i32 = 300;
 
@@ -103,6 +107,7 @@ pub fn run(settings: Settings) -> Outcome {
         unknown: verdict.unknown,
         answered: world.shared.history.answered(),
         errors: *world.shared.errors.lock(),
+        refused: world.shared.history.refused(),
         faults: world.cluster.faults,
         changes: world.coordinator.version(),
         tuned: world.coordinator.tuned(),
@@ -119,7 +124,9 @@ fn some_clock(rng: &mut Rng) -> HostClock {
 
 impl World {
     fn new(settings: Settings) -> Self {
-        let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max: 64 };
+        // In some runs memory is full most of the time.
+        let blocks_max = if settings.seed % 5 == 4 { BLOCKS_FEW } else { 64 };
+        let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max };
         let draw = |_: &mut Rng| (1, limits);
         let mut cluster = Cluster::new(settings.seed, "flex-check", settings.sabotage, draw);
         if settings.notes {

@@ -23,11 +23,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use archipelago_base::Result;
 use parking_lot::Mutex;
 
 use crate::format::KeyHash;
 use crate::keyed::HashIsKey;
+use crate::write_error::WriteError;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ pub(crate) enum Entered {
     /// It leads.
     Leads(Lead),
     /// A later set of the same key was done for both.
-    Combined(Result<bool>),
+    Combined(Result<bool, WriteError>),
 }
 
 #[derive(Debug)]
@@ -126,7 +126,7 @@ impl Lead {
     }
 
     /// The write has ended: tells those that were combined with it, and passes on.
-    pub(crate) fn end(mut self, result: &Result<bool>) {
+    pub(crate) fn end(mut self, result: &Result<bool, WriteError>) {
         for follower in mem::take(&mut self.followers) {
             let _if_nobody_waits = follower.turn.tell(Entered::Combined(result.clone()));
         }
@@ -147,7 +147,7 @@ impl Combining {
         self: &Arc<Self>,
         hash: KeyHash,
         sets: Option<&[u8]>,
-    ) -> std::result::Result<Lead, Waiting> {
+    ) -> Result<Lead, Waiting> {
         match self.lines.lock().entry(hash.0) {
             Entry::Vacant(nobody) => {
                 nobody.insert(VecDeque::new());
@@ -255,7 +255,7 @@ mod tests {
         assert!(now(&mut waiting[0]).is_none(), "it is told once the last has written");
         let last = leads(&mut waiting[2]);
         let mut late = wait(&combining, REEF);
-        last.end(&Err(Error::busy("no success in time")));
+        last.end(&Err(WriteError::of_unknown_effect(Error::busy("no success in time"))));
         for one in &mut waiting[..2] {
             assert!(matches!(now(one), Some(Entered::Combined(Err(_)))));
         }

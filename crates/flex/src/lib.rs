@@ -32,9 +32,11 @@ mod rivals;
 mod settings;
 mod table;
 pub mod wire;
+mod write_error;
 
 pub use client::{AT_ONCE_MAX, Set, Value};
 pub use ids::{ComputeId, PartitionId};
 pub use node::{CacheStatus, ComputeNode, MapStatus, NodeStatus, Surroundings, fabric_id};
 pub use rivals::Rival;
 pub use settings::{CacheMode, FlexSettings, Sabotage};
+pub use write_error::{WriteEffect, WriteError};

@@ -45,7 +45,7 @@ use crate::wire::{Member, Message, PoolStatus, Refused, Why};
 /// How a client joins.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// Where the manager is: `tcp:HOST:PORT`, `shm:PATH`.
+    /// Where the managers are, those that act and those that stand by: `tcp:HOST:PORT`, `shm:PATH`.
     pub manager: Vec<String>,
     /// Whose data this client works on: clients of one label adopt each other's blocks.
     pub label: u64,
@@ -486,7 +486,9 @@ impl Shared {
     /// Says what of a refusal does not pass by itself.
     pub(crate) fn refused(&self, refused: Refused, what: impl fmt::Display) -> Result<()> {
         match refused.why {
-            Why::Rebuilding | Why::Changing | Why::OldEpoch | Why::NotReady => Ok(()),
+            Why::Rebuilding | Why::Changing | Why::OldEpoch | Why::NotReady | Why::Standby => {
+                Ok(())
+            }
             Why::Evicted => {
                 self.membership.lock().evict();
                 self.close();
@@ -554,6 +556,11 @@ impl Shared {
         let retry_ns = self.options.pace.renewal.as_nanos() as u64;
         let message = self.membership.lock().renew(sent_ns, retry_ns);
         let answer = self.ask_once(&message).await?;
+        if let Message::Refuse { refused } = &answer
+            && refused.why == Why::Standby
+        {
+            return Err(refused.error("renewal of the lease"));
+        }
         let (left, evicted, again) = {
             let mut membership = self.membership.lock();
             membership.on_renewed(sent_ns, &answer);

@@ -5,8 +5,9 @@
 //! else from the smallest larger free piece, whose rest goes back to the lists. When none fits, the caller
 //! takes a new block from the pool and adds it.
 //!
-//! What is freed is used again only from a time on that the freer names: readers may still have its address. Pieces are never
-//! joined; a block in which nothing lives is given back whole ([`Heap::take_empty`]), which is how fragmentation ends.
+//! What is freed is used again only from a time on that the freer names: readers may still have its address. A block in which nothing
+//! lives is given back whole ([`Heap::take_empty`]). Free pieces that lie next to each other are joined on request ([`Heap::join`]), for an
+//! owner who gets no more blocks.
 //!
 //! After an adoption nobody knows how the dead client cut the block. Whoever has the index says which pieces are
 //! referenced; everything else is free, from a time on ([`Heap::adopt`]).
@@ -173,6 +174,30 @@ impl Heap {
             }
             Piece { address, bytes }
         }))
+    }
+
+    /// Joins free pieces that lie next to each other, and cuts what comes of it into the largest pieces that fit. Cost: sorts all free pieces.
+    pub fn join(&mut self, now_ns: u64) {
+        self.settle(now_ns);
+        let mut free: Vec<Piece> = Vec::new();
+        for (class, list) in self.free.iter_mut().enumerate() {
+            let bytes = units_of(class) * UNIT;
+            free.extend(list.drain(..).map(|address| Piece { address, bytes }));
+        }
+        free.sort_unstable();
+        let mut joined: Vec<Piece> = Vec::new();
+        for piece in free {
+            match joined.last_mut() {
+                Some(last)
+                    if last.address.block == piece.address.block
+                        && last.address.offset + last.bytes == piece.address.offset =>
+                {
+                    last.bytes += piece.bytes;
+                }
+                _ => joined.push(piece),
+            }
+        }
+        joined.into_iter().for_each(|piece| self.put_free(piece));
     }
 
     /// Up to `count` pieces that the next requests for `len` bytes get, of those that were in use before.

@@ -8,7 +8,7 @@ use archipelago_base::{Epoch, Result};
 use archipelago_fabric::{Call, ClientId, Link, NodeId};
 
 use crate::endpoint::Endpoints;
-use crate::route::{Reach, Route, read_answer, unasked};
+use crate::route::{Reach, Route, read_answer};
 use crate::wire::Message;
 
 /// See the module. Any number of threads may ask at once.
@@ -35,12 +35,12 @@ impl Line {
     pub fn ask(&self, message: &Message, deadline: Duration) -> Result<Message> {
         let link = self.link(deadline)?;
         let answer = link.request(Call::new(&message.encode(), deadline)).wait();
-        read_answer(answer).map_err(|refusal| {
+        let asked = read_answer(answer).inspect_err(|refusal| {
             if refusal.is_none() {
                 link.close();
             }
-            unasked(refusal, self.ways.join(", "))
-        })
+        });
+        self.route.heard(&self.ways, asked)
     }
 
     /// The link, made anew if it is down.

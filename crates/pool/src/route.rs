@@ -1,11 +1,14 @@
 //! A way to ask a node or the manager, made again when it is down; for tasks.
 //!
+//! A route to the managers of a cluster has several ways, one per manager, and goes on to the next when one does not answer or stands by.
+//!
 //! One session for as long as the route lives, so that numbers never begin again: a node that knows a client's numbers would
 //! answer with what it answered before. One link at a time, for answers go to a session's newest. Any number of tasks
 //! may ask at once. Cost: a round trip per question, two more for the first.
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use archipelago_base::runtime::{Boxed, Gate};
@@ -16,7 +19,7 @@ use archipelago_fabric::{
 };
 use parking_lot::Mutex;
 
-use crate::wire::Message;
+use crate::wire::{Message, Why};
 
 /// How nodes are reached: by the providers of a process ([`Endpoints`](crate::Endpoints)), or over a simulated network ([`Sim`]).
 pub trait Reach: Send + Sync + fmt::Debug + 'static {
@@ -93,6 +96,8 @@ pub struct Route {
     peer: Option<(NodeId, Epoch)>,
     link: Mutex<Option<Arc<dyn Link>>>,
     connecting: Gate,
+    /// The way that is tried first.
+    turn: AtomicUsize,
 }
 
 impl Route {
@@ -100,7 +105,8 @@ impl Route {
     #[must_use]
     pub fn new(reach: &Arc<dyn Reach>, client: ClientId, peer: Option<(NodeId, Epoch)>) -> Self {
         let (session, link) = (Session::new(client), Mutex::new(None));
-        Self { reach: Arc::clone(reach), session, peer, link, connecting: Gate::default() }
+        let (reach, connecting, turn) = (Arc::clone(reach), Gate::default(), AtomicUsize::new(0));
+        Self { reach, session, peer, link, connecting, turn }
     }
 
     fn up(&self) -> Option<Arc<dyn Link>> {
@@ -116,7 +122,11 @@ impl Route {
         if let Some(link) = self.up() {
             return Ok(link);
         }
-        let link = self.reach.connect(ways, &self.session, self.peer, deadline).await?;
+        let turn = self.turn.load(Ordering::Relaxed) % ways.len().max(1);
+        let turned = if turn > 0 { [&ways[turn..], &ways[..turn]].concat() } else { Vec::new() };
+        let ways = if turn > 0 { &turned[..] } else { ways };
+        let linked = self.reach.connect(ways, &self.session, self.peer, deadline).await;
+        let link = linked.inspect_err(|_| self.turn_to_next(ways))?;
         *self.link.lock() = Some(Arc::clone(&link));
         Ok(link)
     }
@@ -130,7 +140,40 @@ impl Route {
     ) -> Result<Message> {
         let link = self.link(ways, deadline).await?;
         let asked = ask(&link, message, deadline).await;
-        asked.map_err(|refusal| unasked(refusal, ways.join(", ")))
+        self.heard(ways, asked)
+    }
+
+    /// What an answer says of the way that it came by: without one, and from a manager that stands by, the next question goes another way.
+    pub(crate) fn heard(
+        &self,
+        ways: &[String],
+        asked: Result<Message, Option<Refusal>>,
+    ) -> Result<Message> {
+        match asked {
+            Ok(Message::Refuse { refused }) if refused.why == Why::Standby && ways.len() > 1 => {
+                self.go_on(ways);
+                Err(refused.error(ways.join(", ")))
+            }
+            Ok(message) => Ok(message),
+            Err(refusal) => {
+                if refusal.is_none() {
+                    self.turn_to_next(ways);
+                }
+                Err(unasked(refusal, ways.join(", ")))
+            }
+        }
+    }
+
+    /// Hangs up; the next question goes another way, if there is one.
+    pub fn go_on(&self, ways: &[String]) {
+        self.hang_up();
+        self.turn_to_next(ways);
+    }
+
+    fn turn_to_next(&self, ways: &[String]) {
+        if self.peer.is_none() && ways.len() > 1 {
+            self.turn.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Takes the link down; the next question makes a new one.

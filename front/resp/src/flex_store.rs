@@ -7,14 +7,14 @@
 //!
 //! Thread-safe. Cost: what is cached is read, and keys that this node proxies are set, without waiting and several at a time ([`Store::get_now`],
 //! [`Store::write_now`]); else a call waits on its thread. Failure: an error of a write says
-//! whether it may have happened.
+//! in its text, and by its cause ([`archipelago_flex::WriteEffect`]), whether it may have happened.
 
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
 use archipelago_compute::flex::{FlexNode, KeyWrite, Set};
-use archipelago_flex::Value;
+use archipelago_flex::{Value, WriteError};
 
 use crate::store::{
     Change, Decide, Entry, KeyRange, Keyspace, Left, Op, PinnedSlice, Store, Visit,
@@ -84,6 +84,27 @@ impl FlexStore {
     pub fn new(node: Arc<FlexNode>) -> Self {
         Self { node }
     }
+
+    /// Reads a key and changes it as `decide` says, until nobody else changed it in between.
+    fn decide_until_done(&self, key: &[u8], decide: &mut Decide<'_, '_>) -> Result<(), WriteError> {
+        loop {
+            let read = self.node.get(key).map_err(WriteError::without_effect)?;
+            let entry = read.as_ref().map(entry_of);
+            let set = |value: &[u8], expires_at_ms| {
+                self.node.compare_and_set(key, read.as_ref(), value, expiry_of(expires_at_ms))
+            };
+            let done = match (decide(entry.as_ref()), &read) {
+                (Change::Keep, _) | (Change::Expire(_) | Change::Delete, None) => true,
+                (Change::Put { value, expires_at_ms }, _) => set(&value, expires_at_ms)?,
+                (Change::Expire(expires_at_ms), Some(read)) => set(&read.bytes, expires_at_ms)?,
+                (Change::Delete, Some(read)) => self.node.compare_and_delete(key, read)?,
+            };
+            // Somebody was faster, so somebody got on.
+            if done {
+                return Ok(());
+            }
+        }
+    }
 }
 
 impl Store for FlexStore {
@@ -108,31 +129,15 @@ impl Store for FlexStore {
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
         match *ops {
             [Op::Put { key, value, expires_at_ms }] => {
-                self.node.set(key, value, expiry_of(expires_at_ms))
+                self.node.set(key, value, expiry_of(expires_at_ms)).map_err(WriteError::into_error)
             }
-            [Op::Delete { key }] => self.node.delete(key).map(drop),
-            _ => self.node.write_many(&last_of_each(ops)?),
+            [Op::Delete { key }] => self.node.delete(key).map(drop).map_err(WriteError::into_error),
+            _ => self.node.write_many(&last_of_each(ops)?).map_err(WriteError::into_error),
         }
     }
 
     fn modify(&self, key: &[u8], decide: &mut Decide<'_, '_>) -> Result<()> {
-        loop {
-            let read = self.node.get(key)?;
-            let entry = read.as_ref().map(entry_of);
-            let set = |value: &[u8], expires_at_ms| {
-                self.node.compare_and_set(key, read.as_ref(), value, expiry_of(expires_at_ms))
-            };
-            let done = match (decide(entry.as_ref()), &read) {
-                (Change::Keep, _) | (Change::Expire(_) | Change::Delete, None) => true,
-                (Change::Put { value, expires_at_ms }, _) => set(&value, expires_at_ms)?,
-                (Change::Expire(expires_at_ms), Some(read)) => set(&read.bytes, expires_at_ms)?,
-                (Change::Delete, Some(read)) => self.node.compare_and_delete(key, read)?,
-            };
-            // Somebody was faster, so somebody got on.
-            if done {
-                return Ok(());
-            }
-        }
+        self.decide_until_done(key, decide).map_err(WriteError::into_error)
     }
 
     fn is_atomic_by_key(&self) -> bool {
@@ -140,7 +145,7 @@ impl Store for FlexStore {
     }
 
     fn remove(&self, keys: &[&[u8]]) -> Result<usize> {
-        self.node.delete_many(keys)
+        self.node.delete_many(keys).map_err(WriteError::into_error)
     }
 
     fn joint_writes(&self) -> Result<()> {

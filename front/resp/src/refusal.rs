@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use archipelago_base::{Error, ErrorKind};
+use archipelago_flex::WriteEffect;
 
 /// What a handler returns; the reply is written by then.
 pub(crate) type Handled = Result<(), Refusal>;
@@ -56,6 +57,10 @@ impl Refusal {
         match self {
             Self::Said(line) => Cow::Borrowed(line),
             Self::Store(error) => Cow::Owned(match error.kind() {
+                // Some clients repeat what is answered with TRYAGAIN, which must not happen twice.
+                ErrorKind::Busy if error.cause() == Some(&WriteEffect::Unknown) => {
+                    format!("ERR {error}")
+                }
                 ErrorKind::Busy => format!("TRYAGAIN {error}"),
                 ErrorKind::ReadOnly | ErrorKind::Io => format!("MISCONF {error}"),
                 _ => format!("ERR {error}"),

@@ -5,7 +5,7 @@
 //! and begins another, under another name. Calls of the old life end as fenced; those that come while there is none, as busy.
 //!
 //! Invariants: 1. one life at a time; 2. the doors of a life are closed before the next one's open. Thread-safety: all of it. Failure: a
-//! cluster that cannot be joined at the start is an error; later it is tried again for ever. Cost: two threads beside those of the fabric
+//! cluster that cannot be joined at the start is an error (a node that was taken in and then taken for dead joins anew for half a minute); later it is tried again for ever. Cost: two threads beside those of the fabric
 //! and the shared runtime.
 
 use std::fmt;
@@ -16,10 +16,12 @@ use std::time::Duration;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::runtime::{ThreadRuntime, together};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
-use archipelago_base::{Error, Result};
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::{Handler, Listener, Node, Reply, Request, block_on};
 use archipelago_flex::wire::Figure;
-use archipelago_flex::{AT_ONCE_MAX, ComputeNode, Surroundings, Value, fabric_id};
+use archipelago_flex::{
+    AT_ONCE_MAX, ComputeNode, Surroundings, Value, WriteEffect, WriteError, fabric_id,
+};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
@@ -33,6 +35,25 @@ const AGAIN: Duration = Duration::from_millis(100);
 const TOGETHER: usize = 32;
 /// The cluster has memory by then, or the start fails.
 const MEMORY: Duration = Duration::from_secs(10);
+
+/// Time within which the first life must begin once a manager has answered.
+const FIRST_LIFE: Duration = Duration::from_secs(30);
+
+/// Why a life did not begin.
+enum Failed {
+    /// No manager answers, no memory comes, or the settings do not fit.
+    ForGood(Error),
+    /// The cluster took the node in, and did not get further with it: another life may begin.
+    WhileJoined(Error),
+}
+
+impl Failed {
+    fn into_error(self) -> Error {
+        match self {
+            Self::ForGood(error) | Self::WhileJoined(error) => error,
+        }
+    }
+}
 
 /// How a compute node is started.
 #[derive(Clone, Debug)]
@@ -110,7 +131,7 @@ impl FlexNode {
             life: RwLock::new(None),
             stop: AtomicBool::new(false),
         });
-        shared.begin()?;
+        shared.begin_first()?;
         let keeping = Arc::clone(&shared);
         let keeper = SystemSpawn.spawn("flex-keeper", Box::new(move || keeping.keep()))?;
         Ok(Self { shared, keeper: Some(keeper) })
@@ -151,8 +172,13 @@ impl FlexNode {
     }
 
     /// As [`ComputeNode::set`].
-    pub fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<()> {
-        block_on(self.node()?.set(key, value, expires_ms))
+    pub fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<(), WriteError> {
+        block_on(self.writer()?.set(key, value, expires_ms))
+    }
+
+    /// The compute node for a write, which has no effect if there is none.
+    fn writer(&self) -> Result<ComputeNode, WriteError> {
+        self.node().map_err(WriteError::without_effect)
     }
 
     /// As [`ComputeNode::get`] of each key, a key's in their order; what this node has not cached is asked for together.
@@ -217,28 +243,30 @@ impl FlexNode {
     }
 
     /// As [`ComputeNode::set`] with value and expiry, or [`ComputeNode::delete`] without, of keys that differ; together. After an error
-    /// each of them may have happened.
-    pub fn write_many(&self, writes: &[KeyWrite<'_>]) -> Result<()> {
-        let node = self.node()?;
+    /// of unknown effect each of them may have happened; after one without effect none did.
+    pub fn write_many(&self, writes: &[KeyWrite<'_>]) -> Result<(), WriteError> {
+        let node = self.writer()?;
+        let write = async |(key, value): KeyWrite<'_>| match value {
+            Some((value, expires_ms)) => node.set(key, value, expires_ms).await,
+            None => node.delete(key).await.map(drop),
+        };
+        let mut done = 0;
         for writes in writes.chunks(TOGETHER) {
-            let write = async |key: &[u8], value: Option<(&[u8], u64)>| match value {
-                Some((value, expires_ms)) => node.set(key, value, expires_ms).await,
-                None => node.delete(key).await.map(drop),
-            };
-            let written = block_on(together(writes.iter().map(|(key, value)| write(key, *value))));
-            written.into_iter().collect::<Result<()>>()?;
+            let written = block_on(together(writes.iter().map(|some| write(*some))));
+            done += all_done(written, done)?.len();
         }
         Ok(())
     }
 
-    /// As [`ComputeNode::delete`] of keys that differ, together; how many were there.
-    pub fn delete_many(&self, keys: &[&[u8]]) -> Result<usize> {
-        let node = self.node()?;
-        let mut there = 0;
+    /// As [`ComputeNode::delete`] of keys that differ, together; how many were there. Errors as [`FlexNode::write_many`].
+    pub fn delete_many(&self, keys: &[&[u8]]) -> Result<usize, WriteError> {
+        let node = self.writer()?;
+        let (mut done, mut there) = (0, 0);
         for keys in keys.chunks(TOGETHER) {
-            for deleted in block_on(together(keys.iter().map(|key| node.delete(key)))) {
-                there += usize::from(deleted?);
-            }
+            let deleted = block_on(together(keys.iter().map(|key| node.delete(key))));
+            let deleted = all_done(deleted, done)?;
+            done += deleted.len();
+            there += deleted.into_iter().filter(|there| *there).count();
         }
         Ok(there)
     }
@@ -250,19 +278,30 @@ impl FlexNode {
         read: Option<&Value>,
         value: &[u8],
         expires_ms: u64,
-    ) -> Result<bool> {
-        block_on(self.node()?.compare_and_set(key, read, value, expires_ms))
+    ) -> Result<bool, WriteError> {
+        block_on(self.writer()?.compare_and_set(key, read, value, expires_ms))
     }
 
     /// As [`ComputeNode::compare_and_delete`].
-    pub fn compare_and_delete(&self, key: &[u8], read: &Value) -> Result<bool> {
-        block_on(self.node()?.compare_and_delete(key, read))
+    pub fn compare_and_delete(&self, key: &[u8], read: &Value) -> Result<bool, WriteError> {
+        block_on(self.writer()?.compare_and_delete(key, read))
     }
 
     /// As [`ComputeNode::delete`].
-    pub fn delete(&self, key: &[u8]) -> Result<bool> {
-        block_on(self.node()?.delete(key))
+    pub fn delete(&self, key: &[u8]) -> Result<bool, WriteError> {
+        block_on(self.writer()?.delete(key))
     }
+}
+
+/// What came of writes that were under way together, after `done` others of the same call; the first error, which is of unknown effect if
+/// any of them all may have happened.
+fn all_done<T>(written: Vec<Result<T, WriteError>>, done: usize) -> Result<Vec<T>, WriteError> {
+    let may_have = |one: &Result<T, WriteError>| {
+        one.as_ref().map_or_else(|failed| failed.effect() == WriteEffect::Unknown, |_| true)
+    };
+    let some = done > 0 || written.iter().any(may_have);
+    let all = written.into_iter().collect::<Result<Vec<T>, WriteError>>();
+    all.map_err(|failed| if some { failed.of_a_part() } else { failed })
 }
 
 impl Drop for FlexNode {
@@ -299,38 +338,64 @@ impl Shared {
                 // Doors that the next life needs.
                 drop(life);
             }
-            if let Err(error) = self.begin() {
+            if let Err(failed) = self.begin() {
+                let error = failed.into_error();
                 tracing::warn!(%error, "joining anew");
                 self.clock.sleep(AGAIN);
             }
         }
     }
 
-    fn begin(&self) -> Result<()> {
+    /// The first life. A manager that answered, and then stood still for longer than a lease, took this node for dead: it joins anew.
+    fn begin_first(&self) -> Result<()> {
+        let until_ns = self.clock.now_ns() + FIRST_LIFE.as_nanos() as u64;
+        loop {
+            match self.begin() {
+                Err(Failed::WhileJoined(error)) if self.clock.now_ns() < until_ns => {
+                    tracing::warn!(%error, "joining anew");
+                    self.clock.sleep(AGAIN);
+                }
+                other => return other.map_err(Failed::into_error),
+            }
+        }
+    }
+
+    fn begin(&self) -> Result<(), Failed> {
         let life = self.live()?;
         *self.life.write() = Some(life);
         Ok(())
     }
 
-    fn live(&self) -> Result<Life> {
+    fn live(&self) -> Result<Life, Failed> {
         let options = PoolOptions {
             manager: self.settings.manager.clone(),
             ..PoolOptions::new(String::new(), self.settings.store.label)
         };
         let (endpoints, runtime) = (Arc::clone(&self.endpoints), Arc::clone(&self.runtime));
-        let pool = block_on(PoolClient::join(options, endpoints.clone(), runtime.clone()))?;
+        let pool =
+            block_on(PoolClient::join(options, endpoints, runtime)).map_err(Failed::ForGood)?;
         let until_ns = self.clock.now_ns() + MEMORY.as_nanos() as u64;
         while pool.block_bytes() == 0 {
             if pool.is_evicted() {
-                return Err(Error::busy(
+                return Err(Failed::WhileJoined(Error::busy(
                     "this node was taken for dead before it knew of any memory",
-                ));
+                )));
             }
             if self.clock.now_ns() > until_ns || self.stop.load(Ordering::SeqCst) {
-                return Err(Error::busy("no memory node has registered with the manager"));
+                let what = Error::busy("no memory node has registered with the manager");
+                return Err(Failed::ForGood(what));
             }
             self.clock.sleep(LOOK);
         }
+        self.take_part(pool).map_err(|error| match error.kind() {
+            ErrorKind::Busy | ErrorKind::Fenced => Failed::WhileJoined(error),
+            _ => Failed::ForGood(error),
+        })
+    }
+
+    /// A member of the pool becomes a node of the store.
+    fn take_part(&self, pool: PoolClient) -> Result<Life> {
+        let (endpoints, runtime) = (Arc::clone(&self.endpoints), Arc::clone(&self.runtime));
         let (id, epoch) = fabric_id(pool.client());
         let late = Arc::new(OnceLock::new());
         let fabric = Node::new(id, epoch, Some(Box::new(Door(Arc::clone(&late)))))?;

@@ -18,6 +18,7 @@ use archipelago_base::random::entropy_seed;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_compute::flex::{CacheMode, FlexNode, FlexNodeSettings, FlexSettings};
 use archipelago_fabric::block_on;
+use archipelago_flex::WriteError;
 use archipelago_flex::format::{Geometry, key_hash};
 use archipelago_sim::Skew;
 use clap::Parser;
@@ -193,7 +194,8 @@ fn join(arguments: &Arguments, cluster: &Cluster) -> Result<FlexNode> {
 
 /// Sets the keys `0..keys`.
 fn load(node: &FlexNode, naming: &Naming, keys: u64, value: &[u8]) -> Result<()> {
-    (0..keys).try_for_each(|number| node.set(&naming.key(number), value, 0))
+    let set = |number| node.set(&naming.key(number), value, 0).map_err(WriteError::into_error);
+    (0..keys).try_for_each(set)
 }
 
 /// Numbers of the keys that are used, by where their partitions are served.
@@ -239,7 +241,8 @@ fn measure_like(
     let source = Source::Cluster(Stream::new(cluster, keys.len() as u64));
     let asked = Asked { name, source, naming: &naming, keys: &keys };
     let outcome = measure(arguments, node, clock, asked, cluster.value_bytes)?;
-    (0..count).try_for_each(|number| node.delete(&naming.key(number)).map(drop))?;
+    let delete = |number| node.delete(&naming.key(number)).map(drop);
+    (0..count).try_for_each(delete).map_err(WriteError::into_error)?;
     Ok(outcome)
 }
 

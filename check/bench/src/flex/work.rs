@@ -11,7 +11,7 @@ use std::task::Poll;
 use archipelago_base::Result;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::Rng;
-use archipelago_flex::ComputeNode;
+use archipelago_flex::{ComputeNode, WriteError};
 use archipelago_sim::{Skew, scramble};
 
 use crate::histogram::Histogram;
@@ -208,11 +208,11 @@ impl Run<'_> {
                     measured.found += u64::from(value.is_some());
                 }
                 Request::Write(_) => {
-                    self.node.set(&key, &self.value, 0).await?;
+                    self.node.set(&key, &self.value, 0).await.map_err(WriteError::into_error)?;
                     measured.writes.record_ns(self.clock.now_ns() - started_ns);
                 }
                 Request::Delete(_) => {
-                    self.node.delete(&key).await?;
+                    self.node.delete(&key).await.map_err(WriteError::into_error)?;
                     measured.writes.record_ns(self.clock.now_ns() - started_ns);
                 }
             }

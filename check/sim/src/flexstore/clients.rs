@@ -8,8 +8,8 @@ use archipelago_base::random::Rng;
 use archipelago_base::simulation::Host;
 use archipelago_base::{ErrorKind, Result};
 use archipelago_fabric::sim::{Model, Sim};
-use archipelago_flex::ComputeNode;
 use archipelago_flex::coordinator::Tuning;
+use archipelago_flex::{ComputeNode, WriteError};
 use parking_lot::Mutex;
 
 use super::{Request, Setup, Testbed, Workload, workload};
@@ -256,9 +256,13 @@ impl Worker {
             Request::Read(number) => Ok(self.node.get(&key(number)).await?.is_some()),
             Request::Write(number) => {
                 let value = workload::value(number, self.setup.value_bytes);
-                self.node.set(&key(number), &value, 0).await.map(|()| true)
+                let set = self.node.set(&key(number), &value, 0).await;
+                set.map(|()| true).map_err(WriteError::into_error)
             }
-            Request::Delete(number) => self.node.delete(&key(number)).await.map(|_| true),
+            Request::Delete(number) => {
+                let deleted = self.node.delete(&key(number)).await;
+                deleted.map(|_| true).map_err(WriteError::into_error)
+            }
         }
     }
 }

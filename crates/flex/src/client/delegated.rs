@@ -7,7 +7,8 @@
 //! The request has a number, so the proxy does it once, and answers it from where the partition is by then, if it has moved.
 //!
 //! **Failure.** A set that was sent and not answered is asked for again until the proxy is no member any more, or the caller's patience ends; then
-//! nobody knows whether it happened, and it is not tried again: the record is not this node's to be looked for. Only sets without a condition are
+//! nobody knows whether it happened, and it is not tried again: the record is not this node's to be looked for. If the proxy itself ended with
+//! an error, its answer says whether the set may have happened. Only sets without a condition are
 //! delegated, and only of keys whose writes met lately; so only those have this outcome.
 //!
 //! Cost: a message with key and value, at most [`DELEGATED_BYTES_MAX`]; the proxy writes what the client would have written, once for all that wait.
@@ -16,7 +17,7 @@
 
 use std::sync::Arc;
 
-use archipelago_base::{Error, Result};
+use archipelago_base::Error;
 use archipelago_fabric::ClientId;
 
 use super::{If, Write};
@@ -25,12 +26,13 @@ use crate::ids::PartitionId;
 use crate::node::peers::{Asked, Peer};
 use crate::node::{Count, Inner};
 use crate::wire::{Assigned, Message, Payload, Why};
+use crate::write_error::{WriteEffect, WriteError};
 
 /// Key and value together: more is written by whoever has it, past the proxy's card.
 const DELEGATED_BYTES_MAX: usize = 4096;
 
-fn unknown(why: &str) -> Error {
-    Error::busy(format!("{why}; whether it happened is not known"))
+fn unknown(why: &str) -> WriteError {
+    WriteError::of_unknown_effect(Error::busy(why))
 }
 
 impl Inner {
@@ -71,7 +73,7 @@ impl Inner {
         entry: Assigned,
         peer: &Arc<Peer>,
         until_ns: u64,
-    ) -> Result<Option<bool>> {
+    ) -> Result<Option<bool>, WriteError> {
         let Some((value, expires_ms)) = write.value else { return Ok(None) };
         let Assigned { partition, epoch, .. } = entry;
         let payload = |bytes: &[u8]| Payload(bytes.to_vec());
@@ -89,10 +91,14 @@ impl Inner {
                     self.counts.add(Count::Delegated);
                     return Ok(Some(true));
                 }
-                Ok(Some(Message::NotStored { why })) => {
+                Ok(Some(Message::NotStored { unknown, why })) => {
                     // If that does not change, this node tries by itself in the end.
                     self.contended.met_nobody(write.hash);
-                    return Err(unknown(&format!("the key's proxy: {why}")));
+                    let error = Error::busy(format!("the key's proxy: {why}"));
+                    return Err(match unknown {
+                        true => WriteError::of_unknown_effect(error),
+                        false => WriteError::without_effect(error),
+                    });
                 }
                 Ok(Some(Message::Declined { why, .. })) => {
                     if why == Why::Malformed {
@@ -102,7 +108,7 @@ impl Inner {
                 }
                 Ok(Some(other)) => {
                     let what = format!("an answer that does not fit a set: {}", other.name());
-                    return Err(Error::unsupported(what));
+                    return Err(WriteError::of_unknown_effect(Error::unsupported(what)));
                 }
                 Ok(None) => {}
                 Err(error) => return Err(unknown(&format!("the key's proxy: {error}"))),
@@ -114,8 +120,11 @@ impl Inner {
                 }
                 return Err(unknown("the key's proxy died during a set"));
             }
-            self.table
-                .late(until_ns, "a set by the key's proxy; whether it happened is not known")?;
+            let late = self.table.late(until_ns, "a set by the key's proxy");
+            late.map_err(match asked.was_sent() {
+                true => WriteError::of_unknown_effect,
+                false => WriteError::without_effect,
+            })?;
             self.pause().await;
         }
     }
@@ -145,7 +154,10 @@ impl Inner {
         };
         match self.write_in_line(write).await {
             Ok((_, alone)) => Message::Stored { alone },
-            Err(error) => Message::NotStored { why: error.to_string() },
+            Err(failed) => {
+                let unknown = failed.effect() == WriteEffect::Unknown;
+                Message::NotStored { unknown, why: failed.error().to_string() }
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct Found {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Looked {
     pub(super) found: Option<Found>,
-    /// A slot in which the key is being written one-sided.
+    /// A slot in which the key is being written or deleted one-sided.
     pub(super) pending: Option<Place>,
     /// Slots with the key's fingerprint that hold other keys.
     pub(super) others: Vec<Place>,
@@ -144,7 +144,8 @@ impl Inner {
         let slots: Vec<Slot> = candidates.iter().map(|candidate| Slot(candidate.word)).collect();
         let records = self.read_records(&slots, key, until_ns).await?;
         for (candidate, read) in candidates.into_iter().zip(records) {
-            let slot = Slot(candidate.word);
+            // The record of a dying slot counts until the slot is deleted, and is not worth caching.
+            let (slot, dying) = (Slot(candidate.word).undying(), Slot(candidate.word).is_dying());
             let Read::Mine { value, expires_ms, previous, valid } = read else {
                 if matches!(read, Read::Gone) {
                     return Ok(None);
@@ -153,7 +154,7 @@ impl Inner {
             };
             if !slot.is_pending() {
                 // Nobody keeps what is superseded already, or was read while this node was no member.
-                if valid && self.table.holds_lease() {
+                if valid && !dying && self.table.holds_lease() {
                     let place = source.place(entry, SlotIndex(candidate.index), slot);
                     let pair = candidate.cache.then_some(Keep::Pair(&value, expires_ms));
                     let keep = pair.unwrap_or(Keep::Address);
@@ -250,7 +251,7 @@ impl Inner {
             match owner {
                 Owner::Gone => return Ok(None),
                 Owner::Other => looked.others.push(place),
-                Owner::Mine { .. } if slot.is_pending() => looked.pending = Some(place),
+                Owner::Mine { .. } if slot.is_taken() => looked.pending = Some(place),
                 Owner::Mine { expires_ms } => {
                     looked.found = Some(Found { index, slot, expires_ms });
                 }

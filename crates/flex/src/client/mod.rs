@@ -1,7 +1,7 @@
 //! What callers see: get, set, insert, update, delete, compare-and-set.
 //!
-//! All are linearizable: each takes effect at one moment between call and return. A call that ends with an error may have taken
-//! effect, or may not; it does not take effect later, once the node has been taken for dead, and never twice.
+//! All are linearizable: each takes effect at one moment between call and return. A write that ends with an error says whether it may have taken
+//! effect ([`WriteError`]). One of unknown effect does not take effect later, once the node has been taken for dead, and never twice.
 //!
 //! **Reading.** The slots of the key (from the proxy, or one-sided), then the records that they name; the one whose key it is counts. Of
 //! a pending slot, what was there before counts. **Writing.** Look; write the new record to all its copies; change the slot
@@ -32,13 +32,14 @@ use std::task::Poll;
 use archipelago_base::{Error, Result};
 
 use crate::combining::Entered;
-use crate::format::{KeyHash, Record, Slot, key_hash};
+use crate::format::{EXPIRY_MAX, KEY_BYTES_MAX, KeyHash, Record, Slot, key_hash, record_bytes};
 use crate::gates::Inside;
 use crate::node::caching::Keep;
 use crate::node::records::Written;
 use crate::node::{ComputeNode, Count, Inner};
 use crate::table::FromCopy;
 use crate::wire::{Assigned, WriteKind};
+use crate::write_error::{WriteEffect, WriteError};
 
 use cached::Served;
 use look::{Found, Looked};
@@ -72,6 +73,8 @@ pub(crate) enum If {
     Absent,
     Present,
     Version(Slot),
+    /// This version, which may have expired.
+    Expired(Slot),
 }
 
 /// A write, as it was asked for.
@@ -98,7 +101,7 @@ impl Write<'_> {
             If::Always => true,
             If::Absent => there.is_none(),
             If::Present => there.is_some(),
-            If::Version(version) => there == Some(version),
+            If::Version(version) | If::Expired(version) => there == Some(version),
         }
     }
 
@@ -132,17 +135,27 @@ impl ComputeNode {
 
     /// Sets a key, whether it is there or not. `expires_ms`: Unix milliseconds; 0: never. On return the value is on all copies,
     /// and every node reads it.
-    pub async fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<()> {
+    pub async fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<(), WriteError> {
         self.0.change(key, Some((value, expires_ms)), If::Always).await.map(|_| ())
     }
 
     /// Sets a key that is not there; whether it was not.
-    pub async fn insert(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<bool> {
+    pub async fn insert(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        expires_ms: u64,
+    ) -> Result<bool, WriteError> {
         self.0.change(key, Some((value, expires_ms)), If::Absent).await
     }
 
     /// Sets a key that is there; whether it was.
-    pub async fn update(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<bool> {
+    pub async fn update(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        expires_ms: u64,
+    ) -> Result<bool, WriteError> {
         self.0.change(key, Some((value, expires_ms)), If::Present).await
     }
 
@@ -153,7 +166,7 @@ impl ComputeNode {
         read: Option<&Value>,
         value: &[u8],
         expires_ms: u64,
-    ) -> Result<bool> {
+    ) -> Result<bool, WriteError> {
         let when = read.map_or(If::Absent, |read| If::Version(read.version));
         self.0.change(key, Some((value, expires_ms)), when).await
     }
@@ -164,26 +177,28 @@ impl ComputeNode {
         &self,
         key: &[u8],
         mut change: impl FnMut(Option<&Value>) -> Option<(Vec<u8>, u64)>,
-    ) -> Result<Option<Vec<u8>>> {
+    ) -> Result<Option<Vec<u8>>, WriteError> {
         let until_ns = self.0.until_ns();
+        let not_done = WriteError::without_effect;
         loop {
-            let read = self.get(key).await?;
+            let read = self.get(key).await.map_err(not_done)?;
             let Some((value, expires_ms)) = change(read.as_ref()) else { return Ok(None) };
             if self.compare_and_set(key, read.as_ref(), &value, expires_ms).await? {
                 return Ok(Some(value));
             }
-            self.0.table.late(until_ns, "read-modify-write: others were always faster")?;
+            let late = self.0.table.late(until_ns, "read-modify-write: others were always faster");
+            late.map_err(not_done)?;
             self.0.pause().await;
         }
     }
 
     /// Removes a key that still has the value that was read; whether it had.
-    pub async fn compare_and_delete(&self, key: &[u8], read: &Value) -> Result<bool> {
+    pub async fn compare_and_delete(&self, key: &[u8], read: &Value) -> Result<bool, WriteError> {
         self.0.write(key, None, If::Version(read.version)).await
     }
 
     /// Removes a key; whether it was there.
-    pub async fn delete(&self, key: &[u8]) -> Result<bool> {
+    pub async fn delete(&self, key: &[u8]) -> Result<bool, WriteError> {
         self.0.change(key, None, If::Present).await
     }
 }
@@ -255,14 +270,27 @@ impl Inner {
         key: &[u8],
         value: Option<(&[u8], u64)>,
         when: If,
-    ) -> Result<bool> {
+    ) -> Result<bool, WriteError> {
         self.counts.add(Count::Writes);
+        // Before it is combined with others, which would end with its error.
+        self.check_limits(key, value).map_err(WriteError::without_effect)?;
         let write = Write { key, hash: key_hash(key), value, when, delegated: false };
         self.write_in_line(write).await.map(|(done, _)| done)
     }
 
+    /// Deletes a key whose slot still holds `word`, whatever its expiry. It counts as nobody's call.
+    pub(crate) async fn delete_expired(
+        self: &Arc<Self>,
+        key: &[u8],
+        word: Slot,
+    ) -> Result<bool, WriteError> {
+        let (hash, when) = (key_hash(key), If::Expired(word));
+        let write = Write { key, hash, value: None, when, delegated: true };
+        self.write_in_line(write).await.map(|(done, _)| done)
+    }
+
     /// A write in its turn; and whether no other write of the key was there meanwhile.
-    async fn write_in_line(self: &Arc<Self>, write: Write<'_>) -> Result<(bool, bool)> {
+    async fn write_in_line(self: &Arc<Self>, write: Write<'_>) -> Result<(bool, bool), WriteError> {
         let until_ns = self.until_ns();
         if self.table.rival.is_some() {
             // As published: each for itself.
@@ -281,7 +309,9 @@ impl Inner {
                     alone = false;
                     if !sets {
                         // Sets come through together; a long line of others is not tried one by one.
-                        self.table.late(until_ns, "a write waited for others of its key")?;
+                        let late =
+                            self.table.late(until_ns, "a write waited for others of its key");
+                        late.map_err(WriteError::without_effect)?;
                     }
                     lead
                 }
@@ -304,17 +334,30 @@ impl Inner {
         written.map(|done| (done, alone))
     }
 
-    async fn write_until(self: &Arc<Self>, write: &Write<'_>, until_ns: u64) -> Result<bool> {
+    async fn write_until(
+        self: &Arc<Self>,
+        write: &Write<'_>,
+        until_ns: u64,
+    ) -> Result<bool, WriteError> {
         let written = self.write_in_turns(write, until_ns).await;
-        // After an error its record may have been left behind.
-        written.inspect_err(|_| self.want_sweep())
+        // Its record may have been left behind.
+        written.inspect_err(|failed| {
+            if failed.effect() == WriteEffect::Unknown {
+                self.want_sweep();
+            }
+        })
     }
 
-    async fn write_in_turns(self: &Arc<Self>, write: &Write<'_>, until_ns: u64) -> Result<bool> {
+    async fn write_in_turns(
+        self: &Arc<Self>,
+        write: &Write<'_>,
+        until_ns: u64,
+    ) -> Result<bool, WriteError> {
         let mut unsettled: Option<Unsettled> = None;
         let (mut stuck, mut tries) = (0_u32, 0_u32);
         loop {
-            let (inside, entry) = self.enter(write.hash, until_ns).await?;
+            let entered = self.enter(write.hash, until_ns).await;
+            let (inside, entry) = entered.map_err(effect_of(&unsettled))?;
             let proxy = self.proxy_of_contended(write, entry).filter(|_| unsettled.is_none());
             let was_direct = proxy.is_none();
             let turn = match proxy {
@@ -335,8 +378,8 @@ impl Inner {
                 }
                 return Ok(done);
             }
-            let late = self.table.late(until_ns, "a write; whether it happened is not known");
-            late?;
+            let late = self.table.late(until_ns, "a write");
+            late.map_err(effect_of(&unsettled))?;
             self.counts.add(Count::Retries);
             let delegates = unsettled.is_none() && self.proxy_of_contended(write, entry).is_some();
             if was_direct && delegates {
@@ -359,7 +402,7 @@ impl Inner {
         unsettled: &mut Option<Unsettled>,
         stuck: &mut u32,
         until_ns: u64,
-    ) -> Result<Option<bool>> {
+    ) -> Result<Option<bool>, WriteError> {
         if let Some(mut open) = unsettled.take() {
             if open.entry == entry {
                 // The same node at the same epoch: it knows.
@@ -367,12 +410,14 @@ impl Inner {
             }
             match self.how_it_ended(write, entry, &mut open, until_ns).await? {
                 Some(done) => return Ok(Some(done)),
-                None => self.free_unpublished(open.record),
+                None => self.free_if_written(open.record),
             }
         }
-        let looked = match self.look_cached(entry, write)? {
+        // What is not sent yet has no effect.
+        let not_done = WriteError::without_effect;
+        let looked = match self.look_cached(entry, write).map_err(not_done)? {
             Some(looked) => looked,
-            None => match self.look_for(entry, write, until_ns).await? {
+            None => match self.look_for(entry, write, until_ns).await.map_err(not_done)? {
                 Some(looked) => looked,
                 None => return Ok(None),
             },
@@ -381,13 +426,13 @@ impl Inner {
             // Another write of the key is under way; one that stays so has lost its writer.
             *stuck += 1;
             if stuck.is_multiple_of(16) {
-                self.ask_to_settle(entry, pending, until_ns).await?;
+                self.ask_to_settle(entry, pending, until_ns).await.map_err(not_done)?;
             }
             return Ok(None);
         }
-        let there = looked.found.as_ref().filter(|found| !expired(found.expires_ms, self));
+        let there = looked.found.as_ref().filter(|found| self.counts_for(write, found.expires_ms));
         if !write.applies(there.map(|found| found.slot)) {
-            return self.declines(write, entry, until_ns).await;
+            return self.declines(write, entry, until_ns).await.map_err(not_done);
         }
         let Some(kind) = write.kind(looked.found.as_ref()) else { return Ok(Some(false)) };
         match self.put_in(write, entry, kind, &looked, until_ns).await? {
@@ -398,7 +443,7 @@ impl Inner {
             }
             Submitted::Not | Submitted::Stale | Submitted::Fenced => Ok(None),
             Submitted::Full => {
-                self.ask_to_grow(entry, until_ns).await?;
+                self.ask_to_grow(entry, until_ns).await.map_err(not_done)?;
                 Ok(None)
             }
             Submitted::Unknown(open) => {
@@ -416,19 +461,21 @@ impl Inner {
         kind: WriteKind,
         looked: &Looked,
         until_ns: u64,
-    ) -> Result<Submitted> {
-        let record = self.new_record(write, looked, until_ns).await?;
+    ) -> Result<Submitted, WriteError> {
+        let record = self.new_record(write, looked, until_ns).await;
+        let record = record.map_err(WriteError::without_effect)?;
         let fetch = self.caching.begin_fetch(write.hash);
         let submitted = self.submit(write, entry, kind, looked, record, until_ns).await;
         if !matches!(submitted, Ok(Submitted::Done(_) | Submitted::Not)) || write.value.is_none() {
             // Nobody knows, or what was cached is old.
             self.caching.invalidate(write.hash);
         }
+        let Some((record, (value, expires_ms))) = record.zip(write.value) else { return submitted };
         match &submitted {
-            Ok(Submitted::Done(done)) if write.value.is_some() && self.table.holds_lease() => {
+            Ok(Submitted::Done(done)) if self.table.holds_lease() => {
                 let place = done.source.place(entry, done.index, record.slot);
-                let keep = match write.value {
-                    Some((value, expires_ms)) if done.cache => Keep::Pair(value, expires_ms),
+                let keep = match done.cache {
+                    true => Keep::Pair(value, expires_ms),
                     // The proxy takes the address for one that nobody was told.
                     _ if entry.offloaded && self.table.rival.is_none() => Keep::Slot,
                     _ => Keep::Address,
@@ -438,6 +485,7 @@ impl Inner {
             Ok(Submitted::Not | Submitted::Stale | Submitted::Full | Submitted::Superseded) => {
                 self.free_unpublished(record);
             }
+            Err(failed) if failed.effect() == WriteEffect::None => self.free_unpublished(record),
             _ => {}
         }
         submitted
@@ -479,7 +527,7 @@ impl Inner {
             let Some(there) = self.find(entry, write.key, write.hash, 0, until_ns).await? else {
                 return Ok(None);
             };
-            let there = there.filter(|value| !expired(value.expires_ms, self));
+            let there = there.filter(|value| self.counts_for(write, value.expires_ms));
             if write.applies(there.map(|value| value.version)) {
                 return Ok(None);
             }
@@ -488,20 +536,54 @@ impl Inner {
         Ok(self.table.holds_lease().then_some(false))
     }
 
+    /// The new record on all its copies; a deletion has none.
     async fn new_record(
-        &self,
+        self: &Arc<Self>,
         write: &Write<'_>,
         looked: &Looked,
         until_ns: u64,
-    ) -> Result<Written> {
+    ) -> Result<Option<Written>> {
+        let Some((value, expires_ms)) = write.value else { return Ok(None) };
         let previous = looked.found.as_ref().map_or(0, |found| found.slot.0);
         let writer = self.pool.client().0;
-        let record = match write.value {
-            Some((value, expires_ms)) => {
-                Record { expires_ms, previous, writer, ..Record::new(write.key, value) }
-            }
-            None => Record { previous, writer, ..Record::tombstone(write.key) },
-        };
-        self.write_record(&record, write.hash, until_ns).await
+        let record = Record { expires_ms, previous, writer, ..Record::new(write.key, value) };
+        self.write_record(&record, write.hash, until_ns).await.map(Some)
+    }
+
+    /// Whether a record with this expiry is there, as far as `write` is concerned.
+    fn counts_for(&self, write: &Write<'_>, expires_ms: u64) -> bool {
+        matches!(write.when, If::Expired(_)) || !expired(expires_ms, self)
+    }
+
+    /// Says which limit of the format a write exceeds.
+    fn check_limits(&self, key: &[u8], value: Option<(&[u8], u64)>) -> Result<()> {
+        if key.len() > KEY_BYTES_MAX {
+            let bytes = key.len();
+            let what = format!("a key of {bytes} bytes: a key has at most {KEY_BYTES_MAX}");
+            return Err(Error::invalid(what));
+        }
+        let Some((value, expires_ms)) = value else { return Ok(()) };
+        if expires_ms > EXPIRY_MAX {
+            return Err(Error::invalid(format!(
+                "an expiry at {expires_ms} ms since 1970: the latest that a store over remote memory keeps is {EXPIRY_MAX} (2^48 - 1)"
+            )));
+        }
+        let block_bytes = self.pool.block_bytes();
+        let bytes = record_bytes(key.len(), value.len());
+        if bytes.is_none_or(|bytes| bytes > block_bytes) {
+            let (key, value) = (key.len(), value.len());
+            return Err(Error::invalid(format!(
+                "a key of {key} and a value of {value} bytes do not fit a block of {block_bytes} bytes"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The error of a write that has sent `unsettled` and nothing else that could take effect.
+fn effect_of(unsettled: &Option<Unsettled>) -> fn(Error) -> WriteError {
+    match unsettled {
+        Some(_) => WriteError::of_unknown_effect,
+        None => WriteError::without_effect,
     }
 }

@@ -17,12 +17,14 @@ use crate::node::{Inner, PAUSE};
 use crate::onesided::{Change, Put, Unfinished};
 use crate::table::FromCopy;
 use crate::wire::{Assigned, Message, Place, Why, WriteKind};
+use crate::write_error::{WriteEffect, WriteError};
 
 /// A request to the partition's node of which nobody knows what came.
 #[derive(Debug)]
 pub(super) struct Unsettled {
     pub(super) entry: Assigned,
-    pub(super) record: Written,
+    /// `None`: of a deletion.
+    pub(super) record: Option<Written>,
     kind: WriteKind,
     expect: Slot,
     asked: Asked,
@@ -78,8 +80,8 @@ pub(super) enum Submitted {
     Unknown(Unsettled),
 }
 
-fn unknown(why: &str) -> Error {
-    Error::busy(format!("{why} during a write; whether it happened is not known"))
+fn unknown(why: &str) -> WriteError {
+    WriteError::of_unknown_effect(Error::busy(format!("{why} during a write")))
 }
 
 impl Inner {
@@ -89,9 +91,10 @@ impl Inner {
         entry: Assigned,
         kind: WriteKind,
         looked: &Looked,
-        record: Written,
+        record: Option<Written>,
         until_ns: u64,
-    ) -> Result<Submitted> {
+    ) -> Result<Submitted, WriteError> {
+        let new = record.map_or(Slot::EMPTY, |record| record.slot);
         let (index, expect) = looked
             .found
             .as_ref()
@@ -99,10 +102,10 @@ impl Inner {
         let seen_ns = self.now_ns();
         if !entry.offloaded && kind == WriteKind::Update {
             let slot = self.table.slot(entry.shape, index);
-            let change = Change { slot, old: expect, new: record.slot, end: record.slot };
-            let held = vec![self.frees.hold(expect), self.frees.hold(record.slot)];
+            let change = Change { slot, old: expect, new, end: new };
+            let held = vec![self.frees.hold(expect), self.frees.hold(new)];
             let put = self.table.put(change, looked.valid_ns, until_ns).await;
-            if put.is_err() {
+            if put.as_ref().is_err_and(|failed| failed.effect() == WriteEffect::Unknown) {
                 self.finish_later(Unfinished { entry, change, structure: None }, held);
             }
             return Ok(match put? {
@@ -124,15 +127,18 @@ impl Inner {
             index: index.0,
             expect: expect.0,
             exact: looked.exact,
-            new: record.slot.0,
+            new: new.0,
             others: looked.others.clone(),
             stamp_us: looked.stamp_us,
             reads: self.caching.take_reads(write.hash),
         };
-        let Some(peer) = self.node_of(entry)? else {
+        let peer = self.node_of(entry).map_err(WriteError::without_effect)?;
+        let Some(peer) = peer else {
             let answer = self.write_index(self.pool.client(), &message).await;
-            return match self.submitted(&answer, kind, (entry, seen_ns), record)? {
-                Submitted::Fenced => Err(unknown("this node was taken for dead")),
+            return match self.submitted(&answer, (entry, seen_ns))? {
+                Submitted::Fenced => {
+                    Err(unknown("this node, which serves the key's partition, gave up"))
+                }
                 other => Ok(other),
             };
         };
@@ -144,14 +150,18 @@ impl Inner {
     }
 
     /// Asks until there is an answer, or the partition's door closes.
-    async fn ask_on(self: &Arc<Self>, mut open: Unsettled, until_ns: u64) -> Result<Submitted> {
+    async fn ask_on(
+        self: &Arc<Self>,
+        mut open: Unsettled,
+        until_ns: u64,
+    ) -> Result<Submitted, WriteError> {
         let partition = PartitionId(open.entry.partition);
+        let joined = self.joined().map_err(WriteError::of_unknown_effect)?;
         loop {
             let answer = self.ask_once(&open.peer, &mut open.asked).await;
             match answer {
                 Ok(Some(answer)) => {
-                    let (asked, record) = ((open.entry, open.seen_ns), open.record);
-                    match self.submitted(&answer, open.kind, asked, record)? {
+                    match self.submitted(&answer, (open.entry, open.seen_ns))? {
                         // The next map says what came of it.
                         Submitted::Fenced => {}
                         other => {
@@ -166,31 +176,29 @@ impl Inner {
                 Ok(None) => {}
                 Err(error) => tracing::debug!(%error, "a write waits for the next map"),
             }
-            if self.joined()?.gates.is_closed(partition) {
+            if joined.gates.is_closed(partition) {
                 return Ok(if open.asked.was_sent() {
                     Submitted::Unknown(open)
                 } else {
                     Submitted::Not
                 });
             }
-            self.table.late(until_ns, "a write; whether it happened is not known")?;
+            let late = self.table.late(until_ns, "the partition's node does not answer a write");
+            late.map_err(match open.asked.was_sent() {
+                true => WriteError::of_unknown_effect,
+                false => WriteError::without_effect,
+            })?;
             self.pause().await;
         }
     }
 
     fn submitted(
-        self: &Arc<Self>,
+        &self,
         answer: &Message,
-        kind: WriteKind,
         (entry, seen_ns): (Assigned, u64),
-        record: Written,
-    ) -> Result<Submitted> {
+    ) -> Result<Submitted, WriteError> {
         match answer {
             Message::Written { place, cache, grant, .. } => {
-                if kind == WriteKind::Delete && entry.offloaded {
-                    // The proxy had no use for the tombstone.
-                    self.free_unpublished(record);
-                }
                 let source = if entry.offloaded {
                     Source::of_proxy(entry, *grant, seen_ns)
                 } else {
@@ -204,13 +212,14 @@ impl Inner {
                 Why::Resolve => Ok(Submitted::Stale),
                 Why::Full => Ok(Submitted::Full),
                 Why::Fenced => Ok(Submitted::Fenced),
-                Why::Malformed | Why::OldTerm => {
-                    Err(Error::unsupported("the partition's node did not understand a write"))
+                Why::Malformed | Why::OldTerm | Why::Standby => {
+                    let what = "the partition's node did not understand a write";
+                    Err(WriteError::without_effect(Error::unsupported(what)))
                 }
             },
             other => {
                 let what = format!("an answer that does not fit the question: {}", other.name());
-                Err(Error::unsupported(what))
+                Err(WriteError::of_unknown_effect(Error::unsupported(what)))
             }
         }
     }
@@ -221,7 +230,7 @@ impl Inner {
         open: Unsettled,
         unsettled: &mut Option<Unsettled>,
         until_ns: u64,
-    ) -> Result<Option<bool>> {
+    ) -> Result<Option<bool>, WriteError> {
         let record = open.record;
         match self.ask_on(open, until_ns).await? {
             Submitted::Done(_) => Ok(Some(true)),
@@ -234,7 +243,7 @@ impl Inner {
             | Submitted::Stale
             | Submitted::Full
             | Submitted::Fenced => {
-                self.free_unpublished(record);
+                self.free_if_written(record);
                 Ok(None)
             }
         }
@@ -248,35 +257,37 @@ impl Inner {
         entry: Assigned,
         open: &mut Unsettled,
         until_ns: u64,
-    ) -> Result<Option<bool>> {
+    ) -> Result<Option<bool>, WriteError> {
+        let not_known = WriteError::of_unknown_effect;
         loop {
             // What is found here is the answer: nobody compares it with anything.
             let first = FromCopy::First;
-            let looked = self.look(first, entry, write.key, write.hash, until_ns).await?;
-            let Some(looked) = looked else {
-                self.table.late(until_ns, "a write; whether it happened is not known")?;
+            let looked = self.look(first, entry, write.key, write.hash, until_ns).await;
+            let Some(looked) = looked.map_err(not_known)? else {
+                self.table.late(until_ns, "what came of a write").map_err(not_known)?;
                 self.pause().await;
                 continue;
             };
             let there = looked.found.as_ref().map(|found| found.slot);
-            if open.kind == WriteKind::Delete {
+            let Some(record) = open.record else {
                 // A deletion leaves nothing that would tell it from another's.
                 return if there == Some(open.expect) {
                     Ok(None)
                 } else {
                     Err(unknown("the partition's node died"))
                 };
-            }
+            };
             if open.kind == WriteKind::Update && there == Some(open.expect) {
                 // A word comes back only when the record was freed and used again, an address lease later.
                 return Ok(None);
             }
-            let mine = open.record.slot;
-            let pending = looked.pending.is_some_and(|place| Slot(place.word) == mine.to_pending());
-            if there == Some(mine) || pending {
+            let mine = record.slot;
+            let words = [mine.to_pending(), mine.to_dying()];
+            let taken = looked.pending.is_some_and(|place| words.contains(&Slot(place.word)));
+            if there == Some(mine) || taken {
                 return Ok(Some(true));
             }
-            let superseded = self.table.was_superseded(mine, until_ns).await?;
+            let superseded = self.table.was_superseded(mine, until_ns).await.map_err(not_known)?;
             if !superseded && open.kind == WriteKind::Update && open.entry.offloaded {
                 // Its proxy may have let another write follow without clearing a bit that nobody read by.
                 return Err(unknown("the partition's node died"));

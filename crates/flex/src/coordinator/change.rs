@@ -8,6 +8,9 @@ use super::{Action, Cause, Changed, Coordinator, Phase, Want};
 use crate::format::Geometry;
 use crate::wire::{Assigned, Member, Message, Shaped};
 
+/// Time in which a partition that found no room is not asked to grow again, in nanoseconds.
+const STUCK_NS: u64 = 1_000_000_000;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Pause,
@@ -212,7 +215,14 @@ impl Coordinator {
                     change.filter(|c| c.version == *version && c.step == Step::Prepare)
                 {
                     for entry in changes {
-                        change.entries.insert(entry.partition, *entry);
+                        let before = change.entries.insert(entry.partition, *entry);
+                        let grew = before.is_none_or(|before| {
+                            !before.grow || before.shape.generation < entry.shape.generation
+                        });
+                        match grew {
+                            true => self.stuck.remove(&entry.partition),
+                            false => self.stuck.insert(entry.partition, self.now_ns + STUCK_NS),
+                        };
                     }
                 }
                 self.confirmed(from, *version, Step::Prepare);

@@ -141,6 +141,8 @@ pub struct Coordinator {
     tuner: Tuner,
     /// A change that belongs to no sample was under way since the interval began.
     disturbed: bool,
+    /// Partitions that found no room to grow, and until when they are not asked to grow again.
+    stuck: BTreeMap<u32, u64>,
     /// All partitions are one node's.
     concentrated: bool,
     /// For statistics.
@@ -173,6 +175,7 @@ impl Coordinator {
             recalled: Vec::new(),
             tuner: Tuner::new(tuning, ratio_of(plan.offload)),
             disturbed: false,
+            stuck: BTreeMap::new(),
             concentrated: false,
             now_ns: 0,
             actions: Vec::new(),
@@ -327,6 +330,9 @@ impl Coordinator {
                 self.answer(ticket, Message::Done {});
             }
             Message::Grow { partition, epoch } => {
+                if self.stuck.get(partition).is_some_and(|until_ns| self.now_ns < *until_ns) {
+                    return self.decline(ticket, Why::Full);
+                }
                 let entry = self.map.get(*partition as usize);
                 if entry.is_some_and(|entry| entry.epoch == *epoch) {
                     self.wants.insert(Want::Grow(*partition));

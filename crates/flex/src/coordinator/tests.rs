@@ -176,6 +176,30 @@ fn a_full_partition_grows_once() {
 }
 
 #[test]
+fn partition_without_room_opens_again_and_is_not_asked_to_grow() {
+    let mut cluster = settled(2);
+    cluster.nodes.values_mut().for_each(|node| node.full = true);
+    let before = cluster.core.map()[3];
+    cluster.grow(3, before.epoch);
+    cluster.settle();
+    let after = cluster.core.map()[3];
+    assert_eq!((after.shape, after.grow), (before.shape, false));
+    assert!(after.epoch > before.epoch && cluster.core.is_settled());
+    let mut grow = |now_ns: u64| {
+        cluster.core.on_time(now_ns);
+        cluster.core.on_message(99, &Message::Grow { partition: 3, epoch: after.epoch });
+        let actions = cluster.core.take_actions();
+        actions.into_iter().find_map(|action| match action {
+            Action::Answer { ticket: 99, message } => Some(message),
+            _ => None,
+        })
+    };
+    let declined = grow(0).expect("an answer");
+    assert!(matches!(declined, Message::Declined { why: Why::Full, .. }), "{declined:?}");
+    assert_eq!(grow(2_000_000_000), Some(Message::Done {}), "there may be room by now");
+}
+
+#[test]
 fn one_that_starts_anew_takes_the_newest_map_and_pauses_everything_once() {
     let mut cluster = settled(3);
     cluster.core.set_offload(1000);

@@ -12,9 +12,6 @@
 //! | 40 | 8 | the client of the pool that wrote it |
 //! | 48 | | key, value, zeros up to a multiple of 64 |
 //!
-//! A **tombstone** is a record without a value that expired at the first millisecond: what a deletion puts into a slot
-//! while it is pending.
-//!
 //! Invariants: 1. after a record was written, only its first word changes, by an 8-byte WRITE of [`INVALID_WORD`]; the checksum
 //! does not cover that word. 2. What decodes, encodes to the same bytes. 3. The hash is that of the key, so that growth can
 //! place a record again.
@@ -202,18 +199,6 @@ impl<'a> Record<'a> {
     #[must_use]
     pub fn new(key: &'a [u8], value: &'a [u8]) -> Self {
         Self { valid: true, key, value, expires_ms: 0, previous: 0, writer: 0 }
-    }
-
-    /// The record that deletes `key`.
-    #[must_use]
-    pub fn tombstone(key: &'a [u8]) -> Self {
-        Self { expires_ms: 1, ..Self::new(key, b"") }
-    }
-
-    /// Whether it deletes its key.
-    #[must_use]
-    pub fn is_tombstone(&self) -> bool {
-        self.expires_ms == 1 && self.value.is_empty()
     }
 
     /// Bytes that [`encode`](Self::encode) writes. `None` if a length or the expiry is more than the format can say.

@@ -1,12 +1,16 @@
 //! A slot: the word of the index that says where a key's record lies, or that a key lay there until some time.
 //!
-//! | bits | live | pending | deleted |
-//! | --- | --- | --- | --- |
-//! | 63 | 1 | 0 | 0 |
-//! | 62 | 0 | 1 | 0 |
-//! | 61–16 | packed address of the record (units of 64 bytes) | the same, of the new record | when, in µs of the owner's clock, modulo 2^46 |
-//! | 15–8 | length in units of 64 bytes; 0: more than 255, the record says how many | the same | tag, high byte |
-//! | 7–0 | fingerprint of the key | the same | tag, low byte |
+//! | bits | live | dying | pending | deleted |
+//! | --- | --- | --- | --- | --- |
+//! | 63 | 1 | 1 | 0 | 0 |
+//! | 62 | 0 | 1 | 1 | 0 |
+//! | 61–16 | packed address of the record (units of 64 bytes) | the same | the same, of the new record | when, in µs of the owner's clock, modulo 2^46 |
+//! | 15–8 | length in units of 64 bytes; 0: more than 255, the record says how many | the same | the same | tag, high byte |
+//! | 7–0 | fingerprint of the key | the same | the same | tag, low byte |
+//!
+//! **Dying**: the partition's node deletes the key one-sided and has the slot to itself. Readers take the record for what it is until
+//! the slot is deleted. A deletion needs no record of its own, so it succeeds when all memory is in use
+//! (decision 0050).
 //!
 //! **Pending**: somebody writes the key one-sided and has the slot to itself; the new record says what was there before, which
 //! is what readers take until the slot is live again (decision 0016).
@@ -16,7 +20,7 @@
 //! Invariants: 1. a deletion never writes 0. 2. Two deletions of one slot write different words as long as their tags or
 //! times differ: the deleter draws the tag, so that a swap that expects an old deletion fails after a new one. 3. A deleted slot
 //! is reused only when it is more than a lease old by the clock that every stamp of the partition is made from
-//! ([`crate::lease`]), so that no client still acts on the position it had cached. 4. Only the first copy of a slot is ever pending.
+//! ([`crate::lease`]), so that no client still acts on the position it had cached. 4. Only the first copy of a slot is ever pending or dying.
 //!
 //! Cost: shifts. Thread-safety: a value. Paper: §4.5, "Index Structure" and "Garbage Collection"; the tag, the escape and
 //! the modulus are ours.
@@ -58,7 +62,7 @@ pub enum SlotState {
         /// Of the key.
         fingerprint: u8,
     },
-    /// Will name a record, or nothing if that is a tombstone.
+    /// Will name a record.
     Pending {
         /// Packed address of the new record.
         packed: u64,
@@ -95,12 +99,41 @@ impl Slot {
         Self(self.0 & !VALID | PENDING)
     }
 
-    /// The word that a pending one becomes.
+    /// The word that a pending one becomes, or that a dying one was.
     #[inline]
     #[must_use]
     pub fn to_live(self) -> Self {
-        debug_assert!(self.is_pending(), "{self:?}");
+        debug_assert!(self.is_taken(), "{self:?}");
         Self(self.0 & !PENDING | VALID)
+    }
+
+    /// The word that says that the record of this one, which is live, is being deleted.
+    #[inline]
+    #[must_use]
+    pub fn to_dying(self) -> Self {
+        debug_assert!(self.is_live(), "{self:?}");
+        Self(self.0 | PENDING)
+    }
+
+    /// Whether the key is being deleted one-sided. Such a slot also [is live](Self::is_live).
+    #[inline]
+    #[must_use]
+    pub fn is_dying(self) -> bool {
+        self.0 & (VALID | PENDING) == VALID | PENDING
+    }
+
+    /// The word that named the record before its deletion began; any other word as it is.
+    #[inline]
+    #[must_use]
+    pub fn undying(self) -> Self {
+        if self.is_dying() { Self(self.0 & !PENDING) } else { self }
+    }
+
+    /// Whether somebody changes the slot one-sided and has it to itself.
+    #[inline]
+    #[must_use]
+    pub fn is_taken(self) -> bool {
+        self.0 & PENDING != 0
     }
 
     /// Whether somebody writes the key one-sided.
@@ -135,7 +168,7 @@ impl Slot {
         }
     }
 
-    /// Whether it names a record.
+    /// Whether it names a record, which may be dying.
     #[inline]
     #[must_use]
     pub fn is_live(self) -> bool {
@@ -213,6 +246,19 @@ mod tests {
         assert_eq!(live.to_pending().0, 0x400c_0024_0049_03ab);
         assert_eq!(live.to_pending().to_live(), live);
         assert!(!live.to_pending().is_live() && !live.to_pending().is_reusable(u64::MAX, 0));
+        assert_eq!(live.to_dying().0, 0xc00c_0024_0049_03ab);
+    }
+
+    #[test]
+    fn dying_slot_names_its_record_and_is_not_reusable() {
+        let live = Slot::live(77, 130, 0xab).expect("fits");
+        let dying = live.to_dying();
+        assert_eq!((dying.state(), dying.packed()), (live.state(), live.packed()));
+        assert!(dying.is_dying() && dying.is_live() && dying.is_taken() && !dying.is_pending());
+        assert!(!dying.is_reusable(u64::MAX, 0));
+        assert_eq!((dying.undying(), dying.to_live(), live.undying()), (live, live, live));
+        let pending = live.to_pending();
+        assert!(pending.is_taken() && !pending.is_dying() && pending.undying() == pending);
     }
 
     #[test]
@@ -250,8 +296,8 @@ mod tests {
 
         #[test]
         fn every_word_is_a_slot_and_says_itself_again(word: u64) {
-            // Of a live word the bit for pending ones is not looked at.
-            let word = if word >> 63 == 1 { word & !PENDING } else { word };
+            // A dying word says what the live one says.
+            let word = Slot(word).undying().0;
             let again = match Slot(word).state() {
                 SlotState::Empty => Slot::EMPTY,
                 SlotState::Live { packed, units, fingerprint } => {

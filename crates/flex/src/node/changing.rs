@@ -12,7 +12,8 @@
 //! change: whoever takes the partition looks there; the smaller one is given back at *resume*; 6. when everybody has confirmed
 //! *pause*, nobody who lives caches anything of the changed partitions, and nobody who is gone serves any: a node counts as gone only when the pool's lease,
 //! without which it serves nothing, is over. So owners begin with empty lists of sharers; 7. a partition that is to be offloaded here and does not
-//! fit the memory limit is taken without its slots, and the coordinator is told so with *prepare*. Paper: §4.2, atomic partition reassignment.
+//! fit the memory limit is taken without its slots, and the coordinator is told so with *prepare*; 8. a partition that is to grow and gets no room keeps its
+//! subtable: growth never keeps a partition closed. Paper: §4.2, atomic partition reassignment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -135,6 +136,7 @@ impl Inner {
             self.keep_releasing();
             self.keep_telling();
             self.keep_sweeping();
+            self.keep_expiring();
         }
         Ok(())
     }
@@ -392,12 +394,16 @@ impl Inner {
         if repaired.pending + repaired.differed > 0 {
             tracing::info!(%partition, ?repaired, "slots that a node left half done were settled");
         }
-        if assigned.grow {
-            let old = assigned.shape;
-            (assigned.shape, image) = self.grow(partition, old, &image, until_ns).await?;
-            assigned.grow = false;
-            drop(charge);
-            charge = self.charge(&mut assigned);
+        if std::mem::replace(&mut assigned.grow, false) {
+            match self.grow(partition, assigned.shape, &image, until_ns).await {
+                Ok(grown) => {
+                    (assigned.shape, image) = grown;
+                    drop(charge);
+                    charge = self.charge(&mut assigned);
+                }
+                // It is of use as it is, and would be of none while it waits for room.
+                Err(error) => tracing::warn!(%partition, %error, "a partition does not grow"),
+            }
         }
         self.enter_shape(assigned, until_ns).await?;
         let lease = SlotLease::new(assigned.epoch, self.now_us(), self.settings.lease_us());
@@ -479,14 +485,23 @@ impl Inner {
     ) -> Result<(Shaped, Image)> {
         let (log2_buckets, bytes) = self.table.regrown(shape, image, partition, until_ns).await?;
         let shape = self.new_table(shape.generation + 1, log2_buckets, bytes.len() as u64).await?;
+        if let Err(error) = self.fill_table(shape, &bytes, until_ns).await {
+            // Nobody knows of it yet.
+            self.free_table(shape);
+            return Err(error);
+        }
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+        Ok((shape, Image { words: words.collect() }))
+    }
+
+    async fn fill_table(&self, shape: Shaped, bytes: &[u8], until_ns: u64) -> Result<()> {
         let address = self.table.address(shape.packed);
         for (nth, part) in bytes.chunks(64 << 10).enumerate() {
             let offset = address.offset + (nth * (64 << 10)) as u64;
             let to = archipelago_pool::Address { offset, ..address };
             self.table.write(&[(to, part)], until_ns).await?;
         }
-        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
-        Ok((shape, Image { words: words.collect() }))
+        Ok(())
     }
 
     fn resume(self: &Arc<Self>, version: u64, changes: &[Assigned]) -> Result<Message> {
@@ -567,13 +582,20 @@ impl Inner {
         Range { address: self.table.slot(shape, crate::format::SlotIndex(index)), bytes: 8 }
     }
 
-    /// Asks the coordinator for more room in a partition, and waits for a moment.
+    /// Asks the coordinator for more room in a partition, and waits for a moment. Busy if a change made lately found no room for it.
     pub(crate) async fn ask_to_grow(&self, entry: Assigned, until_ns: u64) -> Result<()> {
         let grow = Message::Grow { partition: entry.partition, epoch: entry.epoch };
         let coordinator = Arc::clone(&self.peers.coordinator);
-        if let Err(error) = self.ask(&coordinator, &grow, until_ns).await {
+        match self.ask(&coordinator, &grow, until_ns).await {
+            Ok(Message::Declined { why: Why::Full, .. }) => {
+                let partition = entry.partition;
+                return Err(Error::busy(format!(
+                    "the memory nodes are full: partition {partition} takes no further key before others are deleted"
+                )));
+            }
+            Ok(_) => {}
             // The next one is asked when the write comes here again.
-            tracing::debug!(%error, "the coordinator is not heard");
+            Err(error) => tracing::debug!(%error, "the coordinator is not heard"),
         }
         self.runtime.sleep(PAUSE * 10).await;
         Ok(())

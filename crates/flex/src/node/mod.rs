@@ -5,7 +5,7 @@
 //! | what callers see: get, set, insert, update, delete | `client/` |
 //! | requests of other nodes to the partitions that it serves | `proxy/` |
 //! | the map, and how it changes | `changing.rs` |
-//! | records: room, what is given back, what was lost | `records.rs`, `pieces.rs`, `frees.rs`, `sweep.rs` |
+//! | records: room, what is given back, what was lost, what expired | `records.rs`, `pieces.rs`, `frees.rs`, `sweep.rs`, `expiry.rs` |
 //! | what is cached, on which leases, within how many bytes | `caching.rs` |
 //! | other nodes, and how they are asked | `peers.rs` |
 //! | what it counts | `counts.rs` |
@@ -17,6 +17,7 @@ pub(crate) mod caching;
 mod changing;
 mod counters;
 mod counts;
+mod expiry;
 pub(crate) mod frees;
 pub(crate) mod peers;
 mod pieces;
@@ -381,6 +382,9 @@ impl Inner {
             Message::Sweep {} => {
                 self.want_sweep();
                 Message::Done {}
+            }
+            Message::Room { bytes, expires } if self.is_member(from) => {
+                self.lend_room(*bytes, *expires)
             }
             Message::Count {} => Message::Counted { figures: self.figures() },
             _ => return None,

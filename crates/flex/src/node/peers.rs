@@ -19,7 +19,7 @@ use archipelago_pool::{Reach, Route};
 use parking_lot::Mutex;
 
 use super::{Inner, REQUEST, fabric_id};
-use crate::wire::{Grant, Member, Message};
+use crate::wire::{Grant, Member, Message, Why};
 
 /// A node.
 #[derive(Debug)]
@@ -72,9 +72,14 @@ impl Peer {
         (reach, asker): (&Arc<dyn Reach>, ClientId),
         endpoints: Vec<String>,
     ) -> Arc<Self> {
+        // The coordinator is whoever answers at a manager's door.
         let node = (who.1 != ClientId(0)).then(|| fabric_id(who.1));
         let routes = Class::ALL.map(|class| Route::new(reach, class.client(asker), node));
         Arc::new(Self { who, routes, endpoints, heard: Mutex::default() })
+    }
+
+    fn is_coordinator(&self) -> bool {
+        self.who.1 == ClientId(0)
     }
 
     /// Its clock, if it was heard within `fresh_ns`. It is later there by now.
@@ -201,12 +206,25 @@ impl Inner {
         };
         match link.request(call).await {
             Ok(body) => match Message::decode(&body) {
+                Ok(Message::Declined { why: Why::Standby, .. }) if peer.is_coordinator() => {
+                    // Another session has its answers: what is asked next is another question.
+                    route.go_on(&peer.endpoints);
+                    *asked = asked.anew();
+                    Ok(None)
+                }
                 Ok(message) => {
                     self.hear(peer, asked.sent_ns, &message);
                     Ok(Some(message))
                 }
                 Err(malformed) => Err(Error::unsupported(malformed.to_string())),
             },
+            Err(refusal) if peer.is_coordinator() => {
+                tracing::debug!(%refusal, "the coordinator does not answer");
+                // It may be another manager's by now, which knows no number of an earlier question; asked twice, each is answered alike.
+                route.go_on(&peer.endpoints);
+                *asked = asked.anew();
+                Ok(None)
+            }
             Err(refusal) => match refusal.reason {
                 Reason::Deadline | Reason::Full => Ok(None),
                 Reason::Disconnected => {

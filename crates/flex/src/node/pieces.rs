@@ -20,6 +20,9 @@ use archipelago_pool::{Address, BlockId, Heap, HeapStats, Piece};
 
 use crate::format::UNIT_BYTES;
 
+/// Time between two joins of free pieces, in nanoseconds: each takes some milliseconds for 100,000 pieces.
+const JOIN_EVERY_NS: u64 = 100_000_000;
+
 /// Bits of 64 units: where pieces begin, and where they end. Beside each other, since most pieces are short.
 #[derive(Clone, Copy, Debug, Default)]
 struct Word {
@@ -89,6 +92,8 @@ pub(crate) struct Pieces {
     pinned: BTreeSet<Address>,
     /// Blocks that were adopted and not swept yet, and what was freed in them meanwhile.
     adopted: BTreeMap<BlockId, BTreeSet<u64>>,
+    /// When free pieces were joined last.
+    joined_ns: Option<u64>,
 }
 
 impl Pieces {
@@ -100,6 +105,7 @@ impl Pieces {
             candidates: None,
             pinned: BTreeSet::new(),
             adopted: BTreeMap::new(),
+            joined_ns: None,
         }
     }
 
@@ -135,6 +141,17 @@ impl Pieces {
             marks.set(address.offset, bytes, true);
         }
         Ok(Some(address))
+    }
+
+    /// The same after free pieces that lie next to each other were joined, which takes a look at all of them: at most once per
+    /// [`JOIN_EVERY_NS`].
+    pub(crate) fn join_and_allocate(&mut self, len: u64, now_ns: u64) -> Result<Option<Address>> {
+        if self.joined_ns.is_some_and(|at_ns| now_ns < at_ns + JOIN_EVERY_NS) {
+            return Ok(None);
+        }
+        self.joined_ns = Some(now_ns);
+        self.heap.join(now_ns);
+        self.allocate(len, now_ns)
     }
 
     /// Pieces that were never used come from another block than those before, if there is one.
@@ -204,6 +221,17 @@ impl Pieces {
         }
         self.candidates = Some(candidates);
         self.heap.blocks().chain(self.adopted.keys().copied()).collect()
+    }
+
+    /// Where the pieces in use of a block begin; none of a block that is not this node's.
+    pub(crate) fn begins_in(&self, block: BlockId) -> Vec<Address> {
+        let pieces = self.marks.get(&block).map(Marks::pieces).unwrap_or_default();
+        pieces.into_iter().map(|(offset, _)| Address { block, offset }).collect()
+    }
+
+    /// The blocks whose pieces are known.
+    pub(crate) fn blocks(&self) -> Vec<BlockId> {
+        self.marks.keys().copied().collect()
     }
 
     /// What is in use, with its bytes.

@@ -3,18 +3,25 @@
 //! A node allocates from blocks that it owns (`pieces.rs`). A record that was superseded is given back to the node that owns its
 //! block, by whoever committed the write (`frees.rs`), and is used again an address lease later: nobody acts on its address then. What
 //! gets lost on the way is found by sweeps (`sweep.rs`).
+//!
+//! **Full memory.** A write that gets no block from the pool looks in this order: free pieces of this node's blocks that lie next to each
+//! other are joined; another node lends a piece of its blocks. A lent piece belongs to its block's owner: it is given back there, and that
+//! node's sweeps and expiry see to it. Deletions need no room at all ([`crate::onesided`], [`crate::proxy`]), so memory that is full can
+//! always be emptied, whichever node a client is connected to. Cost: a question to each node per write that is refused.
 
 mod at_once;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago_base::runtime::Gate;
-use archipelago_base::{Error, Result};
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_pool::{Address, ClientId, HeapStats, Sharing};
 use parking_lot::Mutex;
 
 use super::Inner;
+use super::peers::Asked;
 use super::pieces::Pieces;
 use crate::format::{BUCKET_BYTES, Header, KeyHash, LENGTH_UNITS_MAX, Record, Slot, UNIT_BYTES};
 use crate::table::Range;
@@ -27,6 +34,10 @@ const RELEASE_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Records {
     pub(super) pieces: Mutex<Pieces>,
     growing: Gate,
+    /// Whether records with an expiry may lie in this node's blocks.
+    pub(crate) has_expiring: AtomicBool,
+    /// Whether the pool refused a block since [`super::expiry`] looked.
+    pub(super) memory_is_short: AtomicBool,
 }
 
 /// A record that was written to the pool and is not in the index.
@@ -40,7 +51,12 @@ pub(crate) struct Written {
 
 impl Records {
     pub(super) fn new(block_bytes: u64) -> Self {
-        Self { pieces: Mutex::new(Pieces::new(block_bytes)), growing: Gate::default() }
+        Self {
+            pieces: Mutex::new(Pieces::new(block_bytes)),
+            growing: Gate::default(),
+            has_expiring: AtomicBool::new(false),
+            memory_is_short: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn stats(&self) -> HeapStats {
@@ -49,7 +65,7 @@ impl Records {
 }
 
 impl Inner {
-    /// Room in a block that this node owns.
+    /// Room in a block that this node owns: in one that it has, in a new one, or in free pieces that are joined. Busy if there is none.
     pub(crate) async fn allocate(&self, bytes: u64) -> Result<Address> {
         loop {
             if let Some(address) = self.records.pieces.lock().allocate(bytes, self.now_ns())? {
@@ -59,28 +75,64 @@ impl Inner {
             if let Some(address) = self.records.pieces.lock().allocate(bytes, self.now_ns())? {
                 return Ok(address);
             }
-            let block = self.pool.allocate(Sharing::All).await?;
-            self.records.pieces.lock().add(block);
+            match self.pool.allocate(Sharing::All).await {
+                Ok(block) => self.records.pieces.lock().add(block),
+                Err(refused) => {
+                    self.records.memory_is_short.store(true, Ordering::Relaxed);
+                    let joined =
+                        self.records.pieces.lock().join_and_allocate(bytes, self.now_ns())?;
+                    return joined.ok_or(refused);
+                }
+            }
+        }
+    }
+
+    /// Room for a record: in a block that this node owns, or else in one that another node lends from.
+    async fn allocate_record(self: &Arc<Self>, bytes: u64, expires: bool) -> Result<Address> {
+        let refused = match self.allocate(bytes).await {
+            Err(refused) if refused.kind() == ErrorKind::Busy => refused,
+            other => return other,
+        };
+        let map = Arc::clone(&self.joined()?.map.read());
+        let room = Message::Room { bytes, expires };
+        for member in map.members.iter().filter(|member| member.client != self.pool.client()) {
+            let (peer, mut asked) = (self.peers.peer(member), Asked::new(&room));
+            match self.ask_once(&peer, &mut asked).await {
+                Ok(Some(Message::Roomed { packed })) => return Ok(self.table.address(packed)),
+                // The room may have been given without an answer.
+                Ok(None) | Err(_) if asked.was_sent() => self.have_member_swept(&peer),
+                _ => {}
+            }
+        }
+        Err(refused)
+    }
+
+    /// Another node's question for room. It gets what is at hand, and no new block.
+    pub(super) fn lend_room(&self, bytes: u64, expires: bool) -> Message {
+        let now_ns = self.now_ns();
+        let mut pieces = self.records.pieces.lock();
+        let at_hand = pieces.allocate(bytes, now_ns).transpose();
+        let room = at_hand.or_else(|| pieces.join_and_allocate(bytes, now_ns).transpose());
+        drop(pieces);
+        self.records.has_expiring.fetch_or(expires, Ordering::Relaxed);
+        match room.and_then(Result::ok).and_then(|address| self.table.packing.pack(address)) {
+            Some(packed) => Message::Roomed { packed },
+            None => self.declined(Why::Full),
         }
     }
 
     /// A new record on all its copies.
     pub(crate) async fn write_record(
-        &self,
+        self: &Arc<Self>,
         record: &Record<'_>,
         hash: KeyHash,
         until_ns: u64,
     ) -> Result<Written> {
         let bytes = record.bytes().filter(|&bytes| bytes <= self.pool.block_bytes());
-        let Some(bytes) = bytes else {
-            return Err(Error::invalid(format!(
-                "a key of {} and a value of {} bytes do not fit a block of {} bytes",
-                record.key.len(),
-                record.value.len(),
-                self.pool.block_bytes()
-            )));
-        };
-        let address = self.allocate(bytes).await?;
+        let bytes = bytes.ok_or_else(|| Error::invalid("a record longer than a block"))?;
+        let expires = record.expires_ms > 0;
+        let address = self.allocate_record(bytes, expires).await?;
+        self.records.has_expiring.fetch_or(expires, Ordering::Relaxed);
         let mut out = vec![0; bytes as usize];
         record.encode(&mut out).ok_or_else(|| Error::invalid("the expiry is out of range"))?;
         let packed = self.table.packing.pack(address);
@@ -100,9 +152,20 @@ impl Inner {
 
     /// Gives back a record that never was in the index. A write of it may still be under way; its place is used again as late
     /// as any other.
-    pub(crate) fn free_unpublished(&self, written: Written) {
+    pub(crate) fn free_unpublished(self: &Arc<Self>, written: Written) {
         let from_ns = self.now_ns() + self.settings.address_lease_ns();
-        self.records.pieces.lock().free(written.address, written.bytes, from_ns);
+        let mine = self.records.pieces.lock().free(written.address, written.bytes, from_ns);
+        if !mine {
+            // Another node lent the room.
+            self.free_later(written.slot);
+        }
+    }
+
+    /// The same of a write that may have had no record.
+    pub(crate) fn free_if_written(self: &Arc<Self>, written: Option<Written>) {
+        if let Some(written) = written {
+            self.free_unpublished(written);
+        }
     }
 
     /// Gives back what a subtable took, if it lies in a block of this node's. Every node is told; one that adopts the block later finds it in

@@ -20,7 +20,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_pool::{Address, BlockId, Owned};
 
 use super::Inner;
-use super::peers::Asked;
+use super::peers::{Asked, Peer};
 use crate::format::{BUCKET_BYTES, Header, LENGTH_UNITS_MAX, Slot, SlotIndex, UNIT_BYTES};
 use crate::ids::PartitionId;
 use crate::proxy::Served;
@@ -55,6 +55,19 @@ impl Inner {
                         tracing::debug!(%error, "a block's owner is not told to sweep yet");
                     }
                 }
+            }
+        };
+        self.runtime.spawn("flex-swept", Box::pin(task));
+    }
+
+    /// A question for room that was sent and not answered may have been granted: the node that was asked is told to sweep. Best effort: if this
+    /// node dies first, everybody sweeps.
+    pub(super) fn have_member_swept(self: &Arc<Self>, peer: &Arc<Peer>) {
+        let (inner, peer) = (Arc::clone(self), Arc::clone(peer));
+        let task = async move {
+            let sweep = Message::Sweep {};
+            if let Err(error) = inner.ask(&peer, &sweep, inner.until_ns()).await {
+                tracing::debug!(%error, "a node that may have lent room is not told to sweep");
             }
         };
         self.runtime.spawn("flex-swept", Box::pin(task));
@@ -111,6 +124,7 @@ impl Inner {
             match change {
                 Owned::Adopted(block) => {
                     self.records.pieces.lock().adopt(block);
+                    self.records.has_expiring.store(true, Ordering::Relaxed);
                     self.want_sweep();
                 }
                 Owned::Gone(block) => self.records.pieces.lock().remove(block),
@@ -297,6 +311,9 @@ impl Inner {
             words.iter().enumerate().map(|(at, word)| Place { index: at as u32, word: *word });
         let pending: Vec<Place> = places.filter(|at| Slot(at.word).is_pending()).collect();
         words.retain(|word| Slot(*word).is_live() || Slot(*word).is_pending());
+        for word in &mut words {
+            *word = Slot(*word).undying().0;
+        }
         for place in &pending {
             let bytes = self.table.read_record(Slot(place.word), self.until_ns()).await?;
             if let Ok(Some(header)) = Header::read(&bytes) {

@@ -97,13 +97,8 @@ impl Inner {
     }
 
     fn finished(self: &Arc<Self>, unfinished: &Unfinished, put: Put) {
-        let Change { old, new, end, .. } = unfinished.change;
         if put == Put::Done {
-            self.free_later(old);
-            if end != new {
-                // A tombstone; the slot has the time instead.
-                self.free_later(new);
-            }
+            self.free_later(unfinished.change.old);
         }
         // What was never in the index is its writer's, who was told nothing: the sweep finds it.
         self.want_sweep();

@@ -8,6 +8,9 @@
 //! 3. WRITE of the final word to the other copies.
 //! 4. WRITE of the final word to the first copy: the commit point.
 //!
+//! A deletion has no record: its slot is **dying** while it is under way, which keeps the old word and adds a bit, and 2 to 4 go on
+//! as above with that word in place of the pending one. Readers take a dying slot for what its record says.
+//!
 //! Readers take a pending slot for what its record names as the word before. So nothing is visible that is not on all copies,
 //! and nothing is visible while a cached address of the old record still passes for valid.
 //!
@@ -30,6 +33,7 @@ use archipelago_pool::{Address, OpenBlock};
 use crate::format::{INVALID_WORD, Slot};
 use crate::rivals::Rival;
 use crate::table::{Range, Table};
+use crate::write_error::WriteError;
 
 pub(crate) use later::Unfinished;
 
@@ -40,10 +44,17 @@ pub(crate) struct Change {
     pub(crate) slot: Address,
     /// What it holds.
     pub(crate) old: Slot,
-    /// Names the new record, or the tombstone.
+    /// Names the new record; [`Slot::EMPTY`] of a deletion.
     pub(crate) new: Slot,
     /// What it is to hold.
     pub(crate) end: Slot,
+}
+
+impl Change {
+    /// The word of the first copy while the change is under way.
+    fn under_way(&self) -> Slot {
+        if self.new.is_live() { self.new.to_pending() } else { self.old.to_dying() }
+    }
 }
 
 /// What came of it.
@@ -65,22 +76,33 @@ enum Step {
 
 impl Table {
     /// Changes a slot. `valid_ns`: until when what it was seen to hold names the same record; no swap is begun later.
-    /// After an error the slot may be pending: [`Inner::finish_later`](crate::node::Inner::finish_later).
-    pub(crate) async fn put(&self, change: Change, valid_ns: u64, until_ns: u64) -> Result<Put> {
+    /// After an error of unknown effect the slot may be pending: [`Inner::finish_later`](crate::node::Inner::finish_later).
+    pub(crate) async fn put(
+        &self,
+        change: Change,
+        valid_ns: u64,
+        until_ns: u64,
+    ) -> Result<Put, WriteError> {
+        let unknown = WriteError::of_unknown_effect;
         match self.rival {
-            Some(Rival::Base) => self.put_on_one(change, until_ns).await,
-            Some(Rival::Fusee) => self.put_on_all(change, until_ns).await,
-            _ => self.put_from(Step::Swap, change, valid_ns, until_ns).await,
+            Some(Rival::Base) => self.put_on_one(change, until_ns).await.map_err(unknown),
+            Some(Rival::Fusee) => self.put_on_all(change, until_ns).await.map_err(unknown),
+            _ => {
+                let mut begun = false;
+                let put = self.put_from(Step::Swap, change, valid_ns, until_ns, &mut begun).await;
+                // Without a swap nothing is there that could be committed.
+                put.map_err(if begun { unknown } else { WriteError::without_effect })
+            }
         }
     }
 
     /// Goes on with a change that ended with an error; one that did not get as far as its swap is lost.
     pub(crate) async fn take_forward(&self, change: Change, until_ns: u64) -> Result<Put> {
-        if Slot(self.word(change.slot, until_ns).await?) == change.new.to_pending() {
+        if Slot(self.word(change.slot, until_ns).await?) == change.under_way() {
             // It may have failed at this.
             self.invalidate(change.old, until_ns).await?;
         }
-        self.put_from(Step::Look, change, 0, until_ns).await
+        self.put_from(Step::Look, change, 0, until_ns, &mut true).await
     }
 
     async fn put_from(
@@ -89,13 +111,15 @@ impl Table {
         change: Change,
         valid_ns: u64,
         until_ns: u64,
+        begun: &mut bool,
     ) -> Result<Put> {
-        let pending = change.new.to_pending();
+        let pending = change.under_way();
         loop {
             let open = self.open_writable(change.slot).await?;
             if matches!(step, Step::Swap) && self.now_ns() >= valid_ns {
                 return Ok(Put::Lost(change.old));
             }
+            *begun |= matches!(step, Step::Swap);
             let refused = match step {
                 Step::Swap => match self.lock(&open, change, pending, until_ns).await? {
                     Ok(was) if was == change.old || was == pending => {
@@ -113,7 +137,8 @@ impl Table {
                 },
                 Step::Look => {
                     let word = Slot(self.word(change.slot, until_ns).await?);
-                    if word == change.end {
+                    // It may be dying by now: who deletes it saw it committed.
+                    if word.undying() == change.end {
                         return Ok(Put::Done);
                     }
                     step = if word == pending {

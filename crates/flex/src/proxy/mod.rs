@@ -55,6 +55,7 @@ use crate::onesided::{Change, Put, Unfinished};
 use crate::rivals::Rival;
 use crate::table::FromCopy;
 use crate::wire::{Assigned, Candidate, Grant, Message, Place, ReadCount, Why, WriteKind};
+use crate::write_error::WriteEffect;
 
 use served::Locked;
 pub(crate) use served::{
@@ -281,8 +282,10 @@ impl Inner {
         served: &Arc<Served>,
         wanted: Wanted<'_>,
     ) -> Result<Result<Message, Why>> {
-        let named =
-            wanted.kind == WriteKind::Delete && served.words.is_some() || wanted.new.is_live();
+        let named = match wanted.kind {
+            WriteKind::Delete => wanted.expect.is_live() && !wanted.expect.is_dying(),
+            WriteKind::Insert | WriteKind::Update => wanted.new.is_live() && !wanted.new.is_dying(),
+        };
         if !named || !served.holds(wanted.index) {
             return Ok(Err(Why::Malformed));
         }
@@ -455,18 +458,19 @@ impl Inner {
         };
         let change = Change { slot: self.table.slot(shape, index), old, new: wanted.new, end };
         let held = vec![self.frees.hold(old), self.frees.hold(wanted.new)];
-        let put = self.table.put(change, wanted.valid_ns, until_ns).await;
-        if put.is_err() {
-            let (entry, structure) = (served.assigned, Some((Arc::clone(served), index)));
-            self.finish_later(Unfinished { entry, change, structure }, held);
-        }
-        match put? {
-            Put::Lost(_) | Put::Superseded => Ok(Err(Why::Resolve)),
-            Put::Done => {
+        match self.table.put(change, wanted.valid_ns, until_ns).await {
+            Err(failed) if failed.effect() == WriteEffect::None => {
+                tracing::debug!(%failed, "a write of the index did not begin");
+                Ok(Err(Why::Busy))
+            }
+            Err(failed) => {
+                let (entry, structure) = (served.assigned, Some((Arc::clone(served), index)));
+                self.finish_later(Unfinished { entry, change, structure }, held);
+                Err(failed.into_error())
+            }
+            Ok(Put::Lost(_) | Put::Superseded) => Ok(Err(Why::Resolve)),
+            Ok(Put::Done) => {
                 self.free_later(old);
-                if wanted.kind == WriteKind::Delete {
-                    self.free_later(wanted.new);
-                }
                 Ok(Ok(Place { index: index.0, word: old.0 }))
             }
         }

@@ -9,6 +9,7 @@ use crate::client::{If, Value};
 use crate::format::Slot;
 use crate::node::Inner;
 use crate::wire::{Carrying, Message, Payload, Why};
+use crate::write_error::WriteError;
 
 impl Inner {
     /// A read, in whichever way this node does it.
@@ -27,19 +28,21 @@ impl Inner {
         key: &[u8],
         value: Option<(&[u8], u64)>,
         when: If,
-    ) -> Result<bool> {
+    ) -> Result<bool, WriteError> {
         if self.table.rival == Some(Rival::Ownership) {
             let kind = match (when, value) {
                 (If::Present, None) => Carrying::Delete,
                 (If::Always, _) => Carrying::Set,
                 (If::Absent, _) => Carrying::Insert,
                 (If::Present, _) => Carrying::Update,
-                (If::Version(_), _) => {
-                    return Err(Error::unsupported("conditional writes under ownership"));
+                (If::Version(_) | If::Expired(_), _) => {
+                    let what = Error::unsupported("conditional writes under ownership");
+                    return Err(WriteError::without_effect(what));
                 }
             };
             let (bytes, expires_ms) = value.unwrap_or_default();
-            if let Some((done, _)) = self.carry(key, (kind, bytes, expires_ms)).await? {
+            let carried = self.carry(key, (kind, bytes, expires_ms)).await;
+            if let Some((done, _)) = carried.map_err(WriteError::of_unknown_effect)? {
                 return Ok(done);
             }
         }
@@ -85,7 +88,7 @@ impl Inner {
                     return Message::Carried { done: true, value, expires_ms };
                 }
                 Ok(None) => Ok(false),
-                Err(error) => Err(error),
+                Err(error) => Err(WriteError::without_effect(error)),
             },
             Carrying::Set => self.write(key, value, If::Always).await,
             Carrying::Insert => self.write(key, value, If::Absent).await,

@@ -31,7 +31,7 @@ pub(crate) struct Image {
 /// What a repair came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Repaired {
-    /// Slots that were pending.
+    /// Slots that were pending or dying.
     pub(crate) pending: u64,
     /// Slots that differed.
     pub(crate) differed: u64,
@@ -87,16 +87,14 @@ impl Table {
         for at in 0..image.words.len() {
             let word = Slot(image.words[at]);
             let differs = images.iter().any(|other| other.words.get(at) != Some(&word.0));
-            if !differs && !word.is_pending() || self.sabotage.no_repair {
+            if !differs && !word.is_taken() || self.sabotage.no_repair {
                 continue;
             }
             let mut loses = Vec::new();
-            let settled = if word.is_pending() {
+            let settled = if word.is_taken() {
                 done.pending += 1;
                 let (end, previous) = self.settled(word, stamp, until_ns).await?;
                 loses.push(previous);
-                // A tombstone.
-                loses.extend((end != word.to_live()).then_some(word.to_live()));
                 loses.iter().for_each(|slot| hold(*slot));
                 end
             } else {
@@ -113,13 +111,18 @@ impl Table {
         Ok((image, done))
     }
 
-    /// What a pending slot becomes: its record was written before it. And what it supersedes, which loses its valid bit here.
+    /// What a pending slot becomes, whose record was written before it, or a dying one. And the word of the record that it
+    /// supersedes, which loses its valid bit here.
     pub(crate) async fn settled(
         &self,
         word: Slot,
         stamp: &mut (dyn FnMut() -> Slot + Send),
         until_ns: u64,
     ) -> Result<(Slot, Slot)> {
+        if word.is_dying() {
+            self.invalidate(word.undying(), until_ns).await?;
+            return Ok((stamp(), word.undying()));
+        }
         let bytes = self.read_record(word, until_ns).await?;
         let record = match Record::decode(&bytes, self.pool.block_bytes()) {
             Ok(Decoded::Record(record)) => record,
@@ -130,7 +133,7 @@ impl Table {
         };
         let previous = Slot(record.previous);
         self.invalidate(previous, until_ns).await?;
-        Ok((if record.is_tombstone() { stamp() } else { word.to_live() }, previous))
+        Ok((word.to_live(), previous))
     }
 
     /// Clears a record's valid bit on all copies: cached addresses of it are of no use from then on.

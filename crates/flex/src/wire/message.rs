@@ -9,7 +9,7 @@ use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct}
 /// apart by it.
 pub const MARK: u8 = 0x80;
 /// Version of the messages, with the mark; the first byte of each.
-pub const VERSION: u8 = MARK | 3;
+pub const VERSION: u8 = MARK | 4;
 
 /// What a write does to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +39,8 @@ pub enum Why {
     Malformed,
     /// The coordinator's term is over, or it knows nothing yet.
     OldTerm,
+    /// The manager that was asked stands by: another one has the coordinator.
+    Standby,
 }
 
 /// What a node is asked to do for another (a rival's).
@@ -196,7 +198,7 @@ pub struct StoreStatus {
 }
 
 wire_enum!(WriteKind { Insert = 0, Update = 1, Delete = 2 });
-wire_enum!(Why { Moved = 0, Busy = 1, Resolve = 2, Full = 3, Fenced = 4, Malformed = 5, OldTerm = 6 });
+wire_enum!(Why { Moved = 0, Busy = 1, Resolve = 2, Full = 3, Fenced = 4, Malformed = 5, OldTerm = 6, Standby = 7 });
 wire_enum!(Carrying { Get = 0, Set = 1, Insert = 2, Update = 3, Delete = 4 });
 wire_struct!(Place { index, word });
 wire_struct!(Candidate { index, word, cache });
@@ -255,7 +257,7 @@ wire_messages! {
         expect: u64,
         /// Whether the slot must hold just that word; otherwise it suffices that the stamp is a slot lease old at most.
         exact: bool,
-        /// The word that names the new record; of a deletion, its tombstone.
+        /// The word that names the new record; 0 of a deletion.
         new: u64,
         /// Of an insert: the slots with the key's fingerprint that hold other keys.
         others: Vec<Place>,
@@ -340,8 +342,13 @@ wire_messages! {
     }
     /// It is set.
     Stored = 16 { /** Whether no other write of the key was there meanwhile. */ alone: bool }
-    /// Nobody knows whether it is.
-    NotStored = 17 { /** What went wrong, for people. */ why: String }
+    /// The set ended with an error.
+    NotStored = 17 {
+        /// Whether it may have happened.
+        unknown: bool,
+        /// What went wrong, for people.
+        why: String,
+    }
     /// Client → proxy: where may a key lie that is to be written? Nothing is read by the answer, which is a [`Message::Found`].
     Locate = 18 {
         /// Which partition.
@@ -476,6 +483,15 @@ wire_messages! {
         /// The block of the directory that it works by, if it does.
         directory: Option<BlockId>,
     }
+    /// Compute node → another one, when the pool is full: room for a record in a block of yours.
+    Room = 38 {
+        /// Bytes of the record.
+        bytes: u64,
+        /// Whether the record expires.
+        expires: bool,
+    }
+    /// Room that is the asker's to write to. Whoever supersedes the record gives it back to the block's owner, as any other.
+    Roomed = 39 { /** Where: a packed address. */ packed: u64 }
     /// Coordinator → compute node: what have you counted?
     Count = 40 {}
     /// What it counted.

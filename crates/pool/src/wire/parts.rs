@@ -270,6 +270,12 @@ pub enum Why {
     NoKeys,
     /// The cluster's blocks have another size, which is the number.
     BlockSize,
+    /// This manager stands by: another one acts, or none does.
+    Standby,
+    /// The node has promised another manager to obey it, or has just started; again after so many milliseconds.
+    Promised,
+    /// The managers were started for memory nodes 1 to the number.
+    Unlisted,
 }
 wire_enum!(Why {
     Full = 1,
@@ -285,7 +291,10 @@ wire_enum!(Why {
     Malformed = 11,
     NotAllowed = 12,
     NoKeys = 13,
-    BlockSize = 14
+    BlockSize = 14,
+    Standby = 15,
+    Promised = 16,
+    Unlisted = 17
 });
 
 /// A refusal and its number.
@@ -309,12 +318,16 @@ impl Refused {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self.why {
-            Why::Full | Why::Rebuilding | Why::Changing | Why::NoNodes | Why::NoKeys => {
-                ErrorKind::Busy
-            }
+            Why::Full
+            | Why::Rebuilding
+            | Why::Changing
+            | Why::NoNodes
+            | Why::NoKeys
+            | Why::Standby
+            | Why::Promised => ErrorKind::Busy,
             Why::OldEpoch | Why::OldTerm | Why::Evicted | Why::NotReady => ErrorKind::Fenced,
             Why::UnknownBlock => ErrorKind::NotFound,
-            Why::NotOwner | Why::NotAllowed | Why::Malformed | Why::BlockSize => {
+            Why::NotOwner | Why::NotAllowed | Why::Malformed | Why::BlockSize | Why::Unlisted => {
                 ErrorKind::InvalidArgument
             }
         }
@@ -346,6 +359,9 @@ impl Why {
             Self::NotAllowed => "not allowed",
             Self::NoKeys => "no keys",
             Self::BlockSize => "block size",
+            Self::Standby => "standby",
+            Self::Promised => "promised",
+            Self::Unlisted => "unlisted",
         }
     }
 }
@@ -377,6 +393,11 @@ impl fmt::Display for Refused {
             Why::Malformed => f.write_str("the message cannot be read, or is not for this role"),
             Why::NotAllowed => f.write_str("the sender may not ask for this"),
             Why::NoKeys => f.write_str("the node has given as many keys as it can"),
+            Why::Standby => f.write_str("this manager stands by; another one acts, or a majority of the memory nodes is silent"),
+            Why::Promised => {
+                write!(f, "the node has promised to obey another manager for {number} ms more")
+            }
+            Why::Unlisted => write!(f, "the managers were started for memory nodes 1 to {number}: start them with a larger --memory-nodes"),
             Why::BlockSize => write!(f, "the cluster's blocks have {number} bytes: start the node with the same size"),
         }
     }

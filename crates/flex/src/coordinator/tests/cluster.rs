@@ -65,6 +65,8 @@ pub(super) struct Node {
     pub(super) members: Vec<ClientId>,
     /// Hears and says nothing any more; may still serve until it is gone.
     pub(super) silent: bool,
+    /// Finds no room for a larger subtable.
+    pub(super) full: bool,
     term: u64,
     directory: BlockId,
     staged: Option<Staged>,
@@ -179,7 +181,7 @@ impl Node {
         claimed: &mut BTreeMap<u32, (u32, u32)>,
         shapes: &mut BTreeMap<u32, Shaped>,
     ) -> Message {
-        let number = self.number;
+        let (number, full) = (self.number, self.full);
         let Some(staged) = self.staged.as_mut().filter(|staged| staged.version == version) else {
             return declined(Why::OldTerm);
         };
@@ -194,7 +196,7 @@ impl Node {
                 if entered.generation > assigned.shape.generation {
                     (assigned.shape, assigned.grow) = (entered, false);
                 }
-                if std::mem::take(&mut assigned.grow) {
+                if std::mem::take(&mut assigned.grow) && !full {
                     assigned.shape.log2_buckets += 1;
                     assigned.shape.generation += 1;
                 }

@@ -1,5 +1,8 @@
 //! Several records at a time, without waiting: for writes that are done at once ([`crate::client`]).
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use archipelago_pool::Address;
 
 use super::{Inner, Written};
@@ -12,7 +15,7 @@ impl Inner {
     /// New records on all their copies, in their order. `None`, and nothing of them is left, if there is no room at hand, a copy does not
     /// complete at once, or one is too long for that or for the format.
     pub(crate) fn write_records_at_once(
-        &self,
+        self: &Arc<Self>,
         records: &[(KeyHash, Record<'_>)],
         now_ns: u64,
     ) -> Option<Vec<Written>> {
@@ -26,6 +29,9 @@ impl Inner {
             lengths.push(bytes);
         }
         let addresses = self.allocate_at_once(&lengths, now_ns)?;
+        if records.iter().any(|(_, record)| record.expires_ms > 0) {
+            self.records.has_expiring.store(true, Ordering::Relaxed);
+        }
         let name = |((address, bytes), (hash, _)): ((&Address, &u64), &(KeyHash, Record<'_>))| {
             let packed = self.table.packing.pack(*address);
             let slot = packed.and_then(|packed| Slot::live(packed, *bytes, hash.fingerprint()));

@@ -59,9 +59,10 @@ pub fn start_memory(
     limits: Limits,
     sabotage: Sabotage,
 ) -> MemoryActor {
+    let clock = sim.host().scheduler().clock();
     let make = |handler| network.node(id, life, Some(handler));
     let (serving, node) =
-        Serving::start(id, life, limits, sabotage, make).expect("a node in memory");
+        Serving::start(id, life, limits, sabotage, &clock, make).expect("a node in memory");
     let host = sim.host().clone();
     let door = sim.serve(&node, host.name()).expect("a host serves at its name");
     let line = Line::new(sim, MANAGER, ClientId(host.seed()), None);

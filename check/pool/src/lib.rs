@@ -10,17 +10,21 @@
 //! - every copy on a node belongs to a block: nothing leaked;
 //! - no node held more than its size, at any time.
 //!
+//! Apart from that, `office.rs` runs the protocol by which one of several managers acts.
+//!
 //! A node is crashed only while a quorum of each of its blocks' copies stays: the protocol promises nothing beyond.
 
 mod actors;
 mod client;
 mod cluster;
+mod office;
 mod oracle;
 mod seeds;
 mod world;
 
 pub use actors::{MANAGER, ManagerActor, MemoryActor, REQUEST, start_manager, start_memory};
 pub use cluster::{Cluster, revive};
+pub use office::{OfficeOutcome, run_office};
 pub use seeds::{POOL_FLAGS, Seeds, named, words_of};
 pub use world::{Outcome, Settings, run};
 

@@ -80,6 +80,13 @@ pub fn copier(node: NodeId, life: Epoch) -> ClientId {
     ClientId(node.0.rotate_left(48) ^ life.0 ^ 0x6d65_6d6f_7279)
 }
 
+/// As whom a manager asks for promises, since sessions of one client at one node must differ and its orders have one; and the other way
+/// round.
+#[must_use]
+pub fn asker_of_promises(manager: ClientId) -> ClientId {
+    ClientId(manager.0 ^ u64::from_le_bytes(*b"promises"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

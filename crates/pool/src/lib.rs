@@ -32,7 +32,7 @@ pub mod wire;
 
 pub use address::{Address, BlockId, NUMBERS_MAX, Packing};
 pub use client::{Pace, PoolClient, PoolOptions};
-pub use config::{Config, Place, Sharing, copier};
+pub use config::{Config, Place, Sharing, asker_of_promises, copier};
 pub use endpoint::{Endpoints, endpoint};
 pub use heap::{Heap, HeapStats, Piece};
 pub use line::Line;

@@ -13,12 +13,12 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::Call;
 use archipelago_flex::wire::{Message as Store, StoreStatus};
 use archipelago_pool::wire::Message;
-use archipelago_pool::{ClientId, Endpoints, Line, NodeId, Reach, Route, endpoint};
+use archipelago_pool::{ClientId, Endpoints, Line, NodeId, Reach, Route};
 use archipelago_resp::ServerOptions;
 use archipelago_resp::server::resolve;
 
 use crate::access::PasswordArgs;
-use crate::node::MANAGER;
+use crate::node::{MANAGER, managers};
 use crate::ports::{self, Wanted};
 use crate::say::say;
 use crate::status;
@@ -30,10 +30,10 @@ const DEADLINE: Duration = Duration::from_secs(3);
 /// What can be done with a cluster.
 #[derive(clap::Subcommand, Debug)]
 pub(crate) enum ClusterCommand {
-    /// Start a manager, memory nodes and compute nodes on this machine; Ctrl-C stops them.
+    /// Start managers, memory nodes and compute nodes on this machine; Ctrl-C stops them.
     ///
     /// Each is a process of its own (`archipelago node ...`, `archipelago serve --engine flex`), so it can be stopped and killed
-    /// like one. Clients of the pool join at the manager's address; Redis clients talk to any compute node. Processes reach each
+    /// like one. Clients of the pool join at the managers' addresses; Redis clients talk to any compute node. Processes reach each
     /// other through shared memory.
     #[command(
         after_help = "Example:\n  archipelago cluster up --compute 2 --memory 3 --size 256MiB\n  \
@@ -44,8 +44,8 @@ pub(crate) enum ClusterCommand {
     Up(UpArgs),
     /// Say who is there: nodes, what they hold and have left, clients, blocks and their copies; the store and its compute nodes.
     Status {
-        /// Where the manager is
-        #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
+        /// Where the managers are, with a comma between two
+        #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
         manager: String,
         /// List every block, not only those that want attention
         #[arg(long)]
@@ -58,8 +58,8 @@ pub(crate) enum ClusterCommand {
     Forget {
         /// The node's number
         node: u64,
-        /// Where the manager is
-        #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
+        /// Where the managers are, with a comma between two
+        #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
         manager: String,
     },
 }
@@ -92,9 +92,12 @@ pub(crate) struct UpArgs {
     /// Copies of every block; 0: three, or one if there is one node
     #[arg(long, value_name = "N", default_value_t = 0)]
     copies: u32,
-    /// Where the manager listens; port 0 lets the system choose
+    /// Where the manager listens, the one that stands by on the port after it; port 0 lets the system choose
     #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
     manager: String,
+    /// Managers: one acts, the others stand by and take over when it dies; 1: it runs alone
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=5))]
+    managers: u16,
     /// See `archipelago node manager --help`
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     lease_ms: u64,
@@ -123,8 +126,10 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         ClusterCommand::Up(args) => up(args),
         ClusterCommand::Status { manager, blocks } => {
             let answer = ask(manager, &Message::Status {})?;
-            let Message::StatusIs { status } = answer else {
-                return Err(Error::unsupported("the manager's answer is of another version"));
+            let status = match answer {
+                Message::StatusIs { status } => status,
+                Message::Refuse { refused } => return Err(refused.error("the status")),
+                _ => return Err(Error::unsupported("the manager's answer is of another version")),
             };
             print!("{}", status::show(&status, *blocks));
             let store = ask_store(manager)?;
@@ -148,10 +153,16 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
 }
 
 fn ask(manager: &str, message: &Message) -> Result<Message> {
-    let way = endpoint(manager)?;
+    let ways = managers(manager)?;
     let endpoints = Arc::new(Endpoints::new());
-    let line = Line::new(&endpoints, vec![way], ClientId(entropy_seed()), None);
-    line.ask(message, DEADLINE).map_err(|error| {
+    let count = ways.len();
+    let line = Line::new(&endpoints, ways, ClientId(entropy_seed()), None);
+    // Each of them may stand by.
+    let mut asked = line.ask(message, DEADLINE);
+    for _ in 1..count {
+        asked = asked.or_else(|_| line.ask(message, DEADLINE));
+    }
+    asked.map_err(|error| {
         error.context_at(format!(
             "no manager answers at {manager}: start a cluster with `archipelago cluster up`, or say where it is with --manager"
         ))
@@ -162,14 +173,18 @@ fn ask(manager: &str, message: &Message) -> Result<Message> {
 fn ask_store(manager: &str) -> Result<StoreStatus> {
     let reach: Arc<dyn Reach> = Arc::new(Endpoints::new());
     let route = Route::new(&reach, ClientId(entropy_seed()), None);
-    let link = block_on(route.link(&[endpoint(manager)?], DEADLINE))?;
-    let question = Store::Status {}.encode();
-    let answer = link.request(Call::new(&question, DEADLINE)).wait();
-    let answer = answer.map_err(|refusal| refusal.error("the store's status"))?;
-    match Store::decode(&answer) {
-        Ok(Store::StatusIs { status }) => Ok(status),
-        _ => Err(Error::unsupported("the coordinator's answer is of another version")),
+    let (ways, question) = (managers(manager)?, Store::Status {}.encode());
+    for _ in 0..ways.len() {
+        let link = block_on(route.link(&ways, DEADLINE))?;
+        let answer = link.request(Call::new(&question, DEADLINE)).wait();
+        let answer = answer.map_err(|refusal| refusal.error("the store's status"))?;
+        match Store::decode(&answer) {
+            Ok(Store::StatusIs { status }) => return Ok(status),
+            Ok(Store::Declined { .. }) => route.go_on(&ways),
+            _ => break,
+        }
     }
+    Err(Error::unsupported("no manager told of the store, or its answer is of another version"))
 }
 
 /// A child process of this command. Dropped, it is told to end, and waited for.
@@ -271,22 +286,15 @@ fn up(args: &UpArgs) -> Result<()> {
     check_ports(args)?;
     let stop = Stop::watch(args.stop_with_stdin)?;
     let sockets = Sockets::create()?;
-    let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
-    let node_lease = args.node_lease_ms.to_string();
-    let partitions = args.partitions.to_string();
-    let offload = args.offload.map(|offload| offload.to_string());
-    let offload: Vec<&str> = offload.iter().flat_map(|share| ["--offload", share]).collect();
-    let words = [
-        &["node", "manager", "--listen", &args.manager, "--copies", &copies][..],
-        &["--lease-ms", &lease, "--node-lease-ms", &node_lease],
-        &["--partitions", &partitions],
-        &offload,
-    ]
-    .concat();
-    let manager = Part::start("Manager", &words, " ")?;
-    let at = manager.address.trim_start_matches("tcp:").to_owned();
-    say!("Manager          {at}  (process {})", manager.child.id());
-    let mut parts = vec![manager];
+    let mut parts = start_managers(args, copies)?;
+    let addresses: Vec<&str> =
+        parts.iter().map(|part| part.address.trim_start_matches("tcp:")).collect();
+    let at = addresses.join(",");
+    say!("Manager          {}  (process {})", addresses[0], parts[0].child.id());
+    let mut standbys = Vec::new();
+    for (address, part) in addresses.iter().zip(&parts).skip(1) {
+        standbys.push(format!("Standby manager  {address}  (process {})", part.child.id()));
+    }
     for node in 1..=args.memory {
         let part = start_memory(args, &at, node, &sockets.path("memory", node))?;
         say!("Memory node {node:<4} {}  (process {})", part.address, part.child.id());
@@ -297,6 +305,9 @@ fn up(args: &UpArgs) -> Result<()> {
         let part = start_compute(args, &at, node, &sockets.path("compute", node.into()))?;
         say!("Compute node {node:<3} {}  (process {})", part.address, part.child.id());
         parts.insert(0, part);
+    }
+    for standby in standbys {
+        say!("{standby}");
     }
     say!("Look at it: archipelago cluster status --manager {at}");
     say!("Ctrl-C stops it");
@@ -317,6 +328,43 @@ fn up(args: &UpArgs) -> Result<()> {
     Ok(())
 }
 
+/// Where a manager listens: the first one, 0, as asked for, the others on the ports after it.
+fn manager_address(args: &UpArgs, number: u16) -> Result<String> {
+    let wrong = || Error::invalid(format!("--manager {}: it must be HOST:PORT", args.manager));
+    let address = args.manager.trim_start_matches("tcp:");
+    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    let port: u16 = port.parse().map_err(|_| wrong())?;
+    // Port 0 stays so.
+    let port = if port == 0 { Some(0) } else { port.checked_add(number) };
+    let port = port.ok_or_else(|| Error::invalid("--manager: there are not so many ports"))?;
+    Ok(format!("{host}:{port}"))
+}
+
+/// The managers; the first is to act.
+fn start_managers(args: &UpArgs, copies: u32) -> Result<Vec<Part>> {
+    let (copies, lease) = (copies.to_string(), args.lease_ms.to_string());
+    let (node_lease, partitions) = (args.node_lease_ms.to_string(), args.partitions.to_string());
+    let offload = args.offload.map(|offload| offload.to_string());
+    let offload: Vec<&str> = offload.iter().flat_map(|share| ["--offload", share]).collect();
+    // A manager among several knows which memory nodes there are.
+    let nodes = if args.managers > 1 { args.memory } else { 0 }.to_string();
+    let mut parts = Vec::new();
+    for number in 0..args.managers {
+        let listen = manager_address(args, number)?;
+        let words = [
+            &["node", "manager", "--listen", &listen, "--copies", &copies][..],
+            &["--lease-ms", &lease, "--node-lease-ms", &node_lease],
+            &["--partitions", &partitions, "--memory-nodes", &nodes],
+            &offload,
+            if number > 0 { &["--standby"] } else { &[] },
+        ]
+        .concat();
+        let name = if number > 0 { "Standby manager" } else { "Manager" };
+        parts.push(Part::start(name, &words, " ")?);
+    }
+    Ok(parts)
+}
+
 fn start_memory(args: &UpArgs, manager: &str, node: u64, socket: &Path) -> Result<Part> {
     let (id, path) = (node.to_string(), socket.display().to_string());
     let shared = ["--shm", &path];
@@ -331,11 +379,20 @@ fn start_memory(args: &UpArgs, manager: &str, node: u64, socket: &Path) -> Resul
 
 /// Refuses ports that are taken, before anything is started.
 fn check_ports(args: &UpArgs) -> Result<()> {
-    let mut wanted = vec![Wanted {
-        address: args.manager.trim_start_matches("tcp:").to_owned(),
-        who: "the manager".to_owned(),
-        choice: "choose another port with --manager HOST:PORT".to_owned(),
-    }];
+    let mut wanted = Vec::new();
+    for number in 0..args.managers {
+        let choice = match number {
+            0 => "choose another port with --manager HOST:PORT",
+            _ => {
+                "choose another first port with --manager HOST:PORT, or run one manager with --managers 1"
+            }
+        };
+        wanted.push(Wanted {
+            address: manager_address(args, number)?,
+            who: if number > 0 { "the standby manager" } else { "the manager" }.to_owned(),
+            choice: choice.to_owned(),
+        });
+    }
     for node in 1..=args.compute {
         wanted.push(Wanted {
             address: resp_address(args, node)?,

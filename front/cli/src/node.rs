@@ -30,8 +30,17 @@ pub(crate) enum NodeCommand {
     Memory(MemoryArgs),
     /// The manager: knows the members, places blocks, acts when somebody is gone.
     ///
-    /// It stores nothing and nobody needs it to read or write. After a restart it asks the nodes, and acts again when it has
-    /// waited for as long as a lease lasts. Run one per cluster.
+    /// It stores nothing. After a start it asks the nodes, and acts when it has waited for as long as a lease lasts. Without a manager
+    /// clients read and write until their leases are over (--lease-ms), then calls wait, and end with an error after 5 s.
+    ///
+    /// Run two or more so that one may die: each with the same --memory-nodes N, the memory nodes being 1 to N. One of them acts, which a
+    /// majority of the memory nodes has promised to obey; the others stand by, and one takes over within a node lease (--node-lease-ms).
+    /// Give all of their addresses to nodes and clients: --manager HOST:PORT,HOST:PORT. A manager without --memory-nodes runs alone.
+    #[command(
+        after_help = "Example, two managers:\n  archipelago node manager --listen 127.0.0.1:7700 --memory-nodes 3 &\n  \
+                      archipelago node manager --listen 127.0.0.1:7701 --memory-nodes 3 --standby &\n  \
+                      for n in 1 2 3; do archipelago node memory --id $n --manager 127.0.0.1:7700,127.0.0.1:7701 & done"
+    )]
     Manager(ManagerArgs),
 }
 
@@ -55,8 +64,8 @@ pub(crate) struct MemoryArgs {
     /// Also serve clients of this machine through shared memory, by a socket at this path
     #[arg(long, value_name = "PATH")]
     shm: Option<String>,
-    /// Where the manager is
-    #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
+    /// Where the managers are, with a comma between two
+    #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
     manager: String,
     /// End a process (SIGKILL) that keeps shared memory mapped for so long after its right to it was revoked, so that
     /// others get its blocks; 0: wait for it
@@ -81,6 +90,12 @@ pub(crate) struct ManagerArgs {
     /// A memory node that is silent for longer is left behind, and its copies are made anew elsewhere
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     node_lease_ms: u64,
+    /// Of one of several managers: the memory nodes are 1 to N; 0: this manager runs alone
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    memory_nodes: u32,
+    /// Leave it to another manager to act first
+    #[arg(long)]
+    standby: bool,
     /// Partitions of a store over the cluster's memory, a power of two; counts when the store is made
     #[arg(long, value_name = "N", default_value_t = 8192)]
     partitions: u32,
@@ -90,6 +105,11 @@ pub(crate) struct ManagerArgs {
     /// End when standard input ends: for who starts it as a child
     #[arg(long)]
     stop_with_stdin: bool,
+}
+
+/// The managers' addresses, as --manager has them.
+pub(crate) fn managers(text: &str) -> Result<Vec<String>> {
+    text.split(',').map(endpoint).collect()
 }
 
 pub(crate) fn run(command: &NodeCommand) -> Result<()> {
@@ -104,8 +124,9 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         archipelago_pool::NodeId(args.id),
         size::parse(&args.size)?,
         endpoint(&args.listen)?,
-        endpoint(&args.manager)?,
+        String::new(),
     );
+    settings.manager = managers(&args.manager)?;
     settings.block_bytes = size::parse(&args.block)?;
     settings.listen.extend(args.shm.as_ref().map(|path| format!("shm:{path}")));
     if let Some(advertise) = &args.advertise {
@@ -158,12 +179,20 @@ fn manager(args: &ManagerArgs) -> Result<()> {
         fixed: args.offload.is_some(),
         ..StorePlan::default()
     };
-    let settings = ManagerSettings { listen: vec![endpoint(&args.listen)?], terms, store };
+    let (memory_nodes, standby) = (args.memory_nodes, args.standby);
+    let listen = vec![endpoint(&args.listen)?];
+    let settings = ManagerSettings { listen, terms, store, memory_nodes, standby };
     // A region is a descriptor.
     raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;
     let server = ManagerServer::start(&settings)?;
     say!("Manager listens on {}", server.addresses().join(" "));
+    if args.memory_nodes > 0 {
+        say!(
+            "It acts while a majority of the memory nodes 1 to {} has promised to obey it",
+            args.memory_nodes
+        );
+    }
     say!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
     stop.wait(|| server.is_deposed())?;
     if server.is_deposed() {

@@ -14,7 +14,7 @@ use archipelago_resp::flex_store::FlexStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
 
 use crate::access::{PasswordArgs, TlsArgs};
-use crate::node::MANAGER;
+use crate::node::{MANAGER, managers};
 use crate::say::say;
 use crate::stop::{StopSignals, stdin_ended};
 
@@ -33,8 +33,8 @@ pub(crate) struct ServeArgs {
     /// What is served
     #[arg(long, value_enum, default_value_t = Engine::Lsm)]
     engine: Engine,
-    /// Where the cluster's manager is (engine flex)
-    #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
+    /// Where the cluster's managers are, with a comma between two (engine flex)
+    #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
     manager: String,
     /// Where other compute nodes reach this one; port 0 lets the system choose (engine flex)
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
@@ -182,7 +182,7 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     }
     let listening = listen(args, options)?;
     let node = Arc::new(FlexNode::start(FlexNodeSettings {
-        manager: vec![endpoint(&args.manager)?],
+        manager: managers(&args.manager)?,
         listen: listen_at,
         advertise,
         store,

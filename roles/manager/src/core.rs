@@ -182,6 +182,10 @@ pub struct ManagerCore {
     next_number: u32,
     pub(crate) lost: u64,
     resent_ns: u64,
+    /// When time passed last.
+    timer_ns: u64,
+    /// Whether it acts by promises of a majority ([`crate::office`]); otherwise it runs alone.
+    pub(crate) elected: bool,
     pub(crate) actions: Vec<Action>,
 }
 
@@ -215,8 +219,16 @@ impl ManagerCore {
             next_number: number % NUMBERS_MAX,
             lost: 0,
             resent_ns: now_ns,
+            timer_ns: now_ns,
+            elected: false,
             actions: Vec::new(),
         }
+    }
+
+    /// The same of one that a majority of the memory nodes has promised to obey, in `term`.
+    #[must_use]
+    pub fn elected(me: ClientId, term: u64, number: u32, terms: Terms, now_ns: u64) -> Self {
+        Self { elected: true, ..Self::new(me, term, number, terms, now_ns) }
     }
 
     /// What is to be done since the last call.
@@ -363,6 +375,7 @@ impl ManagerCore {
 
     /// Time passed.
     pub fn on_timer(&mut self, now_ns: u64) {
+        self.forgive(now_ns);
         if let Phase::Rebuilding { until_ns } = self.phase
             && now_ns >= until_ns
         {
@@ -384,6 +397,20 @@ impl ManagerCore {
         }
         self.confirm_all(now_ns);
         self.advance_all(now_ns, resend);
+    }
+
+    /// A manager that stood still heard nobody meanwhile: that time is no silence of theirs.
+    fn forgive(&mut self, now_ns: u64) {
+        let stood_ns = now_ns.saturating_sub(std::mem::replace(&mut self.timer_ns, now_ns));
+        if stood_ns < self.terms.lease.min(self.terms.node_lease).as_nanos() as u64 / 4 {
+            return;
+        }
+        for info in self.clients.values_mut() {
+            info.heard_ns = (info.heard_ns + stood_ns).min(now_ns);
+        }
+        for info in self.nodes.values_mut() {
+            info.heard_ns = (info.heard_ns + stood_ns).min(now_ns);
+        }
     }
 
     // Blocks.

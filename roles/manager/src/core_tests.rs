@@ -95,6 +95,7 @@ impl Cluster {
                 blocks_max: size,
                 blocks_used: used,
                 term: 0,
+                held_ms: 0,
                 counters: Self::counters(used),
             };
             self.core.on_message(self.now_ns, 0, &beat);

@@ -2,26 +2,102 @@
 //!
 //! Answers that wait keep their [`Reply`] here. What nodes are to be asked is queued by node; whoever drives
 //! takes a node's orders one after another ([`Desk::take_orders`]) and brings the answers ([`Desk::on_answer`]).
+//!
+//! A manager among several ([`Desk::elected`]) has a state machine only while it holds office ([`crate::office`]). That is looked at, under the lock,
+//! before each request, answer and tick is handed to it; otherwise requests are refused as [`Why::Standby`].
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::Epoch;
 use archipelago_base::clock::Clock;
 use archipelago_fabric::{ClientId, Handler, NodeId, Reply, Request};
-use archipelago_pool::wire::{Message, Why};
+use archipelago_pool::wire::{Message, Refused, Why};
 use parking_lot::{Condvar, Mutex};
 
 use crate::core::{Action, ManagerCore};
+use crate::office::Office;
 
 /// Orders that wait for one node; what is over is sent again later.
 const ORDERS_MAX: usize = 8192;
 
 struct State {
-    core: ManagerCore,
+    /// Of a manager that runs alone for as long as it lives; else while it holds office.
+    core: Option<ManagerCore>,
+    election: Option<Election>,
     replies: HashMap<u64, Reply>,
     next_ticket: u64,
     orders: BTreeMap<NodeId, VecDeque<Message>>,
+}
+
+/// What a manager among several needs.
+pub struct Election {
+    /// Whether it holds office.
+    pub office: Office,
+    /// Makes the state machine of a term that begins now.
+    pub make: Box<dyn Fn(u64, u64) -> ManagerCore + Send>,
+    /// No new term is smaller: from the wall clock.
+    pub floor: Box<dyn Fn() -> u64 + Send>,
+    /// Where memory nodes are reached, by their beats.
+    nodes: BTreeMap<NodeId, (Epoch, Vec<String>)>,
+    /// Promises that nodes are to be asked for.
+    questions: BTreeMap<NodeId, Message>,
+}
+
+impl std::fmt::Debug for Election {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Election({:?})", self.office)
+    }
+}
+
+impl Election {
+    /// Of a manager that stands by.
+    #[must_use]
+    pub fn new(
+        office: Office,
+        make: impl Fn(u64, u64) -> ManagerCore + Send + 'static,
+        floor: impl Fn() -> u64 + Send + 'static,
+    ) -> Self {
+        let (nodes, questions) = (BTreeMap::new(), BTreeMap::new());
+        Self { office, make: Box::new(make), floor: Box::new(floor), nodes, questions }
+    }
+}
+
+impl State {
+    /// The state machine, if this manager may act now. It begins with a term and ends with it.
+    fn acting(&mut self, now_ns: u64) -> Option<&mut ManagerCore> {
+        if let Some(election) = &self.election {
+            let term = election.office.holds(now_ns);
+            if self.core.as_ref().is_some_and(|core| Some(core.term()) != term) {
+                tracing::warn!("this manager holds office no more and stands by");
+                self.core = None;
+                self.orders.clear();
+            }
+            if let (None, Some(term)) = (&self.core, term) {
+                tracing::info!(term, "this manager takes office");
+                self.core = Some((election.make)(term, now_ns));
+            }
+        }
+        self.core.as_mut()
+    }
+}
+
+impl State {
+    /// A beat tells a manager among several of the node's promise, whether it acts or stands by.
+    fn hear(&mut self, now_ns: u64, message: &Message) -> Result<(), Refused> {
+        let (Some(election), Message::Beat { node, life, endpoints, term, held_ms, .. }) =
+            (&mut self.election, message)
+        else {
+            return Ok(());
+        };
+        if !election.office.lists(*node) {
+            return Err(Refused::at(Why::Unlisted, election.office.nodes().into()));
+        }
+        election.nodes.insert(*node, (*life, endpoints.clone()));
+        election.office.on_beat(now_ns, *node, *term, *held_ms);
+        Ok(())
+    }
 }
 
 /// See the module.
@@ -69,11 +145,25 @@ impl Handler for Door {
 }
 
 impl Desk {
-    /// A desk for `core`; the handler to make the fabric's node with.
+    /// A desk for a manager that runs alone; the handler to make the fabric's node with.
     #[must_use]
     pub fn new(core: ManagerCore, clock: Arc<dyn Clock>) -> (Arc<Self>, Box<dyn Handler>) {
-        let state =
-            State { core, replies: HashMap::new(), next_ticket: 0, orders: BTreeMap::new() };
+        Self::start(Some(core), None, clock)
+    }
+
+    /// The same for one of several managers, of which one at a time acts.
+    #[must_use]
+    pub fn elected(election: Election, clock: Arc<dyn Clock>) -> (Arc<Self>, Box<dyn Handler>) {
+        Self::start(None, Some(election), clock)
+    }
+
+    fn start(
+        core: Option<ManagerCore>,
+        election: Option<Election>,
+        clock: Arc<dyn Clock>,
+    ) -> (Arc<Self>, Box<dyn Handler>) {
+        let (replies, orders) = (HashMap::new(), BTreeMap::new());
+        let state = State { core, election, replies, next_ticket: 0, orders };
         let desk =
             Arc::new(Self { state: Mutex::new(Some(state)), clock, changed: Condvar::new() });
         let door = Box::new(Door(Arc::clone(&desk)));
@@ -87,13 +177,15 @@ impl Desk {
         drop(state);
     }
 
-    fn with(&self, work: impl FnOnce(&mut ManagerCore, u64)) {
+    /// Does something with the state machine, if this manager may act; whether it may.
+    fn with(&self, work: impl FnOnce(&mut ManagerCore, u64)) -> bool {
         let now_ns = self.clock.now_ns();
         let mut guard = self.state.lock();
-        let Some(state) = guard.as_mut() else { return };
-        work(&mut state.core, now_ns);
+        let Some(state) = guard.as_mut() else { return false };
+        let Some(core) = state.acting(now_ns) else { return false };
+        work(core, now_ns);
         let (mut answers, mut ordered) = (Vec::new(), false);
-        for action in state.core.take_actions() {
+        for action in core.take_actions() {
             match action {
                 Action::Answer { ticket, message } => {
                     answers.extend(state.replies.remove(&ticket).map(|reply| (reply, message)));
@@ -114,22 +206,94 @@ impl Desk {
         for (reply, message) in answers {
             reply.send(message.encode());
         }
+        true
     }
 
     fn ask(&self, message: &Message, reply: Reply) {
+        let now_ns = self.clock.now_ns();
         let ticket = {
             let mut state = self.state.lock();
             let Some(state) = state.as_mut() else { return };
+            if let Err(refused) = state.hear(now_ns, message) {
+                reply.send(Message::refuse(refused).encode());
+                return;
+            }
             state.next_ticket += 1;
             state.replies.insert(state.next_ticket, reply);
             state.next_ticket
         };
-        self.with(|core, now_ns| core.on_message(now_ns, ticket, message));
+        if self.with(|core, now_ns| core.on_message(now_ns, ticket, message)) {
+            return;
+        }
+        let left = self.state.lock().as_mut().and_then(|state| {
+            let reply = state.replies.remove(&ticket)?;
+            let answer = match (&state.election, message) {
+                (Some(election), Message::Beat { .. }) => election.office.beat_answer(),
+                _ => Message::refuse(Why::Standby),
+            };
+            Some((reply, answer))
+        });
+        if let Some((reply, answer)) = left {
+            reply.send(answer.encode());
+        }
     }
 
     /// Time passed.
     pub fn tick(&self) {
-        self.with(|core, now_ns| core.on_timer(now_ns));
+        let now_ns = self.clock.now_ns();
+        if let Some(state) = self.state.lock().as_mut()
+            && let Some(election) = &mut state.election
+        {
+            let questions = election.office.on_timer(now_ns, (election.floor)());
+            election.questions.extend(questions);
+        }
+        if !self.with(|core, now_ns| core.on_timer(now_ns)) {
+            self.refuse_all();
+        }
+    }
+
+    /// Requests that wait for a manager that holds office no more are answered.
+    fn refuse_all(&self) {
+        let replies = self.state.lock().as_mut().map(|state| std::mem::take(&mut state.replies));
+        for reply in replies.into_iter().flatten().map(|(_, reply)| reply) {
+            reply.send(Message::refuse(Why::Standby).encode());
+        }
+    }
+
+    /// Nodes that are to be asked for their promise.
+    pub fn to_be_asked(&self) -> Vec<NodeId> {
+        let state = self.state.lock();
+        let election = state.as_ref().and_then(|state| state.election.as_ref());
+        election.map_or_else(Vec::new, |election| election.questions.keys().copied().collect())
+    }
+
+    /// The promise that a node is to be asked for, if it is.
+    pub fn take_question(&self, node: NodeId) -> Option<Message> {
+        self.state.lock().as_mut()?.election.as_mut()?.questions.remove(&node)
+    }
+
+    /// A node answered a question for its promise, which was sent at `sent_ns` of the desk's clock.
+    pub fn on_promise(&self, node: NodeId, asked: &Message, sent_ns: u64, answer: &Message) {
+        let now_ns = self.clock.now_ns();
+        if let Some(state) = self.state.lock().as_mut()
+            && let Some(election) = &mut state.election
+        {
+            election.office.on_answer(now_ns, node, asked, sent_ns, answer);
+        }
+    }
+
+    /// Where a node is reached, in the life that is known.
+    pub fn endpoints(&self, node: NodeId) -> Option<(Epoch, Vec<String>)> {
+        let state = self.state.lock();
+        let state = state.as_ref()?;
+        let heard = state.election.as_ref().and_then(|election| election.nodes.get(&node));
+        heard.cloned().or_else(|| state.core.as_ref()?.endpoints(node))
+    }
+
+    /// Whether this manager acts: it runs alone, or holds office.
+    pub fn is_acting(&self) -> bool {
+        let now_ns = self.clock.now_ns();
+        self.state.lock().as_mut().is_some_and(|state| state.acting(now_ns).is_some())
     }
 
     /// A node answered what it was asked; `None`: it did not, in time.
@@ -166,6 +330,6 @@ impl Desk {
 
     /// Looks at the state machine.
     pub fn look<T>(&self, look: impl FnOnce(&ManagerCore) -> T) -> Option<T> {
-        self.state.lock().as_ref().map(|state| look(&state.core))
+        self.state.lock().as_ref().and_then(|state| state.core.as_ref()).map(look)
     }
 }

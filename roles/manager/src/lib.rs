@@ -10,6 +10,7 @@
 //! | `rebuild` | what reports say after a start |
 //! | [`decide`] | what is wanted, as pure functions |
 //! | `status` | for people |
+//! | [`office`] | which of several managers acts |
 //! | [`desk`] | requests in, answers and orders out |
 //! | `server` | threads, links and the clock |
 //! | `store` | the coordinator of the store over remote memory, in the same process |
@@ -24,6 +25,7 @@ mod deaths;
 pub mod decide;
 pub mod desk;
 mod nodes;
+pub mod office;
 mod rebuild;
 
 mod server;

@@ -8,7 +8,7 @@ use archipelago_pool::{BlockId, Place};
 use crate::core::{Action, ManagerCore, NodeInfo, Phase};
 
 /// Beats per lease of a node.
-const BEATS: u64 = 5;
+pub(crate) const BEATS: u64 = 5;
 
 impl ManagerCore {
     pub(crate) fn beat(&mut self, now_ns: u64, beat: &Message) -> Result<Message, Refused> {
@@ -20,13 +20,14 @@ impl ManagerCore {
             blocks_max,
             blocks_used,
             term,
+            held_ms: _,
             counters,
         } = beat
         else {
             return Err(Why::Malformed.into());
         };
         if *term > self.term {
-            if matches!(self.phase, Phase::Rebuilding { .. }) {
+            if matches!(self.phase, Phase::Rebuilding { .. }) && !self.elected {
                 // The wall clock went back since the last manager: go on above it.
                 self.term = ((*term >> 16) + 1) << 16 | (self.term & 0xffff);
                 self.epochs = self.epochs.max(self.term);
@@ -71,7 +72,12 @@ impl ManagerCore {
         info.counters.clone_from(counters);
         info.forgotten = false;
         let beat_ms = self.terms.node_lease.as_millis() as u64 / BEATS;
-        Ok(Message::BeatIs { term: self.term, manager: self.me, beat_ms: beat_ms.max(1) })
+        Ok(Message::BeatIs {
+            term: self.term,
+            manager: self.me,
+            beat_ms: beat_ms.max(1),
+            alone: !self.elected,
+        })
     }
 
     /// An operator says that a node's memory is gone for good.

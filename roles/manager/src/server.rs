@@ -1,8 +1,9 @@
-//! A manager as a process runs it: a fabric node, its doors, a thread that ticks, one per memory node that gives orders.
+//! A manager as a process runs it: a fabric node, its doors, a thread that ticks, one per memory node that gives orders; of one of several
+//! managers another per memory node, which asks for promises.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
@@ -12,11 +13,12 @@ use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{ClientId, Listener, Node, NodeId};
 use archipelago_flex::FlexSettings;
 use archipelago_flex::coordinator::Plan;
-use archipelago_pool::{Endpoints, Line};
+use archipelago_pool::{Endpoints, Line, asker_of_promises};
 use parking_lot::Mutex;
 
 use crate::core::{ManagerCore, Terms};
-use crate::desk::Desk;
+use crate::desk::{Desk, Election};
+use crate::office::{Office, OfficeTerms};
 use crate::store::{Front, Store};
 
 /// Between two ticks.
@@ -37,6 +39,10 @@ pub struct ManagerSettings {
     pub terms: Terms,
     /// How a store over the cluster's memory is made, if there is one.
     pub store: Plan,
+    /// Of one of several managers: the memory nodes are 1 to this number, the same at each manager. 0: the manager runs alone.
+    pub memory_nodes: u32,
+    /// Of one of several managers: it leaves it to another one to act first.
+    pub standby: bool,
 }
 
 impl ManagerSettings {
@@ -52,6 +58,11 @@ impl ManagerSettings {
                 "a lease below {least} ms would run out by chance"
             )));
         }
+        if self.standby && self.memory_nodes == 0 {
+            return Err(Error::invalid(
+                "a manager that stands by must know the memory nodes: say how many with --memory-nodes N",
+            ));
+        }
         FlexSettings {
             partition_bits: self.store.partition_bits,
             log2_buckets: self.store.log2_buckets,
@@ -66,6 +77,8 @@ struct Shared {
     endpoints: Arc<Endpoints>,
     clock: Arc<dyn Clock>,
     me: ClientId,
+    is_one_of_several: bool,
+    store: Weak<Store>,
     stop: AtomicBool,
     threads: Mutex<Vec<Joiner>>,
 }
@@ -86,18 +99,30 @@ impl std::fmt::Debug for ManagerServer {
 }
 
 impl ManagerServer {
-    /// Starts a manager, in a term that is numbered by the wall clock. It acts when it has gathered reports for a lease.
+    /// Starts a manager, in a term that is numbered by the wall clock. It acts when it has gathered reports for a lease; one of several only
+    /// while it holds office ([`crate::office`]).
     pub fn start(settings: &ManagerSettings) -> Result<Self> {
         settings.validate()?;
         let clock = SystemClock::shared();
         let (random, life) = (entropy_seed(), clock.unix_ms());
         let (me, number) = (ClientId(entropy_seed()), (random >> 32) as u32);
         let term = life << 16 | (random & 0xffff);
-        let core = ManagerCore::new(me, term, number, settings.terms, clock.now_ns());
-        let (desk, door) = Desk::new(core, Arc::clone(&clock));
+        let (terms, nodes) = (settings.terms, settings.memory_nodes);
+        let (desk, door) = if nodes == 0 {
+            let core = ManagerCore::new(me, term, number, terms, clock.now_ns());
+            Desk::new(core, Arc::clone(&clock))
+        } else {
+            let office =
+                Office::new(me, OfficeTerms { nodes, lease: terms.node_lease }, entropy_seed());
+            let office = if settings.standby { office.deferring() } else { office };
+            let make = move |term, now_ns| ManagerCore::elected(me, term, number, terms, now_ns);
+            let wall = Arc::clone(&clock);
+            let election = Election::new(office, make, move || wall.unix_ms() << 16);
+            Desk::elected(election, Arc::clone(&clock))
+        };
         let endpoints = Arc::new(Endpoints::new());
         let store = Store::new(settings.store, &endpoints)?;
-        let front = Front { pool: door, store: Arc::downgrade(&store) };
+        let front = Front { pool: door, store: Arc::downgrade(&store), desk: Arc::clone(&desk) };
         let node = Node::new(NodeId(u64::MAX), Epoch(life), Some(Box::new(front)))?;
         let mut doors = Vec::new();
         let mut addresses = Vec::new();
@@ -109,7 +134,17 @@ impl ManagerServer {
         }
         store.reached_at(addresses.clone());
         let (stop, threads) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-        let shared = Arc::new(Shared { desk, endpoints, clock, me, stop, threads });
+        let (is_one_of_several, of_store) = (nodes > 0, Arc::downgrade(&store));
+        let shared = Arc::new(Shared {
+            desk,
+            endpoints,
+            clock,
+            me,
+            is_one_of_several,
+            store: of_store,
+            stop,
+            threads,
+        });
         let ticking = Arc::clone(&shared);
         let thread = SystemSpawn.spawn("manager-tick", Box::new(move || ticking.tick()))?;
         shared.threads.lock().push(thread);
@@ -122,10 +157,17 @@ impl ManagerServer {
         &self.addresses
     }
 
-    /// Whether another manager has taken over.
+    /// Whether it ran alone and another manager has taken over. One of several stands by then.
     #[must_use]
     pub fn is_deposed(&self) -> bool {
-        self.shared.desk.look(ManagerCore::is_deposed).unwrap_or(true)
+        !self.shared.is_one_of_several
+            && self.shared.desk.look(ManagerCore::is_deposed).unwrap_or(true)
+    }
+
+    /// Whether it acts, and does not stand by.
+    #[must_use]
+    pub fn is_acting(&self) -> bool {
+        self.shared.desk.is_acting()
     }
 }
 
@@ -149,27 +191,61 @@ impl Shared {
     }
 
     fn tick(self: &Arc<Self>) {
-        let mut served = HashSet::new();
+        let (mut served, mut asked) = (HashSet::new(), HashSet::new());
         while !self.stopped() {
             self.desk.tick();
-            for node in self.desk.waiting() {
-                let Some(Some((life, ways))) = self.desk.look(|core| core.endpoints(node)) else {
-                    continue;
-                };
-                if ways.is_empty() || !served.insert((node, life)) {
-                    continue;
-                }
-                let me = Arc::clone(self);
-                let body = Box::new(move || me.order(node, life, ways));
-                match SystemSpawn.spawn("manager-orders", body) {
-                    Ok(thread) => self.threads.lock().push(thread),
-                    Err(error) => {
-                        served.remove(&(node, life));
-                        tracing::error!(%error, %node, "orders wait for a thread");
-                    }
+            if !self.desk.is_acting()
+                && let Some(store) = self.store.upgrade()
+            {
+                store.retire();
+            }
+            self.spawn_for(self.desk.waiting(), &mut served, "manager-orders", Self::order);
+            self.spawn_for(self.desk.to_be_asked(), &mut asked, "manager-office", Self::ask);
+            self.clock.sleep(TICK);
+        }
+    }
+
+    /// A thread for each of these nodes that has none for its life yet.
+    fn spawn_for(
+        self: &Arc<Self>,
+        nodes: Vec<NodeId>,
+        served: &mut HashSet<(NodeId, Epoch)>,
+        name: &'static str,
+        work: fn(&Self, NodeId, Epoch, Vec<String>),
+    ) {
+        for node in nodes {
+            let Some((life, ways)) = self.desk.endpoints(node) else { continue };
+            if ways.is_empty() || !served.insert((node, life)) {
+                continue;
+            }
+            let me = Arc::clone(self);
+            match SystemSpawn.spawn(name, Box::new(move || work(&me, node, life, ways))) {
+                Ok(thread) => self.threads.lock().push(thread),
+                Err(error) => {
+                    served.remove(&(node, life));
+                    tracing::error!(%error, %node, "orders wait for a thread");
                 }
             }
-            self.clock.sleep(TICK);
+        }
+    }
+
+    /// Asks one life of a node for its promise, again and again. Apart from orders, which may take their time.
+    fn ask(&self, node: NodeId, life: Epoch, ways: Vec<String>) {
+        let me = asker_of_promises(self.me);
+        let line = Line::new(&self.endpoints, ways, me, Some((node, life)));
+        while !self.stopped() {
+            if self.desk.endpoints(node).is_none_or(|(now, _)| now != life) {
+                return;
+            }
+            let Some(question) = self.desk.take_question(node) else {
+                self.clock.sleep(TICK);
+                continue;
+            };
+            let sent_ns = self.clock.now_ns();
+            match line.ask(&question, ORDER) {
+                Ok(answer) => self.desk.on_promise(node, &question, sent_ns, &answer),
+                Err(error) => tracing::debug!(%error, %node, "no promise"),
+            }
         }
     }
 
@@ -177,8 +253,7 @@ impl Shared {
     fn order(&self, node: NodeId, life: Epoch, ways: Vec<String>) {
         let line = Line::new(&self.endpoints, ways, self.me, Some((node, life)));
         while !self.stopped() {
-            let now = self.desk.look(|core| core.endpoints(node)).flatten();
-            if now.is_none_or(|(now, _)| now != life) {
+            if self.desk.endpoints(node).is_none_or(|(now, _)| now != life) {
                 return;
             }
             let mut orders = self.desk.take_orders(node, LOOK);

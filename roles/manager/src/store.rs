@@ -6,6 +6,8 @@
 //! are there, so a manager that was started anew begins at once. A coordinator that the pool took for dead (this process stood still) is let go,
 //! and the next message begins another, under a larger term.
 //!
+//! A manager that stands by hosts none: it declines the store's messages, and lets go of the coordinator that it had.
+//!
 //! It stores nothing. Thread-safety: all of it. Failure: a manager that does not let it join is asked again for ever.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +22,8 @@ use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Rhythm, directory_l
 use archipelago_flex::wire::{Grant, Message, Why, is_ours};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 use parking_lot::RwLock;
+
+use crate::desk::Desk as PoolDesk;
 
 /// Unhurried: each tick wakes threads of an idle process. A node is taken for dead after its lease, of a second.
 const RHYTHM: Rhythm = Rhythm { tick: Duration::from_millis(20), watch: Duration::from_millis(50) };
@@ -47,12 +51,16 @@ pub(crate) struct Store {
 pub(crate) struct Front {
     pub(crate) pool: Box<dyn Handler>,
     pub(crate) store: Weak<Store>,
+    pub(crate) desk: Arc<PoolDesk>,
 }
 
 impl Handler for Front {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         if !is_ours(request.body) {
             self.pool.handle(request, reply);
+        } else if !self.desk.is_acting() {
+            let answer = Message::Declined { why: Why::Standby, grant: Grant::default() };
+            reply.send(answer.encode());
         } else if let Some(store) = self.store.upgrade() {
             store.handle(request, reply);
         }
@@ -69,6 +77,14 @@ impl Store {
             beginning: AtomicBool::new(false),
             hosted: RwLock::new(None),
         }))
+    }
+
+    /// The manager does not act any more: neither does its coordinator. The next message begins another.
+    pub(crate) fn retire(&self) {
+        let retired = self.hosted.write().take();
+        if retired.is_some() {
+            tracing::warn!("the store's coordinator ends with the manager's office");
+        }
     }
 
     /// The manager can be reached now.

@@ -9,7 +9,8 @@
 //! Invariants: 1. `promised` never shrinks; orders of smaller epochs are refused; 2. a key that may change a copy was given at
 //! the epoch that is installed, and only while no larger one is promised; 3. *sealed* is answered when every such key is
 //! revoked and no process has the memory mapped by one; 4. copies and what is being given up together are at most
-//! `blocks_max`; 5. orders are taken only from the manager that this node's own beat met, in its term; 6. a client that was
+//! `blocks_max`; 5. orders are taken only from the manager that this node promised to obey, or that runs alone and answered its beat, in that
+//! manager's term ([`Promise`]); 6. a client that was
 //! fenced gets no key in this life of the node.
 //!
 //! Failure: a restart loses everything; the next life has a larger number and knows nothing.
@@ -22,8 +23,9 @@ use archipelago_fabric::{ClientId, NodeId, NodeStats, RemoteKey, Rights};
 use archipelago_pool::wire::{
     BlockAt, CopyReport, CopyStep, Message, NodeCounters, Purpose, Refused, RefusedFor, Source, Why,
 };
-use archipelago_pool::{BlockId, Config};
+use archipelago_pool::{BlockId, Config, asker_of_promises};
 
+use crate::promise::Promise;
 use crate::space::Space;
 
 /// Copies in one part of a report.
@@ -114,8 +116,8 @@ pub struct MemoryCore {
     node: NodeId,
     life: Epoch,
     limits: Limits,
-    term: u64,
-    manager: Option<ClientId>,
+    promise: Promise,
+    now_ns: u64,
     copies: BTreeMap<BlockId, Copy>,
     dropping: Vec<Dropping>,
     fenced: BTreeSet<ClientId>,
@@ -128,15 +130,15 @@ pub struct MemoryCore {
 }
 
 impl MemoryCore {
-    /// A node without copies.
+    /// A node without copies, whose life begins at `now_ns` of its clock.
     #[must_use]
-    pub fn new(node: NodeId, life: Epoch, limits: Limits) -> Self {
+    pub fn new(node: NodeId, life: Epoch, limits: Limits, now_ns: u64) -> Self {
         Self {
             node,
             life,
             limits,
-            term: 0,
-            manager: None,
+            promise: Promise::new(now_ns),
+            now_ns,
             copies: BTreeMap::new(),
             dropping: Vec::new(),
             fenced: BTreeSet::new(),
@@ -201,17 +203,20 @@ impl MemoryCore {
             block_bytes: self.limits.block_bytes,
             blocks_max: self.limits.blocks_max,
             blocks_used: self.blocks_used(),
-            term: self.term,
+            term: self.promise.term(),
+            held_ms: self.promise.left_ns(self.now_ns).div_ceil(1_000_000),
             counters: self.counters(fabric),
         }
     }
 
-    /// The manager's answer to a beat. One of an earlier term is not listened to.
-    pub fn on_beat_answer(&mut self, term: u64, manager: ClientId) {
-        if term > self.term || (term == self.term && self.manager.is_none()) {
-            self.term = term;
-            self.manager = Some(manager);
-        }
+    /// What time it is. To be told before each beat and each message; never goes back.
+    pub fn on_time(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+    }
+
+    /// A manager's answer to a beat. One that runs `alone` is obeyed, unless it is of an earlier term; others have to be promised it.
+    pub fn on_beat_answer(&mut self, term: u64, manager: ClientId, alone: bool) {
+        self.promise.meet(term, manager, alone);
     }
 
     /// Every copy, for checks and statistics: its configuration, whether it is whole, whether installed.
@@ -266,6 +271,12 @@ impl MemoryCore {
                 self.open(space, *client, *block, *epoch, *purpose)
             }
             Message::Open { .. } => Err(Why::NotAllowed.into()),
+            Message::Promise { term, lease_ms } => {
+                let lease_ns = lease_ms.saturating_mul(1_000_000);
+                let manager = asker_of_promises(from);
+                let promised = self.promise.ask(self.now_ns, manager, *term, lease_ns);
+                promised.map(|()| Message::Promised { term: *term })
+            }
             _ => self.obey(space, from, message, &mut order),
         };
         (answered.unwrap_or_else(|refused| self.refuse(refused)), order)
@@ -322,12 +333,7 @@ impl MemoryCore {
             | Message::Fence { term, .. } => *term,
             _ => return Err(Why::Malformed.into()),
         };
-        if self.manager != Some(from) {
-            return Err(Why::NotAllowed.into());
-        }
-        if term != self.term {
-            return Err(Refused::at(Why::OldTerm, self.term));
-        }
+        self.promise.obeys(from, term)?;
         match message {
             Message::Claim { after, .. } => Ok(self.report(*after)),
             Message::Seal { block, epoch, .. } => self.seal(space, *block, *epoch),

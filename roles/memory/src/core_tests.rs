@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{ClientId, NodeId, NodeStats, RegionId, RemoteKey, Rights};
 use archipelago_pool::wire::{CopyStep, Message, Purpose, Refused, RefusedFor, Source, Why};
-use archipelago_pool::{BlockId, Config, Place, Sharing};
+use archipelago_pool::{BlockId, Config, Place, Sharing, asker_of_promises};
 
 use super::{Limits, MemoryCore};
 use crate::space::Space;
@@ -80,8 +80,8 @@ struct Node(MemoryCore, Counted);
 impl Node {
     fn new() -> Self {
         let limits = Limits { block_bytes: 4096, blocks_max: 2 };
-        let mut core = MemoryCore::new(ME.node, ME.life, limits);
-        core.on_beat_answer(TERM, MANAGER);
+        let mut core = MemoryCore::new(ME.node, ME.life, limits, 0);
+        core.on_beat_answer(TERM, MANAGER, true);
         Self(core, Counted::default())
     }
 
@@ -204,7 +204,7 @@ fn orders_come_from_the_manager_that_the_node_met_and_in_its_term() {
     let told = node.0.on_message(&mut node.1, OWNER, &drop(TERM)).0;
     assert_eq!(step(&told), Err(Why::NotAllowed));
     assert_eq!(step(&node.tell(&drop(TERM - 1))), Err(Why::OldTerm));
-    node.0.on_beat_answer(TERM - 1, OWNER);
+    node.0.on_beat_answer(TERM - 1, OWNER, true);
     assert_eq!(step(&node.tell(&drop(TERM - 1))), Err(Why::OldTerm), "an earlier manager");
     assert_eq!(node.0.blocks_used(), 1);
 }
@@ -306,4 +306,22 @@ fn what_is_given_freed_filled_and_refused_is_counted_and_goes_with_the_beat() {
     assert_eq!(counters.refusals, refused.map(|(why, count)| RefusedFor { why, count }));
     let of_fabric = (counters.operations, counters.requests, counters.duplicates);
     assert_eq!((of_fabric, counters.refused, counters.malformed), ((5, 6, 7), 8, 9));
+}
+
+#[test]
+fn node_refuses_orders_of_a_smaller_term_than_it_promised() {
+    let mut node = Node::installed(1, Sharing::Owner);
+    let next = ClientId(1001);
+    node.0.on_beat_answer(0, next, false);
+    let promise = Message::Promise { term: TERM + 1, lease_ms: 10 };
+    node.0.on_time(9_999_999);
+    let asked = node.0.on_message(&mut node.1, asker_of_promises(next), &promise).0;
+    assert_eq!(step(&asked), Err(Why::Promised), "it has just started");
+    node.0.on_time(10_000_000);
+    let asked = node.0.on_message(&mut node.1, asker_of_promises(next), &promise).0;
+    assert_eq!(asked, Message::Promised { term: TERM + 1 });
+    assert_eq!(step(&node.seal(1, 5)), Err(Why::OldTerm), "of the manager before");
+    let drop = Message::Drop { term: TERM + 1, block: block(1), epoch: Epoch(9), freed: true };
+    let dropped = node.0.on_message(&mut node.1, next, &drop).0;
+    assert_eq!(step(&dropped), Ok(CopyStep::Dropped));
 }

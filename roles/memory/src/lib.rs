@@ -3,6 +3,7 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`core`] | the protocol, as a state machine |
+//! | [`promise`] | which manager is obeyed |
 //! | [`serving`] | requests in, answers out |
 //! | [`space`] | the memory behind it: regions of a fabric node |
 //! | `server` | threads, links and the clock |
@@ -10,6 +11,7 @@
 //! The node knows no database: it allocates, gives keys, copies and revokes. Layer 5; depends on no other role.
 
 pub mod core;
+pub mod promise;
 pub mod serving;
 
 mod server;

@@ -1,4 +1,4 @@
-//! A memory node as a process runs it: a fabric node, its doors, a thread that beats and one that copies.
+//! A memory node as a process runs it: a fabric node, its doors, a thread per manager that beats and one that copies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct MemorySettings {
     pub listen: Vec<String>,
     /// What others are told instead, for what stands in `listen` at the same place.
     pub advertise: Vec<String>,
-    /// Where the manager is.
+    /// Where the managers are: those that act and those that stand by.
     pub manager: Vec<String>,
     /// A process that still has memory mapped by a revoked key is ended after this long. Default: never, it is waited for.
     pub end_holders_after: Option<Duration>,
@@ -114,7 +114,8 @@ impl MemoryServer {
         let clock = SystemClock::shared();
         let life = Epoch(clock.unix_ms());
         let make = |handler| Node::new(settings.id, life, Some(handler));
-        let (serving, node) = Serving::start(settings.id, life, limits, Sabotage::default(), make)?;
+        let (serving, node) =
+            Serving::start(settings.id, life, limits, Sabotage::default(), &clock, make)?;
         let endpoints = Arc::new(Endpoints::new());
         let mut doors = Vec::new();
         let mut addresses = Vec::new();
@@ -129,8 +130,12 @@ impl MemoryServer {
         let shared =
             Arc::new(Shared { settings, serving, node, endpoints, clock, stop, addresses });
         let mut threads = Vec::new();
-        let beating = Arc::clone(&shared);
-        threads.push(SystemSpawn.spawn("memory-beat", Box::new(move || beating.beat()))?);
+        // A manager that is silent keeps the others waiting for nothing.
+        for manager in shared.settings.manager.clone() {
+            let beating = Arc::clone(&shared);
+            let beat = Box::new(move || beating.beat(manager));
+            threads.push(SystemSpawn.spawn("memory-beat", beat)?);
+        }
         let copying = Arc::clone(&shared);
         threads.push(SystemSpawn.spawn("memory-copy", Box::new(move || copying.copy_all()))?);
         Ok(Self { shared, doors, threads })
@@ -179,16 +184,18 @@ impl Shared {
         self.stop.load(Ordering::SeqCst)
     }
 
-    fn beat(&self) {
+    fn beat(&self, manager: String) {
         let me = ClientId(entropy_seed());
-        let line = Line::new(&self.endpoints, self.settings.manager.clone(), me, None);
+        let line = Line::new(&self.endpoints, vec![manager], me, None);
         let mut stuck = HashMap::new();
         let mut heard = true;
         while !self.stopped() {
             let Some(beat) = self.serving.beat(self.addresses.clone()) else { return };
             let answer = line.ask(&beat, REQUEST);
             let wait_ms = match &answer {
-                Ok(Message::Refuse { refused }) if refused.why == Why::BlockSize => {
+                Ok(Message::Refuse { refused })
+                    if matches!(refused.why, Why::BlockSize | Why::Unlisted) =>
+                {
                     tracing::error!(%refused, "the manager does not take this node");
                     None
                 }

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use archipelago_base::clock::Clock;
 use archipelago_base::{Epoch, Result};
 use archipelago_fabric::{ClientId, Handler, Node, NodeId, Region, RemoteKey, Reply, Request};
 use archipelago_pool::wire::{Message, Why};
@@ -36,6 +37,7 @@ struct State {
 pub struct Serving {
     state: Mutex<Option<State>>,
     changed: Condvar,
+    clock: Arc<dyn Clock>,
 }
 
 /// The fabric's handler.
@@ -57,17 +59,22 @@ impl Handler for Door {
 }
 
 impl Serving {
-    /// A node of the fabric that serves memory: `make` makes the node with the handler that it is given.
+    /// A node of the fabric that serves memory: `make` makes the node with the handler that it is given; `clock` measures promises.
     pub fn start(
         id: NodeId,
         life: Epoch,
         limits: Limits,
         sabotage: Sabotage,
+        clock: &Arc<dyn Clock>,
         make: impl FnOnce(Box<dyn Handler>) -> Result<Arc<Node>>,
     ) -> Result<(Arc<Self>, Arc<Node>)> {
-        let serving = Arc::new(Self { state: Mutex::new(None), changed: Condvar::new() });
+        let serving = Arc::new(Self {
+            state: Mutex::new(None),
+            changed: Condvar::new(),
+            clock: Arc::clone(clock),
+        });
         let node = make(Box::new(Door(Arc::clone(&serving))))?;
-        let core = MemoryCore::new(id, life, limits).sabotaged(sabotage);
+        let core = MemoryCore::new(id, life, limits, clock.now_ns()).sabotaged(sabotage);
         let space = FabricSpace::new(Arc::clone(&node), limits.block_bytes);
         *serving.state.lock() = Some(State { core, space, orders: VecDeque::new() });
         Ok((serving, node))
@@ -82,6 +89,7 @@ impl Serving {
     fn answer(&self, from: ClientId, message: &Message) -> Option<Message> {
         let mut state = self.state.lock();
         let State { core, space, orders } = state.as_mut()?;
+        core.on_time(self.clock.now_ns());
         let (answer, order) = core.on_message(space, from, message);
         if let Some(order) = order
             && let Some(region) = space.region(order.block)
@@ -94,15 +102,16 @@ impl Serving {
 
     /// The beat to send now; `None` once it is closed.
     pub fn beat(&self, endpoints: Vec<String>) -> Option<Message> {
-        let state = self.state.lock();
-        let State { core, space, .. } = state.as_ref()?;
+        let mut state = self.state.lock();
+        let State { core, space, .. } = state.as_mut()?;
+        core.on_time(self.clock.now_ns());
         Some(core.beat(endpoints, space.stats()))
     }
 
     /// The manager's answer to a beat; after how many milliseconds it expects the next.
     pub fn on_beat_answer(&self, answer: &Message) -> Option<u64> {
-        let Message::BeatIs { term, manager, beat_ms } = answer else { return None };
-        self.state.lock().as_mut()?.core.on_beat_answer(*term, *manager);
+        let Message::BeatIs { term, manager, beat_ms, alone } = answer else { return None };
+        self.state.lock().as_mut()?.core.on_beat_answer(*term, *manager, *alone);
         Some(*beat_ms)
     }
 

@@ -15,6 +15,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed};
 use archipelago_compute::flex::{FlexNode, FlexNodeSettings, FlexSettings};
 use archipelago_fabric::NodeId;
+use archipelago_flex::WriteEffect;
 use archipelago_flex_check::{History, Op, Ret, judge};
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
@@ -29,17 +30,17 @@ const BLOCK_BYTES: u64 = 1 << 20;
 /// Keys at a time, and calls of one before the next is taken: histories must stay short enough to be judged.
 const KEYS: u64 = 4;
 const CALLS: u64 = 36;
-const WORKERS: u64 = 4;
+pub(crate) const WORKERS: u64 = 4;
 
 /// A node in a process of its own; killed when it is dropped.
-struct Process {
-    child: Child,
+pub(crate) struct Process {
+    pub(crate) child: Child,
     /// Where Redis clients reach it, if it is a compute node.
-    address: String,
+    pub(crate) address: String,
 }
 
 impl Process {
-    fn start(words: &str) -> Self {
+    pub(crate) fn start(words: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "processes::node", "--nocapture"])
             .env(VARIABLE, words)
@@ -63,7 +64,7 @@ impl Process {
 }
 
 impl Process {
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         // It may have ended by itself.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
@@ -82,17 +83,20 @@ fn node() {
     let Ok(words) = std::env::var(VARIABLE) else { return };
     let words: Vec<&str> = words.split(' ').collect();
     if words[0] == "manager" {
-        let manager = manager(words[2]);
+        let nodes = words[3].parse().expect("how many memory nodes");
+        let manager = start_manager(words[2], nodes);
         println!("@{}", manager.addresses()[0]);
         let _ended = io::stdin().read_to_end(&mut Vec::new());
         return;
     }
-    let (manager, socket) = (words[2].to_owned(), format!("shm:{}", words[3]));
+    let managers: Vec<String> = words[2].split(',').map(str::to_owned).collect();
+    let socket = format!("shm:{}", words[3]);
     let mut nothing = Vec::new();
     if words[0] == "memory" {
         let id = NodeId(words[1].parse().expect("a number"));
         let listen = "tcp:127.0.0.1:0".to_owned();
-        let mut settings = MemorySettings::new(id, 64 * BLOCK_BYTES, listen, manager);
+        let mut settings = MemorySettings::new(id, 64 * BLOCK_BYTES, listen, String::new());
+        settings.manager = managers;
         settings.block_bytes = BLOCK_BYTES;
         settings.listen.push(socket);
         let server = MemoryServer::start(settings).expect("a memory node");
@@ -100,10 +104,15 @@ fn node() {
         let _ended = io::stdin().read_to_end(&mut nothing);
         return;
     }
+    // Where it listens for other nodes, and where these reach it, if that is another place.
+    let (listen, advertise) = (words.get(4), words.get(5));
     let settings = FlexNodeSettings {
-        manager: vec![manager],
-        listen: vec!["tcp:127.0.0.1:0".to_owned(), socket],
-        advertise: Vec::new(),
+        manager: managers,
+        listen: vec![listen.map_or_else(|| "tcp:127.0.0.1:0".to_owned(), |at| format!("tcp:{at}"))]
+            .into_iter()
+            .chain(advertise.is_none().then_some(socket))
+            .collect(),
+        advertise: advertise.map(|at| format!("tcp:{at}")).into_iter().collect(),
         store: FlexSettings::default(),
     };
     let node = Arc::new(FlexNode::start(settings).expect("a compute node"));
@@ -114,16 +123,16 @@ fn node() {
 }
 
 /// A connection that speaks RESP; replies without their first byte and end, `None` for nothing.
-struct Redis(BufReader<TcpStream>);
+pub(crate) struct Redis(BufReader<TcpStream>);
 
 impl Redis {
-    fn connect(address: &str) -> io::Result<Self> {
+    pub(crate) fn connect(address: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
         Ok(Self(BufReader::new(stream)))
     }
 
-    fn ask(&mut self, command: &str) -> io::Result<Option<String>> {
+    pub(crate) fn ask(&mut self, command: &str) -> io::Result<Option<String>> {
         self.0.get_mut().write_all(format!("{command}\r\n").as_bytes())?;
         let mut line = String::new();
         if self.0.read_line(&mut line)? == 0 {
@@ -147,23 +156,47 @@ impl Redis {
 }
 
 /// What all clients share.
-struct World {
-    history: History,
-    addresses: Mutex<Vec<String>>,
+pub(crate) struct World {
+    pub(crate) history: History,
+    pub(crate) addresses: Mutex<Vec<String>>,
     values: AtomicU64,
     calls: AtomicU64,
-    unanswered: AtomicU64,
-    end: AtomicBool,
+    pub(crate) unanswered: AtomicU64,
+    pub(crate) end: AtomicBool,
 }
 
 impl World {
+    pub(crate) fn new<'a>(compute: impl IntoIterator<Item = &'a Process>) -> Self {
+        Self {
+            history: History::default(),
+            addresses: Mutex::new(compute.into_iter().map(|node| node.address.clone()).collect()),
+            values: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            unanswered: AtomicU64::new(0),
+            end: AtomicBool::new(false),
+        }
+    }
+
+    /// Waits for so many answers more.
+    pub(crate) fn progress(&self, what: &str) {
+        let before = self.history.answered();
+        until(what, || self.history.answered() > before + 150);
+    }
+
+    /// What must not be, by the judge.
+    pub(crate) fn assert_linearizable(&self) {
+        let verdict = judge(&self.history.keys());
+        assert!(verdict.violations.is_empty(), "{}", verdict.violations.join("\n"));
+        assert_eq!(verdict.unknown, 0, "keys that were not judged in time");
+    }
+
     fn address(&self, rng: &mut Rng) -> String {
         let addresses = self.addresses.lock().expect("nobody panics with it");
         addresses[rng.usize(..addresses.len())].clone()
     }
 
     /// A client: one call after another, each through a connection to whichever node; another name after a call without an answer.
-    fn work(&self, seed: u64) {
+    pub(crate) fn work(&self, seed: u64) {
         let mut rng = Rng::with_seed(seed);
         let (mut thread, mut link) = (self.history.thread(), None);
         while !self.end.load(Ordering::SeqCst) {
@@ -201,6 +234,10 @@ impl World {
                     // Now and then by way of another node.
                     link = (rng.u32(..8) > 0).then_some(redis);
                 }
+                // What an error says of its write is taken at its word.
+                Err(failed) if failed.to_string().ends_with(&WriteEffect::None.to_string()) => {
+                    self.history.never(&begun);
+                }
                 Err(_) => {
                     self.unanswered.fetch_add(1, Ordering::SeqCst);
                     thread = self.history.thread();
@@ -213,16 +250,17 @@ impl World {
 }
 
 /// Looks until it is so; what is not within a minute is not.
-fn until(what: &str, so: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let clock = SystemClock::new();
+    let began_ns = clock.now_ns();
     while !so() {
-        assert!(clock.now_ns() < 60_000_000_000, "{what}: not within a minute");
+        assert!(clock.now_ns() - began_ns < 60_000_000_000, "{what}: not within a minute");
         clock.sleep(Duration::from_millis(5));
     }
 }
 
 /// Whether every block of the cluster has all its copies.
-fn is_whole(manager: &str) -> bool {
+pub(crate) fn is_whole(manager: &str) -> bool {
     let line = Line::new(&Arc::default(), vec![manager.to_owned()], ClientId(entropy_seed()), None);
     let answer = line.ask(&Message::Status {}, Duration::from_secs(3));
     let Ok(Message::StatusIs { status }) = answer else { return false };
@@ -232,7 +270,7 @@ fn is_whole(manager: &str) -> bool {
 }
 
 /// Ends clients also when the test panics.
-struct End<'a>(&'a AtomicBool);
+pub(crate) struct End<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
@@ -240,8 +278,13 @@ impl Drop for End<'_> {
     }
 }
 
-/// A manager with short leases.
-fn manager(listen: &str) -> ManagerServer {
+/// A manager with short leases that runs alone.
+pub(crate) fn manager(listen: &str) -> ManagerServer {
+    start_manager(listen, 0)
+}
+
+/// The same of one of several, for so many memory nodes.
+fn start_manager(listen: &str, memory_nodes: u32) -> ManagerServer {
     ManagerServer::start(&ManagerSettings {
         listen: vec![listen.to_owned()],
         terms: Terms {
@@ -250,6 +293,8 @@ fn manager(listen: &str) -> ManagerServer {
             ..Terms::default()
         },
         store: StorePlan { partition_bits: 5, ..StorePlan::default() },
+        memory_nodes,
+        standby: false,
     })
     .expect("a manager")
 }
@@ -258,7 +303,7 @@ fn manager(listen: &str) -> ManagerServer {
 fn histories_are_linearizable_while_nodes_and_the_manager_are_killed() {
     let dir = std::env::temp_dir().join(format!("archipelago-flex-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("a directory for sockets");
-    let mut manager = Process::start("manager 0 tcp:127.0.0.1:0 none");
+    let mut manager = Process::start("manager 0 tcp:127.0.0.1:0 0");
     let at = manager.address.clone();
     let mut lives = 0;
     let mut start = |role: &str, id: usize| {
@@ -269,19 +314,9 @@ fn histories_are_linearizable_while_nodes_and_the_manager_are_killed() {
     let mut memory: Vec<Process> = (1..=3).map(|id| start("memory", id)).collect();
     let mut compute: Vec<Process> = (1..=3).map(|id| start("compute", id)).collect();
     let addresses = |compute: &[Process]| compute.iter().map(|node| node.address.clone()).collect();
-    let world = World {
-        history: History::default(),
-        addresses: Mutex::new(addresses(&compute)),
-        values: AtomicU64::new(0),
-        calls: AtomicU64::new(0),
-        unanswered: AtomicU64::new(0),
-        end: AtomicBool::new(false),
-    };
+    let world = World::new(&compute);
     let mut rng = Rng::with_seed(5);
-    let progress = |what: &str| {
-        let before = world.history.answered();
-        until(what, || world.history.answered() > before + 150);
-    };
+    let progress = |what: &str| world.progress(what);
     std::thread::scope(|scope| {
         let _end = End(&world.end);
         for worker in 0..WORKERS {
@@ -293,7 +328,7 @@ fn histories_are_linearizable_while_nodes_and_the_manager_are_killed() {
             if round % 3 == 2 {
                 // At the same address; what it must know it is told by the nodes, the store's coordinator included.
                 manager.kill();
-                manager = Process::start(&format!("manager 0 {at} none"));
+                manager = Process::start(&format!("manager 0 {at} 0"));
             } else if round % 3 == 0 {
                 let killed = rng.usize(..compute.len());
                 drop(compute.remove(killed));
@@ -315,10 +350,8 @@ fn histories_are_linearizable_while_nodes_and_the_manager_are_killed() {
     // Best effort: sockets of processes that were killed.
     #[expect(clippy::disallowed_methods, reason = "sockets of processes, not files of a store")]
     let _removed = std::fs::remove_dir_all(&dir);
+    world.assert_linearizable();
     let (answered, unanswered) = (world.history.answered(), world.unanswered.into_inner());
-    let verdict = judge(&world.history.keys());
-    assert!(verdict.violations.is_empty(), "{}", verdict.violations.join("\n"));
-    assert_eq!(verdict.unknown, 0, "keys that were not judged in time");
     // A run in which nothing happens proves nothing.
     assert!(answered > 2000 && unanswered > 0, "{answered} answered, {unanswered} not");
 }

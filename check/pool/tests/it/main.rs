@@ -1,5 +1,7 @@
 //! A few hundred seeds of the pool's protocol, and proof that the check would see what is wrong.
 
+mod office;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use archipelago_memory::core::Sabotage;

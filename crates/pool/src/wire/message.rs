@@ -96,6 +96,8 @@ wire_messages! {
         blocks_used: u64,
         /// The largest term that it has heard of.
         term: u64,
+        /// For how many milliseconds its promise to a manager still lasts.
+        held_ms: u64,
         /// What it counted since its life began.
         counters: NodeCounters,
     }
@@ -107,6 +109,8 @@ wire_messages! {
         manager: ClientId,
         /// The next beat is expected after so long.
         beat_ms: u64,
+        /// The manager runs alone: it is obeyed by this answer. Otherwise nodes obey the one that they promised it to.
+        alone: bool,
     }
     /// Client → node, node → node: a key.
     Open = 14 {
@@ -219,6 +223,15 @@ wire_messages! {
     Done = 25 {}
     /// It is not done.
     Refuse = 26 { /** Why. */ refused: Refused }
+    /// Manager → node: promise to obey me in this term, and nobody of a smaller one; for so long to promise no other.
+    Promise = 30 {
+        /// The term that is asked for, or renewed.
+        term: u64,
+        /// How long the promise lasts from when it is given.
+        lease_ms: u64,
+    }
+    /// It is promised.
+    Promised = 31 { /** Which term. */ term: u64 }
     /// Client → manager: is this client dead, and can none of its writes take place any more?
     Gone = 27 { /** Whom. */ client: ClientId }
     /// Client → manager: which blocks of this label are there?

@@ -19,7 +19,7 @@ pub use parts::{
 };
 
 /// Version of the messages; the first byte of each.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// What is wrong with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,6 +31,7 @@ fn beat() -> Message {
         blocks_max: 8,
         blocks_used: 2,
         term: 0x0102,
+        held_ms: 0x0304,
         counters: NodeCounters {
             operations: 0x21,
             requests: 0x22,
@@ -58,7 +59,7 @@ fn golden_bytes() {
     let word = |low: &str| format!("{low:0<16}");
     let install = Message::Install { term: 0x0102, config: config() };
     let expected = [
-        "0214",
+        "0314",
         &word("0201"),
         &word("03"),
         "09000000",
@@ -76,26 +77,26 @@ fn golden_bytes() {
     ];
     assert_eq!(hex(&install.encode()), expected.concat());
     let refuse = Message::refuse(Refused::at(Why::Full, 0x1000));
-    assert_eq!(hex(&refuse.encode()), ["021a01", &word("0010")].concat());
+    assert_eq!(hex(&refuse.encode()), ["031a01", &word("0010")].concat());
     let clients = vec![ClientId(4), ClientId(5)];
     let fence = Message::Fence { term: 1, clients, tell: true };
-    let bytes = ["0216", &word("01"), "02", &word("04"), &word("05"), "01"].concat();
+    let bytes = ["0316", &word("01"), "02", &word("04"), &word("05"), "01"].concat();
     assert_eq!(hex(&fence.encode()), bytes);
     let fenced = vec![ClientId(4)];
     let is = Message::FenceIs { life: Epoch(7), held: Vec::new(), fenced };
-    assert_eq!(hex(&is.encode()), ["0217", &word("07"), "00", "01", &word("04")].concat());
+    assert_eq!(hex(&is.encode()), ["0317", &word("07"), "00", "01", &word("04")].concat());
     let gone = Message::Gone { client: ClientId(4) };
-    assert_eq!(hex(&gone.encode()), ["021b", &word("04")].concat());
-    assert_eq!(hex(&Message::Find { label: 4 }.encode()), ["021c", &word("04")].concat());
+    assert_eq!(hex(&gone.encode()), ["031b", &word("04")].concat());
+    assert_eq!(hex(&Message::Find { label: 4 }.encode()), ["031c", &word("04")].concat());
     let at = BlockAt { block: BlockId { home: NodeId(3), number: 9 }, epoch: Epoch(7) };
     let found = Message::Found { blocks: vec![at] };
-    let bytes = ["021d", "01", &word("03"), "09000000", &word("07")].concat();
+    let bytes = ["031d", "01", &word("03"), "09000000", &word("07")].concat();
     assert_eq!(hex(&found.encode()), bytes);
     let claim = Message::Claim { term: 1, after: None };
-    assert_eq!(hex(&claim.encode()), ["0210", &word("01"), "00"].concat());
-    assert_eq!(hex(&Message::Done {}.encode()), "0219");
+    assert_eq!(hex(&claim.encode()), ["0310", &word("01"), "00"].concat());
+    assert_eq!(hex(&Message::Done {}.encode()), "0319");
     let expected = [
-        "020c",
+        "030c",
         &word("03"),
         &word("05"),
         "0103612e62",
@@ -103,6 +104,7 @@ fn golden_bytes() {
         &word("08"),
         &word("02"),
         &word("0201"),
+        &word("0403"),
         &word("21"),
         &word("22"),
         &word("23"),
@@ -119,6 +121,18 @@ fn golden_bytes() {
         &word("2b"),
     ];
     assert_eq!(hex(&beat().encode()), expected.concat());
+}
+
+#[test]
+fn golden_bytes_of_what_managers_and_nodes_promise() {
+    let word = |low: &str| format!("{low:0<16}");
+    let (term, manager, beat_ms) = (1, ClientId(2), 3);
+    let beat_is = Message::BeatIs { term, manager, beat_ms, alone: true };
+    let bytes = ["030d", &word("01"), &word("02"), &word("03"), "01"].concat();
+    assert_eq!(hex(&beat_is.encode()), bytes);
+    let promise = Message::Promise { term: 1, lease_ms: 2 };
+    assert_eq!(hex(&promise.encode()), ["031e", &word("01"), &word("02")].concat());
+    assert_eq!(hex(&Message::Promised { term: 1 }.encode()), ["031f", &word("01")].concat());
 }
 
 #[test]

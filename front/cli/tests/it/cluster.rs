@@ -244,9 +244,7 @@ fn a_cluster_comes_up_says_what_it_holds_and_ends_when_told() {
         assert!(told.contains(word), "{word}: {told}");
     }
     // What the nodes counted came with their beats.
-    for word in ["OPERATIONS", "FILLED", "REFUSALS"] {
-        assert!(told.contains(word), "{word}: {told}");
-    }
+    assert!(["OPERATIONS", "FILLED", "REFUSALS"].iter().all(|word| told.contains(word)), "{told}");
     until("each has counted the block and the requests for it", || {
         let nodes = pool.status().unwrap().nodes;
         nodes.iter().all(|node| node.counters.given == 1 && node.counters.requests > 2)
@@ -261,8 +259,9 @@ fn a_cluster_comes_up_says_what_it_holds_and_ends_when_told() {
     pool.write(at(block, 4096), b"reefs").unwrap();
     assert_eq!(pool.read(at(block, 4096), 5).unwrap(), b"reefs");
     drop(pool);
-    let said: Vec<String> = (0..3).map(|_| cluster.line()).collect();
-    assert!(said[2].starts_with("Memory node 2 ") && said[2].contains("signal: 9"), "{said:?}");
+    let said: Vec<String> = (0..4).map(|_| cluster.line()).collect();
+    let begins = said[0].starts_with("Standby manager ") && said[3].starts_with("Memory node 2 ");
+    assert!(begins && said[3].contains("signal: 9"), "{said:?}");
     let rest = cluster.end();
     assert!(rest.ends_with("Stopped\n"), "{rest}");
     let gone = archipelago().args(["cluster", "status", "--manager", &address]).output().unwrap();

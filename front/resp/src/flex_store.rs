@@ -28,7 +28,7 @@ pub struct FlexStore {
 
 fn no_order(what: &str) -> Error {
     Error::unsupported(format!(
-        "{what}: a store over remote memory keeps its keys in no order and counts none (a database does: serve --engine lsm)"
+        "{what}: a store over remote memory keeps its keys in no order (a database does: serve --engine lsm)"
     ))
 }
 
@@ -131,6 +131,9 @@ impl Store for FlexStore {
             [Op::Put { key, value, expires_at_ms }] => {
                 self.node.set(key, value, expiry_of(expires_at_ms)).map_err(WriteError::into_error)
             }
+            [Op::DeleteRange { start: b"", end: None }] => {
+                self.node.clear().map_err(WriteError::into_error)
+            }
             [Op::Delete { key }] => self.node.delete(key).map(drop).map_err(WriteError::into_error),
             _ => self.node.write_many(&last_of_each(ops)?).map_err(WriteError::into_error),
         }
@@ -159,15 +162,17 @@ impl Store for FlexStore {
     }
 
     fn approximate_count(&self) -> Result<u64> {
-        Err(no_order("keys cannot be counted"))
+        self.node.count()
     }
 
     fn keyspace(&self) -> Result<Keyspace> {
-        Err(no_order("keys cannot be counted"))
+        Err(Error::unsupported(
+            "a store over remote memory does not count its keys with an expiry: see DBSIZE",
+        ))
     }
 
     fn expired_keys(&self) -> u64 {
-        // Memory nodes remove them and do not tell.
+        // Each node removes those in its blocks, and does not count them.
         0
     }
 

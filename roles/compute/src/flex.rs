@@ -8,6 +8,7 @@
 //! cluster that cannot be joined at the start is an error (a node that was taken in and then taken for dead joins anew for half a minute); later it is tried again for ever. Cost: two threads beside those of the fabric
 //! and the shared runtime.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -269,6 +270,54 @@ impl FlexNode {
             there += deleted.into_iter().filter(|there| *there).count();
         }
         Ok(there)
+    }
+
+    /// Hands out the keys of each partition, one partition after another; as [`ComputeNode::keys_in`].
+    pub fn each_partition(
+        &self,
+        take: &mut dyn FnMut(BTreeSet<Vec<u8>>) -> Result<()>,
+    ) -> Result<()> {
+        let node = self.node()?;
+        let all: Vec<u32> = (0..node.partitions()?).collect();
+        for some in all.chunks(TOGETHER) {
+            let listing = some.iter().map(|partition| node.keys_in(*partition));
+            for keys in block_on(together(listing)) {
+                take(keys?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// About how many keys there are: those that have expired and are not removed yet count, too.
+    pub fn count(&self) -> Result<u64> {
+        let node = self.node()?;
+        let (all, mut keys): (Vec<u32>, _) = ((0..node.partitions()?).collect(), 0);
+        for some in all.chunks(TOGETHER) {
+            let counting = some.iter().map(|partition| node.count_in(*partition));
+            for counted in block_on(together(counting)) {
+                keys += counted?;
+            }
+        }
+        Ok(keys)
+    }
+
+    /// Removes every key that is there during the whole call. Errors as [`FlexNode::write_many`].
+    pub fn clear(&self) -> Result<(), WriteError> {
+        let (mut removed, mut failed) = (0, None);
+        let listed = self.each_partition(&mut |keys| {
+            let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+            removed += self.delete_many(&keys).map_err(|error| {
+                failed = Some(error.clone());
+                error.into_error()
+            })?;
+            Ok(())
+        });
+        let outcome = match (listed, failed) {
+            (Ok(()), _) => Ok(()),
+            (Err(_), Some(failed)) => Err(failed),
+            (Err(error), None) => Err(WriteError::without_effect(error)),
+        };
+        outcome.map_err(|failed| if removed > 0 { failed.of_a_part() } else { failed })
     }
 
     /// As [`ComputeNode::compare_and_set`].

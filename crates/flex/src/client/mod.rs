@@ -22,6 +22,7 @@
 mod at_once;
 mod cached;
 mod delegated;
+mod keys;
 mod look;
 mod submit;
 

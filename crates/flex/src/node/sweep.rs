@@ -292,7 +292,7 @@ impl Inner {
     }
 
     /// The words of a partition that is updated one-sided, with what those that are pending supersede; and where these are.
-    async fn words_of(&self, shape: Shaped) -> Result<(Vec<u64>, Vec<Place>)> {
+    pub(crate) async fn words_of(&self, shape: Shaped) -> Result<(Vec<u64>, Vec<Place>)> {
         let start = self.table.slot(shape, SlotIndex(0));
         let total = (BUCKET_BYTES as u64) << shape.log2_buckets;
         let part = 64 << 10;

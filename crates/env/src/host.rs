@@ -7,18 +7,10 @@ use std::path::Path;
 #[must_use]
 pub fn memory_bytes() -> Option<u64> {
     let machine = read("/proc/meminfo").as_deref().and_then(total_of);
-    let v2 = own_group().and_then(|group| {
-        // A limit may stand at any level above.
-        let mut limit: Option<u64> = None;
-        for at in Path::new(&group).ancestors() {
-            let file = Path::new("/sys/fs/cgroup").join(at.strip_prefix("/").unwrap_or(at));
-            let here = read(file.join("memory.max")).and_then(|text| text.trim().parse().ok());
-            limit = limit.into_iter().chain(here).min();
-        }
-        limit
-    });
-    let v1 = read("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-        .and_then(|text| text.trim().parse::<u64>().ok());
+    let groups = read("/proc/self/cgroup").unwrap_or_default();
+    let v2 = own_group(&groups, "").and_then(|group| limit_of("", group, "memory.max"));
+    let v1 = own_group(&groups, "memory");
+    let v1 = v1.and_then(|group| limit_of("memory", group, "memory.limit_in_bytes"));
     machine.into_iter().chain(v2).chain(v1).min()
 }
 
@@ -56,15 +48,27 @@ fn ticks_of(stat: &str) -> Option<(u64, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
+/// The lowest limit that `file` has in `group` or at any level above it.
+fn limit_of(hierarchy: &str, group: &str, file: &str) -> Option<u64> {
+    let root = Path::new("/sys/fs/cgroup").join(hierarchy);
+    let levels = Path::new(group).ancestors();
+    let files = levels.map(|at| root.join(at.strip_prefix("/").unwrap_or(at)).join(file));
+    files.filter_map(|file| read(file)?.trim().parse().ok()).min()
+}
+
 #[expect(clippy::disallowed_methods, reason = "the kernel's own files, not the store's")]
 fn read(path: impl AsRef<Path>) -> Option<String> {
     String::from_utf8(std::fs::read(path).ok()?).ok()
 }
 
-/// The process's group in the unified hierarchy.
-fn own_group() -> Option<String> {
-    let text = read("/proc/self/cgroup")?;
-    text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
+/// The process's group in the hierarchy of version 1 that has `controller`, or, if that is empty, in
+/// the unified hierarchy; `groups` is the text of `/proc/self/cgroup`.
+fn own_group<'a>(groups: &'a str, controller: &str) -> Option<&'a str> {
+    groups.lines().find_map(|line| {
+        let (_, line) = line.split_once(':')?;
+        let (controllers, group) = line.split_once(':')?;
+        controllers.split(',').any(|one| one == controller).then_some(group)
+    })
 }
 
 /// `MemTotal` in bytes.
@@ -83,6 +87,14 @@ mod tests {
         let line = "7 (a ) b) S 1 1 1 0 -1 4 5 6 7 8 31 42 0 0 20";
         assert_eq!(ticks_of(line), Some((31, 42)));
         assert!(process_usage().is_some_and(|usage| usage.resident_bytes > 100_000));
+    }
+
+    #[test]
+    fn own_group_is_found_in_each_version() {
+        let groups = "9:name=systemd:/a\n5:cpu,memory:/docker/b:c\n4:cpuset:/\n0::/unified\n";
+        assert_eq!(own_group(groups, "memory"), Some("/docker/b:c"));
+        assert_eq!(own_group(groups, ""), Some("/unified"));
+        assert_eq!(own_group("0::/\n", "memory"), None);
     }
 
     #[test]

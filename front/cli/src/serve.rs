@@ -69,6 +69,10 @@ pub(crate) struct ServeArgs {
     /// Close clients that say nothing for so many seconds; 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     idle_timeout: u64,
+    /// Close a client whose replies that it has not read exceed so many MiB; 0 for no limit but the
+    /// quarter of the memory budget that all unread replies may take
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    output_mib_max: usize,
     /// Ask a client that says nothing for so many seconds whether it is still there (TCP keepalive); 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     tcp_keepalive: u64,
@@ -202,6 +206,7 @@ fn options(args: &ServeArgs) -> Result<ServerOptions> {
         worker_threads: args.threads,
         clients_max: args.clients_max,
         idle_timeout: seconds(args.idle_timeout),
+        output_bytes_max: args.output_mib_max.saturating_mul(1 << 20),
         tcp_keepalive: seconds(args.tcp_keepalive),
         tls: args.tls.options(),
         ..ServerOptions::default()

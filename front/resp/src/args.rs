@@ -17,6 +17,11 @@ impl<'a> Args<'a> {
         Self { command, spans }
     }
 
+    /// Bytes of the command as it arrived.
+    pub(crate) fn byte_len(&self) -> usize {
+        self.command.len()
+    }
+
     /// How many there are, the name included.
     pub(crate) fn len(&self) -> usize {
         self.spans.len()

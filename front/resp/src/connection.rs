@@ -3,13 +3,16 @@
 //!
 //! It ends when the client closes or asks to, after a protocol error, on an idle timeout, or when
 //! the server stops; then it first runs what the client had already sent. A client that is told to
-//! stop and takes no byte of its replies for [`STALL`] is cut off. A failure of the socket ends this
+//! stop and takes no byte of its replies for [`STALL`] is cut off. A client that keeps memory of a
+//! [share](crate::memory) that others wait for, and makes no progress, is cut off as well, and so is
+//! one that does so for the idle timeout: progress is a command, or [`FREE_BYTES`] of one, or any
+//! part of a reply that it takes. A failure of the socket ends this
 //! connection and nothing else.
 //!
 //! The stream is a socket, or TLS over one ([`serve_tls`]); the code is generated for each, so that
 //! a plain connection pays nothing for TLS.
 
-use std::future::{Future as _, poll_fn};
+use std::future::{Future as _, pending, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -20,11 +23,13 @@ use std::time::Duration;
 use archipelago_base::budget::MemoryClass;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::clients::Client;
-use crate::pipeline::Pipeline;
+use crate::memory::{FREE_BYTES, Share};
+use crate::pipeline::{Pipeline, Ran};
+use crate::refusal::Refusal;
 use crate::session::Session;
 use crate::shared::{Shared, Stat};
 
@@ -41,8 +46,8 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// direction.
 const TLS_BYTES: u64 = 32 << 10;
 
-/// A timeout that is none.
-const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How long a client may go on to send a request that was refused, so that it reads the refusal.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// Takes the client out of the registry, however the task ends.
 struct Leave(Arc<Shared>, u64);
@@ -67,7 +72,8 @@ where
     let session = Session::new(shared, client);
     let pipeline = Pipeline::new(&session);
     let sends_late = session.shared.store.overlaps_reads();
-    let mut connection = Connection { session, pipeline, stream, sends_late };
+    let mut connection =
+        Connection { session, pipeline, stream, sends_late, since: None, received: 0 };
     if let Err(error) = connection.converse().await {
         tracing::debug!(client = connection.session.client.id, %error, "connection failed");
     }
@@ -101,13 +107,20 @@ struct Connection<S> {
     stream: S,
     /// Whether replies wait for other connections' requests.
     sends_late: bool,
+    /// When the client began to be waited for; `None` since it made progress.
+    since: Option<Instant>,
+    /// Bytes received since then.
+    received: u64,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     async fn converse(&mut self) -> io::Result<()> {
         loop {
             let late = self.sends_late && self.session.shared.clients.are_several();
-            let more = self.pipeline.run(&self.session, late);
+            let ran = self.pipeline.run(&self.session, late);
+            if self.pipeline.has_consumed() {
+                (self.since, self.received) = (None, 0);
+            }
             if late && self.pipeline.has_output() {
                 self.let_others_run().await;
             }
@@ -115,14 +128,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             if self.session.closing.get() {
                 return Ok(());
             }
-            if more {
-                continue;
+            match ran {
+                Ran::All => {}
+                Ran::Early => continue,
+                Ran::WaitsFor(bytes) => {
+                    self.wait_to_reply(bytes).await;
+                    continue;
+                }
+            }
+            self.pipeline.tidy();
+            if let Err(refusal) = self.wait_to_receive().await {
+                return self.refuse_request(&refusal).await;
             }
             self.pipeline.make_room();
             let input_bytes = self.pipeline.input.capacity() as u64;
             self.session.client.input_bytes.store(input_bytes, Ordering::Relaxed);
             if self.pipeline.should_wait(&self.session) {
-                tokio::time::sleep(PRESSURE_PAUSE).await;
+                sleep(PRESSURE_PAUSE).await;
             }
             let stopping = self.session.client.is_stopping();
             let goes_on =
@@ -141,6 +163,54 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         self.pipeline.finish(&self.session);
     }
 
+    /// Waits until the reply of the command that is done again fits, or answers it with a refusal.
+    async fn wait_to_reply(&mut self, bytes: u64) {
+        self.pipeline.sent();
+        let share = &self.session.shared.memory.outgoing;
+        if bytes <= FREE_BYTES {
+            return;
+        }
+        let held = tokio::select! {
+            biased;
+            held = share.hold(&mut self.pipeline.outgoing, bytes) => held,
+            () = stopping(&self.session.client) => Err(share.refusal(bytes)),
+        };
+        if let Err(refusal) = held {
+            self.pipeline.give_up(&refusal);
+        }
+    }
+
+    /// Waits for the memory that the unfinished command needs, or says why it gets none.
+    async fn wait_to_receive(&mut self) -> Result<(), Refusal> {
+        let bytes = self.pipeline.incoming_bytes();
+        if bytes == 0 {
+            self.pipeline.incoming.shrink(0);
+            return Ok(());
+        }
+        let share = &self.session.shared.memory.incoming;
+        tokio::select! {
+            biased;
+            held = share.hold(&mut self.pipeline.incoming, bytes) => held,
+            () = stopping(&self.session.client) => Err(share.refusal(bytes)),
+        }
+    }
+
+    /// Answers a request that is not received to its end, and drops what the client still sends of
+    /// it: an answer would be lost if the connection was closed over unread bytes.
+    async fn refuse_request(&mut self, refusal: &Refusal) -> io::Result<()> {
+        self.session.shared.add(Stat::ErrorReplies, 1);
+        self.pipeline.reply.error(&refusal.line());
+        self.send().await?;
+        let mut dropped = vec![0; FREE_BYTES as usize];
+        let rest =
+            async { while self.stream.read(&mut dropped).await.is_ok_and(|read| read > 0) {} };
+        tokio::select! {
+            _ = timeout(LINGER, rest) => {}
+            () = stopping(&self.session.client) => {}
+        }
+        Ok(())
+    }
+
     /// Sends the output, if there is any.
     async fn send(&mut self) -> io::Result<()> {
         let bytes = self.pipeline.reply.bytes();
@@ -155,6 +225,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 biased;
                 sent = self.stream.write(left) => sent?,
                 () = stalled(client) => return Err(cut_off(shared)),
+                () = idle(shared.options.idle_timeout, None) => return Err(timed_out("it was idle")),
+                () = kept_waiting(&shared.memory.outgoing, self.pipeline.outgoing.is_some(), shared.options.memory_wait, None) => {
+                    shared.add(Stat::OutputLimit, 1);
+                    return Err(timed_out("it does not read, and others need memory for replies"));
+                }
             };
             if sent == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
@@ -176,16 +251,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// Waits for input. `false`: there will be none.
     async fn receive(&mut self) -> io::Result<bool> {
         let (client, shared) = (&self.session.client, &self.session.shared);
-        let idle = shared.options.idle_timeout;
+        let (idle_timeout, holds) = (shared.options.idle_timeout, self.pipeline.incoming.is_some());
+        if idle_timeout.is_some() || holds {
+            self.since.get_or_insert_with(Instant::now);
+        }
         tokio::select! {
             biased;
             read = self.stream.read_buf(&mut self.pipeline.input) => {
                 let read = read?;
                 shared.add(Stat::InputBytes, read as u64);
+                self.received += read as u64;
+                if self.received > FREE_BYTES {
+                    (self.since, self.received) = (None, 0);
+                }
                 Ok(read > 0)
             }
             () = client.stopped() => Ok(true),
-            () = tokio::time::sleep(idle.unwrap_or(NEVER)), if idle.is_some() => Ok(false),
+            () = idle(idle_timeout, self.since) => Ok(false),
+            () = kept_waiting(&shared.memory.incoming, holds, shared.options.memory_wait, self.since) => {
+                Err(timed_out("it does not send the rest of a request, and others need memory"))
+            }
         }
     }
 
@@ -208,10 +293,41 @@ fn cut_off(shared: &Shared) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the client does not read")
 }
 
-/// Returns when the client has been told to stop for as long as it may take nothing.
-async fn stalled(client: &Client) {
+/// Why a connection ends whose client makes no progress.
+fn timed_out(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, why)
+}
+
+/// Returns when `timeout` has passed since `since`, or from now on; never without a timeout.
+async fn idle(timeout: Option<Duration>, since: Option<Instant>) {
+    match (timeout, since) {
+        (None, _) => pending().await,
+        (Some(timeout), None) => sleep(timeout).await,
+        (Some(timeout), Some(since)) => sleep_until(since + timeout).await,
+    }
+}
+
+/// Returns when others have to wait for `share`, not before `wait` has passed since `since`, or from
+/// now on; never if the client holds nothing of it.
+async fn kept_waiting(share: &Share, holds: bool, wait: Duration, since: Option<Instant>) {
+    if !holds {
+        return pending().await;
+    }
+    idle(Some(wait), since).await;
+    while !share.is_wanted() {
+        sleep(wait / 8).await;
+    }
+}
+
+/// Returns when the client is told to stop; at once if it was before.
+async fn stopping(client: &Client) {
     if !client.is_stopping() {
         client.stopped().await;
     }
-    tokio::time::sleep(STALL).await;
+}
+
+/// Returns when the client has been told to stop for as long as it may take nothing.
+async fn stalled(client: &Client) {
+    stopping(client).await;
+    sleep(STALL).await;
 }

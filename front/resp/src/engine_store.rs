@@ -29,6 +29,13 @@ const COUNTED_KEYS_MAX: u64 = 10_000;
 /// reads large values to count their keys.
 const COUNTED_BYTES_MAX: u64 = 16 << 20;
 
+/// Keys that are read together at first, and at most.
+const GET_CHUNK_MIN: usize = 4;
+const GET_CHUNK_MAX: usize = 256;
+
+/// With values of more bytes the next one is read by itself.
+const GET_CHUNK_BYTES: usize = 1 << 20;
+
 /// A thread's batch is given back after a write that made it larger than this.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
@@ -187,6 +194,32 @@ impl Store for EngineStore {
 
     fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
         self.db.multi_get(&self.family, keys, &ReadOptions::default())
+    }
+
+    fn multi_get_each(
+        &self,
+        keys: &[&[u8]],
+        take: &mut dyn FnMut(Option<&[u8]>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let mut options = ReadOptions::default();
+        if keys.len() > GET_CHUNK_MIN {
+            options = options.snapshot(&self.db.snapshot());
+        }
+        let (mut rest, mut chunk) = (keys, GET_CHUNK_MIN);
+        while !rest.is_empty() {
+            let (these, others) = rest.split_at(chunk.min(rest.len()));
+            let values = self.db.multi_get(&self.family, these, &options)?;
+            let bytes: usize = values.iter().flatten().map(|value| value.len()).sum();
+            for value in &values {
+                if take(value.as_deref()).is_break() {
+                    return Ok(());
+                }
+            }
+            // Large values are read one by one, so that few of them are in memory at a time.
+            chunk = if bytes > GET_CHUNK_BYTES { 1 } else { (2 * chunk).min(GET_CHUNK_MAX) };
+            rest = others;
+        }
+        Ok(())
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {

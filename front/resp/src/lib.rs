@@ -34,6 +34,7 @@ mod glob;
 mod locks;
 mod log_limit;
 pub mod mem_store;
+mod memory;
 mod numbers;
 pub mod options;
 mod overlay;

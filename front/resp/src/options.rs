@@ -46,8 +46,16 @@ pub struct ServerOptions {
     /// Largest reply of a command that collects many records (KEYS, RANGE, MGET), in bytes; a
     /// larger one is refused with advice. Default 1 GiB.
     pub reply_bytes_max: usize,
+    /// How long a large request, value or reply may wait for memory before it is refused. A client that
+    /// holds such memory and makes no progress for as long, while others wait, is closed. Default 10 s.
+    pub memory_wait: Duration,
+    /// Most output that one client may leave unread, in bytes; a client with more is closed and
+    /// counted. Output is sent as it is made, so that is the largest reply plus 1 MiB. Default 0: no
+    /// limit but that of the share for replies.
+    pub output_bytes_max: usize,
     /// Where the memory of requests and replies is charged, as class Request. Default: a budget
-    /// without a limit. While it is over its limit, large requests are read more slowly.
+    /// without a limit. Requests that are received, values that commands build and unread replies
+    /// may take a quarter of it each: larger ones wait for each other, or are refused.
     pub budget: Arc<ByteBudget>,
     /// Where clients may make checkpoints (CHECKPOINT), each in a directory below this one. Default
     /// `None`: nowhere.
@@ -70,6 +78,8 @@ impl fmt::Debug for ServerOptions {
             .field("limits", &self.limits)
             .field("reply_bytes_max", &self.reply_bytes_max)
             .field("checkpoints", &self.checkpoints)
+            .field("memory_wait", &self.memory_wait)
+            .field("output_bytes_max", &self.output_bytes_max)
             .finish_non_exhaustive()
     }
 }
@@ -87,6 +97,8 @@ impl Default for ServerOptions {
             shutdown_grace: Duration::from_secs(10),
             limits: Limits::default(),
             reply_bytes_max: 1 << 30,
+            memory_wait: Duration::from_secs(10),
+            output_bytes_max: 0,
             budget: ByteBudget::unlimited(),
             checkpoints: None,
             clock: SystemClock::shared(),
@@ -110,6 +122,9 @@ impl ServerOptions {
         between("limits.inline_bytes_max", self.limits.inline_bytes_max, 1024, 1 << 20)?;
         between("limits.request_bytes_max", self.limits.request_bytes_max, 4096, 3 << 30)?;
         between("reply_bytes_max", self.reply_bytes_max, 4096, 3 << 30)?;
+        if self.output_bytes_max > 0 {
+            between("output_bytes_max", self.output_bytes_max, 1 << 20, usize::MAX)?;
+        }
         if self.idle_timeout == Some(Duration::ZERO) {
             return Err(Error::invalid("idle_timeout is 0: leave it out for no timeout"));
         }

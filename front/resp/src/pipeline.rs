@@ -10,8 +10,13 @@
 //!    one read of a store that gains by it. A few at the end of the input may be done together with other connections' ([`crate::gathering`]).
 //! 3. Output does not grow past [`REPLY_FLUSH_BYTES`] plus one reply before it is sent, so a client
 //!    that does not read holds up itself only.
+//! 4. Output of more than [`FREE_BYTES`] holds as much of the share for replies. A command that only
+//!    reads and whose reply does not fit is done again when it does; its first reply is dropped.
 
 use archipelago_base::budget::{Charge, MemoryClass, Pressure};
+
+use crate::memory::{FREE_BYTES, Held};
+use crate::refusal::Refusal;
 
 use crate::args::Args;
 use crate::gathering::{Answer, Member};
@@ -41,6 +46,25 @@ const BATCH_GETS_MAX: usize = 32;
 const GATHERED_MAX: usize = 8;
 const GATHERED_BYTES_MAX: usize = 2 << 10;
 
+/// Whether [`Pipeline::run`] did all that it could.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ran {
+    /// Every complete command was done.
+    All,
+    /// The output has grown large: send it and run again.
+    Early,
+    /// A reply that makes the output as large as this does not fit into the share for replies: send
+    /// the output, wait for the share, run again.
+    WaitsFor(u64),
+}
+
+/// A command that is done again when its reply fits: its place in the input.
+#[derive(Clone, Copy)]
+struct Blocked {
+    start: usize,
+    len: usize,
+}
+
 /// A plain SET or GET that waits for its batch: spans of key and, of a SET, value, absolute in the input.
 struct Pending {
     key: (usize, usize),
@@ -61,6 +85,11 @@ pub(crate) struct Pipeline {
     /// Bytes that the unfinished command still needs.
     wanted: usize,
     charge: Charge,
+    /// What the unfinished command holds of the share for requests.
+    pub(crate) incoming: Held,
+    /// What the output holds of the share for replies.
+    pub(crate) outgoing: Held,
+    blocked: Option<Blocked>,
 }
 
 impl Pipeline {
@@ -78,17 +107,22 @@ impl Pipeline {
             gathered: None,
             wanted: 0,
             charge: options.budget.hold(MemoryClass::Request, 0),
+            incoming: Held::default(),
+            outgoing: Held::default(),
+            blocked: None,
         }
     }
 
-    /// Runs every complete command in the input, unless the output grows large. Returns whether
-    /// it stopped early, that is: send the output and call again. `gathers`: others may be about to run some, so a few plain commands wait for them:
+    /// Runs every complete command in the input, unless the output grows large. `gathers`: others may be about to run some, so a few plain commands wait for them:
     /// let them run, and [`Pipeline::finish`].
-    pub(crate) fn run(&mut self, session: &Session, gathers: bool) -> bool {
-        let mut early = false;
-        while !session.closing.get() && self.consumed < self.input.len() {
+    pub(crate) fn run(&mut self, session: &Session, gathers: bool) -> Ran {
+        let mut ran = match self.blocked.take() {
+            Some(Blocked { start, len }) => self.execute(session, start, len),
+            None => Ran::All,
+        };
+        while ran == Ran::All && !session.closing.get() && self.consumed < self.input.len() {
             if self.reply.len() >= REPLY_FLUSH_BYTES {
-                early = true;
+                ran = Ran::Early;
                 break;
             }
             let start = self.consumed;
@@ -99,7 +133,7 @@ impl Pipeline {
                 }
                 Ok(Progress::Complete { len }) => {
                     self.consumed += len;
-                    self.one(session, start, len);
+                    ran = self.one(session, start, len);
                 }
                 Err(error) => {
                     self.flush(session);
@@ -112,7 +146,7 @@ impl Pipeline {
                 }
             }
         }
-        if gathers && !early && !session.closing.get() {
+        if gathers && ran == Ran::All && !session.closing.get() {
             self.gather();
         }
         if self.gathered.is_none() {
@@ -120,7 +154,7 @@ impl Pipeline {
             session.settle();
         }
         self.charge_memory();
-        early
+        ran
     }
 
     /// Whether something is to be answered: now, or by [`Pipeline::finish`].
@@ -171,10 +205,10 @@ impl Pipeline {
     }
 
     /// The command at `start` is complete.
-    fn one(&mut self, session: &Session, start: usize, len: usize) {
+    fn one(&mut self, session: &Session, start: usize, len: usize) -> Ran {
         let spans = self.parser.spans();
         if spans.is_empty() {
-            return;
+            return Ran::All;
         }
         let command = &self.input[start..start + len];
         if session.takes_plain()
@@ -191,12 +225,52 @@ impl Pipeline {
             if self.pending.len() >= most || self.pending_bytes >= BATCH_BYTES_MAX {
                 self.flush(session);
             }
-            return;
+            return Ran::All;
         }
         self.flush(session);
+        self.execute(session, start, len)
+    }
+
+    /// Runs the command at `start`, whose spans the parser has.
+    fn execute(&mut self, session: &Session, start: usize, len: usize) -> Ran {
+        let mark = self.reply.len();
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
         session.execute(args, &mut self.reply);
         self.parser.set_unauthenticated(!session.is_authenticated());
+        if self.reply.len() as u64 <= FREE_BYTES {
+            return Ran::All;
+        }
+        let args = Args::new(&self.input[start..start + len], self.parser.spans());
+        let bytes = self.reply.len() as u64;
+        let share = &session.shared.memory.outgoing;
+        if session.is_over_output_limit(bytes) {
+            self.reply.truncate(0);
+            session.cut_off(bytes);
+        } else if !share.try_hold(&mut self.outgoing, bytes) && session.only_reads(args) {
+            // What is waited for is the reply alone: the output before it is sent first.
+            let alone = bytes - mark as u64;
+            self.reply.take_back(mark);
+            if alone > share.limit_bytes() {
+                self.reply.error(&share.refusal(alone).line());
+            } else {
+                self.blocked = Some(Blocked { start, len });
+                return Ran::WaitsFor(alone);
+            }
+        }
+        Ran::All
+    }
+
+    /// Answers the command that waits for memory with `refusal` instead.
+    pub(crate) fn give_up(&mut self, refusal: &Refusal) {
+        if self.blocked.take().is_some() {
+            self.reply.error(&refusal.line());
+        }
+    }
+
+    /// Bytes that the unfinished command needs of the share for requests; 0 if it is small.
+    pub(crate) fn incoming_bytes(&self) -> u64 {
+        let bytes = (self.input.len() + self.wanted) as u64;
+        if bytes > FREE_BYTES && self.consumed == 0 && !self.input.is_empty() { bytes } else { 0 }
     }
 
     fn flush(&mut self, session: &Session) {
@@ -216,10 +290,21 @@ impl Pipeline {
         self.pending_bytes = 0;
     }
 
-    /// Makes room for the next read: moves an unfinished command to the front, gives back what a
-    /// large one left, grows for one that needs it. Call when the output was sent.
-    pub(crate) fn make_room(&mut self) {
+    /// Whether a command was done since [`Pipeline::tidy`].
+    pub(crate) fn has_consumed(&self) -> bool {
+        self.consumed > 0
+    }
+
+    /// Gives back what the output took, which was sent.
+    pub(crate) fn sent(&mut self) {
         self.reply.sent(INPUT_BYTES_USUAL);
+        self.outgoing.shrink(0);
+    }
+
+    /// Moves an unfinished command to the front, and gives back what a large one left. Call when the
+    /// output was sent.
+    pub(crate) fn tidy(&mut self) {
+        self.sent();
         self.parser.shrink();
         if self.consumed == self.input.len() {
             self.input.clear();
@@ -229,9 +314,17 @@ impl Pipeline {
             self.input.drain(..self.consumed);
         }
         self.consumed = 0;
+    }
+
+    /// Makes room for the next read; grows for a command that needs it. Call after
+    /// [`Pipeline::tidy`], when the command's memory is held.
+    pub(crate) fn make_room(&mut self) {
         let (len, capacity) = (self.input.len(), self.input.capacity());
         if capacity < INPUT_BYTES_MIN {
             self.input.reserve_exact(INPUT_BYTES_MIN - len);
+        } else if len == capacity && self.incoming.is_some() {
+            // The memory is held already, so the buffer need not be moved while it grows.
+            self.input.reserve_exact(self.wanted);
         } else if len == capacity {
             // Grow by half, so that a large value is moved a few times only, but not past what
             // the command is known to need: what was announced and not sent costs nothing.

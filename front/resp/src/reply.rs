@@ -64,6 +64,12 @@ impl Reply {
         self.out.truncate(len);
     }
 
+    /// Takes back everything after the first `len` bytes, and gives their memory back.
+    pub(crate) fn take_back(&mut self, len: usize) {
+        self.out.truncate(len);
+        self.out.shrink_to_fit();
+    }
+
     /// Forgets what was sent; keeps at most `keep` bytes of memory.
     pub(crate) fn sent(&mut self, keep: usize) {
         self.out.clear();

@@ -10,6 +10,7 @@ use crate::args::Args;
 use crate::clients::Client;
 use crate::commands::{self, Command, flag};
 use crate::locks::KeyGuard;
+use crate::memory::{FREE_BYTES, Held};
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
@@ -31,6 +32,9 @@ pub(crate) const INLINE_KEYS_MAX: usize = 256;
 
 /// The only user there is.
 pub(crate) const DEFAULT_USER: &[u8] = b"default";
+
+/// How many times a large write is in memory besides the request, at most.
+const WRITE_COPIES: u64 = 4;
 
 /// Figures of a connection since they were last added to the server's.
 #[derive(Default)]
@@ -270,14 +274,77 @@ impl Session {
     }
 
     fn run(&self, command: &Command, args: Args<'_>, reply: &mut Reply) -> Handled {
+        let is_large = args.byte_len() as u64 > FREE_BYTES;
+        let _held = match is_large && command.has(flag::WRITE) {
+            true => self.hold_for_write(args.byte_len() as u64)?,
+            false => Held::default(),
+        };
         let long = command.has(flag::LONG)
             || args.len() > INLINE_KEYS_MAX
+            || is_large
             || (command.has(flag::WRITE | flag::READONLY)
                 && self.store.would_stall(command.has(flag::WRITE)));
         if long {
             return tokio::task::block_in_place(|| (command.handler)(self, args, reply));
         }
         (command.handler)(self, args, reply)
+    }
+
+    /// Whether a command changes nothing, so that it may be done again.
+    pub(crate) fn only_reads(&self, args: Args<'_>) -> bool {
+        let queues = self.transaction.is_queueing();
+        !queues && commands::find(args.get(0)).is_some_and(|command| command.has(flag::READONLY))
+    }
+
+    /// Whether output of `bytes` is more than one client may have.
+    pub(crate) fn is_over_output_limit(&self, bytes: u64) -> bool {
+        let most = self.shared.options.output_bytes_max;
+        most > 0 && bytes > most as u64
+    }
+
+    /// Closes the connection, whose client does not read, without sending `bytes` of output.
+    pub(crate) fn cut_off(&self, bytes: u64) {
+        self.shared.add(Stat::OutputLimit, 1);
+        self.closing.set(true);
+        tracing::warn!(client = self.client.id, bytes, "closed for its output buffer limit");
+    }
+
+    /// Memory of the share for values that commands build. Waits for it, so the caller holds no lock.
+    pub(crate) fn build(&self, bytes: u64) -> Result<Held, Refusal> {
+        if bytes <= FREE_BYTES {
+            return Ok(Held::default());
+        }
+        self.shared.memory.working.hold_blocking(bytes)
+    }
+
+    /// Memory for a large write of `bytes`: it is copied on its way to the store, and again by the
+    /// log. The copies of a very large one may take the whole share. While the whole budget is
+    /// exceeded, large writes wait for the store to give memory back.
+    fn hold_for_write(&self, bytes: u64) -> Result<Held, Refusal> {
+        let working = &self.shared.memory.working;
+        let held =
+            working.hold_blocking(bytes.max((WRITE_COPIES * bytes).min(working.limit_bytes())))?;
+        working.wait_for_budget(&self.shared.options.budget);
+        Ok(held)
+    }
+
+    /// Memory for values of an unknown size that a command reads one after another: a quarter of the
+    /// share, so that few such commands run at a time.
+    pub(crate) fn hold_for_values(&self) -> Result<Held, Refusal> {
+        let working = &self.shared.memory.working;
+        match working.limit_bytes() {
+            u64::MAX => Ok(Held::default()),
+            limit => working.hold_blocking(limit / 4),
+        }
+    }
+
+    /// Makes `held` hold at least `bytes` of that share, without waiting.
+    pub(crate) fn build_more(&self, held: &mut Held, bytes: u64) -> Handled {
+        let working = &self.shared.memory.working;
+        if bytes <= FREE_BYTES || working.try_hold(held, bytes) {
+            return Ok(());
+        }
+        Err(working.refusal(bytes))
     }
 
     /// Writes plain SETs of one pipeline as one batch and answers each. All or none are written, if the store's writes are atomic;

@@ -13,6 +13,7 @@ use crate::command_stats::CommandStats;
 use crate::commands::{self, Command};
 use crate::locks::KeyLocks;
 use crate::log_limit::LogLimit;
+use crate::memory::Shares;
 use crate::options::ServerOptions;
 use crate::prefixes::{MemoryPrefixes, PrefixTable};
 use crate::slowlog::SlowLog;
@@ -31,13 +32,14 @@ pub(crate) enum Stat {
     Misses,
     ErrorReplies,
     ProtocolErrors,
+    OutputLimit,
     HttpRequests,
     /// AUTH with a wrong password.
     Denied,
 }
 
 /// How many [`Stat`]s there are.
-const STATS: usize = 11;
+const STATS: usize = 12;
 
 /// Attempts to misuse the port are logged at most once in this many nanoseconds, for each kind.
 const ABUSE_LOG_NS: u64 = 60_000_000_000;
@@ -47,6 +49,7 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) options: ServerOptions,
     pub(crate) locks: KeyLocks,
+    pub(crate) memory: Shares,
     /// What SCAN cursors refer to, of a store that has no table for it.
     memory_prefixes: MemoryPrefixes,
     pub(crate) clients: Clients,
@@ -75,15 +78,20 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(store: Arc<dyn Store>, options: ServerOptions, port: u16) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>, mut options: ServerOptions, port: u16) -> Self {
         let started_ms = options.clock.unix_ms();
         let mut random = fastrand::Rng::new();
         let run_id = (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect();
+        let memory = Shares::of(&options.budget, options.memory_wait);
+        // A larger reply could never be sent.
+        options.reply_bytes_max =
+            (memory.outgoing.limit_bytes() as usize).min(options.reply_bytes_max);
         let locks = KeyLocks::new(!store.is_atomic_by_key());
         Self {
             store,
             options,
             locks,
+            memory,
             memory_prefixes: MemoryPrefixes::default(),
             clients: Clients::default(),
             watches: Arc::default(),

@@ -168,6 +168,18 @@ pub trait Store: Send + Sync + 'static {
     /// The values of `keys`, in their order, all as of one moment.
     fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>>;
 
+    /// Hands out the values of `keys`, in their order, all as of one moment, until `take` breaks.
+    /// Holds few of them in memory at a time, where that is possible.
+    fn multi_get_each(
+        &self,
+        keys: &[&[u8]],
+        take: &mut dyn FnMut(Option<&[u8]>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let values = self.multi_get(keys)?;
+        let _ended = values.iter().try_for_each(|value| take(value.as_deref()));
+        Ok(())
+    }
+
     /// Hands out the values of the first of `keys`, in their order, as long as that takes no waiting and no copy; how many. For
     /// a store that [overlaps reads](Store::overlaps_reads). `take` must not call the store.
     fn get_now(&self, keys: &[&[u8]], take: &mut dyn FnMut(Option<&[u8]>)) -> usize {

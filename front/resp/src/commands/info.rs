@@ -122,6 +122,17 @@ fn memory(session: &Session, text: &mut String) -> Result<(), Refusal> {
     line(text, format_args!("maxmemory:{limit}"));
     line(text, format_args!("maxmemory_human:{}", human(limit)));
     line(text, format_args!("maxmemory_policy:noeviction"));
+    let shares = &session.shared.memory;
+    for (name, share) in [
+        ("incoming", &shares.incoming),
+        ("working", &shares.working),
+        ("outgoing", &shares.outgoing),
+    ] {
+        let limit = share.limit_bytes();
+        let limit = if limit == u64::MAX { 0 } else { limit };
+        line(text, format_args!("request_memory_{name}:{}", share.held_bytes()));
+        line(text, format_args!("request_memory_{name}_max:{limit}"));
+    }
     for class in MemoryClass::ALL {
         let (name, bytes) = (class.name(), budget.used_bytes(class));
         line(text, format_args!("used_memory_{name}:{bytes}"));
@@ -150,6 +161,8 @@ fn stats(session: &Session, text: &mut String) -> Result<(), Refusal> {
     line(text, format_args!("pubsub_channels:0"));
     line(text, format_args!("pubsub_patterns:0"));
     line(text, format_args!("latest_fork_usec:0"));
+    let cut_off = shared.stat(Stat::OutputLimit);
+    line(text, format_args!("client_output_buffer_limit_disconnections:{cut_off}"));
     line(text, format_args!("keyspace_hits:{}", shared.stat(Stat::Hits)));
     line(text, format_args!("keyspace_misses:{}", shared.stat(Stat::Misses)));
     line(text, format_args!("total_error_replies:{}", shared.stat(Stat::ErrorReplies)));

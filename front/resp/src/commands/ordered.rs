@@ -135,7 +135,7 @@ pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
     if options.limit > 0
         && let Some(range) = range_between(start, end)
     {
-        session.store().scan(range, options.reverse, &mut |key, value, _| {
+        let mut show = |key: &[u8], value: &[u8]| {
             match options.show {
                 Show::Keys => found.bulk(key),
                 Show::Values => found.bulk(value),
@@ -154,7 +154,13 @@ pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
             } else {
                 ControlFlow::Break(())
             }
-        })?;
+        };
+        if options.show == Show::Keys {
+            session.store().scan_keys(range, options.reverse, &mut |key| show(key, b""))?;
+        } else {
+            let _held = session.hold_for_values()?;
+            session.store().scan(range, options.reverse, &mut |key, value, _| show(key, value))?;
+        }
     }
     checked?;
     let flat = options.show == Show::Both && reply.version() == Version::Resp2;

@@ -108,6 +108,7 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
         ("maxmemory-policy", "noeviction".to_owned()),
         ("port", session.shared.port.to_string()),
         ("proto-max-bulk-len", options.limits.bulk_bytes_max.to_string()),
+        ("client-output-buffer-limit", format!("normal {} 0 0", options.output_bytes_max)),
         ("client-query-buffer-limit", options.limits.request_bytes_max.to_string()),
         ("save", String::new()),
         ("tcp-keepalive", keepalive.to_string()),

@@ -1,7 +1,10 @@
 //! Commands on values as byte strings: GET, MGET, MSET, MSETNX, APPEND, STRLEN, GETRANGE,
 //! SETRANGE.
 
+use std::ops::ControlFlow;
+
 use crate::args::Args;
+use crate::memory::Held;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
@@ -17,12 +20,14 @@ pub(super) fn mget(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
     let keys: Vec<&[u8]> = args.from(1).collect();
     let start = reply.len();
     reply.array(keys.len());
-    for value in session.store().multi_get(&keys)? {
+    let mut checked = Ok(());
+    session.store().multi_get_each(&keys, &mut |value| {
         session.count_read(value.is_some());
-        reply.bulk_or_null(value.as_deref());
-        check_reply_size(session, reply.len() - start, "ask for fewer keys at once")?;
-    }
-    Ok(())
+        reply.bulk_or_null(value);
+        checked = check_reply_size(session, reply.len() - start, "ask for fewer keys at once");
+        if checked.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    checked
 }
 
 /// Refuses a reply that has grown too large.
@@ -72,17 +77,23 @@ pub(super) fn strlen(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 }
 
 pub(super) fn append(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let tail = args.get(2);
+    let (tail, mut held) = (args.get(2), Held::default());
     let len = session.modify(args.get(1), |entry| {
         let (old, expires_at_ms) =
             entry.map_or((&b""[..], None), |entry| (&entry.value[..], entry.expires_at_ms));
         check_value_size(old.len(), tail.len())?;
+        session.build_more(&mut held, built_bytes(old.len() + tail.len()))?;
         let value = [old, tail].concat();
         let len = value.len();
         Ok((Change::Put { value: value.into(), expires_at_ms }, len))
     })?;
     reply.count(len);
     Ok(())
+}
+
+/// Memory of a value of `len` bytes that a command builds: the value, and the store's copy of it.
+fn built_bytes(len: usize) -> u64 {
+    2 * len as u64
 }
 
 fn check_value_size(a: usize, b: usize) -> Handled {
@@ -119,12 +130,14 @@ pub(super) fn setrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
         return Ok(());
     }
     check_value_size(offset, patch.len())?;
+    let mut held = session.build(built_bytes(offset + patch.len()))?;
     let len = session.modify(key, |entry| {
-        let (mut value, expires_at_ms) = match entry {
-            Some(entry) => (entry.value.to_vec(), entry.expires_at_ms),
-            None => (Vec::new(), None),
-        };
+        let (old, expires_at_ms) =
+            entry.map_or((&b""[..], None), |entry| (&entry.value[..], entry.expires_at_ms));
         let end = offset + patch.len();
+        session.build_more(&mut held, built_bytes(old.len().max(end)))?;
+        let mut value = Vec::with_capacity(old.len().max(end));
+        value.extend_from_slice(old);
         if value.len() < end {
             value.resize(end, 0);
         }

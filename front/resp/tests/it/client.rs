@@ -108,6 +108,11 @@ impl Client {
         self.stream.write_all(bytes).and_then(|()| self.stream.flush()).unwrap();
     }
 
+    /// Sends what the server takes; whether that was all.
+    pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
+        self.stream.write_all(bytes).and_then(|()| self.stream.flush()).is_ok()
+    }
+
     /// Sends a command of these words.
     pub(crate) fn send_words<W: AsRef<[u8]>>(&mut self, words: &[W]) {
         let bytes = encode(words);

@@ -11,6 +11,7 @@ mod connection;
 mod engine;
 mod expiry;
 mod lifecycle;
+mod memory;
 mod monitoring;
 mod ordered;
 mod protocol;

@@ -1,0 +1,273 @@
+//! What requests, running commands and unread replies may take of the byte budget.
+//!
+//! Owned by the server. Charging the budget never fails, so it binds nobody: these shares do. Each
+//! is a quarter of the budget: requests that are being received, values that a command builds, and
+//! replies that a client has not read. Invariants:
+//!
+//! 1. What is larger than [`FREE_BYTES`] holds its bytes of the share before it takes the memory.
+//!    Smaller things hold nothing: they are bounded by the number of clients, and charged.
+//! 2. Holders are served in their order. What never fits is refused at once; what waits for longer
+//!    than [`ServerOptions::memory_wait`](crate::ServerOptions::memory_wait) is refused then, with an error that names the share and its limit.
+//! 3. A command that has taken effect is answered, whether its reply fits or not.
+//!
+//! Thread-safe: a share is a fair semaphore that counts KiB. Cost: nothing for what is small, or
+//! without a limit; else one short lock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use archipelago_base::budget::{ByteBudget, Pressure};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
+
+use crate::refusal::Refusal;
+
+/// Requests, values and replies up to this size hold nothing.
+pub(crate) const FREE_BYTES: u64 = 64 << 10;
+
+/// Pause between two looks at a budget that is exceeded.
+const PRESSURE_PAUSE: Duration = Duration::from_millis(5);
+
+/// The smallest share, so that a tiny budget still serves requests of some size.
+const SHARE_BYTES_MIN: u64 = 1 << 20;
+
+/// The shares of one server.
+pub(crate) struct Shares {
+    /// Requests that are being received.
+    pub(crate) incoming: Share,
+    /// Values that running commands build, and copies of them on their way to the store.
+    pub(crate) working: Share,
+    /// Replies that clients have not read.
+    pub(crate) outgoing: Share,
+}
+
+impl Shares {
+    /// The shares of `budget`, for which something may wait for `wait_max`; without a limit if the
+    /// budget has none.
+    pub(crate) fn of(budget: &ByteBudget, wait_max: Duration) -> Self {
+        let bytes = match budget.limit_bytes() {
+            u64::MAX => u64::MAX,
+            limit => (limit / 4).max(SHARE_BYTES_MIN),
+        };
+        Self {
+            incoming: Share::new("requests that are being received", bytes, wait_max),
+            working: Share::new("values that running commands build", bytes, wait_max),
+            outgoing: Share::new("replies that clients have not read", bytes, wait_max),
+        }
+    }
+}
+
+/// A part of the budget that is never exceeded; see the module.
+pub(crate) struct Share {
+    /// What it is for.
+    name: &'static str,
+    limit_bytes: u64,
+    /// Free KiB; `None` without a limit.
+    free: Option<Arc<Semaphore>>,
+    waiting: AtomicUsize,
+    wait_max: Duration,
+}
+
+/// Bytes that are held of a share until this is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// The bytes as the semaphore counts them.
+fn kib(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
+}
+
+impl Held {
+    fn kib(&self) -> u32 {
+        self.permit.as_ref().map_or(0, |permit| permit.num_permits() as u32)
+    }
+
+    /// Whether anything is held.
+    pub(crate) fn is_some(&self) -> bool {
+        self.kib() > 0
+    }
+
+    fn add(&mut self, more: OwnedSemaphorePermit) {
+        match &mut self.permit {
+            Some(permit) => permit.merge(more),
+            None => self.permit = Some(more),
+        }
+    }
+
+    /// Gives back what is held beyond `bytes`.
+    pub(crate) fn shrink(&mut self, bytes: u64) {
+        let surplus = self.kib().saturating_sub(kib(bytes));
+        if surplus > 0 {
+            drop(self.permit.as_mut().and_then(|permit| permit.split(surplus as usize)));
+        }
+    }
+}
+
+/// Counts one that waits, until it is dropped.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Share {
+    fn new(name: &'static str, limit_bytes: u64, wait_max: Duration) -> Self {
+        let free = (limit_bytes < u64::MAX).then(|| {
+            let kib = usize::try_from(limit_bytes / 1024).unwrap_or(usize::MAX);
+            Arc::new(Semaphore::new(kib.min(Semaphore::MAX_PERMITS)))
+        });
+        Self { name, limit_bytes, free, waiting: AtomicUsize::new(0), wait_max }
+    }
+
+    /// The limit in bytes; `u64::MAX` for none.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// Bytes that are held now; 0 without a limit.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let free = self.free.as_ref().map(|free| free.available_permits() as u64 * 1024);
+        free.map_or(0, |free| self.limit_bytes.saturating_sub(free))
+    }
+
+    /// Whether something waits for memory of this share.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// The refusal of something of `bytes` bytes.
+    pub(crate) fn refusal(&self, bytes: u64) -> Refusal {
+        let (name, limit) = (self.name, self.limit_bytes);
+        let why = match bytes > limit {
+            true => "so this can never be done; raise --memory-mib",
+            false => "which others hold; try again, or raise --memory-mib",
+        };
+        Refusal::said(format!("OOM {bytes} bytes do not fit: {name} may take {limit} bytes, {why}"))
+    }
+
+    /// Makes `held` hold at least `bytes`, if that takes no waiting; whether it does.
+    pub(crate) fn try_hold(&self, held: &mut Held, bytes: u64) -> bool {
+        let Some(free) = &self.free else { return true };
+        let more = kib(bytes).saturating_sub(held.kib());
+        if more == 0 {
+            return true;
+        }
+        match Arc::clone(free).try_acquire_many_owned(more) {
+            Ok(permit) => {
+                held.add(permit);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Makes `held` hold at least `bytes`, or says why not.
+    pub(crate) async fn hold(&self, held: &mut Held, bytes: u64) -> Result<(), Refusal> {
+        if bytes > self.limit_bytes {
+            return Err(self.refusal(bytes));
+        }
+        if self.try_hold(held, bytes) {
+            return Ok(());
+        }
+        let Some(free) = &self.free else { return Ok(()) };
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let _waiting = Waiting(&self.waiting);
+        let more = kib(bytes) - held.kib();
+        match timeout(self.wait_max, Arc::clone(free).acquire_many_owned(more)).await {
+            Ok(Ok(permit)) => {
+                held.add(permit);
+                Ok(())
+            }
+            _ => Err(self.refusal(bytes)),
+        }
+    }
+
+    /// Waits while `budget` is exceeded, at most as long as something may wait for memory. Nothing is
+    /// refused afterwards: the store slows writes down by itself.
+    pub(crate) fn wait_for_budget(&self, budget: &ByteBudget) {
+        if budget.pressure() < Pressure::Over {
+            return;
+        }
+        let relief = async {
+            while budget.pressure() == Pressure::Over {
+                sleep(PRESSURE_PAUSE).await;
+            }
+        };
+        let _waited = tokio::task::block_in_place(|| {
+            Handle::current().block_on(async { timeout(self.wait_max, relief).await })
+        });
+    }
+
+    /// Holds `bytes`, from a thread of the runtime that may block.
+    pub(crate) fn hold_blocking(&self, bytes: u64) -> Result<Held, Refusal> {
+        let mut held = Held::default();
+        if bytes > self.limit_bytes || !self.try_hold(&mut held, bytes) {
+            tokio::task::block_in_place(|| {
+                Handle::current().block_on(self.hold(&mut held, bytes))
+            })?;
+        }
+        Ok(held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn share_holds_up_to_its_limit_and_gives_back() {
+        let shares = Shares::of(&ByteBudget::new(64 << 20), WAIT);
+        let share = &shares.working;
+        assert_eq!(share.limit_bytes(), 16 << 20);
+        let (mut first, mut second) = (Held::default(), Held::default());
+        assert!(share.try_hold(&mut first, 10 << 20));
+        assert!(!share.try_hold(&mut second, 7 << 20));
+        assert!(share.try_hold(&mut second, 6 << 20));
+        assert_eq!(share.held_bytes(), 16 << 20);
+        first.shrink(1 << 20);
+        assert!(share.try_hold(&mut second, 15 << 20));
+        assert!(!share.try_hold(&mut second, (15 << 20) + 1));
+        drop((first, second));
+        assert_eq!(share.held_bytes(), 0);
+        let line = share.refusal(17 << 20).line().into_owned();
+        assert!(line.starts_with("OOM 17825792 bytes do not fit"), "{line}");
+        assert!(line.contains("may take 16777216 bytes, so this can never be done"), "{line}");
+    }
+
+    #[test]
+    fn unlimited_budget_has_unlimited_shares() {
+        let shares = Shares::of(&ByteBudget::unlimited(), WAIT);
+        let mut held = Held::default();
+        assert!(shares.incoming.try_hold(&mut held, u64::MAX));
+        assert_eq!((shares.incoming.held_bytes(), shares.incoming.is_wanted()), (0, false));
+    }
+
+    #[tokio::test]
+    async fn waiting_ends_with_memory_or_with_a_refusal() {
+        let mut shares = Shares::of(&ByteBudget::new(64 << 20), WAIT);
+        let share = &shares.incoming;
+        let (mut first, mut second) = (Held::default(), Held::default());
+        share.hold(&mut first, 16 << 20).await.unwrap();
+        assert!(share.hold(&mut second, 17 << 20).await.is_err(), "never fits");
+        let giving_back = async {
+            while !share.is_wanted() {
+                tokio::task::yield_now().await;
+            }
+            first.shrink(0);
+        };
+        let (held, ()) = tokio::join!(share.hold(&mut second, 16 << 20), giving_back);
+        held.unwrap();
+        assert!(!share.is_wanted());
+        shares.incoming.wait_max = Duration::from_millis(1);
+        assert!(shares.incoming.hold(&mut first, 1 << 20).await.is_err(), "nobody gave back");
+        assert!(!shares.incoming.is_wanted());
+    }
+}

@@ -1,0 +1,195 @@
+//! What hostile and slow clients can take of the memory budget.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use archipelago_base::budget::{ByteBudget, MemoryClass};
+use archipelago_resp::{Server, ServerOptions};
+
+use crate::client::{Client, encode, start_with};
+
+/// Each of the three shares of the budget of [`bounded`].
+const SHARE_BYTES: u64 = 4 << 20;
+
+/// What connections may take besides the shares: small buffers, and what the last command left.
+const SLACK_BYTES: u64 = 8 << 20;
+
+fn bounded(change: impl FnOnce(&mut ServerOptions)) -> (Server, Arc<ByteBudget>) {
+    let budget = ByteBudget::new(4 * SHARE_BYTES);
+    let (server, _clock) = start_with(|options| {
+        options.budget = Arc::clone(&budget);
+        change(options);
+    });
+    (server, budget)
+}
+
+fn request_bytes(budget: &ByteBudget) -> u64 {
+    budget.used_bytes(MemoryClass::Request)
+}
+
+#[test]
+fn large_requests_wait_for_each_other() {
+    let (server, budget) = bounded(|_| {});
+    let value = vec![b'v'; 3 << 19];
+    let (ended, mut most) = (AtomicBool::new(false), 0);
+    std::thread::scope(|scope| {
+        let clients = (0..20).map(|n| {
+            let (server, value) = (&server, &value);
+            scope.spawn(move || {
+                let mut client = Client::connect(server);
+                for _ in 0..3 {
+                    let request = encode(&[b"SET", format!("k{n}").as_bytes(), value]);
+                    client.send(&request);
+                    assert_eq!(client.reply(), "+OK");
+                }
+            })
+        });
+        let clients: Vec<_> = clients.collect();
+        let watcher = scope.spawn(|| {
+            let mut most = 0;
+            while !ended.load(Ordering::Relaxed) {
+                most = most.max(request_bytes(&budget));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            most
+        });
+        clients.into_iter().for_each(|client| client.join().unwrap());
+        ended.store(true, Ordering::Relaxed);
+        most = watcher.join().unwrap();
+    });
+    assert!(most <= SHARE_BYTES + SLACK_BYTES, "{most} bytes of requests");
+}
+
+#[test]
+fn half_sent_requests_hold_up_nobody_for_ever() {
+    let (server, budget) = bounded(|options| options.memory_wait = Duration::from_millis(200));
+    let head = b"*3\r\n$3\r\nSET\r\n$4\r\nhalf\r\n$3145728\r\n";
+    let mut half_sent: Vec<Client> = (0..10).map(|_| Client::connect(&server)).collect();
+    for client in &mut half_sent {
+        let _is_sent = client.try_send(&[&head[..], &vec![b'v'; 200 << 10]].concat());
+    }
+    let mut other = Client::connect(&server);
+    other.expect(&[("SET small v", "+OK"), ("GET small", "$1 v")]);
+    assert!(request_bytes(&budget) <= SHARE_BYTES + SLACK_BYTES);
+    // A large request is done as soon as one that makes no progress was closed for it.
+    let value = vec![b'v'; 3 << 20];
+    let is_set = (0..50).any(|_| {
+        let mut client = Client::connect(&server);
+        let _is_sent = client.try_send(&encode(&[b"SET", &b"large"[..], &value]));
+        client.try_reply().as_deref() == Some("+OK")
+    });
+    assert!(is_set, "large requests are refused for ever");
+    other.expect(&[("STRLEN large", ":3145728"), ("EXISTS half", ":0")]);
+}
+
+#[test]
+fn request_beyond_its_share_is_refused_with_the_limit() {
+    let (server, _budget) = bounded(|_| {});
+    let mut client = Client::connect(&server);
+    let _is_sent = client.try_send(&encode(&[b"SET", &b"k"[..], &vec![b'v'; 5 << 20]]));
+    let reply = client.reply();
+    assert!(reply.starts_with("-OOM 5242"), "{reply}");
+    let limit =
+        "requests that are being received may take 4194304 bytes, so this can never be done";
+    assert!(reply.contains(limit), "{reply}");
+    assert_eq!(client.try_reply(), None);
+    Client::connect(&server).expect(&[("EXISTS k", ":0")]);
+}
+
+#[test]
+fn values_beyond_their_share_are_not_built() {
+    let (server, budget) = bounded(|_| {});
+    let mut client = Client::connect(&server);
+    client.expect(&[("SETRANGE old 1048575 x", ":1048576")]);
+    let tail = "t".repeat(2 << 20);
+    for words in [
+        &["SETRANGE", "k", "536870911", "x"][..],
+        &["SETRANGE", "old", "2097152", "x"],
+        &["APPEND", "old", &tail],
+    ] {
+        let reply = client.call(words);
+        assert!(reply.starts_with("-OOM "), "{words:.20?}: {reply:.200}");
+        assert!(reply.contains("values that running commands build may take 4194304 bytes"));
+    }
+    client.expect(&[("EXISTS k", ":0"), ("STRLEN old", ":1048576"), ("APPEND old x", ":1048577")]);
+    assert!(request_bytes(&budget) <= SHARE_BYTES + SLACK_BYTES);
+}
+
+#[test]
+fn unread_replies_are_bounded_and_others_are_served() {
+    let (server, budget) = bounded(|options| options.memory_wait = Duration::from_millis(200));
+    let mut other = Client::connect(&server);
+    assert_eq!(other.ask("SETRANGE big 1572863 x"), ":1572864");
+    let mut slow: Vec<Client> = (0..12).map(|_| Client::connect(&server)).collect();
+    for client in &mut slow {
+        client.send(&encode(&["GET", "big"]).repeat(40));
+    }
+    // Those who do not read hold the share until others need it.
+    for _ in 0..3 {
+        let is_read = (0..50).any(|_| other.ask("GET big").starts_with("$1572864 "));
+        assert!(is_read, "replies are refused for ever");
+        assert!(request_bytes(&budget) <= SHARE_BYTES + SLACK_BYTES);
+        other.expect(&[("PING", "+PONG")]);
+    }
+    let line = "request_memory_outgoing_max:4194304";
+    assert!(other.ask("INFO memory").contains(line));
+}
+
+#[test]
+fn reply_that_changes_something_is_sent_without_memory() {
+    let (server, _budget) = bounded(|_| {});
+    let mut client = Client::connect(&server);
+    for key in ["a", "b", "c"] {
+        assert_eq!(client.ask(&format!("SETRANGE {key} 2000000 x")), ":2000001");
+    }
+    // A large pipeline of replies, each of which says what was removed.
+    client.send(&["a", "b", "c"].map(|key| encode(&["GETDEL", key])).concat());
+    for _ in 0..3 {
+        assert!(client.reply().starts_with("$2000001 "));
+    }
+    // One reply that is larger than the share is refused before it is made.
+    for key in ["a", "b", "c"] {
+        assert_eq!(client.ask(&format!("SETRANGE {key} 2000000 x")), ":2000001");
+    }
+    let reply = client.ask("MGET a b c");
+    assert_eq!(reply, "-ERR the reply would exceed 4194304 bytes: ask for fewer keys at once");
+}
+
+#[test]
+fn client_over_its_output_limit_is_closed_and_counted() {
+    let (server, _clock) = start_with(|options| options.output_bytes_max = 1 << 20);
+    let mut other = Client::connect(&server);
+    assert_eq!(other.ask("SETRANGE big 2097151 x"), ":2097152");
+    let mut client = Client::connect(&server);
+    client.send(&encode(&["GET", "big"]));
+    assert_eq!(client.try_reply(), None);
+    let stats = other.ask("INFO stats");
+    assert!(stats.contains("client_output_buffer_limit_disconnections:1"), "{stats}");
+    assert!(other.ask("CONFIG GET client-output*").ends_with(" normal 1048576 0 0"));
+}
+
+#[test]
+fn idle_timeout_reaches_clients_that_send_a_byte_now_and_then() {
+    let (server, _clock) =
+        start_with(|options| options.idle_timeout = Some(Duration::from_millis(200)));
+    let mut client = Client::connect(&server);
+    client.send(b"*2\r\n$3\r\nGET\r\n$1000\r\n");
+    let is_closed = (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        !client.try_send(b"k")
+    });
+    assert!(is_closed);
+}
+
+#[test]
+fn idle_timeout_reaches_clients_that_do_not_read() {
+    let (server, _clock) =
+        start_with(|options| options.idle_timeout = Some(Duration::from_millis(200)));
+    let mut client = Client::connect(&server);
+    assert_eq!(client.ask("SETRANGE big 1048575 x"), ":1048576");
+    client.send(&encode(&["GET", "big"]).repeat(64));
+    while server.clients() > 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

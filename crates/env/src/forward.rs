@@ -10,7 +10,7 @@
 /// ```
 ///
 /// Some go in groups, as no decorator tells them apart: `logs` (the tails of logs), `looks` (list, length, existence), `dirs` (make, remove,
-/// sync directories), `moves` (rename, link), `host` (boot id, group access, locks, reassign, free bytes); `names`: all of these and remove.
+/// sync directories), `moves` (rename, link), `host` (boot id, group access, locks, reassign, free bytes), `space` (allocation; a decorator that counts or limits bytes leaves it out and gets the default, which writes); `names`: all of these and remove.
 #[macro_export]
 macro_rules! forward_fs {
     ($inner:ident: $($method:ident),+ $(,)?) => {
@@ -62,6 +62,15 @@ macro_rules! forward_fs {
 
         fn clear_log_tails(&self, dir: &std::path::Path) -> archipelago_base::Result<()> {
             self.$inner.clear_log_tails(dir)
+        }
+
+        fn settle_log(
+            &self,
+            path: &std::path::Path,
+            incarnation: archipelago_base::Epoch,
+            ranges: &[std::ops::Range<u64>],
+        ) -> archipelago_base::Result<()> {
+            self.$inner.settle_log(path, incarnation, ranges)
         }
     };
     (@looks $inner:ident) => {
@@ -136,8 +145,13 @@ macro_rules! forward_fs {
             self.$inner.write_bytes_best()
         }
     };
+    (@space $inner:ident) => {
+        fn allocate(&self, path: &std::path::Path, bytes: u64) -> archipelago_base::Result<()> {
+            self.$inner.allocate(path, bytes)
+        }
+    };
     (@names $inner:ident) => {
-        $crate::forward_fs!($inner: remove, logs, looks, moves, dirs, host, figures);
+        $crate::forward_fs!($inner: remove, logs, looks, moves, dirs, host, figures, space);
     };
 }
 

@@ -5,6 +5,7 @@
 //! [`FileSystem::sync_dir`] of its directory; its bytes only after a sync of the file.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -109,6 +110,9 @@ pub trait LogFile: Send + fmt::Debug {
     /// most once, after [`LogFile::finish`] has succeeded. On return the bytes survive `kill -9`.
     /// A failure changes nothing that was appended before.
     fn append_trailer(&mut self, bytes: &[u8]) -> Result<()>;
+    /// Bytes that were appended and that the segment's own file does not hold yet: the file system
+    /// does not count them as occupied. 0 where every append goes to the file at once.
+    fn unwritten_bytes(&self) -> u64;
 }
 
 /// See [`LogFile::sync_handle`].
@@ -176,6 +180,12 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     fn log_tail(&self, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>>;
     /// Forgets every kept log tail in `dir`, after recovery has made it unneeded.
     fn clear_log_tails(&self, dir: &Path) -> Result<()>;
+    /// Writes what the [`LogTail`] of the segment at `path` has of `ranges` into the segment's file,
+    /// and makes the file durable. For a segment that no process has open and that a recovery keeps:
+    /// `ranges` are the records that the recovery took from the tail. The rest of the tail is not
+    /// written, because after power loss it may be older than the file. After an error the file and
+    /// the tail together still hold everything.
+    fn settle_log(&self, path: &Path, incarnation: Epoch, ranges: &[Range<u64>]) -> Result<()>;
     /// Reads a whole file.
     fn read(&self, path: &Path, context: IoContext) -> Result<Vec<u8>> {
         let file = self.open(path, context, OpenOptions::default())?;
@@ -195,6 +205,12 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
         drop(file);
         self.rename(&temporary, path)?;
         self.sync_dir(path.parent().unwrap_or(Path::new(".")))
+    }
+    /// Creates (or replaces) the file at `path` with `bytes` bytes of unspecified content that
+    /// occupy the device, durably. Removing the file gives exactly this room back. After an error
+    /// no file is left. The default writes bytes that no file system can compress.
+    fn allocate(&self, path: &Path, bytes: u64) -> Result<()> {
+        crate::ballast::fill(self, path, bytes)
     }
     /// Renames a file, replacing `to`.
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;

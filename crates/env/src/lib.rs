@@ -3,13 +3,16 @@
 //! ([`mem::MemFs`]), and decorators over any of them: faults on command ([`fault::FaultFs`]),
 //! statistics ([`stats::CountingFs`]), the rate limiter that flush and compaction share
 //! ([`limit::RateLimiter`]), the precedence of foreground reads ([`foreground::ForegroundFs`]) and
-//! a device described by a file ([`device::ThrottledFs`]). [`local::mapped::MappedFs`] reads and
+//! a device described by a file ([`device::ThrottledFs`]) and a limited capacity
+//! ([`capacity::CapacityFs`]). [`local::mapped::MappedFs`] reads and
 //! writes tables of a byte-addressable device through mappings.
 //!
 //! Layer 1. The engine runs unchanged over a local disk, over tiers and over storage nodes,
 //! because it knows only this trait.
 
 pub mod access;
+pub mod ballast;
+pub mod capacity;
 pub mod context;
 pub mod descriptors;
 pub mod device;

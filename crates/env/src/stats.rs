@@ -296,6 +296,10 @@ impl LogFile for CountingLog {
         self.tally.wrote(self.cell, bytes.len() as u64);
         Ok(())
     }
+
+    fn unwritten_bytes(&self) -> u64 {
+        self.inner.unwritten_bytes()
+    }
 }
 
 #[derive(Debug)]

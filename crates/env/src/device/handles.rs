@@ -221,6 +221,10 @@ impl LogFile for ThrottledLog {
     fn append_trailer(&mut self, bytes: &[u8]) -> Result<()> {
         self.inner.append_trailer(bytes)
     }
+
+    fn unwritten_bytes(&self) -> u64 {
+        self.inner.unwritten_bytes()
+    }
 }
 
 impl Drop for ThrottledLog {

@@ -360,5 +360,5 @@ impl FileSystem for ThrottledFs {
         Some(self.device.spec.write_bytes_best())
     }
 
-    crate::forward_fs!(inner: logs, host);
+    crate::forward_fs!(inner: logs, host, space);
 }

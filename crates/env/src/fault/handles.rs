@@ -185,6 +185,10 @@ impl LogFile for FaultLog {
         self.sync.gate.pass(Operation::LogTrailer, "append the trailer to log")?;
         self.inner.append_trailer(bytes)
     }
+
+    fn unwritten_bytes(&self) -> u64 {
+        self.inner.unwritten_bytes()
+    }
 }
 
 impl FaultLogSync {

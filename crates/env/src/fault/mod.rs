@@ -25,6 +25,7 @@
 mod handles;
 mod script;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -162,6 +163,12 @@ impl FileSystem for FaultFs {
     fn clear_log_tails(&self, dir: &Path) -> Result<()> {
         self.pass(Operation::LogTail, "clear the log tails in", dir)?;
         self.inner.clear_log_tails(dir)
+    }
+
+    fn settle_log(&self, path: &Path, incarnation: Epoch, ranges: &[Range<u64>]) -> Result<()> {
+        self.pass(Operation::LogFinish, "settle log", path)?;
+        self.pass(Operation::LogSync, "sync log", path)?;
+        self.inner.settle_log(path, incarnation, ranges)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {

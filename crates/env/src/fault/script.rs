@@ -45,11 +45,11 @@ pub enum Operation {
     CreateLog,
     /// `LogFile::append`; has an offset.
     LogAppend,
-    /// `LogSync::sync`.
+    /// `LogSync::sync`, `FileSystem::settle_log`.
     LogSync,
     /// `LogSync::write_through`.
     LogWriteThrough,
-    /// `LogFile::finish`.
+    /// `LogFile::finish`, `FileSystem::settle_log`.
     LogFinish,
     /// `LogFile::append_trailer`.
     LogTrailer,

@@ -32,11 +32,13 @@ mod writeback;
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use self::buffered::BufferedWriter;
@@ -44,6 +46,7 @@ use self::direct::DirectWriter;
 use self::modes::Modes;
 use self::tables::with_room;
 use crate::access::GroupAccess;
+use crate::ballast;
 use crate::context::{FileClass, IoContext};
 use crate::fs::{
     CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogTail, OpenOptions,
@@ -109,6 +112,15 @@ fn dir_or_here(dir: &Path) -> &Path {
     if dir.as_os_str().is_empty() { Path::new(".") } else { dir }
 }
 
+/// Creates the file `path` with `bytes` allocated blocks, durably.
+fn allocate_blocks(path: &Path, bytes: u64, modes: Modes) -> Result<(), Errno> {
+    let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let file = modes.creating().write(true).truncate(true).open(path).map_err(errno)?;
+    modes.settle(&file, path).map_err(errno)?;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+    file.sync_all().map_err(errno)
+}
+
 impl FileSystem for LocalFs {
     fn create(
         &self,
@@ -152,6 +164,21 @@ impl FileSystem for LocalFs {
 
     fn clear_log_tails(&self, dir: &Path) -> Result<()> {
         log::clear_tails(dir)
+    }
+
+    fn settle_log(&self, path: &Path, incarnation: Epoch, ranges: &[Range<u64>]) -> Result<()> {
+        log::settle(path, incarnation, ranges)
+    }
+
+    fn allocate(&self, path: &Path, bytes: u64) -> Result<()> {
+        match allocate_blocks(path, bytes, self.modes) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => ballast::fill(self, path, bytes),
+            Err(cause) => {
+                let _incomplete = fs::remove_file(path);
+                Err(Error::io("allocate", path, cause.into()))
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     fn boot_id(&self) -> Option<[u8; 16]> {

@@ -112,6 +112,10 @@ impl LogFile for PlainLog {
         let written = self.file.write_all_at(bytes, self.len());
         written.map_err(|source| Error::io("append the trailer to log", &self.path, source))
     }
+
+    fn unwritten_bytes(&self) -> u64 {
+        0
+    }
 }
 
 #[derive(Debug)]

@@ -115,6 +115,10 @@ impl LogFile for MemLog {
         self.sync.inode.write(bytes);
         Ok(())
     }
+
+    fn unwritten_bytes(&self) -> u64 {
+        0
+    }
 }
 
 impl LogSync for MemLogSync {

@@ -27,6 +27,7 @@ mod tests;
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -194,6 +195,12 @@ impl FileSystem for MemFs {
     }
 
     fn clear_log_tails(&self, _dir: &Path) -> Result<()> {
+        Ok(())
+    }
+
+    fn settle_log(&self, path: &Path, _: Epoch, _: &[Range<u64>]) -> Result<()> {
+        self.file("settle log", path)?.sync();
+        self.synced(path);
         Ok(())
     }
 

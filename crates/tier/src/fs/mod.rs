@@ -22,6 +22,7 @@ mod tests;
 mod whereabouts;
 pub(crate) mod writer;
 
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -368,6 +369,15 @@ impl FileSystem for TieredFs {
         physical.device().fs.log_tail(&physical.path, incarnation)
     }
 
+    fn settle_log(&self, path: &Path, incarnation: Epoch, ranges: &[Range<u64>]) -> Result<()> {
+        let Some(path) = self.logical(path) else {
+            return self.shared.outside.settle_log(path, incarnation, ranges);
+        };
+        let entry = self.shared.entry("settle log", &path)?;
+        let physical = Arc::clone(&entry.inside.lock().main);
+        physical.device().fs.settle_log(&physical.path, incarnation, ranges)
+    }
+
     fn clear_log_tails(&self, dir: &Path) -> Result<()> {
         let Some(dir) = self.logical(dir) else {
             return self.shared.outside.clear_log_tails(dir);
@@ -384,6 +394,15 @@ impl FileSystem for TieredFs {
             }
         }
         Ok(())
+    }
+
+    fn allocate(&self, path: &Path, bytes: u64) -> Result<()> {
+        if self.logical(path).is_none() {
+            return self.shared.outside.allocate(path, bytes);
+        }
+        // The room of a fast device is for what is read: where tables of the last level belong.
+        let context = IoContext::sst(IoPurpose::Maintenance, crate::scheme::LEVELS as u8 - 1);
+        archipelago_env::ballast::fill_as(self, path, bytes, context)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
@@ -531,6 +550,14 @@ impl FileSystem for TieredFs {
         if self.logical(dir).is_none() {
             return self.shared.outside.free_bytes(dir);
         }
+        // A database decides by this which writes it takes, so it must not be old, and what only
+        // waits for its removal must not count where it is much.
+        if self.shared.is_short_of_room_for_trash()
+            && let Err(error) = self.shared.empty_trash(true)
+        {
+            tracing::warn!(%error, "removed files keep their room, because the namespace cannot be synced");
+        }
+        self.shared.devices.iter().for_each(Device::refresh_free);
         let free = self.shared.devices.iter().map(Device::free);
         Ok(Some(free.fold(0, u64::saturating_add)))
     }

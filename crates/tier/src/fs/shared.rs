@@ -426,6 +426,14 @@ impl Shared {
         }
     }
 
+    /// Whether what waits for its removal on a device is much of the room that is left there.
+    pub(crate) fn is_short_of_room_for_trash(&self) -> bool {
+        self.devices.iter().any(|device| {
+            let leaving = device.leaving.load(Ordering::Relaxed);
+            leaving > 0 && leaving >= device.free() / LEAVING_PART
+        })
+    }
+
     /// Drops a copy: no route leads to it any more, and its file goes with the last read of it. Whether it was there. Fault points: `drop.begin`,
     /// `drop.recorded` and, when what may go of copies that gave way is removed, `drop.removed`. The whole copy of a file that is missing stays.
     pub(crate) fn drop_copy(self: &Arc<Self>, entry: &Arc<Entry>, copy: &Arc<CachedCopy>) -> bool {

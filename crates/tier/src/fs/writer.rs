@@ -235,6 +235,10 @@ impl LogFile for TierLog {
         }
         outcome
     }
+
+    fn unwritten_bytes(&self) -> u64 {
+        self.inner.unwritten_bytes()
+    }
 }
 
 impl Drop for TierLog {

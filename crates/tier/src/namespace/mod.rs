@@ -92,7 +92,7 @@ impl Namespace {
         generation: u64,
         state: State,
     ) -> Result<Self> {
-        let mut ballast_bytes = ballast::held(&*fs, &dir);
+        let mut ballast_bytes = ballast::of(&dir).held(&*fs);
         let begun = (id, generation);
         let log = begin_log(&*fs, &dir, begun, &state, &mut false, &mut ballast_bytes)?;
         let durable = log.end();
@@ -160,7 +160,7 @@ impl Namespace {
 
     /// Takes note of a ballast of `bytes` that was written.
     pub(crate) fn put_ballast(&mut self, bytes: u64) -> Result<()> {
-        ballast::put(&*self.fs, &self.dir)?;
+        ballast::of(&self.dir).put(&*self.fs)?;
         self.ballast_bytes = bytes;
         Ok(())
     }

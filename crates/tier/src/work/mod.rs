@@ -258,7 +258,8 @@ fn keep_ballast(shared: &Shared) {
     if home.fs_free.load(Ordering::Relaxed) < bytes.saturating_add(BESIDE_BALLAST) {
         return;
     }
-    let made = ballast::write(&*home.fs, &dir, bytes)
+    let made = ballast::of(&dir)
+        .write(&*home.fs, bytes)
         .and_then(|()| shared.fault_point("ballast.written"))
         .and_then(|()| shared.names.lock().space.put_ballast(bytes));
     if let Err(error) = made {

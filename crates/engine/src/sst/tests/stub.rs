@@ -1,6 +1,7 @@
 //! Files over vectors, and a directory of them.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -105,6 +106,9 @@ impl FileSystem for VecFs {
     }
     fn clear_log_tails(&self, _: &Path) -> Result<()> {
         unimplemented!()
+    }
+    fn settle_log(&self, path: &Path, _: Epoch, _: &[Range<u64>]) -> Result<()> {
+        Err(Error::unsupported(format!("{}: this directory holds tables alone", path.display())))
     }
     fn rename(&self, _: &Path, _: &Path) -> Result<()> {
         unimplemented!()

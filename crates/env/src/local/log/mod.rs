@@ -6,8 +6,9 @@
 //! `kill -9`; [`tail`] finds it. Durability against power loss comes from the segment's file
 //! alone: a sync drains, then calls `fdatasync`.
 //!
-//! Where a mapping could fault (network, copy-on-write and unknown file systems) and where the
-//! ring cannot be made (no space), a segment falls back to one `write` for each append.
+//! A segment falls back to one `write` for each append where a mapping could fault (network,
+//! copy-on-write and unknown file systems), and where the ring cannot be made or would take more
+//! than an eighth of the free room.
 //!
 //! `docs/formats/wal.md` has the layout, `docs/decisions/0002-wal-ring.md` the figures.
 //! Thread-safe as [`LogFile`] and [`LogSync`](crate::fs::LogSync) say. A directory is used by one process
@@ -21,6 +22,7 @@ mod segment;
 mod tests;
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 
 use archipelago_base::{Epoch, Error, Result};
@@ -68,6 +70,25 @@ pub fn tail(path: &Path, incarnation: Epoch) -> Result<Option<LogTail>> {
 /// [`crate::FileSystem::clear_log_tails`].
 pub fn clear_tails(dir: &Path) -> Result<()> {
     ring::clear(dir)
+}
+
+/// Writes what the rings hold of those ranges of the segment into its file, and syncs the file. See
+/// [`crate::FileSystem::settle_log`].
+pub fn settle(path: &Path, incarnation: Epoch, ranges: &[Range<u64>]) -> Result<()> {
+    use std::os::unix::fs::FileExt as _;
+    let failed = |doing: &'static str| move |error| Error::io(doing, path, error);
+    let file = std::fs::OpenOptions::new().write(true).open(path).map_err(failed("open"))?;
+    if let Some(tail) = tail(path, incarnation)? {
+        let end = tail.offset + tail.bytes.len() as u64;
+        for range in ranges {
+            let (from, to) = (range.start.max(tail.offset), range.end.min(end));
+            if from < to {
+                let part = (from - tail.offset) as usize..(to - tail.offset) as usize;
+                file.write_all_at(&tail.bytes[part], from).map_err(failed("append to"))?;
+            }
+        }
+    }
+    file.sync_all().map_err(failed("sync"))
 }
 
 /// The kernel's random number of this boot. See [`crate::FileSystem::boot_id`].

@@ -27,6 +27,9 @@ const PREFIX: &str = "wal-";
 const SUFFIX: &str = ".ring";
 /// Rings of one directory. More than two means that drains failed again and again.
 const RINGS_MAX: usize = 64;
+/// A ring file is made only where it takes at most this part of the free room. A segment works
+/// without a ring, and on a nearly full device the room is for files that nothing replaces.
+const ROOM_SHARE: u64 = 8;
 
 /// What the drainer thread shares with the appender.
 #[derive(Debug)]
@@ -128,7 +131,7 @@ fn create_file(path: &Path, modes: Modes) -> std::io::Result<File> {
 }
 
 /// A ring in `dir` that serves no segment and holds nothing, claimed for the caller. `Ok(None)`
-/// if every ring that there may be is taken.
+/// if every ring that there may be is taken, or the device has little room for another one.
 pub(super) fn take(dir: &Path, modes: Modes) -> Result<Option<Arc<Ring>>> {
     let dir = &dir.canonicalize().map_err(|error| Error::io("find", dir, error))?;
     let mut pool = POOL.lock();
@@ -147,6 +150,10 @@ pub(super) fn take(dir: &Path, modes: Modes) -> Result<Option<Arc<Ring>>> {
         if layout::read_header(&file, &path)?.is_some_and(|header| header.is_dirty()) {
             continue;
         }
+        if !has_room(dir, &path, &file)? {
+            give_space_back(&path);
+            return Ok(None);
+        }
         let mapped = Ring::map(path.clone(), &file);
         let ring = match mapped {
             Ok(ring) => Arc::new(ring),
@@ -159,6 +166,17 @@ pub(super) fn take(dir: &Path, modes: Modes) -> Result<Option<Arc<Ring>>> {
         return Ok(Some(ring));
     }
     Ok(None)
+}
+
+/// Whether the file is a whole ring already, or the device has room to spare for one.
+fn has_room(dir: &Path, path: &Path, file: &File) -> Result<bool> {
+    let len = file.metadata().map_err(|error| Error::io("look at", path, error))?.len();
+    if len >= FILE_BYTES as u64 {
+        return Ok(true);
+    }
+    let room = rustix::fs::statvfs(dir)
+        .map_err(|cause| Error::io("find the free space of", dir, cause.into()))?;
+    Ok(room.f_bavail.saturating_mul(room.f_frsize) / ROOM_SHARE >= FILE_BYTES as u64)
 }
 
 /// Removes a ring file that could not be mapped: it may hold the last free bytes of the device.

@@ -306,6 +306,11 @@ impl LogFile for RingLog {
         let written = self.open.file.write_all_at(bytes, self.len);
         written.map_err(|error| Error::io("append the trailer to", &self.open.path, error))
     }
+
+    fn unwritten_bytes(&self) -> u64 {
+        // A finished segment has written everything, or never will.
+        if self.finished { 0 } else { self.len.saturating_sub(self.open.ring.mapping.drained()) }
+    }
 }
 
 impl Drop for RingLog {

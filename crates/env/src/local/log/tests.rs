@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use super::Modes;
 use super::layout::{FILE_BYTES, Header, INCARNATION_AT, PAGE_BYTES, RING_BYTES};
 use super::segment::RingLog;
-use super::{boot_id, clear_tails, create, ring, tail};
+use super::{boot_id, clear_tails, create, ring, settle, tail};
 use crate::context::{FileClass, IoContext, IoPurpose};
 use crate::fs::{LogFile, LogOptions};
 
@@ -99,6 +99,30 @@ fn everything_appended_is_found_at_every_moment() {
     assert!(bench.file("1.log") == expected);
     assert_eq!(sync.sync().unwrap(), expected.len() as u64, "a handle outlives the finish");
     assert_eq!(log.append(&[b"late"]).unwrap_err().kind(), ErrorKind::Fenced);
+}
+
+#[test]
+fn settling_writes_the_given_ranges_alone() {
+    let bench = Bench::new();
+    let mut log = bench.create("1.log", 7, None);
+    log.append(&[&[1; 100]]).unwrap();
+    assert_eq!(log.unwritten_bytes(), 0, "the first append is in the file");
+    log.append(&[&[2; 300]]).unwrap();
+    assert_eq!(log.unwritten_bytes(), 300);
+    // What a killed process leaves.
+    let left = Bench::new();
+    for entry in std::fs::read_dir(bench.dir.path()).unwrap() {
+        let from = entry.unwrap().path();
+        std::fs::copy(&from, left.path(from.file_name().unwrap().to_str().unwrap())).unwrap();
+    }
+    let path = left.path("1.log");
+    settle(&path, Epoch(7), &[]).unwrap();
+    assert_eq!(left.file("1.log"), [1; 100], "the file may be newer than the tail");
+    settle(&path, Epoch(7), &[50..150, 200..900]).unwrap();
+    let expected = [&[1u8; 100][..], &[2; 50], &[0; 50], &[2; 200]].concat();
+    assert_eq!(left.file("1.log"), expected);
+    log.finish().unwrap();
+    assert_eq!(log.unwritten_bytes(), 0);
 }
 
 #[test]

@@ -480,6 +480,10 @@ impl LogFile for SmallLog {
         self.1.check(bytes.len())?;
         self.0.append_trailer(bytes)
     }
+
+    fn unwritten_bytes(&self) -> u64 {
+        self.0.unwritten_bytes()
+    }
 }
 
 impl FileSystem for Small {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 /// Shown for `--help` and after a mistake.
 pub(crate) const USAGE: &str = "\
 usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [--threads N]
-                         [--kill-after-ms-max N] [--cycles-per-database N] [--tiers]
-                         [--sabotage]
+                         [--kill-after-ms-max N] [--cycles-per-database N]
+                         [--tiers | --full-disk] [--sabotage]
 
   --cycles N               how often to kill and check (default 20)
   --seed S                 decides operations, settings and when to kill (default: random, printed)
@@ -16,6 +16,7 @@ usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [
   --kill-after-ms-max N    the kill comes within so many milliseconds (default 600)
   --cycles-per-database N  then a new one with other settings is begun (default 10)
   --tiers                  over three devices, between which files move and are copied
+  --full-disk              other programs fill the disk at random moments, also before an open
   --sabotage               damage the database before the check; succeeds if that is seen";
 
 /// What to do.
@@ -39,6 +40,7 @@ pub(crate) struct Arguments {
     pub(crate) kill_after_ms_max: u64,
     pub(crate) cycles_per_database: u64,
     pub(crate) tiers: bool,
+    pub(crate) full_disk: bool,
     pub(crate) sabotage: bool,
 }
 
@@ -51,6 +53,9 @@ pub(crate) struct ChildArguments {
     pub(crate) open_seed: u64,
     pub(crate) ops_per_thread: u64,
     pub(crate) tiers: bool,
+    pub(crate) full_disk: bool,
+    /// A thread whose write is refused for want of room says that it was done, and ends.
+    pub(crate) lies: bool,
     /// By thread: the number of its first operation.
     pub(crate) first: Vec<u64>,
 }
@@ -66,18 +71,22 @@ impl ChildArguments {
             self.open_seed.to_string(),
             self.ops_per_thread.to_string(),
             u64::from(self.tiers).to_string(),
+            u64::from(self.full_disk).to_string(),
+            u64::from(self.lies).to_string(),
             first.join(","),
         ]
     }
 
     fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut next = || arguments.next().ok_or_else(|| "--child takes six values".to_owned());
+        let mut next = || arguments.next().ok_or_else(|| "--child takes eight values".to_owned());
         let dir = PathBuf::from(next()?);
         let (seed, open_seed) = (number("seed", &next()?)?, number("open seed", &next()?)?);
         let ops_per_thread = number("operations", &next()?)?;
         let tiers = number("tiers", &next()?)? > 0;
+        let full_disk = number("full disk", &next()?)? > 0;
+        let lies = number("lies", &next()?)? > 0;
         let first = next()?.split(',').map(|n| number("first", n)).collect::<Result<_, _>>()?;
-        Ok(Self { dir, seed, open_seed, ops_per_thread, tiers, first })
+        Ok(Self { dir, seed, open_seed, ops_per_thread, tiers, full_disk, lies, first })
     }
 }
 
@@ -92,6 +101,7 @@ impl Default for Arguments {
             kill_after_ms_max: 600,
             cycles_per_database: 10,
             tiers: false,
+            full_disk: false,
             sabotage: false,
         }
     }
@@ -115,12 +125,16 @@ impl Arguments {
                 "--kill-after-ms-max" => parsed.kill_after_ms_max = number(&name, &value()?)?,
                 "--cycles-per-database" => parsed.cycles_per_database = number(&name, &value()?)?,
                 "--tiers" => parsed.tiers = true,
+                "--full-disk" => parsed.full_disk = true,
                 "--sabotage" => parsed.sabotage = true,
                 _ => return Err(format!("unknown argument {name}")),
             }
         }
         if !(1..=64).contains(&parsed.threads) {
             return Err(format!("--threads is {}: 1 to 64 are possible", parsed.threads));
+        }
+        if parsed.tiers && parsed.full_disk {
+            return Err("--tiers and --full-disk exclude each other".to_owned());
         }
         if parsed.cycles_per_database == 0 {
             return Err("--cycles-per-database is 0: it must be at least 1".to_owned());
@@ -132,13 +146,14 @@ impl Arguments {
     pub(crate) fn replay(&self, seed: u64) -> String {
         format!(
             "archipelago-crash --seed {seed} --cycles {} --ops-per-cycle {} --threads {} \
-             --kill-after-ms-max {} --cycles-per-database {}{}{}",
+             --kill-after-ms-max {} --cycles-per-database {}{}{}{}",
             self.cycles,
             self.ops_per_cycle,
             self.threads,
             self.kill_after_ms_max,
             self.cycles_per_database,
             if self.tiers { " --tiers" } else { "" },
+            if self.full_disk { " --full-disk" } else { "" },
             if self.sabotage { " --sabotage" } else { "" }
         )
     }
@@ -171,11 +186,31 @@ mod tests {
     }
 
     #[test]
+    fn child_gets_every_argument() {
+        let child = ChildArguments {
+            dir: "/tmp/x".into(),
+            seed: 1,
+            open_seed: 2,
+            ops_per_thread: 3,
+            tiers: false,
+            full_disk: true,
+            lies: true,
+            first: vec![4, 5],
+        };
+        let Ok(Command::Child(parsed)) = Arguments::parse(child.to_command_line().into_iter())
+        else {
+            panic!("child arguments")
+        };
+        assert_eq!(parsed, child);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let problem = |line| parse(line).err().unwrap_or_default();
         assert!(problem("--cycles many").contains("\"many\" is not a number"));
         assert!(problem("--cycle 3").contains("unknown argument --cycle"));
         assert!(problem("--seed").contains("--seed needs a value"));
         assert!(problem("--threads 0").contains("--threads is 0"));
+        assert!(problem("--tiers --full-disk").contains("exclude each other"));
     }
 }

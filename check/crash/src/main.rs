@@ -12,7 +12,9 @@
 //!
 //! Every few cycles it starts a new database with other settings. Everything that is decided by
 //! chance comes from one seed; only when the kill hits is up to the machine. `--sabotage` damages the
-//! database before the check, in three ways, and succeeds if each of them is seen.
+//! database before the check, in three ways, and succeeds if each of them is seen. With
+//! `--full-disk` other programs fill the disk at random moments ([`shared_disk`]); the fourth
+//! sabotage is a write that was refused for want of room and is acknowledged all the same.
 
 mod acks;
 mod arguments;
@@ -21,6 +23,7 @@ mod child;
 mod parent;
 mod plan;
 mod settings;
+mod shared_disk;
 
 use std::process::ExitCode;
 

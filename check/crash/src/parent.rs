@@ -14,6 +14,7 @@ use crate::acks;
 use crate::arguments::{Arguments, ChildArguments};
 use crate::check::{Progress, read};
 use crate::settings::{COUNTERS, FAMILIES, Over, Rng, family_name, open};
+use crate::shared_disk::SharedDisk;
 
 /// The database's directory inside the working directory.
 pub(crate) fn database_path(dir: &Path) -> PathBuf {
@@ -32,6 +33,9 @@ enum Sabotage {
     HalfBatch,
     MergedTwice,
 }
+
+/// Cycles in which a thread may meet a full disk and lie about it.
+const LYING_CYCLES_MAX: u64 = 50;
 
 const SABOTAGES: [Sabotage; 3] = [Sabotage::LostWrite, Sabotage::HalfBatch, Sabotage::MergedTwice];
 
@@ -92,7 +96,7 @@ impl Session<'_> {
             if cycle % self.arguments.cycles_per_database == 0 {
                 self.begin_database().map_err(|error| error.to_string())?;
             }
-            self.cycle(None).map_err(|problem| format!("cycle {cycle}: {problem}"))?;
+            self.cycle(None, false).map_err(|problem| format!("cycle {cycle}: {problem}"))?;
             println!(
                 "cycle {} of {}: {} operations so far, {} kills",
                 cycle + 1,
@@ -109,14 +113,30 @@ impl Session<'_> {
             self.begin_database().map_err(|error| error.to_string())?;
             // The writer must have got somewhere before there is something to damage.
             while self.progress.done.iter().any(|&done| done < 200) {
-                self.cycle(None)?;
+                self.cycle(None, false)?;
             }
-            match self.cycle(Some(sabotage)) {
+            match self.cycle(Some(sabotage), false) {
                 Ok(()) => return Err(format!("{sabotage:?} was not seen")),
                 Err(problem) => println!("{sabotage:?} is seen: {problem}"),
             }
         }
-        Ok(())
+        if self.arguments.full_disk { self.lie() } else { Ok(()) }
+    }
+
+    /// Acknowledges a write that a full disk refused.
+    fn lie(&mut self) -> Result<(), String> {
+        self.begin_database().map_err(|error| error.to_string())?;
+        for _ in 0..LYING_CYCLES_MAX {
+            match self.cycle(None, true) {
+                Ok(()) => {}
+                Err(problem) if problem.contains("operations acknowledged") => {
+                    println!("an acknowledged write that was refused is seen: {problem}");
+                    return Ok(());
+                }
+                Err(problem) => return Err(problem),
+            }
+        }
+        Err("an acknowledged write that was refused was not seen".to_owned())
     }
 
     fn begin_database(&mut self) -> archipelago::Result<()> {
@@ -131,7 +151,7 @@ impl Session<'_> {
     }
 
     /// Write, kill, check.
-    fn cycle(&mut self, sabotage: Option<Sabotage>) -> Result<(), String> {
+    fn cycle(&mut self, sabotage: Option<Sabotage>, lies: bool) -> Result<(), String> {
         let text = |error: Error| error.to_string();
         acks::create(&acks_path(&self.dir)).map_err(text)?;
         let child = ChildArguments {
@@ -140,14 +160,25 @@ impl Session<'_> {
             open_seed: self.rng.u64(..),
             ops_per_thread: self.arguments.ops_per_cycle.div_ceil(self.arguments.threads),
             tiers: self.arguments.tiers,
+            full_disk: self.arguments.full_disk,
+            lies,
             first: self.progress.done.clone(),
         };
         self.write_and_kill(&child)?;
         let acknowledged = acks::read(&acks_path(&self.dir), &self.progress.done).map_err(text)?;
         let before: u64 = self.progress.done.iter().sum();
         let path = database_path(&self.dir);
-        let over = if self.arguments.tiers { Over::Tiers { dies: false } } else { Over::Plain };
-        let db = open(&path, self.progress.seed, self.rng.u64(..), over)
+        let open_seed = self.rng.u64(..);
+        let disk = match self.arguments.full_disk {
+            true => Some(SharedDisk::new(&path, open_seed).map_err(text)?),
+            false => None,
+        };
+        let over = match &disk {
+            Some(disk) => Over::Disk(disk),
+            None if self.arguments.tiers => Over::Tiers { dies: false },
+            None => Over::Plain,
+        };
+        let db = open(&path, self.progress.seed, open_seed, over)
             .map_err(|error| format!("cannot open the database after the kill: {error}"))?;
         if let Some(sabotage) = sabotage {
             self.damage(&db, sabotage, &acknowledged).map_err(text)?;

@@ -11,6 +11,8 @@ use rustix::process::{Signal, getpid, kill_process};
 
 pub(crate) use archipelago::Rng;
 
+use crate::shared_disk::SharedDisk;
+
 /// The column families for everything but counting.
 pub(crate) const FAMILIES: [&str; 3] = ["default", "wide", "plain"];
 /// Index of the family of counters, behind those.
@@ -94,31 +96,41 @@ fn death(after: u64) -> tier::FaultPoint {
 }
 
 /// Who opens: over which file system, and whether it may die at a step of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Over {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Over<'a> {
     Plain,
     Tiers { dies: bool },
+    Disk(&'a SharedDisk),
 }
 
-/// Opens the database of `seed`, over tiers or not; `open_seed` decides what may differ from open to open. Creates
-/// what is missing, families included (a kill may have come between them).
-pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over) -> Result<Db> {
+/// Opens the database of `seed`, over tiers or not; `open_seed` decides what may differ from open to
+/// open. Creates what is missing, families included (a kill may have come between them). A shared
+/// disk has its room back on return.
+pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over<'_>) -> Result<Db> {
     let mut rng = Rng::with_seed(open_seed);
     let options = DbOptions {
         max_background_jobs: rng.usize(1..5),
         wal_segment_bytes: rng.u64(64..512) << 10,
         wal_bytes_max: if rng.bool() { rng.u64(256..4096) << 10 } else { 0 },
         block_cache_bytes: rng.u64(1..16) << 20,
-        log_write_through: rng.u8(..4) == 0,
+        // A failed write-through leaves open whether the write is there.
+        log_write_through: rng.u8(..4) == 0 && !matches!(over, Over::Disk(_)),
         ..DbOptions::default()
     };
     let families = [("default".to_owned(), family_options(seed, 0))].into_iter().collect();
     let storage = match over {
         Over::Tiers { dies } => storage(dir, seed, open_seed, dies)?,
-        Over::Plain => Storage::open(dir, &[])?,
+        Over::Plain | Over::Disk(_) => Storage::open(dir, &[])?,
     };
-    let components = Components { families, fs: storage.fs, ..Components::default() };
+    let fs = match over {
+        Over::Disk(disk) => disk.file_system(),
+        Over::Plain | Over::Tiers { .. } => storage.fs,
+    };
+    let components = Components { families, fs, ..Components::default() };
     let db = Db::open_with(&storage.dir, options, components)?;
+    if let Over::Disk(disk) = over {
+        disk.leave();
+    }
     let known = db.list_families();
     for index in 1..=COUNTERS {
         let name = family_name(index);

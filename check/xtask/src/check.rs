@@ -78,6 +78,23 @@ const BUILDING: &[CargoStep] = &[
         hint: "the output above names the seed and the cycle: the same seed replays it",
         slow: true,
     },
+    CargoStep {
+        name: "crash run, full disk",
+        args: &[
+            "run",
+            "--locked",
+            "--quiet",
+            "-p",
+            "archipelago-crash",
+            "--",
+            "--full-disk",
+            "--cycles",
+            "40",
+        ],
+        env: &[],
+        hint: "the output above names the seed and the cycle: the same seed replays it",
+        slow: true,
+    },
 ];
 
 /// The fabric over libfabric: where its headers are.

@@ -133,3 +133,5 @@ pub const CURRENT_NAME: &str = "CURRENT";
 pub const LOCK_NAME: &str = "LOCK";
 /// Name of the file that says that a directory is a database, and of which format version.
 pub const IDENTITY_NAME: &str = "IDENTITY";
+/// Name of the file that occupies the reserve of a full disk; see [`crate::disk_space`].
+pub const RESERVE_NAME: &str = "RESERVE";

@@ -20,6 +20,7 @@ pub mod tombstone;
 pub mod cache;
 pub mod compaction;
 pub mod db;
+pub mod disk_space;
 pub mod flush;
 pub mod job;
 pub mod manifest;

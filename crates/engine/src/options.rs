@@ -5,6 +5,7 @@ use archipelago_env::GroupAccess;
 use serde::{Deserialize, Serialize};
 
 use crate::bucket::BUCKETS_MAX;
+use crate::disk_space::SpaceUse;
 
 /// Number of levels, L0 included.
 pub const LEVELS: usize = 7;
@@ -107,6 +108,10 @@ pub struct DbOptions {
     /// `none` gives modes 0600 and 0700, `read` 0640 and 0750, `write` 0660 and 0770, whatever the
     /// umask. It holds for what is created from now on. Default `none`.
     pub group_access: GroupAccess,
+    /// Most bytes of the disk that are kept in reserve, for deletes, flushes and recovery when the
+    /// disk is full. The reserve is as large as one write buffer of every family, at least 1 MiB
+    /// and at most an eighth of the room that there is. 0 for no reserve. Default 64 MiB.
+    pub disk_reserve_bytes: u64,
     /// Time every get and write into histograms (a few dozen nanoseconds each). Default false.
     pub latency_histograms: bool,
 }
@@ -132,6 +137,7 @@ impl Default for DbOptions {
             log_write_through: false,
             compaction_readahead_bytes: 2 << 20,
             group_access: GroupAccess::None,
+            disk_reserve_bytes: 64 << 20,
             latency_histograms: false,
         }
     }
@@ -319,11 +325,15 @@ pub struct WriteOptions {
     pub wal: bool,
     /// Fail with `Busy` instead of waiting when writes are stalled. Default false.
     pub no_slowdown: bool,
+    /// What the write does to the space that the database takes, as far as the caller knows. A
+    /// batch of deletes alone always frees space. Writes that free space are taken on a full disk
+    /// while the reserve lasts. Default: it takes space.
+    pub space_use: SpaceUse,
 }
 
 impl Default for WriteOptions {
     fn default() -> Self {
-        Self { sync: false, wal: true, no_slowdown: false }
+        Self { sync: false, wal: true, no_slowdown: false, space_use: SpaceUse::Takes }
     }
 }
 

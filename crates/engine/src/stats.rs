@@ -87,6 +87,12 @@ tickers! {
     MergeErrors = "merge.errors",
     /// Files removed because no version needed them.
     FilesRemoved = "files.removed",
+    /// Writes refused because the disk is full.
+    DiskFullRefusals = "disk.full.refusals",
+    /// Times that the reserve of the disk was given up.
+    DiskReserveUses = "disk.reserve.uses",
+    /// Memtables sealed early because the disk is nearly full.
+    DiskEarlyFlushes = "disk.early.flushes",
     /// Bytes of ingested files.
     IngestBytes = "ingest.bytes",
     /// Bucket map changes.
@@ -111,6 +117,8 @@ tickers! {
     StallPendingNs = "stall.pending.ns",
     /// Nanoseconds writers waited because of the byte budget.
     StallBudgetNs = "stall.budget.ns",
+    /// Nanoseconds writers waited for a flush that gives room on a full disk.
+    StallDiskNs = "stall.disk.ns",
 }
 
 const TICKERS: usize = Ticker::ALL.len();

@@ -55,10 +55,11 @@ pub use archipelago_compute::storage;
 pub use archipelago_compute::{ComputeNode, Settings, Storage, default_dir, load_settings};
 pub use archipelago_engine::border::running_extension;
 pub use archipelago_engine::db::{
-    BucketChange, BucketInfo, ColumnFamily, CompactRangeOptions, Components, Db, Entry,
+    BucketChange, BucketInfo, ColumnFamily, CompactRangeOptions, Components, Db, DiskReport, Entry,
     IngestOptions, Iter, LastLevel, LevelInfo, OnProgress, ReadOptions, Report, Snapshot,
     VerifyReport,
 };
+pub use archipelago_engine::disk_space::{SpaceState, SpaceUse};
 pub use archipelago_engine::event::{Event, EventListener, Listeners};
 pub use archipelago_engine::extension::{
     CompactionFilter, FilterDecision, MergeOperator, Registry,

@@ -38,6 +38,7 @@
 //!
 //! Cost: O(files of the levels that are due, and of the tables that may give space back).
 
+mod freeing;
 mod picker;
 pub mod reclaim;
 mod share;
@@ -50,6 +51,7 @@ use crate::key::KeyRange;
 use crate::live_file::LiveFile;
 use crate::version::{LAST_LEVEL, Version, total_bytes};
 
+pub use self::freeing::{Room, largest_job_bytes, pick_freeing, pick_part, pick_recut, pick_tiny};
 use self::picker::Picker;
 pub use self::reclaim::RangeInput;
 pub use self::share::{compaction_jobs, flush_reserve_ns, is_loading, load_pause_ns, pick_of_all};

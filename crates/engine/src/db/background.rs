@@ -25,6 +25,7 @@ use crate::db::flushing::FlushTask;
 use crate::db::inner::{DbInner, RunningKind, State};
 use crate::db::memtable::Memtable;
 use crate::db::rebalancing::MapTask;
+use crate::disk_space::SpaceState;
 use crate::file_meta::sst_name;
 use crate::manifest::VersionEdit;
 use crate::stats::Ticker;
@@ -138,6 +139,7 @@ impl Db {
 impl DbInner {
     /// See [`Db::step_background`].
     pub(crate) fn step(&self) -> Result<bool> {
+        self.tend_disk();
         self.enforce_log_bound();
         self.relieve_pressure();
         let due = self.is_due_to_leave(&self.state.lock());
@@ -200,11 +202,12 @@ impl DbInner {
         }
     }
 
-    /// What a worker looks after between jobs: the log's size, memory, files to be removed.
+    /// What a worker looks after between jobs: the log's size, memory, files to be removed, room on the disk.
     fn keep_bounds(&self) {
         self.enforce_log_bound();
         self.relieve_pressure();
         self.remove_obsolete();
+        self.tend_disk();
     }
 
     fn pause(&self, state: &State) -> Duration {
@@ -302,6 +305,7 @@ impl DbInner {
         match self.next_compaction(state) {
             Some(task) => {
                 state.running.retain(|job| job.id != task.job_id);
+                self.return_room(&task);
                 true
             }
             None => false,
@@ -330,6 +334,9 @@ impl DbInner {
     fn note_result(&self, task: &Task, result: &Result<()>) {
         match result {
             Ok(()) => {
+                if self.disk.state() != SpaceState::Roomy && !matches!(task, Task::Ready(..)) {
+                    self.renew_patience();
+                }
                 let mut state = self.state.lock();
                 if state.failures_in_row > 0 && !matches!(task, Task::Ready(..)) {
                     state.failures_in_row = 0;
@@ -341,7 +348,15 @@ impl DbInner {
             Err(error) => {
                 self.note_pause();
                 let is_halfway = error.cause::<EnginePanic>().is_some();
-                if error.kind() == ErrorKind::Corrupt || is_halfway {
+                if matches!(task, Task::Flush(_)) && error.is_no_space() {
+                    // The next attempt has the room of the reserve.
+                    self.give_up_reserve();
+                }
+                if matches!(task, Task::Compact(_)) && error.is_no_space() {
+                    // The room was estimated. Nothing that is needed has failed.
+                    self.stats.add(Ticker::BackgroundErrors, 1);
+                    tracing::warn!(job = task.name(), %error, "a compaction had no room on the disk");
+                } else if error.kind() == ErrorKind::Corrupt || is_halfway {
                     self.fail_read_only(&task.name(), error);
                 } else {
                     self.fail_soft(&task.name(), error);

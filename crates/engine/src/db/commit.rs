@@ -35,9 +35,11 @@ use archipelago_base::{CfId, FileNo, Result, SeqNo};
 use crossbeam_utils::{Backoff, CachePadded};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::db::disk::Admission;
 use crate::db::leading::Leading;
 use crate::db::memtable::{Granted, Memtable};
 use crate::db::publication::Publication;
+use crate::disk_space::SpaceUse;
 use crate::transaction::RecentWrites;
 use crate::wal::{Entry, LogSyncer, LogWriter};
 
@@ -58,6 +60,12 @@ pub(crate) struct CommitState {
     pub(crate) active: Vec<Option<Arc<Memtable>>>,
     /// Keys of recent writes, for transactions that are being checked.
     pub(crate) recent: RecentWrites,
+    /// Bytes that may be written before the disk is measured again.
+    pub(crate) credit_bytes: u64,
+    /// The same for writes that free space.
+    pub(crate) freeing_credit_bytes: u64,
+    /// Whether a write that frees space was admitted since writes were refused for want of room.
+    pub(crate) has_freed: bool,
 }
 
 impl CommitState {
@@ -89,6 +97,14 @@ pub(crate) struct Submission<'a> {
     pub(crate) records: u64,
     pub(crate) shares: &'a [Share],
     pub(crate) wal: bool,
+    pub(crate) space_use: SpaceUse,
+}
+
+impl Submission<'_> {
+    /// Bytes that the write takes in memory, which is no less than what it takes in the log.
+    fn bytes(&self) -> u64 {
+        self.shares.iter().map(|share| share.bytes).sum()
+    }
 }
 
 /// Leave to insert: the write's place in the order and the memtables that take it.
@@ -127,6 +143,10 @@ pub(crate) enum Outcome {
     Done(SeqNo),
     /// The memtable of this family is full and cannot be sealed yet: wait, then commit again.
     MustWait(CfId),
+    /// The disk has no room for it.
+    DiskFull,
+    /// Memory must be flushed first: the reserve of a small disk would not carry the write as well.
+    MustFlush,
 }
 
 /// What came of a submission.
@@ -134,13 +154,33 @@ enum Answer {
     Granted(Grant),
     /// Somebody else inserted it; its last sequence number.
     Inserted(SeqNo),
-    MustWait(CfId),
+    Held(Held),
+}
+
+/// Why a write is not granted now.
+#[derive(Clone, Copy)]
+enum Held {
+    /// The memtable of this family is full and cannot be sealed yet.
+    Memtable(CfId),
+    /// The disk has no room for it.
+    Disk,
+    /// Memory must be flushed first.
+    Flush,
 }
 
 /// What the committer needs from the database, under the commit lock.
 pub(crate) trait CommitHost {
     /// Makes sure the open log takes an append: rotates a full or failed segment.
     fn prepare_log(&self, state: &mut CommitState) -> Result<()>;
+    /// Whether the disk takes a write of `bytes` that exceeds the credit.
+    fn admit_by_measure(
+        &self,
+        state: &mut CommitState,
+        write: &Submission<'_>,
+        bytes: u64,
+    ) -> Admission;
+    /// Gives up what is kept in reserve for a full disk.
+    fn give_up_reserve(&self);
     /// Makes sure that the family's active memtable takes `bytes` more: seals a full one.
     /// `Ok(false)` if it is full and must not be sealed yet.
     fn prepare_memtable(&self, state: &mut CommitState, share: &Share) -> Result<bool>;
@@ -157,6 +197,7 @@ struct Ticket {
     records: u64,
     shares: Vec<Share>,
     wal: bool,
+    space_use: SpaceUse,
     answer: Mutex<Option<Result<Answer>>>,
     state: AtomicU8,
 }
@@ -181,6 +222,7 @@ impl Ticket {
             records: self.records,
             shares: &self.shares,
             wal: self.wal,
+            space_use: self.space_use,
         }
     }
 
@@ -226,8 +268,15 @@ pub(crate) struct Committer {
 
 impl Committer {
     pub(crate) fn new(last_seq: SeqNo) -> Self {
-        let recent = RecentWrites::default();
-        let state = CommitState { last_seq, log: None, active: Vec::new(), recent };
+        let state = CommitState {
+            last_seq,
+            log: None,
+            active: Vec::new(),
+            recent: RecentWrites::default(),
+            credit_bytes: 0,
+            freeing_credit_bytes: 0,
+            has_freed: false,
+        };
         Self {
             state: CachePadded::new(Mutex::new(state)),
             waiting: CachePadded::new(Mutex::new(Vec::new())),
@@ -265,6 +314,11 @@ impl Committer {
     pub(crate) fn set_log(&self, log: LogWriter) {
         *self.syncer.lock() = Some(log.syncer());
         self.state.lock().log = Some(log);
+    }
+
+    /// Sets what syncs the log (commit lock held by a caller that sets the log itself).
+    pub(crate) fn set_syncer(&self, syncer: LogSyncer) {
+        *self.syncer.lock() = Some(syncer);
     }
 
     /// What syncs the log, if there is one.
@@ -336,7 +390,9 @@ impl Committer {
                 Ok(Outcome::Done(self.complete(grant)))
             }
             Ok(Answer::Inserted(last_seq)) => Ok(Outcome::Done(last_seq)),
-            Ok(Answer::MustWait(cf)) => Ok(Outcome::MustWait(cf)),
+            Ok(Answer::Held(Held::Memtable(cf))) => Ok(Outcome::MustWait(cf)),
+            Ok(Answer::Held(Held::Disk)) => Ok(Outcome::DiskFull),
+            Ok(Answer::Held(Held::Flush)) => Ok(Outcome::MustFlush),
             Err(error) => Err(error),
         };
         claimed.for_each(|later| self.insert_claimed(host, later));
@@ -370,6 +426,7 @@ impl Committer {
             records: write.records,
             shares: write.shares.to_vec(),
             wal: write.wal,
+            space_use: write.space_use,
             answer: Mutex::new(None),
             state: AtomicU8::new(AWAKE),
         });
@@ -477,13 +534,56 @@ fn prepare(
     state: &mut CommitState,
     host: &dyn CommitHost,
     write: &Submission<'_>,
-) -> Result<Option<CfId>> {
+) -> Result<Option<Held>> {
     for share in write.shares {
         if !host.prepare_memtable(state, share)? {
-            return Ok(Some(share.cf));
+            return Ok(Some(Held::Memtable(share.cf)));
         }
     }
-    Ok(None)
+    // Afterwards, because a new memtable has to be flushed to tables of its own.
+    Ok(match admit(state, host, write) {
+        Admission::Admitted => None,
+        Admission::Waits => Some(Held::Flush),
+        Admission::Full => Some(Held::Disk),
+    })
+}
+
+/// Whether the disk takes the write: within the credit, or by a measurement.
+#[inline]
+fn admit(state: &mut CommitState, host: &dyn CommitHost, write: &Submission<'_>) -> Admission {
+    let bytes = write.bytes();
+    state.has_freed |= write.space_use == SpaceUse::Frees;
+    let credit = match write.space_use {
+        SpaceUse::Frees if state.credit_bytes < bytes => &mut state.freeing_credit_bytes,
+        _ => &mut state.credit_bytes,
+    };
+    if bytes <= *credit {
+        *credit -= bytes;
+        return Admission::Admitted;
+    }
+    host.admit_by_measure(state, write, bytes)
+}
+
+/// Appends to the log. If the disk is full, the reserve is given up and the append is tried once
+/// more, in a new segment.
+fn append(
+    state: &mut CommitState,
+    host: &dyn CommitHost,
+    act: impl Fn(&mut LogWriter) -> Result<()>,
+) -> Result<()> {
+    let try_once = |state: &mut CommitState| {
+        host.prepare_log(state)?;
+        state.log.as_mut().map_or(Ok(()), &act)
+    };
+    match try_once(state) {
+        Err(first) if first.is_no_space() => {
+            (state.credit_bytes, state.freeing_credit_bytes) = (0, 0);
+            host.give_up_reserve();
+            // The file system may have another device for the next segment.
+            try_once(state)
+        }
+        done => done,
+    }
 }
 
 fn grant_one(
@@ -491,20 +591,17 @@ fn grant_one(
     host: &dyn CommitHost,
     write: &Submission<'_>,
 ) -> Result<Answer> {
-    if let Some(full) = prepare(state, host, write)? {
-        return Ok(Answer::MustWait(full));
+    if let Some(held) = prepare(state, host, write)? {
+        return Ok(Answer::Held(held));
     }
     if write.wal {
-        host.prepare_log(state)?;
-        let first_seq = state.last_seq.next();
-        if let Some(log) = &mut state.log {
-            log.append(&Entry {
-                first_seq,
-                payload: write.payload,
-                payload_crc: write.payload_crc,
-            })?;
-            host.appended(write.payload.len() as u64, 1);
-        }
+        let entry = Entry {
+            first_seq: state.last_seq.next(),
+            payload: write.payload,
+            payload_crc: write.payload_crc,
+        };
+        append(state, host, |log| log.append(&entry).map(drop))?;
+        host.appended(write.payload.len() as u64, 1);
     }
     Ok(Answer::Granted(take_grant(state, write)))
 }
@@ -529,7 +626,7 @@ fn grant_group(
     for ticket in tickets {
         match prepare(state, host, &ticket.submission()) {
             Ok(None) => group.push(ticket),
-            Ok(Some(full)) => ticket.finish(Ok(Answer::MustWait(full))),
+            Ok(Some(held)) => ticket.finish(Ok(Answer::Held(held))),
             Err(error) => ticket.finish(Err(error)),
         }
     }
@@ -550,7 +647,6 @@ fn append_group(
     if !group.iter().any(|ticket| ticket.wal) {
         return Ok(());
     }
-    host.prepare_log(state)?;
     let mut next = state.last_seq.next();
     let mut records = Vec::with_capacity(group.len());
     let mut bytes = 0;
@@ -565,10 +661,8 @@ fn append_group(
         }
         next = SeqNo(next.0 + ticket.records);
     }
-    if let Some(log) = &mut state.log {
-        log.append_many(&records)?;
-        host.appended(bytes, records.len() as u64);
-    }
+    append(state, host, |log| log.append_many(&records).map(drop))?;
+    host.appended(bytes, records.len() as u64);
     Ok(())
 }
 

@@ -10,11 +10,14 @@ use archipelago_env::{IoContext, IoPurpose};
 use crate::border::contained;
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input};
-use crate::compaction::pick::{Pick, PickInput, Running};
-use crate::compaction::pick::{compaction_jobs, is_loading, pick_of_all};
+use crate::compaction::pick::{
+    Pick, PickInput, Running, compaction_jobs, is_loading, pick_freeing, pick_of_all, pick_part,
+    pick_recut, pick_tiny,
+};
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
 use crate::db::subcompacting::Compacted;
+use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::file_meta::sst_name;
 use crate::flush::ShardSource;
@@ -43,6 +46,24 @@ pub(crate) fn output_bytes(threads: usize, input_bytes: u64) -> u64 {
     input_bytes.saturating_add(least).min(JOB_OUTPUT_BYTES * threads)
 }
 
+/// Most compactions that are looked at for one whose outputs fit the disk.
+const PICKS_MAX: usize = 8;
+
+/// What a compaction is picked from.
+struct Candidates<'a> {
+    versions: &'a [&'a Version],
+    /// Everything but the version.
+    common: PickInput<'a>,
+}
+
+impl Candidates<'_> {
+    /// Each family alone, with its index.
+    fn each(&self) -> impl Iterator<Item = (usize, PickInput<'_>)> {
+        let families = self.versions.iter().enumerate();
+        families.map(|(at, version)| (at, PickInput { version, ..self.common }))
+    }
+}
+
 /// A compaction that was picked: it is among the running jobs.
 pub(crate) struct CompactionTask {
     pub(crate) job_id: u64,
@@ -54,6 +75,8 @@ pub(crate) struct CompactionTask {
     pub(crate) by_hand: bool,
     /// Ends the job early.
     pub(crate) cancel: Cancel,
+    /// Estimated length of its outputs, counted while it runs.
+    pub(crate) room_bytes: u64,
 }
 
 impl State {
@@ -112,7 +135,7 @@ impl State {
         let kind = RunningKind::Compaction(pick.running(family.id));
         self.running.push(RunningJob { id: job_id, kind });
         let cancel = Cancel::default();
-        CompactionTask { job_id, family, version, pick, by_hand: false, cancel }
+        CompactionTask { job_id, family, version, pick, by_hand: false, cancel, room_bytes: 0 }
     }
 }
 
@@ -171,9 +194,60 @@ impl DbInner {
             now_ms: self.clock.unix_ms(),
             loading: self.is_loading(),
         };
-        let (at, pick) = pick_of_all(&all, &common)?;
+        let candidates = Candidates { versions: &all, common };
+        let (at, pick) = self.pick_that_fits(&candidates)?;
         let (family, version) = (Arc::clone(&families[at]), Arc::clone(&versions[at]));
-        Some(state.start_compaction(family, version, pick))
+        let mut task = state.start_compaction(family, version, pick);
+        self.take_room(&mut task);
+        Some(task)
+    }
+
+    /// The most urgent compaction whose outputs fit the room on the disk. If none of the due ones
+    /// fits, a part of one; on a disk that is nearly full also one that is not due but frees space.
+    fn pick_that_fits(&self, from: &Candidates<'_>) -> Option<(usize, Pick)> {
+        let room = self.compaction_room(SpaceUse::Takes);
+        let mut lacking = u64::MAX;
+        let mut running = from.common.running.to_vec();
+        for _ in 0..PICKS_MAX {
+            // A pick that does not fit counts as running, so that the next pick is another one.
+            let jobs_max = from.common.jobs_max + running.len() - from.common.running.len();
+            let common = PickInput { running: &running, jobs_max, ..from.common };
+            let Some((at, pick)) = pick_of_all(from.versions, &common) else { break };
+            let needed = room.expected(&pick);
+            // Merging within L0 frees little, and joins parts that could go down alone.
+            let is_detour = lacking < u64::MAX && matches!(pick, Pick::IntraL0 { .. });
+            if needed <= room.bytes && !is_detour {
+                self.note_lacking(0);
+                return Some((at, pick));
+            }
+            if !is_detour {
+                lacking = lacking.min(needed - room.bytes);
+            }
+            running.push(pick.running(from.versions[at].cf()));
+        }
+        let is_short = lacking < u64::MAX;
+        if !is_short && self.disk.state() == SpaceState::Roomy {
+            self.note_lacking(0);
+            return None;
+        }
+        let of_each = |pick: &dyn Fn(&PickInput<'_>) -> Option<Pick>| {
+            from.each().find_map(|(at, input)| Some((at, pick(&input)?)))
+        };
+        let with_reserve = self.compaction_room(SpaceUse::Frees);
+        let part = |input: &PickInput<'_>| pick_part(input, &room);
+        let freeing = |input: &PickInput<'_>| pick_freeing(input, &with_reserve);
+        let recut = |input: &PickInput<'_>| {
+            pick_recut(input, &self.room_cuts(input.version), &with_reserve)
+        };
+        let due = if is_short { of_each(&part) } else { None };
+        let tiny = |input: &PickInput<'_>| pick_tiny(input, &with_reserve);
+        let found = due
+            .or_else(|| of_each(&freeing))
+            .or_else(|| of_each(&recut))
+            .or_else(|| of_each(&tiny));
+        let is_stuck = is_short && found.is_none() && from.common.running.is_empty();
+        self.note_lacking(if is_stuck { lacking } else { 0 });
+        found
     }
 
     /// Runs a picked compaction and installs it; afterwards it is not running any more. Returns the
@@ -189,6 +263,7 @@ impl DbInner {
 
     /// Takes a compaction that has ended off the running jobs.
     pub(crate) fn end_compaction(&self, task: &CompactionTask) {
+        self.return_room(task);
         let mut state = self.state.lock();
         state.running.retain(|job| job.id != task.job_id);
         drop(state);
@@ -213,8 +288,12 @@ impl DbInner {
             self.tell_levels(task);
             return Ok(Vec::new());
         }
+        let expected = self.compaction_room(SpaceUse::Frees).expected(&task.pick);
+        self.ensure_room(expected, "a compaction")?;
         let spec = self.compaction_spec(task);
-        let compacted = self.run_compaction(task, &spec)?;
+        let compacted = self.run_compaction(task, &spec);
+        self.note_estimate(compacted.as_ref().err());
+        let compacted = compacted?;
         let installed = self
             .fault_point("compaction.before_install")
             .and_then(|()| self.install_compaction(task, Some(&compacted)));
@@ -239,7 +318,13 @@ impl DbInner {
         let range = pick.range();
         let to = pick.to();
         let cuts = match to {
-            0 => self.state.lock().l0_cuts(version),
+            0 => {
+                let mut cuts = self.state.lock().l0_cuts(version);
+                cuts.extend(self.room_cuts(version));
+                cuts.sort_unstable();
+                cuts.dedup();
+                cuts
+            }
             to if to == version.base_level() => version.map().boundaries().to_vec(),
             _ => Vec::new(),
         };
@@ -389,10 +474,12 @@ impl DbInner {
         input_bytes: u64,
     ) -> OutputSpec {
         let options = &family.options;
-        let count =
-            OutputSpec::file_numbers_wanted(input_bytes, options.target_file_bytes, cuts.len());
+        let table_bytes = self.disk.table_bytes(options.target_file_bytes);
+        let count = OutputSpec::file_numbers_wanted(input_bytes, table_bytes, cuts.len());
         let first = self.file_numbers.allocate_many(count).0;
-        let target_file_bytes = if level == 0 { u64::MAX } else { options.target_file_bytes };
+        // Tables of L0 are cut on small disks alone.
+        let is_whole = level == 0 && table_bytes == options.target_file_bytes;
+        let target_file_bytes = if is_whole { u64::MAX } else { table_bytes };
         OutputSpec {
             dir: self.dir.clone(),
             cf_name: family.name.clone(),

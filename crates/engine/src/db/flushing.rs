@@ -28,6 +28,7 @@ use crate::db::inner::{DbInner, RunningJob, RunningKind, Sealed, ShardState, Sta
 use crate::db::memtable::{Immutable, Memtable};
 use crate::db::rebalancing::sample;
 use crate::db::together::{SizedWork, Work};
+use crate::disk_space::flush_room;
 use crate::event::Event;
 use crate::file_meta::sst_name;
 use crate::flush::{FlushSpec, NoShards, ShardRef, ShardSource};
@@ -221,6 +222,10 @@ impl DbInner {
     }
 
     fn flush_and_install(&self, task: &FlushTask) -> Result<()> {
+        let bytes = task.data_bytes(task.shards.clone());
+        let cuts = self.room_cuts_max(&task.family.current.load().version);
+        let tables = task.shards.len() * task.memtables.len() + cuts;
+        self.ensure_room(flush_room(bytes, tables as u64), "a flush")?;
         self.set_first_map(task)?;
         let output = self.write_shards(task)?;
         let installed = self
@@ -324,7 +329,8 @@ impl DbInner {
     /// The flush of some of the task's shards: the files of each end where it ends.
     pub(crate) fn flush_spec(&self, task: &FlushTask, shards: std::ops::Range<usize>) -> FlushSpec {
         let version = Arc::clone(&task.family.current.load().version);
-        let cuts = version.map().boundaries_and(&task.planned_cuts);
+        let cuts = [&task.planned_cuts[..], &self.room_cuts(&version)].concat();
+        let cuts = version.map().boundaries_and(&cuts);
         let bytes = task.data_bytes(shards.clone());
         let range = match task.memtables.first() {
             Some(memtable) if shards != task.shards => memtable.map.hull(&shards),

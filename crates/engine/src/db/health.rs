@@ -42,8 +42,8 @@ impl Health {
             |cause| {
                 Error::with_source(
                     ErrorKind::ReadOnly,
-                    "the database takes no writes since an earlier error; mend its cause, then \
-                     call resume or reopen",
+                    "the database takes no writes since an earlier error: mend the cause, then \
+                     resume the database or open it again",
                     cause,
                 )
             },

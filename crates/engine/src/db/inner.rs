@@ -31,6 +31,7 @@ use crate::border::ExtensionPanic;
 use crate::cache::BlockCache;
 use crate::compaction::pick::Running;
 use crate::db::commit::Committer;
+use crate::db::disk::Disk;
 use crate::db::family::{Family, SuperVersion};
 use crate::db::following::Following;
 use crate::db::hands::Hands;
@@ -85,6 +86,9 @@ pub(crate) struct LogSegment {
     pub(crate) no: FileNo,
     pub(crate) bytes: u64,
 }
+
+/// The segment that a log ended with; `None` for a log that never had one.
+pub(crate) type LogEnd = Option<crate::wal::SegmentRef>;
 
 /// A running job, as scheduling sees it.
 #[derive(Clone, Debug)]
@@ -171,6 +175,8 @@ pub(crate) struct DbInner {
     /// Stalled writers and waiters for background progress wait here.
     pub(crate) progress: Condvar,
     pub(crate) health: Health,
+    /// What is known of the room on the disk, and the reserve.
+    pub(crate) disk: Disk,
     pub(crate) trash: Arc<Trash>,
     pub(crate) closing: Arc<AtomicBool>,
     pub(crate) closed: AtomicBool,
@@ -178,6 +184,9 @@ pub(crate) struct DbInner {
     pub(crate) opened_ns: u64,
     /// Number of the open log segment.
     pub(crate) open_log: AtomicU64,
+    /// Where the log ended, if the disk had no room for the first segment at the open. The first
+    /// write begins that segment.
+    pub(crate) late_log: Mutex<Option<LogEnd>>,
     pub(crate) file_numbers: Arc<FileNumbers>,
     pub(crate) database_id: [u8; 16],
     pub(crate) delays: DelayController,

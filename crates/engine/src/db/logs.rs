@@ -15,10 +15,12 @@ use std::time::Duration;
 
 use archipelago_base::{Error, FileNo, Result, SeqNo};
 
-use crate::db::commit::{CommitHost, CommitState, Grant, Share};
+use crate::db::commit::{CommitHost, CommitState, Grant, Share, Submission};
+use crate::db::disk::Admission;
 use crate::db::flushing::FlushTask;
 use crate::db::inner::{DbInner, LogSegment, Sealed, ShardState, State};
 use crate::db::memtable::Memtable;
+use crate::disk_space::SpaceState;
 use crate::file_meta::log_name;
 use crate::stats::Ticker;
 use crate::wal::BatchView;
@@ -34,13 +36,22 @@ const LOCK_WAIT: Duration = Duration::from_millis(20);
 impl CommitHost for DbInner {
     fn prepare_log(&self, state: &mut CommitState) -> Result<()> {
         match &state.log {
-            Some(log) if log.should_rotate() || log.is_broken() => self.rotate_log(state),
-            Some(_) => Ok(()),
-            None => Err(Error::new(
-                archipelago_base::ErrorKind::ReadOnly,
-                "the database was opened read only",
-            )),
+            Some(log) if !log.should_rotate() && !log.is_broken() => Ok(()),
+            _ => self.rotate_log(state),
         }
+    }
+
+    fn admit_by_measure(
+        &self,
+        state: &mut CommitState,
+        write: &Submission<'_>,
+        bytes: u64,
+    ) -> Admission {
+        Self::admit_by_measure(self, state, write, bytes)
+    }
+
+    fn give_up_reserve(&self) {
+        Self::give_up_reserve(self);
     }
 
     fn prepare_memtable(&self, state: &mut CommitState, share: &Share) -> Result<bool> {
@@ -81,7 +92,7 @@ impl CommitHost for DbInner {
 impl DbInner {
     /// Ends the open segment and starts the next (commit lock held).
     pub(crate) fn rotate_log(&self, commit: &mut CommitState) -> Result<()> {
-        let Some(log) = commit.log.as_mut() else { return self.refuse_read_only() };
+        let Some(log) = commit.log.as_mut() else { return self.begin_log(commit) };
         let no = self.file_numbers.allocate();
         let recycle = self.state.lock().spare_logs.pop();
         log.note_manifest(self.marks.position());
@@ -135,7 +146,8 @@ impl DbInner {
             while state.logs.front().is_some_and(|segment| segment.no < floor) {
                 let Some(segment) = state.logs.pop_front() else { break };
                 let path = self.path_of(&log_name(segment.no));
-                if state.spare_logs.len() < SPARE_LOGS_MAX {
+                let may_keep = self.disk.state() == SpaceState::Roomy;
+                if may_keep && state.spare_logs.len() < SPARE_LOGS_MAX {
                     state.spare_logs.push(path);
                 } else {
                     remove.push(path);
@@ -160,7 +172,7 @@ impl DbInner {
         self.remove_logs(&remove);
     }
 
-    fn remove_logs(&self, paths: &[PathBuf]) {
+    pub(crate) fn remove_logs(&self, paths: &[PathBuf]) {
         for path in paths {
             match self.fs.remove(path) {
                 Ok(()) => self.stats.add(Ticker::FilesRemoved, 1),

@@ -2,7 +2,8 @@
 //!
 //! `inner` has the state and the lock order; `commit`, `write`, `stalling`, `logs` are the write
 //! path; `read`, `scan` the read path; `open` recovery; `background` decides and runs jobs,
-//! `flushing` and `compacting` plan and install them; `rebalancing` moves bucket
+//! `flushing` and `compacting` plan and install them; `disk` does what a disk that fills makes
+//! necessary; `rebalancing` moves bucket
 //! boundaries, `families`, `buckets`, `checkpoint`, `ingest`, `verify`, `report` are what an operator calls.
 
 mod background;
@@ -13,6 +14,7 @@ mod compact_range;
 mod compacting;
 mod counting;
 mod credit;
+mod disk;
 mod families;
 mod family;
 pub mod flush_plan;
@@ -54,6 +56,7 @@ pub(crate) use checkpoint::copy as copy_file;
 pub(crate) use commit::CommitState;
 pub use compact_range::{CompactRangeOptions, LastLevel, OnProgress};
 pub use counting::KeyEstimate;
+pub use disk::DiskReport;
 pub use family::ColumnFamily;
 pub(crate) use family::Family;
 pub use ingest::IngestOptions;
@@ -191,8 +194,7 @@ impl Db {
     /// Makes everything that was written before this call survive power loss.
     pub fn sync(&self) -> Result<()> {
         self.inner.check_open()?;
-        self.inner.leave_log_before_sync()?;
-        self.inner.sync_log(self.inner.visible())
+        self.inner.sync_or_leave(self.inner.visible())
     }
 
     /// The counters and histograms.

@@ -9,9 +9,18 @@
 //!
 //! A read-only open replaces steps 4 to 6 by a picture of its own ([`crate::db::following`]).
 //!
+//! A disk without room for the tables of step 5: the reserve is given up first
+//! ([`crate::disk_space`]). If that is not enough, the tables are removed, nothing is installed,
+//! and the log is kept: its segments are made durable, its records stay in memtables that pin
+//! them, and flushes bring them to tables as room comes
+//! ([decision 0045](../../../../docs/decisions/0045-full-disks.md)).
+//!
 //! A crash at any point of this leaves the old state: only step 5's edit changes it. Cost: reads
-//! the log once; memory is bounded by writing memtables that are full (of records or of range
-//! deletes), or the largest one while the byte budget is exceeded, to files before the edit.
+//! the log once (twice where it is kept); memory is bounded by writing memtables that are full (of
+//! records or of range deletes), or the largest one while the byte budget is exceeded, to files
+//! before the edit. Where the log is kept, the memory budget bounds it.
+
+mod kept_log;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,6 +40,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::cache::BlockCache;
 use crate::db::commit::Committer;
+use crate::db::disk::Disk;
 use crate::db::family::{Family, SuperVersion};
 use crate::db::flushing::FlushTask;
 use crate::db::following::{Following, Unusable, while_changing};
@@ -39,10 +49,12 @@ use crate::db::health::Health;
 use crate::db::inner::{DbInner, State};
 use crate::db::memtable::{Memtable, RECORD_OVERHEAD_BYTES};
 use crate::db::snapshot::Snapshots;
+use crate::disk_space::flush_room;
 use crate::event::Listeners;
 use crate::extension::Registry;
 use crate::file_meta::{LOCK_NAME, log_name};
 use crate::flush::run_flush;
+use crate::job::JobOutput;
 use crate::job::executor::{JobExecutor, LocalExecutor};
 use crate::key::KeyRange;
 use crate::live_file::Trash;
@@ -54,9 +66,7 @@ use crate::options::{CfOptions, DbOptions};
 use crate::sst::TableCache;
 use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter};
 use crate::transaction::RowLocks;
-use crate::wal::{
-    LogChain, LogConfig, LogWriter, RecoveredLog, SegmentEnd, SegmentFile, SegmentRef,
-};
+use crate::wal::{LogChain, RecoveredLog, SegmentEnd, SegmentFile};
 
 /// Called at named points of background work; an error makes the step fail there:
 /// `flush.picked`, `compaction.picked` and `buckets.picked` (when a job begins), `ingest.before_install`,
@@ -64,7 +74,7 @@ use crate::wal::{
 /// `flush.shard` (before each shard of a flush), `flush.before_install`, `compaction.part` (before each part of a compaction that is cut),
 /// `compaction.before_install`, `recovery.before_install`, `resume.before_install`,
 /// `checkpoint.before_manifest`, `transaction.checked` (between the two steps of a commit's check; its
-/// thread must not write).
+/// thread must not write), `reserve.written` (before a reserve for a full disk replaces the present one).
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// What a database is made of besides its settings.
@@ -157,6 +167,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     };
     let inner = assemble(dir, options, components, manifest, trash, rng)?;
     *inner.lock.lock() = lock;
+    inner.prepare_room()?;
     inner.open_families()?;
     if inner.options.read_only {
         inner.catch_up()?;
@@ -252,11 +263,13 @@ fn assemble(
         work: Condvar::new(),
         progress: Condvar::new(),
         health: Health::default(),
+        disk: Disk::new(dir),
         trash,
         closing: Arc::new(AtomicBool::new(false)),
         closed: AtomicBool::new(false),
         next_memtable_id: AtomicU64::new(1),
         open_log: AtomicU64::new(0),
+        late_log: Mutex::new(None),
         delays: DelayController::new(Arc::clone(&components.clock)),
         ingest: RateMeter::new(Arc::clone(&components.clock), INGEST_WINDOW),
         drain: RateMeter::new(Arc::clone(&components.clock), DRAIN_WINDOW),
@@ -352,7 +365,13 @@ impl DbInner {
         if edit.changes.is_empty() {
             return Ok(());
         }
-        self.apply_edit(edit)
+        match self.apply_edit(edit) {
+            Err(error) if error.is_no_space() => {
+                tracing::warn!(%error, "the disk has no room to store other settings of families");
+                Ok(())
+            }
+            stored => stored,
+        }
     }
 
     /// Steps 4 to 6 of the module.
@@ -361,36 +380,46 @@ impl DbInner {
         let segments = self.log_segments(floor)?;
         let is_listed = |no| segments.iter().any(|segment| segment.no == no).then_some(u64::MAX);
         self.manifest.lock().evidence().check_log(&self.dir, floor, is_listed)?;
-        let mut replay = Replay {
-            inner: self,
-            outputs: VersionEdit::new(),
-            last_seq: SeqNo::ZERO,
-            next_cf_id: self.manifest.lock().next_cf_id(),
-        };
         let chain = LogChain {
             segments: &segments,
             floor,
             mode: self.options.recovery_mode,
             database_id: self.database_id,
         };
-        let recovered = crate::wal::recover(&*self.fs, &chain, &mut |first_seq, batch| {
-            replay.apply(first_seq, batch.iter())
-        })?;
-        self.check_log(&self.manifest.lock(), floor, &recovered)?;
-        if let Some(lost) = &recovered.lost {
-            tracing::warn!(lost, "the end of the log was not whole; unsynced writes were lost");
+        self.look_at_disk();
+        match self.recover_to_tables(&chain) {
+            Err(error) if error.is_no_space() => {
+                tracing::warn!(%error, "the disk has no room for the tables of recovery: the log \
+                    is kept, and its records stay in memory until there is room");
+                self.recover_to_memory(&chain, &error)
+            }
+            recovered => recovered,
         }
-        let last_seq = replay
-            .last_seq
-            .max(recovered.last_seq.unwrap_or_default())
-            .max(self.manifest.lock().last_seq());
-        replay.flush_all()?;
-        self.fault_point("recovery.before_install")?;
-        let mut edit = replay.outputs;
+    }
+
+    /// Recovery as the module tells it. After an error nothing is installed.
+    fn recover_to_tables(&self, chain: &LogChain<'_>) -> Result<()> {
+        let mut replay = Replay::new(self, None);
+        let recovered = replay.read(chain)?;
+        // The guard must end before `discard`, which takes the manifest lock as well.
+        let checked = self.check_log(&self.manifest.lock(), chain.floor, &recovered);
+        if let Err(lost) = checked {
+            replay.discard();
+            return Err(lost);
+        }
+        let last_seq = replay.last_seq_of(&recovered);
         let next_log = self.file_numbers.allocate();
-        edit.push(Change::LastSeq(last_seq));
-        edit.push(Change::LogFloor(next_log));
-        self.apply_edit(edit)?;
+        let installed = replay.flush_all().and_then(|()| {
+            self.fault_point("recovery.before_install")?;
+            let mut edit = std::mem::take(&mut replay.outputs);
+            edit.push(Change::LastSeq(last_seq));
+            edit.push(Change::LogFloor(next_log));
+            self.apply_edit(edit)
+        });
+        if let Err(error) = installed {
+            replay.discard();
+            return Err(error);
+        }
         self.committer.start_at(last_seq);
         self.fs.clear_log_tails(&self.dir)?;
         self.start_log(next_log, recovered.previous)
@@ -424,43 +453,28 @@ impl DbInner {
         manifest.evidence().check_log(&self.dir, floor, whole_through)
     }
 
-    fn start_log(&self, no: FileNo, previous: Option<SegmentRef>) -> Result<()> {
-        let config = LogConfig {
-            database_id: self.database_id,
-            segment_bytes: self.options.wal_segment_bytes,
-            seed: self.rng.lock().u64(..),
-            manifest: self.marks.position(),
-        };
-        let path = self.path_of(&log_name(no));
-        let log = LogWriter::create(Arc::clone(&self.fs), config, &path, no, previous, None)?;
-        // The manifest names the segment as the oldest one that is needed. From here on it may not
-        // be missing, not even after power loss.
-        let durable = log.syncer().sync()?;
-        self.marks.log(LogMark { no: durable.segment, bytes: durable.offset });
-        self.committer.set_log(log);
-        self.open_log.store(no.0, Ordering::Release);
-        Ok(())
-    }
-
     /// Removes what interrupted work left: tables of no version, old manifests and log segments,
     /// temporary files. Failures are logged; the next open tries again.
     fn remove_strays(&self) -> Result<()> {
-        let (live, manifest_no) = {
+        let (live, manifest_no, log_floor) = {
             let manifest = self.manifest.lock();
+            if manifest.is_unsettled() {
+                // The next open may find the edit that a full disk interrupted, and what it names.
+                return Ok(());
+            }
             let live: std::collections::HashSet<u64> = manifest
                 .column_families()
                 .flat_map(|(_, _, version)| version.files().map(|(_, file)| file.no))
                 .collect();
-            (live, manifest.manifest_no())
+            (live, manifest.manifest_no(), manifest.log_floor())
         };
-        let open_log = self.open_log.load(Ordering::Acquire);
         for entry in self.fs.list(&self.dir)? {
             let name = entry.name.as_str();
             let stray = match file_number(name) {
                 _ if entry.is_dir => false,
                 _ if name.ends_with(".tmp") => true,
                 Some(no) if name.ends_with(".sst") => !live.contains(&no.0),
-                Some(no) if name.ends_with(".log") => no.0 < open_log,
+                Some(no) if name.ends_with(".log") => no < log_floor,
                 Some(no) if name.starts_with("MANIFEST-") => no != manifest_no,
                 Some(no) if name.starts_with("MARK-") => no != manifest_no,
                 _ => false,
@@ -510,12 +524,69 @@ struct Replay<'a> {
     inner: &'a DbInner,
     /// What the one edit of recovery will say.
     outputs: VersionEdit,
+    /// What was written for it.
+    written: Vec<JobOutput>,
     last_seq: SeqNo,
     /// No column family with this id or a larger one was ever created.
     next_cf_id: CfId,
+    /// Set if the log is kept and its records stay in memory.
+    kept: Option<KeptLog>,
 }
 
-impl Replay<'_> {
+/// A log that recovery keeps, because the disk has no room for its tables.
+struct KeptLog {
+    /// Its oldest segment.
+    oldest: FileNo,
+    /// What recovery to tables failed with.
+    no_room: Error,
+}
+
+impl<'a> Replay<'a> {
+    fn new(inner: &'a DbInner, kept: Option<KeptLog>) -> Self {
+        Self {
+            inner,
+            outputs: VersionEdit::new(),
+            written: Vec::new(),
+            last_seq: SeqNo::ZERO,
+            next_cf_id: inner.manifest.lock().next_cf_id(),
+            kept,
+        }
+    }
+
+    /// Replays the log.
+    fn read(&mut self, chain: &LogChain<'_>) -> Result<RecoveredLog> {
+        let fs = Arc::clone(&self.inner.fs);
+        let read = crate::wal::recover(&*fs, chain, &mut |first_seq, batch| {
+            self.apply(first_seq, batch.iter())
+        });
+        match read {
+            Ok(recovered) => {
+                if let Some(lost) = &recovered.lost {
+                    tracing::warn!(
+                        lost,
+                        "the end of the log was not whole; unsynced writes were lost"
+                    );
+                }
+                Ok(recovered)
+            }
+            Err(error) => {
+                self.discard();
+                Err(error)
+            }
+        }
+    }
+
+    fn last_seq_of(&self, recovered: &RecoveredLog) -> SeqNo {
+        self.last_seq
+            .max(recovered.last_seq.unwrap_or_default())
+            .max(self.inner.manifest.lock().last_seq())
+    }
+
+    /// Removes the tables of a recovery that was not installed.
+    fn discard(&mut self) {
+        std::mem::take(&mut self.written).iter().for_each(|output| self.inner.discard(output));
+    }
+
     fn apply<'b>(
         &mut self,
         first_seq: SeqNo,
@@ -544,23 +615,51 @@ impl Replay<'_> {
         let current = family.current.load_full();
         let flushed = current.version.flushed_through();
         let bytes = (op.key.len() + op.value.len()) as u64 + RECORD_OVERHEAD_BYTES;
+        let kept_log = self.kept.as_ref().map(|kept| kept.oldest);
         if op.kind == crate::key::Kind::RangeDelete {
             for (start, end) in flushed.parts_below(seq, op.key, op.value) {
-                current.active.insert(seq, op.kind, start, end, None);
+                current.active.insert(seq, op.kind, start, end, kept_log);
             }
         } else if flushed.get(op.key) < seq {
-            current.active.insert(seq, op.kind, op.key, op.value, None);
+            current.active.insert(seq, op.kind, op.key, op.value, kept_log);
         } else {
             return Ok(());
         }
-        current.active.charge_replayed(bytes);
+        match kept_log {
+            None => current.active.charge_replayed(bytes),
+            Some(log) => {
+                current.active.grant(bytes, Some(log));
+                current.active.release();
+            }
+        }
         let budget = &self.inner.budget;
         let full = family.options.write_buffer_bytes;
-        if current.active.charged_bytes() >= full || current.active.is_crowded() {
-            self.flush(family, &current.active)?;
-        } else if seq.0.is_multiple_of(BUDGET_LOOK_RECORDS) && budget.pressure() == Pressure::Over {
-            self.flush_largest()?;
+        let is_full = current.active.charged_bytes() >= full || current.active.is_crowded();
+        match &self.kept {
+            Some(kept) if is_full => self.seal(family, kept)?,
+            None if is_full => self.flush(family, &current.active)?,
+            None if seq.0.is_multiple_of(BUDGET_LOOK_RECORDS)
+                && budget.pressure() == Pressure::Over =>
+            {
+                self.flush_largest()?;
+            }
+            _ => {}
         }
+        Ok(())
+    }
+
+    /// Seals a full memtable of a log that is kept.
+    fn seal(&self, family: &Arc<Family>, kept: &KeptLog) -> Result<()> {
+        let budget = &self.inner.budget;
+        if budget.total_bytes() > budget.limit_bytes() {
+            return Err(kept.no_room.context_at(
+                "the log holds more than the memory budget, so its records must go to tables: make \
+                 room on the disk, or raise memory_budget_bytes, and open the database again",
+            ));
+        }
+        let mut commit = self.inner.committer.lock();
+        commit.last_seq = self.last_seq;
+        self.inner.seal_active(&mut commit, family);
         Ok(())
     }
 
@@ -593,13 +692,16 @@ impl Replay<'_> {
         if !self.outputs.changes.iter().any(waits) {
             self.inner.set_first_map(&task)?;
         }
+        let room = flush_room(memtable.charged_bytes(), task.shards.len() as u64);
+        self.inner.ensure_room(room, "recovery")?;
         let output = {
             let spec = self.inner.flush_spec(&task, task.shards.clone());
             run_flush(&spec, &self.inner.job_context(&task))?
         };
-        for meta in output.files {
-            self.outputs.add_file(family.id, 0, meta);
+        for meta in &output.files {
+            self.outputs.add_file(family.id, 0, meta.clone());
         }
+        self.written.push(output);
         self.outputs.flushed_through(family.id, KeyRange::all(), self.last_seq);
         let version = Arc::clone(&family.current.load().version);
         let active = self.inner.new_memtable(&version, &[]);

@@ -96,7 +96,7 @@ impl Db {
             immutable_memtables: current.immutables.len(),
             snapshot_table_bytes: held.tables,
             snapshot_memtable_bytes: held.memtables,
-            health: self.inner.health.text(),
+            health: self.inner.health_text(),
         })
     }
 
@@ -122,7 +122,8 @@ impl Db {
     /// `.snapshot-table-bytes`, `.snapshot-mem-table-bytes`,
     /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`, `.block-cache-hit` and
     /// `-miss` (of data, index and filter blocks also `.block-cache-data-hit` and so on),
-    /// `.background-errors`, `.health`, `.latest-sequence-number`.
+    /// `.background-errors`, `.health`, `.latest-sequence-number`, `.disk-state` (roomy, tight, low
+    /// or critical), `.disk-free-bytes`, `.disk-reserve-bytes`.
     #[must_use]
     pub fn property(&self, cf: &ColumnFamily, name: &str) -> Option<String> {
         let name = name.strip_prefix("archipelago.").or_else(|| name.strip_prefix("rocksdb."))?;
@@ -158,6 +159,9 @@ impl Db {
             "block-cache-usage" => number(self.inner.budget.used_bytes(MemoryClass::BlockCache)),
             "background-errors" => number(self.inner.stats.get(Ticker::BackgroundErrors)),
             "health" => Some(report.health),
+            "disk-state" => Some(self.disk().state.name().to_owned()),
+            "disk-free-bytes" => number(self.disk().free_bytes?),
+            "disk-reserve-bytes" => number(self.disk().reserve_bytes),
             "latest-sequence-number" => number(self.inner.visible().0),
             _ => None,
         }
@@ -247,7 +251,15 @@ impl Db {
             yielded.yields,
             yielded.waited_ns / 1_000_000
         );
-        let _ = writeln!(out, "Health: {}", self.inner.health.text());
+        let disk = self.disk();
+        let free = disk.free_bytes.map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string());
+        let _ = writeln!(
+            out,
+            "Disk: {}, {free} bytes free, {} in reserve",
+            disk.state.name(),
+            disk.reserve_bytes
+        );
+        let _ = writeln!(out, "Health: {}", self.inner.health_text());
     }
 }
 

@@ -2,20 +2,26 @@
 //! new log segment begins.
 //!
 //! Needed when a segment could not be closed or synced: its records are in memory, but nothing
-//! will ever make the segment durable. Steps: 1. background work is paused and running flushes
-//! end; 2. under the commit lock, with every granted write inserted, the log goes on in a new
-//! segment and every memtable is sealed; 3. each memtable's shards that are not installed are
-//! flushed, without syncing the log; 4. one edit installs all of it, of all families, and moves the
-//! log floor to the new segment, as recovery does: a part of it could keep half a batch over a power
-//! loss; 5. the old segments are forgotten and removed.
+//! will ever make the segment durable. Steps:
+//!
+//! 1. Background work is paused and running flushes end.
+//! 2. Under the commit lock, with every granted write inserted, every memtable is sealed, and each
+//!    memtable's shards that are not installed are flushed, without syncing the log.
+//! 3. The log goes on in a new segment. The segment comes after the tables, so that a mapped ring
+//!    of the log does not take the room that the tables need on a full disk.
+//! 4. One edit installs all of it, of all families, and moves the log floor to the new segment, as
+//!    recovery does: a part of it could keep half a batch over a power loss.
+//! 5. The old segments are forgotten and removed, and so is what rings hold of them.
 //!
 //! Who does it: [`Db::resume`](crate::db::Db::resume); a synced write and background work (with
 //! the pause of failed jobs) when a closed segment is not whole, or when the database
 //! is read only because the device was full.
 //!
 //! Invariants: 1. before the edit nothing has changed but the open segment; 2. health is cleared
-//! only after the edit. Failure: outputs are removed, the memtables stay, it may be tried again.
-//! Cost: writers wait for a flush of all memory; compactions go on.
+//! only after the edit. Failure: outputs are removed, the memtables stay, it may be tried again. A
+//! compaction that runs may hold the room that the flush needs: on a full disk the attempt is
+//! repeated until no compaction runs. Cost: writers wait for a flush of all memory; compactions go
+//! on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,13 +116,24 @@ impl DbInner {
         Ok(())
     }
 
-    /// One attempt; `false` if the commit lock did not become free.
+    /// One attempt; `false` if the commit lock did not become free, or if there is no room while a
+    /// compaction runs.
     fn try_leave_log(&self) -> Result<bool> {
         let _paused = Paused::new(self);
         self.wait_for_flushes()?;
+        let left = self
+            .ensure_room(self.flush_bytes(), "a flush of all memory")
+            .and_then(|()| self.leave_log_with_room());
+        match left {
+            Err(error) if error.is_no_space() && self.is_compacting() => Ok(false),
+            left => left,
+        }
+    }
+
+    /// Steps 2 to 5 of the module; `false` if the commit lock did not become free.
+    fn leave_log_with_room(&self) -> Result<bool> {
         let Some(mut commit) = self.committer.try_lock_for(LOCK_WAIT) else { return Ok(false) };
         self.committer.wait_all_visible(&commit);
-        self.rotate_log(&mut commit)?;
         for family in self.live_families() {
             self.seal_active(&mut commit, &family);
         }
@@ -124,6 +141,7 @@ impl DbInner {
         let mut outputs = Vec::new();
         let installed = self
             .flush_memory(&mut edit, &mut outputs)
+            .and_then(|()| self.rotate_log(&mut commit))
             .and_then(|()| self.fault_point("resume.before_install"))
             .and_then(|()| self.install_memory(&commit, edit));
         if let Err(error) = installed {
@@ -141,6 +159,11 @@ impl DbInner {
             self.recompute_stall(&family);
         }
         Ok(true)
+    }
+
+    fn is_compacting(&self) -> bool {
+        let state = self.state.lock();
+        state.running.iter().any(|job| matches!(job.kind, RunningKind::Compaction(_)))
     }
 
     /// Waits until no flush and no map change runs and no memtable is being readied (picks are
@@ -246,6 +269,10 @@ impl DbInner {
         }
         self.health.clear();
         self.remove_logs_below(open);
+        // A ring that kept the end of an old segment is free for the next one.
+        if let Err(error) = self.fs.clear_log_tails(&self.dir) {
+            tracing::warn!(%error, "the rings of old log segments are not emptied");
+        }
         Ok(())
     }
 }

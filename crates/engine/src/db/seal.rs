@@ -27,6 +27,8 @@ impl DbInner {
         if old.is_empty() {
             return;
         }
+        // The next write makes another memtable necessary, and tables of its own.
+        (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
         old.close_at(commit.last_seq);
         let reads = self.stats.get(Ticker::GetsMemtable) + self.stats.get(Ticker::Seeks);
         old.note_reads(reads.saturating_sub(self.reads_at_seal.swap(reads, Ordering::Relaxed)));

@@ -17,6 +17,7 @@ use crate::db::commit::Share;
 use crate::db::credit::lot_of;
 use crate::db::family::Family;
 use crate::db::inner::DbInner;
+use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::options::WriteOptions;
 use crate::stall::{StallCause, StallDecision, StallInput, stall};
@@ -117,6 +118,10 @@ impl DbInner {
     /// Slows or holds a write as its families' throttles say.
     #[inline]
     pub(crate) fn stall(&self, shares: &[Share], options: &WriteOptions) -> Result<()> {
+        if options.space_use == SpaceUse::Frees && self.disk.state() != SpaceState::Roomy {
+            // The background work that it would wait for may need the room that it frees.
+            return Ok(());
+        }
         let families = self.families.load();
         for share in shares {
             let Some(Some(family)) = families.get(share.cf.0 as usize) else { continue };
@@ -195,11 +200,71 @@ impl DbInner {
         result
     }
 
+    /// One wait for background work that gives room on a full disk: a flush, or what follows writes
+    /// that free space. Fails if there is nothing to wait for.
+    #[cold]
+    pub(crate) fn wait_for_room(&self, options: &WriteOptions) -> Result<()> {
+        let frees = options.space_use == SpaceUse::Frees;
+        // The outputs of a compaction take room until its inputs go.
+        let is_busy = self.is_flushing() || frees && !self.state.lock().running.is_empty();
+        let may_wait = is_busy && self.health.failing().is_none() || self.use_patience();
+        if !may_wait || options.no_slowdown {
+            return Err(self.refuse_for_room());
+        }
+        if self.is_manual() {
+            return Err(Error::busy(
+                "the disk is full until background work gives room, and it is stepped by hand",
+            ));
+        }
+        self.check_open()?;
+        self.wait_once();
+        Ok(())
+    }
+
+    /// One wait for a flush that makes memory fit the reserve of a small disk. Fails if background
+    /// work fails.
+    #[cold]
+    pub(crate) fn wait_for_flush(&self, options: &WriteOptions) -> Result<()> {
+        self.check_open()?;
+        self.health.check_writable()?;
+        if let Some(error) = self.health.failing() {
+            let what = "the write has to wait for a flush, and background work fails";
+            return Err(match error.is_no_space() {
+                true => self.refuse_for_room(),
+                false => error.context_at(what),
+            });
+        }
+        if options.no_slowdown {
+            return Err(Error::busy("memory has to be flushed first, because the disk is small"));
+        }
+        if self.is_manual() {
+            return Err(Error::busy("the write has to wait for a flush, which is stepped by hand"));
+        }
+        self.wait_once();
+        Ok(())
+    }
+
+    /// Waits for background progress for the sake of room on the disk.
+    fn wait_once(&self) {
+        self.wake();
+        let started = self.clock.now_ns();
+        {
+            let mut state = self.state.lock();
+            self.progress.wait_for(&mut state, WAIT_MAX);
+        }
+        let waited = self.clock.now_ns() - started;
+        self.stats.record(Timer::Stall, waited);
+        self.stats.add(Ticker::StallDiskNs, waited);
+    }
+
     /// One wait for background progress; fails if background work fails, so that a writer gets
     /// the reason instead of hanging.
     fn wait_for_progress(&self, family: &str) -> Result<()> {
         self.check_open()?;
         self.health.check_writable()?;
+        if let Some(error) = self.full_disk_blocks() {
+            return Err(error);
+        }
         if let Some(error) = self.health.failing() {
             return Err(error.context_at(format!(
                 "the write has to wait for background work of column family \"{family}\", which \

@@ -11,12 +11,20 @@ use crate::db::family::Family;
 use crate::db::inner::DbInner;
 use crate::db::memtable::RECORD_OVERHEAD_BYTES;
 use crate::db::{ColumnFamily, Db};
+use crate::disk_space::SpaceUse;
 use crate::event::Event;
 use crate::key::{KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
 use crate::manifest::LogMark;
 use crate::options::WriteOptions;
 use crate::stats::{Ticker, Timer};
 use crate::wal::WriteBatch;
+
+/// What a check of a batch found.
+struct Checked {
+    /// Bytes of keys and values.
+    user_bytes: u64,
+    space_use: SpaceUse,
+}
 
 /// Families of a write that need no allocation.
 type Shares = Vec<Share>;
@@ -152,10 +160,12 @@ impl DbInner {
     ) -> Result<SeqNo> {
         SHARES.with_borrow_mut(|shares| {
             shares.clear();
-            let user_bytes = self.check_batch(batch, shares, options)?;
+            let checked = self.check_batch(batch, shares, options)?;
             if shares.is_empty() {
                 return Ok(self.committer.visible());
             }
+            let options = &WriteOptions { space_use: checked.space_use, ..*options };
+            let user_bytes = checked.user_bytes;
             self.stall(shares, options)?;
             let last_seq = self.commit(batch, shares, options, commit)?;
             self.stats.add(Ticker::Writes, 1);
@@ -171,20 +181,19 @@ impl DbInner {
         if !options.wal || !(options.sync || self.options.log_write_through) {
             return Ok(());
         }
-        self.leave_log_before_sync()?;
         match options.sync {
-            true => self.sync_log(last_seq),
-            false => self.write_log_through(last_seq),
+            true => self.sync_or_leave(last_seq),
+            false => self.write_through_or_leave(last_seq),
         }
     }
 
-    /// Checks every record and sums the bytes by family. Returns the bytes of keys and values.
+    /// Checks every record and sums the bytes by family.
     fn check_batch(
         &self,
         batch: &WriteBatch,
         shares: &mut Shares,
         options: &WriteOptions,
-    ) -> Result<u64> {
+    ) -> Result<Checked> {
         self.check_open()?;
         self.health.check_writable()?;
         if options.sync && !options.wal {
@@ -194,8 +203,10 @@ impl DbInner {
         }
         let families = self.families.load();
         let mut user_bytes = 0;
+        let mut deletes_only = true;
         for op in batch.iter() {
             let op = op?;
+            deletes_only &= matches!(op.kind, Kind::Delete | Kind::RangeDelete);
             let family = families
                 .get(op.cf.0 as usize)
                 .and_then(Option::as_ref)
@@ -213,7 +224,8 @@ impl DbInner {
                 None => shares.push(Share { cf: op.cf, bytes }),
             }
         }
-        Ok(user_bytes)
+        let space_use = if deletes_only { SpaceUse::Frees } else { options.space_use };
+        Ok(Checked { user_bytes, space_use })
     }
 
     /// Logs, inserts and publishes a write; its last sequence number.
@@ -231,11 +243,14 @@ impl DbInner {
             records: batch.len() as u64,
             shares,
             wal: options.wal,
+            space_use: options.space_use,
         };
         loop {
             match commit(&write)? {
                 Outcome::Done(last_seq) => return Ok(last_seq),
                 Outcome::MustWait(cf) => self.wait_for_memtable(cf, options)?,
+                Outcome::DiskFull => self.wait_for_room(options)?,
+                Outcome::MustFlush => self.wait_for_flush(options)?,
             }
         }
     }
@@ -253,7 +268,7 @@ impl DbInner {
             }
             Err(error) => {
                 let error = error.context_at("the log could not be synced");
-                self.fail_read_only("log sync", &error);
+                self.fail_log("log sync", &error);
                 Err(error)
             }
         }
@@ -268,12 +283,46 @@ impl DbInner {
         }
     }
 
+    /// Makes the log durable through `seq`. If the disk has no room for that, everything in memory
+    /// goes to tables in the room of the reserve, which makes it durable as well.
+    pub(crate) fn sync_or_leave(&self, seq: SeqNo) -> Result<()> {
+        self.leave_log_before_sync()?;
+        let synced = self.sync_log(seq);
+        self.or_leave(synced)
+    }
+
+    fn write_through_or_leave(&self, seq: SeqNo) -> Result<()> {
+        self.leave_log_before_sync()?;
+        let written = self.write_log_through(seq);
+        self.or_leave(written)
+    }
+
+    fn or_leave(&self, done: Result<()>) -> Result<()> {
+        match done {
+            Err(error) if error.is_no_space() => self.leave_log_before_sync().map_err(|_| error),
+            done => done,
+        }
+    }
+
+    /// Notes that the log cannot reach its device. On a full disk the log is left for tables, and
+    /// writes go on meanwhile; after any other error what the device holds is unknown, and the
+    /// database takes no more writes.
+    fn fail_log(&self, job: &str, error: &Error) {
+        if !error.is_no_space() {
+            self.fail_read_only(job, error);
+            return;
+        }
+        self.state.lock().leave_log = true;
+        self.give_up_reserve();
+        self.fail_soft(job, error);
+    }
+
     /// Has the device take the log through `seq`. What the kernel could not write it drops from the page
     /// cache, so a failure is as grave as that of a sync.
     fn write_log_through(&self, seq: SeqNo) -> Result<()> {
         self.committer.write_through(seq).map(drop).map_err(|error| {
             let error = error.context_at("the log could not be written to its device");
-            self.fail_read_only("log write", &error);
+            self.fail_log("log write", &error);
             error
         })
     }
@@ -284,6 +333,10 @@ impl DbInner {
     #[cold]
     pub(crate) fn note_append_error(&self, error: &Error) -> Error {
         let error = error.context_at("the write was not logged and not applied");
+        let error = match error.is_no_space() {
+            true => error.context_at(format!("the disk of {} is full", self.dir.display())),
+            false => error,
+        };
         if error.kind() == ErrorKind::Io {
             self.stats.add(Ticker::BackgroundErrors, 1);
             let job = "log append".to_owned();

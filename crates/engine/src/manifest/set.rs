@@ -80,6 +80,8 @@ pub struct VersionSet {
     /// What `CURRENT` names as far as is known.
     manifest_no: FileNo,
     rotate_at_bytes: u64,
+    /// Length before which the manifest is not started anew.
+    rotate_bytes_min: u64,
     /// Manifests to be removed once `CURRENT` is known to name another.
     stale: Vec<FileNo>,
     /// A write failed and no later edit succeeded.
@@ -139,6 +141,7 @@ impl VersionSet {
             writer: None,
             manifest_no: FileNo(0),
             rotate_at_bytes: 0,
+            rotate_bytes_min: ROTATE_BYTES_MIN,
             stale: Vec::new(),
             unsettled: false,
             torn_bytes: 0,
@@ -245,7 +248,8 @@ impl VersionSet {
         let mark = MarkHeader { db_id: self.db_id, manifest: no };
         self.marks.begin(fs, &self.dir, mark, writer.durable_bytes());
         self.stale.push(std::mem::replace(&mut self.manifest_no, no));
-        self.rotate_at_bytes = ROTATE_BYTES_MIN.max(ROTATE_GROWTH.saturating_mul(writer.bytes()));
+        self.rotate_at_bytes =
+            self.rotate_bytes_min.max(ROTATE_GROWTH.saturating_mul(writer.bytes()));
         self.writer = Some(writer);
         for old in std::mem::take(&mut self.stale).into_iter().filter(|&old| old != no && old.0 > 0)
         {
@@ -277,6 +281,18 @@ impl VersionSet {
         }
         self.read_through = reader.offset();
         Ok(Some(edits))
+    }
+
+    /// Starts manifests anew from `bytes` on, if that is less than 1 MiB, for a small disk. They
+    /// still grow to four times their snapshot. It holds from the next manifest on.
+    pub fn limit_length(&mut self, bytes: u64) {
+        self.rotate_bytes_min = bytes.min(ROTATE_BYTES_MIN);
+    }
+
+    /// Length of the manifest, which is more than that of a snapshot of the present state.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.writer.as_ref().map_or(0, ManifestWriter::bytes)
     }
 
     /// The current state, to be written into another directory later (`Exporter::write`).

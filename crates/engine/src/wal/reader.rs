@@ -24,6 +24,7 @@
 //! name file and offset. No byte from a file makes it panic. Nothing is written. Cost: one sequential read of
 //! each segment, memory of one window or the largest record.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use archipelago_base::checksum::crc;
@@ -82,8 +83,13 @@ pub struct SegmentEnd {
     pub no: FileNo,
     /// The segment before it, as its header says.
     pub previous: Option<SegmentRef>,
+    /// The segment's incarnation; `None` if it has no header.
+    pub incarnation: Option<Epoch>,
     /// Offset behind its last valid record; 0 if it has no header.
     pub end_offset: u64,
+    /// Where the valid records lie that the segment's file does not have whole, but the kept tail of
+    /// the log ([`archipelago_env::LogTail`]) has: ascending, neighbours joined.
+    pub in_tail: Vec<Range<u64>>,
     /// Sequence number of the last operation; `None` if it has no records.
     pub last_seq: Option<SeqNo>,
     /// How many records were visited.
@@ -185,7 +191,9 @@ impl<'a> Segment<'a> {
         let found = SegmentEnd {
             no: file.no,
             previous: None,
+            incarnation: None,
             end_offset: 0,
+            in_tail: Vec::new(),
             last_seq: None,
             records: 0,
             synced_through: 0,
@@ -222,6 +230,7 @@ impl<'a> Segment<'a> {
             }
             segment.found.same_boot = segment.same_boot;
             segment.found.previous = header.previous;
+            segment.found.incarnation = Some(header.incarnation);
             segment.found.end_offset = HEADER_BYTES;
         }
         Ok(segment)
@@ -270,6 +279,9 @@ impl<'a> Segment<'a> {
                 Err(None) => return Ok((at, self.end_problem(&header, at)?)),
             };
             let end = at + record.record_len();
+            if view == View::Stitched {
+                self.note_in_tail(at..end);
+            }
             if self.request.known_len.is_some_and(|known| end > known) {
                 let problem = "a record goes on behind the segment's end";
                 return Ok((at, Some(problem.to_owned())));
@@ -309,6 +321,13 @@ impl<'a> Segment<'a> {
             self.found.end_offset = at;
         }
         Ok((at, None))
+    }
+
+    fn note_in_tail(&mut self, record: Range<u64>) {
+        match self.found.in_tail.last_mut() {
+            Some(last) if last.end == record.start => last.end = record.end,
+            _ => self.found.in_tail.push(record),
+        }
     }
 
     fn payload(&mut self, view: View, at: u64, record: &RecordHeader) -> Result<&[u8]> {

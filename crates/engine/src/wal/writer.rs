@@ -408,6 +408,13 @@ impl LogWriter {
         SegmentRef { no: self.segment.no, len: self.len }
     }
 
+    /// Bytes of the open segment that its file does not hold yet, so that they are not counted as
+    /// occupied.
+    #[must_use]
+    pub fn unwritten_bytes(&self) -> u64 {
+        self.log.unwritten_bytes()
+    }
+
     /// Through which offset the open segment is known to be durable.
     #[must_use]
     pub fn synced_through(&self) -> u64 {
@@ -447,7 +454,12 @@ fn open(
         boot_id: fs.boot_id().unwrap_or_default(),
         manifest: config.manifest,
     };
-    log.append(&[&header.encode()])?;
+    if let Err(error) = log.append(&[&header.encode()]) {
+        // A segment without a header counts for nothing, and nobody else would remove it.
+        drop(log);
+        let _empty = fs.remove(path);
+        return Err(error);
+    }
     let segment = Arc::new(Segment {
         no,
         path: path.to_owned(),

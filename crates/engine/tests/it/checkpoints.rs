@@ -22,7 +22,12 @@ use parking_lot::Mutex;
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
 use crate::support::{over, small_db, small_family};
 
-const UNLOGGED: WriteOptions = WriteOptions { sync: false, wal: false, no_slowdown: false };
+const UNLOGGED: WriteOptions = WriteOptions {
+    sync: false,
+    wal: false,
+    no_slowdown: false,
+    space_use: archipelago_engine::disk_space::SpaceUse::Takes,
+};
 
 type Callback = Box<dyn FnMut() + Send>;
 

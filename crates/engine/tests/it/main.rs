@@ -18,6 +18,7 @@ mod faults;
 mod file_modes;
 mod followers;
 mod fragile;
+mod full_disk;
 mod hands;
 mod ingestion;
 mod keys_only;

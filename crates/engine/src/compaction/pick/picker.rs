@@ -132,12 +132,17 @@ impl<'a> Picker<'a> {
 
     /// The job that takes the bucket's oldest idle files down, unless it is blocked.
     pub(super) fn l0_job(&self, bucket: usize) -> Option<Pick> {
-        let l0 = self.oldest_idle(bucket);
-        if l0.is_empty() {
+        self.l0_part_job(bucket, self.oldest_idle(bucket).to_vec())
+    }
+
+    /// The job that takes `l0` down: files of the bucket, newest first, with every older file of
+    /// the bucket that overlaps one of them. `None` if it is blocked.
+    pub(super) fn l0_part_job(&self, bucket: usize, l0: Vec<Arc<LiveFile>>) -> Option<Pick> {
+        if l0.is_empty() || !self.all_idle(&l0) {
             return None;
         }
         let to = self.version.base_level();
-        let base = self.version.overlapping(to, &hull(l0));
+        let base = self.version.overlapping(to, &hull(&l0));
         let range = hull(l0.iter().chain(base));
         if !self.all_idle(base) || !self.may_write(0, to, &range) {
             return None;
@@ -146,8 +151,8 @@ impl<'a> Picker<'a> {
         let straddlers = base.iter().filter(|file| !file.within(&own)).map(|file| file.no);
         Some(Pick::L0ToBase {
             bucket,
-            l0: l0.to_vec(),
             straddlers: straddlers.collect(),
+            l0,
             base: base.to_vec(),
             to,
         })
@@ -266,6 +271,16 @@ impl<'a> Picker<'a> {
         let files = &files[..taken];
         let free = self.may_write(0, 0, &hull(files));
         (layers(files) >= least && free).then(|| Pick::IntraL0 { bucket, files: files.to_vec() })
+    }
+
+    /// Whether a job may merge all of these files of L0.
+    pub(super) fn may_merge_l0(&self, files: &[Arc<LiveFile>]) -> bool {
+        self.all_idle(files) && self.may_write(0, 0, &hull(files))
+    }
+
+    /// Whether a job may rewrite the file of the last level in its place.
+    pub(super) fn may_rewrite(&self, file: &Arc<LiveFile>) -> bool {
+        self.is_idle(file) && self.may_write(LAST_LEVEL, LAST_LEVEL, &hull([file]))
     }
 
     /// L0's part of [`super::pick_range`].

@@ -11,7 +11,12 @@ use archipelago_env::mem::MemFs;
 
 use crate::support::{open, over, small_db, small_family};
 
-const UNLOGGED: WriteOptions = WriteOptions { sync: false, wal: false, no_slowdown: false };
+const UNLOGGED: WriteOptions = WriteOptions {
+    sync: false,
+    wal: false,
+    no_slowdown: false,
+    space_use: archipelago_engine::disk_space::SpaceUse::Takes,
+};
 
 #[test]
 fn sequence_numbers_below_flushed_through_are_not_given_out_again() {

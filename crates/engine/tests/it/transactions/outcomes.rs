@@ -96,7 +96,8 @@ fn failed_append_leaves_the_transaction_as_it_was() {
     let mut transaction = db.transaction();
     transaction.get(cf, b"k").unwrap();
     transaction.put(cf, b"k", b"1").unwrap();
-    faults.add(Rule::on(Operation::LogAppend).fault(Fault::NoSpace).times(1));
+    // The append, and the next segment in which it is tried once more.
+    faults.add(Rule::on(Operation::LogAppend).fault(Fault::NoSpace).times(2));
     let error = transaction.commit(&WriteOptions::default()).unwrap_err();
     assert!(error.is_no_space(), "{error}");
     assert_eq!(db.get(b"k").unwrap(), None);

@@ -1,0 +1,77 @@
+//! A disk that the database shares with other programs, which fill it at random moments.
+//!
+//! The disk is a [`CapacityFs`] over the local file system. A thread of the writing process plays
+//! the other programs: it takes all of the room or a part of it, and gives the room back after some
+//! milliseconds. Before an open the disk may be full already, so that recovery meets a full disk. A
+//! database that does not exist yet is created on a disk with room.
+//!
+//! Thread-safety: [`SharedDisk`] is shared by the thread that opens and by the one that occupies.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use archipelago::env::FileSystem;
+use archipelago::env::capacity::CapacityFs;
+use archipelago::env::local::LocalFs;
+use archipelago::{Joiner, Result, Rng, Spawn as _, SystemClock, SystemSpawn};
+
+/// Bytes that the database may take beside what it has at the open.
+const ROOM_BYTES: u64 = 24 << 20;
+/// Most bytes that a full disk has left.
+const REST_BYTES: u64 = 256 << 10;
+/// Longest time in microseconds that the disk stays full, or has room.
+const STAY_US: u64 = 50_000;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct SharedDisk(CapacityFs);
+
+impl SharedDisk {
+    /// The disk of the database in `dir`, which may be full for an existing database; `seed` decides.
+    pub(crate) fn new(dir: &Path, seed: u64) -> Result<Self> {
+        let fs = CapacityFs::new(Arc::new(LocalFs::new()), dir, u64::MAX)?;
+        fs.set_capacity(fs.used_bytes() + ROOM_BYTES);
+        let mut rng = Rng::with_seed(seed ^ 0xd15c);
+        let disk = Self(fs);
+        if LocalFs::new().exists(&dir.join("CURRENT"))? && rng.u8(..4) > 0 {
+            disk.occupy(&mut rng);
+        }
+        Ok(disk)
+    }
+
+    pub(crate) fn file_system(&self) -> Arc<dyn FileSystem> {
+        Arc::new(self.0.clone())
+    }
+
+    /// Other programs take all of the room, or nearly all, or any part.
+    fn occupy(&self, rng: &mut Rng) {
+        let free = self.0.free();
+        let left = match rng.u8(..4) {
+            0 | 1 => 0,
+            2 => rng.u64(..REST_BYTES).min(free),
+            _ => rng.u64(..=free),
+        };
+        self.0.occupy(free - left);
+    }
+
+    /// Other programs give their room back.
+    pub(crate) fn leave(&self) {
+        self.0.occupy(0);
+    }
+
+    /// Starts the thread that plays the other programs, until `ended` is set.
+    pub(crate) fn share(self: Arc<Self>, seed: u64, ended: Arc<AtomicBool>) -> Result<Joiner> {
+        let body = Box::new(move || {
+            let (mut rng, clock) = (Rng::with_seed(seed ^ 0x07e5), SystemClock::shared());
+            while !ended.load(Ordering::Acquire) {
+                clock.sleep(Duration::from_micros(rng.u64(..STAY_US)));
+                self.occupy(&mut rng);
+                clock.sleep(Duration::from_micros(rng.u64(..STAY_US)));
+                self.leave();
+            }
+        });
+        SystemSpawn.spawn("other-programs", body)
+    }
+}

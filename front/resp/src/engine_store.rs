@@ -10,6 +10,7 @@ use std::path::Path;
 
 use archipelago_base::Result;
 use archipelago_engine::db::{ColumnFamily, Db, Iter, ReadOptions};
+use archipelago_engine::disk_space::{SpaceState, SpaceUse};
 use archipelago_engine::options::WriteOptions;
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
@@ -44,7 +45,7 @@ thread_local! {
 }
 
 /// Properties of the database that INFO shows.
-const PROPERTIES: [&str; 12] = [
+const PROPERTIES: [&str; 15] = [
     "health",
     "estimate-num-keys",
     "latest-sequence-number",
@@ -57,6 +58,9 @@ const PROPERTIES: [&str; 12] = [
     "block-cache-miss",
     "num-running-jobs",
     "background-errors",
+    "disk-state",
+    "disk-free-bytes",
+    "disk-reserve-bytes",
 ];
 
 /// See the module.
@@ -91,6 +95,18 @@ impl EngineStore {
     pub fn with_facts(mut self, facts: Facts) -> Self {
         self.facts = Some(facts);
         self
+    }
+
+    fn write_with(&self, ops: &[Op<'_>], options: &WriteOptions) -> Result<()> {
+        BATCH.with_borrow_mut(|batch| {
+            batch.clear();
+            let encoded = ops.iter().try_for_each(|op| self.encode(batch, op));
+            let written = encoded.and_then(|()| self.db.write(batch, options));
+            if batch.byte_len() > KEPT_BYTES_MAX {
+                *batch = WriteBatch::new();
+            }
+            written.map(|_| ())
+        })
     }
 
     /// Encodes `op`. A range without an end is the keys up to the last one there is: the caller
@@ -223,15 +239,7 @@ impl Store for EngineStore {
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
-        BATCH.with_borrow_mut(|batch| {
-            batch.clear();
-            let encoded = ops.iter().try_for_each(|op| self.encode(batch, op));
-            let written = encoded.and_then(|()| self.db.write(batch, &self.write_options));
-            if batch.byte_len() > KEPT_BYTES_MAX {
-                *batch = WriteBatch::new();
-            }
-            written.map(|_| ())
-        })?;
+        self.write_with(ops, &self.write_options)?;
         let removes_all =
             |op: &Op<'_>| matches!(op, Op::DeleteRange { start, end: None } if start.is_empty());
         if ops.iter().any(removes_all) {
@@ -247,6 +255,15 @@ impl Store for EngineStore {
     fn version(&self, key: &[u8]) -> Result<Option<u64>> {
         let entry = self.db.get_head(&self.family, key, &ReadOptions::default())?;
         Ok(entry.map(|entry| entry.seq.0))
+    }
+
+    fn write_freeing(&self, ops: &[Op<'_>]) -> Result<()> {
+        let options = WriteOptions { space_use: SpaceUse::Frees, ..self.write_options };
+        self.write_with(ops, &options)
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.db.resume()
     }
 
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
@@ -320,6 +337,6 @@ impl Store for EngineStore {
     }
 
     fn would_stall(&self, write: bool) -> bool {
-        write && self.db.would_stall(&self.family)
+        write && (self.db.would_stall(&self.family) || self.db.space_state() != SpaceState::Roomy)
     }
 }

@@ -198,6 +198,17 @@ pub trait Store: Send + Sync + 'static {
     /// promises (`kill -9` of the process, unless it is in memory).
     fn write(&self, ops: &[Op<'_>]) -> Result<()>;
 
+    /// The same for a change that leads to space being freed: another expiry. A store on a full disk
+    /// takes it while it refuses other writes.
+    fn write_freeing(&self, ops: &[Op<'_>]) -> Result<()> {
+        self.write(ops)
+    }
+
+    /// Takes writes again after an error made the store refuse them, if its cause is gone.
+    fn resume(&self) -> Result<()> {
+        Err(Error::unsupported("this store needs no RESUME: it takes writes whenever it can"))
+    }
+
     /// Reads `key`, and makes of it what `decide` says. The last answer of `decide` is the one that took place.
     fn modify(&self, key: &[u8], decide: &mut Decide<'_, '_>) -> Result<()> {
         let entry = self.get(key)?;
@@ -207,7 +218,7 @@ pub trait Store: Send + Sync + 'static {
                 self.write(&[Op::Put { key, value: &value, expires_at_ms }])
             }
             (Change::Expire(expires_at_ms), Some(entry)) => {
-                self.write(&[Op::Put { key, value: &entry.value, expires_at_ms }])
+                self.write_freeing(&[Op::Put { key, value: &entry.value, expires_at_ms }])
             }
             (Change::Delete, _) => self.write(&[Op::Delete { key }]),
         }

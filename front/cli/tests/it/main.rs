@@ -4,6 +4,7 @@
 
 mod cluster;
 mod descriptors;
+mod full_disk;
 mod port;
 mod store;
 mod tiers;

@@ -30,6 +30,13 @@ pub(super) fn flush(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
     Ok(())
 }
 
+/// `RESUME`: a database that refuses writes after an error takes them again, if the cause is gone.
+pub(super) fn resume(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
+    session.shared.store.resume()?;
+    reply.ok();
+    Ok(())
+}
+
 pub(super) fn time(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     let now_ms = session.shared.now_ms();
     reply.array(2);

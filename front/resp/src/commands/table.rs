@@ -97,6 +97,7 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("dbsize", 1, READONLY | LONG, NONE, server::dbsize, SERVER, "About how many keys there are."),
     command("flushdb", -1, WRITE | LONG, NONE, server::flush, SERVER, "Removes every key."),
     command("flushall", -1, WRITE | LONG, NONE, server::flush, SERVER, "Removes every key."),
+    command("resume", 1, ADMIN | LONG | NO_MULTI, NONE, server::resume, SERVER, "Takes writes again after an error whose cause is gone."),
     command("time", 1, FAST, NONE, server::time, SERVER, "The server's time: seconds and microseconds."),
     command("info", -1, LONG, NONE, info::info, SERVER, "Facts and figures about the server."),
     command("memory", -2, READONLY, (2, 2, 1), inspection::memory, SERVER, "The memory that a key takes."),

@@ -10,6 +10,7 @@ mod concurrency;
 mod connection;
 mod engine;
 mod expiry;
+mod full_disk;
 mod lifecycle;
 mod memory;
 mod monitoring;

@@ -81,19 +81,30 @@ fn kill(pid: i32) {
 }
 
 impl Cluster {
+    /// Nodes of it are taken for dead only after seconds: a busy machine may stop one for long.
     fn up(compute: usize, memory: usize) -> Self {
-        Self::sized((compute, memory), ("48MiB", "1MiB"))
+        Self::sized((compute, memory), ("48MiB", "1MiB"), ("2000", "1500"))
     }
 
-    /// With memory nodes of such a size, in such blocks.
-    fn sized((compute, memory): (usize, usize), (size, block): (&str, &str)) -> Self {
+    /// One that soon takes nodes for dead.
+    fn quick(compute: usize, memory: usize) -> Self {
+        Self::sized((compute, memory), ("48MiB", "1MiB"), ("600", "400"))
+    }
+
+    /// With memory nodes of such a size, in such blocks, and such leases of compute and memory
+    /// nodes, in milliseconds.
+    fn sized(
+        (compute, memory): (usize, usize),
+        (size, block): (&str, &str),
+        (lease, node_lease): (&str, &str),
+    ) -> Self {
         let mut process = Process::start(
             archipelago()
                 .args(["cluster", "up", "--size", size, "--block", block])
                 .args(["--partitions", "64", "--offload", "500"])
                 .args(["--memory", &memory.to_string(), "--compute", &compute.to_string()])
                 .args(["--manager", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
-                .args(["--lease-ms", "600", "--node-lease-ms", "400"]),
+                .args(["--lease-ms", lease, "--node-lease-ms", node_lease]),
         );
         let word = |line: &str, at: usize| line.split_whitespace().nth(at).unwrap().to_owned();
         let manager = word(&process.line(), 1);
@@ -220,7 +231,7 @@ fn keys_of_all_partitions_are_counted_and_flushed() {
 
 #[test]
 fn a_value_is_as_long_as_a_block_holds() {
-    let cluster = Cluster::sized((2, 1), ("256MiB", "16MiB"));
+    let cluster = Cluster::sized((2, 1), ("256MiB", "16MiB"), ("2000", "1500"));
     let [mut one, mut other] = [0, 1].map(|at| Redis::connect(&cluster.compute[at].0).unwrap());
     // Beyond what a slot says (16 KiB), beyond what a batch carries (8 MiB), and with header and key all of a block.
     for bytes in [20 << 10, 9 << 20, (16 << 20) - 52] {
@@ -343,7 +354,7 @@ fn read(redis: &mut Redis, key: usize, counted: &Counted) -> bool {
 #[test]
 fn nothing_acknowledged_is_lost_or_read_stale_when_compute_and_memory_nodes_are_killed() {
     const KEYS: usize = 6;
-    let mut cluster = Cluster::up(2, 3);
+    let mut cluster = Cluster::quick(2, 3);
     let (killed, stays) = (cluster.compute[0].clone(), cluster.compute[1].0.clone());
     let keys: Vec<Counted> = (0..KEYS).map(|_| Counted::default()).collect();
     let (keys, end) = (&keys[..], &AtomicBool::new(false));

@@ -116,6 +116,7 @@ impl Pipeline {
     /// Runs every complete command in the input, unless the output grows large. `gathers`: others may be about to run some, so a few plain commands wait for them:
     /// let them run, and [`Pipeline::finish`].
     pub(crate) fn run(&mut self, session: &Session, gathers: bool) -> Ran {
+        session.begin_piece();
         let mut ran = match self.blocked.take() {
             Some(Blocked { start, len }) => self.execute(session, start, len),
             None => Ran::All,
@@ -174,6 +175,7 @@ impl Pipeline {
     /// Answers what was gathered, if anything was.
     pub(crate) fn finish(&mut self, session: &Session) {
         let Some(gathered) = self.gathered.take() else { return };
+        session.begin_piece();
         let (mut nth, mut left) = (0, Vec::new());
         gathered.answers(&*session.shared.store, |answer| {
             match answer {

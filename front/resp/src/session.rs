@@ -63,6 +63,8 @@ pub(crate) struct Session {
     is_inside: bool,
     /// Whether the client may use the store: it gave the password, or there is none.
     authenticated: Cell<bool>,
+    /// When the last command of this piece of input ended; 0 before the first one has.
+    last_end_ns: Cell<u64>,
     tally: Tally,
 }
 
@@ -78,6 +80,7 @@ impl Session {
             transaction: Transaction::default(),
             is_inside: false,
             authenticated,
+            last_end_ns: Cell::new(0),
             tally: Tally::default(),
         }
     }
@@ -194,7 +197,7 @@ impl Session {
                     self.transaction.queue(self, command, args, reply)
                 } else {
                     // A refusal of EXEC, DISCARD and the like spoils nothing.
-                    let started_ns = self.now_ns();
+                    let started_ns = self.start_ns();
                     let done = self.run(command, args, reply);
                     self.note_time(command, 1, started_ns, || slow_args(command, args));
                     if done.is_err() {
@@ -214,9 +217,19 @@ impl Session {
         self.answered(done, mark, mode, reply);
     }
 
+    /// When a command begins: now, or when the one before it in the same piece of input ended.
     #[inline]
-    fn now_ns(&self) -> u64 {
-        self.shared.options.clock.now_ns()
+    fn start_ns(&self) -> u64 {
+        match self.last_end_ns.get() {
+            0 => self.shared.options.clock.now_ns(),
+            ended => ended,
+        }
+    }
+
+    /// A piece of input begins: what happened before it is no part of the time of its commands.
+    #[inline]
+    pub(crate) fn begin_piece(&self) {
+        self.last_end_ns.set(0);
     }
 
     /// Counts `calls` of a command that began at `started_ns` and have ended now. If that is long,
@@ -229,7 +242,9 @@ impl Session {
         started_ns: u64,
         args: impl FnOnce() -> Vec<Vec<u8>>,
     ) {
-        let nanos = self.now_ns().saturating_sub(started_ns);
+        let ended_ns = self.shared.options.clock.now_ns();
+        self.last_end_ns.set(ended_ns);
+        let nanos = ended_ns.saturating_sub(started_ns);
         self.shared.command_stats.ran(command, calls, nanos);
         // EXEC is not slow by itself: its commands have entries of their own.
         if self.shared.slowlog.is_slow(nanos) && command.name != "exec" {
@@ -350,7 +365,7 @@ impl Session {
     /// Writes plain SETs of one pipeline as one batch and answers each. All or none are written, if the store's writes are atomic;
     /// none on an error, which each of them is answered with.
     pub(crate) fn set_batch(&self, ops: &[Op<'_>], reply: &mut Reply) {
-        let started_ns = self.now_ns();
+        let started_ns = self.start_ns();
         let left = match self.shared.store.write_now(ops) {
             Left::All => (0..ops.len()).collect(),
             Left::These(left) => left,
@@ -360,7 +375,7 @@ impl Session {
 
     /// The same of plain SETs of which only those of the numbers `left` are to be done.
     pub(crate) fn set_left(&self, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
-        self.set_left_since(self.now_ns(), ops, left, reply);
+        self.set_left_since(self.start_ns(), ops, left, reply);
     }
 
     fn set_left_since(&self, started_ns: u64, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
@@ -421,7 +436,7 @@ impl Session {
 
     /// Reads the keys of a pipeline's plain GETs at once and answers each.
     pub(crate) fn get_batch(&self, keys: &[&[u8]], reply: &mut Reply) {
-        let started_ns = self.now_ns();
+        let started_ns = self.start_ns();
         self.read_batch(keys, reply);
         self.note_time(self.shared.get, keys.len() as u64, started_ns, || {
             batch_for_slowlog(&[b"GET", keys.first().copied().unwrap_or_default()], keys.len())

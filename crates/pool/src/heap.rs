@@ -5,7 +5,7 @@
 //! else from the smallest larger free piece, whose rest goes back to the lists. When none fits, the caller
 //! takes a new block from the pool and adds it.
 //!
-//! What is freed is used again only from a time on that the freer names: readers may still have its address. A block in which nothing
+//! The caller that frees a piece names the time from which on the heap may use it again, because readers may have its address until then. A block in which nothing
 //! lives is given back whole ([`Heap::take_empty`]). Free pieces that lie next to each other are joined on request ([`Heap::join`]), for an
 //! owner who gets no more blocks.
 //!

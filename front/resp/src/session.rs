@@ -160,8 +160,8 @@ impl Session {
             && !self.transaction.is_queueing()
     }
 
-    /// Admits the client if it gives the right user and password. Without a password any will do,
-    /// as for a user of Redis who has none.
+    /// Admits the client if it gives the right user and password. If the server has no
+    /// password, the user `default` may give any, as in Redis.
     pub(crate) fn log_in(&self, user: &[u8], password: &[u8]) -> Handled {
         let is_it = match &self.shared.options.password {
             None => user == DEFAULT_USER,

@@ -1,11 +1,12 @@
 //! What went wrong and what it stops.
 //!
-//! Two states beside health. *Failing*: a background job or an append failed for a cause that may
-//! go away (a full disk); it is tried again, writes that would have to wait for it fail with its
-//! error instead of hanging. *Read only*: a sync failed or a file is damaged, so what is on disk is
-//! unknown; writes are refused until `Db::resume` or a reopen; reads go on. Where the cause was a
-//! full device, background work resumes by itself (`db::resume`). Errors are never dropped: each is
-//! counted, told to listeners and shown in stats.
+//! A database that is not healthy is in one of two states. It is *failing* if a background job or
+//! an append failed for a cause that may go away, such as a full disk. The database tries the work
+//! again. Writes that would have to wait for that work fail with its error instead of hanging. The
+//! database is *read only* if a sync failed or a file is damaged, because nobody knows then which
+//! bytes are on the disk. It refuses writes until `Db::resume` or a reopen, and reads go on. If the
+//! cause was a full device, background work resumes by itself (`db::resume`). Every error is
+//! counted, told to listeners and shown in the statistics.
 //!
 //! A job whose edit does not fit the versions any more, and a job whose extension panicked, make
 //! the database *failing* and never read only: nothing stored is damaged, and the job is planned

@@ -2,8 +2,9 @@
 //!
 //! A client numbers its requests and says with each one below which number all are answered. The node keeps the
 //! answer of every other one, so that a request that is sent again, over a new link, gets the
-//! answer of the first. Bounds: [`REQUESTS_MAX`] per client, [`CLIENTS_MAX`] clients, and [`KEPT_BYTES_MAX`] of answers in all; a client
-//! without a link is forgotten first, longest gone first. What was forgotten is refused, never executed again. While the clients that have
+//! answer of the first. Bounds: [`REQUESTS_MAX`] per client, [`CLIENTS_MAX`] clients, and [`KEPT_BYTES_MAX`] of answers in all; the node
+//! forgets a client without a link first, and of several the one that has had no link for the longest time. It refuses a request whose answer
+//! it has forgotten, and never executes it again. While the clients that have
 //! links hold more than that, a client that has not confirmed its answers gets no further ones.
 //!
 //! A client has one link at a time, and the node may learn of it late: of a link that the client gave up before it was greeted, after the one that

@@ -1,7 +1,7 @@
 //! All keys of a partition: for counting and for removing everything.
 //!
-//! A store over remote memory has no order and no moment that keys share, so what is listed is weaker than what is read: a key that is there
-//! during the whole call is listed, and one that comes in or goes meanwhile may be. Slots come from this node's memory if it is the
+//! A store over remote memory has no order of keys, and no snapshot covers several of them. So a list of keys promises less than a read of
+//! one key: it has each key that exists during the whole call, and it may have keys that are written or deleted meanwhile. Slots come from this node's memory if it is the
 //! partition's proxy, and from the pool otherwise, where a write that is not committed may show already.
 //!
 //! Cost: a READ of the subtable, unless this node is the proxy; to list keys one of 256 bytes for each of them.

@@ -1,4 +1,5 @@
-//! A port that is safe to open: what a start is refused for and leaves behind, and who is served.
+//! Tests of the listening port: the server refuses unsafe or impossible starts and leaves no files
+//! behind, and it serves only the clients that it should.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! Who is let in: passwords, and addresses that others reach.
+//! Tests of passwords, and of listening addresses that other machines reach.
 
 use std::sync::Arc;
 

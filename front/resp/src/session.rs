@@ -324,18 +324,32 @@ impl Session {
         tracing::warn!(client = self.client.id, bytes, "closed for its output buffer limit");
     }
 
-    /// Memory of the share for values that commands build. Waits for it, so the caller holds no lock.
+    /// Memory of the share for values that commands build. It waits for it, so the caller holds no
+    /// lock. A command of a transaction does not wait but is refused, because EXEC holds locks.
     pub(crate) fn build(&self, bytes: u64) -> Result<Held, Refusal> {
         if bytes <= FREE_BYTES {
             return Ok(Held::default());
         }
-        self.shared.memory.working.hold_blocking(bytes)
+        self.hold_working(bytes)
+    }
+
+    fn hold_working(&self, bytes: u64) -> Result<Held, Refusal> {
+        if !self.is_inside {
+            return self.shared.memory.working.hold_blocking(bytes);
+        }
+        let mut held = Held::default();
+        self.build_more(&mut held, bytes)?;
+        Ok(held)
     }
 
     /// Memory for a large write of `bytes`: it is copied on its way to the store, and again by the
     /// log. The copies of a very large one may take the whole share. While the whole budget is
     /// exceeded, large writes wait for the store to give memory back.
-    fn hold_for_write(&self, bytes: u64) -> Result<Held, Refusal> {
+    /// EXEC holds it for all of its commands, before it takes a lock.
+    pub(crate) fn hold_for_write(&self, bytes: u64) -> Result<Held, Refusal> {
+        if self.is_inside {
+            return Ok(Held::default());
+        }
         let working = &self.shared.memory.working;
         let held =
             working.hold_blocking(bytes.max((WRITE_COPIES * bytes).min(working.limit_bytes())))?;
@@ -349,7 +363,7 @@ impl Session {
         let working = &self.shared.memory.working;
         match working.limit_bytes() {
             u64::MAX => Ok(Held::default()),
-            limit => working.hold_blocking(limit / 4),
+            limit => self.hold_working(limit / 4),
         }
     }
 

@@ -27,6 +27,7 @@ use archipelago_base::budget::{Charge, MemoryClass};
 use crate::args::Args;
 use crate::commands::{Command, flag};
 use crate::locks::KeyGuard;
+use crate::memory::{FREE_BYTES, Held};
 use crate::overlay::Overlay;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
@@ -251,6 +252,11 @@ impl Transaction {
 
 fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Reply) -> Handled {
     let shared = &session.shared;
+    // Nothing waits for memory once the locks are held: others would wait for the locks.
+    let _held = match queue.bytes > FREE_BYTES {
+        true => session.hold_for_write(queue.bytes).map_err(|refusal| abort(&refusal.line()))?,
+        false => Held::default(),
+    };
     let _guard = lock(session, queue, watches);
     for watch in watches {
         let is_same = match watch {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use archipelago_base::budget::ByteBudget;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_resp::mem_store::MemStore;
 use archipelago_resp::store::{Entry, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit};
@@ -16,6 +17,8 @@ use crate::client::{Client, encode};
 struct Faulty {
     records: MemStore,
     stalled: AtomicBool,
+    /// Whether a write has begun to wait.
+    is_waiting: AtomicBool,
     refusing: Mutex<Option<Error>>,
 }
 
@@ -34,6 +37,7 @@ impl Store for Faulty {
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
         while self.stalled.load(Ordering::SeqCst) {
+            self.is_waiting.store(true, Ordering::SeqCst);
             std::thread::sleep(Duration::from_millis(1));
         }
         let refusal = self.refusing.lock().unwrap().clone();
@@ -144,4 +148,34 @@ fn transaction_whose_write_fails_answers_one_error() {
     );
     *store.refusing.lock().unwrap() = None;
     client.expect(&[("EXISTS a b", ":0"), ("PING", "+PONG")]);
+}
+
+#[test]
+fn transaction_waits_for_no_memory_while_it_holds_locks() {
+    let store = Arc::new(Faulty::default());
+    let budget = ByteBudget::new(16 << 20);
+    let options = ServerOptions {
+        worker_threads: 2,
+        budget,
+        memory_wait: Duration::from_secs(3600),
+        ..ServerOptions::default()
+    };
+    let server = Server::start("127.0.0.1:0", Arc::clone(&store) as _, options).unwrap();
+    let (mut writer, mut client) = (Client::connect(&server), Client::connect(&server));
+    // A stalled write holds all memory for values.
+    store.stalled.store(true, Ordering::SeqCst);
+    writer.send(&encode(&[&b"SET"[..], b"large", &vec![b'v'; 3 << 19]]));
+    while !store.is_waiting.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    client.expect(&[("MULTI", "+OK"), ("GET k", "+QUEUED"), ("SETRANGE k 1000000 x", "+QUEUED")]);
+    let reply = client.ask("EXEC");
+    assert!(reply.starts_with("*2 $-1 -OOM "), "{reply}");
+    store.stalled.store(false, Ordering::SeqCst);
+    assert_eq!(writer.reply(), "+OK");
+    client.expect(&[
+        ("MULTI", "+OK"),
+        ("SETRANGE k 1000000 x", "+QUEUED"),
+        ("EXEC", "*1 :1000001"),
+    ]);
 }

@@ -27,7 +27,7 @@ use std::fmt;
 pub struct Limits {
     /// Most arguments of a command, its name included. Default 1,048,576.
     pub args_max: usize,
-    /// Longest argument in bytes. Default 1 GiB.
+    /// Longest argument in bytes. Default 512 MiB, as in Redis; at most 1 GiB.
     pub bulk_bytes_max: usize,
     /// Longest inline command in bytes. Default 64 KiB.
     pub inline_bytes_max: usize,
@@ -39,7 +39,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             args_max: 1 << 20,
-            bulk_bytes_max: 1 << 30,
+            bulk_bytes_max: 512 << 20,
             inline_bytes_max: 64 << 10,
             request_bytes_max: (1 << 30) + (16 << 20),
         }

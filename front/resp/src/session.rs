@@ -15,7 +15,7 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
 use crate::slowlog::{self, SlowCommand};
-use crate::store::{Change, Entry, Head, Left, Op, Store};
+use crate::store::{Change, Entry, Head, Left, Op, Store, VALUE_BYTES_MAX};
 use crate::transaction::Transaction;
 
 /// Whether replies are sent (CLIENT REPLY).
@@ -322,6 +322,11 @@ impl Session {
         self.shared.add(Stat::OutputLimit, 1);
         self.closing.set(true);
         tracing::warn!(client = self.client.id, bytes, "closed for its output buffer limit");
+    }
+
+    /// Longest value that a command may build: as long as one that a client may send.
+    pub(crate) fn value_bytes_max(&self) -> usize {
+        VALUE_BYTES_MAX.min(self.shared.options.limits.bulk_bytes_max)
     }
 
     /// Memory of the share for values that commands build. It waits for it, so the caller holds no

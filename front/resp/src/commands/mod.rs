@@ -4,6 +4,7 @@
 //! already) and the output. It writes a whole reply or returns a refusal, upon which whatever it
 //! wrote is taken back.
 
+mod bitmaps;
 mod connection;
 mod counters;
 mod expiry;
@@ -11,6 +12,7 @@ mod info;
 mod inspection;
 mod introspection;
 mod keyspace;
+mod lcs;
 mod monitoring;
 mod ordered;
 mod scan;

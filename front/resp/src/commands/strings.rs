@@ -8,7 +8,7 @@ use crate::memory::Held;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
-use crate::store::{Change, Op, VALUE_BYTES_MAX};
+use crate::store::{Change, Op};
 
 pub(super) fn get(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let entry = session.read(args.get(1))?;
@@ -81,7 +81,7 @@ pub(super) fn append(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     let len = session.modify(args.get(1), |entry| {
         let (old, expires_at_ms) =
             entry.map_or((&b""[..], None), |entry| (&entry.value[..], entry.expires_at_ms));
-        check_value_size(old.len(), tail.len())?;
+        check_value_size(session, old.len(), tail.len())?;
         session.build_more(&mut held, built_bytes(old.len() + tail.len()))?;
         let value = [old, tail].concat();
         let len = value.len();
@@ -92,13 +92,14 @@ pub(super) fn append(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 }
 
 /// Memory of a value of `len` bytes that a command builds: the value, and the store's copy of it.
-fn built_bytes(len: usize) -> u64 {
+pub(super) fn built_bytes(len: usize) -> u64 {
     2 * len as u64
 }
 
-fn check_value_size(a: usize, b: usize) -> Handled {
+/// Refuses to build a value of `a` and `b` bytes if a client could not have sent it.
+pub(super) fn check_value_size(session: &Session, a: usize, b: usize) -> Handled {
     match a.checked_add(b) {
-        Some(len) if len <= VALUE_BYTES_MAX => Ok(()),
+        Some(len) if len <= session.value_bytes_max() => Ok(()),
         _ => Err(Refusal::TOO_LONG),
     }
 }
@@ -129,7 +130,7 @@ pub(super) fn setrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
         reply.count(entry.map_or(0, |entry| entry.value.len()));
         return Ok(());
     }
-    check_value_size(offset, patch.len())?;
+    check_value_size(session, offset, patch.len())?;
     let mut held = session.build(built_bytes(offset + patch.len()))?;
     let len = session.modify(key, |entry| {
         let (old, expires_at_ms) =

@@ -2,8 +2,8 @@
 
 use super::flag::{ADMIN, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, READONLY, WRITE};
 use super::{
-    Command, Handler, connection, counters, expiry, info, inspection, introspection, keyspace,
-    monitoring, ordered, scan, server, set, strings, transactions,
+    Command, Handler, bitmaps, connection, counters, expiry, info, inspection, introspection,
+    keyspace, lcs, monitoring, ordered, scan, server, set, strings, transactions,
 };
 
 /// No keys.
@@ -15,6 +15,7 @@ const ALL: (i32, i32, i32) = (1, -1, 1);
 /// Every other argument, from the first.
 const PAIRS: (i32, i32, i32) = (1, -1, 2);
 
+const BITMAP: &str = "bitmap";
 const CONNECTION: &str = "connection";
 const GENERIC: &str = "generic";
 const SERVER: &str = "server";
@@ -67,6 +68,13 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("incrby", 3, WRITE | DENYOOM | FAST, ONE, counters::incrby, STRING, "Adds to an integer."),
     command("decrby", 3, WRITE | DENYOOM | FAST, ONE, counters::decrby, STRING, "Takes from an integer."),
     command("incrbyfloat", 3, WRITE | DENYOOM | FAST, ONE, counters::incrbyfloat, STRING, "Adds to a number."),
+    command("lcs", -3, READONLY | LONG, (1, 2, 1), lcs::lcs, STRING, "What two values have in common, in the same order."),
+
+    command("setbit", 4, WRITE | DENYOOM, ONE, bitmaps::setbit, BITMAP, "Sets or clears a bit; answers what it was."),
+    command("getbit", 3, READONLY | FAST, ONE, bitmaps::getbit, BITMAP, "A bit of a value."),
+    command("bitcount", -2, READONLY, ONE, bitmaps::bitcount, BITMAP, "How many bits are set."),
+    command("bitpos", -3, READONLY, ONE, bitmaps::bitpos, BITMAP, "The first bit that is set, or that is not."),
+    command("bitop", -4, WRITE | DENYOOM | LONG, (2, -1, 1), bitmaps::bitop, BITMAP, "Combines values bit by bit into another key."),
 
     command("del", -2, WRITE, ALL, keyspace::del, GENERIC, "Removes keys; answers how many were there."),
     command("unlink", -2, WRITE | FAST, ALL, keyspace::del, GENERIC, "The same as DEL."),

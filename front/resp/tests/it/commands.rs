@@ -41,7 +41,7 @@ fn strings() {
             ("GET pad", "$4 \0\0\0x"),
             ("SETRANGE pad -1 x", "-ERR offset is out of range"),
             (
-                "SETRANGE pad 1073741824 x",
+                "SETRANGE pad 536870912 x",
                 "-ERR string exceeds maximum allowed size (proto-max-bulk-len)",
             ),
             (

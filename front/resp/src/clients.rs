@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::commands::{COMMANDS, Command, flag};
+
 /// What a client has told about itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
@@ -25,21 +27,81 @@ pub(crate) struct Names {
     pub(crate) lib_version: String,
 }
 
+/// The two ends of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Socket {
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: SocketAddr,
+    /// Number of its descriptor in this process.
+    pub(crate) descriptor: i32,
+}
+
+/// The last command of a client, as CLIENT LIST names it.
+#[derive(Debug, Default)]
+pub(crate) struct LastCommand {
+    /// Its place in the table of commands plus one; 0 before the first command.
+    number: AtomicUsize,
+    /// The first argument of the last command that has subcommands, in lower case.
+    subcommand: Mutex<String>,
+}
+
+impl LastCommand {
+    /// Notes a command. Costs one store.
+    #[inline]
+    pub(crate) fn note(&self, command: &'static Command) {
+        self.number.store(command.number() + 1, Ordering::Relaxed);
+    }
+
+    /// Notes a command that has subcommands before it runs, because it may show itself.
+    #[cold]
+    pub(crate) fn note_with_subcommand(&self, command: &'static Command, subcommand: &str) {
+        let mut noted = self.subcommand.lock();
+        let is_word = subcommand.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        noted.clear();
+        if is_word {
+            noted.push_str(&subcommand.to_ascii_lowercase());
+        }
+        self.note(command);
+    }
+
+    /// `get`, `client|list`, or `NULL` before the first command.
+    fn name(&self) -> String {
+        let number = self.number.load(Ordering::Relaxed);
+        let Some(command) = number.checked_sub(1).and_then(|at| COMMANDS.get(at)) else {
+            return "NULL".to_owned();
+        };
+        let subcommand = self.subcommand.lock();
+        match command.has(flag::CONTAINER) && !subcommand.is_empty() {
+            true => format!("{}|{subcommand}", command.name),
+            false => command.name.to_owned(),
+        }
+    }
+}
+
 /// One connection, as others see it.
 pub(crate) struct Client {
     pub(crate) id: u64,
-    pub(crate) peer: SocketAddr,
-    pub(crate) local: SocketAddr,
+    pub(crate) socket: Socket,
     pub(crate) names: Mutex<Names>,
+    pub(crate) last_command: LastCommand,
     pub(crate) connected_ms: u64,
     /// When its last commands ran, Unix milliseconds.
     pub(crate) active_ms: AtomicU64,
     pub(crate) commands: AtomicU64,
+    /// Size of the buffer for requests.
     pub(crate) input_bytes: AtomicU64,
+    /// Bytes received of requests that are not done yet.
+    pub(crate) unread_bytes: AtomicU64,
+    /// Size of the buffer for replies when the last ones were sent.
+    pub(crate) reply_bytes: AtomicU64,
+    /// Most bytes of replies that were sent together.
+    pub(crate) reply_bytes_peak: AtomicU64,
     pub(crate) output_bytes: AtomicU64,
     pub(crate) version: AtomicI64,
     /// Commands that a transaction has queued; -1 without one.
     pub(crate) queued: AtomicI64,
+    /// Memory of the queued commands.
+    pub(crate) queued_bytes: AtomicU64,
     /// Watched keys.
     pub(crate) watched: AtomicUsize,
     stopping: AtomicBool,
@@ -62,30 +124,42 @@ impl Client {
         self.stop.notified().await;
     }
 
-    /// The client as a line of CLIENT LIST.
+    /// The client as a line of CLIENT LIST: the fields of Redis 7.2 in their order, and behind them
+    /// `watch` and `tot-cmds`. Arguments lie in the buffer for requests, and there are no lists of
+    /// replies, so `argv-mem`, `obl` and `oll` are 0.
     pub(crate) fn line(&self, now_ms: u64) -> String {
         let names = self.names.lock().clone();
-        let mut line = String::new();
         let seconds_since = |then: u64| now_ms.saturating_sub(then) / 1000;
+        let figure = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        let (input, reply) = (figure(&self.input_bytes), figure(&self.reply_bytes));
+        let (unread, output) = (figure(&self.unread_bytes), figure(&self.output_bytes));
+        let queued = figure(&self.queued_bytes);
+        let total = size_of::<Self>() as u64 + input.max(unread) + reply.max(output) + queued;
+        let mut line = String::new();
         // Writing to a string does not fail.
         let _ = write!(
             line,
-            "id={} addr={} laddr={} name={} age={} idle={} flags=N db=0 multi={} watch={} qbuf={} omem={} \
-             tot-cmds={} user=default resp={} lib-name={} lib-ver={}",
+            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags=N db=0 sub=0 psub=0 ssub=0 \
+             multi={} qbuf={unread} qbuf-free={} argv-mem=0 multi-mem={queued} rbs={reply} rbp={} \
+             obl=0 oll=0 omem={output} tot-mem={total} events={} cmd={} user=default redir=-1 \
+             resp={} lib-name={} lib-ver={} watch={} tot-cmds={}",
             self.id,
-            self.peer,
-            self.local,
+            self.socket.peer,
+            self.socket.local,
+            self.socket.descriptor,
             names.name,
             seconds_since(self.connected_ms),
-            seconds_since(self.active_ms.load(Ordering::Relaxed)),
+            seconds_since(figure(&self.active_ms)),
             self.queued.load(Ordering::Relaxed),
-            self.watched.load(Ordering::Relaxed),
-            self.input_bytes.load(Ordering::Relaxed),
-            self.output_bytes.load(Ordering::Relaxed),
-            self.commands.load(Ordering::Relaxed),
+            input.saturating_sub(unread),
+            figure(&self.reply_bytes_peak),
+            if output > 0 { "rw" } else { "r" },
+            self.last_command.name(),
             self.version.load(Ordering::Relaxed),
             names.lib_name,
             names.lib_version,
+            self.watched.load(Ordering::Relaxed),
+            figure(&self.commands),
         );
         line
     }
@@ -119,7 +193,7 @@ impl Clients {
     /// Enters a connection, unless `max` are there already.
     pub(crate) fn enter(
         &self,
-        (peer, local): (SocketAddr, SocketAddr),
+        socket: Socket,
         now_ms: u64,
         max: usize,
     ) -> Result<Arc<Client>, NotLetIn> {
@@ -133,16 +207,20 @@ impl Clients {
         registry.next_id += 1;
         let client = Arc::new(Client {
             id: registry.next_id,
-            peer,
-            local,
+            socket,
             names: Mutex::default(),
+            last_command: LastCommand::default(),
             connected_ms: now_ms,
             active_ms: AtomicU64::new(now_ms),
             commands: AtomicU64::new(0),
             input_bytes: AtomicU64::new(0),
+            unread_bytes: AtomicU64::new(0),
+            reply_bytes: AtomicU64::new(0),
+            reply_bytes_peak: AtomicU64::new(0),
             output_bytes: AtomicU64::new(0),
             version: AtomicI64::new(2),
             queued: AtomicI64::new(-1),
+            queued_bytes: AtomicU64::new(0),
             watched: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             stop: Notify::new(),

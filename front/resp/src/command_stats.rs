@@ -72,17 +72,11 @@ fn bucket_of(nanos: u64) -> usize {
     (micros.next_power_of_two().trailing_zeros() as usize).min(BUCKETS - 1)
 }
 
-fn index_of(command: &Command) -> usize {
-    // Commands are the elements of one table.
-    let offset = std::ptr::from_ref(command) as usize - COMMANDS.as_ptr() as usize;
-    offset / size_of::<Command>()
-}
-
 impl CommandStats {
     /// `calls` of a command took `nanos` together.
     #[inline]
     pub(crate) fn ran(&self, command: &'static Command, calls: u64, nanos: u64) {
-        let base = index_of(command) * FIGURES;
+        let base = command.number() * FIGURES;
         self.figures.add(base + NANOS, nanos);
         let each = if calls <= 1 { nanos } else { nanos / calls };
         self.figures.add(base + FIRST_BUCKET + bucket_of(each), calls);
@@ -90,12 +84,12 @@ impl CommandStats {
 
     /// A command was refused before it ran.
     pub(crate) fn rejected(&self, command: &'static Command) {
-        self.figures.add(index_of(command) * FIGURES + REJECTED, 1);
+        self.figures.add(command.number() * FIGURES + REJECTED, 1);
     }
 
     /// Of the calls of a command so many failed.
     pub(crate) fn failed(&self, command: &'static Command, calls: u64) {
-        self.figures.add(index_of(command) * FIGURES + FAILED, calls);
+        self.figures.add(command.number() * FIGURES + FAILED, calls);
     }
 
     /// Clients were told an error `times` times; `line` begins with its code.
@@ -120,7 +114,7 @@ impl CommandStats {
 
     /// The figures of `command`.
     pub(crate) fn of(&self, command: &'static Command) -> Figures {
-        let base = index_of(command) * FIGURES;
+        let base = command.number() * FIGURES;
         let buckets = std::array::from_fn(|at| self.figures.get(base + FIRST_BUCKET + at));
         Figures {
             calls: buckets.iter().sum(),

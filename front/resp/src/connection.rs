@@ -96,8 +96,8 @@ pub(crate) async fn serve_tls(
     };
     match shaken {
         Ok(Ok(stream)) => serve_over(leave, client, stream).await,
-        Ok(Err(error)) => shared.note_failed_handshake(client.peer, &error.to_string()),
-        Err(_) => shared.note_failed_handshake(client.peer, "it took longer than 10 s"),
+        Ok(Err(error)) => shared.note_failed_handshake(client.socket.peer, &error.to_string()),
+        Err(_) => shared.note_failed_handshake(client.socket.peer, "it took longer than 10 s"),
     }
 }
 
@@ -141,8 +141,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 return self.refuse_request(&refusal).await;
             }
             self.pipeline.make_room();
-            let input_bytes = self.pipeline.input.capacity() as u64;
-            self.session.client.input_bytes.store(input_bytes, Ordering::Relaxed);
+            self.note_buffers();
             if self.pipeline.should_wait(&self.session) {
                 sleep(PRESSURE_PAUSE).await;
             }
@@ -152,8 +151,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             if !goes_on {
                 return Ok(());
             }
+            let unread_bytes = self.pipeline.input.len() as u64;
+            self.session.client.unread_bytes.store(unread_bytes, Ordering::Relaxed);
             self.pipeline.widen();
         }
+    }
+
+    /// Notes the sizes of the buffers, for CLIENT LIST and INFO.
+    fn note_buffers(&self) {
+        let (client, pipeline) = (&self.session.client, &self.pipeline);
+        client.input_bytes.store(pipeline.input.capacity() as u64, Ordering::Relaxed);
+        client.unread_bytes.store(pipeline.input.len() as u64, Ordering::Relaxed);
+        client.reply_bytes.store(pipeline.reply.capacity() as u64, Ordering::Relaxed);
     }
 
     /// Replies leave when all connections of this thread that have received something have run it: a client that waits for several of
@@ -219,6 +228,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
         let (client, shared) = (&self.session.client, &self.session.shared);
         client.output_bytes.store(bytes.len() as u64, Ordering::Relaxed);
+        // Only this task writes it.
+        if bytes.len() as u64 > client.reply_bytes_peak.load(Ordering::Relaxed) {
+            client.reply_bytes_peak.store(bytes.len() as u64, Ordering::Relaxed);
+        }
         let mut left = bytes;
         while !left.is_empty() {
             let sent = tokio::select! {

@@ -315,6 +315,10 @@ impl Store for EngineStore {
         self.db.statistics().get(Ticker::RecordsExpired)
     }
 
+    fn sync(&self) -> Result<()> {
+        self.db.sync()
+    }
+
     fn checkpoint(&self, dir: &Path) -> Result<()> {
         self.db.checkpoint(dir)
     }

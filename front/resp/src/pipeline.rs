@@ -141,7 +141,7 @@ impl Pipeline {
                     self.reply.error(&format!("ERR {error}"));
                     session.shared.add(Stat::ProtocolErrors, 1);
                     if error.is_http() {
-                        session.shared.note_http(session.client.peer);
+                        session.shared.note_http(session.client.socket.peer);
                     }
                     session.closing.set(true);
                 }

@@ -7,6 +7,7 @@
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use crate::clients::NotLetIn;
+use crate::clients::{NotLetIn, Socket};
 use crate::connection;
 use crate::log_limit::LogLimit;
 use crate::options::ServerOptions;
@@ -322,7 +323,8 @@ async fn admit(
     peer: SocketAddr,
 ) {
     let local = stream.local_addr().unwrap_or(peer);
-    match shared.clients.enter((peer, local), shared.now_ms(), shared.options.clients_max) {
+    let socket = Socket { peer, local, descriptor: stream.as_raw_fd() };
+    match shared.clients.enter(socket, shared.now_ms(), shared.options.clients_max) {
         Ok(client) => {
             shared.add(Stat::Connections, 1);
             shared.note_clients(shared.clients.len() as u64);

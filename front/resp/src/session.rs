@@ -172,7 +172,7 @@ impl Session {
             self.authenticated.set(true);
             return Ok(());
         }
-        self.shared.note_denied(self.client.peer);
+        self.shared.note_denied(self.client.socket.peer);
         Err(Refusal::WRONG_PASSWORD)
     }
 
@@ -198,6 +198,9 @@ impl Session {
                 } else {
                     // A refusal of EXEC, DISCARD and the like spoils nothing.
                     let started_ns = self.start_ns();
+                    if command.has(flag::CONTAINER) {
+                        self.client.last_command.note_with_subcommand(command, &args.text(1));
+                    }
                     let done = self.run(command, args, reply);
                     self.note_time(command, 1, started_ns, || slow_args(command, args));
                     if done.is_err() {
@@ -246,6 +249,7 @@ impl Session {
         self.last_end_ns.set(ended_ns);
         let nanos = ended_ns.saturating_sub(started_ns);
         self.shared.command_stats.ran(command, calls, nanos);
+        self.client.last_command.note(command);
         // EXEC is not slow by itself: its commands have entries of their own.
         if self.shared.slowlog.is_slow(nanos) && command.name != "exec" {
             self.keep_slow(nanos, args());
@@ -259,7 +263,7 @@ impl Session {
             at_s: self.shared.now_ms() / 1000,
             micros: nanos / 1000,
             args,
-            client: self.client.peer.to_string(),
+            client: self.client.socket.peer.to_string(),
             client_name: self.client.names.lock().name.clone(),
         });
     }
@@ -440,6 +444,7 @@ impl Session {
     pub(crate) fn got(&self, value: Option<&[u8]>, reply: &mut Reply) {
         bump(&self.tally.commands, 1);
         self.shared.command_stats.ran(self.shared.get, 1, 0);
+        self.client.last_command.note(self.shared.get);
         self.count_read(value.is_some());
         reply.bulk_or_null(value);
     }

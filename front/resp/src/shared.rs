@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use archipelago_base::metrics::Counters;
 use parking_lot::Mutex;
@@ -62,6 +62,10 @@ pub(crate) struct Shared {
     pub(crate) set: &'static Command,
     pub(crate) port: u16,
     pub(crate) started_ms: u64,
+    /// When SAVE or BGSAVE last succeeded, or the server started: Unix seconds.
+    pub(crate) last_save_s: AtomicU64,
+    /// Whether the last SAVE or BGSAVE failed.
+    pub(crate) last_save_failed: AtomicBool,
     /// Forty hexadecimal digits, new at every start.
     pub(crate) run_id: String,
     pub(crate) shutdown_request: ShutdownRequest,
@@ -102,6 +106,8 @@ impl Shared {
             set: commands::named("set"),
             port,
             started_ms,
+            last_save_s: AtomicU64::new(started_ms / 1000),
+            last_save_failed: AtomicBool::new(false),
             run_id,
             shutdown_request: ShutdownRequest::default(),
             last_look: Mutex::new((started_ms, 0)),

@@ -288,6 +288,12 @@ pub trait Store: Send + Sync + 'static {
     /// How many records have expired and were removed since the store was opened.
     fn expired_keys(&self) -> u64;
 
+    /// Makes everything that was written before survive power loss. The default refuses it, for
+    /// stores that keep nothing on a device.
+    fn sync(&self) -> Result<()> {
+        Err(Error::unsupported("this store keeps nothing on a device that could be saved"))
+    }
+
     /// Makes a copy of everything in `dir`, which must not exist or be empty, while reads and writes
     /// go on. On return it survives power loss. The default refuses it, for stores without files.
     fn checkpoint(&self, dir: &Path) -> Result<()> {

@@ -141,14 +141,16 @@ impl Transaction {
         queue.bytes = bytes;
         queue.charge.resize(bytes);
         queue.commands.push(queued);
-        self.note(session, Some(queue.commands.len()));
+        self.note(session, Some(queue));
         reply.simple("QUEUED");
         Ok(())
     }
 
-    fn note(&self, session: &Session, queued: Option<usize>) {
-        let queued = queued.map_or(-1, |count| count as i64);
-        session.client.queued.store(queued, Ordering::Relaxed);
+    fn note(&self, session: &Session, queue: Option<&Queue>) {
+        let count = queue.map_or(-1, |queue| queue.commands.len() as i64);
+        session.client.queued.store(count, Ordering::Relaxed);
+        let bytes = queue.map_or(0, |queue| queue.bytes);
+        session.client.queued_bytes.store(bytes, Ordering::Relaxed);
     }
 
     fn note_watches(&self, session: &Session) {
@@ -167,9 +169,9 @@ impl Transaction {
         }
         let charge = session.shared.options.budget.hold(MemoryClass::Request, 0);
         let queue = Queue { commands: Vec::new(), bytes: 0, is_spoilt: false, charge };
+        self.note(session, Some(&queue));
         *self.queue.borrow_mut() = Some(queue);
         self.is_queueing.set(true);
-        self.note(session, Some(0));
         Ok(())
     }
 

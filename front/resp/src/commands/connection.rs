@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::help::{self, unknown_subcommand};
 use crate::args::Args;
 use crate::clients::{Client, Names};
 use crate::numbers::parse_i64;
@@ -53,6 +54,9 @@ pub(super) fn auth(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
 
 /// `ACL WHOAMI` and `ACL USERS`: there is one user, who may do everything.
 pub(super) fn acl(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if help::answers(args, "ACL", reply) {
+        return Ok(());
+    }
     if args.is(1, "whoami") && args.len() == 2 {
         reply.bulk(DEFAULT_USER);
     } else if args.is(1, "users") && args.len() == 2 {
@@ -157,6 +161,9 @@ fn client_text(what: &str, bytes: &[u8]) -> Result<String, Refusal> {
 }
 
 pub(super) fn client(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if help::answers(args, "CLIENT", reply) {
+        return Ok(());
+    }
     let word = args.text(1).to_ascii_lowercase();
     let client = &session.client;
     match (&word[..], args.len()) {
@@ -188,12 +195,6 @@ pub(super) fn client(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         _ => return Err(unknown_subcommand(args, "CLIENT")),
     }
     Ok(())
-}
-
-/// `command` has no such subcommand.
-pub(super) fn unknown_subcommand(args: Args<'_>, command: &str) -> Refusal {
-    let word = args.text(1);
-    Refusal::said(format!("ERR unknown subcommand '{word}' of {command}"))
 }
 
 fn set_info(names: &mut Names, args: Args<'_>) -> Handled {
@@ -251,7 +252,7 @@ fn list(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
 fn kill_one(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let target = args.text(2);
     let all = session.shared.clients.all();
-    let Some(client) = all.iter().find(|client| client.peer.to_string() == target) else {
+    let Some(client) = all.iter().find(|client| client.socket.peer.to_string() == target) else {
         return Err(Refusal::fixed("ERR No such client"));
     };
     client.ask_to_stop();
@@ -322,8 +323,8 @@ impl KillFilter {
         let age_s = now_ms.saturating_sub(client.connected_ms) / 1000;
         !self.fits_none
             && self.id.is_none_or(|id| id == client.id)
-            && self.peer.as_ref().is_none_or(|peer| *peer == client.peer.to_string())
-            && self.local.as_ref().is_none_or(|local| *local == client.local.to_string())
+            && self.peer.as_ref().is_none_or(|peer| *peer == client.socket.peer.to_string())
+            && self.local.as_ref().is_none_or(|local| *local == client.socket.local.to_string())
             && self.age_s.is_none_or(|least| age_s >= least)
     }
 }

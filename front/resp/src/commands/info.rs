@@ -140,9 +140,14 @@ fn memory(session: &Session, text: &mut String) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn persistence(_: &Session, text: &mut String) -> Result<(), Refusal> {
+fn persistence(session: &Session, text: &mut String) -> Result<(), Refusal> {
+    let shared = &session.shared;
+    let last_save_s = shared.last_save_s.load(Ordering::Relaxed);
+    let failed = shared.last_save_failed.load(Ordering::Relaxed);
     line(text, format_args!("loading:0"));
     line(text, format_args!("rdb_bgsave_in_progress:0"));
+    line(text, format_args!("rdb_last_save_time:{last_save_s}"));
+    line(text, format_args!("rdb_last_bgsave_status:{}", if failed { "err" } else { "ok" }));
     line(text, format_args!("aof_enabled:1"));
     line(text, format_args!("aof_rewrite_in_progress:0"));
     Ok(())

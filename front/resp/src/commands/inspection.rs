@@ -2,7 +2,7 @@
 
 use std::ops::{Bound, ControlFlow};
 
-use super::connection::unknown_subcommand;
+use super::help::{self, unknown_subcommand};
 use crate::args::Args;
 use crate::numbers::parse_i64;
 use crate::refusal::{Handled, Refusal};
@@ -32,6 +32,9 @@ const NO_FREQUENCIES: Refusal = Refusal::fixed(
 
 /// `OBJECT ENCODING | REFCOUNT | IDLETIME | FREQ key`.
 pub(super) fn object(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if help::answers(args, "OBJECT", reply) {
+        return Ok(());
+    }
     let word = args.text(1).to_ascii_lowercase();
     if !["encoding", "refcount", "idletime", "freq"].contains(&&word[..]) {
         return Err(unknown_subcommand(args, "OBJECT"));
@@ -63,6 +66,9 @@ pub(super) fn object(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 
 /// `MEMORY USAGE key [SAMPLES count]`: bytes of the record before compression.
 pub(super) fn memory(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if help::answers(args, "MEMORY", reply) {
+        return Ok(());
+    }
     if !args.is(1, "usage") {
         return Err(unknown_subcommand(args, "MEMORY"));
     }

@@ -1,6 +1,6 @@
 //! COMMAND and its subcommands: the table of commands, told to clients.
 
-use super::connection::unknown_subcommand;
+use super::help::{self, unknown_subcommand};
 use super::{COMMANDS, Command, find, flag};
 use crate::args::Args;
 use crate::glob::Pattern;
@@ -12,6 +12,7 @@ pub(super) fn command(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled
     if args.len() == 1 {
         reply.array(COMMANDS.len());
         COMMANDS.iter().for_each(|command| describe(command, reply));
+    } else if help::answers(args, "COMMAND", reply) {
     } else if args.is(1, "count") && args.len() == 2 {
         reply.count(COMMANDS.len());
     } else if args.is(1, "info") {

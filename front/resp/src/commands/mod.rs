@@ -8,6 +8,7 @@ mod bitmaps;
 mod connection;
 mod counters;
 mod expiry;
+mod help;
 mod info;
 mod inspection;
 mod introspection;
@@ -49,6 +50,8 @@ pub(crate) mod flag {
     pub(crate) const NO_MULTI: u16 = 1 << 6;
     /// For clients that have not given the password, too.
     pub(crate) const NO_AUTH: u16 = 1 << 7;
+    /// Its first argument names what it does: a subcommand.
+    pub(crate) const CONTAINER: u16 = 1 << 8;
 
     /// How COMMAND spells them; what is not here is our own affair.
     pub(crate) const NAMES: [(u16, &str); 7] = [
@@ -86,6 +89,14 @@ pub(crate) struct Command {
 impl Command {
     pub(crate) fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Its place in [`COMMANDS`].
+    #[inline]
+    pub(crate) fn number(&'static self) -> usize {
+        // Commands are the elements of one table.
+        let offset = std::ptr::from_ref(self) as usize - COMMANDS.as_ptr() as usize;
+        offset / size_of::<Self>()
     }
 
     /// The keys among its arguments.

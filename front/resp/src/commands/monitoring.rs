@@ -1,7 +1,7 @@
 //! SLOWLOG and LATENCY: which commands took long.
 
-use super::connection::unknown_subcommand;
 use super::find;
+use super::help::{self, unknown_subcommand};
 use crate::args::Args;
 use crate::command_stats::BUCKETS;
 use crate::refusal::{Handled, Refusal};
@@ -13,6 +13,9 @@ const SLOWLOG_COUNT: usize = 10;
 
 /// `SLOWLOG GET [count] | LEN | RESET`.
 pub(super) fn slowlog(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if help::answers(args, "SLOWLOG", reply) {
+        return Ok(());
+    }
     let log = &session.shared.slowlog;
     match (&args.text(1).to_ascii_lowercase()[..], args.len()) {
         ("len", 2) => reply.count(log.len()),
@@ -54,6 +57,9 @@ pub(super) fn slowlog(session: &Session, args: Args<'_>, reply: &mut Reply) -> H
 /// `LATENCY HISTOGRAM [command…] | LATEST | HISTORY event | RESET [event…]`. There is no monitor
 /// of events, so LATEST and HISTORY answer nothing, as Redis does until its monitor is enabled.
 pub(super) fn latency(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if help::answers(args, "LATENCY", reply) {
+        return Ok(());
+    }
     match (&args.text(1).to_ascii_lowercase()[..], args.len()) {
         ("latest", 2) | ("history", 3) => reply.array(0),
         ("reset", _) => reply.integer(0),

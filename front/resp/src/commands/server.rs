@@ -1,8 +1,9 @@
 //! Commands about the whole server: DBSIZE, FLUSHDB, TIME, CONFIG, SHUTDOWN, WAIT.
 
 use std::path::{Component, Path};
+use std::sync::atomic::Ordering;
 
-use super::connection::unknown_subcommand;
+use super::help::{self, unknown_subcommand};
 use crate::args::Args;
 use crate::glob::Pattern;
 use crate::numbers::parse_i64;
@@ -51,6 +52,40 @@ pub(super) fn wait(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
         return Err(Refusal::fixed("ERR timeout is negative"));
     }
     reply.integer(0);
+    Ok(())
+}
+
+/// `SAVE`: everything that was acknowledged before survives power loss when the reply is sent.
+pub(super) fn save(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
+    make_durable(session)?;
+    reply.ok();
+    Ok(())
+}
+
+/// `BGSAVE [SCHEDULE]`: the same. It takes no longer than a flush of the log, so it is done when the
+/// reply is sent.
+pub(super) fn bgsave(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if args.len() > 2 || (args.len() == 2 && !args.is(1, "schedule")) {
+        return Err(Refusal::SYNTAX);
+    }
+    make_durable(session)?;
+    reply.simple("Background saving started");
+    Ok(())
+}
+
+fn make_durable(session: &Session) -> Handled {
+    let shared = &session.shared;
+    let at_s = shared.now_ms() / 1000;
+    let done = shared.store.sync();
+    shared.last_save_failed.store(done.is_err(), Ordering::Relaxed);
+    done?;
+    shared.last_save_s.store(at_s, Ordering::Relaxed);
+    Ok(())
+}
+
+/// `LASTSAVE`: when the last SAVE or BGSAVE succeeded, or the server started.
+pub(super) fn lastsave(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
+    reply.integer(session.shared.last_save_s.load(Ordering::Relaxed) as i64);
     Ok(())
 }
 
@@ -108,6 +143,7 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
         ("appendonly", "yes".to_owned()),
         ("appendfsync", if syncs { "always" } else { "no" }.to_owned()),
         ("bind", String::new()),
+        ("daemonize", "no".to_owned()),
         ("databases", "1".to_owned()),
         ("io-threads", options.worker_threads.to_string()),
         ("maxclients", options.clients_max.to_string()),
@@ -117,7 +153,9 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
         ("proto-max-bulk-len", options.limits.bulk_bytes_max.to_string()),
         ("client-output-buffer-limit", format!("normal {} 0 0", options.output_bytes_max)),
         ("client-query-buffer-limit", options.limits.request_bytes_max.to_string()),
+        ("replicaof", String::new()),
         ("save", String::new()),
+        ("slaveof", String::new()),
         ("tcp-keepalive", keepalive.to_string()),
         ("slowlog-log-slower-than", session.shared.slowlog.threshold_us().to_string()),
         ("slowlog-max-len", session.shared.slowlog.entries_max().to_string()),
@@ -126,6 +164,9 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
 }
 
 pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    if help::answers(args, "CONFIG", reply) {
+        return Ok(());
+    }
     if args.is(1, "get") {
         if args.len() < 3 {
             return Err(Refusal::arity("config|get"));
@@ -169,15 +210,22 @@ pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 enum NewSetting {
     SlowlogThreshold(i64),
     SlowlogEntries(usize),
+    /// It has that value.
+    Same,
 }
 
-/// `CONFIG SET name value…`: all or none.
+/// `CONFIG SET name value…`: all or none. The value that a setting has is accepted for every setting.
 fn set_config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if args.len() < 4 || !args.len().is_multiple_of(2) {
         return Err(Refusal::arity("config|set"));
     }
     let mut new = Vec::new();
     for at in (2..args.len()).step_by(2) {
+        let name = args.get(at);
+        if (2..at).step_by(2).any(|before| args.get(before).eq_ignore_ascii_case(name)) {
+            let name = args.text(at).to_ascii_lowercase();
+            return Err(config_set_failed(&name, "duplicate parameter"));
+        }
         new.push(new_setting(session, args, at)?);
     }
     for setting in new {
@@ -186,6 +234,7 @@ fn set_config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
                 session.shared.slowlog.set_threshold_us(micros);
             }
             NewSetting::SlowlogEntries(count) => session.shared.slowlog.set_entries_max(count),
+            NewSetting::Same => {}
         }
     }
     reply.ok();
@@ -194,14 +243,10 @@ fn set_config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
 
 fn new_setting(session: &Session, args: Args<'_>, at: usize) -> Result<NewSetting, Refusal> {
     let name = args.text(at).to_ascii_lowercase();
-    let failed = |why: String| {
-        Refusal::said(format!(
-            "ERR CONFIG SET failed (possibly related to argument '{name}') - {why}"
-        ))
-    };
+    let failed = |why: &str| config_set_failed(&name, why);
     let number = |least: i64, most: i64| match parse_i64(args.get(at + 1)) {
         Some(number) if (least..=most).contains(&number) => Ok(number),
-        _ => Err(failed(format!("argument must be between {least} and {most} inclusive"))),
+        _ => Err(failed(&format!("argument must be between {least} and {most} inclusive"))),
     };
     match &name[..] {
         "slowlog-log-slower-than" => Ok(NewSetting::SlowlogThreshold(number(-1, i64::MAX)?)),
@@ -209,11 +254,18 @@ fn new_setting(session: &Session, args: Args<'_>, at: usize) -> Result<NewSettin
             let count = number(0, slowlog::ENTRIES_MAX as i64)?;
             Ok(NewSetting::SlowlogEntries(count as usize))
         }
-        name if settings(session).iter().any(|(known, _)| *known == name) => Err(failed(
-            "can't set immutable config: restart the server with another flag".to_owned(),
-        )),
-        name => Err(Refusal::said(format!(
-            "ERR Unknown option or number of arguments for CONFIG SET - '{name}'"
-        ))),
+        name => match settings(session).iter().find(|(known, _)| *known == name) {
+            Some((_, value)) if value.as_bytes() == args.get(at + 1) => Ok(NewSetting::Same),
+            Some(_) => {
+                Err(failed("can't set immutable config: restart the server with another flag"))
+            }
+            None => Err(Refusal::said(format!(
+                "ERR Unknown option or number of arguments for CONFIG SET - '{name}'"
+            ))),
+        },
     }
+}
+
+fn config_set_failed(name: &str, why: &str) -> Refusal {
+    Refusal::said(format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}"))
 }

@@ -1,6 +1,6 @@
 //! All commands, as data: COMMAND, the arity check and the choice of thread read this table.
 
-use super::flag::{ADMIN, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, READONLY, WRITE};
+use super::flag::{ADMIN, CONTAINER, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, READONLY, WRITE};
 use super::{
     Command, Handler, bitmaps, connection, counters, expiry, info, inspection, introspection,
     keyspace, lcs, monitoring, ordered, scan, server, set, strings, transactions,
@@ -41,9 +41,9 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("echo", 2, FAST, NONE, connection::echo, CONNECTION, "Answers the message."),
     command("hello", -1, FAST | NO_AUTH, NONE, connection::hello, CONNECTION, "Chooses the protocol version."),
     command("auth", -2, FAST | NO_AUTH | NO_MULTI, NONE, connection::auth, CONNECTION, "Gives the password."),
-    command("acl", -2, ADMIN, NONE, connection::acl, SERVER, "Says who the user is, and which users there are."),
+    command("acl", -2, ADMIN | CONTAINER, NONE, connection::acl, SERVER, "Says who the user is, and which users there are."),
     command("select", 2, FAST, NONE, connection::select, CONNECTION, "Selects database 0, the only one."),
-    command("client", -2, 0, NONE, connection::client, CONNECTION, "Names, lists and sets up connections."),
+    command("client", -2, CONTAINER, NONE, connection::client, CONNECTION, "Names, lists and sets up connections."),
     command("quit", -1, FAST | NO_AUTH, NONE, connection::quit, CONNECTION, "Closes the connection."),
     command("reset", 1, FAST | NO_AUTH, NONE, connection::reset, CONNECTION, "Sets the connection back to its start."),
 
@@ -85,7 +85,7 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("renamenx", 3, WRITE | FAST, (1, 2, 1), keyspace::renamenx, GENERIC, "Moves a value to a key that is not there."),
     command("copy", -3, WRITE | DENYOOM, (1, 2, 1), keyspace::copy, GENERIC, "Copies a value to another key."),
     command("randomkey", 1, READONLY, NONE, inspection::randomkey, GENERIC, "Some key."),
-    command("object", -2, READONLY, (2, 2, 1), inspection::object, GENERIC, "Facts about the value of a key."),
+    command("object", -2, READONLY | CONTAINER, (2, 2, 1), inspection::object, GENERIC, "Facts about the value of a key."),
     command("keys", 2, READONLY | LONG, NONE, scan::keys, GENERIC, "Every key that fits a pattern."),
     command("scan", -2, READONLY | LONG, NONE, scan::scan, GENERIC, "Some keys, and a cursor to go on with."),
     command("expire", -3, WRITE | FAST, ONE, expiry::expire, GENERIC, "Sets the expiry of a key in seconds from now."),
@@ -108,11 +108,14 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("resume", 1, ADMIN | LONG | NO_MULTI, NONE, server::resume, SERVER, "Takes writes again after an error whose cause is gone."),
     command("time", 1, FAST, NONE, server::time, SERVER, "The server's time: seconds and microseconds."),
     command("info", -1, LONG, NONE, info::info, SERVER, "Facts and figures about the server."),
-    command("memory", -2, READONLY, (2, 2, 1), inspection::memory, SERVER, "The memory that a key takes."),
-    command("slowlog", -2, ADMIN, NONE, monitoring::slowlog, SERVER, "Commands that took long."),
-    command("latency", -2, ADMIN, NONE, monitoring::latency, SERVER, "How long commands took."),
-    command("config", -2, ADMIN, NONE, server::config, SERVER, "Shows settings."),
-    command("command", -1, 0, NONE, introspection::command, SERVER, "Describes the commands."),
+    command("memory", -2, READONLY | CONTAINER, (2, 2, 1), inspection::memory, SERVER, "The memory that a key takes."),
+    command("slowlog", -2, ADMIN | CONTAINER, NONE, monitoring::slowlog, SERVER, "Commands that took long."),
+    command("latency", -2, ADMIN | CONTAINER, NONE, monitoring::latency, SERVER, "How long commands took."),
+    command("config", -2, ADMIN | CONTAINER, NONE, server::config, SERVER, "Shows settings."),
+    command("command", -1, CONTAINER, NONE, introspection::command, SERVER, "Describes the commands."),
+    command("save", 1, ADMIN | LONG | NO_MULTI, NONE, server::save, SERVER, "Makes everything that was written survive power loss."),
+    command("bgsave", -1, ADMIN | LONG | NO_MULTI, NONE, server::bgsave, SERVER, "The same as SAVE."),
+    command("lastsave", 1, FAST, NONE, server::lastsave, SERVER, "When SAVE or BGSAVE last succeeded, as a Unix time."),
     command("checkpoint", 2, ADMIN | LONG | NO_MULTI, NONE, server::checkpoint, SERVER, "Makes a copy of the database in a directory."),
     command("shutdown", -1, ADMIN | NO_MULTI, NONE, server::shutdown, SERVER, "Ends the server in good order."),
 

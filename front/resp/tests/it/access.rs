@@ -44,7 +44,7 @@ fn nothing_is_done_before_the_password_is_given() {
             ("SET k v", "+OK"),
             ("ACL WHOAMI", "$7 default"),
             ("ACL USERS", "*1 $7 default"),
-            ("ACL DANCE", "-ERR unknown subcommand 'DANCE' of ACL"),
+            ("ACL DANCE", "-ERR unknown subcommand 'DANCE'. Try ACL HELP."),
             // Who is in stays in.
             ("AUTH wrong", WRONG),
             ("GET k", "$1 v"),

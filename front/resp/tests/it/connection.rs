@@ -73,7 +73,7 @@ fn client_and_its_subcommands() {
         ("CLIENT NO-TOUCH off", "+OK"),
         ("CLIENT NO-TOUCH maybe", "-ERR syntax error"),
         ("CLIENT SETNAME", "-ERR wrong number of arguments for 'client|setname' command"),
-        ("CLIENT TELEPORT", "-ERR unknown subcommand 'TELEPORT' of CLIENT"),
+        ("CLIENT TELEPORT", "-ERR unknown subcommand 'TELEPORT'. Try CLIENT HELP."),
     ]);
     assert!(client.call(&["CLIENT", "SETNAME", "a b"]).starts_with("-ERR Client names cannot"));
     let info = client.ask("CLIENT INFO");
@@ -109,7 +109,7 @@ fn command_describes_the_table() {
         ("COMMAND GETKEYS MSET a 1 b 2", "*2 $1 a $1 b"),
         ("COMMAND GETKEYS DEL a b c", "*3 $1 a $1 b $1 c"),
         ("COMMAND GETKEYS PING", "-ERR The command has no key arguments"),
-        ("COMMAND DANCE", "-ERR unknown subcommand 'DANCE' of COMMAND"),
+        ("COMMAND DANCE", "-ERR unknown subcommand 'DANCE'. Try COMMAND HELP."),
     ]);
 }
 
@@ -142,9 +142,21 @@ fn info_and_config() {
         ("CONFIG GET nothing", "*0"),
         ("CONFIG GET", "-ERR wrong number of arguments for 'config|get' command"),
         ("CONFIG RESETSTAT", "+OK"),
-        ("CONFIG POKE", "-ERR unknown subcommand 'POKE' of CONFIG"),
+        ("CONFIG POKE", "-ERR unknown subcommand 'POKE'. Try CONFIG HELP."),
     ]);
     assert!(client.ask("CONFIG SET save 1").contains("can't set immutable config"));
+    assert!(client.ask("CONFIG SET daemonize yes").contains("can't set immutable config"));
+    client.expect(&[
+        // Tools set what they need, whether it is so or not.
+        ("CONFIG SET appendonly yes maxmemory-policy noeviction", "+OK"),
+        ("CONFIG GET *of", "*4 $9 replicaof $0  $7 slaveof $0"),
+        (
+            "CONFIG SET slowlog-max-len 1 slowlog-log-slower-than 5 Slowlog-Max-Len 2",
+            "-ERR CONFIG SET failed (possibly related to argument 'slowlog-max-len') - \
+             duplicate parameter",
+        ),
+        ("CONFIG GET slowlog-max-len", "*2 $15 slowlog-max-len $3 128"),
+    ]);
     assert!(client.ask("CONFIG GET *").contains("$4 save"));
     assert!(client.ask("INFO stats").contains("total_connections_received:0"));
 }
@@ -178,4 +190,56 @@ fn client_kill_takes_filters() {
     third.expect(&[("PING", "+PONG")]);
     assert_eq!(new.ask(&format!("CLIENT KILL LADDR {local} SKIPME no")), ":2");
     assert_eq!((new.try_reply(), third.try_reply()), (None, None));
+}
+
+#[test]
+fn client_list_shows_what_redis_shows() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    let mut other = Client::connect(&server);
+    other.expect(&[("SET k v", "+OK"), ("MULTI", "+OK"), ("SET k w", "+QUEUED")]);
+    other.send(b"*2\r\n$4\r\nEC");
+    let line = client.ask("CLIENT INFO");
+    let names: Vec<&str> =
+        line.split(' ').filter_map(|field| field.split_once('=')).map(|it| it.0).collect();
+    assert_eq!(
+        names.join(" "),
+        "id addr laddr fd name age idle flags db sub psub ssub multi qbuf qbuf-free argv-mem \
+         multi-mem rbs rbp obl oll omem tot-mem events cmd user redir resp lib-name lib-ver watch \
+         tot-cmds"
+    );
+    // The request itself: "*2 $6 CLIENT $4 INFO" with its line ends.
+    assert!(line.contains("qbuf=26 ") && line.contains("cmd=client|info "), "{line}");
+    assert!(line.contains("multi=-1 ") && line.contains("multi-mem=0 "), "{line}");
+    let line = loop {
+        let line = client.ask("CLIENT LIST ID 2");
+        if line.contains("qbuf=10 ") {
+            break line;
+        }
+    };
+    assert!(line.contains("multi=1 ") && !line.contains("multi-mem=0 "), "{line}");
+    assert!(line.contains("cmd=multi "), "{line}");
+    client.call(&["CLIENT", "a b\nid=7"]);
+    let mut third = Client::connect(&server);
+    let lines = third.ask("CLIENT LIST");
+    assert!(lines.contains("cmd=client user=") && lines.contains("cmd=client|list "), "{lines}");
+    let mut fourth = Client::connect(&server);
+    fourth.expect(&[("GET k", "$1 v"), ("SET k v", "+OK")]);
+    assert!(third.ask("CLIENT LIST ID 4").contains("cmd=set "));
+}
+
+#[test]
+fn help_lists_subcommands() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    for name in ["ACL", "CLIENT", "COMMAND", "CONFIG", "LATENCY", "MEMORY", "OBJECT", "SLOWLOG"] {
+        let help = client.ask(&format!("{name} help"));
+        assert!(
+            help.starts_with('*') && help.contains(&format!("+{name} <subcommand> ")),
+            "{help}"
+        );
+        let unknown = format!("-ERR unknown subcommand 'DANCE'. Try {name} HELP.");
+        assert_eq!(client.ask(&format!("{name} DANCE")), unknown);
+        assert!(client.ask(&format!("{name} HELP me")).starts_with("-ERR "));
+    }
 }

@@ -10,7 +10,7 @@ use archipelago_env::mem::MemFs;
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::{Server, ServerOptions};
 
-use crate::client::{Client, START_MS, encode, over_engine};
+use crate::client::{Client, START_MS, encode, over_engine, start};
 
 #[test]
 fn data_survives_a_restart_and_a_flush() {
@@ -238,4 +238,39 @@ fn appendfsync_says_whether_writes_are_synced() {
         let mut client = Client::connect(&server);
         client.expect(&[("CONFIG GET appendfsync", &format!("*2 $11 appendfsync {says}"))]);
     }
+}
+
+#[test]
+fn save_makes_writes_survive_power_loss() {
+    let clock = Arc::new(ManualClock::new(START_MS));
+    let fs = Arc::new(MemFs::new());
+    let (_db, server) = over_engine(&fs, &clock);
+    let mut client = Client::connect(&server);
+    client.expect(&[("LASTSAVE", ":1000000"), ("SET saved 1", "+OK")]);
+    clock.advance(Duration::from_secs(5));
+    client.expect(&[("SAVE", "+OK"), ("LASTSAVE", ":1000005"), ("SET lost 1", "+OK")]);
+    let crashed = Arc::new(fs.crash_clone(7));
+    let (_db, restarted) = over_engine(&crashed, &clock);
+    Client::connect(&restarted).expect(&[("EXISTS saved", ":1"), ("EXISTS lost", ":0")]);
+    clock.advance(Duration::from_secs(5));
+    client.expect(&[
+        ("BGSAVE", "+Background saving started"),
+        ("BGSAVE SCHEDULE", "+Background saving started"),
+        ("LASTSAVE", ":1000010"),
+        ("BGSAVE NOW", "-ERR syntax error"),
+        ("MULTI", "+OK"),
+        ("SAVE", "-ERR Command not allowed inside a transaction"),
+        ("DISCARD", "+OK"),
+    ]);
+    let info = client.ask("INFO persistence");
+    assert!(info.contains("rdb_last_save_time:1000010 rdb_last_bgsave_status:ok"), "{info}");
+}
+
+#[test]
+fn save_is_refused_without_files() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    assert!(client.ask("SAVE").starts_with("-ERR "));
+    assert!(client.ask("BGSAVE").starts_with("-ERR "));
+    assert!(client.ask("INFO persistence").contains("rdb_last_bgsave_status:err"));
 }

@@ -7,7 +7,8 @@
 //! 2. Replies are in the order of the commands. Consecutive plain SETs become one write of the
 //!    store; they are written and answered before any other command runs, so the connection sees
 //!    its own writes, and others see at most that they came together. Consecutive plain GETs become
-//!    one read of a store that gains by it. A few at the end of the input may be done together with other connections' ([`crate::gathering`]).
+//!    one read of a store that gains by it; other stores are asked for each, and the group is counted
+//!    as one. A few at the end of the input may be done together with other connections' ([`crate::gathering`]).
 //! 3. Output does not grow past [`REPLY_FLUSH_BYTES`] plus one reply before it is sent, so a client
 //!    that does not read holds up itself only.
 //! 4. Output of more than [`FREE_BYTES`] holds as much of the share for replies. A command that only
@@ -71,6 +72,16 @@ struct Pending {
     value: Option<(usize, usize)>,
 }
 
+/// Plain GETs that were answered one after another, and are not yet counted.
+#[derive(Clone, Copy, Default)]
+struct AnsweredGets {
+    count: u64,
+    /// When the first one began.
+    started_ns: u64,
+    /// Its key, absolute in the input.
+    first: (usize, usize),
+}
+
 /// See the module.
 pub(crate) struct Pipeline {
     pub(crate) input: Vec<u8>,
@@ -80,6 +91,7 @@ pub(crate) struct Pipeline {
     /// Only SETs, or only GETs.
     pending: Vec<Pending>,
     pending_bytes: usize,
+    answered_gets: AnsweredGets,
     /// The pending ones in a batch of several connections.
     gathered: Option<Member>,
     /// Bytes that the unfinished command still needs.
@@ -104,6 +116,7 @@ impl Pipeline {
             parser,
             pending: Vec::new(),
             pending_bytes: 0,
+            answered_gets: AnsweredGets::default(),
             gathered: None,
             wanted: 0,
             charge: options.budget.hold(MemoryClass::Request, 0),
@@ -215,9 +228,11 @@ impl Pipeline {
         let command = &self.input[start..start + len];
         if session.takes_plain()
             && let Some(plain) = plain(command, spans, start)
-            && (plain.value.is_some() || session.shared.store.overlaps_reads())
         {
             let is_get = plain.value.is_none();
+            if is_get && !session.shared.store.overlaps_reads() {
+                return self.get_at_once(session, plain.key, start, len);
+            }
             if self.pending.first().is_some_and(|first| first.value.is_none() != is_get) {
                 self.flush(session);
             }
@@ -233,12 +248,49 @@ impl Pipeline {
         self.execute(session, start, len)
     }
 
+    /// Answers the plain GET at `start`. Consecutive ones are counted together, with one reading of
+    /// the clock.
+    fn get_at_once(
+        &mut self,
+        session: &Session,
+        key: (usize, usize),
+        start: usize,
+        len: usize,
+    ) -> Ran {
+        if !self.pending.is_empty() {
+            self.flush(session);
+        }
+        if self.answered_gets.count == 0 {
+            self.answered_gets =
+                AnsweredGets { count: 0, started_ns: session.start_ns(), first: key };
+        }
+        self.answered_gets.count += 1;
+        let mark = self.reply.len();
+        session.get_plain(&self.input[key.0..key.1], &mut self.reply);
+        self.bound_reply(session, mark, start, len)
+    }
+
+    /// Counts the GETs that were answered since the last call.
+    fn count_gets(&mut self, session: &Session) {
+        let AnsweredGets { count, started_ns, first } = self.answered_gets;
+        if count > 0 {
+            session.note_gets(&self.input[first.0..first.1], count, started_ns);
+            self.answered_gets.count = 0;
+        }
+    }
+
     /// Runs the command at `start`, whose spans the parser has.
     fn execute(&mut self, session: &Session, start: usize, len: usize) -> Ran {
         let mark = self.reply.len();
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
         session.execute(args, &mut self.reply);
         self.parser.set_unauthenticated(!session.is_authenticated());
+        self.bound_reply(session, mark, start, len)
+    }
+
+    /// Holds memory for the output, whose last reply, that of the command at `start`, begins at
+    /// `mark`.
+    fn bound_reply(&mut self, session: &Session, mark: usize, start: usize, len: usize) -> Ran {
         if self.reply.len() as u64 <= FREE_BYTES {
             return Ran::All;
         }
@@ -276,6 +328,7 @@ impl Pipeline {
     }
 
     fn flush(&mut self, session: &Session) {
+        self.count_gets(session);
         let at = |span: (usize, usize)| &self.input[span.0..span.1];
         let put = |set: &Pending| put(&self.input, set);
         match &self.pending[..] {

@@ -222,7 +222,7 @@ impl Session {
 
     /// When a command begins: now, or when the one before it in the same piece of input ended.
     #[inline]
-    fn start_ns(&self) -> u64 {
+    pub(crate) fn start_ns(&self) -> u64 {
         match self.last_end_ns.get() {
             0 => self.shared.options.clock.now_ns(),
             ended => ended,
@@ -447,6 +447,25 @@ impl Session {
         self.client.last_command.note(self.shared.get);
         self.count_read(value.is_some());
         reply.bulk_or_null(value);
+    }
+
+    /// Reads and answers one plain GET, which [`Session::note_gets`] counts later.
+    pub(crate) fn get_plain(&self, key: &[u8], reply: &mut Reply) {
+        bump(&self.tally.commands, 1);
+        match self.reading(|| self.store.get(key)) {
+            Ok(entry) => {
+                self.count_read(entry.is_some());
+                reply.bulk_or_null(entry.as_ref().map(|entry| &entry.value[..]));
+            }
+            Err(error) => self.refuse(self.shared.get, &Refusal::Store(error), 1, reply),
+        }
+    }
+
+    /// Counts `count` plain GETs, which began at `started_ns` with that of `first`.
+    pub(crate) fn note_gets(&self, first: &[u8], count: u64, started_ns: u64) {
+        self.note_time(self.shared.get, count, started_ns, || {
+            batch_for_slowlog(&[b"GET", first], count as usize)
+        });
     }
 
     /// Reads something of the store, off the runtime's workers if that would wait.

@@ -90,7 +90,7 @@ pub(super) fn randomkey(session: &Session, _: Args<'_>, reply: &mut Reply) -> Ha
     let store = session.store();
     let ends = |reverse: bool| -> Result<Option<Vec<u8>>, Refusal> {
         let mut end = None;
-        store.scan(ALL_KEYS, reverse, &mut |key, _, _| {
+        store.scan_keys(ALL_KEYS, reverse, &mut |key| {
             end = Some(key.to_vec());
             ControlFlow::Break(())
         })?;
@@ -109,7 +109,7 @@ pub(super) fn randomkey(session: &Session, _: Args<'_>, reply: &mut Reply) -> Ha
             true => KeyRange { from: Bound::Unbounded, to: Bound::Excluded(&from) },
         };
         let most = near.len() + NEIGHBOURS;
-        store.scan(range, reverse, &mut |key, _, _| {
+        store.scan_keys(range, reverse, &mut |key| {
             near.push(key.to_vec());
             if near.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;

@@ -84,7 +84,7 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("rename", 3, WRITE, (1, 2, 1), keyspace::rename, GENERIC, "Moves a value to another key."),
     command("renamenx", 3, WRITE | FAST, (1, 2, 1), keyspace::renamenx, GENERIC, "Moves a value to a key that is not there."),
     command("copy", -3, WRITE | DENYOOM, (1, 2, 1), keyspace::copy, GENERIC, "Copies a value to another key."),
-    command("randomkey", 1, READONLY, NONE, inspection::randomkey, GENERIC, "Some key."),
+    command("randomkey", 1, READONLY | LONG, NONE, inspection::randomkey, GENERIC, "Some key."),
     command("object", -2, READONLY | CONTAINER, (2, 2, 1), inspection::object, GENERIC, "Facts about the value of a key."),
     command("keys", 2, READONLY | LONG, NONE, scan::keys, GENERIC, "Every key that fits a pattern."),
     command("scan", -2, READONLY | LONG, NONE, scan::scan, GENERIC, "Some keys, and a cursor to go on with."),

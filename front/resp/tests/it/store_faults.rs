@@ -12,14 +12,26 @@ use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, encode};
 
-/// A store in memory whose writes can be made to wait or to fail, and reads of key `bad` to fail.
+/// A store in memory whose writes and scans can be made to wait, its writes to fail, and reads of
+/// key `bad` to fail.
 #[derive(Default)]
 struct Faulty {
     records: MemStore,
     stalled: AtomicBool,
-    /// Whether a write has begun to wait.
+    /// Whether everything that looks at many keys waits.
+    scans_stalled: AtomicBool,
+    /// Whether a write or a scan has begun to wait.
     is_waiting: AtomicBool,
     refusing: Mutex<Option<Error>>,
+}
+
+impl Faulty {
+    fn wait_while(&self, stalled: &AtomicBool) {
+        while stalled.load(Ordering::SeqCst) {
+            self.is_waiting.store(true, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl Store for Faulty {
@@ -36,9 +48,9 @@ impl Store for Faulty {
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
-        while self.stalled.load(Ordering::SeqCst) {
-            self.is_waiting.store(true, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_millis(1));
+        self.wait_while(&self.stalled);
+        if ops.iter().any(|op| matches!(op, Op::DeleteRange { .. })) {
+            self.wait_while(&self.scans_stalled);
         }
         let refusal = self.refusing.lock().unwrap().clone();
         refusal.map_or_else(|| self.records.write(ops), Err)
@@ -49,14 +61,17 @@ impl Store for Faulty {
     }
 
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
+        self.wait_while(&self.scans_stalled);
         self.records.scan(range, reverse, visit)
     }
 
     fn approximate_count(&self) -> Result<u64> {
+        self.wait_while(&self.scans_stalled);
         self.records.approximate_count()
     }
 
     fn keyspace(&self) -> Result<Keyspace> {
+        self.wait_while(&self.scans_stalled);
         self.records.keyspace()
     }
 
@@ -99,6 +114,40 @@ fn stalled_writes_do_not_hold_up_other_connections() {
     for (n, writer) in writers.iter_mut().enumerate() {
         let expected = if n % 2 == 0 { ["+OK", "+OK"] } else { [":1", ":2"] };
         assert_eq!([writer.reply(), writer.reply()], expected);
+    }
+    assert!(server.shutdown());
+}
+
+#[test]
+fn commands_over_many_keys_hold_up_no_other_connection() {
+    let (server, store) = start();
+    let mut reader = Client::connect(&server);
+    reader.expect(&[("SET there v", "+OK")]);
+    for (line, reply) in [
+        ("SCAN 0", "*2 $1 0 *1 $5 there"),
+        ("SCAN 0 MATCH x*", "*2 $1 0 *0"),
+        ("KEYS *", "*1 $5 there"),
+        ("RANDOMKEY", "$5 there"),
+        ("RANGE - +", "*2 $5 there $1 v"),
+        ("DBSIZE", ":1"),
+        ("INFO keyspace", ""),
+        ("DELRANGE [x (y", "+OK"),
+        ("FLUSHDB", "+OK"),
+        ("FLUSHALL", "+OK"),
+    ] {
+        reader.expect(&[("SET there v", "+OK")]);
+        store.is_waiting.store(false, Ordering::SeqCst);
+        store.scans_stalled.store(true, Ordering::SeqCst);
+        let mut client = Client::connect(&server);
+        client.send_words(&line.split(' ').collect::<Vec<_>>());
+        while !store.is_waiting.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The commands hold the only worker no longer than it takes to hand it over.
+        reader.expect(&[("PING", "+PONG"), ("GET there", "$1 v")]);
+        store.scans_stalled.store(false, Ordering::SeqCst);
+        let told = client.reply();
+        assert!(told.starts_with(reply), "{line}: {told}");
     }
     assert!(server.shutdown());
 }

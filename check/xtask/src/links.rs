@@ -8,7 +8,14 @@ use crate::sources::files;
 /// Checks the pages of the root and all below `docs` and the crates' folders.
 pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
     let mut pages = files(root, &["docs", "crates", "roles", "front", "check"], "md")?;
-    for name in ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"] {
+    for name in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "ROADMAP.md",
+        "SECURITY.md",
+    ] {
         if root.join(name).exists() {
             pages.push(PathBuf::from(name));
         }

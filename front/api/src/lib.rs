@@ -120,3 +120,8 @@ pub mod inspect {
         Ok(text)
     }
 }
+
+/// The README's program, which compiles as a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,4 +1,4 @@
-//! The connected clients: what CLIENT LIST shows, and how a connection is told to stop.
+//! The connected clients: what CLIENT LIST shows, and how a connection is woken.
 //!
 //! Owned by the server; each connection shares its own [`Client`]. Invariant: a client is in the
 //! registry from before its first command until its task has ended, so an empty registry means
@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::commands::{COMMANDS, Command, flag};
+use crate::invalidations::{Invalidations, TrackingMode};
 
 /// What a client has told about itself.
 #[derive(Clone, Debug, Default)]
@@ -104,24 +105,50 @@ pub(crate) struct Client {
     pub(crate) queued_bytes: AtomicU64,
     /// Watched keys.
     pub(crate) watched: AtomicUsize,
+    /// What the client is still to be told about keys that it tracks.
+    pub(crate) invalidations: Invalidations,
     stopping: AtomicBool,
-    stop: Notify,
+    wake: Notify,
 }
 
 impl Client {
     /// Tells the connection to finish what it has read and to close.
     pub(crate) fn ask_to_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        self.stop.notify_one();
+        self.wake();
+    }
+
+    /// Wakes the connection, now or when it waits next, so that it looks at what has changed: it is
+    /// to stop, it has invalidations to send, or a setting is another one.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Returns when the connection is woken; immediately if it was since the last call.
+    pub(crate) async fn woken(&self) {
+        self.wake.notified().await;
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Returns when the connection is told to stop; at once if it was before.
+    /// Returns when the connection is told to stop; immediately if it was before. Other reasons to
+    /// wake are forgotten, so the connection looks for them before it waits for input.
     pub(crate) async fn stopped(&self) {
-        self.stop.notified().await;
+        while !self.is_stopping() {
+            self.woken().await;
+        }
+    }
+
+    /// The flags of CLIENT LIST.
+    fn flags(&self) -> &'static str {
+        let mode = self.invalidations.mode();
+        match (mode.is_on(), mode.has(TrackingMode::BCAST)) {
+            (false, _) => "N",
+            (true, false) => "t",
+            (true, true) => "tB",
+        }
     }
 
     /// The client as a line of CLIENT LIST: the fields of Redis 7.2 in their order, and behind them
@@ -139,9 +166,9 @@ impl Client {
         // Writing to a string does not fail.
         let _ = write!(
             line,
-            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags=N db=0 sub=0 psub=0 ssub=0 \
+            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db=0 sub=0 psub=0 ssub=0 \
              multi={} qbuf={unread} qbuf-free={} argv-mem=0 multi-mem={queued} rbs={reply} rbp={} \
-             obl=0 oll=0 omem={output} tot-mem={total} events={} cmd={} user=default redir=-1 \
+             obl=0 oll=0 omem={output} tot-mem={total} events={} cmd={} user=default redir={} \
              resp={} lib-name={} lib-ver={} watch={} tot-cmds={}",
             self.id,
             self.socket.peer,
@@ -150,11 +177,13 @@ impl Client {
             names.name,
             seconds_since(self.connected_ms),
             seconds_since(figure(&self.active_ms)),
+            self.flags(),
             self.queued.load(Ordering::Relaxed),
             input.saturating_sub(unread),
             figure(&self.reply_bytes_peak),
             if output > 0 { "rw" } else { "r" },
             self.last_command.name(),
+            if self.invalidations.mode().is_on() { 0 } else { -1 },
             self.version.load(Ordering::Relaxed),
             names.lib_name,
             names.lib_version,
@@ -222,8 +251,9 @@ impl Clients {
             queued: AtomicI64::new(-1),
             queued_bytes: AtomicU64::new(0),
             watched: AtomicUsize::new(0),
+            invalidations: Invalidations::default(),
             stopping: AtomicBool::new(false),
-            stop: Notify::new(),
+            wake: Notify::new(),
         });
         registry.clients.insert(client.id, Arc::clone(&client));
         self.count.store(registry.clients.len(), Ordering::Relaxed);

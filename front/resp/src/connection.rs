@@ -49,18 +49,19 @@ const TLS_BYTES: u64 = 32 << 10;
 /// How long a client may go on to send a request that was refused, so that it reads the refusal.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Takes the client out of the registry, however the task ends.
-struct Leave(Arc<Shared>, u64);
+/// Takes the client out of the tracking table and the registry, however the task ends.
+struct Leave(Arc<Shared>, Arc<Client>);
 
 impl Drop for Leave {
     fn drop(&mut self) {
-        self.0.clients.leave(self.1);
+        self.0.tracking.end(&self.1);
+        self.0.clients.leave(self.1.id);
     }
 }
 
 /// Serves `stream` until it ends.
 pub(crate) async fn serve(shared: Arc<Shared>, client: Arc<Client>, stream: TcpStream) {
-    let leave = Leave(Arc::clone(&shared), client.id);
+    let leave = Leave(Arc::clone(&shared), Arc::clone(&client));
     serve_over(leave, client, stream).await;
 }
 
@@ -88,7 +89,7 @@ pub(crate) async fn serve_tls(
     stream: TcpStream,
     acceptor: TlsAcceptor,
 ) {
-    let leave = Leave(Arc::clone(&shared), client.id);
+    let leave = Leave(Arc::clone(&shared), Arc::clone(&client));
     let _charge = shared.options.budget.hold(MemoryClass::Request, TLS_BYTES);
     let shaken = tokio::select! {
         shaken = timeout(HANDSHAKE_MAX, acceptor.accept(stream)) => shaken,
@@ -116,6 +117,7 @@ struct Connection<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     async fn converse(&mut self) -> io::Result<()> {
         loop {
+            self.pipeline.push_invalidations(&self.session);
             let late = self.sends_late && self.session.shared.clients.are_several();
             let ran = self.pipeline.run(&self.session, late);
             if self.pipeline.has_consumed() {
@@ -124,6 +126,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             if late && self.pipeline.has_output() {
                 self.let_others_run().await;
             }
+            self.pipeline.push_invalidations(&self.session);
             self.send().await?;
             if self.session.closing.get() {
                 return Ok(());
@@ -145,6 +148,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             if self.pipeline.should_wait(&self.session) {
                 sleep(PRESSURE_PAUSE).await;
             }
+            self.send_invalidations().await?;
             let stopping = self.session.client.is_stopping();
             let goes_on =
                 if stopping { self.take_what_is_there().await? } else { self.receive().await? };
@@ -165,6 +169,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         client.reply_bytes.store(pipeline.reply.capacity() as u64, Ordering::Relaxed);
     }
 
+    /// Sends invalidations that came while the connection waited. What comes later wakes
+    /// [`Connection::receive`].
+    async fn send_invalidations(&mut self) -> io::Result<()> {
+        while self.session.has_invalidations() && !self.session.closing.get() {
+            self.pipeline.push_invalidations(&self.session);
+            self.send().await?;
+            (self.since, self.received) = (None, 0);
+        }
+        Ok(())
+    }
+
     /// Replies leave when all connections of this thread that have received something have run it: a client that waits for several of
     /// them is woken once, and not by each; and what they have in common is done together. Only where running takes less time than waking.
     async fn let_others_run(&mut self) {
@@ -182,7 +197,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let held = tokio::select! {
             biased;
             held = share.hold(&mut self.pipeline.outgoing, bytes) => held,
-            () = stopping(&self.session.client) => Err(share.refusal(bytes)),
+            () = self.session.client.stopped() => Err(share.refusal(bytes)),
         };
         if let Err(refusal) = held {
             self.pipeline.give_up(&refusal);
@@ -200,7 +215,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         tokio::select! {
             biased;
             held = share.hold(&mut self.pipeline.incoming, bytes) => held,
-            () = stopping(&self.session.client) => Err(share.refusal(bytes)),
+            () = self.session.client.stopped() => Err(share.refusal(bytes)),
         }
     }
 
@@ -215,7 +230,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             async { while self.stream.read(&mut dropped).await.is_ok_and(|read| read > 0) {} };
         tokio::select! {
             _ = timeout(LINGER, rest) => {}
-            () = stopping(&self.session.client) => {}
+            () = self.session.client.stopped() => {}
         }
         Ok(())
     }
@@ -232,22 +247,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         if bytes.len() as u64 > client.reply_bytes_peak.load(Ordering::Relaxed) {
             client.reply_bytes_peak.store(bytes.len() as u64, Ordering::Relaxed);
         }
-        let mut left = bytes;
+        let holds = self.pipeline.outgoing.is_some();
+        let (mut left, mut since) = (bytes, None);
         while !left.is_empty() {
             let sent = tokio::select! {
                 biased;
                 sent = self.stream.write(left) => sent?,
-                () = stalled(client) => return Err(cut_off(shared)),
-                () = idle(shared.options.idle_timeout, None) => return Err(timed_out("it was idle")),
-                () = kept_waiting(&shared.memory.outgoing, self.pipeline.outgoing.is_some(), shared.options.memory_wait, None) => {
-                    shared.add(Stat::OutputLimit, 1);
-                    return Err(timed_out("it does not read, and others need memory for replies"));
+                failed = hindered(client, shared, holds, &mut since) => {
+                    failed?;
+                    continue;
                 }
             };
             if sent == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
-            left = &left[sent..];
+            (left, since) = (&left[sent..], None);
         }
         // TLS may keep the last record; a socket keeps nothing.
         tokio::select! {
@@ -261,10 +275,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Ok(())
     }
 
-    /// Waits for input. `false`: there will be none.
+    /// Waits for input, or until the connection is woken. `false`: there will be none.
     async fn receive(&mut self) -> io::Result<bool> {
         let (client, shared) = (&self.session.client, &self.session.shared);
-        let (idle_timeout, holds) = (shared.options.idle_timeout, self.pipeline.incoming.is_some());
+        let (idle_timeout, holds) =
+            (shared.settings.idle_timeout(), self.pipeline.incoming.is_some());
         if idle_timeout.is_some() || holds {
             self.since.get_or_insert_with(Instant::now);
         }
@@ -279,7 +294,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 }
                 Ok(read > 0)
             }
-            () = client.stopped() => Ok(true),
+            () = client.woken() => Ok(true),
             () = idle(idle_timeout, self.since) => Ok(false),
             () = kept_waiting(&shared.memory.incoming, holds, shared.options.memory_wait, self.since) => {
                 Err(timed_out("it does not send the rest of a request, and others need memory"))
@@ -311,17 +326,40 @@ fn timed_out(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
-/// Returns when `timeout` has passed since `since`, or from now on; never without a timeout.
-async fn idle(timeout: Option<Duration>, since: Option<Instant>) {
-    match (timeout, since) {
-        (None, _) => pending().await,
-        (Some(timeout), None) => sleep(timeout).await,
-        (Some(timeout), Some(since)) => sleep_until(since + timeout).await,
+/// Returns an error when a client that takes no output is to be closed, and nothing when the
+/// connection was woken: the caller looks at everything again. `since`: when the client took
+/// something last, or when it was waited for first.
+async fn hindered(
+    client: &Client,
+    shared: &Shared,
+    holds: bool,
+    since: &mut Option<Instant>,
+) -> io::Result<()> {
+    let since = *since.get_or_insert_with(Instant::now);
+    if client.is_stopping() {
+        sleep(STALL).await;
+        return Err(cut_off(shared));
+    }
+    tokio::select! {
+        () = client.woken() => Ok(()),
+        () = idle(shared.settings.idle_timeout(), Some(since)) => Err(timed_out("it was idle")),
+        () = kept_waiting(&shared.memory.outgoing, holds, shared.options.memory_wait, Some(since)) => {
+            shared.add(Stat::OutputLimit, 1);
+            Err(timed_out("it does not read, and others need memory for replies"))
+        }
     }
 }
 
-/// Returns when others have to wait for `share`, not before `wait` has passed since `since`, or from
-/// now on; never if the client holds nothing of it.
+/// Returns when `timeout` has passed since `since`; never without a timeout or a beginning.
+async fn idle(timeout: Option<Duration>, since: Option<Instant>) {
+    match timeout.zip(since) {
+        None => pending().await,
+        Some((timeout, since)) => sleep_until(since + timeout).await,
+    }
+}
+
+/// Returns when others have to wait for `share`, not before `wait` has passed since `since`; never
+/// if the client holds nothing of it.
 async fn kept_waiting(share: &Share, holds: bool, wait: Duration, since: Option<Instant>) {
     if !holds {
         return pending().await;
@@ -332,15 +370,8 @@ async fn kept_waiting(share: &Share, holds: bool, wait: Duration, since: Option<
     }
 }
 
-/// Returns when the client is told to stop; at once if it was before.
-async fn stopping(client: &Client) {
-    if !client.is_stopping() {
-        client.stopped().await;
-    }
-}
-
 /// Returns when the client has been told to stop for as long as it may take nothing.
 async fn stalled(client: &Client) {
-    stopping(client).await;
+    client.stopped().await;
     sleep(STALL).await;
 }

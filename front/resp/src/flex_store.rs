@@ -157,6 +157,13 @@ impl Store for FlexStore {
         ))
     }
 
+    fn sees_all_writes(&self) -> Result<()> {
+        Err(Error::unsupported(
+            "CLIENT TRACKING is not possible over remote memory: other compute nodes write the same keys, \
+             and this server does not see it (a database is served with --engine lsm)",
+        ))
+    }
+
     fn scan(&self, _: KeyRange<'_>, _: bool, _: &mut Visit<'_>) -> Result<()> {
         Err(no_order("keys cannot be listed"))
     }

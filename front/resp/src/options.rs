@@ -17,12 +17,16 @@ use crate::tls::TlsOptions;
 /// Longest keepalive that Linux takes, in seconds.
 const KEEPALIVE_S_MAX: u64 = 32_767;
 
+/// The smallest limit of the output of one client in bytes: output of this size is sent before more
+/// is made.
+pub(crate) const OUTPUT_BYTES_LEAST: usize = 1 << 20;
+
 /// Settings of a [`crate::Server`]. `Default` suits a small server.
 #[derive(Clone)]
 pub struct ServerOptions {
     /// Threads that serve connections. Default 0: as many as there are cores.
     pub worker_threads: usize,
-    /// Most connections; one more gets an error and is closed. The server lowers it to what the
+    /// Most connections at first (CONFIG SET maxclients changes it); one more gets an error and is closed. The server lowers it to what the
     /// limit of open files leaves for clients
     /// ([`archipelago_env::descriptors::clients_max`]). Default 10,000.
     pub clients_max: usize,
@@ -53,6 +57,10 @@ pub struct ServerOptions {
     /// counted. Output is sent as it is made, so that is the largest reply plus 1 MiB. Default 0: no
     /// limit but that of the share for replies.
     pub output_bytes_max: usize,
+    /// Most keys that the server remembers for clients that track what they have cached (CLIENT
+    /// TRACKING); beyond that clients are told that a key is invalid although it has not changed. 0
+    /// for no limit but a sixteenth of the budget. Default 1,000,000, as in Redis.
+    pub tracking_keys_max: usize,
     /// Where the memory of requests and replies is charged, as class Request. Default: a budget
     /// without a limit. Requests that are received, values that commands build and unread replies
     /// may take a quarter of it each: larger ones wait for each other, or are refused.
@@ -78,6 +86,7 @@ impl fmt::Debug for ServerOptions {
             .field("limits", &self.limits)
             .field("reply_bytes_max", &self.reply_bytes_max)
             .field("checkpoints", &self.checkpoints)
+            .field("tracking_keys_max", &self.tracking_keys_max)
             .field("memory_wait", &self.memory_wait)
             .field("output_bytes_max", &self.output_bytes_max)
             .finish_non_exhaustive()
@@ -99,6 +108,7 @@ impl Default for ServerOptions {
             reply_bytes_max: 1 << 30,
             memory_wait: Duration::from_secs(10),
             output_bytes_max: 0,
+            tracking_keys_max: 1_000_000,
             budget: ByteBudget::unlimited(),
             checkpoints: None,
             clock: SystemClock::shared(),
@@ -123,7 +133,7 @@ impl ServerOptions {
         between("limits.request_bytes_max", self.limits.request_bytes_max, 4096, 3 << 30)?;
         between("reply_bytes_max", self.reply_bytes_max, 4096, 3 << 30)?;
         if self.output_bytes_max > 0 {
-            between("output_bytes_max", self.output_bytes_max, 1 << 20, usize::MAX)?;
+            between("output_bytes_max", self.output_bytes_max, OUTPUT_BYTES_LEAST, usize::MAX)?;
         }
         if self.idle_timeout == Some(Duration::ZERO) {
             return Err(Error::invalid("idle_timeout is 0: leave it out for no timeout"));

@@ -117,8 +117,9 @@ impl Overlay {
         self.changes.lock().0.bytes > self.bytes_max
     }
 
-    /// Applies everything to the store below, all or nothing, and tells `written` of it.
-    pub(crate) fn commit(&self, written: impl FnOnce(&[Op<'_>])) -> Result<()> {
+    /// Applies everything to the store below, all or nothing, and tells `written` of it, and whether
+    /// it succeeded.
+    pub(crate) fn commit(&self, written: impl FnOnce(&[Op<'_>], bool)) -> Result<()> {
         let changes = self.changes.lock();
         let mut ops: Vec<Op<'_>> = Vec::new();
         for (start, end) in &changes.0.cleared {
@@ -133,8 +134,9 @@ impl Overlay {
             });
         }
         if !ops.is_empty() {
-            self.below.write(&ops)?;
-            written(&ops);
+            let done = self.below.write(&ops);
+            written(&ops, done.is_ok());
+            return done;
         }
         Ok(())
     }

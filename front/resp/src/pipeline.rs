@@ -185,6 +185,21 @@ impl Pipeline {
         }
     }
 
+    /// Appends the invalidations that the client is to be told. Every command that has run is
+    /// answered by then, so each stands after all replies that it concerns.
+    pub(crate) fn push_invalidations(&mut self, session: &Session) {
+        if !session.has_invalidations() {
+            return;
+        }
+        assert!(self.pending.is_empty() && self.gathered.is_none(), "some reads are not answered");
+        session.client.invalidations.write_to(&mut self.reply);
+        let bytes = self.reply.len() as u64;
+        if session.is_over_output_limit(bytes) {
+            self.reply.truncate(0);
+            session.cut_off(bytes);
+        }
+    }
+
     /// Answers what was gathered, if anything was.
     pub(crate) fn finish(&mut self, session: &Session) {
         let Some(gathered) = self.gathered.take() else { return };
@@ -228,6 +243,7 @@ impl Pipeline {
         let command = &self.input[start..start + len];
         if session.takes_plain()
             && let Some(plain) = plain(command, spans, start)
+            && (plain.value.is_some() || !session.notes_reads())
         {
             let is_get = plain.value.is_none();
             if is_get && !session.shared.store.overlaps_reads() {
@@ -308,6 +324,7 @@ impl Pipeline {
                 self.reply.error(&share.refusal(alone).line());
             } else {
                 self.blocked = Some(Blocked { start, len });
+                session.will_repeat();
                 return Ran::WaitsFor(alone);
             }
         }

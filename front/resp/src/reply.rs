@@ -186,6 +186,12 @@ impl Reply {
         }
     }
 
+    /// A message of `count` elements follows that answers no command. Only for RESP3.
+    pub(crate) fn push(&mut self, count: usize) {
+        debug_assert_eq!(self.version, Version::Resp3, "RESP2 has no such messages");
+        self.header(b'>', count);
+    }
+
     /// `count` elements without an order follow.
     pub(crate) fn set(&mut self, count: usize) {
         match self.version {

@@ -30,6 +30,7 @@ use crate::options::ServerOptions;
 use crate::shared::{Shared, Stat};
 use crate::store::Store;
 use crate::tls;
+use crate::tracking::UPKEEP_PERIOD;
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: u32 = 4096;
@@ -108,6 +109,7 @@ impl Listening {
         let Self { runtime, listener, local_addr, options, tls } = self;
         let shared = Arc::new(Shared::new(store, options, local_addr.port()));
         let accepting = runtime.spawn(accept(listener, tls, Arc::clone(&shared)));
+        runtime.spawn(keep_up_tracking(Arc::clone(&shared)));
         tracing::info!(%local_addr, "RESP server is up");
         Server { shared, local_addr, running: Some((runtime, accepting)) }
     }
@@ -270,6 +272,18 @@ fn fit_clients(options: &mut ServerOptions) {
     }
 }
 
+/// Tells clients that track keys of expiry, and keeps the table of tracked keys small. It waits
+/// while nobody tracks.
+async fn keep_up_tracking(shared: Arc<Shared>) {
+    loop {
+        shared.tracking.must_keep_up().await;
+        tokio::time::sleep(UPKEEP_PERIOD).await;
+        while shared.tracking.keep_up(shared.now_ms()) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
 async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
     let (mut spare, failures_log) = (take_spare(), LogLimit::new(ACCEPT_LOG_NS));
     loop {
@@ -324,7 +338,7 @@ async fn admit(
 ) {
     let local = stream.local_addr().unwrap_or(peer);
     let socket = Socket { peer, local, descriptor: stream.as_raw_fd() };
-    match shared.clients.enter(socket, shared.now_ms(), shared.options.clients_max) {
+    match shared.clients.enter(socket, shared.now_ms(), shared.settings.clients_max()) {
         Ok(client) => {
             shared.add(Stat::Connections, 1);
             shared.note_clients(shared.clients.len() as u64);

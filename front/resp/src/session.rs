@@ -9,13 +9,14 @@ use std::sync::Arc;
 use crate::args::Args;
 use crate::clients::Client;
 use crate::commands::{self, Command, flag};
+use crate::invalidations::TrackingMode;
 use crate::locks::KeyGuard;
 use crate::memory::{FREE_BYTES, Held};
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
 use crate::slowlog::{self, SlowCommand};
-use crate::store::{Change, Entry, Head, Left, Op, Store, VALUE_BYTES_MAX};
+use crate::store::{Change, Entry, Head, KEY_BYTES_MAX, Left, Op, Store, VALUE_BYTES_MAX};
 use crate::transaction::Transaction;
 
 /// Whether replies are sent (CLIENT REPLY).
@@ -57,6 +58,14 @@ pub(crate) struct Session {
     /// The connection closes once its replies are sent.
     pub(crate) closing: Cell<bool>,
     pub(crate) transaction: Transaction,
+    /// How the client tracks keys; a copy of what the client's [`Client::invalidations`] have.
+    pub(crate) tracking: Cell<TrackingMode>,
+    /// Whether CLIENT CACHING was said for the next command.
+    pub(crate) caching: Cell<bool>,
+    /// Whether it was said for the command that runs, or that has run last.
+    was_caching: Cell<bool>,
+    /// See [`Session::notes_reads`].
+    notes_reads: Cell<bool>,
     /// The server's store, or what EXEC puts over it while it runs the commands of a transaction.
     store: Arc<dyn Store>,
     /// Whether EXEC runs the commands, which holds the stripes of their keys already.
@@ -78,6 +87,10 @@ impl Session {
             reply_mode: Cell::new(ReplyMode::On),
             closing: Cell::new(false),
             transaction: Transaction::default(),
+            tracking: Cell::default(),
+            caching: Cell::new(false),
+            was_caching: Cell::new(false),
+            notes_reads: Cell::new(false),
             is_inside: false,
             authenticated,
             last_end_ns: Cell::new(0),
@@ -89,14 +102,19 @@ impl Session {
     /// are locked.
     pub(crate) fn inside(&self, store: Arc<dyn Store>) -> Self {
         let (shared, client) = (Arc::clone(&self.shared), Arc::clone(&self.client));
-        let authenticated = self.authenticated.clone();
-        Self { store, is_inside: true, authenticated, ..Self::new(shared, client) }
+        let inside = Self { store, is_inside: true, ..Self::new(shared, client) };
+        inside.authenticated.set(self.authenticated.get());
+        inside.tracking.set(self.tracking.get());
+        inside.caching.set(self.caching.get());
+        inside
     }
 
     /// Takes over what the commands of a transaction have changed about the connection.
     pub(crate) fn adopt(&self, inside: &Self) {
         self.reply_mode.set(inside.reply_mode.get());
         self.authenticated.set(inside.authenticated.get());
+        self.tracking.set(inside.tracking.get());
+        self.caching.set(inside.caching.get());
         self.closing.set(self.closing.get() || inside.closing.get());
     }
 
@@ -133,16 +151,41 @@ impl Session {
 
     /// Writes `ops`, all or none, whose stripes the caller holds.
     pub(crate) fn write(&self, ops: &[Op<'_>]) -> Handled {
-        self.store.write(ops)?;
-        self.tell_written(ops);
-        Ok(())
+        let done = self.store.write(ops);
+        self.tell_written(ops, done.is_ok());
+        Ok(done?)
     }
 
-    /// Tells those who watch keys. What a transaction writes is told when it is committed.
+    /// Removes `keys`, which differ and whose stripes the caller holds; how many were there.
+    pub(crate) fn remove(&self, keys: &[&[u8]]) -> Result<usize, Refusal> {
+        let removed = self.store.remove(keys);
+        if !matches!(removed, Ok(0)) {
+            self.tell_tracking(|| keys.iter().map(|key| Op::Delete { key }).collect());
+        }
+        Ok(removed?)
+    }
+
+    /// Tells clients that watch or track keys of `ops`, whose stripes are held. What a transaction
+    /// writes is told when it is committed. A write that failed may have happened all the same, so
+    /// clients that track keys are told of it as well.
     #[inline]
-    fn tell_written(&self, ops: &[Op<'_>]) {
-        if !self.is_inside {
+    pub(crate) fn tell_written(&self, ops: &[Op<'_>], is_done: bool) {
+        if self.is_inside {
+            return;
+        }
+        if is_done {
             self.shared.watches.tell(ops);
+        }
+        if self.shared.tracking.is_active() {
+            self.shared.tracking.written(ops, self.client.id);
+        }
+    }
+
+    /// Tells clients that track keys of what `ops` makes, if there are any.
+    #[inline]
+    fn tell_tracking<'k>(&self, ops: impl FnOnce() -> Vec<Op<'k>>) {
+        if !self.is_inside && self.shared.tracking.is_active() {
+            self.shared.tracking.written(&ops(), self.client.id);
         }
     }
 
@@ -158,6 +201,63 @@ impl Session {
         self.reply_mode.get() == ReplyMode::On
             && self.is_authenticated()
             && !self.transaction.is_queueing()
+            && !self.tracking.get().is_on()
+    }
+
+    /// Whether EXEC runs the commands of this session.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.is_inside
+    }
+
+    /// Turns tracking on for this client, or changes its mode. Reads of the next command are
+    /// registered. The caller holds no stripe.
+    pub(crate) fn begin_tracking(&self, mode: TrackingMode, prefixes: &[&[u8]]) -> Handled {
+        self.store.sees_all_writes()?;
+        self.shared.tracking.begin(&self.client, mode, prefixes);
+        self.tracking.set(mode);
+        // Writers that have seen no client that tracks end before this returns.
+        tokio::task::block_in_place(|| drop(self.lock_all()));
+        Ok(())
+    }
+
+    /// Turns tracking off for this client.
+    pub(crate) fn end_tracking(&self) {
+        self.shared.tracking.end(&self.client);
+        self.tracking.set(TrackingMode::OFF);
+        self.caching.set(false);
+    }
+
+    /// Whether the client is to be told of keys that have changed.
+    #[inline]
+    pub(crate) fn has_invalidations(&self) -> bool {
+        self.tracking.get().is_on() && self.client.invalidations.has_mail()
+    }
+
+    /// Registers the keys that `command` will read, if the client tracks them, and notes when they
+    /// expire.
+    #[cold]
+    fn track_reads(&self, command: &Command, args: Args<'_>) -> Handled {
+        let tracking = &self.shared.tracking;
+        let keys: Vec<&[u8]> = if self.tracking.get().registers(self.caching.get()) {
+            tracking.register(&self.client, command.keys_of(args));
+            command.keys_of(args).filter(|key| key.len() <= KEY_BYTES_MAX).collect()
+        } else if tracking.has_prefixes() {
+            tracking.with_prefix(command.keys_of(args))
+        } else {
+            return Ok(());
+        };
+        let mut deadlines = Vec::new();
+        for key in keys {
+            let head = self.store.head(key)?;
+            deadlines.extend(head.and_then(|head| head.expires_at_ms).map(|at_ms| (key, at_ms)));
+        }
+        tracking.note_deadlines(&deadlines);
+        Ok(())
+    }
+
+    /// The command that has just run is done again, so what was said for it counts again.
+    pub(crate) fn will_repeat(&self) {
+        self.caching.set(self.was_caching.get());
     }
 
     /// Admits the client if it gives the right user and password. If the server has no
@@ -183,6 +283,19 @@ impl Session {
 
     /// Runs one command and writes its reply.
     pub(crate) fn execute(&self, args: Args<'_>, reply: &mut Reply) {
+        self.was_caching.set(self.caching.get());
+        self.execute_command(args, reply);
+        // CLIENT CACHING counts for one command, or for one transaction.
+        if self.was_caching.get()
+            && !self.is_inside
+            && !self.transaction.is_queueing()
+            && !args.is(0, "client")
+        {
+            self.caching.set(false);
+        }
+    }
+
+    fn execute_command(&self, args: Args<'_>, reply: &mut Reply) {
         let (mark, mode) = (reply.len(), self.reply_mode.get());
         bump(&self.tally.commands, 1);
         let queues = self.transaction.is_queueing();
@@ -233,6 +346,13 @@ impl Session {
     #[inline]
     pub(crate) fn begin_piece(&self) {
         self.last_end_ns.set(0);
+        self.notes_reads.set(self.shared.tracking.has_prefixes());
+    }
+
+    /// Whether plain GETs of this piece of input concern clients that track keys by prefixes.
+    #[inline]
+    pub(crate) fn notes_reads(&self) -> bool {
+        self.notes_reads.get()
     }
 
     /// Counts `calls` of a command that began at `started_ns` and have ended now. If that is long,
@@ -303,10 +423,13 @@ impl Session {
             || is_large
             || (command.has(flag::WRITE | flag::READONLY)
                 && self.store.would_stall(command.has(flag::WRITE)));
-        if long {
-            return tokio::task::block_in_place(|| (command.handler)(self, args, reply));
-        }
-        (command.handler)(self, args, reply)
+        let mut act = || {
+            if command.has(flag::READONLY) && self.shared.tracking.is_active() {
+                self.track_reads(command, args)?;
+            }
+            (command.handler)(self, args, reply)
+        };
+        if long { tokio::task::block_in_place(act) } else { act() }
     }
 
     /// Whether a command changes nothing, so that it may be done again.
@@ -317,7 +440,7 @@ impl Session {
 
     /// Whether output of `bytes` is more than one client may have.
     pub(crate) fn is_over_output_limit(&self, bytes: u64) -> bool {
-        let most = self.shared.options.output_bytes_max;
+        let most = self.shared.settings.output_bytes_max();
         most > 0 && bytes > most as u64
     }
 
@@ -423,7 +546,9 @@ impl Session {
                     Op::DeleteRange { start, .. } => start,
                 })),
             };
-            self.shared.store.write(&of_left).inspect(|()| self.tell_written(&of_left))
+            let done = self.shared.store.write(&of_left);
+            self.tell_written(&of_left, done.is_ok());
+            done
         };
         let done = match self.shared.store.would_stall(true) {
             true => tokio::task::block_in_place(write),
@@ -569,8 +694,8 @@ impl Session {
         mut decide: impl FnMut(Option<&Entry>) -> Result<(Change<'c>, T), Refusal>,
     ) -> Result<T, Refusal> {
         let _guard = if self.is_inside { KeyGuard::None } else { self.shared.locks.lock(key) };
-        let (mut told, mut puts) = (None, false);
-        self.store.modify(key, &mut |entry| {
+        let (mut told, mut puts, mut changes, mut new_expiry) = (None, false, false, None);
+        let done = self.store.modify(key, &mut |entry| {
             let (change, tells) = match decide(entry) {
                 Ok((change, tells)) => (change, Ok(tells)),
                 Err(refusal) => (Change::Keep, Err(refusal)),
@@ -583,8 +708,14 @@ impl Session {
             let expired = at_ms.is_some_and(|at| at <= self.shared.now_ms());
             let change = if expired { Change::Delete } else { change };
             puts = matches!(change, Change::Put { .. });
+            (changes, new_expiry) = (change != Change::Keep, at_ms.filter(|_| !expired));
             change
-        })?;
+        });
+        if changes {
+            let op = || vec![Op::Put { key, value: b"", expires_at_ms: new_expiry }];
+            self.tell_tracking(op);
+        }
+        done?;
         if puts && !self.is_inside {
             self.shared.watches.tell_put(key);
         }

@@ -16,8 +16,10 @@ use crate::log_limit::LogLimit;
 use crate::memory::Shares;
 use crate::options::ServerOptions;
 use crate::prefixes::{MemoryPrefixes, PrefixTable};
+use crate::settings::Settings;
 use crate::slowlog::SlowLog;
 use crate::store::Store;
+use crate::tracking::Tracking;
 use crate::watches::Watches;
 
 /// A figure that INFO shows.
@@ -47,13 +49,16 @@ const ABUSE_LOG_NS: u64 = 60_000_000_000;
 /// See the module. All of it is thread-safe.
 pub(crate) struct Shared {
     pub(crate) store: Arc<dyn Store>,
+    /// What the server was started with; see `settings` for what changes while it runs.
     pub(crate) options: ServerOptions,
+    pub(crate) settings: Settings,
     pub(crate) locks: KeyLocks,
     pub(crate) memory: Shares,
     /// What SCAN cursors refer to, of a store that has no table for it.
     memory_prefixes: MemoryPrefixes,
     pub(crate) clients: Clients,
     pub(crate) watches: Arc<Watches>,
+    pub(crate) tracking: Tracking,
     pub(crate) stats: Counters<STATS>,
     pub(crate) command_stats: CommandStats,
     pub(crate) slowlog: SlowLog,
@@ -91,14 +96,18 @@ impl Shared {
         options.reply_bytes_max =
             (memory.outgoing.limit_bytes() as usize).min(options.reply_bytes_max);
         let locks = KeyLocks::new(!store.is_atomic_by_key());
+        let settings = Settings::of(&options);
+        let tracking = Tracking::new(options.tracking_keys_max, Arc::clone(&options.budget));
         Self {
             store,
             options,
+            settings,
             locks,
             memory,
             memory_prefixes: MemoryPrefixes::default(),
             clients: Clients::default(),
             watches: Arc::default(),
+            tracking,
             stats: Counters::default(),
             command_stats: CommandStats::default(),
             slowlog: SlowLog::default(),

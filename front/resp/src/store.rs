@@ -258,6 +258,12 @@ pub trait Store: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether every write of the keyspace goes through this store, so that the server can tell
+    /// clients that track keys; the error says why not.
+    fn sees_all_writes(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Shows the records of `range` in key order, or from its end with `reverse`.
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()>;
 

@@ -292,7 +292,7 @@ fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Repl
         }
     }
     overlay
-        .commit(|ops| shared.watches.tell(ops))
+        .commit(|ops, is_done| session.tell_written(ops, is_done))
         .map_err(|error| abort(&Refusal::Store(error).line()))?;
     session.adopt(&inside);
     Ok(())

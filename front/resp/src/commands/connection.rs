@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::help::{self, unknown_subcommand};
+use super::tracking;
 use crate::args::Args;
 use crate::clients::{Client, Names};
 use crate::numbers::parse_i64;
@@ -84,6 +85,7 @@ pub(super) fn quit(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled
 
 pub(super) fn reset(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     session.transaction.forget(session);
+    session.end_tracking();
     use_version(session, reply, Version::Resp2);
     session.log_out();
     session.client.names.lock().name.clear();
@@ -108,6 +110,11 @@ pub(super) fn hello(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
         }
         Some(_) => return Err(Refusal::fixed("NOPROTO unsupported protocol version")),
     };
+    if version == Version::Resp2 && session.tracking.get().is_on() {
+        return Err(Refusal::fixed(
+            "ERR RESP2 has no messages to tell of tracked keys: send CLIENT TRACKING OFF before HELLO 2",
+        ));
+    }
     let (mut at, mut name, mut login) = (2, None, None);
     while at < args.len() {
         if args.is(at, "auth") && at + 2 < args.len() {
@@ -187,9 +194,13 @@ pub(super) fn client(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         ("reply", 3) => set_reply_mode(session, args, reply)?,
         ("kill", 3) => kill_one(session, args, reply)?,
         ("kill", 4..) => kill(session, args, reply)?,
+        ("tracking", 3..) => tracking::tracking(session, args, reply)?,
+        ("caching", 3) => tracking::caching(session, args, reply)?,
+        ("trackinginfo", 2) => tracking::tracking_info(session, reply),
+        ("getredir", 2) => reply.integer(if session.tracking.get().is_on() { 0 } else { -1 }),
         (
             "id" | "getname" | "setname" | "setinfo" | "info" | "no-evict" | "no-touch" | "reply"
-            | "kill",
+            | "kill" | "tracking" | "caching" | "trackinginfo" | "getredir",
             _,
         ) => return Err(Refusal::arity(&format!("client|{word}"))),
         _ => return Err(unknown_subcommand(args, "CLIENT")),

@@ -12,7 +12,9 @@ const TOPICS: [Topic; 8] = [
     (
         "CLIENT",
         &[
+            "CACHING YES|NO: whether the next command is tracked",
             "GETNAME | SETNAME name: the name of this connection",
+            "GETREDIR: 0 while this connection tracks keys, otherwise -1",
             "ID | INFO: this connection, as LIST shows it",
             "KILL address | [ID id] [ADDR address] [LADDR address] [TYPE type] [USER name] \
              [MAXAGE seconds] [SKIPME yes|no]: closes connections",
@@ -20,6 +22,9 @@ const TOPICS: [Topic; 8] = [
             "NO-EVICT on|off | NO-TOUCH on|off: accepted, without an effect",
             "REPLY ON|OFF|SKIP: whether commands are answered",
             "SETINFO LIB-NAME name | LIB-VER version: the library of the client",
+            "TRACKING ON|OFF [PREFIX prefix ...] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]: tells this \
+             connection which of the keys that it has read have changed",
+            "TRACKINGINFO: how this connection tracks keys",
         ],
     ),
     (
@@ -37,6 +42,7 @@ const TOPICS: [Topic; 8] = [
         &[
             "GET pattern ...: settings and their values",
             "SET name value ...: changes settings, all or none",
+            "REWRITE: refused, because there is no configuration file",
             "RESETSTAT: sets the figures of INFO to zero",
         ],
     ),

@@ -84,7 +84,7 @@ fn clients(session: &Session, text: &mut String) -> Result<(), Refusal> {
     let shared = &session.shared;
     line(text, format_args!("connected_clients:{}", shared.clients.len()));
     line(text, format_args!("clients_peak:{}", shared.clients_peak.load(Ordering::Relaxed)));
-    line(text, format_args!("maxclients:{}", shared.options.clients_max));
+    line(text, format_args!("maxclients:{}", shared.settings.clients_max()));
     let all = shared.clients.all();
     let largest = |bytes: fn(&Client) -> u64| all.iter().map(|client| bytes(client)).max();
     let input = largest(|client| client.input_bytes.load(Ordering::Relaxed));
@@ -92,7 +92,7 @@ fn clients(session: &Session, text: &mut String) -> Result<(), Refusal> {
     line(text, format_args!("client_recent_max_input_buffer:{}", input.unwrap_or(0)));
     line(text, format_args!("client_recent_max_output_buffer:{}", output.unwrap_or(0)));
     line(text, format_args!("blocked_clients:0"));
-    line(text, format_args!("tracking_clients:0"));
+    line(text, format_args!("tracking_clients:{}", shared.tracking.figures().clients));
     line(text, format_args!("pubsub_clients:0"));
     let watched = all.iter().map(|client| client.watched.load(Ordering::Relaxed));
     line(text, format_args!("watching_clients:{}", watched.clone().filter(|&n| n > 0).count()));
@@ -165,6 +165,10 @@ fn stats(session: &Session, text: &mut String) -> Result<(), Refusal> {
     line(text, format_args!("evicted_keys:0"));
     line(text, format_args!("pubsub_channels:0"));
     line(text, format_args!("pubsub_patterns:0"));
+    let tracking = shared.tracking.figures();
+    line(text, format_args!("tracking_total_keys:{}", tracking.keys));
+    line(text, format_args!("tracking_total_items:{}", tracking.items));
+    line(text, format_args!("tracking_total_prefixes:{}", tracking.prefixes));
     line(text, format_args!("latest_fork_usec:0"));
     let cut_off = shared.stat(Stat::OutputLimit);
     line(text, format_args!("client_output_buffer_limit_disconnections:{cut_off}"));

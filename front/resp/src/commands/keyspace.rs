@@ -12,13 +12,13 @@ use crate::store::Op;
 pub(super) fn del(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if let (2, key) = (args.len(), args.get(1)) {
         let _guard = session.lock_plain(key);
-        reply.count(session.store().remove(&[key])?);
+        reply.count(session.remove(&[key])?);
         return Ok(());
     }
     let mut seen = HashSet::with_capacity(args.len());
     let keys: Vec<&[u8]> = args.from(1).filter(|key| seen.insert(*key)).collect();
     let _guard = session.lock_many(keys.iter().copied());
-    reply.count(session.store().remove(&keys)?);
+    reply.count(session.remove(&keys)?);
     Ok(())
 }
 

@@ -21,6 +21,7 @@ mod server;
 mod set;
 mod strings;
 mod table;
+mod tracking;
 mod transactions;
 
 use std::sync::LazyLock;

@@ -2,11 +2,15 @@
 
 use std::path::{Component, Path};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use archipelago_env::descriptors;
 
 use super::help::{self, unknown_subcommand};
 use crate::args::Args;
 use crate::glob::Pattern;
 use crate::numbers::parse_i64;
+use crate::options;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
@@ -138,7 +142,8 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
     let budget = options.budget.limit_bytes();
     let keepalive = options.tcp_keepalive.map_or(0, |keepalive| keepalive.as_secs());
     let syncs = session.shared.store.syncs_writes();
-    let timeout = options.idle_timeout.map_or(0, |timeout| timeout.as_secs().max(1));
+    let settings = &session.shared.settings;
+    let timeout = settings.idle_timeout().map_or(0, |timeout| timeout.as_secs().max(1));
     vec![
         ("appendonly", "yes".to_owned()),
         ("appendfsync", if syncs { "always" } else { "no" }.to_owned()),
@@ -146,12 +151,12 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
         ("daemonize", "no".to_owned()),
         ("databases", "1".to_owned()),
         ("io-threads", options.worker_threads.to_string()),
-        ("maxclients", options.clients_max.to_string()),
+        ("maxclients", settings.clients_max().to_string()),
         ("maxmemory", if budget == u64::MAX { 0 } else { budget }.to_string()),
         ("maxmemory-policy", "noeviction".to_owned()),
         ("port", session.shared.port.to_string()),
         ("proto-max-bulk-len", options.limits.bulk_bytes_max.to_string()),
-        ("client-output-buffer-limit", format!("normal {} 0 0", options.output_bytes_max)),
+        ("client-output-buffer-limit", format!("normal {} 0 0", settings.output_bytes_max())),
         ("client-query-buffer-limit", options.limits.request_bytes_max.to_string()),
         ("replicaof", String::new()),
         ("save", String::new()),
@@ -160,6 +165,7 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
         ("slowlog-log-slower-than", session.shared.slowlog.threshold_us().to_string()),
         ("slowlog-max-len", session.shared.slowlog.entries_max().to_string()),
         ("timeout", timeout.to_string()),
+        ("tracking-table-max-keys", session.shared.tracking.keys_max().to_string()),
     ]
 }
 
@@ -199,9 +205,7 @@ pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         return set_config(session, args, reply);
     }
     if args.is(1, "rewrite") {
-        return Err(Refusal::fixed(
-            "ERR The server is running without a config file: settings are flags of its start",
-        ));
+        return Err(Refusal::fixed("ERR The server is running without a config file"));
     }
     Err(unknown_subcommand(args, "CONFIG"))
 }
@@ -210,30 +214,40 @@ pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 enum NewSetting {
     SlowlogThreshold(i64),
     SlowlogEntries(usize),
+    IdleTimeout(Option<Duration>),
+    ClientsMax(usize),
+    OutputBytesMax(usize),
+    TrackingKeysMax(usize),
     /// It has that value.
     Same,
 }
 
-/// `CONFIG SET name value…`: all or none. The value that a setting has is accepted for every setting.
+/// `CONFIG SET name value…`: all or none. Every value is checked before the first one is used. The
+/// value that a setting has is accepted for every setting.
 fn set_config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if args.len() < 4 || !args.len().is_multiple_of(2) {
         return Err(Refusal::arity("config|set"));
     }
     let mut new = Vec::new();
     for at in (2..args.len()).step_by(2) {
-        let name = args.get(at);
-        if (2..at).step_by(2).any(|before| args.get(before).eq_ignore_ascii_case(name)) {
-            let name = args.text(at).to_ascii_lowercase();
-            return Err(config_set_failed(&name, "duplicate parameter"));
+        let name = args.text(at).to_ascii_lowercase();
+        if (2..at).step_by(2).any(|other| args.is(other, &name)) {
+            return Err(cannot_set(&name, "duplicate parameter"));
         }
-        new.push(new_setting(session, args, at)?);
+        new.push(new_setting(session, &name, args.get(at + 1))?);
     }
+    let (shared, settings) = (&session.shared, &session.shared.settings);
     for setting in new {
         match setting {
-            NewSetting::SlowlogThreshold(micros) => {
-                session.shared.slowlog.set_threshold_us(micros);
+            NewSetting::SlowlogThreshold(micros) => shared.slowlog.set_threshold_us(micros),
+            NewSetting::SlowlogEntries(count) => shared.slowlog.set_entries_max(count),
+            NewSetting::IdleTimeout(timeout) => {
+                settings.set_idle_timeout(timeout);
+                shared.clients.all().iter().for_each(|client| client.wake());
             }
-            NewSetting::SlowlogEntries(count) => session.shared.slowlog.set_entries_max(count),
+            NewSetting::ClientsMax(clients) => settings.set_clients_max(clients),
+            NewSetting::OutputBytesMax(bytes) => settings.set_output_bytes_max(bytes),
+            NewSetting::TrackingKeysMax(keys) => shared.tracking.set_keys_max(keys),
             NewSetting::Same => {}
         }
     }
@@ -241,24 +255,47 @@ fn set_config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     Ok(())
 }
 
-fn new_setting(session: &Session, args: Args<'_>, at: usize) -> Result<NewSetting, Refusal> {
-    let name = args.text(at).to_ascii_lowercase();
-    let failed = |why: &str| config_set_failed(&name, why);
-    let number = |least: i64, most: i64| match parse_i64(args.get(at + 1)) {
+fn cannot_set(name: &str, why: &str) -> Refusal {
+    Refusal::said(format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}"))
+}
+
+fn new_setting(session: &Session, name: &str, value: &[u8]) -> Result<NewSetting, Refusal> {
+    let number = |least: i64, most: i64| match parse_i64(value) {
+        None => Err(cannot_set(name, "argument couldn't be parsed into an integer")),
         Some(number) if (least..=most).contains(&number) => Ok(number),
-        _ => Err(failed(&format!("argument must be between {least} and {most} inclusive"))),
-    };
-    match &name[..] {
-        "slowlog-log-slower-than" => Ok(NewSetting::SlowlogThreshold(number(-1, i64::MAX)?)),
-        "slowlog-max-len" => {
-            let count = number(0, slowlog::ENTRIES_MAX as i64)?;
-            Ok(NewSetting::SlowlogEntries(count as usize))
+        Some(_) => {
+            let why = format!("argument must be between {least} and {most} inclusive");
+            Err(cannot_set(name, &why))
         }
-        name => match settings(session).iter().find(|(known, _)| *known == name) {
-            Some((_, value)) if value.as_bytes() == args.get(at + 1) => Ok(NewSetting::Same),
-            Some(_) => {
-                Err(failed("can't set immutable config: restart the server with another flag"))
+    };
+    let count = |least: i64, most: i64| number(least, most).map(|number| number as usize);
+    match name {
+        "slowlog-log-slower-than" => Ok(NewSetting::SlowlogThreshold(number(-1, i64::MAX)?)),
+        "slowlog-max-len" => Ok(NewSetting::SlowlogEntries(count(0, slowlog::ENTRIES_MAX as i64)?)),
+        "timeout" => {
+            let seconds = number(0, i64::from(i32::MAX))? as u64;
+            let timeout = (seconds > 0).then(|| Duration::from_secs(seconds));
+            Ok(NewSetting::IdleTimeout(timeout))
+        }
+        "maxclients" => {
+            let clients = count(1, i64::from(u32::MAX))?;
+            let most = descriptors::clients_max(descriptors::limit());
+            if clients > most {
+                let why = format!(
+                    "The operating system is not able to handle the specified number of clients, \
+                     try with {most}"
+                );
+                return Err(cannot_set(name, &why));
             }
+            Ok(NewSetting::ClientsMax(clients))
+        }
+        "client-output-buffer-limit" => output_limit(value)
+            .map(NewSetting::OutputBytesMax)
+            .map_err(|why| cannot_set(name, &why)),
+        "tracking-table-max-keys" => Ok(NewSetting::TrackingKeysMax(count(0, i64::MAX)?)),
+        name => match settings(session).iter().find(|(known, _)| *known == name) {
+            Some((_, same)) if same.as_bytes() == value => Ok(NewSetting::Same),
+            Some(_) => Err(cannot_set(name, "can't set immutable config")),
             None => Err(Refusal::said(format!(
                 "ERR Unknown option or number of arguments for CONFIG SET - '{name}'"
             ))),
@@ -266,6 +303,62 @@ fn new_setting(session: &Session, args: Args<'_>, at: usize) -> Result<NewSettin
     }
 }
 
-fn config_set_failed(name: &str, why: &str) -> Refusal {
-    Refusal::said(format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}"))
+/// The hard limit of `normal HARD 0 0`, the only kind of limit that there is; or what is wrong.
+fn output_limit(value: &[u8]) -> Result<usize, String> {
+    let text = String::from_utf8_lossy(value).to_ascii_lowercase();
+    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    let [class, hard, soft, seconds] = words[..] else {
+        return Err("Wrong number of arguments in buffer limit configuration.".to_owned());
+    };
+    if class != "normal" {
+        return Err("Invalid client class specified in buffer limit configuration.".to_owned());
+    }
+    match (memory_bytes(hard), soft, seconds) {
+        (Some(bytes), "0", "0") if bytes == 0 || bytes >= options::OUTPUT_BYTES_LEAST => Ok(bytes),
+        _ => Err(format!(
+            "Error in hard, soft or soft_seconds setting in buffer limit configuration. The hard \
+             limit is 0 or at least {} bytes here, and the others are 0.",
+            options::OUTPUT_BYTES_LEAST
+        )),
+    }
+}
+
+/// A number of bytes as Redis takes it: `1048576`, `1024kb` or `1m`.
+fn memory_bytes(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit: usize = match &text[digits.len()..] {
+        "" | "b" => 1,
+        "k" => 1000,
+        "kb" => 1 << 10,
+        "m" => 1_000_000,
+        "mb" => 1 << 20,
+        "g" => 1_000_000_000,
+        "gb" => 1 << 30,
+        _ => return None,
+    };
+    usize::try_from(parse_i64(digits.as_bytes())?).ok()?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{memory_bytes, output_limit};
+
+    #[test]
+    fn amount_of_memory_may_have_a_unit() {
+        for (text, bytes) in [("0", 0), ("7", 7), ("2k", 2000), ("2kb", 2048), ("1gb", 1 << 30)] {
+            assert_eq!(memory_bytes(text), Some(bytes), "{text}");
+        }
+        for text in ["", "k", "-1", "1x", "1 k", "9223372036854775807gb"] {
+            assert_eq!(memory_bytes(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn output_limit_is_a_hard_one_of_normal_clients() {
+        assert_eq!(output_limit(b"normal 2MB 0 0"), Ok(2 << 20));
+        assert_eq!(output_limit(b"normal 0 0 0"), Ok(0));
+        for wrong in ["normal 1 0 0", "normal 2mb 1mb 60", "pubsub 2mb 0 0", "normal 2mb", ""] {
+            assert!(output_limit(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
 }

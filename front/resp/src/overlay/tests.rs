@@ -95,7 +95,7 @@ fn overlay_shows_and_commits_what_the_store_would_have() {
             assert_eq!(counts.0, counts.1, "{run}");
         }
         assert_eq!(all(&*below), untouched, "seed {seed}: nothing is written before the commit");
-        overlay.commit(|_| {}).unwrap();
+        overlay.commit(|_, _| {}).unwrap();
         assert_eq!(all(&*below), all(&twin), "seed {seed}");
     }
 }

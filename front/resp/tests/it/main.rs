@@ -20,4 +20,5 @@ mod protocol;
 mod scan;
 mod store_faults;
 mod tls;
+mod tracking;
 mod transactions;

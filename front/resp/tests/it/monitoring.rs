@@ -152,11 +152,83 @@ fn config_set_changes_all_or_nothing() {
         "CONFIG SET slowlog-max-len 7 databases 3",
         "CONFIG SET slowlog-max-len 7 nothing 3",
         "CONFIG SET slowlog-max-len -1",
+        "CONFIG SET slowlog-max-len 7 timeout -1",
+        "CONFIG SET slowlog-max-len 7 maxclients 4294967295",
+        "CONFIG SET slowlog-max-len 7 tracking-table-max-keys many",
+        "CONFIG SET slowlog-max-len 7 timeout 5 TIMEOUT 6",
+        "CONFIG SET slowlog-max-len 7 timeout",
     ] {
         assert!(client.ask(line).starts_with("-ERR "), "{line}");
-        client.expect(&[("CONFIG GET slowlog-max-len", "*2 $15 slowlog-max-len $3 128")]);
+        client.expect(&[
+            ("CONFIG GET slowlog-max-len", "*2 $15 slowlog-max-len $3 128"),
+            ("CONFIG GET timeout", "*2 $7 timeout $1 0"),
+        ]);
     }
-    assert!(client.ask("CONFIG SET databases 3").contains("can't set immutable config"));
+    let failed = |name: &str, why: &str| {
+        format!("-ERR CONFIG SET failed (possibly related to argument '{name}') - {why}")
+    };
+    client.expect(&[
+        ("CONFIG SET databases 3", &failed("databases", "can't set immutable config")),
+        ("CONFIG SET timeout x", &failed("timeout", "argument couldn't be parsed into an integer")),
+        (
+            "CONFIG SET maxclients 0",
+            &failed("maxclients", "argument must be between 1 and 4294967295 inclusive"),
+        ),
+        ("CONFIG SET timeout 1 timeout 2", &failed("timeout", "duplicate parameter")),
+        (
+            "CONFIG SET nothing 3",
+            "-ERR Unknown option or number of arguments for CONFIG SET - 'nothing'",
+        ),
+        ("CONFIG REWRITE", "-ERR The server is running without a config file"),
+    ]);
+    let refusal = client.ask("CONFIG SET maxclients 4294967295");
+    assert!(refusal.contains("The operating system is not able to handle"), "{refusal}");
+}
+
+#[test]
+fn config_set_changes_what_config_get_shows() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    client.expect(&[
+        ("CONFIG SET timeout 77 maxclients 5 tracking-table-max-keys 0", "+OK"),
+        ("CONFIG GET timeout maxclients", "*4 $10 maxclients $1 5 $7 timeout $2 77"),
+        ("CONFIG GET tracking-table-max-keys", "*2 $23 tracking-table-max-keys $1 0"),
+    ]);
+    let limit = ["CONFIG", "SET", "client-output-buffer-limit", "normal 2mb 0 0"];
+    assert_eq!(client.call(&limit), "+OK");
+    assert!(client.ask("CONFIG GET client-output*").ends_with(" normal 2097152 0 0"));
+    assert!(client.ask("INFO clients").contains("maxclients:5 "));
+}
+
+#[test]
+fn maxclients_counts_for_connections_that_come_later() {
+    let (server, _clock) = start();
+    let (mut first, mut second) = (Client::connect(&server), Client::connect(&server));
+    second.expect(&[("PING", "+PONG")]);
+    first.expect(&[("CONFIG SET maxclients 1", "+OK")]);
+    let mut third = Client::connect(&server);
+    assert_eq!(third.try_reply().as_deref(), Some("-ERR max number of clients reached"));
+    second.expect(&[("PING", "+PONG"), ("CONFIG SET maxclients 3", "+OK")]);
+    Client::connect(&server).expect(&[("PING", "+PONG")]);
+}
+
+#[test]
+fn timeout_reaches_connections_that_wait_already() {
+    let (server, _clock) = start();
+    let mut silent = Client::connect(&server);
+    silent.expect(&[("PING", "+PONG")]);
+    let mut deaf = Client::connect(&server);
+    deaf.expect(&[("CONFIG SET timeout 86400", "+OK")]);
+    let large = vec![b'v'; 8 << 20];
+    assert_eq!(deaf.call(&[&b"SET"[..], b"k", &large]), "+OK");
+    // It takes no reply, so its connection waits for it.
+    deaf.send(&encode(&["GET", "k"]).repeat(8));
+    let mut other = Client::connect(&server);
+    other.expect(&[("CONFIG SET timeout 1", "+OK")]);
+    assert_eq!(silent.try_reply(), None);
+    while server.clients() > 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

@@ -228,3 +228,18 @@ fn transaction_waits_for_no_memory_while_it_holds_locks() {
         ("EXEC", "*1 :1000001"),
     ]);
 }
+
+#[test]
+fn write_that_failed_is_told_to_clients_that_track_its_key() {
+    let (server, store) = start();
+    let mut writer = Client::connect(&server);
+    let mut reader = Client::resp3(&server);
+    for line in ["SET k 1", "SET k 1 GET", "DEL k", "MSET k 1 l 2"] {
+        *store.refusing.lock().unwrap() = None;
+        writer.expect(&[("SET k 0", "+OK")]);
+        reader.expect(&[("CLIENT TRACKING ON", "+OK"), ("GET k", "$1 0")]);
+        *store.refusing.lock().unwrap() = Some(Error::new(ErrorKind::Io, "half written"));
+        assert!(writer.ask(line).starts_with('-'), "{line}");
+        assert_eq!(reader.reply(), ">2 $10 invalidate *1 $1 k", "{line}");
+    }
+}

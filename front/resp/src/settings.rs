@@ -1,0 +1,65 @@
+//! Settings that CONFIG SET changes while the server runs.
+//!
+//! Owned by the server; they begin as its options say. Thread-safe: each is an atomic number that is
+//! read with one relaxed load. A connection that waits is woken when the idle timeout changes.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::options::ServerOptions;
+
+/// See the module.
+pub(crate) struct Settings {
+    /// 0 for never.
+    idle_timeout_ms: AtomicU64,
+    clients_max: AtomicUsize,
+    /// 0 for no limit.
+    output_bytes_max: AtomicUsize,
+}
+
+impl Settings {
+    pub(crate) fn of(options: &ServerOptions) -> Self {
+        let settings = Self {
+            idle_timeout_ms: AtomicU64::new(0),
+            clients_max: AtomicUsize::new(options.clients_max),
+            output_bytes_max: AtomicUsize::new(options.output_bytes_max),
+        };
+        settings.set_idle_timeout(options.idle_timeout);
+        settings
+    }
+
+    /// A connection that makes no progress for so long is closed.
+    pub(crate) fn idle_timeout(&self) -> Option<Duration> {
+        match self.idle_timeout_ms.load(Ordering::Relaxed) {
+            0 => None,
+            millis => Some(Duration::from_millis(millis)),
+        }
+    }
+
+    /// Changes the idle timeout, in steps of a millisecond. The caller wakes the connections.
+    pub(crate) fn set_idle_timeout(&self, timeout: Option<Duration>) {
+        let millis = timeout.map_or(0, |timeout| timeout.as_millis().max(1));
+        let millis = u64::try_from(millis).unwrap_or(u64::MAX);
+        self.idle_timeout_ms.store(millis, Ordering::Relaxed);
+    }
+
+    /// The most connections.
+    pub(crate) fn clients_max(&self) -> usize {
+        self.clients_max.load(Ordering::Relaxed)
+    }
+
+    /// Changes that limit. Clients beyond a lower one stay connected.
+    pub(crate) fn set_clients_max(&self, clients: usize) {
+        self.clients_max.store(clients, Ordering::Relaxed);
+    }
+
+    /// The most output in bytes that one client may leave unread; 0 for no limit.
+    pub(crate) fn output_bytes_max(&self) -> usize {
+        self.output_bytes_max.load(Ordering::Relaxed)
+    }
+
+    /// Changes that limit, for output that is made from now on.
+    pub(crate) fn set_output_bytes_max(&self, bytes: usize) {
+        self.output_bytes_max.store(bytes, Ordering::Relaxed);
+    }
+}

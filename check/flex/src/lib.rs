@@ -3,18 +3,20 @@
 //!
 //! What runs is what runs in production; only threads and clocks are the simulation's. What clients were told is written down
 //! (`history.rs`) and each key's history is judged by who was not written here (`judge.rs`). Clients call for as long as things go
-//! wrong. At the end there is a time of peace, in which every key is read by every node, and what is in use is counted (`audit.rs`).
+//! wrong. In runs with scans, nodes also list all keys while others come and go (`scans.rs`). At the end there is a time of peace, in which every key is read by every node, and what is in use is counted (`audit.rs`).
 
 mod audit;
 mod coordinator;
 mod history;
 mod judge;
 mod node;
+mod scans;
 mod world;
 
 pub use history::{Event, History, Op, Ret};
 pub use judge::{Verdict, judge, weaker};
 pub use node::Cached;
+pub use scans::ScanFigures;
 pub use world::{Outcome, Settings, run};
 
 /// The command that repeats one seed's run and prints what happens in it.
@@ -26,12 +28,14 @@ pub fn replay_command(
 ) -> String {
     let flag = |left_out, flag| if left_out { flag } else { "" };
     format!(
-        "cargo run -p archipelago-flex-check -- --from {seed} --seeds 1 --trace{}{}{}{}{}{}",
+        "cargo run -p archipelago-flex-check -- --from {seed} --seeds 1 --trace{}{}{}{}{}{}{}{}",
         archipelago_pool_check::words_of(sabotage),
         flag(flex.no_lease, " --no-lease"),
         flag(flex.early_commit, " --early-commit"),
         flag(flex.no_repair, " --no-repair"),
         flag(flex.no_invalidation, " --no-invalidation"),
-        flag(flex.no_clearing, " --no-clearing")
+        flag(flex.no_clearing, " --no-clearing"),
+        flag(flex.skip_bucket, " --scans --skip-bucket"),
+        flag(flex.no_rescan, " --scans --no-rescan")
     )
 }

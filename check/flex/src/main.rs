@@ -13,17 +13,21 @@ const USAGE: &str = "\
   --no-fencing, --no-fill, --no-eviction
            leave a step of the pool's protocol out
   --no-lease, --early-commit, --no-repair, --no-invalidation, --no-clearing
-           leave a step of the store's out: the check must notice";
+           leave a step of the store's out: the check must notice
+  --scans  has nodes scan all keys while others come and go
+  --skip-bucket, --no-rescan
+           leave a step of scans out (with --scans)";
 
 fn usage() -> String {
     format!(
         "usage: archipelago-flex-check [--seeds N] [--from SEED] [--trace] {POOL_FLAGS} \
-         [--no-lease] [--early-commit] [--no-repair] [--no-invalidation] [--no-clearing]\n{USAGE}"
+         [--no-lease] [--early-commit] [--no-repair] [--no-invalidation] [--no-clearing] \
+         [--scans] [--skip-bucket] [--no-rescan]\n{USAGE}"
     )
 }
 
 fn main() -> ExitCode {
-    let mut flex = archipelago_flex::Sabotage::default();
+    let (mut flex, mut scans) = (archipelago_flex::Sabotage::default(), false);
     let own = |word: &str| {
         match word {
             "--no-lease" => flex.no_lease = true,
@@ -31,6 +35,9 @@ fn main() -> ExitCode {
             "--no-repair" => flex.no_repair = true,
             "--no-invalidation" => flex.no_invalidation = true,
             "--no-clearing" => flex.no_clearing = true,
+            "--scans" => scans = true,
+            "--skip-bucket" => flex.skip_bucket = true,
+            "--no-rescan" => flex.no_rescan = true,
             _ => return false,
         }
         true
@@ -55,7 +62,7 @@ fn main() -> ExitCode {
         |seed| replay_command(seed, seeds.sabotage, flex),
         |seed| {
             let mut settings = Settings::new(seed);
-            settings.notes = seeds.trace;
+            (settings.notes, settings.scans) = (seeds.trace, scans);
             (settings.sabotage, settings.flex) = (seeds.sabotage, flex);
             let outcome = run(settings);
             answered += outcome.answered;

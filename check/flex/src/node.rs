@@ -17,6 +17,7 @@ use archipelago_pool_check::{MANAGER, REQUEST};
 use parking_lot::Mutex;
 
 use crate::history::{Call, History, Op, Ret};
+use crate::scans::{Scans, change_keys, scan};
 
 /// The coordinator's host and address.
 pub(crate) const COORDINATOR: &str = "coordinator";
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) calls: u64,
     pub(crate) sabotage: Sabotage,
     pub(crate) cached: Arc<Mutex<Cached>>,
+    /// Of a run with scans.
+    pub(crate) scans: Option<Arc<Scans>>,
 }
 
 /// What the caches of all nodes did, and proxies for others, in all their lives.
@@ -194,6 +197,14 @@ impl NodeActor {
                 let (node, host) = (compute.clone(), sim.host().clone());
                 let worker = work(node, host, shared.clone(), (rng, number >= WORKERS));
                 let _ends_with_the_host = Host::spawn(sim.host(), "work", worker);
+            }
+            if shared.scans.is_some() {
+                let [scans, changes] = [(); 2].map(|()| Rng::with_seed(sim.host().seed()));
+                let (node, host) = (compute.clone(), sim.host().clone());
+                let scanning = scan(node.clone(), host.clone(), shared.clone(), scans);
+                let _ends_with_the_host = Host::spawn(sim.host(), "scan", scanning);
+                let changing = change_keys(node, host, shared.clone(), changes);
+                let _ends_with_the_host = Host::spawn(sim.host(), "change", changing);
             }
         };
         let _ends_with_the_host = Host::spawn(&host, "start", task);

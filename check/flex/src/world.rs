@@ -16,6 +16,7 @@ use crate::coordinator::CoordinatorActor;
 use crate::history::History;
 use crate::judge::{calls_max, judge};
 use crate::node::{COORDINATOR, Cached, KEYS, NodeActor, Shared, get, misaccounted};
+use crate::scans::ScanFigures;
 
 /// What a run is made of.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,8 @@ pub struct Settings {
     pub sabotage: Sabotage,
     /// Steps of the store's.
     pub flex: archipelago_flex::Sabotage,
+    /// Whether nodes scan all keys while others come and go.
+    pub scans: bool,
 }
 
 impl Settings {
@@ -45,6 +48,7 @@ impl Settings {
             notes: false,
             sabotage: Sabotage::default(),
             flex: archipelago_flex::Sabotage::default(),
+            scans: false,
         }
     }
 }
@@ -70,6 +74,8 @@ pub struct Outcome {
     pub tuned: u64,
     /// What the nodes' caches did.
     pub cached: Cached,
+    /// What scans did.
+    pub scans: ScanFigures,
     /// Steps of the scheduler.
     pub events: u64,
     /// The trace's hash: the same for the same seed.
@@ -102,6 +108,14 @@ pub fn run(settings: Settings) -> Outcome {
     let mut violations = world.peace();
     let verdict = judge(&world.shared.history.keys());
     violations.extend(verdict.violations);
+    let mut scans = ScanFigures::default();
+    if let Some(made) = &world.shared.scans {
+        scans = made.figures();
+        let map = world.coordinator.map();
+        let grown = map.iter().map(|entry| u64::from(entry.shape.generation.saturating_sub(1)));
+        scans.grown = grown.sum();
+        violations.extend(made.violations());
+    }
     Outcome {
         violations,
         unknown: verdict.unknown,
@@ -112,6 +126,7 @@ pub fn run(settings: Settings) -> Outcome {
         changes: world.coordinator.version(),
         tuned: world.coordinator.tuned(),
         cached: *world.shared.cached.lock(),
+        scans,
         events: world.cluster.simulation.events(),
         trace: world.cluster.simulation.trace_hash(),
         notes: world.cluster.simulation.notes(),
@@ -152,6 +167,7 @@ impl World {
             calls: settings.calls,
             sabotage: settings.flex,
             cached: Arc::default(),
+            scans: settings.scans.then(Arc::default),
         };
         let stopped = Vec::new();
         let meddled = !settings.seed.is_multiple_of(3);

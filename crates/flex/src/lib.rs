@@ -34,7 +34,7 @@ mod table;
 pub mod wire;
 mod write_error;
 
-pub use client::{AT_ONCE_MAX, Set, Value};
+pub use client::{AT_ONCE_MAX, Destination, Renamed, ScanLimits, ScanStep, ScannedKey, Set, Value};
 pub use ids::{ComputeId, PartitionId};
 pub use node::{CacheStatus, ComputeNode, MapStatus, NodeStatus, Surroundings, fabric_id};
 pub use rivals::Rival;

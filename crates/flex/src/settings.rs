@@ -21,6 +21,10 @@ pub struct Sabotage {
     pub no_invalidation: bool,
     /// A proxy leaves the old record its valid bit, whoever was told its address.
     pub no_clearing: bool,
+    /// A scan leaves out the first bucket of a step that begins within a partition.
+    pub skip_bucket: bool,
+    /// A scan goes on at its bucket although the partition's subtable was made larger meanwhile.
+    pub no_rescan: bool,
 }
 
 /// What a compute node may cache.

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -21,12 +22,12 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::{Handler, Listener, Node, Reply, Request, block_on};
 use archipelago_flex::wire::Figure;
 use archipelago_flex::{
-    AT_ONCE_MAX, ComputeNode, Surroundings, Value, WriteEffect, WriteError, fabric_id,
+    AT_ONCE_MAX, ComputeNode, ScanStep, Surroundings, Value, WriteEffect, WriteError, fabric_id,
 };
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
-pub use archipelago_flex::{CacheMode, FlexSettings, Set};
+pub use archipelago_flex::{CacheMode, Destination, FlexSettings, Renamed, ScanLimits, Set};
 
 /// How often it is looked whether the node still counts.
 const LOOK: Duration = Duration::from_millis(20);
@@ -36,6 +37,10 @@ const AGAIN: Duration = Duration::from_millis(100);
 const TOGETHER: usize = 32;
 /// The cluster has memory by then, or the start fails.
 const MEMORY: Duration = Duration::from_secs(10);
+
+/// Records that are looked at to tell how many keys expire, and when. The standard error of a share
+/// of keys is at most 1.6 % of all keys then.
+const SAMPLE_RECORDS: u64 = 1000;
 
 /// Time within which the first life must begin once a manager has answered.
 const FIRST_LIFE: Duration = Duration::from_secs(30);
@@ -71,6 +76,17 @@ pub struct FlexNodeSettings {
 
 /// A key; value and expiry in Unix milliseconds (0: never) if it is to have one, `None` if it is to go.
 pub type KeyWrite<'a> = (&'a [u8], Option<(&'a [u8], u64)>);
+
+/// What is known of the keys as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyFigures {
+    /// Number of keys that have not expired.
+    pub keys: u64,
+    /// Number of those that expire.
+    pub expiring: u64,
+    /// Milliseconds that those have left on average; 0 if there are none.
+    pub mean_ttl_ms: u64,
+}
 
 /// The handler of a life's fabric node, which is there before the compute node.
 #[derive(Default)]
@@ -272,17 +288,20 @@ impl FlexNode {
         Ok(there)
     }
 
-    /// Hands out the keys of each partition, one partition after another; as [`ComputeNode::keys_in`].
+    /// Hands out the keys of each partition, one partition after another, until `take` breaks; as
+    /// [`ComputeNode::keys_in`].
     pub fn each_partition(
         &self,
-        take: &mut dyn FnMut(BTreeSet<Vec<u8>>) -> Result<()>,
+        take: &mut dyn FnMut(BTreeSet<Vec<u8>>) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
         let node = self.node()?;
         let all: Vec<u32> = (0..node.partitions()?).collect();
         for some in all.chunks(TOGETHER) {
             let listing = some.iter().map(|partition| node.keys_in(*partition));
             for keys in block_on(together(listing)) {
-                take(keys?)?;
+                if take(keys?)?.is_break() {
+                    return Ok(());
+                }
             }
         }
         Ok(())
@@ -301,6 +320,48 @@ impl FlexNode {
         Ok(keys)
     }
 
+    /// As [`ComputeNode::scan`].
+    pub fn scan(&self, cursor: u64, limits: ScanLimits) -> Result<Option<ScanStep>> {
+        block_on(self.node()?.scan(cursor, limits))
+    }
+
+    /// As [`ComputeNode::random_key`].
+    pub fn random_key(&self) -> Result<Option<Vec<u8>>> {
+        block_on(self.node()?.random_key())
+    }
+
+    /// How many keys there are, how many of them expire, and when. Up to 1,000 records all of them
+    /// are looked at. Of more a sample tells the share of those that expire, and of those that have
+    /// expired and are not removed yet: each is right within 5 % of all keys, 99.7 times of 100.
+    pub fn key_figures(&self, now_ms: u64) -> Result<KeyFigures> {
+        let (node, records) = (self.node()?, self.count()?);
+        let step = if records <= SAMPLE_RECORDS {
+            // A step ends at records, bytes of keys or empty buckets.
+            let (mut all, mut cursor) = (ScanStep::default(), Some(0));
+            let limits = ScanLimits { records: usize::MAX, key_bytes: usize::MAX };
+            while let Some(from) = cursor {
+                let Some(step) = block_on(node.scan(from, limits))? else { break };
+                all.keys.extend(step.keys);
+                all.expired += step.expired;
+                cursor = step.next;
+            }
+            all
+        } else {
+            block_on(node.sample(SAMPLE_RECORDS as usize))?
+        };
+        Ok(figures_of(&step, records, now_ms))
+    }
+
+    /// As [`ComputeNode::rename`].
+    pub fn rename(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        destination: Destination,
+    ) -> Result<Renamed, WriteError> {
+        block_on(self.writer()?.rename(from, to, destination))
+    }
+
     /// Removes every key that is there during the whole call. Errors as [`FlexNode::write_many`].
     pub fn clear(&self) -> Result<(), WriteError> {
         let (mut removed, mut failed) = (0, None);
@@ -310,7 +371,7 @@ impl FlexNode {
                 failed = Some(error.clone());
                 error.into_error()
             })?;
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         });
         let outcome = match (listed, failed) {
             (Ok(()), _) => Ok(()),
@@ -340,6 +401,19 @@ impl FlexNode {
     pub fn delete(&self, key: &[u8]) -> Result<bool, WriteError> {
         block_on(self.writer()?.delete(key))
     }
+}
+
+/// What a sample of `records` records tells of all of them.
+fn figures_of(sample: &ScanStep, records: u64, now_ms: u64) -> KeyFigures {
+    let seen = (sample.keys.len() + sample.expired) as u128;
+    // A sample that has all of them is newer than their count.
+    let all = if seen < u128::from(SAMPLE_RECORDS) { seen } else { u128::from(records) };
+    let share = |part: usize| (part as u128 * all / seen.max(1)) as u64;
+    let left = sample.keys.iter().filter(|found| found.expires_ms > 0);
+    let left = left.map(|found| found.expires_ms.saturating_sub(now_ms));
+    let (expiring, sum) = left.fold((0, 0_u128), |(n, sum), ms| (n + 1, sum + u128::from(ms)));
+    let mean_ttl_ms = sum.checked_div(expiring as u128).unwrap_or(0) as u64;
+    KeyFigures { keys: share(sample.keys.len()), expiring: share(expiring), mean_ttl_ms }
 }
 
 /// What came of writes that were under way together, after `done` others of the same call; the first error, which is of unknown effect if
@@ -478,5 +552,32 @@ impl Shared {
                 Err(error)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_flex::ScannedKey;
+
+    use super::*;
+
+    fn sample(expiries: &[u64], expired: usize) -> ScanStep {
+        let found = |expires_ms: &u64| ScannedKey { key: Vec::new(), expires_ms: *expires_ms };
+        ScanStep { keys: expiries.iter().map(found).collect(), expired, next: None }
+    }
+
+    #[test]
+    fn figures_of_few_keys_are_exact() {
+        let few = sample(&[0, 150, 0, 250], 2);
+        let expected = KeyFigures { keys: 4, expiring: 2, mean_ttl_ms: 100 };
+        assert_eq!(figures_of(&few, 9, 100), expected, "the count was of an earlier moment");
+        assert_eq!(figures_of(&sample(&[], 0), 0, 100), KeyFigures::default());
+    }
+
+    #[test]
+    fn figures_of_many_keys_are_shares_of_their_count() {
+        let expiries: Vec<u64> = (0..900).map(|nth| if nth < 300 { 1100 } else { 0 }).collect();
+        let many = figures_of(&sample(&expiries, 100), 10_000, 100);
+        assert_eq!(many, KeyFigures { keys: 9_000, expiring: 3_000, mean_ttl_ms: 1_000 });
     }
 }

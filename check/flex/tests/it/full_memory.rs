@@ -18,14 +18,14 @@ const BLOCKS: u64 = 10;
 const VALUE: [u8; 1000] = [b'x'; 1000];
 
 /// A manager, two memory nodes and two compute nodes in this process.
-struct Cluster {
-    compute: Vec<FlexNode>,
+pub(crate) struct Cluster {
+    pub(crate) compute: Vec<FlexNode>,
     _memory: Vec<MemoryServer>,
     _manager: ManagerServer,
 }
 
 impl Cluster {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let manager = manager("tcp:127.0.0.1:0");
         let at = manager.addresses()[0].clone();
         let memory = [1, 2].map(|id| {
@@ -50,7 +50,7 @@ impl Cluster {
     }
 
     /// Sets keys through the first node until memory is full; how many, and why not more.
-    fn fill(&self) -> (usize, WriteError) {
+    pub(crate) fn fill(&self) -> (usize, WriteError) {
         for number in 0.. {
             let key = format!("key{number}");
             if let Err(failed) = self.compute[0].set(key.as_bytes(), &VALUE, 0) {
@@ -61,7 +61,7 @@ impl Cluster {
     }
 }
 
-fn assert_is_full(failed: &WriteError) {
+pub(crate) fn assert_is_full(failed: &WriteError) {
     assert_eq!((failed.kind(), failed.effect()), (ErrorKind::Busy, WriteEffect::None));
     assert!(failed.to_string().contains("full"), "{failed}");
 }

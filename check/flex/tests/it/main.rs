@@ -2,7 +2,9 @@
 
 mod cuts;
 mod full_memory;
+mod keys;
 mod processes;
+mod scans;
 mod standby;
 
 use std::ops::Range;

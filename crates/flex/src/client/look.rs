@@ -54,7 +54,7 @@ enum Owner {
     Gone,
 }
 
-fn of_version(version: u8) -> Error {
+pub(super) fn of_version(version: u8) -> Error {
     Error::unsupported(format!("a record of version {version} lies in the pool"))
 }
 

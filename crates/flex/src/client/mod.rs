@@ -24,6 +24,8 @@ mod cached;
 mod delegated;
 mod keys;
 mod look;
+mod rename;
+mod scan;
 mod submit;
 
 use std::future::{Future as _, poll_fn};
@@ -47,6 +49,8 @@ use look::{Found, Looked};
 use submit::{Submitted, Unsettled};
 
 pub use at_once::{AT_ONCE_MAX, Set};
+pub use rename::{Destination, Renamed};
+pub use scan::{ScanLimits, ScanStep, ScannedKey};
 
 use std::sync::Arc;
 use std::time::Duration;

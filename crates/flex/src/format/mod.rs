@@ -7,6 +7,7 @@ mod counters;
 mod partition;
 mod record;
 mod roster;
+mod scan_position;
 mod slot;
 mod table;
 
@@ -21,6 +22,7 @@ pub use record::{
     RecordRefused, VALID_WORD, record_bytes,
 };
 pub use roster::{ROSTER_BYTES, ROSTER_CLIENTS, Roster, roster_head, roster_offset};
+pub use scan_position::ScanPosition;
 pub use slot::{LENGTH_UNITS_MAX, Slot, SlotState, TIME_MASK, UNIT_BYTES, packing};
 pub use table::{
     BUCKET_BYTES, BUCKET_SLOTS, Bucket, Candidates, Geometry, KeyHash, PARTITION_BITS_DEFAULT,

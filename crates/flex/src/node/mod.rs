@@ -368,6 +368,9 @@ impl Inner {
                 self.counts.add(Count::Served);
                 self.locate(from, (PartitionId(*partition), *epoch), KeyHash(*hash))
             }
+            Message::Slots { partition, epoch, bucket, buckets } => {
+                self.slots_of_buckets((PartitionId(*partition), *epoch), *bucket, *buckets)
+            }
             Message::Meter {} => self.counted(),
             Message::Renew {} => Message::Renewed { grant: self.lease_to(from, came_us).0 },
             Message::Reads { partition, epoch, counts } => {

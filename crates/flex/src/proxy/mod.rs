@@ -54,7 +54,9 @@ use crate::node::Inner;
 use crate::onesided::{Change, Put, Unfinished};
 use crate::rivals::Rival;
 use crate::table::FromCopy;
-use crate::wire::{Assigned, Candidate, Grant, Message, Place, ReadCount, Why, WriteKind};
+use crate::wire::{
+    Assigned, Candidate, Grant, Message, Place, ReadCount, SLOTS_BUCKETS_MAX, Why, WriteKind,
+};
 use crate::write_error::WriteEffect;
 
 use served::Locked;
@@ -206,6 +208,29 @@ impl Inner {
         let (grant, sharer) = self.lease_to(from, stamp_us);
         let Some(slots) = look(&served, sharer) else { return self.declined(Why::Moved) };
         self.fenced().unwrap_or(Message::Found { slots, grant })
+    }
+
+    /// Answers a scan with the committed slots of some buckets of a partition that this node is the
+    /// proxy of. The asker reads the records within an address lease and caches nothing.
+    pub(crate) fn slots_of_buckets(
+        &self,
+        (partition, epoch): (PartitionId, u32),
+        bucket: u32,
+        buckets: u32,
+    ) -> Message {
+        if buckets > SLOTS_BUCKETS_MAX {
+            return self.declined(Why::Malformed);
+        }
+        let Some(served) = self.proxy.get(partition, epoch) else {
+            return self.declined(Why::Moved);
+        };
+        let Some(_inside) = served.gate.try_enter(Served::DOOR) else {
+            return self.declined(Why::Moved);
+        };
+        let Some(words) = served.words_of_buckets(bucket, buckets) else {
+            return self.declined(Why::Malformed);
+        };
+        self.fenced().unwrap_or(Message::SlotsAre { words })
     }
 
     /// Reads that a cache served; a count of another epoch says nothing.

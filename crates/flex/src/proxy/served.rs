@@ -164,6 +164,14 @@ impl Served {
         Some(words.0.iter().map(|word| word.load(Ordering::SeqCst)).collect())
     }
 
+    /// The slots of `buckets` buckets from `bucket` on, of an offloaded partition that has them.
+    pub(crate) fn words_of_buckets(&self, bucket: u32, buckets: u32) -> Option<Vec<u64>> {
+        let words = self.words.as_ref()?;
+        let slot = |bucket: u32| bucket as usize * BUCKET_SLOTS;
+        let words = words.0.get(slot(bucket)..slot(bucket.checked_add(buckets)?))?;
+        Some(words.iter().map(|word| word.load(Ordering::SeqCst)).collect())
+    }
+
     /// Whether the subtable has such a slot.
     pub(crate) fn holds(&self, index: SlotIndex) -> bool {
         u64::from(index.0) < (BUCKET_SLOTS as u64) << self.assigned.shape.log2_buckets

@@ -9,7 +9,10 @@ use archipelago_pool::{BlockId, ClientId, wire_enum, wire_messages, wire_struct}
 /// apart by it.
 pub const MARK: u8 = 0x80;
 /// Version of the messages, with the mark; the first byte of each.
-pub const VERSION: u8 = MARK | 4;
+pub const VERSION: u8 = MARK | 5;
+
+/// Buckets whose slots one [`Message::Slots`] may ask for: 32 KiB of words.
+pub const SLOTS_BUCKETS_MAX: u32 = 512;
 
 /// What a write does to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -500,6 +503,19 @@ wire_messages! {
     Status = 42 {}
     /// How it is.
     StatusIs = 43 { /** See there. */ status: StoreStatus }
+    /// Client → proxy: the slots of some buckets, for a scan.
+    Slots = 44 {
+        /// Which partition.
+        partition: u32,
+        /// The epoch at which the client knows the partition.
+        epoch: u32,
+        /// The first bucket.
+        bucket: u32,
+        /// Number of buckets; at most [`SLOTS_BUCKETS_MAX`].
+        buckets: u32,
+    }
+    /// The committed words of all slots of these buckets, in their order.
+    SlotsAre = 45 { /** The words; 0 where no key ever lay. */ words: Vec<u64> }
     }
 }
 

@@ -11,5 +11,5 @@ mod tests;
 pub use archipelago_pool::wire::Malformed;
 pub use message::{
     Assigned, Candidate, Carrying, ComputeStatus, Figure, Grant, MARK, Member, Message, Payload,
-    Place, ReadCount, Shaped, StoreStatus, VERSION, Why, WriteKind, is_ours,
+    Place, ReadCount, SLOTS_BUCKETS_MAX, Shaped, StoreStatus, VERSION, Why, WriteKind, is_ours,
 };

@@ -1,0 +1,177 @@
+//! Moves a value from one key to another. Two keys share no moment in a store over remote memory, so
+//! a move is a few writes of single keys, each of which is linearizable.
+//!
+//! 1. Read the source. 2. Write its value and expiry to the destination. 3. Delete the source if it
+//!    still has the version that was read. If a client changed it meanwhile, go on at 1: the
+//!    destination gets the newer value.
+//!
+//! Invariants:
+//!
+//! 1. The value is never lost: the source is deleted only in a version after whose reading the
+//!    destination was written. In between both keys have it. This also holds when two moves go
+//!    back and forth. Let the last deletion be that of the source of move A, in version *v*, and let
+//!    move B have deleted A's destination before. Then B wrote A's source first, at the latest as
+//!    *v*. A wrote its destination after it read *v*, so after B had read it. B's deletion was for
+//!    the version that it read, so it came before A's write, and the destination exists.
+//! 2. A destination that is not to be overwritten is written only if it does not exist; and again,
+//!    for a newer value of the source, only if it still has what this move wrote.
+//! 3. If another client deletes or moves the source after 2, the move counts as done.
+//!
+//! Failure: an error before the destination was written says what became of that write. A later one
+//! is of unknown effect: the destination has a value of the source, and the source may still exist.
+//! A source that is changed all the time ends the move after [`TRIES_MAX`] tries. Cost: a read, a
+//! write and a deletion for each try.
+
+use std::sync::Arc;
+
+use archipelago_base::{Error, Result};
+
+use super::{If, Value};
+use crate::node::{ComputeNode, Inner};
+use crate::write_error::WriteError;
+
+/// Tries after which a move gives up because the source has changed during each of them.
+const TRIES_MAX: usize = 100;
+
+/// What becomes of a destination that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// The move overwrites it.
+    Overwritten,
+    /// It stays, and nothing is moved.
+    Kept,
+}
+
+/// What came of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renamed {
+    /// The destination has the value, and the source does not exist.
+    Moved,
+    /// There was no source.
+    NoSource,
+    /// The destination exists; nothing was done.
+    DestinationExists,
+}
+
+/// Reads and writes of single keys.
+trait Keys {
+    async fn read_key(&self, key: &[u8]) -> Result<Option<Value>>;
+
+    async fn write_key(
+        &self,
+        key: &[u8],
+        value: Option<(&[u8], u64)>,
+        when: If,
+    ) -> Result<bool, WriteError>;
+}
+
+impl Keys for Arc<Inner> {
+    async fn read_key(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.read(key).await
+    }
+
+    async fn write_key(
+        &self,
+        key: &[u8],
+        value: Option<(&[u8], u64)>,
+        when: If,
+    ) -> Result<bool, WriteError> {
+        self.change(key, value, when).await
+    }
+}
+
+impl ComputeNode {
+    /// Moves value and expiry of `from` to `to`, which differ; see the module for what other clients
+    /// see meanwhile. The value is never lost.
+    pub async fn rename(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        destination: Destination,
+    ) -> Result<Renamed, WriteError> {
+        rename(&self.0, from, to, destination).await
+    }
+}
+
+/// The error of a move that has written the destination.
+fn half_done(error: &Error) -> WriteError {
+    let kind = error.kind();
+    let text = error.to_string();
+    let why = text.strip_prefix(kind.name()).and_then(|rest| rest.strip_prefix(": "));
+    WriteError::of_unknown_effect(Error::new(
+        kind,
+        format!(
+            "the new key has the value and the old one may have it, too: {}",
+            why.unwrap_or(&text)
+        ),
+    ))
+}
+
+/// Whether two reads show the same value with the same expiry.
+fn is_same(value: &Value, other: &Value) -> bool {
+    value.bytes == other.bytes && value.expires_ms == other.expires_ms
+}
+
+async fn rename(
+    keys: &impl Keys,
+    from: &[u8],
+    to: &[u8],
+    destination: Destination,
+) -> Result<Renamed, WriteError> {
+    assert_ne!(from, to, "a move has two keys");
+    let read = keys.read_key(from).await.map_err(WriteError::without_effect)?;
+    let Some(mut source) = read else { return Ok(Renamed::NoSource) };
+    let when = match destination {
+        Destination::Overwritten => If::Always,
+        Destination::Kept => If::Absent,
+    };
+    if !keys.write_key(to, Some((&source.bytes, source.expires_ms)), when).await? {
+        return Ok(Renamed::DestinationExists);
+    }
+    for _ in 0..TRIES_MAX {
+        let deleted = keys.write_key(from, None, If::Version(source.version)).await;
+        if deleted.map_err(|failed| half_done(failed.error()))? {
+            return Ok(Renamed::Moved);
+        }
+        let read = keys.read_key(from).await.map_err(|error| half_done(&error))?;
+        let Some(newer) = read else { return Ok(Renamed::Moved) };
+        // Also if it is the same value: it may be there because the destination was moved here.
+        write_again(keys, to, (&source, &newer), destination).await?;
+        source = newer;
+    }
+    Err(half_done(&Error::busy(format!(
+        "the old one was changed by others {TRIES_MAX} times meanwhile"
+    ))))
+}
+
+/// Writes a newer value of the source to the destination, which this move has written before.
+async fn write_again(
+    keys: &impl Keys,
+    to: &[u8],
+    (written, newer): (&Value, &Value),
+    destination: Destination,
+) -> Result<(), WriteError> {
+    let when = match destination {
+        Destination::Overwritten => If::Always,
+        Destination::Kept => {
+            let there = keys.read_key(to).await.map_err(|error| half_done(&error))?;
+            match there.filter(|there| is_same(there, written)) {
+                Some(there) => If::Version(there.version),
+                None => return Err(half_done(&changed_too())),
+            }
+        }
+    };
+    let value = Some((&newer.bytes[..], newer.expires_ms));
+    let done = keys.write_key(to, value, when).await;
+    match done.map_err(|failed| half_done(failed.error()))? {
+        true => Ok(()),
+        false => Err(half_done(&changed_too())),
+    }
+}
+
+fn changed_too() -> Error {
+    Error::busy("others changed both meanwhile, so the new one was left as it is")
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 //!
 //! Owned by the server. Each key by itself is linearizable, over all compute nodes: read-modify-write goes by compare-and-set, so
 //! it is atomic whoever else writes. There is no order among keys and no moment that several share: what needs one is
-//! refused as unsupported; MGET, MSET, DEL and a pipeline's GETs and SETs work on their keys at the same time, so that they share round
+//! refused as unsupported. Keys are listed by their hashes (decision 0057), and a value moves to another key in several writes; MGET, MSET, DEL and a pipeline's GETs and SETs work on their keys at the same time, so that they share round
 //! trips. Of several writes of one key in one batch the last one is done: the others were overwritten at once.
 //!
 //! Thread-safe. Cost: what is cached is read, and keys that this node proxies are set, without waiting and several at a time ([`Store::get_now`],
@@ -12,18 +12,21 @@
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
 
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, Result};
-use archipelago_compute::flex::{FlexNode, KeyWrite, Set};
+use archipelago_compute::flex::{Destination, FlexNode, KeyWrite, Renamed, ScanLimits, Set};
 use archipelago_flex::{Value, WriteError};
 
 use crate::store::{
-    Change, Decide, Entry, KeyRange, Keyspace, Left, Op, PinnedSlice, Store, Visit,
+    Change, Decide, Entry, KeyRange, Keyspace, Left, Moved, Op, PinnedSlice, StepLimits, Store,
+    UnorderedKeys, Visit, VisitKey,
 };
 
 /// See the module.
 #[derive(Debug)]
 pub struct FlexStore {
     node: Arc<FlexNode>,
+    clock: Arc<dyn Clock>,
 }
 
 fn no_order(what: &str) -> Error {
@@ -82,7 +85,7 @@ impl FlexStore {
     /// Serves what `node` is part of.
     #[must_use]
     pub fn new(node: Arc<FlexNode>) -> Self {
-        Self { node }
+        Self { node, clock: SystemClock::shared() }
     }
 
     /// Reads a key and changes it as `decide` says, until nobody else changed it in between.
@@ -165,7 +168,21 @@ impl Store for FlexStore {
     }
 
     fn scan(&self, _: KeyRange<'_>, _: bool, _: &mut Visit<'_>) -> Result<()> {
-        Err(no_order("keys cannot be listed"))
+        Err(no_order("keys cannot be listed between bounds"))
+    }
+
+    fn unordered_keys(&self) -> Option<&dyn UnorderedKeys> {
+        Some(self)
+    }
+
+    fn rename(&self, from: &[u8], to: &[u8], overwrites: bool) -> Result<Moved> {
+        let destination = if overwrites { Destination::Overwritten } else { Destination::Kept };
+        let renamed = self.node.rename(from, to, destination).map_err(WriteError::into_error)?;
+        Ok(match renamed {
+            Renamed::Moved => Moved::Done,
+            Renamed::NoSource => Moved::NoSource,
+            Renamed::DestinationExists => Moved::DestinationExists,
+        })
     }
 
     fn approximate_count(&self) -> Result<u64> {
@@ -173,9 +190,12 @@ impl Store for FlexStore {
     }
 
     fn keyspace(&self) -> Result<Keyspace> {
-        Err(Error::unsupported(
-            "a store over remote memory does not count its keys with an expiry: see DBSIZE",
-        ))
+        let figures = self.node.key_figures(self.clock.unix_ms())?;
+        Ok(Keyspace {
+            keys: figures.keys,
+            expiring: figures.expiring,
+            mean_ttl_ms: figures.mean_ttl_ms,
+        })
     }
 
     fn expired_keys(&self) -> u64 {
@@ -214,6 +234,33 @@ impl Store for FlexStore {
 
     fn overlaps_reads(&self) -> bool {
         true
+    }
+}
+
+impl UnorderedKeys for FlexStore {
+    fn step(
+        &self,
+        cursor: u64,
+        limits: StepLimits,
+        show: &mut dyn FnMut(&[u8]),
+    ) -> Result<Option<u64>> {
+        let StepLimits { records, key_bytes } = limits;
+        let Some(step) = self.node.scan(cursor, ScanLimits { records, key_bytes })? else {
+            return Ok(None);
+        };
+        step.keys.iter().for_each(|found| show(&found.key));
+        Ok(Some(step.next.unwrap_or(0)))
+    }
+
+    fn each(&self, visit: &mut VisitKey<'_>) -> Result<()> {
+        self.node.each_partition(&mut |keys| {
+            let flow = keys.iter().try_for_each(|key| visit(key));
+            Ok(flow)
+        })
+    }
+
+    fn random(&self) -> Result<Option<Vec<u8>>> {
+        self.node.random_key()
     }
 }
 

@@ -16,7 +16,7 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
 use crate::slowlog::{self, SlowCommand};
-use crate::store::{Change, Entry, Head, KEY_BYTES_MAX, Left, Op, Store, VALUE_BYTES_MAX};
+use crate::store::{Change, Entry, Head, KEY_BYTES_MAX, Left, Moved, Op, Store, VALUE_BYTES_MAX};
 use crate::transaction::Transaction;
 
 /// Whether replies are sent (CLIENT REPLY).
@@ -163,6 +163,22 @@ impl Session {
             self.tell_tracking(|| keys.iter().map(|key| Op::Delete { key }).collect());
         }
         Ok(removed?)
+    }
+
+    /// Moves a value to another key in a store whose keys share no moment.
+    pub(crate) fn rename(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        overwrites: bool,
+    ) -> Result<Moved, Refusal> {
+        let moved = self.store.rename(from, to, overwrites);
+        // After an error the new key may have been written.
+        if !matches!(moved, Ok(Moved::NoSource | Moved::DestinationExists)) {
+            let put = Op::Put { key: to, value: b"", expires_at_ms: None };
+            self.tell_written(&[put, Op::Delete { key: from }], moved.is_ok());
+        }
+        Ok(moved?)
     }
 
     /// Tells clients that watch or track keys of `ops`, whose stripes are held. What a transaction

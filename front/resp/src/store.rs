@@ -12,8 +12,9 @@
 //!    key holds its stripe; where others write the same keys (`shared`), the store sees to it.
 //!
 //! A store that cannot keep 1 and 3 for several keys, or has no order, refuses
-//! [`Store::joint_writes`], [`Store::scan`], ranges and counts as unsupported, with the reason; the
+//! [`Store::joint_writes`], [`Store::scan`] and ranges as unsupported, with the reason; the
 //! server refuses the commands that need them. Its `multi_get` and `write` take each key by itself.
+//! It may list its keys by [`Store::unordered_keys`] and move values by [`Store::rename`].
 //!
 //! Methods are synchronous and may block on I/O. The server calls short ones straight from its
 //! runtime's workers and long ones, or writes while [`Store::would_stall`], off them.
@@ -143,6 +144,45 @@ pub type Visit<'a> = dyn FnMut(&[u8], &[u8], Option<u64>) -> ControlFlow<()> + '
 
 /// Takes one key of a scan that wants no values. `Break` ends the scan.
 pub type VisitKey<'a> = dyn FnMut(&[u8]) -> ControlFlow<()> + 'a;
+
+/// How many keys a step of an unordered scan looks at, and when it ends before that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Records after which the step ends; at least 1. It may look at a few more.
+    pub records: usize,
+    /// Bytes of keys after which the step ends.
+    pub key_bytes: usize,
+}
+
+/// The keys of a store that keeps them in no order; SCAN, KEYS and RANDOMKEY use it.
+pub trait UnorderedKeys {
+    /// Shows the keys from the place of `cursor` on; 0 is the beginning. Returns the cursor of the
+    /// next step, 0 after the last key, or `None` if no step gave out `cursor`. A key that exists
+    /// during the whole iteration is shown at least once. Cursors do not depend on the server.
+    fn step(
+        &self,
+        cursor: u64,
+        limits: StepLimits,
+        show: &mut dyn FnMut(&[u8]),
+    ) -> Result<Option<u64>>;
+
+    /// Shows every key once, as long as `visit` continues.
+    fn each(&self, visit: &mut VisitKey<'_>) -> Result<()>;
+
+    /// Some key; `None` if there is none.
+    fn random(&self) -> Result<Option<Vec<u8>>>;
+}
+
+/// What came of [`Store::rename`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// The value is at the new key alone.
+    Done,
+    /// There is no old key.
+    NoSource,
+    /// The new key exists and was not to be overwritten.
+    DestinationExists,
+}
 
 /// One keyspace; see the module for what it promises.
 pub trait Store: Send + Sync + 'static {
@@ -282,6 +322,19 @@ pub trait Store: Send + Sync + 'static {
     /// its data does not survive a restart, so the server keeps one in memory.
     fn scan_prefixes(&self) -> Option<&dyn PrefixTable> {
         None
+    }
+
+    /// The keys, of a store that keeps them in no order and refuses [`Store::scan`].
+    fn unordered_keys(&self) -> Option<&dyn UnorderedKeys> {
+        None
+    }
+
+    /// Moves value and expiry of `from` to `to`, which differ, in a store that refuses
+    /// [`Store::joint_writes`]; the server moves them in one write elsewhere. The value is at one of
+    /// the keys, or at both, at every moment.
+    fn rename(&self, from: &[u8], to: &[u8], overwrites: bool) -> Result<Moved> {
+        let _asks_in_vain = (from, to, overwrites);
+        Err(Error::unsupported("this store does not move values between keys"))
     }
 
     /// About how many keys there are; exact only where that is cheap. May take milliseconds.

@@ -191,8 +191,10 @@ fn ops_per_second(session: &Session) -> u64 {
 }
 
 fn keyspace(session: &Session, text: &mut String) -> Result<(), Refusal> {
+    use ErrorKind::{Busy, Fenced, Unsupported};
     let keyspace = match session.store().keyspace() {
-        Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()),
+        // A node of a cluster that cannot reach its keys has other facts to tell.
+        Err(error) if matches!(error.kind(), Unsupported | Busy | Fenced) => return Ok(()),
         counted => counted?,
     };
     let Keyspace { keys, expiring, mean_ttl_ms } = keyspace;

@@ -88,6 +88,10 @@ pub(super) fn memory(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 /// `RANDOMKEY`: keys whose neighbours lie far away come more often than others.
 pub(super) fn randomkey(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     let store = session.store();
+    if let Some(keys) = store.unordered_keys() {
+        reply.bulk_or_null(keys.random()?.as_deref());
+        return Ok(());
+    }
     let ends = |reverse: bool| -> Result<Option<Vec<u8>>, Refusal> {
         let mut end = None;
         store.scan_keys(ALL_KEYS, reverse, &mut |key| {

@@ -1,13 +1,14 @@
 //! Commands on keys whatever their values: DEL, UNLINK, EXISTS, TOUCH, TYPE, RENAME,
 //! RENAMENX, COPY.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use crate::args::Args;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
-use crate::store::Op;
+use crate::store::{Change, Moved, Op};
 
 pub(super) fn del(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if let (2, key) = (args.len(), args.get(1)) {
@@ -73,6 +74,10 @@ pub(super) fn copy(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
     if from == to {
         return Err(Refusal::fixed("ERR source and destination objects are the same"));
     }
+    if session.store().unordered_keys().is_some() {
+        reply.flag(copy_by_key(session, from, to, replaces)?);
+        return Ok(());
+    }
     let _guard = session.lock_many([from, to].into_iter());
     session.store().joint_writes()?;
     let Some(entry) = session.store().get(from)? else {
@@ -89,12 +94,35 @@ pub(super) fn copy(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
     Ok(())
 }
 
-/// Moves value and expiry from the first key to the second, in one write.
+/// Copies a value in a store whose keys share no moment: it is one that the source had during the
+/// command.
+fn copy_by_key(session: &Session, from: &[u8], to: &[u8], replaces: bool) -> Result<bool, Refusal> {
+    let Some(entry) = session.store().get(from)? else { return Ok(false) };
+    session.modify(to, |there| match there {
+        Some(_) if !replaces => Ok((Change::Keep, false)),
+        _ => {
+            let (value, expires_at_ms) = (Cow::Borrowed(&entry.value[..]), entry.expires_at_ms);
+            Ok((Change::Put { value, expires_at_ms }, true))
+        }
+    })
+}
+
+/// Moves value and expiry from the first key to the second: in one write, or as the store does it
+/// whose keys share no moment.
 fn move_value(session: &Session, args: Args<'_>, if_free: bool) -> Result<bool, Refusal> {
     let (from, to) = (args.get(1), args.get(2));
     let _guard = session.lock_many([from, to].into_iter());
     let store = session.store();
-    store.joint_writes()?;
+    if store.unordered_keys().is_some() && from != to {
+        return match session.rename(from, to, !if_free)? {
+            Moved::Done => Ok(true),
+            Moved::DestinationExists => Ok(false),
+            Moved::NoSource => Err(Refusal::NO_SUCH_KEY),
+        };
+    }
+    if store.unordered_keys().is_none() {
+        store.joint_writes()?;
+    }
     let entry = store.get(from)?.ok_or(Refusal::NO_SUCH_KEY)?;
     if if_free && store.exists(to)? {
         return Ok(false);

@@ -4,6 +4,9 @@
 //! that exists during the whole iteration is returned exactly once, whatever other clients write
 //! ([`crate::cursors`] says how a cursor names a place between two keys). A pattern with a literal
 //! start keeps the scan within that start's range. Both commands run off the runtime's workers.
+//!
+//! A store without an order of keys has cursors of its own ([`crate::store::UnorderedKeys`]); it
+//! returns such a key at least once.
 
 use std::ops::{Bound, ControlFlow};
 
@@ -17,7 +20,7 @@ use crate::numbers::format_i64;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
-use crate::store::KeyRange;
+use crate::store::{KeyRange, StepLimits, UnorderedKeys};
 
 /// Bytes of keys after which a step ends, whatever COUNT says.
 const STEP_BYTES_MAX: usize = 1 << 20;
@@ -34,6 +37,12 @@ struct ScanOptions<'a> {
     count: usize,
     /// TYPE asks for something else than strings.
     nothing_fits: bool,
+}
+
+impl ScanOptions<'_> {
+    fn fits(&self, key: &[u8]) -> bool {
+        !self.nothing_fits && self.compiled.as_ref().is_none_or(|pattern| pattern.matches(key))
+    }
 }
 
 fn scan_options(args: Args<'_>) -> Result<ScanOptions<'_>, Refusal> {
@@ -69,15 +78,47 @@ fn parse_cursor(bytes: &[u8]) -> Result<u64, Refusal> {
 pub(super) fn scan(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let cursor = parse_cursor(args.get(1))?;
     let options = scan_options(args)?;
+    if let Some(keys) = session.store().unordered_keys() {
+        return unordered_step(keys, &options, cursor, reply);
+    }
     let from = match cursor {
         0 => Vec::new(),
-        _ => start_of(session, cursor)?.ok_or_else(|| {
-            Refusal::said(format!(
-                "ERR SCAN has given out no cursor {cursor} for these data: start again with SCAN 0"
-            ))
-        })?,
+        _ => start_of(session, cursor)?.ok_or_else(|| no_such_cursor(cursor))?,
     };
     scan_step(session, &options, &from, reply)
+}
+
+fn no_such_cursor(cursor: u64) -> Refusal {
+    Refusal::said(format!(
+        "ERR SCAN has given out no cursor {cursor} for these data: start again with SCAN 0"
+    ))
+}
+
+/// A step over a store without an order: it has cursors of its own.
+fn unordered_step(
+    keys: &dyn UnorderedKeys,
+    options: &ScanOptions<'_>,
+    cursor: u64,
+    reply: &mut Reply,
+) -> Handled {
+    let (mut found, mut count) = (reply.scratch(), 0);
+    let limits = StepLimits { records: options.count, key_bytes: STEP_BYTES_MAX };
+    let next = keys.step(cursor, limits, &mut |key| {
+        if options.fits(key) {
+            found.bulk(key);
+            count += 1;
+        }
+    })?;
+    let next = next.ok_or_else(|| no_such_cursor(cursor))?;
+    answer_step(next, count, &found, reply);
+    Ok(())
+}
+
+fn answer_step(next: u64, count: usize, found: &Reply, reply: &mut Reply) {
+    reply.array(2);
+    reply.bulk(format_i64(next as i64, &mut [0; 20]));
+    reply.array(count);
+    reply.append(found);
 }
 
 /// The key that a cursor's step starts at; `None` if no step gave out the cursor.
@@ -119,7 +160,7 @@ fn scan_step(
         }
         seen += 1;
         step_end.take(key);
-        if !options.nothing_fits && options.compiled.as_ref().is_none_or(|p| p.matches(key)) {
+        if options.fits(key) {
             found.bulk(key);
             keys += 1;
         }
@@ -130,10 +171,7 @@ fn scan_step(
         (next, keys) = (position.encode(), count);
         found.truncate(bytes);
     }
-    reply.array(2);
-    reply.bulk(format_i64(next as i64, &mut [0; 20]));
-    reply.array(keys);
-    reply.append(&found);
+    answer_step(next, keys, &found, reply);
     Ok(())
 }
 
@@ -147,14 +185,18 @@ pub(super) fn keys(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
         to: end.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
     };
     let (mut found, mut keys, mut checked) = (reply.scratch(), 0, Ok(()));
-    session.store().scan_keys(range, false, &mut |key| {
+    let mut visit = |key: &[u8]| {
         if pattern.matches(key) {
             found.bulk(key);
             keys += 1;
             checked = check_reply_size(session, found.len(), "use SCAN");
         }
         if checked.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
+    };
+    match session.store().unordered_keys() {
+        Some(keys) => keys.each(&mut visit)?,
+        None => session.store().scan_keys(range, false, &mut visit)?,
+    }
     checked?;
     reply.array(keys);
     reply.append(&found);

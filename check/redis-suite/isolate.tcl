@@ -1,13 +1,14 @@
 # Keeps one failure from causing others. Read by the test program of Redis before it begins.
 
 # Open a new connection after a failure: the old one may be between MULTI and EXEC, watch keys or
-# still have replies to read.
+# still have replies to read. Remove the keys that the test would have removed at its end.
 rename test test_of_suite
 proc test {name args} {
     set failed $::num_failed
     uplevel 1 [list test_of_suite $name {*}$args]
     if {$::num_failed > $failed} {
         reconnect
+        r flushall
     }
 }
 

@@ -1,17 +1,29 @@
 //! `cargo xtask check`: the steps, in order, each with its time.
 //!
-//! What costs less stands first. A check of the sources takes under a second, so all of them run
-//! and report before the first failure ends the command; a cargo step that fails ends it at once.
-//! What cargo and the tests print goes straight to the terminal.
+//! The cheap steps run first. The checks of sources and pages (`source_checks.rs`) take a few
+//! seconds, so all of them run and report before the first failure ends the command. A cargo step
+//! that fails ends the command immediately. The output of cargo and of the tests goes straight to
+//! the terminal.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::report::Finding;
-use crate::sources::{self, Source};
+use crate::source_checks::{CHECKS, Project};
 use crate::workspace::Workspace;
-use crate::{dependencies, layers, links, names, size, unsafety};
+
+/// Which steps run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Steps {
+    /// All of them.
+    All,
+    /// Those that run no tests.
+    Fast,
+    /// Those that read sources and pages.
+    Sources,
+    /// As [`Steps::Sources`], after the allow-lists have lost what nothing needs.
+    Bless,
+}
 
 /// A cargo command as a step.
 struct CargoStep {
@@ -143,43 +155,25 @@ fn has_header(compiler: &str, language: &str, header: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Runs all steps, or with `fast` those that run no tests. The error is the last line to print.
-pub(crate) fn run(fast: bool) -> Result<(), String> {
+/// Runs the steps. The error is the last line to print.
+pub(crate) fn run(steps: Steps) -> Result<(), String> {
     let workspace = Workspace::load()?;
+    let root = workspace.root.clone();
     let mut times = Times::default();
     let mut failed: Vec<&str> = Vec::new();
 
-    if run_cargo(&workspace.root, &FORMAT, &mut times).is_err() {
+    let sources_only = matches!(steps, Steps::Sources | Steps::Bless);
+    if !sources_only && run_cargo(&root, &FORMAT, &mut times).is_err() {
         failed.push(FORMAT.name);
     }
-    failed.extend(check_sources(&workspace, &mut times)?);
-    let libfabric = has_header("cc", "c", "rdma/fabric.h");
-    let rocksdb = has_header("c++", "c++", "rocksdb/db.h");
-    if failed.is_empty() {
-        let ofi = OVER_LIBFABRIC.iter().filter(|_| libfabric);
-        for step in BUILDING.iter().chain(ofi).filter(|step| !(fast && step.slow)) {
-            if run_cargo(&workspace.root, step, &mut times).is_err() {
-                failed.push(step.name);
-                break;
-            }
-        }
-    }
-    if failed.is_empty() && rocksdb && !fast && check_rocksdb(&workspace.root, &mut times).is_err()
-    {
-        failed.push(OVER_ROCKSDB);
+    failed.extend(check_sources(workspace, steps == Steps::Bless, &mut times)?);
+    let mut skipped = Vec::new();
+    if !sources_only {
+        skipped = build(&root, steps, &mut times, &mut failed);
     }
     times.print();
-    if !rocksdb {
-        println!(
-            "check: SKIPPED: {OVER_ROCKSDB} (front/rocksdb): a C++ compiler or rocksdb/db.h is not there; install g++ \
-             and librocksdb-dev (Debian, Ubuntu) or gcc-c++ and rocksdb-devel (Fedora)"
-        );
-    }
-    if !libfabric {
-        println!(
-            "check: SKIPPED: the fabric over libfabric (feature `ofi`): rdma/fabric.h is not there; install \
-             libfabric-dev (Debian, Ubuntu) or libfabric-devel (Fedora, RHEL)"
-        );
+    for message in skipped {
+        println!("check: SKIPPED: {message}");
     }
     if failed.is_empty() {
         println!("check: all passed");
@@ -188,38 +182,62 @@ pub(crate) fn run(fast: bool) -> Result<(), String> {
     Err(format!("check: FAILED: {}", failed.join(", ")))
 }
 
+/// Runs what builds the workspace, unless something failed before; returns what was skipped.
+fn build(root: &Path, steps: Steps, times: &mut Times, failed: &mut Vec<&str>) -> Vec<String> {
+    let fast = steps == Steps::Fast;
+    let libfabric = has_header("cc", "c", "rdma/fabric.h");
+    let rocksdb = has_header("c++", "c++", "rocksdb/db.h");
+    if failed.is_empty() {
+        let ofi = OVER_LIBFABRIC.iter().filter(|_| libfabric);
+        for step in BUILDING.iter().chain(ofi).filter(|step| !(fast && step.slow)) {
+            if run_cargo(root, step, times).is_err() {
+                failed.push(step.name);
+                break;
+            }
+        }
+    }
+    if failed.is_empty() && rocksdb && !fast && check_rocksdb(root, times).is_err() {
+        failed.push(OVER_ROCKSDB);
+    }
+    let mut skipped = Vec::new();
+    if !rocksdb {
+        skipped.push(format!(
+            "{OVER_ROCKSDB} (front/rocksdb): a C++ compiler or rocksdb/db.h is not there; install \
+             g++ and librocksdb-dev (Debian, Ubuntu) or gcc-c++ and rocksdb-devel (Fedora)"
+        ));
+    }
+    if !libfabric {
+        skipped.push(
+            "the fabric over libfabric (feature `ofi`): rdma/fabric.h is not there; install \
+             libfabric-dev (Debian, Ubuntu) or libfabric-devel (Fedora, RHEL)"
+                .to_owned(),
+        );
+    }
+    skipped
+}
+
 /// Runs the checks that read sources and pages; returns the names of those that found something.
-fn check_sources(workspace: &Workspace, times: &mut Times) -> Result<Vec<&'static str>, String> {
-    let root = &workspace.root;
+fn check_sources(
+    workspace: Workspace,
+    bless: bool,
+    times: &mut Times,
+) -> Result<Vec<&'static str>, String> {
+    let (took, project) = timed(|| Project::load(workspace));
+    let project = project?;
+    times.add("parse sources", took);
     let mut failed = Vec::new();
-    let mut report = |name, took, findings: Vec<Finding>| {
-        times.add(name, took);
-        println!("==> {name}: {}", outcome(findings.len()));
+    for check in CHECKS {
+        let (took, findings) = timed(|| check.run(&project, bless));
+        let findings = findings?;
+        times.add(check.name, took);
+        println!("==> {}: {}", check.name, outcome(findings.len()));
         for finding in &findings {
             println!("    {finding}");
         }
         if !findings.is_empty() {
-            failed.push(name);
+            failed.push(check.name);
         }
-    };
-
-    let (took, loaded) = timed(|| sources::load(root));
-    let loaded: Vec<Source> = loaded?;
-    report("parse sources", took, Vec::new());
-    let (took, found) = timed(|| layers::check(workspace));
-    report("layers", took, found);
-    let allow = read(root, size::ALLOW_PATH)?;
-    let (took, found) = timed(|| size::check(&loaded, &allow));
-    report("sizes", took, found);
-    let (took, found) = timed(|| dependencies::check(workspace, &loaded));
-    report("unused dependencies", took, found);
-    let (took, found) = timed(|| names::check(&loaded));
-    report("names and notes", took, found);
-    let allow = read(root, unsafety::ALLOW_PATH)?;
-    let (took, found) = timed(|| unsafety::check(&loaded, &allow));
-    report("unsafe", took, found);
-    let (took, found) = timed(|| links::check(root));
-    report("links", took, found?);
+    }
     Ok(failed)
 }
 
@@ -229,10 +247,6 @@ fn outcome(findings: usize) -> String {
         1 => "1 finding".to_owned(),
         n => format!("{n} findings"),
     }
-}
-
-fn read(root: &Path, path: &str) -> Result<String, String> {
-    std::fs::read_to_string(root.join(path)).map_err(|e| format!("{path}: {e}"))
 }
 
 fn run_cargo(root: &Path, step: &CargoStep, times: &mut Times) -> Result<(), ()> {

@@ -2,18 +2,22 @@
 
 /// What `cargo xtask` answers to a question about itself.
 pub(crate) const USAGE: &str = "\
-usage: cargo xtask check [--fast]
+usage: cargo xtask check [--fast | --sources | --bless]
            everything that .ci/run checks; --fast leaves out the tests and the crash run
+           --sources runs only the checks that read sources and pages, in seconds
+           --bless does the same, and first removes from the allow-lists what nothing needs
        cargo xtask fuzz [TARGET] [--seconds N]
            runs one fuzz target, or all of them in turn, for N seconds each (60 by default)";
+
+use crate::check::Steps;
 
 /// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     /// Run the checks.
     Check {
-        /// Without tests and crash run.
-        fast: bool,
+        /// Which of them.
+        steps: Steps,
     },
     /// Run fuzz targets.
     Fuzz {
@@ -32,14 +36,17 @@ pub(crate) fn parse(args: impl Iterator<Item = String>) -> Result<Command, Strin
     match args.next().as_deref() {
         None | Some("help" | "--help" | "-h") => Ok(Command::Help),
         Some("check") => {
-            let mut fast = false;
-            for arg in args {
-                match arg.as_str() {
-                    "--fast" => fast = true,
-                    other => return Err(format!("check: unknown argument `{other}`")),
-                }
+            let steps = match args.next().as_deref() {
+                None => Steps::All,
+                Some("--fast") => Steps::Fast,
+                Some("--sources") => Steps::Sources,
+                Some("--bless") => Steps::Bless,
+                Some(other) => return Err(format!("check: unknown argument `{other}`")),
+            };
+            match args.next() {
+                None => Ok(Command::Check { steps }),
+                Some(other) => Err(format!("check: `{other}` is one argument too many")),
             }
-            Ok(Command::Check { fast })
         }
         Some("fuzz") => parse_fuzz(args),
         Some(other) => Err(format!("unknown command `{other}`")),
@@ -65,6 +72,7 @@ fn parse_fuzz(mut args: impl Iterator<Item = String>) -> Result<Command, String>
 #[cfg(test)]
 mod tests {
     use super::{Command, parse};
+    use crate::check::Steps;
 
     fn of(line: &str) -> Result<Command, String> {
         parse(line.split_whitespace().map(str::to_owned))
@@ -72,8 +80,10 @@ mod tests {
 
     #[test]
     fn commands_and_flags_are_read() {
-        assert_eq!(of("check"), Ok(Command::Check { fast: false }));
-        assert_eq!(of("check --fast"), Ok(Command::Check { fast: true }));
+        assert_eq!(of("check"), Ok(Command::Check { steps: Steps::All }));
+        assert_eq!(of("check --fast"), Ok(Command::Check { steps: Steps::Fast }));
+        assert_eq!(of("check --sources"), Ok(Command::Check { steps: Steps::Sources }));
+        assert_eq!(of("check --bless"), Ok(Command::Check { steps: Steps::Bless }));
         assert_eq!(
             of("fuzz sst --seconds 5"),
             Ok(Command::Fuzz { target: Some("sst".into()), seconds: 5 })
@@ -84,6 +94,7 @@ mod tests {
     #[test]
     fn what_is_not_known_is_refused_by_name() {
         assert!(of("check --quick").is_err_and(|m| m.contains("--quick")));
+        assert!(of("check --fast --bless").is_err_and(|m| m.contains("--bless")));
         assert!(of("chekc").is_err_and(|m| m.contains("chekc")));
         assert!(of("fuzz sst --seconds soon").is_err_and(|m| m.contains("soon")));
         assert!(of("fuzz sst wal").is_err_and(|m| m.contains("wal")));

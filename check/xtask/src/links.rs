@@ -2,34 +2,20 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use crate::pages::{Page, outside_fences};
 use crate::report::Finding;
-use crate::sources::files;
 
-/// Checks the pages of the root and all below `docs` and the crates' folders.
-pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
-    let mut pages = files(root, &["docs", "crates", "roles", "front", "check"], "md")?;
-    for name in [
-        "README.md",
-        "ARCHITECTURE.md",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "ROADMAP.md",
-        "SECURITY.md",
-    ] {
-        if root.join(name).exists() {
-            pages.push(PathBuf::from(name));
-        }
-    }
+/// Checks the links of all pages.
+pub(crate) fn check(root: &Path, pages: &[Page]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for page in pages {
-        let text = read(&root.join(&page))?;
-        for (line, target) in links(&text) {
-            if let Err(message) = resolve(root, &page, &target) {
-                findings.push(Finding::new(&page, line, message));
+        for (line, target) in links(&page.text) {
+            if let Err(message) = resolve(root, &page.path, &target) {
+                findings.push(Finding::new(&page.path, line, message));
             }
         }
     }
-    Ok(findings)
+    findings
 }
 
 fn resolve(root: &Path, page: &Path, target: &str) -> Result<(), String> {
@@ -62,7 +48,7 @@ fn read(path: &Path) -> Result<String, String> {
 }
 
 /// `docs/../README.md` → `README.md`, without asking the file system.
-fn tidy(path: &Path) -> PathBuf {
+pub(crate) fn tidy(path: &Path) -> PathBuf {
     let mut tidy = PathBuf::new();
     for part in path.components() {
         match part {
@@ -108,20 +94,12 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, String)> {
     outside_fences(text).map(|(at, line)| (at, line.split('`').step_by(2).collect::<String>()))
 }
 
-fn outside_fences(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let mut fenced = false;
-    text.lines().enumerate().filter_map(move |(at, line)| {
-        let fence = line.trim_start().starts_with("```");
-        fenced ^= fence;
-        (!fenced && !fence).then_some((at + 1, line))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
 
     use super::{check, headings, links};
+    use crate::pages::load;
 
     #[test]
     fn a_link_to_nothing_is_found() {
@@ -138,11 +116,11 @@ mod tests {
             "[a](docs/a.md#the-log-wal)\n[web](https://example.org)\n[b](docs/b.md)\n",
         );
         write("docs/a.md", "# The log (WAL)\n[up](../README.md) [no](#none)\n```\n[x](y)\n```\n");
-        let found = check(dir.path()).expect("readable");
+        let found = check(dir.path(), &load(dir.path()).expect("readable"));
         let places: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(places.len(), 2, "{places:?}");
-        assert!(places[0].starts_with("docs/a.md:2: the link `#none`"), "{places:?}");
-        assert!(places[1].starts_with("README.md:3: the link `docs/b.md`"), "{places:?}");
+        assert!(places[1].starts_with("docs/a.md:2: the link `#none`"), "{places:?}");
+        assert!(places[0].starts_with("README.md:3: the link `docs/b.md`"), "{places:?}");
     }
 
     #[test]

@@ -1,24 +1,41 @@
 //! `cargo xtask`: the project's own checks.
 //!
 //! - `cargo xtask check` runs everything that continuous integration runs: `.ci/run` calls it and
-//!   nothing else. `--fast` leaves out the tests and the crash run.
+//!   nothing else. `--fast` leaves out the tests and the crash run. `--sources` runs only the
+//!   checks of sources and pages, and `--bless` shortens their allow-lists before.
 //! - `cargo xtask fuzz [TARGET] [--seconds N]` runs cargo-fuzz, where a nightly toolchain has it.
 //!
 //! One thread, no state: each check is a function from the workspace and its parsed sources to a
 //! list of [`Finding`](report::Finding)s; a step that calls cargo is a command line. What a check
 //! says must let the reader act without opening the check.
 
+mod allow;
 mod check;
 mod cli;
+mod comment_paths;
+mod comments;
+mod dead_items;
+mod decisions;
 mod dependencies;
+mod doc_comments;
+mod features;
 mod fuzz;
+mod glossary;
+mod graph;
+mod impls;
 mod layers;
+mod layout;
 mod links;
 mod names;
+mod pages;
+mod parameters;
+mod references;
 mod report;
 mod size;
+mod source_checks;
 mod sources;
 mod unsafety;
+mod width;
 mod workspace;
 
 use std::process::ExitCode;
@@ -27,7 +44,7 @@ use cli::Command;
 
 fn main() -> ExitCode {
     let outcome = match cli::parse(std::env::args().skip(1)) {
-        Ok(Command::Check { fast }) => check::run(fast),
+        Ok(Command::Check { steps }) => check::run(steps),
         Ok(Command::Fuzz { target, seconds }) => fuzz::run(target.as_deref(), seconds),
         Ok(Command::Help) => {
             println!("{}", cli::USAGE);

@@ -1,7 +1,8 @@
 //! The workspace's Rust sources, read and parsed once for all checks.
 //!
-//! A [`Source`] knows its text, its tokens (comments are not among them) and which lines are test
-//! code, so that a check is a short walk. Reading and parsing all sources costs well under a second.
+//! A [`Source`] knows its text, its tokens, its comments and which lines are test code, so that a
+//! check is a short walk. Reading and parsing all sources takes a few seconds in a build that is
+//! not optimised.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -11,8 +12,10 @@ use std::str::FromStr;
 use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 use syn::visit::Visit;
 
+use crate::comments::{Comment, comments};
+
 /// The folders that hold the project's own files.
-pub(crate) const ROOTS: &[&str] = &["crates", "roles", "front", "check"];
+pub(crate) const ROOTS: &[&str] = &["crates", "roles", "front", "check", "examples"];
 
 /// One `.rs` file.
 pub(crate) struct Source {
@@ -24,8 +27,12 @@ pub(crate) struct Source {
     pub(crate) tokens: Vec<Token>,
     /// The syntax tree, with positions.
     pub(crate) tree: syn::File,
-    /// Lines of items under `#[cfg(test)]`.
+    /// All comments, doc comments too.
+    pub(crate) comments: Vec<Comment>,
+    /// Lines of what stands under `#[cfg(test)]`.
     pub(crate) test_lines: Vec<RangeInclusive<usize>>,
+    /// Whether a module declaration under `#[cfg(test)]` brings the file in. Only [`load`] knows.
+    pub(crate) declared_for_tests: bool,
 }
 
 /// A token and the lines that it covers.
@@ -50,13 +57,24 @@ impl Source {
         let mut finder = TestItems::default();
         finder.visit_file(&tree);
         let test_lines = finder.lines;
-        Ok(Self { path: path.to_owned(), text, tokens, tree, test_lines })
+        let comments = comments(&text);
+        let declared_for_tests = false;
+        Ok(Self {
+            path: path.to_owned(),
+            text,
+            tokens,
+            tree,
+            comments,
+            test_lines,
+            declared_for_tests,
+        })
     }
 
-    /// Whether the file as a whole belongs to tests: by its place or by its name.
+    /// Whether the file as a whole belongs to tests: by its place, its name or its declaration.
     pub(crate) fn is_test_file(&self) -> bool {
         let stem = self.path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
-        stem == "tests"
+        self.declared_for_tests
+            || stem == "tests"
             || stem == "testing"
             || stem.ends_with("_tests")
             || self.path.components().any(|c| c.as_os_str() == "tests")
@@ -82,7 +100,27 @@ pub(crate) fn load(root: &Path) -> Result<Vec<Source>, String> {
             .map_err(|e| format!("{}: {e}", path.display()))?;
         sources.push(Source::parse(&path, text)?);
     }
+    let for_tests: Vec<PathBuf> = sources.iter().flat_map(test_modules).collect();
+    for source in &mut sources {
+        let stem = source.path.with_extension("");
+        source.declared_for_tests = for_tests.iter().any(|module| stem.starts_with(module));
+    }
     Ok(sources)
+}
+
+/// The modules that a file declares under `#[cfg(test)]`, as paths without `.rs` or `/mod.rs`.
+fn test_modules(source: &Source) -> Vec<PathBuf> {
+    let parent = source.path.parent().unwrap_or(Path::new(""));
+    let stem = source.path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+    let dir = match stem {
+        "mod" | "lib" | "main" => parent.to_owned(),
+        _ => parent.join(stem),
+    };
+    let declarations = source.tree.items.iter().filter_map(|item| match item {
+        syn::Item::Mod(item) if item.content.is_none() && for_tests_only(&item.attrs) => Some(item),
+        _ => None,
+    });
+    declarations.map(|item| dir.join(item.ident.to_string())).collect()
 }
 
 /// All files of an extension below some folders, relative to the root, sorted. Build outputs and
@@ -172,29 +210,105 @@ struct TestItems {
     lines: Vec<RangeInclusive<usize>>,
 }
 
-impl<'ast> Visit<'ast> for TestItems {
-    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        if item.attrs.iter().any(is_cfg_test) {
-            let first = item.attrs.first().map_or(item.mod_token.span, |a| a.pound_token.span);
-            let last = item.content.as_ref().map_or(item.mod_token.span, |(b, _)| b.span.close());
-            self.lines.push(first.start().line..=last.end().line);
-        } else {
-            syn::visit::visit_item_mod(self, item);
+impl TestItems {
+    /// Records the lines of an item under `#[cfg(test)]` that ends in `last`; answers whether it
+    /// is one.
+    fn take(&mut self, attrs: &[syn::Attribute], last: usize) -> bool {
+        let for_tests = for_tests_only(attrs);
+        if for_tests {
+            let first = attrs.first().map_or(last, |attr| attr.pound_token.span.start().line);
+            self.lines.push(first..=last);
         }
+        for_tests
     }
 }
 
-fn is_cfg_test(attr: &syn::Attribute) -> bool {
-    let syn::Meta::List(list) = &attr.meta else { return false };
-    let words: Vec<String> = list.tokens.clone().into_iter().map(|t| t.to_string()).collect();
-    list.path.is_ident("cfg") && words == ["test"]
+impl<'ast> Visit<'ast> for TestItems {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        if !self.take(item_attrs(item), last_line(item)) {
+            syn::visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.take(&item.attrs, item.block.brace_token.span.close().end().line);
+    }
+
+    fn visit_field(&mut self, field: &'ast syn::Field) {
+        // The name of a field stands on its last line, unless its type is very long.
+        let name = field.ident.as_ref();
+        self.take(&field.attrs, name.map_or(0, |name| name.span().end().line));
+    }
+}
+
+/// The last line of an item, or 0 for kinds of items that the project does not use.
+pub(crate) fn last_line(item: &syn::Item) -> usize {
+    let span = match item {
+        syn::Item::Const(item) => item.semi_token.span,
+        syn::Item::Enum(item) => item.brace_token.span.close(),
+        syn::Item::Fn(item) => item.block.brace_token.span.close(),
+        syn::Item::Impl(item) => item.brace_token.span.close(),
+        syn::Item::Macro(item) => match &item.mac.delimiter {
+            syn::MacroDelimiter::Paren(paren) => paren.span.close(),
+            syn::MacroDelimiter::Brace(brace) => brace.span.close(),
+            syn::MacroDelimiter::Bracket(bracket) => bracket.span.close(),
+        },
+        syn::Item::Mod(item) => match (&item.content, &item.semi) {
+            (Some((brace, _)), _) => brace.span.close(),
+            (None, Some(semi)) => semi.span,
+            (None, None) => item.mod_token.span,
+        },
+        syn::Item::Static(item) => item.semi_token.span,
+        syn::Item::Struct(item) => match (&item.fields, &item.semi_token) {
+            (_, Some(semi)) => semi.span,
+            (syn::Fields::Named(fields), None) => fields.brace_token.span.close(),
+            (_, None) => item.struct_token.span,
+        },
+        syn::Item::Trait(item) => item.brace_token.span.close(),
+        syn::Item::Type(item) => item.semi_token.span,
+        syn::Item::Use(item) => item.semi_token.span,
+        _ => return 0,
+    };
+    span.end().line
+}
+
+fn item_attrs(item: &syn::Item) -> &[syn::Attribute] {
+    match item {
+        syn::Item::Const(item) => &item.attrs,
+        syn::Item::Enum(item) => &item.attrs,
+        syn::Item::Fn(item) => &item.attrs,
+        syn::Item::Impl(item) => &item.attrs,
+        syn::Item::Macro(item) => &item.attrs,
+        syn::Item::Mod(item) => &item.attrs,
+        syn::Item::Static(item) => &item.attrs,
+        syn::Item::Struct(item) => &item.attrs,
+        syn::Item::Trait(item) => &item.attrs,
+        syn::Item::Type(item) => &item.attrs,
+        syn::Item::Use(item) => &item.attrs,
+        _ => &[],
+    }
+}
+
+/// Whether one of the attributes is `#[cfg(test)]` or `#[cfg(all(test, …))]`.
+pub(crate) fn for_tests_only(attrs: &[syn::Attribute]) -> bool {
+    attrs.iter().any(|attr| {
+        let syn::Meta::List(list) = &attr.meta else { return false };
+        let words: Vec<String> = list.tokens.clone().into_iter().map(|t| t.to_string()).collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let all = match words.as_slice() {
+            ["test"] => true,
+            ["all", group] => group.trim_matches(['(', ')']).split(',').any(|w| w.trim() == "test"),
+            _ => false,
+        };
+        list.path.is_ident("cfg") && all
+    })
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use std::path::Path;
 
-    use super::{Source, files};
+    use super::{Source, files, load};
 
     /// A source at a path, from a text that must be valid.
     pub(crate) fn source(path: &str, text: &str) -> Source {
@@ -218,6 +332,35 @@ pub(crate) mod tests {
             assert!(source(path, "").is_test_file(), "{path}");
         }
         assert!(!source("crates/x/src/protests.rs", "").is_test_file());
+    }
+
+    #[test]
+    fn items_under_cfg_test_are_test_lines() {
+        let text = "#[cfg(test)]\nuse a::B;\nstruct S {\n    #[cfg(test)]\n    a: u8,\n    b: u8,\n}\n\
+                    impl S {\n    #[cfg(all(test, unix))]\n    fn f() {}\n    fn g() {}\n}\n\
+                    #[cfg(any(test, unix))]\nfn h() {}\n";
+        let source = source("crates/x/src/lib.rs", text);
+        let lines: Vec<usize> = (1..=14).filter(|line| source.is_test_line(*line)).collect();
+        assert_eq!(lines, [1, 2, 4, 5, 9, 10]);
+    }
+
+    #[test]
+    fn modules_declared_for_tests_are_test_files() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let folder = dir.path().join("crates/a/src/b/oracle");
+        std::fs::DirBuilder::new().recursive(true).create(&folder).expect("folders");
+        let write = |path: &str, text: &str| {
+            let mut file = std::fs::File::create_new(dir.path().join(path)).expect(path);
+            std::io::Write::write_all(&mut file, text.as_bytes()).expect(path);
+        };
+        write("crates/a/src/b/mod.rs", "#[cfg(test)]\nmod oracle;\nmod real;\n");
+        write("crates/a/src/b/oracle/mod.rs", "");
+        write("crates/a/src/b/oracle/part.rs", "");
+        write("crates/a/src/b/real.rs", "");
+        let loaded = load(dir.path()).expect("valid");
+        let tests: Vec<_> = loaded.iter().filter(|s| s.is_test_file()).map(|s| &s.path).collect();
+        let expected = ["crates/a/src/b/oracle/mod.rs", "crates/a/src/b/oracle/part.rs"];
+        assert_eq!(tests, expected.iter().map(Path::new).collect::<Vec<_>>());
     }
 
     #[test]

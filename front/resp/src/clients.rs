@@ -141,14 +141,18 @@ impl Client {
         }
     }
 
-    /// The flags of CLIENT LIST.
-    fn flags(&self) -> &'static str {
+    /// The flags of CLIENT LIST: `t` for a client that tracks keys, with `B` in the mode BCAST, `x`
+    /// between MULTI and EXEC, and `N` for none of these.
+    fn flags(&self) -> String {
         let mode = self.invalidations.mode();
-        match (mode.is_on(), mode.has(TrackingMode::BCAST)) {
-            (false, _) => "N",
-            (true, false) => "t",
-            (true, true) => "tB",
-        }
+        let flags = [
+            ('t', mode.is_on()),
+            ('B', mode.is_on() && mode.has(TrackingMode::BCAST)),
+            ('x', self.queued.load(Ordering::Relaxed) >= 0),
+        ];
+        let shown: String =
+            flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| *flag).collect();
+        if shown.is_empty() { "N".to_owned() } else { shown }
     }
 
     /// The client as a line of CLIENT LIST: the fields of Redis 7.2 in their order, and behind them

@@ -218,6 +218,7 @@ fn client_list_shows_what_redis_shows() {
         }
     };
     assert!(line.contains("multi=1 ") && !line.contains("multi-mem=0 "), "{line}");
+    assert!(line.contains("flags=x "), "{line}");
     assert!(line.contains("cmd=multi "), "{line}");
     client.call(&["CLIENT", "a b\nid=7"]);
     let mut third = Client::connect(&server);

@@ -21,6 +21,10 @@ use archipelago_tier::TieredFs;
 pub use settings::Settings;
 pub use storage::Storage;
 
+/// Column families whose names begin with this are keyspaces like the default one, and a compute
+/// node runs them with its settings, unless they have settings of their own.
+pub const DATABASE_FAMILIES: &str = "archipelago.database.";
+
 /// A running compute node: one database and the byte budget that it shares with its front ends.
 #[derive(Debug)]
 pub struct ComputeNode {
@@ -46,6 +50,7 @@ impl ComputeNode {
             fs: Arc::clone(&storage.fs),
             budget: Some(Arc::clone(&budget)),
             families: settings.families.clone(),
+            alike_default: Some(DATABASE_FAMILIES.to_owned()),
             ..Components::default()
         };
         let db = Db::open_with(&storage.dir, settings.database.clone(), components)?;
@@ -113,6 +118,7 @@ pub fn default_dir() -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use archipelago_engine::options::CfOptions;
     use archipelago_tier::{DeviceKind, DeviceSettings};
 
     use super::*;
@@ -145,5 +151,36 @@ mod tests {
         ComputeNode::open(&dir, &made).unwrap().close().unwrap();
         // Once the database is there, its devices are not asked for anew.
         ComputeNode::open(&dir, &Settings::default()).unwrap().close().unwrap();
+    }
+
+    #[test]
+    fn database_families_follow_settings_of_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let buffer = |bytes| CfOptions { write_buffer_bytes: bytes, ..CfOptions::default() };
+        let open = |families: &[(&str, CfOptions)]| {
+            let named =
+                families.iter().map(|(name, options)| ((*name).to_owned(), options.clone()));
+            let settings = Settings { families: named.collect(), ..Settings::default() };
+            ComputeNode::open(dir.path(), &settings).unwrap()
+        };
+        let (second, other) = ("archipelago.database.2", "archipelago.databases.1");
+        let node = open(&[]);
+        for name in [second, other] {
+            node.db().create_family(name, buffer(2 << 20)).unwrap();
+        }
+        let bytes = |node: &ComputeNode| {
+            [second, other].map(|name| node.db().family(name).unwrap().options().write_buffer_bytes)
+        };
+        node.close().unwrap();
+        for (given, expected) in [
+            (vec![], [CfOptions::default().write_buffer_bytes, 2 << 20]),
+            (vec![("default", buffer(4 << 20))], [4 << 20, 2 << 20]),
+            (vec![], [4 << 20, 2 << 20]),
+            (vec![("default", buffer(4 << 20)), (second, buffer(3 << 20))], [3 << 20, 2 << 20]),
+        ] {
+            let node = open(&given);
+            assert_eq!(bytes(&node), expected, "{given:?}");
+            node.close().unwrap();
+        }
     }
 }

@@ -204,6 +204,8 @@ pub(crate) struct DbInner {
     pub(crate) waiters: AtomicUsize,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
+    /// See [`crate::db::Components::alike_default`].
+    pub(crate) alike_default: Option<String>,
     pub(crate) executor: Arc<dyn JobExecutor>,
     /// Who helps with jobs.
     pub(crate) hands: Hands,

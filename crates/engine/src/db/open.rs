@@ -97,6 +97,9 @@ pub struct Components {
     /// Settings of column families by name: for families that exist they replace the stored ones,
     /// for `default` they are used at creation.
     pub families: BTreeMap<String, CfOptions>,
+    /// Existing column families whose names begin with this, and that `families` does not name,
+    /// take the settings of the default family, those of `families` if it has some. Default: none.
+    pub alike_default: Option<String>,
     /// Who runs flushes and compactions. Default: the database's own background threads. (What
     /// recovery and ingestion write runs where they are called.)
     pub executor: Arc<dyn JobExecutor>,
@@ -116,6 +119,7 @@ impl Default for Components {
             listeners: Listeners::default(),
             budget: None,
             families: BTreeMap::new(),
+            alike_default: None,
             executor: Arc::new(LocalExecutor),
             seed: None,
             fault_point: None,
@@ -286,6 +290,7 @@ fn assemble(
         registry: components.registry,
         listeners: components.listeners,
         family_overrides: components.families,
+        alike_default: components.alike_default,
         executor: components.executor,
         hands: Hands::default(),
         following: Following::default(),
@@ -337,9 +342,17 @@ impl DbInner {
         let mut opened = Vec::new();
         {
             let manifest = self.manifest.lock();
+            let default = manifest.column_families().find(|(id, ..)| *id == CfId::DEFAULT);
+            let default = default.map(|(_, name, version)| (name, version.options().clone()));
             for (id, name, version) in manifest.column_families() {
                 let stored = CfOptions::clone(version.options());
-                let options = self.family_overrides.get(name).cloned().unwrap_or(stored.clone());
+                let is_alike =
+                    self.alike_default.as_ref().is_some_and(|begin| name.starts_with(&begin[..]));
+                let given = self.family_overrides.get(name).or_else(|| {
+                    let (name, stored) = default.as_ref().filter(|_| is_alike)?;
+                    self.family_overrides.get(*name).or(Some(&**stored))
+                });
+                let options = given.cloned().unwrap_or(stored.clone());
                 if options != stored && !self.options.read_only {
                     let options = Box::new(options.clone());
                     edit.push(Change::SetCfOptions { cf: id, options });

@@ -143,7 +143,7 @@ fn database(args: &ServeArgs) -> Result<()> {
     let node = ComputeNode::open(&args.dir, &settings)?;
     let listening = listening.with_budget(Arc::clone(node.budget()));
     let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
-    let mut store = EngineStore::new(node.db().clone(), write_options);
+    let mut store = EngineStore::new(node.db().clone(), write_options)?;
     if let Some(tiers) = node.tiers() {
         let tiers = Arc::clone(tiers);
         store = store.with_facts(Box::new(move || tiers.stats().facts()));

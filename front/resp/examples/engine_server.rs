@@ -14,7 +14,7 @@ fn main() -> Result<()> {
     let dir = args.next().ok_or_else(|| Error::invalid("say which directory"))?;
     let listen = args.next().unwrap_or_else(|| "127.0.0.1:7777".to_owned());
     let db = Db::open(dir, DbOptions::default())?;
-    let store = Arc::new(EngineStore::new(db.clone(), WriteOptions::default()));
+    let store = Arc::new(EngineStore::new(db.clone(), WriteOptions::default())?);
     let server = Server::start(&listen, store, ServerOptions::default())?;
     println!("listening on {}", server.local_addr());
     server.wait();

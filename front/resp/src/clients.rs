@@ -107,6 +107,8 @@ pub(crate) struct Client {
     pub(crate) watched: AtomicUsize,
     /// What the client is still to be told about keys that it tracks.
     pub(crate) invalidations: Invalidations,
+    /// The database that it has selected.
+    pub(crate) database: AtomicUsize,
     stopping: AtomicBool,
     wake: Notify,
 }
@@ -170,7 +172,7 @@ impl Client {
         // Writing to a string does not fail.
         let _ = write!(
             line,
-            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db=0 sub=0 psub=0 ssub=0 \
+            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db={} sub=0 psub=0 ssub=0 \
              multi={} qbuf={unread} qbuf-free={} argv-mem=0 multi-mem={queued} rbs={reply} rbp={} \
              obl=0 oll=0 omem={output} tot-mem={total} events={} cmd={} user=default redir={} \
              resp={} lib-name={} lib-ver={} watch={} tot-cmds={}",
@@ -182,6 +184,7 @@ impl Client {
             seconds_since(self.connected_ms),
             seconds_since(figure(&self.active_ms)),
             self.flags(),
+            self.database.load(Ordering::Relaxed),
             self.queued.load(Ordering::Relaxed),
             input.saturating_sub(unread),
             figure(&self.reply_bytes_peak),
@@ -256,6 +259,7 @@ impl Clients {
             queued_bytes: AtomicU64::new(0),
             watched: AtomicUsize::new(0),
             invalidations: Invalidations::default(),
+            database: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             wake: Notify::new(),
         });

@@ -1,12 +1,15 @@
-//! The engine as a [`Store`]: one column family of an open database is the keyspace.
+//! The engine as a [`Store`]: each of the sixteen databases is a column family of an open database.
 //!
-//! Owned by the server; the database stays open as long as this lives. Thread-safe, without a lock
-//! of its own. Costs: a write encodes its operations once, into a batch that its thread reuses; a
-//! scan opens an iterator with the range as its bounds, so that files outside are not touched.
+//! Owned by the server; the database stays open as long as this lives. [`crate::engine_databases`]
+//! says which family a database shows, and when that may change: the caller of a write holds the
+//! stripes of its keys ([`crate::locks`]). Thread-safe, without a lock of its own. Costs: a write
+//! encodes its operations once, into a batch that its thread reuses; a scan opens an iterator with
+//! the range as its bounds, so that files outside are not touched.
 
 use std::cell::RefCell;
 use std::ops::{Bound, ControlFlow};
 use std::path::Path;
+use std::sync::Arc;
 
 use archipelago_base::Result;
 use archipelago_engine::db::{ColumnFamily, Db, Iter, ReadOptions};
@@ -15,7 +18,8 @@ use archipelago_engine::options::WriteOptions;
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
 
-use crate::engine_prefixes::EnginePrefixes;
+use crate::databases::{DATABASES, Databases, JointWrite, Order};
+use crate::engine_databases::EngineDatabases;
 use crate::prefixes::PrefixTable;
 use crate::store::{
     Entry, Head, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit, VisitKey,
@@ -65,11 +69,11 @@ const PROPERTIES: [&str; 15] = [
 
 /// See the module.
 pub struct EngineStore {
-    db: Db,
-    family: ColumnFamily,
-    prefixes: EnginePrefixes,
+    databases: Arc<EngineDatabases>,
+    /// Which of them this is.
+    index: usize,
     write_options: WriteOptions,
-    facts: Option<Facts>,
+    facts: Option<Arc<Facts>>,
 }
 
 /// More `name:value` lines for INFO.
@@ -77,31 +81,63 @@ pub type Facts = Box<dyn Fn() -> String + Send + Sync>;
 
 impl std::fmt::Debug for EngineStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EngineStore").field("db", &self.db).finish_non_exhaustive()
+        f.debug_struct("EngineStore")
+            .field("db", self.db())
+            .field("index", &self.index)
+            .finish_non_exhaustive()
     }
 }
 
 impl EngineStore {
-    /// The default column family of `db`, whose writes return as `write_options` say.
-    #[must_use]
-    pub fn new(db: Db, write_options: WriteOptions) -> Self {
-        let family = db.default_family().clone();
-        let prefixes = EnginePrefixes::new(db.clone());
-        Self { db, family, prefixes, write_options, facts: None }
+    /// Database 0 of those that `db` holds; it knows the others. Writes return as `write_options`
+    /// say.
+    ///
+    /// # Errors
+    /// `Corrupt` if the row that says the order of the databases is damaged; errors of reading it.
+    pub fn new(db: Db, write_options: WriteOptions) -> Result<Self> {
+        let databases = Arc::new(EngineDatabases::open(db)?);
+        Ok(Self { databases, index: 0, write_options, facts: None })
+    }
+
+    fn db(&self) -> &Db {
+        &self.databases.db
+    }
+
+    /// What `read` finds in this database; `None` if it has no family.
+    #[inline]
+    fn read<T>(&self, read: impl FnMut(&ColumnFamily) -> Result<T>) -> Result<Option<T>> {
+        self.databases.read(self.index, read)
+    }
+
+    /// Its family, or the default one if it has none, for figures.
+    fn family_or_default(&self) -> &ColumnFamily {
+        self.databases.family(self.index).unwrap_or(self.db().default_family())
     }
 
     /// Adds what `facts` tells to the section Archipelago of INFO.
     #[must_use]
     pub fn with_facts(mut self, facts: Facts) -> Self {
-        self.facts = Some(facts);
+        self.facts = Some(Arc::new(facts));
         self
     }
 
     fn write_with(&self, ops: &[Op<'_>], options: &WriteOptions) -> Result<()> {
+        self.write_batch(options, |batch| {
+            ops.iter().try_for_each(|op| self.encode(batch, self.index, op))
+        })
+    }
+
+    /// Writes the batch that `encode` fills.
+    #[inline]
+    fn write_batch(
+        &self,
+        options: &WriteOptions,
+        encode: impl FnOnce(&mut WriteBatch) -> Result<()>,
+    ) -> Result<()> {
         BATCH.with_borrow_mut(|batch| {
             batch.clear();
-            let encoded = ops.iter().try_for_each(|op| self.encode(batch, op));
-            let written = encoded.and_then(|()| self.db.write(batch, options));
+            let encoded = encode(batch);
+            let written = encoded.and_then(|()| self.db().write(batch, options));
             if batch.byte_len() > KEPT_BYTES_MAX {
                 *batch = WriteBatch::new();
             }
@@ -109,10 +145,20 @@ impl EngineStore {
         })
     }
 
-    /// Encodes `op`. A range without an end is the keys up to the last one there is: the caller
-    /// (the server, holding all key locks) lets nobody write behind it meanwhile.
-    fn encode(&self, batch: &mut WriteBatch, op: &Op<'_>) -> Result<()> {
-        let cf = self.family.id();
+    /// Encodes `op` on database `index`. A range without an end is the keys up to the last one
+    /// there is: the caller (the server, holding all key locks) lets nobody write behind it
+    /// meanwhile.
+    #[inline]
+    fn encode(&self, batch: &mut WriteBatch, index: usize, op: &Op<'_>) -> Result<()> {
+        let family = match *op {
+            Op::Put { .. } => self.databases.made_family(index)?,
+            Op::Delete { .. } | Op::DeleteRange { .. } => match self.databases.family(index) {
+                Some(family) => family,
+                // There is nothing to remove.
+                None => return Ok(()),
+            },
+        };
+        let cf = family.id();
         match *op {
             Op::Put { key, value, expires_at_ms: None } => batch.put_cf(cf, key, value),
             Op::Put { key, value, expires_at_ms: Some(at_ms) } => {
@@ -125,7 +171,7 @@ impl EngineStore {
                 }
             }
             Op::DeleteRange { start, end: None } => {
-                let mut iter = self.db.iter(&self.family, &ReadOptions::default().keys_only())?;
+                let mut iter = self.db().iter(family, &ReadOptions::default().keys_only())?;
                 iter.seek_to_last();
                 iter.status()?;
                 if iter.valid() && iter.key() >= start {
@@ -168,7 +214,9 @@ impl EngineStore {
             },
             ..options
         };
-        let mut iter = self.db.iter(&self.family, &options)?;
+        let Some(mut iter) = self.read(|family| self.db().iter(family, &options))? else {
+            return Ok(());
+        };
         if reverse {
             iter.seek_to_last();
         } else {
@@ -184,6 +232,28 @@ impl EngineStore {
     }
 }
 
+impl EngineStore {
+    /// About how many keys `family` has.
+    fn count(&self, family: &ColumnFamily) -> Result<u64> {
+        if self.db().raw_bytes(family) > COUNTED_BYTES_MAX {
+            return Ok(self.db().estimate_keys(family));
+        }
+        let options = ReadOptions { fill_cache: false, ..ReadOptions::default().keys_only() };
+        let mut iter = self.db().iter(family, &options)?;
+        iter.seek_to_first();
+        let mut count = 0;
+        while iter.valid() && count < COUNTED_KEYS_MAX {
+            count += 1;
+            iter.next();
+        }
+        iter.status()?;
+        if count < COUNTED_KEYS_MAX {
+            return Ok(count);
+        }
+        Ok(self.db().estimate_keys(family).max(count))
+    }
+}
+
 /// The smallest key after `key`.
 fn successor(key: &[u8]) -> Vec<u8> {
     let mut next = Vec::with_capacity(key.len() + 1);
@@ -192,24 +262,93 @@ fn successor(key: &[u8]) -> Vec<u8> {
     next
 }
 
+/// Whether `op` removes every key of its database.
+fn removes_all(op: &Op<'_>) -> bool {
+    matches!(op, Op::DeleteRange { start, end: None } if start.is_empty())
+}
+
+impl EngineStore {
+    /// Has the space of a database whose keys were all removed given back without more writes: in a
+    /// table the range delete lets compactions drop all others. The keys are gone already, so a
+    /// flush that fails is no failure of the write.
+    fn give_space_back(&self, index: usize) {
+        let Some(family) = self.databases.family(index) else { return };
+        if let Err(error) = self.db().start_flush(family) {
+            tracing::warn!(%error, "the space of removed keys comes back with the next flush");
+        }
+    }
+}
+
+impl Databases for EngineStore {
+    fn database(&self, index: usize) -> Arc<dyn Store> {
+        assert!(index < DATABASES, "there is no database {index}");
+        let (databases, facts) = (Arc::clone(&self.databases), self.facts.clone());
+        Arc::new(Self { databases, index, write_options: self.write_options, facts })
+    }
+
+    fn write_joint(&self, change: &JointWrite<'_>) -> Result<()> {
+        let databases = &self.databases;
+        let encode = |batch: &mut WriteBatch| {
+            let ops =
+                change.writes.iter().flat_map(|(index, ops)| ops.iter().map(|op| (*index, op)));
+            ops.into_iter().try_for_each(|(index, op)| self.encode(batch, index, op))
+        };
+        if change.order == Order::IDENTITY {
+            self.write_batch(&self.write_options, encode)?;
+        } else {
+            // Families are made first: `change_order` lets nobody make one.
+            for (index, ops) in &change.writes {
+                if ops.iter().any(|op| matches!(op, Op::Put { .. })) {
+                    databases.made_family(*index)?;
+                }
+            }
+            let order_cf = databases.made_order_family()?.id();
+            databases.change_order(change.order, |key, value| {
+                self.write_batch(&WriteOptions::synced(), |batch| {
+                    encode(batch)?;
+                    batch.put_cf(order_cf, key, value);
+                    Ok(())
+                })
+            })?;
+        }
+        let cleared = change.writes.iter().filter(|(_, ops)| ops.iter().any(removes_all));
+        for (before, _) in cleared {
+            let now = (0..DATABASES).find(|index| change.order.at(*index) == *before);
+            self.give_space_back(now.unwrap_or(*before));
+        }
+        Ok(())
+    }
+}
+
 impl Store for EngineStore {
+    fn databases(&self) -> Option<&dyn Databases> {
+        Some(self)
+    }
+
     fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
-        let entry = self.db.get_entry(&self.family, key, &ReadOptions::default())?;
+        let options = ReadOptions::default();
+        let entry = self.read(|family| self.db().get_entry(family, key, &options))?.flatten();
         Ok(entry.map(|entry| Entry { value: entry.value, expires_at_ms: entry.expires_at_ms }))
     }
 
     fn head(&self, key: &[u8]) -> Result<Option<Head>> {
-        let entry = self.db.get_head(&self.family, key, &ReadOptions::default())?;
+        let options = ReadOptions::default();
+        let entry = self.read(|family| self.db().get_head(family, key, &options))?.flatten();
         Ok(entry.map(|entry| Head { expires_at_ms: entry.expires_at_ms }))
     }
 
     fn which_exist(&self, keys: &[&[u8]]) -> Result<Vec<bool>> {
-        let options = ReadOptions::default().snapshot(&self.db.snapshot());
-        keys.iter().map(|key| self.db.contains(&self.family, key, &options)).collect()
+        let exist = self.read(|family| {
+            let options = ReadOptions::default().snapshot(&self.db().snapshot());
+            keys.iter().map(|key| self.db().contains(family, key, &options)).collect()
+        })?;
+        Ok(exist.unwrap_or_else(|| vec![false; keys.len()]))
     }
 
     fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
-        self.db.multi_get(&self.family, keys, &ReadOptions::default())
+        let options = ReadOptions::default();
+        let values = self.read(|family| self.db().multi_get(family, keys, &options))?;
+        Ok(values.unwrap_or_else(|| keys.iter().map(|_| None).collect()))
     }
 
     fn multi_get_each(
@@ -217,14 +356,22 @@ impl Store for EngineStore {
         keys: &[&[u8]],
         take: &mut dyn FnMut(Option<&[u8]>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let mut options = ReadOptions::default();
-        if keys.len() > GET_CHUNK_MIN {
-            options = options.snapshot(&self.db.snapshot());
+        if keys.len() <= GET_CHUNK_MIN {
+            let values = self.multi_get(keys)?;
+            let _ended = values.iter().try_for_each(|value| take(value.as_deref()));
+            return Ok(());
         }
+        let moment = self.read(|family| Ok((family.clone(), self.db().snapshot())))?;
+        let Some((family, snapshot)) = moment else {
+            let _ended = keys.iter().try_for_each(|_| take(None));
+            return Ok(());
+        };
+        // The family as it was at the snapshot is what this database showed then.
+        let options = ReadOptions::default().snapshot(&snapshot);
         let (mut rest, mut chunk) = (keys, GET_CHUNK_MIN);
         while !rest.is_empty() {
             let (these, others) = rest.split_at(chunk.min(rest.len()));
-            let values = self.db.multi_get(&self.family, these, &options)?;
+            let values = self.db().multi_get(&family, these, &options)?;
             let bytes: usize = values.iter().flatten().map(|value| value.len()).sum();
             for value in &values {
                 if take(value.as_deref()).is_break() {
@@ -240,20 +387,15 @@ impl Store for EngineStore {
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
         self.write_with(ops, &self.write_options)?;
-        let removes_all =
-            |op: &Op<'_>| matches!(op, Op::DeleteRange { start, end: None } if start.is_empty());
         if ops.iter().any(removes_all) {
-            // In a table the range delete gives the space of all others back, without more writes.
-            // The keys are gone already, so a flush that fails is no failure of this write.
-            if let Err(error) = self.db.start_flush(&self.family) {
-                tracing::warn!(%error, "the space of removed keys comes back with the next flush");
-            }
+            self.give_space_back(self.index);
         }
         Ok(())
     }
 
     fn version(&self, key: &[u8]) -> Result<Option<u64>> {
-        let entry = self.db.get_head(&self.family, key, &ReadOptions::default())?;
+        let options = ReadOptions::default();
+        let entry = self.read(|family| self.db().get_head(family, key, &options))?.flatten();
         Ok(entry.map(|entry| entry.seq.0))
     }
 
@@ -263,7 +405,7 @@ impl Store for EngineStore {
     }
 
     fn resume(&self) -> Result<()> {
-        self.db.resume()
+        self.db().resume()
     }
 
     fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
@@ -282,51 +424,40 @@ impl Store for EngineStore {
     }
 
     fn scan_prefixes(&self) -> Option<&dyn PrefixTable> {
-        Some(&self.prefixes)
+        Some(&self.databases.prefixes)
     }
 
     fn approximate_count(&self) -> Result<u64> {
-        if self.db.raw_bytes(&self.family) > COUNTED_BYTES_MAX {
-            return Ok(self.db.estimate_keys(&self.family));
-        }
-        let options = ReadOptions { fill_cache: false, ..ReadOptions::default().keys_only() };
-        let mut iter = self.db.iter(&self.family, &options)?;
-        iter.seek_to_first();
-        let mut count = 0;
-        while iter.valid() && count < COUNTED_KEYS_MAX {
-            count += 1;
-            iter.next();
-        }
-        iter.status()?;
-        if count < COUNTED_KEYS_MAX {
-            return Ok(count);
-        }
-        Ok(self.db.estimate_keys(&self.family).max(count))
+        Ok(self.read(|family| self.count(family))?.unwrap_or(0))
     }
 
     fn keyspace(&self) -> Result<Keyspace> {
-        let keys = self.approximate_count()?;
-        let estimate = self.db.estimate_key_counts(&self.family);
-        let expiring = estimate.expiring.min(keys);
-        Ok(Keyspace { keys, expiring, mean_ttl_ms: estimate.mean_ttl_ms })
+        let keyspace = self.read(|family| {
+            let keys = self.count(family)?;
+            let estimate = self.db().estimate_key_counts(family);
+            let expiring = estimate.expiring.min(keys);
+            Ok(Keyspace { keys, expiring, mean_ttl_ms: estimate.mean_ttl_ms })
+        })?;
+        Ok(keyspace.unwrap_or_default())
     }
 
     fn expired_keys(&self) -> u64 {
-        self.db.statistics().get(Ticker::RecordsExpired)
+        self.db().statistics().get(Ticker::RecordsExpired)
     }
 
     fn sync(&self) -> Result<()> {
-        self.db.sync()
+        self.db().sync()
     }
 
     fn checkpoint(&self, dir: &Path) -> Result<()> {
-        self.db.checkpoint(dir)
+        self.db().checkpoint(dir)
     }
 
     fn info(&self) -> String {
         let mut text = "engine:archipelago\n".to_owned();
+        let family = self.family_or_default();
         for name in PROPERTIES {
-            if let Some(value) = self.db.property(&self.family, &format!("archipelago.{name}")) {
+            if let Some(value) = self.db().property(family, &format!("archipelago.{name}")) {
                 text.push_str(&format!("{}:{}\n", name.replace('-', "_"), value.trim()));
             }
         }
@@ -341,6 +472,8 @@ impl Store for EngineStore {
     }
 
     fn would_stall(&self, write: bool) -> bool {
-        write && (self.db.would_stall(&self.family) || self.db.space_state() != SpaceState::Roomy)
+        write
+            && (self.db().would_stall(self.family_or_default())
+                || self.db().space_state() != SpaceState::Roomy)
     }
 }

@@ -1,9 +1,9 @@
 //! What the commands of a transaction see and change while EXEC runs them.
 //!
 //! An overlay is a [`Store`] over another one. Writes stay in the overlay, and reads show the store
-//! below as those writes would leave it. At the end [`Overlay::commit`] applies all of them to the
-//! store below in one atomic write. So no other client sees a part of a transaction, and a crash
-//! leaves all of it or nothing.
+//! below as those writes would leave it. At the end [`Changes::ops`] are written to the store below,
+//! with those of other databases in one atomic write ([`crate::overlays`]). So no other client sees
+//! a part of a transaction, and a crash leaves all of it or nothing.
 //!
 //! Invariants:
 //! 1. `points` holds what became of each key that was written. A range delete removes the keys of
@@ -14,7 +14,7 @@
 //!
 //! Cost: a copy of each written value; a scan merges the written keys of its range with those of
 //! the store below. Memory is charged to the byte budget and bounded: a transaction that writes
-//! more than `bytes_max` is [too large](Overlay::is_too_large), and must not be committed.
+//! more than `bytes_max` ([`Overlay::bytes`]) is too large, and must not be committed.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use archipelago_base::budget::Charge;
 use archipelago_base::clock::Clock;
 use archipelago_base::{Error, Result};
-use parking_lot::Mutex;
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::store::{
     Entry, Head, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit, VisitKey,
@@ -38,8 +38,9 @@ struct Written {
     expires_at_ms: Option<u64>,
 }
 
+/// What became of the keys that a transaction has written.
 #[derive(Default)]
-struct Changes {
+pub(crate) struct Changes {
     /// `None` for a key that was deleted.
     points: BTreeMap<Vec<u8>, Option<Written>>,
     /// Start and end of each range that was deleted; no end: to the last key.
@@ -84,6 +85,23 @@ impl Changes {
         self.cleared.insert(start, end);
     }
 
+    /// The operations that make the store below what the overlay shows.
+    pub(crate) fn ops(&self) -> Vec<Op<'_>> {
+        let mut ops: Vec<Op<'_>> = Vec::with_capacity(self.cleared.len() + self.points.len());
+        for (start, end) in &self.cleared {
+            ops.push(Op::DeleteRange { start, end: end.as_deref() });
+        }
+        for (key, point) in &self.points {
+            ops.push(match point {
+                Some(Written { value, expires_at_ms }) => {
+                    Op::Put { key, value, expires_at_ms: *expires_at_ms }
+                }
+                None => Op::Delete { key },
+            });
+        }
+        ops
+    }
+
     fn put(&mut self, key: &[u8], written: Option<Written>) {
         let value_bytes = written.as_ref().map_or(0, |written| written.value.len());
         self.bytes += (key.len() + value_bytes) as u64 + ENTRY_BYTES;
@@ -112,33 +130,14 @@ impl Overlay {
         Self { below, clock, bytes_max, changes: Mutex::new((Changes::default(), charge)) }
     }
 
-    /// Whether the transaction has written more than it may.
-    pub(crate) fn is_too_large(&self) -> bool {
-        self.changes.lock().0.bytes > self.bytes_max
+    /// Bytes that the transaction has written here.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.changes.lock().0.bytes
     }
 
-    /// Applies everything to the store below, all or nothing, and tells `written` of it, and whether
-    /// it succeeded.
-    pub(crate) fn commit(&self, written: impl FnOnce(&[Op<'_>], bool)) -> Result<()> {
-        let changes = self.changes.lock();
-        let mut ops: Vec<Op<'_>> = Vec::new();
-        for (start, end) in &changes.0.cleared {
-            ops.push(Op::DeleteRange { start, end: end.as_deref() });
-        }
-        for (key, point) in &changes.0.points {
-            ops.push(match point {
-                Some(Written { value, expires_at_ms }) => {
-                    Op::Put { key, value, expires_at_ms: *expires_at_ms }
-                }
-                None => Op::Delete { key },
-            });
-        }
-        if !ops.is_empty() {
-            let done = self.below.write(&ops);
-            written(&ops, done.is_ok());
-            return done;
-        }
-        Ok(())
+    /// What the transaction has written, which does not change while the result is held.
+    pub(crate) fn changes(&self) -> MappedMutexGuard<'_, Changes> {
+        MutexGuard::map(self.changes.lock(), |(changes, _)| changes)
     }
 
     fn shown(&self, written: &Option<Written>) -> Option<Entry> {

@@ -161,7 +161,7 @@ impl Pipeline {
             }
         }
         if gathers && ran == Ran::All && !session.closing.get() {
-            self.gather();
+            self.gather(session);
         }
         if self.gathered.is_none() {
             self.flush(session);
@@ -176,9 +176,10 @@ impl Pipeline {
         !self.reply.bytes().is_empty() || self.gathered.is_some()
     }
 
-    fn gather(&mut self) {
+    fn gather(&mut self, session: &Session) {
         let few = (1..=GATHERED_MAX).contains(&self.pending.len());
-        if few && self.pending_bytes <= GATHERED_BYTES_MAX {
+        // A batch of several connections is of database 0.
+        if few && session.database() == 0 && self.pending_bytes <= GATHERED_BYTES_MAX {
             let at = |span: (usize, usize)| &self.input[span.0..span.1];
             let command = |one: &Pending| (at(one.key), one.value.map(at));
             self.gathered = Member::join(self.pending.iter().map(command));

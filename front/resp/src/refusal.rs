@@ -24,6 +24,8 @@ impl Refusal {
         Self::fixed("ERR value is not an integer or out of range");
     pub(crate) const NOT_A_FLOAT: Self = Self::fixed("ERR value is not a valid float");
     pub(crate) const OVERFLOW: Self = Self::fixed("ERR increment or decrement would overflow");
+    pub(crate) const SAME_OBJECT: Self =
+        Self::fixed("ERR source and destination objects are the same");
     pub(crate) const NO_SUCH_KEY: Self = Self::fixed("ERR no such key");
     pub(crate) const TOO_LONG: Self =
         Self::fixed("ERR string exceeds maximum allowed size (proto-max-bulk-len)");

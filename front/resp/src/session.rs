@@ -2,6 +2,10 @@
 //!
 //! Owned by the connection's task, used by one thread at a time. Synchronous: no handler waits on
 //! the network.
+//!
+//! A session has selected one database. Its store follows SWAPDB by itself
+//! ([`crate::databases::Databases`]), so nothing is looked up again when another client swaps.
+//! Cost of the selection: a command reads the index and the server's store of that index.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,9 +13,11 @@ use std::sync::Arc;
 use crate::args::Args;
 use crate::clients::Client;
 use crate::commands::{self, Command, flag};
+use crate::databases::{JointWrite, Order};
 use crate::invalidations::TrackingMode;
 use crate::locks::KeyGuard;
 use crate::memory::{FREE_BYTES, Held};
+use crate::overlays::Overlays;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
@@ -66,10 +72,11 @@ pub(crate) struct Session {
     was_caching: Cell<bool>,
     /// See [`Session::notes_reads`].
     notes_reads: Cell<bool>,
-    /// The server's store, or what EXEC puts over it while it runs the commands of a transaction.
-    store: Arc<dyn Store>,
-    /// Whether EXEC runs the commands, which holds the stripes of their keys already.
-    is_inside: bool,
+    /// The index of the selected database.
+    database: Cell<usize>,
+    /// What EXEC puts over the databases while it runs the commands of a transaction. It holds the
+    /// stripes of their keys then.
+    overlays: Option<Overlays>,
     /// Whether the client may use the store: it gave the password, or there is none.
     authenticated: Cell<bool>,
     /// When the last command of this piece of input ended; 0 before the first one has.
@@ -81,7 +88,6 @@ impl Session {
     pub(crate) fn new(shared: Arc<Shared>, client: Arc<Client>) -> Self {
         let authenticated = Cell::new(shared.options.password.is_none());
         Self {
-            store: Arc::clone(&shared.store),
             shared,
             client,
             reply_mode: Cell::new(ReplyMode::On),
@@ -91,22 +97,30 @@ impl Session {
             caching: Cell::new(false),
             was_caching: Cell::new(false),
             notes_reads: Cell::new(false),
-            is_inside: false,
+            database: Cell::new(0),
+            overlays: None,
             authenticated,
             last_end_ns: Cell::new(0),
             tally: Tally::default(),
         }
     }
 
-    /// A session for the commands of a transaction of this one. They use `store`, and their keys
-    /// are locked.
-    pub(crate) fn inside(&self, store: Arc<dyn Store>) -> Self {
+    /// A session for the commands of a transaction of this one. They see and change overlays of the
+    /// databases, and their keys are locked.
+    pub(crate) fn inside(&self) -> Self {
         let (shared, client) = (Arc::clone(&self.shared), Arc::clone(&self.client));
-        let inside = Self { store, is_inside: true, ..Self::new(shared, client) };
+        let overlays = Some(Overlays::new(Arc::clone(&shared)));
+        let inside = Self { overlays, ..Self::new(shared, client) };
+        inside.database.set(self.database.get());
         inside.authenticated.set(self.authenticated.get());
         inside.tracking.set(self.tracking.get());
         inside.caching.set(self.caching.get());
         inside
+    }
+
+    /// What EXEC puts over the databases, in a session that runs the commands of a transaction.
+    pub(crate) fn overlays(&self) -> Option<&Overlays> {
+        self.overlays.as_ref()
     }
 
     /// Takes over what the commands of a transaction have changed about the connection.
@@ -116,6 +130,7 @@ impl Session {
         self.tracking.set(inside.tracking.get());
         self.caching.set(inside.caching.get());
         self.closing.set(self.closing.get() || inside.closing.get());
+        self.select(inside.database());
     }
 
     /// Takes over the figures of the commands of a transaction.
@@ -126,39 +141,91 @@ impl Session {
         bump(&self.tally.errors, inside.tally.errors.take());
     }
 
-    /// The store that commands use. Writes go through [`Session::write`] and [`Session::modify`],
-    /// which tell those who watch.
+    /// The index of the selected database.
+    #[inline]
+    pub(crate) fn database(&self) -> usize {
+        self.database.get()
+    }
+
+    /// Selects database `index`, which there is.
+    pub(crate) fn select(&self, index: usize) {
+        self.database.set(index);
+        if !self.is_inside() {
+            self.client.database.store(index, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    /// The selected database. Writes go through [`Session::write`] and its like, and
+    /// [`Session::modify`], which tell those who watch.
     #[inline]
     pub(crate) fn store(&self) -> &dyn Store {
-        &*self.store
+        self.store_of(self.database.get())
+    }
+
+    /// Database `index`, which there is.
+    #[inline]
+    pub(crate) fn store_of(&self, index: usize) -> &dyn Store {
+        match &self.overlays {
+            None => &*self.shared.databases[index],
+            Some(overlays) => overlays.database(index),
+        }
     }
 
     /// Locks a key that is written without being read.
     #[inline]
     pub(crate) fn lock_plain(&self, key: &[u8]) -> KeyGuard<'_> {
-        if self.is_inside { KeyGuard::None } else { self.shared.locks.lock_plain(key) }
+        if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock_plain(key) }
     }
 
     /// Locks several keys; a key may come twice.
     pub(crate) fn lock_many<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> KeyGuard<'_> {
-        if self.is_inside { KeyGuard::None } else { self.shared.locks.lock_many(keys) }
+        if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock_many(keys) }
     }
 
     /// Locks every key.
     pub(crate) fn lock_all(&self) -> KeyGuard<'_> {
-        if self.is_inside { KeyGuard::None } else { self.shared.locks.lock_all() }
+        if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock_all() }
     }
 
-    /// Writes `ops`, all or none, whose stripes the caller holds.
+    /// Writes `ops`, all or none, to the selected database. The caller holds their stripes.
     pub(crate) fn write(&self, ops: &[Op<'_>]) -> Handled {
-        let done = self.store.write(ops);
+        let done = self.store().write(ops);
         self.tell_written(ops, done.is_ok());
         Ok(done?)
     }
 
+    /// Writes operations to several databases, all or none. The caller holds their stripes.
+    pub(crate) fn write_joint(&self, writes: Vec<(usize, Vec<Op<'_>>)>) -> Handled {
+        match &self.overlays {
+            None => {
+                let change = JointWrite { writes, order: Order::IDENTITY };
+                self.shared.write_joint(&change, self.client.id)?;
+            }
+            Some(overlays) => {
+                for (index, ops) in &writes {
+                    overlays.database(*index).write(ops)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets two databases change places. The caller holds every stripe.
+    pub(crate) fn swap_databases(&self, a: usize, b: usize) -> Handled {
+        match &self.overlays {
+            None => {
+                let order = Order::IDENTITY.swapped(a, b);
+                let change = JointWrite { writes: Vec::new(), order };
+                self.shared.write_joint(&change, self.client.id)?;
+            }
+            Some(overlays) => overlays.swap(a, b),
+        }
+        Ok(())
+    }
+
     /// Removes `keys`, which differ and whose stripes the caller holds; how many were there.
     pub(crate) fn remove(&self, keys: &[&[u8]]) -> Result<usize, Refusal> {
-        let removed = self.store.remove(keys);
+        let removed = self.store().remove(keys);
         if !matches!(removed, Ok(0)) {
             self.tell_tracking(|| keys.iter().map(|key| Op::Delete { key }).collect());
         }
@@ -172,7 +239,7 @@ impl Session {
         to: &[u8],
         overwrites: bool,
     ) -> Result<Moved, Refusal> {
-        let moved = self.store.rename(from, to, overwrites);
+        let moved = self.store().rename(from, to, overwrites);
         // After an error the new key may have been written.
         if !matches!(moved, Ok(Moved::NoSource | Moved::DestinationExists)) {
             let put = Op::Put { key: to, value: b"", expires_at_ms: None };
@@ -185,12 +252,12 @@ impl Session {
     /// writes is told when it is committed. A write that failed may have happened all the same, so
     /// clients that track keys are told of it as well.
     #[inline]
-    pub(crate) fn tell_written(&self, ops: &[Op<'_>], is_done: bool) {
-        if self.is_inside {
+    fn tell_written(&self, ops: &[Op<'_>], is_done: bool) {
+        if self.is_inside() {
             return;
         }
         if is_done {
-            self.shared.watches.tell(ops);
+            self.shared.watches.tell(self.database.get(), ops);
         }
         if self.shared.tracking.is_active() {
             self.shared.tracking.written(ops, self.client.id);
@@ -200,7 +267,7 @@ impl Session {
     /// Tells clients that track keys of what `ops` makes, if there are any.
     #[inline]
     fn tell_tracking<'k>(&self, ops: impl FnOnce() -> Vec<Op<'k>>) {
-        if !self.is_inside && self.shared.tracking.is_active() {
+        if !self.is_inside() && self.shared.tracking.is_active() {
             self.shared.tracking.written(&ops(), self.client.id);
         }
     }
@@ -221,14 +288,15 @@ impl Session {
     }
 
     /// Whether EXEC runs the commands of this session.
+    #[inline]
     pub(crate) fn is_inside(&self) -> bool {
-        self.is_inside
+        self.overlays.is_some()
     }
 
     /// Turns tracking on for this client, or changes its mode. Reads of the next command are
     /// registered. The caller holds no stripe.
     pub(crate) fn begin_tracking(&self, mode: TrackingMode, prefixes: &[&[u8]]) -> Handled {
-        self.store.sees_all_writes()?;
+        self.store().sees_all_writes()?;
         self.shared.tracking.begin(&self.client, mode, prefixes);
         self.tracking.set(mode);
         // Writers that have seen no client that tracks end before this returns.
@@ -264,7 +332,7 @@ impl Session {
         };
         let mut deadlines = Vec::new();
         for key in keys {
-            let head = self.store.head(key)?;
+            let head = self.store().head(key)?;
             deadlines.extend(head.and_then(|head| head.expires_at_ms).map(|at_ms| (key, at_ms)));
         }
         tracking.note_deadlines(&deadlines);
@@ -303,7 +371,7 @@ impl Session {
         self.execute_command(args, reply);
         // CLIENT CACHING counts for one command, or for one transaction.
         if self.was_caching.get()
-            && !self.is_inside
+            && !self.is_inside()
             && !self.transaction.is_queueing()
             && !args.is(0, "client")
         {
@@ -413,7 +481,7 @@ impl Session {
             self.shared.command_stats.told_error(&line, 1);
             reply.error(&line);
         }
-        if self.is_inside {
+        if self.is_inside() {
             // EXEC has promised a reply of each command.
             return;
         }
@@ -438,7 +506,7 @@ impl Session {
             || args.len() > INLINE_KEYS_MAX
             || is_large
             || (command.has(flag::WRITE | flag::READONLY)
-                && self.store.would_stall(command.has(flag::WRITE)));
+                && self.store().would_stall(command.has(flag::WRITE)));
         let mut act = || {
             if command.has(flag::READONLY) && self.shared.tracking.is_active() {
                 self.track_reads(command, args)?;
@@ -482,7 +550,7 @@ impl Session {
     }
 
     fn hold_working(&self, bytes: u64) -> Result<Held, Refusal> {
-        if !self.is_inside {
+        if !self.is_inside() {
             return self.shared.memory.working.hold_blocking(bytes);
         }
         let mut held = Held::default();
@@ -495,7 +563,7 @@ impl Session {
     /// exceeded, large writes wait for the store to give memory back.
     /// EXEC holds it for all of its commands, before it takes a lock.
     pub(crate) fn hold_for_write(&self, bytes: u64) -> Result<Held, Refusal> {
-        if self.is_inside {
+        if self.is_inside() {
             return Ok(Held::default());
         }
         let working = &self.shared.memory.working;
@@ -528,7 +596,7 @@ impl Session {
     /// none on an error, which each of them is answered with.
     pub(crate) fn set_batch(&self, ops: &[Op<'_>], reply: &mut Reply) {
         let started_ns = self.start_ns();
-        let left = match self.shared.store.write_now(ops) {
+        let left = match self.store().write_now(ops) {
             Left::All => (0..ops.len()).collect(),
             Left::These(left) => left,
         };
@@ -562,11 +630,11 @@ impl Session {
                     Op::DeleteRange { start, .. } => start,
                 })),
             };
-            let done = self.shared.store.write(&of_left);
+            let done = self.store().write(&of_left);
             self.tell_written(&of_left, done.is_ok());
             done
         };
-        let done = match self.shared.store.would_stall(true) {
+        let done = match self.store().would_stall(true) {
             true => tokio::task::block_in_place(write),
             false => write(),
         };
@@ -593,7 +661,7 @@ impl Session {
     /// Reads and answers one plain GET, which [`Session::note_gets`] counts later.
     pub(crate) fn get_plain(&self, key: &[u8], reply: &mut Reply) {
         bump(&self.tally.commands, 1);
-        match self.reading(|| self.store.get(key)) {
+        match self.reading(|| self.store().get(key)) {
             Ok(entry) => {
                 self.count_read(entry.is_some());
                 reply.bulk_or_null(entry.as_ref().map(|entry| &entry.value[..]));
@@ -611,11 +679,7 @@ impl Session {
 
     /// Reads something of the store, off the runtime's workers if that would wait.
     fn reading<T>(&self, read: impl FnOnce() -> T) -> T {
-        if self.shared.store.would_stall(false) {
-            tokio::task::block_in_place(read)
-        } else {
-            read()
-        }
+        if self.store().would_stall(false) { tokio::task::block_in_place(read) } else { read() }
     }
 
     /// Reads the keys of a pipeline's plain GETs at once and answers each.
@@ -634,11 +698,11 @@ impl Session {
             hits += u64::from(value.is_some());
             reply.bulk_or_null(value);
         };
-        let left = &keys[self.shared.store.get_now(keys, &mut take)..];
+        let left = &keys[self.store().get_now(keys, &mut take)..];
         let read = if left.is_empty() {
             Ok(())
         } else {
-            let read = self.reading(|| self.shared.store.multi_get(left));
+            let read = self.reading(|| self.store().multi_get(left));
             read.map(|values| values.iter().for_each(|value| take(value.as_deref())))
         };
         match read {
@@ -671,21 +735,21 @@ impl Session {
     /// The record at `key`, counted as a hit or a miss.
     #[inline]
     pub(crate) fn read(&self, key: &[u8]) -> Result<Option<Entry>, Refusal> {
-        let entry = self.store.get(key)?;
+        let entry = self.store().get(key)?;
         self.count_read(entry.is_some());
         Ok(entry)
     }
 
     /// The record at `key` without its value, counted as a hit or a miss.
     pub(crate) fn head(&self, key: &[u8]) -> Result<Option<Head>, Refusal> {
-        let head = self.store.head(key)?;
+        let head = self.store().head(key)?;
         self.count_read(head.is_some());
         Ok(head)
     }
 
     /// Whether there is a record at `key`, counted as a hit or a miss.
     pub(crate) fn exists(&self, key: &[u8]) -> Result<bool, Refusal> {
-        let there = self.store.exists(key)?;
+        let there = self.store().exists(key)?;
         self.count_read(there);
         Ok(there)
     }
@@ -709,9 +773,9 @@ impl Session {
         key: &[u8],
         mut decide: impl FnMut(Option<&Entry>) -> Result<(Change<'c>, T), Refusal>,
     ) -> Result<T, Refusal> {
-        let _guard = if self.is_inside { KeyGuard::None } else { self.shared.locks.lock(key) };
+        let _guard = if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock(key) };
         let (mut told, mut puts, mut changes, mut new_expiry) = (None, false, false, None);
-        let done = self.store.modify(key, &mut |entry| {
+        let done = self.store().modify(key, &mut |entry| {
             let (change, tells) = match decide(entry) {
                 Ok((change, tells)) => (change, Ok(tells)),
                 Err(refusal) => (Change::Keep, Err(refusal)),
@@ -732,8 +796,8 @@ impl Session {
             self.tell_tracking(op);
         }
         done?;
-        if puts && !self.is_inside {
-            self.shared.watches.tell_put(key);
+        if puts && !self.is_inside() {
+            self.shared.watches.tell_put(self.database.get(), key);
         }
         told.unwrap_or(Err(Refusal::fixed("ERR the store did not look at the key")))
     }

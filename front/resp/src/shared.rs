@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use archipelago_base::metrics::Counters;
+use archipelago_base::{Error, Result};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::clients::Clients;
 use crate::command_stats::CommandStats;
 use crate::commands::{self, Command};
+use crate::databases::{DATABASES, JointWrite, Order};
 use crate::locks::KeyLocks;
 use crate::log_limit::LogLimit;
 use crate::memory::Shares;
@@ -18,7 +20,7 @@ use crate::options::ServerOptions;
 use crate::prefixes::{MemoryPrefixes, PrefixTable};
 use crate::settings::Settings;
 use crate::slowlog::SlowLog;
-use crate::store::Store;
+use crate::store::{Op, Store};
 use crate::tracking::Tracking;
 use crate::watches::Watches;
 
@@ -48,7 +50,10 @@ const ABUSE_LOG_NS: u64 = 60_000_000_000;
 
 /// See the module. All of it is thread-safe.
 pub(crate) struct Shared {
+    /// Database 0.
     pub(crate) store: Arc<dyn Store>,
+    /// All databases; only the first one of a store that has no others.
+    pub(crate) databases: Vec<Arc<dyn Store>>,
     /// What the server was started with; see `settings` for what changes while it runs.
     pub(crate) options: ServerOptions,
     pub(crate) settings: Settings,
@@ -98,8 +103,13 @@ impl Shared {
         let locks = KeyLocks::new(!store.is_atomic_by_key());
         let settings = Settings::of(&options);
         let tracking = Tracking::new(options.tracking_keys_max, Arc::clone(&options.budget));
+        let databases = match store.databases() {
+            Some(all) => (0..DATABASES).map(|index| all.database(index)).collect(),
+            None => vec![Arc::clone(&store)],
+        };
         Self {
             store,
+            databases,
             options,
             settings,
             locks,
@@ -132,6 +142,57 @@ impl Shared {
     /// What SCAN cursors refer to.
     pub(crate) fn prefixes(&self) -> &dyn PrefixTable {
         self.store.scan_prefixes().unwrap_or(&self.memory_prefixes)
+    }
+
+    /// Does a change of the databases, all or nothing, for the client `writer`, and tells those who
+    /// watch or track keys. The caller holds the stripes of the keys, and every stripe if the order
+    /// changes.
+    pub(crate) fn write_joint(&self, change: &JointWrite<'_>, writer: u64) -> Result<()> {
+        let written = match (&change.writes[..], change.order) {
+            ([], Order::IDENTITY) => return Ok(()),
+            ([(database, ops)], Order::IDENTITY) => self.databases[*database].write(ops),
+            _ => match self.store.databases() {
+                Some(databases) => databases.write_joint(change),
+                None => Err(Error::unsupported("this store has one database only")),
+            },
+        };
+        let moved: Vec<usize> = change.order.moved().collect();
+        if !moved.is_empty() {
+            // An error does not say that nothing has changed.
+            let has = |key: &[u8], database: &usize| {
+                self.databases[*database].exists(key).unwrap_or(true)
+            };
+            self.watches.tell_swapped(&moved, |key| moved.iter().any(|one| has(key, one)));
+        }
+        if written.is_ok() {
+            for (database, ops) in &change.writes {
+                self.tell_written(*database, ops, &moved);
+            }
+        }
+        if self.tracking.is_active() {
+            self.tell_tracking(change, writer);
+        }
+        written
+    }
+
+    /// Tells those who track keys. A key is tracked in all databases together, as in Redis, and a
+    /// write that failed may have happened all the same. A swap may change every key.
+    #[cold]
+    fn tell_tracking(&self, change: &JointWrite<'_>, writer: u64) {
+        let all = Op::DeleteRange { start: b"", end: None };
+        let ops = || change.writes.iter().flat_map(|(_, ops)| ops.iter().copied());
+        let is_all = change.order != Order::IDENTITY || ops().any(|op| op == all);
+        // Everything is told once; what is put behind it may have a deadline.
+        let told = is_all.then_some(all).into_iter().chain(ops().filter(|op| *op != all));
+        self.tracking.written(&told.collect::<Vec<_>>(), writer);
+    }
+
+    /// Tells those who watch of `ops` on `database`, which `moved` may have given another place.
+    fn tell_written(&self, database: usize, ops: &[Op<'_>], moved: &[usize]) {
+        self.watches.tell(database, ops);
+        if moved.contains(&database) {
+            moved.iter().for_each(|other| self.watches.tell(*other, ops));
+        }
     }
 
     pub(crate) fn now_ms(&self) -> u64 {

@@ -26,6 +26,7 @@ use std::path::Path;
 use archipelago_base::{Error, Result};
 pub use archipelago_engine::pinned::PinnedSlice;
 
+use crate::databases::Databases;
 use crate::prefixes::PrefixTable;
 
 /// Largest key in bytes; the server passes longer ones on, for the store's error.
@@ -186,6 +187,11 @@ pub enum Moved {
 
 /// One keyspace; see the module for what it promises.
 pub trait Store: Send + Sync + 'static {
+    /// The databases that this keyspace is one of. `None`: there is only this one, database 0.
+    fn databases(&self) -> Option<&dyn Databases> {
+        None
+    }
+
     /// The record at `key`.
     fn get(&self, key: &[u8]) -> Result<Option<Entry>>;
 

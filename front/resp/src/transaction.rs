@@ -1,9 +1,10 @@
 //! MULTI, EXEC and WATCH: a connection's transaction.
 //!
 //! After MULTI commands are checked and queued. EXEC locks the stripes of all keys that the queued
-//! commands name and of all watched keys, compares the watched keys, and runs the commands over an
-//! [`Overlay`], which is written at the end as one atomic write. Commands that name no keys but use
-//! the keyspace (SCAN, FLUSHDB, DELRANGE) make EXEC lock every stripe.
+//! commands name and of all watched keys, compares the watched keys, and runs the commands over
+//! [`Overlays`] of the databases, which are written at the end as one atomic write. Commands that
+//! name no keys but use the keyspace (SCAN, FLUSHDB, SWAPDB) make EXEC lock every stripe. SELECT
+//! holds for the commands behind it and, once EXEC has succeeded, for the connection.
 //!
 //! What holds:
 //! 1. No client sees a part of a transaction, and a crash leaves all of it or nothing. Every write
@@ -11,7 +12,8 @@
 //! 2. As in Redis, a command that fails while EXEC runs it (INCR of a text) has its error among the
 //!    replies, and the others are done. A command that cannot be queued makes EXEC refuse all.
 //! 3. EXEC does nothing and answers null if a watched key was written, removed or has expired since
-//!    WATCH, whoever did it, even if it has the same value again.
+//!    WATCH, whoever did it, even if it has the same value again. A SWAPDB of its database counts as
+//!    a write of every key that one of the two databases has.
 //! 4. If the write at the end fails, the reply is one error for all of the commands.
 //!
 //! Owned by the connection. Cost: a queued command is copied once, and what it writes once more.
@@ -19,7 +21,6 @@
 //! [`Limits::request_bytes_max`](crate::request::Limits), and charged to the byte budget.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use archipelago_base::budget::{Charge, MemoryClass};
@@ -28,7 +29,7 @@ use crate::args::Args;
 use crate::commands::{Command, flag};
 use crate::locks::KeyGuard;
 use crate::memory::{FREE_BYTES, Held};
-use crate::overlay::Overlay;
+use crate::overlays::Overlays;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::request::Span;
@@ -63,18 +64,32 @@ impl Queued {
     }
 }
 
-/// A watched key, and what it was.
-enum Watch {
+/// What a watched key was.
+enum Was {
     /// The version of its record.
-    Present(Box<[u8]>, u64),
-    Absent(Box<[u8]>, AbsentWatch),
+    Present(u64),
+    Absent(AbsentWatch),
+}
+
+/// A watched key.
+struct Watch {
+    database: usize,
+    key: Box<[u8]>,
+    /// How often its database had been swapped.
+    swaps: u64,
+    was: Was,
 }
 
 impl Watch {
-    fn key(&self) -> &[u8] {
-        match self {
-            Self::Present(key, _) | Self::Absent(key, _) => key,
-        }
+    /// Whether nothing has happened to the key, whose stripe is held.
+    fn is_same(&self, session: &Session) -> Result<bool, Refusal> {
+        let version = session.store_of(self.database).version(&self.key)?;
+        Ok(match &self.was {
+            Was::Present(was) => {
+                version == Some(*was) && session.shared.watches.swaps(self.database) == self.swaps
+            }
+            Was::Absent(watch) => version.is_none() && !watch.was_put(),
+        })
     }
 }
 
@@ -214,15 +229,17 @@ impl Transaction {
             return Err(Refusal::said(format!("ERR a client can watch at most {most} keys")));
         }
         let _guard = session.lock_many(args.from(1));
-        let mut watches = self.watches.borrow_mut();
+        let (mut watches, database) = (self.watches.borrow_mut(), session.database());
+        let registry = &session.shared.watches;
         for key in args.from(1) {
-            if watches.iter().any(|watch| watch.key() == key) {
+            if watches.iter().any(|watch| watch.database == database && *watch.key == *key) {
                 continue;
             }
-            watches.push(match store.version(key)? {
-                Some(version) => Watch::Present(key.into(), version),
-                None => Watch::Absent(key.into(), session.shared.watches.enter(key)),
-            });
+            let was = match store.version(key)? {
+                Some(version) => Was::Present(version),
+                None => Was::Absent(registry.enter(database, key)),
+            };
+            watches.push(Watch { database, key: key.into(), swaps: registry.swaps(database), was });
         }
         drop(watches);
         self.note_watches(session);
@@ -244,7 +261,7 @@ impl Transaction {
         };
         let is_long = queue.commands.len() > INLINE_KEYS_MAX
             || queue.commands.iter().any(|queued| queued.command.has(flag::LONG))
-            || session.store().would_stall(true);
+            || session.shared.databases.iter().any(|database| database.would_stall(true));
         match is_long {
             true => tokio::task::block_in_place(|| execute(session, &queue, &watches, reply)),
             false => execute(session, &queue, &watches, reply),
@@ -261,39 +278,29 @@ fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Repl
     };
     let _guard = lock(session, queue, watches);
     for watch in watches {
-        let is_same = match watch {
-            Watch::Present(key, version) => session.store().version(key)? == Some(*version),
-            Watch::Absent(key, watch) => {
-                !watch.was_put() && session.store().version(key)?.is_none()
-            }
-        };
-        if !is_same {
+        if !watch.is_same(session)? {
             reply.null_array();
             return Ok(());
         }
     }
-    let overlay = Arc::new(Overlay::new(
-        Arc::clone(&shared.store),
-        Arc::clone(&shared.options.clock),
-        shared.options.limits.request_bytes_max as u64,
-        shared.options.budget.hold(MemoryClass::Request, 0),
-    ));
-    let inside = session.inside(Arc::clone(&overlay) as _);
+    let inside = session.inside();
+    let overlays = inside.overlays();
     let start = reply.len();
     reply.array(queue.commands.len());
     for queued in &queue.commands {
         inside.execute(queued.args(), reply);
         session.count_all_of(&inside);
-        if overlay.is_too_large() || reply.len() - start > shared.options.reply_bytes_max {
+        let is_too_large = overlays.is_some_and(Overlays::is_too_large);
+        if is_too_large || reply.len() - start > shared.options.reply_bytes_max {
             return Err(abort(&format!(
                 "ERR it writes more than {} bytes or answers with more than {}",
                 shared.options.limits.request_bytes_max, shared.options.reply_bytes_max
             )));
         }
     }
-    overlay
-        .commit(|ops, is_done| session.tell_written(ops, is_done))
-        .map_err(|error| abort(&Refusal::Store(error).line()))?;
+    let writer = session.client.id;
+    let committed = overlays.map_or(Ok(()), |overlays| overlays.commit(writer));
+    committed.map_err(|error| abort(&Refusal::Store(error).line()))?;
     session.adopt(&inside);
     Ok(())
 }
@@ -312,5 +319,5 @@ fn lock<'s>(session: &'s Session, queue: &Queue, watches: &[Watch]) -> KeyGuard<
     }
     let of_commands =
         queue.commands.iter().flat_map(|queued| queued.command.keys_of(queued.args()));
-    session.lock_many(of_commands.chain(watches.iter().map(Watch::key)))
+    session.lock_many(of_commands.chain(watches.iter().map(|watch| &*watch.key)))
 }

@@ -3,23 +3,28 @@
 //! WATCH notes the version of each key that has a record, and EXEC compares it
 //! ([`crate::transaction`]). A key without a record has no version. If it is written and removed
 //! again in between, it looks untouched; this registry notices that. Writers tell it which keys
-//! they put.
+//! they put. It also counts the swaps of each database, because after two of them a key has the
+//! version again that it had before.
 //!
-//! Invariant: a watch is entered, and a put is told, while the key's stripe is held
-//! ([`crate::locks`]). So a put is either seen by the read of WATCH or told to its watch.
+//! Invariants:
+//! 1. A watch is entered, and a put is told, while the key's stripe is held ([`crate::locks`]). So a
+//!    put is either seen by the read of WATCH or told to its watch.
+//! 2. A swap is told while every stripe is held.
+//! 3. The same key in two databases is two keys.
 //!
 //! Thread-safe. Cost of a put: one atomic load while nobody watches such a key, a mutex and a
 //! lookup otherwise.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::databases::DATABASES;
 use crate::store::Op;
 
-/// The watches of each key: whether it was put since.
+/// The watches of each key of a database: whether it was put since.
 type ByKey = HashMap<Box<[u8]>, Vec<Arc<AtomicBool>>>;
 
 /// See the module.
@@ -27,49 +32,74 @@ type ByKey = HashMap<Box<[u8]>, Vec<Arc<AtomicBool>>>;
 pub(crate) struct Watches {
     /// How many watches there are.
     count: AtomicUsize,
-    keys: Mutex<ByKey>,
+    databases: Mutex<[ByKey; DATABASES]>,
+    /// How often each database was swapped.
+    swaps: [AtomicU64; DATABASES],
 }
 
 /// One client's watch of an absent key. It ends when this is dropped.
 pub(crate) struct AbsentWatch {
     watches: Arc<Watches>,
+    database: usize,
     key: Box<[u8]>,
     was_put: Arc<AtomicBool>,
 }
 
 impl Watches {
-    /// Watches `key`, whose stripe is held.
-    pub(crate) fn enter(self: &Arc<Self>, key: &[u8]) -> AbsentWatch {
+    /// Watches `key` of `database`, whose stripe is held.
+    pub(crate) fn enter(self: &Arc<Self>, database: usize, key: &[u8]) -> AbsentWatch {
         let was_put = Arc::new(AtomicBool::new(false));
-        let mut keys = self.keys.lock();
-        keys.entry(key.into()).or_default().push(Arc::clone(&was_put));
+        let mut databases = self.databases.lock();
+        databases[database].entry(key.into()).or_default().push(Arc::clone(&was_put));
         self.count.fetch_add(1, Ordering::SeqCst);
-        AbsentWatch { watches: Arc::clone(self), key: key.into(), was_put }
+        AbsentWatch { watches: Arc::clone(self), database, key: key.into(), was_put }
     }
 
-    /// Tells that `key` was put; its stripe is held.
-    #[inline]
-    pub(crate) fn tell_put(&self, key: &[u8]) {
-        if self.count.load(Ordering::SeqCst) > 0 {
-            self.mark(key);
+    /// How often `database` was swapped so far.
+    pub(crate) fn swaps(&self, database: usize) -> u64 {
+        self.swaps[database].load(Ordering::SeqCst)
+    }
+
+    /// Tells that `databases` have changed places; every stripe is held. `exists` says whether one
+    /// of them has a key, or had it before: if none has, the key stays what it was, absent.
+    pub(crate) fn tell_swapped(&self, databases: &[usize], exists: impl Fn(&[u8]) -> bool) {
+        for database in databases {
+            self.swaps[*database].fetch_add(1, Ordering::SeqCst);
+        }
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let watched = self.databases.lock();
+        for (key, watches) in databases.iter().flat_map(|database| &watched[*database]) {
+            if exists(key) {
+                watches.iter().for_each(|was_put| was_put.store(true, Ordering::SeqCst));
+            }
         }
     }
 
-    /// Tells of the puts among `ops`, whose stripes are held.
+    /// Tells that `key` of `database` was put; its stripe is held.
     #[inline]
-    pub(crate) fn tell(&self, ops: &[Op<'_>]) {
+    pub(crate) fn tell_put(&self, database: usize, key: &[u8]) {
+        if self.count.load(Ordering::SeqCst) > 0 {
+            self.mark(database, key);
+        }
+    }
+
+    /// Tells of the puts among `ops` on `database`, whose stripes are held.
+    #[inline]
+    pub(crate) fn tell(&self, database: usize, ops: &[Op<'_>]) {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
         for op in ops {
             if let Op::Put { key, .. } = op {
-                self.mark(key);
+                self.mark(database, key);
             }
         }
     }
 
-    fn mark(&self, key: &[u8]) {
-        for was_put in self.keys.lock().get(key).into_iter().flatten() {
+    fn mark(&self, database: usize, key: &[u8]) {
+        for was_put in self.databases.lock()[database].get(key).into_iter().flatten() {
             was_put.store(true, Ordering::SeqCst);
         }
     }
@@ -84,7 +114,7 @@ impl AbsentWatch {
 
 impl Drop for AbsentWatch {
     fn drop(&mut self) {
-        let mut keys = self.watches.keys.lock();
+        let keys = &mut self.watches.databases.lock()[self.database];
         if let Some(of_key) = keys.get_mut(&self.key) {
             of_key.retain(|other| !Arc::ptr_eq(other, &self.was_put));
             if of_key.is_empty() {
@@ -102,15 +132,28 @@ mod tests {
     #[test]
     fn put_is_told_to_the_watches_of_its_key_alone() {
         let watches = Arc::new(Watches::default());
-        let (first, second) = (watches.enter(b"a"), watches.enter(b"a"));
-        let other = watches.enter(b"b");
-        watches.tell(&[Op::Delete { key: b"b" }]);
-        watches.tell_put(b"a");
-        assert!(first.was_put() && second.was_put() && !other.was_put());
+        let (first, second) = (watches.enter(2, b"a"), watches.enter(2, b"a"));
+        let (other, elsewhere) = (watches.enter(2, b"b"), watches.enter(3, b"a"));
+        watches.tell(2, &[Op::Delete { key: b"b" }]);
+        watches.tell_put(2, b"a");
+        assert!(first.was_put() && second.was_put());
+        assert!(!other.was_put() && !elsewhere.was_put());
         drop(first);
-        assert_eq!(watches.keys.lock().len(), 2);
-        drop((second, other));
-        assert!(watches.keys.lock().is_empty());
+        assert_eq!(watches.databases.lock()[2].len(), 2);
+        drop((second, other, elsewhere));
+        assert!(watches.databases.lock().iter().all(ByKey::is_empty));
         assert_eq!(watches.count.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn swap_is_told_to_the_watches_of_both_databases() {
+        let watches = Arc::new(Watches::default());
+        let (first, second) = (watches.enter(0, b"a"), watches.enter(4, b"a"));
+        let (neither, elsewhere) = (watches.enter(0, b"b"), watches.enter(1, b"a"));
+        watches.tell_swapped(&[0, 4], |key| key == b"a");
+        assert!(first.was_put() && second.was_put());
+        assert!(!neither.was_put(), "it is in neither database");
+        assert!(!elsewhere.was_put());
+        assert_eq!([0, 4, 1].map(|database| watches.swaps(database)), [1, 1, 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Commands about the connection itself: PING, ECHO, HELLO, AUTH, ACL, SELECT, CLIENT, QUIT, RESET.
+//! Commands about the connection itself: PING, ECHO, HELLO, AUTH, ACL, CLIENT, QUIT, RESET.
 
 use std::sync::atomic::Ordering;
 
@@ -69,14 +69,6 @@ pub(super) fn acl(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     Ok(())
 }
 
-pub(super) fn select(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    match args.integer(1)? {
-        0 => reply.ok(),
-        _ => return Err(Refusal::fixed("ERR DB index is out of range")),
-    }
-    Ok(())
-}
-
 pub(super) fn quit(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     session.closing.set(true);
     reply.ok();
@@ -86,6 +78,7 @@ pub(super) fn quit(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled
 pub(super) fn reset(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     session.transaction.forget(session);
     session.end_tracking();
+    session.select(0);
     use_version(session, reply, Version::Resp2);
     session.log_out();
     session.client.names.lock().name.clear();

@@ -192,14 +192,19 @@ fn ops_per_second(session: &Session) -> u64 {
 
 fn keyspace(session: &Session, text: &mut String) -> Result<(), Refusal> {
     use ErrorKind::{Busy, Fenced, Unsupported};
-    let keyspace = match session.store().keyspace() {
-        // A node of a cluster that cannot reach its keys has other facts to tell.
-        Err(error) if matches!(error.kind(), Unsupported | Busy | Fenced) => return Ok(()),
-        counted => counted?,
-    };
-    let Keyspace { keys, expiring, mean_ttl_ms } = keyspace;
-    if keys > 0 {
-        line(text, format_args!("db0:keys={keys},expires={expiring},avg_ttl={mean_ttl_ms}"));
+    for index in 0..session.shared.databases.len() {
+        let keyspace = match session.store_of(index).keyspace() {
+            // A node of a cluster that cannot reach its keys has other facts to tell.
+            Err(error) if matches!(error.kind(), Unsupported | Busy | Fenced) => return Ok(()),
+            counted => counted?,
+        };
+        let Keyspace { keys, expiring, mean_ttl_ms } = keyspace;
+        if keys > 0 {
+            line(
+                text,
+                format_args!("db{index}:keys={keys},expires={expiring},avg_ttl={mean_ttl_ms}"),
+            );
+        }
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
+use super::databases;
 use crate::args::Args;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
@@ -54,16 +55,14 @@ pub(super) fn renamenx(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
     Ok(())
 }
 
-/// `COPY source destination [DB 0] [REPLACE]`.
+/// `COPY source destination [DB index] [REPLACE]`.
 pub(super) fn copy(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let (mut replaces, mut at) = (false, 3);
+    let (mut replaces, mut target, mut at) = (false, session.database(), 3);
     while at < args.len() {
         if args.is(at, "replace") {
             replaces = true;
         } else if args.is(at, "db") && at + 1 < args.len() {
-            if args.integer(at + 1)? != 0 {
-                return Err(Refusal::fixed("ERR DB index is out of range"));
-            }
+            target = databases::copy_target(session, args, at + 1)?;
             at += 1;
         } else {
             return Err(Refusal::SYNTAX);
@@ -71,8 +70,8 @@ pub(super) fn copy(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
         at += 1;
     }
     let (from, to) = (args.get(1), args.get(2));
-    if from == to {
-        return Err(Refusal::fixed("ERR source and destination objects are the same"));
+    if from == to && target == session.database() {
+        return Err(Refusal::SAME_OBJECT);
     }
     if session.store().unordered_keys().is_some() {
         reply.flag(copy_by_key(session, from, to, replaces)?);
@@ -84,12 +83,13 @@ pub(super) fn copy(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
         reply.flag(false);
         return Ok(());
     };
-    if !replaces && session.store().exists(to)? {
+    if !replaces && session.store_of(target).exists(to)? {
         reply.flag(false);
         return Ok(());
     }
     let expires_at_ms = entry.expires_at_ms;
-    session.write(&[Op::Put { key: to, value: &entry.value, expires_at_ms }])?;
+    let put = Op::Put { key: to, value: &entry.value, expires_at_ms };
+    session.write_joint(vec![(target, vec![put])])?;
     reply.flag(true);
     Ok(())
 }

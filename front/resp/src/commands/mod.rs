@@ -7,6 +7,7 @@
 mod bitmaps;
 mod connection;
 mod counters;
+mod databases;
 mod expiry;
 mod help;
 mod info;

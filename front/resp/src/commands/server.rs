@@ -1,4 +1,4 @@
-//! Commands about the whole server: DBSIZE, FLUSHDB, TIME, CONFIG, SHUTDOWN, WAIT.
+//! Commands about the whole server: DBSIZE, TIME, CONFIG, SHUTDOWN, WAIT.
 
 use std::path::{Component, Path};
 use std::sync::atomic::Ordering;
@@ -15,23 +15,10 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
 use crate::slowlog;
-use crate::store::Op;
 
 pub(super) fn dbsize(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
     let keys = session.store().approximate_count()?;
     reply.integer(i64::try_from(keys).unwrap_or(i64::MAX));
-    Ok(())
-}
-
-/// `FLUSHDB [ASYNC|SYNC]`: one range delete, the same either way.
-pub(super) fn flush(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let fine = args.len() == 1 || args.len() == 2 && (args.is(1, "async") || args.is(1, "sync"));
-    if !fine {
-        return Err(Refusal::SYNTAX);
-    }
-    let _guard = session.lock_all();
-    session.write(&[Op::DeleteRange { start: b"", end: None }])?;
-    reply.ok();
     Ok(())
 }
 
@@ -149,7 +136,7 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
         ("appendfsync", if syncs { "always" } else { "no" }.to_owned()),
         ("bind", String::new()),
         ("daemonize", "no".to_owned()),
-        ("databases", "1".to_owned()),
+        ("databases", session.shared.databases.len().to_string()),
         ("io-threads", options.worker_threads.to_string()),
         ("maxclients", settings.clients_max().to_string()),
         ("maxmemory", if budget == u64::MAX { 0 } else { budget }.to_string()),

@@ -2,8 +2,8 @@
 
 use super::flag::{ADMIN, CONTAINER, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, READONLY, WRITE};
 use super::{
-    Command, Handler, bitmaps, connection, counters, expiry, info, inspection, introspection,
-    keyspace, lcs, monitoring, ordered, scan, server, set, strings, transactions,
+    Command, Handler, bitmaps, connection, counters, databases, expiry, info, inspection,
+    introspection, keyspace, lcs, monitoring, ordered, scan, server, set, strings, transactions,
 };
 
 /// No keys.
@@ -42,7 +42,7 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("hello", -1, FAST | NO_AUTH, NONE, connection::hello, CONNECTION, "Chooses the protocol version."),
     command("auth", -2, FAST | NO_AUTH | NO_MULTI, NONE, connection::auth, CONNECTION, "Gives the password."),
     command("acl", -2, ADMIN | CONTAINER, NONE, connection::acl, SERVER, "Says who the user is, and which users there are."),
-    command("select", 2, FAST, NONE, connection::select, CONNECTION, "Selects database 0, the only one."),
+    command("select", 2, FAST, NONE, databases::select, CONNECTION, "Selects one of the databases 0 to 15."),
     command("client", -2, CONTAINER, NONE, connection::client, CONNECTION, "Names, lists and sets up connections."),
     command("quit", -1, FAST | NO_AUTH, NONE, connection::quit, CONNECTION, "Closes the connection."),
     command("reset", 1, FAST | NO_AUTH, NONE, connection::reset, CONNECTION, "Sets the connection back to its start."),
@@ -83,7 +83,8 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("type", 2, READONLY | FAST, ONE, keyspace::type_of, GENERIC, "The type of a key: string or none."),
     command("rename", 3, WRITE, (1, 2, 1), keyspace::rename, GENERIC, "Moves a value to another key."),
     command("renamenx", 3, WRITE | FAST, (1, 2, 1), keyspace::renamenx, GENERIC, "Moves a value to a key that is not there."),
-    command("copy", -3, WRITE | DENYOOM, (1, 2, 1), keyspace::copy, GENERIC, "Copies a value to another key."),
+    command("copy", -3, WRITE | DENYOOM, (1, 2, 1), keyspace::copy, GENERIC, "Copies a value to another key, perhaps of another database."),
+    command("move", 3, WRITE | FAST, ONE, databases::move_key, GENERIC, "Moves a key to another database."),
     command("randomkey", 1, READONLY | LONG, NONE, inspection::randomkey, GENERIC, "Some key."),
     command("object", -2, READONLY | CONTAINER, (2, 2, 1), inspection::object, GENERIC, "Facts about the value of a key."),
     command("keys", 2, READONLY | LONG, NONE, scan::keys, GENERIC, "Every key that fits a pattern."),
@@ -103,8 +104,9 @@ pub(crate) static COMMANDS: &[Command] = &[
     command("delrange", 3, WRITE | LONG, NONE, ordered::delrange, GENERIC, "Removes the keys between two bounds ([key, (key, -, +)."),
 
     command("dbsize", 1, READONLY | LONG, NONE, server::dbsize, SERVER, "About how many keys there are."),
-    command("flushdb", -1, WRITE | LONG, NONE, server::flush, SERVER, "Removes every key."),
-    command("flushall", -1, WRITE | LONG, NONE, server::flush, SERVER, "Removes every key."),
+    command("flushdb", -1, WRITE | LONG, NONE, databases::flushdb, SERVER, "Removes every key of the selected database."),
+    command("flushall", -1, WRITE | LONG, NONE, databases::flushall, SERVER, "Removes every key of all databases."),
+    command("swapdb", 3, WRITE | LONG, NONE, databases::swapdb, SERVER, "Lets two databases change places."),
     command("resume", 1, ADMIN | LONG | NO_MULTI, NONE, server::resume, SERVER, "Takes writes again after an error whose cause is gone."),
     command("time", 1, FAST, NONE, server::time, SERVER, "The server's time: seconds and microseconds."),
     command("info", -1, LONG, NONE, info::info, SERVER, "Facts and figures about the server."),

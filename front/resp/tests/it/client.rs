@@ -39,7 +39,7 @@ pub(crate) fn over_engine(fs: &Arc<MemFs>, clock: &Arc<ManualClock>) -> (Db, Ser
         ..Components::default()
     };
     let db = Db::open_with("/data", DbOptions::default(), components).unwrap();
-    let store = Arc::new(EngineStore::new(db.clone(), WriteOptions::default()));
+    let store = Arc::new(EngineStore::new(db.clone(), WriteOptions::default()).unwrap());
     let options = ServerOptions {
         clock: Arc::clone(clock) as _,
         worker_threads: 2,

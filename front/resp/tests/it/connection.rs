@@ -18,7 +18,7 @@ fn both_versions() {
             ("TIME", "*2 $7 1000000 $1 0"),
             ("WAIT 1 0", ":0"),
             ("SELECT 0", "+OK"),
-            ("SELECT 1", "-ERR DB index is out of range"),
+            ("SELECT 16", "-ERR DB index is out of range"),
             ("SELECT x", "-ERR value is not an integer or out of range"),
         ]
         .map(|(line, reply)| (line, reply.trim_end())),
@@ -28,7 +28,7 @@ fn both_versions() {
     three.expect(&[
         ("GET absent", "_"),
         ("MGET absent", "*1 _"),
-        ("CONFIG GET databases", "%1 $9 databases $1 1"),
+        ("CONFIG GET databases", "%1 $9 databases $2 16"),
         ("CLIENT GETNAME", "_"),
         ("SET k v XX", "_"),
     ]);

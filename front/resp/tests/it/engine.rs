@@ -233,7 +233,7 @@ fn appendfsync_says_whether_writes_are_synced() {
             Components { fs: Arc::new(MemFs::new()), ..Components::default() },
         );
         let options = WriteOptions { sync, ..WriteOptions::default() };
-        let store = Arc::new(EngineStore::new(db.unwrap(), options));
+        let store = Arc::new(EngineStore::new(db.unwrap(), options).unwrap());
         let server = Server::start("127.0.0.1:0", store, ServerOptions::default()).unwrap();
         let mut client = Client::connect(&server);
         client.expect(&[("CONFIG GET appendfsync", &format!("*2 $11 appendfsync {says}"))]);

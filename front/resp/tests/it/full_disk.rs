@@ -22,7 +22,7 @@ fn clients_of_a_full_disk_can_delete_expire_and_go_on() {
         ..Components::default()
     };
     let db = Db::open_with("/data", DbOptions::default(), components).unwrap();
-    let store = Arc::new(EngineStore::new(db.clone(), WriteOptions::default()));
+    let store = Arc::new(EngineStore::new(db.clone(), WriteOptions::default()).unwrap());
     let server = Server::start("127.0.0.1:0", store, ServerOptions::default()).unwrap();
     let mut client = Client::connect(&server);
     let value = |n: u32| -> String {

@@ -9,6 +9,7 @@ mod client;
 mod commands;
 mod concurrency;
 mod connection;
+mod databases;
 mod engine;
 mod expiry;
 mod full_disk;

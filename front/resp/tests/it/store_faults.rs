@@ -243,3 +243,29 @@ fn write_that_failed_is_told_to_clients_that_track_its_key() {
         assert_eq!(reader.reply(), ">2 $10 invalidate *1 $1 k", "{line}");
     }
 }
+
+#[test]
+fn store_with_one_database_answers_as_a_cluster_node() {
+    let (server, _store) = start();
+    let mut client = Client::connect(&server);
+    let copy = "-ERR Copying to another database is not allowed in cluster mode";
+    client.expect(&[
+        ("SET k v", "+OK"),
+        ("SELECT 0", "+OK"),
+        ("SELECT 1", "-ERR SELECT is not allowed in cluster mode"),
+        ("SELECT 99", "-ERR SELECT is not allowed in cluster mode"),
+        ("SELECT x", "-ERR value is not an integer or out of range"),
+        ("MOVE k 1", "-ERR MOVE is not allowed in cluster mode"),
+        ("SWAPDB 0 0", "-ERR SWAPDB is not allowed in cluster mode"),
+        ("COPY k l DB 1", copy),
+        ("COPY k l DB 0", ":1"),
+        ("CONFIG GET databases", "*2 $9 databases $1 1"),
+        ("FLUSHALL", "+OK"),
+        ("DBSIZE", ":0"),
+        ("MULTI", "+OK"),
+        ("SET k v", "+QUEUED"),
+        ("SELECT 1", "+QUEUED"),
+        ("EXEC", "*2 +OK -ERR SELECT is not allowed in cluster mode"),
+        ("GET k", "$1 v"),
+    ]);
+}

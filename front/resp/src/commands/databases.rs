@@ -1,0 +1,124 @@
+//! SELECT, MOVE, SWAPDB, FLUSHDB and FLUSHALL: the databases 0 to 15.
+//!
+//! A store that has one database only (the one over remote memory) answers as a node of a Redis
+//! Cluster does.
+
+use crate::args::Args;
+use crate::databases::DATABASES;
+use crate::numbers::parse_i64;
+use crate::refusal::{Handled, Refusal};
+use crate::reply::Reply;
+use crate::session::Session;
+use crate::store::Op;
+
+const OUT_OF_RANGE: Refusal = Refusal::fixed("ERR DB index is out of range");
+
+/// A number that is no C `int`, as Redis words it.
+const NOT_AN_INT: Refusal =
+    Refusal::fixed("ERR value is out of range, value must between -2147483648 and 2147483647");
+
+const REMOVE_ALL: Op<'static> = Op::DeleteRange { start: b"", end: None };
+
+/// Argument `at` as a number that Redis takes for an index, in range or not. `invalid` is the
+/// refusal of everything else, where Redis has one of its own.
+fn number(args: Args<'_>, at: usize, invalid: Option<&'static str>) -> Result<i32, Refusal> {
+    let refused = |usual: Refusal| invalid.map_or(usual, Refusal::fixed);
+    let number = parse_i64(args.get(at)).ok_or_else(|| refused(Refusal::NOT_AN_INTEGER))?;
+    i32::try_from(number).map_err(|_| refused(NOT_AN_INT))
+}
+
+/// The database of that number.
+fn database(number: i32) -> Result<usize, Refusal> {
+    usize::try_from(number).ok().filter(|index| *index < DATABASES).ok_or(OUT_OF_RANGE)
+}
+
+/// Refuses what needs several databases, with `refusal`, if there is one only.
+fn needs_several(session: &Session, refusal: &'static str) -> Handled {
+    match session.shared.databases.len() {
+        1 => Err(Refusal::fixed(refusal)),
+        _ => Ok(()),
+    }
+}
+
+/// `SELECT index`.
+pub(super) fn select(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let number = number(args, 1, None)?;
+    if number != 0 {
+        needs_several(session, "ERR SELECT is not allowed in cluster mode")?;
+    }
+    session.select(database(number)?);
+    reply.ok();
+    Ok(())
+}
+
+/// The database that argument `at` of COPY names.
+pub(super) fn copy_target(session: &Session, args: Args<'_>, at: usize) -> Result<usize, Refusal> {
+    let number = number(args, at, None)?;
+    if number != 0 {
+        needs_several(session, "ERR Copying to another database is not allowed in cluster mode")?;
+    }
+    database(number)
+}
+
+/// `MOVE key index`: value and expiry go to a database that has no such key, in one write.
+pub(super) fn move_key(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    needs_several(session, "ERR MOVE is not allowed in cluster mode")?;
+    let (key, from) = (args.get(1), session.database());
+    let to = database(number(args, 2, None)?)?;
+    if from == to {
+        return Err(Refusal::SAME_OBJECT);
+    }
+    // A stripe is of the key in every database.
+    let _guard = session.lock_plain(key);
+    let is_free = !session.store_of(to).exists(key)?;
+    let Some(entry) = session.store().get(key)?.filter(|_| is_free) else {
+        reply.flag(false);
+        return Ok(());
+    };
+    let put = Op::Put { key, value: &entry.value, expires_at_ms: entry.expires_at_ms };
+    session.write_joint(vec![(to, vec![put]), (from, vec![Op::Delete { key }])])?;
+    reply.flag(true);
+    Ok(())
+}
+
+/// `SWAPDB index index`: every client of either database sees the other one from now on.
+pub(super) fn swapdb(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    needs_several(session, "ERR SWAPDB is not allowed in cluster mode")?;
+    let first = number(args, 1, Some("ERR invalid first DB index"))?;
+    let second = number(args, 2, Some("ERR invalid second DB index"))?;
+    let (first, second) = (database(first)?, database(second)?);
+    if first != second {
+        let _guard = session.lock_all();
+        session.swap_databases(first, second)?;
+    }
+    reply.ok();
+    Ok(())
+}
+
+/// ASYNC and SYNC are the same: all keys go in one range delete.
+fn check_flush(args: Args<'_>) -> Handled {
+    match args.len() {
+        1 => Ok(()),
+        2 if args.is(1, "async") || args.is(1, "sync") => Ok(()),
+        _ => Err(Refusal::SYNTAX),
+    }
+}
+
+/// `FLUSHDB [ASYNC|SYNC]`.
+pub(super) fn flushdb(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    check_flush(args)?;
+    let _guard = session.lock_all();
+    session.write(&[REMOVE_ALL])?;
+    reply.ok();
+    Ok(())
+}
+
+/// `FLUSHALL [ASYNC|SYNC]`: one write, so that a crash leaves all databases or none.
+pub(super) fn flushall(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    check_flush(args)?;
+    let _guard = session.lock_all();
+    let databases = 0..session.shared.databases.len();
+    session.write_joint(databases.map(|index| (index, vec![REMOVE_ALL])).collect())?;
+    reply.ok();
+    Ok(())
+}

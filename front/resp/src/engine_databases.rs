@@ -1,0 +1,219 @@
+//! Which column family of an open database each Redis database shows.
+//!
+//! Shared by the sixteen stores of one server ([`crate::engine_store`]). A family holds one
+//! keyspace: keyspace 0 is the default family, keyspace `n` is `archipelago.database.n`. The row
+//! `order` of the family `archipelago.databases.1` holds the [`Order`] of the databases; without it
+//! each database shows the keyspace of its own number (`docs/formats/databases.md` has the bytes,
+//! `docs/decisions/0056-databases-as-families.md` the alternatives).
+//!
+//! Invariants:
+//! 1. A family is made by the first write that puts a record into it. Reads and deletes make none.
+//! 2. The order in memory is that of the row, as the database itself reads it. Both change in
+//!    [`EngineDatabases::write_joint`] alone, whose caller keeps all writers out (it holds every
+//!    stripe of [`crate::locks`]). So a writer needs no look at the order before and after.
+//! 3. `epoch` is odd while the order changes. A read that met an odd epoch, or another one when it
+//!    ended, is done again. So no read sees a part of a write that changes the order, and none
+//!    returns a record that its database did not show at some moment of the read.
+//!
+//! Thread-safe. Failure: what the engine says; a row that is no order is an error that names it.
+//! After an error of a write that changes the order, the row is read again, because the engine may
+//! have kept the write. Cost: a read adds three loads of words that hardly ever change, a write
+//! adds one; neither takes a lock. A change of the order is one synced write, and reads wait for
+//! it. A read-only database shows the order and the families of the moment of
+//! [`EngineDatabases::open`].
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_compute::DATABASE_FAMILIES;
+use archipelago_engine::db::{ColumnFamily, Db, ReadOptions};
+use archipelago_engine::options::CfOptions;
+use parking_lot::Mutex;
+
+use crate::databases::{DATABASES, Order};
+use crate::engine_prefixes::EnginePrefixes;
+
+/// Name of the family of the order; the number at its end is the version of its row.
+const ORDER_FAMILY: &str = "archipelago.databases.1";
+
+/// Key of its only row.
+const ORDER_ROW: &[u8] = b"order";
+
+/// See the module.
+pub(crate) struct EngineDatabases {
+    pub(crate) db: Db,
+    pub(crate) prefixes: EnginePrefixes,
+    /// By the number of the keyspace; those that exist.
+    families: [OnceLock<ColumnFamily>; DATABASES],
+    order_family: OnceLock<ColumnFamily>,
+    /// An [`Order`] as a word.
+    order: AtomicU64,
+    epoch: AtomicU64,
+    /// Held while a family is made or the order changes.
+    changing: Mutex<()>,
+}
+
+/// Which family is meant.
+#[derive(Clone, Copy)]
+enum Which {
+    Keyspace(usize),
+    Order,
+}
+
+fn family_name(number: usize) -> String {
+    format!("{DATABASE_FAMILIES}{number}")
+}
+
+fn known(family: ColumnFamily) -> OnceLock<ColumnFamily> {
+    OnceLock::from(family)
+}
+
+impl EngineDatabases {
+    /// The databases that `db` holds. `Corrupt` if the row of the order holds none.
+    pub(crate) fn open(db: Db) -> Result<Self> {
+        let names = db.list_families();
+        let find = |name: &str| names.iter().any(|other| other == name).then(|| db.family(name));
+        let mut families: [OnceLock<ColumnFamily>; DATABASES] = Default::default();
+        families[0] = known(db.default_family().clone());
+        for (number, family) in families.iter_mut().enumerate().skip(1) {
+            if let Some(found) = find(&family_name(number)) {
+                *family = known(found?);
+            }
+        }
+        let order_family = find(ORDER_FAMILY).transpose()?.map(known).unwrap_or_default();
+        let databases = Self {
+            prefixes: EnginePrefixes::new(db.clone()),
+            db,
+            families,
+            order_family,
+            order: AtomicU64::new(Order::IDENTITY.to_word()),
+            epoch: AtomicU64::new(0),
+            changing: Mutex::default(),
+        };
+        let order = databases.stored_order()?;
+        databases.order.store(order.to_word(), Ordering::Release);
+        Ok(databases)
+    }
+
+    /// The order that the row says.
+    fn stored_order(&self) -> Result<Order> {
+        let Some(family) = self.order_family.get() else { return Ok(Order::IDENTITY) };
+        let Some(row) = self.db.get_with(family, ORDER_ROW, &ReadOptions::default())? else {
+            return Ok(Order::IDENTITY);
+        };
+        Order::from_bytes(&row).ok_or_else(|| {
+            let shown = row.escape_ascii();
+            Error::new(
+                ErrorKind::Corrupt,
+                format!(
+                    "column family \"{ORDER_FAMILY}\" has \"{shown}\" instead of the order of the \
+                     databases, which is each number from 0 to 15 once: restore a checkpoint, or \
+                     write a row that docs/formats/databases.md allows"
+                ),
+            )
+        })
+    }
+
+    /// The current order. It does not change while the caller holds a stripe.
+    #[inline]
+    pub(crate) fn order(&self) -> Order {
+        Order::from_word(self.order.load(Ordering::Acquire))
+    }
+
+    /// The family that database `index` shows; `None` if nobody has written to it.
+    #[inline]
+    pub(crate) fn family(&self, index: usize) -> Option<&ColumnFamily> {
+        self.families[self.order().at(index)].get()
+    }
+
+    /// The same for a write of a record: the family is made if need be.
+    #[inline]
+    pub(crate) fn made_family(&self, index: usize) -> Result<&ColumnFamily> {
+        let number = self.order().at(index);
+        match self.families[number].get() {
+            Some(family) => Ok(family),
+            None => self.make(Which::Keyspace(number)),
+        }
+    }
+
+    /// The family of the order, which is made if need be.
+    pub(crate) fn made_order_family(&self) -> Result<&ColumnFamily> {
+        match self.order_family.get() {
+            Some(family) => Ok(family),
+            None => self.make(Which::Order),
+        }
+    }
+
+    #[cold]
+    fn make(&self, which: Which) -> Result<&ColumnFamily> {
+        let _one_at_a_time = self.changing.lock();
+        let (place, name, options) = match which {
+            Which::Keyspace(number) => {
+                let options = self.db.default_family().options().clone();
+                (&self.families[number], family_name(number), options)
+            }
+            Which::Order => (&self.order_family, ORDER_FAMILY.to_owned(), CfOptions::default()),
+        };
+        if let Some(family) = place.get() {
+            return Ok(family);
+        }
+        let made = self.db.create_family(&name, options)?;
+        Ok(place.get_or_init(|| made))
+    }
+
+    /// What `read` finds in the family that database `index` shows; `None` without a family. `read`
+    /// is asked again if the order changed meanwhile.
+    #[inline]
+    pub(crate) fn read<T>(
+        &self,
+        index: usize,
+        mut read: impl FnMut(&ColumnFamily) -> Result<T>,
+    ) -> Result<Option<T>> {
+        loop {
+            let epoch = self.epoch.load(Ordering::Acquire);
+            if epoch & 1 == 1 {
+                self.wait_for_order();
+                continue;
+            }
+            let found = self.family(index).map(&mut read).transpose();
+            // What `read` saw of a later order was published behind the later epoch.
+            fence(Ordering::Acquire);
+            if self.epoch.load(Ordering::Relaxed) == epoch {
+                return found;
+            }
+        }
+    }
+
+    #[cold]
+    fn wait_for_order(&self) {
+        drop(self.changing.lock());
+    }
+
+    /// Does `write`, which gets the row of the order after `next`: key and value, to be written in
+    /// the same batch to [`EngineDatabases::made_order_family`]. Reads wait for it. The caller keeps
+    /// writers out and has made every family that `write` needs.
+    pub(crate) fn change_order(
+        &self,
+        next: Order,
+        write: impl FnOnce(&[u8], &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let _one_at_a_time = self.changing.lock();
+        let changed = self.order().then(next);
+        let epoch = self.epoch.load(Ordering::Relaxed);
+        assert!(epoch & 1 == 0, "one change of the order at a time");
+        self.epoch.store(epoch + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        let written = write(ORDER_ROW, &changed.to_bytes());
+        let order = match &written {
+            Ok(()) => changed,
+            Err(_) => self.stored_order().unwrap_or(self.order()),
+        };
+        self.order.store(order.to_word(), Ordering::Release);
+        self.epoch.store(epoch + 2, Ordering::Release);
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests;

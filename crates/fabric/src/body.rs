@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::Deref;
 
+/// Bytes of a request or an answer, at most.
+pub const MESSAGE_BYTES_MAX: usize = 256 << 10;
 /// Bytes that a [`Body`] holds inline.
 pub const INLINE_BYTES_MAX: usize = 62;
 

@@ -99,9 +99,6 @@ pub struct RemoteKey {
     pub rights: Rights,
 }
 
-/// Bytes of an encoded [`RemoteKey`].
-pub const REMOTE_KEY_BYTES: usize = 37;
-
 impl RemoteKey {
     /// Appends the key's 37 bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {

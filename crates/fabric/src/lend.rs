@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-use crate::promise::Driver;
+use crate::driver::Driver;
 
 /// What the present thread would drive.
 #[derive(Default)]

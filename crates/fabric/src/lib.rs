@@ -42,6 +42,7 @@
 mod alarm;
 mod batch;
 mod body;
+mod driver;
 mod ids;
 mod lead;
 mod lend;
@@ -60,12 +61,12 @@ mod tcp;
 pub mod wire;
 
 pub use batch::{Attached, BATCH_BYTES_MAX, BATCH_OPS_MAX, Batch, Op, Outcome};
-pub use body::{Body, INLINE_BYTES_MAX};
-pub use ids::{ClientId, NodeId, REMOTE_KEY_BYTES, RegionId, RemoteKey, Rights};
+pub use body::{Body, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX};
+pub use driver::Driver;
+pub use ids::{ClientId, NodeId, RegionId, RemoteKey, Rights};
 pub use lend::block_on;
 pub use link::{
-    Call, Connect, IN_FLIGHT_MAX, LINKS_MAX, Link, LinkStats, Listener, MESSAGE_BYTES_MAX, Peer,
-    Provider, Session,
+    Call, Connect, IN_FLIGHT_MAX, LINKS_MAX, Link, LinkStats, Listener, Peer, Provider, Session,
 };
 pub use node::{
     Answer, AtomicPath, CLIENTS_MAX, Handler, Holder, KEYS_MAX, Node, NodeStats, REQUESTS_MAX,
@@ -73,7 +74,7 @@ pub use node::{
 };
 #[cfg(feature = "ofi")]
 pub use ofi::Ofi;
-pub use promise::{Driver, Promise, Slot};
+pub use promise::{Promise, Slot};
 pub use refusal::{Reason, Refusal};
 pub use shm::Shm;
 pub use tcp::Tcp;

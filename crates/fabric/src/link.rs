@@ -37,8 +37,6 @@ use crate::node::{AtomicPath, Node, REQUESTS_MAX};
 use crate::promise::Promise;
 use crate::refusal::{Reason, Refusal};
 
-/// Bytes of a request or an answer, at most.
-pub const MESSAGE_BYTES_MAX: usize = 256 << 10;
 /// Batches, requests and attachments that one link has in flight, at most.
 pub const IN_FLIGHT_MAX: usize = 1024;
 

@@ -23,18 +23,8 @@ use archipelago_base::Error;
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::driver::Driver;
 use crate::lend;
-
-/// Receives completions for a provider.
-pub trait Driver: Send + Sync {
-    /// Receives on the calling thread until `done` says so. Must see to it that `done` becomes true
-    /// (by a deadline, if by nothing else).
-    fn drive(&self, done: &dyn Fn() -> bool);
-
-    /// Sends what is queued, and receives without the caller: a task polled, or a promise that was not
-    /// kept. Returns at once.
-    fn attend(&self);
-}
 
 /// The lock and the flag of a slot: abstract, so that the same code runs under a model checker.
 trait Place<T> {

@@ -36,11 +36,12 @@ use super::flight::{Flight, Known, Next, Over, PIECE_BYTES};
 use super::messages::Messages;
 use super::order::{Flying, Order, Ring, Sort};
 use crate::batch::{Batch, Op};
+use crate::driver::Driver;
 use crate::ids::RemoteKey;
 use crate::lead::{Lead, Receive};
 use crate::link::IN_FLIGHT_MAX;
 use crate::memory::{self, Mapping};
-use crate::promise::{Driver, Promise};
+use crate::promise::Promise;
 use crate::refusal::{Reason, Refusal};
 use crate::stream::Initiator;
 

@@ -69,9 +69,10 @@ use std::sync::Arc;
 use archipelago_base::simulation::{Host, Scheduler, Sleep};
 use archipelago_base::{Error, Result};
 
+use crate::driver::Driver;
 use crate::link::{Connect, Link, Listener, Provider};
 use crate::node::{AtomicPath, Node};
-use crate::promise::{Driver, Promise};
+use crate::promise::Promise;
 
 pub use model::{Costs, Faults, Model, Transport, Work};
 pub use network::Network;

@@ -22,9 +22,11 @@ use parking_lot::Mutex;
 use super::{Arrived, Incoming, Outgoing, Stream, Taken};
 use crate::batch::{Attached, Batch};
 use crate::body::Body;
+use crate::body::MESSAGE_BYTES_MAX;
+use crate::driver::Driver;
 use crate::lead::{Lead, Receive};
-use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, MESSAGE_BYTES_MAX, Session};
-use crate::promise::{Driver, Promise, Slot};
+use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, Session};
+use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 use crate::wire::{
     Ask, Frame, Kind, Malformed, decode_answer, decode_done, decode_goodbye, put_frame,

@@ -11,18 +11,7 @@ use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
 use archipelago_pool::wire::{BlockAt, Member, Message, Refused, Why};
 
-use crate::core::ManagerCore;
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ClientInfo {
-    /// Whose data it works on; `None` until it has told this manager.
-    pub(crate) label: Option<u64>,
-    pub(crate) heard_ns: u64,
-    /// Version of the members that it has taken in.
-    pub(crate) view: u64,
-    /// Version of the list of its blocks.
-    pub(crate) owned: u64,
-}
+use crate::core::{ClientInfo, ManagerCore};
 
 impl ManagerCore {
     /// A client wants its lease to go on; `first`: it has never had one, `view` 0: it has none now.

@@ -17,7 +17,6 @@ use archipelago_fabric::{ClientId, NodeId};
 use archipelago_pool::wire::{CopyReport, Message, NodeCounters, Refused, Why};
 use archipelago_pool::{BlockId, Config, NUMBERS_MAX, Place, Sharing};
 
-use crate::clients::ClientInfo;
 use crate::decide::{self, OwnerIs, PlaceIs, Room};
 
 /// Freed blocks that are remembered.
@@ -149,6 +148,20 @@ pub(crate) struct Change {
     pub(crate) add: Vec<Place>,
     pub(crate) filled: BTreeSet<NodeId>,
     pub(crate) since_ns: u64,
+}
+
+/// What the manager knows of one client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientInfo {
+    /// Label of the data that the client works on. It is `None` until the client has said it to
+    /// this manager.
+    pub(crate) label: Option<u64>,
+    /// Time of the client's last message, in nanoseconds.
+    pub(crate) heard_ns: u64,
+    /// Version of the list of members that the client has taken in.
+    pub(crate) view: u64,
+    /// Version of the list of the client's blocks.
+    pub(crate) owned: u64,
 }
 
 /// See the module.

@@ -62,18 +62,6 @@ pub(crate) struct Options<'a> {
     pub(crate) group_access: GroupAccess,
 }
 
-// SAFETY: the declaration is that of the C library; the function takes nothing and returns the address of the calling
-// thread's `errno`.
-unsafe extern "C" {
-    safe fn __errno_location() -> *mut c_int;
-}
-
-/// Sets the calling thread's `errno`.
-pub(crate) fn set_errno(number: i32) {
-    // SAFETY: the address is of an int of the calling thread, which nobody else touches.
-    unsafe { *__errno_location() = number };
-}
-
 fn is_null(what: &str) -> Failure {
     Failure::invalid(format!("{what} is NULL"))
 }
@@ -299,11 +287,5 @@ mod tests {
             assert!(devices(std::ptr::null(), 2).unwrap_err().message.contains("NULL"));
             assert!(devices(std::ptr::null(), 17).unwrap_err().message.contains("at most 16"));
         }
-    }
-
-    #[test]
-    fn errno_is_that_of_the_thread() {
-        set_errno(2);
-        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(2));
     }
 }

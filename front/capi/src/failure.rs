@@ -8,6 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use archipelago_base::{Error, ErrorKind};
 use rustix::io::Errno;
 
+use crate::errno::set_errno;
+
 /// The kinds of the header, `ARCHIPELAGO_ERROR_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
@@ -66,7 +68,7 @@ impl Failure {
         let text = CString::new(text).unwrap_or_default();
         // A thread that is ending has nobody left to ask.
         let _gone = LAST.try_with(|last| *last.borrow_mut() = (self.kind as i32, text));
-        crate::border::set_errno(self.errno.raw_os_error());
+        set_errno(self.errno.raw_os_error());
     }
 }
 

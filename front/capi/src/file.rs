@@ -6,7 +6,7 @@
 //! take a shared lock, writes of a file one after another.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use archipelago_env::{CreateOptions, IoContext, OpenOptions, RandomFile};
 use archipelago_tier::{TierFile, Whereabouts};
@@ -16,7 +16,11 @@ use rustix::io::Errno;
 
 use crate::context::{Context, carried};
 use crate::failure::{Failure, Kind, Outcome};
-use crate::space::{FILES, Growing, Held, Opened, Space};
+use crate::handles::Handles;
+use crate::space::{Growing, Held, Opened, Space};
+
+/// The files that C holds.
+pub(crate) static FILES: LazyLock<Handles<File>> = LazyLock::new(|| Handles::new("file", 2));
 
 /// See the module.
 #[derive(Debug)]

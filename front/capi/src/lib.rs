@@ -12,6 +12,7 @@
 mod border;
 mod calls;
 mod context;
+mod errno;
 mod failure;
 mod file;
 mod handles;

@@ -26,12 +26,10 @@ use serde::Deserialize;
 
 use crate::border::Options;
 use crate::failure::{Failure, Kind, Outcome};
-use crate::file::File;
 use crate::handles::Handles;
 
-/// All that C holds.
+/// The tiers, directories and locks that C holds. `file.rs` has the files.
 pub(crate) static SPACES: LazyLock<Handles<Space>> = LazyLock::new(|| Handles::new("tiers", 1));
-pub(crate) static FILES: LazyLock<Handles<File>> = LazyLock::new(|| Handles::new("file", 2));
 pub(crate) static DIRS: LazyLock<Handles<Listing>> = LazyLock::new(|| Handles::new("directory", 3));
 pub(crate) static LOCKS: LazyLock<Handles<Lock>> = LazyLock::new(|| Handles::new("lock", 4));
 

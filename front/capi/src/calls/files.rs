@@ -6,8 +6,8 @@ use crate::border::{bytes, context, give, path, room};
 use crate::calls::names::RawStat;
 use crate::context::RawContext;
 use crate::failure::{Failure, Outcome, guard};
-use crate::file::{File, From};
-use crate::space::{FILES, SPACES};
+use crate::file::{FILES, File, From};
+use crate::space::SPACES;
 
 /// # Safety
 /// See the module above.

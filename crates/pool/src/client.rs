@@ -17,96 +17,32 @@
 //! | part | in |
 //! | --- | --- |
 //! | what callers see, the lease | here |
+//! | settings | `options.rs` |
+//! | what all clones share | `shared.rs` |
 //! | blocks: opening, staleness, nodes | `opening.rs` |
 //!
 //! Thread-safety: all of it; a clone is a reference count. One task renews the lease. No lock is held over an await. Every call may
 //! be dropped before it is done: what it asked for may have happened. Failure: calls of an evicted client end as fenced, for good.
 //! Cost: opening takes a round trip to the manager and two to each node; reading and writing none but their own.
 
-use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use archipelago_base::runtime::{Gate, Runtime};
-use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use archipelago_base::runtime::Runtime;
+use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{Batch, ClientId, NodeId, Reason, Refusal};
 use parking_lot::{Mutex, RwLock};
 
 use crate::address::{Address, BlockId};
-use crate::config::{Config, Place, Sharing};
-use crate::membership::{Membership, Owned, Published};
+use crate::config::{Config, Sharing};
+use crate::membership::{Membership, Owned};
 use crate::open_block::OpenBlock;
-use crate::opening::Doubt;
+use crate::options::PoolOptions;
 use crate::route::{Reach, Route};
+use crate::shared::{Shared, unexpected};
 use crate::wire::{Member, Message, PoolStatus, Refused, Why};
-
-/// How a client joins.
-#[derive(Clone, Debug)]
-pub struct PoolOptions {
-    /// Where the managers are, those that act and those that stand by: `tcp:HOST:PORT`, `shm:PATH`.
-    pub manager: Vec<String>,
-    /// Whose data this client works on: clients of one label adopt each other's blocks.
-    pub label: u64,
-    /// Calls end as busy if nodes or the manager keep them waiting for longer. Default: 10 s.
-    pub patience: Duration,
-    /// How often it asks again.
-    pub pace: Pace,
-}
-
-/// How long a client waits between two tries.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// A question to a node or the manager is taken for lost after so long. Default: 500 ms.
-    pub request: Duration,
-    /// After a refusal that passes by itself. Default: 2 ms.
-    pub pause: Duration,
-    /// After a renewal that was not answered. Default: 20 ms.
-    pub renewal: Duration,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self {
-            request: Duration::from_millis(500),
-            pause: Duration::from_millis(2),
-            renewal: Duration::from_millis(20),
-        }
-    }
-}
-
-impl PoolOptions {
-    /// With defaults.
-    #[must_use]
-    pub fn new(manager: impl Into<String>, label: u64) -> Self {
-        Self {
-            manager: vec![manager.into()],
-            label,
-            patience: Duration::from_secs(10),
-            pace: Pace::default(),
-        }
-    }
-}
-
-pub(crate) struct Shared {
-    pub(crate) options: PoolOptions,
-    pub(crate) runtime: Arc<dyn Runtime>,
-    pub(crate) reach: Arc<dyn Reach>,
-    pub(crate) client: ClientId,
-    pub(crate) membership: Mutex<Membership>,
-    published: Arc<Published>,
-    pub(crate) manager: Route,
-    /// One per node's life, for good: the numbers of its session must not begin again.
-    pub(crate) nodes: Mutex<BTreeMap<Place, Arc<Route>>>,
-    /// Looked up by every operation; never walked in its own order.
-    pub(crate) open: RwLock<HashMap<BlockId, Arc<OpenBlock>>>,
-    /// Blocks with operations of unknown outcome.
-    pub(crate) doubts: Mutex<BTreeMap<BlockId, Doubt>>,
-    /// Blocks that somebody is opening.
-    pub(crate) gates: Mutex<BTreeMap<BlockId, Arc<Gate>>>,
-    stopped: AtomicBool,
-}
 
 /// Of whoever holds the client; the task that renews does not.
 struct Handle(Arc<Shared>);
@@ -446,11 +382,6 @@ impl PoolClient {
     pub async fn leave(&self) {
         self.shared().leave().await;
     }
-}
-
-pub(crate) fn unexpected(message: &Message) -> Error {
-    let what = format!("an answer that does not fit the question: {}", message.name());
-    Error::new(ErrorKind::Unsupported, what)
 }
 
 impl Shared {

@@ -15,20 +15,11 @@ use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{Link, Reason, Refusal, Rights};
 
 use crate::address::BlockId;
-use crate::client::{Shared, unexpected};
 use crate::config::{Config, Place};
 use crate::open_block::{OpenBlock, OpenCopy};
 use crate::route::{Route, ask, unasked};
+use crate::shared::{Doubt, Shared, unexpected};
 use crate::wire::{Message, Purpose, Refused, Why};
-
-/// What is known of operations whose outcome is not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Doubt {
-    /// Nothing may be written over a block of a smaller round.
-    needed: u64,
-    /// The last round that ended.
-    ended: u64,
-}
 
 /// What came of one try to open a block.
 enum Tried {

@@ -12,11 +12,12 @@ use archipelago_base::runtime::{ThreadRuntime, block_on};
 use archipelago_fabric::{Batch, ClientId, NodeId, Refusal};
 
 use crate::address::{Address, BlockId};
-use crate::client::{PoolClient, PoolOptions};
+use crate::client::PoolClient;
 use crate::config::Sharing;
 use crate::endpoint::Endpoints;
 use crate::membership::Owned;
 use crate::open_block::OpenBlock;
+use crate::options::PoolOptions;
 use crate::wire::PoolStatus;
 
 /// See the module. Dropped, it leaves: its blocks go to others of its label.
@@ -33,12 +34,6 @@ impl Pool {
     pub fn join(options: PoolOptions) -> Result<Self> {
         let (reach, runtime) = (Arc::new(Endpoints::new()), ThreadRuntime::shared()?);
         block_on(PoolClient::join(options, reach, runtime)).map(Self)
-    }
-
-    /// The same client, for tasks. It leaves with this pool.
-    #[must_use]
-    pub fn for_tasks(&self) -> PoolClient {
-        self.0.clone()
     }
 
     /// Who this client is, in this life.

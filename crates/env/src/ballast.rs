@@ -13,13 +13,10 @@
 use std::path::{Path, PathBuf};
 
 use archipelago_base::Result;
-use archipelago_base::random::Rng;
 
-use crate::context::{FileClass, IoContext, IoPurpose};
-use crate::fs::{CreateOptions, FileSystem};
+use crate::fs::FileSystem;
 
-const CONTEXT: IoContext = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
-const CHUNK_BYTES: usize = 64 << 10;
+pub use crate::fs::fill_as;
 
 /// The ballast of one directory; see the module.
 #[derive(Clone, Debug)]
@@ -57,39 +54,6 @@ impl Ballast {
     pub fn give_up(&self, fs: &dyn FileSystem) -> Result<()> {
         fs.remove(&self.path)
     }
-}
-
-/// Writes a file of `bytes` incompressible bytes and syncs it; see
-/// [`FileSystem::allocate`](crate::FileSystem::allocate).
-pub(crate) fn fill<F: FileSystem + ?Sized>(fs: &F, path: &Path, bytes: u64) -> Result<()> {
-    fill_as(fs, path, bytes, CONTEXT)
-}
-
-/// Writes a file of `bytes` incompressible bytes and syncs it, where a file of `context` belongs:
-/// for a file system that places files by what they are for.
-pub fn fill_as<F: FileSystem + ?Sized>(
-    fs: &F,
-    path: &Path,
-    bytes: u64,
-    context: IoContext,
-) -> Result<()> {
-    let written = (|| {
-        let mut file = fs.create(path, context, CreateOptions::default())?;
-        let mut rng = Rng::with_seed(bytes);
-        let mut chunk = vec![0; CHUNK_BYTES];
-        let mut left = bytes;
-        while left > 0 {
-            let next = left.min(CHUNK_BYTES as u64);
-            chunk.fill_with(|| rng.u8(..));
-            file.append(&chunk[..next as usize])?;
-            left -= next;
-        }
-        file.sync()
-    })();
-    if written.is_err() {
-        let _incomplete = fs.remove(path);
-    }
-    written
 }
 
 #[cfg(test)]

@@ -9,10 +9,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use archipelago_base::random::Rng;
 use archipelago_base::{Epoch, Result};
 
 use crate::access::GroupAccess;
-use crate::context::IoContext;
+use crate::context::{FileClass, IoContext, IoPurpose};
 
 /// How a [`WritableFile`] is created.
 #[derive(Clone, Copy, Debug, Default)]
@@ -210,7 +211,7 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     /// occupy the device, durably. Removing the file gives exactly this room back. After an error
     /// no file is left. The default writes bytes that no file system can compress.
     fn allocate(&self, path: &Path, bytes: u64) -> Result<()> {
-        crate::ballast::fill(self, path, bytes)
+        fill(self, path, bytes)
     }
     /// Renames a file, replacing `to`.
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;
@@ -268,4 +269,38 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     }
     /// Bytes free on the device that holds `dir`; `None` if unknown.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;
+}
+
+/// Writes a file of `bytes` incompressible bytes and syncs it, as [`FileSystem::allocate`] says.
+pub(crate) fn fill<F: FileSystem + ?Sized>(fs: &F, path: &Path, bytes: u64) -> Result<()> {
+    let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
+    fill_as(fs, path, bytes, context)
+}
+
+/// Writes a file of `bytes` incompressible bytes and syncs it, where a file of `context` belongs:
+/// for a file system that places files by what they are for.
+pub fn fill_as<F: FileSystem + ?Sized>(
+    fs: &F,
+    path: &Path,
+    bytes: u64,
+    context: IoContext,
+) -> Result<()> {
+    const CHUNK_BYTES: usize = 64 << 10;
+    let written = (|| {
+        let mut file = fs.create(path, context, CreateOptions::default())?;
+        let mut rng = Rng::with_seed(bytes);
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut left = bytes;
+        while left > 0 {
+            let next = left.min(CHUNK_BYTES as u64);
+            chunk.fill_with(|| rng.u8(..));
+            file.append(&chunk[..next as usize])?;
+            left -= next;
+        }
+        file.sync()
+    })();
+    if written.is_err() {
+        let _incomplete = fs.remove(path);
+    }
+    written
 }

@@ -46,11 +46,10 @@ use self::direct::DirectWriter;
 use self::modes::Modes;
 use self::tables::with_room;
 use crate::access::GroupAccess;
-use crate::ballast;
 use crate::context::{FileClass, IoContext};
 use crate::fs::{
     CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogTail, OpenOptions,
-    RandomFile, WritableFile,
+    RandomFile, WritableFile, fill,
 };
 
 /// The local file system; see the module.
@@ -172,7 +171,7 @@ impl FileSystem for LocalFs {
 
     fn allocate(&self, path: &Path, bytes: u64) -> Result<()> {
         match allocate_blocks(path, bytes, self.modes) {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => ballast::fill(self, path, bytes),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(self, path, bytes),
             Err(cause) => {
                 let _incomplete = fs::remove_file(path);
                 Err(Error::io("allocate", path, cause.into()))

@@ -62,7 +62,7 @@ def run(file: str, program: Path) -> tuple[list[str], dict[str, str], int]:
         server = Server(program, directory)
         try:
             command = ["tclsh", "tests/test_helper.tcl", "--host", "127.0.0.1"]
-            command += ["--port", str(server.port), "--single", file, "--durable", "--singledb"]
+            command += ["--port", str(server.port), "--single", file, "--durable"]
             done = subprocess.run(
                 ["timeout", str(SECONDS_MAX), *command], cwd=SUITE, text=True, errors="replace",
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

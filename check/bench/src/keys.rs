@@ -7,6 +7,7 @@
 use archipelago_base::random::Rng;
 
 use crate::flags::Flags;
+use crate::zipf::below;
 
 const NUMBER_BYTES: usize = 8;
 
@@ -88,12 +89,6 @@ impl KeyPicker {
         let rank = (order.exp() * self.num as f64) as u64;
         ((u128::from(rank) * u128::from(SCATTER)) % u128::from(self.num)) as u64
     }
-}
-
-/// A uniform number below `bound` without a division.
-#[inline]
-pub(crate) fn below(rng: &mut Rng, bound: u64) -> u64 {
-    ((u128::from(rng.u64(..)) * u128::from(bound)) >> 64) as u64
 }
 
 #[cfg(test)]

@@ -164,7 +164,15 @@ impl Runner {
             self.opened = Some(store::open(&self.dir, &self.flags, self.listeners())?);
         }
         match spec.run {
-            Run::Action(action) => action(self),
+            Run::Action(action) => {
+                action(self.db()?)?;
+                if spec.settles
+                    && let Some(text) = self.note_settled()
+                {
+                    say(&text);
+                }
+                Ok(())
+            }
             Run::Workers(..) => {
                 if spec.ycsb {
                     self.load_ycsb(spec)?;
@@ -175,7 +183,7 @@ impl Runner {
     }
 
     /// The open database.
-    pub(crate) fn db(&self) -> Result<&Db> {
+    fn db(&self) -> Result<&Db> {
         let opened = self.opened.as_ref();
         opened.map(|opened| &opened.db).ok_or_else(|| Error::invalid("no database is open"))
     }
@@ -327,7 +335,7 @@ impl Runner {
 
     /// Completes the last write benchmark's entry, now that nothing is left to compact; a line
     /// that says so.
-    pub(crate) fn note_settled(&mut self) -> Option<String> {
+    fn note_settled(&mut self) -> Option<String> {
         let unsettled = self.unsettled.take()?;
         let after = self.written().ok()?;
         let table_bytes = self.table_bytes().ok()?;

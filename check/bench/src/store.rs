@@ -134,20 +134,10 @@ pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Op
 fn file_system(flags: &Flags) -> Result<Arc<dyn FileSystem>> {
     let local = Arc::new(LocalFs::new());
     let Some(path) = &flags.storage.device else { return Ok(local) };
-    let mut spec = read_device(path)?;
+    let mut spec = tiers::read_device(path)?;
     spec.scale = flags.storage.device_scale.unwrap_or(spec.scale);
     spec.validate()?;
     Ok(ThrottledFs::new(local, spec, SystemClock::shared()))
-}
-
-/// The device that the file at `path` describes. Errors: `InvalidArgument` says what is wrong with
-/// which field.
-pub(crate) fn read_device(path: &Path) -> Result<DeviceSpec> {
-    let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
-    let bytes = LocalFs::new().read(path, context)?;
-    let text = String::from_utf8(bytes)
-        .map_err(|_| Error::invalid(format!("{} is not UTF-8", path.display())))?;
-    DeviceSpec::from_toml(&text)
 }
 
 /// Removes the database in `dir`, or on the tiers that the flags name. A directory that holds something
@@ -164,9 +154,4 @@ pub(crate) fn destroy(dir: &Path, flags: &Flags) -> Result<()> {
         DirectoryState::Database(_) => fs.remove_dir_all(dir),
         DirectoryState::Absent => Ok(()),
     }
-}
-
-/// Whether there is nothing in `dir`.
-pub(crate) fn is_empty_or_absent(fs: &LocalFs, dir: &Path) -> Result<bool> {
-    Ok(!fs.exists(dir)? || fs.list(dir)?.is_empty())
 }

@@ -7,9 +7,13 @@
 
 use archipelago_base::random::Rng;
 
-use crate::keys::below;
-
 pub(crate) use archipelago_sim::scramble;
+
+/// A uniform number below `bound` without a division.
+#[inline]
+pub(crate) fn below(rng: &mut Rng, bound: u64) -> u64 {
+    ((u128::from(rng.u64(..)) * u128::from(bound)) >> 64) as u64
+}
 
 /// Ranks `0..n`, rank 0 the most frequent: the share of rank r is (r+1)^-theta / zeta(n).
 #[derive(Clone, Copy, Debug)]

@@ -30,8 +30,9 @@ use crate::process::program_or_own;
 use crate::progress::runs_bar;
 use crate::report::say;
 use crate::store::{
-    DeviceSpec, Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result, read_device,
+    DeviceSpec, Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
 };
+use crate::tiers::read_device;
 use flags::{Paper, ReproduceFlags};
 use plan::{Group, Mode, OFFERED_SHARE, Setting, Workload};
 use run::{Run, Stage};

@@ -9,10 +9,14 @@ pub(crate) mod oracle;
 mod plan;
 mod trace;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use archipelago_base::clock::SystemClock;
-use archipelago_env::device::ThrottledFs;
+use archipelago_base::{Error, Result};
+use archipelago_env::device::{DeviceSpec, ThrottledFs};
+use archipelago_env::local::LocalFs;
+use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 use archipelago_tier::{
     Components, DeviceKind, DeviceParts, DeviceSettings, Policy, TierStats, TieredFs,
 };
@@ -20,9 +24,6 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::plan::TierPlan;
 use self::trace::{TableReads, TracedFs};
-use crate::store::{
-    Error, FileSystem, IoPurpose, LocalFs, Result, is_empty_or_absent, read_device,
-};
 
 /// Where the database lies within the tiers.
 pub(crate) const DATABASE: &str = "tiers:/db";
@@ -232,4 +233,19 @@ impl TierPlan {
             ..defaults
         }
     }
+}
+
+/// The device that the file at `path` describes. Errors: `InvalidArgument` says what is wrong with
+/// which field.
+pub(crate) fn read_device(path: &Path) -> Result<DeviceSpec> {
+    let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
+    let bytes = LocalFs::new().read(path, context)?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::invalid(format!("{} is not UTF-8", path.display())))?;
+    DeviceSpec::from_toml(&text)
+}
+
+/// Whether there is nothing in `dir`.
+fn is_empty_or_absent(fs: &LocalFs, dir: &Path) -> Result<bool> {
+    Ok(!fs.exists(dir)? || fs.list(dir)?.is_empty())
 }

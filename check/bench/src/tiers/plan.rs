@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use archipelago_base::{Error, Result};
+use archipelago_env::local::LocalFs;
+use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 use archipelago_tier::DeviceSettings;
 use serde::{Deserialize, Serialize};
-
-use crate::store::{Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result};
 
 /// Devices as in a server's settings (`[[tiers]]`), and what experiments change.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

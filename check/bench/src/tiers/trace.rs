@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use archipelago_base::Result;
 use archipelago_base::checksum::hash64;
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_env::{OpenOptions, RandomFile};
+use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile};
 use parking_lot::Mutex;
 
 use super::oracle::TableUse;
-use crate::store::{FileClass, FileSystem, IoContext, IoPurpose, Result};
 
 /// One table.
 #[derive(Debug, Default)]

@@ -2,8 +2,7 @@
 
 use super::Worker;
 use crate::report::say;
-use crate::runner::Runner;
-use crate::store::{KeyRange, Result};
+use crate::store::{Db, KeyRange, Result};
 
 /// `compact`: the whole key space; the first worker's.
 pub(super) fn compact(worker: &mut Worker<'_>) -> Result<()> {
@@ -14,34 +13,28 @@ pub(super) fn compact(worker: &mut Worker<'_>) -> Result<()> {
 }
 
 /// `waitforcompaction`.
-pub(super) fn wait_for_compaction(runner: &mut Runner) -> Result<()> {
-    let db = runner.db()?;
+pub(super) fn wait_for_compaction(db: &Db) -> Result<()> {
     say(&format!("waitforcompaction({}): started", db.dir().display()));
     db.wait_for_background()?;
     say(&format!("waitforcompaction({}): finished", db.dir().display()));
-    if let Some(text) = runner.note_settled() {
-        say(&text);
-    }
     Ok(())
 }
 
 /// `flush`.
-pub(super) fn flush(runner: &mut Runner) -> Result<()> {
-    let db = runner.db()?;
+pub(super) fn flush(db: &Db) -> Result<()> {
     db.flush(db.default_family())?;
     say("flush memtable");
     Ok(())
 }
 
 /// `stats`.
-pub(super) fn stats(runner: &mut Runner) -> Result<()> {
-    say(&format!("\n{}", runner.db()?.stats_text()));
+pub(super) fn stats(db: &Db) -> Result<()> {
+    say(&format!("\n{}", db.stats_text()));
     Ok(())
 }
 
 /// `levelstats`, as db_bench prints it.
-pub(super) fn level_stats(runner: &mut Runner) -> Result<()> {
-    let db = runner.db()?;
+pub(super) fn level_stats(db: &Db) -> Result<()> {
     let mut text = String::from("\nLevel Files Size(MB)\n--------------------\n");
     for level in db.report(db.default_family())?.levels {
         let mib = level.bytes as f64 / 1_048_576.0;
@@ -52,8 +45,7 @@ pub(super) fn level_stats(runner: &mut Runner) -> Result<()> {
 }
 
 /// `bucketstats`.
-pub(super) fn bucket_stats(runner: &mut Runner) -> Result<()> {
-    let db = runner.db()?;
+pub(super) fn bucket_stats(db: &Db) -> Result<()> {
     let text = db.property(db.default_family(), "archipelago.bucketstats");
     say(&format!("\n{}", text.unwrap_or_default()));
     Ok(())

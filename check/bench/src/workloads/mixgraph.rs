@@ -17,10 +17,10 @@ use archipelago_base::random::Rng;
 
 use super::Worker;
 use crate::flags::Mixgraph;
-use crate::keys::below;
 use crate::pace::Rate;
 use crate::store::Result;
 use crate::tally::{Counts, OpKind};
+use crate::zipf::below;
 
 /// Smallest value.
 const VALUE_BYTES_MIN: u64 = 10;

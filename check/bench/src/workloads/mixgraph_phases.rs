@@ -11,9 +11,9 @@
 use super::Worker;
 use super::mixgraph::{self, KeyRanges};
 use crate::flags::Mixgraph;
-use crate::keys::below;
 use crate::store::{Error, Result};
 use crate::tally::OpKind;
+use crate::zipf::below;
 
 /// Key ranges of each phase.
 const RANGES: [u64; 5] = [10, 20, 30, 40, 50];

@@ -24,7 +24,6 @@ use archipelago_base::random::Rng;
 use crate::flags::Flags;
 use crate::keys::{KeyMaker, KeyPicker};
 use crate::pace::{Limit, Rate};
-use crate::runner::Runner;
 use crate::store::{ColumnFamily, Db, ReadOptions, Result, WriteOptions};
 use crate::tally::{Counts, Progress, Tally};
 use crate::values::{ValuePool, Values};
@@ -78,7 +77,7 @@ pub(crate) enum Run {
     /// On `--threads` threads.
     Workers(Body, Message),
     /// Once, on the main thread.
-    Action(fn(&mut Runner) -> Result<()>),
+    Action(fn(&Db) -> Result<()>),
 }
 
 /// A benchmark.
@@ -90,6 +89,8 @@ pub(crate) struct Spec {
     pub(crate) fresh: bool,
     /// Writes, so that its compaction may go on after it.
     pub(crate) writes: bool,
+    /// Returns when the background work is done, so that the last result can be settled.
+    pub(crate) settles: bool,
     /// Has one more worker, which writes beside the others.
     pub(crate) with_writer: bool,
     /// Bytes that keys have beyond `--key_size`.
@@ -107,6 +108,7 @@ impl Spec {
             run,
             fresh: false,
             writes: false,
+            settles: false,
             with_writer: false,
             longer_keys: 0,
             synced: false,
@@ -156,7 +158,7 @@ pub(crate) fn find(name: &str) -> Option<Spec> {
         "mixgraph2" => workers(mixgraph_phases::mixed, mixgraph::message).fresh(),
         "compact" => workers(admin::compact, quiet).writing(),
         "warmup" => workers(ycsb::warm_up, quiet),
-        "waitforcompaction" => action(admin::wait_for_compaction),
+        "waitforcompaction" => Spec { settles: true, ..action(admin::wait_for_compaction) },
         "flush" => action(admin::flush),
         "stats" => action(admin::stats),
         "levelstats" => action(admin::level_stats),

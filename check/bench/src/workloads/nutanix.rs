@@ -10,10 +10,9 @@ use std::sync::atomic::Ordering;
 use archipelago_base::random::Rng;
 
 use super::{Spec, Worker, ycsb};
-use crate::keys::below;
 use crate::store::Result;
 use crate::tally::OpKind;
-use crate::zipf::{Chooser, Distribution};
+use crate::zipf::{Chooser, Distribution, below};
 
 const VALUE_BYTES_MIN: f64 = 100.0;
 const VALUE_BYTES_MEDIAN: f64 = 400.0;

@@ -11,10 +11,9 @@ use std::sync::atomic::Ordering;
 use archipelago_base::random::Rng;
 
 use super::{Body, Message, Spec, Worker};
-use crate::keys::below;
 use crate::store::Result;
 use crate::tally::{Counts, OpKind};
-use crate::zipf::{Chooser, Distribution};
+use crate::zipf::{Chooser, Distribution, below};
 
 /// Shares of a hundred operations; the rest are read-modify-writes.
 #[derive(Clone, Copy, Debug)]

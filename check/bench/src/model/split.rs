@@ -6,10 +6,9 @@
 //! knowing what survives the merge, is the imbalance of the parts: it comes out, it is not put in.
 
 use archipelago_base::random::Rng;
-use archipelago_engine::compaction::subcompaction::{
-    ANCHORS_PER_FILE, Anchor, plan_subcompactions,
-};
+use archipelago_engine::compaction::subcompaction::{ANCHORS_PER_FILE, plan_subcompactions};
 use archipelago_engine::key::KeyRange;
+use archipelago_engine::sst::Anchor;
 
 use super::keyspace::{Run, key, numbers};
 

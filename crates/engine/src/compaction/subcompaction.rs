@@ -20,18 +20,10 @@
 //! file whose reader is closed is opened, three to five reads, once per job.
 
 use crate::key::KeyRange;
+use crate::sst::Anchor;
 
 /// Most anchors that a file names.
 pub const ANCHORS_PER_FILE: usize = 128;
-
-/// A key of an input file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Anchor {
-    /// A user key, in the file or between two of its keys.
-    pub key: Vec<u8>,
-    /// About how many bytes of the file lie between the anchor before and this one.
-    pub bytes: u64,
-}
 
 /// Cuts `range`, whose inputs have `anchors` (in any order), into at most `parts_max` even parts
 /// of about `part_bytes_min` or more; see the module. One part, the range itself, if it is not

@@ -6,7 +6,15 @@
 //! an estimate by the partitions' sizes.
 
 use super::reader::TableReader;
-use crate::compaction::subcompaction::Anchor;
+
+/// A key of an input file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Anchor {
+    /// A user key, in the file or between two of its keys.
+    pub key: Vec<u8>,
+    /// About how many bytes of the file lie between the anchor before and this one.
+    pub bytes: u64,
+}
 
 impl TableReader {
     /// At most `most` anchors (or one, if that is 0), ascending, about the same bytes apart;

@@ -14,6 +14,7 @@
 //! | `block` | a block in memory, as the cache holds it |
 //! | `builder`, `writer` | writing |
 //! | `reader`, `multi`, `iter`, `readahead`, `verify`, `dump` | reading |
+//! | `anchors` | keys at which a compaction of the table may be cut |
 //! | `salvage` | reading what is whole of a damaged table |
 //! | `table_cache` | open readers |
 
@@ -37,6 +38,7 @@ mod tail;
 mod verify;
 mod writer;
 
+pub use anchors::Anchor;
 pub use block::Block;
 #[cfg(test)]
 pub(crate) use block::block_of as tests_block;

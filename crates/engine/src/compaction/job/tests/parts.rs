@@ -1,7 +1,8 @@
 //! A compaction in parts shows what the whole one shows.
 
 use super::*;
-use crate::compaction::subcompaction::{Anchor, plan_subcompactions};
+use crate::compaction::subcompaction::plan_subcompactions;
+use crate::sst::Anchor;
 use crate::tombstone::TombstoneSet;
 
 /// What one step of a history does to a key, or to the `len` keys from it on.

@@ -29,6 +29,7 @@ pub mod repair;
 pub mod sst;
 pub mod stall;
 pub mod stats;
+pub mod table_cache;
 pub mod transaction;
 pub mod version;
 pub mod wal;

@@ -48,7 +48,7 @@ impl Trash {
 pub struct LiveFile {
     meta: FileMeta,
     /// The open table, kept here so that a read finds it without a look-up; managed by
-    /// `crate::sst::TableCache`.
+    /// `crate::table_cache::TableCache`.
     pub(crate) reader: ArcSwapOption<TableReader>,
     /// Set by readers, cleared by the table cache's clock hand.
     pub(crate) used: AtomicBool,

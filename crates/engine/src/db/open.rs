@@ -63,8 +63,8 @@ use crate::manifest::{
 };
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
-use crate::sst::TableCache;
 use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter};
+use crate::table_cache::TableCache;
 use crate::transaction::RowLocks;
 use crate::wal::{LogChain, RecoveredLog, SegmentEnd, SegmentFile};
 

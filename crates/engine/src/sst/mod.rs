@@ -1,8 +1,8 @@
 //! Sorted string tables: immutable files of records in internal-key order.
 //!
 //! [`TableBuilder`] writes one, [`TableReader`] answers look-ups and makes cursors
-//! ([`TableIter`]), [`TableCache`] keeps a bounded number of readers open, [`SstWriter`] makes
-//! files for ingestion. The format is described byte by byte in `docs/formats/sst.md`.
+//! ([`TableIter`]), [`SstWriter`] makes files for ingestion, [`crate::table_cache`] keeps a bounded
+//! number of readers open. The format is described byte by byte in `docs/formats/sst.md`.
 //!
 //! | module | concept |
 //! | --- | --- |
@@ -16,7 +16,6 @@
 //! | `reader`, `multi`, `iter`, `readahead`, `verify`, `dump` | reading |
 //! | `anchors` | keys at which a compaction of the table may be cut |
 //! | `salvage` | reading what is whole of a damaged table |
-//! | `table_cache` | open readers |
 
 mod anchors;
 mod block;
@@ -33,7 +32,6 @@ mod readahead;
 mod reader;
 mod salvage;
 mod sampling;
-mod table_cache;
 mod tail;
 mod verify;
 mod writer;
@@ -49,7 +47,6 @@ pub use properties::Properties;
 pub use reader::{TableReadOptions, TableReader};
 pub use salvage::{RecordVisitor, TableSalvage, salvage_table};
 pub(crate) use sampling::{SampledBlock, SampledKey};
-pub use table_cache::{TableCache, TableGuard};
 pub use verify::{ForeignTable, read_foreign_table};
 pub use writer::SstWriter;
 

@@ -9,6 +9,7 @@ use super::*;
 use crate::cache::{BlockKey, BlockKind};
 use crate::file_meta::sst_name;
 use crate::live_file::{LiveFile, Trash};
+use crate::table_cache::TableCache;
 
 struct Setup {
     fs: Arc<VecFs>,

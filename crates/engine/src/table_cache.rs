@@ -20,10 +20,10 @@ use archipelago_base::{Error, ErrorKind, FileNo, Result};
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 use parking_lot::Mutex;
 
-use super::reader::TableReader;
 use crate::cache::BlockCache;
 use crate::file_meta::sst_name;
 use crate::live_file::LiveFile;
+use crate::sst::TableReader;
 
 /// Locks that files are opened under.
 const SHARDS: usize = 16;

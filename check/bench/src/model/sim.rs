@@ -18,9 +18,10 @@ use archipelago_base::SeqNo;
 use archipelago_base::clock::ManualClock;
 use archipelago_base::random::Rng;
 use archipelago_engine::compaction::pick::{
-    Pick, PickInput, Running, compaction_jobs, flush_reserve_ns, is_loading, load_pause_ns, pick,
+    Pick, PickInput, compaction_jobs, flush_reserve_ns, is_loading, load_pause_ns, pick,
 };
 use archipelago_engine::db::flush_plan::FlushPlan;
+use archipelago_engine::version::Running;
 
 use super::keyspace::Run;
 use super::profile::{Demand, Work};

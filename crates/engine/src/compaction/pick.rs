@@ -49,7 +49,7 @@ use archipelago_base::{CfId, SeqNo};
 
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
-use crate::version::{LAST_LEVEL, Version, total_bytes};
+use crate::version::{LAST_LEVEL, Running, Version, total_bytes};
 
 pub use self::freeing::{Room, largest_job_bytes, pick_freeing, pick_part, pick_recut, pick_tiny};
 use self::picker::Picker;
@@ -58,28 +58,6 @@ pub use self::share::{compaction_jobs, flush_reserve_ns, is_loading, load_pause_
 
 /// A job holds at most this many target file sizes of inputs when it widens itself.
 const WIDEN_FILES_MAX: u64 = 25;
-
-/// A compaction that runs: what it reads and where it writes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Running {
-    /// Its column family.
-    pub cf: CfId,
-    /// Covers every key of its inputs, and so of its outputs ([`Pick::range`]).
-    pub range: KeyRange,
-    /// The upper level of its inputs.
-    pub from: usize,
-    /// The level that it writes.
-    pub to: usize,
-    /// Numbers of its input files.
-    pub files: Vec<u64>,
-}
-
-impl Running {
-    /// Whether it writes a level below L0 again, for space.
-    fn is_rewrite(&self) -> bool {
-        self.from == self.to && self.to > 0
-    }
-}
 
 /// What a decision is made from.
 #[derive(Clone, Copy, Debug)]

@@ -240,7 +240,7 @@ impl DbInner {
     fn pick_input<'a>(
         &self,
         version: &'a Version,
-        running: &'a [crate::compaction::pick::Running],
+        running: &'a [crate::version::Running],
         snapshots: &'a [SeqNo],
         visible: SeqNo,
     ) -> PickInput<'a> {

@@ -11,8 +11,8 @@ use crate::border::contained;
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input};
 use crate::compaction::pick::{
-    Pick, PickInput, Running, compaction_jobs, is_loading, pick_freeing, pick_of_all, pick_part,
-    pick_recut, pick_tiny,
+    Pick, PickInput, compaction_jobs, is_loading, pick_freeing, pick_of_all, pick_part, pick_recut,
+    pick_tiny,
 };
 use crate::db::family::Family;
 use crate::db::inner::{DbInner, RunningJob, RunningKind, State};
@@ -28,7 +28,7 @@ use crate::manifest::VersionEdit;
 use crate::options::LEVELS;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
-use crate::version::{LAST_LEVEL, Version};
+use crate::version::{LAST_LEVEL, Running, Version};
 
 /// Memory of a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;

@@ -39,7 +39,6 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use crate::bucket::BucketMap;
 use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input, run_compaction};
-use crate::compaction::pick::Running;
 use crate::db::checkpoint::copy;
 use crate::db::commit::CommitState;
 use crate::db::family::Family;
@@ -53,7 +52,7 @@ use crate::memtable::Shard;
 use crate::options::LEVELS;
 use crate::sst::{ForeignTable, read_foreign_table};
 use crate::stats::Ticker;
-use crate::version::Version;
+use crate::version::{Running, Version};
 
 /// Settings of an ingestion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -29,7 +29,6 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::border::ExtensionPanic;
 use crate::cache::BlockCache;
-use crate::compaction::pick::Running;
 use crate::db::commit::Committer;
 use crate::db::disk::Disk;
 use crate::db::family::{Family, SuperVersion};
@@ -51,8 +50,8 @@ use crate::stall::{DelayController, RateMeter};
 use crate::stats::{Statistics, Ticker};
 use crate::table_cache::TableCache;
 use crate::transaction::RowLocks;
-use crate::version::Version;
 use crate::version::rebalance::RunningFlush;
+use crate::version::{Running, Version};
 
 /// What becomes of one shard of a sealed memtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,6 +23,7 @@ mod flushed;
 mod layers;
 mod level;
 pub mod rebalance;
+mod running;
 pub mod sizes;
 
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub use build::{Built, VersionBuilder};
 pub use flushed::FlushedThrough;
 pub use layers::layers;
 pub use level::Level;
+pub use running::Running;
 pub use sizes::{LAST_LEVEL, LevelTargets};
 
 /// An edit or a version that no sound sequence of jobs can make.

@@ -7,7 +7,6 @@ use archipelago_base::{CfId, Epoch, ErrorKind, SeqNo};
 
 use super::rebalance::can_change_map;
 use super::*;
-use crate::compaction::pick::Running;
 use crate::file_meta::FileMeta;
 use crate::live_file::Trash;
 use crate::options::Compression;

@@ -26,9 +26,8 @@
 use archipelago_base::{Error, Result};
 
 use super::decide::ChangeKind;
-use crate::compaction::pick::Running;
 use crate::key::KeyRange;
-use crate::version::Version;
+use crate::version::{Running, Version};
 
 /// A running flush, as a decision sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]

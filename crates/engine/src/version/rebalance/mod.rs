@@ -20,9 +20,8 @@ use std::ops::Range;
 
 use archipelago_base::{Error, Result};
 
-use crate::compaction::pick::Running;
 use crate::key::KeyRange;
-use crate::version::Version;
+use crate::version::{Running, Version};
 
 pub use decide::{ChangeKind, MapChange, Reason, RebalanceInput, rebalance};
 pub use fit::{RunningFlush, fitting};

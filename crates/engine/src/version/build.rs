@@ -13,13 +13,14 @@ use std::sync::Arc;
 use archipelago_base::{Epoch, Result, SeqNo};
 
 use crate::bucket::BucketMap;
-use crate::compaction::pick::reclaim;
 use crate::file_meta::FileMeta;
 use crate::key::KeyRange;
 use crate::live_file::{LiveFile, Trash};
 use crate::options::{CfOptions, LEVELS};
 use crate::version::sizes::{self, level_targets};
-use crate::version::{FlushedThrough, Level, Version, impossible, layers, total_bytes};
+use crate::version::{
+    FlushedThrough, Level, Version, impossible, layers, reclaimable, total_bytes,
+};
 
 /// What [`VersionBuilder::finish`] makes.
 #[derive(Debug)]
@@ -205,7 +206,7 @@ impl VersionBuilder {
             reclaimable: Vec::new(),
         };
         let may_qualify = |(level, file): &(usize, &Arc<LiveFile>)| {
-            reclaim::may_qualify(*level, file, &version.options)
+            reclaimable::may_qualify(*level, file, &version.options)
         };
         let reclaimable = version.files().filter(may_qualify);
         version.reclaimable = reclaimable.map(|(level, file)| (level, Arc::clone(file))).collect();

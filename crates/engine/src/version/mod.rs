@@ -23,6 +23,7 @@ mod flushed;
 mod layers;
 mod level;
 pub mod rebalance;
+pub mod reclaimable;
 mod running;
 pub mod sizes;
 

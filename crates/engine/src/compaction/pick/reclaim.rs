@@ -49,41 +49,14 @@ use crate::file_meta::FileMeta;
 use crate::live_file::LiveFile;
 use crate::options::CfOptions;
 use crate::table_content::CoveredRange;
+use crate::version::reclaimable::{GARBAGE_SHARE, is_share, is_written_otherwise};
 use crate::version::{LAST_LEVEL, Version, total_bytes};
-
-/// A rewrite is worth its bytes from this part of the table on: one in so many.
-pub const GARBAGE_SHARE: u64 = 3;
-
-/// Whether a table may ever be dropped, rewritten or taken down for space.
-pub(crate) fn may_qualify(level: usize, file: &FileMeta, options: &CfOptions) -> bool {
-    let content = &file.content;
-    let last = level == LAST_LEVEL;
-    let records = content.shadowed.saturating_add(if last { file.deletions } else { 0 });
-    file.range_deletions > 0
-        || content.expiring > 0
-        || file.deletions == file.entries
-        || is_share(records, file.entries)
-        || is_share(content.shadowed_bytes, file.raw_bytes)
-        || (last && is_written_otherwise(file, options))
-}
-
-/// Whether a rewrite in the last level would use another compression or another compaction filter.
-fn is_written_otherwise(file: &FileMeta, options: &CfOptions) -> bool {
-    let filter = options.compaction_filter.as_ref();
-    let is_filtered = filter.is_none() || filter == file.content.compaction_filter.as_ref();
-    !is_filtered || file.content.compression != options.compression_last
-}
 
 /// Whether all of a table's records are published and none is newer than a live snapshot: a job
 /// over it loses every delete with nothing older below.
 fn is_before_readers(file: &FileMeta, input: &PickInput<'_>) -> bool {
     let oldest = input.snapshots.first().copied();
     file.largest_seq() <= input.visible && oldest.is_none_or(|oldest| file.largest_seq() < oldest)
-}
-
-/// Whether a part of a table is worth the rewrite of all of it.
-fn is_share(part: u64, whole: u64) -> bool {
-    part > 0 && part.saturating_mul(GARBAGE_SHARE) >= whole
 }
 
 /// Whether no reader finds a value in the table.

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use archipelago_base::SeqNo;
 
-use super::below::Below;
 use super::stripes::Stripes;
+use crate::job::below::Below;
 use crate::key::KeyRange;
 use crate::tombstone::{RangeTombstone, Skyline};
 

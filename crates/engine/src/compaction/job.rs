@@ -17,6 +17,7 @@ use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
 use serde::{Deserialize, Serialize};
 
 use super::cover::clip;
+use super::drive;
 use super::iterator::CompactionIterator;
 use crate::cache::BlockCache;
 use crate::file_meta::{FileMeta, sst_name};
@@ -24,7 +25,7 @@ use crate::file_meta::{FileMeta, sst_name};
 use crate::iter::{Child, FileOpener, InternalIterator, LevelIterator, MergingIterator};
 use crate::job::output::OutputWriter;
 use crate::job::spec::{OutputSpec, Retention};
-use crate::job::{Cancel, JobContext, JobOutput, MeteredRead, Progress, drive};
+use crate::job::{Cancel, JobContext, JobOutput, MeteredRead, Progress};
 use crate::key::KeyRange;
 use crate::sst::{TableReadOptions, TableReader};
 

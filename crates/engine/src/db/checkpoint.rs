@@ -33,7 +33,7 @@ use archipelago_env::{
     CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
 };
 
-use crate::compaction::below::Below;
+use crate::compaction::drive;
 use crate::compaction::iterator::{CompactionIterator, Rules};
 use crate::compaction::stripes::Stripes;
 use crate::db::Db;
@@ -41,9 +41,9 @@ use crate::db::compacting::JOB_OUTPUT_BYTES;
 use crate::db::family::{Family, SuperVersion};
 use crate::db::inner::DbInner;
 use crate::file_meta::{FileMeta, sst_name};
-use crate::flush::NoShards;
 use crate::iter::{AsOfIterator, Child, InternalIterator, MergingIterator};
-use crate::job::drive;
+use crate::job::NoShards;
+use crate::job::below::Below;
 use crate::job::output::OutputWriter;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;

@@ -8,7 +8,6 @@ use archipelago_base::{CfId, Result};
 use archipelago_env::{IoContext, IoPurpose};
 
 use crate::border::contained;
-use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input};
 use crate::compaction::pick::{
     Pick, PickInput, compaction_jobs, is_loading, pick_freeing, pick_of_all, pick_part, pick_recut,
@@ -20,9 +19,9 @@ use crate::db::subcompacting::Compacted;
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::file_meta::sst_name;
-use crate::flush::ShardSource;
+use crate::job::below::{Below, range_of};
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
-use crate::job::{Cancel, JobContext, JobOutput};
+use crate::job::{Cancel, JobContext, JobOutput, ShardSource};
 use crate::key::KeyRange;
 use crate::manifest::VersionEdit;
 use crate::options::LEVELS;

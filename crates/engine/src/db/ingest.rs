@@ -37,7 +37,6 @@ use archipelago_base::{Error, ErrorKind, FileNo, Result, SeqNo};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 
 use crate::bucket::BucketMap;
-use crate::compaction::below::{Below, range_of};
 use crate::compaction::job::{CompactionSpec, Input, run_compaction};
 use crate::db::checkpoint::copy;
 use crate::db::commit::CommitState;
@@ -46,6 +45,8 @@ use crate::db::inner::{DbInner, RunningJob, RunningKind};
 use crate::db::{ColumnFamily, Db};
 use crate::event::Event;
 use crate::file_meta::{FileMeta, sst_name};
+use crate::job::NoShards;
+use crate::job::below::{Below, range_of};
 use crate::key::KeyRange;
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::Shard;
@@ -214,7 +215,7 @@ impl DbInner {
                 readahead_bytes: self.options.compaction_readahead_bytes as u32,
                 direct_reads: self.options.direct_background_io,
             };
-            let output = run_compaction(&spec, &self.job_context(&crate::flush::NoShards))?;
+            let output = run_compaction(&spec, &self.job_context(&NoShards))?;
             taken.extend(output.files.iter().map(FileMeta::file_no));
             pieces.extend(output.files);
         }

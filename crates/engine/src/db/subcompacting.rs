@@ -33,10 +33,9 @@ use crate::db::compacting::{CompactionTask, output_bytes};
 use crate::db::hands::HandsKind;
 use crate::db::inner::DbInner;
 use crate::db::together::Work;
-use crate::flush::NoShards;
 use crate::job::executor;
 use crate::job::spec::FileNumbers;
-use crate::job::{Cancel, JobContext, JobOutput};
+use crate::job::{Cancel, JobContext, JobOutput, NoShards};
 use crate::key::KeyRange;
 
 /// What a compaction gave back, checked.

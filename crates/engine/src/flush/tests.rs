@@ -5,9 +5,10 @@ use archipelago_env::limit::{Priority, RateLimiter};
 use archipelago_env::mem::MemFs;
 
 use super::*;
-use crate::compaction::below::Below;
+use crate::job::below::Below;
 use crate::job::spec::FileNumbers;
 use crate::job::testing::*;
+use crate::job::{NoShards, ShardSource};
 use crate::key::Kind;
 
 #[test]

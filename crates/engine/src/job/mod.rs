@@ -18,12 +18,15 @@
 //! job of its own over a part of the keys ([`crate::compaction::subcompaction`]), and the owner
 //! installs all their outputs in one edit.
 
+pub mod below;
 mod cancel;
+mod counts;
 pub mod executor;
 mod files;
 pub mod output;
 #[cfg(test)]
 mod process_tests;
+mod shards;
 pub mod spec;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -40,16 +43,13 @@ use archipelago_env::FileSystem;
 use archipelago_env::limit::RateLimiter;
 
 pub use cancel::Cancel;
+pub use counts::{Counts, Dropped};
 pub(crate) use files::{MeteredRead, MeteredWrite};
+pub use shards::{NoShards, ShardRef, ShardSource};
 
 use crate::cache::BlockCache;
-use crate::compaction::iterator::{CompactionIterator, Counts};
 use crate::extension::Registry;
 use crate::file_meta::FileMeta;
-use crate::flush::ShardSource;
-use crate::iter::InternalIterator;
-use crate::job::output::OutputWriter;
-use crate::sst::RecordRole;
 
 /// How far a running job is; read by others while it runs.
 #[derive(Debug, Default)]
@@ -161,27 +161,4 @@ impl JobContext<'_> {
             duration_ns: self.clock.now_ns().saturating_sub(started_ns),
         }
     }
-}
-
-/// Writes everything that `input` gives out. `check` sees its counts before the outputs are
-/// declared good; if it fails, they are removed.
-pub(crate) fn drive<I: InternalIterator>(
-    input: &mut CompactionIterator<'_, I>,
-    mut writer: OutputWriter<'_>,
-    context: &JobContext<'_>,
-    check: impl FnOnce(&CompactionIterator<'_, I>) -> Result<()>,
-) -> Result<Vec<FileMeta>> {
-    context.check_cancelled()?;
-    input.start()?;
-    while input.valid() {
-        let role = RecordRole {
-            starts_key: input.starts_key(),
-            is_warm: context.warm || input.is_warm(),
-            is_shadowed: input.is_shadowed(),
-        };
-        writer.add(input.key(), input.value(), role)?;
-        input.advance()?;
-    }
-    check(input)?;
-    writer.finish()
 }

@@ -13,7 +13,7 @@ use super::testing::*;
 use super::wire::{self, Message};
 use super::*;
 use crate::compaction::job::{CompactionSpec, Input, run_compaction};
-use crate::flush::{FlushSpec, ShardRef, run_flush};
+use crate::flush::{FlushSpec, run_flush};
 use crate::key::Kind;
 use crate::memtable::{SealedImage, SealedShard, Shard, SlabPool};
 

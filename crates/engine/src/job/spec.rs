@@ -4,15 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use archipelago_base::random::{self, Rng};
-use archipelago_base::{CfId, Error, FileNo, Result, SeqNo};
+use archipelago_base::{CfId, Error, FileNo, Result};
 use serde::{Deserialize, Serialize};
 
-use super::JobContext;
-use crate::compaction::below::Below;
-use crate::compaction::iterator::Rules;
-use crate::compaction::stripes::Stripes;
-use crate::extension::{FamilyFilter, FamilyMerge};
-use crate::key::KeyRange;
+use super::below::Below;
 use crate::options::{Compression, LEVELS};
 use crate::sst::TableOptions;
 
@@ -31,33 +26,6 @@ pub struct Retention {
     pub merge_operator: Option<String>,
     /// Name of the column family's compaction filter, if it has one.
     pub compaction_filter: Option<String>,
-}
-
-impl Retention {
-    /// The rules for the keys of `range` of the column family `family`. `InvalidArgument` if the
-    /// operator or the filter is not registered in this process.
-    pub(crate) fn rules<'a>(
-        &'a self,
-        family: &str,
-        range: &'a KeyRange,
-        context: &JobContext<'_>,
-    ) -> Result<Rules<'a>> {
-        self.below.validate()?;
-        if self.visible_seq > SeqNo::MAX.0 {
-            return Err(Error::invalid("job spec: visible_seq is past the largest there is"));
-        }
-        let registry = &context.registry;
-        let operator = self.merge_operator.as_deref().map(|name| registry.merge_operator(name));
-        let filter = self.compaction_filter.as_deref().map(|name| registry.compaction_filter(name));
-        Ok(Rules {
-            range,
-            stripes: Stripes::new(&self.snapshots, SeqNo(self.visible_seq)),
-            below: &self.below,
-            now_ms: self.now_ms,
-            merge_operator: operator.transpose()?.map(|found| FamilyMerge::new(found, family)),
-            filter: filter.transpose()?.map(|found| FamilyFilter::new(found, family)),
-        })
-    }
 }
 
 /// File numbers that the owner has set aside for a job: `first`, `first + 1`, … Numbers that are
@@ -89,7 +57,7 @@ pub struct OutputSpec {
     pub dir: PathBuf,
     /// Level that they go to.
     pub level: u8,
-    /// Their numbers. If they run out, [`JobContext::more_file_numbers`] is asked.
+    /// Their numbers. If they run out, [`super::JobContext::more_file_numbers`] is asked.
     pub file_numbers: FileNumbers,
     /// Random number of the job: the outputs' unique ids come from it and their numbers.
     pub unique_seed: u64,

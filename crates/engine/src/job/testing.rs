@@ -9,13 +9,13 @@ use archipelago_base::{Error, SeqNo};
 use archipelago_env::mem::MemFs;
 use archipelago_env::{IoContext, IoPurpose, OpenOptions};
 
+use super::below::Below;
 use super::spec::{FileNumbers, OutputSpec, Retention};
 use super::*;
-use crate::compaction::below::Below;
 use crate::compaction::job::{CompactionSpec, Input};
 use crate::file_meta::sst_name;
-use crate::flush::{FlushSpec, ShardRef};
-use crate::iter::VecIterator;
+use crate::flush::FlushSpec;
+use crate::iter::{InternalIterator, VecIterator};
 use crate::key::{self, KeyRange, KeyRef, Kind};
 use crate::memtable::SealedShard;
 use crate::options::Compression;

@@ -6,8 +6,8 @@ use archipelago_env::mem::MemFs;
 use proptest::prelude::*;
 
 use super::*;
-use crate::compaction::below::{Below, range_of};
 use crate::flush::run_flush;
+use crate::job::below::{Below, range_of};
 use crate::job::output::GRANDPARENT_TARGETS;
 use crate::job::spec::Grandparent;
 use crate::job::testing::*;

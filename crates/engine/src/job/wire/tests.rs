@@ -3,10 +3,10 @@ use std::path::PathBuf;
 use archipelago_base::random::Rng;
 
 use super::*;
-use crate::compaction::below::Below;
 use crate::compaction::job::Input;
 use crate::file_meta::FileMeta;
-use crate::flush::ShardRef;
+use crate::job::ShardRef;
+use crate::job::below::Below;
 use crate::job::spec::{FileNumbers, Grandparent, OutputSpec, Retention};
 use crate::key::KeyRange;
 use crate::options::Compression;

@@ -1,0 +1,33 @@
+//! The loop of every job: records from the iterator to the outputs.
+
+use archipelago_base::Result;
+
+use super::iterator::CompactionIterator;
+use crate::file_meta::FileMeta;
+use crate::iter::InternalIterator;
+use crate::job::JobContext;
+use crate::job::output::OutputWriter;
+use crate::sst::RecordRole;
+
+/// Writes everything that `input` gives out. `check` sees its counts before the outputs are
+/// declared good; if it fails, they are removed.
+pub(crate) fn drive<I: InternalIterator>(
+    input: &mut CompactionIterator<'_, I>,
+    mut writer: OutputWriter<'_>,
+    context: &JobContext<'_>,
+    check: impl FnOnce(&CompactionIterator<'_, I>) -> Result<()>,
+) -> Result<Vec<FileMeta>> {
+    context.check_cancelled()?;
+    input.start()?;
+    while input.valid() {
+        let role = RecordRole {
+            starts_key: input.starts_key(),
+            is_warm: context.warm || input.is_warm(),
+            is_shadowed: input.is_shadowed(),
+        };
+        writer.add(input.key(), input.value(), role)?;
+        input.advance()?;
+    }
+    check(input)?;
+    writer.finish()
+}

@@ -1,0 +1,66 @@
+//! What a job did with the records that it read.
+
+/// Records dropped, by reason. A record that became a delete was not dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Dropped {
+    /// A newer version in the same stripe hides them.
+    pub shadowed: u64,
+    /// A range tombstone in the same stripe covers them.
+    pub covered: u64,
+    /// Deletes with nothing left to delete.
+    pub deletes: u64,
+    /// Expired, with nothing left to hide.
+    pub expired: u64,
+    /// Removed by the filter, with nothing left to hide.
+    pub filtered: u64,
+    /// Operands and bases folded into another record.
+    pub merged: u64,
+}
+
+impl Dropped {
+    fn add(&mut self, other: &Self) {
+        self.shadowed += other.shadowed;
+        self.covered += other.covered;
+        self.deletes += other.deletes;
+        self.expired += other.expired;
+        self.filtered += other.filtered;
+        self.merged += other.merged;
+    }
+
+    /// All reasons together.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.shadowed + self.covered + self.deletes + self.expired + self.filtered + self.merged
+    }
+}
+
+/// What an iteration has done so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Counts {
+    /// Point records read.
+    pub records_in: u64,
+    /// Point records given out.
+    pub records_out: u64,
+    /// Records dropped, by reason.
+    pub dropped: Dropped,
+    /// Records given out with another kind or value: expired, or filtered.
+    pub rewritten: u64,
+    /// Folds that failed; their records were kept.
+    pub merge_errors: u64,
+    /// The first failure's sentence.
+    pub merge_error: Option<String>,
+}
+
+impl Counts {
+    /// Adds what another part of the same job has done.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.records_in += other.records_in;
+        self.records_out += other.records_out;
+        self.dropped.add(&other.dropped);
+        self.rewritten += other.rewritten;
+        self.merge_errors += other.merge_errors;
+        if self.merge_error.is_none() {
+            self.merge_error.clone_from(&other.merge_error);
+        }
+    }
+}

@@ -21,6 +21,7 @@ pub mod cache;
 pub mod compaction;
 pub mod db;
 pub mod disk_space;
+pub mod executor;
 pub mod flush;
 pub mod job;
 pub mod manifest;

@@ -2,8 +2,9 @@
 #![no_main]
 
 use archipelago_engine::compaction::job::CompactionSpec;
+use archipelago_engine::executor::wire;
 use archipelago_engine::flush::FlushSpec;
-use archipelago_engine::job::{JobOutput, wire};
+use archipelago_engine::job::JobOutput;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -51,11 +51,11 @@ use crate::db::memtable::{Memtable, RECORD_OVERHEAD_BYTES};
 use crate::db::snapshot::Snapshots;
 use crate::disk_space::flush_room;
 use crate::event::Listeners;
+use crate::executor::{JobExecutor, LocalExecutor};
 use crate::extension::Registry;
 use crate::file_meta::{LOCK_NAME, log_name};
 use crate::flush::run_flush;
 use crate::job::JobOutput;
-use crate::job::executor::{JobExecutor, LocalExecutor};
 use crate::key::KeyRange;
 use crate::live_file::Trash;
 use crate::manifest::{

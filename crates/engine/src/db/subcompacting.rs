@@ -33,7 +33,7 @@ use crate::db::compacting::{CompactionTask, output_bytes};
 use crate::db::hands::HandsKind;
 use crate::db::inner::DbInner;
 use crate::db::together::Work;
-use crate::job::executor;
+use crate::executor;
 use crate::job::spec::FileNumbers;
 use crate::job::{Cancel, JobContext, JobOutput, NoShards};
 use crate::key::KeyRange;

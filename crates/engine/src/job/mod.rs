@@ -3,8 +3,8 @@
 //!
 //! [`crate::flush::run_flush`] and [`crate::compaction::job::run_compaction`] are the functions;
 //! here is what they share: the parts of their specs ([`spec`]), what they are given
-//! ([`JobContext`]) and give back ([`JobOutput`]), how outputs are written ([`output`]), and how
-//! specs and outputs travel ([`wire`]), and who runs them for a database ([`executor`]). Invariants:
+//! ([`JobContext`]) and give back ([`JobOutput`]), and how outputs are written ([`output`]).
+//! [`crate::executor`] runs them for a database, and sends specs and outputs. Invariants:
 //!
 //! 1. A job reads nothing but its spec, its context and the files and shards that the spec names;
 //!    merge operators and filters are found by name. So it runs the same in another process.
@@ -21,16 +21,12 @@
 pub mod below;
 mod cancel;
 mod counts;
-pub mod executor;
 mod files;
 pub mod output;
-#[cfg(test)]
-mod process_tests;
 mod shards;
 pub mod spec;
 #[cfg(test)]
 pub(crate) mod testing;
-pub mod wire;
 
 use std::fmt;
 use std::sync::Arc;

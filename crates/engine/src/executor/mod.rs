@@ -2,7 +2,7 @@
 //!
 //! The database plans a job and installs its outputs; in between it hands the spec to its
 //! [`JobExecutor`]. The default one runs it on the calling background thread. Another one sends
-//! the spec ([`super::wire`]) and the images of a flush's shards elsewhere, waits, and gives back
+//! the spec ([`wire`]) and the images of a flush's shards elsewhere, waits, and gives back
 //! what came. Invariants:
 //!
 //! 1. An executor returns `Ok` only when the outputs survive power loss where the database's file
@@ -17,12 +17,14 @@
 //! the job undone; outputs that it left are garbage that the next open collects. `Corrupt` makes the
 //! database read only, so an executor must give trouble on the way there another kind (`Io`).
 
+pub mod wire;
+
 use archipelago_base::{Error, ErrorKind, Result};
 
-use super::spec::OutputSpec;
-use super::{JobContext, JobOutput};
 use crate::compaction::job::{CompactionSpec, run_compaction};
 use crate::flush::{FlushSpec, run_flush};
+use crate::job::spec::OutputSpec;
+use crate::job::{JobContext, JobOutput};
 use crate::key::KeyRange;
 
 /// See the module.
@@ -90,3 +92,6 @@ pub(crate) fn check(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> 
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,17 +3,22 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use archipelago_base::SeqNo;
+use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::SystemClock;
 use archipelago_env::local::LocalFs;
-use archipelago_env::{CreateOptions, FileClass, IoContext, IoPurpose};
+use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose};
 
-use super::testing::*;
 use super::wire::{self, Message};
 use super::*;
-use crate::compaction::job::{CompactionSpec, Input, run_compaction};
-use crate::flush::{FlushSpec, run_flush};
+use crate::cache::BlockCache;
+use crate::compaction::job::Input;
+use crate::extension::Registry;
+use crate::file_meta::FileMeta;
+use crate::job::testing::*;
+use crate::job::{Cancel, ShardRef, ShardSource};
 use crate::key::Kind;
 use crate::memtable::{SealedImage, SealedShard, Shard, SlabPool};
 
@@ -76,7 +81,7 @@ fn child_process() {
 fn remote<T: Message>(dir: &Path, spec: &T) -> Result<JobOutput, String> {
     write(dir, "job.spec", &wire::encode(spec).unwrap());
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "job::process_tests::child_process"])
+        .args(["--exact", "executor::tests::child_process"])
         .env(JOB_DIR, dir)
         .output()
         .unwrap();

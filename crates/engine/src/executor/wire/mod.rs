@@ -9,9 +9,9 @@ use archipelago_base::{Error, ErrorKind, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::JobOutput;
 use crate::compaction::job::CompactionSpec;
 use crate::flush::FlushSpec;
+use crate::job::JobOutput;
 
 /// Version of the format. Another version is refused as `Unsupported`.
 pub const VERSION: u8 = 2;

@@ -13,7 +13,6 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::SystemClock;
 use archipelago_base::random::Rng;
 use archipelago_base::{Error, Result, SeqNo};
-use archipelago_engine::cache::BlockCache;
 use archipelago_engine::compaction::job::{CompactionSpec, Input, run_compaction};
 use archipelago_engine::extension::Registry;
 use archipelago_engine::flush::{FlushSpec, run_flush};
@@ -23,6 +22,7 @@ use archipelago_engine::job::{Cancel, JobContext, JobOutput, ShardRef, ShardSour
 use archipelago_engine::key::{KeyRange, Kind};
 use archipelago_engine::memtable::{SealedShard, Shard, SlabPool};
 use archipelago_engine::options::Compression;
+use archipelago_engine::sst::BlockCache;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 

@@ -11,12 +11,13 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::Rng;
 use archipelago_base::{Error, FileNo, Result, SeqNo};
-use archipelago_engine::cache::BlockCache;
 use archipelago_engine::iter::InternalIterator;
 use archipelago_engine::key::{Kind, encode_into};
 use archipelago_engine::lookup::{Lookup, Visit};
 use archipelago_engine::options::Compression;
-use archipelago_engine::sst::{TableBuilder, TableOptions, TableReadOptions, TableReader};
+use archipelago_engine::sst::{
+    BlockCache, TableBuilder, TableOptions, TableReadOptions, TableReader,
+};
 use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile, WritableFile};
 
 #[derive(Debug)]

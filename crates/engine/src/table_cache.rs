@@ -20,10 +20,9 @@ use archipelago_base::{Error, ErrorKind, FileNo, Result};
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 use parking_lot::Mutex;
 
-use crate::cache::BlockCache;
 use crate::file_meta::sst_name;
 use crate::live_file::LiveFile;
-use crate::sst::TableReader;
+use crate::sst::{BlockCache, TableReader};
 
 /// Locks that files are opened under.
 const SHARDS: usize = 16;

@@ -89,9 +89,8 @@ pub mod inspect {
 
     use archipelago_base::budget::ByteBudget;
     use archipelago_base::{ErrorKind, Result};
-    use archipelago_engine::cache::BlockCache;
     pub use archipelago_engine::manifest::dump as dump_manifest;
-    use archipelago_engine::sst::{TableReadOptions, TableReader};
+    use archipelago_engine::sst::{BlockCache, TableReadOptions, TableReader};
     use archipelago_env::{FileClass, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions};
 
     /// Takes the lock of the database in `dir`; `Busy` if it is open elsewhere, `NotFound` if

@@ -12,7 +12,6 @@ use archipelago_base::SeqNo;
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::Rng;
-use archipelago_engine::cache::BlockCache;
 use archipelago_engine::compaction::job::{CompactionSpec, Input, run_compaction};
 use archipelago_engine::extension::Registry;
 use archipelago_engine::file_meta::{FileMeta, sst_name};
@@ -24,6 +23,7 @@ use archipelago_engine::key::Kind;
 use archipelago_engine::manifest::{VersionEdit, VersionSet};
 use archipelago_engine::memtable::{SealedShard, Shard, SlabPool};
 use archipelago_engine::options::BackgroundMode;
+use archipelago_engine::sst::BlockCache;
 use archipelago_env::mem::MemFs;
 
 use super::keyspace::{Run, key};

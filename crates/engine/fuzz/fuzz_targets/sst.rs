@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::{Error, Result, SeqNo};
-use archipelago_engine::cache::BlockCache;
 use archipelago_engine::iter::InternalIterator;
 use archipelago_engine::lookup::{Lookup, Visit};
-use archipelago_engine::sst::{TableReadOptions, TableReader};
+use archipelago_engine::sst::{BlockCache, TableReadOptions, TableReader};
 use archipelago_env::{IoContext, RandomFile};
 use libfuzzer_sys::fuzz_target;
 

@@ -14,6 +14,9 @@
 //! look-up. The cache hears of such hits once per *epoch*, which ends when a sixteenth of the cache
 //! was evicted: often enough for its clock, and never while everything fits.
 //!
+//! The cache knows of a block only what [`CachedBlock`] says. Tables use it for one type of blocks,
+//! [`crate::sst::BlockCache`].
+//!
 //! Thread-safe: a hit by key takes a shard's read lock and clones an `Arc`, no allocation. Eviction
 //! is quick_cache's CLOCK-Pro. Nothing here fails.
 
@@ -23,12 +26,11 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use archipelago_base::budget::{ByteBudget, MemoryClass, Pressure};
+use archipelago_base::budget::{ByteBudget, Charge, MemoryClass, Pressure};
 use archipelago_base::metrics::Counters;
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use quick_cache::{Lifecycle, OptionsBuilder, Weighter};
-
-use crate::sst::Block;
 
 pub use slots::{BlockGuard, Home, Slots, Spot};
 
@@ -65,6 +67,22 @@ impl BlockKind {
             Self::Filter => "filter",
         }
     }
+}
+
+/// What the cache knows of the blocks that it holds.
+pub trait CachedBlock: Send + Sync + Sized + 'static {
+    /// What the block is for.
+    fn kind(&self) -> BlockKind;
+    /// Bytes of memory that the block takes, with everything around it.
+    fn memory_bytes(&self) -> usize;
+    /// Keeps what the block counts in the budget until its last holder lets go.
+    fn set_charge(&mut self, charge: Charge);
+    /// The slot in which the block lies.
+    fn home(&self) -> &Mutex<Home<Self>>;
+    /// Epoch of the cache in which the cache last heard that the block is used.
+    fn used_in(&self) -> u32;
+    /// Notes that the cache hears in `epoch` that the block is used.
+    fn use_in(&self, epoch: u32);
 }
 
 /// Which block: the file's unique id and the offset in it.
@@ -122,8 +140,8 @@ impl Hasher for Passing {
 #[derive(Clone, Debug)]
 struct ByMemory;
 
-impl Weighter<BlockKey, Arc<Block>> for ByMemory {
-    fn weight(&self, _key: &BlockKey, block: &Arc<Block>) -> u64 {
+impl<B: CachedBlock> Weighter<BlockKey, Arc<B>> for ByMemory {
+    fn weight(&self, _key: &BlockKey, block: &Arc<B>) -> u64 {
         block.memory_bytes() as u64
     }
 }
@@ -151,9 +169,9 @@ struct Evictions {
 }
 
 /// Blocks that the cache let go; their slots are emptied and they are dropped with this.
-struct Evicted(Vec<Arc<Block>>);
+struct Evicted<B: CachedBlock>(Vec<Arc<B>>);
 
-impl Drop for Evicted {
+impl<B: CachedBlock> Drop for Evicted<B> {
     fn drop(&mut self) {
         for block in self.0.drain(..) {
             Home::leave(block.home());
@@ -161,15 +179,15 @@ impl Drop for Evicted {
     }
 }
 
-impl Lifecycle<BlockKey, Arc<Block>> for Evictions {
+impl<B: CachedBlock> Lifecycle<BlockKey, Arc<B>> for Evictions {
     /// Dropped once the shard's lock is released.
-    type RequestState = Evicted;
+    type RequestState = Evicted<B>;
 
     fn begin_request(&self) -> Self::RequestState {
         Evicted(Vec::new())
     }
 
-    fn on_evict(&self, state: &mut Self::RequestState, _key: BlockKey, block: Arc<Block>) {
+    fn on_evict(&self, state: &mut Self::RequestState, _key: BlockKey, block: Arc<B>) {
         self.events.add(counter(block.kind(), Event::Evict), 1);
         self.evicted.fetch_add(1, Ordering::Relaxed);
         state.0.push(block);
@@ -190,8 +208,8 @@ pub struct CacheStats {
 }
 
 /// See the module.
-pub struct BlockCache {
-    cache: Cache<BlockKey, Arc<Block>, ByMemory, Passing, Evictions>,
+pub struct BlockCache<B: CachedBlock> {
+    cache: Cache<BlockKey, Arc<B>, ByMemory, Passing, Evictions>,
     capacity_bytes: AtomicU64,
     budget: Arc<ByteBudget>,
     events: Arc<Events>,
@@ -201,7 +219,7 @@ pub struct BlockCache {
     epoch_bits: u32,
 }
 
-impl BlockCache {
+impl<B: CachedBlock> BlockCache<B> {
     /// A cache of at most `capacity_bytes` (0: nothing is kept), charged to `budget`.
     #[must_use]
     pub fn new(capacity_bytes: u64, budget: &Arc<ByteBudget>) -> Arc<Self> {
@@ -234,7 +252,7 @@ impl BlockCache {
     /// The block, if it is cached. `kind` is what the caller expects, for the counters.
     #[inline]
     #[must_use]
-    pub fn get(&self, key: &BlockKey, kind: BlockKind) -> Option<Arc<Block>> {
+    pub fn get(&self, key: &BlockKey, kind: BlockKind) -> Option<Arc<B>> {
         let found = self.cache.get(key);
         let event = if found.is_some() { Event::Hit } else { Event::Miss };
         self.events.add(counter(kind, event), 1);
@@ -247,10 +265,10 @@ impl BlockCache {
     #[must_use]
     pub fn get_at(
         &self,
-        spot: Spot<'_>,
+        spot: Spot<'_, B>,
         kind: BlockKind,
         key: impl FnOnce() -> BlockKey,
-    ) -> Option<BlockGuard> {
+    ) -> Option<BlockGuard<B>> {
         let guard = spot.load();
         let Some(block) = &*guard else {
             drop(guard);
@@ -266,7 +284,12 @@ impl BlockCache {
     }
 
     #[inline(never)]
-    fn get_into(&self, spot: Spot<'_>, key: &BlockKey, kind: BlockKind) -> Option<BlockGuard> {
+    fn get_into(
+        &self,
+        spot: Spot<'_, B>,
+        key: &BlockKey,
+        kind: BlockKind,
+    ) -> Option<BlockGuard<B>> {
         let block = self.get(key, kind)?;
         spot.fill(&block);
         Some(BlockGuard::Shared(block))
@@ -280,7 +303,7 @@ impl BlockCache {
 
     /// The block, if it is cached. Counts as no use of it.
     #[must_use]
-    pub fn peek(&self, key: &BlockKey) -> Option<Arc<Block>> {
+    pub fn peek(&self, key: &BlockKey) -> Option<Arc<B>> {
         self.cache.peek(key)
     }
 
@@ -291,7 +314,7 @@ impl BlockCache {
     }
 
     /// Puts a block in, if it fits. Either way the caller gets it shared.
-    pub fn insert(&self, key: BlockKey, mut block: Block) -> Arc<Block> {
+    pub fn insert(&self, key: BlockKey, mut block: B) -> Arc<B> {
         let bytes = block.memory_bytes() as u64;
         block.set_charge(self.budget.hold(MemoryClass::BlockCache, bytes));
         if bytes > self.cache.shard_capacity() {
@@ -380,7 +403,7 @@ impl BlockCache {
     }
 }
 
-impl std::fmt::Debug for BlockCache {
+impl<B: CachedBlock> std::fmt::Debug for BlockCache<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("BlockCache")
             .field("capacity_bytes", &self.capacity_bytes())

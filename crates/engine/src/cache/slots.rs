@@ -16,15 +16,15 @@ use std::sync::{Arc, OnceLock, Weak};
 use arc_swap::{ArcSwapOption, Guard};
 use parking_lot::Mutex;
 
-use crate::sst::Block;
+use super::CachedBlock;
 
 /// The slots of one index block.
-pub struct Slots {
+pub struct Slots<B> {
     count: usize,
-    slots: OnceLock<Box<[ArcSwapOption<Block>]>>,
+    slots: OnceLock<Box<[ArcSwapOption<B>]>>,
 }
 
-impl Slots {
+impl<B> Slots<B> {
     /// `count` empty slots.
     #[must_use]
     pub fn new(count: usize) -> Arc<Self> {
@@ -34,37 +34,47 @@ impl Slots {
     /// Bytes of memory held once one is filled.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.count * size_of::<ArcSwapOption<Block>>()
+        self.count * size_of::<ArcSwapOption<B>>()
     }
 
-    fn filled(&self) -> &[ArcSwapOption<Block>] {
+    fn filled(&self) -> &[ArcSwapOption<B>] {
         self.slots.get_or_init(|| (0..self.count).map(|_| ArcSwapOption::empty()).collect())
     }
 }
 
-impl std::fmt::Debug for Slots {
+impl<B> std::fmt::Debug for Slots<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Slots({})", self.count)
     }
 }
 
 /// One slot.
-#[derive(Clone, Copy, Debug)]
-pub struct Spot<'a> {
-    slots: &'a Arc<Slots>,
+#[derive(Debug)]
+pub struct Spot<'a, B> {
+    slots: &'a Arc<Slots<B>>,
     position: usize,
 }
 
-impl<'a> Spot<'a> {
+// Written out because a derived implementation would ask the block to be `Copy` as well.
+impl<B> Clone for Spot<'_, B> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for Spot<'_, B> {}
+
+impl<'a, B: CachedBlock> Spot<'a, B> {
     /// Slot `position`, which must exist, of `slots`.
     #[inline]
     #[must_use]
-    pub fn new(slots: &'a Arc<Slots>, position: usize) -> Self {
+    pub fn new(slots: &'a Arc<Slots<B>>, position: usize) -> Self {
         Self { slots, position }
     }
 
     #[inline]
-    pub(super) fn load(self) -> Guard<Option<Arc<Block>>> {
+    pub(super) fn load(self) -> Guard<Option<Arc<B>>> {
         match self.slots.slots.get() {
             Some(slots) => slots[self.position].load(),
             None => Guard::from_inner(None),
@@ -72,7 +82,7 @@ impl<'a> Spot<'a> {
     }
 
     /// Puts a block in that was found in the cache.
-    pub(super) fn fill(self, block: &Arc<Block>) {
+    pub(super) fn fill(self, block: &Arc<B>) {
         let mut home = block.home().lock();
         if home.cached {
             home.slots = Arc::downgrade(self.slots);
@@ -83,14 +93,20 @@ impl<'a> Spot<'a> {
 }
 
 /// Where a cached block lies besides the cache's map.
-#[derive(Debug, Default)]
-pub struct Home {
-    slots: Weak<Slots>,
+#[derive(Debug)]
+pub struct Home<B> {
+    slots: Weak<Slots<B>>,
     position: u32,
     cached: bool,
 }
 
-impl Home {
+impl<B> Default for Home<B> {
+    fn default() -> Self {
+        Self { slots: Weak::new(), position: 0, cached: false }
+    }
+}
+
+impl<B> Home<B> {
     /// Notes that the block is about to enter the cache.
     pub(super) fn enter(home: &Mutex<Self>) {
         home.lock().cached = true;
@@ -107,17 +123,17 @@ impl Home {
 }
 
 /// A block for the duration of one operation, without counting references where possible.
-pub enum BlockGuard {
+pub enum BlockGuard<B> {
     /// It was in its slot.
-    Held(Guard<Option<Arc<Block>>>),
+    Held(Guard<Option<Arc<B>>>),
     /// It came from elsewhere.
-    Shared(Arc<Block>),
+    Shared(Arc<B>),
 }
 
-impl BlockGuard {
+impl<B> BlockGuard<B> {
     /// The block to keep.
     #[must_use]
-    pub fn into_arc(self) -> Arc<Block> {
+    pub fn into_arc(self) -> Arc<B> {
         match self {
             Self::Held(guard) => Guard::into_inner(guard).expect("made only of a filled slot"),
             Self::Shared(block) => block,
@@ -125,11 +141,11 @@ impl BlockGuard {
     }
 }
 
-impl Deref for BlockGuard {
-    type Target = Arc<Block>;
+impl<B> Deref for BlockGuard<B> {
+    type Target = Arc<B>;
 
     #[inline]
-    fn deref(&self) -> &Arc<Block> {
+    fn deref(&self) -> &Arc<B> {
         match self {
             Self::Held(guard) => guard.as_ref().expect("made only of a filled slot"),
             Self::Shared(block) => block,

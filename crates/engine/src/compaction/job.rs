@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 use super::cover::clip;
 use super::drive;
 use super::iterator::CompactionIterator;
-use crate::cache::BlockCache;
 use crate::file_meta::{FileMeta, sst_name};
 
 use crate::iter::{Child, FileOpener, InternalIterator, LevelIterator, MergingIterator};
@@ -27,7 +26,7 @@ use crate::job::output::OutputWriter;
 use crate::job::spec::{OutputSpec, Retention};
 use crate::job::{Cancel, JobContext, JobOutput, MeteredRead, Progress};
 use crate::key::KeyRange;
-use crate::sst::{TableReadOptions, TableReader};
+use crate::sst::{BlockCache, TableReadOptions, TableReader};
 
 /// An input file and its level.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -28,7 +28,6 @@ use archipelago_env::{FileLock, FileSystem};
 use parking_lot::{Condvar, Mutex};
 
 use crate::border::ExtensionPanic;
-use crate::cache::BlockCache;
 use crate::db::commit::Committer;
 use crate::db::disk::Disk;
 use crate::db::family::{Family, SuperVersion};
@@ -46,6 +45,7 @@ use crate::live_file::Trash;
 use crate::manifest::{FileNumbers, ImpossibleEdit, Marks, VersionSet};
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
+use crate::sst::BlockCache;
 use crate::stall::{DelayController, RateMeter};
 use crate::stats::{Statistics, Ticker};
 use crate::table_cache::TableCache;

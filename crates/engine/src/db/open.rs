@@ -38,7 +38,6 @@ use archipelago_env::limit::RateLimiter;
 use archipelago_env::local::LocalFs;
 use parking_lot::{Condvar, Mutex};
 
-use crate::cache::BlockCache;
 use crate::db::commit::Committer;
 use crate::db::disk::Disk;
 use crate::db::family::{Family, SuperVersion};
@@ -63,6 +62,7 @@ use crate::manifest::{
 };
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
+use crate::sst::BlockCache;
 use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter};
 use crate::table_cache::TableCache;
 use crate::transaction::RowLocks;

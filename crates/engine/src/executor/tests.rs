@@ -13,7 +13,6 @@ use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose
 
 use super::wire::{self, Message};
 use super::*;
-use crate::cache::BlockCache;
 use crate::compaction::job::Input;
 use crate::extension::Registry;
 use crate::file_meta::FileMeta;
@@ -21,6 +20,7 @@ use crate::job::testing::*;
 use crate::job::{Cancel, ShardRef, ShardSource};
 use crate::key::Kind;
 use crate::memtable::{SealedImage, SealedShard, Shard, SlabPool};
+use crate::sst::BlockCache;
 
 /// Directory of the job that a child process shall run.
 const JOB_DIR: &str = "ARCHIPELAGO_TEST_JOB_DIR";

@@ -43,9 +43,9 @@ pub use counts::{Counts, Dropped};
 pub(crate) use files::{MeteredRead, MeteredWrite};
 pub use shards::{NoShards, ShardRef, ShardSource};
 
-use crate::cache::BlockCache;
 use crate::extension::Registry;
 use crate::file_meta::FileMeta;
+use crate::sst::BlockCache;
 
 /// How far a running job is; read by others while it runs.
 #[derive(Debug, Default)]

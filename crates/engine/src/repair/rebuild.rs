@@ -30,13 +30,14 @@ use super::survey::Facts;
 use super::tables::{TableDamage, TableOutcome, last_seq_of, reader_memory, salvage, table_range};
 use super::write::{SortedRuns, TableFamily, Target};
 use super::{RepairJob, RepairRun};
-use crate::cache::BlockCache;
 use crate::file_meta::{FileMeta, sst_name};
 use crate::iter::{Child, FileOpener, InternalIterator, LevelIterator, MergingIterator};
 use crate::key::{self, KeyRange, Kind};
 use crate::manifest::{Change, DEFAULT_CF_NAME, VersionEdit};
 use crate::options::{CfOptions, LEVELS};
-use crate::sst::{Properties, TableBuilder, TableReadOptions, TableReader, read_foreign_table};
+use crate::sst::{
+    BlockCache, Properties, TableBuilder, TableReadOptions, TableReader, read_foreign_table,
+};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
 
 /// Readahead per open table of a merge.

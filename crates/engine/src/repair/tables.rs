@@ -15,11 +15,10 @@ use super::log::LogSource;
 use super::report::{Loss, LossEffect, LossScope, RepairReport};
 use super::write::{TableFamily, Target};
 use super::{RepairJob, RepairRun};
-use crate::cache::BlockCache;
 use crate::file_meta::{FileMeta, sst_name};
 use crate::key::KeyRange;
 use crate::manifest::{Change, State, VersionEdit};
-use crate::sst::{TableBuilder, TableReader, TableSalvage, salvage_table};
+use crate::sst::{BlockCache, TableBuilder, TableReader, TableSalvage, salvage_table};
 
 /// Reads a whole table and checks everything: the error names what is wrong.
 pub(super) fn check_table(

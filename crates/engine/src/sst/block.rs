@@ -12,9 +12,18 @@ use super::data_block::DataBlock;
 use super::filter::BloomRef;
 use super::format::Handle;
 use super::index::IndexBlock;
-use crate::cache::{BlockKind, Home};
+use crate::cache::{self, BlockKind, CachedBlock, Home};
 use crate::lookup::Pinner;
 use crate::pinned::{PinOwner, PinnedSlice};
+
+/// The block cache of tables.
+pub type BlockCache = cache::BlockCache<Block>;
+/// A block of a table for the duration of one operation.
+pub(super) type BlockGuard = cache::BlockGuard<Block>;
+/// The slots of one index block of a table.
+pub(super) type Slots = cache::Slots<Block>;
+/// A slot for a block of a table.
+pub(super) type Spot<'a> = cache::Spot<'a, Block>;
 
 /// What a cached block costs besides its bytes: itself, its counts, its slot in the cache.
 const OVERHEAD_BYTES: usize = size_of::<Block>() + 16 + 96;
@@ -31,7 +40,7 @@ pub struct Block {
     /// The bytes that the block counts in the budget, from the time it enters the cache until its
     /// last holder lets go.
     charge: Option<Charge>,
-    home: Mutex<Home>,
+    home: Mutex<Home<Block>>,
 }
 
 #[derive(Debug)]
@@ -68,49 +77,6 @@ impl Block {
         Ok(Self { used_in: AtomicU32::new(0), body, charge: None, home: Mutex::default() })
     }
 
-    /// What kind of block it is.
-    #[must_use]
-    pub fn kind(&self) -> BlockKind {
-        match self.body {
-            Body::Data(_) => BlockKind::Data,
-            Body::Index(_) => BlockKind::Index,
-            Body::Filter(_) => BlockKind::Filter,
-        }
-    }
-
-    /// Bytes of memory that the block takes, with everything around it.
-    #[must_use]
-    pub fn memory_bytes(&self) -> usize {
-        OVERHEAD_BYTES
-            + match &self.body {
-                Body::Data(block) => block.memory_bytes(),
-                Body::Index(block) => size_of::<IndexBlock>() + block.memory_bytes(),
-                Body::Filter(bytes) => bytes.capacity(),
-            }
-    }
-
-    /// Makes the block hold `charge` as long as it lives.
-    pub(crate) fn set_charge(&mut self, charge: Charge) {
-        self.charge = Some(charge);
-    }
-
-    /// The slot it lies in.
-    pub(crate) fn home(&self) -> &Mutex<Home> {
-        &self.home
-    }
-
-    /// Epoch of the cache in which it heard last that the block is used.
-    #[inline]
-    pub(crate) fn used_in(&self) -> u32 {
-        self.used_in.load(Ordering::Relaxed)
-    }
-
-    /// The cache hears in `epoch` that the block is used.
-    #[inline]
-    pub(crate) fn use_in(&self, epoch: u32) {
-        self.used_in.store(epoch, Ordering::Relaxed);
-    }
-
     #[inline]
     pub(super) fn data(&self) -> Option<&DataBlock> {
         match &self.body {
@@ -141,6 +107,43 @@ impl Block {
             Body::Data(block) => block.into_bytes(),
             _ => Vec::new(),
         }
+    }
+}
+
+impl CachedBlock for Block {
+    fn kind(&self) -> BlockKind {
+        match self.body {
+            Body::Data(_) => BlockKind::Data,
+            Body::Index(_) => BlockKind::Index,
+            Body::Filter(_) => BlockKind::Filter,
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        OVERHEAD_BYTES
+            + match &self.body {
+                Body::Data(block) => block.memory_bytes(),
+                Body::Index(block) => size_of::<IndexBlock>() + block.memory_bytes(),
+                Body::Filter(bytes) => bytes.capacity(),
+            }
+    }
+
+    fn set_charge(&mut self, charge: Charge) {
+        self.charge = Some(charge);
+    }
+
+    fn home(&self) -> &Mutex<Home<Self>> {
+        &self.home
+    }
+
+    #[inline]
+    fn used_in(&self) -> u32 {
+        self.used_in.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn use_in(&self, epoch: u32) {
+        self.used_in.store(epoch, Ordering::Relaxed);
     }
 }
 

@@ -20,13 +20,13 @@ use archipelago_base::codec::{put_bytes, put_u64, put_varint};
 use archipelago_base::{CfId, Error, FileNo, Result};
 use archipelago_env::WritableFile;
 
-use super::block::Block;
+use super::block::{Block, BlockCache};
 use super::data_block::{DataBlockBuilder, common_prefix};
 use super::filter;
 use super::format::{Compressor, FOOTER_BYTES, Footer, Handle, RECORD_BYTES_MAX, seal_block};
 use super::index::{IndexBuilder, RecordHead, separator};
 use super::properties::Properties;
-use crate::cache::{BlockCache, BlockKey, BlockKind};
+use crate::cache::{BlockKey, BlockKind};
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind, TRAILER_BYTES as KEY_TRAILER_BYTES};
 use crate::options::Compression;

@@ -24,9 +24,9 @@ use std::sync::Arc;
 
 use archipelago_base::codec::{Reader, put_bytes, put_u32, put_u64, put_varint};
 
+use super::block::{Slots, Spot};
 use super::data_block::{Damaged, common_prefix};
 use super::format::Handle;
-use crate::cache::{Slots, Spot};
 use crate::key::Kind;
 
 /// Set in the stored trailer of an entry that holds the head of its block's only record. No kind

@@ -37,9 +37,9 @@ mod verify;
 mod writer;
 
 pub use anchors::Anchor;
-pub use block::Block;
 #[cfg(test)]
 pub(crate) use block::block_of as tests_block;
+pub use block::{Block, BlockCache};
 pub use builder::{RecordRole, TableBuilder, TableOptions};
 pub use format::FORMAT_VERSION;
 pub use iter::TableIter;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use archipelago_base::Result;
 
-use super::block::Block;
+use super::block::{Block, BlockGuard};
 use super::format::{Handle, TRAILER_BYTES};
 use super::index::IndexBlock;
 use super::reader::{TableReadOptions, TableReader};
-use crate::cache::{BlockGuard, BlockKind};
+use crate::cache::BlockKind;
 use crate::lookup::{Found, Lookup, Visit};
 
 /// Most blocks that are held at a time, so that a huge batch does not pin the whole file.

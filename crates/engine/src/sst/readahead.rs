@@ -10,10 +10,10 @@ use std::sync::Arc;
 use archipelago_base::Result;
 use archipelago_base::buffers::Buffer;
 
-use super::block::Block;
+use super::block::{Block, BlockGuard, Spot};
 use super::format::{Handle, TRAILER_BYTES, open_block_into};
 use super::reader::{TableReadOptions, TableReader, read_raw};
-use crate::cache::{BlockGuard, BlockKind, Spot};
+use crate::cache::BlockKind;
 
 /// First window of readahead, doubled at every use.
 const WINDOW_BYTES_MIN: u64 = 16 << 10;

@@ -21,14 +21,14 @@ use archipelago_base::codec::Reader;
 use archipelago_base::{Error, Result, SeqNo};
 use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
 
-use super::block::{Block, BlockPinner};
+use super::block::{Block, BlockCache, BlockGuard, BlockPinner, Spot};
 use super::data_block::{DataBlockBuilder, Versions};
 use super::filter::BloomRef;
 use super::format::{FOOTER_BYTES, Footer, Handle, TRAILER_BYTES, open_block};
 use super::index::IndexBlock;
 use super::properties::Properties;
 use super::tail::Tail;
-use crate::cache::{BlockCache, BlockGuard, BlockKey, BlockKind, Spot};
+use crate::cache::{BlockKey, BlockKind};
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind};
 use crate::lookup::{Found, Lookup, Visit};

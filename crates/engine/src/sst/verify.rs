@@ -8,13 +8,13 @@ use archipelago_base::checksum::{crc_append, hash64};
 use archipelago_base::{Error, FileNo, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
 
+use super::block::BlockCache;
 use super::data_block::{Cursor, DataBlock};
 use super::filter::BloomRef;
 use super::format::{FOOTER_BYTES, Footer, Handle};
 use super::index::{Entry, IndexBlock, RecordHead};
 use super::properties::Properties;
 use super::reader::{TableReader, decode_tombstones, read_payload};
-use crate::cache::BlockCache;
 use crate::file_meta::FileMeta;
 use crate::key::{self, KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
 use crate::tombstone::TombstoneSet;

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::budget::{ByteBudget, MemoryClass};
-use archipelago_engine::cache::BlockCache;
 use archipelago_engine::db::{Components, Db, ReadOptions, Snapshot};
 use archipelago_engine::event::{Event, EventListener, Listeners};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
-use archipelago_engine::sst::TableReader;
+use archipelago_engine::sst::{BlockCache, TableReader};
 use archipelago_env::mem::MemFs;
 use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
 

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::SystemClock;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_engine::cache::BlockCache;
 use archipelago_engine::compaction::job::{CompactionSpec, run_compaction};
 use archipelago_engine::db::{Components, Db, ReadOptions};
 use archipelago_engine::event::{Event, EventListener};
@@ -22,6 +21,7 @@ use archipelago_engine::job::{Cancel, JobContext, JobOutput, ShardRef, ShardSour
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::memtable::{SealedImage, SealedShard};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::sst::BlockCache;
 use archipelago_engine::stats::Ticker;
 use archipelago_env::local::LocalFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};

@@ -16,7 +16,6 @@ use archipelago_base::{FileNo, Result, SeqNo};
 use archipelago_env::{IoContext, IoPurpose, RandomFile};
 
 use super::*;
-use crate::cache::BlockCache;
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind};
 use crate::lookup::{Lookup, Visit};

@@ -35,13 +35,13 @@ use std::sync::Arc;
 use archipelago_base::SeqNo;
 use archipelago_base::budget::{ByteBudget, Charge, MemoryClass};
 
-use crate::iter::TombstoneSpan;
-
 mod skyline;
+mod span;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use skyline::Skyline;
+pub use span::TombstoneSpan;
 
 /// Most tombstones of a leaf block.
 const LEAF_TOMBSTONES: usize = 64;

@@ -19,13 +19,13 @@ use crate::db::inner::DbInner;
 use crate::db::read::table_options;
 use crate::db::read_options::ReadOptions;
 use crate::db::write::check_key;
-use crate::iter::{InternalIterator, TombstoneSpan};
+use crate::iter::InternalIterator;
 use crate::key::{KeyRange, Kind, encode, trailer, trailer_seq, user_key};
 use crate::live_file::LiveFile;
 use crate::lookup::{Found, Lookup};
 use crate::memtable::Shard;
 use crate::options::LEVELS;
-use crate::tombstone::TombstoneSet;
+use crate::tombstone::{TombstoneSet, TombstoneSpan};
 
 /// Which records a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,8 +24,7 @@ use crate::db::snapshot::Snapshot;
 use crate::db::{ColumnFamily, Db};
 use crate::iter::{
     AsOfIterator, BucketTombstones, Child, FileOpener, InternalIterator, LevelIterator,
-    LevelTombstones, MergingIterator, TombstoneFile, TombstoneSource, TombstoneSpan, UserIterator,
-    View,
+    LevelTombstones, MergingIterator, TombstoneFile, TombstoneSource, UserIterator, View,
 };
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
@@ -34,7 +33,7 @@ use crate::options::LEVELS;
 use crate::sst::{TableReadOptions, TableReader};
 use crate::stats::Ticker;
 use crate::table_cache::TableCache;
-use crate::tombstone::TombstoneSet;
+use crate::tombstone::{TombstoneSet, TombstoneSpan};
 use crate::transaction::OwnRecords;
 use crate::version::Version;
 

@@ -25,9 +25,7 @@ pub(crate) use as_of::AsOfIterator;
 pub use clipped::ClippedIterator;
 pub use concat::{FileOpener, LevelIterator};
 pub use merging::{Child, MergingIterator};
-pub use tombstones::{
-    BucketTombstones, LevelTombstones, TombstoneFile, TombstoneSource, TombstoneSpan,
-};
+pub use tombstones::{BucketTombstones, LevelTombstones, TombstoneFile, TombstoneSource};
 pub use user::UserIterator;
 pub use vec::VecIterator;
 pub use view::{View, prefix_end};

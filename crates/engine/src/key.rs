@@ -16,6 +16,9 @@ pub const KEY_BYTES_MAX: usize = 64 << 10;
 /// Longest value.
 pub const VALUE_BYTES_MAX: usize = 1 << 30;
 
+/// Bytes of the expiry before the value of a [`Kind::PutExpiring`] record.
+const EXPIRY_BYTES: usize = 8;
+
 /// What a record does. The numbers are stored in files and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -173,6 +176,12 @@ impl KeyRange {
         let before = |a: &Self, b: &Self| a.end.as_ref().is_some_and(|end| *end <= b.start);
         !before(self, other) && !before(other, self)
     }
+}
+
+/// Splits the stored value of an expiring record.
+pub(crate) fn split_expiry(stored: &[u8]) -> Option<(u64, &[u8])> {
+    let (expiry, value) = stored.split_at_checked(EXPIRY_BYTES)?;
+    Some((u64::from_le_bytes(expiry.try_into().ok()?), value))
 }
 
 #[cfg(test)]

@@ -19,10 +19,12 @@ pub mod tombstone;
 
 pub mod cache;
 pub mod compaction;
+pub(crate) mod concurrency;
 pub mod db;
 pub mod disk_space;
 pub mod executor;
 pub mod flush;
+pub(crate) mod indexed_batch;
 pub mod job;
 pub mod manifest;
 pub mod memtable;

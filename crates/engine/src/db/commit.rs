@@ -35,12 +35,12 @@ use archipelago_base::{CfId, FileNo, Result, SeqNo};
 use crossbeam_utils::{Backoff, CachePadded};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::concurrency::RecentWrites;
 use crate::db::disk::Admission;
 use crate::db::leading::Leading;
 use crate::db::memtable::{Granted, Memtable};
 use crate::db::publication::Publication;
 use crate::disk_space::SpaceUse;
-use crate::transaction::RecentWrites;
 use crate::wal::{Entry, LogSyncer, LogWriter};
 
 /// Tries for the commit lock before a writer leaves a ticket.

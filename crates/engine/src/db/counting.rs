@@ -31,9 +31,8 @@ use archipelago_base::{Result, SeqNo};
 
 use crate::db::family::{Family, SuperVersion};
 use crate::db::inner::DbInner;
-use crate::db::read::split_expiry;
 use crate::file_meta::FileMeta;
-use crate::key::{KeyRange, Kind};
+use crate::key::{KeyRange, Kind, split_expiry};
 use crate::live_file::LiveFile;
 use crate::lookup::Lookup;
 use crate::memtable::Shard;

@@ -28,6 +28,7 @@ use archipelago_env::{FileLock, FileSystem};
 use parking_lot::{Condvar, Mutex};
 
 use crate::border::ExtensionPanic;
+use crate::concurrency::RowLocks;
 use crate::db::commit::Committer;
 use crate::db::disk::Disk;
 use crate::db::family::{Family, SuperVersion};
@@ -49,7 +50,6 @@ use crate::sst::BlockCache;
 use crate::stall::{DelayController, RateMeter};
 use crate::stats::{Statistics, Ticker};
 use crate::table_cache::TableCache;
-use crate::transaction::RowLocks;
 use crate::version::rebalance::RunningFlush;
 use crate::version::{Running, Version};
 

@@ -64,7 +64,6 @@ pub(crate) use inner::DbInner;
 pub(crate) use newest::{Since, newest_record, range_has_newer};
 pub use open::{Components, FaultPoint};
 pub use read::Entry;
-pub(crate) use read::split_expiry;
 pub use read_options::ReadOptions;
 pub use rebalancing::BucketChange;
 pub use report::{LevelInfo, Report};

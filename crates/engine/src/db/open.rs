@@ -38,6 +38,7 @@ use archipelago_env::limit::RateLimiter;
 use archipelago_env::local::LocalFs;
 use parking_lot::{Condvar, Mutex};
 
+use crate::concurrency::RowLocks;
 use crate::db::commit::Committer;
 use crate::db::disk::Disk;
 use crate::db::family::{Family, SuperVersion};
@@ -65,7 +66,6 @@ use crate::options::{CfOptions, DbOptions};
 use crate::sst::BlockCache;
 use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter};
 use crate::table_cache::TableCache;
-use crate::transaction::RowLocks;
 use crate::wal::{LogChain, RecoveredLog, SegmentEnd, SegmentFile};
 
 /// Called at named points of background work; an error makes the step fail there:

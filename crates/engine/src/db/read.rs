@@ -23,16 +23,13 @@ use crate::db::newest::{Since, newest_record};
 use crate::db::read_options::ReadOptions;
 use crate::db::write::check_key;
 use crate::db::{ColumnFamily, Db};
-use crate::key::Kind;
+use crate::key::{Kind, split_expiry};
 use crate::live_file::LiveFile;
 use crate::lookup::{Found, Lookup, Visit};
 use crate::options::LEVELS;
 use crate::pinned::PinnedSlice;
 use crate::sst::TableReadOptions;
 use crate::stats::{Ticker, Timer};
-
-/// Bytes of the expiry before the value of a [`Kind::PutExpiring`] record.
-pub(crate) const EXPIRY_BYTES: usize = 8;
 
 /// A value with what is known about it.
 #[derive(Clone, Debug)]
@@ -257,12 +254,6 @@ impl<'a> Gather<'a> {
             None => self.fold(None, None),
         }
     }
-}
-
-/// Splits the stored value of an expiring record.
-pub(crate) fn split_expiry(stored: &[u8]) -> Option<(u64, &[u8])> {
-    let (expiry, value) = stored.split_at_checked(EXPIRY_BYTES)?;
-    Some((u64::from_le_bytes(expiry.try_into().ok()?), value))
 }
 
 pub(crate) fn table_options(options: &ReadOptions) -> TableReadOptions {

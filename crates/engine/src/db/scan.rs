@@ -22,6 +22,7 @@ use crate::db::read::table_options;
 use crate::db::read_options::ReadOptions;
 use crate::db::snapshot::Snapshot;
 use crate::db::{ColumnFamily, Db};
+use crate::indexed_batch::OwnRecords;
 use crate::iter::{
     AsOfIterator, BucketTombstones, Child, FileOpener, InternalIterator, LevelIterator,
     LevelTombstones, MergingIterator, TombstoneFile, TombstoneSource, UserIterator, View,
@@ -34,7 +35,6 @@ use crate::sst::{TableReadOptions, TableReader};
 use crate::stats::Ticker;
 use crate::table_cache::TableCache;
 use crate::tombstone::{TombstoneSet, TombstoneSpan};
-use crate::transaction::OwnRecords;
 use crate::version::Version;
 
 /// A cursor over the live keys of a column family, in key order, as of one moment.

@@ -17,17 +17,17 @@ use archipelago_base::budget::{Charge, MemoryClass};
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 use parking_lot::Mutex;
 
-use super::conflict::Conflict;
-use super::footprint::{Footprint, KeyRead};
-use super::indexed_batch::{IndexedBatch, OwnBase};
 use super::iterator::{PassedKeys, TransactionIter};
 use super::key_watch::KeyWatch;
-use super::row_locks::{LockMode, OwnerId, Patience, RowKey};
 use super::{Isolation, Locking, TransactionOptions, validation};
+use crate::concurrency::footprint::{Footprint, KeyRead};
+use crate::concurrency::row_locks::{OwnerId, Patience, RowKey};
+use crate::concurrency::{Conflict, LockMode};
 use crate::db::{
     ColumnFamily, Db, Entry, ReadOptions, Since, bounds_of, check_bounds, check_limits,
     check_merge, newest_record, scan,
 };
+use crate::indexed_batch::{IndexedBatch, OwnBase};
 use crate::key::{KeyRange, Kind};
 use crate::options::WriteOptions;
 use crate::pinned::PinnedSlice;

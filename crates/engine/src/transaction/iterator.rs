@@ -23,8 +23,8 @@ use std::sync::Arc;
 use archipelago_base::{CfId, Result, SeqNo};
 use parking_lot::Mutex;
 
-use super::footprint::Footprint;
-use super::range_set::RangeSet;
+use crate::concurrency::footprint::Footprint;
+use crate::concurrency::range_set::RangeSet;
 use crate::db::Iter;
 use crate::key::KeyRange;
 
@@ -271,8 +271,8 @@ impl TransactionIter {
 
 #[cfg(test)]
 mod tests {
-    use super::super::footprint::{Touch, Touched};
     use super::*;
+    use crate::concurrency::footprint::{Touch, Touched};
 
     const CF: CfId = CfId(1);
 

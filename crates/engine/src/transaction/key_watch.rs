@@ -15,8 +15,8 @@
 
 use archipelago_base::{Result, SeqNo};
 
-use super::footprint::KeyRead;
 use super::validation::key_has_changed;
+use crate::concurrency::footprint::KeyRead;
 use crate::db::{ColumnFamily, Db, ReadOptions, Since, newest_record};
 
 /// A key as it was at one moment; see [`Db::watch`].

@@ -1,11 +1,11 @@
 //! Transactions: several reads and writes that take effect at one place of the commit order.
 //!
-//! A [`Transaction`] collects writes in an indexed batch (`indexed_batch`) and shows them to its
+//! A [`Transaction`] collects writes in an indexed batch (`indexed_batch.rs`) and shows them to its
 //! own reads and iterators (`iterator`) above a snapshot. It notes what it read in a footprint
-//! (`footprint`). A commit writes the batch if nothing in the footprint has changed (`validation`).
-//! Rows can be locked as well (`row_locks`, `waits_for`), so that a second transaction waits
-//! instead of losing its work. A [`KeyWatch`] asks whether a key has changed, without a
-//! transaction.
+//! (`concurrency/footprint.rs`). A commit writes the batch if nothing in the footprint has changed
+//! (`validation`). Rows can be locked as well (`concurrency/row_locks.rs`), so that a second
+//! transaction waits instead of losing its work. A [`KeyWatch`] asks whether a key has changed,
+//! without a transaction.
 //!
 //! Isolation:
 //!
@@ -39,28 +39,17 @@
 //! record of each key outside of it. A database without transactions pays one branch for each
 //! write.
 
-mod conflict;
-mod footprint;
 mod handle;
-mod indexed_batch;
 mod iterator;
 mod key_watch;
-mod range_set;
-mod recent_writes;
-mod row_locks;
 mod validation;
-mod waits_for;
 
 use std::time::Duration;
 
-pub use conflict::Conflict;
+pub use crate::concurrency::{Conflict, LockMode};
 pub use handle::Transaction;
-pub(crate) use indexed_batch::OwnRecords;
 pub use iterator::TransactionIter;
 pub use key_watch::KeyWatch;
-pub(crate) use recent_writes::RecentWrites;
-pub use row_locks::LockMode;
-pub(crate) use row_locks::RowLocks;
 
 /// What a transaction is protected from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -1,8 +1,8 @@
 //! The check of a commit: whether anything that a transaction depends on has changed.
 //!
 //! 1. Under the commit lock: if nothing got a sequence number since the reads, the write gets its
-//!    own at once. Otherwise an observer is registered ([`RecentWrites`](super::RecentWrites)), and
-//!    the lock is given back.
+//!    own at once. Otherwise an observer is registered
+//!    ([`RecentWrites`](crate::concurrency::RecentWrites)), and the lock is given back.
 //! 2. Without a lock: when all that had a sequence number at step 1 is visible, a newer record is
 //!    looked for, key by key and range by range, in memtables and tables.
 //! 3. Under the commit lock: what got a sequence number since step 1 is compared with the
@@ -24,8 +24,8 @@
 
 use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 
-use super::conflict::Conflict;
-use super::footprint::{Footprint, KeyRead, Touch, Touched};
+use crate::concurrency::Conflict;
+use crate::concurrency::footprint::{Footprint, KeyRead, Touch, Touched};
 use crate::db::{CommitState, DbInner, Family, Since, newest_record, range_has_newer};
 use crate::options::WriteOptions;
 use crate::wal::WriteBatch;

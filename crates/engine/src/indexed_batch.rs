@@ -17,9 +17,8 @@ use std::sync::Arc;
 
 use archipelago_base::{CfId, SeqNo};
 
-use crate::db::split_expiry;
 use crate::iter::VecIterator;
-use crate::key::{KeyRange, Kind, encode};
+use crate::key::{KeyRange, Kind, encode, split_expiry};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
 use crate::wal::{BatchMark, WriteBatch};
 
@@ -54,7 +53,7 @@ struct FamilyIndex {
 
 /// What own operands of a key are folded onto.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OwnBase<'a> {
+pub(crate) enum OwnBase<'a> {
     /// What the database has.
     Committed,
     /// Nothing: an own write removed the key, or an own value has expired.
@@ -65,10 +64,10 @@ pub(super) enum OwnBase<'a> {
 
 /// What own writes make of a key.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct OwnView<'a> {
-    pub(super) base: OwnBase<'a>,
+pub(crate) struct OwnView<'a> {
+    pub(crate) base: OwnBase<'a>,
     /// Merge operands on the base, oldest first.
-    pub(super) operands: Vec<&'a [u8]>,
+    pub(crate) operands: Vec<&'a [u8]>,
 }
 
 /// Own writes of one column family in a range, for an iterator.
@@ -81,7 +80,7 @@ pub(crate) struct OwnRecords {
 
 /// The writes of a transaction; see the module.
 #[derive(Default)]
-pub(super) struct IndexedBatch {
+pub(crate) struct IndexedBatch {
     batch: WriteBatch,
     families: BTreeMap<CfId, FamilyIndex>,
     indexed: BatchMark,
@@ -90,27 +89,27 @@ pub(super) struct IndexedBatch {
 
 impl IndexedBatch {
     /// The batch.
-    pub(super) fn batch(&self) -> &WriteBatch {
+    pub(crate) fn batch(&self) -> &WriteBatch {
         &self.batch
     }
 
     /// The batch, to append to.
-    pub(super) fn batch_mut(&mut self) -> &mut WriteBatch {
+    pub(crate) fn batch_mut(&mut self) -> &mut WriteBatch {
         &mut self.batch
     }
 
     /// Memory of batch and index.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.batch.byte_len() as u64 + self.index_bytes
     }
 
     /// Position behind the last write.
-    pub(super) fn mark(&self) -> BatchMark {
+    pub(crate) fn mark(&self) -> BatchMark {
         self.batch.mark()
     }
 
     /// Removes the writes behind `mark`.
-    pub(super) fn truncate(&mut self, mark: BatchMark) {
+    pub(crate) fn truncate(&mut self, mark: BatchMark) {
         if mark < self.indexed {
             self.cut_index(mark);
         }
@@ -139,7 +138,7 @@ impl IndexedBatch {
     }
 
     /// Removes all writes and keeps the buffer, unless that is larger than `kept_bytes_max`.
-    pub(super) fn clear(&mut self, kept_bytes_max: usize) {
+    pub(crate) fn clear(&mut self, kept_bytes_max: usize) {
         if self.batch.byte_len() > kept_bytes_max {
             self.batch = WriteBatch::new();
         }
@@ -147,13 +146,13 @@ impl IndexedBatch {
     }
 
     /// Whether a write to `key` alone is among the writes.
-    pub(super) fn writes_key(&mut self, cf: CfId, key: &[u8]) -> bool {
+    pub(crate) fn writes_key(&mut self, cf: CfId, key: &[u8]) -> bool {
         self.index();
         self.families.get(&cf).is_some_and(|family| family.keys.contains_key(key))
     }
 
     /// What the writes make of `key` at `now_ms`.
-    pub(super) fn view(
+    pub(crate) fn view(
         &mut self,
         cf: CfId,
         key: &[u8],
@@ -183,7 +182,7 @@ impl IndexedBatch {
     }
 
     /// The writes to keys of `range`, for an iterator; `None` if there are none.
-    pub(super) fn records(&mut self, cf: CfId, range: &KeyRange) -> Option<OwnRecords> {
+    pub(crate) fn records(&mut self, cf: CfId, range: &KeyRange) -> Option<OwnRecords> {
         self.index();
         let family = self.families.get_mut(&cf)?;
         let tombstones = Arc::clone(family.ranges());

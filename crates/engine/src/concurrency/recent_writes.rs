@@ -59,14 +59,14 @@ pub(crate) struct RecentWrites {
 impl RecentWrites {
     /// Registers an observer. [`RecentWrites::since`] of the returned position tells it what was
     /// written from now on.
-    pub(super) fn observe(&mut self) -> u64 {
+    pub(crate) fn observe(&mut self) -> u64 {
         let position = self.first + self.writes.len() as u64;
         *self.observers.entry(position).or_insert(0) += 1;
         position
     }
 
     /// Removes an observer, and what only it needed.
-    pub(super) fn end(&mut self, position: u64) {
+    pub(crate) fn end(&mut self, position: u64) {
         let count = self.observers.get_mut(&position).expect("an observer ends once");
         *count -= 1;
         if *count == 0 {
@@ -85,7 +85,7 @@ impl RecentWrites {
     }
 
     /// What was written since an observer registered; `None` if some of it was dropped.
-    pub(super) fn since(&self, position: u64) -> Option<impl Iterator<Item = Touch<'_>>> {
+    pub(crate) fn since(&self, position: u64) -> Option<impl Iterator<Item = Touch<'_>>> {
         let skipped = position.checked_sub(self.first)?;
         Some(self.writes.iter().skip(skipped as usize).map(|written| Touch {
             cf: written.cf,

@@ -44,13 +44,13 @@ pub enum LockMode {
 }
 
 /// Number of an owner of locks.
-pub(super) type OwnerId = u64;
+pub(crate) type OwnerId = u64;
 
 /// A row: a key of a column family.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct RowKey {
-    pub(super) cf: CfId,
-    pub(super) key: Box<[u8]>,
+pub(crate) struct RowKey {
+    pub(crate) cf: CfId,
+    pub(crate) key: Box<[u8]>,
 }
 
 /// An owner's request for a row, waiting or granted.
@@ -177,11 +177,11 @@ impl Table {
 }
 
 /// How a request may wait.
-pub(super) struct Patience<'a> {
-    pub(super) timeout: Duration,
-    pub(super) clock: &'a dyn Clock,
+pub(crate) struct Patience<'a> {
+    pub(crate) timeout: Duration,
+    pub(crate) clock: &'a dyn Clock,
     /// Asked while the request waits: an error ends the wait.
-    pub(super) check: &'a dyn Fn() -> Result<()>,
+    pub(crate) check: &'a dyn Fn() -> Result<()>,
 }
 
 /// The row locks of a database; see the module.
@@ -203,12 +203,12 @@ impl std::fmt::Debug for RowLocks {
 
 impl RowLocks {
     /// The number of a new owner.
-    pub(super) fn new_owner(&self) -> OwnerId {
+    pub(crate) fn new_owner(&self) -> OwnerId {
         self.owners.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Gives `owner` the row in `mode`, or leaves everything as it was.
-    pub(super) fn acquire(
+    pub(crate) fn acquire(
         &self,
         owner: OwnerId,
         row_key: &Arc<RowKey>,
@@ -241,7 +241,7 @@ impl RowLocks {
     }
 
     /// Takes rows from `owner`, which holds them.
-    pub(super) fn release<'a>(
+    pub(crate) fn release<'a>(
         &self,
         owner: OwnerId,
         row_keys: impl IntoIterator<Item = &'a Arc<RowKey>>,

@@ -44,10 +44,6 @@ mod split;
 mod tree;
 
 #[cfg(test)]
-mod image_tests;
-#[cfg(test)]
-mod model_tests;
-#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;

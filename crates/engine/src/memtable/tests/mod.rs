@@ -1,5 +1,7 @@
 //! What a user of shards would miss: order, versions, both directions, concurrency, images.
 
+mod model;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;

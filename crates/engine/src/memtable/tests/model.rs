@@ -1,5 +1,5 @@
-//! The publication protocol of [`super::node`] under every interleaving that a model checker
-//! tries, and the proof that it would see the two bugs that the protocol guards against.
+//! The publication protocol of [`crate::memtable::node`] under every interleaving that a model
+//! checker tries, and the proof that it would see the two bugs that the protocol guards against.
 //!
 //! The functions [`publish`] and [`snapshot`] are the ones of production; only the cells are the
 //! checker's. It explores interleavings of sequentially consistent steps; the fences that weaker
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use shuttle::thread;
 
-use super::node::{Cells, ORDER_WORDS, Order, Snapshot, publish, snapshot};
+use crate::memtable::node::{Cells, ORDER_WORDS, Order, Snapshot, publish, snapshot};
 
 #[derive(Default)]
 struct Model {

@@ -8,13 +8,13 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::random::Rng;
 use archipelago_base::{ErrorKind, Result, SeqNo, checksum};
 
-use super::*;
 use crate::iter::InternalIterator;
 use crate::key::{self, Kind};
 use crate::lookup::Lookup;
+use crate::memtable::*;
 use crate::tombstone::RangeTombstone;
 
-const GOLDEN: &[u8] = include_bytes!("../../fuzz/corpus/sealed_shard/golden");
+const GOLDEN: &[u8] = include_bytes!("../../../fuzz/corpus/sealed_shard/golden");
 const IMAGE_VARIABLE: &str = "ARCHIPELAGO_TEST_IMAGE";
 const RECORDS: u64 = 20_000;
 
@@ -106,7 +106,7 @@ fn another_process_searches_the_image() {
     let path = folder.path().join("shard.image");
     std::fs::write(&path, image_of(&large_shard())).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "memtable::image_tests::as_the_other_process", "--nocapture"])
+        .args(["--exact", "memtable::image::tests::as_the_other_process", "--nocapture"])
         .env(IMAGE_VARIABLE, &path)
         .output()
         .unwrap();

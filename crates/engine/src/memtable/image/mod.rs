@@ -584,3 +584,6 @@ impl InternalIterator for ImageIter {
         self.status.clone()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+use archipelago_base::clock::ManualClock;
+
+use super::*;
+
+fn input() -> StallInput {
+    StallInput {
+        l0_slowdown: 20,
+        l0_stop: 36,
+        memtable_space_bytes: 192 << 20,
+        flush_bytes_per_s: 100 << 20,
+        pending_slowdown: 1 << 30,
+        pending_stop: 4 << 30,
+        peak_bytes_per_s: 400 << 20,
+        drain_bytes_per_s: 40 << 20,
+        ..StallInput::default()
+    }
+}
+
+fn rate(input: &StallInput) -> u64 {
+    match stall(input) {
+        StallDecision::None => u64::MAX,
+        StallDecision::Delay { bytes_per_s, .. } => bytes_per_s,
+        StallDecision::Stop { .. } => 0,
+    }
+}
+
+#[test]
+fn every_cause_slows_without_a_cliff_and_only_debt_at_the_limit_stops() {
+    type Set = fn(&mut StallInput, f64);
+    let causes: [(StallCause, Set); 3] = [
+        (StallCause::L0Files, |i, d| {
+            (i.l0_files, i.l0_slowdown, i.l0_stop) = ((d * 1e4) as usize, 5000, 10_000);
+        }),
+        (StallCause::PendingBytes, |i, d| {
+            i.pending_bytes = (d * f64::from(1 << 30) * 4.0) as u64;
+        }),
+        (StallCause::Budget, |i, d| {
+            (i.budget_used, i.budget_limit) = ((d * 1.5e6) as u64, 1_000_000);
+        }),
+    ];
+    for (cause, set) in causes {
+        let mut before = input().peak_bytes_per_s;
+        let mut slowed = false;
+        for step in 0..1000 {
+            let mut at = input();
+            set(&mut at, f64::from(step) / 1000.0);
+            let now = rate(&at).min(input().peak_bytes_per_s);
+            assert!(now <= before, "{cause:?}: more debt must not be faster");
+            assert!(now * 100 >= before * 95, "{cause:?} at {step}: cliff {before} to {now}");
+            slowed |= now < before;
+            before = now;
+        }
+        assert!(slowed, "{cause:?}");
+        assert!(before < input().drain_bytes_per_s / 2, "{cause:?}: debt must shrink at last");
+        let mut at = input();
+        set(&mut at, 1.0);
+        let stops = stall(&at) == StallDecision::Stop { cause };
+        assert_eq!(stops, cause != StallCause::Budget, "{cause:?}");
+    }
+    assert_eq!(stall(&input()), StallDecision::None);
+}
+
+#[test]
+fn threshold_of_zero_is_none() {
+    let at = |pending_bytes, pending_slowdown, pending_stop| {
+        let thresholds = StallInput { pending_slowdown, pending_stop, ..input() };
+        stall(&StallInput { pending_bytes, ..thresholds })
+    };
+    let cause = StallCause::PendingBytes;
+    let (gb, most) = (1 << 30, u64::MAX);
+    assert_eq!(at(most, 0, 0), StallDecision::None);
+    assert_eq!(at(4 * gb - 1, 0, 4 * gb), StallDecision::None);
+    assert_eq!(at(4 * gb, 0, 4 * gb), StallDecision::Stop { cause });
+    assert_eq!(at(gb - 1, gb, 0), StallDecision::None);
+    // As slow as at the end of the slope, whatever the debt, and never stopped.
+    let slowest = at(4 * gb, gb, 0);
+    assert!(matches!(slowest, StallDecision::Delay { cause: StallCause::PendingBytes, .. }));
+    assert_eq!(at(most, gb, 0), slowest);
+    assert_eq!(at(4 * gb, gb, 0), slowest);
+    assert!(matches!(at(2 * gb, gb, 0), StallDecision::Delay { bytes_per_s, .. }
+        if bytes_per_s > 20 << 20));
+}
+
+/// Writes at the allowed rate through one flush that takes `takes_s`; gives what was written
+/// and the longest that one KiB had to wait.
+fn through_a_flush(flush_bytes_per_s: u64, takes_s: f64, wish_bytes_per_s: f64) -> (f64, f64) {
+    let mut at = StallInput { flush_backlog_bytes: 64 << 20, flush_bytes_per_s, ..input() };
+    let (mut space, mut longest_s) = (f64::from(64 << 20), 0.0f64);
+    let step_s = 0.001;
+    for step in 0..(takes_s / step_s) as u64 {
+        at.memtable_space_bytes = space as u64;
+        at.flush_elapsed = Duration::from_millis(step);
+        let rate = (rate(&at) as f64).min(wish_bytes_per_s);
+        assert!(rate > 0.0, "stopped at {step} ms");
+        longest_s = longest_s.max(1024.0 / rate);
+        space -= rate * step_s;
+    }
+    (f64::from(64 << 20) - space, longest_s)
+}
+
+#[test]
+fn writers_meet_the_end_of_a_flush_as_their_space_ends() {
+    let mb = f64::from(1 << 20);
+    // Foreseen rightly: most of the space is used, nobody waits long.
+    let (written, longest_s) = through_a_flush(40 << 20, 1.6, 1e9);
+    assert!(written > 50.0 * mb && longest_s < 0.01, "{written} {longest_s}");
+    // Writers that are slower than the flush are not slowed at all.
+    let (written, _) = through_a_flush(160 << 20, 0.4, 100.0 * mb);
+    assert!(written > 39.9 * mb, "{written}");
+    // It takes three times as long as foreseen: slower and slower, but no stop.
+    let (_, longest_s) = through_a_flush(120 << 20, 1.6, 1e9);
+    assert!(longest_s < 0.01, "{longest_s}");
+    // Never measured.
+    let (_, longest_s) = through_a_flush(0, 3.0, 1e9);
+    assert!(longest_s < 0.01, "{longest_s}");
+    let full = StallInput { flush_backlog_bytes: 1, memtable_space_bytes: 0, ..input() };
+    assert_eq!(stall(&full), StallDecision::Stop { cause: StallCause::Memtables });
+}
+
+#[test]
+fn writers_settle_at_the_drain_rate_short_of_the_stop() {
+    let mut at = input();
+    let mut debt = 0.0f64;
+    for _ in 0..100_000 {
+        at.pending_bytes = debt as u64;
+        let ingest = rate(&at).min(at.peak_bytes_per_s);
+        assert!(ingest > 0, "ran into the stop");
+        debt = (debt + (ingest as f64 - at.drain_bytes_per_s as f64) * 0.01).max(0.0);
+    }
+    let settled = rate(&at) as f64 / at.drain_bytes_per_s as f64;
+    assert!((0.9..1.1).contains(&settled), "{settled}");
+}
+
+#[test]
+fn a_meter_remembers_what_was_reached_and_not_what_was_delayed() {
+    let clock = Arc::new(ManualClock::new(0));
+    let second = Duration::from_secs(1);
+    let meter = RateMeter::new(Arc::clone(&clock) as Arc<dyn Clock>, second);
+    assert_eq!(meter.rate(), 0);
+    meter.add(5_000_000);
+    clock.advance(second);
+    assert_eq!(meter.rate(), 5_000_000);
+    for _ in 0..10 {
+        meter.add(1000);
+        clock.advance(second);
+        assert!(meter.rate() > 4_000_000, "an idle moment is not slowness");
+    }
+    for _ in 0..10 {
+        meter.add(100_000_000);
+        meter.restart_window();
+        clock.advance(second);
+    }
+    assert!(meter.rate() < 5_000_000);
+    clock.advance(600 * second);
+    assert!(meter.rate() < 1000, "but it is forgotten");
+}
+
+#[test]
+fn waits_add_up_to_the_rate() {
+    let clock = Arc::new(ManualClock::new(0));
+    let controller = DelayController::new(Arc::clone(&clock) as Arc<dyn Clock>);
+    for _ in 0..10_000 {
+        let wait = controller.admit(100, 1_000_000);
+        assert!(wait < Duration::from_millis(2));
+        clock.sleep(wait);
+    }
+    let seconds = clock.now_ns() as f64 / 1e9;
+    assert!((0.99..1.01).contains(&seconds), "1 MB at 1 MB/s took {seconds} s");
+    assert_eq!(controller.admit(u64::MAX, 1), WAIT_MAX);
+}

@@ -1,6 +1,5 @@
 //! `archipelago bench fabric`: what each provider of the fabric takes, between two processes, beside raw memory and a
 //! bare TCP connection measured in the same run; and `sim` between two hosts of the modelled cluster, in virtual time.
-//! With `--provider sim`, `sim` alone, and FlexKV's experiment that its model was calibrated to.
 //!
 //! This process is the client; it starts itself once more for each target, with `--target`, reads the address and
 //! key that the target prints, and ends it by closing its input.
@@ -11,17 +10,16 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
+use crate::fabric_measure::{self as measure, Effort, Figures, Target};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_fabric::measure::{self, Effort, Figures, Target};
 use archipelago_fabric::sim::Model;
 use archipelago_fabric::{Provider, Shm, Tcp};
-use archipelago_sim::flexkv;
 use clap::Parser;
 use comfy_table::presets::{ASCII_MARKDOWN, UTF8_FULL_CONDENSED};
 use comfy_table::{CellAlignment, Table};
 
-use crate::report::say;
+use crate::harness::report::say;
 
 /// Measure the fabric's providers between two processes on this machine.
 #[derive(Parser, Debug)]
@@ -36,18 +34,6 @@ struct Arguments {
     /// Operations that are timed as one, where they take less than a microsecond.
     #[arg(long, default_value_t = Effort::default().block)]
     block: usize,
-    /// `all`, or `sim` alone: virtual time, and FlexKV's experiment on its testbed of 23 machines.
-    #[arg(long, default_value = "all", value_parser = ["all", "sim"])]
-    provider: String,
-    /// With `--provider sim`: operations of each verb that count.
-    #[arg(long, default_value_t = flexkv::Effort::default().operations)]
-    operations: u64,
-    /// With `--provider sim`: multiply every time by this, divide rates and bandwidth. Ratios stay.
-    #[arg(long, default_value_t = 1)]
-    scale: u64,
-    /// With `--provider sim`: what drawn targets and orders follow from.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
     /// Print a Markdown table.
     #[arg(long)]
     markdown: bool,
@@ -70,12 +56,8 @@ pub(crate) fn main(args: &[OsString]) -> std::result::Result<Result<()>, clap::E
     if [arguments.rounds, arguments.samples, arguments.block].contains(&0) {
         return Ok(Err(Error::invalid("--rounds, --samples and --block are at least 1")));
     }
-    if arguments.operations < 1000 || arguments.scale == 0 {
-        return Ok(Err(Error::invalid("--operations is at least 1000 and --scale at least 1")));
-    }
     Ok(match arguments.target.as_deref() {
         Some([name, address]) => be_target(name, address),
-        _ if arguments.provider == "sim" => run_simulated(&arguments),
         _ => run(&arguments),
     })
 }
@@ -272,47 +254,15 @@ const TCP_COLUMN: usize = 1;
 /// In virtual time every sample is as good as any.
 const SIMULATED: Effort = Effort { samples: 101, block: 1 };
 
-/// `sim` alone: two hosts, then the testbed.
-fn run_simulated(arguments: &Arguments) -> Result<()> {
-    let scale = arguments.scale;
+/// What two hosts of the modelled cluster take in virtual time, as a table. Every time of the model
+/// is multiplied by `scale`.
+pub fn simulated_table(scale: u64, markdown: bool) -> Result<String> {
     let two = measure::simulated(&Model::CONNECTX3.scaled(scale), SIMULATED)?;
-    let mut table = new_table(arguments.markdown, &["two hosts, virtual time", "sim"]);
+    let mut table = new_table(markdown, &["two hosts, virtual time", "sim"]);
     for (what, of) in ROWS {
         table.add_row([(*what).to_owned(), of(&two)]);
     }
-    say(&align(table, 1));
-    let effort = flexkv::Effort {
-        operations: arguments.operations,
-        warm_up: arguments.operations / 10,
-        scale,
-        seed: arguments.seed,
-    };
-    let outcome = flexkv::experiment(&effort)?;
-    let columns = ["FlexKV's testbed, virtual time", "a second", "median", "p99"];
-    let mut table = new_table(arguments.markdown, &columns);
-    for verb in &outcome.measured {
-        let rate = format!("{:.2} M", verb.per_s / 1e6);
-        let row = [verb.verb.name().to_owned(), rate, micros(verb.median_ns), micros(verb.p99_ns)];
-        table.add_row(row);
-    }
-    say(&align(table, 1));
-    let mut table = new_table(arguments.markdown, &["throughput", "FlexKV §3", "sim"]);
-    for (verb, to, stated, came_out) in &outcome.ratios {
-        let what = format!("{} : {}", verb.name(), to.name());
-        table.add_row([what, format!("{stated:.1}×"), format!("{came_out:.2}×")]);
-    }
-    say(&align(table, 1));
-    let events: u64 = outcome.measured.iter().map(|verb| verb.events).sum();
-    say(&format!(
-        "20 compute and 3 memory nodes with one ConnectX-3 each, modelled; {} operations of each verb by 200 clients \
-         with 8 coroutines, seed {}, {events} events; latencies with one client per compute node. Every time of the \
-         model was multiplied by {scale}{}. The model was calibrated to the four ratios \
-         (docs/decisions/0012-nic-model.md): that they come out shows that the simulator follows its model.",
-        arguments.operations,
-        arguments.seed,
-        if scale == 1 { "" } else { "; the first table shows that, the others are converted back" },
-    ));
-    Ok(())
+    Ok(align(table, 1))
 }
 
 fn new_table(markdown: bool, header: &[&str]) -> Table {

@@ -6,7 +6,7 @@
 
 use archipelago_base::random::Rng;
 
-use crate::flags::Flags;
+use crate::harness::flags::Flags;
 use crate::zipf::below;
 
 const NUMBER_BYTES: usize = 8;
@@ -94,7 +94,7 @@ impl KeyPicker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::tests::flags;
+    use crate::harness::flags::tests::flags;
 
     #[test]
     fn a_key_is_a_big_endian_number_and_zeros() {

@@ -1,44 +1,24 @@
-//! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago, and
-//! `archipelago bench compare`, which runs the same list in RocksDB's db_bench in turn, and
-//! `archipelago bench reproduce`, which runs a paper's comparisons, or the whole one with RocksDB;
-//! `archipelago bench fabric` measures the fabric's providers, `archipelago bench --engine flex` the store over remote memory;
-//! `archipelago sim flex` ([`sim`]) runs that store in virtual time.
+//! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago. `archipelago
+//! bench fabric` measures the fabric's providers, `archipelago bench --engine flex` the store over
+//! remote memory. Comparisons, reproductions of papers and models are programs of the laboratory
+//! (`archipelago-lab`).
 //!
-//! A library that the `archipelago` program calls. `flags` is the command line; `runner` runs a
-//! list on one database; `workloads` has a loop for each benchmark; `tally`, `histogram` and
-//! `report` make the result line, `json` the result file, `samples` the timeline; `plot` draws,
-//! `compare` runs both sides, `table` all rows of a comparison, `reproduce` the modes of a paper, `keigo`
-//! those of another on `tiers`; `model` models many cores. Only `store` and `model` name the database's
-//! crate, only `tiers` that of tiers.
+//! A library that the `archipelago` program calls. [`harness`] holds what the laboratory uses as
+//! well: flags, the database behind them, result lines, result files, timelines. `runner` runs a
+//! list of benchmarks on one database, and `workloads` has a loop for each benchmark. Only
+//! `harness::store` names the database's crate, and only `harness::tiers` that of tiers.
 //!
 //! The harness must not be slower than what it is compared with: values are slices of a buffer
 //! made beforehand, keys are written into a buffer that is kept, random numbers come from wyrand,
 //! and nobody asks for the time per operation unless a flag needs it.
 
-mod claim;
-mod compare;
 mod fabric;
-mod flags;
-mod flex;
-mod flexsim;
-mod histogram;
-mod json;
-mod keigo;
+mod fabric_measure;
+mod flexkv;
+pub mod harness;
 mod keys;
-mod model;
 mod pace;
-mod plot;
-mod process;
-mod progress;
-mod report;
-mod reproduce;
 mod runner;
-mod samples;
-mod store;
-mod table;
-mod tally;
-mod tiers;
-mod twitter;
 mod values;
 mod workloads;
 mod zipf;
@@ -49,10 +29,18 @@ use std::process::ExitCode;
 
 use archipelago_base::clock::{Clock, SystemClock};
 
-use flags::{Flags, Stop};
-use json::RunReport;
+use harness::flags::{self, Flags, Stop};
+use harness::json::{self, RunReport};
+use harness::store::Result;
 use runner::Runner;
-use store::Result;
+
+pub use fabric::simulated_table;
+
+/// Whether the benchmark of this name writes; `None` if there is no such benchmark.
+#[must_use]
+pub fn writes(benchmark: &str) -> Option<bool> {
+    workloads::find(benchmark).map(|found| found.writes)
+}
 
 /// Runs `archipelago bench` with `args`, everything behind that word. Prints to standard output
 /// what db_bench prints there; errors, notes and the progress bar go to standard error. Exit code
@@ -60,69 +48,31 @@ use store::Result;
 #[must_use]
 #[expect(clippy::needless_pass_by_value, reason = "the program hands its arguments over")]
 pub fn main(args: Vec<OsString>) -> ExitCode {
-    if args.first().is_some_and(|word| word == "compare") {
-        return match compare::compare(&args[1..]) {
-            Ok(result) => answer(result),
-            Err(stop) => refuse(&stop),
-        };
+    let first = args.first().and_then(|word| word.to_str());
+    if let Some(word @ ("compare" | "reproduce" | "model")) = first {
+        return refuse(&Stop::Usage(format!(
+            "`archipelago bench {word}` is a command of the laboratory: run `archipelago-lab --help`"
+        )));
     }
-    if args.len() >= 2 && args[0] == "reproduce" && args[1] == "rocksdb" {
-        return match table::reproduce(&args[2..]) {
-            Ok(result) => answer(result),
-            Err(stop) => refuse(&stop),
-        };
+    if first == Some("fabric") {
+        return exit_code(fabric::main(&args[1..]).map_err(Stop::Clap));
     }
-    if args.len() >= 2 && args[0] == "reproduce" && args[1] == "keigo" {
-        return match keigo::reproduce(&args[2..]) {
-            Ok(result) => answer(result),
-            Err(stop) => refuse(&stop),
-        };
+    if flexkv::is_asked(&args) {
+        return exit_code(flexkv::main(&args).map_err(Stop::Clap));
     }
-    if args.first().is_some_and(|word| word == "model") {
-        return match model::model(&args[1..]) {
-            Ok(result) => answer(result),
-            Err(stop) => refuse(&stop),
-        };
-    }
-    if args.first().is_some_and(|word| word == "reproduce") {
-        return match reproduce::reproduce(&args[1..]) {
-            Ok(result) => answer(result),
-            Err(stop) => refuse(&stop),
-        };
-    }
-    if args.first().is_some_and(|word| word == "fabric") {
-        return match fabric::main(&args[1..]) {
-            Ok(result) => answer(result),
-            Err(error) => refuse(&Stop::Clap(error)),
-        };
-    }
-    if flex::is_asked(&args) {
-        return match flex::main(&args) {
-            Ok(result) => answer(result),
-            Err(error) => refuse(&Stop::Clap(error)),
-        };
-    }
-    match flags::read(&args) {
-        Ok((flags, ignored)) => {
-            note_ignored(&ignored);
-            answer(run(flags))
-        }
-        Err(stop) => refuse(&stop),
-    }
+    exit_code(flags::read(&args).map(|(flags, ignored)| {
+        note_ignored(&ignored);
+        run(flags)
+    }))
 }
 
-/// Runs `archipelago sim` with `args`, everything behind that word. Exit codes as of [`main`].
+/// Prints how a command ended, and makes an exit code of it: 0, 1 for an error of the run, 2 for
+/// wrong usage.
 #[must_use]
-#[expect(clippy::needless_pass_by_value, reason = "the program hands its arguments over")]
-pub fn sim(args: Vec<OsString>) -> ExitCode {
-    if args.first().is_none_or(|word| word != "flex") {
-        return refuse(&Stop::Usage(
-            "`archipelago sim flex [FIGURE…]`: there is nothing else".into(),
-        ));
-    }
-    match flexsim::main(&args[1..]) {
+pub fn exit_code(outcome: std::result::Result<Result<()>, Stop>) -> ExitCode {
+    match outcome {
         Ok(result) => answer(result),
-        Err(error) => refuse(&Stop::Clap(error)),
+        Err(stop) => refuse(&stop),
     }
 }
 

@@ -11,18 +11,18 @@ use std::sync::{Arc, Barrier};
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 
-use crate::flags::Flags;
-use crate::json::{self, Outcome, Settled};
-use crate::pace::Rate;
-use crate::process::{self, own_usage};
-use crate::progress::{IntervalReport, Watch};
-use crate::report::{header, histograms, result_line, say};
-use crate::samples::{Recorder, Sample, Sampler, Stalls};
-use crate::store::{
+use crate::harness::flags::Flags;
+use crate::harness::json::{self, Outcome, Settled};
+use crate::harness::process::{self, own_usage};
+use crate::harness::progress::{IntervalReport, Watch};
+use crate::harness::report::{header, histograms, result_line, say};
+use crate::harness::samples::{Recorder, Sample, Sampler, Stalls};
+use crate::harness::store::{
     self, Db, Error, FileSystem, LastJob, Listeners, LocalFs, Opened, Result, Ticker,
 };
-use crate::tally::{Progress, Total};
-use crate::tiers::Tiers;
+use crate::harness::tally::{Progress, Total};
+use crate::harness::tiers::Tiers;
+use crate::pace::Rate;
 use crate::values::ValuePool;
 use crate::workloads::{self, Bench, Run, Spec, Worker};
 

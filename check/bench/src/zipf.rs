@@ -7,7 +7,9 @@
 
 use archipelago_base::random::Rng;
 
-pub(crate) use archipelago_sim::scramble;
+use crate::harness::flags::Distribution;
+
+pub(crate) use crate::harness::skew::scramble;
 
 /// A uniform number below `bound` without a division.
 #[inline]
@@ -69,17 +71,6 @@ impl Zipf {
         let rank = (self.n * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64;
         rank.min(self.n as u64 - 1)
     }
-}
-
-/// How a YCSB workload picks among the records that exist.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Distribution {
-    /// Few records get most requests; they lie scattered.
-    Zipfian,
-    /// All alike.
-    Uniform,
-    /// The newest records get most requests.
-    Latest,
 }
 
 /// Picks records.

@@ -29,13 +29,10 @@
 //! (`Network::session`, `Network::node`), random numbers from `Scheduler::rng`, time from the scheduler; no thread, no iteration
 //! over a `HashMap`, no `Promise::wait` in a task. [`same_twice`] finds who breaks them.
 
-pub mod flexkv;
-pub mod flexstore;
 mod machines;
 pub mod measure;
 mod run;
 mod scenarios;
-mod skew;
 
 pub use archipelago_base::simulation::Simulation;
 pub use machines::{Action, Cluster, Protocol};
@@ -43,4 +40,3 @@ pub use run::{
     Failure, Report, Scenario, Summary, replay_command, run, run_noted, run_seeds, same_twice,
 };
 pub use scenarios::{Expect, SCENARIOS, find};
-pub use skew::{Skew, scramble};

@@ -39,11 +39,11 @@ const LAYERS: &[(&str, u32)] = &[
 const CHECK_EXCEPTIONS: &[(&str, &str)] = &[("archipelago-cli", "archipelago-bench")];
 
 /// (package, what it must never reach, why).
-const NEVER: &[(&str, &str, &str)] = &[(
-    "archipelago-engine",
-    "tokio",
-    "the engine is synchronous; async is the front ends' matter",
-)];
+const NEVER: &[(&str, &str, &str)] = &[
+    ("archipelago-engine", "tokio", "the engine is synchronous; async is the front ends' matter"),
+    ("archipelago-cli", "archipelago-lab", "the laboratory is no part of the product"),
+    ("archipelago-cli", "archipelago-sim", "simulations are no part of the product"),
+];
 
 /// Checks every dependency between crates of the workspace.
 pub(crate) fn check(workspace: &Workspace) -> Vec<Finding> {

@@ -47,7 +47,6 @@ mod ids;
 mod lead;
 mod lend;
 mod link;
-pub mod measure;
 pub mod memory;
 mod node;
 #[cfg(feature = "ofi")]

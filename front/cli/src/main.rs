@@ -53,13 +53,6 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
         flags: Vec<OsString>,
     },
-    /// Run the store over remote memory in virtual time, on the testbed of its paper (`archipelago sim flex --help`).
-    #[command(disable_help_flag = true)]
-    Sim {
-        /// What to run.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
-        args: Vec<OsString>,
-    },
 }
 
 impl Command {
@@ -69,7 +62,7 @@ impl Command {
             Self::Serve(serve) => serve.is_database(),
             Self::Db(_) => true,
             Self::Bench { flags } => !flags.iter().any(|flag| flag == "flex"),
-            Self::Node(_) | Self::Cluster(_) | Self::Tier(_) | Self::Sim { .. } => false,
+            Self::Node(_) | Self::Cluster(_) | Self::Tier(_) => false,
         }
     }
 }
@@ -90,7 +83,6 @@ fn main() -> ExitCode {
         Command::Db(db) => db.run(),
         Command::Tier(tier) => tier.run(),
         Command::Bench { flags } => return archipelago_bench::main(flags),
-        Command::Sim { args } => return archipelago_bench::sim(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

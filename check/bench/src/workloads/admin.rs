@@ -1,8 +1,8 @@
 //! Actions on the database.
 
 use super::Worker;
-use crate::report::say;
-use crate::store::{Db, KeyRange, Result};
+use crate::harness::report::say;
+use crate::harness::store::{Db, KeyRange, Result};
 
 /// `compact`: the whole key space; the first worker's.
 pub(super) fn compact(worker: &mut Worker<'_>) -> Result<()> {

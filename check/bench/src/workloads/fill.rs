@@ -3,10 +3,10 @@
 use archipelago_base::random::Rng;
 
 use super::Worker;
+use crate::harness::store::{Result, WriteBatch};
+use crate::harness::tally::{Counts, OpKind};
 use crate::keys::KeyPicker;
 use crate::pace::Limit;
-use crate::store::{Result, WriteBatch};
-use crate::tally::{Counts, OpKind};
 
 /// `fillseq`: keys in their order. Runs to the end, whatever `--duration` says.
 pub(super) fn sequential(worker: &mut Worker<'_>) -> Result<()> {

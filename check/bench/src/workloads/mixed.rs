@@ -1,8 +1,8 @@
 //! Reads among writes.
 
 use super::{Worker, read};
-use crate::store::Result;
-use crate::tally::{Counts, OpKind};
+use crate::harness::store::Result;
+use crate::harness::tally::{Counts, OpKind};
 
 /// `readwhilewriting`: readers that are counted, and a writer that is not.
 pub(super) fn read_while_writing(worker: &mut Worker<'_>) -> Result<()> {

@@ -16,10 +16,10 @@ use std::hint::black_box;
 use archipelago_base::random::Rng;
 
 use super::Worker;
-use crate::flags::Mixgraph;
+use crate::harness::flags::Mixgraph;
+use crate::harness::store::Result;
+use crate::harness::tally::{Counts, OpKind};
 use crate::pace::Rate;
-use crate::store::Result;
-use crate::tally::{Counts, OpKind};
 use crate::zipf::below;
 
 /// Smallest value.
@@ -297,7 +297,7 @@ pub(super) fn message(counts: &Counts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::tests::flags;
+    use crate::harness::flags::tests::flags;
 
     #[test]
     fn pareto_is_the_inverse_of_its_distribution() {

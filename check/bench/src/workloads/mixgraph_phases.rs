@@ -10,9 +10,9 @@
 
 use super::Worker;
 use super::mixgraph::{self, KeyRanges};
-use crate::flags::Mixgraph;
-use crate::store::{Error, Result};
-use crate::tally::OpKind;
+use crate::harness::flags::Mixgraph;
+use crate::harness::store::{Error, Result};
+use crate::harness::tally::OpKind;
 use crate::zipf::below;
 
 /// Key ranges of each phase.
@@ -140,7 +140,7 @@ fn put(worker: &mut Worker<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::tests::flags;
+    use crate::harness::flags::tests::flags;
     use archipelago_base::random::Rng;
 
     const NUM: u64 = 3_000_000;

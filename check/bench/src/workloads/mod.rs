@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::clock::SystemClock;
 use archipelago_base::random::Rng;
 
-use crate::flags::Flags;
+use crate::harness::flags::Flags;
+use crate::harness::store::{ColumnFamily, Db, ReadOptions, Result, WriteOptions};
+use crate::harness::tally::{Counts, Progress, Tally};
 use crate::keys::{KeyMaker, KeyPicker};
 use crate::pace::{Limit, Rate};
-use crate::store::{ColumnFamily, Db, ReadOptions, Result, WriteOptions};
-use crate::tally::{Counts, Progress, Tally};
 use crate::values::{ValuePool, Values};
 
 /// Every benchmark.

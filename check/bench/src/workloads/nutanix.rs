@@ -10,9 +10,10 @@ use std::sync::atomic::Ordering;
 use archipelago_base::random::Rng;
 
 use super::{Spec, Worker, ycsb};
-use crate::store::Result;
-use crate::tally::OpKind;
-use crate::zipf::{Chooser, Distribution, below};
+use crate::harness::flags::Distribution;
+use crate::harness::store::Result;
+use crate::harness::tally::OpKind;
+use crate::zipf::{Chooser, below};
 
 const VALUE_BYTES_MIN: f64 = 100.0;
 const VALUE_BYTES_MEDIAN: f64 = 400.0;

@@ -1,9 +1,9 @@
 //! Point reads.
 
 use super::Worker;
+use crate::harness::store::Result;
+use crate::harness::tally::{Counts, OpKind};
 use crate::keys::KeyMaker;
-use crate::store::Result;
-use crate::tally::{Counts, OpKind};
 
 /// `readrandom`, `readmissing`.
 pub(super) fn random(worker: &mut Worker<'_>) -> Result<()> {

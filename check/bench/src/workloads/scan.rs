@@ -3,8 +3,8 @@
 use std::hint::black_box;
 
 use super::Worker;
-use crate::store::Result;
-use crate::tally::OpKind;
+use crate::harness::store::Result;
+use crate::harness::tally::OpKind;
 
 /// `readseq`.
 pub(super) fn forward(worker: &mut Worker<'_>) -> Result<()> {

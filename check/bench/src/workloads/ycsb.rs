@@ -11,9 +11,10 @@ use std::sync::atomic::Ordering;
 use archipelago_base::random::Rng;
 
 use super::{Body, Message, Spec, Worker};
-use crate::store::Result;
-use crate::tally::{Counts, OpKind};
-use crate::zipf::{Chooser, Distribution, below};
+use crate::harness::flags::Distribution;
+use crate::harness::store::Result;
+use crate::harness::tally::{Counts, OpKind};
+use crate::zipf::{Chooser, below};
 
 /// Shares of a hundred operations; the rest are read-modify-writes.
 #[derive(Clone, Copy, Debug)]

@@ -2,9 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
-mod flexkv;
-mod flexstore;
-
 use std::process::Command;
 
 use archipelago_sim::{Expect, SCENARIOS, Scenario, find, run_seeds, same_twice};

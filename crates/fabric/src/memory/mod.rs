@@ -25,7 +25,7 @@ pub use mapping::Mapping;
 pub const WORD_BYTES: usize = 8;
 
 /// Copies from `words`, from byte `offset` on. The caller has checked the range.
-pub(crate) fn read(words: &[AtomicU64], offset: usize, out: &mut [u8]) {
+pub fn read(words: &[AtomicU64], offset: usize, out: &mut [u8]) {
     let mut at = offset / WORD_BYTES;
     let skip = offset % WORD_BYTES;
     let mut out = out;
@@ -84,7 +84,7 @@ fn replace_part(word: &AtomicU64, skip: usize, part: &[u8]) {
 
 /// Stores `new` if the word holds `expect`; what it held.
 #[inline]
-pub(crate) fn compare_swap(word: &AtomicU64, expect: u64, new: u64) -> u64 {
+pub fn compare_swap(word: &AtomicU64, expect: u64, new: u64) -> u64 {
     match word.compare_exchange(expect, new, Ordering::SeqCst, Ordering::SeqCst) {
         Ok(old) | Err(old) => old,
     }

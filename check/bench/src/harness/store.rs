@@ -1,0 +1,157 @@
+//! The one place that names the database's crate, and how the flags become its settings.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_env::device::ThrottledFs;
+
+pub use archipelago_base::{Error, Result};
+pub use archipelago_engine::{
+    db::{ColumnFamily, Components, Db, ReadOptions},
+    event::{Event, EventListener, Listeners},
+    key::KeyRange,
+    manifest::{DirectoryState, inspect},
+    options::{CfOptions, Compression, DbOptions, WriteOptions},
+    stats::Ticker,
+    wal::WriteBatch,
+};
+pub use archipelago_env::device::DeviceSpec;
+pub use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, local::LocalFs};
+
+use crate::harness::flags::{BucketBoundaries, CompressionType, Flags};
+use crate::harness::tiers::{self, TierPlan, Tiers};
+
+/// Settings of the database that the flags ask for.
+pub fn db_options(flags: &Flags) -> DbOptions {
+    let defaults = DbOptions::default();
+    DbOptions {
+        max_background_jobs: flags.storage.max_background_jobs,
+        subcompactions_max: flags.storage.subcompactions as usize,
+        rate_limit_bytes_per_s: flags.storage.rate_limiter_bytes_per_sec,
+        block_cache_bytes: flags.storage.cache_size,
+        wal_segment_bytes: flags.storage.wal_segment_size,
+        table_readers_max: usize::try_from(flags.storage.open_files)
+            .unwrap_or(defaults.table_readers_max),
+        direct_reads: flags.storage.use_direct_reads,
+        direct_background_io: flags.storage.use_direct_io_for_flush_and_compaction,
+        log_write_through: flags.storage.log_write_through,
+        latency_histograms: flags.output.statistics,
+        ..defaults
+    }
+}
+
+/// Settings of its default column family.
+pub(crate) fn family_options(flags: &Flags) -> CfOptions {
+    let storage = &flags.storage;
+    let compression = match storage.compression_type {
+        CompressionType::None => Compression::None,
+        CompressionType::Lz4 => Compression::Lz4,
+        CompressionType::Zstd => Compression::Zstd,
+    };
+    let defaults = CfOptions::default();
+    CfOptions {
+        write_buffer_bytes: storage.write_buffer_size,
+        write_buffers_max: storage.max_write_buffer_number,
+        buckets: storage.buckets,
+        buckets_dynamic: storage.bucket_boundaries == BucketBoundaries::Dynamic,
+        bloom_bits_per_key: u32::try_from(storage.bloom_bits)
+            .unwrap_or(defaults.bloom_bits_per_key),
+        block_bytes: storage.block_size,
+        compression,
+        compression_last: compression,
+        l0_compaction_trigger: storage.level0_file_num_compaction_trigger,
+        l0_slowdown: storage.level0_slowdown_writes_trigger,
+        l0_stop: storage.level0_stop_writes_trigger,
+        level_base_bytes: storage.max_bytes_for_level_base,
+        target_file_bytes: storage.target_file_size_base,
+        ..defaults
+    }
+}
+
+/// Knows when the last flush or compaction was installed.
+#[derive(Debug)]
+pub(crate) struct LastJob {
+    clock: Arc<SystemClock>,
+    ended_ns: AtomicU64,
+}
+
+impl LastJob {
+    /// None was installed yet.
+    pub(crate) fn new(clock: Arc<SystemClock>) -> Self {
+        Self { clock, ended_ns: AtomicU64::new(0) }
+    }
+
+    /// When; 0 if there was none.
+    pub(crate) fn ended_ns(&self) -> u64 {
+        self.ended_ns.load(Ordering::Acquire)
+    }
+}
+
+impl EventListener for LastJob {
+    fn on_event(&self, event: &Event) {
+        if matches!(event, Event::FlushInstalled { .. } | Event::CompactionInstalled { .. }) {
+            self.ended_ns.fetch_max(self.clock.now_ns(), Ordering::AcqRel);
+        }
+    }
+}
+
+/// An open database and what it lies on.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) db: Db,
+    /// With `--tiers`.
+    pub(crate) tiers: Option<Tiers>,
+}
+
+impl Opened {
+    /// Closes the database, then its devices.
+    pub(crate) fn close(self) -> Result<()> {
+        self.db.close()?;
+        self.tiers.map_or(Ok(()), |tiers| tiers.close())
+    }
+}
+
+/// Opens the database in `dir`, or on the tiers that the flags name, or creates it; tells `listeners`
+/// of its background work.
+pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Opened> {
+    let families = [("default".to_owned(), family_options(flags))].into();
+    let tiers = match &flags.storage.tiers {
+        Some(file) => Some(Tiers::open(&TierPlan::read(file)?)?),
+        None => None,
+    };
+    let (fs, dir) = match &tiers {
+        Some(tiers) => (tiers.file_system(), Path::new(tiers::DATABASE)),
+        None => (file_system(flags)?, dir),
+    };
+    let components = Components { families, listeners, fs, ..Components::default() };
+    let db = Db::open_with(dir, db_options(flags), components)?;
+    Ok(Opened { db, tiers })
+}
+
+/// The local file system, as slow as the device that the flags name.
+fn file_system(flags: &Flags) -> Result<Arc<dyn FileSystem>> {
+    let local = Arc::new(LocalFs::new());
+    let Some(path) = &flags.storage.device else { return Ok(local) };
+    let mut spec = tiers::read_device(path)?;
+    spec.scale = flags.storage.device_scale.unwrap_or(spec.scale);
+    spec.validate()?;
+    Ok(ThrottledFs::new(local, spec, SystemClock::shared()))
+}
+
+/// Removes the database in `dir`, or on the tiers that the flags name. A directory that holds something
+/// else is refused, untouched.
+pub(crate) fn destroy(dir: &Path, flags: &Flags) -> Result<()> {
+    if let Some(file) = &flags.storage.tiers {
+        return tiers::destroy(&TierPlan::read(file)?);
+    }
+    let fs = LocalFs::new();
+    if !fs.exists(dir)? {
+        return Ok(());
+    }
+    match inspect(&fs, dir)? {
+        DirectoryState::Database(_) => fs.remove_dir_all(dir),
+        DirectoryState::Absent => Ok(()),
+    }
+}

@@ -1,0 +1,115 @@
+//! What an oracle that knows the accesses would have kept on the faster devices. Pure.
+//!
+//! The room is a budget of bytes times seconds, a table costs its length times how long it lived, and is worth
+//! its reads. Taking the most reads per cost first, with a part of the last one, is the best that any choice
+//! of whole tables could do, however often it changed: an upper bound. Cost: a sort of the tables.
+
+use serde::{Deserialize, Serialize};
+
+/// A table during the measured time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct TableUse {
+    pub(crate) len: u64,
+    /// How long it existed, of the measured time.
+    pub(crate) seconds: f64,
+    /// Foreground reads, dealt out to two halves at random.
+    pub(crate) reads: [u64; 2],
+}
+
+impl TableUse {
+    fn all(&self) -> u64 {
+        self.reads[0] + self.reads[1]
+    }
+
+    fn cost(&self) -> f64 {
+        self.len as f64 * self.seconds
+    }
+}
+
+/// Hit ratios that knowledge of the accesses allows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Oracle {
+    /// Knowing every read.
+    pub knows_all: f64,
+    /// Knowing a random half, judged by the other: without what chance alone makes of equal tables.
+    pub knows_half: f64,
+}
+
+/// The ratios in a room of `room` bytes over `seconds`. Zeros without reads.
+pub(crate) fn best(tables: &[TableUse], room: u64, seconds: f64) -> Oracle {
+    let halves = [0, 1].map(|half| {
+        chosen(tables, room, seconds, |table| table.reads[half], |table| table.reads[1 - half])
+    });
+    Oracle {
+        knows_all: chosen(tables, room, seconds, TableUse::all, TableUse::all),
+        knows_half: (halves[0] + halves[1]) / 2.0,
+    }
+}
+
+/// The part of `judged` that is in the room when it is filled by `known`.
+fn chosen(
+    tables: &[TableUse],
+    room: u64,
+    seconds: f64,
+    known: impl Fn(&TableUse) -> u64,
+    judged: impl Fn(&TableUse) -> u64,
+) -> f64 {
+    let total: u64 = tables.iter().map(&judged).sum();
+    if total == 0 {
+        return 0.0;
+    }
+    let worth = |table: &TableUse| known(table) as f64 / table.cost().max(f64::MIN_POSITIVE);
+    let mut order: Vec<&TableUse> = tables.iter().collect();
+    order.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
+    let mut left = room as f64 * seconds;
+    let mut hits = 0.0;
+    for table in order {
+        if left <= 0.0 {
+            break;
+        }
+        let part = (left / table.cost().max(f64::MIN_POSITIVE)).min(1.0);
+        hits += part * judged(table) as f64;
+        left -= table.cost();
+    }
+    hits / total as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(len: u64, seconds: f64, reads: [u64; 2]) -> TableUse {
+        TableUse { len, seconds, reads }
+    }
+
+    #[test]
+    fn the_most_reads_per_byte_come_first_and_the_last_one_in_part() {
+        let tables = [table(10, 4.0, [30, 30]), table(20, 4.0, [10, 10]), table(10, 4.0, [10, 10])];
+        let hits = |room| best(&tables, room, 4.0).knows_all;
+        assert!((hits(10) - 0.6).abs() < 1e-9);
+        assert!((hits(20) - 0.8).abs() < 1e-9, "the smaller of two with the same reads");
+        assert!((hits(30) - 0.9).abs() < 1e-9, "half of the large one");
+        assert_eq!((hits(0), hits(1000)), (0.0, 1.0));
+        assert_eq!(best(&[], 10, 1.0), Oracle::default());
+    }
+
+    #[test]
+    fn a_table_that_lives_half_of_the_time_takes_half_of_the_room() {
+        let tables = [table(10, 2.0, [5, 5]), table(10, 2.0, [5, 5]), table(10, 4.0, [5, 5])];
+        let oracle = best(&tables, 10, 4.0);
+        assert!((oracle.knows_all - 2.0 / 3.0).abs() < 1e-9, "two in turn: {oracle:?}");
+    }
+
+    #[test]
+    fn half_of_the_knowledge_does_not_profit_from_chance() {
+        // All alike, but for chance: what one half has more, the other half has not.
+        let tables: Vec<TableUse> = (0..100)
+            .map(|n| table(10, 1.0, if n % 2 == 0 { [12, 8] } else { [8, 12] }))
+            .chain((0..100).map(|n| table(10, 1.0, if n % 2 == 0 { [12, 12] } else { [8, 8] })))
+            .collect();
+        let oracle = best(&tables, 500, 1.0);
+        assert!(oracle.knows_all > oracle.knows_half, "{oracle:?}");
+        let alike: Vec<TableUse> = (0..100).map(|_| table(10, 1.0, [10, 10])).collect();
+        assert!((best(&alike, 250, 1.0).knows_half - 0.25).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,275 @@
+//! `archipelago-lab flexkv`: the memory-disaggregated store on FlexKV's testbed in virtual time, figure by figure, beside what the paper's text
+//! states.
+//!
+//! What is measured, and how, is in [`testbed`]; this prints tables and draws. The figure of Twitter's clusters is made here, since
+//! their workloads are. Every figure says what was smaller than on the testbed.
+
+pub mod testbed;
+pub mod verbs;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::testbed::{FIGURES, Figure, Measured, Request, Setup, Stated, System, Workload};
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::random::Rng;
+use archipelago_base::{Error, Result};
+use clap::Parser;
+use comfy_table::presets::{ASCII_MARKDOWN, UTF8_FULL_CONDENSED};
+use comfy_table::{CellAlignment, Table};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::plot::{Bars, Chart};
+use archipelago_bench::harness::flags::Stop;
+use archipelago_bench::harness::report::say;
+use archipelago_bench::harness::store::{FileSystem, LocalFs};
+use archipelago_bench::harness::twitter::{self, Cluster};
+
+const TWITTER: (&str, &str) = ("fig15", "Twitter's clusters");
+
+/// Run figures of FlexKV's evaluation in virtual time: 20 compute and 3 memory nodes over the modelled network cards of
+/// decision 0012, with this store and its rivals.
+#[derive(Parser, Debug)]
+#[command(name = "archipelago-lab flexkv", no_binary_name = true)]
+struct Arguments {
+    /// Which; all of them if none is named. `list` says which there are.
+    figures: Vec<String>,
+    /// Write a picture of each to this directory.
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+    /// Keys that are loaded (the paper: 10 million). Memory of compute nodes is 5 % of keys and values.
+    #[arg(long, default_value_t = Setup::default().keys)]
+    keys: u64,
+    /// What everything follows from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print Markdown tables.
+    #[arg(long)]
+    markdown: bool,
+}
+
+/// Runs with `args`, everything behind the word `flexkv`.
+pub(crate) fn main(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
+    let arguments = Arguments::try_parse_from(args)?;
+    if arguments.keys < 1000 {
+        return Ok(Err(Error::invalid("--keys is at least 1000")));
+    }
+    Ok(run(&arguments))
+}
+
+fn known() -> Vec<(&'static str, &'static str)> {
+    let mut known: Vec<_> = FIGURES.iter().map(|(name, what, _)| (*name, *what)).collect();
+    known.push(TWITTER);
+    known.sort_unstable();
+    known
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let known = known();
+    if arguments.figures.iter().any(|name| name == "list") {
+        known.iter().for_each(|(name, what)| say(&format!("{name:8} {what}")));
+        return Ok(());
+    }
+    if let Some(name) = arguments.figures.iter().find(|name| known.iter().all(|(k, _)| k != name)) {
+        return Err(Error::invalid(format!(
+            "no figure {name}: `archipelago-lab flexkv list` says which"
+        )));
+    }
+    let setup = setup(arguments);
+    say(&about(&setup));
+    for (name, _) in known {
+        if !arguments.figures.is_empty() && !arguments.figures.iter().any(|wanted| wanted == name) {
+            continue;
+        }
+        let clock = SystemClock::new();
+        let began_ns = clock.now_ns();
+        let going = ProgressBar::new_spinner().with_message(format!("{name} (minutes)"));
+        going.set_style(ProgressStyle::with_template("{spinner} {msg} {elapsed}").map_err(styled)?);
+        going.enable_steady_tick(Duration::from_millis(200));
+        let figure = match FIGURES.iter().find(|(figure, ..)| *figure == name) {
+            Some((_, _, make)) => make(&setup)?,
+            None => clusters(&setup)?,
+        };
+        going.finish_and_clear();
+        let seconds = (clock.now_ns() - began_ns) as f64 / 1e9;
+        say(&text(&figure, arguments.markdown));
+        say(&format!("{name} took {seconds:.0} s\n"));
+        if let Some(dir) = &arguments.svg {
+            draw(&figure, dir, name)?;
+        }
+    }
+    Ok(())
+}
+
+fn styled(error: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("a progress line: {error}"))
+}
+
+fn setup(arguments: &Arguments) -> Setup {
+    let default = Setup::default();
+    let share = arguments.keys as f64 / default.keys as f64;
+    // As full as the default's.
+    let bits = f64::from(default.partition_bits) + share.log2().round();
+    Setup {
+        keys: arguments.keys,
+        memory_bytes: (default.memory_bytes as f64 * share) as u64,
+        partition_bits: bits.clamp(5.0, 13.0) as u32,
+        seed: arguments.seed,
+        ..default
+    }
+}
+
+fn about(setup: &Setup) -> String {
+    format!(
+        "{} compute nodes with {} clients of {} requests each and {} threads of a proxy, {} memory nodes, {} copies. Cards, wires and threads: the model \
+         of decision 0012, unscaled. Smaller than the paper's testbed: {} keys (10,000,000), {} KiB of memory a compute node (64 MB; both are 5 % of keys \
+         and values), 2^{} partitions (2^13), seed {}. A write that meets another write of its key ends at once, in every system.\n",
+        setup.compute,
+        setup.clients,
+        setup.coroutines,
+        setup.proxy_threads,
+        setup.memory,
+        setup.copies,
+        setup.keys,
+        setup.memory_bytes >> 10,
+        setup.partition_bits,
+        setup.seed,
+    )
+}
+
+fn table(markdown: bool, header: Vec<String>) -> Table {
+    let mut table = Table::new();
+    table.load_preset(if markdown { ASCII_MARKDOWN } else { UTF8_FULL_CONDENSED });
+    table.set_header(header);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Rows of a table of lines have at most so many columns.
+const COLUMNS_MAX: usize = 12;
+
+fn text(figure: &Figure, markdown: bool) -> String {
+    let mut xs: Vec<f64> =
+        figure.lines.iter().flat_map(|(_, points)| points.iter().map(|point| point.0)).collect();
+    xs.sort_unstable_by(f64::total_cmp);
+    xs.dedup();
+    let mut out = format!("## {}\n{} by {}\n", figure.title, figure.y, figure.x);
+    if xs.len() <= COLUMNS_MAX {
+        let place = |x: &f64| figure.places.get(*x as usize).cloned().unwrap_or(format!("{x}"));
+        let mut header = vec![String::new()];
+        header.extend(xs.iter().map(place));
+        let mut values = table(markdown, header);
+        for (name, points) in &figure.lines {
+            let value = |x: &f64| {
+                let point = points.iter().find(|point| point.0 == *x);
+                point.map_or(String::new(), |point| format!("{:.2}", point.1))
+            };
+            let mut row = vec![name.clone()];
+            row.extend(xs.iter().map(value));
+            values.add_row(row);
+        }
+        out += &format!("{values}\n");
+    }
+    if !figure.stated.is_empty() {
+        let header = ["", "paper's text", "here"].map(str::to_owned).to_vec();
+        let mut stated = table(markdown, header);
+        for Stated { what, paper, here } in &figure.stated {
+            stated.add_row([what.clone(), paper.clone(), format!("{here:.2}")]);
+        }
+        out += &format!("{stated}\n");
+    }
+    for note in &figure.notes {
+        out += &format!("{note}\n");
+    }
+    out
+}
+
+fn draw(figure: &Figure, dir: &Path, name: &str) -> Result<()> {
+    let svg = if figure.places.is_empty() {
+        let chart = Chart::new(&figure.title, &figure.x, &figure.y);
+        figure.lines.iter().fold(chart, |chart, (name, points)| chart.line(name, points)).svg()
+    } else {
+        let places: Vec<&str> = figure.places.iter().map(String::as_str).collect();
+        let bars = Bars::new(&figure.title, &figure.y, &places);
+        let series = |bars: Bars, (name, points): &(String, Vec<(f64, f64)>)| {
+            let at = |place| points.iter().find(|p| p.0 as usize == place).map(|p| p.1);
+            bars.series(name, &(0..places.len()).map(at).collect::<Vec<_>>())
+        };
+        figure.lines.iter().fold(bars, series).svg()
+    };
+    LocalFs::for_reports().create_dir_all(dir)?;
+    crate::bucketlsm::write(&dir.join(format!("flex-{name}.svg")), &svg)
+}
+
+/// A cluster's requests.
+#[derive(Debug)]
+struct Synthesised(twitter::Stream);
+
+impl Workload for Synthesised {
+    fn next(&self, rng: &mut Rng) -> Request {
+        match self.0.next(rng) {
+            twitter::Request::Read(key) => Request::Read(key),
+            twitter::Request::Write(key) => Request::Write(key),
+            twitter::Request::Delete(key) => Request::Delete(key),
+        }
+    }
+}
+
+/// Keys of a cluster: few, as every cluster has a testbed of its own for each system.
+const CLUSTER_KEYS: u64 = 4000;
+
+fn clusters(setup: &Setup) -> Result<Figure> {
+    let jobs: Vec<Cluster> = twitter::clusters();
+    let rates = testbed::side_by_side(&jobs, |cluster| {
+        let bytes = (cluster.key_bytes.max(8) + cluster.value_bytes) as u64;
+        let setup = Setup {
+            keys: CLUSTER_KEYS,
+            key_bytes: cluster.key_bytes.max(8),
+            value_bytes: cluster.value_bytes,
+            // 5 % of keys and values, and what an empty cache takes.
+            memory_bytes: CLUSTER_KEYS * bytes / 20 + (64 << 10),
+            partition_bits: 5,
+            // 2 ms are enough where a card carries thousands of records in one.
+            stretch: 1 + (bytes / 2048) as u32,
+            ..setup.clone()
+        };
+        let load: Arc<dyn Workload> =
+            Arc::new(Synthesised(twitter::Stream::new(cluster, CLUSTER_KEYS)));
+        let per_s = |system| -> Result<f64> {
+            Ok(Measured::per_s(&testbed::compare(system, &setup, &load)?) / 1e6)
+        };
+        Ok([per_s(System::Flex)?, per_s(System::Base)?])
+    })?;
+    let mut found: Vec<(Cluster, [f64; 2])> = jobs.into_iter().zip(rates).collect();
+    found.sort_by(|a, b| b.1[0].total_cmp(&a.1[0]));
+    let mut figure = Figure {
+        title: "Twitter's clusters (Figure 15)".to_owned(),
+        x: "cluster, by this store's throughput".to_owned(),
+        y: "Mops/s".to_owned(),
+        ..Figure::default()
+    };
+    for (nth, system) in [System::Flex, System::Base].into_iter().enumerate() {
+        let points = found.iter().enumerate().map(|(at, (_, rates))| (at as f64 + 1.0, rates[nth]));
+        figure.lines.push((system.name().to_owned(), points.collect()));
+    }
+    let ratio = |rates: &[f64; 2]| rates[0] / rates[1];
+    let ratios = found.iter().map(|(_, rates)| ratio(rates));
+    let (least, most) = ratios.fold((f64::MAX, 0.0_f64), |(a, b), r| (a.min(r), b.max(r)));
+    let state =
+        |what: &str, paper: &str, here| Stated { what: what.into(), paper: paper.into(), here };
+    figure.stated.push(state("least over base", "1.03 over the best rival", least));
+    figure.stated.push(state("most over base", "2.94 over the best rival", most));
+    let order = found.iter().map(|(cluster, rates)| {
+        format!("{} {:.2} ({:.2})", cluster.number, rates[0], ratio(rates))
+    });
+    let order = order.collect::<Vec<_>>().join(", ");
+    figure.notes.push(format!("cluster, Mops/s, over base: {order}"));
+    figure.notes.push(format!(
+        "53 of 54 clusters, as the source has no sizes of cluster 5; {CLUSTER_KEYS} keys each; clusters without a fitted skew (43, 46) as uniform"
+    ));
+    Ok(figure)
+}

@@ -1,0 +1,431 @@
+//! The memory-disaggregated store on FlexKV's testbed, in virtual time: its compute nodes, memory nodes, manager and coordinator as they run in
+//! production, over the fabric's model of network cards (decision 0012, unscaled), with clients that have one request after another.
+//!
+//! | part | in |
+//! | --- | --- |
+//! | machines, starting, loading | here |
+//! | what clients ask for | `workload.rs` |
+//! | a proxy's threads | `threads.rs` |
+//! | clients, what is counted, timelines | `clients.rs` |
+//!
+//! **What computing costs.** The fabric's model charges a machine's ten threads for posting, completions and messages. Beside that, a call costs its client
+//! a local READ (a look into the cache) and a pair that the cache serves another, and an index request costs one of the proxy's own threads what `threads.rs` lists. Nothing
+//! else of a program's work takes virtual time.
+//!
+//! **What is smaller than on the testbed**: keys (and with them caches and partitions), and Δ where the load changes in a run; what it was is in
+//! [`Setup`]. Times of the model and of the protocol are not scaled.
+
+mod clients;
+mod figures;
+mod side_by_side;
+mod threads;
+mod workload;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use archipelago_base::runtime::Runtime;
+use archipelago_base::simulation::{Host, Simulation};
+use archipelago_base::{Epoch, Error, Result};
+use archipelago_fabric::sim::{Model, Network, Sim, Work};
+use archipelago_fabric::{Listener, Node, NodeId, Provider};
+use archipelago_flex::coordinator::{
+    Coordinator, Desk, Plan, Report, Rhythm, Tuning, directory_label,
+};
+use archipelago_flex::{CacheMode, ComputeNode, FlexSettings, Rival, Surroundings};
+use archipelago_manager::core::Terms;
+use archipelago_memory::core::{Limits, Sabotage};
+use archipelago_pool::{Pace, PoolClient, PoolOptions};
+use archipelago_pool_check::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
+use parking_lot::Mutex;
+
+use threads::Threaded;
+
+pub use clients::{Measured, Point};
+pub use figures::{FIGURES, Figure, Stated, System, compare};
+pub use side_by_side::side_by_side;
+pub use workload::{Request, Workload, Ycsb};
+
+const COORDINATOR: &str = "coordinator";
+const LABEL: u64 = 1;
+const BLOCK_BYTES: u64 = 4 << 20;
+/// Memory nodes have as many blocks as anybody wants; what was never written takes no memory.
+const BLOCKS_MAX: u64 = 4096;
+/// A metadata server has the whole index.
+const SERVER_BYTES: u64 = 256 << 20;
+/// Loading is given up after so long, in virtual time.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The testbed and what runs on it.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Compute nodes. The paper's 20.
+    pub compute: usize,
+    /// Memory nodes. The paper's 3.
+    pub memory: usize,
+    /// Copies of everything. The paper's 3.
+    pub copies: u32,
+    /// Clients of a compute node. The paper's 10.
+    pub clients: usize,
+    /// Requests that each client has in flight. The paper's 8.
+    pub coroutines: usize,
+    /// Threads of a proxy. The paper's 2.
+    pub proxy_threads: usize,
+    /// Keys that are loaded. The paper's 10,000,000.
+    pub keys: u64,
+    /// Bytes of a key. With those of its value the paper's 128.
+    pub key_bytes: usize,
+    /// Bytes of a value.
+    pub value_bytes: usize,
+    /// Bytes of a compute node's memory. The paper's 64 MB: 5 % of keys and values.
+    pub memory_bytes: u64,
+    /// 2^this partitions. The paper's 13.
+    pub partition_bits: u32,
+    /// 2^this buckets of eight slots in each.
+    pub log2_buckets: u32,
+    /// After so long a try that was refused is not repeated: the call ends as busy. The paper's writes that meet another of their key end at
+    /// once, in every system; a short patience is that.
+    pub patience: Duration,
+    /// What compute nodes cache.
+    pub cache: CacheMode,
+    /// Another store than this one.
+    pub rival: Option<Rival>,
+    /// The share of proxied partitions after loading, in a thousand.
+    pub offload: u32,
+    /// What everything follows from.
+    pub seed: u64,
+    /// The load is watched and counted for so many times as long as small pairs need: of large ones the cards carry few in that time.
+    pub stretch: u32,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            compute: 20,
+            memory: 3,
+            copies: 3,
+            clients: 10,
+            coroutines: 8,
+            proxy_threads: 2,
+            keys: 50_000,
+            key_bytes: 16,
+            value_bytes: 112,
+            memory_bytes: 320 << 10,
+            partition_bits: 8,
+            log2_buckets: 5,
+            patience: Duration::from_micros(20),
+            cache: CacheMode::Pairs,
+            rival: None,
+            offload: 0,
+            seed: 1,
+            stretch: 1,
+        }
+    }
+}
+
+struct Machine {
+    sim: Sim,
+    node: ComputeNode,
+    /// What its proxy's threads have worked, and how many there are.
+    proxying_ps: Arc<AtomicU64>,
+    proxy_threads: usize,
+    _kept: (Arc<Node>, Box<dyn Listener>),
+}
+
+type Coordinating = (Arc<Desk>, Arc<Node>, Box<dyn Listener>);
+
+/// A store that runs, with all its keys.
+pub struct Testbed {
+    setup: Setup,
+    simulation: Simulation,
+    network: Arc<Network>,
+    machines: Vec<Machine>,
+    /// A metadata server: has no clients.
+    server: Option<Machine>,
+    coordinator: Arc<Mutex<Option<Coordinating>>>,
+    _manager: ManagerActor,
+    memory: Vec<(Host, MemoryActor)>,
+}
+
+impl std::fmt::Debug for Testbed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Testbed({:?})", self.setup)
+    }
+}
+
+fn settings(setup: &Setup) -> FlexSettings {
+    FlexSettings {
+        label: LABEL,
+        partition_bits: setup.partition_bits,
+        log2_buckets: setup.log2_buckets,
+        // Shorter than in production, so that freed records come back within a run.
+        lease: Duration::from_millis(10),
+        address_lease: Duration::from_millis(40),
+        rival: setup.rival,
+        cache: setup.cache,
+        memory_limit: setup.memory_bytes,
+        patience: setup.patience,
+        ..FlexSettings::default()
+    }
+}
+
+async fn join_pool(sim: &Sim, label: u64) -> PoolClient {
+    let mut options = PoolOptions::new(MANAGER, label);
+    options.pace = Pace {
+        request: Duration::from_millis(8),
+        pause: Duration::from_micros(500),
+        renewal: Duration::from_millis(1),
+    };
+    let (reach, host) = (Arc::new(sim.clone()), Arc::new(sim.host().clone()));
+    loop {
+        let joining = PoolClient::join(options.clone(), reach.clone(), host.clone());
+        if let Ok(client) = joining.await
+            && client.block_bytes() > 0
+        {
+            return client;
+        }
+        Runtime::sleep(sim.host(), Duration::from_millis(1)).await;
+    }
+}
+
+async fn start_node(sim: Sim, setup: Setup, threads: usize) -> Result<Machine> {
+    let pool = join_pool(&sim, LABEL).await;
+    let name = sim.host().name().to_owned();
+    let around = Surroundings {
+        runtime: Arc::new(sim.host().clone()),
+        reach: Arc::new(sim.clone()),
+        pool,
+        coordinator: vec![COORDINATOR.to_owned()],
+        endpoints: vec![name.clone()],
+    };
+    let (node, door) = ComputeNode::new(settings(&setup), around)?;
+    let (door, proxying_ps) = Threaded::new(door, sim.host(), threads);
+    let (id, epoch) = node.fabric_id();
+    let fabric = sim.network().node(id, epoch, Some(Box::new(door)))?;
+    node.lend_counters(&fabric);
+    let listener = sim.serve(&fabric, &name)?;
+    while node.join().await.is_err() {
+        Runtime::sleep(sim.host(), Duration::from_millis(1)).await;
+    }
+    let _kept = (fabric, listener);
+    Ok(Machine { sim, node, proxying_ps, proxy_threads: threads, _kept })
+}
+
+async fn start_coordinator(
+    sim: Sim,
+    plan: Plan,
+    kept: Arc<Mutex<Option<Coordinating>>>,
+) -> Result<()> {
+    let pool = join_pool(&sim, directory_label(LABEL)).await;
+    let runtime = Arc::new(sim.host().clone());
+    let (desk, door) = Desk::new(plan, runtime, Arc::new(sim.clone()), pool);
+    desk.tune(Tuning::FIXED);
+    let node = sim.network().node(NodeId(u64::MAX - 1), Epoch(1), Some(door))?;
+    let listener = sim.serve(&node, COORDINATOR)?;
+    desk.start(Rhythm::default());
+    *kept.lock() = Some((desk, node, listener));
+    Ok(())
+}
+
+fn ended(crashed: impl std::fmt::Display) -> Error {
+    Error::invalid(crashed.to_string())
+}
+
+impl Testbed {
+    /// Starts everything and loads the keys, all at ratio 0; then sets the ratio and how the load is followed.
+    pub fn start(setup: &Setup) -> Result<Self> {
+        let simulation = Simulation::new(setup.seed);
+        let network = Network::new(&simulation);
+        let join = |name: &str| network.join(&simulation.host(name), Model::CONNECTX3);
+        let terms = Terms {
+            copies: setup.copies,
+            lease: Duration::from_millis(20),
+            node_lease: Duration::from_millis(20),
+            resend: Duration::from_millis(2),
+            fill_max: Duration::from_millis(60),
+            audit: Duration::from_secs(10),
+        };
+        let manager = start_manager(&network, &join(MANAGER), Epoch(1), (terms, setup.seed));
+        let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max: BLOCKS_MAX };
+        let memory = (1..=setup.memory as u64).map(|number| {
+            let sim = join(&format!("memory{number}"));
+            let life = (NodeId(number), Epoch(number + 1));
+            let actor = start_memory(&network, &sim, life, limits, Sabotage::default());
+            (sim.host().clone(), actor)
+        });
+        let memory: Vec<(Host, MemoryActor)> = memory.collect();
+        let coordinator = Arc::new(Mutex::new(None));
+        // A metadata server's subtables cannot grow.
+        let servers = usize::from(setup.rival == Some(Rival::Clover));
+        let plan = Plan {
+            partition_bits: setup.partition_bits,
+            log2_buckets: setup.log2_buckets + 2 * servers as u32,
+            offload: 0,
+            fixed: true,
+        };
+        let starting = start_coordinator(join(COORDINATOR), plan, Arc::clone(&coordinator));
+        simulation.block_on(starting)?;
+        let mut machines = Vec::new();
+        // The server is a machine more, and joins first; all its threads serve.
+        for number in 0..setup.compute + servers {
+            let sim = join(&format!("compute{number}"));
+            let threads = if number < servers { setup.clients } else { setup.proxy_threads };
+            let host = sim.host().clone();
+            let mut setup = setup.clone();
+            if number < servers {
+                setup.memory_bytes = SERVER_BYTES;
+            }
+            let starting = host.spawn("start", start_node(sim, setup, threads));
+            machines.push(simulation.block_on(starting).map_err(ended)??);
+        }
+        let mut testbed = Self {
+            setup: setup.clone(),
+            simulation,
+            network,
+            machines,
+            server: None,
+            coordinator,
+            _manager: manager,
+            memory,
+        };
+        testbed.settle()?;
+        if servers > 0 {
+            testbed.desk().concentrate();
+            testbed.desk().set_offload(1000);
+            testbed.settle()?;
+        }
+        testbed.load()?;
+        if servers == 0 && setup.offload > 0 {
+            testbed.desk().set_offload(setup.offload);
+            testbed.settle()?;
+        }
+        testbed.server = (servers > 0).then(|| testbed.machines.remove(0));
+        Ok(testbed)
+    }
+
+    fn desk(&self) -> Arc<Desk> {
+        let kept = self.coordinator.lock();
+        let (desk, ..) = kept.as_ref().expect("it was started");
+        Arc::clone(desk)
+    }
+
+    /// Waits until the map is at rest.
+    fn settle(&self) -> Result<()> {
+        let desk = self.desk();
+        let end_ns = self.simulation.now_ns() + PATIENCE.as_nanos() as u64;
+        while !desk.look(Coordinator::is_settled) {
+            if self.simulation.now_ns() > end_ns {
+                return Err(Error::busy("the map does not come to rest"));
+            }
+            self.simulation.run_for(Duration::from_micros(100));
+        }
+        Ok(())
+    }
+
+    /// From now on nothing passes between this compute node and this memory node, both counted from 0; all others reach both.
+    pub fn cut_off(&self, compute: usize, memory: usize) {
+        self.network.cut(self.machines[compute].sim.host(), &self.memory[memory].0);
+    }
+
+    /// Virtual time since the beginning.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.simulation.now_ns()
+    }
+
+    /// Steps of the simulator.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.simulation.events()
+    }
+
+    /// What the coordinator has done.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.desk().look(|core| core.report().clone())
+    }
+
+    /// The share of proxied partitions, in a thousand.
+    #[must_use]
+    pub fn offload(&self) -> u32 {
+        self.desk().look(Coordinator::offload)
+    }
+
+    /// Sets it, for good.
+    pub fn set_offload(&self, share: u32) -> Result<()> {
+        self.desk().set_offload(share);
+        self.settle()
+    }
+
+    /// How the load is followed from now on.
+    pub fn tune(&self, tuning: Tuning) {
+        self.desk().tune(tuning);
+    }
+
+    /// What the nodes' caches have done, summed: reads served by pairs, by addresses, and by neither.
+    #[must_use]
+    pub fn hits(&self) -> [u64; 3] {
+        let mut sum = [0; 3];
+        for machine in &self.machines {
+            let cache = machine.node.status().cache;
+            let more = [cache.pair_hits, cache.address_hits, cache.misses];
+            sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+        sum
+    }
+
+    /// Index requests that each node has served as a proxy, since it started.
+    #[must_use]
+    pub fn served(&self) -> Vec<u64> {
+        self.machines.iter().map(|machine| machine._kept.0.stats().requests).collect()
+    }
+
+    /// What every card, unit and thread has worked so far, in ns, by name.
+    fn work(&self) -> BTreeMap<String, u64> {
+        let mut work = BTreeMap::new();
+        for Work { machine, outbound_ns, inbound_ns, atomics_ns, thread_ns } in self.network.work()
+        {
+            work.insert(format!("{machine}'s card, sending"), outbound_ns);
+            work.insert(format!("{machine}'s card, receiving"), inbound_ns);
+            work.insert(format!("{machine}'s card, atomics"), atomics_ns);
+            work.insert(format!("{machine}'s threads"), thread_ns);
+        }
+        for machine in self.machines.iter().chain(&self.server) {
+            let name = format!("{}'s proxy threads", machine.sim.host().name());
+            let ns = machine.proxying_ps.load(Ordering::Relaxed) / 1000;
+            work.insert(name, ns / machine.proxy_threads.max(1) as u64);
+        }
+        work
+    }
+
+    fn load(&mut self) -> Result<()> {
+        let tasks = self.setup.clients * self.setup.coroutines;
+        let all = self.machines.len() * tasks;
+        let mut loading = Vec::new();
+        for (at, machine) in self.machines.iter().enumerate() {
+            for task in 0..tasks {
+                let (node, setup) = (machine.node.clone(), self.setup.clone());
+                let runtime: Arc<dyn Runtime> = Arc::new(machine.sim.host().clone());
+                let first = (at * tasks + task) as u64;
+                let keys = (first..setup.keys).step_by(all);
+                let load = async move {
+                    for number in keys {
+                        let key = workload::key(number, setup.key_bytes);
+                        let value = workload::value(number, setup.value_bytes);
+                        // Busy: somebody else's key or a partition that grows was in the way.
+                        while node.set(&key, &value, 0).await.is_err() {
+                            runtime.sleep(Duration::from_micros(50)).await;
+                        }
+                    }
+                };
+                loading.push(Host::spawn(machine.sim.host(), "load", load));
+            }
+        }
+        for task in loading {
+            self.simulation.block_on(task).map_err(ended)?;
+        }
+        self.settle()
+    }
+}

@@ -1,0 +1,99 @@
+//! What clients ask for.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_base::random::Rng;
+
+use archipelago_bench::harness::skew::{Skew, scramble};
+
+/// A request, of the key with a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// SEARCH.
+    Read(u64),
+    /// UPDATE, or INSERT if the key is not there.
+    Write(u64),
+    /// DELETE.
+    Delete(u64),
+}
+
+/// Where requests come from.
+pub trait Workload: Send + Sync + std::fmt::Debug {
+    /// The next one.
+    fn next(&self, rng: &mut Rng) -> Request;
+}
+
+/// YCSB's core workloads.
+#[derive(Debug)]
+pub struct Ycsb {
+    updates: f64,
+    inserts: f64,
+    skew: Skew,
+    latest: bool,
+    loaded: u64,
+    keys: AtomicU64,
+}
+
+impl Ycsb {
+    /// Its skew.
+    pub const ALPHA: f64 = 0.99;
+
+    /// A share of updates among reads, over so many keys that are loaded.
+    #[must_use]
+    pub fn updates(share: f64, keys: u64, alpha: f64) -> Self {
+        Self {
+            updates: share,
+            inserts: 0.0,
+            skew: Skew::new(keys, alpha),
+            latest: false,
+            loaded: keys,
+            keys: AtomicU64::new(keys),
+        }
+    }
+
+    /// Workload `a` to `d`.
+    #[must_use]
+    pub fn named(name: char, keys: u64, alpha: f64) -> Option<Self> {
+        let share = match name.to_ascii_lowercase() {
+            'a' => 0.5,
+            'b' => 0.05,
+            'c' => 0.0,
+            'd' => {
+                let reads = Self::updates(0.0, keys, alpha);
+                // Uniform means uniform, also of what is new.
+                return Some(Self { inserts: 0.05, latest: alpha > 0.0, ..reads });
+            }
+            _ => return None,
+        };
+        Some(Self::updates(share, keys, alpha))
+    }
+}
+
+impl Workload for Ycsb {
+    fn next(&self, rng: &mut Rng) -> Request {
+        let drawn = rng.f64();
+        if drawn < self.inserts {
+            return Request::Write(self.keys.fetch_add(1, Ordering::Relaxed));
+        }
+        let rank = self.skew.next(rng);
+        if self.latest {
+            // The newest first; those that are being inserted now may not be there yet.
+            let newest = self.keys.load(Ordering::Relaxed) - 1;
+            return Request::Read(newest.saturating_sub(rank));
+        }
+        let key = scramble(rank, self.loaded);
+        if drawn < self.inserts + self.updates { Request::Write(key) } else { Request::Read(key) }
+    }
+}
+
+/// A key of so many bytes, at least 8: its number and zeros.
+pub(super) fn key(number: u64, bytes: usize) -> Vec<u8> {
+    let mut key = number.to_be_bytes().to_vec();
+    key.resize(bytes.max(8), b'0');
+    key
+}
+
+/// A value of so many bytes.
+pub(super) fn value(number: u64, bytes: usize) -> Vec<u8> {
+    vec![number as u8; bytes]
+}

@@ -1,0 +1,74 @@
+//! `archipelago-lab`: measurements that are no part of the product. It compares Archipelago with
+//! RocksDB, repeats the evaluations of papers, models many cores, and runs FlexKV's testbed in
+//! virtual time.
+//!
+//! A library that the program of this name calls, and that tests call. Each module is one command:
+//! `compare` runs a list of benchmarks on both sides, `rocksdb` all rows of the comparison with
+//! RocksDB, `bucketlsm` and `keigo` the comparisons of two papers, `model` the model of many cores,
+//! [`flexkv`] the testbed of another paper. `claim` judges a row, and `plot` draws.
+//!
+//! The laboratory starts the `archipelago` program and reads what it prints, so that it measures
+//! the program that people run.
+
+mod bucketlsm;
+mod claim;
+mod compare;
+pub mod flexkv;
+mod keigo;
+mod model;
+mod plot;
+mod program;
+mod rocksdb;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use archipelago_bench::harness::flags::Stop;
+use archipelago_bench::harness::store::Result;
+
+/// What a command does with the words behind its name.
+type Command = fn(&[OsString]) -> std::result::Result<Result<()>, Stop>;
+
+/// The commands, each with a line for the help.
+const COMMANDS: [(&str, &str, Command); 7] = [
+    ("rocksdb", "the whole comparison with db_bench as a table with targets", rocksdb::reproduce),
+    ("compare", "the same benchmarks here and in an installed db_bench, in turn", compare::compare),
+    ("bucketlsm", "the comparisons of BucketLSM's paper, beside its figures", bucketlsm::reproduce),
+    ("keigo", "the comparisons of Keigo's paper, beside its figures", keigo::reproduce),
+    ("model", "many cores, from measured costs", model::model),
+    ("flexkv", "figures of FlexKV's paper on its testbed, in virtual time", flexkv::main),
+    (
+        "verbs",
+        "the experiment that the model of the network card was calibrated to",
+        flexkv::verbs::main,
+    ),
+];
+
+/// The text of `--help`.
+fn help() -> String {
+    let mut text = "Measurements beside the product: comparisons, papers, models.\n\n\
+                    Usage: archipelago-lab COMMAND [FLAGS]\n\nCommands:\n"
+        .to_owned();
+    for (name, about, _) in COMMANDS {
+        text += &format!("  {name:10} {about}\n");
+    }
+    text + "\n`archipelago-lab COMMAND --help` lists the flags of a command. The program `archipelago` is \
+            expected\nbeside this one: `cargo build --release` makes both.\n"
+}
+
+/// Runs `archipelago-lab` with `args`, everything behind the program's name. Exit code 0 on
+/// success, 1 if a measurement failed, 2 for wrong usage.
+#[must_use]
+#[expect(clippy::needless_pass_by_value, reason = "the program hands its arguments over")]
+pub fn main(args: Vec<OsString>) -> ExitCode {
+    let word = args.first().and_then(|word| word.to_str()).unwrap_or_default();
+    if let Some((_, _, command)) = COMMANDS.iter().find(|(name, ..)| *name == word) {
+        return archipelago_bench::exit_code(command(&args[1..]));
+    }
+    if matches!(word, "--help" | "-h" | "help") {
+        print!("{}", help());
+        return ExitCode::SUCCESS;
+    }
+    eprint!("{}", help());
+    ExitCode::from(2)
+}

@@ -1,0 +1,233 @@
+//! What work costs: measured figures, and the machine that is modelled.
+//!
+//! [`CostProfile`] is what `--measure` wrote on a real machine and is kept as a file;
+//! [`Machine`] is a description of somebody else's, from its data sheets. Neither is fitted to a
+//! result (`docs/decisions/0009-many-core-model.md`).
+
+use archipelago_env::device::{DeviceSpec, Direction};
+use serde::{Deserialize, Serialize};
+
+use archipelago_bench::harness::store::{Error, Result};
+
+/// The profile that is used unless `--profile` names another.
+const FROZEN: &str = include_str!("profile.json");
+
+/// Costs of one core, measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CostProfile {
+    /// Kind of machine that it was measured on.
+    pub(crate) measured_on: String,
+    /// Bytes of a key.
+    pub(crate) key_bytes: u64,
+    /// Bytes of a value.
+    pub(crate) value_bytes: u64,
+    /// Bytes of a table file for each of its records.
+    pub(crate) file_bytes_per_record: f64,
+    /// A writer's time for one record: log, memtable.
+    pub(crate) write_ns_per_record: f64,
+    /// Flush, for each record of the memtable.
+    pub(crate) flush_ns_per_record: f64,
+    /// Merge of two sorted runs, for each record read.
+    pub(crate) merge_ns_per_record: f64,
+    /// What is added for each doubling of the runs.
+    pub(crate) merge_ns_per_doubling: f64,
+    /// Opening or making one table file.
+    pub(crate) file_ns: f64,
+    /// Installing an edit, without the sync.
+    pub(crate) install_ns: f64,
+    /// What is added for each file of the version.
+    pub(crate) install_ns_per_file: f64,
+}
+
+impl CostProfile {
+    /// The profile that comes with the program.
+    pub(crate) fn frozen() -> Result<Self> {
+        Self::parse(FROZEN)
+    }
+
+    /// A profile from a file's text.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let profile: Self = serde_json::from_str(text)
+            .map_err(|error| Error::invalid(format!("the cost profile does not parse: {error}")))?;
+        let costs = [
+            profile.file_bytes_per_record,
+            profile.write_ns_per_record,
+            profile.flush_ns_per_record,
+            profile.merge_ns_per_record,
+        ];
+        if costs.iter().any(|cost| !cost.is_finite() || *cost <= 0.0) {
+            return Err(Error::invalid("the cost profile has a cost that is not above 0"));
+        }
+        Ok(profile)
+    }
+
+    /// Key and value.
+    pub(crate) fn record_bytes(&self) -> u64 {
+        self.key_bytes + self.value_bytes
+    }
+
+    /// Seconds of a core to merge `records` of `runs` sorted runs.
+    pub(crate) fn merge_s(&self, records: f64, runs: usize) -> f64 {
+        let doublings = (runs.max(2) as f64 / 2.0).log2();
+        records * (self.merge_ns_per_record + doublings * self.merge_ns_per_doubling) / 1e9
+    }
+}
+
+/// The machine that is modelled.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Machine {
+    /// Physical cores.
+    pub(crate) cores: f64,
+    /// Hardware threads.
+    pub(crate) threads: f64,
+    /// What a second thread adds to a core, as a part of the core's speed.
+    pub(crate) smt_gain: f64,
+    /// The device that files are on.
+    pub(crate) device: DeviceSpec,
+    /// How much the device takes at first at `burst_bytes_per_s`: a cache of faster cells.
+    pub(crate) burst_bytes: f64,
+    /// See `burst_bytes`.
+    pub(crate) burst_bytes_per_s: f64,
+    /// Memory that caches files: what fits is not read from the device.
+    pub(crate) page_cache_bytes: f64,
+}
+
+impl Machine {
+    /// The BucketLSM paper's (Table III): 40 cores, a Samsung 990 PRO of 1 TB.
+    pub(crate) fn of_the_paper() -> Self {
+        Self {
+            cores: 40.0,
+            threads: 80.0,
+            smt_gain: 0.25,
+            device: samsung_990_pro(),
+            burst_bytes: 114e9,
+            burst_bytes_per_s: 6.9e9,
+            page_cache_bytes: 300e9,
+        }
+    }
+
+    /// With another device, that has no burst.
+    pub(crate) fn on(self, device: DeviceSpec) -> Self {
+        Self { device, burst_bytes: 0.0, ..self }
+    }
+
+    /// With a device that never limits: what cores alone would do.
+    pub(crate) fn without_device(self) -> Self {
+        const NEVER: u64 = 1 << 50;
+        let device = DeviceSpec {
+            name: "no device limit".to_owned(),
+            source: "nothing".to_owned(),
+            total_bytes_per_s: NEVER,
+            read_bytes_per_s: NEVER,
+            write_bytes_per_s: NEVER,
+            stream_bytes_per_s: 0,
+            sync_latency_us: 0,
+            ..self.device.clone()
+        };
+        self.on(device)
+    }
+
+    /// What the device writes in a second, for `streams`.
+    pub(crate) fn write_rate(&self, streams: usize, in_burst: bool) -> f64 {
+        match in_burst {
+            true => self.burst_bytes_per_s,
+            false => self.device.direction_rate(Direction::Write, streams),
+        }
+    }
+
+    /// How fast the work of `streams` threads goes that asks for `demand` while each runs alone: 1
+    /// is full speed. All slow down alike, which is what a fair scheduler and a fair device do.
+    pub(crate) fn speed(&self, demand: Demand, streams: usize, in_burst: bool) -> f64 {
+        let part =
+            |capacity: f64, asked: f64| if asked > capacity { capacity / asked } else { 1.0 };
+        part(self.core_capacity(demand.cores), demand.cores)
+            .min(part(self.write_rate(streams, in_burst), demand.write))
+            .min(part(self.device.direction_rate(Direction::Read, streams), demand.read))
+    }
+
+    /// What `busy` threads get done, in cores: those beyond one for each core share them.
+    fn core_capacity(&self, busy: f64) -> f64 {
+        let shared = (busy.min(self.threads) - self.cores).max(0.0);
+        busy.min(self.cores) + shared * self.smt_gain
+    }
+}
+
+/// Data sheet: 7,450 MB/s read, 6,900 MB/s write into a cache of 114 GB, then 1,400 MB/s. A file's
+/// stream has few operations in flight and a sync waits for the cells: assumed.
+fn samsung_990_pro() -> DeviceSpec {
+    DeviceSpec {
+        name: "Samsung 990 PRO 1 TB".to_owned(),
+        source: "data sheet; stream and sync assumed".to_owned(),
+        scale: 1.0,
+        total_bytes_per_s: 7_450_000_000,
+        read_bytes_per_s: 7_450_000_000,
+        write_bytes_per_s: 1_400_000_000,
+        stream_bytes_per_s: 2_000_000_000,
+        operations_per_s: 0,
+        io_bytes_max: 256 << 10,
+        read_latency_us: 0,
+        write_latency_us: 0,
+        sync_latency_us: 1000,
+        metadata_latency_us: 0,
+        write_curve: Vec::new(),
+        log_dirty_bytes_max: 64 << 20,
+    }
+}
+
+/// What work uses while it runs at full speed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Demand {
+    /// Cores.
+    pub(crate) cores: f64,
+    /// Device writes, bytes a second.
+    pub(crate) write: f64,
+    /// Device reads, bytes a second.
+    pub(crate) read: f64,
+}
+
+impl std::ops::Add for Demand {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            cores: self.cores + other.cores,
+            write: self.write + other.write,
+            read: self.read + other.read,
+        }
+    }
+}
+
+/// A piece of one thread's work, and how long it takes alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Work {
+    /// Seconds of a core.
+    pub(crate) cpu_s: f64,
+    /// Bytes that are written to the device.
+    pub(crate) write_bytes: f64,
+    /// Bytes that are read from it.
+    pub(crate) read_bytes: f64,
+    /// Seconds of waiting for syncs.
+    pub(crate) wait_s: f64,
+}
+
+impl Work {
+    /// Seconds on an idle machine: a job's thread computes, reads and writes in turn.
+    pub(crate) fn alone_s(&self, machine: &Machine) -> f64 {
+        let device = &machine.device;
+        let write = device.rate(Direction::Write, 0, 1);
+        let read = device.rate(Direction::Read, 1, 0);
+        let io_s = self.write_bytes / write + self.read_bytes / read;
+        (self.cpu_s + io_s + self.wait_s).max(1e-6)
+    }
+
+    /// What it uses meanwhile, on average.
+    pub(crate) fn demand(&self, machine: &Machine) -> Demand {
+        let alone_s = self.alone_s(machine);
+        Demand {
+            cores: self.cpu_s / alone_s,
+            write: self.write_bytes / alone_s,
+            read: self.read_bytes / alone_s,
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The laboratory from end to end, small, through the library's entry, as the program calls it.
+
+mod comparisons;
+mod flexkv;
+mod keigo;
+mod rocksdb;
+mod verbs;

@@ -1,22 +1,13 @@
-//! The databases 0 to 15 of a server: their order, and writes that reach several of them.
+//! The order of the databases 0 to 15 of a server.
 //!
 //! A store that has databases keeps sixteen numbered keyspaces. An [`Order`] says which keyspace
-//! each database shows, so SWAPDB changes the order and moves no record. Pure values and one
-//! interface; the engine's store and the store in memory implement it.
+//! each database shows, so SWAPDB changes the order and moves no record. Pure values.
 //!
-//! Invariants:
-//! 1. An order is a permutation: no two databases show the same keyspace.
-//! 2. A [`JointWrite`] is seen in full or not at all, by readers and after a crash. That includes
-//!    its order.
+//! Invariant: an order is a permutation, so no two databases show the same keyspace.
 //!
 //! Cost: an order is one word; a database's number is a shift and a mask of it.
 
 use std::fmt;
-use std::sync::Arc;
-
-use archipelago_base::Result;
-
-use crate::store::{Op, Store};
 
 /// How many databases a server has.
 pub const DATABASES: usize = 16;
@@ -24,7 +15,7 @@ pub const DATABASES: usize = 16;
 /// Bits of a number in an order.
 const NUMBER_BITS: usize = 4;
 
-/// Which keyspace each database shows; see the module.
+/// Which keyspace each database shows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Order(u64);
 
@@ -95,27 +86,6 @@ impl fmt::Debug for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Order({:?})", self.to_bytes())
     }
-}
-
-/// A change of several databases, all or nothing.
-#[derive(Clone, Debug)]
-pub struct JointWrite<'a> {
-    /// A database, and the operations on it, in their order. The indexes are those before `order`.
-    pub writes: Vec<(usize, Vec<Op<'a>>)>,
-    /// Afterwards, database `index` shows what database `order.at(index)` has shown.
-    pub order: Order,
-}
-
-/// The databases of a store; see the module.
-pub trait Databases: Send + Sync {
-    /// Database `index`, below [`DATABASES`]. It follows each change of the order. Asking for a
-    /// database that has no records, and reading it, creates nothing.
-    fn database(&self, index: usize) -> Arc<dyn Store>;
-
-    /// Does `change`. The caller keeps all other writes of the databases apart; reads may go on. A
-    /// change of the order survives power loss on return. After an error the order is what the
-    /// store would have after a restart, as far as the store can tell.
-    fn write_joint(&self, change: &JointWrite<'_>) -> Result<()>;
 }
 
 #[cfg(test)]

@@ -18,11 +18,12 @@ use archipelago_engine::options::WriteOptions;
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
 
-use crate::databases::{DATABASES, Databases, JointWrite, Order};
+use crate::databases::{DATABASES, Order};
 use crate::engine_databases::EngineDatabases;
 use crate::prefixes::PrefixTable;
 use crate::store::{
-    Entry, Head, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit, VisitKey,
+    Databases, Entry, Head, JointWrite, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store,
+    Visit, VisitKey,
 };
 
 /// Fewer keys are counted one by one (a few milliseconds at most): people expect small counts to

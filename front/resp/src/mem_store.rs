@@ -14,8 +14,10 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, Result};
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 
-use crate::databases::{DATABASES, Databases, JointWrite, Order};
-use crate::store::{Entry, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit};
+use crate::databases::{DATABASES, Order};
+use crate::store::{
+    Databases, Entry, JointWrite, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit,
+};
 
 struct Record {
     value: Vec<u8>,

@@ -14,37 +14,45 @@
 use std::sync::{Arc, OnceLock};
 
 use archipelago_base::Result;
-use archipelago_base::budget::MemoryClass;
+use archipelago_base::budget::{ByteBudget, MemoryClass};
+use archipelago_base::clock::Clock;
 use parking_lot::Mutex;
 
-use crate::databases::{DATABASES, JointWrite, Order};
+use crate::databases::{DATABASES, Order};
+use crate::options::ServerOptions;
 use crate::overlay::Overlay;
-use crate::shared::Shared;
+use crate::store::{JointWrite, Store};
 
-/// See the module.
+/// The overlays of one transaction, and the order that it gives the databases.
 pub(crate) struct Overlays {
-    shared: Arc<Shared>,
+    databases: Arc<[Arc<dyn Store>]>,
+    clock: Arc<dyn Clock>,
+    budget: Arc<ByteBudget>,
+    bytes_max: u64,
     by_number: [OnceLock<Overlay>; DATABASES],
     order: Mutex<Order>,
 }
 
 impl Overlays {
-    /// No changes over the databases of `shared`.
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, by_number: Default::default(), order: Mutex::new(Order::IDENTITY) }
+    /// No changes over `databases`.
+    pub(crate) fn new(databases: Arc<[Arc<dyn Store>]>, options: &ServerOptions) -> Self {
+        Self {
+            databases,
+            clock: Arc::clone(&options.clock),
+            budget: Arc::clone(&options.budget),
+            bytes_max: options.limits.request_bytes_max as u64,
+            by_number: Default::default(),
+            order: Mutex::new(Order::IDENTITY),
+        }
     }
 
     /// What database `index` is inside the transaction.
     pub(crate) fn database(&self, index: usize) -> &Overlay {
         let number = self.order.lock().at(index);
         self.by_number[number].get_or_init(|| {
-            let options = &self.shared.options;
-            Overlay::new(
-                Arc::clone(&self.shared.databases[number]),
-                Arc::clone(&options.clock),
-                options.limits.request_bytes_max as u64,
-                options.budget.hold(MemoryClass::Request, 0),
-            )
+            let charge = self.budget.hold(MemoryClass::Request, 0);
+            let (below, clock) = (Arc::clone(&self.databases[number]), Arc::clone(&self.clock));
+            Overlay::new(below, clock, self.bytes_max, charge)
         })
     }
 
@@ -57,17 +65,16 @@ impl Overlays {
     /// Whether the transaction has written more than it may.
     pub(crate) fn is_too_large(&self) -> bool {
         let bytes: u64 = self.by_number.iter().filter_map(OnceLock::get).map(Overlay::bytes).sum();
-        bytes > self.shared.options.limits.request_bytes_max as u64
+        bytes > self.bytes_max
     }
 
-    /// Applies everything to the databases, all or nothing, for the client `writer`, and tells those
-    /// who watch or track keys.
-    pub(crate) fn commit(&self, writer: u64) -> Result<()> {
+    /// Has `write` apply everything to the databases, all or nothing.
+    pub(crate) fn commit(&self, write: impl FnOnce(&JointWrite<'_>) -> Result<()>) -> Result<()> {
         let used = self.by_number.iter().enumerate();
         let used = used.filter_map(|(number, overlay)| Some((number, overlay.get()?.changes())));
         let used: Vec<_> = used.collect();
         let writes = used.iter().map(|(number, changes)| (*number, changes.ops()));
         let writes = writes.filter(|(_, ops)| !ops.is_empty()).collect();
-        self.shared.write_joint(&JointWrite { writes, order: *self.order.lock() }, writer)
+        write(&JointWrite { writes, order: *self.order.lock() })
     }
 }

@@ -4,7 +4,7 @@
 //! the network.
 //!
 //! A session has selected one database. Its store follows SWAPDB by itself
-//! ([`crate::databases::Databases`]), so nothing is looked up again when another client swaps.
+//! ([`crate::store::Databases`]), so nothing is looked up again when another client swaps.
 //! Cost of the selection: a command reads the index and the server's store of that index.
 
 use std::cell::Cell;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::args::Args;
 use crate::clients::Client;
 use crate::commands::{self, Command, flag};
-use crate::databases::{JointWrite, Order};
+use crate::databases::Order;
 use crate::invalidations::TrackingMode;
 use crate::locks::KeyGuard;
 use crate::memory::{FREE_BYTES, Held};
@@ -22,7 +22,9 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
 use crate::slowlog::{self, SlowCommand};
-use crate::store::{Change, Entry, Head, KEY_BYTES_MAX, Left, Moved, Op, Store, VALUE_BYTES_MAX};
+use crate::store::{
+    Change, Entry, Head, JointWrite, KEY_BYTES_MAX, Left, Moved, Op, Store, VALUE_BYTES_MAX,
+};
 use crate::transaction::Transaction;
 
 /// Whether replies are sent (CLIENT REPLY).
@@ -109,7 +111,7 @@ impl Session {
     /// databases, and their keys are locked.
     pub(crate) fn inside(&self) -> Self {
         let (shared, client) = (Arc::clone(&self.shared), Arc::clone(&self.client));
-        let overlays = Some(Overlays::new(Arc::clone(&shared)));
+        let overlays = Some(Overlays::new(Arc::clone(&shared.databases), &shared.options));
         let inside = Self { overlays, ..Self::new(shared, client) };
         inside.database.set(self.database.get());
         inside.authenticated.set(self.authenticated.get());

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use crate::clients::Clients;
 use crate::command_stats::CommandStats;
 use crate::commands::{self, Command};
-use crate::databases::{DATABASES, JointWrite, Order};
+use crate::databases::{DATABASES, Order};
 use crate::locks::KeyLocks;
 use crate::log_limit::LogLimit;
 use crate::memory::Shares;
@@ -20,7 +20,7 @@ use crate::options::ServerOptions;
 use crate::prefixes::{MemoryPrefixes, PrefixTable};
 use crate::settings::Settings;
 use crate::slowlog::SlowLog;
-use crate::store::{Op, Store};
+use crate::store::{JointWrite, Op, Store};
 use crate::tracking::Tracking;
 use crate::watches::Watches;
 
@@ -50,10 +50,10 @@ const ABUSE_LOG_NS: u64 = 60_000_000_000;
 
 /// See the module. All of it is thread-safe.
 pub(crate) struct Shared {
-    /// Database 0.
+    /// Database 0 of the store that is served.
     pub(crate) store: Arc<dyn Store>,
     /// All databases; only the first one of a store that has no others.
-    pub(crate) databases: Vec<Arc<dyn Store>>,
+    pub(crate) databases: Arc<[Arc<dyn Store>]>,
     /// What the server was started with; see `settings` for what changes while it runs.
     pub(crate) options: ServerOptions,
     pub(crate) settings: Settings,
@@ -105,7 +105,7 @@ impl Shared {
         let tracking = Tracking::new(options.tracking_keys_max, Arc::clone(&options.budget));
         let databases = match store.databases() {
             Some(all) => (0..DATABASES).map(|index| all.database(index)).collect(),
-            None => vec![Arc::clone(&store)],
+            None => [Arc::clone(&store)].into(),
         };
         Self {
             store,

@@ -22,11 +22,12 @@
 use std::borrow::Cow;
 use std::ops::{Bound, ControlFlow};
 use std::path::Path;
+use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
 pub use archipelago_engine::pinned::PinnedSlice;
 
-use crate::databases::Databases;
+use crate::databases::Order;
 use crate::prefixes::PrefixTable;
 
 /// Largest key in bytes; the server passes longer ones on, for the store's error.
@@ -75,6 +76,27 @@ pub enum Op<'a> {
         /// First key after it that stays.
         end: Option<&'a [u8]>,
     },
+}
+
+/// A change of several databases, all or nothing.
+#[derive(Clone, Debug)]
+pub struct JointWrite<'a> {
+    /// A database, and the operations on it, in their order. The indexes are those before `order`.
+    pub writes: Vec<(usize, Vec<Op<'a>>)>,
+    /// Afterwards, database `index` shows what database `order.at(index)` has shown.
+    pub order: Order,
+}
+
+/// The databases of a store: keyspaces that change together in one write.
+pub trait Databases: Send + Sync {
+    /// Database `index`, below [`DATABASES`]. It follows each change of the order. Asking for a
+    /// database that has no records, and reading it, creates nothing.
+    fn database(&self, index: usize) -> Arc<dyn Store>;
+
+    /// Does `change`. The caller keeps all other writes of the databases apart; reads may go on. A
+    /// change of the order survives power loss on return. After an error the order is what the
+    /// store would have after a restart, as far as the store can tell.
+    fn write_joint(&self, change: &JointWrite<'_>) -> Result<()>;
 }
 
 /// What is left of a write after [`Store::write_now`].

@@ -12,8 +12,8 @@
 //! 2. As in Redis, a command that fails while EXEC runs it (INCR of a text) has its error among the
 //!    replies, and the others are done. A command that cannot be queued makes EXEC refuse all.
 //! 3. EXEC does nothing and answers null if a watched key was written, removed or has expired since
-//!    WATCH, whoever did it, even if it has the same value again. A SWAPDB of its database counts as
-//!    a write of every key that one of the two databases has.
+//!    WATCH, whoever did it, even if it has the same value again. A SWAPDB of its database counts
+//!    as a write of every key that one of the two databases has.
 //! 4. If the write at the end fails, the reply is one error for all of the commands.
 //!
 //! Owned by the connection. Cost: a queued command is copied once, and what it writes once more.
@@ -34,6 +34,7 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::request::Span;
 use crate::session::{INLINE_KEYS_MAX, Session};
+use crate::store::JointWrite;
 use crate::watches::AbsentWatch;
 
 /// A command that waits for EXEC.
@@ -299,7 +300,8 @@ fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Repl
         }
     }
     let writer = session.client.id;
-    let committed = overlays.map_or(Ok(()), |overlays| overlays.commit(writer));
+    let write = |change: &JointWrite<'_>| shared.write_joint(change, writer);
+    let committed = overlays.map_or(Ok(()), |overlays| overlays.commit(write));
     committed.map_err(|error| abort(&Refusal::Store(error).line()))?;
     session.adopt(&inside);
     Ok(())

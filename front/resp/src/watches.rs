@@ -7,8 +7,8 @@
 //! version again that it had before.
 //!
 //! Invariants:
-//! 1. A watch is entered, and a put is told, while the key's stripe is held ([`crate::locks`]). So a
-//!    put is either seen by the read of WATCH or told to its watch.
+//! 1. A watch is entered, and a put is told, while the key's stripe is held ([`crate::locks`]). So
+//!    a put is either seen by the read of WATCH or told to its watch.
 //! 2. A swap is told while every stripe is held.
 //! 3. The same key in two databases is two keys.
 //!

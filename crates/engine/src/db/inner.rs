@@ -203,7 +203,7 @@ pub(crate) struct DbInner {
     pub(crate) waiters: AtomicUsize,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) family_overrides: BTreeMap<String, CfOptions>,
-    /// See [`crate::db::Components::alike_default`].
+    /// How the names of families begin that take the settings of the default one.
     pub(crate) alike_default: Option<String>,
     pub(crate) executor: Arc<dyn JobExecutor>,
     /// Who helps with jobs.

@@ -27,7 +27,7 @@ fn number(args: Args<'_>, at: usize, invalid: Option<&'static str>) -> Result<i3
     i32::try_from(number).map_err(|_| refused(NOT_AN_INT))
 }
 
-/// The database of that number.
+/// The index of the database of that number, if there is one.
 fn database(number: i32) -> Result<usize, Refusal> {
     usize::try_from(number).ok().filter(|index| *index < DATABASES).ok_or(OUT_OF_RANGE)
 }
@@ -40,7 +40,7 @@ fn needs_several(session: &Session, refusal: &'static str) -> Handled {
     }
 }
 
-/// `SELECT index`.
+/// `SELECT index`: later commands of the connection use that database.
 pub(super) fn select(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let number = number(args, 1, None)?;
     if number != 0 {
@@ -104,7 +104,7 @@ fn check_flush(args: Args<'_>) -> Handled {
     }
 }
 
-/// `FLUSHDB [ASYNC|SYNC]`.
+/// `FLUSHDB [ASYNC|SYNC]`: one range delete in the selected database.
 pub(super) fn flushdb(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     check_flush(args)?;
     let _guard = session.lock_all();

@@ -7,9 +7,8 @@ use archipelago_env::fault::{FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
 
 use super::*;
-use crate::databases::{Databases, JointWrite};
 use crate::engine_store::EngineStore;
-use crate::store::{Op, Store};
+use crate::store::{Databases, JointWrite, Op, Store};
 
 fn open(fs: Arc<dyn FileSystem>) -> Db {
     let components = Components { fs, ..Components::default() };

@@ -40,7 +40,7 @@ const ORDER_FAMILY: &str = "archipelago.databases.1";
 /// Key of its only row.
 const ORDER_ROW: &[u8] = b"order";
 
-/// See the module.
+/// The databases of one engine, shared by their stores.
 pub(crate) struct EngineDatabases {
     pub(crate) db: Db,
     pub(crate) prefixes: EnginePrefixes,
@@ -191,8 +191,8 @@ impl EngineDatabases {
     }
 
     /// Does `write`, which gets the row of the order after `next`: key and value, to be written in
-    /// the same batch to [`EngineDatabases::made_order_family`]. Reads wait for it. The caller keeps
-    /// writers out and has made every family that `write` needs.
+    /// the same batch to [`EngineDatabases::made_order_family`]. Reads wait for it. The caller
+    /// keeps writers out and has made every family that `write` needs.
     pub(crate) fn change_order(
         &self,
         next: Order,

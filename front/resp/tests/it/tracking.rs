@@ -1,10 +1,14 @@
 //! CLIENT TRACKING: what clients that cache values are told, over RESP3.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use archipelago_resp::Server;
+use archipelago_base::Result;
+use archipelago_resp::mem_store::MemStore;
+use archipelago_resp::store::{Entry, Head, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit};
+use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, encode, on_each_store, start, start_with};
 
@@ -598,4 +602,131 @@ fn cache_is_never_outdated_when_the_server_is_quiet() {
             is_quiet.store(true, Ordering::SeqCst);
         });
     });
+}
+
+/// A store in memory whose next read waits after it has read, or whose next write waits before it
+/// writes.
+#[derive(Default)]
+struct Gated {
+    records: MemStore,
+    holds_read: AtomicBool,
+    holds_write: AtomicBool,
+    /// Whether a read or a write waits.
+    is_waiting: AtomicBool,
+}
+
+impl Gated {
+    /// Waits while `gate` is closed.
+    fn pass(&self, gate: &AtomicBool) {
+        while gate.load(Ordering::SeqCst) {
+            self.is_waiting.store(true, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Closes `gate`, has `client` run into it, and returns when it waits there.
+    fn hold(&self, gate: &AtomicBool, client: &mut Client, words: &[&str]) {
+        self.is_waiting.store(false, Ordering::SeqCst);
+        gate.store(true, Ordering::SeqCst);
+        client.send_words(words);
+        while !self.is_waiting.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Store for Gated {
+    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+        let entry = self.records.get(key);
+        self.pass(&self.holds_read);
+        entry
+    }
+
+    fn head(&self, key: &[u8]) -> Result<Option<Head>> {
+        self.records.head(key)
+    }
+
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
+        self.records.multi_get(keys)
+    }
+
+    fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        self.pass(&self.holds_write);
+        self.records.write(ops)
+    }
+
+    fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
+        self.records.scan(range, reverse, visit)
+    }
+
+    fn approximate_count(&self) -> Result<u64> {
+        self.records.approximate_count()
+    }
+
+    fn keyspace(&self) -> Result<Keyspace> {
+        self.records.keyspace()
+    }
+
+    fn expired_keys(&self) -> u64 {
+        0
+    }
+
+    fn info(&self) -> String {
+        String::new()
+    }
+
+    fn would_stall(&self, _: bool) -> bool {
+        self.holds_read.load(Ordering::SeqCst) || self.holds_write.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn write_between_read_and_reply_is_told_behind_the_reply() {
+    let store = Arc::new(Gated::default());
+    let options = ServerOptions { worker_threads: 4, ..ServerOptions::default() };
+    let server = Server::start("127.0.0.1:0", Arc::clone(&store) as _, options).unwrap();
+    let mut writer = Client::connect(&server);
+    writer.expect(&[("SET k old", "+OK")]);
+    for mode in ["", "BCAST"] {
+        let mut reader = tracking(&server, mode);
+        store.hold(&store.holds_read, &mut reader, &["GET", "k"]);
+        writer.expect(&[("SET k new", "+OK")]);
+        store.holds_read.store(false, Ordering::SeqCst);
+        assert_eq!([reader.reply(), reader.reply()], ["$3 old", &invalid(&["k"])], "{mode}");
+        reader.expect(&[("GET k", "$3 new")]);
+        writer.expect(&[("SET k old", "+OK")]);
+    }
+}
+
+#[test]
+fn read_during_a_write_is_invalid_when_the_write_is_done() {
+    let store = Arc::new(Gated::default());
+    let options = ServerOptions { worker_threads: 4, ..ServerOptions::default() };
+    let server = Server::start("127.0.0.1:0", Arc::clone(&store) as _, options).unwrap();
+    let mut writer = Client::connect(&server);
+    let commands: [&[&str]; 4] =
+        [&["SET", "k", "new"], &["INCR", "k"], &["DEL", "k"], &["MSET", "k", "1", "l", "1"]];
+    for words in commands {
+        writer.expect(&[("SET k 7", "+OK")]);
+        let mut reader = tracking(&server, "");
+        store.hold(&store.holds_write, &mut writer, words);
+        reader.expect(&[("GET k", "$1 7"), ("PING", "+PONG")]);
+        store.holds_write.store(false, Ordering::SeqCst);
+        assert_eq!(reader.reply(), invalid(&["k"]), "{words:?}");
+        assert!(!writer.reply().starts_with('-'));
+    }
+}
+
+/// A client that turns tracking on while a write is under way.
+#[test]
+fn tracking_begins_behind_writes_that_have_begun() {
+    let store = Arc::new(Gated::default());
+    let options = ServerOptions { worker_threads: 4, ..ServerOptions::default() };
+    let server = Server::start("127.0.0.1:0", Arc::clone(&store) as _, options).unwrap();
+    let (mut writer, mut reader) = (Client::connect(&server), Client::resp3(&server));
+    store.hold(&store.holds_write, &mut writer, &["SET", "k", "new"]);
+    reader.send(&[encode(&["CLIENT", "TRACKING", "ON"]), encode(&["GET", "k"])].concat());
+    store.holds_write.store(false, Ordering::SeqCst);
+    assert_eq!([reader.reply(), reader.reply()], ["+OK", "$3 new"]);
+    assert_eq!(writer.reply(), "+OK");
 }

@@ -67,9 +67,18 @@ pub enum Pressure {
     Over,
 }
 
+/// A process with less memory than this is small: see [`ByteBudget::is_small`].
+const SMALL_PROCESS_BYTES: u64 = 512 << 20;
+/// The budget leaves one part in this many of a process's memory uncounted.
+const UNCOUNTED_SHARE: u64 = 4;
+/// Most bytes that are left uncounted.
+const UNCOUNTED_BYTES_MAX: u64 = 16 << 20;
+
 /// A byte budget; see the module.
 pub struct ByteBudget {
     limit_bytes: AtomicU64,
+    /// Bytes of the process's memory that are left to what the budget does not count.
+    uncounted_bytes: u64,
     used: [AtomicI64; MemoryClass::ALL.len()],
 }
 
@@ -77,7 +86,45 @@ impl ByteBudget {
     /// A budget of `limit_bytes`; `u64::MAX` for none.
     #[must_use]
     pub fn new(limit_bytes: u64) -> Arc<Self> {
-        Arc::new(Self { limit_bytes: AtomicU64::new(limit_bytes), used: Default::default() })
+        Self::leaving(limit_bytes, 0)
+    }
+
+    fn leaving(limit_bytes: u64, uncounted_bytes: u64) -> Arc<Self> {
+        let limit_bytes = AtomicU64::new(limit_bytes);
+        Arc::new(Self { limit_bytes, uncounted_bytes, used: Default::default() })
+    }
+
+    /// The budget of a process that may take `process_bytes`; `u64::MAX` for no limit. A quarter, at
+    /// most 16 MiB, is left to memory that no class counts: threads' stacks, compression contexts,
+    /// buffers that are kept for reuse, and what the allocator has not given back yet.
+    #[must_use]
+    pub fn within(process_bytes: u64) -> Arc<Self> {
+        match process_bytes {
+            u64::MAX => Self::unlimited(),
+            bytes => {
+                let uncounted = (bytes / UNCOUNTED_SHARE).min(UNCOUNTED_BYTES_MAX);
+                Self::leaving(bytes - uncounted, uncounted)
+            }
+        }
+    }
+
+    /// Bytes that [`ByteBudget::within`] left to what the budget does not count; else 0.
+    #[must_use]
+    pub fn uncounted_bytes(&self) -> u64 {
+        self.uncounted_bytes
+    }
+
+    /// What the process may take: the limit and what the budget does not count.
+    #[must_use]
+    pub fn process_bytes(&self) -> u64 {
+        self.limit_bytes().saturating_add(self.uncounted_bytes)
+    }
+
+    /// Whether the process may take less than 512 MiB, so that it should prefer compact memory to
+    /// speed: small pages, few buffers kept for reuse.
+    #[must_use]
+    pub fn is_small(&self) -> bool {
+        self.process_bytes() < SMALL_PROCESS_BYTES
     }
 
     /// A budget without a limit.
@@ -183,6 +230,20 @@ impl Drop for Charge {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn process_budget_leaves_room_for_uncounted_memory() {
+        let parts = |process_bytes| {
+            let budget = ByteBudget::within(process_bytes);
+            (budget.limit_bytes(), budget.uncounted_bytes(), budget.is_small())
+        };
+        assert_eq!(parts(16 << 20), (12 << 20, 4 << 20, true));
+        assert_eq!(parts(64 << 20), (48 << 20, 16 << 20, true));
+        assert_eq!(parts(512 << 20), (496 << 20, 16 << 20, false));
+        assert_eq!(parts(u64::MAX), (u64::MAX, 0, false));
+        assert_eq!(ByteBudget::within(64 << 20).process_bytes(), 64 << 20);
+        assert_eq!(ByteBudget::new(7).process_bytes(), 7);
+    }
 
     #[test]
     fn charges_come_back_and_pressure_follows() {

@@ -6,10 +6,15 @@
 //! page faults (decision 0019). So a buffer that is given back here is kept for the next one of
 //! about its size.
 //!
-//! Invariants: 1. at most [`KEPT_BYTES_MAX`] are kept, in the whole process; what comes beyond is
-//! freed (in no budget: who uses a buffer charges what it asks for, what is kept is nobody's); 2. a buffer is initialised memory, whose content is whatever its last user left: who
-//! takes one keeps count of what it has filled. Thread-safe: one lock, held for a search among a
-//! few dozen. Cost: no allocation while buffers of fitting sizes come and go.
+//! Invariants:
+//! 1. The whole process keeps at most [`KEPT_BYTES_MAX`], or less after [`keep_at_most`]. A buffer
+//!    beyond that is freed. No byte budget counts the kept buffers; a process with a small budget
+//!    therefore keeps few ([`ByteBudget::within`](crate::budget::ByteBudget::within)).
+//! 2. A buffer is initialised memory with the content that its last user left. Its user counts the
+//!    bytes that it has filled.
+//!
+//! Thread-safe: one lock, held for a search among a few dozen. Cost: no allocation while buffers of
+//! fitting sizes come and go.
 
 use parking_lot::Mutex;
 
@@ -19,12 +24,34 @@ pub const KEPT_BYTES_MAX: usize = 16 << 20;
 /// Sizes are multiples of this, so that buffers of about the same size can replace each other.
 const GRAIN_BYTES: usize = 64 << 10;
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept { buffers: Vec::new(), bytes: 0 });
+static KEPT: Mutex<Kept> =
+    Mutex::new(Kept { buffers: Vec::new(), bytes: 0, bytes_max: KEPT_BYTES_MAX });
+
+/// Keeps at most `bytes` from now on, for a process that may take little memory. The process never
+/// keeps more than [`KEPT_BYTES_MAX`].
+pub fn keep_at_most(bytes: usize) {
+    let surplus = {
+        let mut kept = KEPT.lock();
+        kept.bytes_max = bytes.min(KEPT_BYTES_MAX);
+        let mut surplus = Vec::new();
+        while kept.bytes > kept.bytes_max
+            && let Some(buffer) = kept.buffers.pop()
+        {
+            kept.bytes -= buffer.len();
+            surplus.push(buffer);
+        }
+        surplus
+    };
+    // After the lock is let go.
+    drop(surplus);
+}
 
 /// Buffers that nobody uses.
 struct Kept {
     buffers: Vec<Box<[u8]>>,
     bytes: usize,
+    /// Most bytes that are kept.
+    bytes_max: usize,
 }
 
 impl Kept {
@@ -40,7 +67,7 @@ impl Kept {
 
     /// Keeps it if there is room; gives back what is to be freed.
     fn give(&mut self, buffer: Box<[u8]>) -> Option<Box<[u8]>> {
-        if self.bytes + buffer.len() > KEPT_BYTES_MAX {
+        if self.bytes + buffer.len() > self.bytes_max {
             return Some(buffer);
         }
         self.bytes += buffer.len();
@@ -92,7 +119,7 @@ mod tests {
     use super::*;
 
     fn none() -> Kept {
-        Kept { buffers: Vec::new(), bytes: 0 }
+        Kept { buffers: Vec::new(), bytes: 0, bytes_max: KEPT_BYTES_MAX }
     }
 
     fn buffer(bytes: usize) -> Box<[u8]> {
@@ -110,6 +137,13 @@ mod tests {
         assert_eq!(kept.take(9 * GRAIN_BYTES), None);
         assert_eq!(kept.take(GRAIN_BYTES).map(|b| b.len()), Some(2 * GRAIN_BYTES));
         assert_eq!(kept.bytes, 8 * GRAIN_BYTES);
+    }
+
+    #[test]
+    fn less_is_kept_if_less_may_be() {
+        let mut kept = Kept { bytes_max: 2 * GRAIN_BYTES, ..none() };
+        assert!(kept.give(buffer(2 * GRAIN_BYTES)).is_none());
+        assert!(kept.give(buffer(GRAIN_BYTES)).is_some());
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod flush;
 pub(crate) mod indexed_batch;
 pub mod job;
 pub mod manifest;
+mod memory_shares;
 pub mod memtable;
 pub mod repair;
 pub mod sst;

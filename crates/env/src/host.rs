@@ -2,16 +2,36 @@
 
 use std::path::Path;
 
-/// Bytes of memory that this process may use: the machine's, or less if its control group
-/// (version 2 or 1) says so. `None` where neither can be read.
+/// Bytes of memory that this process may use: the machine's, or less if a control group of the
+/// process (version 1 or 2) or a group above it says so. `None` if neither can be read.
 #[must_use]
 pub fn memory_bytes() -> Option<u64> {
-    let machine = read("/proc/meminfo").as_deref().and_then(total_of);
-    let groups = read("/proc/self/cgroup").unwrap_or_default();
-    let v2 = own_group(&groups, "").and_then(|group| limit_of("", group, "memory.max"));
+    memory_bytes_below(Path::new("/"))
+}
+
+/// [`memory_bytes`] by the kernel's files below `root`.
+fn memory_bytes_below(root: &Path) -> Option<u64> {
+    let machine = read(root.join("proc/meminfo")).as_deref().and_then(total_of);
+    let groups = read(root.join("proc/self/cgroup")).unwrap_or_default();
+    let mounts = root.join("sys/fs/cgroup");
+    let v2 = own_group(&groups, "").into_iter().flat_map(|group| {
+        // The kernel throttles a group above `memory.high` and kills one above `memory.max`. Both
+        // versions may be mounted at a time; the second one is then in a directory of its own.
+        let files = ["memory.max", "memory.high"];
+        let hierarchies = [mounts.clone(), mounts.join("unified")];
+        let limits =
+            hierarchies.map(|hierarchy| files.map(|file| limit_of(&hierarchy, group, file)));
+        limits.into_iter().flatten().flatten()
+    });
     let v1 = own_group(&groups, "memory");
-    let v1 = v1.and_then(|group| limit_of("memory", group, "memory.limit_in_bytes"));
+    let v1 = v1.and_then(|group| limit_of(&mounts.join("memory"), group, "memory.limit_in_bytes"));
     machine.into_iter().chain(v2).chain(v1).min()
+}
+
+/// Makes the kernel back this process's memory with small pages from now on. A huge page is resident
+/// as a whole when one byte of it is used, and a page that the allocator gives back splits it.
+pub fn use_small_pages() -> std::io::Result<()> {
+    Ok(rustix::thread::disable_transparent_huge_pages(true)?)
 }
 
 /// What this process has used so far.
@@ -48,11 +68,12 @@ fn ticks_of(stat: &str) -> Option<(u64, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// The lowest limit that `file` has in `group` or at any level above it.
-fn limit_of(hierarchy: &str, group: &str, file: &str) -> Option<u64> {
-    let root = Path::new("/sys/fs/cgroup").join(hierarchy);
+/// The lowest limit that `file` has in `group` or at any level above it. A container may see the
+/// name of its group outside while its own group is mounted as the root of the hierarchy: a level
+/// whose directory does not exist is passed over.
+fn limit_of(hierarchy: &Path, group: &str, file: &str) -> Option<u64> {
     let levels = Path::new(group).ancestors();
-    let files = levels.map(|at| root.join(at.strip_prefix("/").unwrap_or(at)).join(file));
+    let files = levels.map(|at| hierarchy.join(at.strip_prefix("/").unwrap_or(at)).join(file));
     files.filter_map(|file| read(file)?.trim().parse().ok()).min()
 }
 
@@ -95,6 +116,73 @@ mod tests {
         assert_eq!(own_group(groups, "memory"), Some("/docker/b:c"));
         assert_eq!(own_group(groups, ""), Some("/unified"));
         assert_eq!(own_group("0::/\n", "memory"), None);
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    /// The limit by a tree of kernel files, each with its text, on a machine with 16 GiB.
+    #[expect(clippy::disallowed_methods, reason = "a made-up tree of the kernel's files")]
+    fn limit_in(files: &[(&str, &str)]) -> Option<u64> {
+        let root = tempfile::tempdir().unwrap();
+        let machine = ("proc/meminfo", "MemTotal:       16777216 kB\n");
+        for (path, text) in [&[machine], files].concat() {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        memory_bytes_below(root.path())
+    }
+
+    #[test]
+    fn limit_of_version_1_group_is_found() {
+        const NONE: &str = "9223372036854771712\n";
+        let groups = ("proc/self/cgroup", "5:cpu,memory:/docker/b\n0::/\n");
+        let at = "sys/fs/cgroup/memory/docker/b/memory.limit_in_bytes";
+        assert_eq!(limit_in(&[groups, (at, "134217728\n")]), Some(128 * MIB));
+        assert_eq!(limit_in(&[groups, (at, NONE)]), Some(16384 * MIB));
+        // A container that sees its own group as the root.
+        let root = "sys/fs/cgroup/memory/memory.limit_in_bytes";
+        assert_eq!(limit_in(&[groups, (root, "134217728\n")]), Some(128 * MIB));
+    }
+
+    #[test]
+    fn limit_of_version_2_group_is_found() {
+        let groups = ("proc/self/cgroup", "0::/system.slice/a.service\n");
+        let dir = "sys/fs/cgroup/system.slice/a.service";
+        let (max, high) = (format!("{dir}/memory.max"), format!("{dir}/memory.high"));
+        assert_eq!(limit_in(&[groups, (&max, "134217728\n")]), Some(128 * MIB));
+        assert_eq!(limit_in(&[groups, (&max, "max\n"), (&high, "max\n")]), Some(16384 * MIB));
+        let both = [groups, (&max, "134217728\n"), (&high, "100663296\n")];
+        assert_eq!(limit_in(&both), Some(96 * MIB));
+        // Both versions are mounted, and the second one has the controller.
+        let hybrid = "sys/fs/cgroup/unified/system.slice/a.service/memory.max";
+        assert_eq!(limit_in(&[groups, (hybrid, "134217728\n")]), Some(128 * MIB));
+    }
+
+    #[test]
+    fn lowest_limit_of_nested_groups_counts() {
+        let v1 = ("proc/self/cgroup", "4:memory:/outer/inner\n");
+        let limit = |group: &str| format!("sys/fs/cgroup/memory/{group}/memory.limit_in_bytes");
+        let (outer, inner) = (limit("outer"), limit("outer/inner"));
+        assert_eq!(
+            limit_in(&[v1, (&outer, "134217728\n"), (&inner, "9223372036854771712\n")]),
+            Some(128 * MIB)
+        );
+        assert_eq!(
+            limit_in(&[v1, (&outer, "268435456\n"), (&inner, "134217728\n")]),
+            Some(128 * MIB)
+        );
+        let v2 = ("proc/self/cgroup", "0::/outer/inner\n");
+        let (outer, inner) =
+            ("sys/fs/cgroup/outer/memory.max", "sys/fs/cgroup/outer/inner/memory.max");
+        assert_eq!(limit_in(&[v2, (outer, "134217728\n"), (inner, "max\n")]), Some(128 * MIB));
+        assert_eq!(limit_in(&[v2, (outer, "max\n"), (inner, "134217728\n")]), Some(128 * MIB));
+    }
+
+    #[test]
+    fn small_pages_can_be_asked_for() {
+        use_small_pages().unwrap();
+        assert!(rustix::thread::transparent_huge_pages_are_disabled().unwrap());
     }
 
     #[test]

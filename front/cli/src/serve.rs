@@ -80,7 +80,8 @@ pub(crate) struct ServeArgs {
     password: PasswordArgs,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Threads that serve clients; 0 for as many as there are cores. Engine flex: 0 for half as many
+    /// Threads that serve clients; 0 for as many as there are cores, at most one for each 16 MiB of
+    /// the memory budget. Engine flex: 0 for half as many as cores
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// Budget over all memory in MiB; 0 for what the settings say, or half of what the machine or
@@ -138,7 +139,10 @@ fn database(args: &ServeArgs) -> Result<()> {
     }
     // What can be refused is refused before a database is created.
     let checkpoints = args.checkpoints.as_deref().map(|dir| checkpoints_in(dir, &args.dir));
-    let options = ServerOptions { checkpoints: checkpoints.transpose()?, ..options(args)? };
+    let mut options = ServerOptions { checkpoints: checkpoints.transpose()?, ..options(args)? };
+    if options.worker_threads == 0 {
+        options.worker_threads = threads_within(archipelago_compute::memory_bytes(&settings));
+    }
     let listening = listen(args, options)?;
     let node = ComputeNode::open(&args.dir, &settings)?;
     let listening = listening.with_budget(Arc::clone(node.budget()));
@@ -153,6 +157,18 @@ fn database(args: &ServeArgs) -> Result<()> {
     node.close()?;
     say!("Stopped");
     Ok(())
+}
+
+/// Memory that each thread that serves clients should find: values that are being read and written
+/// are bounded by the number of threads.
+const THREAD_MEMORY_BYTES: u64 = 16 << 20;
+
+/// Threads for a server that may take `memory_bytes`: 0, which stands for the number of cores, or
+/// less than that where there is little memory for each.
+fn threads_within(memory_bytes: u64) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let most = usize::try_from(memory_bytes / THREAD_MEMORY_BYTES).unwrap_or(usize::MAX).max(2);
+    if most < cores { most } else { 0 }
 }
 
 /// Threads for a compute node that was not told how many: half of the cores. Most calls end within a microsecond, under one lock of the node's cache, and the

@@ -68,6 +68,13 @@ const PROPERTIES: [&str; 15] = [
     "disk-reserve-bytes",
 ];
 
+/// Properties of the database that INFO shows as parts of the memory budget, by their names there.
+const MEMORY_PROPERTIES: [(&str, &str); 3] = [
+    ("memtable", "archipelago.mem-table-bytes-max"),
+    ("block_cache", "archipelago.block-cache-capacity"),
+    ("job", "archipelago.running-jobs-bytes-max"),
+];
+
 /// See the module.
 pub struct EngineStore {
     databases: Arc<EngineDatabases>,
@@ -452,6 +459,15 @@ impl Store for EngineStore {
 
     fn checkpoint(&self, dir: &Path) -> Result<()> {
         self.db().checkpoint(dir)
+    }
+
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        let family = self.family_or_default();
+        let part = |(name, property)| {
+            let value = self.db().property(family, property)?;
+            Some((name, value.trim().parse().ok()?))
+        };
+        MEMORY_PROPERTIES.into_iter().filter_map(part).collect()
     }
 
     fn info(&self) -> String {

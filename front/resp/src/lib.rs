@@ -33,6 +33,7 @@ pub mod engine_store;
 pub mod flex_store;
 mod gathering;
 mod glob;
+mod growing_reply;
 mod invalidations;
 mod locks;
 mod log_limit;

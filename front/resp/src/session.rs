@@ -14,6 +14,7 @@ use crate::args::Args;
 use crate::clients::Client;
 use crate::commands::{self, Command, flag};
 use crate::databases::Order;
+use crate::growing_reply::GrowingReply;
 use crate::invalidations::TrackingMode;
 use crate::locks::KeyGuard;
 use crate::memory::{FREE_BYTES, Held};
@@ -585,6 +586,11 @@ impl Session {
         }
     }
 
+    /// Memory of the same share for a reply that grows with values of unknown sizes.
+    pub(crate) fn growing_reply(&self) -> GrowingReply<'_> {
+        GrowingReply::new(&self.shared.memory.working, self.is_inside())
+    }
+
     /// Makes `held` hold at least `bytes` of that share, without waiting.
     pub(crate) fn build_more(&self, held: &mut Held, bytes: u64) -> Handled {
         let working = &self.shared.memory.working;
@@ -754,6 +760,11 @@ impl Session {
         let there = self.store().exists(key)?;
         self.count_read(there);
         Ok(there)
+    }
+
+    pub(crate) fn count_reads(&self, hits: u64, misses: u64) {
+        bump(&self.tally.hits, hits);
+        bump(&self.tally.misses, misses);
     }
 
     pub(crate) fn count_read(&self, hit: bool) {

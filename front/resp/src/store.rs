@@ -388,6 +388,12 @@ pub trait Store: Send + Sync + 'static {
         Err(Error::unsupported("this store has no files to make a checkpoint of"))
     }
 
+    /// What parts of the store may take of the memory budget, each with its name and a number of
+    /// bytes, for the section Memory of INFO. Default none.
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// The store's own lines for INFO: `name:value`, one a line, no headings.
     fn info(&self) -> String;
 

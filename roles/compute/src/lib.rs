@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago_base::budget::ByteBudget;
+use archipelago_base::buffers;
 use archipelago_base::{Error, Result};
 use archipelago_engine::db::{Components, Db};
 
@@ -24,6 +25,28 @@ pub use storage::Storage;
 /// Column families whose names begin with this are keyspaces like the default one, and a compute
 /// node runs them with its settings, unless they have settings of their own.
 pub const DATABASE_FAMILIES: &str = "archipelago.database.";
+
+/// Buffers that are kept for reuse take at most one part in this many of a small process's memory.
+const KEPT_BUFFERS_SHARE: u64 = 32;
+
+/// Memory that a process with these settings may take, in bytes; `u64::MAX` if no limit is known.
+#[must_use]
+pub fn memory_bytes(settings: &Settings) -> u64 {
+    match settings.database.memory_budget_bytes {
+        0 => archipelago_env::host::memory_bytes().map_or(u64::MAX, |bytes| bytes / 2),
+        bytes => bytes,
+    }
+}
+
+/// Keeps the resident memory of a small process near what is in use. Huge pages of the kernel doubled
+/// it (decision 0054). Both settings hold for the whole process and for its rest.
+fn make_memory_compact(process_bytes: u64) {
+    let kept = usize::try_from(process_bytes / KEPT_BUFFERS_SHARE).unwrap_or(usize::MAX);
+    buffers::keep_at_most(kept);
+    if let Err(error) = archipelago_env::host::use_small_pages() {
+        tracing::warn!(%error, "huge pages stay enabled, so the process may take twice its budget");
+    }
+}
 
 /// A running compute node: one database and the byte budget that it shares with its front ends.
 #[derive(Debug)]
@@ -39,11 +62,10 @@ impl ComputeNode {
     pub fn open(dir: &Path, settings: &Settings) -> Result<Self> {
         settings.validate()?;
         refuse_families_of_new_tiers(dir, settings)?;
-        let limit = match settings.database.memory_budget_bytes {
-            0 => archipelago_env::host::memory_bytes().map_or(u64::MAX, |bytes| bytes / 2),
-            bytes => bytes,
-        };
-        let budget = ByteBudget::new(limit);
+        let budget = ByteBudget::within(memory_bytes(settings));
+        if budget.is_small() {
+            make_memory_compact(budget.process_bytes());
+        }
         let storage =
             Storage::open_for_group(dir, &settings.tiers, settings.database.group_access)?;
         let components = Components {

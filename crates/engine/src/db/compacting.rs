@@ -33,10 +33,6 @@ use crate::version::{LAST_LEVEL, Running, Version};
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
 /// The part of that which even a job of a few records takes.
 const JOB_OUTPUT_BYTES_MIN: u64 = 512 << 10;
-/// Readahead of all inputs of a compaction together.
-const READAHEAD_BYTES_MAX: u64 = 16 << 20;
-/// Readahead of one input, however many there are; still large enough to be sequential.
-const READAHEAD_BYTES_MIN: u64 = 256 << 10;
 
 /// Memory that `threads` threads take for the outputs of a job that reads `input_bytes` in all.
 pub(crate) fn output_bytes(threads: usize, input_bytes: u64) -> u64 {
@@ -365,11 +361,17 @@ impl DbInner {
         }
     }
 
-    /// Readahead of each of `inputs` files: what the settings say, but in all no more than
-    /// [`READAHEAD_BYTES_MAX`], because a job over many files would hold as much memory as a memtable.
+    /// Readahead of each of `inputs` files, in bytes.
     fn readahead_bytes(&self, inputs: usize) -> u32 {
-        let share = (READAHEAD_BYTES_MAX / inputs.max(1) as u64).max(READAHEAD_BYTES_MIN);
-        self.options.compaction_readahead_bytes.min(share) as u32
+        let wanted = self.options.compaction_readahead_bytes;
+        self.memory_shares().readahead_bytes(wanted, inputs) as u32
+    }
+
+    /// What all background jobs are charged for at most, with the default number of inputs each.
+    pub(crate) fn job_bytes_max(&self) -> u64 {
+        let readahead = self.memory_shares().readahead_bytes_max();
+        let jobs = self.options.max_background_jobs as u64;
+        jobs.saturating_mul(readahead + JOB_OUTPUT_BYTES)
     }
 
     fn install_compaction(
@@ -473,11 +475,15 @@ impl DbInner {
         input_bytes: u64,
     ) -> OutputSpec {
         let options = &family.options;
-        let table_bytes = self.disk.table_bytes(options.target_file_bytes);
+        let on_disk = self.disk.table_bytes(options.target_file_bytes);
+        // Tables of L0 are cut on small disks alone.
+        let is_whole = level == 0 && on_disk == options.target_file_bytes;
+        let table_bytes = match level {
+            0 => on_disk,
+            _ => self.memory_shares().table_bytes(on_disk),
+        };
         let count = OutputSpec::file_numbers_wanted(input_bytes, table_bytes, cuts.len());
         let first = self.file_numbers.allocate_many(count).0;
-        // Tables of L0 are cut on small disks alone.
-        let is_whole = level == 0 && table_bytes == options.target_file_bytes;
         let target_file_bytes = if is_whole { u64::MAX } else { table_bytes };
         OutputSpec {
             dir: self.dir.clone(),

@@ -44,6 +44,7 @@ use crate::executor::JobExecutor;
 use crate::extension::Registry;
 use crate::live_file::Trash;
 use crate::manifest::{FileNumbers, ImpossibleEdit, Marks, VersionSet};
+use crate::memory_shares::MemoryShares;
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::BlockCache;
@@ -265,9 +266,19 @@ impl DbInner {
         {
             map = Arc::new(finer);
         }
-        let limit_bytes = version.options().write_buffer_bytes;
+        let limit_bytes = self.memtable_bytes_max(version.options());
         let birth = Birth { id, limit_bytes, born_ns: self.clock.now_ns() };
         Memtable::new(birth, map, &self.slabs)
+    }
+
+    /// What the parts of the engine may take of the memory budget now.
+    pub(crate) fn memory_shares(&self) -> MemoryShares {
+        MemoryShares { budget_bytes: self.budget.limit_bytes() }
+    }
+
+    /// Size at which a memtable of a family with these options is sealed.
+    pub(crate) fn memtable_bytes_max(&self, options: &CfOptions) -> u64 {
+        self.memory_shares().memtable_bytes(options.write_buffer_bytes)
     }
 
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {

@@ -263,6 +263,7 @@ pub(crate) fn table_options(options: &ReadOptions) -> TableReadOptions {
         readahead_bytes: options.readahead_bytes,
         cache_only: options.cache_only,
         keys_only: options.keys_only,
+        late_values: false,
     }
 }
 

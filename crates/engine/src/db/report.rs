@@ -156,6 +156,13 @@ impl Db {
             "block-cache-index-miss" => number(self.inner.cache.stats(BlockKind::Index).misses),
             "block-cache-filter-hit" => number(self.inner.cache.stats(BlockKind::Filter).hits),
             "block-cache-filter-miss" => number(self.inner.cache.stats(BlockKind::Filter).misses),
+            "mem-table-bytes-max" => {
+                let options = &cf.family.options;
+                let bytes = self.inner.memtable_bytes_max(options);
+                number(bytes.saturating_mul(options.write_buffers_max as u64))
+            }
+            "block-cache-capacity" => number(self.inner.cache.capacity_bytes()),
+            "running-jobs-bytes-max" => number(self.inner.job_bytes_max()),
             "block-cache-usage" => number(self.inner.budget.used_bytes(MemoryClass::BlockCache)),
             "background-errors" => number(self.inner.stats.get(Ticker::BackgroundErrors)),
             "health" => Some(report.health),

@@ -45,7 +45,7 @@ impl DbInner {
         let current = family.current.load();
         self.ingest.set_total(self.stats.get(Ticker::UserBytesWritten));
         let shards = current.immutables.iter().flat_map(|immutable| immutable.shards.iter());
-        let buffer = family.options.write_buffer_bytes;
+        let buffer = self.memtable_bytes_max(&family.options);
         let spare = family.options.write_buffers_max.saturating_sub(1 + current.immutables.len());
         let since_ns = family.backlog_since_ns.load(Ordering::Relaxed);
         let limit = match self.options.rate_limit_bytes_per_s {
@@ -85,7 +85,7 @@ impl DbInner {
             StallDecision::Delay { cause: StallCause::Memtables, bytes_per_s }
                 if bytes_per_s / 2 > self.ingest.rate() && self.ingest.rate() > 0 =>
             {
-                let credit = family.options.write_buffer_bytes / WATCH_SHARE;
+                let credit = self.memtable_bytes_max(&family.options) / WATCH_SHARE;
                 family.credit.set(credit);
                 (WATCHED, u64::MAX)
             }
@@ -163,7 +163,7 @@ impl DbInner {
                 DELAYED => {
                     self.recompute_stall(family);
                     let rate = family.delayed_rate.load(Ordering::Relaxed).max(1);
-                    let most = family.options.write_buffer_bytes / WATCH_SHARE;
+                    let most = self.memtable_bytes_max(&family.options) / WATCH_SHARE;
                     let lot = lot_of(bytes, rate, most);
                     let wait = self.delays.admit(lot, rate).min(DELAY_MAX);
                     family.credit.add(lot - bytes);

@@ -3,21 +3,26 @@
 //! Owned by one thread at a time. Invariants:
 //! 1. the cursor is valid iff it stands on a record of `block`; `leaf`/`position` name that block
 //!    in the index;
-//! 2. an error is kept in `status` and makes the cursor invalid; a seek begins anew.
+//! 2. an error is kept in `status` and makes the cursor invalid; a seek begins anew;
+//! 3. with [`TableReadOptions::late_values`], a block of one large record is read when its value is
+//!    asked for: until then the cursor has the key alone, from the index. If that read fails, the
+//!    value is empty, and the next move of the cursor, also a seek, fails with the error. So a job
+//!    of many inputs holds one large value at a time, and a record that it drops is never read.
 //!
 //! Cost: a step within a block copies the record's own key bytes, no allocation; a step back
 //! decodes a restart interval once and then walks what it decoded.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
 
 use super::block::Block;
 use super::data_block::Cursor;
-use super::format::Handle;
+use super::format::{Handle, open_block};
 use super::index::IndexBlock;
 use super::readahead::Readahead;
-use super::reader::{TableReadOptions, TableReader};
+use super::reader::{TableReadOptions, TableReader, read_raw};
 use crate::cache::BlockKind;
 use crate::iter::InternalIterator;
 use crate::key::{self, Kind};
@@ -34,11 +39,20 @@ pub struct TableIter {
     position: usize,
     block: Option<Arc<Block>>,
     handle: Handle,
+    /// The value of a record whose head alone is in `block`, once it was asked for.
+    late: Option<OnceCell<Result<LateValue>>>,
     /// Whether a job found `block` in the block cache.
     warm: bool,
     cursor: Cursor,
     readahead: Readahead,
     status: Option<Error>,
+}
+
+/// A block of one large record that was read after the cursor had come to the record.
+#[derive(Debug)]
+struct LateValue {
+    block: Block,
+    cursor: Cursor,
 }
 
 impl TableReader {
@@ -53,6 +67,7 @@ impl TableReader {
             position: 0,
             block: None,
             handle: Handle::default(),
+            late: None,
             warm: false,
             cursor: Cursor::default(),
             readahead: Readahead::default(),
@@ -92,6 +107,7 @@ impl TableIter {
 
     /// Places the index position; false if there is no such block.
     fn place(&mut self, place: Place<'_>) -> Result<bool> {
+        self.check_late()?;
         let find = |index: &IndexBlock| match place {
             Place::First => 0,
             Place::Last => index.len().saturating_sub(1),
@@ -152,11 +168,16 @@ impl TableIter {
         if self.block.is_some() && self.handle == handle {
             return Ok(());
         }
-        if self.options.keys_only && index.place(self.position).has_record {
+        let is_late =
+            self.options.late_values && u64::from(handle.size) > self.options.readahead_bytes;
+        if (self.options.keys_only || is_late) && index.place(self.position).has_record {
             self.block = Some(self.table.head_block(index, self.position)?);
-            (self.handle, self.warm) = (handle, false);
+            self.late = is_late.then(OnceCell::new);
+            self.handle = handle;
+            self.warm = is_late && self.table.is_cached(handle);
             return Ok(());
         }
+        self.late = None;
         let (spot, spare) = (index.spot(self.position), self.block.take());
         let block = self.readahead.block(&self.table, spot, handle, &self.options, spare)?;
         if block.data().is_none() {
@@ -166,6 +187,38 @@ impl TableIter {
         self.handle = handle;
         self.warm = !self.options.fill_cache && self.table.is_cached(handle);
         Ok(())
+    }
+
+    /// The error of a value that could not be read, before the cursor moves on.
+    fn check_late(&self) -> Result<()> {
+        match self.late.as_ref().and_then(OnceCell::get) {
+            Some(Err(error)) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the record whose key the cursor has already.
+    fn read_late(&self) -> Result<LateValue> {
+        let (table, handle) = (&self.table, self.handle);
+        let raw = read_raw(&*table.file, handle, self.options.context)?;
+        let payload = open_block(raw, &table.path, &table.footer.unique_id, handle.offset)?;
+        let file_bytes = table.footer.file_bytes;
+        let block = Block::parse(BlockKind::Data, payload, &table.path, handle, file_bytes)?;
+        let mut cursor = Cursor::default();
+        let data = block.data().ok_or_else(|| table.mixed_up(handle))?;
+        cursor.seek_to_first(data).map_err(|_| table.damaged(handle))?;
+        if !cursor.valid() || key::user_key(cursor.key()) != key::user_key(self.cursor.key()) {
+            return Err(table.mixed_up(handle));
+        }
+        Ok(LateValue { block, cursor })
+    }
+
+    #[cold]
+    fn late_value<'a>(&self, late: &'a OnceCell<Result<LateValue>>) -> &'a [u8] {
+        match late.get_or_init(|| self.read_late()) {
+            Ok(late) => late.block.data().map_or(&[], |data| late.cursor.value(data)),
+            Err(_) => &[],
+        }
     }
 
     /// Moves the cursor within the current block.
@@ -204,6 +257,7 @@ impl TableIter {
 
     /// With the cursor invalid: to the first record of the next block that has one.
     fn forward_to_record(&mut self) -> Result<()> {
+        self.check_late()?;
         while !self.cursor.valid() {
             if !self.step_forward()? {
                 return Ok(());
@@ -216,6 +270,7 @@ impl TableIter {
 
     /// With the cursor invalid: to the last record of the block before.
     fn back_to_record(&mut self) -> Result<()> {
+        self.check_late()?;
         while !self.cursor.valid() {
             if !self.step_back()? {
                 return Ok(());
@@ -367,6 +422,9 @@ impl InternalIterator for TableIter {
 
     #[inline]
     fn value(&self) -> &[u8] {
+        if let Some(late) = &self.late {
+            return self.late_value(late);
+        }
         match self.block.as_ref().and_then(|block| block.data()) {
             Some(data) => self.cursor.value(data),
             None => &[],

@@ -50,6 +50,10 @@ pub struct TableReadOptions {
     /// The values are not wanted: blocks of one large record are not read, the index has their keys.
     /// A value that is shown may be cut to its first eight bytes.
     pub keys_only: bool,
+    /// For iterators of jobs: a block of one large record that exceeds `readahead_bytes` is read when
+    /// its value is asked for. An error of that read shows at the next move of the iterator, so the
+    /// job must not use a value before it has moved all iterators to their ends.
+    pub late_values: bool,
 }
 
 impl TableReadOptions {
@@ -62,6 +66,7 @@ impl TableReadOptions {
             readahead_bytes: 0,
             cache_only: false,
             keys_only: false,
+            late_values: false,
         }
     }
 
@@ -69,7 +74,8 @@ impl TableReadOptions {
     #[must_use]
     pub fn job(context: IoContext, readahead_bytes: u64) -> Self {
         let (fill_cache, cache_only, keys_only) = (false, false, false);
-        Self { context, fill_cache, readahead_bytes, cache_only, keys_only }
+        let late_values = false;
+        Self { context, fill_cache, readahead_bytes, cache_only, keys_only, late_values }
     }
 }
 

@@ -5,6 +5,7 @@
 mod cluster;
 mod descriptors;
 mod full_disk;
+mod memory;
 mod port;
 mod store;
 mod tiers;

@@ -103,7 +103,7 @@ fn clients(session: &Session, text: &mut String) -> Result<(), Refusal> {
 fn memory(session: &Session, text: &mut String) -> Result<(), Refusal> {
     use archipelago_base::budget::MemoryClass;
     let budget = &session.shared.options.budget;
-    let limit = if budget.limit_bytes() == u64::MAX { 0 } else { budget.limit_bytes() };
+    let limit = or_zero(budget.process_bytes());
     let used = budget.total_bytes();
     let resident = host::process_usage().map_or(0, |usage| usage.resident_bytes);
     let peak = &session.shared.resident_peak;
@@ -122,22 +122,30 @@ fn memory(session: &Session, text: &mut String) -> Result<(), Refusal> {
     line(text, format_args!("maxmemory:{limit}"));
     line(text, format_args!("maxmemory_human:{}", human(limit)));
     line(text, format_args!("maxmemory_policy:noeviction"));
+    line(text, format_args!("maxmemory_budget:{}", or_zero(budget.limit_bytes())));
+    line(text, format_args!("maxmemory_uncounted:{}", budget.uncounted_bytes()));
+    for (name, bytes) in session.store().memory_parts() {
+        line(text, format_args!("maxmemory_{name}:{bytes}"));
+    }
     let shares = &session.shared.memory;
     for (name, share) in [
         ("incoming", &shares.incoming),
         ("working", &shares.working),
         ("outgoing", &shares.outgoing),
     ] {
-        let limit = share.limit_bytes();
-        let limit = if limit == u64::MAX { 0 } else { limit };
         line(text, format_args!("request_memory_{name}:{}", share.held_bytes()));
-        line(text, format_args!("request_memory_{name}_max:{limit}"));
+        line(text, format_args!("request_memory_{name}_max:{}", or_zero(share.limit_bytes())));
     }
     for class in MemoryClass::ALL {
         let (name, bytes) = (class.name(), budget.used_bytes(class));
         line(text, format_args!("used_memory_{name}:{bytes}"));
     }
     Ok(())
+}
+
+/// A number of bytes as INFO shows it: 0 if there is no limit.
+fn or_zero(bytes: u64) -> u64 {
+    if bytes == u64::MAX { 0 } else { bytes }
 }
 
 fn persistence(session: &Session, text: &mut String) -> Result<(), Refusal> {

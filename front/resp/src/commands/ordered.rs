@@ -9,6 +9,7 @@ use std::ops::{Bound, ControlFlow};
 
 use super::strings::check_reply_size;
 use crate::args::Args;
+use crate::growing_reply::GrowingReply;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::{Reply, Version};
 use crate::session::Session;
@@ -131,42 +132,66 @@ fn range_options(args: Args<'_>) -> Result<RangeOptions, Refusal> {
 pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let options = range_options(args)?;
     let (start, end) = places(&args)?;
-    let (mut found, mut count, mut checked) = (reply.scratch(), 0, Ok(()));
-    if options.limit > 0
-        && let Some(range) = range_between(start, end)
-    {
-        let mut show = |key: &[u8], value: &[u8]| {
-            match options.show {
-                Show::Keys => found.bulk(key),
-                Show::Values => found.bulk(value),
-                Show::Both => {
-                    if found.version() == Version::Resp3 {
-                        found.array(2);
-                    }
-                    found.bulk(key);
-                    found.bulk(value);
-                }
-            }
-            count += 1;
-            checked = check_reply_size(session, found.len(), "use LIMIT");
-            if count < options.limit && checked.is_ok() {
-                ControlFlow::Continue(())
-            } else {
-                ControlFlow::Break(())
-            }
-        };
-        if options.show == Show::Keys {
-            session.store().scan_keys(range, options.reverse, &mut |key| show(key, b""))?;
-        } else {
-            let _held = session.hold_for_values()?;
-            session.store().scan(range, options.reverse, &mut |key, value, _| show(key, value))?;
+    let mut memory = session.growing_reply();
+    let range = range_between(start, end).filter(|_| options.limit > 0);
+    let mut found = (reply.scratch(), 0);
+    if let Some(range) = range {
+        if options.show != Show::Keys {
+            memory.start_with(session.hold_for_values()?);
+        }
+        while !found_within(session, range, &options, &mut memory, &mut found)? {
+            found = (reply.scratch(), 0);
+            memory.take_all()?;
         }
     }
-    checked?;
+    let (found, count) = found;
     let flat = options.show == Show::Both && reply.version() == Version::Resp2;
     reply.array(count as usize * if flat { 2 } else { 1 });
     reply.append(&found);
     Ok(())
+}
+
+/// Adds what RANGE shows of `range` to `found`, an output and how many keys it has. Returns whether
+/// it fitted into `memory`; if not, it is not whole.
+fn found_within(
+    session: &Session,
+    range: KeyRange<'_>,
+    options: &RangeOptions,
+    memory: &mut GrowingReply<'_>,
+    (found, count): &mut (Reply, u64),
+) -> Result<bool, Refusal> {
+    let (mut checked, mut fits) = (Ok(()), true);
+    let mut show = |key: &[u8], value: &[u8]| {
+        // The output is copied into the reply at the end.
+        fits = memory.may_take(2 * (found.len() + key.len() + value.len()));
+        if !fits {
+            return ControlFlow::Break(());
+        }
+        match options.show {
+            Show::Keys => found.bulk(key),
+            Show::Values => found.bulk(value),
+            Show::Both => {
+                if found.version() == Version::Resp3 {
+                    found.array(2);
+                }
+                found.bulk(key);
+                found.bulk(value);
+            }
+        }
+        *count += 1;
+        checked = check_reply_size(session, found.len(), "use LIMIT");
+        if *count < options.limit && checked.is_ok() {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    };
+    let (store, reverse) = (session.store(), options.reverse);
+    match options.show {
+        Show::Keys => store.scan_keys(range, reverse, &mut |key| show(key, b""))?,
+        _ => store.scan(range, reverse, &mut |key, value, _| show(key, value))?,
+    }
+    checked.map(|()| fits)
 }
 
 /// `DELRANGE start end`.

@@ -126,7 +126,7 @@ pub(super) fn shutdown(session: &Session, args: Args<'_>, _: &mut Reply) -> Hand
 /// What CONFIG GET shows: settings by the names that clients and tools ask for.
 fn settings(session: &Session) -> Vec<(&'static str, String)> {
     let options = &session.shared.options;
-    let budget = options.budget.limit_bytes();
+    let budget = options.budget.process_bytes();
     let keepalive = options.tcp_keepalive.map_or(0, |keepalive| keepalive.as_secs());
     let syncs = session.shared.store.syncs_writes();
     let settings = &session.shared.settings;

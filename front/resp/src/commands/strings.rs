@@ -4,6 +4,7 @@
 use std::ops::ControlFlow;
 
 use crate::args::Args;
+use crate::growing_reply::GrowingReply;
 use crate::memory::Held;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
@@ -19,15 +20,39 @@ pub(super) fn get(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
 pub(super) fn mget(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let keys: Vec<&[u8]> = args.from(1).collect();
     let start = reply.len();
+    let mut memory = session.growing_reply();
+    while !mget_within(session, &keys, &mut memory, reply)? {
+        reply.take_back(start);
+        memory.take_all()?;
+    }
+    Ok(())
+}
+
+/// Answers MGET. Returns whether the reply fitted into `memory`; if not, it is not whole.
+fn mget_within(
+    session: &Session,
+    keys: &[&[u8]],
+    memory: &mut GrowingReply<'_>,
+    reply: &mut Reply,
+) -> Result<bool, Refusal> {
+    let start = reply.len();
     reply.array(keys.len());
-    let mut checked = Ok(());
-    session.store().multi_get_each(&keys, &mut |value| {
-        session.count_read(value.is_some());
+    let (mut checked, mut fits, mut hits, mut misses) = (Ok(()), true, 0, 0);
+    session.store().multi_get_each(keys, &mut |value| {
+        let bytes = reply.len() - start + value.map_or(0, <[u8]>::len);
+        fits = memory.may_take(bytes);
+        if !fits {
+            return ControlFlow::Break(());
+        }
+        *if value.is_some() { &mut hits } else { &mut misses } += 1;
         reply.bulk_or_null(value);
         checked = check_reply_size(session, reply.len() - start, "ask for fewer keys at once");
         if checked.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
-    checked
+    if fits {
+        session.count_reads(hits, misses);
+    }
+    checked.map(|()| fits)
 }
 
 /// Refuses a reply that has grown too large.

@@ -103,7 +103,11 @@ fn clients_that_do_not_read_do_not_hold_up_a_shutdown() {
     for one in &mut deaf {
         one.send(&encode(&["GET", "k"]).repeat(64));
     }
-    client.expect(&[("PING", "+PONG")]);
+    // Each of them has a reply that does not fit into the buffers of its socket.
+    let is_stuck = |line: &str| line.contains(" cmd=get ") && !line.contains(" omem=0 ");
+    while client.ask("CLIENT LIST").lines().filter(|line| is_stuck(line)).count() < deaf.len() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     assert!(!server.shutdown(), "they were cut off");
 }
 

@@ -224,6 +224,7 @@ impl InputFile {
 
     fn cursor(&self) -> Result<Box<dyn InternalIterator>> {
         let options = TableReadOptions::job(self.io, self.tables.readahead_bytes);
+        let options = TableReadOptions { late_values: true, ..options };
         Ok(Box::new(self.table()?.iter(options)))
     }
 }

@@ -61,6 +61,7 @@ use crate::live_file::Trash;
 use crate::manifest::{
     Change, DirectoryState, LogMark, VersionEdit, VersionSet, file_number, inspect,
 };
+use crate::memory_shares::MemoryShares;
 use crate::memtable::SlabPool;
 use crate::options::{CfOptions, DbOptions};
 use crate::sst::BlockCache;
@@ -306,10 +307,11 @@ fn table_cache(
     fs: &Arc<dyn FileSystem>,
     budget: &Arc<ByteBudget>,
 ) -> TableCache {
+    let shares = MemoryShares { budget_bytes: budget.limit_bytes() };
     let tables = TableCache::new(
         Arc::clone(fs),
         dir.to_owned(),
-        BlockCache::new(options.block_cache_bytes, budget),
+        BlockCache::new(shares.cache_bytes(options.block_cache_bytes), budget),
         Arc::clone(budget),
         options.table_readers_max,
         options.direct_reads,
@@ -646,7 +648,7 @@ impl<'a> Replay<'a> {
             }
         }
         let budget = &self.inner.budget;
-        let full = family.options.write_buffer_bytes;
+        let full = self.inner.memtable_bytes_max(&family.options);
         let is_full = current.active.charged_bytes() >= full || current.active.is_crowded();
         match &self.kept {
             Some(kept) if is_full => self.seal(family, kept)?,

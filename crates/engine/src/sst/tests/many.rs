@@ -235,6 +235,62 @@ fn scans_read_ahead() {
     assert_eq!(prefetched, 0);
 }
 
+/// Options of a job whose readahead is smaller than the values of [`large`].
+fn late() -> TableReadOptions {
+    TableReadOptions { late_values: true, ..TableReadOptions::job(context(), 64 << 10) }
+}
+
+/// Five records with values of 100 KB.
+fn large() -> Records {
+    let key = |n: u8| (format!("large{n}").into_bytes(), Reverse(u64::from(n) + 1));
+    (0..5).map(|n| (key(n), (Kind::Put, vec![n; 100_000]))).collect()
+}
+
+#[test]
+fn job_reads_large_value_when_it_is_asked_for() {
+    let records = large();
+    let (bytes, meta) = build(&records, &[], plain());
+    let (table, file) = open_with(&bytes, Some(&meta), 0).unwrap();
+    let reads = || file.reads.load(Ordering::Relaxed);
+    let before = reads();
+    let mut iter = table.iter(late());
+    iter.seek_to_first();
+    for ((user_key, _), (_, value)) in &records {
+        assert_eq!(key::user_key(iter.key()), user_key);
+        if value[0] == 3 {
+            assert!(iter.value() == value && iter.value() == value, "another value");
+        }
+        iter.next();
+    }
+    assert!(!iter.valid());
+    iter.status().unwrap();
+    assert_eq!(reads() - before, 1);
+    iter.seek_to_last();
+    assert!(iter.value() == vec![4; 100_000]);
+    iter.prev();
+    assert!(iter.value() == vec![3; 100_000]);
+}
+
+#[test]
+fn large_value_that_cannot_be_read_ends_the_iterator() {
+    let (bytes, meta) = build(&large(), &[], plain());
+    let middle = bytes.lock().len() / 2;
+    bytes.lock()[middle] ^= 1;
+    let (table, _) = open_with(&bytes, Some(&meta), 0).unwrap();
+    let mut iter = table.iter(late());
+    iter.seek_to_first();
+    for n in 0..2 {
+        assert!(iter.value() == vec![n; 100_000]);
+        iter.next();
+    }
+    assert!(iter.valid() && iter.value().is_empty());
+    iter.next();
+    assert!(!iter.valid() && iter.status().is_err());
+    // A seek does not forget that a job has got a wrong value.
+    iter.seek_to_first();
+    assert!(!iter.valid() && iter.status().is_err());
+}
+
 #[test]
 fn a_global_sequence_number_replaces_all_others() {
     let records: Records = (0..300)

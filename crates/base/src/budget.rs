@@ -94,9 +94,9 @@ impl ByteBudget {
         Arc::new(Self { limit_bytes, uncounted_bytes, used: Default::default() })
     }
 
-    /// The budget of a process that may take `process_bytes`; `u64::MAX` for no limit. A quarter, at
-    /// most 16 MiB, is left to memory that no class counts: threads' stacks, compression contexts,
-    /// buffers that are kept for reuse, and what the allocator has not given back yet.
+    /// The budget of a process that may take `process_bytes`; `u64::MAX` for no limit. A quarter,
+    /// at most 16 MiB, is left to memory that no class counts: threads' stacks, compression
+    /// contexts, buffers that are kept for reuse, and what the allocator has not given back yet.
     #[must_use]
     pub fn within(process_bytes: u64) -> Arc<Self> {
         match process_bytes {

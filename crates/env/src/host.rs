@@ -28,8 +28,9 @@ fn memory_bytes_below(root: &Path) -> Option<u64> {
     machine.into_iter().chain(v2).chain(v1).min()
 }
 
-/// Makes the kernel back this process's memory with small pages from now on. A huge page is resident
-/// as a whole when one byte of it is used, and a page that the allocator gives back splits it.
+/// Makes the kernel back this process's memory with small pages from now on. A huge page is
+/// resident as a whole when one byte of it is used, and a page that the allocator gives back splits
+/// it.
 pub fn use_small_pages() -> std::io::Result<()> {
     Ok(rustix::thread::disable_transparent_huge_pages(true)?)
 }
@@ -82,8 +83,8 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
     String::from_utf8(std::fs::read(path).ok()?).ok()
 }
 
-/// The process's group in the hierarchy of version 1 that has `controller`, or, if that is empty, in
-/// the unified hierarchy; `groups` is the text of `/proc/self/cgroup`.
+/// The process's group in the hierarchy of version 1 that has `controller`, or, if that is empty,
+/// in the unified hierarchy; `groups` is the text of `/proc/self/cgroup`.
 fn own_group<'a>(groups: &'a str, controller: &str) -> Option<&'a str> {
     groups.lines().find_map(|line| {
         let (_, line) = line.split_once(':')?;

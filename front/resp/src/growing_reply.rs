@@ -1,11 +1,12 @@
 //! Memory of a reply that grows while a command reads values of unknown sizes.
 //!
-//! Owned by one run of a command. The share for values bounds all such replies together. Invariants:
+//! Owned by one run of a command. The share for values bounds all such replies together.
+//! Invariants:
 //!
 //! 1. A reply of up to [`FREE_BYTES`] holds nothing.
-//! 2. While the command runs for the first time, it takes what it needs without waiting. If the share
-//!    has too little left, the command drops its reply and its memory, waits for the whole share and
-//!    starts again. It therefore never waits while it holds memory.
+//! 2. While the command runs for the first time, it takes what it needs without waiting. If the
+//!    share has too little left, the command drops its reply and its memory, waits for the whole
+//!    share and starts again. It therefore never waits while it holds memory.
 //! 3. A command of a transaction holds nothing, because EXEC holds the locks of its keys and must
 //!    not wait.
 //!
@@ -14,7 +15,7 @@
 use crate::memory::{FREE_BYTES, Held, Share};
 use crate::refusal::Handled;
 
-/// See the module.
+/// A reply that grows while a command reads values, and the memory that it holds.
 pub(crate) struct GrowingReply<'a> {
     /// `None` where nothing is bounded any more.
     share: Option<&'a Share>,

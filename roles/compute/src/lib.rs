@@ -2,9 +2,10 @@
 //! caches) and serves them to front ends.
 //!
 //! In this first form it runs embedded: [`ComputeNode::open`] opens the engine over the local
-//! file system, or over tiers ([`storage`]), by [`Settings`] (a TOML file or defaults) under one byte budget, and
-//! [`ComputeNode::close`] ends it in order: memtables with unlogged records flushed, the log
-//! synced, the lock released. Layer 5: it depends on the engine, never on another role.
+//! file system, or over tiers ([`storage`]), by [`Settings`] (a TOML file or defaults) under one
+//! byte budget, and [`ComputeNode::close`] ends it in order: memtables with unlogged records
+//! flushed, the log synced, the lock released. Layer 5: it depends on the engine, never on another
+//! role.
 
 pub mod flex;
 mod settings;
@@ -38,8 +39,8 @@ pub fn memory_bytes(settings: &Settings) -> u64 {
     }
 }
 
-/// Keeps the resident memory of a small process near what is in use. Huge pages of the kernel doubled
-/// it (decision 0054). Both settings hold for the whole process and for its rest.
+/// Keeps the resident memory of a small process near what is in use. Huge pages of the kernel
+/// doubled it (decision 0054). Both settings hold for the whole process and for its rest.
 fn make_memory_compact(process_bytes: u64) {
     let kept = usize::try_from(process_bytes / KEPT_BUFFERS_SHARE).unwrap_or(usize::MAX);
     buffers::keep_at_most(kept);

@@ -47,12 +47,12 @@ pub struct TableReadOptions {
     pub readahead_bytes: u64,
     /// Fail with `Busy` where I/O would be needed.
     pub cache_only: bool,
-    /// The values are not wanted: blocks of one large record are not read, the index has their keys.
-    /// A value that is shown may be cut to its first eight bytes.
+    /// The values are not wanted: blocks of one large record are not read, the index has their
+    /// keys. A value that is shown may be cut to its first eight bytes.
     pub keys_only: bool,
-    /// For iterators of jobs: a block of one large record that exceeds `readahead_bytes` is read when
-    /// its value is asked for. An error of that read shows at the next move of the iterator, so the
-    /// job must not use a value before it has moved all iterators to their ends.
+    /// For iterators of jobs: a block of one large record that exceeds `readahead_bytes` is read
+    /// when its value is asked for. An error of that read shows at the next move of the iterator,
+    /// so the job must not use a value before it has moved all iterators to their ends.
     pub late_values: bool,
 }
 
@@ -393,7 +393,8 @@ impl TableReader {
         BlockKey::new(&self.footer.unique_id, handle.offset)
     }
 
-    /// Takes the file's data blocks out of the cache, and its index partitions that are there. For a file that is removed.
+    /// Takes the file's data blocks out of the cache, and its index partitions that are there. For
+    /// a file that is removed.
     pub fn forget_blocks(&self) {
         let forget = |index: &IndexBlock| {
             for at in 0..index.len() {
@@ -419,7 +420,8 @@ impl TableReader {
         self.cache.get(&self.key_of(handle), kind)
     }
 
-    /// The data block at `handle`, from the cache or the file: for callers that do not know its slot.
+    /// The data block at `handle`, from the cache or the file: for callers that do not know its
+    /// slot.
     pub(super) fn block_by_key(
         &self,
         handle: Handle,

@@ -134,53 +134,61 @@ pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
     let (start, end) = places(&args)?;
     let mut memory = session.growing_reply();
     let range = range_between(start, end).filter(|_| options.limit > 0);
-    let mut found = (reply.scratch(), 0);
+    let mut found = Found { output: reply.scratch(), keys: 0 };
     if let Some(range) = range {
         if options.show != Show::Keys {
             memory.start_with(session.hold_for_values()?);
         }
         while !found_within(session, range, &options, &mut memory, &mut found)? {
-            found = (reply.scratch(), 0);
+            found = Found { output: reply.scratch(), keys: 0 };
             memory.take_all()?;
         }
     }
-    let (found, count) = found;
     let flat = options.show == Show::Both && reply.version() == Version::Resp2;
-    reply.array(count as usize * if flat { 2 } else { 1 });
-    reply.append(&found);
+    reply.array(found.keys as usize * if flat { 2 } else { 1 });
+    reply.append(&found.output);
     Ok(())
 }
 
-/// Adds what RANGE shows of `range` to `found`, an output and how many keys it has. Returns whether
-/// it fitted into `memory`; if not, it is not whole.
+/// What RANGE has found so far.
+struct Found {
+    /// The elements of the reply, without its header.
+    output: Reply,
+    /// Number of keys in the output.
+    keys: u64,
+}
+
+/// Adds what RANGE shows of `range` to `found`. Returns whether it fitted into `memory`; if not,
+/// the output is not whole.
 fn found_within(
     session: &Session,
     range: KeyRange<'_>,
     options: &RangeOptions,
     memory: &mut GrowingReply<'_>,
-    (found, count): &mut (Reply, u64),
+    found: &mut Found,
 ) -> Result<bool, Refusal> {
     let (mut checked, mut fits) = (Ok(()), true);
+    let Found { output, keys } = found;
     let mut show = |key: &[u8], value: &[u8]| {
         // The output is copied into the reply at the end.
-        fits = memory.may_take(2 * (found.len() + key.len() + value.len()));
+        fits = memory.may_take(2 * (output.len() + key.len() + value.len()));
         if !fits {
             return ControlFlow::Break(());
         }
         match options.show {
-            Show::Keys => found.bulk(key),
-            Show::Values => found.bulk(value),
+            Show::Keys => output.bulk(key),
+            Show::Values => output.bulk(value),
             Show::Both => {
-                if found.version() == Version::Resp3 {
-                    found.array(2);
+                if output.version() == Version::Resp3 {
+                    output.array(2);
                 }
-                found.bulk(key);
-                found.bulk(value);
+                output.bulk(key);
+                output.bulk(value);
             }
         }
-        *count += 1;
-        checked = check_reply_size(session, found.len(), "use LIMIT");
-        if *count < options.limit && checked.is_ok() {
+        *keys += 1;
+        checked = check_reply_size(session, output.len(), "use LIMIT");
+        if *keys < options.limit && checked.is_ok() {
             ControlFlow::Continue(())
         } else {
             ControlFlow::Break(())

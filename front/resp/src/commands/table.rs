@@ -72,8 +72,8 @@ pub(crate) static COMMANDS: &[Command] = &[
 
     command("setbit", 4, WRITE | DENYOOM, ONE, bitmaps::setbit, BITMAP, "Sets or clears a bit; answers what it was."),
     command("getbit", 3, READONLY | FAST, ONE, bitmaps::getbit, BITMAP, "A bit of a value."),
-    command("bitcount", -2, READONLY, ONE, bitmaps::bitcount, BITMAP, "How many bits are set."),
-    command("bitpos", -3, READONLY, ONE, bitmaps::bitpos, BITMAP, "The first bit that is set, or that is not."),
+    command("bitcount", -2, READONLY | LONG, ONE, bitmaps::bitcount, BITMAP, "How many bits are set."),
+    command("bitpos", -3, READONLY | LONG, ONE, bitmaps::bitpos, BITMAP, "The first bit that is set, or that is not."),
     command("bitop", -4, WRITE | DENYOOM | LONG, (2, -1, 1), bitmaps::bitop, BITMAP, "Combines values bit by bit into another key."),
 
     command("del", -2, WRITE, ALL, keyspace::del, GENERIC, "Removes keys; answers how many were there."),

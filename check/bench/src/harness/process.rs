@@ -16,7 +16,8 @@ pub(crate) struct Usage {
 /// What a process has read and written so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Io {
-    /// As in [`Usage`].
+    /// Bytes that it caused to be written to storage; on a file system without storage (tmpfs),
+    /// bytes that it passed to `write`.
     pub bytes_written: Option<u64>,
     /// Calls of `read`, `pread` and their like.
     pub read_calls: Option<u64>,

@@ -2,7 +2,7 @@
 //!
 //! Two sources. A thread beside the workers looks every 100 ms at the L0 files of each bucket, at
 //! the operations done and at the time that writers stalled; it lives as long as one benchmark. The
-//! [`Recorder`] hears of every flush, compaction, map change and stall state from the database,
+//! `Recorder` hears of every flush, compaction, map change and stall state from the database,
 //! also while `waitforcompaction` waits. An event tells how long its job ran and how long each of
 //! its threads was busy, so how many background threads were busy at any moment follows exactly,
 //! after the fact.

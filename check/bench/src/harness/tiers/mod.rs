@@ -1,6 +1,6 @@
 //! A database on tiers, as `--tiers FILE` describes them, and what is measured of its devices.
 //!
-//! Between the engine and the tiers lies a [`trace::TracedFs`] that counts the foreground reads of each
+//! Between the engine and the tiers lies a `trace::TracedFs` that counts the foreground reads of each
 //! table, so that after a benchmark [`oracle`] can say which tables an oracle would have kept on the faster
 //! devices. Owned by the runner; closed after the database. Costs a lookup-free atomic add per foreground
 //! read.

@@ -1,8 +1,8 @@
 //! The engine as a [`Store`]: each of the sixteen databases is a column family of an open database.
 //!
-//! Owned by the server; the database stays open as long as this lives. [`crate::engine_databases`]
+//! Owned by the server; the database stays open as long as this lives. `engine_databases`
 //! says which family a database shows, and when that may change: the caller of a write holds the
-//! stripes of its keys ([`crate::locks`]). Thread-safe, without a lock of its own. Costs: a write
+//! stripes of its keys (`locks`). Thread-safe, without a lock of its own. Costs: a write
 //! encodes its operations once, into a batch that its thread reuses; a scan opens an iterator with
 //! the range as its bounds, so that files outside are not touched.
 

@@ -89,7 +89,7 @@ pub struct JointWrite<'a> {
 
 /// The databases of a store: keyspaces that change together in one write.
 pub trait Databases: Send + Sync {
-    /// Database `index`, below [`DATABASES`]. It follows each change of the order. Asking for a
+    /// Database `index`, below 16. It follows each change of the order. Asking for a
     /// database that has no records, and reading it, creates nothing.
     fn database(&self, index: usize) -> Arc<dyn Store>;
 

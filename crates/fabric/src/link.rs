@@ -133,7 +133,7 @@ pub trait Link: Send + Sync + fmt::Debug {
 /// [`Reason::Forgotten`] if it lost track. [`Session::give_up`] ends it otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// What is asked; at most [`MESSAGE_BYTES_MAX`].
+    /// What is asked; at most [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX).
     pub body: &'a [u8],
     /// After this long it completes with [`Reason::Deadline`].
     pub deadline: Duration,

@@ -58,7 +58,9 @@ LANGUAGES = {
     "node": Language([["npm", "ci", "--silent", "--no-audit", "--no-fund"]], "package.json"),
     "go": Language([["go", "build", "-o", "bin/", "./..."]], "go.mod"),
     "java": Language([JAVA_BUILD], "pom.xml"),
-    "rust": Language([["cargo", "build", "--locked", "--quiet"]], "Cargo.toml"),
+    "rust": Language(
+        [["cargo", "build", "--locked", "--quiet", "--target-dir", "target"]], "Cargo.toml"
+    ),
 }
 
 
@@ -100,8 +102,14 @@ class Server:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(timeout=60)
-        self.process.stdout.close()
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise RuntimeError("the server did not end within 60 s") from None
+        finally:
+            self.process.stdout.close()
 
 
 def build(name: str) -> Path | None:
@@ -126,12 +134,13 @@ def run(client: Client, folder: Path, program: Path) -> tuple[set[str], str]:
     passed = set()
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile("w+") as errors:
         server = Server(program, directory)
-        guarded = ["timeout", str(SECONDS_MAX), *command, str(server.port)]
-        process = subprocess.Popen(
-            guarded, cwd=folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=errors,
-        )
+        guarded = ["timeout", "--kill-after=10", str(SECONDS_MAX), *command, str(server.port)]
+        process = None
         try:
+            process = subprocess.Popen(
+                guarded, cwd=folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=errors,
+            )
             for line in process.stdout:
                 word, _, name = line.strip().partition(" ")
                 if word == "ok" and name in CHECKS:
@@ -143,7 +152,10 @@ def run(client: Client, folder: Path, program: Path) -> tuple[set[str], str]:
                     process.stdin.flush()
             code = process.wait()
         finally:
-            process.kill()
+            if process:
+                # `timeout` passes SIGTERM on to the client. It cannot pass on SIGKILL.
+                process.terminate()
+                process.wait()
             server.stop()
         errors.seek(0)
         said = errors.read().strip()
@@ -162,7 +174,8 @@ def main() -> int:
         parser.error(f"unknown client {', '.join(unknown)}")
     program = args.server
     if program is None:
-        subprocess.run(["cargo", "build", "--locked", "--release"], cwd=ROOT, check=True)
+        command = ["cargo", "build", "--locked", "--release", "--target-dir", "target"]
+        subprocess.run(command, cwd=ROOT, check=True)
         program = ROOT / "target" / "release" / "archipelago"
     chosen = [client for client in CLIENTS if not args.clients or client.name in args.clients]
     folders, rows, complaints = {}, [], []
@@ -172,7 +185,10 @@ def main() -> int:
         folder = folders[client.language]
         passed, said = set(), "its program was not built"
         if folder:
-            passed, said = run(client, folder, program.resolve())
+            try:
+                passed, said = run(client, folder, program.resolve())
+            except (OSError, RuntimeError) as error:
+                passed, said = set(), str(error)
         versions = (HERE / client.language / LANGUAGES[client.language].versions).read_text()
         version = re.search(client.version, versions)[1]
         marks = ["yes" if check in passed else "NO" for check in CHECKS]

@@ -110,12 +110,17 @@ def main() -> int:
         parser.error(f"unknown file {', '.join(unknown)}")
     program = args.server
     if program is None:
-        subprocess.run(["cargo", "build", "--locked", "--release"], cwd=ROOT, check=True)
+        command = ["cargo", "build", "--locked", "--release", "--target-dir", "target"]
+        subprocess.run(command, cwd=ROOT, check=True)
         program = ROOT / "target" / "release" / "archipelago"
     fetch(args.source)
     known, rows, complaints = listed(), [], []
     for file in args.files or FILES:
-        passed, failed, left_out = run(file, program.resolve())
+        try:
+            passed, failed, left_out = run(file, program.resolve())
+        except (OSError, RuntimeError) as error:
+            complaints.append(f"{file}: {error}")
+            continue
         rows.append([f"`{file}`", len(passed) + len(failed), len(passed), len(failed), left_out])
         for name, said in failed.items():
             if name not in known[file]:

@@ -1,6 +1,6 @@
 //! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago. `archipelago
 //! bench fabric` measures the fabric's providers, `archipelago bench --engine flex` the store over
-//! remote memory. Comparisons, reproductions of papers and models are programs of the laboratory
+//! remote memory. Comparisons, reproductions of papers and models are commands of the laboratory
 //! (`archipelago-lab`).
 //!
 //! A library that the `archipelago` program calls. [`harness`] holds what the laboratory uses as
@@ -10,7 +10,7 @@
 //!
 //! The harness must not be slower than what it is compared with: values are slices of a buffer
 //! made beforehand, keys are written into a buffer that is kept, random numbers come from wyrand,
-//! and nobody asks for the time per operation unless a flag needs it.
+//! and a loop reads the clock for each operation only if a flag needs it.
 
 mod fabric;
 mod fabric_measure;

@@ -1,4 +1,5 @@
-//! What a paper or an issue says that a figure should be, and how a report shows whether it is. Pure.
+//! Targets that a paper or this project sets for a figure, and how a report shows the verdict. The
+//! functions do no I/O.
 
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;

@@ -2,13 +2,14 @@
 //! RocksDB, repeats the evaluations of papers, models many cores, and runs FlexKV's testbed in
 //! virtual time.
 //!
-//! A library that the program of this name calls, and that tests call. Each module is one command:
+//! The program of this name and tests call this library. These modules are commands:
 //! `compare` runs a list of benchmarks on both sides, `rocksdb` all rows of the comparison with
 //! RocksDB, `bucketlsm` and `keigo` the comparisons of two papers, `model` the model of many cores,
-//! [`flexkv`] the testbed of another paper. `claim` judges a row, and `plot` draws.
+//! [`flexkv`] the testbed of another paper, and its `verbs` the calibration of the network card.
+//! `claim` judges a row, `plot` draws charts, and `program` finds the program to measure.
 //!
-//! The laboratory starts the `archipelago` program and reads what it prints, so that it measures
-//! the program that people run.
+//! `compare`, `rocksdb`, `bucketlsm` and `keigo` start the `archipelago` program and read what it
+//! prints, so that they measure the program that people run.
 
 mod bucketlsm;
 mod claim;
@@ -52,8 +53,9 @@ fn help() -> String {
     for (name, about, _) in COMMANDS {
         text += &format!("  {name:10} {about}\n");
     }
-    text + "\n`archipelago-lab COMMAND --help` lists the flags of a command. The program `archipelago` is \
-            expected\nbeside this one: `cargo build --release` makes both.\n"
+    text + "\n`archipelago-lab COMMAND --help` lists the flags of a command. Most commands start the program\n\
+            `archipelago` in the directory of this one:\n\
+            `cargo build --release -p archipelago-cli -p archipelago-lab` builds both.\n"
 }
 
 /// Runs `archipelago-lab` with `args`, everything behind the program's name. Exit code 0 on

@@ -20,10 +20,18 @@ pub(crate) fn run(target: Option<&str>, seconds: u64) -> Result<(), String> {
     }
     for Target { name, fuzz_dir } in targets {
         println!("fuzz: {name} of {} for {seconds} s", fuzz_dir.display());
+        // The fuzzer adds inputs to the first folder. Tests replay the second one by file names.
+        let new = root.join("target/fuzz-corpus").join(&fuzz_dir).join(&name);
+        let corpus = root.join(&fuzz_dir).join("corpus").join(&name);
+        for dir in [&new, &corpus] {
+            std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        }
         let status = Command::new("cargo")
             .args(["+nightly", "fuzz", "run", "--fuzz-dir"])
             .arg(root.join(&fuzz_dir))
-            .args([&name, "--", &format!("-max_total_time={seconds}")])
+            .arg(&name)
+            .args([&new, &corpus])
+            .args(["--", &format!("-max_total_time={seconds}")])
             .current_dir(root.join(&fuzz_dir))
             .status()
             .map_err(|e| format!("cargo fuzz does not start: {e}"))?;

@@ -1,4 +1,4 @@
-//! What the parts of the engine take of the memory budget.
+//! Shares of the memory budget for the parts of the engine.
 //!
 //! The options say what each part takes. A small budget allows less than the defaults of the
 //! options, and these pure functions say how much:
@@ -7,7 +7,8 @@
 //!    may have by default take at most half of it. Writers wait when all of them are full.
 //! 2. The block cache takes at most half of the budget. It shrinks when the budget is almost used
 //!    (`crate::db::pressure`).
-//! 3. The inputs of one compaction are read ahead by at most a sixteenth of the budget in all.
+//! 3. The inputs of one compaction share a sixteenth of the budget for readahead. Each input gets
+//!    at least 64 KiB, so a compaction with many inputs exceeds that share.
 //! 4. A table below L0 ends at a quarter of the budget, because its builder keeps the hashes of all
 //!    its keys and its index in memory.
 //!

@@ -1,13 +1,17 @@
 //! The store over remote memory as a [`Store`]: what a compute node of it serves to Redis clients.
 //!
-//! Owned by the server. Each key by itself is linearizable, over all compute nodes: read-modify-write goes by compare-and-set, so
-//! it is atomic whoever else writes. There is no order among keys and no moment that several share: what needs one is
-//! refused as unsupported. Keys are listed by their hashes (decision 0057), and a value moves to another key in several writes; MGET, MSET, DEL and a pipeline's GETs and SETs work on their keys at the same time, so that they share round
-//! trips. Of several writes of one key in one batch the last one is done: the others were overwritten at once.
+//! Owned by the server. Each key by itself is linearizable, over all compute nodes:
+//! read-modify-write goes by compare-and-set, so it is atomic whoever else writes. There is no
+//! order among keys and no moment that several share: what needs one is refused as unsupported.
+//! Keys are listed by partition and bucket (decision 0057), and RENAME is several writes of single
+//! keys; MGET, MSET, DEL and a pipeline's GETs and SETs work on their keys at the same time, so
+//! that they share round trips. Of several writes of one key in one batch the last one is done: the
+//! others were overwritten at once.
 //!
-//! Thread-safe. Cost: what is cached is read, and keys that this node proxies are set, without waiting and several at a time ([`Store::get_now`],
-//! [`Store::write_now`]); else a call waits on its thread. Failure: an error of a write says
-//! in its text, and by its cause ([`archipelago_flex::WriteEffect`]), whether it may have happened.
+//! Thread-safe. Cost: what is cached is read, and keys that this node proxies are set, without
+//! waiting and several at a time ([`Store::get_now`], [`Store::write_now`]); else a call waits on
+//! its thread. Failure: an error of a write says in its text, and by its cause
+//! ([`archipelago_flex::WriteEffect`]), whether it may have happened.
 
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a client that tracks keys is still to be told: its mode and its mailbox.
+//! Tracking mode of a client, and the invalidations that it has not received yet.
 //!
 //! Owned by the client, and shared with the tracking table ([`crate::tracking`]), which fills the
 //! mailbox. The connection's task empties it between two commands. Invariants:
@@ -102,7 +102,7 @@ impl Mail {
     }
 }
 
-/// See the module.
+/// The tracking mode and the mailbox of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Invalidations {
     mode: AtomicU8,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::options::ServerOptions;
 
-/// See the module.
+/// The settings of one server that CONFIG SET changes.
 pub(crate) struct Settings {
     /// 0 for never.
     idle_timeout_ms: AtomicU64,

@@ -8,9 +8,9 @@
 //!
 //! Invariants:
 //! 1. A family is made by the first write that puts a record into it. Reads and deletes make none.
-//! 2. The order in memory is that of the row, as the database itself reads it. Both change in
-//!    [`EngineDatabases::write_joint`] alone, whose caller keeps all writers out (it holds every
-//!    stripe of [`crate::locks`]). So a writer needs no look at the order before and after.
+//! 2. The order in memory equals the row, as the database itself reads it. Only
+//!    [`EngineDatabases::change_order`] changes them. Its caller holds every stripe of
+//!    [`crate::locks`], so no writer runs meanwhile, and writers need not check the epoch.
 //! 3. `epoch` is odd while the order changes. A read that met an odd epoch, or another one when it
 //!    ended, is done again. So no read sees a part of a write that changes the order, and none
 //!    returns a record that its database did not show at some moment of the read.

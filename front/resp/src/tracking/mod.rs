@@ -6,15 +6,15 @@
 //! prefixes instead. Owned by the server. Invariants:
 //!
 //! 1. A key is registered before its value is read, and a write is told after it is visible. So a
-//!    read either shows the write, or its registration is found by the write. An invalidation may be
-//!    told in excess; none is missing. A client that obeys its invalidations therefore never keeps
-//!    a value that is older than a write whose invalidation it has received.
+//!    read either shows the write, or the write finds the registration of the read. There may be
+//!    needless invalidations, but none is missing. A client that obeys its invalidations therefore
+//!    never keeps a value that is older than a write whose invalidation it has received.
 //! 2. A write is told while the stripes of its keys are held ([`crate::locks`]). The client that
 //!    turns tracking on takes all stripes once before it goes on. So a writer that saw no tracking
 //!    client has made its write visible to everything that this client reads. That is why one
 //!    relaxed load is enough for writers of a server where nobody tracks.
-//! 3. A registration knows the earliest deadline of the records that were read. Upkeep tells the
-//!    clients within [`UPKEEP_PERIOD`] after it has passed, because the store tells nobody of expiry.
+//! 3. A registration holds the earliest deadline of the records that were read. The store does not
+//!    report expiry, so upkeep notifies the clients within [`UPKEEP_PERIOD`] after the deadline.
 //!    The deadline is read after the key is registered; a write in between ends the registration.
 //! 4. The table holds at most `keys_max` keys and `bytes_max` bytes. Keys beyond that are evicted,
 //!    and their clients are told as if they had been written.
@@ -23,7 +23,8 @@
 //!
 //! A client that has ended stays in the table until upkeep has passed over its keys. Thread-safe by
 //! one mutex. Cost: one relaxed load for each command while nobody tracks. Otherwise a write takes
-//! the mutex once, and so does a read that registers, which also looks for the deadline of each key.
+//! the mutex once, and so does a read that registers, which also looks for the deadline of each
+//! key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -109,7 +110,7 @@ pub(crate) struct TrackingFigures {
     pub(crate) prefixes: usize,
 }
 
-/// See the module.
+/// The tracking table of one server.
 pub(crate) struct Tracking {
     /// Clients that track; a copy that can be read without the lock.
     clients: AtomicUsize,
@@ -179,8 +180,8 @@ impl Tracking {
         table.trackers.get(&client).map(|tracker| tracker.prefixes.clone()).unwrap_or_default()
     }
 
-    /// Turns tracking on for `client`, or changes its mode, and adds prefixes of the mode BCAST. The
-    /// caller takes all stripes once before the client goes on (invariant 2).
+    /// Turns tracking on for `client`, or changes its mode, and adds prefixes of the mode BCAST.
+    /// The caller takes all stripes once before the client goes on (invariant 2).
     pub(crate) fn begin(&self, client: &Arc<Client>, mode: TrackingMode, prefixes: &[&[u8]]) {
         self.change(|table| {
             let new = || Tracker { client: Arc::clone(client), prefixes: Vec::new() };
@@ -245,7 +246,8 @@ impl Tracking {
         }
     }
 
-    /// Evicts what one more key has made too much. After a limit was lowered upkeep evicts the rest.
+    /// Evicts what one more key has made too much. After a limit was lowered upkeep evicts the
+    /// rest.
     fn evict_surplus(&self, table: &mut Table) {
         for _ in 0..2 {
             if !self.is_over(table) || !table.evict() {
@@ -281,8 +283,8 @@ impl Tracking {
         drop(removed);
     }
 
-    /// One step of upkeep: expiry by `now_ms`, eviction, removal of clients that have ended. Whether
-    /// there is more to do.
+    /// One step of upkeep: expiry by `now_ms`, eviction, removal of clients that have ended.
+    /// Whether there is more to do.
     pub(crate) fn keep_up(&self, now_ms: u64) -> bool {
         self.change(|table| {
             let mut left = UPKEEP_KEYS;
@@ -397,8 +399,8 @@ impl Table {
         }
     }
 
-    /// Notes a deadline of `key`; the earliest one counts. Nothing if nobody is to be told of it: it
-    /// was written since a client was registered, and has no prefix of the mode BCAST.
+    /// Notes a deadline of `key`; the earliest one counts. Nothing if nobody is to be told of it:
+    /// it was written since a client was registered, and has no prefix of the mode BCAST.
     fn note_deadline(&mut self, key: &[u8], at_ms: u64) {
         let (name, tracked) = match self.keys.remove_entry(key) {
             Some((name, tracked)) => {
@@ -430,8 +432,8 @@ impl Table {
         }
     }
 
-    /// Tells of `key`, which `writer` has changed, or which has expired or is evicted. A writer that
-    /// is not told of its own writes stays registered: it may keep what it has written.
+    /// Tells of `key`, which `writer` has changed, or which has expired or is evicted. A writer
+    /// that is not told of its own writes stays registered: it may keep what it has written.
     fn invalidate(&mut self, key: &[u8], writer: Option<u64>) {
         let mut name = None;
         if let Some((of_table, mut tracked)) = self.keys.remove_entry(key) {
@@ -455,8 +457,8 @@ impl Table {
         }
     }
 
-    /// Tells of the keys from `start` on and before `end`. A client of the mode BCAST is told of all
-    /// keys if one with its prefix may lie there, because the keys are not known.
+    /// Tells of the keys from `start` on and before `end`. A client of the mode BCAST is told of
+    /// all keys if one with its prefix may lie there, because the keys are not known.
     fn invalidate_range(&mut self, start: &[u8], end: Option<&[u8]>, writer: u64) {
         if end.is_some_and(|end| end <= start) {
             return;

@@ -1,5 +1,5 @@
-//! Moves a value from one key to another. Two keys share no moment in a store over remote memory, so
-//! a move is a few writes of single keys, each of which is linearizable.
+//! Moves a value from one key to another. The store over remote memory cannot change two keys
+//! atomically, so a move is several writes of single keys. Each of them is linearizable.
 //!
 //! 1. Read the source. 2. Write its value and expiry to the destination. 3. Delete the source if it
 //!    still has the version that was read. If a client changed it meanwhile, go on at 1: the
@@ -7,14 +7,15 @@
 //!
 //! Invariants:
 //!
-//! 1. The value is never lost: the source is deleted only in a version after whose reading the
-//!    destination was written. In between both keys have it. This also holds when two moves go
-//!    back and forth. Let the last deletion be that of the source of move A, in version *v*, and let
-//!    move B have deleted A's destination before. Then B wrote A's source first, at the latest as
-//!    *v*. A wrote its destination after it read *v*, so after B had read it. B's deletion was for
-//!    the version that it read, so it came before A's write, and the destination exists.
-//! 2. A destination that is not to be overwritten is written only if it does not exist; and again,
-//!    for a newer value of the source, only if it still has what this move wrote.
+//! 1. The value is never lost. A move deletes the source only if it has not changed since the move
+//!    read it, and only after the destination was written. Between these two steps both keys have
+//!    the value. This also holds for two concurrent moves in opposite directions. Let the last
+//!    deletion be that of the source of move A, in version *v*, and let move B have deleted A's
+//!    destination before. Then B wrote A's source first, at the latest as *v*. A wrote its
+//!    destination after it read *v*, so after B had read it. B's deletion was for the version that
+//!    it read, so it came before A's write, and the destination exists.
+//! 2. With [`Destination::Kept`], the first write needs a destination that does not exist. A later
+//!    write, for a newer value of the source, needs the value that this move wrote before.
 //! 3. If another client deletes or moves the source after 2, the move counts as done.
 //!
 //! Failure: an error before the destination was written says what became of that write. A later one
@@ -81,8 +82,8 @@ impl Keys for Arc<Inner> {
 }
 
 impl ComputeNode {
-    /// Moves value and expiry of `from` to `to`, which differ; see the module for what other clients
-    /// see meanwhile. The value is never lost.
+    /// Moves value and expiry of `from` to `to`, which differ; see the module for what other
+    /// clients see meanwhile. The value is never lost.
     pub async fn rename(
         &self,
         from: &[u8],

@@ -13,8 +13,8 @@
 //! Invariants:
 //!
 //! 1. A key stays in its slot while its subtable keeps its generation, unless the key is deleted in
-//!    between. Therefore a key that exists during the whole iteration lies either behind the
-//!    position, or in a bucket that was visited while the key lay in it.
+//!    between. Therefore a key that exists during the whole iteration lies either in a bucket
+//!    that is still to be visited, or in one that was visited while the key lay in it.
 //! 2. A subtable of another generation places its keys anew. A position of an earlier generation
 //!    therefore means bucket 0 of the partition: keys may be returned twice, none is left out.
 //!    A subtable doubles with each generation, so an iteration begins a partition at most 20 times.

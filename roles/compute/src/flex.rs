@@ -8,7 +8,7 @@
 //! cluster that cannot be joined at the start is an error (a node that was taken in and then taken for dead joins anew for half a minute); later it is tried again for ever. Cost: two threads beside those of the fabric
 //! and the shared runtime.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,8 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::{Handler, Listener, Node, Reply, Request, block_on};
 use archipelago_flex::wire::Figure;
 use archipelago_flex::{
-    AT_ONCE_MAX, ComputeNode, ScanStep, Surroundings, Value, WriteEffect, WriteError, fabric_id,
+    AT_ONCE_MAX, ComputeNode, ScanStep, ScannedKey, Surroundings, Value, WriteEffect, WriteError,
+    fabric_id,
 };
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 use parking_lot::RwLock;
@@ -41,6 +42,8 @@ const MEMORY: Duration = Duration::from_secs(10);
 /// Records that are looked at to tell how many keys expire, and when. The standard error of a share
 /// of keys is at most 1.6 % of all keys then.
 const SAMPLE_RECORDS: u64 = 1000;
+/// Bytes of keys after which a step of the listing of few keys ends.
+const STEP_KEY_BYTES: usize = 1 << 20;
 
 /// Time within which the first life must begin once a manager has answered.
 const FIRST_LIFE: Duration = Duration::from_secs(30);
@@ -335,20 +338,15 @@ impl FlexNode {
     /// expired and are not removed yet: each is right within 5 % of all keys, 99.7 times of 100.
     pub fn key_figures(&self, now_ms: u64) -> Result<KeyFigures> {
         let (node, records) = (self.node()?, self.count()?);
-        let step = if records <= SAMPLE_RECORDS {
-            // A step ends at records, bytes of keys or empty buckets.
-            let (mut all, mut cursor) = (ScanStep::default(), Some(0));
-            let limits = ScanLimits { records: usize::MAX, key_bytes: usize::MAX };
-            while let Some(from) = cursor {
-                let Some(step) = block_on(node.scan(from, limits))? else { break };
-                all.keys.extend(step.keys);
-                all.expired += step.expired;
-                cursor = step.next;
+        if records <= SAMPLE_RECORDS {
+            let few = list_few(|from, limits| block_on(node.scan(from, limits)))?;
+            if let Some(all) = few {
+                return Ok(figures_of(&all, records, now_ms));
             }
-            all
-        } else {
-            block_on(node.sample(SAMPLE_RECORDS as usize))?
-        };
+        }
+        let step = block_on(node.sample(SAMPLE_RECORDS as usize))?;
+        // Many records may have come since they were counted.
+        let records = if records <= SAMPLE_RECORDS { self.count()? } else { records };
         Ok(figures_of(&step, records, now_ms))
     }
 
@@ -403,11 +401,36 @@ impl FlexNode {
     }
 }
 
+/// All keys, from steps of a scan; `None` if there are more than [`SAMPLE_RECORDS`] records. Keys
+/// that several steps return are counted once. What is held is bounded, however many there are.
+fn list_few(
+    mut scan: impl FnMut(u64, ScanLimits) -> Result<Option<ScanStep>>,
+) -> Result<Option<ScanStep>> {
+    let (mut keys, mut expired, mut cursor) = (BTreeMap::new(), 0, Some(0));
+    let limits = ScanLimits { records: SAMPLE_RECORDS as usize, key_bytes: STEP_KEY_BYTES };
+    while let Some(from) = cursor {
+        let Some(step) = scan(from, limits)? else {
+            return Err(Error::unsupported("a scan that does not know its own cursor"));
+        };
+        keys.extend(step.keys.into_iter().map(|found| (found.key, found.expires_ms)));
+        expired += step.expired;
+        cursor = step.next;
+        if keys.len() + expired > SAMPLE_RECORDS as usize {
+            return Ok(None);
+        }
+    }
+    let found = |(key, expires_ms)| ScannedKey { key, expires_ms };
+    Ok(Some(ScanStep { keys: keys.into_iter().map(found).collect(), expired, next: None }))
+}
+
 /// What a sample of `records` records tells of all of them.
 fn figures_of(sample: &ScanStep, records: u64, now_ms: u64) -> KeyFigures {
     let seen = (sample.keys.len() + sample.expired) as u128;
     // A sample that has all of them is newer than their count.
-    let all = if seen < u128::from(SAMPLE_RECORDS) { seen } else { u128::from(records) };
+    let all = match seen < u128::from(SAMPLE_RECORDS) {
+        true => seen,
+        false => seen.max(u128::from(records)),
+    };
     let share = |part: usize| (part as u128 * all / seen.max(1)) as u64;
     let left = sample.keys.iter().filter(|found| found.expires_ms > 0);
     let left = left.map(|found| found.expires_ms.saturating_sub(now_ms));
@@ -557,8 +580,6 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use archipelago_flex::ScannedKey;
-
     use super::*;
 
     fn sample(expiries: &[u64], expired: usize) -> ScanStep {
@@ -579,5 +600,38 @@ mod tests {
         let expiries: Vec<u64> = (0..900).map(|nth| if nth < 300 { 1100 } else { 0 }).collect();
         let many = figures_of(&sample(&expiries, 100), 10_000, 100);
         assert_eq!(many, KeyFigures { keys: 9_000, expiring: 3_000, mean_ttl_ms: 1_000 });
+    }
+
+    /// A step of a scan of `records` keys that ends where its limits say.
+    fn step_of(records: u64, from: u64, limits: ScanLimits) -> ScanStep {
+        let end = records.min(from.saturating_add(limits.records as u64));
+        let found = |n: u64| ScannedKey { key: n.to_le_bytes().to_vec(), expires_ms: n };
+        let keys = (from..end).map(found).collect();
+        ScanStep { keys, expired: 0, next: (end < records).then_some(end) }
+    }
+
+    #[test]
+    fn listing_of_few_keys_ends_when_there_are_more() {
+        let mut seen = 0;
+        let few = list_few(|from, limits| {
+            let step = step_of(1_000_000, from, limits);
+            seen += step.keys.len();
+            Ok(Some(step))
+        });
+        assert_eq!(few.expect("readable"), None);
+        assert!(seen <= 2 * SAMPLE_RECORDS as usize, "{seen} keys");
+        let few = list_few(|from, limits| Ok(Some(step_of(SAMPLE_RECORDS, from, limits))));
+        assert_eq!(few.expect("readable").map(|all| all.keys.len() as u64), Some(SAMPLE_RECORDS));
+    }
+
+    #[test]
+    fn keys_that_several_steps_return_are_counted_once() {
+        // The second step returns the keys of the first one again, as after a doubling.
+        let few = list_few(|from, limits| {
+            let step = step_of(600, 0, limits);
+            Ok(Some(ScanStep { expired: 10, next: (from == 0).then_some(1), ..step }))
+        });
+        let all = few.expect("readable").expect("few");
+        assert_eq!((all.keys.len(), all.expired), (600, 20));
     }
 }

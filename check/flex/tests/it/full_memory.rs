@@ -10,7 +10,7 @@ use archipelago_flex::{WriteEffect, WriteError};
 use archipelago_manager::ManagerServer;
 use archipelago_memory::{MemoryServer, MemorySettings};
 
-use crate::processes::{manager, until};
+use crate::processes::{manager, start_manager, until};
 
 const BLOCK_BYTES: u64 = 1 << 20;
 /// Blocks of each memory node.
@@ -26,7 +26,15 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn start() -> Self {
-        let manager = manager("tcp:127.0.0.1:0");
+        Self::of(manager("tcp:127.0.0.1:0"))
+    }
+
+    /// The same with proxies for so many of a thousand partitions.
+    pub(crate) fn with_proxies(offload: u32) -> Self {
+        Self::of(start_manager("tcp:127.0.0.1:0", 0, offload, true))
+    }
+
+    fn of(manager: ManagerServer) -> Self {
         let at = manager.addresses()[0].clone();
         let memory = [1, 2].map(|id| {
             let listen = "tcp:127.0.0.1:0".to_owned();

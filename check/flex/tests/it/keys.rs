@@ -1,13 +1,16 @@
 //! All keys of a cluster in this process: listed, sampled and moved, by threads at two nodes.
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use archipelago_base::ErrorKind;
 use archipelago_compute::flex::{Destination, FlexNode, Renamed, ScanLimits};
 use archipelago_flex::WriteEffect;
+use archipelago_flex::format::key_hash;
 
 use crate::full_memory::{Cluster, assert_is_full};
+use crate::processes::until;
 
 /// All keys that a scan returns whose steps go to the nodes in turn; and how many steps it took.
 fn scan_all(nodes: &[FlexNode], records: usize) -> (BTreeSet<Vec<u8>>, usize) {
@@ -124,4 +127,97 @@ fn value_is_never_lost_by_moves_of_two_nodes() {
         .map(|value| value.bytes)
         .collect();
     assert!(!left.is_empty() && left.iter().all(|value| *value == token), "{left:?}");
+}
+
+#[test]
+fn keys_longer_than_a_slot_can_say_are_listed_and_cleared() {
+    let cluster = Cluster::start();
+    let mut all = BTreeSet::new();
+    for (nth, bytes) in [16_272, 16_273, 16_320, 20_000, 65_534, 65_535].into_iter().enumerate() {
+        let key = vec![b'a' + nth as u8; bytes];
+        cluster.compute[nth % 2].set(&key, b"value", 0).expect("room");
+        all.insert(key);
+    }
+    // A short key whose value needs the same length of the slot.
+    cluster.compute[0].set(b"short", &[b'x'; 70_000], 0).expect("room");
+    all.insert(b"short".to_vec());
+    assert!(scan_all(&cluster.compute, 2).0 == all, "SCAN");
+    let mut listed = BTreeSet::new();
+    let listing = cluster.compute[1].each_partition(&mut |mut keys| {
+        listed.append(&mut keys);
+        Ok(ControlFlow::Continue(()))
+    });
+    listing.expect("readable");
+    assert!(listed == all, "KEYS");
+    assert!(all.contains(&cluster.compute[1].random_key().expect("readable").expect("a key")));
+    cluster.compute[1].clear().expect("deletions need no room");
+    assert_eq!(scan_all(&cluster.compute, 2).0.len(), 0);
+}
+
+#[test]
+fn long_keys_are_overwritten_moved_and_deleted() {
+    for offload in [0, 1000] {
+        let cluster = Cluster::with_proxies(offload);
+        let is_as_planned = || {
+            let map = cluster.compute[0].node().expect("a member").map_status().expect("joined");
+            map.entries.iter().all(|entry| entry.offloaded == (offload > 0))
+        };
+        until("the map is as planned", is_as_planned);
+        let [one, other] = [&cluster.compute[0], &cluster.compute[1]];
+        let (key, new) = (vec![b'k'; 20_000], vec![b'n'; 40_000]);
+        for (node, value) in [(one, b"first"), (other, b"other"), (one, b"third")] {
+            node.set(&key, value, 0).expect("room");
+        }
+        assert_eq!(one.count().expect("readable"), 1, "a key has one slot");
+        let read = |key: &[u8]| other.get(key).expect("readable").map(|value| value.bytes);
+        assert_eq!(read(&key).as_deref(), Some(&b"third"[..]));
+        let renamed = other.rename(&key, &new, Destination::Overwritten).expect("room");
+        assert_eq!((renamed, read(&key)), (Renamed::Moved, None));
+        assert_eq!(read(&new).as_deref(), Some(&b"third"[..]));
+        assert!(one.delete(&new).expect("there"));
+        assert!(!one.delete(&new).expect("gone"));
+        assert_eq!((read(&new), one.count().expect("readable")), (None, 0));
+    }
+}
+
+#[test]
+fn partition_with_a_long_key_grows() {
+    let cluster = Cluster::start();
+    let long = vec![b'k'; 20_000];
+    cluster.compute[0].set(&long, b"value", 0).expect("room");
+    let node = cluster.compute[0].node().expect("a member");
+    let shape_of = || {
+        let map = node.map_status().expect("joined");
+        let bits = map.entries.len().ilog2();
+        let partition = key_hash(&long).0 >> (64 - bits);
+        (bits, partition, map.entries[partition as usize].shape.log2_buckets)
+    };
+    let (bits, partition, before) = shape_of();
+    let mut number = 0_u32;
+    while shape_of().2 == before {
+        let key = format!("key{number}");
+        number += 1;
+        if key_hash(key.as_bytes()).0 >> (64 - bits) == partition {
+            cluster.compute[0].set(key.as_bytes(), b"value", 0).expect("the partition grows");
+        }
+    }
+    let value = cluster.compute[1].get(&long).expect("readable").expect("a key stays");
+    assert_eq!(value.bytes, b"value");
+}
+
+#[test]
+fn random_key_is_found_among_expired_records() {
+    let cluster = Cluster::start();
+    // Each node in turn finds the few keys behind thousands of records that have expired.
+    for number in 0..3_000_u32 {
+        let expires_ms = if number.is_multiple_of(300) { 0 } else { 1 };
+        cluster.compute[0]
+            .set(format!("key{number}").as_bytes(), b"value", expires_ms)
+            .expect("room");
+    }
+    for turn in 0..20 {
+        let key = cluster.compute[turn % 2].random_key().expect("readable").expect("a key");
+        let number: u32 = String::from_utf8_lossy(&key[3..]).parse().expect("a number");
+        assert!(number.is_multiple_of(300), "{number}");
+    }
 }

@@ -84,7 +84,7 @@ fn node() {
     let words: Vec<&str> = words.split(' ').collect();
     if words[0] == "manager" {
         let nodes = words[3].parse().expect("how many memory nodes");
-        let manager = start_manager(words[2], nodes);
+        let manager = start_manager(words[2], nodes, StorePlan::default().offload, false);
         println!("@{}", manager.addresses()[0]);
         let _ended = io::stdin().read_to_end(&mut Vec::new());
         return;
@@ -280,11 +280,17 @@ impl Drop for End<'_> {
 
 /// A manager with short leases that runs alone.
 pub(crate) fn manager(listen: &str) -> ManagerServer {
-    start_manager(listen, 0)
+    start_manager(listen, 0, StorePlan::default().offload, false)
 }
 
-/// The same of one of several, for so many memory nodes.
-fn start_manager(listen: &str, memory_nodes: u32) -> ManagerServer {
+/// The same of one of several, for so many memory nodes; so many of a thousand partitions have a
+/// proxy at first, or for good.
+pub(crate) fn start_manager(
+    listen: &str,
+    memory_nodes: u32,
+    offload: u32,
+    fixed: bool,
+) -> ManagerServer {
     ManagerServer::start(&ManagerSettings {
         listen: vec![listen.to_owned()],
         terms: Terms {
@@ -292,7 +298,7 @@ fn start_manager(listen: &str, memory_nodes: u32) -> ManagerServer {
             node_lease: Duration::from_millis(300),
             ..Terms::default()
         },
-        store: StorePlan { partition_bits: 5, ..StorePlan::default() },
+        store: StorePlan { partition_bits: 5, offload, fixed, ..StorePlan::default() },
         memory_nodes,
         standby: false,
     })

@@ -65,10 +65,8 @@ fn places(slots: &[Candidate]) -> Vec<(SlotIndex, Slot)> {
 impl Inner {
     /// Whose the records of slots are, read at once and without their values.
     async fn owners(&self, slots: &[Slot], key: &[u8], until_ns: u64) -> Result<Vec<Owner>> {
-        let wanted = Head::bytes(key.len());
-        let head = |range: Range| Range { bytes: range.bytes.min(wanted), ..range };
         let mut ranges: Vec<Range> = Vec::with_capacity(slots.len());
-        ranges.extend(slots.iter().filter_map(|slot| self.table.record(*slot)).map(head));
+        ranges.extend(slots.iter().filter_map(|slot| self.table.head(*slot, key.len())));
         debug_assert_eq!(ranges.len(), slots.len());
         let all = self.table.read_named(&ranges, until_ns).await?;
         let owner = |bytes: Vec<u8>| {

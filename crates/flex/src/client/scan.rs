@@ -31,13 +31,11 @@ use crate::format::{
 };
 use crate::ids::PartitionId;
 use crate::node::{ComputeNode, Inner};
-use crate::table::Range;
+use crate::table::{Range, SHORT_KEY_BYTES};
 use crate::wire::{Assigned, Message, SLOTS_BUCKETS_MAX, Shaped};
 
 /// Records whose heads are read together.
 const READ_AT_ONCE: usize = 128;
-/// Bytes that are read of a record first: most keys are shorter.
-const HEAD_BYTES: u64 = 256;
 /// Records that one round of a step visits, at most: their keys take 16 MiB at the most.
 pub(super) const ROUND_RECORDS: usize = 256;
 /// Partitions whose slots are read in parallel.
@@ -164,12 +162,13 @@ impl ComputeNode {
     /// if there are fewer. Neighbours are neighbours by the hash of their keys. The step has no
     /// cursor.
     pub async fn sample(&self, records: usize) -> Result<ScanStep> {
-        self.0.sample(records).await
+        self.0.sample(records, 0).await
     }
 
-    /// Some key; `None` if there is none. Keys behind empty buckets come more often than others.
+    /// Some key; `None` if there is none. Keys behind empty buckets and expired records come more
+    /// often than others. If nearly all records have expired, it visits many of them.
     pub async fn random_key(&self) -> Result<Option<Vec<u8>>> {
-        let mut near = self.0.sample(2 * BUCKET_SLOTS).await?.keys;
+        let mut near = self.0.sample(2 * BUCKET_SLOTS, 1).await?.keys;
         if near.is_empty() {
             return Ok(None);
         }
@@ -213,13 +212,15 @@ impl Inner {
         Ok(step)
     }
 
-    async fn sample(self: &Arc<Self>, records: usize) -> Result<ScanStep> {
+    /// At least `records` neighbouring records, of which at least `live` have not expired; or all
+    /// that there are.
+    async fn sample(self: &Arc<Self>, records: usize, live: usize) -> Result<ScanStep> {
         let start = self.random_position()?;
         let (mut sample, mut next, mut has_wrapped) = (ScanStep::default(), Some(start), false);
         loop {
             let seen = sample.keys.len() + sample.expired;
             let at = match next {
-                _ if seen >= records => return Ok(sample),
+                _ if seen >= records && sample.keys.len() >= live => return Ok(sample),
                 None if has_wrapped => return Ok(sample),
                 None => ScanPosition::START,
                 Some(at) => at,
@@ -228,7 +229,11 @@ impl Inner {
             if has_wrapped && at.partition() > start.partition() {
                 return Ok(sample);
             }
-            let limits = ScanLimits { records: records - seen, key_bytes: usize::MAX };
+            let wanted = match records.saturating_sub(seen) {
+                0 => ROUND_RECORDS,
+                left => left,
+            };
+            let limits = ScanLimits { records: wanted, key_bytes: usize::MAX };
             let step = self.scan_from(at, limits).await?;
             sample.keys.extend(step.keys);
             sample.expired += step.expired;
@@ -411,15 +416,14 @@ impl Inner {
 
     /// The beginnings of records, each with the whole key.
     async fn read_heads(&self, slots: &[Slot], until_ns: u64) -> Result<Vec<Vec<u8>>> {
-        let records: Vec<Range> =
-            slots.iter().filter_map(|slot| self.table.record(*slot)).collect();
-        assert_eq!(records.len(), slots.len(), "every slot names a record");
-        let head = |range: &Range| Range { bytes: range.bytes.min(HEAD_BYTES), ..*range };
-        let heads: Vec<Range> = records.iter().map(head).collect();
+        let head = |slot: &Slot| self.table.head(*slot, SHORT_KEY_BYTES);
+        let heads: Vec<Range> = slots.iter().filter_map(head).collect();
+        assert_eq!(heads.len(), slots.len(), "every slot names a record");
         let mut read = self.table.read_named(&heads, until_ns).await?;
-        for (range, bytes) in records.iter().zip(&mut read) {
-            if Head::decode(bytes) == Ok(None) {
-                let whole = Range { bytes: range.bytes.min(Head::bytes(KEY_BYTES_MAX)), ..*range };
+        for (slot, bytes) in slots.iter().zip(&mut read) {
+            if Head::decode(bytes) == Ok(None)
+                && let Some(whole) = self.table.head(*slot, KEY_BYTES_MAX)
+            {
                 let longer = self.table.read_named(&[whole], until_ns).await?.pop();
                 *bytes = longer.unwrap_or_default();
             }

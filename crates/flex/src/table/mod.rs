@@ -24,13 +24,18 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::{BATCH_BYTES_MAX, Batch, Promise, Reason, Refusal};
 use archipelago_pool::{Address, OpenBlock, Packing, PoolClient, Writing};
 
-use crate::format::{BUCKET_BYTES, Bucket, Candidates, KeyHash, Slot, SlotIndex};
+use crate::format::{
+    BUCKET_BYTES, Bucket, Candidates, HEADER_BYTES, Head, KeyHash, LENGTH_UNITS_MAX, Slot,
+    SlotIndex, UNIT_BYTES,
+};
 use crate::rivals::Rival;
 use crate::settings::Sabotage;
 use crate::wire::Shaped;
 
 pub(crate) use subtable::{Image, Repaired};
 
+/// A key with whose head 256 bytes of a record are read: most keys are no longer.
+pub(crate) const SHORT_KEY_BYTES: usize = 256 - HEADER_BYTES;
 /// Between two tries.
 const PAUSE: Duration = Duration::from_micros(200);
 
@@ -101,6 +106,18 @@ impl Table {
         let address = self.address(live.packed()?);
         let left = self.pool.block_bytes().saturating_sub(address.offset);
         Some(Range { address, bytes: live.read_bytes().min(left) })
+    }
+
+    /// What is to be read of a slot's record to see its head, if the key has at most `key_bytes`.
+    ///
+    /// The head can be longer than a slot's length can say, which then bounds nothing.
+    pub(crate) fn head(&self, slot: Slot, key_bytes: usize) -> Option<Range> {
+        let Range { address, bytes } = self.record(slot)?;
+        let bytes = match bytes == LENGTH_UNITS_MAX * UNIT_BYTES {
+            true => self.pool.block_bytes().saturating_sub(address.offset),
+            false => bytes,
+        };
+        Some(Range { address, bytes: bytes.min(Head::bytes(key_bytes)) })
     }
 
     /// Where a slot lies.

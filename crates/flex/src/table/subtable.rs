@@ -7,7 +7,7 @@ use archipelago_base::{Error, Result};
 use archipelago_fabric::Batch;
 use archipelago_pool::Address;
 
-use super::{Range, Table};
+use super::{Range, SHORT_KEY_BYTES, Table};
 use crate::format::{
     BUCKET_BYTES, Bucket, Decoded, Head, Header, INVALID_WORD, KEY_BYTES_MAX, KeyHash, Record,
     Slot, UNIT_BYTES, regrow,
@@ -17,8 +17,6 @@ use crate::wire::Shaped;
 
 /// Bytes of one READ or WRITE.
 const PART: u64 = 64 << 10;
-/// Bytes that are read of a record of which the key is wanted: most keys are shorter.
-const HEAD_BYTES: u64 = 256;
 /// Doublings that are tried when a subtable grows.
 const DOUBLINGS: u32 = 3;
 
@@ -173,9 +171,8 @@ impl Table {
 
     /// The hash of the key whose record a slot names; `None`: there is none.
     async fn read_hash(&self, slot: Slot, until_ns: u64) -> Result<Option<KeyHash>> {
-        let Some(range) = self.record(slot) else { return Ok(None) };
-        for bytes in [HEAD_BYTES, Head::bytes(KEY_BYTES_MAX)] {
-            let range = Range { bytes: range.bytes.min(bytes), ..range };
+        for key_bytes in [SHORT_KEY_BYTES, KEY_BYTES_MAX] {
+            let Some(range) = self.head(slot, key_bytes) else { return Ok(None) };
             let read = self.read_named(&[range], until_ns).await?.pop().unwrap_or_default();
             match Head::decode(&read) {
                 Ok(Some(head)) => return Ok(Some(KeyHash(head.header.hash))),

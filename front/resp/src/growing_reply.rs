@@ -23,14 +23,10 @@ pub(crate) struct GrowingReply<'a> {
 }
 
 impl<'a> GrowingReply<'a> {
-    /// A reply that is empty, in `share` unless it is part of a transaction.
-    pub(crate) fn new(share: &'a Share, is_in_transaction: bool) -> Self {
-        Self { share: (!is_in_transaction).then_some(share), held: Held::default() }
-    }
-
-    /// Holds what the command holds already, as the first part of what the reply takes.
-    pub(crate) fn start_with(&mut self, held: Held) {
-        self.held = held;
+    /// A reply that is empty, in `share` unless it is part of a transaction. What the command holds
+    /// already, `held`, is the first part of what the reply takes.
+    pub(crate) fn new(share: &'a Share, held: Held, is_in_transaction: bool) -> Self {
+        Self { share: (!is_in_transaction).then_some(share), held }
     }
 
     /// Whether the reply may take `bytes` in all. If not, the caller drops it, calls
@@ -68,8 +64,10 @@ mod tests {
     async fn starved_reply_starts_again_with_the_whole_share() {
         let shares = Shares::of(&ByteBudget::new(64 << 20), Duration::from_secs(60));
         let share = &shares.working;
-        let (mut first, mut second) =
-            (GrowingReply::new(share, false), GrowingReply::new(share, false));
+        let (mut first, mut second) = (
+            GrowingReply::new(share, Held::default(), false),
+            GrowingReply::new(share, Held::default(), false),
+        );
         assert!(first.may_take(FREE_BYTES as usize));
         assert_eq!(share.held_bytes(), 0);
         assert!(first.may_take(MIB) && first.may_take(10 * MIB));
@@ -86,7 +84,7 @@ mod tests {
     #[test]
     fn reply_within_a_transaction_holds_nothing() {
         let shares = Shares::of(&ByteBudget::new(64 << 20), Duration::ZERO);
-        let mut reply = GrowingReply::new(&shares.working, true);
+        let mut reply = GrowingReply::new(&shares.working, Held::default(), true);
         assert!(reply.may_take(100 * MIB));
         reply.take_all().unwrap();
         assert_eq!(shares.working.held_bytes(), 0);

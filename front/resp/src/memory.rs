@@ -49,7 +49,8 @@ impl Shares {
     pub(crate) fn of(budget: &ByteBudget, wait_max: Duration) -> Self {
         let bytes = match budget.limit_bytes() {
             u64::MAX => u64::MAX,
-            limit => (limit / 4).max(SHARE_BYTES_MIN),
+            // Whole KiB, as the semaphore counts, so that all of a share can be held.
+            limit => (limit / 4).max(SHARE_BYTES_MIN) / 1024 * 1024,
         };
         Self {
             incoming: Share::new("requests that are being received", bytes, wait_max),
@@ -240,6 +241,14 @@ mod tests {
         let line = share.refusal(17 << 20).line().into_owned();
         assert!(line.starts_with("OOM 17825792 bytes do not fit"), "{line}");
         assert!(line.contains("may take 16777216 bytes, so this can never be done"), "{line}");
+    }
+
+    #[test]
+    fn share_of_an_odd_budget_can_be_held_as_a_whole() {
+        let shares = Shares::of(&ByteBudget::new((64 << 20) + 4095), WAIT);
+        let (share, mut held) = (&shares.working, Held::default());
+        assert!(share.try_hold(&mut held, share.limit_bytes()));
+        assert_eq!(share.held_bytes(), share.limit_bytes());
     }
 
     #[test]

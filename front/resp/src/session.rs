@@ -6,8 +6,12 @@
 //! A session has selected one database. Its store follows SWAPDB by itself
 //! ([`crate::store::Databases`]), so nothing is looked up again when another client swaps.
 //! Cost of the selection: a command reads the index and the server's store of that index.
+//!
+//! Memory of the share for values ([`crate::memory::Shares::working`]) that a command holds is the
+//! session's until the command ends. A session never waits for memory of that share while it holds
+//! some of it: if it cannot enlarge at once what it holds, it gives all of it back before it waits.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use crate::args::Args;
@@ -85,6 +89,9 @@ pub(crate) struct Session {
     /// When the last command of this piece of input ended; 0 before the first one has.
     last_end_ns: Cell<u64>,
     tally: Tally,
+    /// What the command that runs holds of the share for values. In a session that runs the
+    /// commands of a transaction: what EXEC and its commands hold until EXEC ends.
+    held: RefCell<Held>,
 }
 
 impl Session {
@@ -105,11 +112,12 @@ impl Session {
             authenticated,
             last_end_ns: Cell::new(0),
             tally: Tally::default(),
+            held: RefCell::default(),
         }
     }
 
     /// A session for the commands of a transaction of this one. They see and change overlays of the
-    /// databases, and their keys are locked.
+    /// databases, and their keys are locked. It gets the memory that this one holds.
     pub(crate) fn inside(&self) -> Self {
         let (shared, client) = (Arc::clone(&self.shared), Arc::clone(&self.client));
         let overlays = Some(Overlays::new(Arc::clone(&shared.databases), &shared.options));
@@ -118,6 +126,8 @@ impl Session {
         inside.authenticated.set(self.authenticated.get());
         inside.tracking.set(self.tracking.get());
         inside.caching.set(self.caching.get());
+        inside.reply_mode.set(self.reply_mode.get());
+        inside.held.replace(self.held.take());
         inside
     }
 
@@ -131,7 +141,6 @@ impl Session {
         self.reply_mode.set(inside.reply_mode.get());
         self.authenticated.set(inside.authenticated.get());
         self.tracking.set(inside.tracking.get());
-        self.caching.set(inside.caching.get());
         self.closing.set(self.closing.get() || inside.closing.get());
         self.select(inside.database());
     }
@@ -373,7 +382,7 @@ impl Session {
         self.was_caching.set(self.caching.get());
         self.execute_command(args, reply);
         // CLIENT CACHING counts for one command, or for one transaction.
-        if self.was_caching.get()
+        if self.caching.get()
             && !self.is_inside()
             && !self.transaction.is_queueing()
             && !args.is(0, "client")
@@ -485,7 +494,7 @@ impl Session {
             reply.error(&line);
         }
         if self.is_inside() {
-            // EXEC has promised a reply of each command.
+            // EXEC decides which replies of its commands are sent.
             return;
         }
         // Only CLIENT REPLY changes the mode, and only CLIENT REPLY ON is answered then.
@@ -501,10 +510,9 @@ impl Session {
 
     fn run(&self, command: &Command, args: Args<'_>, reply: &mut Reply) -> Handled {
         let is_large = args.byte_len() as u64 > FREE_BYTES;
-        let _held = match is_large && command.has(flag::WRITE) {
-            true => self.hold_for_write(args.byte_len() as u64)?,
-            false => Held::default(),
-        };
+        if is_large && command.has(flag::WRITE) {
+            self.hold_for_write(args.byte_len() as u64)?;
+        }
         let long = command.has(flag::LONG)
             || args.len() > INLINE_KEYS_MAX
             || is_large
@@ -516,7 +524,11 @@ impl Session {
             }
             (command.handler)(self, args, reply)
         };
-        if long { tokio::task::block_in_place(act) } else { act() }
+        let done = if long { tokio::task::block_in_place(act) } else { act() };
+        if !self.is_inside() && self.held.borrow().is_some() {
+            drop(self.held.take());
+        }
+        done
     }
 
     /// Whether a command changes nothing, so that it may be done again.
@@ -543,58 +555,88 @@ impl Session {
         VALUE_BYTES_MAX.min(self.shared.options.limits.bulk_bytes_max)
     }
 
-    /// Memory of the share for values that commands build. It waits for it, so the caller holds no
-    /// lock. A command of a transaction does not wait but is refused, because EXEC holds locks.
-    pub(crate) fn build(&self, bytes: u64) -> Result<Held, Refusal> {
+    /// Makes the session hold at least `bytes` of the share for values that commands build. It
+    /// waits for them, so the caller holds no lock and no value that it has read. A command of a
+    /// transaction does not wait but is refused, because EXEC holds locks.
+    pub(crate) fn build(&self, bytes: u64) -> Handled {
         if bytes <= FREE_BYTES {
-            return Ok(Held::default());
+            return Ok(());
         }
-        self.hold_working(bytes)
+        self.hold(bytes)
     }
 
-    fn hold_working(&self, bytes: u64) -> Result<Held, Refusal> {
-        if !self.is_inside() {
-            return self.shared.memory.working.hold_blocking(bytes);
+    fn hold(&self, bytes: u64) -> Handled {
+        let working = &self.shared.memory.working;
+        if working.try_hold(&mut self.held.borrow_mut(), bytes) {
+            return Ok(());
         }
-        let mut held = Held::default();
-        self.build_more(&mut held, bytes)?;
-        Ok(held)
+        if self.is_inside() {
+            return Err(working.refusal(bytes));
+        }
+        // What this session holds may be what it would wait for.
+        drop(self.held.take());
+        let held = working.hold_blocking(bytes)?;
+        self.held.replace(held);
+        Ok(())
     }
 
     /// Memory for a large write of `bytes`: it is copied on its way to the store, and again by the
     /// log. The copies of a very large one may take the whole share. While the whole budget is
     /// exceeded, large writes wait for the store to give memory back.
     /// EXEC holds it for all of its commands, before it takes a lock.
-    pub(crate) fn hold_for_write(&self, bytes: u64) -> Result<Held, Refusal> {
+    pub(crate) fn hold_for_write(&self, bytes: u64) -> Handled {
         if self.is_inside() {
-            return Ok(Held::default());
+            return Ok(());
         }
         let working = &self.shared.memory.working;
-        let held =
-            working.hold_blocking(bytes.max((WRITE_COPIES * bytes).min(working.limit_bytes())))?;
+        self.hold(bytes.max((WRITE_COPIES * bytes).min(working.limit_bytes())))?;
         working.wait_for_budget(&self.shared.options.budget);
-        Ok(held)
+        Ok(())
     }
 
-    /// Memory for values of an unknown size that a command reads one after another: a quarter of the
-    /// share, so that few such commands run at a time.
-    pub(crate) fn hold_for_values(&self) -> Result<Held, Refusal> {
-        let working = &self.shared.memory.working;
-        match working.limit_bytes() {
-            u64::MAX => Ok(Held::default()),
-            limit => self.hold_working(limit / 4),
+    /// Memory for values of an unknown size that a command reads: a quarter of the share, so that
+    /// few such commands run at a time. It waits as [`Session::build`] does.
+    pub(crate) fn hold_for_values(&self) -> Handled {
+        match self.shared.memory.working.limit_bytes() {
+            u64::MAX => Ok(()),
+            limit => self.hold(limit / 4),
         }
     }
 
-    /// Memory of the same share for a reply that grows with values of unknown sizes.
-    pub(crate) fn growing_reply(&self) -> GrowingReply<'_> {
-        GrowingReply::new(&self.shared.memory.working, self.is_inside())
+    /// Makes the session hold at least `bytes` of that share without waiting. Returns whether it
+    /// does: if not, the caller drops its locks and the values that it has read, calls
+    /// [`Session::hold_all`] and starts again, and the bytes fit then.
+    /// What cannot fit, and what a transaction would have to wait for, is refused.
+    pub(crate) fn try_build(&self, bytes: u64) -> Result<bool, Refusal> {
+        let working = &self.shared.memory.working;
+        if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
+            return Ok(true);
+        }
+        match self.is_inside() || bytes > working.limit_bytes() {
+            true => Err(working.refusal(bytes)),
+            false => Ok(false),
+        }
     }
 
-    /// Makes `held` hold at least `bytes` of that share, without waiting.
-    pub(crate) fn build_more(&self, held: &mut Held, bytes: u64) -> Handled {
+    /// Waits until the session holds the whole share for values.
+    pub(crate) fn hold_all(&self) -> Handled {
+        match self.shared.memory.working.limit_bytes() {
+            u64::MAX => Ok(()),
+            limit => self.hold(limit),
+        }
+    }
+
+    /// Memory of the same share for a reply that grows with values of unknown sizes. From here on
+    /// the reply holds what the session held; EXEC keeps what it holds.
+    pub(crate) fn growing_reply(&self) -> GrowingReply<'_> {
+        let held = if self.is_inside() { Held::default() } else { self.held.take() };
+        GrowingReply::new(&self.shared.memory.working, held, self.is_inside())
+    }
+
+    /// Makes the session hold at least `bytes` of that share, without waiting.
+    pub(crate) fn build_more(&self, bytes: u64) -> Handled {
         let working = &self.shared.memory.working;
-        if bytes <= FREE_BYTES || working.try_hold(held, bytes) {
+        if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
             return Ok(());
         }
         Err(working.refusal(bytes))

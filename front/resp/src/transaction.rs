@@ -28,12 +28,12 @@ use archipelago_base::budget::{Charge, MemoryClass};
 use crate::args::Args;
 use crate::commands::{Command, flag};
 use crate::locks::KeyGuard;
-use crate::memory::{FREE_BYTES, Held};
+use crate::memory::FREE_BYTES;
 use crate::overlays::Overlays;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::request::Span;
-use crate::session::{INLINE_KEYS_MAX, Session};
+use crate::session::{INLINE_KEYS_MAX, ReplyMode, Session};
 use crate::store::JointWrite;
 use crate::watches::AbsentWatch;
 
@@ -273,10 +273,9 @@ impl Transaction {
 fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Reply) -> Handled {
     let shared = &session.shared;
     // Nothing waits for memory once the locks are held: others would wait for the locks.
-    let _held = match queue.bytes > FREE_BYTES {
-        true => session.hold_for_write(queue.bytes).map_err(|refusal| abort(&refusal.line()))?,
-        false => Held::default(),
-    };
+    if queue.bytes > FREE_BYTES {
+        session.hold_for_write(queue.bytes).map_err(|refusal| abort(&refusal.line()))?;
+    }
     let _guard = lock(session, queue, watches);
     for watch in watches {
         if !watch.is_same(session)? {
@@ -286,10 +285,16 @@ fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Repl
     }
     let inside = session.inside();
     let overlays = inside.overlays();
-    let start = reply.len();
-    reply.array(queue.commands.len());
+    let (start, mode) = (reply.len(), session.reply_mode.get());
+    if mode == ReplyMode::On {
+        reply.array(queue.commands.len());
+    }
     for queued in &queue.commands {
+        let mark = reply.len();
         inside.execute(queued.args(), reply);
+        if is_silent(mode, inside.reply_mode.get()) {
+            reply.truncate(mark);
+        }
         session.count_all_of(&inside);
         let is_too_large = overlays.is_some_and(Overlays::is_too_large);
         if is_too_large || reply.len() - start > shared.options.reply_bytes_max {
@@ -305,6 +310,18 @@ fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Repl
     committed.map_err(|error| abort(&Refusal::Store(error).line()))?;
     session.adopt(&inside);
     Ok(())
+}
+
+/// Whether the reply of a command of a transaction is left out, as in Redis: CLIENT REPLY OFF and
+/// ON hold from the command that says it, and SKIP for the command behind EXEC, or for EXEC as a
+/// whole if it was said in front of it. `at_exec` is the mode in which EXEC was sent, `now` the one
+/// after the command.
+fn is_silent(at_exec: ReplyMode, now: ReplyMode) -> bool {
+    match now {
+        ReplyMode::On => false,
+        ReplyMode::Off => true,
+        ReplyMode::SkipNext => at_exec == ReplyMode::SkipNext,
+    }
 }
 
 fn abort(why: &str) -> Refusal {

@@ -3,9 +3,10 @@
 //!
 //! A value is read and written as a whole, so SETBIT of a large value costs a copy of it.
 
-use super::strings::{built_bytes, check_value_size};
+use std::ops::Range;
+
+use super::strings::{built_bytes, check_value_size, slice, slice_in_order};
 use crate::args::Args;
-use crate::memory::Held;
 use crate::numbers::parse_i64;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
@@ -31,7 +32,7 @@ pub(super) fn setbit(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         b"1" => true,
         _ => return Err(Refusal::fixed("ERR bit is not an integer or out of range")),
     };
-    let mut held = session.build(built_bytes(byte + 1))?;
+    session.build(built_bytes(byte + 1))?;
     let was_on = session.modify(args.get(1), |entry| {
         let (old, expires_at_ms) =
             entry.map_or((&b""[..], None), |entry| (&entry.value[..], entry.expires_at_ms));
@@ -40,7 +41,7 @@ pub(super) fn setbit(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
             return Ok((Change::Keep, was_on));
         }
         let len = old.len().max(byte + 1);
-        session.build_more(&mut held, built_bytes(len))?;
+        session.build_more(built_bytes(len))?;
         let mut value = Vec::with_capacity(len);
         value.extend_from_slice(old);
         value.resize(len, 0);
@@ -82,22 +83,17 @@ impl Asked {
         })
     }
 
-    /// The bits of a value of `len` bytes that it means.
-    fn bits(self, len: usize) -> std::ops::Range<usize> {
-        let all = if self.is_in_bits { 8 * len } else { len } as i64;
-        let from_end = |at: i64| if at < 0 { all.saturating_add(at) } else { at };
-        let (start, end) = (from_end(self.start).max(0), from_end(self.end).min(all - 1));
-        if start > end {
-            return 0..0;
-        }
+    /// The bits of a value of `len` bytes that it means, if `slice` cuts a value.
+    fn bits(self, len: usize, slice: fn(usize, i64, i64) -> Range<usize>) -> Range<usize> {
         let unit = if self.is_in_bits { 1 } else { 8 };
-        start as usize * unit..(end as usize + 1) * unit
+        let units = slice(8 * len / unit, self.start, self.end);
+        units.start * unit..units.end * unit
     }
 }
 
 /// The bytes that hold some of `bits`, each with the bits outside of it cleared; an empty range has
 /// none.
-fn masked(value: &[u8], bits: std::ops::Range<usize>) -> impl Iterator<Item = u8> {
+fn masked(value: &[u8], bits: Range<usize>) -> impl Iterator<Item = u8> {
     let (first, last) = (bits.start / 8, bits.end.saturating_sub(1) / 8);
     let (head, tail) = (0xff >> (bits.start % 8), !(0x7f >> (bits.end.wrapping_sub(1) % 8)));
     let bytes = if bits.is_empty() { &[][..] } else { &value[first..=last] };
@@ -114,7 +110,7 @@ pub(super) fn bitcount(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
     }
     let asked = Asked::parse(args, 2)?;
     let count = session.read(args.get(1))?.map_or(0, |entry| {
-        let bits = asked.bits(entry.value.len());
+        let bits = asked.bits(entry.value.len(), slice_in_order);
         masked(&entry.value, bits).map(|byte| byte.count_ones() as usize).sum()
     });
     reply.count(count);
@@ -122,7 +118,7 @@ pub(super) fn bitcount(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
 }
 
 /// The first bit of `bits` that is `on`.
-fn find(value: &[u8], bits: std::ops::Range<usize>, on: bool) -> Option<usize> {
+fn find(value: &[u8], bits: Range<usize>, on: bool) -> Option<usize> {
     let (first, start) = (bits.start / 8, bits.start);
     let (end, mut place) = (bits.end, None);
     for (nth, byte) in value.iter().enumerate().take(end.div_ceil(8)).skip(first) {
@@ -152,7 +148,7 @@ pub(super) fn bitpos(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         reply.integer(if on { -1 } else { 0 });
         return Ok(());
     };
-    let bits = asked.bits(entry.value.len());
+    let bits = asked.bits(entry.value.len(), slice);
     let has_end = args.len() > 4;
     let place = match find(&entry.value, bits.clone(), on) {
         Some(place) => place as i64,
@@ -177,15 +173,33 @@ pub(super) fn bitop(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
         "not" => |a, b| a ^ b,
         _ => return Err(Refusal::SYNTAX),
     };
-    let (target, sources): (_, Vec<&[u8]>) = (args.get(2), args.from(3).collect());
     session.store().joint_writes()?;
-    let _values = session.hold_for_values()?;
+    session.hold_for_values()?;
+    let mut combined = combine_values(session, args, combine)?;
+    if combined.is_none() {
+        session.hold_all()?;
+        combined = combine_values(session, args, combine)?;
+    }
+    let len = combined.ok_or(Refusal::fixed("ERR the memory for the result was not held"))?;
+    reply.count(len);
+    Ok(())
+}
+
+/// Writes the result of BITOP and returns its length; `None`, and nothing is done, if the session
+/// has to hold more memory first.
+fn combine_values(
+    session: &Session,
+    args: Args<'_>,
+    combine: fn(u8, u8) -> u8,
+) -> Result<Option<usize>, Refusal> {
+    let (target, sources): (_, Vec<&[u8]>) = (args.get(2), args.from(3).collect());
     let _guard = session.lock_many(args.from(2));
     let values = session.store().multi_get(&sources)?;
     let len = values.iter().flatten().map(|value| value.len()).max().unwrap_or(0);
     check_value_size(session, len, 0)?;
-    let mut held = Held::default();
-    session.build_more(&mut held, built_bytes(len))?;
+    if !session.try_build(built_bytes(len))? {
+        return Ok(None);
+    }
     let byte = |value: &Option<PinnedSlice>, at: usize| {
         value.as_ref().and_then(|value| value.get(at).copied()).unwrap_or(0)
     };
@@ -204,13 +218,12 @@ pub(super) fn bitop(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
         _ => Op::Put { key: target, value: &result, expires_at_ms: None },
     };
     session.write(&[op])?;
-    reply.count(len);
-    Ok(())
+    Ok(Some(len))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Asked, find, masked};
+    use super::{Asked, find, masked, slice};
 
     /// The bits of `value`, one by one.
     fn bits_of(value: &[u8]) -> Vec<bool> {
@@ -237,7 +250,7 @@ mod tests {
 
     #[test]
     fn ranges_are_clipped_to_the_value() {
-        let asked = |start, end, is_in_bits| Asked { start, end, is_in_bits }.bits(3);
+        let asked = |start, end, is_in_bits| Asked { start, end, is_in_bits }.bits(3, slice);
         assert_eq!(asked(0, -1, false), 0..24);
         assert_eq!(asked(-2, -2, false), 8..16);
         assert_eq!(asked(5, 30, true), 5..24);
@@ -245,5 +258,7 @@ mod tests {
         assert_eq!(asked(i64::MIN, i64::MAX, true), 0..24);
         assert_eq!(asked(2, 1, false), 0..0);
         assert_eq!(asked(3, 9, false), 0..0);
+        assert_eq!(asked(0, -100, false), 0..8);
+        assert_eq!(asked(0, -100, true), 0..1);
     }
 }

@@ -118,10 +118,15 @@ impl Options {
 /// `LCS key1 key2 [LEN | IDX [MINMATCHLEN length] [WITHMATCHLEN]]`.
 pub(super) fn lcs(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let options = Options::parse(args)?;
-    let _values = session.hold_for_values()?;
-    let values = session.store().multi_get(&[args.get(1), args.get(2)])?;
-    let value = |nth: usize| values.get(nth).and_then(Option::as_deref).unwrap_or_default();
-    let (first, second) = (value(0), value(1));
+    session.hold_for_values()?;
+    while !answer_within(session, args, &options, reply)? {
+        session.hold_all()?;
+    }
+    Ok(())
+}
+
+/// Memory of two values of these lengths and of their table.
+fn needed_bytes(session: &Session, first: &[u8], second: &[u8]) -> Result<u64, Refusal> {
     let most = session.value_bytes_max();
     let bytes = Lengths::bytes(first.len(), second.len()).filter(|bytes| *bytes <= most);
     let bytes = bytes.ok_or_else(|| {
@@ -132,17 +137,33 @@ pub(super) fn lcs(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
             second.len()
         ))
     })?;
-    let _table = session.build(bytes as u64)?;
+    Ok((bytes + first.len() + second.len()) as u64)
+}
+
+/// Answers LCS. Returns whether the session holds the memory for it; if not, nothing is answered,
+/// and the session has to hold the whole share first.
+fn answer_within(
+    session: &Session,
+    args: Args<'_>,
+    options: &Options,
+    reply: &mut Reply,
+) -> Result<bool, Refusal> {
+    let values = session.store().multi_get(&[args.get(1), args.get(2)])?;
+    let value = |nth: usize| values.get(nth).and_then(Option::as_deref).unwrap_or_default();
+    let (first, second) = (value(0), value(1));
+    if !session.try_build(needed_bytes(session, first, second)?)? {
+        return Ok(false);
+    }
     let lengths = Lengths::new(first, second);
     if options.wants_len {
         reply.integer(i64::from(lengths.total()));
-        return Ok(());
+        return Ok(true);
     }
     let matches = lengths.matches();
     if !options.wants_places {
         let pieces = matches.iter().rev().map(|piece| &first[piece.first.clone()]);
         reply.bulk(&pieces.collect::<Vec<_>>().concat());
-        return Ok(());
+        return Ok(true);
     }
     let is_shown = |piece: &&Match| piece.first.len() as i64 >= options.len_min;
     reply.map(2);
@@ -161,5 +182,5 @@ pub(super) fn lcs(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
     }
     reply.bulk(b"len");
     reply.integer(i64::from(lengths.total()));
-    Ok(())
+    Ok(true)
 }

@@ -132,13 +132,13 @@ fn range_options(args: Args<'_>) -> Result<RangeOptions, Refusal> {
 pub(super) fn range(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let options = range_options(args)?;
     let (start, end) = places(&args)?;
-    let mut memory = session.growing_reply();
     let range = range_between(start, end).filter(|_| options.limit > 0);
     let mut found = Found { output: reply.scratch(), keys: 0 };
     if let Some(range) = range {
         if options.show != Show::Keys {
-            memory.start_with(session.hold_for_values()?);
+            session.hold_for_values()?;
         }
+        let mut memory = session.growing_reply();
         while !found_within(session, range, &options, &mut memory, &mut found)? {
             found = Found { output: reply.scratch(), keys: 0 };
             memory.take_all()?;

@@ -1,11 +1,10 @@
 //! Commands on values as byte strings: GET, MGET, MSET, MSETNX, APPEND, STRLEN, GETRANGE,
 //! SETRANGE.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use crate::args::Args;
 use crate::growing_reply::GrowingReply;
-use crate::memory::Held;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
@@ -102,12 +101,12 @@ pub(super) fn strlen(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 }
 
 pub(super) fn append(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    let (tail, mut held) = (args.get(2), Held::default());
+    let tail = args.get(2);
     let len = session.modify(args.get(1), |entry| {
         let (old, expires_at_ms) =
             entry.map_or((&b""[..], None), |entry| (&entry.value[..], entry.expires_at_ms));
         check_value_size(session, old.len(), tail.len())?;
-        session.build_more(&mut held, built_bytes(old.len() + tail.len()))?;
+        session.build_more(built_bytes(old.len() + tail.len()))?;
         let value = [old, tail].concat();
         let len = value.len();
         Ok((Change::Put { value: value.into(), expires_at_ms }, len))
@@ -129,19 +128,26 @@ pub(super) fn check_value_size(session: &Session, a: usize, b: usize) -> Handled
     }
 }
 
-/// The part that `start` and `end` name: both inclusive, negative from the end, clipped.
-fn slice(len: usize, start: i64, end: i64) -> std::ops::Range<usize> {
+/// The part that `start` and `end` name: both inclusive, negative from the end, clipped. As in
+/// Redis, an end in front of the value is the first byte.
+pub(super) fn slice(len: usize, start: i64, end: i64) -> Range<usize> {
     let len = len as i64;
-    let from_end = |at: i64| if at < 0 { len.saturating_add(at) } else { at };
-    let (start, end) = (from_end(start).max(0), from_end(end).min(len - 1));
+    let from_end = |at: i64| if at < 0 { len.saturating_add(at).max(0) } else { at };
+    let (start, end) = (from_end(start), from_end(end).min(len - 1));
     if start > end { 0..0 } else { start as usize..end as usize + 1 }
+}
+
+/// The same, and as for GETRANGE and BITCOUNT in Redis nothing if both count from the end and the
+/// start is behind the end, even if both are in front of the value.
+pub(super) fn slice_in_order(len: usize, start: i64, end: i64) -> Range<usize> {
+    if start < 0 && end < 0 && start > end { 0..0 } else { slice(len, start, end) }
 }
 
 pub(super) fn getrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let (start, end) = (args.integer(2)?, args.integer(3)?);
     match session.read(args.get(1))? {
         None => reply.bulk(b""),
-        Some(entry) => reply.bulk(&entry.value[slice(entry.value.len(), start, end)]),
+        Some(entry) => reply.bulk(&entry.value[slice_in_order(entry.value.len(), start, end)]),
     }
     Ok(())
 }
@@ -156,12 +162,12 @@ pub(super) fn setrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
         return Ok(());
     }
     check_value_size(session, offset, patch.len())?;
-    let mut held = session.build(built_bytes(offset + patch.len()))?;
+    session.build(built_bytes(offset + patch.len()))?;
     let len = session.modify(key, |entry| {
         let (old, expires_at_ms) =
             entry.map_or((&b""[..], None), |entry| (&entry.value[..], entry.expires_at_ms));
         let end = offset + patch.len();
-        session.build_more(&mut held, built_bytes(old.len().max(end)))?;
+        session.build_more(built_bytes(old.len().max(end)))?;
         let mut value = Vec::with_capacity(old.len().max(end));
         value.extend_from_slice(old);
         if value.len() < end {
@@ -177,7 +183,7 @@ pub(super) fn setrange(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::slice;
+    use super::{slice, slice_in_order};
 
     #[test]
     fn slices_are_clipped() {
@@ -189,10 +195,17 @@ mod tests {
             (10, 20, 0..0),
             (-100, 1, 0..2),
             (i64::MIN, i64::MAX, 0..5),
-            (0, -100, 0..0),
+            (0, -100, 0..1),
+            (1, -100, 0..0),
+            (-200, -100, 0..1),
+            (-1, -4, 0..0),
         ] {
             assert_eq!(slice(5, start, end), expected, "{start} {end}");
         }
-        assert_eq!(slice(0, 0, -1), 0..0);
+        for (start, end) in [(0, -1), (0, -100), (-2, -1), (0, 5)] {
+            assert_eq!(slice(0, start, end), 0..0);
+        }
+        assert_eq!((slice(5, -100, -200), slice_in_order(5, -100, -200)), (0..1, 0..0));
+        assert_eq!(slice_in_order(5, -200, -100), 0..1);
     }
 }

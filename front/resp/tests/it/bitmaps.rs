@@ -50,6 +50,10 @@ fn bits_are_counted_and_found() {
             ("BITCOUNT k 1 1", ":6"),
             ("BITCOUNT k -2 -1", ":7"),
             ("BITCOUNT k 5 30 BIT", ":17"),
+            ("BITCOUNT k 0 -100", ":4"),
+            ("BITCOUNT k 0 -100 BIT", ":0"),
+            ("BITCOUNT k -200 -100", ":4"),
+            ("BITCOUNT k -100 -200", ":0"),
             ("BITCOUNT k 2 1 BYTE", ":0"),
             ("BITCOUNT absent", ":0"),
             ("BITCOUNT k 0", SYNTAX),
@@ -73,6 +77,10 @@ fn bits_are_counted_and_found() {
             ("BITPOS ones 0", ":16"),
             ("BITPOS ones 0 1", ":16"),
             ("BITPOS ones 0 0 -1", ":-1"),
+            ("BITPOS ones 1 0 -100", ":0"),
+            ("BITPOS ones 1 1 -100", ":-1"),
+            ("BITPOS ones 1 -100 -200", ":0"),
+            ("BITPOS ones 1 -1 -2", ":-1"),
         ]);
     });
 }

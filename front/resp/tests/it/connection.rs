@@ -244,3 +244,52 @@ fn help_lists_subcommands() {
         assert!(client.ask(&format!("{name} HELP me")).starts_with("-ERR "));
     }
 }
+
+/// Sends each line without waiting for a reply.
+fn send_all(client: &mut Client, lines: &[&str]) {
+    for line in lines {
+        client.send_words(&line.split(' ').collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn reply_modes_hold_through_a_transaction() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    let transaction = ["MULTI", "SET k 1", "ECHO in", "EXEC"];
+    // OFF lasts, also behind EXEC.
+    send_all(&mut client, &["CLIENT REPLY OFF"]);
+    send_all(&mut client, &transaction);
+    send_all(&mut client, &["ECHO 1", "CLIENT REPLY ON"]);
+    assert_eq!(client.reply(), "+OK");
+    client.expect(&[("GET k", "$1 1")]);
+    // SKIP leaves out the reply of EXEC if it stands in front of it, and only that.
+    send_all(&mut client, &["CLIENT REPLY SKIP"]);
+    send_all(&mut client, &transaction);
+    assert_eq!([client.reply(), client.reply()], ["+QUEUED", "+QUEUED"], "MULTI is skipped");
+    assert_eq!(client.reply(), "*2 +OK $2 in");
+    client.expect(&[("ECHO 2", "$1 2")]);
+}
+
+#[test]
+fn reply_modes_said_in_a_transaction_follow_redis() {
+    let (server, _clock) = start();
+    let mut client = Client::connect(&server);
+    let queue = |client: &mut Client, lines: &[&str]| {
+        client.expect(&[("MULTI", "+OK")]);
+        lines.iter().for_each(|line| client.expect(&[(line, "+QUEUED")]));
+    };
+    // ON is answered, and so is what stands behind it.
+    send_all(&mut client, &["CLIENT REPLY OFF", "MULTI", "ECHO 1", "CLIENT REPLY ON", "ECHO 2"]);
+    send_all(&mut client, &["EXEC", "ECHO 3"]);
+    assert_eq!([client.reply(), client.reply(), client.reply()], ["+OK", "$1 2", "$1 3"]);
+    // EXEC has promised three replies when OFF stops them: as in Redis the client completes them
+    // by what it asks after ON.
+    queue(&mut client, &["ECHO 1", "CLIENT REPLY OFF", "ECHO 2"]);
+    send_all(&mut client, &["EXEC", "ECHO 3", "CLIENT REPLY ON", "ECHO 4"]);
+    assert_eq!(client.reply(), "*3 $1 1 +OK $1 4");
+    // SKIP has no reply itself and skips the command behind EXEC.
+    queue(&mut client, &["CLIENT REPLY SKIP", "ECHO 1"]);
+    send_all(&mut client, &["EXEC", "ECHO 2", "ECHO 3", "ECHO 4"]);
+    assert_eq!([client.reply(), client.reply()], ["*2 $1 1 $1 3", "$1 4"]);
+}

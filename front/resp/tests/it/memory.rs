@@ -193,3 +193,73 @@ fn idle_timeout_reaches_clients_that_do_not_read() {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// A budget in which a command that waited for memory of its own would wait for ever.
+fn bounded_for_ever() -> (Server, Arc<ByteBudget>) {
+    bounded(|options| options.memory_wait = Duration::from_secs(3600))
+}
+
+#[test]
+fn command_does_not_wait_for_memory_that_it_holds() {
+    let (server, _budget) = bounded_for_ever();
+    let mut client = Client::connect(&server);
+    let (patch, word) = ("p".repeat(1 << 20), "w".repeat(900));
+    client.expect(&[
+        // The table of LCS takes three quarters of the share and the result of BITOP nearly all.
+        (&format!("MSET first {word} second {word}"), "+OK"),
+        ("LCS first second LEN", ":900"),
+        ("SETRANGE a 1899999 x", ":1900000"),
+        ("BITOP NOT to a", ":1900000"),
+        ("BITOP OR to a to", ":1900000"),
+        // The copies of such a patch take the whole share.
+        (&format!("SETRANGE k 0 {patch}"), ":1048576"),
+        (&format!("SETRANGE k 4 {patch}"), ":1048580"),
+        (&format!("SETRANGE new 4 {patch}"), ":1048580"),
+        (&format!("APPEND tail {patch}"), ":1048576"),
+        (&format!("MSET a {patch} b c"), "+OK"),
+    ]);
+    assert!(client.ask("INFO memory").contains("request_memory_working:0 "));
+}
+
+#[test]
+fn transaction_uses_the_memory_that_exec_holds() {
+    let (server, _budget) = bounded_for_ever();
+    let mut client = Client::connect(&server);
+    let (patch, word) = ("p".repeat(1 << 20), "w".repeat(900));
+    client.expect(&[("SETRANGE a 1899999 x", ":1900000")]);
+    for (line, reply) in [
+        (format!("SETRANGE k 0 {patch}"), "*1 :1048576"),
+        (format!("APPEND tail {patch}"), "*1 :1048576"),
+        ("BITOP NOT to a".to_owned(), "*1 :1900000"),
+        (format!("MSET first {word} second {word}"), "*1 +OK"),
+        ("LCS first second LEN".to_owned(), "*1 :900"),
+        ("RANGE [first [first VALUES".to_owned(), &format!("*1 *1 $900 {word}")),
+    ] {
+        client.expect(&[("MULTI", "+OK"), (&line, "+QUEUED"), ("EXEC", reply)]);
+    }
+    assert!(client.ask("INFO memory").contains("request_memory_working:0 "));
+}
+
+#[test]
+fn commands_that_need_most_of_the_memory_take_turns() {
+    let (server, _budget) = bounded_for_ever();
+    let (patch, word) = ("p".repeat(1 << 20), "w".repeat(900));
+    Client::connect(&server).expect(&[
+        (&format!("MSET first {word} second {word}"), "+OK"),
+        ("SETRANGE a 1899999 x", ":1900000"),
+    ]);
+    std::thread::scope(|scope| {
+        for nth in 0..8 {
+            let (server, patch) = (&server, &patch);
+            scope.spawn(move || {
+                let mut client = Client::connect(server);
+                let (line, reply) = match nth % 4 {
+                    0 | 1 => ("LCS first second LEN", ":900"),
+                    2 => ("BITOP NOT to a", ":1900000"),
+                    _ => (&format!("SETRANGE k 0 {patch}")[..], ":1048576"),
+                };
+                client.expect(&[(line, reply); 3]);
+            });
+        }
+    });
+}

@@ -143,14 +143,14 @@ impl Client {
         }
     }
 
-    /// The flags of CLIENT LIST: `t` for a client that tracks keys, with `B` in the mode BCAST, `x`
-    /// between MULTI and EXEC, and `N` for none of these.
+    /// The flags of CLIENT LIST in the order of Redis: `x` between MULTI and EXEC, `t` for a client
+    /// that tracks keys, with `B` in the mode BCAST, and `N` for none of these.
     fn flags(&self) -> String {
         let mode = self.invalidations.mode();
         let flags = [
+            ('x', self.queued.load(Ordering::Relaxed) >= 0),
             ('t', mode.is_on()),
             ('B', mode.is_on() && mode.has(TrackingMode::BCAST)),
-            ('x', self.queued.load(Ordering::Relaxed) >= 0),
         ];
         let shown: String =
             flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| *flag).collect();

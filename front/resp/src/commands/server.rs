@@ -212,8 +212,11 @@ enum NewSetting {
 /// `CONFIG SET name value…`: all or none. Every value is checked before the first one is used. The
 /// value that a setting has is accepted for every setting.
 fn set_config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    if args.len() < 4 || !args.len().is_multiple_of(2) {
+    if args.len() < 4 {
         return Err(Refusal::arity("config|set"));
+    }
+    if !args.len().is_multiple_of(2) {
+        return Err(Refusal::SYNTAX);
     }
     let mut new = Vec::new();
     for at in (2..args.len()).step_by(2) {

@@ -179,6 +179,8 @@ fn config_set_changes_all_or_nothing() {
             "CONFIG SET nothing 3",
             "-ERR Unknown option or number of arguments for CONFIG SET - 'nothing'",
         ),
+        ("CONFIG SET timeout 10 maxclients", "-ERR syntax error"),
+        ("CONFIG SET timeout", "-ERR wrong number of arguments for 'config|set' command"),
         ("CONFIG REWRITE", "-ERR The server is running without a config file"),
     ]);
     let refusal = client.ask("CONFIG SET maxclients 4294967295");

@@ -458,6 +458,9 @@ fn tracking_needs_resp3_and_ends_with_it() {
     assert!(list.contains("flags=t ") && list.contains(" redir=0 "), "{list}");
     three.expect(&[("CLIENT TRACKING OFF", "+OK"), ("CLIENT TRACKING ON BCAST", "+OK")]);
     assert!(three.ask("CLIENT INFO").contains("flags=tB "));
+    three.expect(&[("MULTI", "+OK")]);
+    assert!(two.ask("CLIENT LIST").contains("flags=xtB "));
+    three.expect(&[("DISCARD", "+OK")]);
     three.expect(&[("RESET", "+RESET"), ("CLIENT GETREDIR", ":-1")]);
     assert_eq!(figure(&mut two, "tracking_clients"), 0);
 }
@@ -729,4 +732,26 @@ fn tracking_begins_behind_writes_that_have_begun() {
     store.holds_write.store(false, Ordering::SeqCst);
     assert_eq!([reader.reply(), reader.reply()], ["+OK", "$3 new"]);
     assert_eq!(writer.reply(), "+OK");
+}
+
+#[test]
+fn caching_said_in_a_transaction_ends_with_it() {
+    on_each_store(|server, _clock| {
+        let mut writer = Client::connect(server);
+        for (mode, said, told) in [("OPTOUT", "NO", "b"), ("OPTIN", "YES", "a")] {
+            let mut reader = tracking(server, mode);
+            reader.expect(&[
+                ("MULTI", "+OK"),
+                (&format!("CLIENT CACHING {said}"), "+QUEUED"),
+                ("GET a", "+QUEUED"),
+                ("EXEC", "*2 +OK _"),
+                ("GET b", "_"),
+            ]);
+            assert!(!reader.ask("CLIENT TRACKINGINFO").contains("caching-"), "{mode}");
+            writer.expect(&[("SET a 1", "+OK"), ("SET b 1", "+OK")]);
+            assert_eq!(reader.reply(), invalid(&[told]), "{mode}");
+            reader.expect(&[("PING", "+PONG")]);
+            writer.expect(&[("DEL a b", ":2")]);
+        }
+    });
 }

@@ -175,14 +175,13 @@ pub(super) fn bitop(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
     };
     session.store().joint_writes()?;
     session.hold_for_values()?;
-    let mut combined = combine_values(session, args, combine)?;
-    if combined.is_none() {
+    loop {
+        if let Some(len) = combine_values(session, args, combine)? {
+            reply.count(len);
+            return Ok(());
+        }
         session.hold_all()?;
-        combined = combine_values(session, args, combine)?;
     }
-    let len = combined.ok_or(Refusal::fixed("ERR the memory for the result was not held"))?;
-    reply.count(len);
-    Ok(())
 }
 
 /// Writes the result of BITOP and returns its length; `None`, and nothing is done, if the session
@@ -197,7 +196,10 @@ fn combine_values(
     let values = session.store().multi_get(&sources)?;
     let len = values.iter().flatten().map(|value| value.len()).max().unwrap_or(0);
     check_value_size(session, len, 0)?;
-    if !session.try_build(built_bytes(len))? {
+    let read_bytes: u64 = values.iter().flatten().map(|value| value.len() as u64).sum();
+    let (built, most) = (built_bytes(len), session.shared.memory.working.limit_bytes());
+    // Many sources may be more than the share, of which one command then holds all.
+    if !session.try_build(built.max((built + read_bytes).min(most)))? {
         return Ok(None);
     }
     let byte = |value: &Option<PinnedSlice>, at: usize| {

@@ -142,14 +142,25 @@ impl EngineStore {
         options: &WriteOptions,
         encode: impl FnOnce(&mut WriteBatch) -> Result<()>,
     ) -> Result<()> {
+        let write = |batch: &WriteBatch| self.db().write(batch, options).map(|_| ());
+        self.write_batch_by(write, encode)
+    }
+
+    /// Has `write` do the batch that `encode` fills.
+    #[inline]
+    fn write_batch_by(
+        &self,
+        write: impl FnOnce(&WriteBatch) -> Result<()>,
+        encode: impl FnOnce(&mut WriteBatch) -> Result<()>,
+    ) -> Result<()> {
         BATCH.with_borrow_mut(|batch| {
             batch.clear();
             let encoded = encode(batch);
-            let written = encoded.and_then(|()| self.db().write(batch, options));
+            let written = encoded.and_then(|()| write(batch));
             if batch.byte_len() > KEPT_BYTES_MAX {
                 *batch = WriteBatch::new();
             }
-            written.map(|_| ())
+            written
         })
     }
 
@@ -287,6 +298,32 @@ impl EngineStore {
     }
 }
 
+impl EngineStore {
+    /// Writes what `encode` adds to a batch together with the order that `change` leads to. Reads
+    /// see both at once. They survive power loss on return.
+    fn write_with_order(
+        &self,
+        change: &JointWrite<'_>,
+        encode: impl FnOnce(&mut WriteBatch) -> Result<()>,
+    ) -> Result<()> {
+        let databases = &self.databases;
+        let order_cf = databases.made_order_family()?.id();
+        let write = |batch: &WriteBatch| {
+            databases.wait_for_writes(change.writes.iter().map(|(index, _)| *index))?;
+            databases.change_order(change.order, || {
+                self.db().write(batch, &WriteOptions::default()).map(|_| ())
+            })
+        };
+        self.write_batch_by(write, |batch| {
+            encode(batch)?;
+            let (key, value) = databases.row_after(change.order);
+            batch.put_cf(order_cf, key, &value);
+            Ok(())
+        })?;
+        self.db().sync()
+    }
+}
+
 impl Databases for EngineStore {
     fn database(&self, index: usize) -> Arc<dyn Store> {
         assert!(index < DATABASES, "there is no database {index}");
@@ -304,20 +341,7 @@ impl Databases for EngineStore {
         if change.order == Order::IDENTITY {
             self.write_batch(&self.write_options, encode)?;
         } else {
-            // Families are made first: `change_order` lets nobody make one.
-            for (index, ops) in &change.writes {
-                if ops.iter().any(|op| matches!(op, Op::Put { .. })) {
-                    databases.made_family(*index)?;
-                }
-            }
-            let order_cf = databases.made_order_family()?.id();
-            databases.change_order(change.order, |key, value| {
-                self.write_batch(&WriteOptions::synced(), |batch| {
-                    encode(batch)?;
-                    batch.put_cf(order_cf, key, value);
-                    Ok(())
-                })
-            })?;
+            databases.holding_writers(|| self.write_with_order(change, encode))?;
         }
         let cleared = change.writes.iter().filter(|(_, ops)| ops.iter().any(removes_all));
         for (before, _) in cleared {
@@ -489,8 +513,11 @@ impl Store for EngineStore {
     }
 
     fn would_stall(&self, write: bool) -> bool {
-        write
-            && (self.db().would_stall(self.family_or_default())
-                || self.db().space_state() != SpaceState::Roomy)
+        if !write {
+            return self.databases.holds_readers();
+        }
+        self.db().would_stall(self.family_or_default())
+            || self.db().space_state() != SpaceState::Roomy
+            || self.databases.holds_writers()
     }
 }

@@ -531,6 +531,13 @@ impl Session {
         done
     }
 
+    /// Does `write`, which writes to database `index`, off the runtime's workers if that would
+    /// wait. [`Session::run`] has asked the selected database only.
+    pub(crate) fn writing_to<T>(&self, index: usize, write: impl FnOnce() -> T) -> T {
+        let waits = self.store_of(index).would_stall(true);
+        if waits { tokio::task::block_in_place(write) } else { write() }
+    }
+
     /// Whether a command changes nothing, so that it may be done again.
     pub(crate) fn only_reads(&self, args: Args<'_>) -> bool {
         let queues = self.transaction.is_queueing();

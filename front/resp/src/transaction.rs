@@ -13,7 +13,8 @@
 //!    replies, and the others are done. A command that cannot be queued makes EXEC refuse all.
 //! 3. EXEC does nothing and answers null if a watched key was written, removed or has expired since
 //!    WATCH, whoever did it, even if it has the same value again. A SWAPDB of its database counts
-//!    as a write of every key that one of the two databases has.
+//!    as a write of every key that one of the two databases has, and of every watched key of both
+//!    if very many absent ones are watched ([`crate::watches`]).
 //! 4. If the write at the end fails, the reply is one error for all of the commands.
 //!
 //! Owned by the connection. Cost: a queued command is copied once, and what it writes once more.

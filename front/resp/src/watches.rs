@@ -13,7 +13,9 @@
 //! 3. The same key in two databases is two keys.
 //!
 //! Thread-safe. Cost of a put: one atomic load while nobody watches such a key, a mutex and a
-//! lookup otherwise.
+//! lookup otherwise. A swap looks at [`LOOKED_AT_MAX`] watched keys at most. If there are more, it
+//! counts as a write of all of them, because everybody waits for a swap; an EXEC may then answer
+//! null although nothing has changed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,6 +25,9 @@ use parking_lot::Mutex;
 
 use crate::databases::DATABASES;
 use crate::store::Op;
+
+/// The most watched keys that a swap looks up.
+const LOOKED_AT_MAX: usize = 1000;
 
 /// The watches of each key of a database: whether it was put since.
 type ByKey = HashMap<Box<[u8]>, Vec<Arc<AtomicBool>>>;
@@ -61,7 +66,8 @@ impl Watches {
     }
 
     /// Tells that `databases` have changed places; every stripe is held. `exists` says whether one
-    /// of them has a key, or had it before: if none has, the key stays what it was, absent.
+    /// of them has a key, or had it before: if none has, the key stays what it was, absent. It is
+    /// asked about few keys, or not at all.
     pub(crate) fn tell_swapped(&self, databases: &[usize], exists: impl Fn(&[u8]) -> bool) {
         for database in databases {
             self.swaps[*database].fetch_add(1, Ordering::SeqCst);
@@ -70,8 +76,9 @@ impl Watches {
             return;
         }
         let watched = self.databases.lock();
+        let keys: usize = databases.iter().map(|database| watched[*database].len()).sum();
         for (key, watches) in databases.iter().flat_map(|database| &watched[*database]) {
-            if exists(key) {
+            if keys > LOOKED_AT_MAX || exists(key) {
                 watches.iter().for_each(|was_put| was_put.store(true, Ordering::SeqCst));
             }
         }
@@ -143,6 +150,26 @@ mod tests {
         drop((second, other, elsewhere));
         assert!(watches.databases.lock().iter().all(ByKey::is_empty));
         assert_eq!(watches.count.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn swap_looks_up_a_bounded_number_of_watched_keys() {
+        let watches = Arc::new(Watches::default());
+        let enter = |n: usize| watches.enter(n % 2, &n.to_be_bytes());
+        let mut entered: Vec<AbsentWatch> = (0..LOOKED_AT_MAX).map(enter).collect();
+        let elsewhere = watches.enter(2, b"a");
+        let looked_at = std::cell::Cell::new(0);
+        let exists = |_: &[u8]| {
+            looked_at.set(looked_at.get() + 1);
+            false
+        };
+        watches.tell_swapped(&[0, 1], exists);
+        assert_eq!(looked_at.take(), LOOKED_AT_MAX);
+        assert!(!entered.iter().any(AbsentWatch::was_put));
+        entered.push(enter(LOOKED_AT_MAX));
+        watches.tell_swapped(&[0, 1], exists);
+        assert_eq!(looked_at.get(), 0);
+        assert!(entered.iter().all(AbsentWatch::was_put) && !elsewhere.was_put());
     }
 
     #[test]

@@ -68,17 +68,22 @@ pub(super) fn move_key(session: &Session, args: Args<'_>, reply: &mut Reply) -> 
     if from == to {
         return Err(Refusal::SAME_OBJECT);
     }
+    let moved = session.writing_to(to, || move_to(session, key, from, to))?;
+    reply.flag(moved);
+    Ok(())
+}
+
+/// Moves `key` from the selected database `from` to the database `to`; whether that was possible.
+fn move_to(session: &Session, key: &[u8], from: usize, to: usize) -> Result<bool, Refusal> {
     // A stripe is of the key in every database.
     let _guard = session.lock_plain(key);
     let is_free = !session.store_of(to).exists(key)?;
     let Some(entry) = session.store().get(key)?.filter(|_| is_free) else {
-        reply.flag(false);
-        return Ok(());
+        return Ok(false);
     };
     let put = Op::Put { key, value: &entry.value, expires_at_ms: entry.expires_at_ms };
     session.write_joint(vec![(to, vec![put]), (from, vec![Op::Delete { key }])])?;
-    reply.flag(true);
-    Ok(())
+    Ok(true)
 }
 
 /// `SWAPDB index index`: every client of either database sees the other one from now on.

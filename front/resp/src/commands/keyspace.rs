@@ -77,21 +77,28 @@ pub(super) fn copy(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
         reply.flag(copy_by_key(session, from, to, replaces)?);
         return Ok(());
     }
+    let act = || copy_to(session, from, (target, to), replaces);
+    reply.flag(session.writing_to(target, act)?);
+    Ok(())
+}
+
+/// Copies a value to a key of the database `target`; whether that was possible.
+fn copy_to(
+    session: &Session,
+    from: &[u8],
+    (target, to): (usize, &[u8]),
+    replaces: bool,
+) -> Result<bool, Refusal> {
     let _guard = session.lock_many([from, to].into_iter());
     session.store().joint_writes()?;
-    let Some(entry) = session.store().get(from)? else {
-        reply.flag(false);
-        return Ok(());
-    };
+    let Some(entry) = session.store().get(from)? else { return Ok(false) };
     if !replaces && session.store_of(target).exists(to)? {
-        reply.flag(false);
-        return Ok(());
+        return Ok(false);
     }
     let expires_at_ms = entry.expires_at_ms;
     let put = Op::Put { key: to, value: &entry.value, expires_at_ms };
     session.write_joint(vec![(target, vec![put])])?;
-    reply.flag(true);
-    Ok(())
+    Ok(true)
 }
 
 /// Copies a value in a store whose keys share no moment: it is one that the source had during the

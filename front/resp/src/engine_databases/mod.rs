@@ -14,22 +14,32 @@
 //! 3. `epoch` is odd while the order changes. A read that met an odd epoch, or another one when it
 //!    ended, is done again. So no read sees a part of a write that changes the order, and none
 //!    returns a record that its database did not show at some moment of the read.
+//! 4. A read is done [`OPTIMISTIC_ROUNDS`] times at most in that way, then once while `changing` is
+//!    held, which keeps the order as it is. No read makes a family or changes the order, both of
+//!    which take `changing`.
+//! 5. While the epoch is odd, the write is appended to the log and becomes visible. It is encoded
+//!    before, waits for stalls and for room on the disk before, and is synced afterwards, so that
+//!    reads wait for none of these.
 //!
 //! Thread-safe. Failure: what the engine says; a row that is no order is an error that names it.
 //! After an error of a write that changes the order, the row is read again, because the engine may
 //! have kept the write. Cost: a read adds three loads of words that hardly ever change, a write
-//! adds one; neither takes a lock. A change of the order is one synced write, and reads wait for
-//! it. A read-only database shows the order and the families of the moment of
-//! [`EngineDatabases::open`].
+//! adds one; neither takes a lock. A read that has to wait for a change of the order tells the
+//! runtime so, and other tasks go on. A read-only database shows the order and the families of the
+//! moment of [`EngineDatabases::open`].
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::time::Duration;
 
+use archipelago_base::clock::SystemClock;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_compute::DATABASE_FAMILIES;
 use archipelago_engine::db::{ColumnFamily, Db, ReadOptions};
-use archipelago_engine::options::CfOptions;
+use archipelago_engine::disk_space::SpaceState;
+use archipelago_engine::options::{CfOptions, WriteOptions};
 use parking_lot::Mutex;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::databases::{DATABASES, Order};
 use crate::engine_prefixes::EnginePrefixes;
@@ -39,6 +49,14 @@ const ORDER_FAMILY: &str = "archipelago.databases.1";
 
 /// Key of its only row.
 const ORDER_ROW: &[u8] = b"order";
+
+/// How often a read is done without a lock before it keeps the order as it is.
+const OPTIMISTIC_ROUNDS: usize = 3;
+
+/// How often a change of the order looks whether the writes of its families still stall, and the
+/// pause in between: one second together. After that it stalls while reads wait for it.
+const STALL_LOOKS: usize = 100;
+const STALL_PAUSE: Duration = Duration::from_millis(10);
 
 /// The databases of one engine, shared by their stores.
 pub(crate) struct EngineDatabases {
@@ -50,6 +68,8 @@ pub(crate) struct EngineDatabases {
     /// An [`Order`] as a word.
     order: AtomicU64,
     epoch: AtomicU64,
+    /// Whether a change of the order is under way, from its preparation to its sync.
+    holds_writers: AtomicBool,
     /// Held while a family is made or the order changes.
     changing: Mutex<()>,
 }
@@ -89,6 +109,7 @@ impl EngineDatabases {
             order_family,
             order: AtomicU64::new(Order::IDENTITY.to_word()),
             epoch: AtomicU64::new(0),
+            holds_writers: AtomicBool::new(false),
             changing: Mutex::default(),
         };
         let order = databases.stored_order()?;
@@ -163,17 +184,17 @@ impl EngineDatabases {
     }
 
     /// What `read` finds in the family that database `index` shows; `None` without a family. `read`
-    /// is asked again if the order changed meanwhile.
+    /// is asked again if the order changed meanwhile. It makes no family and changes no order.
     #[inline]
     pub(crate) fn read<T>(
         &self,
         index: usize,
         mut read: impl FnMut(&ColumnFamily) -> Result<T>,
     ) -> Result<Option<T>> {
-        loop {
+        for _ in 0..OPTIMISTIC_ROUNDS {
             let epoch = self.epoch.load(Ordering::Acquire);
             if epoch & 1 == 1 {
-                self.wait_for_order();
+                self.wait_for_order(|| ());
                 continue;
             }
             let found = self.family(index).map(&mut read).transpose();
@@ -183,20 +204,74 @@ impl EngineDatabases {
                 return found;
             }
         }
+        self.wait_for_order(|| self.family(index).map(&mut read).transpose())
     }
 
+    /// Calls `act` when no change of the order is under way, and before the next one. The runtime
+    /// has other threads run the tasks of this one meanwhile.
     #[cold]
-    fn wait_for_order(&self) {
-        drop(self.changing.lock());
+    fn wait_for_order<T>(&self, act: impl FnOnce() -> T) -> T {
+        let wait = || {
+            let _one_at_a_time = self.changing.lock();
+            act()
+        };
+        let is_worker = Handle::try_current()
+            .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
+        if is_worker { tokio::task::block_in_place(wait) } else { wait() }
     }
 
-    /// Does `write`, which gets the row of the order after `next`: key and value, to be written in
-    /// the same batch to [`EngineDatabases::made_order_family`]. Reads wait for it. The caller
-    /// keeps writers out and has made every family that `write` needs.
+    /// Whether a read now would wait for a change of the order.
+    #[inline]
+    pub(crate) fn holds_readers(&self) -> bool {
+        self.epoch.load(Ordering::Relaxed) & 1 == 1
+    }
+
+    /// Whether a write now would wait for the stripes that a change of the order holds.
+    pub(crate) fn holds_writers(&self) -> bool {
+        self.holds_writers.load(Ordering::Relaxed)
+    }
+
+    /// Does `change`, which includes a change of the order, while
+    /// [`EngineDatabases::holds_writers`] says so. The caller holds every stripe.
+    pub(crate) fn holding_writers<T>(&self, change: impl FnOnce() -> T) -> T {
+        self.holds_writers.store(true, Ordering::Relaxed);
+        let done = change();
+        self.holds_writers.store(false, Ordering::Relaxed);
+        done
+    }
+
+    /// The row of the order after `next`: its key and value.
+    pub(crate) fn row_after(&self, next: Order) -> (&'static [u8], [u8; DATABASES]) {
+        (ORDER_ROW, self.order().then(next).to_bytes())
+    }
+
+    /// Waits for what a write to the families of the databases `indexes` and to that of the order
+    /// would wait for. The caller keeps writers out, so that little can come in between.
+    pub(crate) fn wait_for_writes(&self, indexes: impl Iterator<Item = usize>) -> Result<()> {
+        let of_order = self.made_order_family()?;
+        if self.db.would_stall(of_order) || self.db.space_state() != SpaceState::Roomy {
+            // The row as it is: this waits for memory and room, or says why there is none.
+            let row = self.order().to_bytes();
+            self.db.put_with(of_order, ORDER_ROW, &row, &WriteOptions::default())?;
+        }
+        let clock = SystemClock::shared();
+        for family in indexes.filter_map(|index| self.family(index)) {
+            let mut looks = 0;
+            while looks < STALL_LOOKS && self.db.would_stall(family) {
+                clock.sleep(STALL_PAUSE);
+                looks += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does `write`, a batch with [`EngineDatabases::row_after`] `next`. Reads wait for it, so it
+    /// is ready to be written. The caller keeps writers out, and makes it survive power loss
+    /// before they go on.
     pub(crate) fn change_order(
         &self,
         next: Order,
-        write: impl FnOnce(&[u8], &[u8]) -> Result<()>,
+        write: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let _one_at_a_time = self.changing.lock();
         let changed = self.order().then(next);
@@ -204,7 +279,7 @@ impl EngineDatabases {
         assert!(epoch & 1 == 0, "one change of the order at a time");
         self.epoch.store(epoch + 1, Ordering::Relaxed);
         fence(Ordering::Release);
-        let written = write(ORDER_ROW, &changed.to_bytes());
+        let written = write();
         let order = match &written {
             Ok(()) => changed,
             Err(_) => self.stored_order().unwrap_or(self.order()),

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use archipelago_engine::db::Components;
 use archipelago_engine::options::{DbOptions, WriteOptions};
@@ -150,6 +150,76 @@ fn failed_swap_leaves_memory_and_disk_in_one_order() {
         }
     }
     assert!(outcomes.len() > 3 && !outcomes[0], "{outcomes:?}");
+}
+
+/// A runtime with one worker for tasks.
+fn one_worker() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap()
+}
+
+#[test]
+fn read_that_waits_for_an_order_gives_up_its_worker() {
+    let databases = Arc::new(EngineDatabases::open(open(Arc::new(MemFs::new()))).unwrap());
+    let runtime = one_worker();
+    let (begun, is_odd) = mpsc::channel();
+    let (end, may_end) = mpsc::channel::<()>();
+    let changing = Arc::clone(&databases);
+    std::thread::scope(|scope| {
+        let change = scope.spawn(move || {
+            changing.change_order(Order::IDENTITY, || {
+                begun.send(()).unwrap();
+                may_end.recv().unwrap();
+                Ok(())
+            })
+        });
+        is_odd.recv().unwrap();
+        assert!(databases.holds_readers());
+        let (reading, other) = (Arc::clone(&databases), runtime.handle().clone());
+        let read = runtime.spawn(async move {
+            // It runs on the worker that the read gives up; the change would never end otherwise.
+            drop(other.spawn(async move { end.send(()).unwrap() }));
+            reading.read(0, |_| Ok("found"))
+        });
+        assert_eq!(runtime.block_on(read).unwrap().unwrap(), Some("found"));
+        change.join().unwrap().unwrap();
+    });
+    assert!(!databases.holds_readers());
+}
+
+#[test]
+fn read_is_done_four_times_at_most_while_the_order_changes() {
+    let databases = EngineDatabases::open(open(Arc::new(MemFs::new()))).unwrap();
+    let (mut rounds, mut locked) = (0, false);
+    let found = databases.read(0, |_| {
+        rounds += 1;
+        // Another swap during each round, as long as one can be.
+        locked = databases.changing.is_locked();
+        if !locked {
+            databases.change_order(Order::IDENTITY, || Ok(()))?;
+        }
+        Ok(rounds)
+    });
+    assert_eq!((found.unwrap(), locked), (Some(OPTIMISTIC_ROUNDS + 1), true));
+}
+
+#[test]
+fn writers_are_held_until_a_swap_is_synced_and_readers_are_not() {
+    let fs = MemFs::new();
+    let store = Arc::new(filled(Arc::new(fs.clone())));
+    let (synced, seen) = (Arc::new(Mutex::new(Vec::new())), Arc::clone(&store));
+    let notes = Arc::clone(&synced);
+    let me = std::thread::current().id();
+    fs.on_sync(Arc::new(move |_, _| {
+        if std::thread::current().id() == me {
+            notes.lock().push((seen.would_stall(true), seen.would_stall(false), both(&seen)));
+        }
+    }));
+    swap(&store, 0, 1).unwrap();
+    fs.clear_on_sync();
+    let synced = synced.lock();
+    assert!(!synced.is_empty() && !store.would_stall(true));
+    assert!(synced.iter().all(|(writers, readers, _)| *writers && !readers), "{synced:?}");
+    assert_eq!(synced.last().unwrap().2, AFTER, "the order is visible before it is synced");
 }
 
 #[test]

@@ -240,6 +240,42 @@ fn swapdb_is_seen_by_all_connections_at_once() {
 }
 
 #[test]
+fn swapdb_that_waits_for_its_sync_holds_up_no_worker() {
+    let fs = Arc::new(MemFs::new());
+    let components = Components { fs: Arc::clone(&fs) as _, ..Components::default() };
+    let db = Db::open_with("/data", DbOptions::default(), components).unwrap();
+    let store = Arc::new(EngineStore::new(db, WriteOptions::default()).unwrap());
+    let options = ServerOptions { worker_threads: 1, ..ServerOptions::default() };
+    let server = Server::start("127.0.0.1:0", store, options).unwrap();
+    let mut reader = Client::connect(&server);
+    reader.expect(&[("SET k zero", "+OK"), ("SELECT 1", "+OK"), ("SET k one", "+OK")]);
+    let mut swapper = Client::connect(&server);
+    // Makes the family of the order.
+    swapper.expect(&[("SWAPDB 0 1", "+OK"), ("SWAPDB 0 1", "+OK")]);
+    let (held, is_waiting) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
+    let (gate, waits) = (Arc::clone(&held), Arc::clone(&is_waiting));
+    fs.on_sync(Arc::new(move |_, _| {
+        while gate.load(Ordering::SeqCst) {
+            waits.store(true, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }));
+    swapper.send_words(&["SWAPDB", "0", "1"]);
+    while !is_waiting.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut other = Client::connect(&server);
+    reader.expect(&[("GET k", "$4 zero"), ("MGET k", "*1 $4 zero")]);
+    other.expect(&[("GET k", "$3 one"), ("PING", "+PONG")]);
+    let mut writer = Client::connect(&server);
+    writer.send_words(&["SET", "k", "later"]);
+    other.expect(&[("GET k", "$3 one"), ("PING", "+PONG")]);
+    held.store(false, Ordering::SeqCst);
+    assert_eq!([swapper.reply(), writer.reply()], ["+OK", "+OK"]);
+    other.expect(&[("GET k", "$5 later")]);
+}
+
+#[test]
 fn swapdb_inside_a_transaction_holds_for_the_commands_behind_it() {
     on_each_store(|server, _clock| {
         let mut client = Client::connect(server);

@@ -7,7 +7,9 @@ use std::time::Duration;
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_resp::mem_store::MemStore;
-use archipelago_resp::store::{Entry, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit};
+use archipelago_resp::store::{
+    Databases, Entry, JointWrite, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit,
+};
 use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, encode};
@@ -268,4 +270,106 @@ fn store_with_one_database_answers_as_a_cluster_node() {
         ("EXEC", "*2 +OK -ERR SELECT is not allowed in cluster mode"),
         ("GET k", "$1 v"),
     ]);
+}
+
+/// A database in memory beside others, of which number 1 can be made to let writes wait.
+struct Beside {
+    records: Arc<dyn Store>,
+    index: usize,
+    stalled: Arc<AtomicBool>,
+    is_waiting: Arc<AtomicBool>,
+}
+
+impl Beside {
+    fn wait_in(&self, index: usize) {
+        while index == 1 && self.stalled.load(Ordering::SeqCst) {
+            self.is_waiting.store(true, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Databases for Beside {
+    fn database(&self, index: usize) -> Arc<dyn Store> {
+        let records = self.records.databases().unwrap().database(index);
+        let (stalled, is_waiting) = (Arc::clone(&self.stalled), Arc::clone(&self.is_waiting));
+        Arc::new(Self { records, index, stalled, is_waiting })
+    }
+
+    fn write_joint(&self, change: &JointWrite<'_>) -> Result<()> {
+        change.writes.iter().for_each(|(index, _)| self.wait_in(*index));
+        self.records.databases().unwrap().write_joint(change)
+    }
+}
+
+impl Store for Beside {
+    fn databases(&self) -> Option<&dyn Databases> {
+        Some(self)
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+        self.records.get(key)
+    }
+
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
+        self.records.multi_get(keys)
+    }
+
+    fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        self.wait_in(self.index);
+        self.records.write(ops)
+    }
+
+    fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
+        self.records.scan(range, reverse, visit)
+    }
+
+    fn approximate_count(&self) -> Result<u64> {
+        self.records.approximate_count()
+    }
+
+    fn keyspace(&self) -> Result<Keyspace> {
+        self.records.keyspace()
+    }
+
+    fn expired_keys(&self) -> u64 {
+        0
+    }
+
+    fn info(&self) -> String {
+        String::new()
+    }
+
+    fn would_stall(&self, write: bool) -> bool {
+        write && self.index == 1 && self.stalled.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn writes_to_another_database_that_stalls_hold_up_nobody() {
+    let (stalled, is_waiting) = (Arc::new(AtomicBool::new(false)), Arc::default());
+    let clock = archipelago_base::clock::SystemClock::shared();
+    let store = Beside {
+        records: Arc::new(MemStore::new(clock)),
+        index: 0,
+        stalled: Arc::clone(&stalled),
+        is_waiting: Arc::clone(&is_waiting),
+    };
+    let options = ServerOptions { worker_threads: 1, ..ServerOptions::default() };
+    let server = Server::start("127.0.0.1:0", Arc::new(store), options).unwrap();
+    let mut other = Client::connect(&server);
+    for line in ["COPY k l DB 1", "COPY k l DB 1 REPLACE", "MOVE k 1"] {
+        other.expect(&[("SET k v", "+OK")]);
+        is_waiting.store(false, Ordering::SeqCst);
+        stalled.store(true, Ordering::SeqCst);
+        let mut client = Client::connect(&server);
+        client.send_words(&line.split(' ').collect::<Vec<_>>());
+        while !is_waiting.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        other.expect(&[("PING", "+PONG"), ("GET k", "$1 v")]);
+        stalled.store(false, Ordering::SeqCst);
+        assert_eq!(client.reply(), ":1", "{line}");
+    }
+    other.expect(&[("GET k", "$-1"), ("SELECT 1", "+OK"), ("MGET k l", "*2 $1 v $1 v")]);
 }

@@ -12,8 +12,12 @@
 //! 4. A table below L0 ends at a quarter of the budget, because its builder keeps the hashes of all
 //!    its keys and its index in memory.
 //!
-//! With a budget of 512 MiB or more, these bounds change nothing about the default options. Cost: a
-//! few arithmetic operations for each memtable, job or table.
+//! With a budget of 512 MiB or more, these bounds change nothing about the default options. An
+//! option that is lowered is logged when the database is opened or the family is created: as a
+//! warning if somebody set it, as information if it is the default. Cost: a few arithmetic
+//! operations for each memtable, job or table.
+
+use crate::options::{CfOptions, DbOptions};
 
 /// One memtable takes at most one part in this many of the budget.
 const MEMTABLE_SHARE: u64 = 8;
@@ -75,10 +79,68 @@ impl MemoryShares {
     }
 }
 
+/// An option, what was asked for, what the budget leaves of it, and its default.
+type Share = (&'static str, u64, u64, u64);
+
+impl MemoryShares {
+    /// Logs the options of a database that exceed their shares.
+    pub(crate) fn log_lowered(self, options: &DbOptions) {
+        let (cache, default) = (options.block_cache_bytes, DbOptions::default());
+        let readahead = options.compaction_readahead_bytes;
+        let shares = [
+            ("block_cache_bytes", cache, self.cache_bytes(cache), default.block_cache_bytes),
+            (
+                "compaction_readahead_bytes",
+                readahead,
+                self.readahead_bytes(readahead, 1),
+                default.compaction_readahead_bytes,
+            ),
+        ];
+        self.log("", shares);
+    }
+
+    /// Logs the options of a column family that exceed their shares.
+    pub(crate) fn log_lowered_in_family(self, family: &str, options: &CfOptions) {
+        let (buffer, default) = (options.write_buffer_bytes, CfOptions::default());
+        let table = options.target_file_bytes;
+        let shares = [
+            ("write_buffer_bytes", buffer, self.memtable_bytes(buffer), default.write_buffer_bytes),
+            ("target_file_bytes", table, self.table_bytes(table), default.target_file_bytes),
+        ];
+        self.log(family, shares);
+    }
+
+    fn log(self, family: &str, shares: [Share; 2]) {
+        let budget_bytes = self.budget_bytes;
+        let lowered = shares.into_iter().filter(|(_, given, effective, _)| effective < given);
+        for (option, given, effective, default) in lowered {
+            if given == default {
+                tracing::info!(
+                    option,
+                    family,
+                    given,
+                    effective,
+                    budget_bytes,
+                    "the default of an option is lowered to its share of the memory budget"
+                );
+            } else {
+                tracing::warn!(
+                    option,
+                    family,
+                    given,
+                    effective,
+                    budget_bytes,
+                    "an option is lowered to its share of the memory budget: raise the budget, or \
+                     lower the option"
+                );
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{CfOptions, DbOptions};
 
     const MIB: u64 = 1 << 20;
 

@@ -25,7 +25,7 @@ pub(crate) fn drive<I: InternalIterator>(
             is_warm: context.warm || input.is_warm(),
             is_shadowed: input.is_shadowed(),
         };
-        writer.add(input.key(), input.value(), role)?;
+        writer.add(input.key(), input.value()?, role)?;
         input.advance()?;
     }
     check(input)?;

@@ -112,7 +112,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         self.queue.clear();
         let mut seq = newest;
         let base = loop {
-            self.queue.push(seq, Kind::Merge, self.input.value());
+            self.queue.push(seq, Kind::Merge, self.input.read_value()?);
             self.consume();
             match self.next_of_stripe(stripe)? {
                 Err(base) => break base,
@@ -124,7 +124,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
             Base::Unknown => self.fold_partly(newest)?,
             Base::Record(seq, Kind::PutExpiring) if self.base_is_live()? => {
                 self.fold_partly(newest)?;
-                self.queue.push(seq, Kind::PutExpiring, self.input.value());
+                self.queue.push(seq, Kind::PutExpiring, self.input.read_value()?);
                 self.consume();
             }
             _ => self.fold_fully(newest, stripe, base)?,
@@ -175,7 +175,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
     /// Whether the expiring record on which the input stands has not expired. Operands on it must
     /// stay apart from it: once it expires, readers see them on no value.
     fn base_is_live(&self) -> Result<bool> {
-        Ok(expiry_of(&self.key, self.input.value())? > self.rules.now_ms)
+        Ok(expiry_of(&self.key, self.input.expiry_bytes())? > self.rules.now_ms)
     }
 
     /// Operands that stay apart from their base: one operand if the operator can.
@@ -196,7 +196,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
     /// fails.
     fn fold_fully(&mut self, newest: SeqNo, stripe: usize, base: Base) -> Result<()> {
         let value = match base {
-            Base::Record(_, Kind::Put) => Some(self.input.value()),
+            Base::Record(_, Kind::Put) => Some(self.input.read_value()?),
             _ => None,
         };
         let folded = match &self.rules.merge_operator {
@@ -217,7 +217,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
             }
             Err(error) => {
                 if let Base::Record(seq, kind) = base {
-                    self.keep_base(seq, kind, stripe);
+                    self.keep_base(seq, kind, stripe)?;
                 }
                 self.counts.merge_errors += 1;
                 self.counts
@@ -231,7 +231,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
     /// Puts the base on which the input stands below operands that could not be folded. A base that
     /// holds no value is kept only where it hides something older, and only as a delete. Otherwise a
     /// table would hold garbage that no job removes, and would be picked to be rewritten for ever.
-    fn keep_base(&mut self, seq: SeqNo, kind: Kind, stripe: usize) {
+    fn keep_base(&mut self, seq: SeqNo, kind: Kind, stripe: usize) -> Result<()> {
         let hides = stripe > 0 || self.below.may_hold(&self.key);
         match kind {
             Kind::Delete if !hides => self.counts.dropped.deletes += 1,
@@ -241,9 +241,10 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
                 self.counts.rewritten += 1;
                 self.queue.push(seq, Kind::Delete, &[]);
             }
-            _ => self.queue.push(seq, kind, self.input.value()),
+            _ => self.queue.push(seq, kind, self.input.read_value()?),
         }
         self.consume();
+        Ok(())
     }
 }
 

@@ -489,7 +489,7 @@ impl DbInner {
         self.disk.disk_bytes.store(disk, Ordering::Relaxed);
         let buffers = families
             .iter()
-            .fold(0u64, |sum, family| sum.saturating_add(family.options.write_buffer_bytes));
+            .fold(0u64, |sum, family| sum.saturating_add(self.memtable_bytes_max(&family.options)));
         let wanted = reserve_wanted(self.options.disk_reserve_bytes, buffers, disk);
         self.disk.wanted_bytes.store(wanted, Ordering::Relaxed);
         if let Some(mut manifest) = self.manifest.try_lock() {

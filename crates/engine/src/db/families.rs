@@ -87,6 +87,7 @@ impl DbInner {
             options: Box::new(options.clone()),
         });
         let built = manifest.apply(edit)?;
+        self.memory_shares().log_lowered_in_family(name, &options);
         let version = built
             .into_iter()
             .find(|(cf, _)| *cf == id)

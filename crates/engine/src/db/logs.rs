@@ -189,7 +189,7 @@ impl DbInner {
         }
         let buffers = self.live_families().iter().fold(0u64, |sum, family| {
             let most = family.options.write_buffers_max as u64;
-            sum.saturating_add(family.options.write_buffer_bytes.saturating_mul(most))
+            sum.saturating_add(self.memtable_bytes_max(&family.options).saturating_mul(most))
         });
         let memory = buffers.min(self.budget.limit_bytes());
         memory.max(self.options.wal_segment_bytes).saturating_mul(LOG_OVER_MEMTABLES)

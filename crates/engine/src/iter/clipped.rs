@@ -111,6 +111,16 @@ impl<I: InternalIterator> InternalIterator for ClippedIterator<I> {
         self.inner.value()
     }
 
+    #[inline]
+    fn read_value(&self) -> Result<&[u8]> {
+        self.inner.read_value()
+    }
+
+    #[inline]
+    fn expiry_bytes(&self) -> &[u8] {
+        self.inner.expiry_bytes()
+    }
+
     fn is_warm(&self) -> bool {
         self.inner.is_warm()
     }

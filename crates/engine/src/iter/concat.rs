@@ -187,6 +187,16 @@ impl<O: FileOpener> InternalIterator for LevelIterator<O> {
         self.current().value()
     }
 
+    #[inline]
+    fn read_value(&self) -> Result<&[u8]> {
+        self.current().read_value()
+    }
+
+    #[inline]
+    fn expiry_bytes(&self) -> &[u8] {
+        self.current().expiry_bytes()
+    }
+
     fn is_warm(&self) -> bool {
         self.current().is_warm()
     }

@@ -294,6 +294,16 @@ impl InternalIterator for MergingIterator {
         self.current().value()
     }
 
+    #[inline]
+    fn read_value(&self) -> Result<&[u8]> {
+        self.current().read_value()
+    }
+
+    #[inline]
+    fn expiry_bytes(&self) -> &[u8] {
+        self.current().expiry_bytes()
+    }
+
     fn is_warm(&self) -> bool {
         self.current().is_warm()
     }

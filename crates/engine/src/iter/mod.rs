@@ -69,6 +69,19 @@ pub trait InternalIterator: Send {
     fn key(&self) -> &[u8];
     /// The stored value.
     fn value(&self) -> &[u8];
+    /// The stored value, or why it could not be read. A cursor that reads some values when they are
+    /// asked for shows an empty one in [`InternalIterator::value`] if that fails, so whoever uses
+    /// values of such a cursor asks here.
+    #[inline]
+    fn read_value(&self) -> Result<&[u8]> {
+        Ok(self.value())
+    }
+    /// The stored value of a record that expires, or the expiry alone, its first eight bytes, where
+    /// the value has yet to be read. Reads nothing.
+    #[inline]
+    fn expiry_bytes(&self) -> &[u8] {
+        self.value()
+    }
     /// The error that made the cursor invalid, if one did.
     fn status(&self) -> Result<()>;
     /// Whether the record lies in a block that was in the block cache when a job came to it: people read there.
@@ -110,6 +123,12 @@ impl<T: InternalIterator + ?Sized> InternalIterator for Box<T> {
     }
     fn value(&self) -> &[u8] {
         (**self).value()
+    }
+    fn read_value(&self) -> Result<&[u8]> {
+        (**self).read_value()
+    }
+    fn expiry_bytes(&self) -> &[u8] {
+        (**self).expiry_bytes()
     }
     fn status(&self) -> Result<()> {
         (**self).status()

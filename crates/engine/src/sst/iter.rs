@@ -5,21 +5,23 @@
 //!    in the index;
 //! 2. an error is kept in `status` and makes the cursor invalid; a seek begins anew;
 //! 3. with [`TableReadOptions::late_values`], a block of one large record is read when its value is
-//!    asked for: until then the cursor has the key alone, from the index. If that read fails, the
-//!    value is empty, and the next move of the cursor, also a seek, fails with the error. So a job
-//!    of many inputs holds one large value at a time, and a record that it drops is never read.
+//!    asked for: until then the cursor has the key and an expiry alone, from the index. If that
+//!    read fails, `read_value` fails with the error, `value` is empty, and the next move of the
+//!    cursor, also a seek, fails too. So a job of many inputs holds one large value at a time,
+//!    however well it is compressed, and a record that it drops is never decoded. The block comes
+//!    from the block cache, from the readahead buffer if it fits there, or from a read of its own.
 //!
 //! Cost: a step within a block copies the record's own key bytes, no allocation; a step back
 //! decodes a restart interval once and then walks what it decoded.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
 
 use super::block::Block;
 use super::data_block::Cursor;
-use super::format::{Handle, open_block};
+use super::format::{Handle, TRAILER_BYTES, open_block};
 use super::index::IndexBlock;
 use super::readahead::Readahead;
 use super::reader::{TableReadOptions, TableReader, read_raw};
@@ -44,14 +46,15 @@ pub struct TableIter {
     /// Whether a job found `block` in the block cache.
     warm: bool,
     cursor: Cursor,
-    readahead: Readahead,
+    /// Borrowed for one block at a time.
+    readahead: RefCell<Readahead>,
     status: Option<Error>,
 }
 
 /// A block of one large record that was read after the cursor had come to the record.
 #[derive(Debug)]
 struct LateValue {
-    block: Block,
+    block: Arc<Block>,
     cursor: Cursor,
 }
 
@@ -70,7 +73,7 @@ impl TableReader {
             late: None,
             warm: false,
             cursor: Cursor::default(),
-            readahead: Readahead::default(),
+            readahead: RefCell::default(),
             status: None,
         }
     }
@@ -168,8 +171,7 @@ impl TableIter {
         if self.block.is_some() && self.handle == handle {
             return Ok(());
         }
-        let is_late =
-            self.options.late_values && u64::from(handle.size) > self.options.readahead_bytes;
+        let is_late = self.options.late_values;
         if (self.options.keys_only || is_late) && index.place(self.position).has_record {
             self.block = Some(self.table.head_block(index, self.position)?);
             self.late = is_late.then(OnceCell::new);
@@ -179,7 +181,8 @@ impl TableIter {
         }
         self.late = None;
         let (spot, spare) = (index.spot(self.position), self.block.take());
-        let block = self.readahead.block(&self.table, spot, handle, &self.options, spare)?;
+        let block =
+            self.readahead.get_mut().block(&self.table, spot, handle, &self.options, spare)?;
         if block.data().is_none() {
             return Err(self.table.mixed_up(handle));
         }
@@ -200,10 +203,7 @@ impl TableIter {
     /// Reads the record whose key the cursor has already.
     fn read_late(&self) -> Result<LateValue> {
         let (table, handle) = (&self.table, self.handle);
-        let raw = read_raw(&*table.file, handle, self.options.context)?;
-        let payload = open_block(raw, &table.path, &table.footer.unique_id, handle.offset)?;
-        let file_bytes = table.footer.file_bytes;
-        let block = Block::parse(BlockKind::Data, payload, &table.path, handle, file_bytes)?;
+        let block = self.late_block()?;
         let mut cursor = Cursor::default();
         let data = block.data().ok_or_else(|| table.mixed_up(handle))?;
         cursor.seek_to_first(data).map_err(|_| table.damaged(handle))?;
@@ -213,11 +213,39 @@ impl TableIter {
         Ok(LateValue { block, cursor })
     }
 
+    /// The block of one large record that the cursor stands on. A block that fits into the
+    /// readahead is read through it, so that a table of such blocks is read in large steps.
+    fn late_block(&self) -> Result<Arc<Block>> {
+        let (table, handle) = (&self.table, self.handle);
+        if self.warm
+            && let Some(block) = table.cached_by_key(handle, BlockKind::Data)
+        {
+            return Ok(block);
+        }
+        if handle.size as usize + TRAILER_BYTES <= self.options.readahead_bytes as usize {
+            let mut readahead = self.readahead.borrow_mut();
+            return readahead.block_from_buffer(table, handle, &self.options, None);
+        }
+        let raw = read_raw(&*table.file, handle, self.options.context)?;
+        let payload = open_block(raw, &table.path, &table.footer.unique_id, handle.offset)?;
+        let file_bytes = table.footer.file_bytes;
+        Block::parse(BlockKind::Data, payload, &table.path, handle, file_bytes).map(Arc::new)
+    }
+
     #[cold]
-    fn late_value<'a>(&self, late: &'a OnceCell<Result<LateValue>>) -> &'a [u8] {
+    fn late_value<'a>(&self, late: &'a OnceCell<Result<LateValue>>) -> Result<&'a [u8]> {
         match late.get_or_init(|| self.read_late()) {
-            Ok(late) => late.block.data().map_or(&[], |data| late.cursor.value(data)),
-            Err(_) => &[],
+            Ok(late) => Ok(late.block.data().map_or(&[], |data| late.cursor.value(data))),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// The value in `block`: of a late record, what the index has of it.
+    #[inline]
+    fn present_value(&self) -> &[u8] {
+        match self.block.as_ref().and_then(|block| block.data()) {
+            Some(data) => self.cursor.value(data),
+            None => &[],
         }
     }
 
@@ -423,12 +451,22 @@ impl InternalIterator for TableIter {
     #[inline]
     fn value(&self) -> &[u8] {
         if let Some(late) = &self.late {
-            return self.late_value(late);
+            return self.late_value(late).unwrap_or_default();
         }
-        match self.block.as_ref().and_then(|block| block.data()) {
-            Some(data) => self.cursor.value(data),
-            None => &[],
+        self.present_value()
+    }
+
+    #[inline]
+    fn read_value(&self) -> Result<&[u8]> {
+        match &self.late {
+            Some(late) => self.late_value(late),
+            None => Ok(self.present_value()),
         }
+    }
+
+    #[inline]
+    fn expiry_bytes(&self) -> &[u8] {
+        self.present_value()
     }
 
     fn is_warm(&self) -> bool {

@@ -83,7 +83,8 @@ impl Readahead {
         }
     }
 
-    fn block_from_buffer(
+    /// The block, from the buffer, which is filled anew if the block is not in it.
+    pub(super) fn block_from_buffer(
         &mut self,
         table: &TableReader,
         handle: Handle,

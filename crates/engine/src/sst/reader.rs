@@ -50,9 +50,8 @@ pub struct TableReadOptions {
     /// The values are not wanted: blocks of one large record are not read, the index has their
     /// keys. A value that is shown may be cut to its first eight bytes.
     pub keys_only: bool,
-    /// For iterators of jobs: a block of one large record that exceeds `readahead_bytes` is read
-    /// when its value is asked for. An error of that read shows at the next move of the iterator,
-    /// so the job must not use a value before it has moved all iterators to their ends.
+    /// For iterators of jobs: a block of one large record is read when its value is asked for. The
+    /// job asks with `InternalIterator::read_value`, which tells an error of that read.
     pub late_values: bool,
 }
 

@@ -11,6 +11,7 @@ use archipelago_base::clock::SystemClock;
 use archipelago_base::{Error, ErrorKind, FileNo, Result, SeqNo};
 use archipelago_engine::db::{Components, Db, FaultPoint};
 use archipelago_engine::event::{Event, EventListener, Listeners};
+use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{BackgroundMode, DbOptions, RecoveryMode, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal;
@@ -549,6 +550,43 @@ fn random_errors_under_many_writers_lose_nothing_acknowledged() {
     all_there(&open_listening(&killed, &errors, threads()), "killed");
     db.close().unwrap();
     all_there(&open_listening(&faults, &errors, threads()), "reopened");
+}
+
+#[test]
+fn failed_read_of_a_large_expiring_value_is_tried_again() {
+    let value = |n: usize| vec![n as u8; 100_000];
+    let mut failed = 0;
+    for nth in 1.. {
+        let faults = FaultFs::new(Arc::new(MemFs::new()), 3);
+        let errors = Arc::new(Errors::default());
+        let db = open_listening(&faults, &errors, model::manual());
+        let (cf, options) = (db.default_family(), WriteOptions::default());
+        faults.add(Rule::on(Operation::Read).path(".sst").nth(nth));
+        for n in 0..8 {
+            let key = format!("key{}", n % 4).into_bytes();
+            db.put_expiring(cf, &key, &value(n), u64::MAX, &options).unwrap();
+            let _ = db.flush(cf);
+        }
+        while db.step_background().unwrap_or(true) {}
+        let fired = faults.fired_total() > 0;
+        faults.clear();
+        for (job, error) in &*errors.0.lock() {
+            assert_eq!(error.kind(), ErrorKind::Io, "read {nth}: {job}: {error}");
+        }
+        db.compact_range(cf, &KeyRange::all()).unwrap();
+        db.wait_for_background().unwrap();
+        assert_eq!(db.property(cf, "archipelago.health").as_deref(), Some("healthy"));
+        for n in 4..8 {
+            let found = db.get(format!("key{}", n - 4).as_bytes()).unwrap();
+            assert!(found.as_deref() == Some(&value(n)[..]), "read {nth}: key{}", n - 4);
+        }
+        db.put(b"later", b"write").unwrap();
+        if !fired {
+            break;
+        }
+        failed += usize::from(!errors.0.lock().is_empty());
+    }
+    assert!(failed >= 4, "{failed} failed reads met a background job");
 }
 
 /// A database whose fault point `point` fails as often as the counter says.

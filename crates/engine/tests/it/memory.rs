@@ -10,6 +10,8 @@ use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
+use tracing::field::{Field, Visit};
+use tracing::{Level, Metadata, Subscriber, span};
 
 use crate::support::over;
 
@@ -74,6 +76,67 @@ impl Bench {
 
     fn stalled_ns(&self) -> u64 {
         self.db.statistics().get(Ticker::StallBudgetNs)
+    }
+}
+
+/// The warnings of one thread.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Visit for Warnings {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if let Some(line) = self.0.lock().last_mut() {
+            line.push_str(&format!("{}={value:?} ", field.name()));
+        }
+    }
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN && metadata.target().ends_with("memory_shares")
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        self.0.lock().push(String::new());
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn options_over_their_share_are_logged_once_each() {
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let large = CfOptions { write_buffer_bytes: 32 * MB, ..CfOptions::default() };
+        let options = DbOptions { block_cache_bytes: 40 * MB, ..manual() };
+        let components = Components {
+            budget: Some(ByteBudget::new(48 * MB)),
+            ..over(&MemFs::new(), large.clone())
+        };
+        let db = Db::open_with("/db", options, components).unwrap();
+        db.create_family("late", CfOptions { target_file_bytes: 20 * MB, ..large }).unwrap();
+    });
+    let told = std::mem::take(&mut *warnings.0.lock());
+    let expected = [
+        ("block_cache_bytes", "", 40, 24),
+        ("write_buffer_bytes", "default", 32, 6),
+        ("write_buffer_bytes", "late", 32, 6),
+        ("target_file_bytes", "late", 20, 12),
+    ];
+    assert_eq!(told.len(), expected.len(), "{told:#?}");
+    for (line, (option, family, given, effective)) in told.iter().zip(expected) {
+        let (given, effective) = (given * MB, effective * MB);
+        let fields = format!(
+            "option={option:?} family={family:?} given={given} effective={effective} \
+             budget_bytes={}",
+            48 * MB
+        );
+        assert!(line.contains(&fields) && line.contains("lower the option"), "{line}");
     }
 }
 

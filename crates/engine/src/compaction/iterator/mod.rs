@@ -26,6 +26,9 @@
 //!    flushed-through numbers and "the latest sequence number of a key" are read from records.
 //! 9. Every input record is either written or counted under a reason
 //!    (`records_in == records_out + dropped`), so that none is lost silently.
+//! 10. An input may read a value only when it is asked for ([`InternalIterator::read_value`]). What
+//!     is dropped as hidden or expired is not asked for, and a value that could not be read ends
+//!     the iteration before a filter, a merge operator or an output sees it.
 //!
 //! Failure: an error of the input, a record that cannot be, or a panic of the merge operator or the
 //! filter ends the iteration with an error.
@@ -155,12 +158,12 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         }
     }
 
-    /// The record's stored value. It must be valid.
+    /// The record's stored value, or why it cannot be read. It must be valid.
     #[inline]
-    pub fn value(&self) -> &[u8] {
+    pub fn value(&self) -> Result<&[u8]> {
         match self.current {
-            Current::Queue => self.queue.value(),
-            _ => self.input.value(),
+            Current::Queue => Ok(self.queue.value()),
+            _ => self.input.read_value(),
         }
     }
 
@@ -333,7 +336,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
                 Ok(Some(Current::Input))
             }
             Kind::PutExpiring => {
-                let expiry = expiry_of(&self.key, self.input.value())?;
+                let expiry = expiry_of(&self.key, self.input.expiry_bytes())?;
                 if expiry <= self.rules.now_ms {
                     let dropped = self.hide(seq, stripe);
                     self.counts.dropped.expired += u64::from(dropped);
@@ -370,7 +373,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         if !self.first_of_key {
             return Ok(Some(Current::Input));
         }
-        let stored = self.input.value();
+        let stored = self.input.read_value()?;
         let value = if expiry.is_some() { &stored[EXPIRY_BYTES..] } else { stored };
         match filter.filter(&self.key, value, expiry, self.rules.now_ms)? {
             FilterDecision::Keep => Ok(Some(Current::Input)),

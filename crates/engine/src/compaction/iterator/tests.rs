@@ -261,7 +261,7 @@ impl Case {
             assert_eq!(iter.starts_key(), new_key);
             assert!(before.as_ref().is_none_or(|b| key::compare(b, iter.key()).is_lt()));
             let place = (record.user_key[0], std::cmp::Reverse(record.seq.0));
-            out.records.insert(place, (record.kind, iter.value().to_vec()));
+            out.records.insert(place, (record.kind, iter.value().unwrap().to_vec()));
             before = Some(iter.key().to_vec());
             iter.advance().unwrap();
         }

@@ -308,6 +308,7 @@ fn table_cache(
     budget: &Arc<ByteBudget>,
 ) -> TableCache {
     let shares = MemoryShares { budget_bytes: budget.limit_bytes() };
+    shares.log_lowered(options);
     let tables = TableCache::new(
         Arc::clone(fs),
         dir.to_owned(),
@@ -369,6 +370,9 @@ impl DbInner {
         }
         let mut commit = self.committer.lock();
         for (id, name, options, version) in opened {
+            if !self.options.read_only {
+                self.memory_shares().log_lowered_in_family(&name, &options);
+            }
             let active = self.new_memtable(&version, &[]);
             let first =
                 SuperVersion { active: Arc::clone(&active), immutables: Vec::new(), version };

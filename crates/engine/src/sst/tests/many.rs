@@ -271,6 +271,66 @@ fn job_reads_large_value_when_it_is_asked_for() {
     assert!(iter.value() == vec![3; 100_000]);
 }
 
+/// Forty records of 40 KB that compress to less than 2 KB.
+fn compressible() -> (Records, Bytes, FileMeta) {
+    let key = |n: u8| (format!("large{n:02}").into_bytes(), Reverse(u64::from(n) + 1));
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut value = || {
+        let mut value = vec![0; 40_000];
+        rng.fill(&mut value[..1500]);
+        value
+    };
+    let records: Records = (0..40).map(|n| (key(n), (Kind::Put, value()))).collect();
+    let options = TableOptions { compression: Compression::Lz4, ..TableOptions::default() };
+    let (bytes, meta) = build(&records, &[], options);
+    assert!(meta.size_bytes < 80_000, "{}", meta.size_bytes);
+    (records, bytes, meta)
+}
+
+#[test]
+fn job_decodes_compressed_value_when_it_is_asked_for() {
+    let (records, bytes, meta) = compressible();
+    let (table, file) = open_with(&bytes, Some(&meta), 0).unwrap();
+    let before = file.reads.load(Ordering::Relaxed);
+    let mut iter = table.iter(late());
+    iter.seek_to_first();
+    for _ in &records {
+        assert!(iter.valid());
+        iter.next();
+    }
+    assert!(!iter.valid());
+    iter.status().unwrap();
+    assert_eq!(file.reads.load(Ordering::Relaxed), before, "a value was read");
+    iter.seek_to_first();
+    for (_, value) in records.values() {
+        assert!(iter.read_value().unwrap() == value && iter.value() == value, "another value");
+        iter.next();
+    }
+    let reads = file.reads.load(Ordering::Relaxed) - before;
+    assert_eq!(reads, 2, "the values are read ahead, 64 KiB at a time");
+}
+
+#[test]
+fn job_takes_large_value_from_the_block_cache() {
+    let records = large();
+    let (bytes, meta) = build(&records, &[], plain());
+    let (table, file) = open_with(&bytes, Some(&meta), 64 << 20).unwrap();
+    let values = |options: TableReadOptions| {
+        let before = file.reads.load(Ordering::Relaxed);
+        let mut iter = table.iter(options);
+        iter.seek_to_first();
+        for (_, value) in records.values() {
+            assert!(iter.read_value().unwrap() == value, "another value");
+            iter.next();
+        }
+        iter.status().unwrap();
+        file.reads.load(Ordering::Relaxed) - before
+    };
+    assert_eq!(values(late()), 5);
+    assert_eq!(values(TableReadOptions::foreground()), 5);
+    assert_eq!(values(late()), 0);
+}
+
 #[test]
 fn large_value_that_cannot_be_read_ends_the_iterator() {
     let (bytes, meta) = build(&large(), &[], plain());
@@ -284,6 +344,7 @@ fn large_value_that_cannot_be_read_ends_the_iterator() {
         iter.next();
     }
     assert!(iter.valid() && iter.value().is_empty());
+    assert_eq!(iter.read_value().unwrap_err().kind(), ErrorKind::Corrupt);
     iter.next();
     assert!(!iter.valid() && iter.status().is_err());
     // A seek does not forget that a job has got a wrong value.

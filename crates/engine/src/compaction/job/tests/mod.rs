@@ -1,3 +1,4 @@
+mod late;
 mod parts;
 
 use archipelago_base::SeqNo;

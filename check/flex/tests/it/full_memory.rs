@@ -15,6 +15,7 @@ use crate::processes::{manager, start_manager, until};
 const BLOCK_BYTES: u64 = 1 << 20;
 /// Blocks of each memory node.
 const BLOCKS: u64 = 10;
+pub(crate) const ADDRESS_LEASE: Duration = Duration::from_secs(1);
 const VALUE: [u8; 1000] = [b'x'; 1000];
 
 /// A manager, two memory nodes and two compute nodes in this process.
@@ -44,8 +45,7 @@ impl Cluster {
             MemoryServer::start(settings).expect("a memory node")
         });
         let compute = [(), ()].map(|()| {
-            let store =
-                FlexSettings { address_lease: Duration::from_secs(1), ..FlexSettings::default() };
+            let store = FlexSettings { address_lease: ADDRESS_LEASE, ..FlexSettings::default() };
             FlexNode::start(FlexNodeSettings {
                 manager: vec![at.clone()],
                 listen: vec!["tcp:127.0.0.1:0".to_owned()],

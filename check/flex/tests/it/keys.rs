@@ -5,11 +5,12 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use archipelago_base::ErrorKind;
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_compute::flex::{Destination, FlexNode, Renamed, ScanLimits};
-use archipelago_flex::WriteEffect;
 use archipelago_flex::format::key_hash;
+use archipelago_flex::{WriteEffect, WriteError};
 
-use crate::full_memory::{Cluster, assert_is_full};
+use crate::full_memory::{ADDRESS_LEASE, Cluster, assert_is_full};
 use crate::processes::until;
 
 /// All keys that a scan returns whose steps go to the nodes in turn; and how many steps it took.
@@ -220,4 +221,26 @@ fn random_key_is_found_among_expired_records() {
         let number: u32 = String::from_utf8_lossy(&key[3..]).parse().expect("a number");
         assert!(number.is_multiple_of(300), "{number}");
     }
+}
+
+#[test]
+fn write_for_a_value_read_an_address_lease_ago_is_refused() {
+    let cluster = Cluster::start();
+    let node = &cluster.compute[0];
+    node.set(b"key", b"value", 0).expect("room");
+    let read = || node.get(b"key").expect("readable").expect("there");
+    let old = read();
+    SystemClock::new().sleep(ADDRESS_LEASE);
+    assert_eq!(read(), old, "it is the same value");
+    let refused = |failed: WriteError| {
+        let of_both = (failed.kind(), failed.effect());
+        assert_eq!(of_both, (ErrorKind::Busy, WriteEffect::None), "{failed}");
+        false
+    };
+    refused(node.compare_and_delete(b"key", &old).expect_err("too old"));
+    refused(node.compare_and_set(b"key", Some(&old), b"new", 0).expect_err("too old"));
+    until("a value that was just read is set", || {
+        node.compare_and_set(b"key", Some(&read()), b"new", 0).unwrap_or_else(refused)
+    });
+    assert_eq!(read().bytes, b"new");
 }

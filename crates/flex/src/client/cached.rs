@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use archipelago_base::Result;
 
 use super::look::{Found, Looked, Read};
-use super::{Value, Write, expired};
+use super::{Value, Version, Write, expired};
 use crate::cache::Place;
 use crate::format::{KeyHash, Slot, SlotIndex, key_hash};
 use crate::ids::{ComputeId, PartitionId};
@@ -71,6 +71,12 @@ impl Inner {
         Ok(Asker { me, entry, now_ns: self.now_ns() })
     }
 
+    /// The version that a slot's word names, which was the newest at some time from `since_ns` on.
+    pub(super) fn version(&self, slot: Slot, since_ns: u64) -> Version {
+        let until_ns = since_ns.saturating_add(self.settings.address_use_ns());
+        Version { slot, until_ns }
+    }
+
     /// A read that a cached pair answers without waiting for anybody; `None`: it is to be read properly, and nothing was counted.
     ///
     /// It takes effect between a look at the clock and the look at the cache. What lay there at the first, while this node was a member and held
@@ -93,7 +99,8 @@ impl Inner {
         }
         self.counts.add(Count::Reads);
         self.count(entry.partition, true);
-        let value = Value { bytes: value, expires_ms, version: word };
+        let version = self.version(word, now_ns);
+        let value = Value { bytes: value, expires_ms, version };
         Some(Some(value).filter(|value| !expired(value.expires_ms, self)))
     }
 
@@ -105,13 +112,15 @@ impl Inner {
         hash: KeyHash,
         until_ns: u64,
     ) -> Result<Served> {
-        let place = match self.caching.read(hash, key, &self.asker(entry)?) {
+        let asker = self.asker(entry)?;
+        let place = match self.caching.read(hash, key, &asker) {
             Lookup::Nothing { reads } => return Ok(Served::Nothing { reads }),
             Lookup::Pair { value, expires_ms, place, due } => {
                 if !due.is_empty() {
                     self.tell_reads(due);
                 }
-                let value = Value { bytes: value, expires_ms, version: place.word };
+                let version = self.version(place.word, asker.now_ns);
+                let value = Value { bytes: value, expires_ms, version };
                 return Ok(Served::Value(value));
             }
             Lookup::Address(place) => place,
@@ -131,7 +140,8 @@ impl Inner {
             let at_us = place.stamp.at_us.max(heard_us);
             let place = Place { stamp: Stamp { at_us, ..place.stamp }, seen_ns, ..place };
             self.caching.renew(hash, key, place);
-            return Ok(Served::Value(Value { bytes: value, expires_ms, version: place.word }));
+            let version = self.version(place.word, seen_ns);
+            return Ok(Served::Value(Value { bytes: value, expires_ms, version }));
         }
         count(&self.caching.counters.stale_addresses);
         self.caching.invalidate(hash);

@@ -158,7 +158,8 @@ impl Inner {
                     let keep = pair.unwrap_or(Keep::Address);
                     self.caching.finish_fetch(fetch, (hash, key), place, keep);
                 }
-                return Ok(Some(Some(Value { bytes: value, expires_ms, version: slot })));
+                let version = self.version(slot, seen_ns);
+                return Ok(Some(Some(Value { bytes: value, expires_ms, version })));
             }
             if !previous.is_live() {
                 return Ok(Some(None));
@@ -166,7 +167,8 @@ impl Inner {
             let before = self.read_records(&[previous], key, until_ns).await?.pop();
             return Ok(match before {
                 Some(Read::Mine { value, expires_ms, .. }) => {
-                    Some(Some(Value { bytes: value, expires_ms, version: previous }))
+                    let version = self.version(previous, seen_ns);
+                    Some(Some(Value { bytes: value, expires_ms, version }))
                 }
                 _ => None,
             });

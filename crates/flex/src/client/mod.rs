@@ -68,8 +68,25 @@ pub struct Value {
     /// Unix ms from which on the key counts as absent; 0: never.
     pub expires_ms: u64,
     /// Which version it is, for [`ComputeNode::compare_and_set`].
-    pub(crate) version: Slot,
+    pub(crate) version: Version,
 }
+
+/// Which record a value was read of. Two are equal if they name the same place.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Version {
+    pub(crate) slot: Slot,
+    /// Until when the slot's word names this record alone, by this node's clock: an address lease
+    /// after it was freed, another value of the key may lie in its place under the same word.
+    pub(crate) until_ns: u64,
+}
+
+impl PartialEq for Version {
+    fn eq(&self, other: &Self) -> bool {
+        self.slot == other.slot
+    }
+}
+
+impl Eq for Version {}
 
 /// When a write applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +94,24 @@ pub(crate) enum If {
     Always,
     Absent,
     Present,
-    Version(Slot),
+    /// This version, before its time is over.
+    Version(Version),
     /// This version, which may have expired.
     Expired(Slot),
+}
+
+impl If {
+    /// Whether a write applies to what is there and has not expired, if that was looked at before
+    /// `now_ns`.
+    pub(crate) fn applies(self, there: Option<Slot>, now_ns: u64) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Absent => there.is_none(),
+            Self::Present => there.is_some(),
+            Self::Version(read) => there == Some(read.slot) && now_ns < read.until_ns,
+            Self::Expired(version) => there == Some(version),
+        }
+    }
 }
 
 /// A write, as it was asked for.
@@ -98,16 +130,6 @@ impl Write<'_> {
     /// Whether it sets the key, whatever is there.
     fn sets(&self) -> bool {
         self.when == If::Always && self.value.is_some()
-    }
-
-    /// Whether it applies to what is there and has not expired.
-    fn applies(&self, there: Option<Slot>) -> bool {
-        match self.when {
-            If::Always => true,
-            If::Absent => there.is_none(),
-            If::Present => there.is_some(),
-            If::Version(version) | If::Expired(version) => there == Some(version),
-        }
     }
 
     /// What it does to the index; `None`: nothing.
@@ -165,6 +187,7 @@ impl ComputeNode {
     }
 
     /// Sets a key that still has the value that was read; whether it had. `None`: that is not there.
+    /// Busy, without effect, if it was read an address lease ago: it is to be read again.
     pub async fn compare_and_set(
         &self,
         key: &[u8],
@@ -173,7 +196,19 @@ impl ComputeNode {
         expires_ms: u64,
     ) -> Result<bool, WriteError> {
         let when = read.map_or(If::Absent, |read| If::Version(read.version));
-        self.0.change(key, Some((value, expires_ms)), when).await
+        let done = self.0.change(key, Some((value, expires_ms)), when).await?;
+        self.known_of(read, done)
+    }
+
+    /// What is known of a value that was read by whether a write for it was done.
+    fn known_of(&self, read: Option<&Value>, done: bool) -> Result<bool, WriteError> {
+        let is_over = |read: &Value| self.0.now_ns() >= read.version.until_ns;
+        match read.is_some_and(is_over) && !done {
+            true => Err(WriteError::without_effect(Error::busy(
+                "a write depends on a value that was read too long ago: read it again",
+            ))),
+            false => Ok(done),
+        }
     }
 
     /// Reads a key, makes a new value of it, and sets that if nobody was faster; again if somebody was. `None` from `change` leaves
@@ -197,9 +232,11 @@ impl ComputeNode {
         }
     }
 
-    /// Removes a key that still has the value that was read; whether it had.
+    /// Removes a key that still has the value that was read; whether it had. Busy, without effect,
+    /// if it was read an address lease ago: it is to be read again.
     pub async fn compare_and_delete(&self, key: &[u8], read: &Value) -> Result<bool, WriteError> {
-        self.0.write(key, None, If::Version(read.version)).await
+        let done = self.0.write(key, None, If::Version(read.version)).await?;
+        self.known_of(Some(read), done)
     }
 
     /// Removes a key; whether it was there.
@@ -436,7 +473,7 @@ impl Inner {
             return Ok(None);
         }
         let there = looked.found.as_ref().filter(|found| self.counts_for(write, found.expires_ms));
-        if !write.applies(there.map(|found| found.slot)) {
+        if !write.when.applies(there.map(|found| found.slot), self.now_ns()) {
             return self.declines(write, entry, until_ns).await.map_err(not_done);
         }
         let Some(kind) = write.kind(looked.found.as_ref()) else { return Ok(Some(false)) };
@@ -533,7 +570,8 @@ impl Inner {
                 return Ok(None);
             };
             let there = there.filter(|value| self.counts_for(write, value.expires_ms));
-            if write.applies(there.map(|value| value.version)) {
+            let slot = there.map(|value| value.version.slot);
+            if write.when.applies(slot, self.now_ns()) {
                 return Ok(None);
             }
         }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use archipelago_base::{Error, Result};
 
 use super::Rival;
-use crate::client::{If, Value};
-use crate::format::Slot;
+use crate::client::{If, Value, Version};
 use crate::node::Inner;
 use crate::wire::{Carrying, Message, Payload, Why};
 use crate::write_error::WriteError;
@@ -65,7 +64,7 @@ impl Inner {
             let Some(peer) = peer else { return Ok(None) };
             match self.ask(&peer, &message, until_ns).await? {
                 Message::Carried { done, value, expires_ms } => {
-                    let version = Slot::EMPTY;
+                    let version = Version::default();
                     return Ok(Some((done, Value { bytes: value.0, expires_ms, version })));
                 }
                 _ => self.table.late(until_ns, "a request that is sent to its partition's node")?,

@@ -17,6 +17,9 @@
 //! 2. With [`Destination::Kept`], the first write needs a destination that does not exist. A later
 //!    write, for a newer value of the source, needs the value that this move wrote before.
 //! 3. If another client deletes or moves the source after 2, the move counts as done.
+//! 4. A version is the word of a slot, which names another record of the key if the first one was
+//!    freed and its memory used again, an address lease later. So a write for a version that was
+//!    read that long ago does not apply ([`If::applies`]), and the move goes on at 1.
 //!
 //! Failure: an error before the destination was written says what became of that write. A later one
 //! is of unknown effect: the destination has a value of the source, and the source may still exist.

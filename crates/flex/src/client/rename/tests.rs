@@ -5,11 +5,15 @@ use archipelago_base::ErrorKind;
 use archipelago_base::runtime::block_on;
 
 use super::*;
+use crate::client::Version;
 use crate::format::Slot;
 use crate::write_error::WriteEffect;
 
 const FROM: &[u8] = b"from";
 const TO: &[u8] = b"to";
+
+/// How long a version names one record alone.
+const ADDRESS_USE_NS: u64 = 1000;
 
 type Script = fn(&Scripted, usize);
 
@@ -18,6 +22,7 @@ struct Scripted {
     there: RefCell<BTreeMap<Vec<u8>, Value>>,
     versions: Cell<u64>,
     writes: Cell<usize>,
+    now_ns: Cell<u64>,
     before: Script,
     /// The write that ends with an error.
     fails: usize,
@@ -29,6 +34,7 @@ impl Scripted {
             there: RefCell::default(),
             versions: Cell::new(0),
             writes: Cell::new(0),
+            now_ns: Cell::new(0),
             before,
             fails: usize::MAX,
         };
@@ -38,7 +44,8 @@ impl Scripted {
 
     fn put(&self, key: &[u8], value: &str, expires_ms: u64) {
         self.versions.set(self.versions.get() + 1);
-        let version = Slot(self.versions.get());
+        let slot = Slot(self.versions.get());
+        let version = Version { slot, until_ns: 0 };
         let value = Value { bytes: value.as_bytes().to_vec(), expires_ms, version };
         self.there.borrow_mut().insert(key.to_vec(), value);
     }
@@ -60,7 +67,9 @@ impl Scripted {
 
 impl Keys for Scripted {
     async fn read_key(&self, key: &[u8]) -> Result<Option<Value>> {
-        Ok(self.there.borrow().get(key).cloned())
+        let until_ns = self.now_ns.get() + ADDRESS_USE_NS;
+        let read = self.there.borrow().get(key).cloned();
+        Ok(read.map(|value| Value { version: Version { until_ns, ..value.version }, ..value }))
     }
 
     async fn write_key(
@@ -74,13 +83,8 @@ impl Keys for Scripted {
         if nth == self.fails {
             return Err(WriteError::without_effect(Error::busy("no room")));
         }
-        let there = self.there.borrow().get(key).map(|value| value.version);
-        let applies = match when {
-            If::Always => true,
-            If::Absent => there.is_none(),
-            If::Present => there.is_some(),
-            If::Version(version) | If::Expired(version) => there == Some(version),
-        };
+        let there = self.there.borrow().get(key).map(|value| value.version.slot);
+        let applies = when.applies(there, self.now_ns.get());
         match value {
             _ if !applies => {}
             Some((bytes, at_ms)) => {
@@ -145,8 +149,25 @@ fn value_that_is_moved_back_meanwhile_is_not_lost() {
     });
     assert_eq!(keys.rename(Destination::Overwritten).expect("done"), Renamed::Moved);
     assert_eq!((keys.shows(FROM), keys.shows(TO)), (None, value("1", 7)));
-    let version = keys.there.borrow().get(TO).map(|value| value.version);
+    let version = keys.there.borrow().get(TO).map(|value| value.version.slot);
     assert_ne!(version, Some(Slot(2)), "the other move would delete the last copy");
+}
+
+#[test]
+fn newer_source_under_the_word_of_the_old_one_is_not_lost() {
+    for destination in BOTH {
+        let keys = Scripted::new(|keys, nth| {
+            if nth == 1 {
+                // The record was freed, and its memory used again for a newer value.
+                keys.now_ns.set(keys.now_ns.get() + ADDRESS_USE_NS);
+                keys.versions.set(0);
+                keys.put(FROM, "2", 8);
+                keys.versions.set(100);
+            }
+        });
+        assert_eq!(keys.rename(destination).expect("done"), Renamed::Moved);
+        assert_eq!((keys.shows(FROM), keys.shows(TO)), (None, value("2", 8)));
+    }
 }
 
 #[test]

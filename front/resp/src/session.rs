@@ -351,6 +351,14 @@ impl Session {
         Ok(())
     }
 
+    /// Notes when a record that was read expires, for clients of the mode BCAST.
+    #[inline]
+    pub(crate) fn note_deadline(&self, key: &[u8], at_ms: u64) {
+        if self.shared.tracking.has_prefixes() {
+            self.shared.tracking.note_deadlines(&[(key, at_ms)]);
+        }
+    }
+
     /// The command that has just run is done again, so what was said for it counts again.
     pub(crate) fn will_repeat(&self) {
         self.caching.set(self.was_caching.get());
@@ -837,7 +845,9 @@ impl Session {
     ) -> Result<T, Refusal> {
         let _guard = if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock(key) };
         let (mut told, mut puts, mut changes, mut new_expiry) = (None, false, false, None);
+        let mut deadline_ms = None;
         let done = self.store().modify(key, &mut |entry| {
+            deadline_ms = entry.and_then(|entry| entry.expires_at_ms);
             let (change, tells) = match decide(entry) {
                 Ok((change, tells)) => (change, Ok(tells)),
                 Err(refusal) => (Change::Keep, Err(refusal)),
@@ -856,6 +866,8 @@ impl Session {
         if changes {
             let op = || vec![Op::Put { key, value: b"", expires_at_ms: new_expiry }];
             self.tell_tracking(op);
+        } else if let Some(at_ms) = deadline_ms {
+            self.note_deadline(key, at_ms);
         }
         done?;
         if puts && !self.is_inside() {

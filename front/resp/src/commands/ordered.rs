@@ -197,7 +197,12 @@ fn found_within(
     let (store, reverse) = (session.store(), options.reverse);
     match options.show {
         Show::Keys => store.scan_keys(range, reverse, &mut |key| show(key, b""))?,
-        _ => store.scan(range, reverse, &mut |key, value, _| show(key, value))?,
+        _ => store.scan(range, reverse, &mut |key, value, expires_at_ms| {
+            if let Some(at_ms) = expires_at_ms {
+                session.note_deadline(key, at_ms);
+            }
+            show(key, value)
+        })?,
     }
     checked.map(|()| fits)
 }

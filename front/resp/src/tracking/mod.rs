@@ -19,10 +19,12 @@
 //! 4. The table holds at most `keys_max` keys and `bytes_max` bytes. Keys beyond that are evicted,
 //!    and their clients are told as if they had been written.
 //! 5. While a client of the mode BCAST is connected, the deadlines of keys with its prefixes are
-//!    noted for reads of every connection, because such a client may read through another one.
+//!    noted for reads of every connection, because such a client may read through another one. That
+//!    includes RANGE with values, and a command that may write but has kept the record that it has read.
 //!
 //! A client that has ended stays in the table until upkeep has passed over its keys. Thread-safe by
-//! one mutex. Cost: one relaxed load for each command while nobody tracks. Otherwise a write takes
+//! one mutex. Cost: one relaxed load for each command while nobody tracks, of a cache line that is
+//! stored to only when clients begin and end. Otherwise a write takes
 //! the mutex once, and so does a read that registers, which also looks for the deadline of each
 //! key.
 
@@ -110,12 +112,33 @@ pub(crate) struct TrackingFigures {
     pub(crate) prefixes: usize,
 }
 
+/// Figures that every command reads without the lock. No other figure shares their cache line,
+/// nor the one beside it, which processors fetch together with it.
+#[derive(Default)]
+#[repr(align(128))]
+struct Published {
+    /// Clients that track.
+    clients: AtomicUsize,
+    /// Prefixes of the mode BCAST.
+    prefixes: AtomicUsize,
+}
+
+impl Published {
+    /// Stores what has changed. A figure that is stored leaves the caches of all processors.
+    fn publish(&self, table: &Table) {
+        for (published, figure) in
+            [(&self.clients, table.trackers.len()), (&self.prefixes, table.prefixes.len())]
+        {
+            if published.load(Ordering::Relaxed) != figure {
+                published.store(figure, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
 /// The tracking table of one server.
 pub(crate) struct Tracking {
-    /// Clients that track; a copy that can be read without the lock.
-    clients: AtomicUsize,
-    /// Prefixes of the mode BCAST; a copy as well.
-    prefixes: AtomicUsize,
+    published: Published,
     /// 0 for no limit.
     keys_max: AtomicUsize,
     bytes_max: u64,
@@ -133,8 +156,7 @@ impl Tracking {
         };
         let charge = budget.hold(MemoryClass::Request, 0);
         Self {
-            clients: AtomicUsize::new(0),
-            prefixes: AtomicUsize::new(0),
+            published: Published::default(),
             keys_max: AtomicUsize::new(keys_max),
             bytes_max,
             budget,
@@ -146,12 +168,12 @@ impl Tracking {
     /// Whether any client tracks.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
-        self.clients.load(Ordering::Relaxed) > 0
+        self.published.clients.load(Ordering::Relaxed) > 0
     }
 
     /// Whether any client tracks in the mode BCAST.
     pub(crate) fn has_prefixes(&self) -> bool {
-        self.prefixes.load(Ordering::Relaxed) > 0
+        self.published.prefixes.load(Ordering::Relaxed) > 0
     }
 
     /// The most keys that the table may hold; 0 for no limit.
@@ -326,8 +348,7 @@ impl Tracking {
         if charge.bytes() != table.bytes {
             charge.resize(table.bytes);
         }
-        self.clients.store(table.trackers.len(), Ordering::Relaxed);
-        self.prefixes.store(table.prefixes.len(), Ordering::Relaxed);
+        self.published.publish(table);
         done
     }
 }

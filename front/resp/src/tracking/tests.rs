@@ -141,3 +141,17 @@ fn range_touches_the_prefixes_that_may_lie_in_it() {
     check(&tracking);
     assert_eq!((tracking.figures().clients, tracking.figures().prefixes), (0, 0));
 }
+
+#[test]
+fn published_figures_share_no_cache_line_with_the_table() {
+    let (tracking, clients) = (Tracking::new(0, ByteBudget::unlimited()), Clients::default());
+    let line = |address: usize| address / 128;
+    let published = line(&raw const tracking.published as usize);
+    assert_ne!(line(&raw const tracking.table as usize), published);
+    assert_ne!(line(&raw const tracking.keys_max as usize), published);
+    let client = client(&clients);
+    tracking.begin(&client, TrackingMode::ON.with(TrackingMode::BCAST), &[b"k"]);
+    assert!(tracking.is_active() && tracking.has_prefixes());
+    tracking.end(&client);
+    assert!(!tracking.is_active() && !tracking.has_prefixes());
+}

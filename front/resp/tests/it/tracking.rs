@@ -309,6 +309,28 @@ fn key_is_invalid_when_its_deadline_passes() {
 }
 
 #[test]
+fn deadline_read_by_any_command_is_told_to_broadcast_clients() {
+    on_each_store(|server, clock| {
+        let mut writer = Client::connect(server);
+        for (command, reply) in [
+            ("GETEX k", "$1 v"),
+            ("SET k w NX GET", "$1 v"),
+            ("SETNX k w", ":0"),
+            ("RANGE [k [k", "*2 $1 k $1 v"),
+        ] {
+            // Written before anybody is to be told of its deadline.
+            writer.expect(&[("SET k v PX 50", "+OK")]);
+            let mut broadcast = tracking(server, "BCAST PREFIX k");
+            assert_eq!(figure(&mut writer, "tracking_total_keys"), 0);
+            writer.expect(&[(command, reply)]);
+            clock.advance(Duration::from_millis(50));
+            assert_eq!(broadcast.reply(), invalid(&["k"]), "{command}");
+            broadcast.expect(&[("CLIENT TRACKING OFF", "+OK")]);
+        }
+    });
+}
+
+#[test]
 fn own_deadline_of_a_noloop_client_is_told() {
     let (server, clock) = start();
     let mut client = tracking(&server, "NOLOOP");

@@ -77,27 +77,32 @@ pub(super) fn copy(session: &Session, args: Args<'_>, reply: &mut Reply) -> Hand
         reply.flag(copy_by_key(session, from, to, replaces)?);
         return Ok(());
     }
-    let act = || copy_to(session, from, (target, to), replaces);
+    let destination = Destination { database: target, key: to, replaces };
+    let act = || copy_to(session, from, &destination);
     reply.flag(session.writing_to(target, act)?);
     Ok(())
 }
 
-/// Copies a value to a key of the database `target`; whether that was possible.
-fn copy_to(
-    session: &Session,
-    from: &[u8],
-    (target, to): (usize, &[u8]),
+/// Where COPY puts a value.
+struct Destination<'a> {
+    database: usize,
+    key: &'a [u8],
+    /// Whether a record that is there is overwritten.
     replaces: bool,
-) -> Result<bool, Refusal> {
-    let _guard = session.lock_many([from, to].into_iter());
+}
+
+/// Copies the value of `from`; whether that was possible.
+fn copy_to(session: &Session, from: &[u8], destination: &Destination<'_>) -> Result<bool, Refusal> {
+    let &Destination { database, key, replaces } = destination;
+    let _guard = session.lock_many([from, key].into_iter());
     session.store().joint_writes()?;
     let Some(entry) = session.store().get(from)? else { return Ok(false) };
-    if !replaces && session.store_of(target).exists(to)? {
+    if !replaces && session.store_of(database).exists(key)? {
         return Ok(false);
     }
     let expires_at_ms = entry.expires_at_ms;
-    let put = Op::Put { key: to, value: &entry.value, expires_at_ms };
-    session.write_joint(vec![(target, vec![put])])?;
+    let put = Op::Put { key, value: &entry.value, expires_at_ms };
+    session.write_joint(vec![(database, vec![put])])?;
     Ok(true)
 }
 

@@ -20,7 +20,8 @@
 //!    and their clients are told as if they had been written.
 //! 5. While a client of the mode BCAST is connected, the deadlines of keys with its prefixes are
 //!    noted for reads of every connection, because such a client may read through another one. That
-//!    includes RANGE with values, and a command that may write but has kept the record that it has read.
+//!    includes RANGE with values, and a command that may write but has kept the record that it has
+//!    read.
 //!
 //! A client that has ended stays in the table until upkeep has passed over its keys. Thread-safe by
 //! one mutex. Cost: one relaxed load for each command while nobody tracks, of a cache line that is

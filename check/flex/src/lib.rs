@@ -1,9 +1,11 @@
 //! Seeded runs of the memory-disaggregated store: compute nodes, memory nodes, the pool's manager and the store's coordinator over the
 //! fabric in virtual time, with crashes, restarts, cuts, stops, clocks that run apart, loss, delay and doubled messages, all from one seed.
 //!
-//! What runs is what runs in production; only threads and clocks are the simulation's. What clients were told is written down
-//! (`history.rs`) and each key's history is judged by who was not written here (`judge.rs`). Clients call for as long as things go
-//! wrong. In runs with scans, nodes also list all keys while others come and go (`scans.rs`). At the end there is a time of peace, in which every key is read by every node, and what is in use is counted (`audit.rs`).
+//! The runs execute the code of the product; only threads and clocks are the simulation's. The run
+//! records every answer that a client gets (`history.rs`), and an independent linearizability
+//! checker judges the history of each key (`judge.rs`). Clients call while faults happen. In runs
+//! with scans, nodes also list all keys while clients add and remove keys (`scans.rs`). At the end
+//! the faults stop, every node reads every key, and the run counts the memory in use (`audit.rs`).
 
 mod audit;
 mod coordinator;

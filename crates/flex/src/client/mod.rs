@@ -101,8 +101,8 @@ pub(crate) enum If {
 }
 
 impl If {
-    /// Whether a write applies to what is there and has not expired, if that was looked at before
-    /// `now_ns`.
+    /// Whether a write with this condition may replace `there`, the slot of a record that has not
+    /// expired. The caller read the slot before `now_ns`.
     pub(crate) fn applies(self, there: Option<Slot>, now_ns: u64) -> bool {
         match self {
             Self::Always => true,

@@ -353,8 +353,8 @@ impl Inner {
         (bucket + skipped).min(last)
     }
 
-    /// The committed slots of some buckets, for who is within the partition's gate. `None`: the
-    /// proxy does not answer, or this node has no lease.
+    /// The committed slots of some buckets. The caller has entered the partition's gate. `None`
+    /// means that the proxy does not answer, or that this node has no lease.
     async fn words_of_buckets(
         self: &Arc<Self>,
         entry: Assigned,

@@ -1,13 +1,19 @@
-//! One of several who want the log to get somewhere takes it there for all: durable, or on its device.
+//! Group sync: one waiting writer brings the log to its device on behalf of all the others.
 //!
-//! Who finds nobody at it leads: takes the log as far as it was given out by then. Who comes meanwhile waits; the
-//! leader tells all whom its work covers, and the first of the others that it leads next.
+//! A writer that finds no such work in progress becomes the leader and covers everything that was
+//! appended by then. Writers that arrive later wait. When the work ends, the leader wakes every
+//! writer that it covered, and makes the first remaining writer the next leader.
 //!
-//! Invariants: 1. at most one leads; 2. whoever waits is told, by the leader that covers it or by being
-//! made the next; 3. `reached` only grows, and only by work that succeeded. Failure: the leader gets its error, the next is
-//! made leader all the same and meets the error itself. Thread-safe. Cost: alone, two short locks; a
-//! waiter allocates once and sleeps until it is told. All that are covered are woken at once: woken one by another, the
-//! last of eight waited for seven wake-ups.
+//! Invariants:
+//!
+//! 1. At most one writer leads.
+//! 2. Every waiting writer is either woken as covered or made the next leader.
+//! 3. `reached` only grows, and only by work that succeeded.
+//!
+//! Thread-safe. Failure: the leader gets its error. The next leader does the work again and may meet
+//! the same error. Cost: a lone writer takes two short locks; a waiting writer allocates once and
+//! sleeps until it is woken. The leader wakes all covered writers directly: if each woke the next
+//! one, the last of eight would wait for seven wake-ups.
 
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -17,11 +23,11 @@ use std::thread::{self, Thread};
 use archipelago_base::{Result, SeqNo};
 use parking_lot::{Mutex, MutexGuard};
 
-/// What a waiter was told: nothing yet,
+/// State of a waiting writer before the leader has decided about it.
 const WAITING: u8 = 0;
-/// that somebody did it,
+/// State of a writer whose record a leader has covered.
 const COVERED: u8 = 1;
-/// or that it leads.
+/// State of a writer that was made the next leader.
 const LEADING: u8 = 2;
 
 /// A thread that waits, and the cell in which it is told: abstract, so that the protocol runs under a model checker.

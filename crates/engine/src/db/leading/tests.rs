@@ -113,7 +113,8 @@ impl<const EARLY: bool> Room for Model<EARLY> {
     }
 }
 
-/// What the modelled threads do: numbers given out, the log's end, who is at it, and how many were.
+/// The log of the modelled threads: the last sequence number that was given out, the end of the
+/// log, the number of leaders at the moment, and how often a thread has led.
 #[derive(Default)]
 struct Log {
     given: shuttle::sync::atomic::AtomicU64,

@@ -7,9 +7,11 @@
 //! ([`crate::store::Databases`]), so nothing is looked up again when another client swaps.
 //! Cost of the selection: a command reads the index and the server's store of that index.
 //!
-//! Memory of the share for values ([`crate::memory::Shares::working`]) that a command holds is the
-//! session's until the command ends. A session never waits for memory of that share while it holds
-//! some of it: if it cannot enlarge at once what it holds, it gives all of it back before it waits.
+//! `held_memory` has the memory that a command holds, `plain_batch` the SETs and GETs that a
+//! pipeline does together.
+
+mod held_memory;
+mod plain_batch;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -18,7 +20,6 @@ use crate::args::Args;
 use crate::clients::Client;
 use crate::commands::{self, Command, flag};
 use crate::databases::Order;
-use crate::growing_reply::GrowingReply;
 use crate::invalidations::TrackingMode;
 use crate::locks::KeyGuard;
 use crate::memory::{FREE_BYTES, Held};
@@ -27,9 +28,7 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::shared::{Shared, Stat};
 use crate::slowlog::{self, SlowCommand};
-use crate::store::{
-    Change, Entry, Head, JointWrite, KEY_BYTES_MAX, Left, Moved, Op, Store, VALUE_BYTES_MAX,
-};
+use crate::store::{Change, Entry, Head, JointWrite, KEY_BYTES_MAX, Moved, Op, Store};
 use crate::transaction::Transaction;
 
 /// Whether replies are sent (CLIENT REPLY).
@@ -47,9 +46,6 @@ pub(crate) const INLINE_KEYS_MAX: usize = 256;
 /// The only user there is.
 pub(crate) const DEFAULT_USER: &[u8] = b"default";
 
-/// How many times a large write is in memory besides the request, at most.
-const WRITE_COPIES: u64 = 4;
-
 /// Figures of a connection since they were last added to the server's.
 #[derive(Default)]
 struct Tally {
@@ -63,7 +59,7 @@ fn bump(cell: &Cell<u64>, by: u64) {
     cell.set(cell.get() + by);
 }
 
-/// See the module.
+/// The state of one connection, and what its commands use.
 pub(crate) struct Session {
     pub(crate) shared: Arc<Shared>,
     pub(crate) client: Arc<Client>,
@@ -77,7 +73,7 @@ pub(crate) struct Session {
     pub(crate) caching: Cell<bool>,
     /// Whether it was said for the command that runs, or that has run last.
     was_caching: Cell<bool>,
-    /// See [`Session::notes_reads`].
+    /// Whether reads of this piece of input note deadlines in the tracking table.
     notes_reads: Cell<bool>,
     /// The index of the selected database.
     database: Cell<usize>,
@@ -565,238 +561,6 @@ impl Session {
         tracing::warn!(client = self.client.id, bytes, "closed for its output buffer limit");
     }
 
-    /// Longest value that a command may build: as long as one that a client may send.
-    pub(crate) fn value_bytes_max(&self) -> usize {
-        VALUE_BYTES_MAX.min(self.shared.options.limits.bulk_bytes_max)
-    }
-
-    /// Makes the session hold at least `bytes` of the share for values that commands build. It
-    /// waits for them, so the caller holds no lock and no value that it has read. A command of a
-    /// transaction does not wait but is refused, because EXEC holds locks.
-    pub(crate) fn build(&self, bytes: u64) -> Handled {
-        if bytes <= FREE_BYTES {
-            return Ok(());
-        }
-        self.hold(bytes)
-    }
-
-    fn hold(&self, bytes: u64) -> Handled {
-        let working = &self.shared.memory.working;
-        if working.try_hold(&mut self.held.borrow_mut(), bytes) {
-            return Ok(());
-        }
-        if self.is_inside() {
-            return Err(working.refusal(bytes));
-        }
-        // What this session holds may be what it would wait for.
-        drop(self.held.take());
-        let held = working.hold_blocking(bytes)?;
-        self.held.replace(held);
-        Ok(())
-    }
-
-    /// Memory for a large write of `bytes`: it is copied on its way to the store, and again by the
-    /// log. The copies of a very large one may take the whole share. While the whole budget is
-    /// exceeded, large writes wait for the store to give memory back.
-    /// EXEC holds it for all of its commands, before it takes a lock.
-    pub(crate) fn hold_for_write(&self, bytes: u64) -> Handled {
-        if self.is_inside() {
-            return Ok(());
-        }
-        let working = &self.shared.memory.working;
-        self.hold(bytes.max((WRITE_COPIES * bytes).min(working.limit_bytes())))?;
-        working.wait_for_budget(&self.shared.options.budget);
-        Ok(())
-    }
-
-    /// Memory for values of an unknown size that a command reads: a quarter of the share, so that
-    /// few such commands run at a time. It waits as [`Session::build`] does.
-    pub(crate) fn hold_for_values(&self) -> Handled {
-        match self.shared.memory.working.limit_bytes() {
-            u64::MAX => Ok(()),
-            limit => self.hold(limit / 4),
-        }
-    }
-
-    /// Makes the session hold at least `bytes` of that share without waiting. Returns whether it
-    /// does: if not, the caller drops its locks and the values that it has read, calls
-    /// [`Session::hold_all`] and starts again, and the bytes fit then.
-    /// What cannot fit, and what a transaction would have to wait for, is refused.
-    pub(crate) fn try_build(&self, bytes: u64) -> Result<bool, Refusal> {
-        let working = &self.shared.memory.working;
-        if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
-            return Ok(true);
-        }
-        match self.is_inside() || bytes > working.limit_bytes() {
-            true => Err(working.refusal(bytes)),
-            false => Ok(false),
-        }
-    }
-
-    /// Waits until the session holds the whole share for values.
-    pub(crate) fn hold_all(&self) -> Handled {
-        match self.shared.memory.working.limit_bytes() {
-            u64::MAX => Ok(()),
-            limit => self.hold(limit),
-        }
-    }
-
-    /// Memory of the same share for a reply that grows with values of unknown sizes. From here on
-    /// the reply holds what the session held; EXEC keeps what it holds.
-    pub(crate) fn growing_reply(&self) -> GrowingReply<'_> {
-        let held = if self.is_inside() { Held::default() } else { self.held.take() };
-        GrowingReply::new(&self.shared.memory.working, held, self.is_inside())
-    }
-
-    /// Makes the session hold at least `bytes` of that share, without waiting.
-    pub(crate) fn build_more(&self, bytes: u64) -> Handled {
-        let working = &self.shared.memory.working;
-        if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
-            return Ok(());
-        }
-        Err(working.refusal(bytes))
-    }
-
-    /// Writes plain SETs of one pipeline as one batch and answers each. All or none are written, if the store's writes are atomic;
-    /// none on an error, which each of them is answered with.
-    pub(crate) fn set_batch(&self, ops: &[Op<'_>], reply: &mut Reply) {
-        let started_ns = self.start_ns();
-        let left = match self.store().write_now(ops) {
-            Left::All => (0..ops.len()).collect(),
-            Left::These(left) => left,
-        };
-        self.set_left_since(started_ns, ops, &left, reply);
-    }
-
-    /// The same of plain SETs of which only those of the numbers `left` are to be done.
-    pub(crate) fn set_left(&self, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
-        self.set_left_since(self.start_ns(), ops, left, reply);
-    }
-
-    fn set_left_since(&self, started_ns: u64, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
-        self.write_left(ops, left, reply);
-        self.note_time(self.shared.set, ops.len() as u64, started_ns, || {
-            let Some(Op::Put { key, value, .. }) = ops.first() else { return Vec::new() };
-            batch_for_slowlog(&[b"SET", key, value], ops.len())
-        });
-    }
-
-    fn write_left(&self, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
-        bump(&self.tally.commands, ops.len() as u64);
-        if left.is_empty() {
-            return ops.iter().for_each(|_| reply.ok());
-        }
-        let of_left: Vec<Op<'_>> = left.iter().map(|nth| ops[*nth]).collect();
-        let write = || {
-            let _guard = match &of_left[..] {
-                [Op::Put { key, .. }] => self.shared.locks.lock_plain(key),
-                _ => self.shared.locks.lock_many(of_left.iter().map(|op| match *op {
-                    Op::Put { key, .. } | Op::Delete { key } => key,
-                    Op::DeleteRange { start, .. } => start,
-                })),
-            };
-            let done = self.store().write(&of_left);
-            self.tell_written(&of_left, done.is_ok());
-            done
-        };
-        let done = match self.store().would_stall(true) {
-            true => tokio::task::block_in_place(write),
-            false => write(),
-        };
-        let refusal = done.err().map(Refusal::Store);
-        for nth in 0..ops.len() {
-            match &refusal {
-                Some(refusal) if left.contains(&nth) => {
-                    self.refuse(self.shared.set, refusal, 1, reply);
-                }
-                _ => reply.ok(),
-            }
-        }
-    }
-
-    /// Answers a plain GET that was read already.
-    pub(crate) fn got(&self, value: Option<&[u8]>, reply: &mut Reply) {
-        bump(&self.tally.commands, 1);
-        self.shared.command_stats.ran(self.shared.get, 1, 0);
-        self.client.last_command.note(self.shared.get);
-        self.count_read(value.is_some());
-        reply.bulk_or_null(value);
-    }
-
-    /// Reads and answers one plain GET, which [`Session::note_gets`] counts later.
-    pub(crate) fn get_plain(&self, key: &[u8], reply: &mut Reply) {
-        bump(&self.tally.commands, 1);
-        match self.reading(|| self.store().get(key)) {
-            Ok(entry) => {
-                self.count_read(entry.is_some());
-                reply.bulk_or_null(entry.as_ref().map(|entry| &entry.value[..]));
-            }
-            Err(error) => self.refuse(self.shared.get, &Refusal::Store(error), 1, reply),
-        }
-    }
-
-    /// Counts `count` plain GETs, which began at `started_ns` with that of `first`.
-    pub(crate) fn note_gets(&self, first: &[u8], count: u64, started_ns: u64) {
-        self.note_time(self.shared.get, count, started_ns, || {
-            batch_for_slowlog(&[b"GET", first], count as usize)
-        });
-    }
-
-    /// Reads something of the store, off the runtime's workers if that would wait.
-    fn reading<T>(&self, read: impl FnOnce() -> T) -> T {
-        if self.store().would_stall(false) { tokio::task::block_in_place(read) } else { read() }
-    }
-
-    /// Reads the keys of a pipeline's plain GETs at once and answers each.
-    pub(crate) fn get_batch(&self, keys: &[&[u8]], reply: &mut Reply) {
-        let started_ns = self.start_ns();
-        self.read_batch(keys, reply);
-        self.note_time(self.shared.get, keys.len() as u64, started_ns, || {
-            batch_for_slowlog(&[b"GET", keys.first().copied().unwrap_or_default()], keys.len())
-        });
-    }
-
-    fn read_batch(&self, keys: &[&[u8]], reply: &mut Reply) {
-        bump(&self.tally.commands, keys.len() as u64);
-        let (mark, mut hits) = (reply.len(), 0);
-        let mut take = |value: Option<&[u8]>| {
-            hits += u64::from(value.is_some());
-            reply.bulk_or_null(value);
-        };
-        let left = &keys[self.store().get_now(keys, &mut take)..];
-        let read = if left.is_empty() {
-            Ok(())
-        } else {
-            let read = self.reading(|| self.store().multi_get(left));
-            read.map(|values| values.iter().for_each(|value| take(value.as_deref())))
-        };
-        match read {
-            Ok(()) => {
-                bump(&self.tally.hits, hits);
-                bump(&self.tally.misses, keys.len() as u64 - hits);
-            }
-            Err(error) => {
-                reply.truncate(mark);
-                self.refuse(self.shared.get, &Refusal::Store(error), keys.len(), reply);
-            }
-        }
-    }
-
-    /// Answers so many calls of a command with a refusal.
-    fn refuse(
-        &self,
-        command: &'static Command,
-        refusal: &Refusal,
-        calls: usize,
-        reply: &mut Reply,
-    ) {
-        bump(&self.tally.errors, calls as u64);
-        let line = refusal.line();
-        self.shared.command_stats.failed(command, calls as u64);
-        self.shared.command_stats.told_error(&line, calls as u64);
-        (0..calls).for_each(|_| reply.error(&line));
-    }
-
     /// The record at `key`, counted as a hit or a miss.
     #[inline]
     pub(crate) fn read(&self, key: &[u8]) -> Result<Option<Entry>, Refusal> {
@@ -836,8 +600,9 @@ impl Session {
         self.write(&[op])
     }
 
-    /// Reads `key` and makes of it what `decide` says, atomically; an expiry that has come removes the key. Returns what
-    /// `decide` told with the change that took place; what it refused changes nothing. It may be asked again.
+    /// Reads `key` and applies the change that `decide` chooses, atomically. A change whose expiry
+    /// has passed removes the key. Returns what `decide` returned with the applied change; a
+    /// refusal changes nothing. The store may call `decide` several times.
     pub(crate) fn modify<'c, T>(
         &self,
         key: &[u8],
@@ -905,15 +670,6 @@ fn slow_args(command: &Command, args: Args<'_>) -> Vec<Vec<u8>> {
 
 fn is_auth_word(arg: &[u8]) -> bool {
     arg.eq_ignore_ascii_case(b"auth")
-}
-
-/// What the slow log keeps of plain commands that a pipeline did together.
-fn batch_for_slowlog(first: &[&[u8]], count: usize) -> Vec<Vec<u8>> {
-    let mut args = slowlog::cut(first.iter().copied());
-    if count > 1 {
-        args.push(format!("... ({} more commands of one batch)", count - 1).into_bytes());
-    }
-    args
 }
 
 fn unknown_command(args: Args<'_>) -> Refusal {

@@ -1,0 +1,110 @@
+//! Memory that a command holds for the values that it builds or reads.
+//!
+//! The session owns what its command holds of the share for values
+//! ([`crate::memory::Shares::working`]), until the command ends. Invariant: a session never waits
+//! for memory of that share while it holds some of it. If it cannot enlarge immediately what it
+//! holds, it gives all of it back before it waits. A command of a transaction does not wait at all,
+//! because EXEC holds locks. Cost: nothing for commands that build small values.
+
+use super::Session;
+use crate::growing_reply::GrowingReply;
+use crate::memory::{FREE_BYTES, Held};
+use crate::refusal::{Handled, Refusal};
+use crate::store::VALUE_BYTES_MAX;
+
+/// How many times a large write is in memory besides the request, at most.
+const WRITE_COPIES: u64 = 4;
+
+impl Session {
+    /// Longest value that a command may build: as long as one that a client may send.
+    pub(crate) fn value_bytes_max(&self) -> usize {
+        VALUE_BYTES_MAX.min(self.shared.options.limits.bulk_bytes_max)
+    }
+
+    /// Makes the session hold at least `bytes` of the share for values that commands build. It
+    /// waits for them, so the caller holds no lock and no value that it has read. A command of a
+    /// transaction does not wait but is refused, because EXEC holds locks.
+    pub(crate) fn build(&self, bytes: u64) -> Handled {
+        if bytes <= FREE_BYTES {
+            return Ok(());
+        }
+        self.hold(bytes)
+    }
+
+    fn hold(&self, bytes: u64) -> Handled {
+        let working = &self.shared.memory.working;
+        if working.try_hold(&mut self.held.borrow_mut(), bytes) {
+            return Ok(());
+        }
+        if self.is_inside() {
+            return Err(working.refusal(bytes));
+        }
+        // What this session holds may be what it would wait for.
+        drop(self.held.take());
+        let held = working.hold_blocking(bytes)?;
+        self.held.replace(held);
+        Ok(())
+    }
+
+    /// Memory for a large write of `bytes`: it is copied on its way to the store, and again by the
+    /// log. The copies of a very large one may take the whole share. While the whole budget is
+    /// exceeded, large writes wait for the store to give memory back.
+    /// EXEC holds it for all of its commands, before it takes a lock.
+    pub(crate) fn hold_for_write(&self, bytes: u64) -> Handled {
+        if self.is_inside() {
+            return Ok(());
+        }
+        let working = &self.shared.memory.working;
+        self.hold(bytes.max((WRITE_COPIES * bytes).min(working.limit_bytes())))?;
+        working.wait_for_budget(&self.shared.options.budget);
+        Ok(())
+    }
+
+    /// Memory for values of an unknown size that a command reads: a quarter of the share, so that
+    /// few such commands run at a time. It waits as [`Session::build`] does.
+    pub(crate) fn hold_for_values(&self) -> Handled {
+        match self.shared.memory.working.limit_bytes() {
+            u64::MAX => Ok(()),
+            limit => self.hold(limit / 4),
+        }
+    }
+
+    /// Makes the session hold at least `bytes` of that share without waiting. Returns whether it
+    /// does: if not, the caller drops its locks and the values that it has read, calls
+    /// [`Session::hold_all`] and starts again, and the bytes fit then.
+    /// What cannot fit, and what a transaction would have to wait for, is refused.
+    pub(crate) fn try_build(&self, bytes: u64) -> Result<bool, Refusal> {
+        let working = &self.shared.memory.working;
+        if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
+            return Ok(true);
+        }
+        match self.is_inside() || bytes > working.limit_bytes() {
+            true => Err(working.refusal(bytes)),
+            false => Ok(false),
+        }
+    }
+
+    /// Waits until the session holds the whole share for values.
+    pub(crate) fn hold_all(&self) -> Handled {
+        match self.shared.memory.working.limit_bytes() {
+            u64::MAX => Ok(()),
+            limit => self.hold(limit),
+        }
+    }
+
+    /// Memory of the same share for a reply that grows with values of unknown sizes. From here on
+    /// the reply holds what the session held; EXEC keeps what it holds.
+    pub(crate) fn growing_reply(&self) -> GrowingReply<'_> {
+        let held = if self.is_inside() { Held::default() } else { self.held.take() };
+        GrowingReply::new(&self.shared.memory.working, held, self.is_inside())
+    }
+
+    /// Makes the session hold at least `bytes` of that share, without waiting.
+    pub(crate) fn build_more(&self, bytes: u64) -> Handled {
+        let working = &self.shared.memory.working;
+        if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
+            return Ok(());
+        }
+        Err(working.refusal(bytes))
+    }
+}

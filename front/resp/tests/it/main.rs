@@ -18,6 +18,7 @@ mod memory;
 mod monitoring;
 mod ordered;
 mod protocol;
+mod records;
 mod scan;
 mod store_faults;
 mod tls;

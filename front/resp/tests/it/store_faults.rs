@@ -320,25 +320,7 @@ impl Store for Beside {
         self.records.write(ops)
     }
 
-    fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
-        self.records.scan(range, reverse, visit)
-    }
-
-    fn approximate_count(&self) -> Result<u64> {
-        self.records.approximate_count()
-    }
-
-    fn keyspace(&self) -> Result<Keyspace> {
-        self.records.keyspace()
-    }
-
-    fn expired_keys(&self) -> u64 {
-        0
-    }
-
-    fn info(&self) -> String {
-        String::new()
-    }
+    crate::records::pass_scans_to_records!();
 
     fn would_stall(&self, write: bool) -> bool {
         write && self.index == 1 && self.stalled.load(Ordering::SeqCst)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use archipelago_base::Result;
 use archipelago_resp::mem_store::MemStore;
-use archipelago_resp::store::{Entry, Head, KeyRange, Keyspace, Op, PinnedSlice, Store, Visit};
+use archipelago_resp::store::{Entry, Head, Op, PinnedSlice, Store};
 use archipelago_resp::{Server, ServerOptions};
 
 use crate::client::{Client, encode, on_each_store, start, start_with};
@@ -680,25 +680,7 @@ impl Store for Gated {
         self.records.write(ops)
     }
 
-    fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
-        self.records.scan(range, reverse, visit)
-    }
-
-    fn approximate_count(&self) -> Result<u64> {
-        self.records.approximate_count()
-    }
-
-    fn keyspace(&self) -> Result<Keyspace> {
-        self.records.keyspace()
-    }
-
-    fn expired_keys(&self) -> u64 {
-        0
-    }
-
-    fn info(&self) -> String {
-        String::new()
-    }
+    crate::records::pass_scans_to_records!();
 
     fn would_stall(&self, _: bool) -> bool {
         self.holds_read.load(Ordering::SeqCst) || self.holds_write.load(Ordering::SeqCst)

@@ -1,8 +1,9 @@
-//! `archipelago bench fabric`: what each provider of the fabric takes, between two processes, beside raw memory and a
-//! bare TCP connection measured in the same run; and `sim` between two hosts of the modelled cluster, in virtual time.
+//! `archipelago bench fabric`: what each provider of the fabric takes, between two processes,
+//! beside raw memory and a bare TCP connection measured in the same run; and `sim` between two
+//! hosts of the modelled cluster, in virtual time.
 //!
-//! This process is the client; it starts itself once more for each target, with `--target`, reads the address and
-//! key that the target prints, and ends it by closing its input.
+//! This process is the client; it starts itself once more for each target, with `--target`, reads
+//! the address and key that the target prints, and ends it by closing its input.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};

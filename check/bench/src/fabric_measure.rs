@@ -1,8 +1,9 @@
 //! Measures a provider, raw memory, and a bare TCP connection, in the same way.
 //!
-//! Figures are medians. What takes less than a microsecond or so is timed in blocks, and the median is that of the
-//! blocks' means. Two processes take part: one keeps a [`Target`] or [`echo`]es, the other calls
-//! [`provider`], [`raw_memory`] and [`bare_socket`]. [`simulated`] measures two hosts of `sim`, in virtual time.
+//! Figures are medians. What takes less than a microsecond or so is timed in blocks, and the median
+//! is that of the blocks' means. Two processes take part: one keeps a [`Target`] or [`echo`]es, the
+//! other calls [`provider`], [`raw_memory`] and [`bare_socket`]. [`simulated`] measures two hosts
+//! of `sim`, in virtual time.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -26,7 +27,8 @@ use archipelago_fabric::{
 pub(crate) const SMALL_BYTES: usize = 128;
 /// Bytes of the large READ.
 pub(crate) const LARGE_BYTES: usize = 64 << 10;
-/// Bytes of the memory that is read, by everybody: what is measured is the way to it, so it fits the caches.
+/// Bytes of the memory that is read, by everybody: what is measured is the way to it, so it fits
+/// the caches.
 const REGION_BYTES: usize = 2 << 20;
 /// How many operations are in flight, or in a batch, where it is more than one.
 pub(crate) const DEPTH: usize = 16;
@@ -36,8 +38,8 @@ pub(crate) const DEPTH: usize = 16;
 pub(crate) struct Effort {
     /// Values that a median is of.
     pub samples: usize,
-    /// Operations that are timed as one, where they take less than a microsecond. Short enough that on a busy machine most
-    /// blocks are not interrupted.
+    /// Operations that are timed as one, where they take less than a microsecond. Short enough that
+    /// on a busy machine most blocks are not interrupted.
     pub block: usize,
 }
 

@@ -1,7 +1,7 @@
 //! `archipelago bench`: db_bench's benchmarks, flags and result line for Archipelago. `archipelago
-//! bench fabric` measures the fabric's providers, `archipelago bench --engine flex` the store over
-//! remote memory. Comparisons, reproductions of papers and models are commands of the laboratory
-//! (`archipelago-lab`).
+//! bench fabric` measures the fabric's providers, `archipelago bench --engine flexkv` the store
+//! over remote memory. Comparisons, reproductions of papers and models are commands of the
+//! laboratory (`archipelago-lab`).
 //!
 //! A library that the `archipelago` program calls. [`harness`] holds what the laboratory uses as
 //! well: flags, the database behind them, result lines, result files, timelines. `runner` runs a

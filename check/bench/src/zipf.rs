@@ -78,7 +78,8 @@ impl Zipf {
 pub(crate) struct Chooser {
     distribution: Distribution,
     zipf: Zipf,
-    /// Records at the start: zipfian ranks are scattered over them, so that what is hot stays hot while records are added, as YCSB's does.
+    /// Records at the start: zipfian ranks are scattered over them, so that what is hot stays hot
+    /// while records are added, as YCSB's does.
     start: u64,
 }
 

@@ -11,8 +11,8 @@
 //! 4. iterators see the same forward and backward, and every checksum holds.
 //!
 //! Every few cycles it starts a new database with other settings. Everything that is decided by
-//! chance comes from one seed; only when the kill hits is up to the machine. `--sabotage` damages the
-//! database before the check, in three ways, and succeeds if each of them is seen. With
+//! chance comes from one seed; only when the kill hits is up to the machine. `--sabotage` damages
+//! the database before the check, in three ways, and succeeds if each of them is seen. With
 //! `--full-disk` other programs fill the disk at random moments ([`shared_disk`]); the fourth
 //! sabotage is a write that was refused for want of room and is acknowledged all the same.
 

@@ -44,8 +44,8 @@ fn family_options(seed: u64, index: usize) -> CfOptions {
     }
 }
 
-/// Three small devices beside the database's directory, so that files have to move and copies are made;
-/// how small they are is decided by the database's seed.
+/// Three small devices beside the database's directory, so that files have to move and copies are
+/// made; how small they are is decided by the database's seed.
 fn devices(dir: &Path, seed: u64) -> Vec<DeviceSettings> {
     let mut rng = Rng::with_seed(seed ^ 0x71e5);
     let base = dir.parent().unwrap_or(dir);
@@ -80,7 +80,8 @@ fn storage(dir: &Path, seed: u64, open_seed: u64, dies: bool) -> Result<Storage>
     Storage::open_with(dir, &devices(dir, seed), components)
 }
 
-/// Ends the process on the spot at the step of a move, copy or sync that comes after so many others.
+/// Ends the process on the spot at the step of a move, copy or sync that comes after so many
+/// others.
 fn death(after: u64) -> tier::FaultPoint {
     let steps = AtomicU64::new(0);
     Arc::new(move |_| {
@@ -103,9 +104,9 @@ pub(crate) enum Over<'a> {
     Disk(&'a SharedDisk),
 }
 
-/// Opens the database of `seed`, over tiers or not; `open_seed` decides what may differ from open to
-/// open. Creates what is missing, families included (a kill may have come between them). A shared
-/// disk has its room back on return.
+/// Opens the database of `seed`, over tiers or not; `open_seed` decides what may differ from open
+/// to open. Creates what is missing, families included (a kill may have come between them). A
+/// shared disk has its room back on return.
 pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over<'_>) -> Result<Db> {
     let mut rng = Rng::with_seed(open_seed);
     let options = DbOptions {

@@ -29,7 +29,8 @@ const STAY_US: u64 = 50_000;
 pub(crate) struct SharedDisk(CapacityFs);
 
 impl SharedDisk {
-    /// The disk of the database in `dir`, which may be full for an existing database; `seed` decides.
+    /// The disk of the database in `dir`, which may be full for an existing database; `seed`
+    /// decides.
     pub(crate) fn new(dir: &Path, seed: u64) -> Result<Self> {
         let fs = CapacityFs::new(Arc::new(LocalFs::new()), dir, u64::MAX)?;
         fs.set_capacity(fs.used_bytes() + ROOM_BYTES);

@@ -1,10 +1,11 @@
-//! What lies in the pool once everything is at rest: one directory, every record in use named by one slot, and nothing else in use.
+//! What lies in the pool once everything is at rest: one directory, every record in use named by
+//! one slot, and nothing else in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use archipelago_flex::coordinator::directory_label;
-use archipelago_flex::format::{BUCKET_BYTES, ENTRY_BYTES, Owner, Slot, entry_offset, packing};
-use archipelago_flex::{ComputeNode, PartitionId};
+use archipelago_flexkv::coordinator::directory_label;
+use archipelago_flexkv::format::{BUCKET_BYTES, ENTRY_BYTES, Owner, Slot, entry_offset, packing};
+use archipelago_flexkv::{ComputeNode, PartitionId};
 use archipelago_pool::{Address, BlockId, Config};
 use archipelago_pool_check::Cluster;
 

@@ -7,8 +7,8 @@ use archipelago_base::random::Rng;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
-use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Rhythm, Tuning, directory_label};
-use archipelago_flex::wire::Assigned;
+use archipelago_flexkv::coordinator::{Coordinator, Desk, Plan, Rhythm, Tuning, directory_label};
+use archipelago_flexkv::wire::Assigned;
 use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
 
@@ -31,7 +31,8 @@ impl CoordinatorActor {
         let log2_buckets = rng.u32(..2);
         let plan =
             Plan { partition_bits: rng.u32(1..=3), log2_buckets, offload, ..Plan::default() };
-        // The load is followed in half of the runs; a ratio that is set by hand ends the knob's part of it.
+        // The load is followed in half of the runs; a ratio that is set by hand ends the knob's
+        // part of it.
         let tuning = Tuning {
             hotness: rng.bool(),
             knob: rng.bool(),

@@ -1,10 +1,12 @@
 //! What clients asked and were told, key by key.
 //!
-//! Keys are registers of their own: a history is linearizable if each key's is. A call that ended without an answer may have
-//! happened at any time after it began, or not at all: it stays in flight for good, and its client goes on under another name. A write
-//! that ended with an error which says that it did not happen is taken out: a value of it that is read later has no writer.
+//! Keys are registers of their own: a history is linearizable if each key's is. A call that ended
+//! without an answer may have happened at any time after it began, or not at all: it stays in
+//! flight for good, and its client goes on under another name. A write that ended with an error
+//! which says that it did not happen is taken out: a value of it that is read later has no writer.
 //!
-//! Invariants: values are numbers above 0 that no two writes share; a thread has one call at a time.
+//! Invariants: values are numbers above 0 that no two writes share; a thread has one call at a
+//! time.
 
 use std::collections::BTreeMap;
 

@@ -1,14 +1,19 @@
-//! Who says whether a history could have happened one call after another. None of them was written here.
+//! Who says whether a history could have happened one call after another. None of them was written
+//! here.
 //!
-//! **Porcupine** (Go, as a child of this process: `porcupine/main.go`) judges histories of hundreds of calls: it remembers which
-//! sets of calls led nowhere. What never returned is no call that is in flight for good, which would double its work each time,
-//! but part of the state that its model keeps: what may still happen. **Stateright's** tester does not, and takes minutes for some histories of 160 calls; it stands in where
-//! there is no Go, and clients then make as few calls as it can judge. So a run without Go proves less, and says so.
+//! **Porcupine** (Go, as a child of this process: `porcupine/main.go`) judges histories of hundreds
+//! of calls: it remembers which sets of calls led nowhere. What never returned is no call that is
+//! in flight for good, which would double its work each time, but part of the state that its model
+//! keeps: what may still happen. **Stateright's** tester does not, and takes minutes for some
+//! histories of 160 calls; it stands in where there is no Go, and clients then make as few calls as
+//! it can judge. So a run without Go proves less, and says so.
 //!
-//! Porcupine's answer may be that the time was over first: that is counted ([`Verdict::unknown`]) and is never taken for good.
+//! Porcupine's answer may be that the time was over first: that is counted ([`Verdict::unknown`])
+//! and is never taken for good.
 //!
-//! Thread-safety: one judge for the process, asked by one thread at a time. Failure: a judge that cannot be understood, or is
-//! gone, panics: nothing was checked. Cost: some milliseconds for a run's keys.
+//! Thread-safety: one judge for the process, asked by one thread at a time. Failure: a judge that
+//! cannot be understood, or is gone, panics: nothing was checked. Cost: some milliseconds for a
+//! run's keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
@@ -94,13 +99,14 @@ pub fn judge(keys: &BTreeMap<u64, Vec<Event>>) -> Verdict {
     verdict
 }
 
-/// What narrows the search, and changes no answer: of calls that never returned, a read is nothing at all; a write whose value was
-/// seen did happen, before whoever saw it first was told.
+/// What narrows the search, and changes no answer: of calls that never returned, a read is nothing
+/// at all; a write whose value was seen did happen, before whoever saw it first was told.
 #[derive(Debug, Default)]
 struct Loose {
     /// Threads whose last call was a read that never returned.
     reads: BTreeSet<u64>,
-    /// Threads whose last call was a write that never returned, by the place of the event before which it took effect.
+    /// Threads whose last call was a write that never returned, by the place of the event before
+    /// which it took effect.
     before: BTreeMap<usize, u64>,
 }
 
@@ -324,7 +330,8 @@ mod tests {
         assert!(!history(&twice));
     }
 
-    /// What stateright's tester takes minutes for: two hundred calls, many at a time, a few of them without an answer.
+    /// What stateright's tester takes minutes for: two hundred calls, many at a time, a few of them
+    /// without an answer.
     #[test]
     fn a_long_history_is_judged_by_porcupine() {
         if weaker().is_some() {

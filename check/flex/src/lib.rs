@@ -1,5 +1,6 @@
-//! Seeded runs of the memory-disaggregated store: compute nodes, memory nodes, the pool's manager and the store's coordinator over the
-//! fabric in virtual time, with crashes, restarts, cuts, stops, clocks that run apart, loss, delay and doubled messages, all from one seed.
+//! Seeded runs of the memory-disaggregated store: compute nodes, memory nodes, the pool's manager
+//! and the store's coordinator over the fabric in virtual time, with crashes, restarts, cuts,
+//! stops, clocks that run apart, loss, delay and doubled messages, all from one seed.
 //!
 //! The runs execute the code of the product; only threads and clocks are the simulation's. The run
 //! records every answer that a client gets (`history.rs`), and an independent linearizability
@@ -26,7 +27,7 @@ pub use world::{Outcome, Settings, run};
 pub fn replay_command(
     seed: u64,
     sabotage: archipelago_memory::core::Sabotage,
-    flex: archipelago_flex::Sabotage,
+    flex: archipelago_flexkv::Sabotage,
 ) -> String {
     let flag = |left_out, flag| if left_out { flag } else { "" };
     format!(

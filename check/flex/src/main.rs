@@ -27,7 +27,7 @@ fn usage() -> String {
 }
 
 fn main() -> ExitCode {
-    let (mut flex, mut scans) = (archipelago_flex::Sabotage::default(), false);
+    let (mut flex, mut scans) = (archipelago_flexkv::Sabotage::default(), false);
     let own = |word: &str| {
         match word {
             "--no-lease" => flex.no_lease = true,

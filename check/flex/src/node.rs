@@ -8,9 +8,9 @@ use archipelago_base::runtime::Runtime as _;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
-use archipelago_flex::directory::offloaded_bytes;
-use archipelago_flex::{
-    ComputeNode, FlexSettings, Sabotage, Set, Surroundings, WriteEffect, WriteError,
+use archipelago_flexkv::directory::offloaded_bytes;
+use archipelago_flexkv::{
+    ComputeNode, FlexKvSettings, Sabotage, Set, Surroundings, WriteEffect, WriteError,
 };
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
 use archipelago_pool_check::{MANAGER, REQUEST};
@@ -25,7 +25,8 @@ pub(crate) const COORDINATOR: &str = "coordinator";
 pub(crate) const LABEL: u64 = 7;
 /// Keys that are worked on.
 pub(crate) const KEYS: u64 = 12;
-/// Clients of a node that read and write, and those that only read: where a node is cut off, a write waits for long.
+/// Clients of a node that read and write, and those that only read: where a node is cut off, a
+/// write waits for long.
 const WORKERS: usize = 2;
 const READERS: usize = 1;
 /// Every so long other keys are the hot ones.
@@ -132,17 +133,17 @@ pub(crate) fn pace() -> Pace {
     Pace { request: REQUEST, pause: Duration::from_micros(500), renewal: Duration::from_millis(1) }
 }
 
-pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexSettings {
+pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexKvSettings {
     // Room for everything, for some entries beside the index, for a few partitions and no entry.
     let memory_limit = [1 << 20, 32 << 10, 19 << 10][rng.usize(..3)];
-    FlexSettings {
+    FlexKvSettings {
         sabotage,
         memory_limit,
         label: LABEL,
         lease: Duration::from_millis(10),
         address_lease: Duration::from_millis(60),
         patience: Duration::from_millis(200),
-        ..FlexSettings::default()
+        ..FlexKvSettings::default()
     }
 }
 
@@ -244,7 +245,7 @@ pub(crate) async fn get(
     shared: &Shared,
     thread: u64,
     number: u64,
-) -> Result<Option<(u64, archipelago_flex::Value)>, ()> {
+) -> Result<Option<(u64, archipelago_flexkv::Value)>, ()> {
     let mut call = shared.history.begin(thread, number, Op::Get);
     let (name, mut at_once) = (key(number), None);
     if node.get_some_at_once(&[&name], &mut |value| at_once = Some(value.map(number_in))) == 1 {
@@ -282,7 +283,8 @@ fn is_rush(now_ns: u64) -> bool {
     now_ns % HOT_FOR.as_nanos() as u64 > (HOT_FOR - RUSH).as_nanos() as u64
 }
 
-/// Sets a key, at once if that is possible; every other time some more with it, for others that call at the same moment.
+/// Sets a key, at once if that is possible; every other time some more with it, for others that
+/// call at the same moment.
 async fn set(
     node: &ComputeNode,
     shared: &Shared,

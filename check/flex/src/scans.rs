@@ -13,7 +13,7 @@ use std::time::Duration;
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::Runtime as _;
 use archipelago_base::simulation::Host;
-use archipelago_flex::{ComputeNode, ScanLimits, ScanStep};
+use archipelago_flexkv::{ComputeNode, ScanLimits, ScanStep};
 use parking_lot::Mutex;
 
 use crate::node::Shared;
@@ -163,7 +163,7 @@ pub(crate) async fn change_keys(node: ComputeNode, host: Host, shared: Shared, m
 async fn set_staying(
     node: &ComputeNode,
     scans: &Arc<Scans>,
-) -> Result<(), archipelago_flex::WriteError> {
+) -> Result<(), archipelago_flexkv::WriteError> {
     let number = {
         let mut state = scans.0.lock();
         if state.begun >= STAYING_MAX {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, HostClock};
 use archipelago_fabric::sim::{Faults, Sim};
-use archipelago_flex::ComputeNode;
+use archipelago_flexkv::ComputeNode;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
@@ -32,7 +32,7 @@ pub struct Settings {
     /// Steps of the pool's protocol that are left out on purpose: the check must notice.
     pub sabotage: Sabotage,
     /// Steps of the store's.
-    pub flex: archipelago_flex::Sabotage,
+    pub flex: archipelago_flexkv::Sabotage,
     /// Whether nodes scan all keys while others come and go.
     pub scans: bool,
 }
@@ -47,7 +47,7 @@ impl Settings {
             calls: calls_max(),
             notes: false,
             sabotage: Sabotage::default(),
-            flex: archipelago_flex::Sabotage::default(),
+            flex: archipelago_flexkv::Sabotage::default(),
             scans: false,
         }
     }

@@ -1,5 +1,5 @@
-//! What a client does: it joins, allocates, writes, reads and releases through the pool's own client, with two tasks at once, and tells the
-//! oracle.
+//! What a client does: it joins, allocates, writes, reads and releases through the pool's own
+//! client, with two tasks at once, and tells the oracle.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use crate::oracle::{Oracle, Word};
 const BLOCKS: usize = 3;
 /// Words of a block that are written.
 pub(crate) const WORDS: u64 = 6;
-/// Tasks of a client. Each writes words of its own: the oracle knows of one write to a word at a time.
+/// Tasks of a client. Each writes words of its own: the oracle knows of one write to a word at a
+/// time.
 const TASKS: u64 = 2;
 /// All clients work on the same data.
 const LABEL: u64 = 7;

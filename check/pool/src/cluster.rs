@@ -1,6 +1,8 @@
-//! Memory nodes and the manager as a world has them: started, crashed within what quorums survive, cut off, stopped for a while.
+//! Memory nodes and the manager as a world has them: started, crashed within what quorums survive,
+//! cut off, stopped for a while.
 //!
-//! What stands on the pool (its clients, or a store) has a cluster in its own world and adds its hosts to what is cut.
+//! What stands on the pool (its clients, or a store) has a cluster in its own world and adds its
+//! hosts to what is cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,8 +45,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A world of `seed` in which nothing is started yet. `purpose` names its dice; `limits` and the memory nodes beyond the number
-    /// of copies are drawn by the caller.
+    /// A world of `seed` in which nothing is started yet. `purpose` names its dice; `limits` and
+    /// the memory nodes beyond the number of copies are drawn by the caller.
     pub fn new(
         seed: u64,
         purpose: &str,
@@ -120,8 +122,9 @@ impl Cluster {
         self.network.set_faults(faults);
     }
 
-    /// Cuts two hosts from each other, one way or both; often the manager and somebody, as who is cut off from it but not from the
-    /// others is the hard case. `others`: hosts beside manager and memory nodes.
+    /// Cuts two hosts from each other, one way or both; often the manager and somebody, as who is
+    /// cut off from it but not from the others is the hard case. `others`: hosts beside manager and
+    /// memory nodes.
     pub fn cut(&mut self, others: &[Host]) {
         let mut hosts: Vec<Host> = vec![self.manager.0.host().clone()];
         hosts.extend(self.memory.values().map(|(sim, _)| sim.host().clone()));
@@ -149,7 +152,8 @@ impl Cluster {
         self.network.heal_all();
     }
 
-    /// The manager goes while every block has a quorum: what it had not acted on yet is not known to the next one.
+    /// The manager goes while every block has a quorum: what it had not acted on yet is not known
+    /// to the next one.
     pub fn crash_manager(&mut self) {
         if !self.have_quorums(None, None) {
             return;
@@ -161,9 +165,10 @@ impl Cluster {
         }
     }
 
-    /// Crashes a memory node, if every block keeps a quorum. While no manager lives, also of the newest configuration that those
-    /// who stay have installed: it is what the next manager will go by, and a change that the last one left half
-    /// done with what only the crashed node knew of it waits for a person (`docs/pool.md`).
+    /// Crashes a memory node, if every block keeps a quorum. While no manager lives, also of the
+    /// newest configuration that those who stay have installed: it is what the next manager will go
+    /// by, and a change that the last one left half done with what only the crashed node knew of it
+    /// waits for a person (`docs/pool.md`).
     pub fn crash_memory(&mut self) {
         let up: Vec<NodeId> =
             self.memory.iter().filter(|(_, (_, actor))| actor.is_some()).map(|(n, _)| *n).collect();
@@ -183,7 +188,8 @@ impl Cluster {
         }
     }
 
-    /// Whether every block has a quorum on nodes that live, `without` one; by what all but `unheard` say of the blocks.
+    /// Whether every block has a quorum on nodes that live, `without` one; by what all but
+    /// `unheard` say of the blocks.
     fn have_quorums(&self, without: Option<NodeId>, unheard: Option<NodeId>) -> bool {
         // The newest that is installed anywhere, and the newest that is being made.
         let mut newest: BTreeMap<(BlockId, bool), Config> = BTreeMap::new();

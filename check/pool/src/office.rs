@@ -1,9 +1,11 @@
-//! Seeded runs of the protocol by which one of several managers acts: the real state machines of managers and nodes, messages that are
-//! lost, late and doubled, clocks that run apart, nodes that lose their memory, managers that stop and go on.
+//! Seeded runs of the protocol by which one of several managers acts: the real state machines of
+//! managers and nodes, messages that are lost, late and doubled, clocks that run apart, nodes that
+//! lose their memory, managers that stop and go on.
 //!
-//! At each step of virtual time it is looked at which managers hold office by their own clocks; two at a time are a violation. A node also
-//! obeys an order of each manager that holds office, and it is a violation if it obeyed one of a larger term before. In the time of
-//! peace one manager must hold office within a few leases.
+//! At each step of virtual time it is looked at which managers hold office by their own clocks; two
+//! at a time are a violation. A node also obeys an order of each manager that holds office, and it
+//! is a violation if it obeyed one of a larger term before. In the time of peace one manager must
+//! hold office within a few leases.
 //!
 //! Everything follows from the seed. Cost: some milliseconds per seed.
 
@@ -297,7 +299,8 @@ impl OfficeWorld {
         self.after(pause_ns, Event::Fault);
     }
 
-    /// Managers that hold office by their own clocks: number and term. One that stands still holds it, too.
+    /// Managers that hold office by their own clocks: number and term. One that stands still holds
+    /// it, too.
     fn holders(&self) -> Vec<(usize, u64)> {
         let of = |(manager, host): (usize, &ManagerHost)| {
             Some((manager, host.office.holds(host.clock.now_ns(self.now_ns))?))

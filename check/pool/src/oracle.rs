@@ -1,7 +1,8 @@
 //! What was written and acknowledged, by everybody, and what a reader may see.
 //!
-//! Each word of a block has a counter of writes; a write stores its number. Writers take numbers in the order in which they
-//! begin. A reader that begins after a number was acknowledged must see it or a later one that somebody began.
+//! Each word of a block has a counter of writes; a write stores its number. Writers take numbers in
+//! the order in which they begin. A reader that begins after a number was acknowledged must see it
+//! or a later one that somebody began.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,8 +22,8 @@ struct Numbers {
 #[derive(Debug, Default)]
 struct State {
     words: BTreeMap<Word, Numbers>,
-    /// Clients of which somebody was told that they are gone, and blocks for which that says nothing: the manager that said so
-    /// had not heard of them. `None` until the world has looked.
+    /// Clients of which somebody was told that they are gone, and blocks for which that says
+    /// nothing: the manager that said so had not heard of them. `None` until the world has looked.
     gone: BTreeMap<ClientId, Option<BTreeSet<BlockId>>>,
     /// What clients wrote that were gone when they began.
     late: Vec<(ClientId, BlockId)>,
@@ -49,7 +50,8 @@ impl Oracle {
         self.0.lock().gone.entry(client).or_default();
     }
 
-    /// Of clients that are gone since the last call: `unheard` are the blocks that the manager has not heard of.
+    /// Of clients that are gone since the last call: `unheard` are the blocks that the manager has
+    /// not heard of.
     pub(crate) fn look_at_evictions(&self, unheard: impl FnOnce() -> BTreeSet<BlockId>) {
         let mut state = self.0.lock();
         if state.gone.values().any(Option::is_none) {

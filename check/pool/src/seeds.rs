@@ -1,4 +1,5 @@
-//! Seeds, one run each: the command line that all checks of this kind share, and who is named when a run panics.
+//! Seeds, one run each: the command line that all checks of this kind share, and who is named when
+//! a run panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -23,8 +24,9 @@ pub struct Seeds {
 }
 
 impl Seeds {
-    /// Reads the program's words; `other` takes those that are the program's own, and says whether it did. Where nothing is to be run,
-    /// it prints why, or the usage if that was asked for, and gives how the program ends.
+    /// Reads the program's words; `other` takes those that are the program's own, and says whether
+    /// it did. Where nothing is to be run, it prints why, or the usage if that was asked for, and
+    /// gives how the program ends.
     pub fn asked(usage: &str, other: impl FnMut(&str) -> bool) -> Result<Self, ExitCode> {
         match Self::from_words(std::env::args().skip(1), other) {
             Ok(Some(seeds)) => Ok(seeds),
@@ -66,8 +68,9 @@ impl Seeds {
         Ok(Some(parsed))
     }
 
-    /// Runs each seed and prints its notes, what must not be, and the command that repeats it; also of a run that panics, which ends the
-    /// program at once in release builds. `run` gives notes and violations. How many failed.
+    /// Runs each seed and prints its notes, what must not be, and the command that repeats it; also
+    /// of a run that panics, which ends the program at once in release builds. `run` gives notes
+    /// and violations. How many failed.
     pub fn run(
         &self,
         replay: impl Fn(u64) -> String,
@@ -113,7 +116,8 @@ pub fn words_of(sabotage: Sabotage) -> String {
     )
 }
 
-/// What `body` gives for a seed; should it panic, this does with the seed and the command that repeats it.
+/// What `body` gives for a seed; should it panic, this does with the seed and the command that
+/// repeats it.
 pub fn named<T>(seed: u64, replay: impl FnOnce() -> String, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|cause| {
         let text = cause.downcast_ref::<String>().cloned();

@@ -195,8 +195,8 @@ impl World {
         }
     }
 
-    /// At any time: no node over its size, no two clients that may write to a block of one owner, nobody who is gone that may write
-    /// to a copy in use.
+    /// At any time: no node over its size, no two clients that may write to a block of one owner,
+    /// nobody who is gone that may write to a copy in use.
     fn look_at_nodes(&mut self) {
         if self.settings.notes {
             self.note_configs();
@@ -228,8 +228,8 @@ impl World {
         }
     }
 
-    /// A client that is gone has no key to change a copy that is in use. Its keys and not its writes are looked at: a write needs
-    /// all copies, an atomic only one.
+    /// A client that is gone has no key to change a copy that is in use. Its keys and not its
+    /// writes are looked at: a write needs all copies, an atomic only one.
     fn look_for_the_dead(&mut self) {
         // What the last manager knew is kept until there is another.
         if let Some(actor) = &self.cluster.manager.1 {

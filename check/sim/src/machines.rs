@@ -1,6 +1,6 @@
-//! Protocol state machines under the scheduler: values that turn messages and timers into actions, without a clock, a socket or a
-//! lock of their own. What drives them in production is their crate's affair; here messages are lost, doubled and
-//! overtaken by the seed, and hosts crash.
+//! Protocol state machines under the scheduler: values that turn messages and timers into actions,
+//! without a clock, a socket or a lock of their own. What drives them in production is their
+//! crate's affair; here messages are lost, doubled and overtaken by the seed, and hosts crash.
 
 use std::fmt;
 use std::sync::Arc;
@@ -78,7 +78,8 @@ impl<P: Protocol> fmt::Debug for Cluster<P> {
 }
 
 impl<P: Protocol> Cluster<P> {
-    /// Starts the machines, on hosts named `name-0` and so on. Messages take 0.1 to 2 ms; none is lost or doubled yet.
+    /// Starts the machines, on hosts named `name-0` and so on. Messages take 0.1 to 2 ms; none is
+    /// lost or doubled yet.
     pub fn start(simulation: &Simulation, name: &str, machines: Vec<P>) -> Self {
         let hosts = (0..machines.len()).map(|at| simulation.host(&format!("{name}-{at}")));
         let weather = Weather { loss: 0.0, duplicate: 0.0, delay_ns: (100_000, 2_000_000) };
@@ -118,8 +119,9 @@ impl<P: Protocol> Cluster<P> {
         look(&self.0.machines[at].lock())
     }
 
-    /// Crashes a machine's host: timers and messages on their way to it are gone. The state stays, as if all of it were durable;
-    /// a machine that keeps some in memory only drops that in `on_start`.
+    /// Crashes a machine's host: timers and messages on their way to it are gone. The state stays,
+    /// as if all of it were durable; a machine that keeps some in memory only drops that in
+    /// `on_start`.
     pub fn crash(&self, at: usize) {
         self.0.hosts[at].crash();
     }

@@ -1,7 +1,8 @@
 //! `archipelago-sim`: scenarios in virtual time, by seed.
 //!
-//! `--scenario NAME --seed N` replays one run, `--seeds COUNT` runs many; a failure prints its seed and the command that replays it,
-//! also where a panic ends the program at once (release builds abort).
+//! `--scenario NAME --seed N` replays one run, `--seeds COUNT` runs many; a failure prints its seed
+//! and the command that replays it, also where a panic ends the program at once (release builds
+//! abort).
 
 use std::process::ExitCode;
 

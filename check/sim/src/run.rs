@@ -69,7 +69,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The command that replays the run and prints its notes; for a scenario that the program knows.
+    /// The command that replays the run and prints its notes; for a scenario that the program
+    /// knows.
     #[must_use]
     pub fn command(&self) -> String {
         replay_command(self.scenario, self.seed)

@@ -66,7 +66,8 @@ mod tests {
     #[test]
     fn path_to_a_file_passes() {
         let text = "//! See `docs/a.md`, (docs/a.md), [it](../../../../docs/a.md#head).\n\
-                    //! In `docs/devices/` and `data/README.md`; `docs/{a,b}.md`; <https://x.y/z.md>.\n\
+                    //! In `docs/devices/` and `data/README.md`; `docs/{a,b}.md`;
+                    //! <https://x.y/z.md>.\n\
                     const A: &str = \"docs/none.md\";\n";
         assert_eq!(lines(text), Vec::<usize>::new());
     }

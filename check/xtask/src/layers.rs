@@ -23,7 +23,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("crates/store", 2),
     ("crates/engine", 3),
     ("crates/offload", 4),
-    ("crates/flex", 4),
+    ("crates/flexkv", 4),
     ("roles/compute", 5),
     ("roles/memory", 5),
     ("roles/storage", 5),

@@ -1,5 +1,6 @@
 //! What every other crate of Archipelago stands on: ids, the error type, the byte codec,
-//! checksums, clocks, randomness, threads, tasks, the byte budget, large buffers and striped metrics.
+//! checksums, clocks, randomness, threads, tasks, the byte budget, large buffers and striped
+//! metrics.
 //!
 //! Layer 0. It depends on no other crate of the workspace, does no I/O of its own, and is the
 //! only place that may touch the raw clock, the raw random source and the raw thread spawner

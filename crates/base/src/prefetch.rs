@@ -1,13 +1,15 @@
 //! Asking for memory before it is needed, so that several waits for it overlap.
 //!
-//! A load waits for its line when it comes to the end of the processor's window; a prefetch does not, so what stands between it and the use is done meanwhile.
-//! Worth it where addresses are known some hundred instructions ahead and lie anywhere. Cost: an instruction per line of 64 bytes; nothing on processors
-//! other than x86-64.
+//! A load waits for its line when it comes to the end of the processor's window; a prefetch does
+//! not, so what stands between it and the use is done meanwhile. Worth it where addresses are known
+//! some hundred instructions ahead and lie anywhere. Cost: an instruction per line of 64 bytes;
+//! nothing on processors other than x86-64.
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// Asks for the cache lines of `bytes` bytes from `at` on. Says nothing about their contents, and needs nothing of the address.
+/// Asks for the cache lines of `bytes` bytes from `at` on. Says nothing about their contents, and
+/// needs nothing of the address.
 #[inline(always)]
 pub fn prefetch(at: *const u8, bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

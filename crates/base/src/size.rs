@@ -14,7 +14,8 @@ const UNITS: &[(&str, u64)] = &[
     ("B", 1),
 ];
 
-/// Bytes that `text` names. Powers of 1024; a number alone is bytes. `InvalidArgument` if it names none, or more than 2^64.
+/// Bytes that `text` names. Powers of 1024; a number alone is bytes. `InvalidArgument` if it names
+/// none, or more than 2^64.
 pub fn parse(text: &str) -> Result<u64> {
     let wrong = || {
         Error::invalid(format!("{text:?} is no size: write bytes, or a number with KiB, MiB, GiB"))

@@ -1,11 +1,11 @@
 //! What a log record costs: through the ring of `LocalFs`, and by plain writes.
 //!
 //! `cargo run --release -p archipelago-engine --example wal_bench [DIR] [MIB]` appends MIB
-//! (default 1024) per row to segments of 64 MiB in DIR (default: a temporary directory), recycled from
-//! the third on, and prints nanoseconds per record: wall clock and CPU of all threads. `writer` is
-//! the engine's log writer; `ring` and `plain` are the file system's log alone, with the same
-//! bytes and checksums. Every row runs three times, the methods in turn; the median counts. On
-//! file systems other than ext4, XFS and tmpfs all three are plain writes.
+//! (default 1024) per row to segments of 64 MiB in DIR (default: a temporary directory), recycled
+//! from the third on, and prints nanoseconds per record: wall clock and CPU of all threads.
+//! `writer` is the engine's log writer; `ring` and `plain` are the file system's log alone, with
+//! the same bytes and checksums. Every row runs three times, the methods in turn; the median
+//! counts. On file systems other than ext4, XFS and tmpfs all three are plain writes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -3,10 +3,10 @@
 //! By name, because a job that runs in another process must find the same code there: a job's
 //! spec carries the name, the executor looks it up in its own [`Registry`].
 //!
-//! An extension should not panic. If it does, the read or the job that called it fails with an error
-//! of kind `Internal` that names the extension and its column family; a failed job is counted, shown
-//! in the database's health and planned again after a pause ([`crate::border`]). A program that is
-//! built with `panic = "abort"` ends.
+//! An extension should not panic. If it does, the read or the job that called it fails with an
+//! error of kind `Internal` that names the extension and its column family; a failed job is
+//! counted, shown in the database's health and planned again after a pause ([`crate::border`]). A
+//! program that is built with `panic = "abort"` ends.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -2,7 +2,8 @@
 //!
 //! Versions, iterators and jobs share `Arc<LiveFile>`. A file that a manifest edit removed is
 //! marked ([`LiveFile::mark_obsolete`]); when the last holder lets go, its number lands in the
-//! [`Trash`] with its open reader, from where the database removes it, and its blocks from the cache. Nobody counts references by hand.
+//! [`Trash`] with its open reader, from where the database removes it, and its blocks from the
+//! cache. Nobody counts references by hand.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};

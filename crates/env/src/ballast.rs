@@ -38,7 +38,8 @@ impl Ballast {
         fs.len(&self.path).unwrap_or(0)
     }
 
-    /// Writes a ballast of `bytes` under the temporary name. It counts once it is [`put`](Self::put).
+    /// Writes a ballast of `bytes` under the temporary name. It counts once it is
+    /// [`put`](Self::put).
     pub fn write(&self, fs: &dyn FileSystem, bytes: u64) -> Result<()> {
         fs.allocate(&self.temporary, bytes)
     }

@@ -48,8 +48,8 @@ pub struct IoContext {
     pub purpose: IoPurpose,
     /// The LSM level that the file belongs to, when it is an SST.
     pub level: Option<u8>,
-    /// The column family whose levels it counts in, where that is known: a number of its own on the file system (an engine's own, which has
-    /// one database there).
+    /// The column family whose levels it counts in, where that is known: a number of its own on the
+    /// file system (an engine's own, which has one database there).
     pub family: Option<u32>,
 }
 

@@ -1,6 +1,7 @@
 //! The methods of a decorated file or `FileSystem` that only pass on to the one inside.
 
-/// Passes the named methods of [`FileSystem`](crate::FileSystem) on to `self.$inner`: a decorator writes out what it changes and lists the rest.
+/// Passes the named methods of [`FileSystem`](crate::FileSystem) on to `self.$inner`: a decorator
+/// writes out what it changes and lists the rest.
 ///
 /// ```ignore
 /// impl FileSystem for Counted {
@@ -9,8 +10,11 @@
 /// }
 /// ```
 ///
-/// Some go in groups, as no decorator tells them apart: `logs` (the tails of logs), `looks` (list, length, existence), `dirs` (make, remove,
-/// sync directories), `moves` (rename, link), `host` (boot id, group access, locks, reassign, free bytes), `space` (allocation; a decorator that counts or limits bytes leaves it out and gets the default, which writes); `names`: all of these and remove.
+/// Some go in groups, as no decorator tells them apart: `logs` (the tails of logs), `looks` (list,
+/// length, existence), `dirs` (make, remove, sync directories), `moves` (rename, link), `host`
+/// (boot id, group access, locks, reassign, free bytes), `space` (allocation; a decorator that
+/// counts or limits bytes leaves it out and gets the default, which writes); `names`: all of these
+/// and remove.
 #[macro_export]
 macro_rules! forward_fs {
     ($inner:ident: $($method:ident),+ $(,)?) => {
@@ -155,7 +159,8 @@ macro_rules! forward_fs {
     };
 }
 
-/// Passes what a decorated [`RandomFile`](crate::RandomFile) has beside its reads on to `self.$inner`.
+/// Passes what a decorated [`RandomFile`](crate::RandomFile) has beside its reads on to
+/// `self.$inner`.
 #[macro_export]
 macro_rules! forward_reader {
     ($inner:ident) => {
@@ -173,7 +178,8 @@ macro_rules! forward_reader {
     };
 }
 
-/// Passes what a decorated [`WritableFile`](crate::WritableFile) has beside `append` on to `self.$inner`.
+/// Passes what a decorated [`WritableFile`](crate::WritableFile) has beside `append` on to
+/// `self.$inner`.
 #[macro_export]
 macro_rules! forward_writer {
     ($inner:ident) => {

@@ -22,8 +22,9 @@ pub struct CreateOptions {
     pub direct: bool,
     /// Expected size, 0 if unknown: space may be reserved, the final length is what was written.
     pub size_hint_bytes: u64,
-    /// Most bytes that go to the device at once, 0 for as many as suit it: smaller writes let what others
-    /// want of the device in between. Without meaning where the page cache or a mapping takes them.
+    /// Most bytes that go to the device at once, 0 for as many as suit it: smaller writes let what
+    /// others want of the device in between. Without meaning where the page cache or a mapping
+    /// takes them.
     pub io_bytes_max: u64,
 }
 
@@ -121,10 +122,10 @@ pub trait LogSync: Send + Sync + fmt::Debug {
     /// Makes everything appended before this call durable. Returns the offset through which the
     /// log is durable now. The first error is sticky: every later call fails too.
     fn sync(&self) -> Result<u64>;
-    /// Waits until the device has everything appended before this call: nothing of it is left to the
-    /// page cache. Whether it survives power loss is open (the device may keep it in a cache of its
-    /// own, the file's length may be lost); [`LogSync::sync`] sees to that. Returns the offset through
-    /// which the device has the log. Errors are sticky, for syncs too.
+    /// Waits until the device has everything appended before this call: nothing of it is left to
+    /// the page cache. Whether it survives power loss is open (the device may keep it in a cache of
+    /// its own, the file's length may be lost); [`LogSync::sync`] sees to that. Returns the offset
+    /// through which the device has the log. Errors are sticky, for syncs too.
     fn write_through(&self) -> Result<u64>;
 }
 
@@ -181,11 +182,11 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     fn log_tail(&self, path: &Path, incarnation: Epoch) -> Result<Option<LogTail>>;
     /// Forgets every kept log tail in `dir`, after recovery has made it unneeded.
     fn clear_log_tails(&self, dir: &Path) -> Result<()>;
-    /// Writes what the [`LogTail`] of the segment at `path` has of `ranges` into the segment's file,
-    /// and makes the file durable. For a segment that no process has open and that a recovery keeps:
-    /// `ranges` are the records that the recovery took from the tail. The rest of the tail is not
-    /// written, because after power loss it may be older than the file. After an error the file and
-    /// the tail together still hold everything.
+    /// Writes what the [`LogTail`] of the segment at `path` has of `ranges` into the segment's
+    /// file, and makes the file durable. For a segment that no process has open and that a recovery
+    /// keeps: `ranges` are the records that the recovery took from the tail. The rest of the tail
+    /// is not written, because after power loss it may be older than the file. After an error the
+    /// file and the tail together still hold everything.
     fn settle_log(&self, path: &Path, incarnation: Epoch, ranges: &[Range<u64>]) -> Result<()>;
     /// Reads a whole file.
     fn read(&self, path: &Path, context: IoContext) -> Result<Vec<u8>> {
@@ -224,8 +225,8 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     fn list(&self, dir: &Path) -> Result<Vec<DirEntry>>;
     /// Length of a file in bytes.
     fn len(&self, path: &Path) -> Result<u64>;
-    /// When bytes of a file were written last, in milliseconds since 1970, by the clock of whoever keeps it; `None` where that is
-    /// not known.
+    /// When bytes of a file were written last, in milliseconds since 1970, by the clock of whoever
+    /// keeps it; `None` where that is not known.
     fn modified_ms(&self, _path: &Path) -> Result<Option<u64>> {
         Ok(None)
     }
@@ -262,8 +263,8 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     /// been rewritten: a trivial move, an ingestion. A hint, which placement may act on later; an
     /// unknown file is no error.
     fn reassign(&self, _path: &Path, _context: IoContext) {}
-    /// Bytes from which on a write takes longer for them than it waits for the device, if that is known:
-    /// shorter ones are slow by the byte, much longer ones keep others waiting.
+    /// Bytes from which on a write takes longer for them than it waits for the device, if that is
+    /// known: shorter ones are slow by the byte, much longer ones keep others waiting.
     fn write_bytes_best(&self) -> Option<u64> {
         None
     }

@@ -3,8 +3,8 @@
 //! A batch owns its memory: bytes to write are copied (or written in place) into its arena, bytes
 //! read land there. It is moved into [`Link::post`](crate::Link::post) and comes back with the
 //! outcomes, so a caller that forgets the promise leaves no buffer that a network still writes to.
-//! Kept and [`clear`](Batch::clear)ed, or made and dropped again and again, it allocates nothing in the steady state: a thread keeps
-//! the memory of a few small ones.
+//! Kept and [`clear`](Batch::clear)ed, or made and dropped again and again, it allocates nothing in
+//! the steady state: a thread keeps the memory of a few small ones.
 //!
 //! Rules: 1. operations take effect in the order in which they were added; 2. the first refused
 //! one ends the batch, those after it are [`Reason::Skipped`]; 3. an outcome

@@ -1,12 +1,15 @@
-//! Running a future on a thread that receives what the future waits for: no other thread takes part.
+//! Running a future on a thread that receives what the future waits for: no other thread takes
+//! part.
 //!
-//! A task that polls a promise asks its link for a thread that receives ([`Driver::attend`]): two switches of threads per
-//! answer. A thread that runs a future here has nothing else to do, so the first link that the future waits for is driven by it
-//! ([`Driver::drive`]) until the future is woken; other links of the same poll are attended as usual.
+//! A task that polls a promise asks its link for a thread that receives ([`Driver::attend`]): two
+//! switches of threads per answer. A thread that runs a future here has nothing else to do, so the
+//! first link that the future waits for is driven by it ([`Driver::drive`]) until the future is
+//! woken; other links of the same poll are attended as usual.
 //!
-//! Invariants: 1. a driver is taken for the poll that offered it alone; 2. a future that is run within another's poll has a waker of its
-//! own. A future that waits for a link and for something else at once is woken by the other not before the link says
-//! something, a deadline at the latest: await them one after another. Thread-safety: state is the thread's. Cost: none beside the
+//! Invariants: 1. a driver is taken for the poll that offered it alone; 2. a future that is run
+//! within another's poll has a waker of its own. A future that waits for a link and for something
+//! else at once is woken by the other not before the link says something, a deadline at the latest:
+//! await them one after another. Thread-safety: state is the thread's. Cost: none beside the
 //! promise's own; one allocation per thread.
 
 use std::cell::RefCell;
@@ -93,7 +96,8 @@ impl Drop for Within {
     }
 }
 
-/// Runs `future` on this thread, which receives by itself what the future awaits of a link. Not for tasks, and not in a simulation.
+/// Runs `future` on this thread, which receives by itself what the future awaits of a link. Not for
+/// tasks, and not in a simulation.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let nested = OFFER.with_borrow(|offer| !matches!(offer, Offer::Closed));

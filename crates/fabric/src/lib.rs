@@ -1,9 +1,10 @@
 //! The fabric: how the parts of Archipelago reach each other's memory and ask each other things.
 //!
-//! A [`Node`] has memory in [`Region`]s and gives keys to them. A client [`connect`](Provider::connect)s to the
-//! node, [`attach`](Link::attach)es a key, and then reads, writes and swaps words of that memory with
-//! **one-sided** operations, posted in a [`Batch`], in which nobody at the target takes part; and it sends
-//! **requests**, which the node's [`Handler`] answers. [`Link`] says what every provider promises.
+//! A [`Node`] has memory in [`Region`]s and gives keys to them. A client
+//! [`connect`](Provider::connect)s to the node, [`attach`](Link::attach)es a key, and then reads,
+//! writes and swaps words of that memory with **one-sided** operations, posted in a [`Batch`], in
+//! which nobody at the target takes part; and it sends **requests**, which the node's [`Handler`]
+//! answers. [`Link`] says what every provider promises.
 //!
 //! | provider | one-sided operations | for |
 //! | --- | --- | --- |
@@ -12,9 +13,9 @@
 //! | `Ofi` (feature `ofi`) | libfabric: a network card, or a libfabric provider that stands in for one | RDMA |
 //! | [`Sim`](sim::Sim) | executed at the virtual time that a model of network cards says | tests, and clusters that nobody has |
 //!
-//! Completions are [`Promise`]s: futures for any executor, and [`Promise::wait`] for threads. The crate has
-//! no runtime. `docs/fabric.md` is the guide, `docs/formats/fabric.md` the wire format, `docs/decisions/0010-fabric-trait.md`
-//! why the interface is as it is.
+//! Completions are [`Promise`]s: futures for any executor, and [`Promise::wait`] for threads. The
+//! crate has no runtime. `docs/fabric.md` is the guide, `docs/formats/fabric.md` the wire format,
+//! `docs/decisions/0010-fabric-trait.md` why the interface is as it is.
 //!
 //! ```
 //! use std::time::Duration;

@@ -1,26 +1,28 @@
-//! The one interface of all providers: a [`Provider`] serves a node and connects to nodes; a [`Link`]
-//! is a client's way to one node's life.
+//! The one interface of all providers: a [`Provider`] serves a node and connects to nodes; a
+//! [`Link`] is a client's way to one node's life.
 //!
-//! What every link promises (the conformance suite, `tests/it/conformance`, runs over each provider):
+//! What every link promises (the conformance suite, `tests/it/conformance`, runs over each
+//! provider):
 //!
-//! 1. Operations of a link take effect at the target in the order in which they were posted, each batch
-//!    up to its first refusal. A READ that follows a WRITE finds it.
+//! 1. Operations of a link take effect at the target in the order in which they were posted, each
+//!    batch up to its first refusal. A READ that follows a WRITE finds it.
 //! 2. A batch that completed without a refusal happened. One that completed with
-//!    [`Reason::Disconnected`](crate::Reason::Disconnected) or [`Reason::Deadline`](crate::Reason::Deadline)
-//!    may have happened, in part, or may still happen; every other refusal names the one operation, which
-//!    touched no memory.
-//! 3. A WRITE's completion says that it is placed: everybody who reads the target's memory afterwards sees it.
+//!    [`Reason::Disconnected`](crate::Reason::Disconnected) or
+//!    [`Reason::Deadline`](crate::Reason::Deadline) may have happened, in part, or may still
+//!    happen; every other refusal names the one operation, which touched no memory.
+//! 3. A WRITE's completion says that it is placed: everybody who reads the target's memory
+//!    afterwards sees it.
 //! 4. Words that are aligned are never torn; more than a word may be.
-//! 5. Atomic operations on a word are atomic to each other, from whichever client, and to the node's own
-//!    through [`Region`](crate::Region).
+//! 5. Atomic operations on a word are atomic to each other, from whichever client, and to the
+//!    node's own through [`Region`](crate::Region).
 //! 6. A request is executed at most once, and its answer arrives at most once.
-//! 7. A key that was revoked, or is of another epoch, is refused. (`shm` cannot stop a process that is broken:
-//!    see [`Node`].)
+//! 7. A key that was revoked, or is of another epoch, is refused. (`shm` cannot stop a process that
+//!    is broken: see [`Node`].)
 //! 8. A link that is down stays down; a new one is made with [`Provider::connect`].
 //!
-//! Posting never blocks. A post over a network is queued; it leaves when a promise of the link is waited for,
-//! polled or dropped, when [`Link::flush`] rings the doorbell, or when 64 KiB wait. So posts that are made
-//! one after another share packets.
+//! Posting never blocks. A post over a network is queued; it leaves when a promise of the link is
+//! waited for, polled or dropped, when [`Link::flush`] rings the doorbell, or when 64 KiB wait. So
+//! posts that are made one after another share packets.
 
 use std::fmt;
 use std::sync::Arc;
@@ -65,8 +67,8 @@ pub struct LinkStats {
     pub batches: u64,
     /// Operations in them.
     pub operations: u64,
-    /// Times that bytes were handed to the network: with small frames, packets. 0 for one-sided operations of
-    /// `shm`.
+    /// Times that bytes were handed to the network: with small frames, packets. 0 for one-sided
+    /// operations of `shm`.
     pub packets: u64,
     /// Bytes handed to the network.
     pub sent_bytes: u64,
@@ -87,8 +89,9 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Gives an attachment up: frees what it takes here (for `shm`, the mapping).
     fn detach(&self, region: Attached);
 
-    /// Whether it is known here, without asking, that the region's key is not valid any more. Who shares memory and posts nothing should look
-    /// now and then: until it detaches, nobody else gets the memory. Links over which a node needs nobody's help to revoke say no.
+    /// Whether it is known here, without asking, that the region's key is not valid any more. Who
+    /// shares memory and posts nothing should look now and then: until it detaches, nobody else
+    /// gets the memory. Links over which a node needs nobody's help to revoke say no.
     fn is_revoked(&self, region: Attached) -> bool {
         let _nobody_waits = region;
         false
@@ -97,14 +100,15 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Posts a batch. It comes back with its outcomes, always.
     fn post(&self, batch: Batch) -> Promise<Batch>;
 
-    /// Whether what is posted is done when [`Link::post`] returns, as over shared memory: who must not wait asks before. It may stop being
-    /// so; the promise tells.
+    /// Whether what is posted is done when [`Link::post`] returns, as over shared memory: who must
+    /// not wait asks before. It may stop being so; the promise tells.
     fn completes_at_once(&self) -> bool {
         false
     }
 
-    /// Asks the processor for the words at these offsets of a region, which are to be written soon, if it shares the memory. Says nothing about them, and is no
-    /// operation: nothing depends on it.
+    /// Asks the processor for the words at these offsets of a region, which are to be written soon,
+    /// if it shares the memory. Says nothing about them, and is no operation: nothing depends on
+    /// it.
     fn prefetch(&self, region: Attached, offsets: &[u64]) {
         let _not_here = (region, offsets);
     }
@@ -125,12 +129,13 @@ pub trait Link: Send + Sync + fmt::Debug {
     fn stats(&self) -> LinkStats;
 }
 
-/// A request to be sent. By default it gets a fresh number and, should its outcome be unknown, nobody asks again.
+/// A request to be sent. By default it gets a fresh number and, should its outcome be unknown,
+/// nobody asks again.
 ///
 /// For exactly one execution in spite of lost links: take a number ([`Session::begin`]), send with
-/// [`Call::numbered`]; after [`Reason::Disconnected`] or [`Reason::Deadline`] connect again and send the same body
-/// with [`Call::again`]. The node answers with the first execution's answer, or refuses with
-/// [`Reason::Forgotten`] if it lost track. [`Session::give_up`] ends it otherwise.
+/// [`Call::numbered`]; after [`Reason::Disconnected`] or [`Reason::Deadline`] connect again and
+/// send the same body with [`Call::again`]. The node answers with the first execution's answer, or
+/// refuses with [`Reason::Forgotten`] if it lost track. [`Session::give_up`] ends it otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
     /// What is asked; at most [`MESSAGE_BYTES_MAX`](crate::MESSAGE_BYTES_MAX).
@@ -195,8 +200,8 @@ impl Session {
         self.client
     }
 
-    /// A number for a request. Full if the oldest open one is [`REQUESTS_MAX`] behind: the node keeps
-    /// the answers of all since.
+    /// A number for a request. Full if the oldest open one is [`REQUESTS_MAX`] behind: the node
+    /// keeps the answers of all since.
     pub fn begin(&self) -> Result<u64, Refusal> {
         let mut state = self.state.lock();
         let oldest = state.open.iter().copied().min().unwrap_or(state.next);

@@ -7,7 +7,8 @@
 //! Somebody has to receive. [`Driver`] is the provider's part: a thread that waits lends itself to
 //! it ([`Driver::drive`]), so that a lone caller reads its own answer off the socket without a
 //! switch of threads; a task cannot, so its first poll asks the driver for a thread of its own
-//! ([`Driver::attend`]), unless the thread that polls has nothing else to do ([`block_on`](crate::block_on)). Dropping a promise abandons the answer, never the operation.
+//! ([`Driver::attend`]), unless the thread that polls has nothing else to do
+//! ([`block_on`](crate::block_on)). Dropping a promise abandons the answer, never the operation.
 //!
 //! Thread-safety: all of it. Failure: a provider that goes away fills its slots with refusals.
 
@@ -149,8 +150,8 @@ impl<T> Promise<T> {
         Self(Form::Pending { slot, driver })
     }
 
-    /// Whether [`Promise::wait`] would return at once. Asking does not receive: to loop over this alone may take for
-    /// ever.
+    /// Whether [`Promise::wait`] would return at once. Asking does not receive: to loop over this
+    /// alone may take for ever.
     #[must_use]
     pub fn is_done(&self) -> bool {
         match &self.0 {
@@ -228,8 +229,8 @@ impl Driver for Elsewhere {
 }
 
 impl<T: Send + 'static> Promise<T> {
-    /// What `work` returns, on a thread named `name`: for what is rare and blocks. `failed` says what it
-    /// is if there is no thread.
+    /// What `work` returns, on a thread named `name`: for what is rare and blocks. `failed` says
+    /// what it is if there is no thread.
     pub fn on_thread(
         name: &str,
         work: impl FnOnce() -> T + Send + 'static,

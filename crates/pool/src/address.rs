@@ -1,13 +1,14 @@
 //! Where bytes lie in the pool, and how that fits into a word.
 //!
 //! An [`Address`] is (node, block, offset). Node and block number together are the block's **name**
-//! ([`BlockId`]): the node is the one on which the block was first placed, and stays part of the name when its copies move.
-//! So an address that an index keeps stays right after the loss of a node; where the copies are is said by the
-//! block's [`Config`](crate::Config), which clients keep at hand.
+//! ([`BlockId`]): the node is the one on which the block was first placed, and stays part of the
+//! name when its copies move. So an address that an index keeps stays right after the loss of a
+//! node; where the copies are is said by the block's [`Config`](crate::Config), which clients keep
+//! at hand.
 //!
-//! [`Packing`] puts an address into the low bits of a word. The cut follows from the size of blocks and the alignment of
-//! what is addressed: with blocks of 16 MiB and units of 64 bytes an offset takes 18 bits, a number 16, so that 47 bits leave 13
-//! for the node.
+//! [`Packing`] puts an address into the low bits of a word. The cut follows from the size of blocks
+//! and the alignment of what is addressed: with blocks of 16 MiB and units of 64 bytes an offset
+//! takes 18 bits, a number 16, so that 47 bits leave 13 for the node.
 
 use std::fmt;
 
@@ -19,8 +20,8 @@ pub const NUMBERS_MAX: u32 = 1 << 16;
 /// Bits of [`NUMBERS_MAX`].
 const NUMBER_BITS: u32 = 16;
 
-/// The name of a block. Not used for another block while copies of this one exist, as far as the manager knows;
-/// a later block of the same name has larger epochs.
+/// The name of a block. Not used for another block while copies of this one exist, as far as the
+/// manager knows; a later block of the same name has larger epochs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
     /// On which node it was placed first.
@@ -59,8 +60,8 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// For blocks of `block_bytes`, addresses that are multiples of `unit_bytes` (both powers of two), in `bits` bits of a word.
-    /// Invalid if less than a bit is left for the node.
+    /// For blocks of `block_bytes`, addresses that are multiples of `unit_bytes` (both powers of
+    /// two), in `bits` bits of a word. Invalid if less than a bit is left for the node.
     pub fn new(block_bytes: u64, unit_bytes: u64, bits: u32) -> Result<Self> {
         let fits = block_bytes.is_power_of_two()
             && unit_bytes.is_power_of_two()
@@ -83,8 +84,8 @@ impl Packing {
         NodeId((1 << self.node_bits) - 1)
     }
 
-    /// The word; `None` if the node's id or the block's number is too large, or the offset is no multiple of the unit or
-    /// beyond a block.
+    /// The word; `None` if the node's id or the block's number is too large, or the offset is no
+    /// multiple of the unit or beyond a block.
     #[inline]
     #[must_use]
     pub fn pack(&self, address: Address) -> Option<u64> {

@@ -1,18 +1,22 @@
-//! A client of the pool, for tasks: joins, opens blocks, writes all copies and reads the first. It runs alike over
-//! threads and in the seeded simulation: time, tasks and seeds come from a [`Runtime`], links from a [`Reach`].
+//! A client of the pool, for tasks: joins, opens blocks, writes all copies and reads the first. It
+//! runs alike over threads and in the seeded simulation: time, tasks and seeds come from a
+//! [`Runtime`], links from a [`Reach`].
 //!
-//! [`PoolClient::open`] gives a block's copies as links and attached regions ([`OpenBlock`]): whoever wants to batch or to use
-//! atomics posts on those; [`PoolClient::try_open`] is the same without an await, for a block that is open already.
-//! [`PoolClient::write`] and [`PoolClient::read`] do the usual, with retries.
+//! [`PoolClient::open`] gives a block's copies as links and attached regions ([`OpenBlock`]):
+//! whoever wants to batch or to use atomics posts on those; [`PoolClient::try_open`] is the same
+//! without an await, for a block that is open already. [`PoolClient::write`] and
+//! [`PoolClient::read`] do the usual, with retries.
 //!
-//! **Writing.** A write is acknowledged when every copy has it. When a copy refuses, or does not answer, nothing is
-//! known of it: the block is opened again, at the epoch that it has by then, and the same bytes are written again. After an operation
-//! of unknown outcome the old keys are made invalid first ([`Purpose::Afresh`](crate::wire::Purpose::Afresh)), so that nothing
-//! late can undo what comes after. Bytes of a write that was *not* acknowledged may differ between copies until they are
-//! written again.
+//! **Writing.** A write is acknowledged when every copy has it. When a copy refuses, or does not
+//! answer, nothing is known of it: the block is opened again, at the epoch that it has by then, and
+//! the same bytes are written again. After an operation of unknown outcome the old keys are made
+//! invalid first ([`Purpose::Afresh`](crate::wire::Purpose::Afresh)), so that nothing late can undo
+//! what comes after. Bytes of a write that was *not* acknowledged may differ between copies until
+//! they are written again.
 //!
-//! **Reading.** Every copy has every acknowledged write. While the client has a lease ([`PoolClient::lease_left`]), it reads
-//! from no copy that was left behind; without one it may, if that copy's node is cut off from the manager and not from this client.
+//! **Reading.** Every copy has every acknowledged write. While the client has a lease
+//! ([`PoolClient::lease_left`]), it reads from no copy that was left behind; without one it may, if
+//! that copy's node is cut off from the manager and not from this client.
 //!
 //! | part | in |
 //! | --- | --- |
@@ -21,9 +25,10 @@
 //! | what all clones share | `shared.rs` |
 //! | blocks: opening, staleness, nodes | `opening.rs` |
 //!
-//! Thread-safety: all of it; a clone is a reference count. One task renews the lease. No lock is held over an await. Every call may
-//! be dropped before it is done: what it asked for may have happened. Failure: calls of an evicted client end as fenced, for good.
-//! Cost: opening takes a round trip to the manager and two to each node; reading and writing none but their own.
+//! Thread-safety: all of it; a clone is a reference count. One task renews the lease. No lock is
+//! held over an await. Every call may be dropped before it is done: what it asked for may have
+//! happened. Failure: calls of an evicted client end as fenced, for good. Cost: opening takes a
+//! round trip to the manager and two to each node; reading and writing none but their own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -79,7 +84,8 @@ impl Drop for Asking<'_> {
 }
 
 impl PoolClient {
-    /// Joins the cluster, under a random id. Busy if the manager does not answer within the options' patience.
+    /// Joins the cluster, under a random id. Busy if the manager does not answer within the
+    /// options' patience.
     pub async fn join(
         options: PoolOptions,
         reach: Arc<dyn Reach>,
@@ -149,7 +155,8 @@ impl PoolClient {
         self.shared().published.lease_until_ns()
     }
 
-    /// Whether it is a member at `now_ns` of the runtime's clock: its lease lasts, it was not taken for dead and has not left. Cost: two loads.
+    /// Whether it is a member at `now_ns` of the runtime's clock: its lease lasts, it was not taken
+    /// for dead and has not left. Cost: two loads.
     #[must_use]
     pub fn holds_lease(&self, now_ns: u64) -> bool {
         let shared = self.shared();
@@ -162,7 +169,8 @@ impl PoolClient {
         Duration::from_nanos(self.lease_until_ns().saturating_sub(self.shared().now_ns()))
     }
 
-    /// Whether it was taken for dead, or has left. Nothing of the pool can be used any more: join anew.
+    /// Whether it was taken for dead, or has left. Nothing of the pool can be used any more: join
+    /// anew.
     #[must_use]
     pub fn is_evicted(&self) -> bool {
         self.shared().is_over()
@@ -187,20 +195,21 @@ impl PoolClient {
         self.shared().membership.lock().owned().collect()
     }
 
-    /// What changed about them without this client's doing, since the last call. A block that was adopted holds what its former owner
-    /// wrote; see [`Heap::adopt`](crate::Heap::adopt).
+    /// What changed about them without this client's doing, since the last call. A block that was
+    /// adopted holds what its former owner wrote; see [`Heap::adopt`](crate::Heap::adopt).
     #[must_use]
     pub fn take_changes(&self) -> Vec<Owned> {
         self.shared().membership.lock().take_changes()
     }
 
-    /// A new block of zeroes, owned by this client. Busy, with the bytes that are left, if the nodes are full.
+    /// A new block of zeroes, owned by this client. Busy, with the bytes that are left, if the
+    /// nodes are full.
     pub async fn allocate(&self, sharing: Sharing) -> Result<BlockId> {
         self.allocate_copies(sharing, 0).await
     }
 
-    /// The same with a number of copies of its own; 0: the cluster's. Should it be dropped before it is done, a block that came
-    /// of it is told as adopted.
+    /// The same with a number of copies of its own; 0: the cluster's. Should it be dropped before
+    /// it is done, a block that came of it is told as adopted.
     pub async fn allocate_copies(&self, sharing: Sharing, copies: u32) -> Result<BlockId> {
         let shared = self.shared();
         let request = shared.membership.lock().next_request();
@@ -212,8 +221,8 @@ impl PoolClient {
         Ok(config.block)
     }
 
-    /// Gives a block up in which nothing is referenced any more. Its memory is freed after a lease. Should the manager not be heard
-    /// this ends as busy, and it is told with the renewals.
+    /// Gives a block up in which nothing is referenced any more. Its memory is freed after a lease.
+    /// Should the manager not be heard this ends as busy, and it is told with the renewals.
     pub async fn release(&self, block: BlockId) -> Result<()> {
         let shared = self.shared();
         let message = shared.membership.lock().release(block);
@@ -240,12 +249,14 @@ impl PoolClient {
         self.shared().open(block, self.shared().until_ns(), false).await
     }
 
-    /// The same with all copies, ready to be written. Waits while the block changes. Invalid if this client may not write it.
+    /// The same with all copies, ready to be written. Waits while the block changes. Invalid if
+    /// this client may not write it.
     pub async fn open_writable(&self, block: BlockId) -> Result<Arc<OpenBlock>> {
         self.shared().open(block, self.shared().until_ns(), true).await
     }
 
-    /// How a block is now, by the manager: whose it is may have changed since it was opened. Not found if it was released.
+    /// How a block is now, by the manager: whose it is may have changed since it was opened. Not
+    /// found if it was released.
     pub async fn locate(&self, block: BlockId) -> Result<Config> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -263,14 +274,15 @@ impl PoolClient {
         }
     }
 
-    /// Says that an open block's operation was refused: the next [`PoolClient::open`] asks again. To be called before operations are
-    /// repeated; after [`Reason::Deadline`] and [`Reason::Disconnected`] it sees to it that nothing late arrives.
+    /// Says that an open block's operation was refused: the next [`PoolClient::open`] asks again.
+    /// To be called before operations are repeated; after [`Reason::Deadline`] and
+    /// [`Reason::Disconnected`] it sees to it that nothing late arrives.
     pub fn stale(&self, open: &OpenBlock, refusal: Refusal) {
         self.shared().stale(open, refusal);
     }
 
-    /// Writes to all copies. On return every member reads these bytes, until they are overwritten. Waits while the
-    /// block changes.
+    /// Writes to all copies. On return every member reads these bytes, until they are overwritten.
+    /// Waits while the block changes.
     pub async fn write(&self, address: Address, bytes: &[u8]) -> Result<()> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -309,9 +321,10 @@ impl PoolClient {
         }
     }
 
-    /// Has another client taken for dead at once: for who has better means to know than a lease. On return none of its writes can
-    /// take place any more on a copy that is in use, then or later, under this manager or the next. Busy if that could not be had
-    /// within the options' patience; it is dead all the same, and asking again goes on waiting.
+    /// Has another client taken for dead at once: for who has better means to know than a lease. On
+    /// return none of its writes can take place any more on a copy that is in use, then or later,
+    /// under this manager or the next. Busy if that could not be had within the options' patience;
+    /// it is dead all the same, and asking again goes on waiting.
     pub async fn evict(&self, client: ClientId) -> Result<()> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -329,8 +342,8 @@ impl PoolClient {
         }
     }
 
-    /// Whether another client is dead, however it came to that, and none of its writes can take place any more. One of which the
-    /// manager has not heard for longer than a lease is.
+    /// Whether another client is dead, however it came to that, and none of its writes can take
+    /// place any more. One of which the manager has not heard for longer than a lease is.
     pub async fn is_gone(&self, client: ClientId) -> Result<bool> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -349,8 +362,9 @@ impl PoolClient {
         }
     }
 
-    /// Blocks of a label that are there, whoever owns them, with the epochs at which they were born; the oldest first, 512 at most. Waits while
-    /// the manager gathers reports. Blocks all of whose nodes have been silent since the manager started are missing.
+    /// Blocks of a label that are there, whoever owns them, with the epochs at which they were
+    /// born; the oldest first, 512 at most. Waits while the manager gathers reports. Blocks all of
+    /// whose nodes have been silent since the manager started are missing.
     pub async fn find(&self, label: u64) -> Result<Vec<(BlockId, Epoch)>> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -378,7 +392,8 @@ impl PoolClient {
         }
     }
 
-    /// Leaves the cluster: its blocks go to others of its label. Calls of all clones end as fenced from now on.
+    /// Leaves the cluster: its blocks go to others of its label. Calls of all clones end as fenced
+    /// from now on.
     pub async fn leave(&self) {
         self.shared().leave().await;
     }

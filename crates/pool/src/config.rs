@@ -26,8 +26,8 @@ pub struct Place {
     pub life: Epoch,
 }
 
-/// A block at one epoch. Every change of owner or copies makes a new one with a larger epoch; a node that has heard of a
-/// larger epoch refuses everything of a smaller one.
+/// A block at one epoch. Every change of owner or copies makes a new one with a larger epoch; a
+/// node that has heard of a larger epoch refuses everything of a smaller one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Which block.
@@ -46,7 +46,8 @@ pub struct Config {
     pub sharing: Sharing,
     /// Copies that it is to have.
     pub wanted: u32,
-    /// Its copies. All hold every acknowledged write; the first is the one to read and to swap words in.
+    /// Its copies. All hold every acknowledged write; the first is the one to read and to swap
+    /// words in.
     pub copies: Vec<Place>,
 }
 
@@ -57,8 +58,8 @@ impl Config {
         self.copies.contains(&place)
     }
 
-    /// Whether `have` is a quorum: more than half of the copies, or half with the first among them. Two quorums always
-    /// share a copy.
+    /// Whether `have` is a quorum: more than half of the copies, or half with the first among them.
+    /// Two quorums always share a copy.
     #[must_use]
     pub fn is_quorum(&self, have: &BTreeSet<NodeId>) -> bool {
         let all = self.copies.len();
@@ -80,8 +81,8 @@ pub fn copier(node: NodeId, life: Epoch) -> ClientId {
     ClientId(node.0.rotate_left(48) ^ life.0 ^ 0x6d65_6d6f_7279)
 }
 
-/// As whom a manager asks for promises, since sessions of one client at one node must differ and its orders have one; and the other way
-/// round.
+/// As whom a manager asks for promises, since sessions of one client at one node must differ and
+/// its orders have one; and the other way round.
 #[must_use]
 pub fn asker_of_promises(manager: ClientId) -> ClientId {
     ClientId(manager.0 ^ u64::from_le_bytes(*b"promises"))

@@ -1,7 +1,7 @@
 //! Where a node is reached, as text, and the providers that reach it.
 //!
-//! `tcp:HOST:PORT` and `shm:PATH`. A node may have several; a client takes the first of the fastest kind that answers as
-//! the node it should be: shared memory where the path exists, then TCP.
+//! `tcp:HOST:PORT` and `shm:PATH`. A node may have several; a client takes the first of the fastest
+//! kind that answers as the node it should be: shared memory where the path exists, then TCP.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ pub struct Endpoints {
     tcp: Tcp,
 }
 
-/// An endpoint as a person writes it: `HOST:PORT` alone is TCP. Invalid if it is neither that nor an endpoint.
+/// An endpoint as a person writes it: `HOST:PORT` alone is TCP. Invalid if it is neither that nor
+/// an endpoint.
 pub fn endpoint(text: &str) -> Result<String> {
     let whole = if text.starts_with("shm:") || text.starts_with("tcp:") {
         text.to_owned()
@@ -59,7 +60,8 @@ impl Endpoints {
         }
     }
 
-    /// Connects to the first of `endpoints` that answers as `peer`, shared memory first. The error is the last one's.
+    /// Connects to the first of `endpoints` that answers as `peer`, shared memory first. The error
+    /// is the last one's.
     async fn connect_first(
         &self,
         endpoints: &[String],

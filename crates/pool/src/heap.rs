@@ -1,22 +1,24 @@
 //! Cutting blocks into pieces, by their owner alone: no message, no I/O.
 //!
-//! Sizes are rounded up to a **class**: multiples of 64 bytes up to 4 KiB, then eight steps per doubling, so at most an eighth of
-//! a large piece is lost to rounding. A piece comes from its class's free list, else from the untouched end of an open block,
-//! else from the smallest larger free piece, whose rest goes back to the lists. When none fits, the caller
-//! takes a new block from the pool and adds it.
+//! Sizes are rounded up to a **class**: multiples of 64 bytes up to 4 KiB, then eight steps per
+//! doubling, so at most an eighth of a large piece is lost to rounding. A piece comes from its
+//! class's free list, else from the untouched end of an open block, else from the smallest larger
+//! free piece, whose rest goes back to the lists. When none fits, the caller takes a new block from
+//! the pool and adds it.
 //!
-//! The caller that frees a piece names the time from which on the heap may use it again, because readers may have its address until then. A block in which nothing
-//! lives is given back whole ([`Heap::take_empty`]). Free pieces that lie next to each other are joined on request ([`Heap::join`]), for an
-//! owner who gets no more blocks.
+//! The caller that frees a piece names the time from which on the heap may use it again, because
+//! readers may have its address until then. A block in which nothing lives is given back whole
+//! ([`Heap::take_empty`]). Free pieces that lie next to each other are joined on request
+//! ([`Heap::join`]), for an owner who gets no more blocks.
 //!
-//! After an adoption nobody knows how the dead client cut the block. Whoever has the index says which pieces are
-//! referenced; everything else is free, from a time on ([`Heap::adopt`]).
+//! After an adoption nobody knows how the dead client cut the block. Whoever has the index says
+//! which pieces are referenced; everything else is free, from a time on ([`Heap::adopt`]).
 //!
-//! Invariants: 1. a byte of a block is in one piece in use, one that waits, one free piece or the untouched end; 2. pieces do not
-//! cross blocks; 3. every offset is a multiple of 64.
+//! Invariants: 1. a byte of a block is in one piece in use, one that waits, one free piece or the
+//! untouched end; 2. pieces do not cross blocks; 3. every offset is a multiple of 64.
 //!
-//! Cost: allocating and freeing take O(1), at worst a look at some 150 lists; 24 bytes of local memory per free piece.
-//! Not thread-safe: one per owner, or under its lock.
+//! Cost: allocating and freeing take O(1), at worst a look at some 150 lists; 24 bytes of local
+//! memory per free piece. Not thread-safe: one per owner, or under its lock.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -121,8 +123,9 @@ impl Heap {
         self.open.push(block);
     }
 
-    /// Adds a block with what is referenced in it: offsets and the lengths that were asked for. The rest is free from
-    /// `free_from_ns` on. Corrupt if pieces overlap or leave the block; then nothing is added.
+    /// Adds a block with what is referenced in it: offsets and the lengths that were asked for. The
+    /// rest is free from `free_from_ns` on. Corrupt if pieces overlap or leave the block; then
+    /// nothing is added.
     pub fn adopt(&mut self, block: BlockId, live: &[(u64, u64)], free_from_ns: u64) -> Result<()> {
         let mut pieces = Vec::new();
         for &(offset, len) in live {
@@ -153,7 +156,8 @@ impl Heap {
         Ok(())
     }
 
-    /// A piece of at least `len` bytes; `None` if no block has room: [`Heap::add`] one. Invalid if no block could hold it.
+    /// A piece of at least `len` bytes; `None` if no block has room: [`Heap::add`] one. Invalid if
+    /// no block could hold it.
     pub fn allocate(&mut self, len: u64, now_ns: u64) -> Result<Option<Piece>> {
         let units = len.div_ceil(UNIT).max(1);
         if units * UNIT > self.block_bytes {
@@ -176,7 +180,8 @@ impl Heap {
         }))
     }
 
-    /// Joins free pieces that lie next to each other, and cuts what comes of it into the largest pieces that fit. Cost: sorts all free pieces.
+    /// Joins free pieces that lie next to each other, and cuts what comes of it into the largest
+    /// pieces that fit. Cost: sorts all free pieces.
     pub fn join(&mut self, now_ns: u64) {
         self.settle(now_ns);
         let mut free: Vec<Piece> = Vec::new();
@@ -200,7 +205,8 @@ impl Heap {
         joined.into_iter().for_each(|piece| self.put_free(piece));
     }
 
-    /// Up to `count` pieces that the next requests for `len` bytes get, of those that were in use before.
+    /// Up to `count` pieces that the next requests for `len` bytes get, of those that were in use
+    /// before.
     pub fn listed(&self, len: u64, count: usize) -> impl Iterator<Item = &Address> {
         let class = class_of(len.div_ceil(UNIT).max(1));
         self.free.get(class).into_iter().flat_map(move |listed| listed.iter().rev().take(count))
@@ -213,7 +219,8 @@ impl Heap {
         }
     }
 
-    /// Gives a piece back, to be used again from `free_from_ns` on. `len` is what was asked for, or the piece's bytes.
+    /// Gives a piece back, to be used again from `free_from_ns` on. `len` is what was asked for, or
+    /// the piece's bytes.
     pub fn free(&mut self, address: Address, len: u64, free_from_ns: u64) {
         let class = class_of(len.div_ceil(UNIT).max(1));
         let bytes = (units_of(class) * UNIT).min(self.block_bytes);

@@ -1,16 +1,20 @@
-//! The pool: memory of many nodes, in blocks that survive the loss of a node and the death of their owner.
+//! The pool: memory of many nodes, in blocks that survive the loss of a node and the death of their
+//! owner.
 //!
-//! Memory nodes serve **blocks** (16 MiB by default); a manager says on which nodes a block's copies lie and whose it is;
-//! clients write all copies one-sided, read the first, and cut blocks into pieces by themselves ([`Heap`]). Neither the
-//! manager nor a node's processor takes part in reading and writing. [`PoolClient`] is the client, for tasks over threads or in virtual
-//! time; [`Pool`] is the same for threads.
+//! Memory nodes serve **blocks** (16 MiB by default); a manager says on which nodes a block's
+//! copies lie and whose it is; clients write all copies one-sided, read the first, and cut blocks
+//! into pieces by themselves ([`Heap`]). Neither the manager nor a node's processor takes part in
+//! reading and writing. [`PoolClient`] is the client, for tasks over threads or in virtual time;
+//! [`Pool`] is the same for threads.
 //!
 //! What holds, whatever fails (`docs/pool.md` says how, the seeded runs of `check/pool` try it):
 //!
-//! 1. A write that was acknowledged is on every copy of its block, and stays readable as long as a quorum of the
-//!    block's nodes keep their memory, and one of them between changes.
-//! 2. A block has one owner at a time. Before another gets it, no write of the former can take place any more.
-//! 3. The blocks of a client that dies go to another client of its label, or wait for one; they are not freed.
+//! 1. A write that was acknowledged is on every copy of its block, and stays readable as long as a
+//!    quorum of the block's nodes keep their memory, and one of them between changes.
+//! 2. A block has one owner at a time. Before another gets it, no write of the former can take
+//!    place any more.
+//! 3. The blocks of a client that dies go to another client of its label, or wait for one; they are
+//!    not freed.
 //! 4. A released block is freed after a lease. A node never holds more than its size.
 //! 5. Leases decide when somebody is *taken* for dead; nothing of the above depends on clocks.
 //!

@@ -19,7 +19,8 @@ pub struct Line {
 }
 
 impl Line {
-    /// A line to who answers at one of `ways`, as `client`; to no other than `peer`, if that is given. Nothing is sent yet.
+    /// A line to who answers at one of `ways`, as `client`; to no other than `peer`, if that is
+    /// given. Nothing is sent yet.
     #[must_use]
     pub fn new(
         endpoints: &Arc<Endpoints>,
@@ -31,7 +32,8 @@ impl Line {
         Self { route: Route::new(&reach, client, peer), ways }
     }
 
-    /// Asks once. Errors: nobody there, or no answer within `deadline`; whether the question arrived is then not known.
+    /// Asks once. Errors: nobody there, or no answer within `deadline`; whether the question
+    /// arrived is then not known.
     pub fn ask(&self, message: &Message, deadline: Duration) -> Result<Message> {
         let link = self.link(deadline)?;
         let answer = link.request(Call::new(&message.encode(), deadline)).wait();

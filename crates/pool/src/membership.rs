@@ -1,10 +1,12 @@
 //! A client's membership: its lease, the nodes that it knows, the blocks that it owns.
 //!
-//! A state machine without clock, lock or I/O: it says when to renew and what with, and takes the answers.
+//! A state machine without clock, lock or I/O: it says when to renew and what with, and takes the
+//! answers.
 //!
-//! Invariants: 1. the lease counts from when the renewal that was answered was *sent*; 2. what an answer says about members
-//! is taken in before the next renewal confirms its version; 3. a client that was evicted stays so: the process joins under
-//! a new id; 4. a block that was released is not taken for adopted when the manager forgets about it.
+//! Invariants: 1. the lease counts from when the renewal that was answered was *sent*; 2. what an
+//! answer says about members is taken in before the next renewal confirms its version; 3. a client
+//! that was evicted stays so: the process joins under a new id; 4. a block that was released is not
+//! taken for adopted when the manager forgets about it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +25,8 @@ const RENEWALS: u64 = 3;
 /// What changed among the blocks that a client owns, without its doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owned {
-    /// It owns a block that it did not know: adopted from a client that died, or allocated by a request whose answer was lost.
+    /// It owns a block that it did not know: adopted from a client that died, or allocated by a
+    /// request whose answer was lost.
     Adopted(BlockId),
     /// A block of its is gone: every copy was lost, or it was given to another client.
     Gone(BlockId),
@@ -74,7 +77,8 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// A client that has not joined. `client` is random, one per life; `label` says whose data it works on.
+    /// A client that has not joined. `client` is random, one per life; `label` says whose data it
+    /// works on.
     #[must_use]
     pub fn new(client: ClientId, label: u64) -> Self {
         Self {
@@ -129,7 +133,8 @@ impl Membership {
         self.evicted
     }
 
-    /// Until when it holds a lease: the manager takes it for a member, and what it was told of silent nodes is complete.
+    /// Until when it holds a lease: the manager takes it for a member, and what it was told of
+    /// silent nodes is complete.
     #[must_use]
     pub fn lease_until_ns(&self) -> u64 {
         if self.evicted { 0 } else { self.lease_until_ns }
@@ -141,8 +146,8 @@ impl Membership {
         self.block_bytes
     }
 
-    /// The version of the members that is known. What was asked for under another one says nothing about copies: a node may have
-    /// been left behind, and have come back, meanwhile.
+    /// The version of the members that is known. What was asked for under another one says nothing
+    /// about copies: a node may have been left behind, and have come back, meanwhile.
     #[must_use]
     pub fn view(&self) -> u64 {
         self.view
@@ -164,8 +169,8 @@ impl Membership {
         self.owned.keys().copied()
     }
 
-    /// What changed since the last call. While a request to allocate is under way nothing is told: the list of blocks may have
-    /// been faster than the answer.
+    /// What changed since the last call. While a request to allocate is under way nothing is told:
+    /// the list of blocks may have been faster than the answer.
     pub fn take_changes(&mut self) -> Vec<Owned> {
         if self.asking > 0 {
             return Vec::new();
@@ -179,8 +184,9 @@ impl Membership {
         self.renew_ns
     }
 
-    /// The renewal to send now; the next one is due a third of a lease later, or after `retry_ns` if it does not know the
-    /// lease yet. The manager need not have answered the one before. Without a lease it knows of no members: see there.
+    /// The renewal to send now; the next one is due a third of a lease later, or after `retry_ns`
+    /// if it does not know the lease yet. The manager need not have answered the one before.
+    /// Without a lease it knows of no members: see there.
     pub fn renew(&mut self, now_ns: u64, retry_ns: u64) -> Message {
         let third = self.lease_ns / RENEWALS;
         self.renew_ns = now_ns + if third == 0 { retry_ns } else { third };
@@ -251,8 +257,8 @@ impl Membership {
         }
     }
 
-    /// Nodes of which nothing may stay in use, since the last call: they were not up at some time since. To be acted upon before
-    /// the next renewal.
+    /// Nodes of which nothing may stay in use, since the last call: they were not up at some time
+    /// since. To be acted upon before the next renewal.
     pub fn take_left(&mut self) -> Vec<Place> {
         std::mem::take(&mut self.left)
     }
@@ -274,7 +280,8 @@ impl Membership {
         });
     }
 
-    /// A number for a request to allocate, which ends with [`Membership::allocated`] or [`Membership::gave_up`].
+    /// A number for a request to allocate, which ends with [`Membership::allocated`] or
+    /// [`Membership::gave_up`].
     pub fn next_request(&mut self) -> u64 {
         self.asking += 1;
         let request = self.next_request;
@@ -282,7 +289,8 @@ impl Membership {
         request
     }
 
-    /// A request to allocate was refused, or nobody knows what came of it. Should there be a block after all it is told as adopted.
+    /// A request to allocate was refused, or nobody knows what came of it. Should there be a block
+    /// after all it is told as adopted.
     pub fn gave_up(&mut self) {
         self.asking = self.asking.saturating_sub(1);
     }
@@ -298,14 +306,16 @@ impl Membership {
         self.changes.retain(|change| *change != Owned::Adopted(block));
     }
 
-    /// This client gives a block up; the request to the manager, to be repeated until it is answered.
+    /// This client gives a block up; the request to the manager, to be repeated until it is
+    /// answered.
     pub fn release(&mut self, block: BlockId) -> Option<Message> {
         self.owned.remove(&block)?;
         self.released.insert(block);
         Some(Message::Release { client: self.client, block })
     }
 
-    /// Blocks that were released and that a manager still counts as this client's: to be released again.
+    /// Blocks that were released and that a manager still counts as this client's: to be released
+    /// again.
     pub fn to_release(&self) -> Vec<Message> {
         let again = |block: &BlockId| Message::Release { client: self.client, block: *block };
         self.released.iter().map(again).collect()

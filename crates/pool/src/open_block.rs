@@ -31,8 +31,8 @@ pub struct OpenBlock {
     pub config: Config,
     /// The copies that answered, in the configuration's order; the first is the one to read.
     pub copies: Vec<OpenCopy>,
-    /// How often the block's keys had been made invalid for this one to be opened: whatever was posted over one of a smaller
-    /// round can no longer take place.
+    /// How often the block's keys had been made invalid for this one to be opened: whatever was
+    /// posted over one of a smaller round can no longer take place.
     pub(crate) round: u64,
 }
 
@@ -53,14 +53,15 @@ impl OpenBlock {
         self.copies.len() == self.config.copies.len()
     }
 
-    /// The copy that the configuration names first, if it answered. What copies agree on only later, who writes one after another, is to be read there: another
-    /// may be ahead of it.
+    /// The copy that the configuration names first, if it answered. What copies agree on only
+    /// later, who writes one after another, is to be read there: another may be ahead of it.
     #[must_use]
     pub fn first(&self) -> Option<&OpenCopy> {
         self.copies.first().filter(|copy| self.config.copies.first() == Some(&copy.place))
     }
 
-    /// Posts a write to every copy; it is on its way when this returns, or leaves with the doorbell.
+    /// Posts a write to every copy; it is on its way when this returns, or leaves with the
+    /// doorbell.
     pub fn post_write(&self, offset: u64, bytes: &[u8]) -> Writing {
         self.post_write_from(0, offset, bytes)
     }
@@ -86,8 +87,9 @@ impl OpenBlock {
         Writing { first, rest, refusal: None }
     }
 
-    /// Writes to every copy without waiting. For blocks whose links [complete at once](OpenBlock::completes_at_once); a copy whose link did not
-    /// after all counts as one that did not answer in time. After a refusal some copies may have some of it.
+    /// Writes to every copy without waiting. For blocks whose links [complete at
+    /// once](OpenBlock::completes_at_once); a copy whose link did not after all counts as one that
+    /// did not answer in time. After a refusal some copies may have some of it.
     pub fn write_at_once(&self, writes: &[(u64, &[u8])]) -> Result<(), Refusal> {
         for copy in &self.copies {
             let mut batch = Batch::new();
@@ -105,7 +107,8 @@ impl OpenBlock {
         Ok(())
     }
 
-    /// Asks the processor for the words at `offsets` of every copy, which are to be written soon ([`Link::prefetch`]).
+    /// Asks the processor for the words at `offsets` of every copy, which are to be written soon
+    /// ([`Link::prefetch`]).
     pub fn prefetch(&self, offsets: &[u64]) {
         self.copies.iter().for_each(|copy| copy.link.prefetch(copy.region, offsets));
     }

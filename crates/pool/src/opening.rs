@@ -1,10 +1,11 @@
 //! Blocks of a client: how they are opened, and when what is open counts no more.
 //!
-//! Invariants: 1. a block that stands open was opened under the members' version that is known: nothing of a node that was silent
-//! in between stays in use; 2. over a block that was opened after an operation of unknown outcome nothing is posted while a key of
-//! that operation is valid: each open block has a *round*, a doubt about one of round *n* asks for a round above *n*, and a round
-//! ends by making all keys of the client invalid on every copy; 3. one task at a time opens a block, one try at a time: a
-//! writer that waits for all copies does not keep readers from one.
+//! Invariants: 1. a block that stands open was opened under the members' version that is known:
+//! nothing of a node that was silent in between stays in use; 2. over a block that was opened after
+//! an operation of unknown outcome nothing is posted while a key of that operation is valid: each
+//! open block has a *round*, a doubt about one of round *n* asks for a round above *n*, and a round
+//! ends by making all keys of the client invalid on every copy; 3. one task at a time opens a
+//! block, one try at a time: a writer that waits for all copies does not keep readers from one.
 //!
 //! Locks, in this order: `open`, then `membership` or `doubts`; none over an await.
 
@@ -122,7 +123,8 @@ impl Shared {
         Ok(self.keep_open(open, view, doubt, all, why))
     }
 
-    /// Keeps what was opened, if it is enough and nothing was learnt meanwhile that speaks against it.
+    /// Keeps what was opened, if it is enough and nothing was learnt meanwhile that speaks against
+    /// it.
     fn keep_open(&self, open: OpenBlock, view: u64, doubt: Doubt, all: bool, why: String) -> Tried {
         let (block, enough) = (open.config.block, !all || open.is_complete());
         let mut blocks = self.open.write();
@@ -133,8 +135,8 @@ impl Shared {
             open.detach();
             return Tried::Not(why);
         }
-        // Under this lock renewals take out what stands on nodes that are gone, and doubts what they are about: nothing slips in
-        // behind them.
+        // Under this lock renewals take out what stands on nodes that are gone, and doubts what
+        // they are about: nothing slips in behind them.
         let mut doubts = self.doubts.lock();
         let now = doubts.get(&block).copied().unwrap_or_default();
         if self.membership.lock().view() != view || now.needed != doubt.needed {
@@ -257,8 +259,8 @@ impl Shared {
         }
     }
 
-    /// Lets go of blocks that go on without this client's keys: over shared memory others wait for that, and who posts nothing is not
-    /// told.
+    /// Lets go of blocks that go on without this client's keys: over shared memory others wait for
+    /// that, and who posts nothing is not told.
     pub(crate) fn leave_revoked(&self) {
         let revoked =
             |block: &OpenBlock| block.copies.iter().any(|copy| copy.link.is_revoked(copy.region));
@@ -272,7 +274,8 @@ impl Shared {
 
     /// A node was silent at some time: nothing of it stays in use.
     pub(crate) fn leave_node(&self, place: Place) {
-        // Also a block of which that copy did not answer: over shared memory its other copies are sealed only when they are let go.
+        // Also a block of which that copy did not answer: over shared memory its other copies are
+        // sealed only when they are let go.
         let of = |block: &OpenBlock| block.config.has(place);
         let lost = {
             let mut open = self.open.write();

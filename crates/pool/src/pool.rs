@@ -1,7 +1,8 @@
 //! A client of the pool, for threads: [`PoolClient`], whose calls wait.
 //!
-//! Writes and reads of open blocks receive their own answers on the caller's thread, without a switch; what takes more than that
-//! is done as tasks do it. Thread-safety: all of it. What holds, fails and costs is told at [`PoolClient`].
+//! Writes and reads of open blocks receive their own answers on the caller's thread, without a
+//! switch; what takes more than that is done as tasks do it. Thread-safety: all of it. What holds,
+//! fails and costs is told at [`PoolClient`].
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,10 +1,12 @@
 //! A way to ask a node or the manager, made again when it is down; for tasks.
 //!
-//! A route to the managers of a cluster has several ways, one per manager, and goes on to the next when one does not answer or stands by.
+//! A route to the managers of a cluster has several ways, one per manager, and goes on to the next
+//! when one does not answer or stands by.
 //!
-//! One session for as long as the route lives, so that numbers never begin again: a node that knows a client's numbers would
-//! answer with what it answered before. One link at a time, for answers go to a session's newest. Any number of tasks
-//! may ask at once. Cost: a round trip per question, two more for the first.
+//! One session for as long as the route lives, so that numbers never begin again: a node that knows
+//! a client's numbers would answer with what it answered before. One link at a time, for answers go
+//! to a session's newest. Any number of tasks may ask at once. Cost: a round trip per question, two
+//! more for the first.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +23,8 @@ use parking_lot::Mutex;
 
 use crate::wire::{Message, Why};
 
-/// How nodes are reached: by the providers of a process ([`Endpoints`](crate::Endpoints)), or over a simulated network ([`Sim`]).
+/// How nodes are reached: by the providers of a process ([`Endpoints`](crate::Endpoints)), or over
+/// a simulated network ([`Sim`]).
 pub trait Reach: Send + Sync + fmt::Debug + 'static {
     /// Connects to who answers at one of `endpoints`; to no other than `peer`, if that is given.
     fn connect<'a>(
@@ -131,7 +134,8 @@ impl Route {
         Ok(link)
     }
 
-    /// Asks once. Errors: nobody there, or no answer within `deadline`; whether the question arrived is then not known.
+    /// Asks once. Errors: nobody there, or no answer within `deadline`; whether the question
+    /// arrived is then not known.
     pub async fn ask(
         &self,
         ways: &[String],
@@ -143,7 +147,8 @@ impl Route {
         self.heard(ways, asked)
     }
 
-    /// What an answer says of the way that it came by: without one, and from a manager that stands by, the next question goes another way.
+    /// What an answer says of the way that it came by: without one, and from a manager that stands
+    /// by, the next question goes another way.
     pub(crate) fn heard(
         &self,
         ways: &[String],

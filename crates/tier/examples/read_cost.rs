@@ -1,5 +1,5 @@
-//! Reads a file many times through the local file system or through tiers of one device, to be counted:
-//! `valgrind --tool=callgrind target/release/examples/read_cost local|tiers READS`.
+//! Reads a file many times through the local file system or through tiers of one device, to be
+//! counted: `valgrind --tool=callgrind target/release/examples/read_cost local|tiers READS`.
 
 use std::path::Path;
 use std::sync::Arc;

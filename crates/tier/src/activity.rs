@@ -1,4 +1,5 @@
-//! How many files of which kind are open for writing, on average over time: what the scheme follows.
+//! How many files of which kind are open for writing, on average over time: what the scheme
+//! follows.
 //!
 //! A mutex that is taken when a file is opened for writing and when it is closed.
 

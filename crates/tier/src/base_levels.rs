@@ -1,8 +1,9 @@
 //! Which level L0 compacts into, for each column family (Keigo §4.2 counts levels from there).
 //!
-//! Level sizes are dynamic, so that families of different sizes have different base levels: L5 is the second level of
-//! one and the fifth of another. A compaction out of L0 tells which it is. Until it does, and for files of which nobody told
-//! the family, levels are counted from the highest one that any family has, or had at the open: what counts as too deep by that lies on a
+//! Level sizes are dynamic, so that families of different sizes have different base levels: L5 is
+//! the second level of one and the fifth of another. A compaction out of L0 tells which it is.
+//! Until it does, and for files of which nobody told the family, levels are counted from the
+//! highest one that any family has, or had at the open: what counts as too deep by that lies on a
 //! device of capacity, and is not put on the fastest one.
 
 use std::collections::BTreeMap;

@@ -1,9 +1,10 @@
-//! What fuzz targets, and the tests that replay their corpora, do with bytes that anybody may have written: the log of
-//! the namespace, the index of a copy and the identity of a device. A function here returns, whatever it gets; it panics where the tiers would
-//! have been led astray.
+//! What fuzz targets, and the tests that replay their corpora, do with bytes that anybody may have
+//! written: the log of the namespace, the index of a copy and the identity of a device. A function
+//! here returns, whatever it gets; it panics where the tiers would have been led astray.
 //!
-//! These formats are guarded by checksums, which hardly any input passes. So the bytes are read as they are, and once
-//! more with checksums that are right, as a mistake of the writer would have them.
+//! These formats are guarded by checksums, which hardly any input passes. So the bytes are read as
+//! they are, and once more with checksums that are right, as a mistake of the writer would have
+//! them.
 
 use std::path::Path;
 
@@ -19,9 +20,9 @@ use crate::namespace::state::State;
 const ID: [u8; 16] = *b"a namespace's id";
 const GENERATION: u64 = 3;
 
-/// Reads `bytes` as the log of a namespace: as a snapshot, as what was appended to one, and as payloads of records,
-/// each behind its length in a byte. What was read is carried out: a refused change changes nothing, and the
-/// snapshot of what comes of it all reads back as the same.
+/// Reads `bytes` as the log of a namespace: as a snapshot, as what was appended to one, and as
+/// payloads of records, each behind its length in a byte. What was read is carried out: a refused
+/// change changes nothing, and the snapshot of what comes of it all reads back as the same.
 pub fn namespace(bytes: &[u8]) {
     let path = Path::new("names-000003.log");
     // Any answer will do.
@@ -56,8 +57,8 @@ pub fn namespace(bytes: &[u8]) {
     assert_eq!((same.snapshot(), same.next), (records, next));
 }
 
-/// Reads `bytes` as the index of a copy, as they are and as the body of an index that has the right trailer. What was
-/// read is found where it says, and is written as it was read.
+/// Reads `bytes` as the index of a copy, as they are and as the body of an index that has the right
+/// trailer. What was read is found where it says, and is written as it was read.
 pub fn copy_index(bytes: &[u8]) {
     let mut reader = Reader::new(bytes);
     let header = (reader.take(12), reader.take(16), reader.u64());
@@ -85,7 +86,8 @@ pub fn copy_index(bytes: &[u8]) {
     let _past_the_end = index.verify(index.data_len() / CHUNK_BYTES * CHUNK_BYTES, &[0; 5000]);
 }
 
-/// Reads `bytes` as the identity of a device, as they are and with a checksum that is right. What was read is written as it was read.
+/// Reads `bytes` as the identity of a device, as they are and with a checksum that is right. What
+/// was read is written as it was read.
 pub fn identity(bytes: &[u8]) {
     let path = Path::new("DEVICE");
     let _refused = Identity::decode(path, bytes);

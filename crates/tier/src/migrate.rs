@@ -79,10 +79,10 @@ pub fn threads(limit: u32, callers: usize, most: usize) -> usize {
     (limit as usize).saturating_sub(callers).min(most)
 }
 
-/// How many more copies to a device may be queued at a look: as many as `threads` may write at once, or twice as
-/// many as were `finished` since the last look, less those that wait or run. At least one is tried: whether
-/// it may begin is asked again when its turn comes. So a cold cache fills at the device's speed. More wait only
-/// where copies pay (`cache::payback`).
+/// How many more copies to a device may be queued at a look: as many as `threads` may write at
+/// once, or twice as many as were `finished` since the last look, less those that wait or run. At
+/// least one is tried: whether it may begin is asked again when its turn comes. So a cold cache
+/// fills at the device's speed. More wait only where copies pay (`cache::payback`).
 #[must_use]
 pub fn queue_room(threads: usize, finished: usize, busy: usize) -> usize {
     threads.max(2 * finished).max(1).saturating_sub(busy)

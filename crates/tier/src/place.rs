@@ -1,11 +1,12 @@
 //! Where a new file goes: a pure function of its context, the scheme and the devices' state
 //! (Keigo §4.2, §4.4).
 //!
-//! The log, small bookkeeping files and the levels of the scheme go to the fastest device; other levels
-//! to the first of the others that has room. Deep levels pass a device that is about to migrate its
-//! own files of that level. Tables leave the log as much room of the fastest device as it took lately, and the log may
-//! take what is kept free, too: on a slower device every write would wait for that. A device that fails or is full is passed over; where all are, the
-//! best of them is tried all the same, so that the caller gets the device's own error.
+//! The log, small bookkeeping files and the levels of the scheme go to the fastest device; other
+//! levels to the first of the others that has room. Deep levels pass a device that is about to
+//! migrate its own files of that level. Tables leave the log as much room of the fastest device as
+//! it took lately, and the log may take what is kept free, too: on a slower device every write
+//! would wait for that. A device that fails or is full is passed over; where all are, the best of
+//! them is tried all the same, so that the caller gets the device's own error.
 
 use archipelago_env::{FileClass, IoContext};
 
@@ -121,7 +122,8 @@ fn fits(device: &DeviceView, input: &PlaceInput<'_>, may_pass_on: bool) -> bool 
     let part = |share: f64| (device.capacity as f64 * share) as u64;
     let IoContext { class, level, .. } = input.context;
     if class != FileClass::Sst {
-        // Of unknown length: half of what tables keep free, so that a full device gets none that would fail as it grows.
+        // Of unknown length: half of what tables keep free, so that a full device gets none that
+        // would fail as it grows.
         let needed = match input.size_hint_bytes {
             0 => part(input.reserve / 2.0).max(1),
             known => known,
@@ -144,7 +146,8 @@ pub struct Heat {
     pub density: f64,
     /// Those of what would be copied to the device last: what a copy of it would need.
     pub worth: f64,
-    /// Whether it was written so lately that its accesses do not tell yet: what is newest is read from the block cache first.
+    /// Whether it was written so lately that its accesses do not tell yet: what is newest is read
+    /// from the block cache first.
     pub is_young: bool,
     /// Bytes that hot tables of levels beyond the scheme may still take.
     pub room: u64,
@@ -154,7 +157,8 @@ impl Heat {
     /// Of a file of which nothing is known.
     pub const UNKNOWN: Self = Self { density: 0.0, worth: f64::INFINITY, is_young: false, room: 0 };
 
-    /// Whether a file of `len` bytes stays: it is read, would be copied back if it left or might be, and has room.
+    /// Whether a file of `len` bytes stays: it is read, would be copied back if it left or might
+    /// be, and has room.
     #[must_use]
     pub fn stays(&self, len: u64) -> bool {
         self.density > 0.0 && (self.is_young || self.density >= self.worth) && self.room >= len
@@ -162,9 +166,10 @@ impl Heat {
 }
 
 /// Whether a file of `level` on device `from` belongs on another one after its level changed
-/// without a rewrite; the device, if so. What is hot stays on the fastest one while there is room: it would be read back for a copy, and the newest
-/// records of a load that appends are in such tables. Files do not come back up for this: reading them there is
-/// what copies are for, and deeper levels only grow colder.
+/// without a rewrite; the device, if so. What is hot stays on the fastest one while there is room:
+/// it would be read back for a copy, and the newest records of a load that appends are in such
+/// tables. Files do not come back up for this: reading them there is what copies are for, and
+/// deeper levels only grow colder.
 #[must_use]
 pub fn place_after_move(input: &PlaceInput<'_>, from: usize, heat: &Heat) -> AfterMove {
     let (first, _) = wanted(input.context, input);

@@ -1,8 +1,9 @@
 //! Measuring a device by number of threads, as the placement scheme needs it (Keigo §3.1, §4.2).
 //!
-//! [`probe`] writes and reads as the store does, through the device's own file system: each thread has a
-//! file of its own and goes through it front to back in blocks. Threads are doubled until more of them do not help
-//! ([`crate::scheme::goes_on`]). Everything that it writes is removed again.
+//! [`probe`] writes and reads as the store does, through the device's own file system: each thread
+//! has a file of its own and goes through it front to back in blocks. Threads are doubled until
+//! more of them do not help ([`crate::scheme::goes_on`]). Everything that it writes is removed
+//! again.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -64,7 +65,8 @@ pub struct Prober {
     pub spawn: Arc<dyn Spawn>,
 }
 
-/// Measures a device named `name`. Takes about `point` times the number of points in each direction.
+/// Measures a device named `name`. Takes about `point` times the number of points in each
+/// direction.
 pub fn probe(prober: &Prober, name: &str, options: &ProbeOptions) -> Result<DeviceProfile> {
     prober.fs.create_dir_all(&prober.dir)?;
     let measured = probe_directions(prober, options);
@@ -302,8 +304,8 @@ impl TieredFs {
         ObservedFrom(self.shared.activity.totals(self.shared.now_ns()))
     }
 
-    /// The writers of the log and of each level (by depth) since then, on average, and the bytes of each level
-    /// now.
+    /// The writers of the log and of each level (by depth) since then, on average, and the bytes of
+    /// each level now.
     #[must_use]
     pub fn observe_end(&self, from: &ObservedFrom) -> Observed {
         let totals = self.shared.activity.totals(self.shared.now_ns());

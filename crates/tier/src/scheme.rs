@@ -1,12 +1,12 @@
 //! The placement scheme: which levels belong to the fastest device, and why (Keigo §4.2).
 //!
-//! Levels are counted by [`depth`]: L0 is 0, the base level (the one that L0 compacts into) 1, the next 2. With
-//! dynamic level sizes a database of one gigabyte has L0, L5 and L6, and L5 is what the paper calls L1.
-//! A level belongs there if the writers of the log, of all levels above and its own are together no
-//! more than the device takes, and if the bytes of all of them fit. L0 and L1 always do: they are in the
-//! writers' way. [`decide`] is pure; [`Follower`] follows observations with hysteresis: it changes the scheme
-//! only when the same other one was wanted several times in a row. [`Scheme`] is what
-//! `archipelago tier profile` writes, for people to read and change.
+//! Levels are counted by [`depth`]: L0 is 0, the base level (the one that L0 compacts into) 1, the
+//! next 2. With dynamic level sizes a database of one gigabyte has L0, L5 and L6, and L5 is what
+//! the paper calls L1. A level belongs there if the writers of the log, of all levels above and its
+//! own are together no more than the device takes, and if the bytes of all of them fit. L0 and L1
+//! always do: they are in the writers' way. [`decide`] is pure; [`Follower`] follows observations
+//! with hysteresis: it changes the scheme only when the same other one was wanted several times in
+//! a row. [`Scheme`] is what `archipelago tier profile` writes, for people to read and change.
 
 use std::fmt;
 
@@ -59,8 +59,8 @@ pub struct DeviceProfile {
 }
 
 impl DeviceProfile {
-    /// Bytes that the device writes while one write waits for it, from what one and the most writers of
-    /// 4 KiB reached; `None` if it was not measured.
+    /// Bytes that the device writes while one write waits for it, from what one and the most
+    /// writers of 4 KiB reached; `None` if it was not measured.
     #[must_use]
     pub fn write_bytes_best(&self) -> Option<u64> {
         const BLOCK_BYTES: f64 = 4096.0;

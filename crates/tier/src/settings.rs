@@ -131,20 +131,22 @@ pub fn validate(devices: &[DeviceSettings]) -> Result<()> {
     Ok(())
 }
 
-/// When things are moved and copied. The defaults are meant to stay; tests and experiments change them.
+/// When things are moved and copied. The defaults are meant to stay; tests and experiments change
+/// them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     /// Files leave a device for the next one when less than this part of it is free. 0.05.
     pub migrate_below: f64,
-    /// Below this part they leave whatever else is being written. Tables and copies leave so much free. 0.02.
+    /// Below this part they leave whatever else is being written. Tables and copies leave so much
+    /// free. 0.02.
     pub force_below: f64,
     /// Copies are made while less than this part of the foreground reads that a device could
     /// serve is served by it. 0.95.
     pub hit_ratio_target: f64,
     /// How often the hit ratio is looked at and moves are decided, in milliseconds. 500.
     pub interval_ms: u64,
-    /// How long at least until an access counts half, in milliseconds. 10,000. Longer, up to thirty times as long, while less was read than
-    /// tells parts of files apart.
+    /// How long at least until an access counts half, in milliseconds. 10,000. Longer, up to thirty
+    /// times as long, while less was read than tells parts of files apart.
     pub half_life_ms: u64,
     /// Most threads that copy and move, in all. 16; with `threads_fixed` exactly so many, whatever
     /// the writers: to compare with.
@@ -157,7 +159,8 @@ pub struct Policy {
     pub cache_by: CacheBy,
     /// Whether the scheme follows what is observed. True.
     pub online: bool,
-    /// Whether flushes and compactions wait for one another where a device takes no more writers. True; false to compare with.
+    /// Whether flushes and compactions wait for one another where a device takes no more writers.
+    /// True; false to compare with.
     pub in_turn: bool,
     /// Levels on the fastest device by depth, whatever scheme and observation say. `None`.
     pub fast_levels: Option<u8>,
@@ -166,8 +169,8 @@ pub struct Policy {
 /// See [`Policy::cache_by`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheBy {
-    /// On the fastest device the hottest ranges, and whole files where there is room for all of them, or most of a file is hot; whole files
-    /// on those between it and the last.
+    /// On the fastest device the hottest ranges, and whole files where there is room for all of
+    /// them, or most of a file is hot; whole files on those between it and the last.
     #[default]
     Adaptive,
     /// Whole files only.

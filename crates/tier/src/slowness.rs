@@ -1,12 +1,16 @@
-//! Notices that a device writes slower than its profile says: worn, shared with others, or not the one that was measured. Pure.
+//! Notices that a device writes slower than its profile says: worn, shared with others, or not the
+//! one that was measured. Pure.
 //!
-//! Over each interval, what was written is compared with what the profile promises for as many writers as were within a write or a sync on
-//! average. A device that did less than [`SLOW_PART`] of that in [`LOOKS`] telling intervals in a row counts as slower, by the best part that
-//! it reached in them; one that did more than [`FINE_PART`] as often is as it was. In between nothing changes. An interval tells nothing if there
-//! was little to write: a device that is hardly used is not slow.
+//! Over each interval, what was written is compared with what the profile promises for as many
+//! writers as were within a write or a sync on average. A device that did less than [`SLOW_PART`]
+//! of that in [`LOOKS`] telling intervals in a row counts as slower, by the best part that it
+//! reached in them; one that did more than [`FINE_PART`] as often is as it was. In between nothing
+//! changes. An interval tells nothing if there was little to write: a device that is hardly used is
+//! not slow.
 //!
-//! What follows from it (`work/tick.rs`): the device takes fewer writers, in proportion, so the scheme and the background threads leave it more
-//! of its throughput for the log and flushes. Not by the paper, which profiles once (Keigo §4.2).
+//! What follows from it (`work/tick.rs`): the device takes fewer writers, in proportion, so the
+//! scheme and the background threads leave it more of its throughput for the log and flushes. Not
+//! by the paper, which profiles once (Keigo §4.2).
 
 use crate::scheme::Point;
 

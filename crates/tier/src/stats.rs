@@ -52,7 +52,8 @@ pub struct DeviceReport {
     pub turns_waiting: usize,
     /// Tables that waited for their turn, and how long in all, in milliseconds.
     pub turns_waited: (u64, u64),
-    /// Percent of its profile that it counts as reaching when it writes; 100 also without a profile.
+    /// Percent of its profile that it counts as reaching when it writes; 100 also without a
+    /// profile.
     pub pace_percent: u32,
     /// Reads.
     pub reads: u64,
@@ -85,7 +86,8 @@ pub struct DeviceReport {
 }
 
 impl DeviceReport {
-    /// The part of the foreground reads of the last interval that it served, of those that it could have.
+    /// The part of the foreground reads of the last interval that it served, of those that it could
+    /// have.
     #[must_use]
     pub fn hit_ratio(&self) -> Option<f64> {
         (self.hits.1 > 0).then(|| self.hits.0 as f64 / self.hits.1 as f64)
@@ -99,7 +101,8 @@ pub struct TierStats {
     pub devices: Vec<DeviceReport>,
     /// Levels of a depth below this one belong to the fastest device; see [`crate::scheme::depth`].
     pub fast_levels: u8,
-    /// The level that L0 compacts into, by column family as far as that is known; the highest of them first, or what files tell.
+    /// The level that L0 compacts into, by column family as far as that is known; the highest of
+    /// them first, or what files tell.
     pub base_levels: Vec<(Option<u32>, u8)>,
     /// Moves and copies that failed.
     pub failed_jobs: u64,
@@ -223,7 +226,8 @@ fn count_file(devices: &mut [DeviceReport], entry: &Entry) {
 const FACT_EVENTS: usize = 16;
 
 impl TierStats {
-    /// The figures as `name:value` lines, for INFO: devices, what lies on each by class and level, and what was done last and why.
+    /// The figures as `name:value` lines, for INFO: devices, what lies on each by class and level,
+    /// and what was done last and why.
     #[must_use]
     pub fn facts(&self) -> String {
         let mut text = format!("tier_fast_levels:{}\n", self.fast_levels);

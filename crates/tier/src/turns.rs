@@ -1,16 +1,19 @@
-//! Whose turn it is to write tables to a device: beyond the number of writers that it takes all of them together
-//! get slower (Keigo §3.1), so flushes and compactions wait for one another rather than write side by side.
+//! Whose turn it is to write tables to a device: beyond the number of writers that it takes all of
+//! them together get slower (Keigo §3.1), so flushes and compactions wait for one another rather
+//! than write side by side.
 //!
-//! Invariants: 1. a flush begins a table only while all that write are fewer than the device takes, or no flush writes; 2. a
-//! compaction only while that leaves room for a flush, or no compaction writes; 3. of those that wait flushes go first, then the
-//! compactions of the highest level, since writers wait for those soonest; among these who wrote a table last, so that a job ends, and its inputs
-//! go, before the next begins to take room for its outputs, and then who came first; 4. the
-//! log never waits; 5. a thread that writes a table to the device already begins another at once: two that wait for each other's second turn would
-//! wait for ever; 6. nobody waits longer than [`PATIENCE`], so that whatever holds its turn without writing costs speed and
-//! not progress.
+//! Invariants: 1. a flush begins a table only while all that write are fewer than the device takes,
+//! or no flush writes; 2. a compaction only while that leaves room for a flush, or no compaction
+//! writes; 3. of those that wait flushes go first, then the compactions of the highest level, since
+//! writers wait for those soonest; among these who wrote a table last, so that a job ends, and its
+//! inputs go, before the next begins to take room for its outputs, and then who came first; 4. the
+//! log never waits; 5. a thread that writes a table to the device already begins another at once:
+//! two that wait for each other's second turn would wait for ever; 6. nobody waits longer than
+//! [`PATIENCE`], so that whatever holds its turn without writing costs speed and not progress.
 //!
-//! Copies and moves have the limit in how many threads they are given ([`crate::migrate::threads`]) and do not count here:
-//! they give way. Thread-safe: one lock, taken when a table is begun and when it ends; a waiter sleeps on a condition.
+//! Copies and moves have the limit in how many threads they are given ([`crate::migrate::threads`])
+//! and do not count here: they give way. Thread-safe: one lock, taken when a table is begun and
+//! when it ends; a waiter sleeps on a condition.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -57,12 +60,13 @@ struct State {
     next_ticket: u64,
 }
 
-/// The place of who waits: whether it is a compaction, its level, whether it begins anew, its ticket.
+/// The place of who waits: whether it is a compaction, its level, whether it begins anew, its
+/// ticket.
 type Place = (bool, u8, bool, u64);
 
 impl State {
-    /// Whether it is the turn of who waits at `me`: the first of a kind of which nobody writes, or the first of all if there is
-    /// room.
+    /// Whether it is the turn of who waits at `me`: the first of a kind of which nobody writes, or
+    /// the first of all if there is room.
     fn is_turn(&self, me: Place, kind: Kind, limit: usize) -> bool {
         let others = self.urgent + self.compactions;
         let (mine, has_room) = match kind {
@@ -199,7 +203,8 @@ mod tests {
 
     const DEEP: Kind = Kind::Compaction(6);
 
-    /// Begins in threads of their own, one after another; each tells its kind when its turn comes, and hands the turn over.
+    /// Begins in threads of their own, one after another; each tells its kind when its turn comes,
+    /// and hands the turn over.
     struct World {
         turns: Arc<Turns>,
         tell: mpsc::Sender<(Kind, Turn)>,

@@ -1,7 +1,7 @@
 //! What crosses the border to C as a pointer: strings, buffers, structures, `errno`.
 //!
-//! The functions here are `unsafe` because nothing can check a pointer but for null; what they need of it is what
-//! the header promises for every argument. Lengths, text and numbers are checked.
+//! The functions here are `unsafe` because nothing can check a pointer but for null; what they need
+//! of it is what the header promises for every argument. Lengths, text and numbers are checked.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt as _;
@@ -115,7 +115,8 @@ pub(crate) unsafe fn bytes<'a>(data: *const u8, len: usize) -> Outcome<&'a [u8]>
 /// Room that C gives to be filled. It is zeroed first: what it holds may never have been written.
 ///
 /// # Safety
-/// `data` has room for `len` bytes, which nobody else touches during the call; it may be null if `len` is 0.
+/// `data` has room for `len` bytes, which nobody else touches during the call; it may be null if
+/// `len` is 0.
 pub(crate) unsafe fn room<'a>(data: *mut u8, len: usize) -> Outcome<&'a mut [u8]> {
     if len == 0 {
         return Ok(&mut []);
@@ -123,7 +124,8 @@ pub(crate) unsafe fn room<'a>(data: *mut u8, len: usize) -> Outcome<&'a mut [u8]
     if data.is_null() || len > isize::MAX as usize {
         return Err(Failure::invalid("the buffer is NULL or too long"));
     }
-    // SAFETY: it is not null and not too long, the caller promises the rest, and from here on the bytes are written.
+    // SAFETY: it is not null and not too long, the caller promises the rest, and from here on the
+    // bytes are written.
     unsafe {
         data.write_bytes(0, len);
         Ok(std::slice::from_raw_parts_mut(data, len))
@@ -200,7 +202,8 @@ pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> Outcome<Options<'a
 /// The devices of an array.
 ///
 /// # Safety
-/// `given` has `count` devices, whose strings are as [`path`] needs them; it may be null if `count` is 0.
+/// `given` has `count` devices, whose strings are as [`path`] needs them; it may be null if `count`
+/// is 0.
 pub(crate) unsafe fn devices(
     given: *const RawDevice,
     count: usize,
@@ -269,7 +272,8 @@ mod tests {
 
     #[test]
     fn pointers_that_cannot_be_right_are_refused() {
-        // SAFETY: null is allowed everywhere here, and every buffer is a local one of the length that is given.
+        // SAFETY: null is allowed everywhere here, and every buffer is a local one of the length
+        // that is given.
         unsafe {
             assert!(path("path", std::ptr::null()).unwrap_err().message.contains("path is NULL"));
             assert!(path("path", c"".as_ptr()).unwrap_err().message.contains("empty"));

@@ -1,9 +1,10 @@
 //! An open file of C: for reading, for writing, or both.
 //!
-//! Reading goes through a handle of the tiers, opened once; where the file was being written by this
-//! library then, the handle is opened anew when somebody reads beyond what it knows, and nothing is read beyond what was
-//! appended: the file itself may be longer for a moment, with blocks that are cut off again. Thread-safe; reads at a place
-//! take a shared lock, writes of a file one after another.
+//! Reading goes through a handle of the tiers, opened once; where the file was being written by
+//! this library then, the handle is opened anew when somebody reads beyond what it knows, and
+//! nothing is read beyond what was appended: the file itself may be longer for a moment, with
+//! blocks that are cut off again. Thread-safe; reads at a place take a shared lock, writes of a
+//! file one after another.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -245,7 +246,8 @@ impl File {
         Ok(*position)
     }
 
-    /// Advice about bytes that will, or will not, be read soon. Errors: `EOPNOTSUPP` where the advice that they will does nothing.
+    /// Advice about bytes that will, or will not, be read soon. Errors: `EOPNOTSUPP` where the
+    /// advice that they will does nothing.
     pub(crate) fn advise(&self, offset: u64, len: u64, will_need: bool) -> Outcome<()> {
         let len = if len == 0 { u64::MAX - offset } else { len };
         let reader = self.reader(offset.saturating_add(len))?;

@@ -1,8 +1,9 @@
 //! Numbers for what C holds.
 //!
-//! A table gives out numbers in turn from a range of its own, so that a closed one does not come back soon and one
-//! of another table is never taken for its own; none is a number that the system's `open` returns. Cost of a look-up:
-//! a shared lock of one of 16 parts, a hash and a reference count.
+//! A table gives out numbers in turn from a range of its own, so that a closed one does not come
+//! back soon and one of another table is never taken for its own; none is a number that the
+//! system's `open` returns. Cost of a look-up: a shared lock of one of 16 parts, a hash and a
+//! reference count.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,12 +1,15 @@
 //! Tiers that a C program has open, and the files that it is writing.
 //!
-//! A file that is being written is a [`Growing`]: its writer and how long it is. Readers that were opened meanwhile know it,
-//! and open the file again when they want to see what was appended since; readers of other files know nothing of it.
+//! A file that is being written is a [`Growing`]: its writer and how long it is. Readers that were
+//! opened meanwhile know it, and open the file again when they want to see what was appended since;
+//! readers of other files know nothing of it.
 //!
-//! Invariants: 1. a file has at most one `Growing`, and it is in `growing` as long as a handle writes; 2. its length
-//! is what was appended and handed to the operating system, and no reader that knows it reads beyond: the file itself
-//! may be longer while it is written; 3. with the handle that writes it ends its writer, whoever reads it still; 4. a name is in `creating` from the look whether it
-//! exists to its creation, and nobody else makes it meanwhile, so that `O_EXCL` is exact among callers of this library (no other process has the tiers open).
+//! Invariants: 1. a file has at most one `Growing`, and it is in `growing` as long as a handle
+//! writes; 2. its length is what was appended and handed to the operating system, and no reader
+//! that knows it reads beyond: the file itself may be longer while it is written; 3. with the
+//! handle that writes it ends its writer, whoever reads it still; 4. a name is in `creating` from
+//! the look whether it exists to its creation, and nobody else makes it meanwhile, so that `O_EXCL`
+//! is exact among callers of this library (no other process has the tiers open).
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -91,8 +94,8 @@ impl Growing {
         Ok(())
     }
 
-    /// Appends; on return the bytes survive a kill of the process and every reader sees them. `at`: where the caller
-    /// thinks that the file ends.
+    /// Appends; on return the bytes survive a kill of the process and every reader sees them. `at`:
+    /// where the caller thinks that the file ends.
     pub(crate) fn append(&self, data: &[u8], at: Option<u64>, sync: bool) -> Outcome<()> {
         self.write(|writer| {
             if let Some(at) = at.filter(|&at| at != writer.len()) {
@@ -212,7 +215,8 @@ impl Space {
         Ok(SPACES.insert(Arc::new(space)))
     }
 
-    /// Ends the tiers behind the number. Errors: `EBUSY` while C holds something of them; after another one they have ended all the same.
+    /// Ends the tiers behind the number. Errors: `EBUSY` while C holds something of them; after
+    /// another one they have ended all the same.
     pub(crate) fn close(handle: i32) -> Outcome<()> {
         let space = SPACES.get(handle)?;
         let held = space.held.load(Ordering::Acquire);
@@ -236,7 +240,8 @@ impl Space {
         Ok(Whereabouts { len: growing.map_or(found.len, |growing| growing.len()), ..found })
     }
 
-    /// The file at `path`, and who is writing it: while somebody is, its device may have it longer than what was appended.
+    /// The file at `path`, and who is writing it: while somebody is, its device may have it longer
+    /// than what was appended.
     fn find(&self, path: &Path) -> Outcome<(TierFile, Option<Arc<Growing>>)> {
         loop {
             let file = self.tiers.file(path)?;
@@ -267,8 +272,8 @@ impl Space {
         self.growing.lock().get(&id).and_then(Weak::upgrade)
     }
 
-    /// Waits until nobody else makes a file or directory of this name. Others go on: a table may wait for its turn to be
-    /// written, and the log must not wait for that.
+    /// Waits until nobody else makes a file or directory of this name. Others go on: a table may
+    /// wait for its turn to be written, and the log must not wait for that.
     fn alone(&self, path: &Path) -> Alone<'_> {
         // However it is spelled.
         let path: PathBuf = path.components().collect();
@@ -280,7 +285,8 @@ impl Space {
         Alone { space: self, path }
     }
 
-    /// Makes a new file. Errors: `EEXIST` with `exclusive`; `EOPNOTSUPP` if it has bytes and `replace` is not given.
+    /// Makes a new file. Errors: `EEXIST` with `exclusive`; `EOPNOTSUPP` if it has bytes and
+    /// `replace` is not given.
     pub(crate) fn create(
         &self,
         path: &Path,
@@ -351,7 +357,8 @@ impl Space {
     pub(crate) fn list(self: &Arc<Self>, path: &Path) -> Outcome<i32> {
         let mut entries = self.tiers.list(self.own(path)?)?;
         for entry in entries.iter_mut().filter(|entry| !entry.is_dir) {
-            // One that was removed since is listed as it was; one that was closed since is as long as it is now.
+            // One that was removed since is listed as it was; one that was closed since is as long
+            // as it is now.
             let name = path.join(&entry.name);
             if let Ok((file, growing)) = self.find(&name) {
                 let known = growing.map(|growing| growing.len());

@@ -1,4 +1,5 @@
-//! Who may talk to a served store: the flags of passwords and TLS, and where the password comes from.
+//! Who may talk to a served store: the flags of passwords and TLS, and where the password comes
+//! from.
 //!
 //! A password comes from a file or from the environment, never from the command line, which every
 //! user of the machine can read. A process that is started by this one inherits the environment.

@@ -1,11 +1,15 @@
 //! The program's allocator, and that it gives freed memory back at once.
 //!
-//! mimalloc keeps freed pages for a while (10 ms, and ten times that in its arenas) and looks at what is due when the same thread allocates again. Background
-//! jobs free megabytes when they end and then wait: what they freed stayed. A load with 64 MiB memtables peaks at 172 instead of 208 MiB without the
-//! delay, with as much processor time (`archipelago bench --benchmarks=fillrandom`, 3 million, medians of four runs in turn).
+//! mimalloc keeps freed pages for a while (10 ms, and ten times that in its arenas) and looks at
+//! what is due when the same thread allocates again. Background jobs free megabytes when they end
+//! and then wait: what they freed stayed. A load with 64 MiB memtables peaks at 172 instead of 208
+//! MiB without the delay, with as much processor time (`archipelago bench --benchmarks=fillrandom`,
+//! 3 million, medians of four runs in turn).
 //!
-//! Not where small pieces come and go all the time: a compute node of the store over remote memory spent a sixth of its time and more in `madvise`, the
-//! interrupts that it sends to the other processors, and page faults (16 SETs in a pipeline: 84 to 116 instead of 55 to 60 thousand a second).
+//! Not where small pieces come and go all the time: a compute node of the store over remote memory
+//! spent a sixth of its time and more in `madvise`, the interrupts that it sends to the other
+//! processors, and page faults (16 SETs in a pipeline: 84 to 116 instead of 55 to 60 thousand a
+//! second).
 //!
 //! `MIMALLOC_PURGE_DELAY` in the environment counts, if it is there.
 
@@ -17,7 +21,8 @@ const PURGE_DELAY: libmimalloc_sys::mi_option_t = libmimalloc_sys::mi_option_use
 
 /// From here on freed pages are given back at once.
 pub(crate) fn give_back_at_once() {
-    // SAFETY: sets a number within mimalloc, which reads it when it frees; any thread may do so at any time.
+    // SAFETY: sets a number within mimalloc, which reads it when it frees; any thread may do so at
+    // any time.
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, 0) };
 }
 

@@ -11,7 +11,7 @@ use archipelago_base::random::entropy_seed;
 use archipelago_base::runtime::block_on;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::Call;
-use archipelago_flex::wire::{Message as Store, StoreStatus};
+use archipelago_flexkv::wire::{Message as Store, StoreStatus};
 use archipelago_pool::wire::Message;
 use archipelago_pool::{ClientId, Endpoints, Line, NodeId, Reach, Route};
 use archipelago_resp::ServerOptions;
@@ -32,9 +32,10 @@ const DEADLINE: Duration = Duration::from_secs(3);
 pub(crate) enum ClusterCommand {
     /// Start managers, memory nodes and compute nodes on this machine; Ctrl-C stops them.
     ///
-    /// Each is a process of its own (`archipelago node ...`, `archipelago serve --engine flex`), so it can be stopped and killed
-    /// like one. Clients of the pool join at the managers' addresses; Redis clients talk to any compute node. Processes reach each
-    /// other through shared memory.
+    /// Each is a process of its own (`archipelago node ...`, `archipelago serve --engine flexkv`),
+    /// so it can be stopped and killed like one. Clients of the pool join at the managers'
+    /// addresses; Redis clients talk to any compute node. Processes reach each other through shared
+    /// memory.
     #[command(
         after_help = "Example:\n  archipelago cluster up --compute 2 --memory 3 --size 256MiB\n  \
                             redis-cli -p 6379 set reef coral  (in another terminal)\n  \
@@ -42,7 +43,8 @@ pub(crate) enum ClusterCommand {
                             archipelago cluster status"
     )]
     Up(UpArgs),
-    /// Say who is there: nodes, what they hold and have left, clients, blocks and their copies; the store and its compute nodes.
+    /// Say who is there: nodes, what they hold and have left, clients, blocks and their copies; the
+    /// store and its compute nodes.
     Status {
         /// Where the managers are, with a comma between two
         #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
@@ -53,8 +55,8 @@ pub(crate) enum ClusterCommand {
     },
     /// Tell the manager that a memory node will never come back with what it held.
     ///
-    /// Blocks that wait for it go on with the copies that are left. To say it of a node that does come back loses what only
-    /// that node had.
+    /// Blocks that wait for it go on with the copies that are left. To say it of a node that does
+    /// come back loses what only that node had.
     Forget {
         /// The node's number
         node: u64,
@@ -72,7 +74,8 @@ pub(crate) struct UpArgs {
     /// Compute nodes of a store over that memory, which serve Redis clients
     #[arg(long, value_name = "N", default_value_t = 0)]
     compute: u16,
-    /// Where the first compute node serves Redis clients, the others on the ports after it; port 0 lets the system choose
+    /// Where the first compute node serves Redis clients, the others on the ports after it; port 0
+    /// lets the system choose
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6379")]
     resp: String,
     #[command(flatten)]
@@ -80,7 +83,8 @@ pub(crate) struct UpArgs {
     /// Partitions of the store, a power of two
     #[arg(long, value_name = "N", default_value_t = 1024)]
     partitions: u32,
-    /// Share of them whose index lies at compute nodes, in a thousand, for good; without it the load decides
+    /// Share of them whose index lies at compute nodes, in a thousand, for good; without it the
+    /// load decides
     #[arg(long, value_name = "N")]
     offload: Option<u32>,
     /// Memory that each lends
@@ -92,7 +96,8 @@ pub(crate) struct UpArgs {
     /// Copies of every block; 0: three, or one if there is one node
     #[arg(long, value_name = "N", default_value_t = 0)]
     copies: u32,
-    /// Where the manager listens, the one that stands by on the port after it; port 0 lets the system choose
+    /// Where the manager listens, the one that stands by on the port after it; port 0 lets the
+    /// system choose
     #[arg(long, value_name = "HOST:PORT", default_value = MANAGER)]
     manager: String,
     /// Managers: one acts, the others stand by and take over when it dies; 1: it runs alone
@@ -426,7 +431,7 @@ fn start_compute(args: &UpArgs, manager: &str, node: u16, socket: &Path) -> Resu
     let (listen, path) = (resp_address(args, node)?, socket.display().to_string());
     let (shared, password) = (["--shm", &path], args.password.words());
     let words = [
-        &["serve", "--engine", "flex", "--manager", manager][..],
+        &["serve", "--engine", "flexkv", "--manager", manager][..],
         &["--listen", &listen],
         if args.provider == Provider::Shm { &shared[..] } else { &[] },
         &password.iter().map(String::as_str).collect::<Vec<_>>(),

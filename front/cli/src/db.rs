@@ -1,8 +1,8 @@
 //! `archipelago db`: an operator's tools over a database that nobody serves.
 //!
-//! Every tool but `verify` takes the lock file, so that it refuses a database that is open elsewhere.
-//! `verify` and `repair` read files and do not open the database. They write nothing into it and
-//! remove nothing from it.
+//! Every tool but `verify` takes the lock file, so that it refuses a database that is open
+//! elsewhere. `verify` and `repair` read files and do not open the database. They write nothing
+//! into it and remove nothing from it.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -95,20 +95,20 @@ enum Tool {
     /// Read every file in full, check every checksum, and name everything that is damaged.
     ///
     /// It changes nothing. It also works where the database cannot be opened any more, and while
-    /// another process has it open (then it checks the state of one moment). It fails if anything is
-    /// damaged or missing.
+    /// another process has it open (then it checks the state of one moment). It fails if anything
+    /// is damaged or missing.
     Verify,
     /// Save what is whole of a damaged database into a new one.
     ///
     /// Use it when `verify` names damage and there is no checkpoint or replica to restore. It never
-    /// changes the damaged directory: it writes a database beside it (see --target), and prints what
-    /// it could not save, by column family and range of keys. Keys outside those ranges have their
-    /// last values.
+    /// changes the damaged directory: it writes a database beside it (see --target), and prints
+    /// what it could not save, by column family and range of keys. Keys outside those ranges have
+    /// their last values.
     ///
     /// Whole tables are linked, so that the repair needs little room; of a damaged table it saves
-    /// every whole block. If the manifest is whole as well, that is all. If not, everything is merged
-    /// anew, which needs as much room as the data: settings of families may be lost then, and keys
-    /// that were deleted may be back.
+    /// every whole block. If the manifest is whole as well, that is all. If not, everything is
+    /// merged anew, which needs as much room as the data: settings of families may be lost then,
+    /// and keys that were deleted may be back.
     ///
     /// Begin with --dry-run. Then stop everything that uses the database, repair, look at the new
     /// one, and put it in the place of the old one. Keep the old one until you are sure.
@@ -133,8 +133,8 @@ enum Tool {
     },
     /// Make the database of --dir from a checkpoint, or from a copy of a stopped database.
     ///
-    /// The checkpoint is checked in full before, and stays as it is. --dir must not exist or be empty:
-    /// move a database that is there away first. Tables are linked where that is possible.
+    /// The checkpoint is checked in full before, and stays as it is. --dir must not exist or be
+    /// empty: move a database that is there away first. Tables are linked where that is possible.
     Restore {
         /// The directory of the checkpoint.
         checkpoint: PathBuf,

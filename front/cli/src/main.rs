@@ -1,5 +1,6 @@
 //! `archipelago`: the one binary. `serve` runs a store that Redis clients talk to, `db` looks into
-//! and mends a database that nobody serves, `node` and `cluster` run a pool of memory, `bench` measures.
+//! and mends a database that nobody serves, `node` and `cluster` run a pool of memory, `bench`
+//! measures.
 
 mod access;
 mod allocator;
@@ -61,7 +62,7 @@ impl Command {
         match self {
             Self::Serve(serve) => serve.is_database(),
             Self::Db(_) => true,
-            Self::Bench { flags } => !flags.iter().any(|flag| flag == "flex"),
+            Self::Bench { flags } => !flags.iter().any(|flag| flag == "flexkv" || flag == "flex"),
             Self::Node(_) | Self::Cluster(_) | Self::Tier(_) => false,
         }
     }

@@ -20,8 +20,9 @@ pub(crate) const MANAGER: &str = "127.0.0.1:7700";
 pub(crate) enum NodeCommand {
     /// A memory node: lends memory to clients, in blocks.
     ///
-    /// It registers with the manager and serves what the manager places on it. Its memory does not outlive
-    /// the process: blocks survive by their copies on other nodes. Start it with the same --id after a restart.
+    /// It registers with the manager and serves what the manager places on it. Its memory does not
+    /// outlive the process: blocks survive by their copies on other nodes. Start it with the same
+    /// --id after a restart.
     #[command(
         after_help = "Example, three nodes on one machine:\n  archipelago node manager &\n  \
                       for n in 1 2 3; do archipelago node memory --id $n --size 1GiB & done\n  \
@@ -30,12 +31,15 @@ pub(crate) enum NodeCommand {
     Memory(MemoryArgs),
     /// The manager: knows the members, places blocks, acts when somebody is gone.
     ///
-    /// It stores nothing. After a start it asks the nodes, and acts when it has waited for as long as a lease lasts. Without a manager
-    /// clients read and write until their leases are over (--lease-ms), then calls wait, and end with an error after 5 s.
+    /// It stores nothing. After a start it asks the nodes, and acts when it has waited for as long
+    /// as a lease lasts. Without a manager clients read and write until their leases are over
+    /// (--lease-ms), then calls wait, and end with an error after 5 s.
     ///
-    /// Run two or more so that one may die: each with the same --memory-nodes N, the memory nodes being 1 to N. One of them acts, which a
-    /// majority of the memory nodes has promised to obey; the others stand by, and one takes over within a node lease (--node-lease-ms).
-    /// Give all of their addresses to nodes and clients: --manager HOST:PORT,HOST:PORT. A manager without --memory-nodes runs alone.
+    /// Run two or more so that one may die: each with the same --memory-nodes N, the memory nodes
+    /// being 1 to N. One of them acts, which a majority of the memory nodes has promised to obey;
+    /// the others stand by, and one takes over within a node lease (--node-lease-ms). Give all of
+    /// their addresses to nodes and clients: --manager HOST:PORT,HOST:PORT. A manager without
+    /// --memory-nodes runs alone.
     #[command(
         after_help = "Example, two managers:\n  archipelago node manager --listen 127.0.0.1:7700 --memory-nodes 3 &\n  \
                       archipelago node manager --listen 127.0.0.1:7701 --memory-nodes 3 --standby &\n  \
@@ -67,8 +71,8 @@ pub(crate) struct MemoryArgs {
     /// Where the managers are, with a comma between two
     #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
     manager: String,
-    /// End a process (SIGKILL) that keeps shared memory mapped for so long after its right to it was revoked, so that
-    /// others get its blocks; 0: wait for it
+    /// End a process (SIGKILL) that keeps shared memory mapped for so long after its right to it
+    /// was revoked, so that others get its blocks; 0: wait for it
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     end_holders_after: u64,
     /// End when standard input ends: for who starts it as a child
@@ -87,7 +91,8 @@ pub(crate) struct ManagerArgs {
     /// A client that is silent for longer is taken for dead, and its blocks go to others
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     lease_ms: u64,
-    /// A memory node that is silent for longer is left behind, and its copies are made anew elsewhere
+    /// A memory node that is silent for longer is left behind, and its copies are made anew
+    /// elsewhere
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     node_lease_ms: u64,
     /// Of one of several managers: the memory nodes are 1 to N; 0: this manager runs alone
@@ -96,10 +101,12 @@ pub(crate) struct ManagerArgs {
     /// Leave it to another manager to act first
     #[arg(long)]
     standby: bool,
-    /// Partitions of a store over the cluster's memory, a power of two; counts when the store is made
+    /// Partitions of a store over the cluster's memory, a power of two; counts when the store is
+    /// made
     #[arg(long, value_name = "N", default_value_t = 8192)]
     partitions: u32,
-    /// Share of them whose index lies at compute nodes, in a thousand, for good; without it the load decides
+    /// Share of them whose index lies at compute nodes, in a thousand, for good; without it the
+    /// load decides
     #[arg(long, value_name = "N")]
     offload: Option<u32>,
     /// End when standard input ends: for who starts it as a child

@@ -1,8 +1,8 @@
 //! What a panic prints: beside Rust's own message, the extension that was running.
 //!
-//! The release build ends at a panic (`panic = "abort"`), so that no job can fail with an error that
-//! names the merge operator, compaction filter or listener. The message is all that is left to say
-//! whose code it was.
+//! The release build ends at a panic (`panic = "abort"`), so that no job can fail with an error
+//! that names the merge operator, compaction filter or listener. The message is all that is left to
+//! say whose code it was.
 
 /// Has every later panic of the process tell `say` which extension was running, if one was.
 pub(crate) fn name_extensions(say: impl Fn(&str) + Send + Sync + 'static) {

@@ -1,5 +1,6 @@
-//! What a server tells the person who started it. It may run on long after whoever read that has gone (`serve | head -1`, a supervisor that ended), so nobody reading is no failure:
-//! `println!` would end the process, in the middle of an orderly stop.
+//! What a server tells the person who started it. It may run on long after whoever read that has
+//! gone (`serve | head -1`, a supervisor that ended), so nobody reading is no failure: `println!`
+//! would end the process, in the middle of an orderly stop.
 
 use std::fmt::Arguments;
 use std::io::Write;

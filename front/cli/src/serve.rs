@@ -1,16 +1,16 @@
-//! `archipelago serve`: opens the database, or joins the store over remote memory, serves it over RESP, ends in good order on
-//! SIGTERM, SIGINT or a client's SHUTDOWN.
+//! `archipelago serve`: opens the database, or joins the store over remote memory, serves it over
+//! RESP, ends in good order on SIGTERM, SIGINT or a client's SHUTDOWN.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago::{ComputeNode, Error, Result, Settings, WriteOptions};
-use archipelago_compute::flex::{FlexNode, FlexNodeSettings, FlexSettings};
+use archipelago_compute::flexkv::{FlexKvNode, FlexKvNodeSettings, FlexKvSettings};
 use archipelago_env::descriptors::raise_limit;
 use archipelago_pool::endpoint;
 use archipelago_resp::engine_store::EngineStore;
-use archipelago_resp::flex_store::FlexStore;
+use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
 
 use crate::access::{PasswordArgs, TlsArgs};
@@ -23,8 +23,10 @@ use crate::stop::{StopSignals, stdin_ended};
 enum Engine {
     /// The database in --dir: ordered, durable
     Lsm,
-    /// The store over the memory of a cluster, of which this process becomes a compute node: see --manager
-    Flex,
+    /// The store over the memory of a cluster, of which this process becomes a compute node: see
+    /// --manager
+    #[value(name = "flexkv", alias = "flex")]
+    FlexKv,
 }
 
 /// Runs the store until SIGTERM, SIGINT (Ctrl-C) or a client's SHUTDOWN, then ends it in order.
@@ -33,16 +35,18 @@ pub(crate) struct ServeArgs {
     /// What is served
     #[arg(long, value_enum, default_value_t = Engine::Lsm)]
     engine: Engine,
-    /// Where the cluster's managers are, with a comma between two (engine flex)
+    /// Where the cluster's managers are, with a comma between two (engine flexkv)
     #[arg(long, value_name = "HOST:PORT,...", default_value = MANAGER)]
     manager: String,
-    /// Where other compute nodes reach this one; port 0 lets the system choose (engine flex)
+    /// Where other compute nodes reach this one; port 0 lets the system choose (engine flexkv)
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     peers: String,
-    /// What other compute nodes are told to connect to, if that is not where --peers says (engine flex)
+    /// What other compute nodes are told to connect to, if that is not where --peers says (engine
+    /// flexkv)
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// Also serve compute nodes of this machine through shared memory, by a socket at this path (engine flex)
+    /// Also serve compute nodes of this machine through shared memory, by a socket at this path
+    /// (engine flexkv)
     #[arg(long, value_name = "PATH")]
     shm: Option<String>,
     /// Directory of the data; created if it is not there
@@ -73,7 +77,8 @@ pub(crate) struct ServeArgs {
     /// quarter of the memory budget that all unread replies may take
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     output_mib_max: usize,
-    /// Ask a client that says nothing for so many seconds whether it is still there (TCP keepalive); 0 for never
+    /// Ask a client that says nothing for so many seconds whether it is still there (TCP
+    /// keepalive); 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     tcp_keepalive: u64,
     #[command(flatten)]
@@ -81,15 +86,15 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     tls: TlsArgs,
     /// Threads that serve clients; 0 for as many as there are cores, at most one for each 16 MiB of
-    /// the memory budget. Engine flex: 0 for half as many as cores
+    /// the memory budget. Engine flexkv: 0 for half as many as cores
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// Budget over all memory in MiB; 0 for what the settings say, or half of what the machine or
-    /// its cgroup allows. Engine flex: memory for index and cache; 0 for 128
+    /// its cgroup allows. Engine flexkv: memory for index and cache; 0 for 128
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     memory_mib: u64,
-    /// Let clients make copies of the database with CHECKPOINT NAME, each in a directory NAME in this
-    /// one, which must exist (engine lsm)
+    /// Let clients make copies of the database with CHECKPOINT NAME, each in a directory NAME in
+    /// this one, which must exist (engine lsm)
     #[arg(long, value_name = "DIR")]
     checkpoints: Option<PathBuf>,
     /// Print the settings that it would run with, as TOML, and end
@@ -100,11 +105,12 @@ pub(crate) struct ServeArgs {
     stop_with_stdin: bool,
 }
 
-/// Serves until told to end. On return everything acknowledged is in the database's files, or in the cluster's memory.
+/// Serves until told to end. On return everything acknowledged is in the database's files, or in
+/// the cluster's memory.
 impl ServeArgs {
     /// Whether it serves a database on this machine.
     pub(crate) fn is_database(&self) -> bool {
-        !matches!(self.engine, Engine::Flex)
+        !matches!(self.engine, Engine::FlexKv)
     }
 }
 
@@ -112,7 +118,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     refuse_flags_of_redis(args)?;
     match args.engine {
         Engine::Lsm => database(args),
-        Engine::Flex => remote_memory(args),
+        Engine::FlexKv => remote_memory(args),
     }
 }
 
@@ -171,9 +177,10 @@ fn threads_within(memory_bytes: u64) -> usize {
     if most < cores { most } else { 0 }
 }
 
-/// Threads for a compute node that was not told how many: half of the cores. Most calls end within a microsecond, under one lock of the node's cache, and the
-/// kernel's network, the clients of this machine and the fabric's threads need the other half: on two cores a second thread
-/// makes a stream of GETs and SETs slower, not faster.
+/// Threads for a compute node that was not told how many: half of the cores. Most calls end within
+/// a microsecond, under one lock of the node's cache, and the kernel's network, the clients of this
+/// machine and the fabric's threads need the other half: on two cores a second thread makes a
+/// stream of GETs and SETs slower, not faster.
 fn threads_of_node() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))
 }
@@ -196,18 +203,18 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
         None => {}
     }
     listen_at.extend(args.shm.as_ref().map(|path| format!("shm:{path}")));
-    let mut store = FlexSettings::default();
+    let mut store = FlexKvSettings::default();
     if args.memory_mib > 0 {
         store.memory_limit = bytes_of(args.memory_mib)?;
     }
     let listening = listen(args, options)?;
-    let node = Arc::new(FlexNode::start(FlexNodeSettings {
+    let node = Arc::new(FlexKvNode::start(FlexKvNodeSettings {
         manager: managers(&args.manager)?,
         listen: listen_at,
         advertise,
         store,
     })?);
-    let store = FlexStore::new(Arc::clone(&node));
+    let store = FlexKvStore::new(Arc::clone(&node));
     let what = format!("the store of the cluster at {}", args.manager);
     serve(args, listening.serve(Arc::new(store)), &what)?;
     // The last reference: it leaves, and others take what it served.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use archipelago_base::size;
-use archipelago_flex::wire::{Figure, StoreStatus};
+use archipelago_flexkv::wire::{Figure, StoreStatus};
 use archipelago_pool::wire::{BlockState, BlockStatus, NodeCounters, PoolStatus};
 
 fn words(state: BlockState) -> &'static str {
@@ -118,7 +118,8 @@ fn nodes(out: &mut String, status: &PoolStatus) -> std::fmt::Result {
     Ok(())
 }
 
-/// What each node counted since it was started: its fabric, then its blocks, then what it refused and why.
+/// What each node counted since it was started: its fabric, then its blocks, then what it refused
+/// and why.
 fn counters(out: &mut String, status: &PoolStatus) -> std::fmt::Result {
     if status.nodes.is_empty() {
         return Ok(());

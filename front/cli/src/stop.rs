@@ -1,6 +1,7 @@
 //! What ends a process in order: SIGTERM, SIGINT, or the end of standard input.
 //!
-//! Watched before a process says that it is there: whoever reads that may send a signal at once, and it is not lost.
+//! Watched before a process says that it is there: whoever reads that may send a signal at once,
+//! and it is not lost.
 
 use std::io::Read;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! `archipelago tier profile`: measures the devices of a database, the writers of each of its levels under a
-//! write-heavy run, and writes the placement scheme (Keigo §4.2). `archipelago tier remove`: takes a device out.
+//! `archipelago tier profile`: measures the devices of a database, the writers of each of its
+//! levels under a write-heavy run, and writes the placement scheme (Keigo §4.2). `archipelago tier
+//! remove`: takes a device out.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -34,8 +35,9 @@ enum Action {
     /// write-heavy run, and write which levels belong to the fastest device. Nobody may have the
     /// database open; its data is not touched.
     Profile(Profile),
-    /// Move everything off a device and take it out of the tiers, for a drive that is to be replaced or given back. Nobody may have the database
-    /// open. The other devices need room for what lies there. If this is interrupted, run it again.
+    /// Move everything off a device and take it out of the tiers, for a drive that is to be
+    /// replaced or given back. Nobody may have the database open. The other devices need room for
+    /// what lies there. If this is interrupted, run it again.
     Remove(Remove),
 }
 
@@ -78,7 +80,8 @@ struct Profile {
     /// Most threads
     #[arg(long, value_name = "N", default_value_t = 64)]
     threads_max: u32,
-    /// Seconds of the write-heavy run; 0 for none (then a writer each of the log and of every level is assumed)
+    /// Seconds of the write-heavy run; 0 for none (then a writer each of the log and of every level
+    /// is assumed)
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     load_seconds: u64,
     /// Threads that write in that run
@@ -87,8 +90,8 @@ struct Profile {
     /// Background jobs in that run
     #[arg(long, value_name = "N", default_value_t = 4)]
     load_jobs: usize,
-    /// Where the scheme goes; unless told onto the device with the namespace (the fastest, when the tiers were
-    /// made), and is used from the next open on
+    /// Where the scheme goes; unless told onto the device with the namespace (the fastest, when the
+    /// tiers were made), and is used from the next open on
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

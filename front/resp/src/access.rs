@@ -1,8 +1,9 @@
 //! The password of the server's one user, `default`.
 //!
 //! A [`Password`] keeps a digest (SHA-256) and forgets the text. It compares digests in constant
-//! time, so how long a wrong password takes tells nothing about the right one, nor about its length.
-//! The digest is not salted, as in Redis: whoever can read this process's memory has the data too.
+//! time, so how long a wrong password takes tells nothing about the right one, nor about its
+//! length. The digest is not salted, as in Redis: whoever can read this process's memory has the
+//! data too.
 //!
 //! Thread-safety: immutable. Cost: one digest of what is given, per AUTH.
 

@@ -1,13 +1,14 @@
-//! The task of one connection: read, run what is complete, send all replies at once, again. Where the store answers within a microsecond, the other connections of
-//! the thread run what they have received before anything is sent.
+//! The task of one connection: read, run what is complete, send all replies at once, again. Where
+//! the store answers within a microsecond, the other connections of the thread run what they have
+//! received before anything is sent.
 //!
 //! It ends when the client closes or asks to, after a protocol error, on an idle timeout, or when
 //! the server stops; then it first runs what the client had already sent. A client that is told to
 //! stop and takes no byte of its replies for [`STALL`] is cut off. A client that keeps memory of a
-//! [share](crate::memory) that others wait for, and makes no progress, is cut off as well, and so is
-//! one that does so for the idle timeout: progress is a command, or [`FREE_BYTES`] of one, or any
-//! part of a reply that it takes. A failure of the socket ends this
-//! connection and nothing else.
+//! [share](crate::memory) that others wait for, and makes no progress, is cut off as well, and so
+//! is one that does so for the idle timeout: progress is a command, or [`FREE_BYTES`] of one, or
+//! any part of a reply that it takes. A failure of the socket ends this connection and nothing
+//! else.
 //!
 //! The stream is a socket, or TLS over one ([`serve_tls`]); the code is generated for each, so that
 //! a plain connection pays nothing for TLS.
@@ -180,8 +181,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Ok(())
     }
 
-    /// Replies leave when all connections of this thread that have received something have run it: a client that waits for several of
-    /// them is woken once, and not by each; and what they have in common is done together. Only where running takes less time than waking.
+    /// Replies leave when all connections of this thread that have received something have run it:
+    /// a client that waits for several of them is woken once, and not by each; and what they have
+    /// in common is done together. Only where running takes less time than waking.
     async fn let_others_run(&mut self) {
         tokio::task::yield_now().await;
         self.pipeline.finish(&self.session);

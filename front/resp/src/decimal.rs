@@ -1,18 +1,19 @@
 //! Sums of decimal numbers that are exact, for INCRBYFLOAT.
 //!
-//! [`add`] takes what Redis takes as a number in decimal notation, and answers what Redis documents:
-//! the sum in plain notation, rounded to 17 digits behind the point, without zeros at its end.
-//! Redis computes in `long double`, whose sums have binary noise behind the 18th digit. Here digits
-//! stay decimal, so only the rounding changes a sum; a tie goes to the even digit, as in `printf`.
+//! [`add`] takes what Redis takes as a number in decimal notation, and answers what Redis
+//! documents: the sum in plain notation, rounded to 17 digits behind the point, without zeros at
+//! its end. Redis computes in `long double`, whose sums have binary noise behind the 18th digit.
+//! Here digits stay decimal, so only the rounding changes a sum; a tie goes to the even digit, as
+//! in `printf`.
 //!
 //! What is a number: an optional sign, digits with at most one point among them, an optional
 //! exponent; at most 5,119 bytes, no blanks. Its size must be that of a `long double` of x86: 0, or
-//! from 1e-4951 to 1.18973149535723176505e4932. `inf` is known, so that it can be refused like a sum
-//! that is too large. Hexadecimal numbers are not taken.
+//! from 1e-4951 to 1.18973149535723176505e4932. `inf` is known, so that it can be refused like a
+//! sum that is too large. Hexadecimal numbers are not taken.
 //!
-//! The module is pure functions. Cost: time and memory in proportion to the digits between the first
-//! and the last one of both numbers, at most about 15,000 (1e4932 and 1e-4951 with long fractions).
-//! A result has at most 4,952 bytes.
+//! The module is pure functions. Cost: time and memory in proportion to the digits between the
+//! first and the last one of both numbers, at most about 15,000 (1e4932 and 1e-4951 with long
+//! fractions). A result has at most 4,952 bytes.
 
 use std::cmp::Ordering;
 

@@ -1,15 +1,19 @@
 //! Plain SETs and GETs of several connections, done together.
 //!
-//! A client that sends one command and waits leaves nothing to overlap; fifty of them do. Where a store does what it can without waiting faster for many keys than
-//! for one ([`Store::overlaps_reads`]), a connection that has received a few plain commands puts them into its thread's open batch and lets the other
-//! connections run, as it does anyway before it sends. Who is the first to go on does all that came together; each then finds its answers.
+//! A client that sends one command and waits leaves nothing to overlap; fifty of them do. Where a
+//! store does what it can without waiting faster for many keys than for one
+//! ([`Store::overlaps_reads`]), a connection that has received a few plain commands puts them into
+//! its thread's open batch and lets the other connections run, as it does anyway before it sends.
+//! Who is the first to go on does all that came together; each then finds its answers.
 //!
-//! Invariants: 1. a command is done after it was received and before it is answered, so it is as linearizable as by itself; 2. the commands of a batch are
-//! concurrent: sets are done before reads, and what a connection sent before is done before it joins; 3. a batch that was done takes nobody in.
-//! What the store cannot do at once is left to the connection. A connection that ends in between leaves its commands to the others, or undone: nobody was told.
+//! Invariants: 1. a command is done after it was received and before it is answered, so it is as
+//! linearizable as by itself; 2. the commands of a batch are concurrent: sets are done before
+//! reads, and what a connection sent before is done before it joins; 3. a batch that was done takes
+//! nobody in. What the store cannot do at once is left to the connection. A connection that ends in
+//! between leaves its commands to the others, or undone: nobody was told.
 //!
-//! Thread-safety: a batch is under a lock, which nobody waits for but connections that went on on another thread. Cost: a copy of key and value, and two locks,
-//! per connection.
+//! Thread-safety: a batch is under a lock, which nobody waits for but connections that went on on
+//! another thread. Cost: a copy of key and value, and two locks, per connection.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -19,7 +23,8 @@ use parking_lot::Mutex;
 
 use crate::store::{Left, Op, Store};
 
-/// Commands of a batch, and bytes of their keys and values: beyond that a connection goes by itself.
+/// Commands of a batch, and bytes of their keys and values: beyond that a connection goes by
+/// itself.
 const COMMANDS_MAX: usize = 64;
 const BYTES_MAX: usize = 32 << 10;
 /// A longer value is left to who asked for it: no copy is made of it here.
@@ -109,7 +114,8 @@ impl Member {
         })
     }
 
-    /// Has the batch done if nobody did yet, and hands out the answers of this connection's commands, in their order.
+    /// Has the batch done if nobody did yet, and hands out the answers of this connection's
+    /// commands, in their order.
     pub(crate) fn answers(self, store: &dyn Store, mut take: impl FnMut(Answer<'_>)) {
         let mut state = self.batch.0.lock();
         if state.answers.is_none() {

@@ -4,12 +4,13 @@
 //! Pure. [`Pattern::new`] cuts a pattern at its stars into runs of elements, each of which fits one
 //! byte. The first and the last run stand at the ends of the text; every other run is searched from
 //! the end of the one before, and the first place that fits is the right one. A run of up to 64
-//! elements is searched with all of its partial matches in one word (the Shift-And method), a longer
-//! one in as many words as it needs.
+//! elements is searched with all of its partial matches in one word (the Shift-And method), a
+//! longer one in as many words as it needs.
 //!
 //! Cost: a match takes at most `text · (longest run / 64 + 1)` steps for long runs, and 32 for each
 //! byte of the text for short ones, whatever the pattern is. A compiled pattern takes at most about
-//! 100 bytes for each byte of it, most of that for the 2 KiB table of each 64 elements of a long run.
+//! 100 bytes for each byte of it, most of that for the 2 KiB table of each 64 elements of a long
+//! run.
 
 use crate::refusal::Refusal;
 

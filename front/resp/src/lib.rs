@@ -7,11 +7,11 @@
 //!
 //! Costs: a command allocates nothing on its way in ([`request`]) and its reply is written
 //! straight into the connection's output (`reply`); a pipeline is answered by one write to the
-//! socket, and its consecutive SETs are one write of the store. Of a store that answers at once replies leave
-//! when all connections that have received something have run it (`connection`). An idle connection holds 4 KiB and
-//! its task. Store calls run on the runtime's workers, because most answer from memory within
-//! microseconds; commands that may take long (many keys, whole ranges, stalled writes) are moved
-//! off the workers first, so that other connections go on.
+//! socket, and its consecutive SETs are one write of the store. Of a store that answers at once
+//! replies leave when all connections that have received something have run it (`connection`). An
+//! idle connection holds 4 KiB and its task. Store calls run on the runtime's workers, because most
+//! answer from memory within microseconds; commands that may take long (many keys, whole ranges,
+//! stalled writes) are moved off the workers first, so that other connections go on.
 //!
 //! A client may have to give a password ([`access`]), and a connection may be TLS; a plain one pays
 //! nothing for either.
@@ -30,7 +30,7 @@ mod decimal;
 mod engine_databases;
 mod engine_prefixes;
 pub mod engine_store;
-pub mod flex_store;
+pub mod flexkv_store;
 mod gathering;
 mod glob;
 mod growing_reply;

@@ -8,9 +8,10 @@
 //! 2. Commands on a range (FLUSHDB, DELRANGE) hold all stripes.
 //! 3. A command takes all its stripes at once, in ascending order: no deadlock.
 //! 4. Commands that only read take none; the store shows them one moment.
-//! 5. Of a store whose read-modify-write is atomic by itself ([`crate::store::Store::is_atomic_by_key`]) plain writes take none either: 1 is its
-//!    business, and whoever waits for the network would keep others of its stripes waiting. Read-modify-writes still do, so that those of one
-//!    server do not fail each other.
+//! 5. Of a store whose read-modify-write is atomic by itself
+//!    ([`crate::store::Store::is_atomic_by_key`]) plain writes take none either: 1 is its business,
+//!    and whoever waits for the network would keep others of its stripes waiting.
+//!    Read-modify-writes still do, so that those of one server do not fail each other.
 //!
 //! Cost: one uncontended mutex per stripe touched; a thousand for a range. A holder may wait for
 //! the store (a stall, an fsync), and then the writers of the same stripe wait with it.

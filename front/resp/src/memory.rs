@@ -7,7 +7,8 @@
 //! 1. What is larger than [`FREE_BYTES`] holds its bytes of the share before it takes the memory.
 //!    Smaller things hold nothing: they are bounded by the number of clients, and charged.
 //! 2. Holders are served in their order. What never fits is refused at once; what waits for longer
-//!    than [`ServerOptions::memory_wait`](crate::ServerOptions::memory_wait) is refused then, with an error that names the share and its limit.
+//!    than [`ServerOptions::memory_wait`](crate::ServerOptions::memory_wait) is refused then, with
+//!    an error that names the share and its limit.
 //! 3. A command that has taken effect is answered, whether its reply fits or not.
 //!
 //! Thread-safe: a share is a fair semaphore that counts KiB. Cost: nothing for what is small, or
@@ -189,8 +190,8 @@ impl Share {
         }
     }
 
-    /// Waits while `budget` is exceeded, at most as long as something may wait for memory. Nothing is
-    /// refused afterwards: the store slows writes down by itself.
+    /// Waits while `budget` is exceeded, at most as long as something may wait for memory. Nothing
+    /// is refused afterwards: the store slows writes down by itself.
     pub(crate) fn wait_for_budget(&self, budget: &ByteBudget) {
         if budget.pressure() < Pressure::Over {
             return;

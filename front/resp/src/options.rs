@@ -26,8 +26,8 @@ pub(crate) const OUTPUT_BYTES_LEAST: usize = 1 << 20;
 pub struct ServerOptions {
     /// Threads that serve connections. Default 0: as many as there are cores.
     pub worker_threads: usize,
-    /// Most connections at first (CONFIG SET maxclients changes it); one more gets an error and is closed. The server lowers it to what the
-    /// limit of open files leaves for clients
+    /// Most connections at first (CONFIG SET maxclients changes it); one more gets an error and is
+    /// closed. The server lowers it to what the limit of open files leaves for clients
     /// ([`archipelago_env::descriptors::clients_max`]). Default 10,000.
     pub clients_max: usize,
     /// A connection that says nothing for so long is closed. Default `None`: never.
@@ -50,12 +50,13 @@ pub struct ServerOptions {
     /// Largest reply of a command that collects many records (KEYS, RANGE, MGET), in bytes; a
     /// larger one is refused with advice. Default 1 GiB.
     pub reply_bytes_max: usize,
-    /// How long a large request, value or reply may wait for memory before it is refused. A client that
-    /// holds such memory and makes no progress for as long, while others wait, is closed. Default 10 s.
+    /// How long a large request, value or reply may wait for memory before it is refused. A client
+    /// that holds such memory and makes no progress for as long, while others wait, is closed.
+    /// Default 10 s.
     pub memory_wait: Duration,
     /// Most output that one client may leave unread, in bytes; a client with more is closed and
-    /// counted. Output is sent as it is made, so that is the largest reply plus 1 MiB. Default 0: no
-    /// limit but that of the share for replies.
+    /// counted. Output is sent as it is made, so that is the largest reply plus 1 MiB. Default 0:
+    /// no limit but that of the share for replies.
     pub output_bytes_max: usize,
     /// Most keys that the server remembers for clients that track what they have cached (CLIENT
     /// TRACKING); beyond that clients are told that a key is invalid although it has not changed. 0

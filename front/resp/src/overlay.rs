@@ -1,9 +1,9 @@
 //! What the commands of a transaction see and change while EXEC runs them.
 //!
 //! An overlay is a [`Store`] over another one. Writes stay in the overlay, and reads show the store
-//! below as those writes would leave it. At the end [`Changes::ops`] are written to the store below,
-//! with those of other databases in one atomic write ([`crate::overlays`]). So no other client sees
-//! a part of a transaction, and a crash leaves all of it or nothing.
+//! below as those writes would leave it. At the end [`Changes::ops`] are written to the store
+//! below, with those of other databases in one atomic write ([`crate::overlays`]). So no other
+//! client sees a part of a transaction, and a crash leaves all of it or nothing.
 //!
 //! Invariants:
 //! 1. `points` holds what became of each key that was written. A range delete removes the keys of

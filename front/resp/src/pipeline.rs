@@ -7,12 +7,14 @@
 //! 2. Replies are in the order of the commands. Consecutive plain SETs become one write of the
 //!    store; they are written and answered before any other command runs, so the connection sees
 //!    its own writes, and others see at most that they came together. Consecutive plain GETs become
-//!    one read of a store that gains by it; other stores are asked for each, and the group is counted
-//!    as one. A few at the end of the input may be done together with other connections' ([`crate::gathering`]).
+//!    one read of a store that gains by it; other stores are asked for each, and the group is
+//!    counted as one. A few at the end of the input may be done together with other connections'
+//!    ([`crate::gathering`]).
 //! 3. Output does not grow past [`REPLY_FLUSH_BYTES`] plus one reply before it is sent, so a client
 //!    that does not read holds up itself only.
-//! 4. Output of more than [`FREE_BYTES`] holds as much of the share for replies. A command that only
-//!    reads and whose reply does not fit is done again when it does; its first reply is dropped.
+//! 4. Output of more than [`FREE_BYTES`] holds as much of the share for replies. A command that
+//!    only reads and whose reply does not fit is done again when it does; its first reply is
+//!    dropped.
 
 use archipelago_base::budget::{Charge, MemoryClass, Pressure};
 
@@ -66,7 +68,8 @@ struct Blocked {
     len: usize,
 }
 
-/// A plain SET or GET that waits for its batch: spans of key and, of a SET, value, absolute in the input.
+/// A plain SET or GET that waits for its batch: spans of key and, of a SET, value, absolute in the
+/// input.
 struct Pending {
     key: (usize, usize),
     value: Option<(usize, usize)>,
@@ -126,8 +129,9 @@ impl Pipeline {
         }
     }
 
-    /// Runs every complete command in the input, unless the output grows large. `gathers`: others may be about to run some, so a few plain commands wait for them:
-    /// let them run, and [`Pipeline::finish`].
+    /// Runs every complete command in the input, unless the output grows large. `gathers`: others
+    /// may be about to run some, so a few plain commands wait for them: let them run, and
+    /// [`Pipeline::finish`].
     pub(crate) fn run(&mut self, session: &Session, gathers: bool) -> Ran {
         session.begin_piece();
         let mut ran = match self.blocked.take() {
@@ -374,8 +378,8 @@ impl Pipeline {
         self.outgoing.shrink(0);
     }
 
-    /// Moves an unfinished command to the front, and gives back what a large one left. Call when the
-    /// output was sent.
+    /// Moves an unfinished command to the front, and gives back what a large one left. Call when
+    /// the output was sent.
     pub(crate) fn tidy(&mut self) {
         self.sent();
         self.parser.shrink();
@@ -435,7 +439,8 @@ fn put<'a>(input: &'a [u8], set: &Pending) -> Op<'a> {
     Op::Put { key, value, expires_at_ms: None }
 }
 
-/// `SET key value` without options, or `GET key`, with a key and a value that the store will not refuse.
+/// `SET key value` without options, or `GET key`, with a key and a value that the store will not
+/// refuse.
 fn plain(command: &[u8], spans: &[Span], start: usize) -> Option<Pending> {
     let ([name, key] | [name, key, _]) = spans else { return None };
     let wanted: &[u8] = if spans.len() == 2 { b"get" } else { b"set" };

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use archipelago_base::{Error, ErrorKind};
-use archipelago_flex::WriteEffect;
+use archipelago_flexkv::WriteEffect;
 
 /// What a handler returns; the reply is written by then.
 pub(crate) type Handled = Result<(), Refusal>;

@@ -46,8 +46,8 @@ impl Default for Limits {
     }
 }
 
-/// Most arguments and longest argument of a command of a client that has not given the password yet,
-/// as in Redis.
+/// Most arguments and longest argument of a command of a client that has not given the password
+/// yet, as in Redis.
 const UNAUTHENTICATED_ARGS_MAX: usize = 10;
 const UNAUTHENTICATED_BULK_BYTES_MAX: usize = 16 << 10;
 

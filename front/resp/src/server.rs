@@ -177,7 +177,8 @@ impl Server {
         self.wait_or(std::future::pending::<()>());
     }
 
-    /// Makes something within the server's runtime: tokio's signal streams, before clients are told that it is up.
+    /// Makes something within the server's runtime: tokio's signal streams, before clients are told
+    /// that it is up.
     pub fn within<T>(&self, make: impl FnOnce() -> T) -> T {
         let _within = self.running.as_ref().map(|(runtime, _)| runtime.enter());
         make()
@@ -197,9 +198,9 @@ impl Server {
     }
 
     /// Stops accepting, lets every connection finish the commands that it has received and send
-    /// their replies, closes them, ends the threads. A client that takes nothing for half a second is
-    /// cut off, and so is what is not done within [`ServerOptions::shutdown_grace`]. Returns whether
-    /// nobody was.
+    /// their replies, closes them, ends the threads. A client that takes nothing for half a second
+    /// is cut off, and so is what is not done within [`ServerOptions::shutdown_grace`]. Returns
+    /// whether nobody was.
     pub fn shutdown(mut self) -> bool {
         self.stop()
     }

@@ -1,7 +1,7 @@
 //! Settings that CONFIG SET changes while the server runs.
 //!
-//! Owned by the server; they begin as its options say. Thread-safe: each is an atomic number that is
-//! read with one relaxed load. A connection that waits is woken when the idle timeout changes.
+//! Owned by the server; they begin as its options say. Thread-safe: each is an atomic number that
+//! is read with one relaxed load. A connection that waits is woken when the idle timeout changes.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! What the server asks of the store below it: one keyspace of byte strings with expiry.
 //!
-//! Owned by the server as `Arc<dyn Store>`; the engine is adapted to it, so is the store over remote
-//! memory, and [`crate::mem_store::MemStore`] implements it for tests and trials. Invariants that the
-//! server builds on:
+//! Owned by the server as `Arc<dyn Store>`; the engine is adapted to it, so is the store over
+//! remote memory, and [`crate::mem_store::MemStore`] implements it for tests and trials. Invariants
+//! that the server builds on:
 //!
 //! 1. A [`Store::write`] is atomic: readers see all of its operations or none, in their order.
 //! 2. A record whose expiry has come is invisible to every method at once.
@@ -248,15 +248,17 @@ pub trait Store: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Hands out the values of the first of `keys`, in their order, as long as that takes no waiting and no copy; how many. For
-    /// a store that [overlaps reads](Store::overlaps_reads). `take` must not call the store.
+    /// Hands out the values of the first of `keys`, in their order, as long as that takes no
+    /// waiting and no copy; how many. For a store that [overlaps reads](Store::overlaps_reads).
+    /// `take` must not call the store.
     fn get_now(&self, keys: &[&[u8]], take: &mut dyn FnMut(Option<&[u8]>)) -> usize {
         let _as_all_others = (keys, take);
         0
     }
 
-    /// Does of `ops` what can be done without waiting; what is left of it, to be written with [`Store::write`]. For a store whose writes of several keys
-    /// are not atomic: what is left comes after what was done.
+    /// Does of `ops` what can be done without waiting; what is left of it, to be written with
+    /// [`Store::write`]. For a store whose writes of several keys are not atomic: what is left
+    /// comes after what was done.
     fn write_now(&self, ops: &[Op<'_>]) -> Left {
         let _as_all_others = ops;
         Left::All
@@ -266,8 +268,8 @@ pub trait Store: Send + Sync + 'static {
     /// promises (`kill -9` of the process, unless it is in memory).
     fn write(&self, ops: &[Op<'_>]) -> Result<()>;
 
-    /// The same for a change that leads to space being freed: another expiry. A store on a full disk
-    /// takes it while it refuses other writes.
+    /// The same for a change that leads to space being freed: another expiry. A store on a full
+    /// disk takes it while it refuses other writes.
     fn write_freeing(&self, ops: &[Op<'_>]) -> Result<()> {
         self.write(ops)
     }
@@ -277,7 +279,8 @@ pub trait Store: Send + Sync + 'static {
         Err(Error::unsupported("this store needs no RESUME: it takes writes whenever it can"))
     }
 
-    /// Reads `key`, and makes of it what `decide` says. The last answer of `decide` is the one that took place.
+    /// Reads `key`, and makes of it what `decide` says. The last answer of `decide` is the one that
+    /// took place.
     fn modify(&self, key: &[u8], decide: &mut Decide<'_, '_>) -> Result<()> {
         let entry = self.get(key)?;
         match (decide(entry.as_ref()), &entry) {
@@ -292,8 +295,9 @@ pub trait Store: Send + Sync + 'static {
         }
     }
 
-    /// Whether [`Store::modify`] and [`Store::remove`] are atomic against every other write of the key, whoever makes it. Otherwise the server keeps
-    /// writes of a key apart, and [`Store::joint_writes`] may be relied on.
+    /// Whether [`Store::modify`] and [`Store::remove`] are atomic against every other write of the
+    /// key, whoever makes it. Otherwise the server keeps writes of a key apart, and
+    /// [`Store::joint_writes`] may be relied on.
     fn is_atomic_by_key(&self) -> bool {
         false
     }
@@ -358,8 +362,8 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Moves value and expiry of `from` to `to`, which differ, in a store that refuses
-    /// [`Store::joint_writes`]; the server moves them in one write elsewhere. The value is at one of
-    /// the keys, or at both, at every moment.
+    /// [`Store::joint_writes`]; the server moves them in one write elsewhere. The value is at one
+    /// of the keys, or at both, at every moment.
     fn rename(&self, from: &[u8], to: &[u8], overwrites: bool) -> Result<Moved> {
         let _asks_in_vain = (from, to, overwrites);
         Err(Error::unsupported("this store does not move values between keys"))
@@ -381,8 +385,9 @@ pub trait Store: Send + Sync + 'static {
         Err(Error::unsupported("this store keeps nothing on a device that could be saved"))
     }
 
-    /// Makes a copy of everything in `dir`, which must not exist or be empty, while reads and writes
-    /// go on. On return it survives power loss. The default refuses it, for stores without files.
+    /// Makes a copy of everything in `dir`, which must not exist or be empty, while reads and
+    /// writes go on. On return it survives power loss. The default refuses it, for stores without
+    /// files.
     fn checkpoint(&self, dir: &Path) -> Result<()> {
         let _asks_in_vain = dir;
         Err(Error::unsupported("this store has no files to make a checkpoint of"))
@@ -402,14 +407,15 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
-    /// Whether several reads at once take less time than one after another: a pipeline's GETs come as one
-    /// [`Store::multi_get`] then.
+    /// Whether several reads at once take less time than one after another: a pipeline's GETs come
+    /// as one [`Store::multi_get`] then.
     fn overlaps_reads(&self) -> bool {
         false
     }
 
-    /// Whether a read or a write now would wait: for a flush, a compaction, a move. Asked before every
-    /// one, so it must be cheap; a wrong answer costs latency of other connections, nothing else.
+    /// Whether a read or a write now would wait: for a flush, a compaction, a move. Asked before
+    /// every one, so it must be cheap; a wrong answer costs latency of other connections, nothing
+    /// else.
     fn would_stall(&self, write: bool) -> bool {
         let _reads_and_writes = write;
         false

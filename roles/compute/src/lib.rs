@@ -7,7 +7,7 @@
 //! flushed, the log synced, the lock released. Layer 5: it depends on the engine, never on another
 //! role.
 
-pub mod flex;
+pub mod flexkv;
 mod settings;
 pub mod storage;
 

@@ -1,10 +1,10 @@
 //! Where a node's database lies: in its directory, or on tiers that the directory names.
 //!
 //! With a list of devices in the settings the database lies on tiers, and the directory holds only
-//! `TIERS.toml`, which says on which. So whoever opens the directory later, an operator's tool without settings for
-//! one, finds the same database. Within the tiers it has a path of its own ([`DATABASE`]), wherever the directory
-//! is moved. Invariants: a directory that has a database of its own never becomes one on tiers; one on tiers is never
-//! opened without them.
+//! `TIERS.toml`, which says on which. So whoever opens the directory later, an operator's tool
+//! without settings for one, finds the same database. Within the tiers it has a path of its own
+//! ([`DATABASE`]), wherever the directory is moved. Invariants: a directory that has a database of
+//! its own never becomes one on tiers; one on tiers is never opened without them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,8 +44,9 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Where the database of `dir` lies, by `devices` or, if that is empty, by what the directory says.
-    /// Errors: those of [`TieredFs::open`]; `InvalidArgument` for devices beside a database without tiers.
+    /// Where the database of `dir` lies, by `devices` or, if that is empty, by what the directory
+    /// says. Errors: those of [`TieredFs::open`]; `InvalidArgument` for devices beside a database
+    /// without tiers.
     pub fn open(dir: &Path, devices: &[DeviceSettings]) -> Result<Self> {
         Self::open_with(dir, devices, Components::default())
     }
@@ -111,11 +112,14 @@ pub fn devices_of(dir: &Path) -> Result<Option<Vec<DeviceSettings>>> {
     Ok(load(dir)?.map(|file| file.tiers))
 }
 
-/// Moves everything off the device called `name` and takes it out of the tiers of `dir` and out of its list; the device's directory is an empty one
-/// then. `devices` as for [`Storage::open`]; tiers of other engines have no directory of ours and are known by them alone (a directory that names none of them is left alone). `told` is called after each
-/// file that was moved. The database is opened and closed for it, so that its logs
-/// end in order; nobody else may have it open. The others keep the names that they have, also those by place. What was interrupted is finished by
-/// another call. Errors: those of [`TieredFs::open`], [`TieredFs::empty_device`] and [`forget_device`].
+/// Moves everything off the device called `name` and takes it out of the tiers of `dir` and out of
+/// its list; the device's directory is an empty one then. `devices` as for [`Storage::open`]; tiers
+/// of other engines have no directory of ours and are known by them alone (a directory that names
+/// none of them is left alone). `told` is called after each file that was moved. The database is
+/// opened and closed for it, so that its logs end in order; nobody else may have it open. The
+/// others keep the names that they have, also those by place. What was interrupted is finished by
+/// another call. Errors: those of [`TieredFs::open`], [`TieredFs::empty_device`] and
+/// [`forget_device`].
 pub fn remove_device(
     dir: &Path,
     devices: &[DeviceSettings],
@@ -215,7 +219,8 @@ fn refuse_database(fs: &dyn FileSystem, dir: &Path) -> Result<()> {
     if !fs.exists(dir)? {
         return Ok(());
     }
-    // A crash while the directory's first `TIERS.toml` was written leaves its temporary file, and no database.
+    // A crash while the directory's first `TIERS.toml` was written leaves its temporary file, and
+    // no database.
     let half_written = format!("{TIERS_NAME}.tmp");
     match fs.list(dir)?.iter().find(|entry| entry.name != half_written) {
         None => Ok(()),

@@ -1,19 +1,25 @@
 //! One block from one configuration to the next.
 //!
-//! 1. **Seal.** Every copy that answers revokes the keys by which it could be changed and promises the new epoch. From then on no
-//!    write of the old configuration completes: it would need all copies.
-//! 2. The sealed copies stay. With those that are lost for good they must be a **quorum** of the old configuration, else the
-//!    change waits: so no two managers, one after the other, can go on from different copies.
-//! 3. **Barrier.** Copies that are left behind though their node may live: every client has taken in that the node is gone,
-//!    or its lease ran out. So no client with a lease reads from a copy that was left behind.
-//! 4. **Fill.** New copies are read from the first that stays, one-sided; so are those that stay, if every member may write: then
-//!    all copies are equal when an epoch begins, also where somebody's write was cut off. Nobody writes meanwhile: writers are
-//!    told *changing*, wait or use other blocks.
-//! 5. **Install.** The new configuration goes to all its copies. It is in use when all have said so; a client gets keys from a
-//!    copy only for the epoch that is installed there, and needs all of them to write.
+//! 1. **Seal.** Every copy that answers revokes the keys by which it could be changed and promises
+//!    the new epoch. From then on no write of the old configuration completes: it would need all
+//!    copies.
+//! 2. The sealed copies stay. With those that are lost for good they must be a **quorum** of the
+//!    old configuration, else the change waits: so no two managers, one after the other, can go on
+//!    from different copies.
+//! 3. **Barrier.** Copies that are left behind though their node may live: every client has taken
+//!    in that the node is gone, or its lease ran out. So no client with a lease reads from a copy
+//!    that was left behind.
+//! 4. **Fill.** New copies are read from the first that stays, one-sided; so are those that stay,
+//!    if every member may write: then all copies are equal when an epoch begins, also where
+//!    somebody's write was cut off. Nobody writes meanwhile: writers are told *changing*, wait or
+//!    use other blocks.
+//! 5. **Install.** The new configuration goes to all its copies. It is in use when all have said
+//!    so; a client gets keys from a copy only for the epoch that is installed there, and needs all
+//!    of them to write.
 //!
-//! A new block is a change from no copies. A change of owner is a change like any other. Every step is sent again until it is
-//! answered; a node that falls silent in between is left behind by this change or by the next.
+//! A new block is a change from no copies. A change of owner is a change like any other. Every step
+//! is sent again until it is answered; a node that falls silent in between is left behind by this
+//! change or by the next.
 
 use std::collections::BTreeSet;
 
@@ -185,8 +191,8 @@ impl ManagerCore {
             return Next::Wait;
         }
         let missing = (block.config.wanted as usize).saturating_sub(change.kept.len());
-        // Also not a node that was left behind and is back: filling it would take its old copy, which counts until the
-        // new configuration is in use.
+        // Also not a node that was left behind and is back: filling it would take its old copy,
+        // which counts until the new configuration is in use.
         let there = block.config.copies.iter();
         let there = there.filter(|copy| self.place_is(block, **copy) != PlaceIs::Lost);
         let but: Vec<NodeId> = there.map(|copy| copy.node).collect();
@@ -252,9 +258,9 @@ impl ManagerCore {
         Next::Again
     }
 
-    /// A new block lost nodes that were to take it: others, or none at all. Under a new epoch: a node that was
-    /// given up may hold its copy and tell a later manager that it was never installed, which must say
-    /// nothing of the copies elsewhere.
+    /// A new block lost nodes that were to take it: others, or none at all. Under a new epoch: a
+    /// node that was given up may hold its copy and tell a later manager that it was never
+    /// installed, which must say nothing of the copies elsewhere.
     fn replace(&mut self, now_ns: u64, block: &mut Block, going: &[Place]) -> Next {
         let nodes: Vec<NodeId> = going.iter().map(|place| place.node).collect();
         let up = self.nodes.values().filter(|info| info.announced).count();

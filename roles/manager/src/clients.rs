@@ -1,9 +1,11 @@
 //! Clients that are alive: their leases, and what they are told with each renewal.
 //!
-//! A client that this manager does not know is taken in if it is new (`first`), or while reports are gathered: then it had a lease of the
-//! manager before. One that says that it has none (`view` 0) is a **claimant** meanwhile: it is a client as before once the nodes
-//! had the time to tell who is dead, and dead if one of them named it. A client that nodes have keys for is known before it is heard:
-//! its blocks are not given away, and it gets no new ones until it has said under which label.
+//! A client that this manager does not know is taken in if it is new (`first`), or while reports
+//! are gathered: then it had a lease of the manager before. One that says that it has none (`view`
+//! 0) is a **claimant** meanwhile: it is a client as before once the nodes had the time to tell who
+//! is dead, and dead if one of them named it. A client that nodes have keys for is known before it
+//! is heard: its blocks are not given away, and it gets no new ones until it has said under which
+//! label.
 //!
 //! Cost: a renewal walks over all blocks if the client's list of its own is old, else over nothing.
 
@@ -40,7 +42,8 @@ impl ManagerCore {
         Ok(())
     }
 
-    /// Whoever had lost its lease when this manager began, and is not dead by what nodes said since, is a client as before.
+    /// Whoever had lost its lease when this manager began, and is not dead by what nodes said
+    /// since, is a client as before.
     pub(crate) fn take_claimants(&mut self, now_ns: u64) {
         for (client, label) in std::mem::take(&mut self.claimants) {
             if !self.dead.contains(&client) {

@@ -1,10 +1,12 @@
 //! The manager's protocol: its state, and what it answers.
 //!
-//! A state machine without clock, lock or I/O: messages, answers and ticks come in with the time, [`Action`]s come out. Every
-//! message may be lost, late or doubled; what is outstanding is sent again at a tick, and answers are matched by epoch and life.
+//! A state machine without clock, lock or I/O: messages, answers and ticks come in with the time,
+//! [`Action`]s come out. Every message may be lost, late or doubled; what is outstanding is sent
+//! again at a tick, and answers are matched by epoch and life.
 //!
-//! Invariants: 1. a block's [`Config`] changes only as `change.rs` says; 2. nothing is changed while it gathers reports
-//! after its start, for longer than any lease that its forerunner gave; 3. a client that was taken for dead stays dead under its id;
+//! Invariants: 1. a block's [`Config`] changes only as `change.rs` says; 2. nothing is changed
+//! while it gathers reports after its start, for longer than any lease that its forerunner gave; 3.
+//! a client that was taken for dead stays dead under its id;
 //! 4. a manager that learns of a larger term stops.
 //!
 //! Cost: a tick walks over all blocks. State per block: some 200 bytes.
@@ -173,9 +175,11 @@ pub struct ManagerCore {
     pub(crate) phase: Phase,
     pub(crate) nodes: BTreeMap<NodeId, NodeInfo>,
     pub(crate) clients: BTreeMap<ClientId, ClientInfo>,
-    /// Clients that had no lease when they were first heard, while reports are gathered: label by client.
+    /// Clients that had no lease when they were first heard, while reports are gathered: label by
+    /// client.
     pub(crate) claimants: BTreeMap<ClientId, u64>,
-    /// Until when a client may hold a lease of this manager of which a node said that an earlier one took it for dead.
+    /// Until when a client may hold a lease of this manager of which a node said that an earlier
+    /// one took it for dead.
     pub(crate) given: BTreeMap<ClientId, u64>,
     pub(crate) dead: BTreeSet<ClientId>,
     pub(crate) dead_order: VecDeque<ClientId>,
@@ -203,9 +207,9 @@ pub struct ManagerCore {
 }
 
 impl ManagerCore {
-    /// A manager that begins to gather reports at `now_ns`. `term` is larger than that of every manager before (from the
-    /// wall clock; should it turn out smaller it is raised), `me` a random id that nodes learn to obey, `number` a random
-    /// number to begin with in naming blocks.
+    /// A manager that begins to gather reports at `now_ns`. `term` is larger than that of every
+    /// manager before (from the wall clock; should it turn out smaller it is raised), `me` a random
+    /// id that nodes learn to obey, `number` a random number to begin with in naming blocks.
     #[must_use]
     pub fn new(me: ClientId, term: u64, number: u32, terms: Terms, now_ns: u64) -> Self {
         let longest = terms.lease.max(terms.node_lease);

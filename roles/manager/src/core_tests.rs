@@ -1,4 +1,5 @@
-//! What the manager promises by the clock and in numbers, with nodes that do whatever they are told.
+//! What the manager promises by the clock and in numbers, with nodes that do whatever they are
+//! told.
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
@@ -79,7 +80,8 @@ impl Cluster {
         NodeCounters { operations: 77, given, ..NodeCounters::default() }
     }
 
-    /// Time passes; nodes beat, the client renews its lease, and whatever the manager sends is answered.
+    /// Time passes; nodes beat, the client renews its lease, and whatever the manager sends is
+    /// answered.
     fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
         for (place, (size, used)) in self.nodes.clone().into_iter().enumerate() {
@@ -365,7 +367,8 @@ fn an_eviction_is_done_when_every_copy_in_use_is_out_of_the_clients_reach() {
     cluster.deaf = Some(NodeId(2));
     assert_eq!(cluster.ask(&EVICT), changing);
     assert_eq!(joins(&mut cluster, VICTIM, false), Message::refuse(Why::Evicted), "dead at once");
-    // It answers, but a process still has the memory mapped; on a node without a copy that is nothing.
+    // It answers, but a process still has the memory mapped; on a node without a copy that is
+    // nothing.
     (cluster.deaf, cluster.holding) = (None, Some(NodeId(2)));
     cluster.pass(STEP_NS);
     assert_eq!((cluster.ask(&EVICT), cluster.ask(&gone)), (changing.clone(), changing));

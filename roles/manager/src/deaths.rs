@@ -1,22 +1,27 @@
 //! Clients that are dead: who is told, and when none of their writes can take place any more.
 //!
-//! A client is taken for dead when its lease runs out, when it leaves, or when somebody asks for it. Nodes then **fence** it: they
-//! revoke its keys and give it no others, for as long as they live. It is **gone** when no copy that is in use, or is being made, can
-//! be changed by it: each node of such a copy has fenced it, and no process of it has the memory mapped.
+//! A client is taken for dead when its lease runs out, when it leaves, or when somebody asks for
+//! it. Nodes then **fence** it: they revoke its keys and give it no others, for as long as they
+//! live. It is **gone** when no copy that is in use, or is being made, can be changed by it: each
+//! node of such a copy has fenced it, and no process of it has the memory mapped.
 //!
 //! Gone is for good, also over the next manager and over nodes that come later:
 //!
-//! 1. A node's first exchange with a manager comes before its first report. It is told who is dead, and tells whom it has fenced.
-//!    So a manager knows of the dead of its forerunners before it understands a block of which that node has a copy.
-//! 2. A node is not given copies before it has heard of everybody who is dead by then; one that has already been given any
-//!    is waited for.
-//! 3. A node that is silent is not waited for once no configuration has a copy on it. Should it come back, 2 holds for it.
+//! 1. A node's first exchange with a manager comes before its first report. It is told who is dead,
+//!    and tells whom it has fenced. So a manager knows of the dead of its forerunners before it
+//!    understands a block of which that node has a copy.
+//! 2. A node is not given copies before it has heard of everybody who is dead by then; one that has
+//!    already been given any is waited for.
+//! 3. A node that is silent is not waited for once no configuration has a copy on it. Should it
+//!    come back, 2 holds for it.
 //!
-//! 4. A manager that has just started gives no lease to a client that has none, before nodes had the time to tell who is dead
-//!    ([`ManagerCore::take_claimants`]): one that was cut off until its manager was gone would come back to life, and
-//!    serve what has long been somebody else's. If a node tells later of one that has a lease of this manager, that runs out first.
+//! 4. A manager that has just started gives no lease to a client that has none, before nodes had
+//!    the time to tell who is dead ([`ManagerCore::take_claimants`]): one that was cut off until
+//!    its manager was gone would come back to life, and serve what has long been somebody else's.
+//!    If a node tells later of one that has a lease of this manager, that runs out first.
 //!
-//! Not covered: a block of which this manager has not heard from any node; the dead before the latest 4,096.
+//! Not covered: a block of which this manager has not heard from any node; the dead before the
+//! latest 4,096.
 
 use archipelago_fabric::{ClientId, NodeId};
 use archipelago_pool::Place;

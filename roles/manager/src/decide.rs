@@ -87,9 +87,9 @@ pub fn choose(mut rooms: Vec<Room>, count: usize) -> Vec<NodeId> {
     rooms.into_iter().take(count).map(|room| room.node).collect()
 }
 
-/// The `chosen` nodes with the one in front that is in front of fewest blocks, by `fronts`: who reads,
-/// or swaps a word, goes to a block's first copy, and with as many nodes as copies every block has
-/// the same nodes.
+/// The `chosen` nodes with the one in front that is in front of fewest blocks, by `fronts`: who
+/// reads, or swaps a word, goes to a block's first copy, and with as many nodes as copies every
+/// block has the same nodes.
 #[must_use]
 pub fn in_front(mut chosen: Vec<NodeId>, fronts: &BTreeMap<NodeId, u64>) -> Vec<NodeId> {
     let of = |node: &NodeId| fronts.get(node).copied().unwrap_or(0);

@@ -1,10 +1,13 @@
-//! The manager's requests, answered by the state machine: the fabric's handler, shared by whoever drives the rest.
+//! The manager's requests, answered by the state machine: the fabric's handler, shared by whoever
+//! drives the rest.
 //!
-//! Answers that wait keep their [`Reply`] here. What nodes are to be asked is queued by node; whoever drives
-//! takes a node's orders one after another ([`Desk::take_orders`]) and brings the answers ([`Desk::on_answer`]).
+//! Answers that wait keep their [`Reply`] here. What nodes are to be asked is queued by node;
+//! whoever drives takes a node's orders one after another ([`Desk::take_orders`]) and brings the
+//! answers ([`Desk::on_answer`]).
 //!
-//! A manager among several ([`Desk::elected`]) has a state machine only while it holds office ([`crate::office`]). That is looked at, under the lock,
-//! before each request, answer and tick is handed to it; otherwise requests are refused as [`Why::Standby`].
+//! A manager among several ([`Desk::elected`]) has a state machine only while it holds office
+//! ([`crate::office`]). That is looked at, under the lock, before each request, answer and tick is
+//! handed to it; otherwise requests are refused as [`Why::Standby`].
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;

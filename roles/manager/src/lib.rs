@@ -15,8 +15,8 @@
 //! | `server` | threads, links and the clock |
 //! | `store` | the coordinator of the store over remote memory, in the same process |
 //!
-//! Nobody needs it to read or to write; it is asked for new blocks, and it acts when somebody is gone. It stores nothing: after
-//! a start it asks the nodes. Layer 5; depends on no other role.
+//! Nobody needs it to read or to write; it is asked for new blocks, and it acts when somebody is
+//! gone. It stores nothing: after a start it asks the nodes. Layer 5; depends on no other role.
 
 mod change;
 mod clients;
@@ -32,5 +32,5 @@ mod server;
 mod status;
 mod store;
 
-pub use archipelago_flex::coordinator::Plan as StorePlan;
+pub use archipelago_flexkv::coordinator::Plan as StorePlan;
 pub use server::{ManagerServer, ManagerSettings};

@@ -213,7 +213,8 @@ impl ManagerCore {
             return;
         };
         let current = block.config.epoch;
-        // A copy with a newer configuration than the one that a quorum confirmed: its installation did not end, nobody used it.
+        // A copy with a newer configuration than the one that a quorum confirmed: its installation
+        // did not end, nobody used it.
         let known = current.max(report.config.epoch).max(report.promised);
         let audit = self.nodes.get(&place.node).is_some_and(|info| info.auditing);
         if block.config.has(place) {

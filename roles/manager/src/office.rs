@@ -1,28 +1,36 @@
 //! Office: which of several managers acts.
 //!
-//! A cluster may run more than one manager, all started for the same memory nodes, 1 to N. At most one **holds office** at a time; the
-//! others stand by. A state machine without clock, lock or I/O: beats, answers and ticks come in with the time, questions come out.
+//! A cluster may run more than one manager, all started for the same memory nodes, 1 to N. At most
+//! one **holds office** at a time; the others stand by. A state machine without clock, lock or I/O:
+//! beats, answers and ticks come in with the time, questions come out.
 //!
-//! 1. A manager that stands by hears the beats of the memory nodes. A beat says for how long the node's promise to a manager still lasts.
-//! 2. When a majority of the N nodes has been heard within a lease and is bound by no promise, it becomes a **candidate**: it chooses a term
-//!    above every one that it has heard of, with a tag of its own in the lowest 16 bits, and asks all nodes for a promise.
-//! 3. It holds office while promises of a majority last. It counts each from when it *sent* the question that was answered, and for a
-//!    sixteenth less than the node counts from when it *got* the question. It asks again four times per lease.
-//! 4. A candidate that gets no majority within two thirds of a lease stands by again and waits for a random time, at most a lease.
+//! 1. A manager that stands by hears the beats of the memory nodes. A beat says for how long the
+//!    node's promise to a manager still lasts.
+//! 2. When a majority of the N nodes has been heard within a lease and is bound by no promise, it
+//!    becomes a **candidate**: it chooses a term above every one that it has heard of, with a tag
+//!    of its own in the lowest 16 bits, and asks all nodes for a promise.
+//! 3. It holds office while promises of a majority last. It counts each from when it *sent* the
+//!    question that was answered, and for a sixteenth less than the node counts from when it *got*
+//!    the question. It asks again four times per lease.
+//! 4. A candidate that gets no majority within two thirds of a lease stands by again and waits for
+//!    a random time, at most a lease.
 //! 5. A node that names a larger term ends candidacy and office.
 //!
 //! Invariants:
-//! 1. Two managers never hold office at the same moment. Two majorities share a node. That node promised the larger term when its promise
-//!    of the smaller one was over, and the holder of the smaller term had stopped counting it before. A node that lost its memory
-//!    promises nothing for a lease ([`Promise`] invariant 3 in the memory role).
+//! 1. Two managers never hold office at the same moment. Two majorities share a node. That node
+//!    promised the larger term when its promise of the smaller one was over, and the holder of the
+//!    smaller term had stopped counting it before. A node that lost its memory promises nothing for
+//!    a lease ([`Promise`] invariant 3 in the memory role).
 //! 2. Orders of a smaller term are refused by every node that has promised a larger one.
-//! 3. A manager that takes office knows nothing and begins to gather reports; it grants no lease of its own before, and changes no block
-//!    for longer than any lease that its forerunner granted (`core`).
-//! 4. One that could not renew in time loses office for good: it stands by, and forgets what it knew. Another may have held office since,
-//!    with nodes that have lost their memory by now.
+//! 3. A manager that takes office knows nothing and begins to gather reports; it grants no lease of
+//!    its own before, and changes no block for longer than any lease that its forerunner granted
+//!    (`core`).
+//! 4. One that could not renew in time loses office for good: it stands by, and forgets what it
+//!    knew. Another may have held office since, with nodes that have lost their memory by now.
 //!
-//! Failure: without a majority of the memory nodes nobody holds office; nodes and clients go on as long as their leases last. Cost: a
-//! message to each node four times per lease. Clocks may differ in rate by 6 %.
+//! Failure: without a majority of the memory nodes nobody holds office; nodes and clients go on as
+//! long as their leases last. Cost: a message to each node four times per lease. Clocks may differ
+//! in rate by 6 %.
 //!
 //! [`Promise`]: ../../archipelago_memory/promise/struct.Promise.html
 
@@ -49,7 +57,8 @@ pub struct OfficeTerms {
     pub lease: Duration,
 }
 
-/// Steps of the protocol that tests leave out on purpose, to see that the checks notice. Production leaves out nothing.
+/// Steps of the protocol that tests leave out on purpose, to see that the checks notice. Production
+/// leaves out nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OfficeSabotage {
     /// One promise suffices.
@@ -112,8 +121,8 @@ impl Office {
         }
     }
 
-    /// The same of one that leaves office to another manager for three leases from when it first hears of a node: who acts first is then
-    /// known where both have just started.
+    /// The same of one that leaves office to another manager for three leases from when it first
+    /// hears of a node: who acts first is then known where both have just started.
     #[must_use]
     pub fn deferring(self) -> Self {
         Self { defers: true, ..self }
@@ -139,7 +148,8 @@ impl Office {
         self.terms.nodes
     }
 
-    /// What a node's beat is answered with while this manager does not act: it is met, and may ask for a promise.
+    /// What a node's beat is answered with while this manager does not act: it is met, and may ask
+    /// for a promise.
     #[must_use]
     pub fn beat_answer(&self) -> Message {
         let beat_ms = (self.terms.lease.as_millis() as u64 / BEATS).max(1);
@@ -175,7 +185,8 @@ impl Office {
         sent_ns + lease_ns - margin_ns
     }
 
-    /// A node beats: `term` is the newest that it has heard of, and its promise lasts for `held_ms` more.
+    /// A node beats: `term` is the newest that it has heard of, and its promise lasts for `held_ms`
+    /// more.
     pub fn on_beat(&mut self, now_ns: u64, node: NodeId, term: u64, held_ms: u64) {
         if self.lists(node) {
             if std::mem::take(&mut self.defers) {
@@ -235,7 +246,8 @@ impl Office {
         }
     }
 
-    /// Time passed; whom to ask what. `floor`: no new term is smaller, so that terms of managers that ran alone are passed.
+    /// Time passed; whom to ask what. `floor`: no new term is smaller, so that terms of managers
+    /// that ran alone are passed.
     pub fn on_timer(&mut self, now_ns: u64, floor: u64) -> Vec<(NodeId, Message)> {
         let lease_ns = self.lease_ns();
         let holds = self.holds(now_ns).is_some();

@@ -1,15 +1,17 @@
 //! What reports say about blocks that this manager did not make.
 //!
-//! A manager that starts knows nothing. Nodes report their copies: the last configuration, the promised epoch, whether
-//! the copy is whole and whether it was installed. A block is **confirmed** when a quorum of the newest reported
-//! configuration says so itself. That suffices because every change is sealed by copies that, with those that are lost for good, are a
-//! quorum of the configuration that it replaces: two quorums share a copy, so one of those that report
-//! would have the newer configuration, or have promised its epoch, in which case it was never in use.
+//! A manager that starts knows nothing. Nodes report their copies: the last configuration, the
+//! promised epoch, whether the copy is whole and whether it was installed. A block is **confirmed**
+//! when a quorum of the newest reported configuration says so itself. That suffices because every
+//! change is sealed by copies that, with those that are lost for good, are a quorum of the
+//! configuration that it replaces: two quorums share a copy, so one of those that report would have
+//! the newer configuration, or have promised its epoch, in which case it was never in use.
 //!
-//! What is not confirmed waits: readable by who knows it, shown in the status with the nodes that are waited for; an operator
-//! who knows that a node is gone for good says so (`cluster forget`).
+//! What is not confirmed waits: readable by who knows it, shown in the status with the nodes that
+//! are waited for; an operator who knows that a node is gone for good says so (`cluster forget`).
 //!
-//! A first configuration that nobody who reports has installed was never in use: the block is freed.
+//! A first configuration that nobody who reports has installed was never in use: the block is
+//! freed.
 
 use std::collections::{BTreeMap, BTreeSet};
 

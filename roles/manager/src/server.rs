@@ -1,5 +1,6 @@
-//! A manager as a process runs it: a fabric node, its doors, a thread that ticks, one per memory node that gives orders; of one of several
-//! managers another per memory node, which asks for promises.
+//! A manager as a process runs it: a fabric node, its doors, a thread that ticks, one per memory
+//! node that gives orders; of one of several managers another per memory node, which asks for
+//! promises.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +12,8 @@ use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::{ClientId, Listener, Node, NodeId};
-use archipelago_flex::FlexSettings;
-use archipelago_flex::coordinator::Plan;
+use archipelago_flexkv::FlexKvSettings;
+use archipelago_flexkv::coordinator::Plan;
 use archipelago_pool::{Endpoints, Line, asker_of_promises};
 use parking_lot::Mutex;
 
@@ -39,7 +40,8 @@ pub struct ManagerSettings {
     pub terms: Terms,
     /// How a store over the cluster's memory is made, if there is one.
     pub store: Plan,
-    /// Of one of several managers: the memory nodes are 1 to this number, the same at each manager. 0: the manager runs alone.
+    /// Of one of several managers: the memory nodes are 1 to this number, the same at each manager.
+    /// 0: the manager runs alone.
     pub memory_nodes: u32,
     /// Of one of several managers: it leaves it to another one to act first.
     pub standby: bool,
@@ -63,10 +65,10 @@ impl ManagerSettings {
                 "a manager that stands by must know the memory nodes: say how many with --memory-nodes N",
             ));
         }
-        FlexSettings {
+        FlexKvSettings {
             partition_bits: self.store.partition_bits,
             log2_buckets: self.store.log2_buckets,
-            ..FlexSettings::default()
+            ..FlexKvSettings::default()
         }
         .validate()
     }
@@ -99,8 +101,8 @@ impl std::fmt::Debug for ManagerServer {
 }
 
 impl ManagerServer {
-    /// Starts a manager, in a term that is numbered by the wall clock. It acts when it has gathered reports for a lease; one of several only
-    /// while it holds office ([`crate::office`]).
+    /// Starts a manager, in a term that is numbered by the wall clock. It acts when it has gathered
+    /// reports for a lease; one of several only while it holds office ([`crate::office`]).
     pub fn start(settings: &ManagerSettings) -> Result<Self> {
         settings.validate()?;
         let clock = SystemClock::shared();
@@ -229,7 +231,8 @@ impl Shared {
         }
     }
 
-    /// Asks one life of a node for its promise, again and again. Apart from orders, which may take their time.
+    /// Asks one life of a node for its promise, again and again. Apart from orders, which may take
+    /// their time.
     fn ask(&self, node: NodeId, life: Epoch, ways: Vec<String>) {
         let me = asker_of_promises(self.me);
         let line = Line::new(&self.endpoints, ways, me, Some((node, life)));

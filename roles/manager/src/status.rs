@@ -62,7 +62,8 @@ impl ManagerCore {
         }
     }
 
-    /// Blocks of a label. Complete once reports were gathered, but for blocks all of whose nodes are silent since.
+    /// Blocks of a label. Complete once reports were gathered, but for blocks all of whose nodes
+    /// are silent since.
     pub(crate) fn find(&self, now_ns: u64, label: u64) -> Result<Message, Refused> {
         self.ready(now_ns)?;
         let used = self.blocks.values().filter(|block| block.free_ns.is_none());

@@ -1,14 +1,19 @@
-//! The coordinator of the store over remote memory, in the manager's process: one store per cluster.
+//! The coordinator of the store over remote memory, in the manager's process: one store per
+//! cluster.
 //!
-//! It is reached at the manager's doors: messages of the store are told from the pool's by their first byte. It begins when somebody wants
-//! to join a store: joins the pool as a client of a label that nobody else has, so that no block of a dead compute node becomes its
-//! own, and hosts the state machine. Until then, and while that takes time, compute nodes are told to ask again. They say every lease that they
-//! are there, so a manager that was started anew begins at once. A coordinator that the pool took for dead (this process stood still) is let go,
-//! and the next message begins another, under a larger term.
+//! It is reached at the manager's doors: messages of the store are told from the pool's by their
+//! first byte. It begins when somebody wants to join a store: joins the pool as a client of a label
+//! that nobody else has, so that no block of a dead compute node becomes its own, and hosts the
+//! state machine. Until then, and while that takes time, compute nodes are told to ask again. They
+//! say every lease that they are there, so a manager that was started anew begins at once. A
+//! coordinator that the pool took for dead (this process stood still) is let go, and the next
+//! message begins another, under a larger term.
 //!
-//! A manager that stands by hosts none: it declines the store's messages, and lets go of the coordinator that it had.
+//! A manager that stands by hosts none: it declines the store's messages, and lets go of the
+//! coordinator that it had.
 //!
-//! It stores nothing. Thread-safety: all of it. Failure: a manager that does not let it join is asked again for ever.
+//! It stores nothing. Thread-safety: all of it. Failure: a manager that does not let it join is
+//! asked again for ever.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -17,15 +22,16 @@ use std::time::Duration;
 use archipelago_base::Result;
 use archipelago_base::runtime::{Runtime, ThreadRuntime};
 use archipelago_fabric::{Handler, Reply, Request};
-use archipelago_flex::FlexSettings;
-use archipelago_flex::coordinator::{Coordinator, Desk, Plan, Rhythm, directory_label};
-use archipelago_flex::wire::{Grant, Message, Why, is_ours};
+use archipelago_flexkv::FlexKvSettings;
+use archipelago_flexkv::coordinator::{Coordinator, Desk, Plan, Rhythm, directory_label};
+use archipelago_flexkv::wire::{Grant, Message, Why, is_ours};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
 use crate::desk::Desk as PoolDesk;
 
-/// Unhurried: each tick wakes threads of an idle process. A node is taken for dead after its lease, of a second.
+/// Unhurried: each tick wakes threads of an idle process. A node is taken for dead after its lease,
+/// of a second.
 const RHYTHM: Rhythm = Rhythm { tick: Duration::from_millis(20), watch: Duration::from_millis(50) };
 /// Between two tries to join the pool.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -79,7 +85,8 @@ impl Store {
         }))
     }
 
-    /// The manager does not act any more: neither does its coordinator. The next message begins another.
+    /// The manager does not act any more: neither does its coordinator. The next message begins
+    /// another.
     pub(crate) fn retire(&self) {
         let retired = self.hosted.write().take();
         if retired.is_some() {
@@ -123,7 +130,7 @@ impl Store {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
         let (endpoints, plan) = (Arc::clone(&self.endpoints), self.plan);
         let task = async move {
-            let label = directory_label(FlexSettings::default().label);
+            let label = directory_label(FlexKvSettings::default().label);
             let options = PoolOptions { manager: ways, ..PoolOptions::new(String::new(), label) };
             let pool = loop {
                 let joining = PoolClient::join(options.clone(), endpoints.clone(), runtime.clone());

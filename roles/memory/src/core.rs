@@ -1,17 +1,18 @@
 //! A memory node's protocol: which copies it holds, at which epochs, and who has keys to them.
 //!
-//! A state machine without clock, lock or I/O: a message comes in, the answer goes out at once, and memory is touched through
-//! a [`Space`]. Whoever drives it keeps it under one lock.
+//! A state machine without clock, lock or I/O: a message comes in, the answer goes out at once, and
+//! memory is touched through a [`Space`]. Whoever drives it keeps it under one lock.
 //!
-//! A copy goes through: *filling* → *whole* → *installed* (serves an epoch) → *sealed* (a later epoch is promised, nobody
-//! writes) → installed again, or dropped.
+//! A copy goes through: *filling* → *whole* → *installed* (serves an epoch) → *sealed* (a later
+//! epoch is promised, nobody writes) → installed again, or dropped.
 //!
-//! Invariants: 1. `promised` never shrinks; orders of smaller epochs are refused; 2. a key that may change a copy was given at
-//! the epoch that is installed, and only while no larger one is promised; 3. *sealed* is answered when every such key is
-//! revoked and no process has the memory mapped by one; 4. copies and what is being given up together are at most
-//! `blocks_max`; 5. orders are taken only from the manager that this node promised to obey, or that runs alone and answered its beat, in that
-//! manager's term ([`Promise`]); 6. a client that was
-//! fenced gets no key in this life of the node.
+//! Invariants: 1. `promised` never shrinks; orders of smaller epochs are refused; 2. a key that may
+//! change a copy was given at the epoch that is installed, and only while no larger one is
+//! promised; 3. *sealed* is answered when every such key is revoked and no process has the memory
+//! mapped by one; 4. copies and what is being given up together are at most `blocks_max`; 5. orders
+//! are taken only from the manager that this node promised to obey, or that runs alone and answered
+//! its beat, in that manager's term ([`Promise`]); 6. a client that was fenced gets no key in this
+//! life of the node.
 //!
 //! Failure: a restart loses everything; the next life has a larger number and knows nothing.
 
@@ -34,7 +35,8 @@ const REPORT_COPIES_MAX: usize = 512;
 const FREED_MAX: usize = 4096;
 /// Fenced clients that a manager is told of.
 const FENCED_TOLD_MAX: usize = 4096;
-/// Fenced clients that are remembered. Ids are random, one per life of a client; the oldest go first.
+/// Fenced clients that are remembered. Ids are random, one per life of a client; the oldest go
+/// first.
 const FENCED_MAX: usize = 1 << 16;
 
 /// A key and whom it was given to.
@@ -90,7 +92,8 @@ pub struct Limits {
     pub blocks_max: u64,
 }
 
-/// Steps that tests leave out on purpose, to see that the checks notice. Production leaves out nothing.
+/// Steps that tests leave out on purpose, to see that the checks notice. Production leaves out
+/// nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sabotage {
     /// A seal revokes no keys.
@@ -174,7 +177,8 @@ impl MemoryCore {
         (self.copies.len() + self.dropping.len()) as u64
     }
 
-    /// What was counted since the life began; `fabric` has the counters of the node that carries it.
+    /// What was counted since the life began; `fabric` has the counters of the node that carries
+    /// it.
     #[must_use]
     pub fn counters(&self, fabric: NodeStats) -> NodeCounters {
         let tally = &self.tally;
@@ -214,12 +218,14 @@ impl MemoryCore {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// A manager's answer to a beat. One that runs `alone` is obeyed, unless it is of an earlier term; others have to be promised it.
+    /// A manager's answer to a beat. One that runs `alone` is obeyed, unless it is of an earlier
+    /// term; others have to be promised it.
     pub fn on_beat_answer(&mut self, term: u64, manager: ClientId, alone: bool) {
         self.promise.meet(term, manager, alone);
     }
 
-    /// Every copy, for checks and statistics: its configuration, whether it is whole, whether installed.
+    /// Every copy, for checks and statistics: its configuration, whether it is whole, whether
+    /// installed.
     pub fn copies(&self) -> impl Iterator<Item = (&Config, bool, bool)> {
         self.copies.values().map(|copy| (&copy.config, copy.whole, copy.installed))
     }
@@ -289,12 +295,14 @@ impl MemoryCore {
         Message::refuse(refused)
     }
 
-    /// Bytes that were ordered have come, or not: then the copy is given up, and made anew if the manager still wants it.
+    /// Bytes that were ordered have come, or not: then the copy is given up, and made anew if the
+    /// manager still wants it.
     pub fn on_copied(&mut self, space: &mut dyn Space, order: &CopyOrder, arrived: bool) {
         let filling = |copy: &&mut Copy| !copy.whole && copy.config.epoch == order.epoch;
         let refreshing = |copy: &&mut Copy| copy.refresh == Some((order.epoch, false));
         if let Some(copy) = self.copies.get_mut(&order.block).filter(refreshing) {
-            // One that broke off keeps a word of one copy or of the other at each place, and is asked for again.
+            // One that broke off keeps a word of one copy or of the other at each place, and is
+            // asked for again.
             copy.refresh = arrived.then_some((order.epoch, true));
             self.tally.filled += u64::from(arrived);
         } else if arrived {
@@ -307,8 +315,9 @@ impl MemoryCore {
         }
     }
 
-    /// Whether bytes that were read for `order` still belong into the copy. To be asked for each part, with the state
-    /// locked until it is written: a copy that went on must not get bytes of an earlier epoch.
+    /// Whether bytes that were read for `order` still belong into the copy. To be asked for each
+    /// part, with the state locked until it is written: a copy that went on must not get bytes of
+    /// an earlier epoch.
     #[must_use]
     pub fn takes(&self, order: &CopyOrder) -> bool {
         self.copies.get(&order.block).is_some_and(|copy| {
@@ -459,8 +468,8 @@ impl MemoryCore {
         Ok(self.is(block, epoch, step))
     }
 
-    /// A copy that stays in the next configuration is made equal to the first, in place: it counts as whole all the while, as
-    /// the two differ in words of writes alone that nobody acknowledged.
+    /// A copy that stays in the next configuration is made equal to the first, in place: it counts
+    /// as whole all the while, as the two differ in words of writes alone that nobody acknowledged.
     fn refresh(
         &mut self,
         config: &Config,

@@ -8,7 +8,8 @@
 //! | [`space`] | the memory behind it: regions of a fabric node |
 //! | `server` | threads, links and the clock |
 //!
-//! The node knows no database: it allocates, gives keys, copies and revokes. Layer 5; depends on no other role.
+//! The node knows no database: it allocates, gives keys, copies and revokes. Layer 5; depends on no
+//! other role.
 
 pub mod core;
 pub mod promise;

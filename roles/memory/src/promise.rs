@@ -1,25 +1,29 @@
 //! Which manager a memory node obeys.
 //!
-//! Owned by [`MemoryCore`](crate::core::MemoryCore). Several managers may run; each asks for a **promise**, and only one that has the
-//! promises of a majority of the memory nodes acts (`archipelago_manager::office` has the whole protocol). Nothing is promised to anybody but
-//! managers that answered a beat of this node, by a random id that nobody else is told. A manager that runs alone asks for no promise: it
-//! is obeyed by its answer to a beat.
+//! Owned by [`MemoryCore`](crate::core::MemoryCore). Several managers may run; each asks for a
+//! **promise**, and only one that has the promises of a majority of the memory nodes acts
+//! (`archipelago_manager::office` has the whole protocol). Nothing is promised to anybody but
+//! managers that answered a beat of this node, by a random id that nobody else is told. A manager
+//! that runs alone asks for no promise: it is obeyed by its answer to a beat.
 //!
 //! Invariants:
 //! 1. `term` never shrinks within a life of the node.
-//! 2. A promise lasts for the lease that was asked for, from when it was given or renewed. Until it is over no other term is promised.
-//! 3. A node that has just started may have given a promise in its life before, and gives none for as long as one lasts.
+//! 2. A promise lasts for the lease that was asked for, from when it was given or renewed. Until it
+//!    is over no other term is promised.
+//! 3. A node that has just started may have given a promise in its life before, and gives none for
+//!    as long as one lasts.
 //! 4. Orders are taken only from the manager of the newest term.
 //!
-//! Thread-safety: a value under its owner's lock. Failure: a promise is refused with the newest term, or with the milliseconds to wait.
-//! Cost: none but the message.
+//! Thread-safety: a value under its owner's lock. Failure: a promise is refused with the newest
+//! term, or with the milliseconds to wait. Cost: none but the message.
 
 use std::collections::VecDeque;
 
 use archipelago_fabric::ClientId;
 use archipelago_pool::wire::{Refused, Why};
 
-/// Steps of the protocol that tests leave out on purpose, to see that the checks notice. Production leaves out nothing.
+/// Steps of the protocol that tests leave out on purpose, to see that the checks notice. Production
+/// leaves out nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromiseSabotage {
     /// A node that has just started promises at once.
@@ -99,7 +103,8 @@ impl Promise {
         Ok(())
     }
 
-    /// A manager answered a beat. One that runs `alone` is obeyed from now on, unless it is of an earlier term.
+    /// A manager answered a beat. One that runs `alone` is obeyed from now on, unless it is of an
+    /// earlier term.
     pub fn meet(&mut self, term: u64, manager: ClientId, alone: bool) {
         if !self.met.contains(&manager) {
             self.met.push_back(manager);

@@ -1,4 +1,5 @@
-//! A memory node as a process runs it: a fabric node, its doors, a thread per manager that beats and one that copies.
+//! A memory node as a process runs it: a fabric node, its doors, a thread per manager that beats
+//! and one that copies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -43,7 +44,8 @@ pub struct MemorySettings {
     pub advertise: Vec<String>,
     /// Where the managers are: those that act and those that stand by.
     pub manager: Vec<String>,
-    /// A process that still has memory mapped by a revoked key is ended after this long. Default: never, it is waited for.
+    /// A process that still has memory mapped by a revoked key is ended after this long. Default:
+    /// never, it is waited for.
     pub end_holders_after: Option<Duration>,
 }
 
@@ -94,7 +96,8 @@ struct Shared {
     addresses: Vec<String>,
 }
 
-/// A running memory node. Dropped, it ends; what it held is lost to it, not to the blocks' other copies.
+/// A running memory node. Dropped, it ends; what it held is lost to it, not to the blocks' other
+/// copies.
 pub struct MemoryServer {
     shared: Arc<Shared>,
     doors: Vec<Box<dyn Listener>>,
@@ -108,7 +111,8 @@ impl std::fmt::Debug for MemoryServer {
 }
 
 impl MemoryServer {
-    /// Starts a node, in a life that is numbered by the wall clock. It serves as soon as the manager has met it.
+    /// Starts a node, in a life that is numbered by the wall clock. It serves as soon as the
+    /// manager has met it.
     pub fn start(settings: MemorySettings) -> Result<Self> {
         let limits = settings.validate()?;
         let clock = SystemClock::shared();

@@ -1,7 +1,8 @@
-//! A node's requests, answered by the state machine: the fabric's handler, shared by whoever drives the rest.
+//! A node's requests, answered by the state machine: the fabric's handler, shared by whoever drives
+//! the rest.
 //!
-//! The handler answers on the provider's thread, under one lock, without waiting for anything. Orders to copy
-//! bytes are queued for whoever copies ([`Serving::take_order`]).
+//! The handler answers on the provider's thread, under one lock, without waiting for anything.
+//! Orders to copy bytes are queued for whoever copies ([`Serving::take_order`]).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -59,7 +60,8 @@ impl Handler for Door {
 }
 
 impl Serving {
-    /// A node of the fabric that serves memory: `make` makes the node with the handler that it is given; `clock` measures promises.
+    /// A node of the fabric that serves memory: `make` makes the node with the handler that it is
+    /// given; `clock` measures promises.
     pub fn start(
         id: NodeId,
         life: Epoch,

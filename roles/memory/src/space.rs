@@ -1,7 +1,8 @@
 //! The memory behind a node: a region of the fabric per block.
 //!
-//! The state machine ([`crate::core`]) decides, a [`Space`] does. A region that is given up stays counted until no other process
-//! has it mapped, so the sum of what is mapped never passes the node's size.
+//! The state machine ([`crate::core`]) decides, a [`Space`] does. A region that is given up stays
+//! counted until no other process has it mapped, so the sum of what is mapped never passes the
+//! node's size.
 //!
 //! Cost: a memfd and two mappings' worth of page tables per block; a key per block and client.
 
@@ -20,7 +21,8 @@ pub trait Space {
     /// A key to the block's memory. Error: the node can give no more.
     fn grant(&mut self, block: BlockId, rights: Rights) -> Result<RemoteKey>;
 
-    /// Makes a key invalid: no operation with it is running or will run, except by processes that hold it.
+    /// Makes a key invalid: no operation with it is running or will run, except by processes that
+    /// hold it.
     fn revoke(&mut self, key: &RemoteKey);
 
     /// Whether another process can still reach memory by this key, though it may be revoked.

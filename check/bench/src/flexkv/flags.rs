@@ -1,4 +1,4 @@
-//! The command line of `archipelago bench --engine flex`.
+//! The command line of `archipelago bench --engine flexkv`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -47,16 +47,17 @@ pub(crate) enum Place {
     OneSided,
 }
 
-/// Measure the store over remote memory: this process is one of its compute nodes, the others, the manager and the memory nodes are
-/// processes that it starts.
+/// Measure the store over remote memory: this process is one of its compute nodes, the others, the
+/// manager and the memory nodes are processes that it starts.
 #[derive(Parser, Clone, Debug)]
-#[command(name = "archipelago bench --engine flex", no_binary_name = true)]
+#[command(name = "archipelago bench --engine flexkv", no_binary_name = true)]
 pub(crate) struct Arguments {
-    /// flex, or this is not what is read.
-    #[arg(long, value_parser = ["flex"])]
+    /// The engine that the benchmark measures: flexkv (or flex, its name until release 0.2)
+    #[arg(long, value_parser = ["flexkv", "flex"])]
     engine: String,
-    /// What is run, in order: ycsba, ycsbb, ycsbc, ycsbd; updateN: N per cent updates, the rest reads; twitterN: like Twitter's cache cluster
-    /// N, with its sizes, shares and skew; twitter: like all 53 of them, one after another
+    /// What is run, in order: ycsba, ycsbb, ycsbc, ycsbd; updateN: N per cent updates, the rest
+    /// reads; twitterN: like Twitter's cache cluster N, with its sizes, shares and skew; twitter:
+    /// like all 53 of them, one after another
     #[arg(long, value_delimiter = ',', default_value = "ycsba,ycsbb,ycsbc,ycsbd")]
     pub(crate) benchmarks: Vec<String>,
     /// Keys that are there before

@@ -1,8 +1,10 @@
-//! `archipelago bench --engine flex`: the store over remote memory, in real processes.
+//! `archipelago bench --engine flexkv`: the store over remote memory, in real processes.
 //!
-//! The manager, the memory nodes and all compute nodes but one are processes of `archipelago cluster up`, which this one starts and ends; this
-//! process is the last compute node, so what is timed are calls of the store, without a server before them. Every key is set before the first
-//! benchmark; those like a cluster of Twitter's have keys of their own, which are set before and deleted after them.
+//! The manager, the memory nodes and all compute nodes but one are processes of `archipelago
+//! cluster up`, which this one starts and ends; this process is the last compute node, so what is
+//! timed are calls of the store, without a server before them. Every key is set before the first
+//! benchmark; those like a cluster of Twitter's have keys of their own, which are set before and
+//! deleted after them.
 
 mod flags;
 mod work;
@@ -17,10 +19,10 @@ use crate::harness::skew::Skew;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_compute::flex::{CacheMode, FlexNode, FlexNodeSettings, FlexSettings};
+use archipelago_compute::flexkv::{CacheMode, FlexKvNode, FlexKvNodeSettings, FlexKvSettings};
 use archipelago_fabric::block_on;
-use archipelago_flex::WriteError;
-use archipelago_flex::format::{Geometry, key_hash};
+use archipelago_flexkv::WriteError;
+use archipelago_flexkv::format::{Geometry, key_hash};
 use clap::Parser;
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -37,8 +39,10 @@ use work::{Kind, Measured, Naming, Run, Source};
 
 /// Whether these arguments ask for this bench.
 pub(crate) fn is_asked(args: &[OsString]) -> bool {
-    let flex = |pair: &[OsString]| pair[0] == "--engine" && pair[1] == "flex";
-    args.iter().any(|word| word == "--engine=flex") || args.windows(2).any(flex)
+    let is_flexkv = |word: &OsString| word == "flexkv" || word == "flex";
+    let is_pair = |pair: &[OsString]| pair[0] == "--engine" && is_flexkv(&pair[1]);
+    args.iter().any(|word| word == "--engine=flexkv" || word == "--engine=flex")
+        || args.windows(2).any(is_pair)
 }
 
 /// Runs with `args`, everything behind the word `bench`.
@@ -163,7 +167,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     drop(cluster);
     let Some(path) = &arguments.json else { return Ok(()) };
     let report = Report {
-        program: "archipelago bench --engine flex",
+        program: "archipelago bench --engine flexkv",
         version: env!("CARGO_PKG_VERSION"),
         unix_ms: SystemClock::new().unix_ms(),
         flags: format!("{arguments:?}"),
@@ -172,34 +176,39 @@ fn run(arguments: &Arguments) -> Result<()> {
     json::write_file(path, &report)
 }
 
-fn join(arguments: &Arguments, cluster: &Cluster) -> Result<FlexNode> {
+fn join(arguments: &Arguments, cluster: &Cluster) -> Result<FlexKvNode> {
     let name = format!("archipelago-bench-{:016x}.sock", entropy_seed());
     let mut listen = vec!["tcp:127.0.0.1:0".to_owned()];
     if arguments.provider == Provider::Shm {
         listen.push(format!("shm:{}", std::env::temp_dir().join(name).display()));
     }
     let limit = arguments.memory_limit.checked_mul(1 << 20);
-    let store = FlexSettings {
+    let store = FlexKvSettings {
         memory_limit: limit.ok_or_else(|| Error::invalid("--memory-limit is too large"))?,
         cache: match arguments.cache {
             Cache::Off => CacheMode::Off,
             Cache::Addresses => CacheMode::Addresses,
             Cache::Pairs => CacheMode::Pairs,
         },
-        ..FlexSettings::default()
+        ..FlexKvSettings::default()
     };
     let manager = vec![format!("tcp:{}", cluster.manager)];
-    FlexNode::start(FlexNodeSettings { manager, listen, advertise: Vec::new(), store })
+    FlexKvNode::start(FlexKvNodeSettings { manager, listen, advertise: Vec::new(), store })
 }
 
 /// Sets the keys `0..keys`.
-fn load(node: &FlexNode, naming: &Naming, keys: u64, value: &[u8]) -> Result<()> {
+fn load(node: &FlexKvNode, naming: &Naming, keys: u64, value: &[u8]) -> Result<()> {
     let set = |number| node.set(&naming.key(number), value, 0).map_err(WriteError::into_error);
     (0..keys).try_for_each(set)
 }
 
 /// Numbers of the keys that are used, by where their partitions are served.
-fn placed(arguments: &Arguments, node: &FlexNode, naming: &Naming, keys: u64) -> Result<Vec<u64>> {
+fn placed(
+    arguments: &Arguments,
+    node: &FlexKvNode,
+    naming: &Naming,
+    keys: u64,
+) -> Result<Vec<u64>> {
     let none = || Error::busy("the node has not joined");
     let map = node.node()?.map_status().ok_or_else(none)?;
     let bits = map.entries.len().trailing_zeros();
@@ -221,13 +230,15 @@ fn placed(arguments: &Arguments, node: &FlexNode, naming: &Naming, keys: u64) ->
     Ok(keys)
 }
 
-/// Of the pool's memory, what the keys of a cluster take at most; replicas and what is written anew come on top.
+/// Of the pool's memory, what the keys of a cluster take at most; replicas and what is written anew
+/// come on top.
 const PART_OF_MEMORY: u64 = 8;
 
-/// A benchmark like one of Twitter's clusters: with keys of its own, as many as asked for or as the pool has room for.
+/// A benchmark like one of Twitter's clusters: with keys of its own, as many as asked for or as the
+/// pool has room for.
 fn measure_like(
     arguments: &Arguments,
-    node: &FlexNode,
+    node: &FlexKvNode,
     clock: &SystemClock,
     name: &str,
     cluster: &twitter::Cluster,
@@ -254,13 +265,13 @@ struct Asked<'a> {
     keys: &'a [u64],
 }
 
-fn counted(node: &FlexNode) -> BTreeMap<String, u64> {
+fn counted(node: &FlexKvNode) -> BTreeMap<String, u64> {
     node.figures().into_iter().map(|figure| (figure.name, figure.value)).collect()
 }
 
 fn measure(
     arguments: &Arguments,
-    node: &FlexNode,
+    node: &FlexKvNode,
     clock: &SystemClock,
     asked: Asked<'_>,
     value_bytes: usize,

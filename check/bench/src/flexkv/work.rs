@@ -1,7 +1,8 @@
-//! What is asked of the store: a choice of operation and key per step, and the coroutines that ask it.
+//! What is asked of the store: a choice of operation and key per step, and the coroutines that ask
+//! it.
 //!
-//! A client is a thread; its coroutines are futures that it polls in turn, each with one request under way. With one coroutine the
-//! thread receives answers by itself.
+//! A client is a thread; its coroutines are futures that it polls in turn, each with one request
+//! under way. With one coroutine the thread receives answers by itself.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -12,7 +13,7 @@ use crate::harness::skew::{Skew, scramble};
 use archipelago_base::Result;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::Rng;
-use archipelago_flex::{ComputeNode, WriteError};
+use archipelago_flexkv::{ComputeNode, WriteError};
 
 use crate::harness::histogram::Histogram;
 use crate::harness::tally::Progress;

@@ -1,8 +1,9 @@
-//! Zipfian ranks for any skew from 0 on, by rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate variates
-//! from monotone discrete distributions", 1996).
+//! Zipfian ranks for any skew from 0 on, by rejection-inversion (Hörmann and Derflinger,
+//! "Rejection-inversion to generate variates from monotone discrete distributions", 1996).
 //!
-//! YCSB's own generator stops below 1; production caches have skews up to 2.7. Nothing is summed, so a generator over any number of ranks is
-//! made at once. Cost of a draw: some four logarithms or exponentials, rarely twice.
+//! YCSB's own generator stops below 1; production caches have skews up to 2.7. Nothing is summed,
+//! so a generator over any number of ranks is made at once. Cost of a draw: some four logarithms or
+//! exponentials, rarely twice.
 
 use archipelago_base::random::Rng;
 

@@ -113,8 +113,8 @@ impl Opened {
     }
 }
 
-/// Opens the database in `dir`, or on the tiers that the flags name, or creates it; tells `listeners`
-/// of its background work.
+/// Opens the database in `dir`, or on the tiers that the flags name, or creates it; tells
+/// `listeners` of its background work.
 pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Opened> {
     let families = [("default".to_owned(), family_options(flags))].into();
     let tiers = match &flags.storage.tiers {
@@ -140,8 +140,8 @@ fn file_system(flags: &Flags) -> Result<Arc<dyn FileSystem>> {
     Ok(ThrottledFs::new(local, spec, SystemClock::shared()))
 }
 
-/// Removes the database in `dir`, or on the tiers that the flags name. A directory that holds something
-/// else is refused, untouched.
+/// Removes the database in `dir`, or on the tiers that the flags name. A directory that holds
+/// something else is refused, untouched.
 pub(crate) fn destroy(dir: &Path, flags: &Flags) -> Result<()> {
     if let Some(file) = &flags.storage.tiers {
         return tiers::destroy(&TierPlan::read(file)?);

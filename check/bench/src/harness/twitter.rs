@@ -1,8 +1,10 @@
-//! Workloads like those of Twitter's cache clusters, synthesised from published statistics of each (`data/README.md`): mean sizes of keys
-//! and values, shares of operations, fitted skew. Not the traces: no changes over time, every key and value of a cluster has its mean size.
+//! Workloads like those of Twitter's cache clusters, synthesised from published statistics of each
+//! (`data/README.md`): mean sizes of keys and values, shares of operations, fitted skew. Not the
+//! traces: no changes over time, every key and value of a cluster has its mean size.
 //!
-//! Operations come down to three: `get` and `gets` read; `delete` deletes; all others (`set`, `add`, `cas`, `incr`, `prepend`) write a value of
-//! the mean size. What the source leaves unnamed (shares below a per cent) counts as writes. Pure; thread-safety: values.
+//! Operations come down to three: `get` and `gets` read; `delete` deletes; all others (`set`,
+//! `add`, `cas`, `incr`, `prepend`) write a value of the mean size. What the source leaves unnamed
+//! (shares below a per cent) counts as writes. Pure; thread-safety: values.
 
 use crate::harness::skew::Skew;
 use archipelago_base::random::Rng;

@@ -54,8 +54,8 @@ impl Mix {
 struct Phases(Vec<KeyRanges>);
 
 impl Phases {
-    /// Phases over `num` keys; `seed` places the hot ranges. Errors: `InvalidArgument` if `--keyrange_dist_*` gives no range any
-    /// hotness.
+    /// Phases over `num` keys; `seed` places the hot ranges. Errors: `InvalidArgument` if
+    /// `--keyrange_dist_*` gives no range any hotness.
     fn new(num: u64, flags: &Mixgraph, seed: u64) -> Result<Self> {
         let mut flags = flags.clone();
         let given = [

@@ -1,9 +1,10 @@
-//! A mix like the production workload of Nutanix in Keigo's evaluation (§5.3): 40 reads, 58 writes, 2 scans
-//! of a hundred; values of 100 B to 4 KiB, median 400 B.
+//! A mix like the production workload of Nutanix in Keigo's evaluation (§5.3): 40 reads, 58 writes,
+//! 2 scans of a hundred; values of 100 B to 4 KiB, median 400 B.
 //!
-//! The text gives no more than that. Half of the values lie below the median and half above it, in each half
-//! every ratio with the same chance (log-uniform), so the mean is 900 B. Keys are zipfian 0.80, scattered,
-//! unless `--ycsb_distribution` and `--ycsb_theta` say otherwise; a scan reads 1 to `--ycsb_max_scan` entries.
+//! The text gives no more than that. Half of the values lie below the median and half above it, in
+//! each half every ratio with the same chance (log-uniform), so the mean is 900 B. Keys are zipfian
+//! 0.80, scattered, unless `--ycsb_distribution` and `--ycsb_theta` say otherwise; a scan reads 1
+//! to `--ycsb_max_scan` entries.
 
 use std::sync::atomic::Ordering;
 

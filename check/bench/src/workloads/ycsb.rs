@@ -3,8 +3,9 @@
 //! read-modify-write; and two write-heavy mixes of BucketLSM's evaluation (§VI-A): `ycsbget`, seven
 //! puts to three gets, and `ycsbscan`, nine puts to one scan.
 //!
-//! A record is one key and one value of `--value_size`. Records are loaded in scattered order. `--benchmark_write_rate_limit` holds for what writes
-//! beside reads or alone, not for the load; a write waits for its turn within its own time.
+//! A record is one key and one value of `--value_size`. Records are loaded in scattered order.
+//! `--benchmark_write_rate_limit` holds for what writes beside reads or alone, not for the load; a
+//! write waits for its turn within its own time.
 
 use std::sync::atomic::Ordering;
 
@@ -138,7 +139,8 @@ fn run(worker: &mut Worker<'_>, mix: Mix) -> Result<()> {
     Ok(())
 }
 
-/// `warmup`: reads each of `--num` records once, each worker its part, so that the block cache holds what fits.
+/// `warmup`: reads each of `--num` records once, each worker its part, so that the block cache
+/// holds what fits.
 pub(super) fn warm_up(worker: &mut Worker<'_>) -> Result<()> {
     let (num, threads) = (worker.bench.flags.load.num, worker.bench.flags.load.threads);
     let index = worker.index as u64;

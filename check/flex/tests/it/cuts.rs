@@ -1,9 +1,11 @@
-//! Histories of real processes in which compute nodes are cut off from the manager and from other nodes, or stand still, for longer and for
-//! shorter than their leases. What an error says of its write is taken at its word, and counters must have grown by just the increments
-//! that may have happened.
+//! Histories of real processes in which compute nodes are cut off from the manager and from other
+//! nodes, or stand still, for longer and for shorter than their leases. What an error says of its
+//! write is taken at its word, and counters must have grown by just the increments that may have
+//! happened.
 //!
-//! One short history is an ordinary test. `ARCHIPELAGO_FLEX_CUTS=200x60 cargo test -p archipelago-flex-check --test it cuts -- --nocapture`
-//! runs 200 of 60 seconds.
+//! One short history is an ordinary test. `ARCHIPELAGO_FLEX_CUTS=200x60 cargo test -p
+//! archipelago-flex-check --test it cuts -- --nocapture` runs 200 of 60 seconds. `51-100x60` runs
+//! the histories 51 to 100, so that several processes can divide the work.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -14,11 +16,12 @@ use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::Rng;
-use archipelago_flex::WriteEffect;
+use archipelago_flexkv::WriteEffect;
 
 use crate::processes::{End, Process, Redis, WORKERS, World, until};
 
-/// How many histories, and how long each.
+/// Environment variable with the number of histories, or the first and the last, and the seconds
+/// of each.
 const VARIABLE: &str = "ARCHIPELAGO_FLEX_CUTS";
 /// Cuts of a history without a duration.
 const CUTS: u64 = 5;
@@ -204,9 +207,10 @@ fn history(seed: u64, seconds: Option<u64>) {
 #[test]
 fn histories_with_cuts_of_compute_nodes_are_linearizable() {
     let Ok(asked) = std::env::var(VARIABLE) else { return history(1, None) };
-    let (runs, seconds) = asked.split_once('x').expect("RUNSxSECONDS");
-    let seconds = seconds.parse().expect("seconds");
-    for seed in 1..=runs.parse::<u64>().expect("runs") {
-        history(seed, Some(seconds));
+    let (runs, seconds) = asked.split_once('x').expect("RUNSxSECONDS or FIRST-LASTxSECONDS");
+    let (first, last) = runs.split_once('-').unwrap_or(("1", runs));
+    let number = |text: &str| text.parse::<u64>().expect("a number");
+    for seed in number(first)..=number(last) {
+        history(seed, Some(number(seconds)));
     }
 }

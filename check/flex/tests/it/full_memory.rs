@@ -1,12 +1,12 @@
-//! A cluster whose memory is full: what is there stays readable, deletions work from every node, and memory that was given back takes
-//! writes again.
+//! A cluster whose memory is full: what is there stays readable, deletions work from every node,
+//! and memory that was given back takes writes again.
 
 use std::time::Duration;
 
 use archipelago_base::ErrorKind;
-use archipelago_compute::flex::{FlexNode, FlexNodeSettings, FlexSettings};
+use archipelago_compute::flexkv::{FlexKvNode, FlexKvNodeSettings, FlexKvSettings};
 use archipelago_fabric::NodeId;
-use archipelago_flex::{WriteEffect, WriteError};
+use archipelago_flexkv::{WriteEffect, WriteError};
 use archipelago_manager::ManagerServer;
 use archipelago_memory::{MemoryServer, MemorySettings};
 
@@ -20,7 +20,7 @@ const VALUE: [u8; 1000] = [b'x'; 1000];
 
 /// A manager, two memory nodes and two compute nodes in this process.
 pub(crate) struct Cluster {
-    pub(crate) compute: Vec<FlexNode>,
+    pub(crate) compute: Vec<FlexKvNode>,
     _memory: Vec<MemoryServer>,
     _manager: ManagerServer,
 }
@@ -45,8 +45,9 @@ impl Cluster {
             MemoryServer::start(settings).expect("a memory node")
         });
         let compute = [(), ()].map(|()| {
-            let store = FlexSettings { address_lease: ADDRESS_LEASE, ..FlexSettings::default() };
-            FlexNode::start(FlexNodeSettings {
+            let store =
+                FlexKvSettings { address_lease: ADDRESS_LEASE, ..FlexKvSettings::default() };
+            FlexKvNode::start(FlexKvNodeSettings {
                 manager: vec![at.clone()],
                 listen: vec!["tcp:127.0.0.1:0".to_owned()],
                 advertise: Vec::new(),
@@ -80,7 +81,7 @@ fn full_memory_can_be_emptied_and_filled_again() {
     let (count, failed) = cluster.fill();
     assert_is_full(&failed);
     assert!(count > 4000, "{count} records of 1 KB in {BLOCKS} MB");
-    let read = |node: &FlexNode, number: usize| {
+    let read = |node: &FlexKvNode, number: usize| {
         let value = node.get(format!("key{number}").as_bytes()).expect("readable");
         value.is_some_and(|value| value.bytes == VALUE)
     };
@@ -98,7 +99,8 @@ fn full_memory_can_be_emptied_and_filled_again() {
         assert!((0..gone).all(|number| !read(node, number)));
         assert!((gone..count).all(|number| read(node, number)));
     }
-    // Also through the node whose own blocks nothing was deleted from, and in pieces of another size.
+    // Also through the node whose own blocks nothing was deleted from, and in pieces of another
+    // size.
     let mut written = 0;
     until("memory takes writes again", || {
         let node = &cluster.compute[written % 2];

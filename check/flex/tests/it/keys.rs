@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use archipelago_base::ErrorKind;
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_compute::flex::{Destination, FlexNode, Renamed, ScanLimits};
-use archipelago_flex::format::key_hash;
-use archipelago_flex::{WriteEffect, WriteError};
+use archipelago_compute::flexkv::{Destination, FlexKvNode, Renamed, ScanLimits};
+use archipelago_flexkv::format::key_hash;
+use archipelago_flexkv::{WriteEffect, WriteError};
 
 use crate::full_memory::{ADDRESS_LEASE, Cluster, assert_is_full};
 use crate::processes::until;
 
 /// All keys that a scan returns whose steps go to the nodes in turn; and how many steps it took.
-fn scan_all(nodes: &[FlexNode], records: usize) -> (BTreeSet<Vec<u8>>, usize) {
+fn scan_all(nodes: &[FlexKvNode], records: usize) -> (BTreeSet<Vec<u8>>, usize) {
     let (mut keys, mut cursor, mut steps) = (BTreeSet::new(), 0, 0);
     loop {
         let limits = ScanLimits { records, key_bytes: 1 << 20 };
@@ -99,7 +99,7 @@ fn value_is_never_lost_by_moves_of_two_nodes() {
     let token = b"token".to_vec();
     cluster.compute[0].set(b"here", &token, 0).expect("room");
     let moves = [AtomicU32::new(0), AtomicU32::new(0)];
-    let move_often = |node: &FlexNode, (from, to): (&[u8], &[u8]), mine: &AtomicU32| {
+    let move_often = |node: &FlexKvNode, (from, to): (&[u8], &[u8]), mine: &AtomicU32| {
         // Each needs the other one to move the value back.
         while moves.iter().any(|moves| moves.load(Ordering::SeqCst) < 20) {
             match node.rename(from, to, Destination::Overwritten) {

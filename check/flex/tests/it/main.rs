@@ -9,8 +9,8 @@ mod standby;
 
 use std::ops::Range;
 
-use archipelago_flex::Sabotage;
 use archipelago_flex_check::{Cached, Outcome, Settings, replay_command, run, weaker};
+use archipelago_flexkv::Sabotage;
 use archipelago_pool_check::named;
 
 const SEEDS: u64 = 60;
@@ -75,7 +75,8 @@ fn seeds_find_every_key_linearizable_and_the_map_at_rest() {
     // Without Go clients make fewer calls (`judge.rs`).
     let calls = if weaker().is_some() { 200 } else { 800 };
     assert!(answered > calls * SEEDS && unknown < SEEDS / 10, "{answered} {unknown}");
-    // Hits of pairs and of addresses, writes whose slot was known, invalidations; sent, and waited out; sets that proxies did, and that waited for nobody, slots set back.
+    // Hits of pairs and of addresses, writes whose slot was known, invalidations; sent, and waited
+    // out; sets that proxies did, and that waited for nobody, slots set back.
     let at_least = [2 * SEEDS, 20 * SEEDS, 5 * SEEDS, SEEDS / 2, 0, 0, 5 * SEEDS, SEEDS / 4, 1];
     assert!(cached.iter().zip(at_least).all(|(sum, least)| *sum >= least), "{cached:?}");
 }
@@ -119,7 +120,8 @@ fn a_write_that_commits_before_the_other_copies_have_it_is_noticed() {
     assert!(noticed(0..60, Default::default(), early));
 }
 
-/// A number that a session had used up was sent for ever: who was told of a node before the map named it forgot it, and began a new session as the same client.
+/// A number that a session had used up was sent for ever: who was told of a node before the map
+/// named it forgot it, and began a new session as the same client.
 #[test]
 fn seeds_that_once_failed_are_sound() {
     for seed in [935, 1159] {

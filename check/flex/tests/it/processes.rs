@@ -1,8 +1,10 @@
-//! Histories of real processes under `kill -9`: compute nodes, memory nodes and the manager are killed and started again while clients call through the servers
-//! that compute nodes are; every key's history must be linearizable.
+//! Histories of real processes under `kill -9`: compute nodes, memory nodes and the manager are
+//! killed and started again while clients call through the servers that compute nodes are; every
+//! key's history must be linearizable.
 //!
-//! All of them are this test program again, told by a variable what to be; each prints where it is reached and serves
-//! until it is killed or its standard input ends. A call without an answer, or with an error, may have happened at any time later.
+//! All of them are this test program again, told by a variable what to be; each prints where it is
+//! reached and serves until it is killed or its standard input ends. A call without an answer, or
+//! with an error, may have happened at any time later.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -13,21 +15,22 @@ use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed};
-use archipelago_compute::flex::{FlexNode, FlexNodeSettings, FlexSettings};
+use archipelago_compute::flexkv::{FlexKvNode, FlexKvNodeSettings, FlexKvSettings};
 use archipelago_fabric::NodeId;
-use archipelago_flex::WriteEffect;
 use archipelago_flex_check::{History, Op, Ret, judge};
+use archipelago_flexkv::WriteEffect;
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_pool::wire::{BlockState, Message};
 use archipelago_pool::{ClientId, Line};
-use archipelago_resp::flex_store::FlexStore;
+use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Server, ServerOptions};
 
 const VARIABLE: &str = "ARCHIPELAGO_FLEX_NODE";
 const BLOCK_BYTES: u64 = 1 << 20;
-/// Keys at a time, and calls of one before the next is taken: histories must stay short enough to be judged.
+/// Keys at a time, and calls of one before the next is taken: histories must stay short enough to
+/// be judged.
 const KEYS: u64 = 4;
 const CALLS: u64 = 36;
 pub(crate) const WORKERS: u64 = 4;
@@ -106,17 +109,17 @@ fn node() {
     }
     // Where it listens for other nodes, and where these reach it, if that is another place.
     let (listen, advertise) = (words.get(4), words.get(5));
-    let settings = FlexNodeSettings {
+    let settings = FlexKvNodeSettings {
         manager: managers,
         listen: vec![listen.map_or_else(|| "tcp:127.0.0.1:0".to_owned(), |at| format!("tcp:{at}"))]
             .into_iter()
             .chain(advertise.is_none().then_some(socket))
             .collect(),
         advertise: advertise.map(|at| format!("tcp:{at}")).into_iter().collect(),
-        store: FlexSettings::default(),
+        store: FlexKvSettings::default(),
     };
-    let node = Arc::new(FlexNode::start(settings).expect("a compute node"));
-    let store = Arc::new(FlexStore::new(node));
+    let node = Arc::new(FlexKvNode::start(settings).expect("a compute node"));
+    let store = Arc::new(FlexKvStore::new(node));
     let server = Server::start("127.0.0.1:0", store, ServerOptions::default()).expect("a server");
     println!("@{}", server.local_addr());
     let _ended = io::stdin().read_to_end(&mut nothing);
@@ -195,7 +198,8 @@ impl World {
         addresses[rng.usize(..addresses.len())].clone()
     }
 
-    /// A client: one call after another, each through a connection to whichever node; another name after a call without an answer.
+    /// A client: one call after another, each through a connection to whichever node; another name
+    /// after a call without an answer.
     pub(crate) fn work(&self, seed: u64) {
         let mut rng = Rng::with_seed(seed);
         let (mut thread, mut link) = (self.history.thread(), None);
@@ -307,7 +311,7 @@ pub(crate) fn start_manager(
 
 #[test]
 fn histories_are_linearizable_while_nodes_and_the_manager_are_killed() {
-    let dir = std::env::temp_dir().join(format!("archipelago-flex-{}", std::process::id()));
+    let dir = std::env::temp_dir().join(format!("archipelago-flexkv-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("a directory for sockets");
     let mut manager = Process::start("manager 0 tcp:127.0.0.1:0 0");
     let at = manager.address.clone();
@@ -332,7 +336,8 @@ fn histories_are_linearizable_while_nodes_and_the_manager_are_killed() {
         progress("with everybody there");
         for round in 0..9 {
             if round % 3 == 2 {
-                // At the same address; what it must know it is told by the nodes, the store's coordinator included.
+                // At the same address; what it must know it is told by the nodes, the store's
+                // coordinator included.
                 manager.kill();
                 manager = Process::start(&format!("manager 0 {at} 0"));
             } else if round % 3 == 0 {

@@ -1,7 +1,7 @@
 //! Seeds in which nodes scan all keys while others come and go.
 
-use archipelago_flex::Sabotage;
 use archipelago_flex_check::{Outcome, Settings, replay_command, run};
+use archipelago_flexkv::Sabotage;
 use archipelago_pool_check::named;
 
 const SEEDS: u64 = 20;

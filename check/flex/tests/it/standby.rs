@@ -1,4 +1,5 @@
-//! Managers are killed while clients call: another one takes over, and every key's history stays linearizable.
+//! Managers are killed while clients call: another one takes over, and every key's history stays
+//! linearizable.
 
 use archipelago_base::random::entropy_seed;
 use archipelago_pool::wire::Message;

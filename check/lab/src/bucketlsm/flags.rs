@@ -44,7 +44,8 @@ pub(super) struct ReproduceFlags {
     /// minutes, and noisier
     #[arg(long)]
     pub(super) quick: bool,
-    /// Emulate the device that this file describes; default: the cloud network volume of docs/devices
+    /// Emulate the device that this file describes; default: the cloud network volume of
+    /// docs/devices
     #[arg(long, value_name = "FILE")]
     pub(super) device: Option<PathBuf>,
     /// How fast the device is, as a part of what its file says: so slow that the processor is not
@@ -79,7 +80,8 @@ pub(super) struct ReproduceFlags {
     #[arg(long, default_value_t = 16, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(super) threads: u64,
-    /// Operations a second of the runs at a fixed load; default: 0.9 of what buckets reached, of YCSB-SCAN what classic did
+    /// Operations a second of the runs at a fixed load; default: 0.9 of what buckets reached, of
+    /// YCSB-SCAN what classic did
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) offered_load: Option<u64>,
     /// Bytes of a memtable; the base level has as much, a table a quarter; default: 4 MiB, with
@@ -90,8 +92,8 @@ pub(super) struct ReproduceFlags {
     #[arg(long, default_value_t = 1024, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub(super) value_size: u64,
-    /// Bytes of the block cache; the paper's machine has memory for all of its data, and the emulated
-    /// device has no page cache
+    /// Bytes of the block cache; the paper's machine has memory for all of its data, and the
+    /// emulated device has no page cache
     #[arg(long, default_value_t = 512 << 20, value_name = "N")]
     pub(super) cache_size: u64,
     /// Seed of the first run; each run has the next

@@ -106,8 +106,9 @@ impl Workload {
         }
     }
 
-    /// Whose rate at full speed the fixed load is a share of; none: it has no runs at a fixed load. Stalls are compared at what
-    /// buckets sustain; the latency of scans at what both modes do, as waiting for a slower store is not the scan's.
+    /// Whose rate at full speed the fixed load is a share of; none: it has no runs at a fixed load.
+    /// Stalls are compared at what buckets sustain; the latency of scans at what both modes do, as
+    /// waiting for a slower store is not the scan's.
     pub(super) fn sets_load(self) -> Option<Mode> {
         match self {
             Self::FillRandom | Self::MixGraph1 => Some(Mode::Buckets),

@@ -1,8 +1,9 @@
-//! `archipelago-lab flexkv`: the memory-disaggregated store on FlexKV's testbed in virtual time, figure by figure, beside what the paper's text
-//! states.
+//! `archipelago-lab flexkv`: the memory-disaggregated store on FlexKV's testbed in virtual time,
+//! figure by figure, beside what the paper's text states.
 //!
-//! What is measured, and how, is in [`testbed`]; this prints tables and draws. The figure of Twitter's clusters is made here, since
-//! their workloads are. Every figure says what was smaller than on the testbed.
+//! What is measured, and how, is in [`testbed`]; this prints tables and draws. The figure of
+//! Twitter's clusters is made here, since their workloads are. Every figure says what was smaller
+//! than on the testbed.
 
 pub mod testbed;
 pub mod verbs;
@@ -29,8 +30,8 @@ use archipelago_bench::harness::twitter::{self, Cluster};
 
 const TWITTER: (&str, &str) = ("fig15", "Twitter's clusters");
 
-/// Run figures of FlexKV's evaluation in virtual time: 20 compute and 3 memory nodes over the modelled network cards of
-/// decision 0012, with this store and its rivals.
+/// Run figures of FlexKV's evaluation in virtual time: 20 compute and 3 memory nodes over the
+/// modelled network cards of decision 0012, with this store and its rivals.
 #[derive(Parser, Debug)]
 #[command(name = "archipelago-lab flexkv", no_binary_name = true)]
 struct Arguments {
@@ -39,7 +40,8 @@ struct Arguments {
     /// Write a picture of each to this directory.
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
-    /// Keys that are loaded (the paper: 10 million). Memory of compute nodes is 5 % of keys and values.
+    /// Keys that are loaded (the paper: 10 million). Memory of compute nodes is 5 % of keys and
+    /// values.
     #[arg(long, default_value_t = Setup::default().keys)]
     keys: u64,
     /// What everything follows from.
@@ -242,7 +244,7 @@ fn clusters(setup: &Setup) -> Result<Figure> {
         let per_s = |system| -> Result<f64> {
             Ok(Measured::per_s(&testbed::compare(system, &setup, &load)?) / 1e6)
         };
-        Ok([per_s(System::Flex)?, per_s(System::Base)?])
+        Ok([per_s(System::FlexKv)?, per_s(System::Base)?])
     })?;
     let mut found: Vec<(Cluster, [f64; 2])> = jobs.into_iter().zip(rates).collect();
     found.sort_by(|a, b| b.1[0].total_cmp(&a.1[0]));
@@ -252,7 +254,7 @@ fn clusters(setup: &Setup) -> Result<Figure> {
         y: "Mops/s".to_owned(),
         ..Figure::default()
     };
-    for (nth, system) in [System::Flex, System::Base].into_iter().enumerate() {
+    for (nth, system) in [System::FlexKv, System::Base].into_iter().enumerate() {
         let points = found.iter().enumerate().map(|(at, (_, rates))| (at as f64 + 1.0, rates[nth]));
         figure.lines.push((system.name().to_owned(), points.collect()));
     }

@@ -61,15 +61,16 @@ pub(super) struct KeigoFlags {
     /// Only these distributions of keys
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES")]
     pub(super) distributions: Vec<Keys>,
-    /// Only tiers, not what they are compared with: for bounds and hit ratios, which need no other side
+    /// Only tiers, not what they are compared with: for bounds and hit ratios, which need no other
+    /// side
     #[arg(long)]
     pub(super) tiers_alone: bool,
-    /// Not emulated: memory (--fast) above a directory on this disk, with O_DIRECT; parts that need a third
-    /// device have two
+    /// Not emulated: memory (--fast) above a directory on this disk, with O_DIRECT; parts that need
+    /// a third device have two
     #[arg(long, value_name = "DIR")]
     pub(super) real: Option<PathBuf>,
-    /// Where the devices' directories are made, and the fast device with --real; default: /dev/shm if
-    /// there is one, else the temporary directory
+    /// Where the devices' directories are made, and the fast device with --real; default: /dev/shm
+    /// if there is one, else the temporary directory
     #[arg(long, value_name = "DIR")]
     pub(super) fast: Option<PathBuf>,
     /// Directory of the reports and plots; made if it is missing
@@ -81,8 +82,8 @@ pub(super) struct KeigoFlags {
     /// Records; default: 192000, with --quick 20000
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
     records: Option<u64>,
-    /// Seconds of each measurement, and of the warm-up before it (twice as long for YCSB B to E); default:
-    /// 8, with --quick 2
+    /// Seconds of each measurement, and of the warm-up before it (twice as long for YCSB B to E);
+    /// default: 8, with --quick 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: Option<u64>,
     /// Seconds of each phase of `switch`; default: 30, with --quick 4

@@ -1,15 +1,15 @@
 //! `archipelago-lab keigo`: the comparisons of Keigo's evaluation (VLDB 2025, §5 and §3.2) between
 //! ways to use a hierarchy of devices, beside the paper's numbers and this project's targets.
 //!
-//! 1. Sides take turns within a round; each run has processes and fresh directories of its own, which are removed
-//!    after it; a round has one seed for all sides.
-//! 2. Devices, sizes and bounds were fixed before results were looked at: decision 0016. What is run is a
-//!    pure function of the flags (`plan`).
-//! 3. A missed target is no error. A run that failed is: reports are written of what there is, and the
-//!    error is returned.
+//! 1. Sides take turns within a round; each run has processes and fresh directories of its own,
+//!    which are removed after it; a round has one seed for all sides.
+//! 2. Devices, sizes and bounds were fixed before results were looked at: decision 0016. What is
+//!    run is a pure function of the flags (`plan`).
+//! 3. A missed target is no error. A run that failed is: reports are written of what there is, and
+//!    the error is returned.
 //!
-//! `flags` is the command line, `run` makes the files of a run and starts its processes, `bound` says what
-//! devices allow, `claims` compares, `report` and `plots` show.
+//! `flags` is the command line, `run` makes the files of a run and starts its processes, `bound`
+//! says what devices allow, `claims` compares, `report` and `plots` show.
 
 mod bound;
 mod claims;

@@ -454,7 +454,8 @@ pub(super) fn measured_words(flags: &KeigoFlags, group: &Group, round: u64) -> V
     let (list, seconds) = match group.part {
         Part::Threads => (name.to_owned(), flags.seconds()),
         Part::Switch => ("ycsbc,ycsba,ycsbc".to_owned(), flags.phase_seconds()),
-        // Copies are judged when what they replace had its time to show that it is cold: ten seconds.
+        // Copies are judged when what they replace had its time to show that it is cold: ten
+        // seconds.
         _ if group.workload.is_read_mostly() => (format!("{name},{name},{name}"), flags.seconds()),
         _ => (format!("{name},{name}"), flags.seconds()),
     };

@@ -190,8 +190,8 @@ impl Stage<'_> {
         bound(group.clients, entry.ops, &served.collect::<Vec<_>>())
     }
 
-    /// Words that say where the database lies; makes the files that they name. While it is loaded nothing
-    /// is emulated.
+    /// Words that say where the database lies; makes the files that they name. While it is loaded
+    /// nothing is emulated.
     fn place(&self, layout: &Layout, measured: bool) -> Result<Vec<String>> {
         let on_disk = |medium: Medium| match &self.disk {
             Some(disk) if medium != Medium::Nvmm => disk,

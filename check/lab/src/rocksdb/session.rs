@@ -1,8 +1,8 @@
 //! Runs the steps of the plan, in rounds: each step here, then in db_bench, then the next step.
 //!
 //! Owned by the main thread; a thread of its own waits for SIGINT and SIGTERM and ends the process
-//! that runs. A step that fails is an entry of the journal like any other, and what follows goes on;
-//! a step that needs the loaded database loads it anew where it is missing.
+//! that runs. A step that fails is an entry of the journal like any other, and what follows goes
+//! on; a step that needs the loaded database loads it anew where it is missing.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::random::Rng;
-use archipelago_flex::coordinator::Tuning;
-use archipelago_flex::{CacheMode, Rival};
+use archipelago_flexkv::coordinator::Tuning;
+use archipelago_flexkv::{CacheMode, Rival};
 use archipelago_lab::flexkv::testbed::{Measured, Request, Setup, Testbed, Workload, Ycsb};
 
 const MS: Duration = Duration::from_millis(1);
@@ -61,7 +61,8 @@ fn a_run_repeats_from_its_seed() {
     assert_ne!(counted(5), counted(6));
 }
 
-/// Few keys, of which all nodes read and write all the time: more writes are under way between two nodes than a session takes.
+/// Few keys, of which all nodes read and write all the time: more writes are under way between two
+/// nodes than a session takes.
 #[derive(Debug)]
 struct Rush;
 
@@ -107,7 +108,8 @@ fn sets_of_one_key_by_all_nodes_are_combined_at_its_proxy() {
 
 #[test]
 fn who_does_not_reach_the_first_copy_of_a_slot_does_not_read_another() {
-    // Nothing is proxied or cached: each read looks at a slot's first copy, which has the last word, and at a record, on whichever copy.
+    // Nothing is proxied or cached: each read looks at a slot's first copy, which has the last
+    // word, and at a record, on whichever copy.
     let setup = Setup { compute: 2, offload: 0, cache: CacheMode::Off, ..small() };
     let testbed = Testbed::start(&setup).expect("it starts");
     let reads = |testbed: &Testbed| {
@@ -120,7 +122,8 @@ fn who_does_not_reach_the_first_copy_of_a_slot_does_not_read_another() {
     (0..setup.memory).for_each(|memory| testbed.cut_off(1, memory));
     let half = reads(&testbed).operations;
     assert!(half < all * 2 / 3, "who reaches no memory node reads nothing: {half} of {all}");
-    // First copies of the index, small as it is, lie on all memory nodes: who does not reach one of them soon waits for a key whose slot is there.
+    // First copies of the index, small as it is, lie on all memory nodes: who does not reach one of
+    // them soon waits for a key whose slot is there.
     let without = |memory| {
         let testbed = Testbed::start(&setup).expect("it starts");
         testbed.cut_off(1, memory);

@@ -28,7 +28,8 @@ fn make(dir: &Path) {
     std::fs::create_dir_all(dir).expect("a directory");
 }
 
-/// Runs `words` with twice the records that the block cache holds; the report as JSON and as text, and the plots' names.
+/// Runs `words` with twice the records that the block cache holds; the report as JSON and as text,
+/// and the plots' names.
 fn reproduce(dir: &Path, words: &[&str]) -> (Value, String, Vec<String>) {
     let (out, fast) = (dir.join("out"), dir.join("fast"));
     make(&fast);

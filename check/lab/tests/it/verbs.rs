@@ -1,11 +1,13 @@
-//! The calibration of the NIC model (decision 0012): FlexKV's experiment gives the ratios that its text states.
+//! The calibration of the NIC model (decision 0012): FlexKV's experiment gives the ratios that its
+//! text states.
 
 use archipelago_lab::flexkv::verbs::{Effort, Verb, experiment};
 
 /// What decision 0012 allows either way.
 const TOLERANCE: f64 = 0.05;
 
-/// Fewer operations than the command runs, and every time a thousandfold: the ratios do not depend on it.
+/// Fewer operations than the command runs, and every time a thousandfold: the ratios do not depend
+/// on it.
 #[test]
 fn the_ratios_that_flexkv_states_come_out() {
     let effort = Effort { operations: 60_000, scale: 1000, ..Effort::default() };

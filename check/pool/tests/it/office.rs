@@ -1,4 +1,5 @@
-//! Seeds of the protocol by which one of several managers acts, and proof that the check would see what is wrong.
+//! Seeds of the protocol by which one of several managers acts, and proof that the check would see
+//! what is wrong.
 
 use archipelago_manager::office::OfficeSabotage;
 use archipelago_memory::promise::PromiseSabotage;

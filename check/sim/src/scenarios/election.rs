@@ -1,5 +1,5 @@
-//! Machines that elect a leader by majority: no term has two, whatever is lost, doubled or crashes. Small, and there to show
-//! state machines under the scheduler.
+//! Machines that elect a leader by majority: no term has two, whatever is lost, doubled or crashes.
+//! Small, and there to show state machines under the scheduler.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

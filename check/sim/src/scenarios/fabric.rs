@@ -1,9 +1,11 @@
-//! The fabric's own promises under faults: clients add to a word, write and read records and send numbered requests, while
-//! packets are lost, doubled, delayed and torn, links are cut, clients crash and the memory node crashes and comes back empty.
+//! The fabric's own promises under faults: clients add to a word, write and read records and send
+//! numbered requests, while packets are lost, doubled, delayed and torn, links are cut, clients
+//! crash and the memory node crashes and comes back empty.
 //!
-//! What must hold: 1. the word lies between the additions that were confirmed and those that were tried; 2. a client reads
-//! what it wrote, and of others no torn word; 3. a request is executed at most once, and exactly once if it was answered; 4. once the
-//! network is well, everybody gets through.
+//! What must hold: 1. the word lies between the additions that were confirmed and those that were
+//! tried; 2. a client reads what it wrote, and of others no torn word; 3. a request is executed at
+//! most once, and exactly once if it was answered; 4. once the network is well, everybody gets
+//! through.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -170,7 +172,8 @@ impl Client {
         8 + (of * WORDS * 8) as u64
     }
 
-    /// Writes records of equal words, each of which names its writer, and reads each back, without waiting in between.
+    /// Writes records of equal words, each of which names its writer, and reads each back, without
+    /// waiting in between.
     async fn write(&mut self, link: &dyn Link, memory: Attached) -> Result<u64, String> {
         let mut word = 0;
         let mut posted = Vec::new();

@@ -1,5 +1,6 @@
-//! Clients that count in a word of a memory node's: with a lock, which holds, and without, which does not. The second is wrong on
-//! purpose: a simulator that never finds it would be worth nothing.
+//! Clients that count in a word of a memory node's: with a lock, which holds, and without, which
+//! does not. The second is wrong on purpose: a simulator that never finds it would be worth
+//! nothing.
 
 use std::time::Duration;
 

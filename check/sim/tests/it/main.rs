@@ -1,4 +1,5 @@
-//! The scenarios over some hundred seeds, the self-test of determinism, and the command that replays a failure.
+//! The scenarios over some hundred seeds, the self-test of determinism, and the command that
+//! replays a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
@@ -57,7 +58,8 @@ fn a_panic_is_a_failure_with_its_seed() {
     assert!(failure.message.contains("three"), "{failure}");
 }
 
-/// The command that the program prints when it finds something, run as it is printed, finds the same again.
+/// The command that the program prints when it finds something, run as it is printed, finds the
+/// same again.
 #[test]
 fn the_printed_command_replays_the_failure() {
     let program = env!("CARGO_BIN_EXE_archipelago-sim");

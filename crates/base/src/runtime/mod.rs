@@ -1,16 +1,17 @@
-//! What asynchronous code needs of the world, so that the same code runs over threads and in the seeded simulation: time,
-//! sleep, tasks, random seeds.
+//! What asynchronous code needs of the world, so that the same code runs over threads and in the
+//! seeded simulation: time, sleep, tasks, random seeds.
 //!
 //! | implemented by | time | tasks |
 //! | --- | --- | --- |
 //! | [`Host`] | virtual | of the host's present life; they end when it crashes |
 //! | [`ThreadRuntime`] | the system's | on a few threads, until the process ends |
 //!
-//! Rules for such code: 1. it awaits, it never blocks a thread; 2. it asks for time and seeds here alone; 3. nothing that it
-//! does depends on the order of a `HashMap`; 4. it may be dropped at any await, and leaves its state in order then.
+//! Rules for such code: 1. it awaits, it never blocks a thread; 2. it asks for time and seeds here
+//! alone; 3. nothing that it does depends on the order of a `HashMap`; 4. it may be dropped at any
+//! await, and leaves its state in order then.
 //!
-//! [`block_on`] is for callers that have a thread to spare, never for tasks. [`Gate`] is a lock that is held over awaits;
-//! [`together`] awaits several.
+//! [`block_on`] is for callers that have a thread to spare, never for tasks. [`Gate`] is a lock
+//! that is held over awaits; [`together`] awaits several.
 //!
 //! Thread-safety: all of it. Cost: one allocation per task and per sleep.
 
@@ -46,10 +47,12 @@ pub trait Runtime: Send + Sync + fmt::Debug + 'static {
     /// Done after `duration`. Dropped, it leaves nothing behind.
     fn sleep(&self, duration: Duration) -> Boxed<'static, ()>;
 
-    /// Starts a task; `name` stands in messages. It goes on by itself until it is done or the world that it lives in ends.
+    /// Starts a task; `name` stands in messages. It goes on by itself until it is done or the world
+    /// that it lives in ends.
     fn spawn(&self, name: &str, task: Boxed<'static, ()>);
 
-    /// A seed that no other call got: for ids and generators. From the simulation's seed, or the system's entropy.
+    /// A seed that no other call got: for ids and generators. From the simulation's seed, or the
+    /// system's entropy.
     fn seed(&self) -> u64;
 }
 
@@ -92,7 +95,8 @@ impl Wake for Parked {
     }
 }
 
-/// Runs `future` on this thread, which sleeps while there is nothing to do. Not for tasks, and not in a simulation.
+/// Runs `future` on this thread, which sleeps while there is nothing to do. Not for tasks, and not
+/// in a simulation.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let parked = Arc::new(Parked { thread: std::thread::current(), woken: AtomicBool::new(false) });
@@ -108,8 +112,8 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Done when all are; what came of them, in their order. Whichever is woken, all that are not done are asked again: for tens, not
-/// thousands.
+/// Done when all are; what came of them, in their order. Whichever is woken, all that are not done
+/// are asked again: for tens, not thousands.
 pub async fn together<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut pending: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
     let mut done: Vec<Option<T>> = pending.iter().map(|_| None).collect();
@@ -134,8 +138,8 @@ struct Waiting {
     wakers: VecDeque<Waker>,
 }
 
-/// Lets one task through at a time; the others await. Unlike a mutex it may be held over awaits. Whoever is let
-/// through next is not decided by who came first.
+/// Lets one task through at a time; the others await. Unlike a mutex it may be held over awaits.
+/// Whoever is let through next is not decided by who came first.
 #[derive(Debug, Default)]
 pub struct Gate(Mutex<Waiting>);
 

@@ -6,7 +6,8 @@ use crate::simulation::Simulation;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Ten tasks that sleep, draw a seed, pass a gate in between and count; what was counted, and the seeds.
+/// Ten tasks that sleep, draw a seed, pass a gate in between and count; what was counted, and the
+/// seeds.
 async fn work(runtime: Arc<dyn Runtime>, within: Arc<AtomicU64>) -> Vec<u64> {
     let gate = Arc::new(Gate::default());
     let seeds = Arc::new(Mutex::new(Vec::new()));
@@ -104,7 +105,8 @@ fn a_runtime_that_ends_lets_go_of_its_tasks() {
         drop(kept);
     };
     runtime.spawn("sleeper", Box::pin(task));
-    // The sleeper may be on its way to its timer when the runtime ends: whoever polls it then lets go of it.
+    // The sleeper may be on its way to its timer when the runtime ends: whoever polls it then lets
+    // go of it.
     drop(runtime);
     let clock = SystemClock::new();
     while Arc::strong_count(&held) > 1 {

@@ -1,10 +1,13 @@
-//! Tasks on threads: a queue of tasks that can go on, a few threads that poll them, and one that keeps the time.
+//! Tasks on threads: a queue of tasks that can go on, a few threads that poll them, and one that
+//! keeps the time.
 //!
-//! A task is *idle* (held by its wakers alone), *queued*, *running*, or over. Invariants: 1. a task is in the queue at most once,
-//! and polled by one thread at a time; 2. a wake-up while it is polled has it polled again; 3. no lock is held while code of a
-//! task or a waker runs or is dropped.
+//! A task is *idle* (held by its wakers alone), *queued*, *running*, or over. Invariants: 1. a task
+//! is in the queue at most once, and polled by one thread at a time; 2. a wake-up while it is
+//! polled has it polled again; 3. no lock is held while code of a task or a waker runs or is
+//! dropped.
 //!
-//! Failure: a task that panics is dropped, the thread goes on. Cost: a wake-up takes a lock of the task and one of the queue.
+//! Failure: a task that panics is dropped, the thread goes on. Cost: a wake-up takes a lock of the
+//! task and one of the queue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -229,7 +232,8 @@ impl Drop for Sleep {
     }
 }
 
-/// See the module. Dropped, it ends: threads stop when what they poll returns, and tasks are not polled any more.
+/// See the module. Dropped, it ends: threads stop when what they poll returns, and tasks are not
+/// polled any more.
 pub struct ThreadRuntime(Arc<Core>);
 
 impl fmt::Debug for ThreadRuntime {
@@ -240,7 +244,8 @@ impl fmt::Debug for ThreadRuntime {
 }
 
 impl ThreadRuntime {
-    /// One of its own, with `workers` threads that poll and one for the time. Error: the system gives no threads.
+    /// One of its own, with `workers` threads that poll and one for the time. Error: the system
+    /// gives no threads.
     pub fn start(workers: usize) -> Result<Arc<Self>> {
         let core = Arc::new(Core {
             clock: SystemClock::new(),
@@ -259,7 +264,8 @@ impl ThreadRuntime {
         Ok(runtime)
     }
 
-    /// The one of this process, started by the first call. Error: the system gave no threads at the first call.
+    /// The one of this process, started by the first call. Error: the system gave no threads at the
+    /// first call.
     pub fn shared() -> Result<Arc<Self>> {
         static SHARED: OnceLock<Arc<ThreadRuntime>> = OnceLock::new();
         static STARTING: Mutex<()> = Mutex::new(());

@@ -1,7 +1,8 @@
 //! The queue, the steps, and who owns them.
 //!
-//! What is ready lies in a list from which the seed draws; what is to come lies in a heap by time. Locks: `turn` is held
-//! by whoever runs the simulation, for as long as it runs; `state` for a moment, never over foreign code.
+//! What is ready lies in a list from which the seed draws; what is to come lies in a heap by time.
+//! Locks: `turn` is held by whoever runs the simulation, for as long as it runs; `state` for a
+//! moment, never over foreign code.
 
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
@@ -103,7 +104,8 @@ impl State {
         }
     }
 
-    /// The next thing that happens, at `end_ns` at the latest; `Err` is an entry to be dropped without the lock.
+    /// The next thing that happens, at `end_ns` at the latest; `Err` is an entry to be dropped
+    /// without the lock.
     fn next(&mut self, end_ns: u64) -> Option<Result<Entry, Entry>> {
         let entry = loop {
             if self.ready.is_empty() {
@@ -296,7 +298,8 @@ impl Scheduler {
         self.0.seed
     }
 
-    /// A generator of its own for `purpose`, whatever else draws: the same for the same seed and purpose.
+    /// A generator of its own for `purpose`, whatever else draws: the same for the same seed and
+    /// purpose.
     #[must_use]
     pub fn rng(&self, purpose: &str) -> Rng {
         Rng::with_seed(stream(self.0.seed, purpose))
@@ -418,7 +421,8 @@ impl Scheduler {
         task
     }
 
-    /// Runs `action` at `at_ns` (now, if that has passed), unless the host whose `life` it belongs to has crashed by then.
+    /// Runs `action` at `at_ns` (now, if that has passed), unless the host whose `life` it belongs
+    /// to has crashed by then.
     pub fn at(&self, at_ns: u64, life: Life, action: impl FnOnce() + Send + 'static) {
         let action = Action::Run(Box::new(action));
         let mut state = self.0.state.lock();

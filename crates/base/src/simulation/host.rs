@@ -1,5 +1,5 @@
-//! Machines of a simulation: they crash, which ends their tasks and events, and restart into a new life; they stop for a
-//! while, as a process does that is stopped; and their clocks run apart.
+//! Machines of a simulation: they crash, which ends their tasks and events, and restart into a new
+//! life; they stop for a while, as a process does that is stopped; and their clocks run apart.
 
 use std::fmt;
 use std::future::Future;
@@ -179,7 +179,8 @@ impl Host {
         self.scheduler.spawn_as(self.life(), name, future)
     }
 
-    /// Ends its life: tasks are dropped, events forgotten, its links go down. Nothing if it is down.
+    /// Ends its life: tasks are dropped, events forgotten, its links go down. Nothing if it is
+    /// down.
     pub fn crash(&self) {
         self.scheduler.crash(self.id);
     }
@@ -190,8 +191,8 @@ impl Host {
         self.scheduler.0.state.lock().hosts.0[self.id.0 as usize].up = true;
     }
 
-    /// Nothing of it happens from now on until [`go_on`](Self::go_on): neither its tasks nor what arrives. What would have happened is
-    /// kept. Its clock goes on. Nothing if it is down.
+    /// Nothing of it happens from now on until [`go_on`](Self::go_on): neither its tasks nor what
+    /// arrives. What would have happened is kept. Its clock goes on. Nothing if it is down.
     pub fn stop(&self) {
         self.scheduler.note(|| format!("{} stops", self.name));
         let mut state = self.scheduler.0.state.lock();
@@ -207,7 +208,8 @@ impl Host {
         state.release(self.id);
     }
 
-    /// Sets its clock: what [`Runtime`](crate::runtime::Runtime) shows and sleeps by. To be called before anything runs on it.
+    /// Sets its clock: what [`Runtime`](crate::runtime::Runtime) shows and sleeps by. To be called
+    /// before anything runs on it.
     pub fn set_clock(&self, clock: HostClock) {
         self.scheduler.0.state.lock().hosts.0[self.id.0 as usize].clock = clock;
     }

@@ -18,8 +18,8 @@ pub(super) struct TimerId {
     generation: u32,
 }
 
-/// Wakers of the timers that are set. A timer that is given up leaves its entry in the queue, which then counts for
-/// nothing and does not move the clock.
+/// Wakers of the timers that are set. A timer that is given up leaves its entry in the queue, which
+/// then counts for nothing and does not move the clock.
 #[derive(Default)]
 pub(super) struct Timers {
     places: Vec<(u32, Option<Waker>)>,
@@ -161,8 +161,8 @@ impl Scheduler {
     }
 }
 
-/// A [`Clock`] of virtual time. Its wall clock begins on 2025-01-01. To sleep on it runs the simulation, so tasks await
-/// [`Scheduler::sleep`] instead.
+/// A [`Clock`] of virtual time. Its wall clock begins on 2025-01-01. To sleep on it runs the
+/// simulation, so tasks await [`Scheduler::sleep`] instead.
 #[derive(Clone, Debug)]
 pub struct VirtualClock(Scheduler);
 

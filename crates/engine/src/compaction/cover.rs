@@ -1,15 +1,15 @@
 //! The inputs' range tombstones: which records they cover, and which of them must be written on.
 //!
 //! Owned by one job. Nobody looks between the ends of a stripe ([`super::stripes`]), so within a
-//! stripe only the newest tombstone over a key matters, and a record is dropped only for a tombstone
-//! of its own stripe. A job therefore holds one skyline for each stripe that has tombstones.
-//! Invariants:
+//! stripe only the newest tombstone over a key matters, and a record is dropped only for a
+//! tombstone of its own stripe. A job therefore holds one skyline for each stripe that has
+//! tombstones. Invariants:
 //! 1. Every tombstone lies in the skyline of its stripe or, above `visible`, in `latest` as it is.
 //! 2. Keys are asked in ascending order, so every skyline is passed once.
 //!
 //! Cost: O(n log n) time and O(n) memory for `n` tombstones, however they overlap and however many
-//! snapshots there are: skylines have at most `2n` pieces in all. A question is a comparison with the
-//! next cut of one skyline, and a search for the stripe where there are several.
+//! snapshots there are: skylines have at most `2n` pieces in all. A question is a comparison with
+//! the next cut of one skyline, and a search for the stripe where there are several.
 
 use std::sync::Arc;
 

@@ -229,8 +229,9 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
     }
 
     /// Puts the base on which the input stands below operands that could not be folded. A base that
-    /// holds no value is kept only where it hides something older, and only as a delete. Otherwise a
-    /// table would hold garbage that no job removes, and would be picked to be rewritten for ever.
+    /// holds no value is kept only where it hides something older, and only as a delete. Otherwise
+    /// a table would hold garbage that no job removes, and would be picked to be rewritten for
+    /// ever.
     fn keep_base(&mut self, seq: SeqNo, kind: Kind, stripe: usize) -> Result<()> {
         let hides = stripe > 0 || self.below.may_hold(&self.key);
         match kind {

@@ -1,13 +1,15 @@
 //! Background work: who picks what next, and what happens to a job that fails.
 //!
-//! Order: ready a sealed memtable, make a wanted map change that fits, flush, compact. Picks happen under the state lock and mark what
-//! they take as running; jobs run without locks. In threads mode `max_background_jobs` workers
-//! loop; in manual mode a test calls [`Db::step_background`]. A failed job is counted and told, and
-//! nothing is picked until a pause (doubling, at most a second) is over. A job that panics is a
-//! failed job: whatever it had claimed is given back, and its thread goes on ([`crate::border`]).
+//! Order: ready a sealed memtable, make a wanted map change that fits, flush, compact. Picks happen
+//! under the state lock and mark what they take as running; jobs run without locks. In threads mode
+//! `max_background_jobs` workers loop; in manual mode a test calls [`Db::step_background`]. A
+//! failed job is counted and told, and nothing is picked until a pause (doubling, at most a second)
+//! is over. A job that panics is a failed job: whatever it had claimed is given back, and its
+//! thread goes on ([`crate::border`]).
 //!
-//! A running job is not interrupted, and a compaction may take as long as it likes (under a rate limit, minutes). No memtable waits for
-//! that: one worker more, the **spare** one, takes a flush when all others are in something else.
+//! A running job is not interrupted, and a compaction may take as long as it likes (under a rate
+//! limit, minutes). No memtable waits for that: one worker more, the **spare** one, takes a flush
+//! when all others are in something else.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -202,7 +204,8 @@ impl DbInner {
         }
     }
 
-    /// What a worker looks after between jobs: the log's size, memory, files to be removed, room on the disk.
+    /// What a worker looks after between jobs: the log's size, memory, files to be removed, room on
+    /// the disk.
     fn keep_bounds(&self) {
         self.enforce_log_bound();
         self.relieve_pressure();
@@ -252,7 +255,8 @@ impl DbInner {
             && !self.is_pausing(state)
     }
 
-    /// What must not wait for a job to end, marked as taken: a flush when as many jobs run as may, and no flush is among them.
+    /// What must not wait for a job to end, marked as taken: a flush when as many jobs run as may,
+    /// and no flush is among them.
     fn next_spare_task(&self, state: &mut State) -> Option<Task> {
         let is_flush = |kind: &RunningKind| matches!(kind, RunningKind::Flush { .. });
         let busy = state.running.len() >= self.options.max_background_jobs;

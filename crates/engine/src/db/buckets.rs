@@ -77,7 +77,8 @@ impl Db {
     }
 
     /// Makes bucket `index` and its right neighbour one. `Busy` as in [`Db::split_bucket`]. Where
-    /// the family's `buckets_dynamic` is set, what is changed by hand may be changed back by the load.
+    /// the family's `buckets_dynamic` is set, what is changed by hand may be changed back by the
+    /// load.
     pub fn merge_buckets(&self, cf: &ColumnFamily, index: usize) -> Result<()> {
         self.check_family(cf)?;
         self.inner.change_map(&cf.family, |map| {

@@ -2,21 +2,21 @@
 //!
 //! A write goes through four steps: *submit* (under the commit lock: room in the memtables,
 //! sequence numbers, log append), *insert* (no lock: many writers at once), *publish* (the visible
-//! sequence number moves over it, in order: `db::publication`), *sync* (if asked for; one leader syncs for
-//! all who wait). Thread-safe; every field says what guards it.
+//! sequence number moves over it, in order: `db::publication`), *sync* (if asked for; one leader
+//! syncs for all who wait). Thread-safe; every field says what guards it.
 //!
 //! Group commit: a writer that finds the commit lock taken leaves a ticket and waits for the lock;
 //! whoever gets the lock appends all tickets with one append call. One writer alone takes the
-//! lock, appends from its own buffer and copies nothing. A writer that sleeps by then is not waited for: who
-//! granted its write inserts it, too, behind the lock.
+//! lock, appends from its own buffer and copies nothing. A writer that sleeps by then is not waited
+//! for: who granted its write inserts it, too, behind the lock.
 //!
 //! Invariants:
 //! 1. Sequence numbers are given out under the lock and only after the append of their record
 //!    succeeded, so the sequence has no holes and publication cannot wait for ever.
 //! 2. `visible` only grows, and passes a write only when it and all before it are inserted.
 //! 3. A record is in the log before any reader can see it.
-//! 4. Who has a grant takes no lock before the write is published: holders of the commit lock may wait
-//!    for that (ingestion does).
+//! 4. Who has a grant takes no lock before the write is published: holders of the commit lock may
+//!    wait for that (ingestion does).
 //! 5. A ticket is inserted once: by its owner, or by who changed it from asleep to claimed.
 //! 6. While a transaction is being checked, every write is noted in [`CommitState::recent`] in the
 //!    step that gives it its sequence numbers.
@@ -184,7 +184,8 @@ pub(crate) trait CommitHost {
     /// Makes sure that the family's active memtable takes `bytes` more: seals a full one.
     /// `Ok(false)` if it is full and must not be sealed yet.
     fn prepare_memtable(&self, state: &mut CommitState, share: &Share) -> Result<bool>;
-    /// Inserts the records of a granted write, whose batch is `payload`. Cannot fail: it was checked.
+    /// Inserts the records of a granted write, whose batch is `payload`. Cannot fail: it was
+    /// checked.
     fn insert(&self, grant: &Grant, payload: &[u8]);
     /// Counts an append of `bytes` that took the records of `writes` writes.
     fn appended(&self, bytes: u64, writes: u64);
@@ -338,7 +339,8 @@ impl Committer {
         self.publication.set(last_seq.0);
     }
 
-    /// Gives a write its place in the order, appends it to the log, inserts it and makes it visible.
+    /// Gives a write its place in the order, appends it to the log, inserts it and makes it
+    /// visible.
     pub(crate) fn commit(&self, host: &dyn CommitHost, write: &Submission<'_>) -> Result<Outcome> {
         let (answer, claimed) = match self.try_lock_briefly() {
             Some(mut state) => {
@@ -439,8 +441,8 @@ impl Committer {
                 std::hint::spin_loop();
                 self.state.try_lock()
             } else if ticket.turn(AWAKE, ASLEEP) || ticket.is(CLAIMED) {
-                // Not a plain lock: who has it now may wait for the very write that the holder before it
-                // granted (`wait_all_visible`).
+                // Not a plain lock: who has it now may wait for the very write that the holder
+                // before it granted (`wait_all_visible`).
                 let state = self.state.try_lock_for(TICKET_LOOK);
                 ticket.turn(ASLEEP, AWAKE);
                 state
@@ -455,7 +457,8 @@ impl Committer {
         }
     }
 
-    /// Appends what others left while the lock was taken, and gives the lock back; what is to be inserted for those who sleep.
+    /// Appends what others left while the lock was taken, and gives the lock back; what is to be
+    /// inserted for those who sleep.
     fn serve_tickets(
         &self,
         mut state: MutexGuard<'_, CommitState>,

@@ -35,8 +35,8 @@ use crate::version::Version;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LastLevel {
     /// Those that gain something: they have deletes, range tombstones, expired records or versions
-    /// that no snapshot needs, another compression than the family's, or the family has a compaction
-    /// filter. The default.
+    /// that no snapshot needs, another compression than the family's, or the family has a
+    /// compaction filter. The default.
     #[default]
     WhereItGains,
     /// All tables that were there at the beginning.
@@ -224,7 +224,8 @@ impl DbInner {
                 drop(task);
                 self.remove_obsolete();
                 wish.check_cancelled()?;
-                // A job that ended because its family was dropped or the database closes is no failure.
+                // A job that ended because its family was dropped or the database closes is no
+                // failure.
                 let is_moot =
                     wish.cf.family.check_alive().is_err() || self.closing.load(Ordering::Acquire);
                 if let (Err(error), false) = (&result, is_moot) {

@@ -49,8 +49,8 @@ impl Db {
 
     /// Drops a column family with all its data. The default one cannot be dropped. Durable on
     /// return: power loss cannot undo it, and everything that was written before the drop survives
-    /// with it. Errors: `InvalidArgument` for the default family, `Fenced` if it was dropped before,
-    /// `Io` if the log cannot be synced or the manifest cannot be written.
+    /// with it. Errors: `InvalidArgument` for the default family, `Fenced` if it was dropped
+    /// before, `Io` if the log cannot be synced or the manifest cannot be written.
     ///
     /// Afterwards every call with a handle of the family is refused with `Fenced`, reads at older
     /// snapshots as well, and a writer that waits for its flushes gets an error. Iterators that are

@@ -12,13 +12,13 @@
 //! of the kind `Fenced` that says so.
 //!
 //! A new picture is read like this: 1. evidence and manifest ([`VersionSet::recover`]); 2. the
-//! descriptors of the tables; 3. the log from the manifest's floor on, into memtables of the picture.
-//! The writer goes on meanwhile. So a picture counts only if the manifest, read again behind the
-//! log, proves two things. First, the log floor did not pass a segment before that segment was
-//! read, because a segment below the floor may be overwritten. Second, no ingestion, and no
-//! creation or drop of a family, was added after step 1, because the log would have later writes
-//! without it. Otherwise the steps are repeated, as they are after an error while the directory
-//! changes.
+//! descriptors of the tables; 3. the log from the manifest's floor on, into memtables of the
+//! picture. The writer goes on meanwhile. So a picture counts only if the manifest, read again
+//! behind the log, proves two things. First, the log floor did not pass a segment before that
+//! segment was read, because a segment below the floor may be overwritten. Second, no ingestion,
+//! and no creation or drop of a family, was added after step 1, because the log would have later
+//! writes without it. Otherwise the steps are repeated, as they are after an error while the
+//! directory changes.
 //!
 //! Invariants:
 //! 1. A picture is a prefix of the commit order, of writes that have the log. It has every such
@@ -118,8 +118,9 @@ impl Db {
     /// refused. Iterators and snapshots keep what they see. Settings of families stay those of the
     /// open. A database that takes writes itself is never behind; the call does nothing.
     ///
-    /// Errors: `Corrupt` names the damaged file; `Busy` if the writer replaced its files faster than
-    /// they could be read, many times in a row. After an error the handle shows what it showed.
+    /// Errors: `Corrupt` names the damaged file; `Busy` if the writer replaced its files faster
+    /// than they could be read, many times in a row. After an error the handle shows what it
+    /// showed.
     ///
     /// ```
     /// # use archipelago_engine::{db::Db, options::DbOptions};

@@ -4,11 +4,11 @@
 //! memtables are small; a thread of its own for each would cost its start, its stack's pages and
 //! its allocator's. So they are kept for [`IDLE`] after their last task.
 //!
-//! There are two kinds ([`HandsKind`]), because a system lets nobody raise a thread's priority again
-//! without a privilege. Compactions run on patient ones, at a low priority: where processors are
-//! scarce, writers and the flushes that they wait for come first, and compactions take what is left
-//! (decision 0019). A compaction that somebody waits for runs on urgent ones: a user's own, or one
-//! that starts while writers are slowed down because compactions are behind.
+//! There are two kinds ([`HandsKind`]), because a system lets nobody raise a thread's priority
+//! again without a privilege. Compactions run on patient ones, at a low priority: where processors
+//! are scarce, writers and the flushes that they wait for come first, and compactions take what is
+//! left (decision 0019). A compaction that somebody waits for runs on urgent ones: a user's own, or
+//! one that starts while writers are slowed down because compactions are behind.
 //!
 //! Invariants: 1. a task that was accepted is run, also while closing; 2. a task never waits for
 //! another one to end: there is an idle thread for it, or a new one; 3. after [`Hands::close`] no

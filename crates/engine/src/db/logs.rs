@@ -209,7 +209,8 @@ impl DbInner {
         if families.is_empty() {
             return;
         }
-        // Where the lock stays busy, a writer or an ingestion is at work: the next call tries again.
+        // Where the lock stays busy, a writer or an ingestion is at work: the next call tries
+        // again.
         let Some(mut commit) = self.committer.try_lock_for(LOCK_WAIT) else { return };
         for family in families {
             // A writer may have sealed it since.

@@ -99,8 +99,9 @@ impl Memtable {
         })
     }
 
-    /// Notes how many look-ups memtables answered, and how many scans began, since the one before it was sealed: as many as a sixteenth of its
-    /// records, and people will look for them in the tables.
+    /// Notes how many look-ups memtables answered, and how many scans began, since the one before
+    /// it was sealed: as many as a sixteenth of its records, and people will look for them in the
+    /// tables.
     pub(crate) fn note_reads(&self, reads: u64) {
         self.was_read.store(reads * READ_SHARE >= self.entries(), Ordering::Relaxed);
     }

@@ -4,7 +4,8 @@
 //! path; `read`, `scan` the read path; `open` recovery; `background` decides and runs jobs,
 //! `flushing` and `compacting` plan and install them; `disk` does what a disk that fills makes
 //! necessary; `rebalancing` moves bucket
-//! boundaries, `families`, `buckets`, `checkpoint`, `ingest`, `verify`, `report` are what an operator calls.
+//! boundaries, `families`, `buckets`, `checkpoint`, `ingest`, `verify`, `report` are what an
+//! operator calls.
 
 mod background;
 mod buckets;

@@ -1,17 +1,24 @@
-//! Publication: how the visible sequence number moves over writes, in their order, whoever is done first.
+//! Publication: how the visible sequence number moves over writes, in their order, whoever is done
+//! first.
 //!
-//! A writer whose records are inserted marks its write as **complete**, in a slot that its first sequence number names; whoever is
-//! next to do so moves the visible number over all complete writes that follow it. So nobody waits for another writer's turn on a
-//! processor, but for one that is still inserting. (Until each writer published its own write alone, a chain of sleeping threads had to be
-//! woken one after another: with 16 threads on two cores a write of a microsecond took a third of a millisecond.)
+//! A writer whose records are inserted marks its write as **complete**, in a slot that its first
+//! sequence number names; whoever is next to do so moves the visible number over all complete
+//! writes that follow it. So nobody waits for another writer's turn on a processor, but for one
+//! that is still inserting. (Until each writer published its own write alone, a chain of sleeping
+//! threads had to be woken one after another: with 16 threads on two cores a write of a microsecond
+//! took a third of a millisecond.)
 //!
 //! Invariants:
-//! 1. The visible number only grows, and passes a write only when it and all before it are complete.
-//! 2. A slot is marked only when it is free: of two writes with one slot the earlier one is visible by then.
-//! 3. A writer that marks its slot looks at the visible number afterwards; who moves that looks at the next slot afterwards. Both
-//!    in one order that all agree on (`SeqCst`), so one of them sees the other, and no complete write is left behind.
+//! 1. The visible number only grows, and passes a write only when it and all before it are
+//!    complete.
+//! 2. A slot is marked only when it is free: of two writes with one slot the earlier one is visible
+//!    by then.
+//! 3. A writer that marks its slot looks at the visible number afterwards; who moves that looks at
+//!    the next slot afterwards. Both in one order that all agree on (`SeqCst`), so one of them sees
+//!    the other, and no complete write is left behind.
 //!
-//! Thread-safe. Lock-free, but for those who wait long: they sleep, half a millisecond at most. Cost: alone, one exchange and two loads.
+//! Thread-safe. Lock-free, but for those who wait long: they sleep, half a millisecond at most.
+//! Cost: alone, one exchange and two loads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,7 +26,8 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 use parking_lot::{Condvar, Mutex};
 
-/// Writes that may be complete and not visible. More are waited for; there are as many as threads that write.
+/// Writes that may be complete and not visible. More are waited for; there are as many as threads
+/// that write.
 const SLOTS: u64 = 1024;
 /// Looks at the visible number before a writer sleeps.
 const SPINS_MAX: u32 = 200;
@@ -189,7 +197,8 @@ mod tests {
 
     use super::{Cells, advance, complete};
 
-    /// The checker's cells. It explores interleavings of sequentially consistent steps, which the protocol's are.
+    /// The checker's cells. It explores interleavings of sequentially consistent steps, which the
+    /// protocol's are.
     struct Model {
         visible: AtomicU64,
         slots: u64,
@@ -280,7 +289,8 @@ mod tests {
         shuttle::check_random(|| all_become_visible_in_order(9, without_a_second_look), 5000);
     }
 
-    /// Marks its slot whoever else has it: a write is left behind, or an old mark takes the visible number back, as it comes.
+    /// Marks its slot whoever else has it: a write is left behind, or an old mark takes the visible
+    /// number back, as it comes.
     fn without_waiting_for_the_slot(model: &Model, first: u64, last: u64) -> bool {
         if model.visible() + 1 == first {
             model.set_visible(last);

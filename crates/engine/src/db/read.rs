@@ -105,8 +105,8 @@ impl Db {
         Ok(self.get_head(cf, key, options)?.is_some())
     }
 
-    /// What is known of the value of `key` besides the value, which is empty in the entry; `None` if
-    /// the key has none. Does not read a large value, and calls no merge operator.
+    /// What is known of the value of `key` besides the value, which is empty in the entry; `None`
+    /// if the key has none. Does not read a large value, and calls no merge operator.
     pub fn get_head(
         &self,
         cf: &ColumnFamily,

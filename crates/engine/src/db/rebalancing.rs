@@ -11,9 +11,10 @@
 //!    wanted split; a compaction that clears its bucket runs in parts between them
 //!    ([`crate::db::subcompacting`]), because the split waits for it.
 //! 3. Before every background pick it is looked at which part of the wanted change is [`fitting`].
-//!    That is made, by a worker, as a job of its own: a manifest edit; the rest stays wanted. While it runs, no flush of the
-//!    touched buckets and no compaction of the family starts, and leaving the log (`db::resume`)
-//!    waits for it. Nothing is held back otherwise, and nothing is compacted for it.
+//!    That is made, by a worker, as a job of its own: a manifest edit; the rest stays wanted. While
+//!    it runs, no flush of the touched buckets and no compaction of the family starts, and leaving
+//!    the log (`db::resume`) waits for it. Nothing is held back otherwise, and nothing is compacted
+//!    for it.
 //!
 //! Invariants: 1. A map changes only under the manifest lock, after `fitting` or, by hand,
 //! `can_change_map` said so there. 2. Every job that writes L0 files across the key of a split

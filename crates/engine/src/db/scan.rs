@@ -1,11 +1,11 @@
 //! Iterators over a column family: what the engine's iterators (`crate::iter`) are made of here.
 //!
 //! An iterator holds one super version (its memtables and files stay as long as it lives) and
-//! reads as of one sequence number: the current ones, or those of a snapshot. Its children, newest first: the active memtable, the
-//! immutable ones, L0, one per level with files in bounds. Memtables and L0 are opened bucket by
-//! bucket, levels file by file, as the iterator gets there; what lies outside the bounds is never
-//! opened. Range tombstones are asked by key of those shards and files that have any; where none
-//! has, they cost nothing.
+//! reads as of one sequence number: the current ones, or those of a snapshot. Its children, newest
+//! first: the active memtable, the immutable ones, L0, one per level with files in bounds.
+//! Memtables and L0 are opened bucket by bucket, levels file by file, as the iterator gets there;
+//! what lies outside the bounds is never opened. Range tombstones are asked by key of those shards
+//! and files that have any; where none has, they cost nothing.
 //!
 //! An iterator of a transaction has the transaction's own writes as its newest child. Their
 //! sequence numbers are above all others, so the view shows every number, and the other children

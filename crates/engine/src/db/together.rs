@@ -9,8 +9,9 @@
 //!    part in a flush; it leaves a compaction to threads of lower priority. Nobody returns before
 //!    all works have ended.
 //! 2. The largest work starts first: where one bucket takes most of the load, the others' are
-//!    written beside it and not before it. The first that fails, or panics, cancels the others, and its error is
-//!    the job's; outputs of works that had ended well are given back for the caller to remove.
+//!    written beside it and not before it. The first that fails, or panics, cancels the others, and
+//!    its error is the job's; outputs of works that had ended well are given back for the caller to
+//!    remove.
 //! 3. In manual mode the works run one after another on the calling thread, so that a step does
 //!    the same each time.
 //!
@@ -78,8 +79,8 @@ impl Group {
         self.cancel.cancel();
     }
 
-    /// Has up to `count` of the hands of that kind help; fewer if the system refuses one, as what it would have
-    /// done is done by the others. How many do.
+    /// Has up to `count` of the hands of that kind help; fewer if the system refuses one, as what
+    /// it would have done is done by the others. How many do.
     fn call(self: &Arc<Self>, hands: &Hands, kind: HandsKind, count: usize) -> usize {
         for called in 0..count {
             *self.helping.lock() += 1;

@@ -64,8 +64,8 @@ impl Db {
     /// Reads every live table in full (each block's checksum, the file's, order and counts), the
     /// closed log segments and the manifest. Changes nothing. A database that was opened read only
     /// is verified as of its picture ([`Db::catch_up`]); a table that its writer has removed since,
-    /// and that was not held open, is no damage and is not counted. `progress` is called with the bytes done and in all.
-    /// Damage is listed in the report, not returned as an error.
+    /// and that was not held open, is no damage and is not counted. `progress` is called with the
+    /// bytes done and in all. Damage is listed in the report, not returned as an error.
     pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Result<VerifyReport> {
         self.inner.check_open()?;
         let mut report = VerifyReport::default();

@@ -44,7 +44,8 @@ impl Db {
     ///
     /// Errors: `InvalidArgument` if the key is over 64 KiB or the value over 1 GiB; `ReadOnly`,
     /// `Io` if the log cannot be written. After an error nothing was written, except after a
-    /// failed sync or, with `log_write_through`, a failed write to the log's device, when it is unknown.
+    /// failed sync or, with `log_write_through`, a failed write to the log's device, when it is
+    /// unknown.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.put_with(self.default_family(), key, value, &WriteOptions::default())
     }
@@ -149,8 +150,8 @@ impl DbInner {
         result
     }
 
-    /// Checks and stalls a write, and gives it to `commit` until that does not have to wait. Returns
-    /// its last sequence number. Nothing was written if there is an error.
+    /// Checks and stalls a write, and gives it to `commit` until that does not have to wait.
+    /// Returns its last sequence number. Nothing was written if there is an error.
     #[inline]
     pub(crate) fn commit_batch(
         &self,
@@ -317,8 +318,8 @@ impl DbInner {
         self.fail_soft(job, error);
     }
 
-    /// Has the device take the log through `seq`. What the kernel could not write it drops from the page
-    /// cache, so a failure is as grave as that of a sync.
+    /// Has the device take the log through `seq`. What the kernel could not write it drops from the
+    /// page cache, so a failure is as grave as that of a sync.
     fn write_log_through(&self, seq: SeqNo) -> Result<()> {
         self.committer.write_through(seq).map(drop).map_err(|error| {
             let error = error.context_at("the log could not be written to its device");

@@ -13,9 +13,10 @@
 //! A compaction may come in parts (`CompactionSpec::subrange`), each a job of its own that an
 //! executor may run anywhere; all of them must end well for any of them to count.
 //!
-//! Thread-safety: called by many background threads at once. Failure: any error, and a panic, leaves
-//! the job undone; outputs that it left are garbage that the next open collects. `Corrupt` makes the
-//! database read only, so an executor must give trouble on the way there another kind (`Io`).
+//! Thread-safety: called by many background threads at once. Failure: any error, and a panic,
+//! leaves the job undone; outputs that it left are garbage that the next open collects. `Corrupt`
+//! makes the database read only, so an executor must give trouble on the way there another kind
+//! (`Io`).
 
 pub mod wire;
 

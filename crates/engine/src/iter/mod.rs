@@ -84,7 +84,8 @@ pub trait InternalIterator: Send {
     }
     /// The error that made the cursor invalid, if one did.
     fn status(&self) -> Result<()>;
-    /// Whether the record lies in a block that was in the block cache when a job came to it: people read there.
+    /// Whether the record lies in a block that was in the block cache when a job came to it: people
+    /// read there.
     fn is_warm(&self) -> bool {
         false
     }

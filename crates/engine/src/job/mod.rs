@@ -82,8 +82,9 @@ pub struct JobContext<'a> {
     pub cancel: Cancel,
     /// Where a flush finds its shards.
     pub shards: &'a dyn ShardSource,
-    /// Cache that readers of inputs are tied to. Inputs' data blocks are not put into it; outputs' are if the blocks were
-    /// in it that their records come from, so that what people read stays warm.
+    /// Cache that readers of inputs are tied to. Inputs' data blocks are not put into it; outputs'
+    /// are if the blocks were in it that their records come from, so that what people read stays
+    /// warm.
     pub cache: Arc<BlockCache>,
     /// Whether all data blocks of the outputs are: of a flush of what people read in memory.
     pub warm: bool,

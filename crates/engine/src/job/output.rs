@@ -8,13 +8,14 @@
 //!    tombstones too. An interval with tombstones alone makes an output without points.
 //! 3. A boundary of `cuts` always ends an interval. Otherwise one ends before a new user key, when
 //!    the output has reached its target size or would overlap more than
-//!    [`GRANDPARENT_TARGETS`] target sizes of the level below, and at the start of a tombstone, when
-//!    the tombstones that start in the interval have brought it to its target size.
+//!    [`GRANDPARENT_TARGETS`] target sizes of the level below, and at the start of a tombstone,
+//!    when the tombstones that start in the interval have brought it to its target size.
 //! 4. Until [`OutputWriter::finish`] has returned `Ok`, dropping the writer removes every file
 //!    that it has created; a file that cannot be removed is logged and left as garbage.
 //!
 //! Cost: per record nothing beyond the table builder; per user key two comparisons. One sync per
-//! output and one of the directory. A tombstone is written once for each output that it reaches into.
+//! output and one of the directory. A tombstone is written once for each output that it reaches
+//! into.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -153,8 +153,8 @@ impl VersionSet {
     }
 
     /// Reads the database in `dir` back. Writes nothing: the first edit starts a new manifest.
-    /// `NotFound` if there is none, `Corrupt` (with file and offset) if the manifest is damaged, has
-    /// lost edits that were durable, or names a file that is missing or has another length,
+    /// `NotFound` if there is none, `Corrupt` (with file and offset) if the manifest is damaged,
+    /// has lost edits that were durable, or names a file that is missing or has another length,
     /// `Unsupported` for another format.
     pub fn recover(
         fs: Arc<dyn FileSystem>,
@@ -186,9 +186,9 @@ impl VersionSet {
     /// `Internal` (with `ImpossibleEdit` as its cause): the edit does not fit the state; it was
     /// found before anything was written, and nothing changed. `InvalidArgument`: a name or setting
     /// in the edit is wrong, nothing changed. Any other error comes from a write or sync: nothing
-    /// changed in memory, but **the next open may or may not find the edit**, so its files must stay
-    /// until a later edit has succeeded. That edit (any edit) starts a new manifest and settles it:
-    /// this one did not happen.
+    /// changed in memory, but **the next open may or may not find the edit**, so its files must
+    /// stay until a later edit has succeeded. That edit (any edit) starts a new manifest and
+    /// settles it: this one did not happen.
     pub fn apply(&mut self, mut edit: VersionEdit) -> Result<Vec<(CfId, Arc<Version>)>> {
         if self.read_only {
             return Err(Error::new(

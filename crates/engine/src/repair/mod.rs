@@ -16,8 +16,8 @@
 //! 1. No file of the original is created, changed or removed.
 //! 2. Every key that no loss of the report covers ([`RepairReport::may_affect`]) reads as it did
 //!    before the damage.
-//! 3. The target becomes a database (`CURRENT`) only once everything in it is durable. A repair that
-//!    fails removes what it has written.
+//! 3. The target becomes a database (`CURRENT`) only once everything in it is durable. A repair
+//!    that fails removes what it has written.
 //!
 //! Thread-safety: one repair runs on its caller's thread; the lock file of the original is held
 //! meanwhile. Failure: damage goes into the report; only a target that cannot be written, a source

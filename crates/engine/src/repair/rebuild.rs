@@ -7,7 +7,8 @@
 //! replaced but not yet removed is back. So the report calls every rebuilt family stale.
 //!
 //! Invariants:
-//! 1. The output has, per key, the newest value, or merge operands above the newest value or delete.
+//! 1. The output has, per key, the newest value, or merge operands above the newest value or
+//!    delete.
 //! 2. A record that a newer range delete covers is not in the output.
 //! 3. Outputs are disjoint, ascending, and lie in the last level of a bucket map with one bucket.
 //!

@@ -21,8 +21,8 @@ pub enum LossEffect {
     /// Writes are gone: the key may be missing, or have an older value than it had, or be back
     /// though it was deleted. A merged value may lack operands.
     Lost,
-    /// Deletes are gone, or their place in the order of writes is: the key may be back though it was
-    /// deleted, or have an older value. No record that was found is missing.
+    /// Deletes are gone, or their place in the order of writes is: the key may be back though it
+    /// was deleted, or have an older value. No record that was found is missing.
     Stale,
     /// A crash may have left it so: only the last writes that were not synced can be missing.
     TornEnd,

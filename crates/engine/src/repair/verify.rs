@@ -57,10 +57,10 @@ impl DamageReport {
     }
 }
 
-/// Checks every file of the database in `dir`: `IDENTITY`, `CURRENT`, the manifest, every table that
-/// it names (or, without a manifest, every table that is there) and the log. Damage is listed in the
-/// report. Errors: `Busy` if the database is open elsewhere; `NotFound` if there is no database;
-/// an error of listing the directory.
+/// Checks every file of the database in `dir`: `IDENTITY`, `CURRENT`, the manifest, every table
+/// that it names (or, without a manifest, every table that is there) and the log. Damage is listed
+/// in the report. Errors: `Busy` if the database is open elsewhere; `NotFound` if there is no
+/// database; an error of listing the directory.
 pub fn verify_files(
     fs: &Arc<dyn FileSystem>,
     dir: &Path,

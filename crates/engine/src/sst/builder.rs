@@ -120,7 +120,8 @@ pub struct TableBuilder {
     warmth: Option<Warmth>,
 }
 
-/// Blocks that people will read go into the block cache as they are written: their records lay in blocks that were there.
+/// Blocks that people will read go into the block cache as they are written: their records lay in
+/// blocks that were there.
 struct Warmth {
     cache: Arc<BlockCache>,
     /// Blocks that the cache had pushed out when the table was begun.
@@ -131,8 +132,8 @@ struct Warmth {
 }
 
 impl Warmth {
-    /// Whether the block that ends here goes into the cache: with any warm record while there is room, else with half of them warm, so that
-    /// what nobody reads pushes nothing out.
+    /// Whether the block that ends here goes into the cache: with any warm record while there is
+    /// room, else with half of them warm, so that what nobody reads pushes nothing out.
     fn ends_block(&mut self) -> bool {
         let (records, warm) = (std::mem::take(&mut self.records), std::mem::take(&mut self.warm));
         let has_room = self.cache.evicted() == self.evicted;

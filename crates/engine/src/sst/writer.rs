@@ -14,9 +14,9 @@ use crate::tombstone::RangeTombstone;
 
 /// Writes one file of records with strictly ascending keys, one record a key. Ingesting the file
 /// gives all of them one sequence number. A range delete in it deletes what the database held
-/// before, never a record of the same file. The file says that it was made for ingestion; `Db::ingest`
-/// takes no other, because records of a database's own tables have sequence numbers that mean
-/// nothing elsewhere.
+/// before, never a record of the same file. The file says that it was made for ingestion;
+/// `Db::ingest` takes no other, because records of a database's own tables have sequence numbers
+/// that mean nothing elsewhere.
 ///
 /// An error leaves a file of no use behind; remove it.
 #[derive(Debug)]

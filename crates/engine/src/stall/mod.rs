@@ -6,15 +6,15 @@
 //! > rate(d) = peak · (low / peak)^d
 //!
 //! from `peak`, the ingest rate measured while nothing was delayed, to `low`, a quarter of the
-//! rate at which background work was measured to drain the debt. So there is no cliff: at the slowdown
-//! threshold writers go as fast as before, each further step of debt costs the same *factor*,
-//! and since the rate passes the drain rate well before `d` = 1 the debt settles there instead of
-//! running into the stop. The slowest cause wins. L0 counts the fullest bucket's files (as layers), not the
-//! total (BucketLSM §V-D). Over the byte budget writers slow down but never stop: caches give back
-//! meanwhile, and a stop could wait for memory that a waiting reader holds. A threshold of
-//! compaction debt that is 0 does not exist: without a slowdown threshold writers go at full speed
-//! until they stop, without a stop threshold they slow down over the range from the slowdown
-//! threshold to four times that and then stay at `low`.
+//! rate at which background work was measured to drain the debt. So there is no cliff: at the
+//! slowdown threshold writers go as fast as before, each further step of debt costs the same
+//! *factor*, and since the rate passes the drain rate well before `d` = 1 the debt settles there
+//! instead of running into the stop. The slowest cause wins. L0 counts the fullest bucket's files
+//! (as layers), not the total (BucketLSM §V-D). Over the byte budget writers slow down but never
+//! stop: caches give back meanwhile, and a stop could wait for memory that a waiting reader holds.
+//! A threshold of compaction debt that is 0 does not exist: without a slowdown threshold writers go
+//! at full speed until they stop, without a stop threshold they slow down over the range from the
+//! slowdown threshold to four times that and then stay at `low`.
 //!
 //! Memtables go another way, because what they wait for is foreseeable. While `backlog` bytes of
 //! sealed memtables wait to be flushed at a measured speed `v`, the `space` that is left is spread
@@ -27,8 +27,8 @@
 //! zero before the flush has taken several times as long as foreseen: many short waits instead of
 //! a long one.
 //!
-//! [`RateMeter`] measures both rates; [`DelayController`] turns decisions into waits: a token bucket over the clock, one atomic word,
-//! thread-safe; without a delay it costs one branch.
+//! [`RateMeter`] measures both rates; [`DelayController`] turns decisions into waits: a token
+//! bucket over the clock, one atomic word, thread-safe; without a delay it costs one branch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,9 +1,9 @@
 //! Range tombstones: deletes of a whole key range.
 //!
 //! A [`TombstoneSet`] answers "which is the newest tombstone at or below a sequence number that
-//! covers this key?", however the tombstones overlap. It is immutable. A memtable shard owns one and
-//! replaces it by a longer one that shares its parts ([`TombstoneSet::with`]); a table's reader owns
-//! one that was built when the table was opened.
+//! covers this key?", however the tombstones overlap. It is immutable. A memtable shard owns one
+//! and replaces it by a longer one that shares its parts ([`TombstoneSet::with`]); a table's reader
+//! owns one that was built when the table was opened.
 //!
 //! The set does not cut overlapping tombstones into fragments with a list of versions each: `n`
 //! nested tombstones would have `n²` of those. Its parts are *blocks*. A block holds the skyline of
@@ -23,12 +23,12 @@
 //!    tombstones has O(log n) blocks. All blocks but the last are full leaves or merges of them.
 //!
 //! Thread-safety: immutable values. Failure: none. Cost: tombstones that are added in any pieces
-//! cost O(n log n) comparisons in all, because a tombstone takes part in O(log n) merges. A set takes
-//! O(n) memory if tombstones do not overlap, else at most 24 bytes for each of O(log n) levels, of
-//! which every second one is kept. A question takes one binary search for each block and, at an
-//! earlier sequence number, up to four for each level of a block. A set of at most 64 tombstones is
-//! one block. Blocks charge their memory to a [`TombstoneAccount`] until the last set that shares
-//! them is dropped.
+//! cost O(n log n) comparisons in all, because a tombstone takes part in O(log n) merges. A set
+//! takes O(n) memory if tombstones do not overlap, else at most 24 bytes for each of O(log n)
+//! levels, of which every second one is kept. A question takes one binary search for each block
+//! and, at an earlier sequence number, up to four for each level of a block. A set of at most 64
+//! tombstones is one block. Blocks charge their memory to a [`TombstoneAccount`] until the last set
+//! that shares them is dropped.
 
 use std::sync::Arc;
 

@@ -507,8 +507,9 @@ impl Transaction {
     }
 
     /// Removes the writes, and gives back the row locks, since the newest savepoint, and removes
-    /// that. The commit still checks the keys and ranges that the transaction has read since, because
-    /// the caller has seen them. A lock that was made exclusive since stays exclusive. `NotFound` if there is no savepoint.
+    /// that. The commit still checks the keys and ranges that the transaction has read since,
+    /// because the caller has seen them. A lock that was made exclusive since stays exclusive.
+    /// `NotFound` if there is no savepoint.
     pub fn rollback_to_savepoint(&mut self) -> Result<()> {
         let savepoint = self.savepoints.pop().ok_or_else(no_savepoint)?;
         self.writes.truncate(savepoint.writes);

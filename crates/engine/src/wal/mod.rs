@@ -7,8 +7,8 @@
 //! - `salvage`: every whole record of a damaged segment, for a repair.
 //!
 //! The log is a chain of segments, each a file of its own, numbered upwards. How an append is
-//! made to survive `kill -9` is the file system's affair ([`archipelago_env::FileSystem::create_log`]).
-//! The format is in `docs/formats/wal.md`.
+//! made to survive `kill -9` is the file system's affair
+//! ([`archipelago_env::FileSystem::create_log`]). The format is in `docs/formats/wal.md`.
 //!
 //! Invariants: 1. a record is written once all earlier ones are; 2. a record never spans
 //! segments; 3. a segment's *incarnation* is never used twice, and every checksum is bound to it

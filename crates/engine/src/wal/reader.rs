@@ -3,15 +3,16 @@
 //! A record counts if its checksums hold for this use of the file and this place in it, and every
 //! record before it counts. Where the first one fails, the reader decides:
 //!
-//! 1. Damage before an offset through which the segment is known to have been synced (any valid record
-//!    of the segment says so, also one behind the damage; any record of a later segment with a
-//!    synced-through offset says it of the whole segment) is corruption.
+//! 1. Damage before an offset through which the segment is known to have been synced (any valid
+//!    record of the segment says so, also one behind the damage; any record of a later segment with
+//!    a synced-through offset says it of the whole segment) is corruption.
 //! 2. Damage with a valid record of the same use behind it is corruption, unless the machine has
 //!    restarted since the segment was begun ([`archipelago_env::FileSystem::boot_id`]): a power
 //!    failure loses unsynced pages in any order.
 //! 3. A segment that ends before the length that the next segment's header gives has lost its
 //!    end. Under the same boot that is corruption. Otherwise power was lost and what comes after
-//!    is dropped, whole segments included: the log is cut at its first loss, so that writes are never applied out of order.
+//!    is dropped, whole segments included: the log is cut at its first loss, so that writes are
+//!    never applied out of order.
 //! 4. Anything else at the end is a torn tail, dropped.
 //! 5. A closed segment ends with a record that names the next segment. If the last segment of the
 //!    chain has that record, the next segment is missing. Under the same boot that is corruption.
@@ -21,8 +22,8 @@
 //! [`RecoveryMode::AssumePowerLoss`] treats every segment as if the machine had restarted since.
 //!
 //! Sequence numbers may leave gaps (writes without the log take some) but never go back. Errors
-//! name file and offset. No byte from a file makes it panic. Nothing is written. Cost: one sequential read of
-//! each segment, memory of one window or the largest record.
+//! name file and offset. No byte from a file makes it panic. Nothing is written. Cost: one
+//! sequential read of each segment, memory of one window or the largest record.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -87,8 +88,8 @@ pub struct SegmentEnd {
     pub incarnation: Option<Epoch>,
     /// Offset behind its last valid record; 0 if it has no header.
     pub end_offset: u64,
-    /// Where the valid records lie that the segment's file does not have whole, but the kept tail of
-    /// the log ([`archipelago_env::LogTail`]) has: ascending, neighbours joined.
+    /// Where the valid records lie that the segment's file does not have whole, but the kept tail
+    /// of the log ([`archipelago_env::LogTail`]) has: ascending, neighbours joined.
     pub in_tail: Vec<Range<u64>>,
     /// Sequence number of the last operation; `None` if it has no records.
     pub last_seq: Option<SeqNo>,
@@ -623,8 +624,9 @@ pub fn recover(
 }
 
 /// [`recover`] while a writer goes on. After each segment, whatever was found in it,
-/// `after_segment` is asked whether the segment still was what it is named for; its error ends the recovery. Records
-/// that the writer appends meanwhile may be visited or not, from some point of the last segment on.
+/// `after_segment` is asked whether the segment still was what it is named for; its error ends the
+/// recovery. Records that the writer appends meanwhile may be visited or not, from some point of
+/// the last segment on.
 pub fn recover_beside(
     fs: &dyn FileSystem,
     chain: &LogChain<'_>,

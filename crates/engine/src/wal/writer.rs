@@ -8,9 +8,9 @@
 //! segment only when the segment's directory entry is durable too; 3. `synced_through` never
 //! exceeds what a sync has reported.
 //!
-//! Failure: after an error an append leaves the segment unusable until [`LogWriter::rotate`]; an error of a sync is
-//! sticky in its segment ([`archipelago_env::LogSync`]) until that segment's writes are flushed
-//! and [`LogSyncer::forget_before`] lets go of it.
+//! Failure: after an error an append leaves the segment unusable until [`LogWriter::rotate`]; an
+//! error of a sync is sticky in its segment ([`archipelago_env::LogSync`]) until that segment's
+//! writes are flushed and [`LogSyncer::forget_before`] lets go of it.
 //!
 //! Cost: an append is one `LogFile::append` and no allocation; a sync is one `LogSync::sync` per
 //! segment since the last, plus one `sync_dir` for each new segment.
@@ -160,8 +160,8 @@ impl LogSyncer {
         *self.shared.durable.lock()
     }
 
-    /// Waits until the device has everything that was appended before this call; whether it survives power
-    /// loss is open ([`LogSync::write_through`]).
+    /// Waits until the device has everything that was appended before this call; whether it
+    /// survives power loss is open ([`LogSync::write_through`]).
     pub fn write_through(&self) -> Result<()> {
         let segments: Vec<Arc<Segment>> = self.shared.segments.lock().iter().cloned().collect();
         segments.iter().try_for_each(|segment| segment.handle.write_through().map(drop))

@@ -1,8 +1,8 @@
-//! Background steps on another thread while an ingestion stands between the choice of its levels and
-//! its install, for databases that are stepped by hand.
+//! Background steps on another thread while an ingestion stands between the choice of its levels
+//! and its install, for databases that are stepped by hand.
 //!
-//! The ingestion waits at its fault point until the other thread has picked a job or has found none.
-//! So a job that must not be picked there is picked in every run, and not once in a thousand.
+//! The ingestion waits at its fault point until the other thread has picked a job or has found
+//! none. So a job that must not be picked there is picked in every run, and not once in a thousand.
 
 use std::path::Path;
 use std::sync::Arc;

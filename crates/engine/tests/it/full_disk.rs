@@ -525,8 +525,8 @@ fn sweep_run(operation: Operation, nth: Option<u64>) -> u64 {
     seen
 }
 
-/// Synced writes fill a small disk, and power fails after some of the syncs. Every acknowledged write
-/// must be there afterwards, and the write that was under way may be.
+/// Synced writes fill a small disk, and power fails after some of the syncs. Every acknowledged
+/// write must be there afterwards, and the write that was under way may be.
 #[test]
 fn power_loss_on_a_small_disk_keeps_every_synced_write() {
     let memory = MemFs::new();

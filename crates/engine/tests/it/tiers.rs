@@ -1,4 +1,5 @@
-//! A database whose tables lie on two devices: its checkpoint into a directory outside of the tiers, and where the levels of its column families lie.
+//! A database whose tables lie on two devices: its checkpoint into a directory outside of the
+//! tiers, and where the levels of its column families lie.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -93,7 +94,8 @@ fn all_of(db: &Db) -> Vec<(Vec<u8>, Vec<u8>)> {
     all
 }
 
-/// Makes a checkpoint in `copy` on `outside`, and shows that neither database has to do with the other.
+/// Makes a checkpoint in `copy` on `outside`, and shows that neither database has to do with the
+/// other.
 fn check(tiers: &Arc<TieredFs>, outside: &Arc<dyn FileSystem>, copy: &Path) {
     let db = filled(tiers);
     let expected: Vec<_> = (0..KEYS).map(|n| (key(n), value(n))).collect();

@@ -1,4 +1,5 @@
-//! What people read stays in the block cache when jobs write it anew, and what nobody reads does not go there.
+//! What people read stays in the block cache when jobs write it anew, and what nobody reads does
+//! not go there.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ fn key(n: u32) -> Vec<u8> {
     format!("key{n:05}").into_bytes()
 }
 
-/// All keys in one file of the last level, nothing of it read. `read`: as many keys are read while they are in memory.
+/// All keys in one file of the last level, nothing of it read. `read`: as many keys are read while
+/// they are in memory.
 fn settled(read: u32) -> Db {
     settled_in(None, read)
 }

@@ -40,8 +40,8 @@ impl ThrottledWriter {
         Self { inner, device, stream, purpose, gathered: 0, operation_bytes }
     }
 
-    /// Charges whole operations, or everything. Without a wish of the caller all that there is goes as one
-    /// (which moves in pieces).
+    /// Charges whole operations, or everything. Without a wish of the caller all that there is goes
+    /// as one (which moves in pieces).
     fn charge(&mut self, everything: bool, mut begun_ns: u64) {
         let whole = self.gathered - self.gathered % self.operation_bytes;
         let mut left = if everything { self.gathered } else { whole };

@@ -258,7 +258,8 @@ impl DeviceSpec {
         self.latency(direction) + Duration::from_secs_f64(transfer_s.max(operations_s))
     }
 
-    /// Bytes that the device writes while one write waits for it: longer writes spend more time on their bytes.
+    /// Bytes that the device writes while one write waits for it: longer writes spend more time on
+    /// their bytes.
     #[must_use]
     pub fn write_bytes_best(&self) -> u64 {
         let bytes =

@@ -7,12 +7,13 @@
 //!    so a thread that merges eight files is one stream, and eight threads are eight.
 //! 2. **Tables and other files** are charged when they are read and written, whatever the file
 //!    system inside caches; appends are gathered to `io_bytes_max`, or to what the caller wants at
-//!    once (as the page cache and the direct writer gather them), and then the caller waits for the device. `sync` waits for the
-//!    rest and the sync latency.
+//!    once (as the page cache and the direct writer gather them), and then the caller waits for the
+//!    device. `sync` waits for the rest and the sync latency.
 //! 3. **Logs**: an append goes to memory, as on a real machine, and costs nothing; its bytes take
-//!    bandwidth in the background. Appends wait only beyond `log_dirty_bytes_max`. Writing a log through
-//!    waits until what was appended has reached the device: for its bytes and, if there were any
-//!    since the last time, the write latency. A log's sync waits for the same, and the sync latency.
+//!    bandwidth in the background. Appends wait only beyond `log_dirty_bytes_max`. Writing a log
+//!    through waits until what was appended has reached the device: for its bytes and, if there
+//!    were any since the last time, the write latency. A log's sync waits for the same, and the
+//!    sync latency.
 //! 4. **Names** cost `metadata_latency`; syncing a directory costs a sync. Asking (`len`,
 //!    `exists`) and opening cost nothing. `prefetch` is not emulated: what it would have read is
 //!    charged to the read that follows.
@@ -61,8 +62,8 @@ fn credit_ns(scale: f64) -> i64 {
 }
 
 thread_local! {
-    /// The clock that this thread waited by last (its address), and by how much the thread's time is
-    /// ahead of it (waits saved up) or behind (a sleep that ended late).
+    /// The clock that this thread waited by last (its address), and by how much the thread's time
+    /// is ahead of it (waits saved up) or behind (a sleep that ended late).
     static AHEAD_NS: Cell<(usize, i64)> = const { Cell::new((0, 0)) };
 }
 
@@ -192,8 +193,8 @@ impl Device {
         self.tally.add(purpose, Count::WaitedNs, now_ns - begun_ns);
     }
 
-    /// Waits until the log's first `through` bytes, some of which are new since the last time, are on
-    /// the device.
+    /// Waits until the log's first `through` bytes, some of which are new since the last time, are
+    /// on the device.
     pub(super) fn log_reaches(&self, stream: u64, purpose: IoPurpose, through: u64, begun_ns: u64) {
         let (mut now_ns, mut done_ns) = (begun_ns, begun_ns);
         loop {

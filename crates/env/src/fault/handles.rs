@@ -192,8 +192,8 @@ impl LogFile for FaultLog {
 }
 
 impl FaultLogSync {
-    /// Does what the script lets happen. Only the failure is kept under the lock: syncs may run side by
-    /// side.
+    /// Does what the script lets happen. Only the failure is kept under the lock: syncs may run
+    /// side by side.
     fn judged(
         &self,
         operation: Operation,

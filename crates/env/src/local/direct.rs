@@ -222,7 +222,8 @@ impl DirectReader {
         Error::io(&format!("read {len} bytes at {offset} of"), &self.path, source)
     }
 
-    /// Reads runs of requests that are on their way to the device together; whether that was possible.
+    /// Reads runs of requests that are on their way to the device together; whether that was
+    /// possible.
     fn read_together(&self, requests: &mut [(u64, &mut [u8])]) -> Result<bool> {
         let mut spans: Vec<(Span, usize)> = Vec::new();
         let (mut first, mut at) = (0, 0);
@@ -248,7 +249,8 @@ impl DirectReader {
                 let bytes = &mut buffer[span.at..span.at + span.len];
                 let got = outcome.unwrap_or(0).min(needed);
                 if got < needed {
-                    // Cut short or failed: as a read alone, which goes on where it stopped and says what is wrong.
+                    // Cut short or failed: as a read alone, which goes on where it stopped and says
+                    // what is wrong.
                     let from = got / BLOCK_BYTES * BLOCK_BYTES;
                     let offset = span.offset + from as u64;
                     self.fill(offset, &mut bytes[from..], needed - from)

@@ -3,7 +3,8 @@
 //!
 //! Invariants: 1. an append that returned is in the page cache, whole; 2. after a failed append
 //! or sync the segment fails for ever; 3. `durable` never exceeds `written`. Cost: one system
-//! call an append, one more where appends are written through. A sync that finds another's finished behind its own start does nothing.
+//! call an append, one more where appends are written through. A sync that finds another's finished
+//! behind its own start does nothing.
 
 use std::fs::File;
 use std::io::{self, IoSlice};

@@ -1,14 +1,18 @@
 //! Reads of one batch that are on their way to the device together, by io_uring.
 //!
-//! Past the page cache nothing reads ahead, and a batch read one piece after another keeps one request on the device, which takes many. Each
-//! thread that reads batches has a small ring of its own, made at its first one; it is used for batches only, since a single read costs one
-//! system call either way. Where the kernel gives no ring (too old, switched off, forbidden to containers), [`read`] says so and the caller reads
-//! piece by piece.
+//! Past the page cache nothing reads ahead, and a batch read one piece after another keeps one
+//! request on the device, which takes many. Each thread that reads batches has a small ring of its
+//! own, made at its first one; it is used for batches only, since a single read costs one system
+//! call either way. Where the kernel gives no ring (too old, switched off, forbidden to
+//! containers), [`read`] says so and the caller reads piece by piece.
 //!
-//! Invariants: 1. [`read`] returns when nothing of the batch is on its way any more, whatever failed: the kernel writes into the buffer until then;
-//! 2. at most [`DEPTH`] reads are on their way. Thread-safety: a ring belongs to its thread. Failure: of each read by itself; a ring
-//! that cannot be entered is given up, and what it had not taken counts as failed. Cost: a system call per batch and not per piece; a file
-//! descriptor and some 8 KiB per thread that reads batches.
+//! Invariants: 1. [`read`] returns when nothing of the batch is on its way any more, whatever
+//! failed: the kernel writes into the buffer until then;
+//! 2. at most [`DEPTH`] reads are on their way. Thread-safety: a ring belongs to its thread.
+//!    Failure: of each read by itself; a ring
+//! that cannot be entered is given up, and what it had not taken counts as failed. Cost: a system
+//! call per batch and not per piece; a file descriptor and some 8 KiB per thread that reads
+//! batches.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -42,8 +46,8 @@ fn note_missing(error: &io::Error) {
     NOTED.call_once(|| tracing::info!(%error, "no io_uring here: batches are read piece by piece"));
 }
 
-/// Reads the spans of `file` into `buffer`: how many bytes each got. `None`: there is no ring, nothing was read. Panics if a span does not lie in
-/// the buffer.
+/// Reads the spans of `file` into `buffer`: how many bytes each got. `None`: there is no ring,
+/// nothing was read. Panics if a span does not lie in the buffer.
 pub(super) fn read(
     file: &File,
     buffer: &mut [u8],
@@ -85,8 +89,9 @@ fn run(
             let Span { offset, at, len } = spans[next];
             let into = buffer[at..at + len].as_mut_ptr();
             let entry = opcode::Read::new(fd, into, len as u32).offset(offset).build();
-            // SAFETY: the entry names memory within `buffer` and the descriptor of `file`; both are borrowed until this function returns, which it
-            // does not before the read has completed or was taken back, and spans do not overlap.
+            // SAFETY: the entry names memory within `buffer` and the descriptor of `file`; both are
+            // borrowed until this function returns, which it does not before the read has completed
+            // or was taken back, and spans do not overlap.
             if unsafe { ring.submission().push(&entry.user_data(next as u64)) }.is_err() {
                 break;
             }

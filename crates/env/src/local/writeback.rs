@@ -1,17 +1,17 @@
 //! Waiting until the device has a part of a file, without asking it to empty its caches.
 //!
 //! `fdatasync` also makes the device flush its cache and the file system commit its journal. A log
-//! whose appends are written through wants neither: only that no byte waits in the page cache. An error is
-//! told once by the kernel (a later `fdatasync` of the same file may succeed), so the caller has to keep it.
-//! Where there is no such call for a file (memory, some network file systems) nothing is waited for.
-//! Cost: one system call and one device write.
+//! whose appends are written through wants neither: only that no byte waits in the page cache. An
+//! error is told once by the kernel (a later `fdatasync` of the same file may succeed), so the
+//! caller has to keep it. Where there is no such call for a file (memory, some network file
+//! systems) nothing is waited for. Cost: one system call and one device write.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 
-/// Starts writing the pages of `[from, to)` that are dirty, and waits for those and for any that are being
-/// written.
+/// Starts writing the pages of `[from, to)` that are dirty, and waits for those and for any that
+/// are being written.
 pub(super) fn wait(file: &File, from: u64, to: u64) -> io::Result<()> {
     const FLAGS: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE

@@ -1,14 +1,15 @@
 //! Who receives completions for a link: one thread at a time, the *leader*.
 //!
-//! A thread that waits leads if nobody does, so a lone caller pays no switch of threads; others sleep until the leader tells them. A task
-//! cannot wait: it asks for *attendance*, a background thread that leads as long as something is in flight and
-//! nobody else does.
+//! A thread that waits leads if nobody does, so a lone caller pays no switch of threads; others
+//! sleep until the leader tells them. A task cannot wait: it asks for *attendance*, a background
+//! thread that leads as long as something is in flight and nobody else does.
 //!
-//! Invariants: 1. at most one thread runs rounds; 2. whoever sleeps here is told after each round that completed
-//! something, and when the leader stops; 3. what a sleeper posted was handed over before it slept.
+//! Invariants: 1. at most one thread runs rounds; 2. whoever sleeps here is told after each round
+//! that completed something, and when the leader stops; 3. what a sleeper posted was handed over
+//! before it slept.
 //!
-//! The cells ([`Room`]) are abstract, so that the same code runs under a model checker (`model_tests`). Thread-safety: all
-//! methods. Failure: none of its own.
+//! The cells ([`Room`]) are abstract, so that the same code runs under a model checker
+//! (`model_tests`). Thread-safety: all methods. Failure: none of its own.
 
 #[cfg(test)]
 mod model_tests;

@@ -1,6 +1,6 @@
-//! Leader, sleepers, attendance and completion slots under every interleaving that a model checker tries. The code is
-//! that of production ([`Lead`], [`crate::promise`]'s slot); locks and cells are the checker's. A lost wake-up is a deadlock, which it
-//! reports.
+//! Leader, sleepers, attendance and completion slots under every interleaving that a model checker
+//! tries. The code is that of production ([`Lead`], [`crate::promise`]'s slot); locks and cells are
+//! the checker's. A lost wake-up is a deadlock, which it reports.
 
 use std::sync::Arc;
 
@@ -31,7 +31,8 @@ impl Room for Checked {
     }
 }
 
-/// A link to a network that answers each item as soon as somebody receives; but item 0 only when item 2 has come.
+/// A link to a network that answers each item as soon as somebody receives; but item 0 only when
+/// item 2 has come.
 #[derive(Default)]
 struct Link {
     lead: Lead<Checked>,
@@ -114,8 +115,8 @@ impl Receive for Link {
     }
 }
 
-/// One thread's answer comes only after the other has had its first and posted its second; a third thread has nothing to do
-/// with them.
+/// One thread's answer comes only after the other has had its first and posted its second; a third
+/// thread has nothing to do with them.
 fn everybody_is_answered(link: Link) {
     let link = Arc::new(link);
     let spawn = |items: &'static [usize]| {

@@ -1,23 +1,26 @@
-//! Memory that can be handed to another process: a sealed memfd and its mapping. The only `unsafe` code
-//! of the crate.
+//! Memory that can be handed to another process: a sealed memfd and its mapping. The only `unsafe`
+//! code of the crate.
 //!
-//! Invariants: 1. the file has its full length, allocated, before it is mapped, and is sealed against
-//! shrinking and growing, by whoever made it; a mapping of a file from another process is made only
-//! after its seals and its length were looked at; so no access faults; 2. `base` is the start of a shared
-//! mapping of `bytes` bytes, page aligned, until the drop; 3. the mapping is accessed as aligned
-//! `AtomicU64` only, but for the words that [`Mapping::bell`] gives out, which are `AtomicU32` always;
+//! Invariants: 1. the file has its full length, allocated, before it is mapped, and is sealed
+//! against shrinking and growing, by whoever made it; a mapping of a file from another process is
+//! made only after its seals and its length were looked at; so no access faults; 2. `base` is the
+//! start of a shared mapping of `bytes` bytes, page aligned, until the drop; 3. the mapping is
+//! accessed as aligned `AtomicU64` only, but for the words that [`Mapping::bell`] gives out, which
+//! are `AtomicU32` always;
 //! 4. a mapping without the right to write gives out words that nobody in this crate stores to
 //! (`writable` is looked at first); a store would end the process, it would not be undefined.
 //!
 //! The other process is not trusted: it may change any byte at any moment. All that follows
 //! from that is that a value loaded may be anything; no reference to plain bytes is ever made.
 //!
-//! Thread-safety: all methods. Cost: two system calls and, up to 64 MiB, the work for each page, ahead of use; of larger ones a page
-//! fault per page.
+//! Thread-safety: all methods. Cost: two system calls and, up to 64 MiB, the work for each page,
+//! ahead of use; of larger ones a page fault per page.
 //!
-//! **Large pages.** What is written and read anywhere in memory waits for translations as long as for the bytes: random loads over 384 MiB took 309 ns with pages
-//! of 4 KiB and 192 with pages of 2 MiB, in a virtual machine. So whoever makes 2 to 64 MiB asks the kernel to put it on such pages (`MADV_COLLAPSE`, Linux 6.1), which
-//! took 0.3 ms per MiB more; mappings of other processes have them with it. A kernel that will not leaves the pages as they are.
+//! **Large pages.** What is written and read anywhere in memory waits for translations as long as
+//! for the bytes: random loads over 384 MiB took 309 ns with pages of 4 KiB and 192 with pages of 2
+//! MiB, in a virtual machine. So whoever makes 2 to 64 MiB asks the kernel to put it on such pages
+//! (`MADV_COLLAPSE`, Linux 6.1), which took 0.3 ms per MiB more; mappings of other processes have
+//! them with it. A kernel that will not leaves the pages as they are.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -47,7 +50,8 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Mappings of up to so many bytes have all their pages at hand from the beginning: a fault for each costs several times as much, and somebody waits for it.
+/// Mappings of up to so many bytes have all their pages at hand from the beginning: a fault for
+/// each costs several times as much, and somebody waits for it.
 const AHEAD_BYTES_MAX: usize = 64 << 20;
 
 /// Of a large page.
@@ -88,7 +92,8 @@ impl Mapping {
         if !(LARGE_PAGE_BYTES..=AHEAD_BYTES_MAX).contains(&self.bytes) {
             return;
         }
-        // SAFETY: the range is mapped while `self` lives; the advice changes no byte of it, and which pages lie behind it is nobody's business.
+        // SAFETY: the range is mapped while `self` lives; the advice changes no byte of it, and
+        // which pages lie behind it is nobody's business.
         let refused =
             unsafe { libc::madvise(self.base.as_ptr().cast::<c_void>(), self.bytes, COLLAPSE) };
         if refused != 0 {
@@ -143,25 +148,26 @@ impl Mapping {
     #[inline]
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: invariant 2: the range is mapped, readable and page aligned while `self` lives, and
-        // `bytes / 8` words lie within it; an `AtomicU64` has the layout of a `u64`, any bits are one,
-        // and invariant 3 keeps every access atomic and of one size.
+        // SAFETY: invariant 2: the range is mapped, readable and page aligned while `self` lives,
+        // and `bytes / 8` words lie within it; an `AtomicU64` has the layout of a `u64`, any bits
+        // are one, and invariant 3 keeps every access atomic and of one size.
         unsafe {
             std::slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU64>(), self.bytes / 8)
         }
     }
 
-    /// The 4-byte word at byte `at`, for futexes. The 8 bytes around it are never accessed by way of
-    /// [`Mapping::words`]: the layout of who calls this sees to it.
+    /// The 4-byte word at byte `at`, for futexes. The 8 bytes around it are never accessed by way
+    /// of [`Mapping::words`]: the layout of who calls this sees to it.
     #[must_use]
     pub fn bell(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at + 4 <= self.bytes, "a bell within the mapping");
-        // SAFETY: just checked to lie within the mapping and to be aligned; the caller's layout keeps
-        // accesses of other sizes away (invariant 3).
+        // SAFETY: just checked to lie within the mapping and to be aligned; the caller's layout
+        // keeps accesses of other sizes away (invariant 3).
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast::<u32>()) }
     }
 
-    /// A descriptor to send to another process: one that can map it for reading only, unless `writable`.
+    /// A descriptor to send to another process: one that can map it for reading only, unless
+    /// `writable`.
     pub fn share(&self, writable: bool) -> Result<OwnedFd> {
         let fail = |errno: Errno| {
             let source = std::io::Error::from(errno);

@@ -1,19 +1,20 @@
 //! Memory that others reach: a [`Mapping`] and the operations on its words.
 //!
-//! **The one way to touch it.** Shared bytes are only ever accessed as aligned 8-byte words by atomic
-//! instructions: the loads and stores of READ and WRITE are relaxed, a WRITE that covers part of a word
-//! replaces it by compare-and-swap so that its neighbours' bytes are not lost, and the atomic
-//! operations are the processor's. So no access is a data race in the sense of the language,
-//! whatever other threads and processes do, and no access has a size of its own.
+//! **The one way to touch it.** Shared bytes are only ever accessed as aligned 8-byte words by
+//! atomic instructions: the loads and stores of READ and WRITE are relaxed, a WRITE that covers
+//! part of a word replaces it by compare-and-swap so that its neighbours' bytes are not lost, and
+//! the atomic operations are the processor's. So no access is a data race in the sense of the
+//! language, whatever other threads and processes do, and no access has a size of its own.
 //!
-//! **What a torn read looks like.** A word is never torn. A READ of several words may find any mixture of
-//! old and new words of WRITEs that run at the same time, in any order; a reader that needs more checks it
-//! (a checksum, a version in front and behind, or a word that is swapped last).
+//! **What a torn read looks like.** A word is never torn. A READ of several words may find any
+//! mixture of old and new words of WRITEs that run at the same time, in any order; a reader that
+//! needs more checks it (a checksum, a version in front and behind, or a word that is swapped
+//! last).
 //!
-//! **Ordering.** A READ acquires what was written before the words that it found; a WRITE releases before
-//! its first word, so that whoever sees a word of it (or a later operation of the batch) sees
-//! what came before. A full fence after a batch makes its WRITEs visible to everybody before the
-//! completion is told.
+//! **Ordering.** A READ acquires what was written before the words that it found; a WRITE releases
+//! before its first word, so that whoever sees a word of it (or a later operation of the batch)
+//! sees what came before. A full fence after a batch makes its WRITEs visible to everybody before
+//! the completion is told.
 
 mod mapping;
 

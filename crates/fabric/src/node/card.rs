@@ -1,6 +1,7 @@
 //! A node's memory as a network card knows it.
 //!
-//! Invariants: 1. one listener at a time registers a node's memory: atomics of two cards are not atomic to each other;
+//! Invariants: 1. one listener at a time registers a node's memory: atomics of two cards are not
+//! atomic to each other;
 //! 2. a registration belongs to a key and ends when the key does, before the revocation returns.
 //!
 //! Thread-safety: all methods. Cost: a registration pins the region's pages, once per key.
@@ -77,7 +78,8 @@ impl Node {
         }
     }
 
-    /// What an attachment may open, registered with the card of `claim`: by `register`, if it is not yet.
+    /// What an attachment may open, registered with the card of `claim`: by `register`, if it is
+    /// not yet.
     pub(crate) fn attach_on_card(
         &self,
         key: &RemoteKey,

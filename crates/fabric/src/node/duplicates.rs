@@ -1,15 +1,17 @@
 //! Requests are executed once: duplicates are known by (client, number).
 //!
-//! A client numbers its requests and says with each one below which number all are answered. The node keeps the
-//! answer of every other one, so that a request that is sent again, over a new link, gets the
-//! answer of the first. Bounds: [`REQUESTS_MAX`] per client, [`CLIENTS_MAX`] clients, and [`KEPT_BYTES_MAX`] of answers in all; the node
-//! forgets a client without a link first, and of several the one that has had no link for the longest time. It refuses a request whose answer
-//! it has forgotten, and never executes it again. While the clients that have
-//! links hold more than that, a client that has not confirmed its answers gets no further ones.
+//! A client numbers its requests and says with each one below which number all are answered. The
+//! node keeps the answer of every other one, so that a request that is sent again, over a new link,
+//! gets the answer of the first. Bounds: [`REQUESTS_MAX`] per client, [`CLIENTS_MAX`] clients, and
+//! [`KEPT_BYTES_MAX`] of answers in all; the node forgets a client without a link first, and of
+//! several the one that has had no link for the longest time. It refuses a request whose answer it
+//! has forgotten, and never executes it again. While the clients that have links hold more than
+//! that, a client that has not confirmed its answers gets no further ones.
 //!
-//! A client has one link at a time, and the node may learn of it late: of a link that the client gave up before it was greeted, after the one that
-//! it made instead, or of the end of a link after the next has come. So answers go to the link that the client speaks over: that of its latest request, or
-//! the newest if that is down.
+//! A client has one link at a time, and the node may learn of it late: of a link that the client
+//! gave up before it was greeted, after the one that it made instead, or of the end of a link after
+//! the next has come. So answers go to the link that the client speaks over: that of its latest
+//! request, or the newest if that is down.
 //!
 //! A pure state machine: no clock, no lock; the node keeps it under one.
 
@@ -27,7 +29,8 @@ pub const CLIENTS_MAX: usize = 4096;
 /// Bytes of the answers that a node keeps; one request of each client more may be answered.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 
-/// Links of one client that are known to be up, at most: all but one of them have ended or will never be used.
+/// Links of one client that are known to be up, at most: all but one of them have ended or will
+/// never be used.
 const LINKS_MAX: usize = 8;
 
 /// What a request got.
@@ -64,7 +67,8 @@ struct Client<L> {
     /// Requests of earlier links are not known here: a retry is refused.
     lost: bool,
     entries: BTreeMap<u64, Option<Answer>>,
-    /// Links that are up, by the number of their arrival; the latest number; the number of the link that it speaks over.
+    /// Links that are up, by the number of their arrival; the latest number; the number of the link
+    /// that it speaks over.
     links: BTreeMap<u64, L>,
     arrivals: u64,
     speaks: u64,

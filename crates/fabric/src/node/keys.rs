@@ -1,13 +1,13 @@
 //! The key table of a node: which keys are valid, and what they open.
 //!
-//! One word per key in a **control page** that shared-memory clients map read-only, so that a well-behaved
-//! client sees a revocation at its next operation; the same words decide for operations that the
-//! node executes itself.
+//! One word per key in a **control page** that shared-memory clients map read-only, so that a
+//! well-behaved client sees a revocation at its next operation; the same words decide for
+//! operations that the node executes itself.
 //!
-//! Invariants: 1. the word of a key holds its tag while the key is valid, else the generation alone (0
-//! before the first); 2. a tag's 48 random bits are never all zero; 3. a place is given again only with
-//! the next generation; 4. an operation that the node executes holds the table's lock, shared: when a
-//! revocation returns, none of them is still running.
+//! Invariants: 1. the word of a key holds its tag while the key is valid, else the generation alone
+//! (0 before the first); 2. a tag's 48 random bits are never all zero; 3. a place is given again
+//! only with the next generation; 4. an operation that the node executes holds the table's lock,
+//! shared: when a revocation returns, none of them is still running.
 //!
 //! Thread-safety: all methods. Cost: one lock, shared, per operation executed here.
 
@@ -121,7 +121,8 @@ impl KeyTable {
         Ok(RemoteKey { node, epoch: self.epoch(), region, tag, len, rights })
     }
 
-    /// Makes a key invalid; waits for operations that this node executes with it. Whether it was valid.
+    /// Makes a key invalid; waits for operations that this node executes with it. Whether it was
+    /// valid.
     pub(crate) fn revoke(&self, region: RegionId, tag: u64) -> bool {
         let mut opened = self.opened.write();
         let place = region.0 as usize;
@@ -134,7 +135,8 @@ impl KeyTable {
         true
     }
 
-    /// Makes every key invalid and goes to a later epoch. False, and nothing changes, if it is not later.
+    /// Makes every key invalid and goes to a later epoch. False, and nothing changes, if it is not
+    /// later.
     pub(crate) fn advance(&self, epoch: Epoch) -> bool {
         let mut opened = self.opened.write();
         if epoch <= self.epoch() {

@@ -3,13 +3,13 @@
 //!
 //! Invariants: 1. an operation that this process executes for a client goes through
 //! [`Node::execute`], which checks key, rights and range before it touches memory; 2. a request
-//! reaches the handler once ([`duplicates`]); 3. an epoch only grows, and ends all keys and links of
-//! the one before.
+//! reaches the handler once ([`duplicates`]); 3. an epoch only grows, and ends all keys and links
+//! of the one before.
 //!
 //! **Fencing.** A revocation is complete for providers that execute here (`tcp`) when it returns. A
 //! `shm` client has the memory mapped: a well-behaved one looks at the control page before each
-//! operation, one that was stopped in between, or that is broken, may still write. So memory that another
-//! process has attached is not given to somebody else until that process has detached or
+//! operation, one that was stopped in between, or that is broken, may still write. So memory that
+//! another process has attached is not given to somebody else until that process has detached or
 //! ended: [`Node::holders`] says who they are; the owner waits for them, or ends them.
 
 #[cfg(feature = "ofi")]
@@ -45,9 +45,9 @@ use keys::KeyTable;
 
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Called once for each request, on a thread of the provider: an answer that needs time is given
-    /// later, from elsewhere ([`Reply`] can be sent to another thread). Other requests of this client
-    /// wait until it returns.
+    /// Called once for each request, on a thread of the provider: an answer that needs time is
+    /// given later, from elsewhere ([`Reply`] can be sent to another thread). Other requests of
+    /// this client wait until it returns.
     fn handle(&self, request: Request<'_>, reply: Reply);
 }
 
@@ -118,7 +118,8 @@ pub struct Holder {
 /// Counters since the node began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeStats {
-    /// One-sided operations that this process executed for clients (`shm` clients execute their own).
+    /// One-sided operations that this process executed for clients (`shm` clients execute their
+    /// own).
     pub operations: u64,
     /// Requests given to the handler.
     pub requests: u64,
@@ -160,14 +161,14 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    /// A node without memory. `epoch` is larger than that of every earlier life of the node; `handler`
-    /// answers requests (without one they are refused).
+    /// A node without memory. `epoch` is larger than that of every earlier life of the node;
+    /// `handler` answers requests (without one they are refused).
     pub fn new(id: NodeId, epoch: Epoch, handler: Option<Box<dyn Handler>>) -> Result<Arc<Self>> {
         Self::with_seed(id, epoch, handler, entropy_seed())
     }
 
-    /// The same, with keys that follow from `seed`: for runs that must repeat, and for nothing else, because who knows the seed
-    /// can guess the keys.
+    /// The same, with keys that follow from `seed`: for runs that must repeat, and for nothing
+    /// else, because who knows the seed can guess the keys.
     pub fn with_seed(
         id: NodeId,
         epoch: Epoch,

@@ -11,11 +11,11 @@ use crate::ids::{NodeId, RemoteKey, Rights};
 use crate::memory::{self, Mapping};
 use crate::refusal::Refusal;
 
-/// Memory that keys are given to. Dropped, its keys are revoked and its bytes are given back, as soon as no
-/// client has them mapped any more.
+/// Memory that keys are given to. Dropped, its keys are revoked and its bytes are given back, as
+/// soon as no client has them mapped any more.
 ///
-/// The node itself touches it by the methods below, which are the same instructions that clients' operations
-/// end in; what a torn read looks like is told in [`crate::memory`].
+/// The node itself touches it by the methods below, which are the same instructions that clients'
+/// operations end in; what a torn read looks like is told in [`crate::memory`].
 #[derive(Debug)]
 pub struct Region {
     node: NodeId,
@@ -42,8 +42,8 @@ impl Region {
         self.memory.bytes() as u64
     }
 
-    /// A new key with `rights`, valid until it is revoked or the region is dropped. Busy if the node's key
-    /// table is full.
+    /// A new key with `rights`, valid until it is revoked or the region is dropped. Busy if the
+    /// node's key table is full.
     pub fn grant(&self, rights: Rights) -> Result<RemoteKey> {
         let key = self.keys.grant(self.node, &self.memory, rights, self.path)?;
         self.given.lock().push(key);
@@ -62,8 +62,8 @@ impl Region {
         Ok(())
     }
 
-    /// Stores `new` if the word at `offset` holds `expect`; what it held. Refused if the region's atomics
-    /// go through a network card: the processor's are not atomic to those.
+    /// Stores `new` if the word at `offset` holds `expect`; what it held. Refused if the region's
+    /// atomics go through a network card: the processor's are not atomic to those.
     pub fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, Refusal> {
         self.on_processor()?;
         self.perform(Access::CompareSwap { offset, expect, new })

@@ -1,5 +1,6 @@
-//! A link's TCP connection: it greets, tells each side the other's endpoints, and shows when the other side has ended, which
-//! an unconnected endpoint does not. Nothing else goes over it but the reason for which the node closes the link.
+//! A link's TCP connection: it greets, tells each side the other's endpoints, and shows when the
+//! other side has ended, which an unconnected endpoint does not. Nothing else goes over it but the
+//! reason for which the node closes the link.
 //!
 //! Thread-safety: all methods. Failure: what cannot be read ends the link.
 
@@ -114,7 +115,8 @@ impl Control {
         self.socket.fds().1.ring();
     }
 
-    /// Sleeps until `end` has something, or the other side has ended, or the alarm rang. `messages` says whose alarm.
+    /// Sleeps until `end` has something, or the other side has ended, or the alarm rang. `messages`
+    /// says whose alarm.
     pub(super) fn sleep(&self, end: &End, messages: bool, timeout: Option<Duration>) {
         let (connection, bell) = self.socket.fds();
         let alarm = if messages { bell } else { &self.alarm };

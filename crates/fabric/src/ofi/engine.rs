@@ -1,23 +1,26 @@
 //! One-sided operations of a link: batches in order, through `fi_read`, `fi_write` and `fi_atomic`.
 //!
-//! A post checks each operation against what the node said of its region, queues the batch and posts what may leave:
+//! A post checks each operation against what the node said of its region, queues the batch and
+//! posts what may leave:
 //!
-//! 1. Pieces leave in the order of the queue, beside those in flight only where the provider keeps the order
-//!    ([`super::order`]).
-//! 2. Their bytes go through staging memory that the endpoint owns: a batch that is given back at its deadline is never written
-//!    to by a network.
-//! 3. When libfabric wants to be called again, nothing leaves until all that is in flight completed, since it may be connecting
-//!    anew after a failure that is not known yet.
-//! 4. A failure stops the queue. When nothing is in flight any more, the node is asked what the key of the first operation that
-//!    failed opens: its refusal is the operation's. If the key is valid, the failure has another cause, what happened is not
-//!    known, and the link goes down. After a refusal the endpoint is replaced: a provider ends the connection over which an
+//! 1. Pieces leave in the order of the queue, beside those in flight only where the provider keeps
+//!    the order ([`super::order`]).
+//! 2. Their bytes go through staging memory that the endpoint owns: a batch that is given back at
+//!    its deadline is never written to by a network.
+//! 3. When libfabric wants to be called again, nothing leaves until all that is in flight
+//!    completed, since it may be connecting anew after a failure that is not known yet.
+//! 4. A failure stops the queue. When nothing is in flight any more, the node is asked what the key
+//!    of the first operation that failed opens: its refusal is the operation's. If the key is
+//!    valid, the failure has another cause, what happened is not known, and the link goes down.
+//!    After a refusal the endpoint is replaced: a provider ends the connection over which an
 //!    operation was refused, and may take some time to notice itself.
 //!
-//! Invariants: 1. `pieces` are those in flight, in the order of their places in the staging memory; 2. nothing is posted while a batch
-//! has failed; 3. `state`'s lock is not held asleep or while the node is asked.
+//! Invariants: 1. `pieces` are those in flight, in the order of their places in the staging memory;
+//! 2. nothing is posted while a batch has failed; 3. `state`'s lock is not held asleep or while the
+//! node is asked.
 //!
-//! Thread-safety: all methods. Cost of an operation: a copy to or from staging memory, one call, one look at the queue of
-//! completions, and a sleep if it takes long.
+//! Thread-safety: all methods. Cost of an operation: a copy to or from staging memory, one call,
+//! one look at the queue of completions, and a sleep if it takes long.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -138,8 +141,8 @@ impl Engine {
         }
     }
 
-    /// The client's side: an endpoint with a connection, which some providers make only for the first operation, so that
-    /// posting does not wait for it.
+    /// The client's side: an endpoint with a connection, which some providers make only for the
+    /// first operation, so that posting does not wait for it.
     fn connected(
         target: &Target,
         control: &Control,
@@ -341,7 +344,8 @@ impl Engine {
     fn complete(&self, state: &mut State, completion: &Completion) {
         let of = |piece: &&mut Piece| piece.token == completion.token && !piece.done;
         let Some(piece) = state.pieces.iter_mut().find(of) else {
-            // An error of no operation: those that it concerns complete by themselves, or at their deadline.
+            // An error of no operation: those that it concerns complete by themselves, or at their
+            // deadline.
             return tracing::debug!(code = %Code::of(completion.error), "libfabric reports an error");
         };
         piece.done = true;
@@ -374,7 +378,8 @@ impl Engine {
         }
     }
 
-    /// Gives back the batches at the front that are over; the key to ask about if one of them failed.
+    /// Gives back the batches at the front that are over; the key to ask about if one of them
+    /// failed.
     fn finish_settled(&self, state: &mut State) -> Option<(u64, RemoteKey)> {
         loop {
             // What failed is judged when nothing is in flight that could be a consequence.

@@ -1,13 +1,15 @@
 //! libfabric through `shim.c`, as safe values. The only other `unsafe` code of the crate.
 //!
-//! Invariants: 1. a pointer from the shim is used between the call that made it and the call that ends it, by the value that owns
-//! it alone; 2. what hangs on a domain ([`Registered`], [`End`]) holds it, so it is closed last; 3. memory that libfabric was told
-//! of lies in a [`Mapping`] that is held until the registration or the endpoint is closed, and is never seen as plain bytes
-//! here: what a card changes at any moment is loaded as atomic words; 4. offsets into staging memory are checked by the
-//! shim at every call.
+//! Invariants: 1. a pointer from the shim is used between the call that made it and the call that
+//! ends it, by the value that owns it alone; 2. what hangs on a domain ([`Registered`], [`End`])
+//! holds it, so it is closed last; 3. memory that libfabric was told of lies in a [`Mapping`] that
+//! is held until the registration or the endpoint is closed, and is never seen as plain bytes here:
+//! what a card changes at any moment is loaded as atomic words; 4. offsets into staging memory are
+//! checked by the shim at every call.
 //!
-//! Thread-safety: all methods (the domain is opened as `FI_THREAD_SAFE`). Failure: an [`Error`] with libfabric's own words,
-//! or a [`Code`] where the caller decides by it. Cost: one call, no allocation, on the data path.
+//! Thread-safety: all methods (the domain is opened as `FI_THREAD_SAFE`). Failure: an [`Error`]
+//! with libfabric's own words, or a [`Code`] where the caller decides by it. Cost: one call, no
+//! allocation, on the data path.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -250,7 +252,8 @@ impl Registered {
         let (mut raw, mut key, mut address) = (std::ptr::null_mut(), 0, 0);
         let base = memory.words().as_ptr().cast_mut().cast::<c_void>();
         let (bytes, rights) = (memory.bytes() as u64, u32::from(rights.bits()));
-        // SAFETY: the range is mapped while `memory` is held (invariant 3), and is only accessed as atomics here.
+        // SAFETY: the range is mapped while `memory` is held (invariant 3), and is only accessed as
+        // atomics here.
         let code = unsafe {
             apo_region_open(
                 domain.raw.as_ptr(),
@@ -430,7 +433,8 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // SAFETY: invariant 1; nothing can complete into the staging memory after this, which is unmapped next.
+        // SAFETY: invariant 1; nothing can complete into the staging memory after this, which is
+        // unmapped next.
         let _closed = unsafe { apo_end_close(self.raw.as_ptr()) };
     }
 }

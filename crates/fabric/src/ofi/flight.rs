@@ -1,8 +1,10 @@
-//! A batch on its way: which of its operations were posted, and what came of them. Pure bookkeeping, no I/O.
+//! A batch on its way: which of its operations were posted, and what came of them. Pure
+//! bookkeeping, no I/O.
 //!
-//! Operations are posted in pieces of at most [`PIECE_BYTES`]. Invariants: 1. operations are posted in order, each to its end
-//! before the next; 2. after a failure nothing more of the batch is posted; 3. a batch that its owner got back at its deadline is
-//! not touched any more. Thread-safety: none, the owner locks.
+//! Operations are posted in pieces of at most [`PIECE_BYTES`]. Invariants: 1. operations are posted
+//! in order, each to its end before the next; 2. after a failure nothing more of the batch is
+//! posted; 3. a batch that its owner got back at its deadline is not touched any more.
+//! Thread-safety: none, the owner locks.
 
 use std::sync::Arc;
 
@@ -144,8 +146,8 @@ impl Flight {
         self.out == 0 && self.next().is_none()
     }
 
-    /// The batch, to be put into the slot, with `why` in place of the first failure or of everything. `None` if it was given back
-    /// before.
+    /// The batch, to be put into the slot, with `why` in place of the first failure or of
+    /// everything. `None` if it was given back before.
     pub(super) fn finish(&mut self, why: Option<Refusal>) -> Option<Over> {
         if std::mem::replace(&mut self.given_back, true) {
             return None;

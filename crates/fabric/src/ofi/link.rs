@@ -1,4 +1,5 @@
-//! A client's `ofi` link: attached regions, the checks before anything leaves, and the two ways out.
+//! A client's `ofi` link: attached regions, the checks before anything leaves, and the two ways
+//! out.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! A node's `ofi` door: a TCP socket accepts, one thread per link answers attachments and requests. One-sided operations are
-//! not this process's threads' business: the card, or libfabric's own progress, executes them.
+//! A node's `ofi` door: a TCP socket accepts, one thread per link answers attachments and requests.
+//! One-sided operations are not this process's threads' business: the card, or libfabric's own
+//! progress, executes them.
 
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
@@ -172,8 +173,8 @@ impl Registration for Registered {
 
 /// A link's part of what is registered.
 struct Registrations {
-    // The order of the fields is that of their end: first what the client's operations go to, then the memory that it may
-    // still have been writing to when its key was revoked.
+    // The order of the fields is that of their end: first what the client's operations go to, then
+    // the memory that it may still have been writing to when its key was revoked.
     end: End,
     held: Mutex<Vec<Arc<Mapping>>>,
     door: Arc<Shared>,

@@ -1,15 +1,17 @@
-//! Requests and answers over `fi_send` and `fi_recv`: a [`Stream`] of bytes in messages of at most [`MESSAGE_BYTES`].
+//! Requests and answers over `fi_send` and `fi_recv`: a [`Stream`] of bytes in messages of at most
+//! [`MESSAGE_BYTES`].
 //!
-//! A message is a [`Header`] and bytes. A sender has at most [`WINDOW`] messages with bytes on the way that the other side did not say it
-//! took, so that a side that does not read takes [`RECEIVES`] buffers and no more; a message without bytes only says how many
-//! were taken. Completions come in any order: messages are put in order by their number.
+//! A message is a [`Header`] and bytes. A sender has at most [`WINDOW`] messages with bytes on the
+//! way that the other side did not say it took, so that a side that does not read takes
+//! [`RECEIVES`] buffers and no more; a message without bytes only says how many were taken.
+//! Completions come in any order: messages are put in order by their number.
 //!
-//! Invariants: 1. every buffer is posted, or holds bytes that arrived, or is free; 2. the other side is not trusted: lengths
-//! are checked against what libfabric says arrived, counts against what was sent; a lie ends the stream; 3. the state's lock is
-//! never held asleep.
+//! Invariants: 1. every buffer is posted, or holds bytes that arrived, or is free; 2. the other
+//! side is not trusted: lengths are checked against what libfabric says arrived, counts against
+//! what was sent; a lie ends the stream; 3. the state's lock is never held asleep.
 //!
-//! Thread-safety: all methods. Failure: an error of libfabric ends the stream; which messages arrived is not known then, and what was in
-//! flight completes as disconnected.
+//! Thread-safety: all methods. Failure: an error of libfabric ends the stream; which messages
+//! arrived is not known then, and what was in flight completes as disconnected.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -169,7 +171,8 @@ impl Messages {
         Ok(())
     }
 
-    /// Sends the first message, so that what follows finds a connection, which some providers make only then.
+    /// Sends the first message, so that what follows finds a connection, which some providers make
+    /// only then.
     pub(super) fn knock(&self, clock: &dyn Clock, end_ns: u64) -> Result<(), Refusal> {
         loop {
             {

@@ -1,22 +1,27 @@
-//! `ofi`: one-sided operations by a network card, through libfabric (RDMA verbs, EFA, CXI), or by a libfabric provider
-//! that stands in for one. Cargo feature `ofi`; needs libfabric 1.17 or a later 1.x.
+//! `ofi`: one-sided operations by a network card, through libfabric (RDMA verbs, EFA, CXI), or by a
+//! libfabric provider that stands in for one. Cargo feature `ofi`; needs libfabric 1.17 or a later
+//! 1.x.
 //!
-//! READ, WRITE, compare-and-swap and fetch-and-add are `fi_read`, `fi_write` (with `FI_DELIVERY_COMPLETE`: completed means placed) and
-//! `fi_atomic` ([`engine`]); regions are registered memory, with a registration per key, which ends when the key is revoked
-//! (`node/card.rs`). Requests are `fi_send` and `fi_recv` ([`messages`]). A TCP connection per link greets and shows that the other side
-//! has ended ([`control`]).
+//! READ, WRITE, compare-and-swap and fetch-and-add are `fi_read`, `fi_write` (with
+//! `FI_DELIVERY_COMPLETE`: completed means placed) and `fi_atomic` ([`engine`]); regions are
+//! registered memory, with a registration per key, which ends when the key is revoked
+//! (`node/card.rs`). Requests are `fi_send` and `fi_recv` ([`messages`]). A TCP connection per link
+//! greets and shows that the other side has ended ([`control`]).
 //!
-//! **Checks.** A client of this crate refuses what its key does not allow before anything is sent, with the reason. A client that lies is
-//! stopped by the registration: its range, its rights, its end. libfabric says only that something failed, so the
-//! client then asks the node, which names the reason.
+//! **Checks.** A client of this crate refuses what its key does not allow before anything is sent,
+//! with the reason. A client that lies is stopped by the registration: its range, its rights, its
+//! end. libfabric says only that something failed, so the client then asks the node, which names
+//! the reason.
 //!
-//! **Limits.** 1. A provider in software (`tcp;ofi_rxm`) looks at a registration when an operation begins: bytes of one that is on
-//! its way when the key is revoked may still be placed, into memory that stays mapped until that link ends. So a WRITE that is refused as
-//! revoked may have been placed in part if it raced with the revocation. 2. Such a provider receives into memory
-//! as bytes arrive: a word in the middle of a large WRITE may be torn for a moment. 3. A key with atomics alone is a registration for
-//! READ and WRITE, too: libfabric has no right of its own for atomics; only the client's own check keeps them apart. 4. Batches in flight
-//! together with one that is refused by the target are lost with the connection: the link goes down, and says that it does not
-//! know what happened.
+//! **Limits.** 1. A provider in software (`tcp;ofi_rxm`) looks at a registration when an operation
+//! begins: bytes of one that is on its way when the key is revoked may still be placed, into memory
+//! that stays mapped until that link ends. So a WRITE that is refused as revoked may have been
+//! placed in part if it raced with the revocation. 2. Such a provider receives into memory as bytes
+//! arrive: a word in the middle of a large WRITE may be torn for a moment. 3. A key with atomics
+//! alone is a registration for READ and WRITE, too: libfabric has no right of its own for atomics;
+//! only the client's own check keeps them apart. 4. Batches in flight together with one that is
+//! refused by the target are lost with the connection: the link goes down, and says that it does
+//! not know what happened.
 //!
 //! Thread-safety: all of it.
 
@@ -50,8 +55,8 @@ use listener::OfiDoor;
 /// By the address of the interface.
 type Domains = Vec<(IpAddr, Weak<Domain>)>;
 
-/// The provider. Addresses are `host:port` of the TCP connection, at the interface whose card is to be used; port 0 lets
-/// the system choose.
+/// The provider. Addresses are `host:port` of the TCP connection, at the interface whose card is to
+/// be used; port 0 lets the system choose.
 #[derive(Clone, Debug)]
 pub struct Ofi {
     clock: Arc<dyn Clock>,
@@ -61,7 +66,8 @@ pub struct Ofi {
 }
 
 impl Ofi {
-    /// Through `provider`, as `fi_info` lists it: `verbs;ofi_rxm`, `efa`, `cxi`; `tcp;ofi_rxm` where there is no card.
+    /// Through `provider`, as `fi_info` lists it: `verbs;ofi_rxm`, `efa`, `cxi`; `tcp;ofi_rxm`
+    /// where there is no card.
     #[must_use]
     pub fn over(provider: &str) -> Self {
         Self { clock: SystemClock::shared(), name: Arc::from(provider), domains: Arc::default() }

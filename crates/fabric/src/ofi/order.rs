@@ -1,8 +1,10 @@
-//! Which operations may be in flight together, and where their bytes lie meanwhile: pure bookkeeping, no I/O.
+//! Which operations may be in flight together, and where their bytes lie meanwhile: pure
+//! bookkeeping, no I/O.
 //!
-//! A link promises that operations take effect in order. libfabric promises only what a provider says of pairs of operations,
-//! and for atomics that a provider emulates by messages even that is not relied on: an operation is posted beside others only
-//! if each pair is ordered, else it waits until they completed. Thread-safety: none, the owner locks.
+//! A link promises that operations take effect in order. libfabric promises only what a provider
+//! says of pairs of operations, and for atomics that a provider emulates by messages even that is
+//! not relied on: an operation is posted beside others only if each pair is ordered, else it waits
+//! until they completed. Thread-safety: none, the owner locks.
 
 use std::collections::VecDeque;
 

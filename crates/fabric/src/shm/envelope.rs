@@ -1,5 +1,5 @@
-//! Messages of the Unix socket: one frame each, with up to two descriptors. The socket keeps the bounds of
-//! messages (`SOCK_SEQPACKET`), so a message is read whole or refused.
+//! Messages of the Unix socket: one frame each, with up to two descriptors. The socket keeps the
+//! bounds of messages (`SOCK_SEQPACKET`), so a message is read whole or refused.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -164,8 +164,8 @@ impl ShmLink {
         word.load(Ordering::Acquire)
     }
 
-    /// Tells the node that this link ended. Only after [`ShmLink::unmap_all`]: the node takes it for the end of
-    /// the mappings.
+    /// Tells the node that this link ended. Only after [`ShmLink::unmap_all`]: the node takes it
+    /// for the end of the mappings.
     fn hang_up(&self) {
         // The node may have ended it already.
         let _shut = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);

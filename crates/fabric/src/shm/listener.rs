@@ -1,5 +1,5 @@
-//! A node's `shm` door: one thread accepts, passes descriptors and notices clients that end; each link has a
-//! thread of its own that answers its requests, asleep on the link's pipe.
+//! A node's `shm` door: one thread accepts, passes descriptors and notices clients that end; each
+//! link has a thread of its own that answers its requests, asleep on the link's pipe.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -75,8 +75,8 @@ impl ShmDoor {
 }
 
 /// Binds to a path. A socket that a killed node left there is replaced; a node that lives is not.
-/// Only the owner may connect: a peer gets memory of this process. The mode is set before the socket
-/// has a name, and the umask can only take bits away.
+/// Only the owner may connect: a peer gets memory of this process. The mode is set before the
+/// socket has a name, and the umask can only take bits away.
 fn listen_at(address: &str) -> Result<OwnedFd> {
     let fail = |errno: Errno| {
         let source = io::Error::from(errno);
@@ -302,7 +302,8 @@ impl Shared {
         envelope::send(socket, &out, &fds)
     }
 
-    /// The client's process ended, or its link did: the kernel, or the client, has unmapped everything.
+    /// The client's process ended, or its link did: the kernel, or the client, has unmapped
+    /// everything.
     fn end(&self, guest: Guest) {
         let Some(link) = guest.link else { return };
         link.responder.stream().shut();

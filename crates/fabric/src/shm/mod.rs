@@ -1,15 +1,17 @@
 //! `shm`: memory of a node on the same host, mapped.
 //!
-//! One-sided operations are loads, stores and atomic instructions of the client's own processor on the
-//! node's memory: no system call, no thread of the target, which may be stopped. Requests go through a ring in
-//! shared memory per link ([`pipe`]); whoever waits spins briefly and then sleeps on a futex. A Unix socket
-//! ([`envelope`]) passes the memory's descriptors and tells each side that the other has ended.
+//! One-sided operations are loads, stores and atomic instructions of the client's own processor on
+//! the node's memory: no system call, no thread of the target, which may be stopped. Requests go
+//! through a ring in shared memory per link ([`pipe`]); whoever waits spins briefly and then sleeps
+//! on a futex. A Unix socket ([`envelope`]) passes the memory's descriptors and tells each side
+//! that the other has ended.
 //!
-//! **Limits**, which follow from the mapping. 1. A revocation cannot take memory away from a process that has it
-//! mapped; see [`Node`] for what the owner does. 2. A key without the right to write is mapped
-//! read-only, from a descriptor that is read-only; a process of the same user can get around that as it can around
-//! any protection between processes of one user. 3. A node that was killed is noticed when the kernel closes its
-//! socket: until then, microseconds to milliseconds, operations succeed on memory that nobody will read.
+//! **Limits**, which follow from the mapping. 1. A revocation cannot take memory away from a
+//! process that has it mapped; see [`Node`] for what the owner does. 2. A key without the right to
+//! write is mapped read-only, from a descriptor that is read-only; a process of the same user can
+//! get around that as it can around any protection between processes of one user. 3. A node that
+//! was killed is noticed when the kernel closes its socket: until then, microseconds to
+//! milliseconds, operations succeed on memory that nobody will read.
 //!
 //! Thread-safety: all of it. Cost of a READ: two loads of the control page, a look-up, the copy.
 
@@ -43,7 +45,8 @@ pub struct Shm {
 }
 
 impl Shm {
-    /// With the system's clock. The links of one provider share a thread that notices nodes that end.
+    /// With the system's clock. The links of one provider share a thread that notices nodes that
+    /// end.
     #[must_use]
     pub fn new() -> Self {
         Self { clock: SystemClock::shared(), watch: Arc::new(Watch::default()) }

@@ -1,7 +1,8 @@
-//! A pipe's protocol under every interleaving that a model checker tries, and the proof that it would see the mistakes that the
-//! protocol guards against. The code is that of production ([`End`]); the words are the checker's, and rings are four bytes
-//! long. It explores interleavings of sequentially consistent steps: what weaker memory needs is argued in `ring`. A lost wake-up is a
-//! deadlock, which the checker reports.
+//! A pipe's protocol under every interleaving that a model checker tries, and the proof that it
+//! would see the mistakes that the protocol guards against. The code is that of production
+//! ([`End`]); the words are the checker's, and rings are four bytes long. It explores interleavings
+//! of sequentially consistent steps: what weaker memory needs is argued in `ring`. A lost wake-up
+//! is a deadlock, which the checker reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -167,7 +168,8 @@ fn ends(mistake: Mistake) -> (End<Arc<Memory>>, End<Arc<Memory>>) {
     (End::new(Arc::clone(&memory), Side::Client), End::new(memory, Side::Node))
 }
 
-/// More bytes than the ring holds go there and back. With pieces of half the ring, a reader finds exactly that.
+/// More bytes than the ring holds go there and back. With pieces of half the ring, a reader finds
+/// exactly that.
 fn bytes_pass(mistake: Mistake, piece: usize) {
     const COUNT: u8 = 9;
     let (client, node) = ends(mistake);

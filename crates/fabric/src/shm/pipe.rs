@@ -1,15 +1,18 @@
-//! Two rings of bytes in shared memory: a [`Stream`] without system calls while both sides are awake.
+//! Two rings of bytes in shared memory: a [`Stream`] without system calls while both sides are
+//! awake.
 //!
-//! Layout (bytes): 0 head and 64 tail of the ring to the node, 128 head and 192 tail of the ring to the client; 256 bell
-//! and 264 sleeping of the node, 320 bell and 328 sleeping of the client; 384 closed; 4096 the ring to
-//! the node, then the ring to the client, [`RING_BYTES`] each. Heads and tails count bytes since the
-//! beginning.
+//! Layout (bytes): 0 head and 64 tail of the ring to the node, 128 head and 192 tail of the ring to
+//! the client; 256 bell and 264 sleeping of the node, 320 bell and 328 sleeping of the client; 384
+//! closed; 4096 the ring to the node, then the ring to the client, [`RING_BYTES`] each. Heads and
+//! tails count bytes since the beginning.
 //!
-//! The protocol, and its invariants, are in [`super::ring`]; here are the words on shared memory and how long to spin. The words
-//! from 256 to 384 are accessed as 4-byte words only, all others as 8-byte words.
+//! The protocol, and its invariants, are in [`super::ring`]; here are the words on shared memory
+//! and how long to spin. The words from 256 to 384 are accessed as 4-byte words only, all others as
+//! 8-byte words.
 //!
-//! Thread-safety: any thread writes (one at a time, which `Outgoing`'s lock ensures), one reads. Failure: a peer that
-//! lies breaks its own pipe. A peer that says that it is awake while it sleeps is not woken.
+//! Thread-safety: any thread writes (one at a time, which `Outgoing`'s lock ensures), one reads.
+//! Failure: a peer that lies breaks its own pipe. A peer that says that it is awake while it sleeps
+//! is not woken.
 
 use std::hint::spin_loop;
 use std::io;
@@ -33,24 +36,28 @@ const RINGS_AT: usize = 4096;
 /// Bytes of a pipe's memory.
 pub(super) const PIPE_BYTES: usize = RINGS_AT + 2 * RING_BYTES;
 const CLOSED_WORD: usize = 384 / 8;
-/// How long a side looks before it sleeps, in looks: from nearly never to about as long as a wake-up takes. See [`Patience`].
+/// How long a side looks before it sleeps, in looks: from nearly never to about as long as a
+/// wake-up takes. See [`Patience`].
 const SPINS_MIN: u32 = 16;
 const SPINS_MAX: u32 = 4096;
-/// So many looks (some microseconds) follow each other; before each later one the processor is offered to whoever else could use it, which counts
-/// for this many.
+/// So many looks (some microseconds) follow each other; before each later one the processor is
+/// offered to whoever else could use it, which counts for this many.
 const SPINS_ALONE: u32 = 512;
 const SPINS_OFFERED: u32 = 16;
 /// A sleep that spinning might have spared: two wake-ups of idle processors and what lies between.
 const SHORT_SLEEP_NS: u64 = 100_000;
-/// Short sleeps in a row that are tried to be spared by spinning, and waits until that is tried again.
+/// Short sleeps in a row that are tried to be spared by spinning, and waits until that is tried
+/// again.
 const MISSES_TRIED: u32 = 9;
 const MISSES_PAUSE: u32 = 64;
 
-/// How long it is worth to spin. A wake-up of an idle processor costs tens of microseconds, which spinning spares if the
-/// other side is awake; on a busy machine, and while nobody calls, spinning only takes the processor from whoever could answer.
-/// So looks are doubled while they find something or the sleep after them was short, and given up for a while when they find
-/// nothing several times in a row. The most of them take longer than a wake-up: two sides that both sleep each time, and wake each other, get
-/// out of it when one of them still looks while the other wakes up.
+/// How long it is worth to spin. A wake-up of an idle processor costs tens of microseconds, which
+/// spinning spares if the other side is awake; on a busy machine, and while nobody calls, spinning
+/// only takes the processor from whoever could answer. So looks are doubled while they find
+/// something or the sleep after them was short, and given up for a while when they find nothing
+/// several times in a row. The most of them take longer than a wake-up: two sides that both sleep
+/// each time, and wake each other, get out of it when one of them still looks while the other wakes
+/// up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Patience {
     spins: u32,
@@ -411,7 +418,8 @@ mod tests {
         }
     }
 
-    /// The model's claims on real memory with real sleeps: nobody has a timeout, so a wake-up that is lost hangs the test.
+    /// The model's claims on real memory with real sleeps: nobody has a timeout, so a wake-up that
+    /// is lost hangs the test.
     #[test]
     fn two_sides_that_sleep_for_bytes_and_for_room_lose_no_wake_up() {
         for seed in 0..4 {

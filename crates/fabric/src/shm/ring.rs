@@ -1,14 +1,16 @@
-//! The protocol of a pipe: two rings of bytes, and how a side sleeps and is woken. Over abstract words ([`Words`]), so that the same
-//! code runs on shared memory and under a model checker (`model_tests`).
+//! The protocol of a pipe: two rings of bytes, and how a side sleeps and is woken. Over abstract
+//! words ([`Words`]), so that the same code runs on shared memory and under a model checker
+//! (`model_tests`).
 //!
-//! Invariants: 1. a side writes the head of the ring that it fills and the tail of the ring that it empties, from
-//! counters of its own, and never trusts what it reads of the other's: a distance larger than the ring breaks
-//! the pipe; 2. bytes are in the ring before the head says so, and out of it before the tail does; 3. a side that goes to sleep says
-//! first for what, and looks again after; a side that made progress looks after it whether the other sleeps for that: one of
-//! them sees the other. Who wrote wakes any sleeper, who made room only one that waits for room.
+//! Invariants: 1. a side writes the head of the ring that it fills and the tail of the ring that it
+//! empties, from counters of its own, and never trusts what it reads of the other's: a distance
+//! larger than the ring breaks the pipe; 2. bytes are in the ring before the head says so, and out
+//! of it before the tail does; 3. a side that goes to sleep says first for what, and looks again
+//! after; a side that made progress looks after it whether the other sleeps for that: one of them
+//! sees the other. Who wrote wakes any sleeper, who made room only one that waits for room.
 //!
-//! Thread-safety: any thread writes (one at a time), one reads and sleeps. Cost without a sleeper: a fence and a load for each read, an
-//! addition and a load for each write.
+//! Thread-safety: any thread writes (one at a time), one reads and sleeps. Cost without a sleeper:
+//! a fence and a load for each read, an addition and a load for each write.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,8 +95,8 @@ impl<W: Words> End<W> {
         Ok(W::RING_BYTES - used)
     }
 
-    /// Whether a wait for bytes or for room is over. A pipe that is broken is found so by the read or write that
-    /// follows.
+    /// Whether a wait for bytes or for room is over. A pipe that is broken is found so by the read
+    /// or write that follows.
     pub(super) fn stirred(&self, read: bool, write: bool) -> bool {
         (read && self.readable().unwrap_or(1) > 0)
             || (write && self.writable().unwrap_or(1) > 0)
@@ -147,8 +149,8 @@ impl<W: Words> End<W> {
         }
     }
 
-    /// Sleeps until there are bytes, or also `for_room`, or until the bell of this side rings; not at all if `stirred` says that
-    /// there is something already. Whether it slept.
+    /// Sleeps until there are bytes, or also `for_room`, or until the bell of this side rings; not
+    /// at all if `stirred` says that there is something already. Whether it slept.
     pub(super) fn sleep(
         &self,
         for_room: bool,

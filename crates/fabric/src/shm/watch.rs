@@ -28,7 +28,8 @@ struct Inner {
     owner: Weak<Watch>,
 }
 
-/// The thread holds the socket while it sleeps, never the link: so that a link can be dropped meanwhile.
+/// The thread holds the socket while it sleeps, never the link: so that a link can be dropped
+/// meanwhile.
 type Entry = (Arc<OwnedFd>, Weak<dyn Watched>);
 
 impl fmt::Debug for Watch {

@@ -1,5 +1,5 @@
-//! Requests and answers: messages of their own, which are lost, doubled and overtaken. The link asks again when one was
-//! lost; the node knows what it executed.
+//! Requests and answers: messages of their own, which are lost, doubled and overtaken. The link
+//! asks again when one was lost; the node knows what it executed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -82,7 +82,8 @@ impl Wire {
         })
     }
 
-    /// A message of `bytes` has reached the card of `to`: `then` runs when a thread has received it.
+    /// A message of `bytes` has reached the card of `to`: `then` runs when a thread has received
+    /// it.
     fn received(&self, to: Life, bytes: usize, then: impl FnOnce() + Send + 'static) {
         let now_ps = self.network.now_ps();
         let received_ps = self.network.on(to.host, |machine| {

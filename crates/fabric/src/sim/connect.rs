@@ -1,5 +1,5 @@
-//! How a link comes up: a question to the door and its answer, asked again while packets are lost and the deadline has not
-//! passed.
+//! How a link comes up: a question to the door and its answer, asked again while packets are lost
+//! and the deadline has not passed.
 
 use std::sync::Arc;
 

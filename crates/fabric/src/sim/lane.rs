@@ -1,8 +1,9 @@
-//! One direction of a link's reliable half: packets arrive in the order in which they were sent, each once. A lost packet is
-//! sent again after a while and holds up those behind it, as on a reliable connection of an InfiniBand card.
+//! One direction of a link's reliable half: packets arrive in the order in which they were sent,
+//! each once. A lost packet is sent again after a while and holds up those behind it, as on a
+//! reliable connection of an InfiniBand card.
 //!
-//! Invariant: what arrives later was sent later, and no two packets arrive in the same nanosecond. Failure: a packet that
-//! was sent too often breaks the link, and with it go all that wait.
+//! Invariant: what arrives later was sent later, and no two packets arrive in the same nanosecond.
+//! Failure: a packet that was sent too often breaks the link, and with it go all that wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -53,8 +54,8 @@ impl Lane {
 }
 
 impl Wire {
-    /// When a message that could arrive at `at_ns` does: behind those before it, unless the network is one that lets packets
-    /// overtake each other.
+    /// When a message that could arrive at `at_ns` does: behind those before it, unless the network
+    /// is one that lets packets overtake each other.
     pub(super) fn in_turn(&self, way: Way, at_ns: u64) -> u64 {
         if !self.network.keeps_order() {
             return at_ns;

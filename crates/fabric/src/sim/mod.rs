@@ -1,10 +1,10 @@
 //! `sim`: the fabric in virtual time, with faults, from one seed.
 //!
 //! A [`Network`] joins the [`Host`]s of a
-//! [`Simulation`](archipelago_base::simulation::Simulation). Each has a [`Model`] of its card, wire and threads, and a
-//! provider [`Sim`], through which it serves nodes and connects to others. Operations are executed by the same
-//! code at the target as those of `tcp` (`Node::execute`, `Node::request`), at the virtual time at which the model says that
-//! they take place.
+//! [`Simulation`](archipelago_base::simulation::Simulation). Each has a [`Model`] of its card, wire
+//! and threads, and a provider [`Sim`], through which it serves nodes and connects to others.
+//! Operations are executed by the same code at the target as those of `tcp` (`Node::execute`,
+//! `Node::request`), at the virtual time at which the model says that they take place.
 //!
 //! | part | in |
 //! | --- | --- |
@@ -15,14 +15,16 @@
 //! | one-sided operations; requests | `onesided.rs`, `asking.rs` |
 //! | how links come up | `connect.rs` |
 //!
-//! What differs from the other providers. 1. A post leaves at once. 2. Somebody has to run the simulation: tasks within it
-//! await promises; [`Promise::wait`] runs it, from outside only. 3. Requests of a link are messages of
-//! their own: with [`Faults::delay_ns_max`] they overtake each other and the link's one-sided operations. 4. Sessions and nodes
-//! come from [`Network::session`] and [`Network::node`], so that their random numbers follow from the seed.
+//! What differs from the other providers. 1. A post leaves at once. 2. Somebody has to run the
+//! simulation: tasks within it await promises; [`Promise::wait`] runs it, from outside only. 3.
+//! Requests of a link are messages of their own: with [`Faults::delay_ns_max`] they overtake each
+//! other and the link's one-sided operations. 4. Sessions and nodes come from [`Network::session`]
+//! and [`Network::node`], so that their random numbers follow from the seed.
 //!
-//! Failure: a machine that crashes is noticed after a time ([`Transport`]), one that is cut off when packets were sent
-//! again often enough; the link is then down. A machine that restarted resets links to its earlier life at the next
-//! packet. Cost: three to seven steps of the scheduler for an operation.
+//! Failure: a machine that crashes is noticed after a time ([`Transport`]), one that is cut off
+//! when packets were sent again often enough; the link is then down. A machine that restarted
+//! resets links to its earlier life at the next packet. Cost: three to seven steps of the scheduler
+//! for an operation.
 //!
 //! ```
 //! use archipelago_base::Epoch;
@@ -77,8 +79,8 @@ use crate::promise::Promise;
 pub use model::{Costs, Faults, Model, Transport, Work};
 pub use network::Network;
 
-/// The provider, as it is seen from one host. An address is the host's name, with `:` and anything behind it for more than one
-/// node on a host.
+/// The provider, as it is seen from one host. An address is the host's name, with `:` and anything
+/// behind it for more than one node on a host.
 #[derive(Clone, Debug)]
 pub struct Sim {
     network: Arc<Network>,
@@ -91,8 +93,9 @@ impl Sim {
         Self { network, host, path: AtomicPath::Processor }
     }
 
-    /// The same, as a fabric whose card executes atomics: regions for it are allocated with [`AtomicPath::Card`], and the node
-    /// itself cannot swap their words. Default: [`AtomicPath::Processor`].
+    /// The same, as a fabric whose card executes atomics: regions for it are allocated with
+    /// [`AtomicPath::Card`], and the node itself cannot swap their words. Default:
+    /// [`AtomicPath::Processor`].
     #[must_use]
     pub fn with_atomics(self, path: AtomicPath) -> Self {
         Self { path, ..self }
@@ -110,7 +113,8 @@ impl Sim {
         &self.network
     }
 
-    /// Done when a thread of the host has worked for `ps` picoseconds: what local computation costs.
+    /// Done when a thread of the host has worked for `ps` picoseconds: what local computation
+    /// costs.
     #[must_use]
     pub fn work(&self, ps: u64) -> Sleep {
         let now_ps = self.network.now_ps();

@@ -1,9 +1,11 @@
 //! What a machine costs in virtual time: its network card, its wire, its threads.
 //!
-//! Decision 0012 has the model, every figure and where it is from. All times are picoseconds, because a card
-//! takes some tens of nanoseconds for an operation and a rounded one would be wrong by per cents.
+//! Decision 0012 has the model, every figure and where it is from. All times are picoseconds,
+//! because a card takes some tens of nanoseconds for an operation and a rounded one would be wrong
+//! by per cents.
 
-/// What each verb takes of one of a card's servers, in picoseconds. An operation whose bytes take longer takes that.
+/// What each verb takes of one of a card's servers, in picoseconds. An operation whose bytes take
+/// longer takes that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
     /// A READ's request.
@@ -16,7 +18,8 @@ pub struct Costs {
     pub message_ps: u64,
 }
 
-/// A machine. [`Model::CONNECTX3`] is the calibrated one, [`Model::quick`] the one for tests of protocols.
+/// A machine. [`Model::CONNECTX3`] is the calibrated one, [`Model::quick`] the one for tests of
+/// protocols.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
     /// The card's server of what the machine sends.
@@ -46,7 +49,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// A node of FlexKV's testbed: ConnectX-3 of 56 Gbit/s, 10 clients' threads. Frozen by decision 0012.
+    /// A node of FlexKV's testbed: ConnectX-3 of 56 Gbit/s, 10 clients' threads. Frozen by decision
+    /// 0012.
     pub const CONNECTX3: Self = Self {
         outbound: Costs {
             read_ps: 45_455,
@@ -67,8 +71,9 @@ impl Model {
         local_read_ps: 67_123,
     };
 
-    /// A wire of 1 µs, 10 ns for each operation at the node, so that batches of several clients mix, and nothing else that costs:
-    /// for protocols, whose order of events counts and not their speed.
+    /// A wire of 1 µs, 10 ns for each operation at the node, so that batches of several clients
+    /// mix, and nothing else that costs: for protocols, whose order of events counts and not their
+    /// speed.
     #[must_use]
     pub fn quick() -> Self {
         let (none, some) = (Costs::default(), 10_000);
@@ -88,8 +93,8 @@ impl Model {
         }
     }
 
-    /// The same with every time `factor` times as long: rates and bandwidth fall by it, ratios stay. Say so where figures are
-    /// printed.
+    /// The same with every time `factor` times as long: rates and bandwidth fall by it, ratios
+    /// stay. Say so where figures are printed.
     #[must_use]
     pub fn scaled(&self, factor: u64) -> Self {
         let costs = |costs: &Costs| Costs {
@@ -129,17 +134,19 @@ impl Default for Model {
 /// What goes wrong on the network; shares lie within 0 and 1. By default nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Share of packets that are lost. One-sided operations and their completions are sent again by the transport, in order;
-    /// requests and answers are asked for again by the link.
+    /// Share of packets that are lost. One-sided operations and their completions are sent again by
+    /// the transport, in order; requests and answers are asked for again by the link.
     pub loss: f64,
     /// Share of requests and answers that arrive twice.
     pub duplicate: f64,
-    /// Every packet takes up to this much longer, at random: packets of different links overtake each other, and so do requests
-    /// and answers of one. One-sided operations of a link stay in order.
+    /// Every packet takes up to this much longer, at random: packets of different links overtake
+    /// each other, and so do requests and answers of one. One-sided operations of a link stay in
+    /// order.
     pub delay_ns_max: u64,
     /// Share of READs and WRITEs of more than a word that take place in two parts, a moment apart.
     pub tear: f64,
-    /// Share of batches on mapped memory that are refused as a whole, as on a link that is given up at that moment.
+    /// Share of batches on mapped memory that are refused as a whole, as on a link that is given up
+    /// at that moment.
     pub refuse: f64,
 }
 
@@ -150,7 +157,8 @@ pub struct Transport {
     pub again_ns: u64,
     /// So often; then the link is down. Default: 7.
     pub tries: u32,
-    /// A machine that crashed is noticed at the other ends of its links after this long. Default: 10 ms.
+    /// A machine that crashed is noticed at the other ends of its links after this long. Default:
+    /// 10 ms.
     pub notice_ns: u64,
 }
 

@@ -1,8 +1,9 @@
-//! The network of a simulation: machines and their cards, doors, connections, and what is wrong with the wires.
+//! The network of a simulation: machines and their cards, doors, connections, and what is wrong
+//! with the wires.
 //!
-//! Invariants: 1. a packet reaches a machine only in the life that it was sent to; a later life answers with a reset; 2.
-//! the dice of the network are its own, drawn in the order of the steps, so a run follows from its seed; 3. the
-//! network's lock is held for arithmetic alone.
+//! Invariants: 1. a packet reaches a machine only in the life that it was sent to; a later life
+//! answers with a reset; 2. the dice of the network are its own, drawn in the order of the steps,
+//! so a run follows from its seed; 3. the network's lock is held for arithmetic alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -156,8 +157,9 @@ impl Network {
         self.state.lock().faults = faults;
     }
 
-    /// From now on every machine has all others' memory mapped: one-sided operations are done when they are posted, whatever is cut or slow, as over `shm`. To be
-    /// said before anything is posted.
+    /// From now on every machine has all others' memory mapped: one-sided operations are done when
+    /// they are posted, whatever is cut or slow, as over `shm`. To be said before anything is
+    /// posted.
     pub fn share_memory(&self) {
         self.state.lock().shares_memory = true;
     }

@@ -15,7 +15,8 @@ use crate::node::Access;
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 
-/// A batch in flight. The operations stay with the flight while the caller was told that it is too late.
+/// A batch in flight. The operations stay with the flight while the caller was told that it is too
+/// late.
 pub(super) struct Flight {
     keys: Vec<(RegionId, u64)>,
     batch: Mutex<Option<Batch>>,
@@ -147,7 +148,8 @@ impl Wire {
         self.network.scheduler.at(done_ps.div_ceil(1000), self.far, run);
     }
 
-    /// Executes operation `index`, from byte `from` of a READ or WRITE on, or a part if it is torn there.
+    /// Executes operation `index`, from byte `from` of a READ or WRITE on, or a part if it is torn
+    /// there.
     fn execute(self: &Arc<Self>, number: Number, flight: Arc<Flight>, index: usize, from: usize) {
         if !self.serves() {
             return;
@@ -184,7 +186,8 @@ impl Wire {
         crate::node::LinkEnd::close(self, reason.into());
     }
 
-    /// Where operation `index` is torn, in bytes, and for how long; only what the node would execute.
+    /// Where operation `index` is torn, in bytes, and for how long; only what the node would
+    /// execute.
     fn tear(&self, flight: &Flight, index: usize) -> Option<(usize, u64)> {
         let batch = flight.batch.lock();
         let (offset, len) = match batch.as_ref()?.ops()[index] {

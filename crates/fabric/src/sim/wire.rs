@@ -1,9 +1,10 @@
 //! A link of the simulation: both ends in one value, each touched only by events of its own host.
 //!
-//! Invariants: 1. what is in flight stands in `pending` with a deadline, and one event of the client watches over the earliest; 2.
-//! once `down` is set, `pending` is empty and stays so; 3. an event of an end that has crashed never runs, since it
-//! belongs to that host's life; 4. the batch that comes back late goes nowhere: its place in `pending` is gone; 5. of a link's
-//! batches the card executes one at a time, in the order in which they were posted.
+//! Invariants: 1. what is in flight stands in `pending` with a deadline, and one event of the
+//! client watches over the earliest; 2. once `down` is set, `pending` is empty and stays so; 3. an
+//! event of an end that has crashed never runs, since it belongs to that host's life; 4. the batch
+//! that comes back late goes nowhere: its place in `pending` is gone; 5. of a link's batches the
+//! card executes one at a time, in the order in which they were posted.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -59,7 +60,8 @@ struct Client {
 struct Target {
     arrival: Option<u64>,
     closed: bool,
-    /// Batches that wait for the one that the card executes: a link's operations take place one after another.
+    /// Batches that wait for the one that the card executes: a link's operations take place one
+    /// after another.
     waiting: VecDeque<(Number, Arc<Flight>)>,
     executing: bool,
 }
@@ -342,7 +344,8 @@ impl Wire {
         self.target.lock().arrival = Some(arrival);
     }
 
-    /// Whether the node's end is up, in the epoch that the link was made in. If the epoch is over, it closes.
+    /// Whether the node's end is up, in the epoch that the link was made in. If the epoch is over,
+    /// it closes.
     pub(super) fn serves(&self) -> bool {
         if self.target.lock().closed {
             return false;

@@ -83,7 +83,8 @@ impl Incoming {
         debug_assert!(self.start <= self.end);
     }
 
-    /// Moves a part of a frame to the front; grows only by what has arrived, whatever its header says.
+    /// Moves a part of a frame to the front; grows only by what has arrived, whatever its header
+    /// says.
     fn make_room(&mut self) {
         let held = self.end - self.start;
         if held == 0 {

@@ -1,14 +1,15 @@
 //! The client's end of a link over a stream: what is in flight, who receives, what is too late.
 //!
-//! **Who receives.** One thread at a time reads the stream and completes what arrives: see [`crate::lead`]. A promise that is
-//! polled or dropped starts the background thread at the first time.
+//! **Who receives.** One thread at a time reads the stream and completes what arrives: see
+//! [`crate::lead`]. A promise that is polled or dropped starts the background thread at the first
+//! time.
 //!
-//! Invariants: 1. everything in flight is in `pending` and has a deadline, so whoever leads ends; 2. once `down`
-//! is set, `pending` is empty and stays so; 3. locks are taken in the order lead → incoming → pending, out last, and none
-//! is held over a wake-up of a task.
+//! Invariants: 1. everything in flight is in `pending` and has a deadline, so whoever leads ends;
+//! 2. once `down` is set, `pending` is empty and stays so; 3. locks are taken in the order lead →
+//! incoming → pending, out last, and none is held over a wake-up of a task.
 //!
-//! Failure: a stream that ends, or a frame that cannot be, takes the link down: everything in flight completes as
-//! disconnected.
+//! Failure: a stream that ends, or a frame that cannot be, takes the link down: everything in
+//! flight completes as disconnected.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,8 +37,8 @@ use crate::wire::{
 const DOORBELL_BYTES: usize = 64 << 10;
 /// Queued bytes beyond which a post is refused: the target does not read.
 const OUT_BYTES_MAX: usize = 32 << 20;
-/// The leader looks at deadlines at least so often: a post with an earlier deadline than those it knows may
-/// have come meanwhile.
+/// The leader looks at deadlines at least so often: a post with an earlier deadline than those it
+/// knows may have come meanwhile.
 const TICK: Duration = Duration::from_millis(20);
 
 pub(crate) struct Initiator<S> {

@@ -43,8 +43,8 @@ pub(crate) trait Stream: Send + Sync + 'static {
     /// Ends the stream for both sides. Reads find the end, writes fail.
     fn shut(&self);
 
-    /// Sends the frame that says why the link ends, where that goes another way than the bytes before it.
-    /// Whether it does.
+    /// Sends the frame that says why the link ends, where that goes another way than the bytes
+    /// before it. Whether it does.
     fn say_last(&self, _frame: &[u8]) -> bool {
         false
     }

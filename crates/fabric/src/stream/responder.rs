@@ -1,10 +1,10 @@
-//! The target's end of a link over a stream: one thread that reads frames, executes what they ask, and writes
-//! what came of it. All frames of one read are executed before one write answers them.
+//! The target's end of a link over a stream: one thread that reads frames, executes what they ask,
+//! and writes what came of it. All frames of one read are executed before one write answers them.
 //!
-//! Invariants: 1. nothing that a client sends ends the node: a frame that cannot be read closes this link, with
-//! a reason that the client is told; 2. a client that does not read holds at most
-//! [`OUT_BYTES_MAX`] and one batch of this node's memory: beyond that nothing is read from it, and a link that is quiet for
-//! [`QUIET`] holds no buffer; 3. answers that come later, from other
+//! Invariants: 1. nothing that a client sends ends the node: a frame that cannot be read closes
+//! this link, with a reason that the client is told; 2. a client that does not read holds at most
+//! [`OUT_BYTES_MAX`] and one batch of this node's memory: beyond that nothing is read from it, and
+//! a link that is quiet for [`QUIET`] holds no buffer; 3. answers that come later, from other
 //! threads, are sent by those threads, or by this one if it is busy anyway.
 
 use std::sync::Arc;
@@ -43,7 +43,8 @@ pub(crate) enum OneSided {
 /// Registers memory for a link's client.
 #[cfg(feature = "ofi")]
 pub(crate) trait Registrar: Send + Sync {
-    /// Registers what `key` opens, and appends what the client needs to know, or the refusal. Whether it was done.
+    /// Registers what `key` opens, and appends what the client needs to know, or the refusal.
+    /// Whether it was done.
     fn attach(&self, node: &Node, key: &crate::ids::RemoteKey, out: &mut Vec<u8>) -> bool;
 }
 
@@ -91,8 +92,8 @@ impl<S: Stream> Responder<S> {
         self.arrival.store(arrival, Ordering::Relaxed);
     }
 
-    /// Whether the client has not sent a frame since its greeting, and the link is not being closed. Of a link whose operations come another
-    /// way it is not known.
+    /// Whether the client has not sent a frame since its greeting, and the link is not being
+    /// closed. Of a link whose operations come another way it is not known.
     pub(crate) fn is_silent(&self) -> bool {
         let elsewhere = matches!(self.one_sided, OneSided::Elsewhere);
         let silent = !elsewhere && !self.has_spoken.load(Ordering::Relaxed);

@@ -1,16 +1,16 @@
 //! `tcp`: **emulated** one-sided operations over a network.
 //!
-//! No hardware places bytes here: a service thread at the target, one per link, reads operations as frames,
-//! executes them on the target's memory with the processor, and answers. So they cost the target CPU, and wait
-//! while the target's process is stopped; what they keep is the interface and its promises, a WRITE's
-//! completion after its placement among them.
+//! No hardware places bytes here: a service thread at the target, one per link, reads operations as
+//! frames, executes them on the target's memory with the processor, and answers. So they cost the
+//! target CPU, and wait while the target's process is stopped; what they keep is the interface and
+//! its promises, a WRITE's completion after its placement among them.
 //!
-//! A batch is one frame; batches that are posted together leave with one system call, and are answered
-//! with one. The wire format is in `docs/formats/fabric.md`. It has checksums, but neither encryption nor
-//! authentication beyond keys that cannot be guessed: for networks that one trusts.
+//! A batch is one frame; batches that are posted together leave with one system call, and are
+//! answered with one. The wire format is in `docs/formats/fabric.md`. It has checksums, but neither
+//! encryption nor authentication beyond keys that cannot be guessed: for networks that one trusts.
 //!
-//! Failure: a connection that breaks takes the link down. A target that is stopped, or a network that swallows packets,
-//! shows as deadlines that pass.
+//! Failure: a connection that breaks takes the link down. A target that is stopped, or a network
+//! that swallows packets, shows as deadlines that pass.
 
 mod listener;
 pub(crate) mod reception;

@@ -1,14 +1,16 @@
-//! What doors behind a TCP socket share: one thread accepts and reads greetings, and one per link that greeted serves as
-//! the provider does.
+//! What doors behind a TCP socket share: one thread accepts and reads greetings, and one per link
+//! that greeted serves as the provider does.
 //!
-//! Owned by a provider's listener, which ends it in two steps: [`Reception::end`] (nobody is taken any more),
-//! then [`Reception::close_links`]. A client that does not greet, or breaks the protocol at it, is told why,
-//! counted as malformed, and costs nothing else.
+//! Owned by a provider's listener, which ends it in two steps: [`Reception::end`] (nobody is taken
+//! any more), then [`Reception::close_links`]. A client that does not greet, or breaks the protocol
+//! at it, is told why, counted as malformed, and costs nothing else.
 //!
-//! Invariants: 1. a connection that has not greeted has no thread and at most [`GREETING_BYTES_MAX`] and a header of memory; the thread
-//! that accepts waits for all of them together, at most [`GUESTS_MAX`], each for at most [`GREETING_DEADLINE`]; 2. of links that greeted and
-//! never sent a frame there are at most [`STRANGERS_MAX`], each for about [`SILENCE_MAX`]: the oldest makes room for a new one; 3. there are at
-//! most [`LINKS_MAX`] links. Cost: an accept, a poll and a read per connection, and a thread once it greets.
+//! Invariants: 1. a connection that has not greeted has no thread and at most
+//! [`GREETING_BYTES_MAX`] and a header of memory; the thread that accepts waits for all of them
+//! together, at most [`GUESTS_MAX`], each for at most [`GREETING_DEADLINE`]; 2. of links that
+//! greeted and never sent a frame there are at most [`STRANGERS_MAX`], each for about
+//! [`SILENCE_MAX`]: the oldest makes room for a new one; 3. there are at most [`LINKS_MAX`] links.
+//! Cost: an accept, a poll and a read per connection, and a thread once it greets.
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
@@ -242,7 +244,8 @@ impl<S: Stream> Reception<S> {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Keeps a link, to close it at the end. If there are too many that never sent a frame, the oldest of them is closed.
+    /// Keeps a link, to close it at the end. If there are too many that never sent a frame, the
+    /// oldest of them is closed.
     pub(crate) fn remember(&self, link: &Arc<Responder<S>>) {
         let mut links = self.links.lock();
         links.retain(|entry| entry.link.strong_count() > 0);
@@ -302,7 +305,8 @@ impl Guest {
     /// Tells why it is not taken, if it listens.
     fn refuse(&self, refusal: Refusal) {
         let _sent = (&self.stream).write(&goodbye(refusal));
-        // Bytes that nobody read would have the system reset the connection, and the client lose what it was told.
+        // Bytes that nobody read would have the system reset the connection, and the client lose
+        // what it was told.
         let mut part = [0; GREETING_BYTES_MAX];
         for _ in 0..GUEST_PARTS_MAX {
             if !matches!((&self.stream).read(&mut part), Ok(1..)) {

@@ -73,8 +73,8 @@ pub fn encode_ops(out: &mut Vec<u8>, batch: &mut Batch, keys: &[(RegionId, u64)]
     }
 }
 
-/// Reads the body of a batch into `ops`, which is cleared first. Checks the limits of a batch, and that
-/// nothing is left over.
+/// Reads the body of a batch into `ops`, which is cleared first. Checks the limits of a batch, and
+/// that nothing is left over.
 pub fn decode_ops<'a>(body: &'a [u8], ops: &mut Vec<WireOp<'a>>) -> Result<(), Malformed> {
     ops.clear();
     let mut reader = Reader::new(body);

@@ -1,5 +1,6 @@
-//! What links of `ofi` say besides: names of endpoints, where a registration lies, and what stands before a message.
-//! `docs/formats/fabric.md` has the byte tables. Nothing here needs libfabric: it is compiled, tested and fuzzed without.
+//! What links of `ofi` say besides: names of endpoints, where a registration lies, and what stands
+//! before a message. `docs/formats/fabric.md` has the byte tables. Nothing here needs libfabric: it
+//! is compiled, tested and fuzzed without.
 
 use archipelago_base::codec::{Reader, put_u32, put_u64};
 
@@ -85,7 +86,8 @@ impl OpenedOnCard {
     }
 }
 
-/// What stands before a message's bytes: number, messages taken, bytes that follow, 0; each a little-endian u32.
+/// What stands before a message's bytes: number, messages taken, bytes that follow, 0; each a
+/// little-endian u32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// How many messages with bytes were sent before this one.

@@ -96,7 +96,8 @@ fn operations_of_a_batch_take_effect_in_order(name: &str) {
     }
 }
 
-/// Posted together, of every sort: what a READ reads is neither older than the batch before it nor newer.
+/// Posted together, of every sort: what a READ reads is neither older than the batch before it nor
+/// newer.
 fn a_batch_behind_another_finds_all_of_it(name: &str) {
     let world = World::new(name);
     let (link, region) = world.attached();

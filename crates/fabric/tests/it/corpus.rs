@@ -1,7 +1,7 @@
 //! Replays the inputs of the fuzz targets: every decoder answers every input.
 //!
-//! An input of `body` and `ofi` says by its name what it is: `good_KIND` is read by the decoder of that kind and written as
-//! the same bytes, `KIND_` and a fault is refused by it.
+//! An input of `body` and `ofi` says by its name what it is: `good_KIND` is read by the decoder of
+//! that kind and written as the same bytes, `KIND_` and a fault is refused by it.
 
 use archipelago_fabric::wire::{self, WireAction, ofi};
 use archipelago_fabric::{Attached, Batch, Outcome, Refusal};

@@ -240,7 +240,8 @@ fn a_node_that_lies_costs_the_client_its_link_only() {
         let to = Connect::to(false_node(bytes), &Session::fresh());
         let link = Tcp::new().connect(to).wait().unwrap();
         let region = {
-            // The answer to the batch is there before the batch is: it is nobody's, then the link ends.
+            // The answer to the batch is there before the batch is: it is nobody's, then the link
+            // ends.
             link.attach(&good).wait().unwrap()
         };
         let mut batch = Batch::new();

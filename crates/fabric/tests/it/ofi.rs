@@ -63,7 +63,8 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
 fn tcp_clients_and_ofi_clients_do_not_take_each_other_for_their_own() {
     let world = World::new("ofi");
     let session = Session::fresh();
-    // Their greetings are the same; a `tcp` client then waits for what never comes, or hears what it cannot read.
+    // Their greetings are the same; a `tcp` client then waits for what never comes, or hears what
+    // it cannot read.
     let mut to = Connect::to(world.listener.address(), &session);
     to.deadline = std::time::Duration::from_millis(200);
     if let Ok(link) = Tcp::new().connect(to).wait() {
@@ -180,7 +181,8 @@ fn clients_that_lie_about_their_endpoints_are_cut_off_and_others_go_on() {
     behind.push(0);
     let mut length = good.clone();
     length[0] = 0xff;
-    // The endpoint's address for messages, at the end, is of another family, which is read past its end; then of another length.
+    // The endpoint's address for messages, at the end, is of another family, which is read past its
+    // end; then of another length.
     let name_at = good.len() - (good.len() - 12 - good[0] as usize) / 2;
     let mut family = good.clone();
     family[name_at] ^= 0x7f;

@@ -1,5 +1,5 @@
-//! What strangers at a TCP door cost: connections that say nothing, and links that greet and say nothing more, are few and do not keep
-//! others out.
+//! What strangers at a TCP door cost: connections that say nothing, and links that greet and say
+//! nothing more, are few and do not keep others out.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,5 @@
-//! Helper processes: this test program started again, to be a node or a client that can be stopped and killed.
+//! Helper processes: this test program started again, to be a node or a client that can be stopped
+//! and killed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -136,8 +137,9 @@ fn serve(name: &str, address: &str, epoch: u64) {
     }
 }
 
-/// Adds to one word by fetch-and-add and to another by compare-and-swap, from "go" on. Says how many compare-and-swaps
-/// found another word than this process last saw: so often another process came between.
+/// Adds to one word by fetch-and-add and to another by compare-and-swap, from "go" on. Says how
+/// many compare-and-swaps found another word than this process last saw: so often another process
+/// came between.
 fn count(name: &str, address: &str, key: &str, rounds: u64) {
     let mut to = Connect::to(address, &Session::fresh());
     to.deadline = LONG;

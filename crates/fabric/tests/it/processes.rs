@@ -1,5 +1,5 @@
-//! Several processes, over every provider that has them: contention, and kill, stop and restart of either side. `sim` has hosts in
-//! place of processes: `sim.rs`.
+//! Several processes, over every provider that has them: contention, and kill, stop and restart of
+//! either side. `sim` has hosts in place of processes: `sim.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,8 @@ fn link(name: &str, address: &str, key: &RemoteKey) -> (Arc<dyn Link>, Attached)
     (link, region)
 }
 
-/// How often a process adds: over `shm` so often that it takes longer than a process is scheduled at once.
+/// How often a process adds: over `shm` so often that it takes longer than a process is scheduled
+/// at once.
 fn rounds(name: &str) -> u64 {
     if name == "shm" { 100_000 } else { 400 }
 }
@@ -54,7 +55,8 @@ fn atomics_of_several_processes_lose_nothing(name: &str) {
     };
     let mut helpers: Vec<Helper> = (0..CLIENTS).map(|_| start(name, address)).collect();
     let mut total = CLIENTS * rounds(name);
-    // Where processors execute atomics, the node takes part, and so do clients of the other provider: one path for all.
+    // Where processors execute atomics, the node takes part, and so do clients of the other
+    // provider: one path for all.
     let on_processors = world.provider.atomic_path() == AtomicPath::Processor;
     let dir = tempfile::tempdir().unwrap();
     let other = if name == "shm" { "tcp" } else { "shm" };

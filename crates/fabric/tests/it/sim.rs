@@ -1,6 +1,7 @@
-//! What `sim` adds: lives and crashes of hosts (in place of the processes of `processes.rs`), cuts, loss, delay, torn operations,
-//! and that all of it follows from the seed. What of `processes.rs` has no counterpart: a process that is stopped (SIGSTOP), because a
-//! host of the simulation runs or does not; a cut stands for it.
+//! What `sim` adds: lives and crashes of hosts (in place of the processes of `processes.rs`), cuts,
+//! loss, delay, torn operations, and that all of it follows from the seed. What of `processes.rs`
+//! has no counterpart: a process that is stopped (SIGSTOP), because a host of the simulation runs
+//! or does not; a cut stands for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -194,7 +195,8 @@ fn a_link_that_is_cut_goes_down_and_another_comes_up_when_it_is_healed() {
     assert_eq!(read(&*link, region, 0, 8), [0; 8]);
 }
 
-/// A compare-and-swap holds the card's atomics unit up; what was posted behind it must not overtake it, nor a torn WRITE's rest.
+/// A compare-and-swap holds the card's atomics unit up; what was posted behind it must not overtake
+/// it, nor a torn WRITE's rest.
 #[test]
 fn what_is_posted_behind_a_slow_operation_waits_for_it() {
     let torn = Faults { tear: 1.0, delay_ns_max: 3000, ..Faults::default() };

@@ -1,7 +1,8 @@
 //! A node and links to it, over any provider; and a small executor.
 //!
-//! A world of `sim` has a simulation of its own, with the node on one host and all clients on another. Whoever waits runs
-//! it: a promise's `wait` does by itself; [`until`] and [`block_on`] here run all simulations of their thread.
+//! A world of `sim` has a simulation of its own, with the node on one host and all clients on
+//! another. Whoever waits runs it: a promise's `wait` does by itself; [`until`] and [`block_on`]
+//! here run all simulations of their thread.
 
 use std::cell::RefCell;
 use std::pin::pin;

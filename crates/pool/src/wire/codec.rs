@@ -1,7 +1,9 @@
-//! How fields become bytes: fixed little-endian integers, varint counts, structs field by field, enums by a code.
+//! How fields become bytes: fixed little-endian integers, varint counts, structs field by field,
+//! enums by a code.
 //!
-//! [`wire_struct!`](crate::wire_struct), [`wire_enum!`](crate::wire_enum) and [`wire_messages!`](crate::wire_messages) write the
-//! code for what is made of such values; crates above use them for their own messages.
+//! [`wire_struct!`](crate::wire_struct), [`wire_enum!`](crate::wire_enum) and
+//! [`wire_messages!`](crate::wire_messages) write the code for what is made of such values; crates
+//! above use them for their own messages.
 
 use archipelago_base::Epoch;
 use archipelago_base::codec::{put_bytes, put_u32, put_u64, put_varint};
@@ -51,8 +53,9 @@ macro_rules! wire_enum {
         }
     };
 }
-/// An enum of messages with named fields, its name for logs, and its bytes: the version, a code and the fields. What is of another
-/// version, breaks off, says nothing known or goes on behind its end is [`Malformed`](crate::wire::Malformed).
+/// An enum of messages with named fields, its name for logs, and its bytes: the version, a code and
+/// the fields. What is of another version, breaks off, says nothing known or goes on behind its end
+/// is [`Malformed`](crate::wire::Malformed).
 #[macro_export]
 macro_rules! wire_messages {
     ($(#[$whole:meta])* $enum:ident, version $version:ident { $($(#[$doc:meta])* $name:ident = $code:literal { $($(#[$fdoc:meta])* $field:ident: $type:ty),* $(,)? })* }) => {

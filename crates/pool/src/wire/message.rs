@@ -22,8 +22,9 @@ wire_messages! {
         label: u64,
         /// It joins: the manager need not know it.
         first: bool,
-        /// The version of the members that it has taken in. 0: it has no lease, and may have been taken for dead; a manager that has just
-        /// started gives it one when nodes had the time to tell who is dead.
+        /// The version of the members that it has taken in. 0: it has no lease, and may have been
+        /// taken for dead; a manager that has just started gives it one when nodes had the time to
+        /// tell who is dead.
         view: u64,
         /// The version of the list of its blocks that it has.
         owned: u64,
@@ -71,8 +72,8 @@ wire_messages! {
         /// Which.
         block: BlockId,
     }
-    /// Client → manager: take this client for dead, now. Done when none of its writes can take place any more; refused as changing
-    /// before: to be asked again.
+    /// Client → manager: take this client for dead, now. Done when none of its writes can take
+    /// place any more; refused as changing before: to be asked again.
     Evict = 8 { /** Whom. */ client: ClientId }
     /// Operator → manager: the node's memory is gone for good.
     Forget = 9 { /** Which. */ node: NodeId }
@@ -109,7 +110,8 @@ wire_messages! {
         manager: ClientId,
         /// The next beat is expected after so long.
         beat_ms: u64,
-        /// The manager runs alone: it is obeyed by this answer. Otherwise nodes obey the one that they promised it to.
+        /// The manager runs alone: it is obeyed by this answer. Otherwise nodes obey the one that
+        /// they promised it to.
         alone: bool,
     }
     /// Client → node, node → node: a key.
@@ -223,7 +225,8 @@ wire_messages! {
     Done = 25 {}
     /// It is not done.
     Refuse = 26 { /** Why. */ refused: Refused }
-    /// Manager → node: promise to obey me in this term, and nobody of a smaller one; for so long to promise no other.
+    /// Manager → node: promise to obey me in this term, and nobody of a smaller one; for so long to
+    /// promise no other.
     Promise = 30 {
         /// The term that is asked for, or renewed.
         term: u64,
@@ -238,7 +241,8 @@ wire_messages! {
     Find = 28 { /** Whose data. */ label: u64 }
     /// Answer to [`Message::Find`].
     Found = 29 {
-        /// Those that are not released, with the epoch at which they were born, the oldest first; 512 at most.
+        /// Those that are not released, with the epoch at which they were born, the oldest first;
+        /// 512 at most.
         blocks: Vec<BlockAt>,
     }
     }

@@ -1,10 +1,11 @@
-//! What clients, memory nodes and the manager say to each other: bodies of the fabric's requests and answers.
-//! `docs/formats/pool.md` has the byte tables.
+//! What clients, memory nodes and the manager say to each other: bodies of the fabric's requests
+//! and answers. `docs/formats/pool.md` has the byte tables.
 //!
-//! Every request gets an answer at once, except [`Message::Allocate`], which may wait for nodes. Every request may come
-//! late, twice or never: whoever is asked decides by terms, epochs, lives and request numbers, which all stand in the
-//! message. A decoder answers every input with a message or with a sentence; nothing is allocated that a count asks for
-//! before the bytes are there. Checksums are the fabric's frames'.
+//! Every request gets an answer at once, except [`Message::Allocate`], which may wait for nodes.
+//! Every request may come late, twice or never: whoever is asked decides by terms, epochs, lives
+//! and request numbers, which all stand in the message. A decoder answers every input with a
+//! message or with a sentence; nothing is allocated that a count asks for before the bytes are
+//! there. Checksums are the fabric's frames'.
 
 pub mod codec;
 mod message;

@@ -18,8 +18,8 @@ pub struct Member {
     pub life: Epoch,
     /// Whether it is heard of. A client that was told no keeps nothing of that node in use.
     pub up: bool,
-    /// The members' version since which it is. A client that knew an earlier one keeps nothing of that node either: it may have
-    /// been left behind in between.
+    /// The members' version since which it is. A client that knew an earlier one keeps nothing of
+    /// that node either: it may have been left behind in between.
     pub since: u64,
     /// Where it is reached: `tcp:HOST:PORT`, `shm:PATH`.
     pub endpoints: Vec<String>,
@@ -31,7 +31,8 @@ wire_struct!(Member { node, life, up, since, endpoints });
 pub struct BlockAt {
     /// Which.
     pub block: BlockId,
-    /// When: of what is owned, now; of what was freed, up to then; of what was looked for, its first.
+    /// When: of what is owned, now; of what was freed, up to then; of what was looked for, its
+    /// first.
     pub epoch: Epoch,
 }
 wire_struct!(BlockAt { block, epoch });
@@ -41,8 +42,8 @@ wire_struct!(BlockAt { block, epoch });
 pub enum Purpose {
     /// To use the block at its epoch.
     Use,
-    /// The same, and keys that this client had for the block become invalid: it does not know what came of its last
-    /// operations, and none may still arrive.
+    /// The same, and keys that this client had for the block become invalid: it does not know what
+    /// came of its last operations, and none may still arrive.
     Afresh,
     /// To copy the sealed block to another node.
     Copy,
@@ -113,7 +114,8 @@ wire_struct!(RefusedFor { why, count });
 /// What a memory node counted since its life began; nothing of it shrinks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeCounters {
-    /// One-sided operations that the node executed for clients; those of `shm` execute their own and are not in it.
+    /// One-sided operations that the node executed for clients; those of `shm` execute their own
+    /// and are not in it.
     pub operations: u64,
     /// Requests that reached the node's protocol.
     pub requests: u64,
@@ -131,7 +133,8 @@ pub struct NodeCounters {
     pub filled: u64,
     /// Bytes of these copies.
     pub filled_bytes: u64,
-    /// Requests that the node's protocol refused, by reason; reasons that did not occur are left out.
+    /// Requests that the node's protocol refused, by reason; reasons that did not occur are left
+    /// out.
     pub refusals: Vec<RefusedFor>,
 }
 wire_struct!(NodeCounters {
@@ -241,8 +244,9 @@ wire_struct!(PoolStatus { term, rebuilding, copies, lost, nodes, clients, blocks
 /// Why something was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// No memory; the number is the bytes that are left: of a node, what its size still allows though the system gave it no
-    /// more; of a cluster, the sum over the nodes that are up, too few of which have room for as many copies as wanted.
+    /// No memory; the number is the bytes that are left: of a node, what its size still allows
+    /// though the system gave it no more; of a cluster, the sum over the nodes that are up, too few
+    /// of which have room for as many copies as wanted.
     Full,
     /// The block is at another epoch, which is the number.
     OldEpoch,
@@ -272,7 +276,8 @@ pub enum Why {
     BlockSize,
     /// This manager stands by: another one acts, or none does.
     Standby,
-    /// The node has promised another manager to obey it, or has just started; again after so many milliseconds.
+    /// The node has promised another manager to obey it, or has just started; again after so many
+    /// milliseconds.
     Promised,
     /// The managers were started for memory nodes 1 to the number.
     Unlisted,

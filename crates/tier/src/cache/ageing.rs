@@ -1,9 +1,11 @@
 //! When accesses come to count half. Pure.
 //!
-//! The longer they are counted, the better blocks are told apart, so they age when there were enough for that, and not sooner; unless what is hot
-//! moves on, and then at every half-life: copies serve clearly less than those counts promised, or files are read otherwise than before ([`drift`]).
-//! A file that came later was counted for a part of that time only, and is compared by what it would have by now ([`Look::scale`]): else what is new
-//! and hot would leave for what was hot for long.
+//! The longer they are counted, the better blocks are told apart, so they age when there were
+//! enough for that, and not sooner; unless what is hot moves on, and then at every half-life:
+//! copies serve clearly less than those counts promised, or files are read otherwise than before
+//! ([`drift`]). A file that came later was counted for a part of that time only, and is compared by
+//! what it would have by now ([`Look::scale`]): else what is new and hot would leave for what was
+//! hot for long.
 
 /// Accesses age when there were so many for each range that is counted…
 const READS_PER_RANGE: u64 = 8;
@@ -14,27 +16,33 @@ const KEPT_MIN: f64 = 0.75;
 /// …when that was so many reads.
 const EXPECTED_MIN: f64 = 100.0;
 
-/// What is hot moves on when files are read otherwise than before by this part (its square), chance aside.
+/// What is hot moves on when files are read otherwise than before by this part (its square), chance
+/// aside.
 const DRIFT_MAX: f64 = 0.02;
-/// So many standard deviations of what chance does are taken off, as drift is asked for at every look.
+/// So many standard deviations of what chance does are taken off, as drift is asked for at every
+/// look.
 const SURE: f64 = 4.0;
 /// A file's accesses count as at most so many times as many for its having come late.
 const SCALE_MAX: f64 = 8.0;
 /// A file was there for no less than this part.
 const PART_MIN: f64 = 1e-3;
-/// A file that is scaled by more has no baseline: too little of it was counted to say later whether it is read otherwise.
+/// A file that is scaled by more has no baseline: too little of it was counted to say later whether
+/// it is read otherwise.
 pub(crate) const BASELINE_SCALE_MAX: f64 = 2.0;
 /// No baseline is taken of fewer accesses than this.
 const BASELINE_MIN: f64 = 100.0;
 /// With fewer reads than this for a file nothing is concluded from its drift.
 const DRIFT_READS_MIN: f64 = 8.0;
 
-/// The mean square of how much files' reads differ from what they would be if each had the same part of them as before, as a part of that: 0 of a load
-/// that stays as it is, whatever chance does. Of each file its aged accesses of before, and its reads since.
+/// The mean square of how much files' reads differ from what they would be if each had the same
+/// part of them as before, as a part of that: 0 of a load that stays as it is, whatever chance
+/// does. Of each file its aged accesses of before, and its reads since.
 ///
-/// What chance adds is taken off: reads vary by their number, and so does what is expected of them, by `variance` (of the accesses of before, of their
-/// mean; times the file's scale) as much for each time that there are as many reads as before; all of it times `dispersion`
-/// ([`super::alike::Dispersion`]). So are [`SURE`] standard deviations of that, as this is asked at every look. 0 while there are hardly any reads.
+/// What chance adds is taken off: reads vary by their number, and so does what is expected of them,
+/// by `variance` (of the accesses of before, of their mean; times the file's scale) as much for
+/// each time that there are as many reads as before; all of it times `dispersion`
+/// ([`super::alike::Dispersion`]). So are [`SURE`] standard deviations of that, as this is asked at
+/// every look. 0 while there are hardly any reads.
 pub(crate) fn drift(
     files: impl Iterator<Item = Baseline> + Clone,
     variance: f64,
@@ -80,7 +88,8 @@ pub(crate) struct Interval {
     pub(crate) ranges: u64,
     /// How far files are read otherwise than when the baseline was taken; see [`drift`].
     pub(crate) drift: f64,
-    /// By how many times their mean counts of files vary ([`super::alike::Dispersion`]); less than 1 counts as 1.
+    /// By how many times their mean counts of files vary ([`super::alike::Dispersion`]); less than
+    /// 1 counts as 1.
     pub(crate) dispersion: f64,
 }
 
@@ -89,16 +98,19 @@ pub(crate) struct Interval {
 pub(crate) struct Look {
     /// All accesses so far come to count half.
     pub(crate) ages: bool,
-    /// Drift is measured from here on: when accesses age, and a half-life after the first look; not with hardly any.
+    /// Drift is measured from here on: when accesses age, and a half-life after the first look; not
+    /// with hardly any.
     pub(crate) takes_baseline: bool,
-    /// The weights of all reads before this interval: what a file that is seen first was not there for.
+    /// The weights of all reads before this interval: what a file that is seen first was not there
+    /// for.
     pub(crate) before: f64,
     /// The weights of all reads by now.
     weights: f64,
 }
 
 impl Look {
-    /// A file that was not there for `missed` of the weights would have so many times its accesses if it had been, 1 to [`SCALE_MAX`].
+    /// A file that was not there for `missed` of the weights would have so many times its accesses
+    /// if it had been, 1 to [`SCALE_MAX`].
     pub(crate) fn scale(&self, missed: f64) -> f64 {
         let counted = self.weights - missed;
         if missed <= 0.0 || self.weights <= 0.0 {
@@ -176,8 +188,9 @@ impl Ageing {
         self.baseline.unwrap_or(1.0)
     }
 
-    /// By how much of their mean aged accesses vary by chance: 1 as long as all count fully, between a third and two thirds of it once they have aged a
-    /// few times after as many reads each.
+    /// By how much of their mean aged accesses vary by chance: 1 as long as all count fully,
+    /// between a third and two thirds of it once they have aged a few times after as many reads
+    /// each.
     pub(crate) fn variance(&self) -> f64 {
         if self.weights > 0.0 { self.squares / self.weights } else { 1.0 }
     }

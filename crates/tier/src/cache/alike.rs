@@ -1,10 +1,13 @@
 //! How far files differ beyond chance, and what follows for each. Pure.
 //!
-//! Reads do not come one by one: a scan makes many in one table at once, so that counts of tables that are alike vary by many times their mean.
-//! [`Dispersion`] measures how many times, from two intervals that follow each other. A file is then expected to have what lies between
-//! its own count and what its cohort (family and level) has per byte: as far as chance explains how its cohort differs, it is taken to be like its cohort
-//! ([`Cohort`]; the empirical Bayes estimate of counts over unequal exposures, by moments). So a level that is read more per byte than
-//! another is known by all of its tables at once, long before any of them is, and what is alike is not rewritten for what happened to be read more.
+//! Reads do not come one by one: a scan makes many in one table at once, so that counts of tables
+//! that are alike vary by many times their mean. [`Dispersion`] measures how many times, from two
+//! intervals that follow each other. A file is then expected to have what lies between its own
+//! count and what its cohort (family and level) has per byte: as far as chance explains how its
+//! cohort differs, it is taken to be like its cohort ([`Cohort`]; the empirical Bayes estimate of
+//! counts over unequal exposures, by moments). So a level that is read more per byte than another
+//! is known by all of its tables at once, long before any of them is, and what is alike is not
+//! rewritten for what happened to be read more.
 //!
 //! Cost: linear in the files.
 
@@ -17,7 +20,8 @@ const MAX: f64 = 64.0;
 /// A cohort with fewer accesses has none: what aged so far says nothing.
 const COUNTED_MIN: f64 = 1e-3;
 
-/// How many reads come at once, as seen from the counts of files: these vary by so many times their mean.
+/// How many reads come at once, as seen from the counts of files: these vary by so many times their
+/// mean.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Dispersion {
     /// How far counts of two intervals are apart, squared, …
@@ -27,10 +31,13 @@ pub(crate) struct Dispersion {
 }
 
 impl Dispersion {
-    /// Takes each file's reads in two intervals that follow each other, of files that were there in all of both.
+    /// Takes each file's reads in two intervals that follow each other, of files that were there in
+    /// all of both.
     ///
-    /// With `a` and `b` of all `A` and `B` reads of the two, the mean of (a B - b A)² is (a + b) A B if they come one by one, however often each file is read;
-    /// less as much as a file has of all reads, since it is in `A` and `B`. A look counts for [`MAX`] at most: one scan of a whole table is no rule.
+    /// With `a` and `b` of all `A` and `B` reads of the two, the mean of (a B - b A)² is (a + b) A
+    /// B if they come one by one, however often each file is read; less as much as a file has of
+    /// all reads, since it is in `A` and `B`. A look counts for [`MAX`] at most: one scan of a
+    /// whole table is no rule.
     pub(crate) fn look(&mut self, pairs: impl Iterator<Item = (u64, u64)> + Clone) {
         let pairs = pairs.map(|(a, b)| (a as f64, b as f64));
         let (first, second, squares) =
@@ -46,7 +53,8 @@ impl Dispersion {
         self.chance = self.chance * KEPT + chance;
     }
 
-    /// By how many times their mean counts vary: 1 of reads that come one by one, and as long as little is known.
+    /// By how many times their mean counts vary: 1 of reads that come one by one, and as long as
+    /// little is known.
     pub(crate) fn factor(&self) -> f64 {
         if self.chance < READS_MIN { 1.0 } else { (self.apart / self.chance).clamp(1.0, MAX) }
     }
@@ -123,7 +131,8 @@ mod tests {
     use super::*;
     use archipelago_base::random::Rng;
 
-    /// Reads of 100 files in an interval: so many scans, each of `at_once` reads in the file that `pick` says.
+    /// Reads of 100 files in an interval: so many scans, each of `at_once` reads in the file that
+    /// `pick` says.
     fn interval(scans: usize, at_once: u64, mut pick: impl FnMut() -> usize) -> Vec<u64> {
         let mut reads = vec![0; 100];
         (0..scans).for_each(|_| reads[pick()] += at_once);

@@ -2,9 +2,10 @@
 //! checksum for each 4 KiB, so that a damaged copy is seen before anybody gets its bytes.
 //! `docs/formats/tier-namespace.md` has the table.
 //!
-//! Checksums are bound to the namespace, the file's unique id and the place within the copy: a copy of
-//! another file, of an earlier use of a number or of another namespace does not pass. Cost: a
-//! per mille of the copy in memory while a handle uses it, and a CRC of what is read, rounded up to 4 KiB.
+//! Checksums are bound to the namespace, the file's unique id and the place within the copy: a copy
+//! of another file, of an earlier use of a number or of another namespace does not pass. Cost: a
+//! per mille of the copy in memory while a handle uses it, and a CRC of what is read, rounded up to
+//! 4 KiB.
 
 use archipelago_base::checksum::{block_crc, crc};
 use archipelago_base::codec::{Reader, put_u32, put_u64};
@@ -129,7 +130,8 @@ impl CopyIndex {
         out
     }
 
-    /// How long the encoded index of a copy of so many bytes in so many ranges is, trailer included.
+    /// How long the encoded index of a copy of so many bytes in so many ranges is, trailer
+    /// included.
     pub(crate) fn len_of(data_len: u64, ranges: usize) -> u64 {
         let head = MAGIC.len() as u64 + 4 + 16 + 8 + 8 + 4 + 4;
         head + 24 * ranges as u64 + 4 * data_len.div_ceil(CHUNK_BYTES) + TRAILER_BYTES

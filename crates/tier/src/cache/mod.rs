@@ -1,10 +1,13 @@
 //! The persistent read-only cache: copies of hot files, or of their hot ranges, on faster devices
-//! (Keigo §4.3). This module decides, purely; `crate::work` does, [`format`] is what a copy looks like.
+//! (Keigo §4.3). This module decides, purely; `crate::work` does, [`format`] is what a copy looks
+//! like.
 //!
-//! Which: by aged accesses per byte, hottest first; to the fastest device the hottest parts of files (`parts.rs`). When: while the device serves less than its
-//! target of the foreground reads that it could. How many at once: as many as the device takes writers beside those that it
-//! has ([`crate::migrate::threads`]), and more into free room where copies pay (`payback.rs`). Out goes what is clearly colder than what comes in, tables of the device's
-//! own below L0 among it, and whatever stands in the way of files.
+//! Which: by aged accesses per byte, hottest first; to the fastest device the hottest parts of
+//! files (`parts.rs`). When: while the device serves less than its target of the foreground reads
+//! that it could. How many at once: as many as the device takes writers beside those that it has
+//! ([`crate::migrate::threads`]), and more into free room where copies pay (`payback.rs`). Out goes
+//! what is clearly colder than what comes in, tables of the device's own below L0 among it, and
+//! whatever stands in the way of files.
 
 pub(crate) mod ageing;
 pub(crate) mod alike;
@@ -13,17 +16,19 @@ pub(crate) mod parts;
 pub(crate) mod payback;
 pub(crate) mod ranges;
 
-/// A copy is evicted for another file only if that is hotter by so many standard deviations of what chance does to two that are alike: such two do not
-/// push each other out in turn, and the more is known, the smaller differences count. The largest of n differences has about √(2 ln n) of them by chance,
-/// so it is one more than that, and four at least, since they are looked at over and over.
+/// A copy is evicted for another file only if that is hotter by so many standard deviations of what
+/// chance does to two that are alike: such two do not push each other out in turn, and the more is
+/// known, the smaller differences count. The largest of n differences has about √(2 ln n) of them
+/// by chance, so it is one more than that, and four at least, since they are looked at over and
+/// over.
 #[must_use]
 pub fn sure(differences: usize) -> f64 {
     let largest = (2.0 * (differences.max(1) as f64).ln()).sqrt();
     (largest + 1.0).max(4.0)
 }
 
-/// Whether the candidate has more accesses than the copy would have if it were as long, beyond chance, and so
-/// many that the copying pays.
+/// Whether the candidate has more accesses than the copy would have if it were as long, beyond
+/// chance, and so many that the copying pays.
 fn is_clearly_hotter(candidate: &Candidate, held: &Held, sure: f64) -> bool {
     let scaled = candidate.len as f64 / held.len.max(1) as f64;
     let (ours, theirs) = (candidate.heat, held.heat * scaled);
@@ -32,13 +37,15 @@ fn is_clearly_hotter(candidate: &Candidate, held: &Held, sure: f64) -> bool {
     gained > sure * variance.sqrt() && pays(gained, candidate.bytes)
 }
 
-/// Whether writing so many bytes is worth `gained` accesses within some times that they need to age: a copy reads and writes all of its bytes once.
+/// Whether writing so many bytes is worth `gained` accesses within some times that they need to
+/// age: a copy reads and writes all of its bytes once.
 fn pays(gained: f64, bytes: u64) -> bool {
     gained * PAYS_WITHIN > bytes as f64 / BLOCK_BYTES
 }
 
-/// Whether a copy of `bytes` with `planned` accesses should take the place of one of the same file with `held`: more, beyond chance, and it pays.
-/// Accesses vary by `variance` of their mean, and this is asked of `files`.
+/// Whether a copy of `bytes` with `planned` accesses should take the place of one of the same file
+/// with `held`: more, beyond chance, and it pays. Accesses vary by `variance` of their mean, and
+/// this is asked of `files`.
 #[must_use]
 pub fn is_worth_renewing(planned: f64, held: f64, bytes: u64, variance: f64, files: usize) -> bool {
     let gained = planned - held;
@@ -66,7 +73,8 @@ pub struct Candidate {
     pub file: u64,
     /// Aged accesses that the device does not serve yet.
     pub heat: f64,
-    /// By how much of their mean they vary by chance: 1 if they never aged (`ageing::Ageing::variance`).
+    /// By how much of their mean they vary by chance: 1 if they never aged
+    /// (`ageing::Ageing::variance`).
     pub variance: f64,
     /// Bytes that the copy would take, beyond what one of the same file takes that it replaces.
     pub len: u64,
@@ -115,7 +123,8 @@ pub struct CacheInput<'a> {
     pub refill: Refill,
     /// Bytes that files may take until copies are chosen again: nothing is copied into those.
     pub coming: u64,
-    /// Bytes that copies will take which wait to be made: as much of the room that is free is theirs.
+    /// Bytes that copies will take which wait to be made: as much of the room that is free is
+    /// theirs.
     pub waiting: u64,
     /// Files that slower devices serve.
     pub candidates: &'a [Candidate],
@@ -130,7 +139,8 @@ pub enum CacheAction {
     Evict(u64),
     /// Remove the copy: the next one is hotter.
     Replace(u64),
-    /// Move the file to a slower device: something there is hotter, and is copied when there is room.
+    /// Move the file to a slower device: something there is hotter, and is copied when there is
+    /// room.
     Demote(u64),
     /// Copy the file.
     Copy(u64),
@@ -148,7 +158,8 @@ fn left_of(room: i64, input: &CacheInput<'_>) -> i64 {
     if room > 0 { room.saturating_sub_unsigned(input.waiting).max(0) } else { room }
 }
 
-/// Whether the candidate is for free room: what takes the place of another copy, also of the same file, is not.
+/// Whether the candidate is for free room: what takes the place of another copy, also of the same
+/// file, is not.
 fn refills(candidate: &Candidate, room: i64, won: u64) -> bool {
     let is_new = candidate.len >= candidate.bytes;
     is_new && room >= candidate.len as i64 && won >= candidate.bytes
@@ -389,7 +400,8 @@ mod tests {
         assert!((5.5..5.6).contains(&sure(300 * 90)), "{}", sure(300 * 90));
         let many: Vec<Candidate> = (0..300).map(|file| candidate(file, 340.0)).collect();
         let mut held: Vec<Held> = (0..90).map(|number| held(number, 240.0)).collect();
-        // 100 of a deviation of 17: 5.9 are enough against one, and against a hundred times as many.
+        // 100 of a deviation of 17: 5.9 are enough against one, and against a hundred times as
+        // many.
         let coldest = Held { heat: 255.0, ..held[0] };
         assert_eq!(run(0, &many[..1], &[coldest]).len(), 2, "85: five deviations");
         held[0] = coldest;

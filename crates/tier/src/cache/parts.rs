@@ -1,9 +1,10 @@
 //! What of a file to copy: by how much of it is read how often. Pure.
 //!
-//! Parts are taken that have as many accesses per byte as it takes to fill the room ([`worth`]), in whatever file they lie: where keys lie scattered,
-//! files are alike and only their parts differ. Counts are believed as far as chance does not explain them ([`trust`]). Whole files where all fit,
-//! where most of a file is hot, and where reads are so long that they overlap. Decision 0022 has the figures. Cost: each function is linear in the spans of the files
-//! that it looks at.
+//! Parts are taken that have as many accesses per byte as it takes to fill the room ([`worth`]), in
+//! whatever file they lie: where keys lie scattered, files are alike and only their parts differ.
+//! Counts are believed as far as chance does not explain them ([`trust`]). Whole files where all
+//! fit, where most of a file is hot, and where reads are so long that they overlap. Decision 0022
+//! has the figures. Cost: each function is linear in the spans of the files that it looks at.
 
 use super::alike::{Counted, Expected};
 use super::density;
@@ -19,8 +20,9 @@ const OVERLAP_MAX: f64 = 1.5;
 
 /// Accesses of a file, and where in it.
 ///
-/// What a part of it is expected to have lies between what was counted of it and what it would have if all of the file were alike ([`trust`]): few reads
-/// say little of a block, and a copy of those blocks that happened to be read first is a copy of any blocks.
+/// What a part of it is expected to have lies between what was counted of it and what it would have
+/// if all of the file were alike ([`trust`]): few reads say little of a block, and a copy of those
+/// blocks that happened to be read first is a copy of any blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FileReads {
     len: u64,
@@ -44,8 +46,9 @@ pub(crate) struct FileReads {
 }
 
 impl FileReads {
-    /// Of a file of `len` bytes that is counted in ranges of `range_bytes`: `spans` are those in which reads began, `inherited` aged accesses that
-    /// nobody knows the place of, which it took over or kept over a restart. Counts are believed until [`Self::believe`] says how far.
+    /// Of a file of `len` bytes that is counted in ranges of `range_bytes`: `spans` are those in
+    /// which reads began, `inherited` aged accesses that nobody knows the place of, which it took
+    /// over or kept over a restart. Counts are believed until [`Self::believe`] says how far.
     #[must_use]
     pub(crate) fn new(len: u64, inherited: f64, range_bytes: u64, spans: Vec<Span>) -> Self {
         let counted: f64 = spans.iter().map(|span| f64::from(span.reads)).sum();
@@ -66,7 +69,8 @@ impl FileReads {
         }
     }
 
-    /// The same of a file that came late: it was `there` for a part of the time, and is scaled for it ([`super::ageing::Look`]).
+    /// The same of a file that came late: it was `there` for a part of the time, and is scaled for
+    /// it ([`super::ageing::Look`]).
     #[must_use]
     pub(crate) fn scaled(self, scale: f64, there: f64) -> Self {
         Self { scale, there, heat: self.heat * scale, ..self }
@@ -91,7 +95,8 @@ impl FileReads {
         Counted { accesses: self.inherited + self.counted, exposure, variance }
     }
 
-    /// By how much of their mean its accesses vary by chance, where that is `counted` of what was counted.
+    /// By how much of their mean its accesses vary by chance, where that is `counted` of what was
+    /// counted.
     pub(crate) fn variance(&self, counted: f64) -> f64 {
         let own = self.own * self.own * counted * self.scale * self.raw();
         if self.heat > 0.0 {
@@ -101,7 +106,8 @@ impl FileReads {
         }
     }
 
-    /// All of its aged accesses, as far as they are believed: between what was counted and what its cohort has.
+    /// All of its aged accesses, as far as they are believed: between what was counted and what its
+    /// cohort has.
     #[must_use]
     pub(crate) fn heat(&self) -> f64 {
         self.heat
@@ -118,7 +124,8 @@ impl FileReads {
         self.raw() > 0.0
     }
 
-    /// Each range that was read, and what part of the file's bytes is counted in it: to where the next one begins, if that was read, or to its end.
+    /// Each range that was read, and what part of the file's bytes is counted in it: to where the
+    /// next one begins, if that was read, or to its end.
     fn parts(&self) -> impl Iterator<Item = (&Span, f64)> {
         self.spans.iter().enumerate().map(move |(at, span)| {
             let end = (span.start / self.range_bytes + 1) * self.range_bytes;
@@ -128,13 +135,15 @@ impl FileReads {
         })
     }
 
-    /// What is expected of a part of it that had so many accesses: what its cohort has more than it had may come anywhere.
+    /// What is expected of a part of it that had so many accesses: what its cohort has more than it
+    /// had may come anywhere.
     fn of_part(&self, part: f64, accesses: f64) -> f64 {
         let (heat, raw, had) = (self.heat, self.raw(), accesses * self.scale);
         if heat >= raw { had + (heat - raw) * part } else { had * heat / raw }
     }
 
-    /// Whether its reads are so long that they overlap: bytes of one range serve reads of others, too, and the file is judged as a whole.
+    /// Whether its reads are so long that they overlap: bytes of one range serve reads of others,
+    /// too, and the file is judged as a whole.
     fn overlaps(&self) -> bool {
         let read: u64 = self.spans.iter().map(|span| span.len).sum();
         read as f64 > OVERLAP_MAX * self.len as f64
@@ -190,13 +199,17 @@ fn holds(ranges: &[(u64, u64)], span: &Span) -> bool {
     range.is_some_and(|(start, len)| span.start + span.len <= start + len)
 }
 
-/// How far counts of parts of files are to be believed: the part of their variance within files that chance does not explain. 0 to 1; what an empirical
-/// Bayes estimate of counts with a common prior takes.
+/// How far counts of parts of files are to be believed: the part of their variance within files
+/// that chance does not explain. 0 to 1; what an empirical Bayes estimate of counts with a common
+/// prior takes.
 ///
-/// Two halves of the intervals tell what chance does: parts that really differ do so in both, and what they have in the one says nothing of the
-/// other otherwise. That holds also where a scan reads several blocks of a part at once, so that counts vary by more than their mean. Reads of a file without two
-/// halves are taken to come one by one. A part is expected to have what its bytes have of the file: one in which two blocks begin is read twice as often as
-/// the next one, and no hotter. Only parts that were read are asked: how long the others are is not known, and they have a product of 0.
+/// Two halves of the intervals tell what chance does: parts that really differ do so in both, and
+/// what they have in the one says nothing of the other otherwise. That holds also where a scan
+/// reads several blocks of a part at once, so that counts vary by more than their mean. Reads of a
+/// file without two halves are taken to come one by one. A part is expected to have what its bytes
+/// have of the file: one in which two blocks begin is read twice as often as the next one, and no
+/// hotter. Only parts that were read are asked: how long the others are is not known, and they have
+/// a product of 0.
 pub(crate) fn trust<'a>(files: impl Iterator<Item = &'a FileReads>) -> f64 {
     let (mut differ, mut chance) = (0.0, 0.0);
     for file in files {
@@ -235,9 +248,11 @@ const WORTH_CLASSES: usize = 256;
 /// What it takes to be copied to a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Worth {
-    /// So many accesses per byte. 0 if all files fit that are asked for, so that they can be copied whole.
+    /// So many accesses per byte. 0 if all files fit that are asked for, so that they can be copied
+    /// whole.
     pub(crate) density: f64,
-    /// Of what has no more than this, only a part fits, and is taken of each file; what has more is taken always.
+    /// Of what has no more than this, only a part fits, and is taken of each file; what has more is
+    /// taken always.
     pub(crate) above: f64,
     /// That part, 0 to 1.
     pub(crate) part: f64,
@@ -245,7 +260,8 @@ pub(crate) struct Worth {
     pub(crate) room: u64,
 }
 
-/// How many accesses per byte a part of a file must have to be copied, so that all such parts fill `room` bytes.
+/// How many accesses per byte a part of a file must have to be copied, so that all such parts fill
+/// `room` bytes.
 pub(crate) fn worth<'a>(files: impl Iterator<Item = &'a FileReads> + Clone, room: u64) -> Worth {
     let all: u64 = files.clone().filter(|file| file.heat() > 0.0).map(|file| file.len).sum();
     if all <= room {
@@ -333,7 +349,8 @@ impl CopyPlan {
     }
 }
 
-/// Chooses what of a file to copy: the parts that have `worth` accesses per byte ([`worth`]), or all of it. None if nothing is worth it.
+/// Chooses what of a file to copy: the parts that have `worth` accesses per byte ([`worth`]), or
+/// all of it. None if nothing is worth it.
 #[must_use]
 pub(crate) fn plan(file: &FileReads, worth: Worth, by: CacheBy) -> Option<CopyPlan> {
     let heat = file.heat();
@@ -473,8 +490,9 @@ mod tests {
         assert_eq!(bytes, [Some((true, 64_000)), None, Some((false, 1000))]);
     }
 
-    /// Files of 64 ranges of 1,000 bytes, in each 256 reads in scans of `blocks` blocks of `block` bytes, of which every second is in an odd interval; in so many of a hundred
-    /// scans they begin in the first eight ranges.
+    /// Files of 64 ranges of 1,000 bytes, in each 256 reads in scans of `blocks` blocks of `block`
+    /// bytes, of which every second is in an odd interval; in so many of a hundred scans they begin
+    /// in the first eight ranges.
     fn scanned(block: u64, blocks: u64, hot: u64) -> Vec<FileReads> {
         let mut rng = archipelago_base::random::Rng::with_seed(3);
         let mut draw = || {

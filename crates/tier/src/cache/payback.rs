@@ -1,8 +1,10 @@
 //! Whether copies win back what they cost. Pure.
 //!
-//! A copy reads and writes all of its bytes once, and saves a slower device the reads that it serves. Where it stays for long, as between two bursts of compactions
-//! that take all of a cache's room, it pays to fill the room at once; where levels are rewritten all the time, copies go before they have served what they cost, and are
-//! made a few at a time. What was won lately is what may be spent beyond that.
+//! A copy reads and writes all of its bytes once, and saves a slower device the reads that it
+//! serves. Where it stays for long, as between two bursts of compactions that take all of a cache's
+//! room, it pays to fill the room at once; where levels are rewritten all the time, copies go
+//! before they have served what they cost, and are made a few at a time. What was won lately is
+//! what may be spent beyond that.
 
 use super::BLOCK_BYTES;
 

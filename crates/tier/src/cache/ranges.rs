@@ -1,13 +1,16 @@
 //! How often which parts of a file are read: what copies of parts are planned by.
 //!
-//! A file is counted in ranges of equal length. A range knows the reads that began in it, where the first of them begins and where the last
-//! ends, so that a copy holds the blocks that were read and not what lies around them: a table's blocks are hardly longer
-//! than the ranges of a small table, and would be cut by any other border.
+//! A file is counted in ranges of equal length. A range knows the reads that began in it, where the
+//! first of them begins and where the last ends, so that a copy holds the blocks that were read and
+//! not what lies around them: a table's blocks are hardly longer than the ranges of a small table,
+//! and would be cut by any other border.
 //!
-//! Reads of every second interval are counted apart: what ranges have more in both is no chance, also where a scan reads several blocks of one at once.
+//! Reads of every second interval are counted apart: what ranges have more in both is no chance,
+//! also where a scan reads several blocks of one at once.
 //!
-//! Thread-safe: counters, each for itself; a look sees some reads more of one range than of another. Cost: four words a
-//! range, at most [`RANGES_MAX`] of them unless a range is set to fewer bytes; a read adds one to a counter and compares twice.
+//! Thread-safe: counters, each for itself; a look sees some reads more of one range than of
+//! another. Cost: four words a range, at most [`RANGES_MAX`] of them unless a range is set to fewer
+//! bytes; a read adds one to a counter and compares twice.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 

@@ -22,7 +22,8 @@ pub(crate) enum Home {
     No,
     /// Here.
     Yes,
-    /// Here, and it is on its way to the device of this number: without that one the tiers are not opened, which may be home already.
+    /// Here, and it is on its way to the device of this number: without that one the tiers are not
+    /// opened, which may be home already.
     Moving(u8),
 }
 

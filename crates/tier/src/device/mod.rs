@@ -1,12 +1,14 @@
-//! One device of the tiers while they are open: its file system, its directory, and what is known and
-//! counted of it.
+//! One device of the tiers while they are open: its file system, its directory, and what is known
+//! and counted of it.
 //!
 //! Every kind of device is a [`FileSystem`] (that trait is the driver's interface) and a directory
 //! on it: the local file system, the same with `O_DIRECT`, mapped tables, an emulated device, a
-//! remote one. Invariants: 1. `files_bytes + cache_bytes` are the real lengths of the physical files on the
-//! device, those that wait for their last reader or for removal too; 2. a file that was made for those above is in
-//! `unsynced`, by its directory, until that was synced or it is superfluous (moves and copies sync their own); 3. `writers` counts the files that are open for writing.
-//! Thread-safe: atomics, and two short locks off the read path. Cost of a read: three striped adds.
+//! remote one. Invariants: 1. `files_bytes + cache_bytes` are the real lengths of the physical
+//! files on the device, those that wait for their last reader or for removal too; 2. a file that
+//! was made for those above is in `unsynced`, by its directory, until that was synced or it is
+//! superfluous (moves and copies sync their own); 3. `writers` counts the files that are open for
+//! writing. Thread-safe: atomics, and two short locks off the read path. Cost of a read: three
+//! striped adds.
 
 pub(crate) mod identity;
 
@@ -95,7 +97,8 @@ pub(crate) struct Device {
     pub(crate) capacity: AtomicU64,
     pub(crate) files_bytes: AtomicU64,
     pub(crate) cache_bytes: AtomicU64,
-    /// Bytes, counted in the two above, of dropped copies and of files that nobody holds any more, until they are removed.
+    /// Bytes, counted in the two above, of dropped copies and of files that nobody holds any more,
+    /// until they are removed.
     pub(crate) leaving: AtomicU64,
     /// Bytes of files at the last look, and by how many they had grown since the one before.
     files_before: AtomicU64,
@@ -112,7 +115,8 @@ pub(crate) struct Device {
     pub(crate) pace_percent: AtomicU32,
     /// The deepest level of which a file lies here; 255 for none.
     pub(crate) deepest: AtomicU8,
-    /// Accesses per byte of what would be copied here last, as the bits of an `f64`; infinite until that is known.
+    /// Accesses per byte of what would be copied here last, as the bits of an `f64`; infinite until
+    /// that is known.
     pub(crate) worth: AtomicU64,
     /// Bytes that hot tables of levels beyond the scheme may still take.
     pub(crate) hot_room: AtomicU64,
@@ -254,7 +258,8 @@ impl Device {
         self.unsynced.lock().clone()
     }
 
-    /// Makes the names of files durable; those of directories that could not be synced stay unsynced. Any number may do it at once.
+    /// Makes the names of files durable; those of directories that could not be synced stay
+    /// unsynced. Any number may do it at once.
     pub(crate) fn sync_names(&self, names: &Unsynced) -> Result<()> {
         for (dir, files) in names {
             self.fs.sync_dir(dir)?;
@@ -278,7 +283,8 @@ impl Device {
         self.counters.get(count as usize)
     }
 
-    /// Does a write of so many bytes, and times it if the device was measured: it may be slower than that.
+    /// Does a write of so many bytes, and times it if the device was measured: it may be slower
+    /// than that.
     pub(crate) fn timed<T>(
         &self,
         now_ns: impl Fn() -> u64,
@@ -314,8 +320,8 @@ impl Device {
         by_capacity.min(self.load(&self.fs_free).saturating_add(cache))
     }
 
-    /// Bytes by which files and copies together, but for those that are on their way out, leave less than `wanted` of the capacity; nothing where
-    /// there are no copies.
+    /// Bytes by which files and copies together, but for those that are on their way out, leave
+    /// less than `wanted` of the capacity; nothing where there are no copies.
     #[inline]
     pub(crate) fn short_of(&self, wanted: u64) -> u64 {
         let cache = self.load(&self.cache_bytes);

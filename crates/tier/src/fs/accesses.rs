@@ -1,9 +1,12 @@
 //! What is counted of a file's reads, from look to look.
 //!
-//! Who reads adds to counters; the thread that looks takes them, ages them and notes what it concluded. Of a file that came late it is known what it was not there for,
-//! of one that a compaction made what it took over of its inputs.
+//! Who reads adds to counters; the thread that looks takes them, ages them and notes what it
+//! concluded. Of a file that came late it is known what it was not there for, of one that a
+//! compaction made what it took over of its inputs.
 //!
-//! Thread-safe: atomics, each for itself; one thread looks, and what a file takes over may come at any time. Cost: a read adds to two counters ([`RangeReads`] has the second), a look is linear in the ranges.
+//! Thread-safe: atomics, each for itself; one thread looks, and what a file takes over may come at
+//! any time. Cost: a read adds to two counters ([`RangeReads`] has the second), a look is linear in
+//! the ranges.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -102,7 +105,8 @@ impl Accesses {
         self.settled.load(Ordering::Relaxed)
     }
 
-    /// It has so many accesses of before the restart, nobody knows where in it, and was there all the time.
+    /// It has so many accesses of before the restart, nobody knows where in it, and was there all
+    /// the time.
     pub(crate) fn keep(&self, accesses: f64) {
         self.missed.store(0.0f64.to_bits(), Ordering::Relaxed);
         for sum in [&self.inherited, &self.heat, &self.believed] {
@@ -121,7 +125,8 @@ impl Accesses {
         self.ranges.get().map_or(0, RangeReads::len)
     }
 
-    /// Notes a read of `bytes` at `offset` of a file of `len`, counted in ranges of `range_bytes` or as many as suit it.
+    /// Notes a read of `bytes` at `offset` of a file of `len`, counted in ranges of `range_bytes`
+    /// or as many as suit it.
     #[inline]
     pub(crate) fn count(&self, (offset, bytes): (u64, u64), len: u64, range_bytes: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
@@ -173,7 +178,8 @@ impl Accesses {
         reads
     }
 
-    /// What its drift is measured against; none of a file that is younger, or most of whose accesses then were those of others.
+    /// What its drift is measured against; none of a file that is younger, or most of whose
+    /// accesses then were those of others.
     pub(crate) fn baseline(&self) -> Option<Baseline> {
         let before = float(&self.baseline);
         let since = self.read_since.load(Ordering::Relaxed) as f64;

@@ -2,8 +2,9 @@
 //!
 //! A [`Physical`] stands for one file on one device. The namespace's entry and every open handle
 //! hold it; once it is condemned, the last one to let go throws it into the [`Trash`], and
-//! whoever empties that removes the file when the namespace is settled until the moment of the sentence.
-//! So a reader that holds the old copy of a moved file goes on, and the bytes count until it ends.
+//! whoever empties that removes the file when the namespace is settled until the moment of the
+//! sentence. So a reader that holds the old copy of a moved file goes on, and the bytes count until
+//! it ends.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -85,8 +86,8 @@ impl Physical {
         }
     }
 
-    /// The file goes when nobody holds it any more and the namespace is settled until `at`. Once at most. A copy counts as leaving at once:
-    /// those who still read it are done soon.
+    /// The file goes when nobody holds it any more and the namespace is settled until `at`. Once at
+    /// most. A copy counts as leaving at once: those who still read it are done soon.
     pub(crate) fn condemn(&self, at: Moment) {
         let before = self.condemned.lock().replace(at);
         match self.role {
@@ -147,8 +148,8 @@ impl Trash {
         self.waste.lock().iter().any(|one| one.at > settled)
     }
 
-    /// Removes what may go, or only copies of one device. Returns how many files went; what a device refuses to remove is tried
-    /// again the next time. `before` is asked before each.
+    /// Removes what may go, or only copies of one device. Returns how many files went; what a
+    /// device refuses to remove is tried again the next time. `before` is asked before each.
     pub(crate) fn empty(
         &self,
         settled: Moment,

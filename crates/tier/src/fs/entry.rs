@@ -2,12 +2,13 @@
 //!
 //! An [`Entry`] stands for one file of the namespace. A handle ([`TierReader`]) has a [`Route`] of
 //! its own, resolved when it was opened: which open physical file to read, and which copies of it
-//! lie on faster devices. When the file moves or copies come and go, the routes of all its handles are
-//! replaced; a read that is under way ends on the old one. So a read takes no lock and looks nothing up.
+//! lie on faster devices. When the file moves or copies come and go, the routes of all its handles
+//! are replaced; a read that is under way ends on the old one. So a read takes no lock and looks
+//! nothing up.
 //!
-//! Invariants: 1. a route's files hold the same bytes; 2. a copy's bytes are checked before they are
-//! given out, and a damaged copy is dropped, counted, and the original read instead; 3. a physical file stays
-//! until the last route that leads to it is gone.
+//! Invariants: 1. a route's files hold the same bytes; 2. a copy's bytes are checked before they
+//! are given out, and a damaged copy is dropped, counted, and the original read instead; 3. a
+//! physical file stays until the last route that leads to it is gone.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -43,7 +44,8 @@ impl CachedCopy {
         Arc::new(Self { physical, whole, index: cell })
     }
 
-    /// Start and length of what it holds, as far as that is known: a handle that reads it has to have been opened.
+    /// Start and length of what it holds, as far as that is known: a handle that reads it has to
+    /// have been opened.
     pub(crate) fn ranges(&self) -> Option<Vec<(u64, u64)>> {
         let index = self.index.get()?.as_ref()?;
         Some(index.extents().iter().map(|extent| (extent.start, extent.len)).collect())
@@ -78,7 +80,8 @@ pub(crate) struct Inside {
     pub(crate) main: Arc<Physical>,
     pub(crate) copies: Vec<Arc<CachedCopy>>,
     pub(crate) handles: Vec<Weak<TierReader>>,
-    /// The device does not have it although it should: a whole copy serves, and it is made anew from that; without one reads fail.
+    /// The device does not have it although it should: a whole copy serves, and it is made anew
+    /// from that; without one reads fail.
     pub(crate) missing: bool,
 }
 
@@ -323,7 +326,8 @@ struct Route {
 /// How a handle gets to its file's bytes.
 #[derive(Debug)]
 enum Way {
-    /// With one device nothing moves and there are no copies: this is the route for ever, without what it costs to replace one.
+    /// With one device nothing moves and there are no copies: this is the route for ever, without
+    /// what it costs to replace one.
     Only(Route),
     /// Where the file and its copies are now.
     Now(ArcSwap<Route>),
@@ -343,8 +347,8 @@ pub(crate) struct TierReader {
 thread_local! {
     /// Where the chunks of a copy are read to.
     static CHUNKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    /// The tiers (their address) that this thread merges files of, and the heat of the bytes that it has read
-    /// since it ended an output.
+    /// The tiers (their address) that this thread merges files of, and the heat of the bytes that
+    /// it has read since it ended an output.
     static CARRIED: Cell<(usize, f64)> = const { Cell::new((0, 0.0)) };
 }
 

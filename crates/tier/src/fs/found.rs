@@ -1,8 +1,10 @@
-//! The devices that tiers are opened with: whose they are, who has them open, and what lies on them.
+//! The devices that tiers are opened with: whose they are, who has them open, and what lies on
+//! them.
 //!
-//! Nothing is changed here but lock files, and directories of new devices: what is foreign, of another version, missing, open elsewhere or
-//! without the namespace that its files belong to is refused with what it is and what to do. A device is new if it has no
-//! [`Identity`] and nothing else; that is looked at again behind its lock.
+//! Nothing is changed here but lock files, and directories of new devices: what is foreign, of
+//! another version, missing, open elsewhere or without the namespace that its files belong to is
+//! refused with what it is and what to do. A device is new if it has no [`Identity`] and nothing
+//! else; that is looked at again behind its lock.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -119,7 +121,8 @@ pub(super) fn find_home(found: &[Found], must_exist: Option<&str>) -> Result<usi
     }
 }
 
-/// The namespace was on its way from one device to another when the process ended: the first counts until the other says that it is there.
+/// The namespace was on its way from one device to another when the process ended: the first counts
+/// until the other says that it is there.
 fn find_moving(found: &[Found], from: usize, to: u8, there: &[usize]) -> Result<usize> {
     let has_no = |one: &Found| one.identity.as_ref().is_some_and(|identity| identity.no == to);
     let Some(to) = found.iter().position(has_no) else {
@@ -149,7 +152,8 @@ fn two_homes(one: &Found, other: &Found) -> Error {
     ))
 }
 
-/// All devices are missing: none is one of tiers, and what is there are the places where they belong.
+/// All devices are missing: none is one of tiers, and what is there are the places where they
+/// belong.
 fn all_missing(found: &[Found], who: &str) -> Error {
     let place = |one: &Found| format!("\"{}\" ({})", one.name, one.parts.settings.path.display());
     let places: Vec<String> = found.iter().map(place).collect();
@@ -183,7 +187,8 @@ pub(super) fn list_device(one: &Found) -> Result<Contents> {
     Ok(contents)
 }
 
-/// The ids of files of which a device has the only bytes: those that lie there, and those that another device has lost and of which it has a whole copy.
+/// The ids of files of which a device has the only bytes: those that lie there, and those that
+/// another device has lost and of which it has a whole copy.
 pub(super) fn files_only_on(
     no: u8,
     found: &[Found],
@@ -285,7 +290,8 @@ pub(super) fn lock_new_devices(found: &[Found]) -> Result<Vec<Box<dyn FileLock>>
     Ok(locks)
 }
 
-/// A device that had a namespace, and has none: its files would all be strays. Errors: `Corrupt`, if there are any.
+/// A device that had a namespace, and has none: its files would all be strays. Errors: `Corrupt`,
+/// if there are any.
 pub(super) fn check_nothing_lies_there(
     found: &[Found],
     contents: &[Contents],

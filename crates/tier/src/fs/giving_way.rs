@@ -1,14 +1,16 @@
 //! Copies give way to files while these grow.
 //!
-//! Copies take what files leave of a device but for a reserve (`Policy::force_below`). A table that grows into the reserve drops
-//! the coldest copies, in the order that the last look found, until it is free again: however fast tables come, the device does not
-//! fill up between two looks, and a copy serves until its room is needed. A log that grows into it wakes the thread that looks,
-//! which does the same: what drops a copy appends to the namespace, and a log record is not to wait for that. A file that moves to the device has its
-//! room made beforehand.
+//! Copies take what files leave of a device but for a reserve (`Policy::force_below`). A table that
+//! grows into the reserve drops the coldest copies, in the order that the last look found, until it
+//! is free again: however fast tables come, the device does not fill up between two looks, and a
+//! copy serves until its room is needed. A log that grows into it wakes the thread that looks,
+//! which does the same: what drops a copy appends to the namespace, and a log record is not to wait
+//! for that. A file that moves to the device has its room made beforehand.
 //!
-//! Invariant: what was dropped counts as gone until it is (`Device::leaving`), so that nothing else is dropped for the same bytes.
-//! Thread-safe: one at a time drops copies of a device, others go on writing. Locks: the order's, then those of [`Shared`]. Cost: four relaxed loads
-//! for an append; a change of the namespace and a removal for a copy.
+//! Invariant: what was dropped counts as gone until it is (`Device::leaving`), so that nothing else
+//! is dropped for the same bytes. Thread-safe: one at a time drops copies of a device, others go on
+//! writing. Locks: the order's, then those of [`Shared`]. Cost: four relaxed loads for an append; a
+//! change of the namespace and a removal for a copy.
 
 use std::array;
 use std::collections::VecDeque;
@@ -60,7 +62,8 @@ impl Shared {
         (capacity as f64 * self.policy.force_below) as u64
     }
 
-    /// Drops copies of the device at `index` while they and files leave less than its reserve and `more` bytes.
+    /// Drops copies of the device at `index` while they and files leave less than its reserve and
+    /// `more` bytes.
     #[inline]
     pub(crate) fn make_way(self: &Arc<Self>, index: usize, more: u64) {
         let wanted = self.reserve_of(index).saturating_add(more);

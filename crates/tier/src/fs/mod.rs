@@ -1,12 +1,14 @@
 //! The tiers as one [`FileSystem`].
 //!
-//! Every operation on a path below the root is one on the namespace; where the bytes lie is decided when a file
-//! is created ([`crate::place`]) and changed in the background ([`crate::work`]). Paths outside of the root go
-//! to the file system outside, so that a checkpoint can be made into a plain directory.
+//! Every operation on a path below the root is one on the namespace; where the bytes lie is decided
+//! when a file is created ([`crate::place`]) and changed in the background ([`crate::work`]). Paths
+//! outside of the root go to the file system outside, so that a checkpoint can be made into a plain
+//! directory.
 //!
-//! Durability is what the trait promises: a change of names survives `kill -9` when it returns and power loss
-//! after [`FileSystem::sync_dir`] of any directory of the tiers. Thread-safe. Cost: a change of names is an
-//! append to a log; a read is that of the device, three counters and an atomic load more.
+//! Durability is what the trait promises: a change of names survives `kill -9` when it returns and
+//! power loss after [`FileSystem::sync_dir`] of any directory of the tiers. Thread-safe. Cost: a
+//! change of names is an append to a log; a read is that of the device, three counters and an
+//! atomic load more.
 
 pub(crate) mod accesses;
 pub(crate) mod copy;
@@ -165,7 +167,8 @@ impl TieredFs {
         names.entries.insert(entry.id, Arc::clone(&entry));
         let id = entry.id;
         if let Err(error) = shared.commit(&mut names, &Record::File(record)) {
-            // The record may have been written all the same: the file stays, for the next open to find it or to remove it.
+            // The record may have been written all the same: the file stays, for the next open to
+            // find it or to remove it.
             names.entries.remove(&id);
             let _undone = names.space.state.apply(&Record::Remove { path: path.to_owned() });
             drop(names);
@@ -412,7 +415,8 @@ impl FileSystem for TieredFs {
         self.shared.entry("rename", &from)?;
         self.check_target("rename", &to)?;
         let names = self.shared.names.lock();
-        // If it has become a directory, the record would mean all that lies in it: see `rename_dir`.
+        // If it has become a directory, the record would mean all that lies in it: see
+        // `rename_dir`.
         if names.space.state.id(&from).is_none() {
             return Err(Error::io("rename", &from, std::io::ErrorKind::NotFound.into()));
         }
@@ -563,7 +567,8 @@ impl FileSystem for TieredFs {
     }
 }
 
-/// The length of a file: what is being written is asked for, and a copy of what is missing, if there is one.
+/// The length of a file: what is being written is asked for, and a copy of what is missing, if
+/// there is one.
 fn file_len(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<u64> {
     let (physical, from_copy) = {
         let inside = entry.inside.lock();

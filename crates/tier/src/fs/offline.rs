@@ -12,7 +12,8 @@ use super::open::{DeviceParts, NAMES_DIR, SCHEME_NAME, read_namespace};
 use crate::device::file_system;
 use crate::settings::{DeviceSettings, validate};
 
-/// See the module. As long as it lives nobody else opens the devices. New devices get their directories and lock files, and nothing else.
+/// See the module. As long as it lives nobody else opens the devices. New devices get their
+/// directories and lock files, and nothing else.
 pub struct Offline {
     scheme_path: PathBuf,
     _locks: Vec<Box<dyn FileLock>>,
@@ -25,8 +26,8 @@ impl std::fmt::Debug for Offline {
 }
 
 impl Offline {
-    /// Holds the devices of `settings`. `must_exist`: see [`super::Components::must_exist`]. Errors: those of [`super::TieredFs::open`] for
-    /// foreign, missing and open devices.
+    /// Holds the devices of `settings`. `must_exist`: see [`super::Components::must_exist`].
+    /// Errors: those of [`super::TieredFs::open`] for foreign, missing and open devices.
     pub fn hold(
         settings: &[DeviceSettings],
         clock: &Arc<dyn Clock>,
@@ -47,7 +48,8 @@ impl Offline {
         Ok(Self { scheme_path, _locks: locks })
     }
 
-    /// Where the scheme lies that the next open uses: on the device that holds the namespace, or will.
+    /// Where the scheme lies that the next open uses: on the device that holds the namespace, or
+    /// will.
     #[must_use]
     pub fn scheme_path(&self) -> &Path {
         &self.scheme_path

@@ -1,11 +1,11 @@
 //! Opening tiers: which devices these are, what lies on them, and what does not belong there.
 //!
-//! Steps: 1. read every device's identity and refuse what is foreign or of another version; 2. lock the
-//! known devices and list them; 3. read the namespace from home and replay it, refuse if a device with files
-//! is missing; until here nothing is changed; 4. give new devices a number and identities; 5. match: files that
-//! should be there and are not are marked missing, copies that are not whole are dropped; 6. begin a new
-//! generation; 7. remove strays.
-//! A crash at any point leaves what was before, or strays that the next open removes.
+//! Steps: 1. read every device's identity and refuse what is foreign or of another version; 2. lock
+//! the known devices and list them; 3. read the namespace from home and replay it, refuse if a
+//! device with files is missing; until here nothing is changed; 4. give new devices a number and
+//! identities; 5. match: files that should be there and are not are marked missing, copies that are
+//! not whole are dropped; 6. begin a new generation; 7. remove strays. A crash at any point leaves
+//! what was before, or strays that the next open removes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -59,7 +59,8 @@ pub struct Components {
     pub policy: Policy,
     /// The placement scheme. Default: `scheme.toml` on the home device, if there is one.
     pub scheme: Option<Scheme>,
-    /// Who says that the devices have tiers, in words for an error. Without this, those that are all empty become new ones. Default: nobody.
+    /// Who says that the devices have tiers, in words for an error. Without this, those that are
+    /// all empty become new ones. Default: nobody.
     pub must_exist: Option<String>,
     /// What the group may do with the files that are created on the devices of
     /// [`TieredFs::open`]. Default: nothing.
@@ -107,8 +108,8 @@ impl TieredFs {
     /// Opens the tiers over the devices of `settings`, fastest first; makes them if the devices are
     /// empty. Paths below `root` are theirs. Errors: `InvalidArgument` for settings that make no
     /// sense and for directories that belong to something else, `Unsupported` for another
-    /// format version, `NotFound` for a missing device (with what lies there), `Busy` if another process
-    /// has them open. Nothing is changed by a refused open.
+    /// format version, `NotFound` for a missing device (with what lies there), `Busy` if another
+    /// process has them open. Nothing is changed by a refused open.
     pub fn open(
         root: impl AsRef<Path>,
         settings: &[DeviceSettings],
@@ -215,8 +216,8 @@ pub(super) fn read_namespace(found: &[Found], home: usize, names_dir: &Path) -> 
 }
 
 /// Rebuilds the state: of everything that was promised, and of what came after as far as the first
-/// file that never came to be. Nothing behind that was promised, and what it took away is still there,
-/// since files are removed only for records that a mark covers.
+/// file that never came to be. Nothing behind that was promised, and what it took away is still
+/// there, since files are removed only for records that a mark covers.
 fn replay(
     recovered: &log::Recovered,
     dir: &Path,
@@ -295,8 +296,8 @@ pub(super) fn make_devices(found: &[Found]) -> Vec<Device> {
     found.iter().enumerate().map(make).collect()
 }
 
-/// Makes the physical names durable that the snapshot of the next generation promises: after a kill,
-/// those since the last sync are not.
+/// Makes the physical names durable that the snapshot of the next generation promises: after a
+/// kill, those since the last sync are not.
 pub(super) fn sync_names(devices: &[Device]) -> Result<()> {
     for device in devices {
         for entry in device.fs.list(&device.root)? {
@@ -309,7 +310,8 @@ pub(super) fn sync_names(devices: &[Device]) -> Result<()> {
     Ok(())
 }
 
-/// What a move of the namespace left where it is not, or not any more: nothing counts of it, by the devices' identities, which are durable.
+/// What a move of the namespace left where it is not, or not any more: nothing counts of it, by the
+/// devices' identities, which are durable.
 fn remove_old_namespaces(devices: &[Device], home: usize) {
     for (_, device) in devices.iter().enumerate().filter(|(index, _)| *index != home) {
         let dir = device.root.join(NAMES_DIR);
@@ -433,8 +435,8 @@ fn remove_strays(strays: &[(&Device, &Path)]) {
     }
 }
 
-/// Writes every device's identity that is not as it should be, and makes its directories. Home comes
-/// first, so that after a crash in between the others' identities lead to something.
+/// Writes every device's identity that is not as it should be, and makes its directories. Home
+/// comes first, so that after a crash in between the others' identities lead to something.
 pub(super) fn write_identities(
     found: &[Found],
     devices: &[Device],
@@ -486,8 +488,8 @@ fn find_levels(entries: &HashMap<u64, Arc<Entry>>) -> (Option<u8>, [u64; LEVELS]
     (base_level, BaseLevels::new(base_level).bytes_by_depth(lengths))
 }
 
-/// Applies the scheme to the devices; the levels of the fastest. Without a scheme and before anything was
-/// observed they are L0 and two more, as far as they fit.
+/// Applies the scheme to the devices; the levels of the fastest. Without a scheme and before
+/// anything was observed they are L0 and two more, as far as they fit.
 fn set_limits(
     devices: &[Device],
     scheme: Option<&Scheme>,

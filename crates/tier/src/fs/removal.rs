@@ -1,16 +1,21 @@
 //! Taking a device out of the tiers, in two steps.
 //!
-//! 1. [`TieredFs::empty_device`] moves every file off it: tables, logs and bookkeeping, each by the steps of any move ([`crate::work`]), so that at
-//!    every moment one copy of each file counts. Nothing new is placed there meanwhile. What was moved stays moved if it is interrupted.
-//! 2. [`forget_device`] works on tiers that nobody has open: if the namespace lies on the device it moves to another one first; then everything is
-//!    removed, `DEVICE` and `LOCK` last, so that the directory is an empty one.
+//! 1. [`TieredFs::empty_device`] moves every file off it: tables, logs and bookkeeping, each by the
+//!    steps of any move ([`crate::work`]), so that at every moment one copy of each file counts.
+//!    Nothing new is placed there meanwhile. What was moved stays moved if it is interrupted.
+//! 2. [`forget_device`] works on tiers that nobody has open: if the namespace lies on the device it
+//!    moves to another one first; then everything is removed, `DEVICE` and `LOCK` last, so that the
+//!    directory is an empty one.
 //!
-//! The namespace moves so: 1. the old home says that it moves to the new one: from now on the tiers do not open without that; 2. the next
-//! generation begins on the new one; 3. that says that it is home; 4. the other devices say that it is; 5. so does the old one, which is none any more; 6. the old
-//! generation is removed. Before 3 the old generation counts, from then on the new one (`find_home`), and neither is opened where the other may be ahead: the old home
-//! not without the new one. An open in between ends the move, or undoes it. A crash anywhere leaves tiers that open with all devices, and those that hold
-//! neither files nor the namespace, nor are where it moves to, may be missing. Fault points: those of moves, then `home.moves`, `home.begun`, `home.taken`, `home.told`, `home.left`,
-//! `forget.emptied`.
+//! The namespace moves so: 1. the old home says that it moves to the new one: from now on the tiers
+//! do not open without that; 2. the next generation begins on the new one; 3. that says that it is
+//! home; 4. the other devices say that it is; 5. so does the old one, which is none any more; 6.
+//! the old generation is removed. Before 3 the old generation counts, from then on the new one
+//! (`find_home`), and neither is opened where the other may be ahead: the old home not without the
+//! new one. An open in between ends the move, or undoes it. A crash anywhere leaves tiers that open
+//! with all devices, and those that hold neither files nor the namespace, nor are where it moves
+//! to, may be missing. Fault points: those of moves, then `home.moves`, `home.begun`, `home.taken`,
+//! `home.told`, `home.left`, `forget.emptied`.
 //!
 //! Cost: each byte on the device is read once, and written and read back once where it goes.
 
@@ -50,12 +55,16 @@ pub struct Emptied {
 }
 
 impl TieredFs {
-    /// Moves every file off the device called `name`, and drops its copies; nothing new is placed there from now on until the tiers are opened again, or this fails. `told`
-    /// is called after each file. Durable when it returns. The database must have been closed in order, and nobody may hold
-    /// files of the device open: what is kept beside a log that was open when its process ended does not go along.
+    /// Moves every file off the device called `name`, and drops its copies; nothing new is placed
+    /// there from now on until the tiers are opened again, or this fails. `told` is called after
+    /// each file. Durable when it returns. The database must have been closed in order, and nobody
+    /// may hold files of the device open: what is kept beside a log that was open when its process
+    /// ended does not go along.
     ///
-    /// Errors: `InvalidArgument` for a name that no device has, and for the only device; `Busy` for files that are written or read; `Io` (no space) if
-    /// the others together have no room, before anything is moved; those of the devices, once all files were tried that can be moved. What was moved stays where it is.
+    /// Errors: `InvalidArgument` for a name that no device has, and for the only device; `Busy` for
+    /// files that are written or read; `Io` (no space) if the others together have no room, before
+    /// anything is moved; those of the devices, once all files were tried that can be moved. What
+    /// was moved stays where it is.
     pub fn empty_device(&self, name: &str, mut told: impl FnMut(Emptied)) -> Result<Emptied> {
         let shared = &self.shared;
         let index = shared.devices.iter().position(|device| device.name == name);
@@ -165,8 +174,8 @@ fn check_room(shared: &Shared, index: usize, bytes: u64) -> Result<()> {
     )))
 }
 
-/// Makes files anew that others than this device lost and of which there are whole copies, which may lie on this one. How many could not be, and why the
-/// first was not.
+/// Makes files anew that others than this device lost and of which there are whole copies, which
+/// may lie on this one. How many could not be, and why the first was not.
 fn restore_missing(shared: &Arc<Shared>, index: usize) -> (usize, Option<Error>) {
     let (mut failed, mut first) = (0, None);
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
@@ -254,12 +263,13 @@ fn move_away(shared: &Arc<Shared>, entry: &Arc<Entry>, from: usize) -> Result<()
     Ok(())
 }
 
-/// Takes the device called `name`, which was emptied, out of tiers that nobody has open; its directory is an empty one then. To be left out of the list of devices
-/// before or after: with it in the list it joins again, as a new one. Whether it was one of the tiers. `must_exist`: see
+/// Takes the device called `name`, which was emptied, out of tiers that nobody has open; its
+/// directory is an empty one then. To be left out of the list of devices before or after: with it
+/// in the list it joins again, as a new one. Whether it was one of the tiers. `must_exist`: see
 /// [`super::Components::must_exist`].
 ///
-/// Errors: those of [`TieredFs::open`] for missing, foreign and open devices; `InvalidArgument` for a device that is not there, is the only one, or
-/// has files.
+/// Errors: those of [`TieredFs::open`] for missing, foreign and open devices; `InvalidArgument` for
+/// a device that is not there, is the only one, or has files.
 pub fn forget_device(
     settings: &[DeviceSettings],
     clock: &Arc<dyn Clock>,
@@ -379,7 +389,8 @@ fn copy_scheme(from: &Found, to: &Found) -> Result<()> {
     to.parts.fs.write_atomic(&path(to), &text, context)
 }
 
-/// Removes what tiers left on a device, which is not home, whatever it says; what is not theirs stays.
+/// Removes what tiers left on a device, which is not home, whatever it says; what is not theirs
+/// stays.
 fn wipe(one: &Found, fault: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     let (fs, root): (&Arc<dyn FileSystem>, &Path) = (&one.parts.fs, &one.parts.settings.path);
     // As long as it said so its generation had to be there.

@@ -1,8 +1,10 @@
 //! What the handles and threads of open tiers share: devices, namespace, entries, trash.
 //!
-//! Locks, in the order in which they may be taken: `pace` (one look at a time), an order of [`GivingWay`], `syncing` (one sync at a time), `names` (the namespace
-//! and the entries), an entry's `inside`, or `locks`. `base_levels` is taken with no other one after it. No read of a file takes one. `names` is held over appends to
-//! the namespace's log, never over its sync, but for the rare beginning of a new generation.
+//! Locks, in the order in which they may be taken: `pace` (one look at a time), an order of
+//! [`GivingWay`], `syncing` (one sync at a time), `names` (the namespace and the entries), an
+//! entry's `inside`, or `locks`. `base_levels` is taken with no other one after it. No read of a
+//! file takes one. `names` is held over appends to the namespace's log, never over its sync, but
+//! for the rare beginning of a new generation.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -175,8 +177,9 @@ impl Shared {
         self.devices.iter().map(view).collect()
     }
 
-    /// The device for a new file, whether it is better left alone, and leave to write it there. Those at `tried` failed just now. Who had to wait
-    /// for its turn looks again: by then the device may be full.
+    /// The device for a new file, whether it is better left alone, and leave to write it there.
+    /// Those at `tried` failed just now. Who had to wait for its turn looks again: by then the
+    /// device may be full.
     pub(crate) fn choose(
         &self,
         context: IoContext,
@@ -207,7 +210,8 @@ impl Shared {
         (index, is_avoided, turn)
     }
 
-    /// Whether a log over the space of an old one, of `len` bytes on the device at `index`, stays where that is.
+    /// Whether a log over the space of an old one, of `len` bytes on the device at `index`, stays
+    /// where that is.
     pub(crate) fn keeps_place(
         &self,
         context: IoContext,
@@ -249,9 +253,9 @@ impl Shared {
         device.fs.open(&physical.path, context, OpenOptions { direct })
     }
 
-    /// How a file is written to a device: several share it, and each read of a user and each record of the log waits for one write of
-    /// everybody else. So tables and copies are written in pieces hardly longer than the device is efficient
-    /// with (decision 0027), as far as that is known.
+    /// How a file is written to a device: several share it, and each read of a user and each record
+    /// of the log waits for one write of everybody else. So tables and copies are written in pieces
+    /// hardly longer than the device is efficient with (decision 0027), as far as that is known.
     pub(crate) fn create_options(
         &self,
         device: &Device,
@@ -316,7 +320,8 @@ impl Shared {
         entry.gone.store(true, Ordering::Relaxed);
         let mut inside = entry.inside.lock();
         inside.main.condemn(at);
-        // Of a file that its device lost they are all that there is, if a power loss takes the removal back.
+        // Of a file that its device lost they are all that there is, if a power loss takes the
+        // removal back.
         let of_copies = if inside.missing { at } else { Moment::default() };
         for copy in inside.copies.drain(..) {
             copy.physical.condemn(of_copies);
@@ -324,8 +329,9 @@ impl Shared {
         }
     }
 
-    /// Begins a new generation of the namespace, with the accesses of now; everything that it names is durable before, also what another thread is
-    /// just making so. `must`: see [`Namespace::renew`].
+    /// Begins a new generation of the namespace, with the accesses of now; everything that it names
+    /// is durable before, also what another thread is just making so. `must`: see
+    /// [`Namespace::renew`].
     fn renew(&self, names: &mut Names, must: bool) -> Result<()> {
         for (id, entry) in &names.entries {
             if let Some(file) = names.space.state.files.get_mut(id) {
@@ -383,7 +389,8 @@ impl Shared {
         result
     }
 
-    /// Puts the accesses of now into the namespace, for the next open; whether it took them. What can be synced before is, while others go on.
+    /// Puts the accesses of now into the namespace, for the next open; whether it took them. What
+    /// can be synced before is, while others go on.
     pub(crate) fn keep_heat(&self) -> bool {
         if !self.is_tiered {
             return true;
@@ -408,14 +415,16 @@ impl Shared {
         outcome.map(|()| removed)
     }
 
-    /// Removes what may go once the namespace is settled so far, or only copies of one device. Fault point: `trash.remove`, before each file.
+    /// Removes what may go once the namespace is settled so far, or only copies of one device.
+    /// Fault point: `trash.remove`, before each file.
     pub(crate) fn empty_settled(&self, settled: Moment, copies_of: Option<usize>) -> usize {
         let before = || self.fault_point("trash.remove");
         self.trash.empty(settled, self.now_ns(), copies_of, &before)
     }
 
-    /// After a change of names: what waits for its removal on a device goes soon if it holds much of the room there. A look does the rest; who
-    /// woke the thread that looks for each of thousands of tables a second would take the processor from those who write them.
+    /// After a change of names: what waits for its removal on a device goes soon if it holds much
+    /// of the room there. A look does the rest; who woke the thread that looks for each of
+    /// thousands of tables a second would take the processor from those who write them.
     pub(crate) fn tidy(&self) {
         let holds_much = |device: &Device| {
             let leaving = device.leaving.load(Ordering::Relaxed);
@@ -434,8 +443,10 @@ impl Shared {
         })
     }
 
-    /// Drops a copy: no route leads to it any more, and its file goes with the last read of it. Whether it was there. Fault points: `drop.begin`,
-    /// `drop.recorded` and, when what may go of copies that gave way is removed, `drop.removed`. The whole copy of a file that is missing stays.
+    /// Drops a copy: no route leads to it any more, and its file goes with the last read of it.
+    /// Whether it was there. Fault points: `drop.begin`, `drop.recorded` and, when what may go of
+    /// copies that gave way is removed, `drop.removed`. The whole copy of a file that is missing
+    /// stays.
     pub(crate) fn drop_copy(self: &Arc<Self>, entry: &Arc<Entry>, copy: &Arc<CachedCopy>) -> bool {
         if let Err(error) = self.fault_point("drop.begin") {
             tracing::warn!(%error, "a copy is not dropped");

@@ -1,5 +1,5 @@
-//! The tiers over disks in memory: placement, moves, copies, refusals, failing devices, and power loss
-//! and kills at every sync and fault point against a simple map.
+//! The tiers over disks in memory: placement, moves, copies, refusals, failing devices, and power
+//! loss and kills at every sync and fault point against a simple map.
 
 mod alike;
 mod crashes;

@@ -1,7 +1,8 @@
 //! What the tiers know of one file, for those who look at files one by one: a front end for other
 //! engines, tests.
 //!
-//! Reads the namespace under its lock. I/O is made by what opens, changes or removes, for the time of a file, and for the length of one that is being written.
+//! Reads the namespace under its lock. I/O is made by what opens, changes or removes, for the time
+//! of a file, and for the length of one that is being written.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -30,8 +31,8 @@ pub struct Whereabouts {
     pub level: Option<u8>,
     /// Length in bytes.
     pub len: u64,
-    /// When it was written where it lies now, in milliseconds since 1970; `None` if its device does not know, or cannot be asked. A move to another device
-    /// writes it anew.
+    /// When it was written where it lies now, in milliseconds since 1970; `None` if its device does
+    /// not know, or cannot be asked. A move to another device writes it anew.
     pub modified_ms: Option<u64>,
     /// How many names it has.
     pub names: usize,
@@ -41,8 +42,8 @@ pub struct Whereabouts {
     pub is_written: bool,
 }
 
-/// A file of the tiers, whatever becomes of its names: its bytes stay as long as this is held, also when
-/// it was removed or replaced.
+/// A file of the tiers, whatever becomes of its names: its bytes stay as long as this is held, also
+/// when it was removed or replaced.
 #[derive(Clone, Debug)]
 pub struct TierFile {
     shared: Arc<Shared>,
@@ -130,13 +131,15 @@ impl TieredFs {
         Ok(TierFile { shared: Arc::clone(&self.shared), entry, path })
     }
 
-    /// Where the file at `path`, a path below the root, lies. Errors: `NotFound`; `Io` for a directory.
+    /// Where the file at `path`, a path below the root, lies. Errors: `NotFound`; `Io` for a
+    /// directory.
     pub fn whereabouts(&self, path: &Path) -> Result<Whereabouts> {
         self.file(path)?.whereabouts()
     }
 
-    /// What [`archipelago_env::FileSystem::reassign`] does, for who wants to know whether it was recorded. `path`: below
-    /// the root; `context`: with the level. Errors: `NotFound`; those of the home device, after which the tiers go on with the level of before.
+    /// What [`archipelago_env::FileSystem::reassign`] does, for who wants to know whether it was
+    /// recorded. `path`: below the root; `context`: with the level. Errors: `NotFound`; those of
+    /// the home device, after which the tiers go on with the level of before.
     pub fn set_level(&self, path: &Path, context: IoContext) -> Result<()> {
         let path = self.own(path)?;
         let Some(level) = context.level else {
@@ -158,8 +161,8 @@ impl TieredFs {
         Ok(self.shared.names.lock().space.state.is_dir(&path))
     }
 
-    /// Removes the directory at `path`, a path below the root, if nothing lies in it. Durable as a removal
-    /// of a file is. Errors: `NotFound`; `Io` for one that is not empty.
+    /// Removes the directory at `path`, a path below the root, if nothing lies in it. Durable as a
+    /// removal of a file is. Errors: `NotFound`; `Io` for one that is not empty.
     pub fn remove_dir(&self, path: &Path) -> Result<()> {
         let path = self.own(path)?;
         let refuse =
@@ -179,10 +182,12 @@ impl TieredFs {
         self.shared.commit(&mut names, &Record::RemoveDir { path: path.clone() }).map(|_| ())
     }
 
-    /// Gives the directory `from` the name `to`, both below the root, with all that lies in it; `to` may be an empty directory. Files in it
-    /// that are open stay so. All at once, and durable as the renaming of a file is. Fault point: `names.changed`. Errors: `NotFound`;
-    /// `Busy` while a lock in it is held; `InvalidArgument` if `to` lies in `from`; `Io` if `from` or `to` is a file, or `to` a directory that is not empty;
-    /// `Unsupported` if a log lies in it of which an end may be kept beside it (`create_log`): such ends go with the directory's name.
+    /// Gives the directory `from` the name `to`, both below the root, with all that lies in it;
+    /// `to` may be an empty directory. Files in it that are open stay so. All at once, and durable
+    /// as the renaming of a file is. Fault point: `names.changed`. Errors: `NotFound`; `Busy` while
+    /// a lock in it is held; `InvalidArgument` if `to` lies in `from`; `Io` if `from` or `to` is a
+    /// file, or `to` a directory that is not empty; `Unsupported` if a log lies in it of which an
+    /// end may be kept beside it (`create_log`): such ends go with the directory's name.
     pub fn rename_dir(&self, from: &Path, to: &Path) -> Result<()> {
         let (from, to) = (self.own(from)?, self.own(to)?);
         self.check_dirs(&self.shared.names.lock(), &from, &to)?;

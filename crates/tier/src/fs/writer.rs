@@ -1,9 +1,10 @@
 //! Files that are being written.
 //!
-//! The output of a compaction takes over the heat of what its thread merged meanwhile, so that the tables of hot
-//! keys are hot from the start. A writer charges its device with the bytes that it appends, counts as a writer of it until it is dropped,
-//! and then leaves a closed file, which may move. A log is charged as it is finished or dropped: an append to it
-//! does nothing here but pass on.
+//! The output of a compaction takes over the heat of what its thread merged meanwhile, so that the
+//! tables of hot keys are hot from the start. A writer charges its device with the bytes that it
+//! appends, counts as a writer of it until it is dropped, and then leaves a closed file, which may
+//! move. A log is charged as it is finished or dropped: an append to it does nothing here but pass
+//! on.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -86,13 +87,15 @@ pub(crate) struct TierWriter {
     // Dropped first: the file is closed when it stops counting as written.
     inner: Box<dyn WritableFile>,
     writing: Writing,
-    /// Its length as the device knows it. It is told every `step` bytes, and of the rest when the file is flushed or closed.
+    /// Its length as the device knows it. It is told every `step` bytes, and of the rest when the
+    /// file is flushed or closed.
     charged: u64,
     step: u64,
 }
 
-/// The device is told of a table's growth every so many bytes, or every thousandth of its capacity if that is less: all who write to it count in the
-/// same place, and a table grows by a block at a time. Nothing is decided by less: 2 % of the capacity are kept free.
+/// The device is told of a table's growth every so many bytes, or every thousandth of its capacity
+/// if that is less: all who write to it count in the same place, and a table grows by a block at a
+/// time. Nothing is decided by less: 2 % of the capacity are kept free.
 const TABLE_STEP_BYTES: u64 = 64 << 10;
 
 impl TierWriter {

@@ -1,9 +1,10 @@
 //! The namespace on its home device: a log of records in generations.
 //!
 //! A generation is one file, `names-NNNNNN.log`: a header, a snapshot, a mark, then one record for
-//! each change. A new generation is written and synced under a temporary name and then renamed, so that a
-//! file with its real name has a whole snapshot. The highest generation counts; older ones are
-//! removed. Every open begins a new one, and so does a failed append (a log that failed takes no more).
+//! each change. A new generation is written and synced under a temporary name and then renamed, so
+//! that a file with its real name has a whole snapshot. The highest generation counts; older ones
+//! are removed. Every open begins a new one, and so does a failed append (a log that failed takes
+//! no more).
 //!
 //! Records are appended through [`LogFile`]: what was appended survives `kill -9` at once and power
 //! loss after a sync. Reading stops at the first record that is damaged; that is the torn tail of a
@@ -159,9 +160,11 @@ pub(crate) fn recover(fs: &dyn FileSystem, dir: &Path) -> Result<Option<Recovere
     decode(&path, generation, &snapshot, &tail).map(Some)
 }
 
-/// The bytes behind a snapshot that ends at `start`, from two views of them: the file alone, and the file up to where its end was kept
-/// elsewhere, followed by that end. After `kill -9` the second is the whole truth. After power loss either may hold what the other lost: what was kept
-/// elsewhere may be of long before, so that the file has synced records behind it. So each record is taken of the view that has it whole.
+/// The bytes behind a snapshot that ends at `start`, from two views of them: the file alone, and
+/// the file up to where its end was kept elsewhere, followed by that end. After `kill -9` the
+/// second is the whole truth. After power loss either may hold what the other lost: what was kept
+/// elsewhere may be of long before, so that the file has synced records behind it. So each record
+/// is taken of the view that has it whole.
 pub(super) fn merge(id: &[u8; 16], start: u64, file: &[u8], kept: &LogTail) -> Vec<u8> {
     let before = usize::try_from(kept.offset).ok().and_then(|at| file.get(..at));
     let Some(before) = before else { return file.to_vec() };
@@ -175,7 +178,8 @@ pub(super) fn merge(id: &[u8; 16], start: u64, file: &[u8], kept: &LogTail) -> V
     while let Some(record) = whole(merged.len()) {
         merged.extend_from_slice(record);
     }
-    // What comes behind the last whole record is a torn end, unless a mark in it says that this was durable.
+    // What comes behind the last whole record is a torn end, unless a mark in it says that this was
+    // durable.
     let from = merged.len();
     let says = |bytes: &&[u8]| (durable_behind(id, bytes, start + from as u64), bytes.len());
     merged.extend_from_slice(rest(from).into_iter().max_by_key(says).unwrap_or_default());
@@ -271,8 +275,8 @@ fn durable_behind(id: &[u8; 16], bytes: &[u8], start: u64) -> Option<u64> {
 
 impl NamespaceLog {
     /// Begins generation `generation` in `dir` with a snapshot, and removes all others. On return
-    /// it survives power loss. After an error `counts` says whether it may be the one that counts all the same: then
-    /// nothing may be acknowledged by an older one any more.
+    /// it survives power loss. After an error `counts` says whether it may be the one that counts
+    /// all the same: then nothing may be acknowledged by an older one any more.
     pub(crate) fn begin(
         fs: &dyn FileSystem,
         dir: &Path,
@@ -283,7 +287,8 @@ impl NamespaceLog {
         let bytes = encode_generation(&id, generation, records, next);
         let begun = Self::write(fs, dir, (id, generation), &bytes, counts);
         if begun.is_err() && !*counts {
-            // What is half written may have taken the last blocks. The tail stays if an earlier attempt may count, whose it may be.
+            // What is half written may have taken the last blocks. The tail stays if an earlier
+            // attempt may count, whose it may be.
             let _gone = fs.remove(&dir.join(temporary_name(generation)));
             if !fs.exists(&dir.join(file_name(generation))).unwrap_or(true) {
                 let _gone = fs.remove(&dir.join(tail_name(generation)));

@@ -1,20 +1,21 @@
-//! The namespace: logical names to physical places, durable on the home device (Keigo §4.5 keeps it in
-//! memory and defers the rest).
+//! The namespace: logical names to physical places, durable on the home device (Keigo §4.5 keeps it
+//! in memory and defers the rest).
 //!
 //! Order of things, from which "every file is found, exactly one copy counts" follows:
 //! 1. A physical file is made first, then its record is appended; a crash in between leaves a
 //!    stray that the next open removes.
-//! 2. A physical file is removed only when the record that made it superfluous is durable and its last
-//!    reader is gone; so a record that power loss takes back finds its file again.
+//! 2. A physical file is removed only when the record that made it superfluous is durable and its
+//!    last reader is gone; so a record that power loss takes back finds its file again.
 //! 3. A record of creation may survive power loss although the file's own name does not. Marks
-//!    say through which record names were synced that were still needed then; a missing file behind the last mark was never promised and is
-//!    forgotten, one before it was removed again or is damage, which is reported.
+//!    say through which record names were synced that were still needed then; a missing file behind
+//!    the last mark was never promised and is forgotten, one before it was removed again or is
+//!    damage, which is reported.
 //! 4. A move copies, syncs file and directory, and then appends its record: before, the source
 //!    counts, from then on the target.
 //! 5. A generation that has no room is written to the space of the ballast (`ballast.rs`).
 //!
-//! [`Namespace`] is owned by the tiers, under one lock that no read takes and that is held over an append
-//! to the log (a copy into memory on a local device) but not over a sync of it.
+//! [`Namespace`] is owned by the tiers, under one lock that no read takes and that is held over an
+//! append to the log (a copy into memory on a local device) but not over a sync of it.
 
 pub(crate) mod ballast;
 pub(crate) mod log;
@@ -45,7 +46,8 @@ pub(crate) struct Namespace {
     log: NamespaceLog,
     /// The log is durable through this offset of this generation.
     durable: u64,
-    /// The same, and so are the physical files' names of all records up to here, but for those that are superfluous.
+    /// The same, and so are the physical files' names of all records up to here, but for those that
+    /// are superfluous.
     settled: u64,
     /// Length of the [`ballast`].
     ballast_bytes: u64,
@@ -133,9 +135,10 @@ impl Namespace {
         self.log.has_failed() || self.log.appended() > LOG_BYTES_MAX
     }
 
-    /// Begins a new generation with the state of now. The caller has synced every directory in which
-    /// a name was made that is needed. After an error in which it may count already the old one takes no more, so that nothing is acknowledged that
-    /// the next open would not find. `must`: the ballast is given up for it if need be.
+    /// Begins a new generation with the state of now. The caller has synced every directory in
+    /// which a name was made that is needed. After an error in which it may count already the old
+    /// one takes no more, so that nothing is acknowledged that the next open would not find.
+    /// `must`: the ballast is given up for it if need be.
     pub(crate) fn renew(&mut self, must: bool) -> Result<()> {
         let generation = (self.log.id(), self.log.generation() + 1);
         let (mut counts, mut none) = (false, 0);
@@ -152,7 +155,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// How long a [`ballast`] is to be made, and where, if the one that there is, if any, is shorter than the next generation may get.
+    /// How long a [`ballast`] is to be made, and where, if the one that there is, if any, is
+    /// shorter than the next generation may get.
     pub(crate) fn ballast_wanted(&self) -> Option<(PathBuf, u64)> {
         let bytes = ballast::bytes_for(self.log.end());
         (self.ballast_bytes < bytes).then(|| (self.dir.clone(), bytes))
@@ -166,8 +170,8 @@ impl Namespace {
     }
 
     /// Carries a change out and appends it: what it made superfluous, when that may go (once the
-    /// namespace is settled until that moment), and whether the change was recorded. Refused changes
-    /// change nothing. What was not recorded is by the next [`Namespace::renew`].
+    /// namespace is settled until that moment), and whether the change was recorded. Refused
+    /// changes change nothing. What was not recorded is by the next [`Namespace::renew`].
     pub(crate) fn commit(&mut self, record: &Record) -> Result<Committed> {
         let gone = self.state.apply(record).map_err(Error::invalid)?;
         let recorded = if self.log.has_failed() {
@@ -182,8 +186,8 @@ impl Namespace {
         Ok(Committed { gone, at, recorded })
     }
 
-    /// Appends the mark of a sync: names of records before `names_through` are durable, or superfluous. Returns what
-    /// syncs the log.
+    /// Appends the mark of a sync: names of records before `names_through` are durable, or
+    /// superfluous. Returns what syncs the log.
     pub(crate) fn mark(&mut self, names_through: u64) -> Result<SyncTicket> {
         let (next, at) = (self.state.next, self.log.end());
         let mark = Record::Mark { bytes_through: self.durable, names_through, next };
@@ -214,7 +218,8 @@ impl Namespace {
     }
 }
 
-/// Begins a generation with `state`; where that has no room, in the space of the ballast, if there is one.
+/// Begins a generation with `state`; where that has no room, in the space of the ballast, if there
+/// is one.
 fn begin_log(
     fs: &dyn FileSystem,
     dir: &Path,

@@ -1,4 +1,5 @@
-//! The records of the namespace log, and their bytes. `docs/formats/tier-namespace.md` has the table.
+//! The records of the namespace log, and their bytes. `docs/formats/tier-namespace.md` has the
+//! table.
 //!
 //! A decoder of foreign bytes: everything is bounds-checked, and what is not understood is `None`.
 
@@ -29,7 +30,8 @@ pub(crate) struct FileRecord {
     pub(crate) place: Place,
     /// Its names; none while the record of creation carries the name.
     pub(crate) names: Vec<PathBuf>,
-    /// One more than its aged accesses when the tiers were closed last; 0 if they never were since it was made.
+    /// One more than its aged accesses when the tiers were closed last; 0 if they never were since
+    /// it was made.
     pub(crate) heat: u64,
 }
 
@@ -96,8 +98,8 @@ pub(crate) enum Record {
         path: PathBuf,
     },
     /// Before this record was appended, the log was durable through `bytes_through`, and the
-    /// physical files of all records before `names_through` had durable names, or were superfluous by a later record before this one. Numbers from `next`
-    /// on were never used.
+    /// physical files of all records before `names_through` had durable names, or were superfluous
+    /// by a later record before this one. Numbers from `next` on were never used.
     Mark {
         bytes_through: u64,
         names_through: u64,

@@ -1,11 +1,12 @@
 //! The namespace as a value: which logical names there are, and where each file lies.
 //!
-//! Owned by [`super::Namespace`] while tiers are open, and built by replaying records when they are opened;
-//! both go through [`State::apply`]. Invariants: 1. every name belongs to a file that exists, every
-//! file has a name or is forgotten; 2. every name lies in a directory that exists; 3. numbers are
-//! never used twice: `next` is above all that were seen; 4. a file lies in exactly one place. A
-//! record that would break one is refused and changes nothing. Pure; cost: a few look-ups in maps. Names
-//! are kept by directory, since paths are compared component by component and tables come and go by the thousand.
+//! Owned by [`super::Namespace`] while tiers are open, and built by replaying records when they are
+//! opened; both go through [`State::apply`]. Invariants: 1. every name belongs to a file that
+//! exists, every file has a name or is forgotten; 2. every name lies in a directory that exists; 3.
+//! numbers are never used twice: `next` is above all that were seen; 4. a file lies in exactly one
+//! place. A record that would break one is refused and changes nothing. Pure; cost: a few look-ups
+//! in maps. Names are kept by directory, since paths are compared component by component and tables
+//! come and go by the thousand.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -31,7 +32,8 @@ pub(crate) struct State {
     pub(crate) files: HashMap<u64, FileRecord>,
     pub(crate) copies: HashMap<u64, CopyRecord>,
     pub(crate) devices: BTreeMap<u8, DeviceRecord>,
-    /// The names that lie directly in each directory, and whose they are. A root is there only if it was used.
+    /// The names that lie directly in each directory, and whose they are. A root is there only if
+    /// it was used.
     dirs: BTreeMap<PathBuf, BTreeMap<OsString, u64>>,
     pub(crate) next: u64,
 }
@@ -172,7 +174,8 @@ impl State {
         Ok(())
     }
 
-    /// Gives a directory another name, in place of an empty one that has it; what lies in it comes along. Cost: a look at each name in it.
+    /// Gives a directory another name, in place of an empty one that has it; what lies in it comes
+    /// along. Cost: a look at each name in it.
     fn rename_dir(&mut self, from: &Path, to: &Path) -> Result<(), String> {
         if from == to {
             return Ok(());
@@ -294,8 +297,8 @@ impl State {
         path.parent().is_none() || self.dirs.contains_key(path)
     }
 
-    /// What lies directly in a directory: names, and the file's id or `None` for a directory. Sorted by
-    /// name. `None` if there is no such directory.
+    /// What lies directly in a directory: names, and the file's id or `None` for a directory.
+    /// Sorted by name. `None` if there is no such directory.
     pub(crate) fn list(&self, dir: &Path) -> Option<Vec<(OsString, Option<u64>)>> {
         if !self.is_dir(dir) {
             return None;

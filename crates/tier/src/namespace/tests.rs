@@ -85,7 +85,8 @@ fn records_are_read_as_they_were_written_and_damage_is_an_answer() {
 fn with_tail(records: &[Record]) -> (Vec<u8>, Vec<u8>) {
     let snapshot = encode_generation(&[1; 16], 1, &[Record::MakeDir { path: "/db".into() }], 1);
     let start = snapshot.len();
-    // The frame of a record depends on its place only: a longer generation has the same bytes there.
+    // The frame of a record depends on its place only: a longer generation has the same bytes
+    // there.
     let mut whole = snapshot.clone();
     for record in records {
         append_framed(&[1; 16], record, &mut whole);

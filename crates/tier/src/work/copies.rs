@@ -1,6 +1,7 @@
 //! Which copies a device gets at a look, and what goes for them.
 //!
-//! [`crate::cache`] decides, purely; this gathers what it decides from and queues what it wants. Cost: a pass over all files and their ranges for each device.
+//! [`crate::cache`] decides, purely; this gathers what it decides from and queues what it wants.
+//! Cost: a pass over all files and their ranges for each device.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,8 +26,8 @@ use crate::settings::CacheBy;
 /// So many copies may wait where they win back what they cost.
 const QUEUED_MAX: usize = 64;
 
-/// So many tables at most leave for copies at a look, and none while a file is on its way from the device or to one below: users read
-/// from where they go, and wait for what is written there.
+/// So many tables at most leave for copies at a look, and none while a file is on its way from the
+/// device or to one below: users read from where they go, and wait for what is written there.
 const LEAVE_MAX: usize = 2;
 
 /// Bytes that copies may still take on a device: by their share, and by what files leave.
@@ -50,7 +51,8 @@ struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
-    /// Of the device at `index`. Candidates only if they are wanted and it is told how many bytes copies may still take, and whether tables leave for them.
+    /// Of the device at `index`. Candidates only if they are wanted and it is told how many bytes
+    /// copies may still take, and whether tables leave for them.
     fn of(
         shared: &Shared,
         index: usize,
@@ -92,7 +94,8 @@ impl<'a> Copies<'a> {
             own.is_some() || (is_below && reads.is_read())
         });
         let room = cached + room + if demotes { demotable } else { 0 };
-        // What the fastest device leaves is hardly hotter in one part than in another; to copy parts, all of a file is read from the slowest device.
+        // What the fastest device leaves is hardly hotter in one part than in another; to copy
+        // parts, all of a file is read from the slowest device.
         let by = match shared.policy.cache_by {
             CacheBy::Adaptive if index > 0 => CacheBy::File,
             by => by,
@@ -168,7 +171,8 @@ pub(super) fn fill_cache(
     let busy = waiting_moves + waiting_copies + shared.queue.running(index);
     let threads = shared.threads_for(index, false);
     let slots = queue_room(threads, finished, busy);
-    // While writers leave nothing to copies, none waits for long: it would keep its file from moving.
+    // While writers leave nothing to copies, none waits for long: it would keep its file from
+    // moving.
     let refill = match payback.won() {
         0 => Refill::default(),
         _ if threads == 0 => Refill::default(),
@@ -176,8 +180,8 @@ pub(super) fn fill_cache(
     };
     let wanted = wanted && !device.is_failing(shared.now_ns()) && device.cache_share > 0.0;
     let (by_share, by_files) = cache_room(shared, device);
-    // From a device in the middle a table would leave for one that is slower still, and the copy that takes its place is read from there, too: users
-    // then wait for both.
+    // From a device in the middle a table would leave for one that is slower still, and the copy
+    // that takes its place is read from there, too: users then wait for both.
     let demotes = index == 0 && by_files < by_share;
     let room = by_share.min(by_files);
     let chooses = wanted && slots.max(refill.copies) > 0;

@@ -1,10 +1,12 @@
-//! Background work: one thread looks at the tiers every interval and decides ([`tick`]), removes what may
-//! go, and keeps the namespace's ballast, and several copy and move ([`transfer`]) as far as the devices' writers allow.
+//! Background work: one thread looks at the tiers every interval and decides ([`tick`]), removes
+//! what may go, and keeps the namespace's ballast, and several copy and move ([`transfer`]) as far
+//! as the devices' writers allow.
 //!
-//! Without threads (`Components::spawn` is `None`) [`TieredFs::step`] does one round of all of it. A job
-//! that fails leaves the file where it was and is decided anew if its reason persists: copies and what leaves for them at the next look, moves after a
-//! change of level ten seconds later and at growing intervals from then on, until the tiers are closed. A file has at most
-//! one job at a time (`Entry::busy`).
+//! Without threads (`Components::spawn` is `None`) [`TieredFs::step`] does one round of all of it.
+//! A job that fails leaves the file where it was and is decided anew if its reason persists: copies
+//! and what leaves for them at the next look, moves after a change of level ten seconds later and
+//! at growing intervals from then on, until the tiers are closed. A file has at most one job at a
+//! time (`Entry::busy`).
 
 mod copies;
 mod queue;
@@ -66,7 +68,8 @@ impl Shared {
     }
 }
 
-/// Moves a file on this thread, whatever waits. Errors: `Busy` if it has a job; those of the devices. A file that is being written stays.
+/// Moves a file on this thread, whatever waits. Errors: `Busy` if it has a job; those of the
+/// devices. A file that is being written stays.
 pub(crate) fn move_now(
     shared: &Arc<Shared>,
     entry: &Arc<Entry>,
@@ -97,7 +100,8 @@ pub(crate) fn level_changed(
         }
         let before = names.space.state.files.get(&entry.id).and_then(|file| file.level);
         if let Err(error) = shared.commit(&mut names, &Record::Level { file: entry.id, level }) {
-            // Neither the log nor a new generation has it: the next generation is to have the level of before.
+            // Neither the log nor a new generation has it: the next generation is to have the level
+            // of before.
             if let Some(file) = names.space.state.files.get_mut(&entry.id) {
                 file.level = before;
             }
@@ -110,7 +114,8 @@ pub(crate) fn level_changed(
     Ok(())
 }
 
-/// A move after a change of level that was not made is decided anew after this long, then after twice as long each time…
+/// A move after a change of level that was not made is decided anew after this long, then after
+/// twice as long each time…
 const MOVE_PAUSE_MS: u64 = 10_000;
 /// …up to this.
 const MOVE_PAUSE_MS_MAX: u64 = 3_600_000;
@@ -122,7 +127,8 @@ fn owe_move(entry: &Entry, now_ms: u64) {
     entry.move_owed_ms.store(at_ms, Ordering::Relaxed);
 }
 
-/// Queues the move of a file whose level changed without a rewrite, if it belongs further down. What fails, or finds no room, is decided anew by later looks.
+/// Queues the move of a file whose level changed without a rewrite, if it belongs further down.
+/// What fails, or finds no room, is decided anew by later looks.
 fn move_by_level(shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
     let (from, len) = {
         let inside = entry.inside.lock();
@@ -177,7 +183,8 @@ fn retry_moves<'a>(shared: &Arc<Shared>, entries: impl Iterator<Item = &'a Arc<E
     }
 }
 
-/// Queues that a file which its device lost is made anew, where it was, from a whole copy; again and again at growing intervals.
+/// Queues that a file which its device lost is made anew, where it was, from a whole copy; again
+/// and again at growing intervals.
 fn restore(shared: &Arc<Shared>, entry: &Arc<Entry>) {
     let now_ms = shared.now_ms();
     let (is_lost, to) = {
@@ -193,7 +200,8 @@ fn restore(shared: &Arc<Shared>, entry: &Arc<Entry>) {
     }
 }
 
-/// Starts the background threads: the one that looks, and those that copy and move. If one cannot be started, those that were end again.
+/// Starts the background threads: the one that looks, and those that copy and move. If one cannot
+/// be started, those that were end again.
 pub(crate) fn start(shared: &Arc<Shared>, spawn: &dyn Spawn) -> Result<Vec<Joiner>> {
     let mut threads = Vec::new();
     let workers = if shared.is_tiered { shared.policy.threads_max } else { 0 };
@@ -246,7 +254,8 @@ const BESIDE_BALLAST: u64 = 1 << 20;
 /// …and after a failure not again for this long.
 const BALLAST_PAUSE_MS: u64 = 60_000;
 
-/// Sees to it that the namespace has a ballast that is long enough, while the home device has room for it. Fault point: `ballast.written`.
+/// Sees to it that the namespace has a ballast that is long enough, while the home device has room
+/// for it. Fault point: `ballast.written`.
 fn keep_ballast(shared: &Shared) {
     let now_ms = shared.now_ms();
     if now_ms < shared.ballast_at_ms.load(Ordering::Relaxed) {

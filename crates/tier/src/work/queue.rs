@@ -1,7 +1,8 @@
 //! Moves and copies that wait, and how many of them run.
 //!
-//! A file has at most one job at a time ([`Entry::busy`]); a move takes the place of a copy that has not begun.
-//! Thread-safe: a lock over what waits, counters for what runs. Cost: each call is linear in what waits.
+//! A file has at most one job at a time ([`Entry::busy`]); a move takes the place of a copy that
+//! has not begun. Thread-safe: a lock over what waits, counters for what runs. Cost: each call is
+//! linear in what waits.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -58,7 +59,8 @@ impl Queue {
         true
     }
 
-    /// Takes a file for a move: it has no job, or one that is a copy and has not begun, which is forgotten.
+    /// Takes a file for a move: it has no job, or one that is a copy and has not begun, which is
+    /// forgotten.
     pub(super) fn claim(&self, entry: &Arc<Entry>) -> bool {
         if !entry.busy.swap(true, Ordering::AcqRel) {
             return true;
@@ -107,7 +109,8 @@ impl Queue {
         });
     }
 
-    /// The first job whose device takes another writer; a move, unless moves have half of the threads.
+    /// The first job whose device takes another writer; a move, unless moves have half of the
+    /// threads.
     pub(crate) fn take(&self, shared: &Shared) -> Option<Job> {
         let mut jobs = self.jobs.lock();
         let may_begin = |job: &Job| {

@@ -38,7 +38,8 @@ impl Seen {
             .fold(Cow::Borrowed(&self.reads), |left, ranges| Cow::Owned(left.beside(&ranges)))
     }
 
-    /// Whether it may leave for something hotter: a table below L0 that is old enough for its reads to tell.
+    /// Whether it may leave for something hotter: a table below L0 that is old enough for its reads
+    /// to tell.
     pub(super) fn may_be_demoted(&self, shared: &Shared) -> bool {
         let age_ms = shared.now_ms().saturating_sub(self.entry.born_ms.load(Ordering::Relaxed));
         self.entry.level().is_some_and(|level| level > 0)
@@ -46,8 +47,9 @@ impl Seen {
             && self.may_move()
     }
 
-    /// By how much of their mean its accesses vary by chance if reads come one by one, where that is `aged` of files that were there when the baseline was taken
-    /// last. Also where they do not: what is hot has to be copied before that is proven (decision 0031).
+    /// By how much of their mean its accesses vary by chance if reads come one by one, where that
+    /// is `aged` of files that were there when the baseline was taken last. Also where they do not:
+    /// what is hot has to be copied before that is proven (decision 0031).
     pub(super) fn variance(&self, aged: f64) -> f64 {
         self.reads.variance(self.counted_variance(aged))
     }

@@ -1,7 +1,8 @@
 //! One look at the tiers: ages accesses, and decides on copies, moves and the scheme.
 //!
 //! What is decided is decided by the pure functions of [`crate::cache`], [`crate::migrate`] and
-//! [`crate::scheme`]; this gathers their inputs and queues what they want. Cost: a pass over all files and their ranges.
+//! [`crate::scheme`]; this gathers their inputs and queues what they want. Cost: a pass over all
+//! files and their ranges.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,7 +29,8 @@ use crate::slowness::{Watch, Wrote, limit_at};
 /// A read counts as much as so many written bytes where reads and writes are compared.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Accesses are put into the namespace this often while there are any, so that a killed process knows what was hot. In between they are with every new generation.
+/// Accesses are put into the namespace this often while there are any, so that a killed process
+/// knows what was hot. In between they are with every new generation.
 const KEEP_HEAT_MS: u64 = 300_000;
 
 /// What is remembered from one look to the next.
@@ -54,7 +56,8 @@ pub(crate) struct Pace {
     writes: Vec<(u64, u64, Watch)>,
     /// Served and possible foreground reads of each device in the last interval with any.
     pub(crate) ratios: Vec<(u64, u64)>,
-    /// What logs, bookkeeping and levels of the scheme took of the fastest device at their largest, lately; bytes.
+    /// What logs, bookkeeping and levels of the scheme took of the fastest device at their largest,
+    /// lately; bytes.
     peak: f64,
     /// The same of logs alone, wherever they lie.
     log_peak: f64,
@@ -195,12 +198,14 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
     seen
 }
 
-/// What the scheme's files needed at their largest counts so much less from look to look: half after half a minute.
+/// What the scheme's files needed at their largest counts so much less from look to look: half
+/// after half a minute.
 const PEAK_KEPT: f64 = 0.99;
 
-/// How much hot tables of levels beyond the scheme may take of the fastest device: what logs, bookkeeping and the levels of the scheme leave when they
-/// need most (they are rewritten into each other, and have their room twice meanwhile), and no more than the share for what is read often: where there are to be no
-/// copies, no table stays for being hot either.
+/// How much hot tables of levels beyond the scheme may take of the fastest device: what logs,
+/// bookkeeping and the levels of the scheme leave when they need most (they are rewritten into each
+/// other, and have their room twice meanwhile), and no more than the share for what is read often:
+/// where there are to be no copies, no table stays for being hot either.
 fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
     let fastest = &shared.devices[0];
     let fast_levels = shared.fast_levels.load(Ordering::Relaxed);
@@ -223,8 +228,8 @@ fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
     tracing::debug!(hot, others, peak = pace.peak, room, "tiers: room for hot tables");
 }
 
-/// How much room tables leave to logs on the fastest device: as much as logs took at their largest, and the one that is
-/// open and counts as it grows, less those that lie there.
+/// How much room tables leave to logs on the fastest device: as much as logs took at their largest,
+/// and the one that is open and counts as it grows, less those that lie there.
 fn note_log_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
     let logs = || seen.iter().filter(|file| file.entry.class == FileClass::Wal);
     let all: u64 = logs().map(|file| file.len).sum();
@@ -254,7 +259,8 @@ fn note_ratios(shared: &Shared, pace: &mut Pace) {
     }
 }
 
-/// Compares what devices wrote with their profiles; one that is slower takes fewer writers, unless the settings say how many.
+/// Compares what devices wrote with their profiles; one that is slower takes fewer writers, unless
+/// the settings say how many.
 fn note_slowness(shared: &Shared, pace: &mut Pace, passed_ms: u64) {
     for (device, (bytes, busy_ns, watch)) in shared.devices.iter().zip(&mut pace.writes) {
         let Some(profile) = device.profile.get() else { continue };

@@ -1,18 +1,20 @@
 //! Copying a file's bytes to another device, to move it or to have a copy there.
 //!
-//! A move: 1. make the target and copy; 2. sync it and read it back; 3. sync its directory; 4. record the
-//! move, which publishes it: every handle is led to the target; 5. the source goes when its last
-//! reader is gone and the record is settled. Before 4 the source is the file, from then on the target; at no
-//! moment is there none. A copy for reading is the same without 5, and is not recorded before it is whole.
+//! A move: 1. make the target and copy; 2. sync it and read it back; 3. sync its directory; 4.
+//! record the move, which publishes it: every handle is led to the target; 5. the source goes when
+//! its last reader is gone and the record is settled. Before 4 the source is the file, from then on
+//! the target; at no moment is there none. A copy for reading is the same without 5, and is not
+//! recorded before it is whole.
 //!
-//! A file that its device lost is made anew in the same way, from a whole copy, which stays until that is durable (`move.restored`).
+//! A file that its device lost is made anew in the same way, from a whole copy, which stays until
+//! that is durable (`move.restored`).
 //!
-//! A file that is removed, or tiers that are closed, end a job without a failure of anybody ([`ErrorKind::Fenced`]); an
-//! error is noted of the device that it is of.
+//! A file that is removed, or tiers that are closed, end a job without a failure of anybody
+//! ([`ErrorKind::Fenced`]); an error is noted of the device that it is of.
 //!
-//! What is copied was prefetched, and the page cache is told to forget source and target. Steps have fault
-//! points: `move.begin`, `move.copied`, `move.synced`, `move.before_publish`, `move.published`, and the same
-//! with `copy.`.
+//! What is copied was prefetched, and the page cache is told to forget source and target. Steps
+//! have fault points: `move.begin`, `move.copied`, `move.synced`, `move.before_publish`,
+//! `move.published`, and the same with `copy.`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -216,7 +218,8 @@ fn run_move(shared: &Arc<Shared>, job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// A missing file was made anew: once that is durable its copies are copies again. Until then they stay, since a power loss takes the record back.
+/// A missing file was made anew: once that is durable its copies are copies again. Until then they
+/// stay, since a power loss takes the record back.
 fn found_again(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<()> {
     shared.fault_point("move.restored")?;
     shared.sync()?;
@@ -272,8 +275,9 @@ fn check(shared: &Shared, job: &Job, path: &std::path::Path, len: u64, crc: u32)
     Ok(())
 }
 
-/// Makes the target the file. After an error it is not: the source still is. The target stays all the same where the record may have been
-/// written: the next open finds the one that is recorded, and removes the other.
+/// Makes the target the file. After an error it is not: the source still is. The target stays all
+/// the same where the record may have been written: the next open finds the one that is recorded,
+/// and removes the other.
 fn publish_move(
     shared: &Arc<Shared>,
     entry: &Arc<Entry>,
@@ -290,7 +294,8 @@ fn publish_move(
     let at = match shared.commit(&mut names, &Record::Move { file: entry.id, to: place }) {
         Ok(at) => at,
         Err(error) => {
-            // Neither the log nor a new generation has it: the next generation is to have the source.
+            // Neither the log nor a new generation has it: the next generation is to have the
+            // source.
             if let (Some(before), Some(file)) = (before, names.space.state.files.get_mut(&entry.id))
             {
                 file.place = before;
@@ -302,7 +307,8 @@ fn publish_move(
     inside.main = Arc::clone(moved);
     from.condemn(at);
     drop(names);
-    // The move is done, whatever becomes of handles: those that cannot be led to the target keep the source.
+    // The move is done, whatever becomes of handles: those that cannot be led to the target keep
+    // the source.
     if let Err(error) = entry.reroute(&mut inside, shared) {
         tracing::warn!(%error, "a handle still leads to where the file was");
     }
@@ -369,7 +375,8 @@ fn make_copy(
     Ok(len)
 }
 
-/// Whether files grew since the copy was decided, so that others would go for it. What it takes the place of counts as gone.
+/// Whether files grew since the copy was decided, so that others would go for it. What it takes the
+/// place of counts as gone.
 fn is_out_of_room(shared: &Shared, job: &Job, plan: &CopyPlan) -> bool {
     let to = &shared.devices[job.to];
     let inside = job.entry.inside.lock();
@@ -438,8 +445,8 @@ fn write_copy(
     Ok((len, crc))
 }
 
-/// Ranges that are nearer to each other than this are read at once, with what lies between: a device that takes 60 µs for a read
-/// passes as much in that time.
+/// Ranges that are nearer to each other than this are read at once, with what lies between: a
+/// device that takes 60 µs for a read passes as much in that time.
 const GAP_BYTES: u64 = 64 << 10;
 
 /// A read of the source (start, length), and the parts of it that are copied (start, end).
@@ -479,7 +486,8 @@ fn publish_copy(
     if !names.entries.contains_key(&entry.id) {
         return Err(removed());
     }
-    // A copy of the file on the same device is replaced; by one of all of it, those on slower ones, too.
+    // A copy of the file on the same device is replaced; by one of all of it, those on slower ones,
+    // too.
     let old: Vec<_> = {
         let inside = entry.inside.lock();
         let device = copy.physical.device;

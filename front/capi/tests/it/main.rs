@@ -1,5 +1,5 @@
-//! The library as C sees it: programs that a C compiler builds against the header and the shared library, and
-//! whether header and library agree.
+//! The library as C sees it: programs that a C compiler builds against the header and the shared
+//! library, and whether header and library agree.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(clippy::disallowed_methods, reason = "sources and programs lie in the file system")]

@@ -1,4 +1,5 @@
-//! A pool of memory as people run it: processes that are started, stopped, killed and started again.
+//! A pool of memory as people run it: processes that are started, stopped, killed and started
+//! again.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -496,9 +497,10 @@ fn garbage_lies_and_strangers_are_refused_and_everybody_lives_on() {
             [&b""[..], b"\x02", b"\x02\xff", b"\x09\x19", &[2, 6, 0, 0, 0], &[0xff; 9000]]
         {
             let answer = link.request(Call::new(garbage, deadline)).wait().unwrap();
-            if to_manager && archipelago_flex::wire::is_ours(garbage) {
-                // What could be the store's is answered by its coordinator, which sits at the same door.
-                use archipelago_flex::wire::{Message, Why};
+            if to_manager && archipelago_flexkv::wire::is_ours(garbage) {
+                // What could be the store's is answered by its coordinator, which sits at the same
+                // door.
+                use archipelago_flexkv::wire::{Message, Why};
                 let answer = Message::decode(&answer);
                 let refused = matches!(answer, Ok(Message::Declined { why: Why::Malformed, .. }));
                 assert!(refused, "{garbage:?}: {answer:?}");

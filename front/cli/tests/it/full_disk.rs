@@ -118,7 +118,8 @@ impl Server {
         self.ask(&[b"SET", &key(number), &value(number)])
     }
 
-    /// SETs of the keys from `from` on until one is refused; which were taken, and the first refusal.
+    /// SETs of the keys from `from` on until one is refused; which were taken, and the first
+    /// refusal.
     fn fill(&mut self, from: u32) -> (Vec<u32>, String) {
         let mut taken = Vec::new();
         let mut refusal = None;
@@ -197,8 +198,8 @@ fn is_full(reply: &str) -> bool {
     tells && reply.contains("is full") && !reply.to_lowercase().contains("resume")
 }
 
-/// Takes the room that is left, as another program would. It takes it at once: a program that goes on
-/// to take what is freed also takes the reserve when the database gives that up.
+/// Takes the room that is left, as another program would. It takes it at once: a program that goes
+/// on to take what is freed also takes the reserve when the database gives that up.
 #[expect(clippy::disallowed_methods, reason = "another program's file")]
 fn take_all_room(path: &Path) {
     use rustix::fs::{FallocateFlags, fallocate, statvfs};

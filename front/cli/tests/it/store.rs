@@ -1,4 +1,5 @@
-//! The store over remote memory as people run it: a cluster with compute nodes, Redis clients, processes that are killed.
+//! The store over remote memory as people run it: a cluster with compute nodes, Redis clients,
+//! processes that are killed.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -20,7 +21,8 @@ impl Redis {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// Sends a command and reads a reply that is no list: as it came, without its end; `nil` for nothing.
+    /// Sends a command and reads a reply that is no list: as it came, without its end; `nil` for
+    /// nothing.
     fn ask(&mut self, command: &str) -> io::Result<String> {
         self.send(&[command.to_owned()])?;
         self.reply()
@@ -156,7 +158,7 @@ impl Cluster {
     fn one_more(&self) -> (Process, String) {
         let mut process = Process::start(
             archipelago()
-                .args(["serve", "--engine", "flex", "--listen", "127.0.0.1:0"])
+                .args(["serve", "--engine", "flexkv", "--listen", "127.0.0.1:0"])
                 .args(["--manager", &self.manager]),
         );
         let said = process.line();
@@ -357,7 +359,8 @@ fn values_are_renamed_and_copied_with_their_expiry() {
 fn a_value_is_as_long_as_a_block_holds() {
     let cluster = Cluster::sized((2, 1), ("256MiB", "16MiB"), ("2000", "1500"));
     let [mut one, mut other] = [0, 1].map(|at| Redis::connect(&cluster.compute[at].0).unwrap());
-    // Beyond what a slot says (16 KiB), beyond what a batch carries (8 MiB), and with header and key all of a block.
+    // Beyond what a slot says (16 KiB), beyond what a batch carries (8 MiB), and with header and
+    // key all of a block.
     for bytes in [20 << 10, 9 << 20, (16 << 20) - 52] {
         let value: String = (0..bytes).map(|at| char::from(b'a' + (at / 7 % 26) as u8)).collect();
         assert_eq!(one.ask_long(&["SET", "reef", &value]).unwrap(), "+OK");
@@ -381,7 +384,8 @@ fn a_pipeline_is_answered_in_its_order_and_sees_its_own_writes() {
         commands.iter().map(|_| redis.reply().unwrap()).collect::<Vec<String>>()
     };
     for round in 0..3 {
-        // More than are under way at a time, and every tenth key is written twice: the last one counts.
+        // More than are under way at a time, and every tenth key is written twice: the last one
+        // counts.
         let key = |n: usize| if n % 10 == 9 { n - 9 } else { n };
         let sets: Vec<String> = (0..100).map(|n| format!("SET k{} {round}-{n}", key(n))).collect();
         assert_eq!(ask(&mut one, &sets), vec!["+OK"; 100]);
@@ -459,7 +463,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Reads the key through `address`; neither what came before the last acknowledged write nor what nobody wrote.
+/// Reads the key through `address`; neither what came before the last acknowledged write nor what
+/// nobody wrote.
 fn read(redis: &mut Redis, key: usize, counted: &Counted) -> bool {
     let least = counted.acknowledged.load(Ordering::SeqCst);
     let told = redis.ask(&format!("GET count:{key}")).unwrap();

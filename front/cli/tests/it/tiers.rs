@@ -1,4 +1,5 @@
-//! A database on two devices as people run it: profiled, served, killed, looked at, and with a device missing.
+//! A database on two devices as people run it: profiled, served, killed, looked at, and with a
+//! device missing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -25,7 +26,8 @@ struct Place {
 impl Place {
     fn new() -> Self {
         let place = Self { base: tempfile::tempdir().unwrap() };
-        // Small sizes, so that few records make levels; and less room on the first device than they need.
+        // Small sizes, so that few records make levels; and less room on the first device than they
+        // need.
         let settings = format!(
             "[database]\nwal_segment_bytes = 131_072\n\
              [families.default]\nwrite_buffer_bytes = 16_384\nlevel_base_bytes = 65_536\n\
@@ -319,7 +321,8 @@ fn a_device_is_taken_out_and_the_database_goes_on_without_it() {
     server.kill();
     let refused = why(&remove(&place, "brisk"));
     assert!(refused.contains("\"brisk\"") && refused.contains("\"quick\""), "{refused}");
-    // The one with the namespace and the log; what was not drained of that when the server was killed goes along.
+    // The one with the namespace and the log; what was not drained of that when the server was
+    // killed goes along.
     let said = text(&remove(&place, "quick"));
     assert!(said.contains("quick is out of the tiers") && said.contains("quick-dir"), "{said}");
     assert!(!exists(&place.of("quick-dir/DEVICE")) && !exists(&place.of("quick-dir/files")));

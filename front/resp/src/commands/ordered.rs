@@ -1,8 +1,8 @@
 //! Ordered access, our own: RANGE reads the keys between two bounds, DELRANGE removes them.
 //!
-//! A bound is spelt as in ZRANGEBYLEX, so that every key can be one: `[key` includes the key, `(key`
-//! excludes it, `-` is before all keys and `+` behind all keys. A key without a mark in front of it
-//! is refused, because it may be a mistake, and DELRANGE cannot be undone.
+//! A bound is spelt as in ZRANGEBYLEX, so that every key can be one: `[key` includes the key,
+//! `(key` excludes it, `-` is before all keys and `+` behind all keys. A key without a mark in
+//! front of it is refused, because it may be a mistake, and DELRANGE cannot be undone.
 
 use std::borrow::Cow;
 use std::ops::{Bound, ControlFlow};

@@ -53,8 +53,8 @@ pub(super) fn save(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled
     Ok(())
 }
 
-/// `BGSAVE [SCHEDULE]`: the same. It takes no longer than a flush of the log, so it is done when the
-/// reply is sent.
+/// `BGSAVE [SCHEDULE]`: the same. It takes no longer than a flush of the log, so it is done when
+/// the reply is sent.
 pub(super) fn bgsave(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if args.len() > 2 || (args.len() == 2 && !args.is(1, "schedule")) {
         return Err(Refusal::SYNTAX);

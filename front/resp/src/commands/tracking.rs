@@ -108,7 +108,8 @@ impl<'a> TrackingOptions<'a> {
 /// `CLIENT TRACKING ON|OFF [PREFIX prefix…] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]`.
 pub(super) fn tracking(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if session.is_inside() {
-        // ON would wait for the stripes that EXEC holds, and an EXEC that fails must change nothing.
+        // ON would wait for the stripes that EXEC holds, and an EXEC that fails must change
+        // nothing.
         return Err(Refusal::fixed(
             "ERR CLIENT TRACKING is not possible inside a transaction: send it before MULTI",
         ));

@@ -254,8 +254,8 @@ pub struct Storage {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
     pub(crate) use_direct_io_for_flush_and_compaction: bool,
-    /// A write waits until the device has its log record, which the page cache then does not absorb (not in
-    /// db_bench)
+    /// A write waits until the device has its log record, which the page cache then does not absorb
+    /// (not in db_bench)
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
     pub(crate) log_write_through: bool,
@@ -275,8 +275,8 @@ pub struct Storage {
     /// its own
     #[arg(long, requires = "device", value_name = "F")]
     pub(crate) device_scale: Option<f64>,
-    /// The database lies on the devices that this file lists (not in db_bench; docs/bench.md); --db is
-    /// not used then
+    /// The database lies on the devices that this file lists (not in db_bench; docs/bench.md); --db
+    /// is not used then
     #[arg(long, value_name = "FILE", conflicts_with = "device")]
     pub(crate) tiers: Option<PathBuf>,
 }
@@ -375,8 +375,8 @@ pub(crate) struct Ycsb {
     /// How records are picked; default: latest for ycsbd, zipfian for the others
     #[arg(long)]
     pub(crate) ycsb_distribution: Option<Distribution>,
-    /// Skew of the zipfian, above 0 and below 1; default: 0.9 for ycsbget and ycsbscan, 0.99 for the
-    /// others
+    /// Skew of the zipfian, above 0 and below 1; default: 0.9 for ycsbget and ycsbscan, 0.99 for
+    /// the others
     #[arg(long)]
     pub(crate) ycsb_theta: Option<f64>,
     /// Longest scan of ycsbe and ycsbscan

@@ -1,9 +1,9 @@
 //! A database on tiers, as `--tiers FILE` describes them, and what is measured of its devices.
 //!
-//! Between the engine and the tiers lies a `trace::TracedFs` that counts the foreground reads of each
-//! table, so that after a benchmark [`oracle`] can say which tables an oracle would have kept on the faster
-//! devices. Owned by the runner; closed after the database. Costs a lookup-free atomic add per foreground
-//! read.
+//! Between the engine and the tiers lies a `trace::TracedFs` that counts the foreground reads of
+//! each table, so that after a benchmark [`oracle`] can say which tables an oracle would have kept
+//! on the faster devices. Owned by the runner; closed after the database. Costs a lookup-free
+//! atomic add per foreground read.
 
 pub mod oracle;
 mod plan;
@@ -81,8 +81,8 @@ pub struct TierOutcome {
     pub fast_levels: u8,
     /// Copies and moves that failed.
     pub failed_jobs: u64,
-    /// Of all tables' bytes, the part that fits the room of the fastest device: what hits there would be if
-    /// all tables were alike.
+    /// Of all tables' bytes, the part that fits the room of the fastest device: what hits there
+    /// would be if all tables were alike.
     pub room_share: f64,
 }
 
@@ -210,7 +210,8 @@ fn names_table(what: &str) -> bool {
     what != "log" && what != "bookkeeping"
 }
 
-/// Empties the devices of `plan`. A directory that is something else is refused, all of them untouched.
+/// Empties the devices of `plan`. A directory that is something else is refused, all of them
+/// untouched.
 pub(crate) fn destroy(plan: &TierPlan) -> Result<()> {
     let fs = LocalFs::new();
     let mut mine = Vec::new();

@@ -1,8 +1,9 @@
 //! What an oracle that knows the accesses would have kept on the faster devices. Pure.
 //!
-//! The room is a budget of bytes times seconds, a table costs its length times how long it lived, and is worth
-//! its reads. Taking the most reads per cost first, with a part of the last one, is the best that any choice
-//! of whole tables could do, however often it changed: an upper bound. Cost: a sort of the tables.
+//! The room is a budget of bytes times seconds, a table costs its length times how long it lived,
+//! and is worth its reads. Taking the most reads per cost first, with a part of the last one, is
+//! the best that any choice of whole tables could do, however often it changed: an upper bound.
+//! Cost: a sort of the tables.
 
 use serde::{Deserialize, Serialize};
 

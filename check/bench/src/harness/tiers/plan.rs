@@ -12,13 +12,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TierPlan {
-    /// This many threads copy and move, whatever else is written; by default as many as the devices take.
+    /// This many threads copy and move, whatever else is written; by default as many as the devices
+    /// take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads_fixed: Option<usize>,
-    /// So many levels belong to the fastest device; by default the scheme says and follows what is observed.
+    /// So many levels belong to the fastest device; by default the scheme says and follows what is
+    /// observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_levels: Option<u8>,
-    /// Whether flushes and compactions wait for one another where a device takes no more writers; by default they do.
+    /// Whether flushes and compactions wait for one another where a device takes no more writers;
+    /// by default they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_turn: Option<bool>,
     /// Fastest first.
@@ -27,7 +30,8 @@ pub struct TierPlan {
 }
 
 impl TierPlan {
-    /// Reads and checks a file. Errors: `InvalidArgument`, which says what is wrong with which field.
+    /// Reads and checks a file. Errors: `InvalidArgument`, which says what is wrong with which
+    /// field.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
         let bytes = LocalFs::new().read(path, context)?;

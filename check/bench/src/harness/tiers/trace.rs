@@ -1,9 +1,9 @@
 //! Counts the foreground reads of every table, and how long it lived.
 //!
-//! A decorator above the tiers. Each table is known by its path from its creation (or first open) to its
-//! removal; tables that went stay in the list until the run ends, so that a difference of two moments has
-//! them. Each read is dealt to one of two halves at random (a hash of its number). Thread-safe: a mutex for
-//! opening, creating and removing, atomics for reads.
+//! A decorator above the tiers. Each table is known by its path from its creation (or first open)
+//! to its removal; tables that went stay in the list until the run ends, so that a difference of
+//! two moments has them. Each read is dealt to one of two halves at random (a hash of its number).
+//! Thread-safe: a mutex for opening, creating and removing, atomics for reads.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

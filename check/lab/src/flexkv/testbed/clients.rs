@@ -8,8 +8,8 @@ use archipelago_base::random::Rng;
 use archipelago_base::simulation::Host;
 use archipelago_base::{ErrorKind, Result};
 use archipelago_fabric::sim::{Model, Sim};
-use archipelago_flex::coordinator::Tuning;
-use archipelago_flex::{ComputeNode, WriteError};
+use archipelago_flexkv::coordinator::Tuning;
+use archipelago_flexkv::{ComputeNode, WriteError};
 use parking_lot::Mutex;
 
 use super::{Request, Setup, Testbed, Workload, workload};
@@ -115,7 +115,8 @@ impl Testbed {
         clients
     }
 
-    /// All clients work until the coordinator has found a ratio, or, if that is not sought, has assigned partitions anew, or for `longest`; the ratio. From then on it is fixed.
+    /// All clients work until the coordinator has found a ratio, or, if that is not sought, has
+    /// assigned partitions anew, or for `longest`; the ratio. From then on it is fixed.
     pub fn adapt(&self, workload: Arc<dyn Workload>, tuning: Tuning, longest: Duration) -> u32 {
         let clients = self.clients(workload, self.setup.clients);
         let (rounds, reassigned) = (self.report().samples, self.report().reassignments);

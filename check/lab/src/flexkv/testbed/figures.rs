@@ -1,14 +1,15 @@
 //! FlexKV's figures: what is measured for each, and what the paper's text states.
 //!
-//! Every figure starts its own testbeds, as many at a time as there are processors; those of one system share one where only the load differs. Before a system with a knob is
-//! measured, its coordinator finds the ratio for that load, at a Δ of [`DELTA`]; then the ratio stays.
+//! Every figure starts its own testbeds, as many at a time as there are processors; those of one
+//! system share one where only the load differs. Before a system with a knob is measured, its
+//! coordinator finds the ratio for that load, at a Δ of [`DELTA`]; then the ratio stays.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::Result;
-use archipelago_flex::coordinator::Tuning;
-use archipelago_flex::{CacheMode, Rival};
+use archipelago_flexkv::coordinator::Tuning;
+use archipelago_flexkv::{CacheMode, Rival};
 
 use super::{Measured, Setup, Testbed, Workload, Ycsb, side_by_side};
 
@@ -23,14 +24,14 @@ const LOADS: [char; 4] = ['a', 'b', 'c', 'd'];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// This store, with everything.
-    Flex,
+    FlexKv,
     /// Address cache and one swap of one copy of the index: after Aceso.
     Base,
     /// A swap of every copy: after FUSEE.
     Fusee,
     /// A metadata server: after Clover.
     Clover,
-    /// Requests go to the partition's node, everything else as [`Flex`](Self::Flex).
+    /// Requests go to the partition's node, everything else as [`FlexKv`](Self::FlexKv).
     Ownership,
     /// The store without proxies and pairs: what the ablation begins with.
     Bare,
@@ -44,15 +45,15 @@ pub enum System {
 
 impl System {
     /// Those of the paper's comparisons.
-    pub const RIVALS: [Self; 4] = [Self::Flex, Self::Base, Self::Fusee, Self::Clover];
+    pub const RIVALS: [Self; 4] = [Self::FlexKv, Self::Base, Self::Fusee, Self::Clover];
     /// Those of its ablation, in order.
-    pub const STEPS: [Self; 5] = [Self::Bare, Self::Proxy, Self::Rank, Self::Pairs, Self::Flex];
+    pub const STEPS: [Self; 5] = [Self::Bare, Self::Proxy, Self::Rank, Self::Pairs, Self::FlexKv];
 
     /// For tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Flex => "flex",
+            Self::FlexKv => "flex",
             Self::Base => "base (Aceso)",
             Self::Fusee => "fusee",
             Self::Clover => "clover",
@@ -66,7 +67,7 @@ impl System {
 
     fn setup(self, setup: &Setup) -> Setup {
         let (rival, cache, offload) = match self {
-            Self::Flex => (None, CacheMode::Pairs, 0),
+            Self::FlexKv => (None, CacheMode::Pairs, 0),
             Self::Base => (Some(Rival::Base), CacheMode::Addresses, 0),
             Self::Fusee => (Some(Rival::Fusee), CacheMode::Addresses, 0),
             Self::Clover => (Some(Rival::Clover), CacheMode::Addresses, 1000),
@@ -82,7 +83,7 @@ impl System {
     fn tuning(self) -> Option<Tuning> {
         let tuning = Tuning { interval: DELTA, ..Tuning::default() };
         match self {
-            Self::Flex | Self::Ownership => Some(tuning),
+            Self::FlexKv | Self::Ownership => Some(tuning),
             Self::Rank | Self::Pairs => Some(Tuning { knob: false, ..tuning }),
             _ => None,
         }
@@ -266,7 +267,7 @@ fn clients(setup: &Setup) -> Result<Figure> {
         for (name, load) in &bed.loads {
             let line = format!("{}, {name}", system.name());
             let ratio = bed.adapt(load);
-            if system == System::Flex {
+            if system == System::FlexKv {
                 of.notes.push(format!("{name}: {} % of the index proxied", ratio as f64 / 10.0));
             }
             for clients in counts {
@@ -295,7 +296,7 @@ fn clients(setup: &Setup) -> Result<Figure> {
             counts.iter().map(x).fold(f64::NAN, f64::max)
         };
         let best = System::RIVALS[1..].iter().map(|rival| peak(*rival)).fold(f64::NAN, f64::max);
-        let here = peak(System::Flex) / best;
+        let here = peak(System::FlexKv) / best;
         figure.state(format!("peak over the best rival, YCSB {load}"), paper, here);
     }
     Ok(figure)
@@ -354,7 +355,7 @@ fn shares(setup: &Setup) -> Result<Figure> {
         }
     }
     for percent in percents {
-        let here = figure.over_rivals(System::Flex.name(), percent);
+        let here = figure.over_rivals(System::FlexKv.name(), percent);
         figure.state(format!("over the best rival at {percent} % updates"), "above 1", here);
     }
     Ok(figure)
@@ -364,7 +365,7 @@ fn uniform(setup: &Setup) -> Result<Figure> {
     let mut figure = Figure::new("Throughput under uniform loads (Figure 14)", "YCSB", "Mops/s");
     four_loads(&mut figure, &System::RIVALS, setup, 0.0, mops)?;
     for place in 0..4 {
-        let here = figure.over_rivals(System::Flex.name(), f64::from(place));
+        let here = figure.over_rivals(System::FlexKv.name(), f64::from(place));
         figure.state(format!("over the best rival, place {place}"), "no figure in the text", here);
     }
     Ok(figure)
@@ -391,10 +392,10 @@ fn ablation(setup: &Setup) -> Result<Figure> {
 
 fn ownership(setup: &Setup) -> Result<Figure> {
     let mut figure = Figure::new("Ownership partitioning (Figure 17)", "YCSB", "Mops/s");
-    four_loads(&mut figure, &[System::Flex, System::Ownership], setup, Ycsb::ALPHA, mops)?;
+    four_loads(&mut figure, &[System::FlexKv, System::Ownership], setup, Ycsb::ALPHA, mops)?;
     let loss = |place: u32| {
         let place = f64::from(place);
-        1.0 - figure.at(System::Ownership.name(), place) / figure.at(System::Flex.name(), place)
+        1.0 - figure.at(System::Ownership.name(), place) / figure.at(System::FlexKv.name(), place)
     };
     let here = mean((0..4).map(loss)) * 100.0;
     figure.state("loss by ownership, mean, %", "24.9", here);
@@ -404,7 +405,7 @@ fn ownership(setup: &Setup) -> Result<Figure> {
 fn dynamic(setup: &Setup) -> Result<Figure> {
     const DELTA_MS: u64 = 4;
     let mut figure = Figure::new("A load that changes (Figure 18)", "Δ", "Mops/s");
-    let bed = Bed::start(System::Flex, setup, &['b', 'a'], Ycsb::ALPHA)?;
+    let bed = Bed::start(System::FlexKv, setup, &['b', 'a'], Ycsb::ALPHA)?;
     let delta = Duration::from_millis(DELTA_MS);
     bed.testbed.tune(Tuning { interval: delta, ..Tuning::default() });
     let phases = [0, 1].map(|nth: usize| (Arc::clone(&bed.loads[nth].1), delta * 15));
@@ -454,7 +455,8 @@ fn variation(values: &[u64]) -> f64 {
     mean(values.iter().map(|value| (value - average).powi(2))).sqrt() / average
 }
 
-/// Draws of where the hottest keys are: numbers of keys, in percent of the setup's. The static fifth is hot or cold by chance.
+/// Draws of where the hottest keys are: numbers of keys, in percent of the setup's. The static
+/// fifth is hot or cold by chance.
 const DRAWS: [u64; 9] = [92, 94, 96, 98, 100, 102, 104, 106, 108];
 
 /// Figure 19's keys, partitions and memory over those of others.
@@ -469,7 +471,8 @@ fn balance(setup: &Setup) -> Result<Figure> {
     let compared = [(System::Proxy, "by number"), (System::Rank, "by load")];
     let jobs: Vec<(u64, System)> =
         DRAWS.iter().flat_map(|draw| compared.map(|(system, _)| (*draw, system))).collect();
-    // Nearer to the paper's sizes than other figures: how even a load of whole partitions can be depends on the share of the hottest key.
+    // Nearer to the paper's sizes than other figures: how even a load of whole partitions can be
+    // depends on the share of the hottest key.
     let setup = Setup {
         keys: setup.keys * NEARER,
         memory_bytes: setup.memory_bytes * NEARER,
@@ -536,7 +539,7 @@ fn sweep(
 fn threads(setup: &Setup) -> Result<Figure> {
     let mut figure = Figure::new("Threads of a proxy (Figure 20)", "threads", "Mops/s");
     let of = |threads: usize| (threads as f64, Setup { proxy_threads: threads, ..setup.clone() });
-    sweep(&mut figure, &[System::Flex], &LOADS, &[1, 2, 3, 4].map(of))?;
+    sweep(&mut figure, &[System::FlexKv], &LOADS, &[1, 2, 3, 4].map(of))?;
     for load in LOADS.map(|load| load.to_ascii_uppercase()) {
         let at = |x| figure.at(&format!("flex, YCSB {load}"), x);
         let here = at(1.0) / at(2.0) * 100.0;
@@ -596,7 +599,7 @@ fn ratios(setup: &Setup) -> Result<Figure> {
 fn breakdown(setup: &Setup) -> Result<Figure> {
     let mut figure = Figure::new("Breakdown (Table 1)", "YCSB", "µs, mean of reads");
     figure.places = LOADS.iter().map(|load| load.to_ascii_uppercase().to_string()).collect();
-    let bed = Bed::start(System::Flex, setup, &LOADS, Ycsb::ALPHA)?;
+    let bed = Bed::start(System::FlexKv, setup, &LOADS, Ycsb::ALPHA)?;
     let paper = [
         ("60", "0.1", "10.4"),
         ("30", "10.1", "24.1"),

@@ -1,5 +1,6 @@
-//! The memory-disaggregated store on FlexKV's testbed, in virtual time: its compute nodes, memory nodes, manager and coordinator as they run in
-//! production, over the fabric's model of network cards (decision 0012, unscaled), with clients that have one request after another.
+//! The memory-disaggregated store on FlexKV's testbed, in virtual time: its compute nodes, memory
+//! nodes, manager and coordinator as they run in production, over the fabric's model of network
+//! cards (decision 0012, unscaled), with clients that have one request after another.
 //!
 //! | part | in |
 //! | --- | --- |
@@ -8,12 +9,14 @@
 //! | a proxy's threads | `threads.rs` |
 //! | clients, what is counted, timelines | `clients.rs` |
 //!
-//! **What computing costs.** The fabric's model charges a machine's ten threads for posting, completions and messages. Beside that, a call costs its client
-//! a local READ (a look into the cache) and a pair that the cache serves another, and an index request costs one of the proxy's own threads what `threads.rs` lists. Nothing
-//! else of a program's work takes virtual time.
+//! **What computing costs.** The fabric's model charges a machine's ten threads for posting,
+//! completions and messages. Beside that, a call costs its client a local READ (a look into the
+//! cache) and a pair that the cache serves another, and an index request costs one of the proxy's
+//! own threads what `threads.rs` lists. Nothing else of a program's work takes virtual time.
 //!
-//! **What is smaller than on the testbed**: keys (and with them caches and partitions), and Δ where the load changes in a run; what it was is in
-//! [`Setup`]. Times of the model and of the protocol are not scaled.
+//! **What is smaller than on the testbed**: keys (and with them caches and partitions), and Δ where
+//! the load changes in a run; what it was is in [`Setup`]. Times of the model and of the protocol
+//! are not scaled.
 
 mod clients;
 mod figures;
@@ -31,10 +34,10 @@ use archipelago_base::simulation::{Host, Simulation};
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::sim::{Model, Network, Sim, Work};
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
-use archipelago_flex::coordinator::{
+use archipelago_flexkv::coordinator::{
     Coordinator, Desk, Plan, Report, Rhythm, Tuning, directory_label,
 };
-use archipelago_flex::{CacheMode, ComputeNode, FlexSettings, Rival, Surroundings};
+use archipelago_flexkv::{CacheMode, ComputeNode, FlexKvSettings, Rival, Surroundings};
 use archipelago_manager::core::Terms;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
@@ -85,8 +88,9 @@ pub struct Setup {
     pub partition_bits: u32,
     /// 2^this buckets of eight slots in each.
     pub log2_buckets: u32,
-    /// After so long a try that was refused is not repeated: the call ends as busy. The paper's writes that meet another of their key end at
-    /// once, in every system; a short patience is that.
+    /// After so long a try that was refused is not repeated: the call ends as busy. The paper's
+    /// writes that meet another of their key end at once, in every system; a short patience is
+    /// that.
     pub patience: Duration,
     /// What compute nodes cache.
     pub cache: CacheMode,
@@ -96,7 +100,8 @@ pub struct Setup {
     pub offload: u32,
     /// What everything follows from.
     pub seed: u64,
-    /// The load is watched and counted for so many times as long as small pairs need: of large ones the cards carry few in that time.
+    /// The load is watched and counted for so many times as long as small pairs need: of large ones
+    /// the cards carry few in that time.
     pub stretch: u32,
 }
 
@@ -155,8 +160,8 @@ impl std::fmt::Debug for Testbed {
     }
 }
 
-fn settings(setup: &Setup) -> FlexSettings {
-    FlexSettings {
+fn settings(setup: &Setup) -> FlexKvSettings {
+    FlexKvSettings {
         label: LABEL,
         partition_bits: setup.partition_bits,
         log2_buckets: setup.log2_buckets,
@@ -167,7 +172,7 @@ fn settings(setup: &Setup) -> FlexSettings {
         cache: setup.cache,
         memory_limit: setup.memory_bytes,
         patience: setup.patience,
-        ..FlexSettings::default()
+        ..FlexKvSettings::default()
     }
 }
 
@@ -234,7 +239,8 @@ fn ended(crashed: impl std::fmt::Display) -> Error {
 }
 
 impl Testbed {
-    /// Starts everything and loads the keys, all at ratio 0; then sets the ratio and how the load is followed.
+    /// Starts everything and loads the keys, all at ratio 0; then sets the ratio and how the load
+    /// is followed.
     pub fn start(setup: &Setup) -> Result<Self> {
         let simulation = Simulation::new(setup.seed);
         let network = Network::new(&simulation);
@@ -324,7 +330,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// From now on nothing passes between this compute node and this memory node, both counted from 0; all others reach both.
+    /// From now on nothing passes between this compute node and this memory node, both counted from
+    /// 0; all others reach both.
     pub fn cut_off(&self, compute: usize, memory: usize) {
         self.network.cut(self.machines[compute].sim.host(), &self.memory[memory].0);
     }
@@ -364,7 +371,8 @@ impl Testbed {
         self.desk().tune(tuning);
     }
 
-    /// What the nodes' caches have done, summed: reads served by pairs, by addresses, and by neither.
+    /// What the nodes' caches have done, summed: reads served by pairs, by addresses, and by
+    /// neither.
     #[must_use]
     pub fn hits(&self) -> [u64; 3] {
         let mut sum = [0; 3];

@@ -1,8 +1,9 @@
 //! Runs that know nothing of each other, as many at a time as there are processors.
 //!
-//! Each job starts its own testbed, whose course follows from its seed alone, so what comes out does not depend on how many run at once. Results are in
-//! the order of the jobs. Failure: the first error in that order; all jobs run to their ends. A job that panics does so here. Cost: a thread and a
-//! testbed per processor.
+//! Each job starts its own testbed, whose course follows from its seed alone, so what comes out
+//! does not depend on how many run at once. Results are in the order of the jobs. Failure: the
+//! first error in that order; all jobs run to their ends. A job that panics does so here. Cost: a
+//! thread and a testbed per processor.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};

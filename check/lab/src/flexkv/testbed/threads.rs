@@ -1,7 +1,8 @@
 //! A proxy's threads: what index requests cost them, and that they wait for each other.
 //!
-//! The fabric charges a machine's threads for receiving and sending a message. Here the same messages take a proxy's thread, too: it has taken them
-//! from the card, looked at the slots and posted the answer. In picoseconds of the model:
+//! The fabric charges a machine's threads for receiving and sending a message. Here the same
+//! messages take a proxy's thread, too: it has taken them from the card, looked at the slots and
+//! posted the answer. In picoseconds of the model:
 //!
 //! | request | takes |
 //! | --- | --- |

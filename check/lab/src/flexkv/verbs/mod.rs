@@ -1,9 +1,10 @@
-//! The experiment of FlexKV §3.1 and §3.2 on its testbed, in virtual time: what each operation's throughput is to that of another,
-//! as a total of the cluster.
+//! The experiment of FlexKV §3.1 and §3.2 on its testbed, in virtual time: what each operation's
+//! throughput is to that of another, as a total of the cluster.
 //!
-//! Decision 0012 has the model, the arithmetic and what is expected; it was written before this was run. 20 compute nodes and 3 memory
-//! nodes; 200 clients with 8 coroutines; each coroutine has one operation in flight, on a word and a node that are drawn
-//! uniformly. Operations go through `Link` and touch memory; local ones take a thread of the compute node.
+//! Decision 0012 has the model, the arithmetic and what is expected; it was written before this was
+//! run. 20 compute nodes and 3 memory nodes; 200 clients with 8 coroutines; each coroutine has one
+//! operation in flight, on a word and a node that are drawn uniformly. Operations go through `Link`
+//! and touch memory; local ones take a thread of the compute node.
 
 mod command;
 
@@ -96,7 +97,8 @@ pub struct Measured {
     pub verb: Verb,
     /// Operations a virtual second, of the whole cluster.
     pub per_s: f64,
-    /// The median latency with one client and one operation in flight per compute node, in virtual nanoseconds.
+    /// The median latency with one client and one operation in flight per compute node, in virtual
+    /// nanoseconds.
     pub median_ns: f64,
     /// The 99th of a hundred.
     pub p99_ns: f64,

@@ -1,13 +1,13 @@
 //! Which compaction comes next: a pure function from a version and the running jobs to a
 //! [`Pick`]. No I/O, clock or lock.
 //!
-//! Policy (BucketLSM §V-B). Within L0: buckets by file count (as [`crate::version::layers`]) descending, then by input size
-//! (L0 files and what they overlap in the base level) ascending. Among levels: by score, L0 first
-//! when even. Once writes are being slowed down for L0, files that are already on their way down
-//! count in its score too; it still does not go before a level of whatever score, because a base
-//! level that never got its turn would make each L0 job larger than the last. Within a deeper
-//! level: the file that rewrites least of the level below for what it moves, deletions counting
-//! extra, because they free space when they sink.
+//! Policy (BucketLSM §V-B). Within L0: buckets by file count (as [`crate::version::layers`])
+//! descending, then by input size (L0 files and what they overlap in the base level) ascending.
+//! Among levels: by score, L0 first when even. Once writes are being slowed down for L0, files that
+//! are already on their way down count in its score too; it still does not go before a level of
+//! whatever score, because a base level that never got its turn would make each L0 job larger than
+//! the last. Within a deeper level: the file that rewrites least of the level below for what it
+//! moves, deletions counting extra, because they free space when they sink.
 //!
 //! When the way down from L0 is blocked (another job writes there, or takes files of the base
 //! level away), it is L0's turn all the same: 1. a bucket's newest files are merged within L0, if

@@ -10,11 +10,12 @@
 //!    reason.)
 //! 2. a table whose every key is deleted by newer range tombstones of other tables, when no reader
 //!    looks between the table's oldest record and those tombstones. What is older and below it is
-//!    covered as well, and a compaction keeps the tombstones as long as anything overlaps them below.
+//!    covered as well, and a compaction keeps the tombstones as long as anything overlaps them
+//!    below.
 //!
 //! A drop needs no range of its own beside running jobs. A job that would bring older records below
-//! a table, or newer ones past it, has the table among its inputs (promises 3 and 4 of [`super`]), and
-//! then the table is not idle. A job that carries the tombstones of rule 2 keeps them wherever
+//! a table, or newer ones past it, has the table among its inputs (promises 3 and 4 of [`super`]),
+//! and then the table is not idle. A job that carries the tombstones of rule 2 keeps them wherever
 //! anything overlaps them below, and the covered table is part of what it was told to lie there.
 //!
 //! **Written again** (`pick_rewrite`, after everything else, one at a time in the whole
@@ -26,8 +27,8 @@
 //! compression or without the family's compaction filter.
 //!
 //! **Taken down a level** (`pick_sink`, when no load goes on): a table whose range
-//! tombstones delete at least 1/[`GARBAGE_SHARE`] of what they overlap in deeper levels. Only tables
-//! that a tombstone covers in part are left for this.
+//! tombstones delete at least 1/[`GARBAGE_SHARE`] of what they overlap in deeper levels. Only
+//! tables that a tombstone covers in part are left for this.
 //!
 //! Nothing repeats: a drop removes its tables, a rewrite loses what it was picked for (so that the
 //! outputs do not qualify before time has passed or a snapshot has gone), and a sink moves its

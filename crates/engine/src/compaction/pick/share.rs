@@ -2,11 +2,11 @@
 //! families. Pure functions.
 //!
 //! Flushes come first at every free job, but a running job is not interrupted: with all jobs in
-//! long compactions (a classic L0 takes one job over all its keys) sealed memtables would need the spare
-//! worker (`db/background.rs`), one thread more than was asked for. So while memtables are being sealed one job is left for flushes: 2 jobs
-//! are one flush and one compaction, which is what RocksDB makes of 2, and 8 are 7 and one, to
-//! which flushes add whatever gets free next.
-//! Without writes all of them compact.
+//! long compactions (a classic L0 takes one job over all its keys) sealed memtables would need the
+//! spare worker (`db/background.rs`), one thread more than was asked for. So while memtables are
+//! being sealed one job is left for flushes: 2 jobs are one flush and one compaction, which is what
+//! RocksDB makes of 2, and 8 are 7 and one, to which flushes add whatever gets free next. Without
+//! writes all of them compact.
 //!
 //! Among families the most urgent pick goes first. Urgency counts what is idle, so it falls with
 //! every job that a family is given, and a family that waits becomes more urgent: none starves.

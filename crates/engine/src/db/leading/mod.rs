@@ -10,10 +10,10 @@
 //! 2. Every waiting writer is either woken as covered or made the next leader.
 //! 3. `reached` only grows, and only by work that succeeded.
 //!
-//! Thread-safe. Failure: the leader gets its error. The next leader does the work again and may meet
-//! the same error. Cost: a lone writer takes two short locks; a waiting writer allocates once and
-//! sleeps until it is woken. The leader wakes all covered writers directly: if each woke the next
-//! one, the last of eight would wait for seven wake-ups.
+//! Thread-safe. Failure: the leader gets its error. The next leader does the work again and may
+//! meet the same error. Cost: a lone writer takes two short locks; a waiting writer allocates once
+//! and sleeps until it is woken. The leader wakes all covered writers directly: if each woke the
+//! next one, the last of eight would wait for seven wake-ups.
 
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -30,7 +30,8 @@ const COVERED: u8 = 1;
 /// State of a writer that was made the next leader.
 const LEADING: u8 = 2;
 
-/// A thread that waits, and the cell in which it is told: abstract, so that the protocol runs under a model checker.
+/// A thread that waits, and the cell in which it is told: abstract, so that the protocol runs under
+/// a model checker.
 pub(super) trait Cell {
     /// Of the calling thread, untold.
     fn of_this_thread() -> Self;
@@ -179,8 +180,8 @@ impl Room for Leading {
 }
 
 impl Leading {
-    /// Sees to it that the log gets as far as `seq`, by `act`, which returns how far it took it. Whether this caller had to
-    /// act.
+    /// Sees to it that the log gets as far as `seq`, by `act`, which returns how far it took it.
+    /// Whether this caller had to act.
     pub(crate) fn reach(&self, seq: SeqNo, act: impl FnOnce() -> Result<SeqNo>) -> Result<bool> {
         reach(self, seq, act)
     }

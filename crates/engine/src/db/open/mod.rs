@@ -70,12 +70,13 @@ use crate::table_cache::TableCache;
 use crate::wal::{LogChain, RecoveredLog, SegmentEnd, SegmentFile};
 
 /// Called at named points of background work; an error makes the step fail there:
-/// `flush.picked`, `compaction.picked` and `buckets.picked` (when a job begins), `ingest.before_install`,
-/// `ingest.before_visible` (too late to fail: its error is ignored),
-/// `flush.shard` (before each shard of a flush), `flush.before_install`, `compaction.part` (before each part of a compaction that is cut),
-/// `compaction.before_install`, `recovery.before_install`, `resume.before_install`,
-/// `checkpoint.before_manifest`, `transaction.checked` (between the two steps of a commit's check; its
-/// thread must not write), `reserve.written` (before a reserve for a full disk replaces the present one).
+/// `flush.picked`, `compaction.picked` and `buckets.picked` (when a job begins),
+/// `ingest.before_install`, `ingest.before_visible` (too late to fail: its error is ignored),
+/// `flush.shard` (before each shard of a flush), `flush.before_install`, `compaction.part` (before
+/// each part of a compaction that is cut), `compaction.before_install`, `recovery.before_install`,
+/// `resume.before_install`, `checkpoint.before_manifest`, `transaction.checked` (between the two
+/// steps of a commit's check; its thread must not write), `reserve.written` (before a reserve for a
+/// full disk replaces the present one).
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// What a database is made of besides its settings.

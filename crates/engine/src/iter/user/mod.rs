@@ -15,8 +15,8 @@
 //! expires are folded onto it until then and onto nothing afterwards.
 //!
 //! Failure: an error of a child, a damaged record or a merge operator that refuses makes the
-//! iterator invalid until the next seek; [`UserIterator::status`] tells it. Cost: forwards a step is
-//! one step of the merge and a copy of the key that is left; backwards it copies key and value.
+//! iterator invalid until the next seek; [`UserIterator::status`] tells it. Cost: forwards a step
+//! is one step of the merge and a copy of the key that is left; backwards it copies key and value.
 //! After [`STEPS_BEFORE_RESEEK`] hidden records of one key a seek jumps over the rest of them.
 
 mod backward;

@@ -136,7 +136,8 @@ fn ingest_files_are_checked_and_described() {
     assert!(empty.finish().is_err());
 }
 
-/// Writes records of which those at `warm` are read by people, while the cache is full or not; blocks that it has afterwards.
+/// Writes records of which those at `warm` are read by people, while the cache is full or not;
+/// blocks that it has afterwards.
 fn warmed(full: bool, warm: impl Fn(u64) -> bool) -> (u64, u64) {
     let budget = ByteBudget::unlimited();
     let cache = BlockCache::new(512 << 10, &budget);

@@ -8,21 +8,21 @@
 //! 1. **Split** every bucket hotter than 2, the hottest first, at the median of the medians, and
 //!    each half that is hotter than 1 again, all at once: a bucket that takes the whole load is to
 //!    become `N` buckets, not two, because a split under load takes as long as a compaction. Below
-//!    `N` buckets already one hotter than 1 is cut (else a family of two, once merged into one bucket
-//!    whose temperature is 2, would stay so for ever).
+//!    `N` buckets already one hotter than 1 is cut (else a family of two, once merged into one
+//!    bucket whose temperature is 2, would stay so for ever).
 //! 2. A split must **share out**: of the bytes that the window saw in the bucket, counted seal by
-//!    seal and without the seal that counts most, at least a quarter must fall on the lesser side of
-//!    the key, and they must be worth more than a temperature of 0.5. So keys that arrive in order,
-//!    and one hot key, are never split.
-//! 3. **Merge** a bucket with a temperature of at most 0.5, the coldest first, into the colder of its
-//!    neighbours; only if nothing can be split.
+//!    seal and without the seal that counts most, at least a quarter must fall on the lesser side
+//!    of the key, and they must be worth more than a temperature of 0.5. So keys that arrive in
+//!    order, and one hot key, are never split.
+//! 3. **Merge** a bucket with a temperature of at most 0.5, the coldest first, into the colder of
+//!    its neighbours; only if nothing can be split.
 //! 4. At least one bucket, at most `most`; a family whose `N` is 1 is a classic L0 and left alone.
 //!
 //! Why it ends: (a) by rule 2 each half of a split is warmer than 0.5, so the same window does not
-//! merge it again; (b) a merged bucket is hotter than 2 only if the cold half is less than a quarter of
-//! it, so the same window does not cut it there again; (c) the sum of squared temperatures falls with
-//! every split, by at least as much as the merge before it may have raised it.
-//! Cost: one pass over the window for each bucket that is too hot.
+//! merge it again; (b) a merged bucket is hotter than 2 only if the cold half is less than a
+//! quarter of it, so the same window does not cut it there again; (c) the sum of squared
+//! temperatures falls with every split, by at least as much as the merge before it may have raised
+//! it. Cost: one pass over the window for each bucket that is too hot.
 
 use std::cmp::Ordering;
 use std::fmt;

@@ -14,10 +14,10 @@
 //! 3. When none is left that lies on both sides of a key, the split there is an edit of the map
 //!    alone, and may be made with L0 files and jobs in the bucket, whatever becomes of other keys.
 //!
-//! A merge needs nothing of the kind: what lies within a bucket lies within the larger one. Jobs that
-//! write the base level or deeper are in nobody's way: a file that they leave across a boundary is cut
-//! by the first job that meets it, as after any change. Two jobs never write the same keys, whatever
-//! the map says (promise 2 of `compaction::pick`).
+//! A merge needs nothing of the kind: what lies within a bucket lies within the larger one. Jobs
+//! that write the base level or deeper are in nobody's way: a file that they leave across a
+//! boundary is cut by the first job that meets it, as after any change. Two jobs never write the
+//! same keys, whatever the map says (promise 2 of `compaction::pick`).
 //!
 //! Costs more and smaller L0 files in the bucket until the split is made; pickers and stalls count
 //! them by layers ([`crate::version::layers`]), so that they weigh no more than before. A change by

@@ -173,8 +173,9 @@ impl Window {
 
     /// Of the bytes in `range`, those that `key` would share out among two buckets *at the same
     /// time*: the lesser side of each seal, added up, without the one seal that adds most (keys in
-    /// order cross any key in one seal, which may be larger than the others). Near half of all bytes
-    /// at best; nothing where keys arrive in order, because then every other seal lies on one side.
+    /// order cross any key in one seal, which may be larger than the others). Near half of all
+    /// bytes at best; nothing where keys arrive in order, because then every other seal lies on one
+    /// side.
     #[must_use]
     pub fn bytes_shared_out(&self, range: &KeyRange, key: &[u8]) -> u64 {
         let lesser = |seal: &SealSample| {

@@ -47,8 +47,8 @@ pub(crate) struct Setting {
 }
 
 /// What a case's database is watched and disturbed by: which families' memtables were sealed since
-/// it was last asked, how many bucket boundaries have moved, by hand and by the load, how many parts
-/// compactions were cut into, and extensions that may panic.
+/// it was last asked, how many bucket boundaries have moved, by hand and by the load, how many
+/// parts compactions were cut into, and extensions that may panic.
 #[derive(Default)]
 struct Seals {
     sealed: Mutex<Vec<CfId>>,

@@ -148,8 +148,8 @@ pub(crate) enum Step {
         link: bool,
         beside: usize,
     },
-    /// The outer keys of a gap, in files of their own until a compaction is due; then its middle key
-    /// is ingested, with so many background steps on another thread.
+    /// The outer keys of a gap, in files of their own until a compaction is due; then its middle
+    /// key is ingested, with so many background steps on another thread.
     IngestIntoGap {
         cf: usize,
         gap: usize,
@@ -267,8 +267,8 @@ impl Generator {
         Step::Write { records, wal, sync: wal && self.one_in(8) }
     }
 
-    /// Many range deletes that overlap: from the left, from the right, as stairs, the same one, or at
-    /// random; with a put or a merge after some.
+    /// Many range deletes that overlap: from the left, from the right, as stairs, the same one, or
+    /// at random; with a put or a merge after some.
     fn storm(&mut self) -> Step {
         let (shape, count) = (self.rng.u32(..5), self.rng.usize(20..160));
         let width = self.rng.usize(1..self.keys / 2);

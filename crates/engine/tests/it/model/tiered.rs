@@ -1,7 +1,9 @@
-//! Cases over tiers: a small fast device and a middle one, so that files move and copies are made while a case runs.
+//! Cases over tiers: a small fast device and a middle one, so that files move and copies are made
+//! while a case runs.
 //!
-//! The tiers bring no threads: every step of a case is one of theirs too, half a second later. A reopening and a kill both
-//! go on with a copy of the disk, the first after the tiers were closed in order.
+//! The tiers bring no threads: every step of a case is one of theirs too, half a second later. A
+//! reopening and a kill both go on with a copy of the disk, the first after the tiers were closed
+//! in order.
 
 use std::ops::AddAssign;
 use std::path::PathBuf;

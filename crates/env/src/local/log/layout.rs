@@ -46,7 +46,8 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// `None` if the page is not that of a ring of this version, or its words contradict each other.
+    /// `None` if the page is not that of a ring of this version, or its words contradict each
+    /// other.
     pub(super) fn decode(page: &[u8; PAGE_BYTES]) -> Option<Self> {
         let word = |at: usize| {
             let mut word = [0; 8];

@@ -98,8 +98,8 @@ impl Mapping {
         self.word(DRAINED_AT).store(offset.to_le(), Ordering::Release);
     }
 
-    /// Copies `bytes` to where the segment's bytes from `offset` on lie. The caller is the one appender
-    /// and has seen that `offset + bytes.len() - drained <= RING_BYTES`.
+    /// Copies `bytes` to where the segment's bytes from `offset` on lie. The caller is the one
+    /// appender and has seen that `offset + bytes.len() - drained <= RING_BYTES`.
     #[inline]
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
         debug_assert!(offset + bytes.len() as u64 - self.drained() <= RING_BYTES as u64);
@@ -111,7 +111,8 @@ impl Mapping {
         assert!(second.len() <= start, "a record larger than the ring was copied into it");
         // SAFETY: both targets lie within the ring (start + first.len() <= RING_BYTES, and
         // second.len() <= start) and outside of `[drained, appended)`, so nobody reads them;
-        // the source is a slice that cannot overlap memory that only this type hands out pointers to.
+        // the source is a slice that cannot overlap memory that only this type hands out pointers
+        // to.
         unsafe {
             let ring = self.base.as_ptr().add(PAGE_BYTES);
             std::ptr::copy_nonoverlapping(first.as_ptr(), ring.add(start), first.len());
@@ -120,7 +121,8 @@ impl Mapping {
     }
 
     /// The ring's bytes from the segment's offset `from` on, up to `to` or the wrap. The caller
-    /// has seen `drained <= from < to <= appended`, and keeps `drained` where it is while it uses them.
+    /// has seen `drained <= from < to <= appended`, and keeps `drained` where it is while it uses
+    /// them.
     pub(super) fn piece(&self, from: u64, to: u64) -> &[u8] {
         let start = (from % RING_BYTES as u64) as usize;
         let len = to.saturating_sub(from).min((RING_BYTES - start) as u64) as usize;

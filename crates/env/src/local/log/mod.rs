@@ -11,8 +11,8 @@
 //! than an eighth of the free room.
 //!
 //! `docs/formats/wal.md` has the layout, `docs/decisions/0002-wal-ring.md` the figures.
-//! Thread-safe as [`LogFile`] and [`LogSync`](crate::fs::LogSync) say. A directory is used by one process
-//! (the database's lock file sees to it).
+//! Thread-safe as [`LogFile`] and [`LogSync`](crate::fs::LogSync) say. A directory is used by one
+//! process (the database's lock file sees to it).
 
 mod layout;
 mod mapping;

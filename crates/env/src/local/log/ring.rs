@@ -1,8 +1,9 @@
 //! A ring and its drainer thread, and the pool that hands rings to segments.
 //!
-//! Owned by the open segment ([`super::segment::RingLog`]), which keeps it until it is dropped; a segment
-//! that is created meanwhile in the same directory takes over the ring of one that is finished,
-//! so that a rotation maps nothing. Invariants: 1. a ring serves one open segment at a time;
+//! Owned by the open segment ([`super::segment::RingLog`]), which keeps it until it is dropped; a
+//! segment that is created meanwhile in the same directory takes over the ring of one that is
+//! finished, so that a rotation maps nothing. Invariants: 1. a ring serves one open segment at a
+//! time;
 //! 2. a ring that holds bytes that are nowhere else (a drain failed, the process was killed) is
 //! given to no segment until [`clear`] has been called: the next segment gets another file.
 

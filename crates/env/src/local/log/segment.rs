@@ -2,9 +2,9 @@
 //!
 //! Owned by the log writer (`&mut`); [`RingSync`] handles are shared. Invariants: 1. `appended`
 //! moves only after the bytes were copied, `drained` only after `pwrite` returned; 2. chunks are
-//! written in order, under the `drain` lock, by whoever needs it: the drainer thread (whole chunks), a
-//! sync (everything), an append that finds the ring full; 3. a segment's first append is in its
-//! file on return, so that its header can always be read.
+//! written in order, under the `drain` lock, by whoever needs it: the drainer thread (whole
+//! chunks), a sync (everything), an append that finds the ring full; 3. a segment's first append is
+//! in its file on return, so that its header can always be read.
 //!
 //! Failure: the first error of a drain is sticky for appends and syncs; the bytes stay in the
 //! ring, where recovery finds them, and [`RingLog::finish`] tries once more. The first error of an
@@ -142,8 +142,8 @@ struct RingSync {
 }
 
 impl RingSync {
-    /// Has what was appended before the call written to the file and then `act` done to it: the file,
-    /// how much of it the device has, and how much it is to have.
+    /// Has what was appended before the call written to the file and then `act` done to it: the
+    /// file, how much of it the device has, and how much it is to have.
     fn reach(
         &self,
         doing: &str,

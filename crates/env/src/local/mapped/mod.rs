@@ -3,7 +3,8 @@
 //!
 //! [`MappedFs`] is the local file system but for tables (`FileClass::Sst`): they are written by
 //! copying into mapped windows of allocated blocks and read by copying out of a mapping of the
-//! whole file. Logs are mapped by the local file system itself ([`super::log`]); small files stay as they are.
+//! whole file. Logs are mapped by the local file system itself ([`super::log`]); small files stay
+//! as they are.
 //!
 //! Invariants: 1. blocks are allocated before they are mapped, so that no store meets a full
 //! device; 2. the file has exactly the length that was appended after each `flush`, `sync` and

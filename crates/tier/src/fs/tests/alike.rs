@@ -56,7 +56,8 @@ fn a_level_that_is_read_more_is_copied_although_no_table_of_it_is_known_to_be() 
         fs.step();
     }
     assert!(copied(&fs, lower) >= 18, "nothing else is read: {}", copied(&fs, lower));
-    // A third more for each table: of some 150 reads 50, where chance makes differences of 17, and of many such ones 60.
+    // A third more for each table: of some 150 reads 50, where chance makes differences of 17, and
+    // of many such ones 60.
     for _ in 0..40 {
         read(&fs, lower, 180, 1, &mut rng);
         read(&fs, upper, 80, 1, &mut rng);
@@ -117,7 +118,8 @@ fn what_compactions_took_is_filled_at_once_where_copies_paid() {
         }
         copied(&fs, &names[0])
     };
-    // One thread copies and there is no room yet that was won: one or two at a look, then twice as many.
+    // One thread copies and there is no room yet that was won: one or two at a look, then twice as
+    // many.
     fs.shared.devices[0].limit.store(1, Ordering::Relaxed);
     let begun = looks(3, 40);
     assert!((1..10).contains(&begun), "{begun}");

@@ -107,8 +107,8 @@ impl Script {
     }
 }
 
-/// Opens what is on the disk; its files, and that nothing else lies there. Another power loss or kill right
-/// behind that changes nothing.
+/// Opens what is on the disk; its files, and that nothing else lies there. Another power loss or
+/// kill right behind that changes nothing.
 fn recovered(disk: &MemFs, world: &World) -> Model {
     let found = recovered_once(disk, world);
     for again in [disk.crash_clone(found.len() as u64), disk.kill_clone()] {
@@ -193,8 +193,8 @@ fn run(seed: u64, operations: usize) {
     assert_eq!(recovered(&disk, &world), script.model);
 }
 
-/// Whether `found` is the state after operation `at` but for a file that was just being written: its name is
-/// there before its bytes are.
+/// Whether `found` is the state after operation `at` but for a file that was just being written:
+/// its name is there before its bytes are.
 fn is_between(history: &[Model], at: usize, found: &Model) -> bool {
     let Some(next) = history.get(at + 1) else { return false };
     let same_names = found.keys().eq(next.keys());
@@ -323,7 +323,8 @@ fn what_changes_during_a_sync_is_not_settled_by_it() {
             Ok(())
         }));
         let fs = world.open();
-        // In another directory than the new one: power loss may take the one change and not the other.
+        // In another directory than the new one: power loss may take the one change and not the
+        // other.
         write(&fs, "old", 0, &filled(1, 100));
         fs.sync_dir(Path::new(ROOT)).unwrap();
         write(&fs, "other", 5, &filled(3, 100));

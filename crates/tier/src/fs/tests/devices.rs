@@ -407,7 +407,8 @@ fn names_that_one_makes_durable_count_as_unsynced_for_others_until_it_has() {
     let device = &fs.shared.devices[0];
     let under_way = device.unsynced();
     assert_eq!(under_way.values().map(BTreeSet::len).sum::<usize>(), 1);
-    // A generation that begins meanwhile, because the log takes no more, may not promise what is not durable.
+    // A generation that begins meanwhile, because the log takes no more, may not promise what is
+    // not durable.
     disk.add(Rule::on(Operation::SyncDir).path("/dev0/files"));
     disk.add(Rule::on(Operation::LogAppend).path("/dev0/names").nth(1));
     let generation = || fs.shared.names.lock().space.moment().generation;
@@ -424,7 +425,8 @@ fn names_that_one_makes_durable_count_as_unsynced_for_others_until_it_has() {
     assert!(device.unsynced().is_empty());
 }
 
-/// A file system of so many bytes below `dir`; files that were removed while they were open take nothing.
+/// A file system of so many bytes below `dir`; files that were removed while they were open take
+/// nothing.
 #[derive(Clone, Debug)]
 struct Small {
     inner: Arc<dyn FileSystem>,
@@ -528,7 +530,8 @@ fn a_home_without_a_free_block_lets_files_go_by_its_ballast() {
     let (_, fs) = open(u64::MAX);
     fs.settle();
     assert_eq!(ballast(), 256 << 10);
-    // So many that a generation is longer than that, and its ballast grows with it before it begins.
+    // So many that a generation is longer than that, and its ballast grows with it before it
+    // begins.
     for n in 0..3000 {
         let name = format!("{n:0100}.sst");
         drop(fs.create(&path(&name), table(0), CreateOptions::default()).unwrap());

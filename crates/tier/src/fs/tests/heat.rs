@@ -1,4 +1,5 @@
-//! What compactions tell the tiers: which level L0 goes to, and where the heat of their inputs went.
+//! What compactions tell the tiers: which level L0 goes to, and where the heat of their inputs
+//! went.
 
 use super::*;
 use crate::history::Reason;
@@ -54,7 +55,8 @@ fn each_column_family_has_its_own_base_level() {
     let shown = stats.to_string();
     assert!(shown.contains("(the base is L4 of family 1, L6 of family 2)"), "{shown}");
 
-    // A move without a rewrite counts in the family that the file was made for, also if the engine does not say.
+    // A move without a rewrite counts in the family that the file was made for, also if the engine
+    // does not say.
     fs.reassign(&path("1.sst"), IoContext::sst(IoPurpose::Compaction { from: 4, to: 5 }, 5));
     fs.reassign(&path("2.sst"), IoContext::sst(IoPurpose::Compaction { from: 5, to: 6 }, 6));
     fs.settle();

@@ -1,4 +1,5 @@
-//! Kinds of devices, on the real file system: each is opened by its settings and keeps its tables in its way.
+//! Kinds of devices, on the real file system: each is opened by its settings and keeps its tables
+//! in its way.
 
 use std::os::unix::fs::OpenOptionsExt as _;
 
@@ -40,7 +41,8 @@ impl Real {
         tiers
     }
 
-    /// Writes tables and a small file, and finds them after they were closed and opened, and read on.
+    /// Writes tables and a small file, and finds them after they were closed and opened, and read
+    /// on.
     fn check_files_are_kept(&self, kind: DeviceKind, writers_max: u32) {
         let fs = self.open();
         // A part of a block, some blocks, and more than is mapped or gathered at once.

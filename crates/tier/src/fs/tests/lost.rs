@@ -5,7 +5,8 @@ use crate::settings::CacheBy;
 
 const KIB: u64 = 1024;
 
-/// A table of the slow device with a copy of all of it on the fast one; then it vanishes from where it belongs. Its bytes.
+/// A table of the slow device with a copy of all of it on the fast one; then it vanishes from where
+/// it belongs. Its bytes.
 fn with_a_lost_table(disk: &MemFs) -> (World, Vec<u8>) {
     let mut world = World::new(Arc::new(disk.clone()), &[100 * KIB, 1 << 20]);
     world.policy.cache_by = CacheBy::File;

@@ -1,4 +1,5 @@
-//! What moves and copies tell the page cache: what they are going to read, and that they will not again.
+//! What moves and copies tell the page cache: what they are going to read, and that they will not
+//! again.
 
 use archipelago_env::{RandomFile, forward_fs};
 
@@ -114,7 +115,8 @@ fn covers(spans: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
     spans.iter().any(|span| span.0 <= start && end <= span.1)
 }
 
-/// Every read of a source was announced, and its bytes are let go once they were read. How many reads there were.
+/// Every read of a source was announced, and its bytes are let go once they were read. How many
+/// reads there were.
 fn check_source(calls: &[(Did, (u64, u64))]) -> usize {
     let mut reads = 0;
     for (index, &(_, span)) in calls.iter().enumerate().filter(|(_, call)| call.0 == Did::Read) {

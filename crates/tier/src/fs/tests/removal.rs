@@ -130,7 +130,8 @@ fn progress_counts_every_file_and_nothing_new_goes_there() {
     assert!(fs.stats().devices[2].files.is_empty(), "nothing new goes there");
 }
 
-/// Opened with any of the devices it is refused, or has everything; nothing else comes of that, and with all of them it has everything.
+/// Opened with any of the devices it is refused, or has everything; nothing else comes of that, and
+/// with all of them it has everything.
 fn check_any_devices(world: &World, disk: &MemFs, model: &Model, at: &str) {
     let all = world.devices.len();
     for chosen in 1..1 << all {

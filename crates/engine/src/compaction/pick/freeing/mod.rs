@@ -182,8 +182,8 @@ pub fn pick_recut(input: &PickInput<'_>, cuts: &[Vec<u8>], room: &Room) -> Optio
     (merge.input_bytes() <= room.bytes).then_some(merge)
 }
 
-/// A merge within L0 of the newest tables of a bucket that are tiny: each occupies whole blocks, and
-/// a few deletes at a time make many of them. Layers count, so that what the merge cuts is not
+/// A merge within L0 of the newest tables of a bucket that are tiny: each occupies whole blocks,
+/// and a few deletes at a time make many of them. Layers count, so that what the merge cuts is not
 /// merged again.
 #[must_use]
 pub fn pick_tiny(input: &PickInput<'_>, room: &Room) -> Option<Pick> {

@@ -1,0 +1,366 @@
+//! Writes of one key by one node: one at a time, and those that only set it together.
+//!
+//! Of writes of a key that meet, the index takes one; the others have written a record in vain and
+//! come again (the paper, §4.5, leaves that to the client library). Those of one node can meet
+//! before any of them has sent anything:
+//!
+//! 1. One write of a key is under way, its **leader's**. Others wait in line.
+//! 2. When it has ended, the next in line leads. Sets without a condition that wait in a row are
+//!    **combined**: all of them were asked for and none has returned, so all but the last may have
+//!    taken effect right before it, where nobody sees them. The last writes; the others are told
+//!    what came of it.
+//!
+//! Invariants: 1. a key hash has an entry exactly while somebody leads; 2. whoever waits is told,
+//! or leads: a leader that is dropped puts back in line who would have been told, and passes on; 3.
+//! only sets of equal keys are combined, though keys of equal hashes share a line; 4. nobody who
+//! came earlier and stays waits for somebody who came later, but to be told by it.
+//!
+//! Thread-safety: one lock for all keys, held for a look into a map; nobody is woken under it.
+//! Failure: what ends the leader's write ends those that are combined with it. Cost: a write that
+//! meets none looks into the map twice and allocates nothing once the map has held as many keys.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+use crate::format::KeyHash;
+use crate::keyed::HashIsKey;
+use crate::write_error::WriteError;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Combining {
+    lines: Mutex<HashMap<u64, VecDeque<Waiter>, HashIsKey>>,
+}
+
+/// A write in line.
+#[derive(Debug)]
+struct Waiter {
+    /// The key, if it is only set.
+    sets: Option<Box<[u8]>>,
+    turn: Arc<Turn>,
+}
+
+/// What becomes of a write that had to wait.
+#[derive(Debug)]
+pub(crate) enum Entered {
+    /// It leads.
+    Leads(Lead),
+    /// A later set of the same key was done for both.
+    Combined(Result<bool, WriteError>),
+}
+
+#[derive(Debug)]
+enum State {
+    Waits(Option<Waker>),
+    Entered(Entered),
+    /// Nobody waits any more.
+    Gone,
+}
+
+/// Where a write that waits hears what becomes of it.
+#[derive(Debug)]
+struct Turn(Mutex<State>);
+
+impl Turn {
+    /// Tells who waits; gives it back if nobody does any more.
+    fn tell(&self, entered: Entered) -> Option<Entered> {
+        let mut state = self.0.lock();
+        let State::Waits(waker) = &mut *state else { return Some(entered) };
+        let waker = waker.take();
+        *state = State::Entered(entered);
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        None
+    }
+}
+
+/// A write in line; leaves it when dropped.
+#[derive(Debug)]
+pub(crate) struct Waiting(Arc<Turn>);
+
+impl Future for Waiting {
+    type Output = Entered;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Entered> {
+        let mut state = self.0.0.lock();
+        if let State::Waits(waker) = &mut *state {
+            *waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        match mem::replace(&mut *state, State::Gone) {
+            State::Entered(entered) => Poll::Ready(entered),
+            State::Waits(_) | State::Gone => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let was = mem::replace(&mut *self.0.0.lock(), State::Gone);
+        // After the lock is let go: a lead that nobody took passes on.
+        drop(was);
+    }
+}
+
+/// The right to write a key, as far as this node goes; passes on when dropped.
+#[derive(Debug)]
+pub(crate) struct Lead {
+    /// `None`: it has passed on.
+    line: Option<(Arc<Combining>, u64)>,
+    /// To be told what comes of the write.
+    followers: Vec<Waiter>,
+}
+
+impl Lead {
+    /// Whether other writes of the key were combined with this one, or wait.
+    pub(crate) fn has_company(&self) -> bool {
+        let waits = |(combining, hash): &(Arc<Combining>, u64)| {
+            combining.lines.lock().get(hash).is_some_and(|line| !line.is_empty())
+        };
+        !self.followers.is_empty() || self.line.as_ref().is_some_and(waits)
+    }
+
+    /// The write has ended: tells those that were combined with it, and passes on.
+    pub(crate) fn end(mut self, result: &Result<bool, WriteError>) {
+        for follower in mem::take(&mut self.followers) {
+            let _if_nobody_waits = follower.turn.tell(Entered::Combined(result.clone()));
+        }
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        if let Some((combining, hash)) = self.line.take() {
+            combining.pass_on(hash, mem::take(&mut self.followers));
+        }
+    }
+}
+
+impl Combining {
+    /// A write of a key; `sets`: the key, if the write sets it whatever is there. `Err`: another
+    /// write of this node is under way.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        hash: KeyHash,
+        sets: Option<&[u8]>,
+    ) -> Result<Lead, Waiting> {
+        match self.lines.lock().entry(hash.0) {
+            Entry::Vacant(nobody) => {
+                nobody.insert(VecDeque::new());
+                Ok(self.lead(hash.0, Vec::new()))
+            }
+            Entry::Occupied(mut line) => {
+                let turn = Arc::new(Turn(Mutex::new(State::Waits(None))));
+                let sets = sets.map(Box::from);
+                line.get_mut().push_back(Waiter { sets, turn: Arc::clone(&turn) });
+                Err(Waiting(turn))
+            }
+        }
+    }
+
+    /// Of these keys, whether each is being written by somebody; `None` if nobody writes any.
+    pub(crate) fn led(&self, hashes: &[KeyHash]) -> Option<Vec<bool>> {
+        let lines = self.lines.lock();
+        if lines.is_empty() {
+            return None;
+        }
+        Some(hashes.iter().map(|hash| lines.contains_key(&hash.0)).collect())
+    }
+
+    fn lead(self: &Arc<Self>, hash: u64, followers: Vec<Waiter>) -> Lead {
+        Lead { line: Some((Arc::clone(self), hash)), followers }
+    }
+
+    /// The next in line leads. `back`: were combined with a leader that did nothing.
+    fn pass_on(self: &Arc<Self>, hash: u64, mut back: Vec<Waiter>) {
+        loop {
+            let (leader, followers) = {
+                let mut lines = self.lines.lock();
+                let Some(line) = lines.get_mut(&hash) else { return };
+                back.drain(..).rev().for_each(|waiter| line.push_front(waiter));
+                let Some(next) = take_next(line) else {
+                    lines.remove(&hash);
+                    return;
+                };
+                next
+            };
+            // Not by its drop: a line of writes that are gone would be walked by recursion.
+            match leader.turn.tell(Entered::Leads(self.lead(hash, followers))) {
+                Some(Entered::Leads(mut untaken)) => {
+                    untaken.line = None;
+                    back = mem::take(&mut untaken.followers);
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Who leads next, and who is combined with it.
+fn take_next(line: &mut VecDeque<Waiter>) -> Option<(Waiter, Vec<Waiter>)> {
+    let first = line.pop_front()?;
+    let alike = |waiter: &&Waiter| first.sets.is_some() && waiter.sets == first.sets;
+    let more = line.iter().take_while(alike).count();
+    let mut together: Vec<Waiter> = std::iter::once(first).chain(line.drain(..more)).collect();
+    let leader = together.pop()?;
+    Some((leader, together))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use archipelago_base::Error;
+    use archipelago_base::random::Rng;
+
+    use super::*;
+
+    const HASH: KeyHash = KeyHash(7);
+    const REEF: Option<&[u8]> = Some(b"reef");
+
+    fn now(waiting: &mut Waiting) -> Option<Entered> {
+        match pin!(waiting).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(entered) => Some(entered),
+            Poll::Pending => None,
+        }
+    }
+
+    fn leads(waiting: &mut Waiting) -> Lead {
+        match now(waiting) {
+            Some(Entered::Leads(lead)) => lead,
+            other => panic!("it should lead: {other:?}"),
+        }
+    }
+
+    fn wait(combining: &Arc<Combining>, sets: Option<&[u8]>) -> Waiting {
+        combining.enter(HASH, sets).expect_err("somebody leads")
+    }
+
+    fn is_empty(combining: &Combining) -> bool {
+        combining.lines.lock().is_empty()
+    }
+
+    #[test]
+    fn sets_that_wait_in_a_row_are_done_by_the_last_of_them() {
+        let combining = Arc::<Combining>::default();
+        let first = combining.enter(HASH, REEF).expect("nobody leads");
+        let other = combining.enter(KeyHash(8), REEF).expect("another key");
+        let mut waiting: Vec<Waiting> = (0..3).map(|_| wait(&combining, REEF)).collect();
+        assert!(waiting.iter_mut().all(|one| now(one).is_none()));
+        first.end(&Ok(true));
+        assert!(now(&mut waiting[0]).is_none(), "it is told once the last has written");
+        let last = leads(&mut waiting[2]);
+        let mut late = wait(&combining, REEF);
+        last.end(&Err(WriteError::of_unknown_effect(Error::busy("no success in time"))));
+        for one in &mut waiting[..2] {
+            assert!(matches!(now(one), Some(Entered::Combined(Err(_)))));
+        }
+        leads(&mut late).end(&Ok(true));
+        drop(other);
+        assert!(is_empty(&combining));
+    }
+
+    #[test]
+    fn a_write_with_a_condition_goes_alone_and_in_its_turn() {
+        let combining = Arc::<Combining>::default();
+        let first = combining.enter(HASH, None).expect("nobody leads");
+        let mut waiting: Vec<Waiting> =
+            [REEF, REEF, None, None, REEF].map(|sets| wait(&combining, sets)).into();
+        first.end(&Ok(false));
+        for (leader, told) in [(1, Some(0)), (2, None), (3, None), (4, None)] {
+            leads(&mut waiting[leader]).end(&Ok(true));
+            if let Some(told) = told {
+                assert!(matches!(now(&mut waiting[told]), Some(Entered::Combined(Ok(true)))));
+            }
+        }
+        assert!(is_empty(&combining));
+    }
+
+    #[test]
+    fn keys_that_share_a_hash_are_not_combined() {
+        let combining = Arc::<Combining>::default();
+        let first = combining.enter(HASH, REEF).expect("nobody leads");
+        let mut atoll = wait(&combining, Some(b"atoll"));
+        let mut reef = wait(&combining, REEF);
+        first.end(&Ok(true));
+        assert!(now(&mut reef).is_none());
+        leads(&mut atoll).end(&Ok(true));
+        leads(&mut reef).end(&Ok(true));
+        assert!(is_empty(&combining));
+    }
+
+    #[test]
+    fn who_is_dropped_holds_nobody_up() {
+        let combining = Arc::<Combining>::default();
+        let first = combining.enter(HASH, REEF).expect("nobody leads");
+        let mut waiting: Vec<Waiting> = (0..4).map(|_| wait(&combining, REEF)).collect();
+        // The last in line is gone before its turn, the one before it once it leads, unseen and
+        // seen.
+        drop(waiting.pop());
+        drop(first);
+        drop(waiting.pop());
+        let lead = leads(&mut waiting[1]);
+        drop(lead);
+        let mut waiting = waiting.swap_remove(0);
+        leads(&mut waiting).end(&Ok(true));
+        assert!(is_empty(&combining));
+    }
+
+    #[test]
+    fn a_long_line_of_writes_that_are_gone_is_no_recursion() {
+        let combining = Arc::<Combining>::default();
+        let first = combining.enter(HASH, None).expect("nobody leads");
+        drop((0..100_000).map(|_| wait(&combining, None)).collect::<Vec<_>>());
+        first.end(&Ok(true));
+        assert!(is_empty(&combining));
+    }
+
+    /// Threads write a few keys, some drop their write at any moment: there is one leader at a
+    /// time, and everybody comes through.
+    #[test]
+    fn under_threads_one_leads_at_a_time_and_nobody_is_forgotten() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let combining = Arc::<Combining>::default();
+        let led: [AtomicBool; 3] = Default::default();
+        std::thread::scope(|scope| {
+            for seed in 0..4 {
+                let (combining, led) = (&combining, &led);
+                scope.spawn(move || {
+                    let mut rng = Rng::with_seed(seed);
+                    for _ in 0..20_000 {
+                        let at = rng.usize(..led.len());
+                        let sets = rng.bool().then_some(&b"reef"[..]);
+                        let entered = match combining.enter(KeyHash(at as u64), sets) {
+                            Ok(lead) => Entered::Leads(lead),
+                            Err(_gone) if rng.u8(..8) == 0 => continue,
+                            Err(mut waiting) => loop {
+                                match now(&mut waiting) {
+                                    Some(entered) => break entered,
+                                    None => std::thread::yield_now(),
+                                }
+                            },
+                        };
+                        if let Entered::Leads(lead) = entered {
+                            assert!(!led[at].swap(true, Ordering::SeqCst), "two lead");
+                            std::hint::spin_loop();
+                            led[at].store(false, Ordering::SeqCst);
+                            if rng.u8(..8) > 0 {
+                                lead.end(&Ok(true));
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        assert!(is_empty(&combining));
+    }
+}

@@ -1,0 +1,104 @@
+//! Every Δ the coordinator reads what the compute nodes have counted, one-sided, and hands it to
+//! the state machine.
+//!
+//! Where a node's counters lie is asked once per link ([`Message::Meter`]); from then on a reading
+//! is one READ. While a change of the map is under way that the readings led to, no interval runs:
+//! the next begins when the change holds. A node that does not answer in time is left out of the
+//! reading.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::runtime::together;
+use archipelago_fabric::{Attached, Batch, Call, ClientId, Link};
+
+use super::host::{Desk, ORDER};
+use crate::format::{Counts, counters_bytes};
+use crate::wire::{Member, Message};
+
+/// Between two looks whether a change is over.
+const LOOK: Duration = Duration::from_micros(200);
+/// Between two looks whether somebody wants the load followed.
+const IDLE: Duration = Duration::from_millis(10);
+
+/// A node's counters, over a link.
+#[derive(Clone, Debug)]
+pub(super) struct Meter {
+    link: Arc<dyn Link>,
+    region: Attached,
+    partitions: u32,
+}
+
+impl Desk {
+    /// Follows the load for as long as the desk is there.
+    pub(super) fn start_measuring(self: &Arc<Self>) {
+        let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
+        let measuring = async move {
+            loop {
+                let Some(desk) = weak.upgrade() else { return };
+                let tuning = desk.look(super::Coordinator::tuning);
+                let moving = desk.look(super::Coordinator::is_moving);
+                let pause = if moving {
+                    LOOK
+                } else if tuning.hotness || tuning.knob {
+                    let readings = desk.readings().await;
+                    desk.with(|core| core.on_counts(&readings));
+                    // A change that this led to is waited for; the next reading begins an interval.
+                    let moving = desk.look(super::Coordinator::is_moving);
+                    if moving { LOOK } else { tuning.interval }
+                } else {
+                    IDLE
+                };
+                drop(desk);
+                runtime.sleep(pause).await;
+            }
+        };
+        self.runtime.spawn("flex-measure", Box::pin(measuring));
+    }
+
+    async fn readings(&self) -> Vec<(ClientId, Counts)> {
+        let members = self.look(super::Coordinator::members);
+        self.meters.lock().retain(|client, _| members.iter().any(|m| m.client == *client));
+        let reading = members.iter().map(|member| async move {
+            let counts = self.reading(member).await;
+            if counts.is_none() {
+                self.meters.lock().remove(&member.client);
+            }
+            counts.map(|counts| (member.client, counts))
+        });
+        together(reading).await.into_iter().flatten().collect()
+    }
+
+    async fn reading(&self, member: &Member) -> Option<Counts> {
+        let meter = self.meter(member).await?;
+        let mut batch = Batch::new();
+        batch.set_deadline(ORDER);
+        batch.read(meter.region, 0, counters_bytes(meter.partitions) as u32);
+        let promise = meter.link.post(batch);
+        meter.link.flush();
+        let batch = promise.await;
+        if batch.refusal().is_some() {
+            return None;
+        }
+        Counts::decode(batch.data(0), meter.partitions)
+    }
+
+    async fn meter(&self, member: &Member) -> Option<Meter> {
+        let known = self.meters.lock().get(&member.client).cloned();
+        if let Some(meter) = known.filter(|meter| meter.link.closed().is_none()) {
+            return Some(meter);
+        }
+        let link = self.route(member.client).link(&member.endpoints, ORDER).await.ok()?;
+        let asked = link.request(Call::new(&Message::Meter {}.encode(), ORDER)).await.ok()?;
+        let Ok(Message::Metered { key, partitions }) = Message::decode(&asked) else {
+            return None;
+        };
+        if key.len < counters_bytes(partitions) {
+            return None;
+        }
+        let region = link.attach(&key).await.ok()?;
+        let meter = Meter { link, region, partitions };
+        self.meters.lock().insert(member.client, meter.clone());
+        Some(meter)
+    }
+}

@@ -1,0 +1,21 @@
+//! What a proxy knows of its partitions' keys beside the index, and what an offloaded partition
+//! takes of a node's memory.
+
+mod metadata;
+
+use crate::format::BUCKET_SLOTS;
+
+/// Bytes of an offloaded partition beside its slots and their metadata.
+pub(crate) const PARTITION_BYTES: u64 = 288;
+
+/// Bytes of a compute node's memory limit that a partition of 2^`log2_buckets` buckets takes while
+/// the node is its proxy.
+#[must_use]
+pub fn offloaded_bytes(log2_buckets: u32) -> u64 {
+    let slots = BUCKET_SLOTS << log2_buckets;
+    PARTITION_BYTES + (slots * size_of::<u64>()) as u64 + MetadataTable::bytes_for(slots)
+}
+
+pub use metadata::{
+    COUNTER_MAX, EXACT_NODES, METADATA_BYTES, Metadata, MetadataTable, Sharers, Told,
+};

@@ -1,0 +1,89 @@
+//! The end of the directory's block: in which term the store's coordinator is, how the store is
+//! cut, who may act on it.
+//!
+//! | offset from the block's end − 8,192 | what |
+//! | --- | --- |
+//! | 0 | the term of the newest coordinator; 0: there was none |
+//! | 8 | head: `FLXM`, version 1, x, two zeros; 0: nobody began to make the index |
+//! | 16 | 1,022 clients of the pool that may act on the index; 0: nobody |
+//!
+//! Invariants: 1. each word changes by compare-and-swap alone; 2. terms grow; 3. a client is in it
+//! before it acts on the index, and until it is gone for good; then another may take its place.
+//!
+//! Thread-safety: values. Failure: a head of another version is refused. Not in the paper, whose
+//! manager has nothing to find again.
+
+/// Bytes of it, at the end of the directory's block.
+pub const ROSTER_BYTES: u64 = 8192;
+/// Clients that it has room for.
+pub const ROSTER_CLIENTS: usize = (ROSTER_BYTES / 8) as usize - 2;
+
+const MAGIC: [u8; 4] = *b"FLXM";
+const VERSION: u8 = 1;
+
+/// What it says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Roster {
+    /// Of the newest coordinator.
+    pub term: u64,
+    /// log2 of the number of partitions, once somebody began to make the index.
+    pub partition_bits: Option<u32>,
+    /// Its places, taken or not.
+    pub clients: Vec<u64>,
+}
+
+/// Where a block's roster begins.
+#[must_use]
+pub fn roster_offset(block_bytes: u64) -> u64 {
+    block_bytes.saturating_sub(ROSTER_BYTES)
+}
+
+/// The head's word.
+#[must_use]
+pub fn roster_head(partition_bits: u32) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[4] = VERSION;
+    bytes[5] = partition_bits as u8;
+    u64::from_le_bytes(bytes)
+}
+
+impl Roster {
+    /// Reads it; `None` if its head is none of this version.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let words: Vec<u64> =
+            bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let (term, head) = (*words.first()?, *words.get(1)?);
+        let partition_bits = u32::from(head.to_le_bytes()[5]);
+        if head != 0 && head != roster_head(partition_bits) {
+            return None;
+        }
+        let partition_bits = (head != 0).then_some(partition_bits);
+        Some(Self { term, partition_bits, clients: words[2..].to_vec() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes_and_what_is_refused() {
+        assert_eq!(roster_head(13).to_le_bytes(), *b"FLXM\x01\x0d\0\0");
+        let mut bytes = vec![0; ROSTER_BYTES as usize];
+        let empty = Roster { clients: vec![0; ROSTER_CLIENTS], ..Roster::default() };
+        assert_eq!(Roster::decode(&bytes), Some(empty.clone()));
+        bytes[..8].copy_from_slice(&9_u64.to_le_bytes());
+        bytes[8..16].copy_from_slice(&roster_head(3).to_le_bytes());
+        bytes[24] = 5;
+        let mut clients = empty.clients;
+        clients[1] = 5;
+        let whole = Roster { term: 9, partition_bits: Some(3), clients };
+        assert_eq!(Roster::decode(&bytes), Some(whole));
+        bytes[12] = 2;
+        assert_eq!(Roster::decode(&bytes), None, "another version");
+        assert_eq!(Roster::decode(&[0; 8]), None);
+        assert_eq!(roster_offset(64 << 10), 56 << 10);
+    }
+}

@@ -1,0 +1,139 @@
+//! Several records at a time, without waiting: for writes that are done at once
+//! ([`crate::client`]).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use archipelago_pool::Address;
+
+use super::{Inner, Written};
+use crate::format::{KeyHash, LENGTH_UNITS_MAX, Record, Slot, UNIT_BYTES};
+
+/// Lines that are asked for ahead, at most: longer records come in a stream that the processor
+/// foresees.
+const ASKED_MAX: usize = 128;
+
+impl Inner {
+    /// New records on all their copies, in their order. `None`, and nothing of them is left, if
+    /// there is no room at hand, a copy does not complete at once, or one is too long for that or
+    /// for the format.
+    pub(crate) fn write_records_at_once(
+        self: &Arc<Self>,
+        records: &[(KeyHash, Record<'_>)],
+        now_ns: u64,
+    ) -> Option<Vec<Written>> {
+        let mut lengths = Vec::with_capacity(records.len());
+        for (_, record) in records {
+            let bytes = record.bytes()?;
+            // A slot says the length of these.
+            if bytes > self.pool.block_bytes() || bytes >= LENGTH_UNITS_MAX * UNIT_BYTES {
+                return None;
+            }
+            lengths.push(bytes);
+        }
+        let addresses = self.allocate_at_once(&lengths, now_ns)?;
+        if records.iter().any(|(_, record)| record.expires_ms > 0) {
+            self.records.has_expiring.store(true, Ordering::Relaxed);
+        }
+        let name = |((address, bytes), (hash, _)): ((&Address, &u64), &(KeyHash, Record<'_>))| {
+            let packed = self.table.packing.pack(*address);
+            let slot = packed.and_then(|packed| Slot::live(packed, *bytes, hash.fingerprint()));
+            slot.map(|slot| Written { slot, address: *address, bytes: *bytes })
+        };
+        let named = addresses.iter().zip(&lengths).zip(records).map(name);
+        let Some(written) = named.collect::<Option<Vec<Written>>>() else {
+            self.unallocate(&addresses, &lengths, now_ns);
+            return None;
+        };
+        if self.copy_records(records, &written).is_none() {
+            written.iter().for_each(|written| self.free_unpublished(*written));
+            return None;
+        }
+        Some(written)
+    }
+
+    /// Room for all of them, in blocks that are open.
+    fn allocate_at_once(&self, lengths: &[u64], now_ns: u64) -> Option<Vec<Address>> {
+        let mut pieces = self.records.pieces.lock();
+        let mut addresses = Vec::with_capacity(lengths.len());
+        if let Some(bytes) = lengths.first() {
+            // Most are of one size.
+            pieces.settle(now_ns);
+            pieces.prefetch_next(*bytes, lengths.len());
+        }
+        for bytes in lengths {
+            match pieces.allocate(*bytes, now_ns) {
+                Ok(Some(address)) => addresses.push(address),
+                Ok(None) | Err(_) => {
+                    drop(pieces);
+                    self.unallocate(&addresses, lengths, now_ns);
+                    return None;
+                }
+            }
+        }
+        Some(addresses)
+    }
+
+    /// Gives back what nobody ever had the address of.
+    fn unallocate(&self, addresses: &[Address], lengths: &[u64], now_ns: u64) {
+        let mut pieces = self.records.pieces.lock();
+        for (address, bytes) in addresses.iter().zip(lengths) {
+            pieces.free(*address, *bytes, now_ns);
+        }
+    }
+
+    fn copy_records(&self, records: &[(KeyHash, Record<'_>)], written: &[Written]) -> Option<()> {
+        // Most lie in one block, in a row.
+        let groups: Vec<&[Written]> =
+            written.chunk_by(|one, next| one.address.block == next.address.block).collect();
+        let mut open = Vec::with_capacity(groups.len());
+        for group in &groups {
+            let block = self.writable_at_once(group[0].address.block)?;
+            // What was freed long ago is in no cache; stores would wait for it one after another.
+            let lines = |Written { address, bytes, .. }: &Written| {
+                (address.offset..address.offset + bytes).step_by(UNIT_BYTES as usize)
+            };
+            let lines = group.iter().flat_map(lines).take(ASKED_MAX);
+            block.prefetch(&lines.collect::<Vec<u64>>());
+            open.push(block);
+        }
+        let total: u64 = written.iter().map(|written| written.bytes).sum();
+        let mut bytes = vec![0; total as usize];
+        let mut rest = &mut bytes[..];
+        for ((hash, record), Written { bytes, .. }) in records.iter().zip(written) {
+            let (out, behind) = rest.split_at_mut(*bytes as usize);
+            record.encode_hashed(*hash, out)?;
+            rest = behind;
+        }
+        let mut rest = &bytes[..];
+        for (group, open) in groups.into_iter().zip(open) {
+            let mut writes = Vec::with_capacity(group.len());
+            for Written { address, bytes, .. } in group {
+                let (record, behind) = rest.split_at(*bytes as usize);
+                writes.push((address.offset, record));
+                rest = behind;
+            }
+            if let Err(refusal) = open.write_at_once(&writes) {
+                self.pool.stale(&open, refusal);
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    /// Gives back what these words named, which lay in blocks of this node's; those that did not,
+    /// or whose length the word does not say, are left.
+    pub(crate) fn free_own(&self, superseded: &mut Vec<Slot>) {
+        let from_ns = self.now_ns() + self.settings.address_lease_ns();
+        let mut pieces = self.records.pieces.lock();
+        let range = |old: &Slot| {
+            let range = self.table.record(*old);
+            range.filter(|range| range.bytes < LENGTH_UNITS_MAX * UNIT_BYTES)
+        };
+        superseded.iter().filter_map(range).for_each(|range| pieces.prefetch(range.address));
+        superseded.retain(|old| {
+            let known = range(old);
+            !known.is_some_and(|range| pieces.free(range.address, range.bytes, from_ns))
+        });
+    }
+}

@@ -1,0 +1,293 @@
+//! The store over remote memory as a [`Store`]: what a compute node of it serves to Redis clients.
+//!
+//! Owned by the server. Each key by itself is linearizable, over all compute nodes:
+//! read-modify-write goes by compare-and-set, so it is atomic whoever else writes. There is no
+//! order among keys and no moment that several share: what needs one is refused as unsupported.
+//! Keys are listed by partition and bucket (decision 0057), and RENAME is several writes of single
+//! keys; MGET, MSET, DEL and a pipeline's GETs and SETs work on their keys at the same time, so
+//! that they share round trips. Of several writes of one key in one batch the last one is done: the
+//! others were overwritten at once.
+//!
+//! Thread-safe. Cost: what is cached is read, and keys that this node proxies are set, without
+//! waiting and several at a time ([`Store::get_now`], [`Store::write_now`]); else a call waits on
+//! its thread. Failure: an error of a write says in its text, and by its cause
+//! ([`archipelago_flexkv::WriteEffect`]), whether it may have happened.
+
+use std::collections::{HashMap, hash_map};
+use std::sync::Arc;
+
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::{Error, Result};
+use archipelago_compute::flexkv::{Destination, FlexKvNode, KeyWrite, Renamed, ScanLimits, Set};
+use archipelago_flexkv::{Value, WriteError};
+
+use crate::store::{
+    Change, Decide, Entry, KeyRange, Keyspace, Left, Moved, Op, PinnedSlice, StepLimits, Store,
+    UnorderedKeys, Visit, VisitKey,
+};
+
+/// See the module.
+#[derive(Debug)]
+pub struct FlexKvStore {
+    node: Arc<FlexKvNode>,
+    clock: Arc<dyn Clock>,
+}
+
+fn no_order(what: &str) -> Error {
+    Error::unsupported(format!(
+        "{what}: a store over remote memory keeps its keys in no order (a database does: serve --engine lsm)"
+    ))
+}
+
+fn expiry_of(expires_at_ms: Option<u64>) -> u64 {
+    // 0 says never; the first millisecond of 1970 is as past as the second.
+    expires_at_ms.map_or(0, |at_ms| at_ms.max(1))
+}
+
+fn entry_of(value: &Value) -> Entry {
+    let expires_at_ms = (value.expires_ms > 0).then_some(value.expires_ms);
+    Entry { value: PinnedSlice::owned(value.bytes.clone()), expires_at_ms }
+}
+
+fn entry_from(value: Value) -> Entry {
+    let expires_at_ms = (value.expires_ms > 0).then_some(value.expires_ms);
+    Entry { value: PinnedSlice::owned(value.bytes), expires_at_ms }
+}
+
+/// The operation as a set, if it is one.
+fn set_of<'a>(op: &Op<'a>) -> Option<Set<'a>> {
+    match *op {
+        Op::Put { key, value, expires_at_ms } => {
+            Some(Set { key, value, expires_ms: expiry_of(expires_at_ms) })
+        }
+        Op::Delete { .. } | Op::DeleteRange { .. } => None,
+    }
+}
+
+/// What is to be done with each key in the end.
+fn last_of_each<'a>(ops: &[Op<'a>]) -> Result<Vec<KeyWrite<'a>>> {
+    let mut last: HashMap<&[u8], usize> = HashMap::with_capacity(ops.len());
+    let mut writes: Vec<KeyWrite<'a>> = Vec::with_capacity(ops.len());
+    for op in ops {
+        let write = match *op {
+            Op::Put { key, value, expires_at_ms } => (key, Some((value, expiry_of(expires_at_ms)))),
+            Op::Delete { key } => (key, None),
+            Op::DeleteRange { .. } => return Err(no_order("a range cannot be removed")),
+        };
+        match last.entry(write.0) {
+            hash_map::Entry::Occupied(at) => writes[*at.get()] = write,
+            hash_map::Entry::Vacant(free) => {
+                free.insert(writes.len());
+                writes.push(write);
+            }
+        }
+    }
+    Ok(writes)
+}
+
+impl FlexKvStore {
+    /// Serves what `node` is part of.
+    #[must_use]
+    pub fn new(node: Arc<FlexKvNode>) -> Self {
+        Self { node, clock: SystemClock::shared() }
+    }
+
+    /// Reads a key and changes it as `decide` says, until nobody else changed it in between.
+    fn decide_until_done(&self, key: &[u8], decide: &mut Decide<'_, '_>) -> Result<(), WriteError> {
+        loop {
+            let read = self.node.get(key).map_err(WriteError::without_effect)?;
+            let entry = read.as_ref().map(entry_of);
+            let set = |value: &[u8], expires_at_ms| {
+                self.node.compare_and_set(key, read.as_ref(), value, expiry_of(expires_at_ms))
+            };
+            let done = match (decide(entry.as_ref()), &read) {
+                (Change::Keep, _) | (Change::Expire(_) | Change::Delete, None) => true,
+                (Change::Put { value, expires_at_ms }, _) => set(&value, expires_at_ms)?,
+                (Change::Expire(expires_at_ms), Some(read)) => set(&read.bytes, expires_at_ms)?,
+                (Change::Delete, Some(read)) => self.node.compare_and_delete(key, read)?,
+            };
+            // Somebody was faster, so somebody got on.
+            if done {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Store for FlexKvStore {
+    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+        Ok(self.node.get(key)?.map(entry_from))
+    }
+
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
+        let values = self.node.get_many(keys)?;
+        Ok(values.into_iter().map(|value| Some(PinnedSlice::owned(value?.bytes))).collect())
+    }
+
+    fn get_now(&self, keys: &[&[u8]], take: &mut dyn FnMut(Option<&[u8]>)) -> usize {
+        self.node.get_now(keys, take)
+    }
+
+    fn write_now(&self, ops: &[Op<'_>]) -> Left {
+        let sets = ops.iter().map(set_of).collect::<Option<Vec<Set<'_>>>>();
+        sets.map_or(Left::All, |sets| Left::These(self.node.set_now(&sets)))
+    }
+
+    fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        match *ops {
+            [Op::Put { key, value, expires_at_ms }] => {
+                self.node.set(key, value, expiry_of(expires_at_ms)).map_err(WriteError::into_error)
+            }
+            [Op::DeleteRange { start: b"", end: None }] => {
+                self.node.clear().map_err(WriteError::into_error)
+            }
+            [Op::Delete { key }] => self.node.delete(key).map(drop).map_err(WriteError::into_error),
+            _ => self.node.write_many(&last_of_each(ops)?).map_err(WriteError::into_error),
+        }
+    }
+
+    fn modify(&self, key: &[u8], decide: &mut Decide<'_, '_>) -> Result<()> {
+        self.decide_until_done(key, decide).map_err(WriteError::into_error)
+    }
+
+    fn is_atomic_by_key(&self) -> bool {
+        true
+    }
+
+    fn remove(&self, keys: &[&[u8]]) -> Result<usize> {
+        self.node.delete_many(keys).map_err(WriteError::into_error)
+    }
+
+    fn joint_writes(&self) -> Result<()> {
+        Err(Error::unsupported(
+            "a store over remote memory does not change several keys at one moment; single keys are atomic",
+        ))
+    }
+
+    fn sees_all_writes(&self) -> Result<()> {
+        Err(Error::unsupported(
+            "CLIENT TRACKING is not possible over remote memory: other compute nodes write the same keys, \
+             and this server does not see it (a database is served with --engine lsm)",
+        ))
+    }
+
+    fn scan(&self, _: KeyRange<'_>, _: bool, _: &mut Visit<'_>) -> Result<()> {
+        Err(no_order("keys cannot be listed between bounds"))
+    }
+
+    fn unordered_keys(&self) -> Option<&dyn UnorderedKeys> {
+        Some(self)
+    }
+
+    fn rename(&self, from: &[u8], to: &[u8], overwrites: bool) -> Result<Moved> {
+        let destination = if overwrites { Destination::Overwritten } else { Destination::Kept };
+        let renamed = self.node.rename(from, to, destination).map_err(WriteError::into_error)?;
+        Ok(match renamed {
+            Renamed::Moved => Moved::Done,
+            Renamed::NoSource => Moved::NoSource,
+            Renamed::DestinationExists => Moved::DestinationExists,
+        })
+    }
+
+    fn approximate_count(&self) -> Result<u64> {
+        self.node.count()
+    }
+
+    fn keyspace(&self) -> Result<Keyspace> {
+        let figures = self.node.key_figures(self.clock.unix_ms())?;
+        Ok(Keyspace {
+            keys: figures.keys,
+            expiring: figures.expiring,
+            mean_ttl_ms: figures.mean_ttl_ms,
+        })
+    }
+
+    fn expired_keys(&self) -> u64 {
+        // Each node removes those in its blocks, and does not count them.
+        0
+    }
+
+    fn info(&self) -> String {
+        let mut text = "engine:flex\n".to_owned();
+        let Ok(node) = self.node.node() else { return text + "joined:0\n" };
+        let Some(map) = node.map_status() else { return text + "joined:0\n" };
+        let mine = map.entries.iter().filter(|entry| entry.node == map.number);
+        let (partitions, proxied) =
+            mine.fold((0, 0), |(all, some), entry| (all + 1, some + u64::from(entry.offloaded)));
+        let facts = [
+            ("joined", 1),
+            ("node", u64::from(map.number)),
+            ("nodes", map.members.len() as u64),
+            ("map_version", map.version),
+            ("partitions", map.entries.len() as u64),
+            ("partitions_here", partitions),
+            ("partitions_proxied_here", proxied),
+        ];
+        for (name, value) in facts {
+            text.push_str(&format!("{name}:{value}\n"));
+        }
+        for figure in node.figures() {
+            text.push_str(&format!("{}:{}\n", figure.name, figure.value));
+        }
+        text
+    }
+
+    fn would_stall(&self, _: bool) -> bool {
+        self.node.may_wait()
+    }
+
+    fn overlaps_reads(&self) -> bool {
+        true
+    }
+}
+
+impl UnorderedKeys for FlexKvStore {
+    fn step(
+        &self,
+        cursor: u64,
+        limits: StepLimits,
+        show: &mut dyn FnMut(&[u8]),
+    ) -> Result<Option<u64>> {
+        let StepLimits { records, key_bytes } = limits;
+        let Some(step) = self.node.scan(cursor, ScanLimits { records, key_bytes })? else {
+            return Ok(None);
+        };
+        step.keys.iter().for_each(|found| show(&found.key));
+        Ok(Some(step.next.unwrap_or(0)))
+    }
+
+    fn each(&self, visit: &mut VisitKey<'_>) -> Result<()> {
+        self.node.each_partition(&mut |keys| {
+            let flow = keys.iter().try_for_each(|key| visit(key));
+            Ok(flow)
+        })
+    }
+
+    fn random(&self) -> Result<Option<Vec<u8>>> {
+        self.node.random_key()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_puts_is_set_at_once() {
+        let put = Op::Put { key: b"reef", value: b"coral", expires_at_ms: Some(7) };
+        assert_eq!(set_of(&put), Some(Set { key: b"reef", value: b"coral", expires_ms: 7 }));
+        assert_eq!(set_of(&Op::Delete { key: b"reef" }), None);
+        assert_eq!(set_of(&Op::DeleteRange { start: b"", end: None }), None);
+    }
+
+    #[test]
+    fn of_several_writes_of_a_key_the_last_counts() {
+        let put = |key, value| Op::Put { key, value, expires_at_ms: None };
+        let (reef, cay): (&[u8], &[u8]) = (b"reef", b"cay");
+        let ops = [put(reef, b"1"), put(cay, b"2"), Op::Delete { key: reef }, put(cay, b"3")];
+        let writes = last_of_each(&ops).expect("keys");
+        assert_eq!(writes, [(reef, None), (cay, Some((&b"3"[..], 0)))]);
+        let range = [put(reef, b"1"), Op::DeleteRange { start: b"", end: None }];
+        assert!(last_of_each(&range).is_err(), "and nothing is done");
+    }
+}

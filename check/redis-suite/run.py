@@ -4,8 +4,8 @@
 Usage: run.py [--server PROGRAM] [--source REPOSITORY] [--print] [FILE...]
 
 The suite is fetched into target/redis-suite at one commit and runs in its external mode, every
-file against a server of its own with an empty directory. docs/redis-suite.md lists the tests that
-fail and why. The exit code is 1 if a test fails that the page does not list, or if a test passes
+file against a server of its own with an empty directory. docs/guide/redis-suite.md lists the tests
+that fail and why. The exit code is 1 if a test fails that the page does not list, or if a test passes
 that it lists. Needs git and tclsh. `--print` prints also what listed tests said.
 """
 
@@ -21,7 +21,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent))
 from clients.run import Server  # noqa: E402
 
-PAGE = ROOT / "docs" / "redis-suite.md"
+PAGE = ROOT / "docs" / "guide" / "redis-suite.md"
 SUITE = ROOT / "target" / "redis-suite"
 SOURCE = "https://github.com/redis/redis"
 # Version 7.2.6, whose behaviour the server follows.

@@ -241,7 +241,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     say(&format!(
         "A READ of 128 B over tcp takes {ratio:.2} of the bare socket's echo of 128 B (median of the rounds' \
          ratios). One-sided operations of tcp are executed by a thread at the target. Figures of sim are virtual: \
-         what a model of a ConnectX-3 says, not what was measured (docs/decisions/0012-nic-model.md)."
+         what a model of a ConnectX-3 says, not what was measured (decision 0012 in docs/decisions)."
     ));
     if cfg!(not(feature = "ofi")) {
         say("Built without the feature `ofi`: no figures over libfabric.");

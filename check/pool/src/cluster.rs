@@ -168,7 +168,7 @@ impl Cluster {
     /// Crashes a memory node, if every block keeps a quorum. While no manager lives, also of the
     /// newest configuration that those who stay have installed: it is what the next manager will go
     /// by, and a change that the last one left half done with what only the crashed node knew of it
-    /// waits for a person (`docs/pool.md`).
+    /// waits for a person (`docs/design/pool.md`).
     pub fn crash_memory(&mut self) {
         let up: Vec<NodeId> =
             self.memory.iter().filter(|(_, (_, actor))| actor.is_some()).map(|(n, _)| *n).collect();

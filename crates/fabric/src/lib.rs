@@ -14,8 +14,8 @@
 //! | [`Sim`](sim::Sim) | executed at the virtual time that a model of network cards says | tests, and clusters that nobody has |
 //!
 //! Completions are [`Promise`]s: futures for any executor, and [`Promise::wait`] for threads. The
-//! crate has no runtime. `docs/fabric.md` is the guide, `docs/formats/fabric.md` the wire format,
-//! `docs/decisions/0010-fabric-trait.md` why the interface is as it is.
+//! crate has no runtime. `docs/design/fabric.md` is the guide, `docs/formats/fabric.md` the wire
+//! format, and decision 0010 says why the interface is as it is.
 //!
 //! ```
 //! use std::time::Duration;

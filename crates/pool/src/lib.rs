@@ -7,7 +7,7 @@
 //! reading and writing. [`PoolClient`] is the client, for tasks over threads or in virtual time;
 //! [`Pool`] is the same for threads.
 //!
-//! What holds, whatever fails (`docs/pool.md` says how, the seeded runs of `check/pool` try it):
+//! What holds, whatever fails (`docs/design/pool.md` says how, and the seeded runs try it):
 //!
 //! 1. A write that was acknowledged is on every copy of its block, and stays readable as long as a
 //!    quorum of the block's nodes keep their memory, and one of them between changes.

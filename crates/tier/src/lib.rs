@@ -4,7 +4,7 @@
 //! whose writers the fastest device takes to that, the rest by capacity ([`place`], [`scheme`]).
 //! Files leave a device that gets full ([`migrate`]), and hot files of slower devices are copied up
 //! for reading ([`cache`]). The namespace that knows where everything lies is durable and
-//! crash-safe. `docs/tiers.md` tells it to operators.
+//! crash-safe. `docs/operate/tiers.md` tells it to operators.
 //!
 //! Layer 2: above `env`, below the engine, which sees a `FileSystem` and nothing else. Decisions
 //! are pure functions; the devices do their I/O through `env`.

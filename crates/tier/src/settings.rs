@@ -45,7 +45,7 @@ pub struct DeviceSettings {
     pub create: bool,
     /// How files are kept. Default: `directory`.
     pub kind: DeviceKind,
-    /// The description of an emulated device (TOML, see `docs/devices.md`).
+    /// The description of an emulated device (TOML, see `docs/guide/emulated-devices.md`).
     pub spec: Option<PathBuf>,
     /// Bytes that may be used. 0, the default: what the file system had free when the device was
     /// opened, and what lies there already.

@@ -4,7 +4,8 @@
  * A storage engine opens tiers over a list of devices, the fastest first, and from then on creates, reads and
  * removes its files through them. With each file it says what the file is (log, table of a level, ...) and for what it
  * is written (flush, compaction, ...); the tiers decide on which device it lies, move it when space gets low, and keep
- * copies of what is read a lot on faster devices. docs/tiers.md says how; docs/capi.md has an example.
+ * copies of what is read a lot on faster devices. docs/design/tiers.md says how, and docs/guide/c-library.md has an
+ * example.
  *
  * Rules for all calls:
  *
@@ -90,7 +91,7 @@ typedef struct archipelago_device {
   int kind;                /* ARCHIPELAGO_DEVICE_* */
   const char *path;        /* a directory that belongs to the tiers alone; made if it is missing */
   const char *name;        /* what reports call it; NULL: "tier0", "tier1", ... by place in the list */
-  const char *spec;        /* the description of an emulated device (docs/devices.md), else NULL */
+  const char *spec;        /* an emulated device (docs/guide/emulated-devices.md), else NULL */
   uint64_t capacity_bytes; /* how much may be used; 0: what is free there */
   double cache_share;      /* which part copies of hot files may take: 0 to 1; no meaning on the last device */
   uint32_t writers_max;    /* how many files may be written at once; 0: by the placement scheme, else by kind */
@@ -127,7 +128,7 @@ typedef struct archipelago_options {
  * sentence says what lies there), EBUSY if another process has them open, EOPNOTSUPP for another format version. */
 int archipelago_tiers_open(const archipelago_device *devices, size_t count, const archipelago_options *options);
 
-/* The same with the devices of a settings file: TOML with a table [[tiers]] for each (docs/tiers.md). Other settings of
+/* The same with the devices of a settings file: TOML with a table [[tiers]] for each (docs/operate/tiers.md). Other settings of
  * the file are left alone. Paths of devices count from the current directory of the process. */
 int archipelago_tiers_open_file(const char *settings, const archipelago_options *options);
 

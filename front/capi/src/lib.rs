@@ -1,6 +1,6 @@
-//! The C library over the tiers (`include/archipelago_tiers.h`, `docs/capi.md`): the POSIX-like
-//! calls that Keigo extends with a context (§4.4, §4.5), for storage engines that are not written
-//! in Rust.
+//! The C library over the tiers (`include/archipelago_tiers.h`, `docs/guide/c-library.md`): the
+//! POSIX-like calls that Keigo extends with a context (§4.4, §4.5), for storage engines that are
+//! not written in Rust.
 //!
 //! Everything that C holds is a number: tiers, files, directories, locks. A number that was never
 //! given out or was closed is refused (`EBADF`), so that no misuse of one reaches memory. Pointers

@@ -1,5 +1,5 @@
 // RocksDB over tiers: a FileSystem whose files lie on a hierarchy of devices, and a listener that tells it what the
-// FileSystem interface does not say (docs/rocksdb.md). RocksDB itself stays as it is.
+// FileSystem interface does not say (docs/guide/rocksdb-plugin.md). RocksDB itself stays as it is.
 //
 //   std::shared_ptr<archipelago::TierFileSystem> tiers;
 //   archipelago::TierFileSystem::Open("settings.toml", ARCHIPELAGO_OPTIONS_INIT, nullptr, &tiers);

@@ -25,8 +25,8 @@ Parts (--only):
   block         SATA alone, tiers of NVMe over SATA, NVMe alone; YCSB A and C
   instructions  only if named: instructions per operation of `single`, counted by valgrind
 
-Devices, sizes and bounds are fixed in docs/decisions/0016-keigo-devices.md. Markdown goes to standard
-output; the directory of --out gets it as report.md, every figure as report.json, and plots as SVG.
+Decision 0016 in docs/decisions fixes devices, sizes and bounds. Markdown goes to standard output;
+the directory of --out gets it as report.md, every figure as report.json, and plots as SVG.
 The whole table takes about two and a half hours, --quick about five minutes.
 
 Examples:

@@ -13,8 +13,8 @@ Two sweeps are printed. In the first the background jobs are as many as the degr
 they stay at --background, as in the BucketLSM paper's Fig. 10. The degree is the number of buckets,
 or of the parts that an L0 compaction is cut into; classic has neither.
 
-What the model assumes and what its costs are from: docs/bench.md and
-docs/decisions/0009-many-core-model.md. The same seed gives the same result on every machine.
+What the model assumes and what its costs are from: docs/guide/bench.md and decision 0009
+in docs/decisions. The same seed gives the same result on every machine.
 
   archipelago-lab model
   archipelago-lab model --degrees=8,64 --modes=buckets --json=model.json --svg=charts

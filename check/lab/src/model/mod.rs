@@ -9,7 +9,7 @@
 //! keys hold, [`split`] how a compaction is cut into parts, [`work`] what a job does; [`store`] is
 //! the modelled store, [`writer`] its writers, [`sim`] virtual time; [`sweep`] runs many settings,
 //! [`report`] prints. Everything but the command line and `measure` is deterministic from the seed.
-//! What the model assumes is in `docs/decisions/0009-many-core-model.md`.
+//! What the model assumes is in `docs/decisions/0009-many-core-model-assumptions.md`.
 
 mod flags;
 mod keyspace;

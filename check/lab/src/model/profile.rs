@@ -2,7 +2,7 @@
 //!
 //! [`CostProfile`] is what `--measure` wrote on a real machine and is kept as a file;
 //! [`Machine`] is a description of somebody else's, from its data sheets. Neither is fitted to a
-//! result (`docs/decisions/0009-many-core-model.md`).
+//! result (`docs/decisions/0009-many-core-model-assumptions.md`).
 
 use archipelago_env::device::{DeviceSpec, Direction};
 use serde::{Deserialize, Serialize};

@@ -2,8 +2,8 @@
 //!
 //! [`DeviceSpec`] is the description, read from TOML, with pure functions that say how long an
 //! operation takes and what each of many streams gets. [`ThrottledFs`] makes any file system as
-//! slow as that. `docs/devices.md` explains the model and has the fields; the files in
-//! `docs/devices` describe three devices.
+//! slow as that. `docs/guide/emulated-devices.md` explains the model and has the fields; the
+//! files in `docs/devices` describe three devices.
 
 mod handles;
 mod queues;

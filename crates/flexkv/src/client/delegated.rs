@@ -17,7 +17,7 @@
 //! Cost: a message with key and value, at most [`DELEGATED_BYTES_MAX`]; the proxy writes what the
 //! client would have written, once for all that wait.
 //!
-//! [decision 0023]: ../../../../docs/decisions/0023-flex-delegates-contended-sets.md
+//! [decision 0023]: ../../../../docs/decisions/0023-flexkv-delegation-of-contended-sets.md
 
 use std::sync::Arc;
 

@@ -21,7 +21,7 @@
 //! reset. 2. Counters never wrap. 3. The table takes [`MetadataTable::bytes`], no more. Cost: O(1).
 //! Thread-safety: by `&mut`. Paper: §4.4; the coarse vector and the bits are ours.
 //!
-//! [decision 0021]: ../../../../docs/decisions/0021-flex-clears-what-was-told.md
+//! [decision 0021]: ../../../../docs/decisions/0021-flexkv-invalidation-of-cached-addresses.md
 
 use archipelago_base::prefetch::prefetch_value;
 

@@ -11,7 +11,7 @@
 //! loads differ by at most the hottest partition's and a thirty-second of a share. Cost: P·C.
 //! Thread-safety: values. Paper: §4.2 gives every node one partition of each rank instead.
 //!
-//! [decision 0024]: ../../../../docs/decisions/0024-flex-assigns-by-load.md
+//! [decision 0024]: ../../../../docs/decisions/0024-flexkv-partition-assignment-by-load.md
 
 use std::collections::BTreeMap;
 

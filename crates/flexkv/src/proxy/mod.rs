@@ -42,7 +42,7 @@
 //! record that is superseded without losing its valid bit has an address that nobody but writers
 //! knows. Paper: §4.3.1, §4.4, §4.5; what was told is ours.
 //!
-//! [decision 0021]: ../../../../docs/decisions/0021-flex-clears-what-was-told.md
+//! [decision 0021]: ../../../../docs/decisions/0021-flexkv-invalidation-of-cached-addresses.md
 
 mod served;
 mod sharers;

@@ -15,8 +15,7 @@
 //! metadata server takes the index along (also when a subtable is to grow: it is made large
 //! enough), a writer that dies between the swaps of a slot's copies blocks it. Inserts and
 //! deletions go through the partition's node, as the store's own one-sided path has it
-//! ([0017](../../../docs/decisions/0017-flex-one-sided-writes.md)), and swap in the mode's way
-//! there.
+//! (decision 0017), and swap in the mode's way there.
 //!
 //! All but the last are meant for nodes that cache addresses alone
 //! ([`CacheMode::Addresses`](crate::CacheMode::Addresses)) and, but for Clover, for ratio 0.

@@ -33,7 +33,7 @@ fn every_call_does_what_the_header_says() {
 
 /// The first program of a page, and what the page says that it prints.
 fn program_of(page: &str) -> (String, String) {
-    let path = crate_dir().join("../../docs").join(page);
+    let path = crate_dir().join("../../docs/guide").join(page);
     let text = std::fs::read_to_string(path).unwrap();
     let block = |kind: &str| {
         let start = text.find(&format!("```{kind}\n")).unwrap() + kind.len() + 4;
@@ -44,7 +44,7 @@ fn program_of(page: &str) -> (String, String) {
 
 #[test]
 fn the_program_of_the_page_compiles_and_prints_what_the_page_says() {
-    let (source, prints) = program_of("capi.md");
+    let (source, prints) = program_of("c-library.md");
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| -> PathBuf { dir.path().join(name) };
     std::fs::write(at("example.c"), source).unwrap();

@@ -5,7 +5,7 @@
 //! that is not smaller than the prefix followed by these bytes. The server remembers nothing for a
 //! cursor, so no client can make another client's cursor invalid, and a cursor holds over a
 //! restart. Numbers below 2^53 are exact in clients that keep cursors in doubles.
-//! `docs/decisions/0053-scan-cursors.md` lists the alternatives.
+//! `docs/decisions/0053-cursors-of-scan.md` lists the alternatives.
 //!
 //! Invariants:
 //!

@@ -4,7 +4,7 @@
 //! keyspace: keyspace 0 is the default family, keyspace `n` is `archipelago.database.n`. The row
 //! `order` of the family `archipelago.databases.1` holds the [`Order`] of the databases; without it
 //! each database shows the keyspace of its own number (`docs/formats/databases.md` has the bytes,
-//! `docs/decisions/0056-databases-as-families.md` the alternatives).
+//! `docs/decisions/0056-redis-databases-as-column-families.md` the alternatives).
 //!
 //! Invariants:
 //! 1. A family is made by the first write that puts a record into it. Reads and deletes make none.

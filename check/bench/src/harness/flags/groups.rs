@@ -275,8 +275,8 @@ pub struct Storage {
     /// its own
     #[arg(long, requires = "device", value_name = "F")]
     pub(crate) device_scale: Option<f64>,
-    /// The database lies on the devices that this file lists (not in db_bench; docs/bench.md); --db
-    /// is not used then
+    /// The database lies on the devices that this file lists (not in db_bench; see
+    /// docs/guide/bench.md); --db is not used then
     #[arg(long, value_name = "FILE", conflicts_with = "device")]
     pub(crate) tiers: Option<PathBuf>,
 }

@@ -68,7 +68,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         "20 compute and 3 memory nodes with one ConnectX-3 each, modelled; {} operations of each \
          verb by 200 clients with 8 coroutines, seed {}, {events} events; latencies with one client \
          per compute node. Every time of the model was multiplied by {scale}{}. The model was \
-         calibrated to the four ratios (docs/decisions/0012-nic-model.md): that they come out shows \
+         calibrated to the four ratios (decision 0012 in docs/decisions): that they come out shows \
          that the simulator follows its model.",
         arguments.operations,
         arguments.seed,

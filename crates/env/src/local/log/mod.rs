@@ -10,7 +10,7 @@
 //! copy-on-write and unknown file systems), and where the ring cannot be made or would take more
 //! than an eighth of the free room.
 //!
-//! `docs/formats/wal.md` has the layout, `docs/decisions/0002-wal-ring.md` the figures.
+//! `docs/formats/wal.md` has the layout, and decision 0002 has the reasons.
 //! Thread-safe as [`LogFile`] and [`LogSync`](crate::fs::LogSync) say. A directory is used by one
 //! process (the database's lock file sees to it).
 

@@ -6,7 +6,7 @@
 //! 1. One memtable takes at most an eighth of the budget, so that the four memtables that a family
 //!    may have by default take at most half of it. Writers wait when all of them are full.
 //! 2. The block cache takes at most half of the budget. It shrinks when the budget is almost used
-//!    (`crate::db::pressure`).
+//!    (`crate::db::background::memory_pressure`).
 //! 3. The inputs of one compaction share a sixteenth of the budget for readahead. Each input gets
 //!    at least 64 KiB, so a compaction with many inputs exceeds that share.
 //! 4. A table below L0 ends at a quarter of the budget, because its builder keeps the hashes of all

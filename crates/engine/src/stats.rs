@@ -1,7 +1,7 @@
 //! What the engine counts: tickers, latency histograms and stall times, as values.
 //!
 //! Owned by a database, shared with its jobs and readers. A bump is one relaxed add in the
-//! calling thread's stripe. Text and tables are made in `db::report`.
+//! calling thread's stripe. Text and tables are made in `db::admin::report`.
 
 use archipelago_base::metrics::{Counters, Histogram, Summary};
 

@@ -1,10 +1,10 @@
 //! The state of an open database, who guards which part of it, and the lock order.
 //!
-//! Locks, in the order in which they may be taken: the **commit lock** (`db::commit`: sequence
-//! numbers, log, active memtables), the **manifest lock** (`manifest`: installs, one at a time,
-//! held over the manifest's I/O), the **state lock** (`state`: sealed memtables, running jobs, log
-//! segments; never held over I/O). Reads take none of them: they load a family's
-//! [`SuperVersion`](crate::db::family::SuperVersion) and the visible sequence number.
+//! Locks, in the order in which they may be taken: the **commit lock** (`db::write::commit`:
+//! sequence numbers, log, active memtables), the **manifest lock** (`manifest`: installs, one at a
+//! time, held over the manifest's I/O), the **state lock** (`state`: sealed memtables, running
+//! jobs, log segments; never held over I/O). Reads take none of them: they load a family's
+//! [`SuperVersion`](crate::db::state::family::SuperVersion) and the visible sequence number.
 //!
 //! Invariants:
 //! 1. A family's super version changes only under the state lock.
@@ -29,16 +29,16 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::border::ExtensionPanic;
 use crate::concurrency::RowLocks;
-use crate::db::commit::Committer;
-use crate::db::disk::Disk;
-use crate::db::family::{Family, SuperVersion};
-use crate::db::following::Following;
-use crate::db::hands::Hands;
-use crate::db::health::Health;
-use crate::db::memtable::{Birth, Immutable, Memtable};
-use crate::db::open::FaultPoint;
-use crate::db::rebalancing::Balance;
-use crate::db::snapshot::{HeldFamily, Snapshots};
+use crate::db::background::rebalance::Balance;
+use crate::db::lifecycle::catch_up::Following;
+use crate::db::lifecycle::open::FaultPoint;
+use crate::db::read::snapshot::{HeldFamily, Snapshots};
+use crate::db::state::family::{Family, SuperVersion};
+use crate::db::state::health::Health;
+use crate::db::state::job_threads::Hands;
+use crate::db::state::memtable::{Birth, Immutable, Memtable};
+use crate::db::write::commit::Committer;
+use crate::db::write::disk_room::Disk;
 use crate::event::{Event, Listeners};
 use crate::executor::JobExecutor;
 use crate::extension::Registry;

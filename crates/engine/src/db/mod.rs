@@ -7,43 +7,12 @@
 //! boundaries, `families`, `buckets`, `checkpoint`, `ingest`, `verify`, `report` are what an
 //! operator calls.
 
+mod admin;
 mod background;
-mod buckets;
-mod checkpoint;
-mod commit;
-mod compact_range;
-mod compacting;
-mod counting;
-mod credit;
-mod disk;
-mod families;
-mod family;
-pub mod flush_plan;
-mod flushing;
-mod following;
-mod hands;
-mod health;
-mod ingest;
 mod inner;
-mod leading;
-mod logs;
-mod memtable;
-mod newest;
-mod open;
-mod pressure;
-mod publication;
+mod lifecycle;
 mod read;
-mod read_options;
-mod rebalancing;
-mod report;
-mod resume;
-mod scan;
-mod seal;
-mod snapshot;
-mod stalling;
-mod subcompacting;
-mod together;
-mod verify;
+mod state;
 mod write;
 
 use std::path::Path;
@@ -52,26 +21,29 @@ use std::sync::Arc;
 use archipelago_base::{Error, Result, SeqNo};
 use archipelago_env::local::LocalFs;
 
-pub use buckets::BucketInfo;
-pub(crate) use checkpoint::copy as copy_file;
-pub(crate) use commit::CommitState;
-pub use compact_range::{CompactRangeOptions, LastLevel, OnProgress};
-pub use counting::KeyEstimate;
-pub use disk::DiskReport;
-pub use family::ColumnFamily;
-pub(crate) use family::Family;
-pub use ingest::IngestOptions;
+pub use admin::buckets::BucketInfo;
+pub(crate) use admin::checkpoint::copy as copy_file;
+pub use admin::compact_range::{CompactRangeOptions, LastLevel, OnProgress};
+pub use admin::ingest::IngestOptions;
+pub use admin::report::{LevelInfo, Report};
+pub use admin::verify::VerifyReport;
+pub use background::flush_plan;
+pub use background::rebalance::BucketChange;
+use background::scheduler::Workers;
 pub(crate) use inner::DbInner;
-pub(crate) use newest::{Since, newest_record, range_has_newer};
-pub use open::{Components, FaultPoint};
-pub use read::Entry;
-pub use read_options::ReadOptions;
-pub use rebalancing::BucketChange;
-pub use report::{LevelInfo, Report};
-pub use scan::Iter;
-pub(crate) use scan::{bounds_of, check_bounds, scan};
-pub use snapshot::Snapshot;
-pub use verify::VerifyReport;
+use lifecycle::open;
+pub use lifecycle::open::{Components, FaultPoint};
+pub use read::get::Entry;
+pub use read::key_estimate::KeyEstimate;
+pub(crate) use read::newest::{Since, newest_record, range_has_newer};
+pub use read::options::ReadOptions;
+pub use read::scan::Iter;
+pub(crate) use read::scan::{bounds_of, check_bounds, scan};
+pub use read::snapshot::Snapshot;
+pub use state::family::ColumnFamily;
+pub(crate) use state::family::Family;
+pub(crate) use write::commit::CommitState;
+pub use write::disk_room::DiskReport;
 pub(crate) use write::{check_limits, check_merge};
 
 use crate::options::DbOptions;
@@ -104,7 +76,7 @@ pub struct Db {
 struct Handle {
     inner: Arc<DbInner>,
     default_family: ColumnFamily,
-    workers: background::Workers,
+    workers: Workers,
 }
 
 impl Drop for Handle {
@@ -146,7 +118,7 @@ impl Db {
             .family(archipelago_base::CfId::DEFAULT)
             .ok_or_else(|| Error::not_found("the default column family is missing"))?;
         let default_family = ColumnFamily { family: default, db_token: opened.token };
-        let workers = background::Workers::start(&opened)?;
+        let workers = Workers::start(&opened)?;
         let handle = Arc::new(Handle { inner: Arc::clone(&opened), default_family, workers });
         Ok(Self { inner: opened, handle })
     }

@@ -21,7 +21,8 @@
 //! 7. The compaction filter sees the first version of a key, if that is a live value at or below
 //!    `visible` (not operands, nor what was just folded: the next job shows the filter that).
 //!    Removal is a delete (rule 4). Expired records never get there. The filter may remove what a
-//!    snapshot sees, because a snapshot reads the super version that it holds (`db::snapshot`).
+//!    snapshot sees, because a snapshot reads the super version that it holds
+//!    (`db::read::snapshot`).
 //! 8. Sequence numbers stay. Zeroing them at the bottom would compress better, but
 //!    flushed-through numbers and "the latest sequence number of a key" are read from records.
 //! 9. Every input record is either written or counted under a reason

@@ -2,7 +2,8 @@
 //! when a change may be made. Pure: no I/O, clock or lock (BucketLSM §V-C).
 //!
 //! - [`Window`]: what the last [`WINDOW_SEALS`] sealed memtables of a family held, as keys that
-//!   stand for bytes. Owned by `db::rebalancing`, in memory only: it starts empty at an open.
+//!   stand for bytes. Owned by `db::background::rebalance`, in memory only: it starts empty at an
+//!   open.
 //! - [`rebalance`]: from a window and a map to at most one [`MapChange`], with its reason.
 //! - [`fitting`]: whether that change may be made now; how it gets its chance in buckets that are
 //!   written all the time.

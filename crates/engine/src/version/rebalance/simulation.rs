@@ -83,7 +83,8 @@ impl Sim {
         self.input().temperatures().expect("something was written")
     }
 
-    /// Takes one memtable in, as `db::rebalancing` does, and makes the change that is wanted.
+    /// Takes one memtable in, as `db::background::rebalance` does, and makes the change that is
+    /// wanted.
     fn step(&mut self, load: &Load) {
         let mut keys = load(&mut self.rng, self.seal);
         keys.sort_unstable();

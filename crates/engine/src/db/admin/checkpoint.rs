@@ -1,0 +1,231 @@
+//! Checkpoints: a second database with the same content, made while the database runs.
+//!
+//! A checkpoint holds exactly what one *moment* of the commit order held. The moment is taken under
+//! the commit lock once every write that was given a sequence number is visible: the last sequence
+//! number and the super version of each family. Creating and dropping families and the last step of
+//! an ingestion hold the same lock, so that no moment lies inside of one of them. Flushes and
+//! compactions that are installed later move records and are not seen: the super versions keep
+//! their memtables and files until the export is done.
+//!
+//! The export links the tables where the file system can (they are immutable), and copies them
+//! otherwise. It writes what lies in memtables to L0 tables of its own, without the records of
+//! later writes. So a checkpoint has no log, and nothing that happens to the log of the original
+//! matters to it: writes past the log, segments that are rotated, reused or removed, a log that
+//! cannot be synced. `CURRENT` is written last: before it, the directory is no database.
+//!
+//! Invariants:
+//! 1. A checkpoint is a prefix of the commit order. If it has a write, it has everything that
+//!    returned before that write began, in all families.
+//! 2. An export calls no merge operator and no compaction filter.
+//!
+//! Thread-safety: any number of checkpoints may be made at the same time.
+//! Failure: the directory is removed and the original is as before.
+//! Cost: writers wait while the writes under way are inserted and the super versions are loaded
+//! (one load a family), not for any I/O. The export reads and writes all memtables once and holds
+//! their memory until its end.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_base::budget::MemoryClass;
+use archipelago_base::{Error, ErrorKind, Result, SeqNo};
+use archipelago_env::{
+    CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
+};
+
+use crate::compaction::drive;
+use crate::compaction::iterator::{CompactionIterator, Rules};
+use crate::compaction::stripes::Stripes;
+use crate::db::Db;
+use crate::db::background::compaction::JOB_OUTPUT_BYTES;
+use crate::db::inner::DbInner;
+use crate::db::state::family::{Family, SuperVersion};
+use crate::file_meta::{FileMeta, sst_name};
+use crate::iter::{AsOfIterator, Child, InternalIterator, MergingIterator};
+use crate::job::NoShards;
+use crate::job::below::Below;
+use crate::job::output::OutputWriter;
+use crate::key::KeyRange;
+use crate::live_file::LiveFile;
+use crate::manifest::VersionEdit;
+use crate::memtable::{SealedShard, Shard};
+use crate::tombstone::RangeTombstone;
+
+const COPY_CHUNK_BYTES: usize = 1 << 20;
+
+/// What the database holds at one moment of the commit order.
+struct Moment {
+    /// The last sequence number that was given out. Every record up to it is visible.
+    last_seq: SeqNo,
+    /// Every family and what its readers find.
+    families: Vec<(Arc<Family>, Arc<SuperVersion>)>,
+}
+
+impl Db {
+    /// Makes a checkpoint in `dir`, which must not exist or be empty. On return it survives power
+    /// loss and can be opened as a database of its own.
+    ///
+    /// It holds what the database held at one moment during the call: every write, ingestion,
+    /// creation and drop of a family that returned before the call, and of those that run at the
+    /// same time a prefix of the order in which they take effect. Writes that passed the log are
+    /// no exception. Writers go on while files are linked, copied and written.
+    ///
+    /// Errors: `InvalidArgument` if the directory is not empty; `Io` if a file cannot be read or
+    /// written. After an error the directory is gone.
+    pub fn checkpoint(&self, dir: impl AsRef<Path>) -> Result<()> {
+        self.inner.check_open()?;
+        let dir = dir.as_ref();
+        let fs = &self.inner.fs;
+        if fs.exists(dir)? && !fs.list(dir)?.is_empty() {
+            return Err(Error::invalid(format!(
+                "cannot make a checkpoint in {}: it exists and is not empty",
+                dir.display()
+            )));
+        }
+        fs.create_dir_all(dir)?;
+        let result = self.inner.checkpoint(dir);
+        // The export may have been the last holder of files that are obsolete by now.
+        self.inner.remove_obsolete();
+        if result.is_err()
+            && let Err(error) = fs.remove_dir_all(dir)
+        {
+            tracing::warn!(%error, "the half-made checkpoint could not be removed");
+        }
+        result
+    }
+}
+
+impl DbInner {
+    fn moment(&self) -> Moment {
+        // Between two pictures of a read-only database lies no moment.
+        let _publishing = self.options.read_only.then(|| self.following.publishing.lock());
+        let commit = self.committer.lock();
+        self.committer.wait_all_visible(&commit);
+        let families = self.live_families().into_iter();
+        let families = families.map(|family| {
+            let picture = family.current.load_full();
+            (family, picture)
+        });
+        Moment { families: families.collect(), last_seq: commit.last_seq }
+    }
+
+    fn checkpoint(&self, dir: &Path) -> Result<()> {
+        let moment = self.moment();
+        let mut edit = VersionEdit::new();
+        for (family, picture) in &moment.families {
+            for (_, file) in picture.version.files() {
+                let name = sst_name(file.file_no());
+                self.link_or_copy(file, &dir.join(&name))?;
+            }
+            for meta in self.export_memtables(family, picture, moment.last_seq, dir)? {
+                edit.add_file(family.id, 0, meta);
+            }
+            edit.flushed_through(family.id, KeyRange::all(), moment.last_seq);
+        }
+        self.fs.sync_dir(dir)?;
+        self.fault_point("checkpoint.before_manifest")?;
+        // Counters may be those of later: they only grow.
+        let exporter = self.manifest.lock().exporter();
+        let families = moment
+            .families
+            .iter()
+            .map(|(family, picture)| (family.id, &*family.name, Arc::clone(&picture.version)));
+        exporter.of_moment(moment.last_seq, families, &edit)?.write(dir)
+    }
+
+    /// Writes what lies in the memtables of `picture` up to `through` to L0 tables in `dir`.
+    fn export_memtables(
+        &self,
+        family: &Family,
+        picture: &SuperVersion,
+        through: SeqNo,
+        dir: &Path,
+    ) -> Result<Vec<FileMeta>> {
+        let sealed = picture.immutables.iter().flat_map(|immutable| immutable.shards.iter());
+        let shards: Vec<&Arc<Shard>> = picture
+            .active
+            .shards
+            .iter()
+            .chain(sealed.flatten())
+            .filter(|shard| shard.entries() > 0 || shard.has_tombstones())
+            .collect();
+        if shards.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut held = self.budget.hold(MemoryClass::Job, JOB_OUTPUT_BYTES);
+        let children = shards
+            .iter()
+            .map(|shard| Child::new(Arc::clone(shard).verified_iter(), SeqNo::MAX))
+            .collect();
+        let mut records = AsOfIterator::new(MergingIterator::new(children), through);
+        records.seek_to_first();
+        let tombstones: Vec<RangeTombstone> = shards
+            .iter()
+            .flat_map(|shard| shard.tombstone_list())
+            .filter(|tombstone| tombstone.seq <= through)
+            .collect();
+        let range = KeyRange::all();
+        let rules = Rules {
+            range: &range,
+            stripes: Stripes::new(&[], through),
+            below: &Below::Everything,
+            now_ms: 0,
+            merge_operator: None,
+            filter: None,
+        };
+        let mut input = CompactionIterator::new(records, tombstones, rules);
+        let bytes = shards.iter().map(|shard| shard.data_bytes()).sum();
+        let cuts = picture.version.map().boundaries().to_vec();
+        let mut spec = self.output_spec(family, 0, cuts, Vec::new(), bytes);
+        spec.dir = dir.to_owned();
+        held.resize(JOB_OUTPUT_BYTES + input.tombstone_bytes());
+        let kept = input.take_tombstones();
+        let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+        let context = self.job_context(&NoShards);
+        let writer = OutputWriter::new(&spec, family.id, &range, kept, io, &context)?;
+        drive(&mut input, writer, &context, |_| Ok(()))
+    }
+
+    /// Links the table as `to`, or copies it. The table of a read-only database may be gone from
+    /// the directory and still be held open.
+    fn link_or_copy(&self, file: &LiveFile, to: &Path) -> Result<()> {
+        let from = self.path_of(&sst_name(file.file_no()));
+        match (self.fs.link(&from, to), file.held()) {
+            (Err(error), Some(held)) if error.kind() == ErrorKind::NotFound => {
+                copy_open(&*self.fs, &*held, to, FileClass::Sst)
+            }
+            (Err(error), _) if error.kind() == ErrorKind::Unsupported => {
+                copy(&*self.fs, &from, to, FileClass::Sst)
+            }
+            (linked, _) => linked,
+        }
+    }
+}
+
+/// Copies a file and syncs the copy.
+pub(crate) fn copy(fs: &dyn FileSystem, from: &Path, to: &Path, class: FileClass) -> Result<()> {
+    let context = IoContext::new(class, IoPurpose::Maintenance);
+    let source = fs.open(from, context, OpenOptions::default())?;
+    copy_open(fs, &*source, to, class)
+}
+
+/// Copies an open file and syncs the copy.
+fn copy_open(
+    fs: &dyn FileSystem,
+    source: &dyn RandomFile,
+    to: &Path,
+    class: FileClass,
+) -> Result<()> {
+    let context = IoContext::new(class, IoPurpose::Maintenance);
+    let options = CreateOptions { size_hint_bytes: source.len(), ..CreateOptions::default() };
+    let mut target = fs.create(to, context, options)?;
+    let mut buffer = vec![0; COPY_CHUNK_BYTES];
+    let mut offset = 0;
+    while offset < source.len() {
+        let len = (source.len() - offset).min(COPY_CHUNK_BYTES as u64) as usize;
+        source.read_exact_at(offset, &mut buffer[..len], context)?;
+        target.append(&buffer[..len])?;
+        offset += len as u64;
+    }
+    target.sync()
+}

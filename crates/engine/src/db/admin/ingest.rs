@@ -1,0 +1,449 @@
+//! Ingestion: tables made by an `SstWriter` become part of a column family, all at once.
+//!
+//! The files are linked or copied into the directory and checked in full, and what the family
+//! cannot hold is refused ([`check_ingestible`]). They are cut at the bucket map where they would
+//! straddle L0 buckets, and installed with one fresh sequence number. Writers wait only for the
+//! last step: the memtables that overlap are flushed before, and the placement is decided and
+//! installed under the commit lock and the manifest lock.
+//!
+//! Invariants:
+//! 1. An ingested file lies above everything older that overlaps it. It goes to the deepest level
+//!    where nothing at or above overlaps it, if no compaction runs over its keys; else to L0, which
+//!    takes only files within one bucket.
+//! 2. From the choice of the levels until the install the ingestion is among the running jobs
+//!    ([`RunningKind::Ingestion`]), with the keys and the level of each file. It is entered under
+//!    the same hold of the state lock in which the levels are chosen, and leaves on every way out.
+//!    So no compaction is picked meanwhile that would write the same keys of the same level, and no
+//!    map change that would cut a file. A flush cannot collide: no memtable holds keys of the
+//!    files, and the commit lock lets no write in.
+//! 3. One ingestion at a time is between these two points, because it holds the manifest lock.
+//! 4. The files are in the current version before their sequence number is visible, as the records
+//!    of a write are in a memtable before theirs is. So a snapshot that sees the number finds them
+//!    in every version that it reads.
+//!
+//! What was written before an ingestion is synced before it, so that power loss cannot keep the
+//! later and lose the earlier.
+//!
+//! Failure: nothing is visible before the manifest edit; files that were taken and not installed
+//! are removed, as are after success those that were cut. If the edit could not be written, the
+//! next open may find it: then the files stay, and the sequence number is not given out again.
+//! Cost: two reads of each file, a copy where it cannot be linked, a flush of the family if a
+//! memtable overlaps, one log sync and one edit.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use archipelago_base::{Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
+
+use crate::bucket::BucketMap;
+use crate::compaction::job::{CompactionSpec, Input, run_compaction};
+use crate::db::admin::checkpoint::copy;
+use crate::db::inner::{DbInner, RunningJob, RunningKind};
+use crate::db::state::family::Family;
+use crate::db::write::commit::CommitState;
+use crate::db::{ColumnFamily, Db};
+use crate::event::Event;
+use crate::file_meta::{FileMeta, sst_name};
+use crate::job::NoShards;
+use crate::job::below::{Below, range_of};
+use crate::key::KeyRange;
+use crate::manifest::{Change, VersionEdit};
+use crate::memtable::Shard;
+use crate::options::LEVELS;
+use crate::sst::{ForeignTable, read_foreign_table};
+use crate::stats::Ticker;
+use crate::version::{Running, Version};
+
+/// Settings of an ingestion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IngestOptions {
+    /// Link the files instead of copying them, where the file system can. The originals may be
+    /// removed afterwards but must not be written to. Default false.
+    pub link: bool,
+}
+
+impl Db {
+    /// Adds `files`, made by an `SstWriter`, to `cf`; their records are newer than everything
+    /// that was written before, and become visible at once. Survives power loss on return. Other
+    /// ingestions, flushes, compactions and changes of buckets may run meanwhile.
+    ///
+    /// Every file is checked in full before anything is visible. After an error nothing was
+    /// ingested, and no file stays in the directory; only if the error is that the manifest could
+    /// not be written may the next open find the files ingested.
+    ///
+    /// Errors: `InvalidArgument` says which file `cf` cannot hold, why, and what to do instead: one
+    /// that is no table or was not made by an `SstWriter` (a table of a live database has sequence
+    /// numbers of its own), one with merge operands where `cf` has no merge operator, one that was
+    /// made for a column family of another name, two that overlap, one without records. `Corrupt`
+    /// names a damaged file, `Unsupported` one of another format, comparator or encryption.
+    pub fn ingest<P: AsRef<Path>>(
+        &self,
+        cf: &ColumnFamily,
+        files: &[P],
+        options: &IngestOptions,
+    ) -> Result<()> {
+        self.check_family(cf)?;
+        self.inner.check_open()?;
+        self.inner.refuse_read_only()?;
+        self.inner.health.check_writable()?;
+        if files.is_empty() {
+            return Ok(());
+        }
+        self.inner.ingest(&cf.family, files, options)
+    }
+}
+
+/// Files that an ingestion has brought into the directory. Those that are still here when this is
+/// dropped were not installed, and are removed.
+struct Taken<'a> {
+    inner: &'a DbInner,
+    files: Vec<FileNo>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if self.inner.manifest.lock().is_unsettled() {
+            return;
+        }
+        for no in &self.files {
+            // One that stays is removed by the next open.
+            let _ = self.inner.fs.remove(&self.inner.path_of(&sst_name(*no)));
+        }
+    }
+}
+
+/// An ingestion among the running jobs, until this is dropped.
+struct RunningIngestion<'a> {
+    inner: &'a DbInner,
+    job_id: u64,
+    /// Where each file goes.
+    levels: Vec<usize>,
+}
+
+impl Drop for RunningIngestion<'_> {
+    fn drop(&mut self) {
+        self.inner.state.lock().running.retain(|job| job.id != self.job_id);
+        self.inner.progress.notify_all();
+        self.inner.wake();
+    }
+}
+
+impl DbInner {
+    fn ingest<P: AsRef<Path>>(
+        &self,
+        family: &Arc<Family>,
+        files: &[P],
+        options: &IngestOptions,
+    ) -> Result<()> {
+        let mut taken = Taken { inner: self, files: Vec::new() };
+        let mut metas = Vec::with_capacity(files.len());
+        for path in files {
+            metas.push(self.take_file(family, path.as_ref(), options, &mut taken.files)?);
+        }
+        self.fs.sync_dir(&self.dir)?;
+        check_disjoint(&mut metas)?;
+        loop {
+            // Cut by the map of now; checked again under the lock.
+            let version = Arc::clone(&family.current.load().version);
+            let pieces = self.cut_at_buckets(family, &version, &metas, &mut taken.files)?;
+            if let Some(installed) = self.install_ingest(family, &version, pieces)? {
+                taken.files.retain(|no| !installed.contains(&no.0));
+                return Ok(());
+            }
+        }
+    }
+
+    /// Brings one file into the directory and checks it in full.
+    fn take_file(
+        &self,
+        family: &Family,
+        path: &Path,
+        options: &IngestOptions,
+        taken: &mut Vec<FileNo>,
+    ) -> Result<FileMeta> {
+        let no = self.file_numbers.allocate();
+        let target: PathBuf = self.path_of(&sst_name(no));
+        taken.push(no);
+        let linked = options.link
+            && match self.fs.link(path, &target) {
+                Ok(()) => true,
+                Err(error) if error.kind() == ErrorKind::Unsupported => false,
+                Err(error) => return Err(error),
+            };
+        if !linked {
+            copy(&*self.fs, path, &target, FileClass::Sst)?;
+        }
+        let context = IoContext::new(FileClass::Sst, IoPurpose::Ingest);
+        let file = self.fs.open(&target, context, OpenOptions::default())?;
+        let refused = |e: Error| e.context_at(format!("cannot ingest {}", path.display()));
+        let table = read_foreign_table(&file, path, no).map_err(refused)?;
+        check_ingestible(family, &table).map_err(refused)?;
+        Ok(table.meta)
+    }
+
+    /// Cuts files that would straddle buckets of L0; the others stay as they are.
+    fn cut_at_buckets(
+        &self,
+        family: &Arc<Family>,
+        version: &Version,
+        metas: &[FileMeta],
+        taken: &mut Vec<FileNo>,
+    ) -> Result<Vec<FileMeta>> {
+        let map = version.map();
+        let mut pieces = Vec::with_capacity(metas.len());
+        for meta in metas {
+            let range = range_of(meta);
+            if map.buckets_of(&range).len() == 1 || deepest_level(version, &range).is_some() {
+                pieces.push(meta.clone());
+                continue;
+            }
+            let spec = CompactionSpec {
+                cf: family.id.0,
+                from: 0,
+                inputs: vec![Input { level: 0, meta: meta.clone() }],
+                range,
+                subrange: None,
+                retention: self.retention(family, Below::Everything),
+                output: self.output_spec(
+                    family,
+                    0,
+                    map.boundaries().to_vec(),
+                    Vec::new(),
+                    meta.size_bytes,
+                ),
+                readahead_bytes: self.options.compaction_readahead_bytes as u32,
+                direct_reads: self.options.direct_background_io,
+            };
+            let output = run_compaction(&spec, &self.job_context(&NoShards))?;
+            taken.extend(output.files.iter().map(FileMeta::file_no));
+            pieces.extend(output.files);
+        }
+        Ok(pieces)
+    }
+
+    /// Flushes the family if a memtable may hold keys of the files (commit lock held, so that no
+    /// write comes in between).
+    fn flush_overlapping(
+        &self,
+        commit: &mut CommitState,
+        family: &Arc<Family>,
+        pieces: &[FileMeta],
+    ) -> Result<()> {
+        let current = family.current.load_full();
+        let holds = |map: &BucketMap, bucket: usize, shard: &Shard| {
+            let any = shard.entries() > 0 || shard.has_tombstones();
+            any && pieces.iter().any(|meta| meta.overlaps(&map.range(bucket)))
+        };
+        let active = &current.active;
+        let mut overlaps =
+            active.shards.iter().enumerate().any(|(at, shard)| holds(&active.map, at, shard));
+        for immutable in &current.immutables {
+            let shards = immutable.shards.iter().enumerate();
+            overlaps |= shards
+                .filter_map(|(at, shard)| Some((at, shard.as_ref()?)))
+                .any(|(at, shard)| holds(&immutable.map, at, shard));
+        }
+        if !overlaps {
+            return Ok(());
+        }
+        self.seal_active(commit, family);
+        while !family.current.load().immutables.is_empty() {
+            family.check_alive()?;
+            if self.state.lock().leave_log {
+                return Err(Error::busy(
+                    "the log has to be left after an earlier error before files can be ingested; \
+                     try again",
+                ));
+            }
+            self.progress_or_step()?;
+        }
+        Ok(())
+    }
+
+    /// Places and installs the files; their numbers, or `None` if something changed so that the
+    /// caller has to cut again.
+    fn install_ingest(
+        &self,
+        family: &Arc<Family>,
+        cut_by: &Version,
+        mut pieces: Vec<FileMeta>,
+    ) -> Result<Option<Vec<u64>>> {
+        let mut commit = self.committer.lock();
+        self.committer.wait_all_visible(&commit);
+        family.check_alive()?;
+        let current = family.current.load_full();
+        if current.version.map().epoch() != cut_by.map().epoch() {
+            return Ok(None);
+        }
+        self.flush_overlapping(&mut commit, family, &pieces)?;
+        // The files survive power loss from here on: what was written before must do so too.
+        self.sync_log(commit.last_seq)?;
+        let mut manifest = self.manifest.lock();
+        let version = Arc::clone(&family.current.load().version);
+        let Some(mut job) = self.start_ingestion(family, &version, &pieces) else {
+            return Ok(None);
+        };
+        self.fault_point("ingest.before_install")?;
+        let seq = commit.last_seq.next();
+        let edit = edit_of(family, &mut pieces, &job.levels, seq);
+        let built = manifest.apply(edit);
+        let is_installed = built.is_ok();
+        if is_installed || manifest.is_unsettled() {
+            // The manifest has the number, or may have it: no write gets it.
+            commit.last_seq = seq;
+            if let Ok(built) = &built {
+                self.republish_built(&mut self.state.lock(), built.clone());
+                for piece in &pieces {
+                    commit.recent.note_range(family.id, &piece.smallest, &piece.largest);
+                }
+                // The files are installed, so an error of the fault point changes nothing.
+                let _ = self.fault_point("ingest.before_visible");
+            }
+            self.committer.set_visible(seq);
+        }
+        built?;
+        let levels = std::mem::take(&mut job.levels);
+        drop((job, manifest, commit));
+        self.tell_ingestion(family, &pieces, &levels);
+        Ok(Some(pieces.iter().map(|meta| meta.no).collect()))
+    }
+
+    /// Chooses the level of each file and enters the ingestion among the running jobs, as one step;
+    /// `None` if a file has to be cut first (manifest lock held, so that `version` stays the
+    /// newest).
+    fn start_ingestion(
+        &self,
+        family: &Family,
+        version: &Version,
+        pieces: &[FileMeta],
+    ) -> Option<RunningIngestion<'_>> {
+        let mut state = self.state.lock();
+        let compactions = state.compactions();
+        let place = |piece: &FileMeta| place(version, &compactions, family, piece);
+        let levels: Vec<usize> = pieces.iter().map(place).collect::<Option<_>>()?;
+        let claim = |(piece, &to): (&FileMeta, &usize)| Running {
+            cf: family.id,
+            range: range_of(piece),
+            from: 0,
+            to,
+            files: Vec::new(),
+        };
+        let claims = pieces.iter().zip(&levels).map(claim).collect();
+        let job_id = state.next_job_id;
+        state.next_job_id += 1;
+        state.running.push(RunningJob { id: job_id, kind: RunningKind::Ingestion(claims) });
+        drop(state);
+        Some(RunningIngestion { inner: self, job_id, levels })
+    }
+
+    /// Counts an installed ingestion and tells of it.
+    fn tell_ingestion(&self, family: &Family, pieces: &[FileMeta], levels: &[usize]) {
+        for (piece, &level) in pieces.iter().zip(levels) {
+            let context = IoContext::sst(IoPurpose::Ingest, level as u8).of_family(family.id.0);
+            self.fs.reassign(&self.path_of(&sst_name(piece.file_no())), context);
+        }
+        let bytes = pieces.iter().map(|meta| meta.size_bytes).sum();
+        self.stats.add(Ticker::IngestBytes, bytes);
+        let files = pieces.iter().map(|meta| meta.no).collect();
+        self.tell(&Event::Ingested { cf: family.id, files });
+        self.recompute_stall(family);
+    }
+}
+
+/// The edit that adds the files to their levels, every record with the sequence number `seq`.
+fn edit_of(family: &Family, pieces: &mut [FileMeta], levels: &[usize], seq: SeqNo) -> VersionEdit {
+    let mut edit = VersionEdit::new();
+    for (piece, &level) in pieces.iter_mut().zip(levels) {
+        (piece.global_seq, piece.smallest_seq, piece.largest_seq) = (Some(seq.0), seq.0, seq.0);
+        edit.add_file(family.id, level, piece.clone());
+    }
+    edit.push(Change::LastSeq(seq));
+    edit
+}
+
+/// The deepest level to which a file over `range` can go without passing something that overlaps;
+/// `None` if that is L0.
+fn deepest_level(version: &Version, range: &KeyRange) -> Option<usize> {
+    let l0 = version
+        .map()
+        .buckets_of(range)
+        .any(|bucket| version.l0(bucket).iter().any(|file| file.overlaps(range)));
+    if l0 {
+        return None;
+    }
+    let first_taken =
+        (1..LEVELS).find(|&level| !version.overlapping(level, range).is_empty()).unwrap_or(LEVELS);
+    let deepest = first_taken - 1;
+    (deepest >= version.base_level()).then_some(deepest)
+}
+
+/// Where a file goes beside the running `compactions`; `None` if it has to be cut first.
+fn place(
+    version: &Version,
+    compactions: &[Running],
+    family: &Family,
+    meta: &FileMeta,
+) -> Option<usize> {
+    let range = range_of(meta);
+    let is_busy =
+        || compactions.iter().any(|job| job.cf == family.id && job.range.overlaps(&range));
+    if let Some(deepest) = deepest_level(version, &range)
+        && !is_busy()
+    {
+        return Some(deepest);
+    }
+    (version.map().buckets_of(&range).len() == 1).then_some(0)
+}
+
+/// Refuses a table that `family` cannot hold: it would be found out only when a read or a
+/// compaction meets the records, and then for good.
+fn check_ingestible(family: &Family, table: &ForeignTable) -> Result<()> {
+    let properties = &table.properties;
+    let (first, last) = (properties.smallest_seq, properties.largest_seq);
+    if !properties.for_ingestion || (first, last) != (0, 0) {
+        return Err(Error::invalid(format!(
+            "it was not made by an SstWriter; it is a table of a database (column family \"{}\") \
+             whose sequence numbers, {first} to {last}, mean nothing in another one: write its \
+             records into a new file with an SstWriter, or copy the whole database with a checkpoint",
+            properties.cf_name
+        )));
+    }
+    if let Some(unfit) = &table.unfit {
+        return Err(Error::invalid(format!("{unfit}: write the file anew with an SstWriter")));
+    }
+    if !properties.cf_name.is_empty() && properties.cf_name != family.name {
+        return Err(Error::invalid(format!(
+            "it was made for column family \"{}\", not for \"{}\": ingest it there, or write it \
+             again with TableOptions::cf_name empty or \"{}\"",
+            properties.cf_name, family.name, family.name
+        )));
+    }
+    if properties.content.merges > 0 && family.merge.is_none() {
+        return Err(Error::invalid(format!(
+            "it has {} merge operands, and column family \"{}\" has no merge operator: open the \
+             family with the merge_operator that they are for, or write values",
+            properties.content.merges, family.name
+        )));
+    }
+    Ok(())
+}
+
+/// Sorts the files by key; refuses if two overlap.
+fn check_disjoint(metas: &mut [FileMeta]) -> Result<()> {
+    metas.sort_by(|a, b| a.smallest.cmp(&b.smallest));
+    for pair in metas.windows(2) {
+        if pair[0].overlaps_file(&pair[1]) {
+            return Err(Error::invalid(format!(
+                "the files to ingest overlap: one ends at \"{}\", the next starts at \"{}\"",
+                pair[0].largest.escape_ascii(),
+                pair[1].smallest.escape_ascii()
+            )));
+        }
+    }
+    let empty = metas.iter().any(|meta| meta.entries == 0 && meta.range_deletions == 0);
+    if empty {
+        return Err(Error::invalid("a file to ingest has no records"));
+    }
+    Ok(())
+}

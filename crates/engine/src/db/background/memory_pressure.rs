@@ -1,0 +1,308 @@
+//! What happens when memory gets short: caches shrink, memtables are flushed early, writers slow
+//! down (`crate::stall` with cause `Budget`). Nothing is killed.
+//!
+//! Background workers apply the rule after every job and while they are idle. It has two pure
+//! parts. [`relief`] compares the budget with what is charged to it: freed memtable memory that
+//! is kept for reuse goes first, then the block cache gives back what is over nine tenths of the
+//! budget, down to a sixteenth of its capacity; the rest must come from memtables. [`victims`]
+//! chooses the active memtables to seal, of whatever size:
+//!
+//! 1. Memory of sealed memtables counts as freed: a flush is on its way to free it.
+//! 2. A memtable counts with all memory that it holds, also the unused part of its slabs, because
+//!    the flush frees that too.
+//! 3. Memtables are taken by memory × age, the age limited to [`AGE_MS_MAX`], until enough is
+//!    freed. A memtable that fills slowly stays away longest once it is flushed, so this order
+//!    makes the fewest files for the memory that it frees. Those that turn out not to be needed,
+//!    smallest first, are left out again. If more than [`FEW_SEALS`] remain and the largest
+//!    memtable frees enough alone, that one is sealed instead.
+//! 4. All active memtables together keep a [`KEPT_SHARE`]th of the budget. Below that they are
+//!    not what fills the budget, and sealing them would only make files of a few records.
+//! 5. One call seals at most [`SEALS_MAX`] memtables, the largest of those chosen; the worker that
+//!    flushes one of them calls again.
+//!
+//! Why this does not flood L0 with tiny files: by rules 1 and 4 a sealed byte is replaced by
+//! another one only after it was written, so in the long run as many bytes are flushed as are
+//! written, and a family whose memtable was sealed early does not qualify again before it has
+//! grown old or large. Each early flush adds at most one L0 file to each bucket that it has
+//! records in, and the usual trigger compacts them.
+//!
+//! Memory of flushed memtables is kept for the next ones while a load goes on and given back to
+//! the system when it pauses.
+//!
+//! Cost: without pressure a few atomic loads per job; under pressure one pass over the families.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::db::inner::DbInner;
+use crate::db::state::family::Family;
+
+/// The block cache keeps at least this share of its capacity.
+const CACHE_SHARE_MIN: u64 = 16;
+/// Active memtables together keep at least this share of the budget.
+const KEPT_SHARE: u64 = 16;
+/// Age from which on a memtable counts as idle: an older one does not go first.
+const AGE_MS_MAX: u64 = 60_000;
+/// Idle memtables that are sealed rather than a large one that is being filled.
+const FEW_SEALS: usize = 16;
+/// Most memtables that one call seals, because it holds the commit lock meanwhile.
+const SEALS_MAX: usize = 64;
+/// Longest wait for the commit lock. The lock may be held by an ingestion that waits for a flush,
+/// so a background worker must not wait for it without end.
+const LOCK_WAIT: Duration = Duration::from_millis(20);
+
+/// What is charged to the budget, and what could be given back.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MemoryUse {
+    /// Bytes charged in all.
+    pub(crate) used_bytes: u64,
+    /// The budget.
+    pub(crate) limit_bytes: u64,
+    /// Bytes of freed memtables that are kept for reuse.
+    pub(crate) spare_bytes: u64,
+    /// Bytes in the block cache.
+    pub(crate) cached_bytes: u64,
+    /// What the block cache may hold when there is no pressure.
+    pub(crate) cache_capacity_bytes: u64,
+}
+
+/// What to do about memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Relief {
+    /// There is room: the cache may use all of its capacity.
+    Relax,
+    /// Give back the spare memory and more.
+    Shrink {
+        /// What the cache may hold.
+        cache_bytes: u64,
+        /// What must come from memtables.
+        seal_bytes: u64,
+    },
+}
+
+/// What to do in this situation; see the module.
+pub(crate) fn relief(memory: &MemoryUse) -> Relief {
+    let target = memory.limit_bytes / 10 * 9;
+    let over = memory.used_bytes.saturating_sub(target);
+    if over == 0 {
+        return Relief::Relax;
+    }
+    let over = over.saturating_sub(memory.spare_bytes);
+    let least = (memory.cache_capacity_bytes / CACHE_SHARE_MIN).min(memory.cached_bytes);
+    let from_cache = over.min(memory.cached_bytes - least);
+    Relief::Shrink { cache_bytes: memory.cached_bytes - from_cache, seal_bytes: over - from_cache }
+}
+
+/// An active memtable as the decision sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ActiveView {
+    /// Memory that it holds and that its flush frees.
+    pub(crate) memory_bytes: u64,
+    /// Time since it was made, in milliseconds.
+    pub(crate) age_ms: u64,
+    /// Whether its family may have one more sealed memtable.
+    pub(crate) may_seal: bool,
+}
+
+impl ActiveView {
+    fn score(&self) -> u128 {
+        u128::from(self.memory_bytes) * u128::from(self.age_ms.clamp(1, AGE_MS_MAX))
+    }
+}
+
+/// Positions of the memtables to seal so that `seal_bytes` are freed, while `leaving_bytes` of
+/// sealed ones are on their way out; see the module.
+pub(crate) fn victims(
+    seal_bytes: u64,
+    leaving_bytes: u64,
+    limit_bytes: u64,
+    actives: &[ActiveView],
+) -> Vec<usize> {
+    let held = actives.iter().fold(0, |sum: u64, active| sum.saturating_add(active.memory_bytes));
+    let dispensable = held.saturating_sub(limit_bytes / KEPT_SHARE);
+    let wanted = seal_bytes.saturating_sub(leaving_bytes).min(dispensable);
+    let is_candidate = |at: &usize| actives[*at].may_seal && actives[*at].memory_bytes > 0;
+    let mut order: Vec<usize> = (0..actives.len()).filter(is_candidate).collect();
+    order.sort_by_key(|&at| std::cmp::Reverse(actives[at].score()));
+    let memory = |at: usize| actives[at].memory_bytes;
+    let mut freed = 0u64;
+    let mut chosen = Vec::new();
+    for at in order {
+        if freed >= wanted {
+            break;
+        }
+        freed = freed.saturating_add(memory(at));
+        chosen.push(at);
+    }
+    chosen.sort_by_key(|&at| memory(at));
+    chosen.retain(|&at| {
+        let without = freed - memory(at);
+        let is_needed = without < wanted;
+        if !is_needed {
+            freed = without;
+        }
+        is_needed
+    });
+    if chosen.len() > FEW_SEALS {
+        let suffices = |at: &usize| actives[*at].memory_bytes >= wanted;
+        let largest = (0..actives.len()).filter(is_candidate).max_by_key(|&at| memory(at));
+        if let Some(largest) = largest.filter(suffices) {
+            return vec![largest];
+        }
+    }
+    chosen.reverse();
+    chosen.truncate(SEALS_MAX);
+    chosen
+}
+
+impl DbInner {
+    /// Compares the budget with its use and acts; called by background workers, without locks.
+    pub(crate) fn relieve_pressure(&self) {
+        if !self.is_loading() && self.slabs.free_bytes() > 0 {
+            self.slabs.trim();
+        }
+        let relief = relief(&MemoryUse {
+            used_bytes: self.budget.total_bytes(),
+            limit_bytes: self.budget.limit_bytes(),
+            spare_bytes: self.slabs.free_bytes(),
+            cached_bytes: self.cache.usage_bytes(),
+            cache_capacity_bytes: self.cache.capacity_bytes(),
+        });
+        match relief {
+            Relief::Relax => return self.cache.relax(),
+            Relief::Shrink { cache_bytes, seal_bytes } => {
+                self.slabs.trim();
+                self.cache.shrink_to(cache_bytes);
+                if seal_bytes > 0 && !self.options.read_only {
+                    self.seal_for_memory(seal_bytes);
+                }
+            }
+        }
+        for family in self.live_families() {
+            self.recompute_stall(&family);
+        }
+    }
+
+    fn seal_for_memory(&self, seal_bytes: u64) {
+        let families = self.live_families();
+        let now_ns = self.clock.now_ns();
+        let mut leaving_bytes = 0;
+        let actives: Vec<ActiveView> = families
+            .iter()
+            .map(|family| {
+                let current = family.current.load();
+                let sealed = current.immutables.iter().flat_map(|sealed| sealed.shards.iter());
+                leaving_bytes += sealed.flatten().map(|shard| shard.memory_bytes()).sum::<u64>();
+                ActiveView {
+                    memory_bytes: current.active.memory_bytes(),
+                    age_ms: now_ns.saturating_sub(current.active.born_ns()) / 1_000_000,
+                    may_seal: self.may_seal(family),
+                }
+            })
+            .collect();
+        let chosen = victims(seal_bytes, leaving_bytes, self.budget.limit_bytes(), &actives);
+        if chosen.is_empty() {
+            return;
+        }
+        let Some(mut commit) = self.committer.try_lock_for(LOCK_WAIT) else { return };
+        for at in chosen {
+            let family: &Arc<Family> = &families[at];
+            // A writer may have sealed it since.
+            if self.may_seal(family) {
+                self.seal_active(&mut commit, family);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KB: u64 = 1 << 10;
+    const MB: u64 = 1 << 20;
+
+    fn idle(memory_bytes: u64) -> ActiveView {
+        ActiveView { memory_bytes, age_ms: AGE_MS_MAX, may_seal: true }
+    }
+
+    fn busy(memory_bytes: u64) -> ActiveView {
+        ActiveView { memory_bytes, age_ms: 100, may_seal: true }
+    }
+
+    fn freed(chosen: &[usize], actives: &[ActiveView]) -> u64 {
+        chosen.iter().map(|&at| actives[at].memory_bytes).sum()
+    }
+
+    #[test]
+    fn spare_memory_goes_before_the_cache_and_the_cache_before_memtables() {
+        let at = |used_bytes, spare_bytes, cached_bytes| {
+            relief(&MemoryUse {
+                used_bytes,
+                limit_bytes: 100,
+                spare_bytes,
+                cached_bytes,
+                cache_capacity_bytes: 64,
+            })
+        };
+        assert_eq!(at(90, 20, 50), Relief::Relax);
+        assert_eq!(at(100, 20, 50), Relief::Shrink { cache_bytes: 50, seal_bytes: 0 });
+        assert_eq!(at(100, 4, 50), Relief::Shrink { cache_bytes: 44, seal_bytes: 0 });
+        assert_eq!(at(200, 0, 50), Relief::Shrink { cache_bytes: 4, seal_bytes: 64 });
+        assert_eq!(at(200, 0, 0), Relief::Shrink { cache_bytes: 0, seal_bytes: 110 });
+        let unlimited =
+            MemoryUse { used_bytes: 1 << 40, limit_bytes: u64::MAX, ..Default::default() };
+        assert_eq!(relief(&unlimited), Relief::Relax);
+    }
+
+    #[test]
+    fn many_small_memtables_are_sealed_until_enough_is_freed() {
+        let actives = vec![idle(240 * KB); 400];
+        let chosen = victims(8 * MB, 0, 32 * MB, &actives);
+        assert_eq!(chosen.len(), 35);
+        assert!(freed(&chosen, &actives) >= 8 * MB);
+        // A need that exceeds the bound of one call is met by several.
+        assert_eq!(victims(64 * MB, 0, 32 * MB, &actives).len(), SEALS_MAX);
+    }
+
+    #[test]
+    fn one_large_memtable_is_sealed_alone() {
+        let mut actives = vec![idle(240 * KB); 100];
+        actives.push(busy(20 * MB));
+        assert_eq!(victims(15 * MB, 0, 64 * MB, &actives), [100]);
+    }
+
+    #[test]
+    fn idle_memtables_go_before_one_that_is_being_filled() {
+        let mut actives = vec![idle(240 * KB); 100];
+        actives.push(busy(2 * MB));
+        let chosen = victims(MB, 0, 32 * MB, &actives);
+        assert_eq!(chosen.len(), 5);
+        assert!(!chosen.contains(&100));
+    }
+
+    #[test]
+    fn memory_of_sealed_memtables_counts_as_freed() {
+        let actives = vec![idle(240 * KB); 100];
+        assert_eq!(victims(8 * MB, 8 * MB, 32 * MB, &actives), []);
+        assert_eq!(victims(8 * MB, 7 * MB, 32 * MB, &actives).len(), 5);
+    }
+
+    #[test]
+    fn memtables_keep_a_share_that_is_not_sealed() {
+        // Others fill the budget: sealing these would free next to nothing.
+        let actives = vec![idle(24 * KB); 40];
+        assert_eq!(victims(100 * MB, 0, 32 * MB, &actives), []);
+        let actives = vec![idle(24 * KB); 120];
+        let chosen = victims(100 * MB, 0, 32 * MB, &actives);
+        let left = 120 * 24 * KB - freed(&chosen, &actives);
+        assert!((2 * MB - 24 * KB..=2 * MB).contains(&left), "{left}");
+    }
+
+    #[test]
+    fn families_with_too_many_sealed_memtables_are_passed_over() {
+        let full = ActiveView { may_seal: false, ..idle(20 * MB) };
+        let empty = idle(0);
+        assert_eq!(victims(MB, 0, 32 * MB, &[full, empty, busy(3 * MB)]), [2]);
+    }
+}

@@ -1,0 +1,157 @@
+//! One background job, done by several threads: the shards of a flush, the parts of a compaction.
+//!
+//! A job that writes many files waits for the device with each of them (create, write, sync), and
+//! a device that many streams share gives one of them a part of its bandwidth. So its works run at
+//! once, each a job of its own for the executor; for scheduling they are one job, and what they
+//! made is installed by one edit.
+//!
+//! 1. Who helps are threads that are kept for it ([`crate::db::state::job_threads`]). The calling
+//!    thread takes part in a flush; it leaves a compaction to threads of lower priority. Nobody
+//!    returns before all works have ended.
+//! 2. The largest work starts first: where one bucket takes most of the load, the others' are
+//!    written beside it and not before it. The first that fails, or panics, cancels the others, and
+//!    its error is the job's; outputs of works that had ended well are given back for the caller to
+//!    remove.
+//! 3. In manual mode the works run one after another on the calling thread, so that a step does
+//!    the same each time.
+//!
+//! Cost: a wake-up for each thread.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use archipelago_base::{Error, ErrorKind, Result};
+use parking_lot::{Condvar, Mutex};
+
+use crate::border::contained;
+use crate::db::inner::DbInner;
+use crate::db::state::job_threads::{Hands, HandsKind};
+use crate::job::{Cancel, JobOutput};
+
+/// A part of a job.
+pub(crate) type Work = Box<dyn FnOnce() -> Result<JobOutput> + Send>;
+
+/// A part of a job, and about how many bytes it is.
+pub(crate) type SizedWork = (u64, Work);
+
+/// How the works of a job ended.
+#[derive(Default)]
+pub(crate) struct Ended {
+    /// By work, once it has ended well.
+    outputs: Vec<Option<JobOutput>>,
+    /// The first failure; what fails after it fails because of it.
+    failed: Option<Error>,
+}
+
+impl Ended {
+    /// The outputs in the order of the works, and the error if one failed.
+    pub(crate) fn into_parts(self) -> (Vec<JobOutput>, Option<Error>) {
+        (self.outputs.into_iter().flatten().collect(), self.failed)
+    }
+}
+
+/// What the threads of one job share.
+struct Group {
+    cancel: Cancel,
+    waiting: Mutex<VecDeque<(usize, Work)>>,
+    ended: Mutex<Ended>,
+    /// Threads that help, and who waits for them.
+    helping: Mutex<usize>,
+    alone: Condvar,
+}
+
+impl Group {
+    /// Runs works until none waits.
+    fn work(&self) {
+        loop {
+            let next = self.waiting.lock().pop_front();
+            let Some((index, work)) = next else { return };
+            let work = || contained("a part of a job", work);
+            match self.cancel.check().and_then(|()| work()) {
+                Ok(output) => self.ended.lock().outputs[index] = Some(output),
+                Err(error) => self.fail(error),
+            }
+        }
+    }
+
+    fn fail(&self, error: Error) {
+        self.ended.lock().failed.get_or_insert(error);
+        self.cancel.cancel();
+    }
+
+    /// Has up to `count` of the hands of that kind help; fewer if the system refuses one, as what
+    /// it would have done is done by the others. How many do.
+    fn call(self: &Arc<Self>, hands: &Hands, kind: HandsKind, count: usize) -> usize {
+        for called in 0..count {
+            *self.helping.lock() += 1;
+            let helper = Helper(Arc::clone(self));
+            if let Err(error) = hands.run(kind, Box::new(move || helper.0.work())) {
+                tracing::warn!(%error, "a job runs with fewer threads than it could use");
+                return called;
+            }
+        }
+        count
+    }
+
+    fn wait_for_helpers(&self) {
+        let mut helping = self.helping.lock();
+        while *helping > 0 {
+            self.alone.wait(&mut helping);
+        }
+    }
+}
+
+/// A thread that helps: until this is dropped, however its work ends. (Works that panic end with an
+/// error; this is for what is around them.)
+struct Helper(Arc<Group>);
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let what = "a thread of a background job panicked";
+            self.0.fail(Error::new(ErrorKind::Fenced, what));
+        }
+        *self.0.helping.lock() -= 1;
+        self.0.alone.notify_one();
+    }
+}
+
+impl DbInner {
+    /// Runs `works`, all of which end with `cancel`, on at most `threads` threads of that kind;
+    /// this one does `first` meanwhile.
+    pub(crate) fn run_together(
+        &self,
+        kind: HandsKind,
+        cancel: Cancel,
+        works: Vec<SizedWork>,
+        threads: usize,
+        first: impl FnOnce() -> Result<()>,
+    ) -> Ended {
+        let count = works.len();
+        let mut works: Vec<_> = works.into_iter().enumerate().collect();
+        works.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
+        let waiting = works.into_iter().map(|(index, (_, work))| (index, work)).collect();
+        let group = Arc::new(Group {
+            cancel,
+            waiting: Mutex::new(waiting),
+            ended: Mutex::new(Ended { outputs: vec![None; count], failed: None }),
+            helping: Mutex::new(0),
+            alone: Condvar::new(),
+        });
+        let threads = threads.clamp(1, count.max(1));
+        let helpers = match kind {
+            _ if self.is_manual() => 0,
+            HandsKind::Urgent => group.call(&self.hands, kind, threads - 1),
+            HandsKind::Patient => group.call(&self.hands, kind, threads),
+        };
+        // Whatever happens here, the threads that help are waited for.
+        if let Err(error) = contained("a part of a job", first) {
+            group.fail(error);
+        }
+        if kind == HandsKind::Urgent || helpers == 0 {
+            group.work();
+        }
+        group.wait_for_helpers();
+        std::mem::take(&mut *group.ended.lock())
+    }
+}

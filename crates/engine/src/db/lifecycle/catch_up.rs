@@ -1,0 +1,442 @@
+//! Read-only databases: what they hold, and how they follow a writer.
+//!
+//! A read-only open takes no lock, so another handle or another process may write to the database
+//! at the same time. The read-only handle shows a *picture*: the tables that the manifest named at
+//! one moment, and the records of the log up to that moment. [`Db::catch_up`] replaces the picture
+//! by a newer one. Opening does the same once.
+//!
+//! A picture keeps the descriptors of its tables, at most `table_readers_max`, so that the writer
+//! can remove the files without harm to reads, iterators and snapshots of the picture. If a read
+//! needs a table beyond that number and the writer has removed the file, a read of the newest
+//! state catches up and is repeated. A snapshot or an iterator cannot be repeated: it gets an error
+//! of the kind `Fenced` that says so.
+//!
+//! A new picture is read like this: 1. evidence and manifest ([`VersionSet::recover`]); 2. the
+//! descriptors of the tables; 3. the log from the manifest's floor on, into memtables of the
+//! picture. The writer goes on meanwhile. So a picture counts only if the manifest, read again
+//! behind the log, proves two things. First, the log floor did not pass a segment before that
+//! segment was read, because a segment below the floor may be overwritten. Second, no ingestion,
+//! and no creation or drop of a family, was added after step 1, because the log would have later
+//! writes without it. Otherwise the steps are repeated, as they are after an error while the
+//! directory changes.
+//!
+//! Invariants:
+//! 1. A picture is a prefix of the commit order, of writes that have the log. It has every such
+//!    write that returned before the picture was begun. Writes without the log appear once they are
+//!    flushed.
+//! 2. The visible sequence number never lies below that of a picture. It is raised before the
+//!    picture is published, so that a reader that finds the picture reads all of it.
+//! 3. Nothing is written and nothing is removed.
+//!
+//! Thread-safety: any thread may call any method. One thread catches up at a time; readers do not
+//! wait for it. Failure: the old picture stays. Cost: reads the manifest and the log from its
+//! floor on, and opens the tables that are new. The records of that log stay in memory; no setting
+//! bounds them.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_env::{
+    DirEntry, FileClass, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
+};
+use parking_lot::{Condvar, Mutex};
+
+use crate::db::Db;
+use crate::db::inner::DbInner;
+use crate::db::lifecycle::open::check_known;
+use crate::db::read::options::ReadOptions;
+use crate::db::state::family::{Family, SuperVersion};
+use crate::db::state::memtable::Memtable;
+use crate::file_meta::sst_name;
+use crate::key::Kind;
+use crate::manifest::{Change, VersionEdit, VersionSet};
+use crate::options::CfOptions;
+use crate::version::Version;
+use crate::wal::{BatchOp, BatchView, LogChain};
+
+/// Attempts at a picture while the writer changes what is being read.
+const ATTEMPTS_MAX: usize = 200;
+/// Attempts that fail in the same way, with nothing changed in the directory, before the error
+/// counts.
+const SAME_FAILURES_MAX: usize = 5;
+/// Pause before an attempt is repeated, so that a writer in the middle of a step gets on.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Times that one read catches up and is repeated.
+const READS_MAX: usize = 16;
+
+/// What a read-only database knows of its pictures.
+#[derive(Default)]
+pub(crate) struct Following {
+    /// Held while a picture is read.
+    turn: Mutex<()>,
+    /// Held while a picture is published, and while a snapshot takes one.
+    pub(crate) publishing: Mutex<()>,
+    /// Number of pictures that were published.
+    generation: AtomicU64,
+    /// Records of the log that the picture has read and checked.
+    pub(crate) log_records: AtomicU64,
+}
+
+/// A family of a picture that is not published yet.
+struct NewFamily {
+    id: CfId,
+    name: String,
+    version: Arc<Version>,
+    memtable: Arc<Memtable>,
+}
+
+/// A picture that is not published yet.
+struct Picture {
+    manifest: VersionSet,
+    families: Vec<NewFamily>,
+    last_seq: SeqNo,
+    log_records: u64,
+}
+
+/// Why a picture does not count.
+pub(crate) enum Unusable {
+    /// The writer has changed what was being read.
+    Overtaken,
+    /// Something is wrong, or the writer was in the middle of a step.
+    Failed(Error),
+}
+
+impl From<Error> for Unusable {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Db {
+    /// Brings a database that was opened read only to the state that its writer has reached: every
+    /// write that has the log and returned before the call is visible on return, in another process
+    /// too. Column families that were created since then exist, and handles of dropped ones are
+    /// refused. Iterators and snapshots keep what they see. Settings of families stay those of the
+    /// open. A database that takes writes itself is never behind; the call does nothing.
+    ///
+    /// Errors: `Corrupt` names the damaged file; `Busy` if the writer replaced its files faster
+    /// than they could be read, many times in a row. After an error the handle shows what it
+    /// showed.
+    ///
+    /// ```
+    /// # use archipelago_engine::{db::Db, options::DbOptions};
+    /// # let dir = tempfile::tempdir()?;
+    /// let writer = Db::open(dir.path(), DbOptions::default())?;
+    /// let read_only = DbOptions { read_only: true, ..DbOptions::default() };
+    /// let reader = Db::open(dir.path(), read_only)?;
+    /// writer.put(b"reef:1", b"coral")?;
+    /// assert!(reader.get(b"reef:1")?.is_none());
+    /// reader.catch_up()?;
+    /// assert_eq!(reader.get(b"reef:1")?.as_deref(), Some(&b"coral"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn catch_up(&self) -> Result<()> {
+        self.inner.check_open()?;
+        self.inner.catch_up()
+    }
+}
+
+impl DbInner {
+    /// See [`Db::catch_up`].
+    pub(crate) fn catch_up(&self) -> Result<()> {
+        if !self.options.read_only {
+            return Ok(());
+        }
+        let _turn = self.following.turn.lock();
+        self.take_new_picture()
+    }
+
+    /// Runs a read. If it meets a table that the writer has removed, catches up and repeats it.
+    #[inline]
+    pub(crate) fn read_following<T>(
+        &self,
+        options: &ReadOptions,
+        read: impl Fn() -> Result<T>,
+    ) -> Result<T> {
+        match read() {
+            Err(error) if self.may_follow(&error, options) => {
+                self.read_on_new_picture(error, options, read)
+            }
+            result => result,
+        }
+    }
+
+    /// Whether a read that met `error` may be repeated on a newer picture.
+    #[cold]
+    pub(crate) fn may_follow(&self, error: &Error, options: &ReadOptions) -> bool {
+        self.options.read_only && error.kind() == ErrorKind::Fenced && options.snapshot.is_none()
+    }
+
+    /// Repeats a read, which met a table that the writer has removed, on newer pictures.
+    #[cold]
+    pub(crate) fn read_on_new_picture<T>(
+        &self,
+        first: Error,
+        options: &ReadOptions,
+        read: impl Fn() -> Result<T>,
+    ) -> Result<T> {
+        let mut error = first;
+        for _ in 0..READS_MAX {
+            self.check_open()?;
+            let seen = self.following.generation.load(Ordering::Acquire);
+            {
+                let _turn = self.following.turn.lock();
+                // Another reader may have caught up while this one waited for its turn.
+                if self.following.generation.load(Ordering::Acquire) == seen {
+                    self.take_new_picture()?;
+                }
+            }
+            match read() {
+                Err(again) if self.may_follow(&again, options) => error = again,
+                result => return result,
+            }
+        }
+        Err(error)
+    }
+
+    /// Reads and publishes a picture (turn held).
+    fn take_new_picture(&self) -> Result<()> {
+        let picture = while_changing(&*self.fs, &self.dir, || self.read_picture())?;
+        self.publish_picture(picture)
+    }
+
+    /// One attempt at a picture.
+    fn read_picture(&self) -> std::result::Result<Picture, Unusable> {
+        let fs = Arc::clone(&self.fs);
+        let mut manifest = VersionSet::recover(fs, &self.dir, true, Arc::clone(&self.trash))?;
+        self.hold_tables(&manifest)?;
+        let families: Vec<NewFamily> = manifest
+            .column_families()
+            .map(|(id, name, version)| NewFamily {
+                id,
+                name: name.to_owned(),
+                version: Arc::clone(version),
+                memtable: self.new_memtable(version, &[]),
+            })
+            .collect();
+        let floor = manifest.log_floor();
+        let segments = self.log_segments(floor)?;
+        let mut replay = PictureReplay {
+            families: &families,
+            next_cf: manifest.next_cf_id(),
+            last: SeqNo::ZERO,
+        };
+        let mut since = Vec::new();
+        let mut overtaken = false;
+        let chain = LogChain {
+            segments: &segments,
+            floor,
+            mode: self.options.recovery_mode,
+            database_id: self.database_id,
+        };
+        let mut visit = |first: SeqNo, batch: BatchView<'_>| replay.apply(first, batch.iter());
+        let mut after = |segment: FileNo| {
+            match manifest.edits_since()? {
+                Some(edits) => since.extend(edits),
+                None => overtaken = true,
+            }
+            overtaken |= passed_by(&since, segment);
+            match overtaken {
+                true => Err(Error::busy("the writer has overtaken the read of its log")),
+                false => Ok(()),
+            }
+        };
+        let recovered = crate::wal::recover_beside(&*self.fs, &chain, &mut visit, &mut after);
+        let last = replay.last;
+        if overtaken {
+            return Err(Unusable::Overtaken);
+        }
+        let recovered = recovered?;
+        self.check_log(&manifest, floor, &recovered)?;
+        match manifest.edits_since()? {
+            Some(edits) => since.extend(edits),
+            None => return Err(Unusable::Overtaken),
+        }
+        if since.iter().any(is_no_write_of_the_log) {
+            return Err(Unusable::Overtaken);
+        }
+        let last_seq = last.max(recovered.last_seq.unwrap_or_default()).max(manifest.last_seq());
+        let log_records = recovered.segments.iter().map(|segment| segment.records).sum();
+        Ok(Picture { manifest, families, last_seq, log_records })
+    }
+
+    /// Opens the tables of `manifest` and keeps them open, those of the last picture again, at most
+    /// `table_readers_max` of them.
+    fn hold_tables(&self, manifest: &VersionSet) -> Result<()> {
+        let mut known: HashMap<[u8; 16], Arc<dyn RandomFile>> = HashMap::new();
+        for family in self.live_families() {
+            for (_, file) in family.current.load().version.files() {
+                if let Some(handle) = file.held() {
+                    known.insert(file.unique_id, handle);
+                }
+            }
+        }
+        let context = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
+        let options = OpenOptions { direct: self.options.direct_reads };
+        let files = manifest.column_families().flat_map(|(_, _, version)| version.files());
+        for (_, file) in files.take(self.options.table_readers_max) {
+            let handle = match known.remove(&file.unique_id) {
+                Some(handle) => handle,
+                None => {
+                    let path = self.path_of(&sst_name(file.file_no()));
+                    match self.fs.open(&path, context, options) {
+                        Ok(handle) => handle,
+                        Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
+                        // Out of descriptors, perhaps: the rest is opened when it is needed.
+                        Err(error) => {
+                            tracing::warn!(%error, "not every table is held open");
+                            break;
+                        }
+                    }
+                }
+            };
+            file.hold(handle);
+        }
+        Ok(())
+    }
+
+    fn publish_picture(&self, picture: Picture) -> Result<()> {
+        let mut fresh = Vec::new();
+        for new in &picture.families {
+            let known = self.family(new.id).filter(|family| family.name == new.name);
+            if known.is_none() {
+                let stored = CfOptions::clone(new.version.options());
+                let options = self.family_overrides.get(&new.name).cloned().unwrap_or(stored);
+                let first = super_version(new);
+                fresh.push(Family::new(new.id, new.name.clone(), options, &self.registry, first)?);
+            }
+        }
+        let _publishing = self.following.publishing.lock();
+        self.committer.start_at(picture.last_seq.max(self.visible()));
+        let mut manifest = self.manifest.lock();
+        let mut state = self.state.lock();
+        for family in self.live_families() {
+            let is_same = |new: &&NewFamily| new.id == family.id && new.name == family.name;
+            match picture.families.iter().find(is_same) {
+                Some(new) => self.publish(&mut state, &family, super_version(new)),
+                None => {
+                    family.dropped.store(true, Ordering::Release);
+                    self.set_family(family.id, None);
+                    self.empty_family(&mut state, &family);
+                }
+            }
+        }
+        for family in fresh {
+            self.set_family(family.id, Some(family));
+        }
+        drop(state);
+        // A checkpoint has the picture's tables, and others with numbers of its own.
+        self.file_numbers.raise(picture.manifest.file_numbers().next());
+        *manifest = picture.manifest;
+        self.following.log_records.store(picture.log_records, Ordering::Relaxed);
+        self.following.generation.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+fn super_version(new: &NewFamily) -> SuperVersion {
+    SuperVersion {
+        active: Arc::clone(&new.memtable),
+        immutables: Vec::new(),
+        version: Arc::clone(&new.version),
+    }
+}
+
+/// Whether one of `edits` allows the writer to overwrite `segment`.
+fn passed_by(edits: &[VersionEdit], segment: FileNo) -> bool {
+    let mut changes = edits.iter().flat_map(|edit| &edit.changes);
+    changes.any(|change| matches!(change, Change::LogFloor(floor) if *floor > segment))
+}
+
+/// Whether `edit` changes what the database holds, and no record of the log says so.
+fn is_no_write_of_the_log(edit: &VersionEdit) -> bool {
+    edit.changes.iter().any(|change| match change {
+        Change::CreateCf { .. } | Change::DropCf { .. } => true,
+        Change::AddFile { meta, .. } => meta.global_seq.is_some(),
+        _ => false,
+    })
+}
+
+/// Repeats `attempt` until it succeeds. An error counts once it has come back several times with
+/// nothing changed in `dir`.
+pub(crate) fn while_changing<T>(
+    fs: &dyn FileSystem,
+    dir: &Path,
+    attempt: impl Fn() -> std::result::Result<T, Unusable>,
+) -> Result<T> {
+    let mut same = 0;
+    let mut last: Option<(String, Vec<DirEntry>)> = None;
+    for _ in 0..ATTEMPTS_MAX {
+        let error = match attempt() {
+            Ok(value) => return Ok(value),
+            Err(Unusable::Overtaken) => continue,
+            Err(Unusable::Failed(error)) => error,
+        };
+        if ![ErrorKind::Corrupt, ErrorKind::NotFound].contains(&error.kind()) {
+            return Err(error);
+        }
+        let now = (error.to_string(), fs.list(dir)?);
+        same = if last.as_ref() == Some(&now) { same + 1 } else { 0 };
+        if same >= SAME_FAILURES_MAX {
+            return Err(error);
+        }
+        last = Some(now);
+        pause();
+    }
+    Err(Error::busy(format!(
+        "{}: its writer replaced manifest and log {ATTEMPTS_MAX} times while they were read: try \
+         again, or make a checkpoint and open that",
+        dir.display()
+    )))
+}
+
+/// Waits a moment, which nothing ends early.
+fn pause() {
+    let (lock, never) = (Mutex::new(()), Condvar::new());
+    never.wait_for(&mut lock.lock(), PAUSE);
+}
+
+/// The log's records on their way into the memtables of a picture.
+struct PictureReplay<'a> {
+    families: &'a [NewFamily],
+    next_cf: CfId,
+    last: SeqNo,
+}
+
+impl PictureReplay<'_> {
+    fn apply<'b>(
+        &mut self,
+        first_seq: SeqNo,
+        ops: impl Iterator<Item = Result<BatchOp<'b>>>,
+    ) -> Result<()> {
+        let mut seq = first_seq;
+        for op in ops {
+            let op = op?;
+            self.last = self.last.max(seq);
+            check_known(op.cf, self.next_cf)?;
+            // Nothing is to be shown of a family that was dropped after the write.
+            if let Some(family) = self.families.iter().find(|family| family.id == op.cf) {
+                apply_one(family, seq, &op);
+            }
+            seq = SeqNo(seq.0 + 1);
+        }
+        Ok(())
+    }
+}
+
+fn apply_one(family: &NewFamily, seq: SeqNo, op: &BatchOp<'_>) {
+    let flushed = family.version.flushed_through();
+    if op.kind != Kind::RangeDelete {
+        if flushed.get(op.key) < seq {
+            family.memtable.insert(seq, op.kind, op.key, op.value, None);
+        }
+        return;
+    }
+    for (start, end) in flushed.parts_below(seq, op.key, op.value) {
+        family.memtable.insert(seq, op.kind, start, end, None);
+    }
+}

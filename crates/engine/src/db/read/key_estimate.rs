@@ -1,0 +1,390 @@
+//! Estimates how many live keys a column family has.
+//!
+//! A key is counted where its newest record lies. For each memtable shard and each table the rule
+//! takes some of its keys and finds out which of them are live there: the record is no delete and
+//! has not expired, no range tombstone that is newer covers it, and no newer shard or table has
+//! the key. The number of keys of the shard or table times that share is its part of the count.
+//! A table knows how many different keys it has; of a shard the versions of each key of the sample
+//! say how many there are.
+//!
+//! Error: with few keys ([`EXACT_KEYS`] in all) every key is looked at, and the count is exact but
+//! for what a filter takes for a key (about 1 % of the keys that lie in an older place). Otherwise
+//! some [`BLOCKS`] blocks of [`KEYS_OF_BLOCK`] keys are taken in all: the estimate is within 10 %
+//! of the number of different keys that the records have (written, deleted or expired).
+//! That holds for overwrites, deletes, range deletes, expiry and their mixtures. Merge
+//! operands without a base count as a live key. Keys with values so large that a block is not read
+//! are judged by the table's metadata alone: deletes and expired records by their number, older
+//! versions as live.
+//!
+//! The same samples tell how many of the live keys expire, and the mean time that these have left.
+//! Their number has the same error as the number of keys; the mean is that of the sample.
+//!
+//! Cost: no value is read but those that share a block with a sampled key; at most [`BLOCKS`]
+//! blocks and one for each of at most [`TABLES_MAX`] tables, through the block cache, and some
+//! thousand searches in memory. Whether a newer table has a key is asked of its
+//! filter and, as far as they are cached, of its blocks.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use archipelago_base::{Result, SeqNo};
+
+use crate::db::inner::DbInner;
+use crate::db::state::family::{Family, SuperVersion};
+use crate::file_meta::FileMeta;
+use crate::key::{KeyRange, Kind, split_expiry};
+use crate::live_file::LiveFile;
+use crate::lookup::Lookup;
+use crate::memtable::Shard;
+use crate::options::LEVELS;
+use crate::sst::{SampledBlock, SampledKey, TableReadOptions};
+
+/// Blocks that are sampled in all, besides one of each table.
+const BLOCKS: u64 = 64;
+/// Keys that are sampled of a block.
+const KEYS_OF_BLOCK: usize = 16;
+/// Keys that are sampled of a memtable shard.
+const KEYS_OF_SHARD: usize = 512;
+/// With fewer keys than this in all, all are looked at.
+const EXACT_KEYS: u64 = 4096;
+/// Tables that are sampled; of more, every second, third, … one.
+const TABLES_MAX: usize = 256;
+
+/// Where a record lies, from newest to oldest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// In a memtable: the active one is 0.
+    Memtable(usize),
+    /// In the table with this number.
+    Table(u64),
+}
+
+/// One look at a family.
+struct Census<'a> {
+    inner: &'a DbInner,
+    picture: Arc<SuperVersion>,
+    visible: SeqNo,
+    now_ms: u64,
+    /// Whether every key is looked at.
+    exact: bool,
+    /// Point records of memtables, and keys of tables.
+    total: u64,
+}
+
+/// An estimate of the live keys of a column family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyEstimate {
+    /// How many there are.
+    pub keys: u64,
+    /// How many of them expire.
+    pub expiring: u64,
+    /// Milliseconds that those have left on average; 0 if there are none.
+    pub mean_ttl_ms: u64,
+}
+
+/// Live keys of a sample, or of what it stands for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Live {
+    keys: f64,
+    expiring: f64,
+    /// Sum of the milliseconds that the expiring ones have left.
+    ttl_ms: f64,
+}
+
+impl Live {
+    /// So many keys that do not expire.
+    fn lasting(keys: f64) -> Self {
+        Self { keys, ..Self::default() }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            keys: self.keys + other.keys,
+            expiring: self.expiring + other.expiring,
+            ttl_ms: self.ttl_ms + other.ttl_ms,
+        }
+    }
+
+    fn times(self, factor: f64) -> Self {
+        let Self { keys, expiring, ttl_ms } = self;
+        Self { keys: keys * factor, expiring: expiring * factor, ttl_ms: ttl_ms * factor }
+    }
+}
+
+impl DbInner {
+    /// See the module.
+    pub(crate) fn count_keys(&self, family: &Family) -> KeyEstimate {
+        let picture = family.current.load_full();
+        let shards = shards(&picture).map(|(_, shard)| shard.entries()).sum::<u64>();
+        let tables = picture.version.files().map(|(_, file)| keys_of(file)).sum::<u64>();
+        let census = Census {
+            inner: self,
+            visible: self.visible(),
+            now_ms: self.clock.unix_ms(),
+            exact: shards + tables <= EXACT_KEYS,
+            total: shards + tables,
+            picture,
+        };
+        let in_memory = shards_of(&census).map(|(at, shard)| census.live_of_shard(at, &shard));
+        let live = in_memory.fold(census.live_of_tables(), Live::plus);
+        KeyEstimate {
+            keys: live.keys.round() as u64,
+            expiring: live.expiring.round() as u64,
+            mean_ttl_ms: (live.ttl_ms / live.expiring.max(f64::MIN_POSITIVE)).round() as u64,
+        }
+    }
+}
+
+fn shards(picture: &SuperVersion) -> impl Iterator<Item = (usize, &Arc<Shard>)> {
+    let immutables = picture.immutables.iter().enumerate();
+    let immutables = immutables
+        .flat_map(|(at, immutable)| immutable.shards.iter().flatten().map(move |s| (at + 1, s)));
+    picture.active.shards.iter().map(|shard| (0, shard)).chain(immutables)
+}
+
+fn shards_of(census: &Census<'_>) -> impl Iterator<Item = (usize, Arc<Shard>)> {
+    shards(&census.picture).map(|(at, shard)| (at, Arc::clone(shard)))
+}
+
+/// Different keys of a table's point records.
+fn keys_of(file: &FileMeta) -> u64 {
+    file.content.user_keys.min(file.entries)
+}
+
+impl Census<'_> {
+    fn live_of_shard(&self, at: usize, shard: &Arc<Shard>) -> Live {
+        let entries = shard.entries();
+        if entries == 0 {
+            return Live::default();
+        }
+        if self.exact {
+            let mut iter = shard.iter();
+            let mut last: Option<Vec<u8>> = None;
+            let mut live = Live::default();
+            crate::iter::InternalIterator::seek_to_first(&mut iter);
+            while crate::iter::InternalIterator::valid(&iter) {
+                let key = crate::key::user_key(crate::iter::InternalIterator::key(&iter));
+                if last.as_deref() != Some(key) {
+                    let (one, _) = self.live_in_shard(at, shard, key);
+                    live = live.plus(one);
+                    last = Some(key.to_vec());
+                }
+                crate::iter::InternalIterator::advance(&mut iter);
+            }
+            return live;
+        }
+        // Keys at even distances by records: each stands for as many records, of which one in as
+        // many as it has versions is its newest. A key with very many fills several distances.
+        let parts = KEYS_OF_SHARD.min(entries as usize).max(2);
+        let keys = shard.split_keys(parts);
+        let weighted = keys.iter().map(|key| {
+            let (live, versions) = self.live_in_shard(at, shard, key);
+            live.times(1.0 / f64::from(versions.max(1)))
+        });
+        let live = weighted.fold(Live::default(), Live::plus);
+        live.times(entries as f64 / (parts - 1) as f64)
+    }
+
+    /// The key, if its newest record is live in the shard, and how many versions it has there.
+    fn live_in_shard(&self, at: usize, shard: &Shard, key: &[u8]) -> (Live, u32) {
+        let lookup = Lookup::new(key, self.visible);
+        let mut versions = 0u32;
+        let mut newest: Option<(SeqNo, Kind, Option<u64>)> = None;
+        shard.lookup(&lookup, |found| {
+            versions += 1;
+            newest.get_or_insert_with(|| {
+                let expires = found.kind == Kind::PutExpiring;
+                let expiry = expires.then(|| split_expiry(found.value)).flatten();
+                (found.seq, found.kind, expiry.map(|(at_ms, _)| at_ms))
+            });
+            ControlFlow::Continue(())
+        });
+        let Some((seq, kind, expiry)) = newest else { return (Live::default(), versions) };
+        let record = SampledKey { key: key.to_vec(), seq, kind, expiry };
+        (self.live_of(&record, Origin::Memtable(at)), versions)
+    }
+
+    /// The key of a record in `origin`, if it is live there.
+    fn live_of(&self, record: &SampledKey, origin: Origin) -> Live {
+        if !self.is_live(record) || self.is_hidden(record, origin) {
+            return Live::default();
+        }
+        match record.expiry.filter(|_| record.kind == Kind::PutExpiring) {
+            None => Live::lasting(1.0),
+            Some(at_ms) => {
+                let ttl_ms = at_ms.saturating_sub(self.now_ms) as f64;
+                Live { keys: 1.0, expiring: 1.0, ttl_ms }
+            }
+        }
+    }
+
+    fn is_live(&self, record: &SampledKey) -> bool {
+        match record.kind {
+            Kind::Put | Kind::Merge | Kind::Indirect | Kind::WideEntity => true,
+            Kind::PutExpiring => record.expiry.is_none_or(|at_ms| at_ms > self.now_ms),
+            Kind::Delete | Kind::SingleDelete | Kind::RangeDelete => false,
+        }
+    }
+
+    /// Whether a newer record or range tombstone than `record`, which lies in `origin`, decides.
+    fn is_hidden(&self, record: &SampledKey, origin: Origin) -> bool {
+        let lookup = Lookup::new(&record.key, self.visible);
+        let covers = |tombstone: Option<SeqNo>| tombstone.is_some_and(|seq| seq > record.seq);
+        let active = &self.picture.active;
+        let first = Some(&active.shards[active.map.bucket_of(&record.key)]);
+        let immutables = self.picture.immutables.iter().map(|i| i.shard_of(&record.key));
+        for (at, shard) in std::iter::once(first).chain(immutables).enumerate() {
+            let is_own = origin == Origin::Memtable(at);
+            if let Some(shard) = shard {
+                if shard.has_tombstones()
+                    && covers(shard.tombstones().max_covering(&record.key, self.visible))
+                {
+                    return true;
+                }
+                let mut has_key = false;
+                if !is_own {
+                    shard.lookup(&lookup, |_| {
+                        has_key = true;
+                        ControlFlow::Break(())
+                    });
+                }
+                if has_key {
+                    return true;
+                }
+            }
+            if is_own {
+                return false;
+            }
+        }
+        let version = &self.picture.version;
+        let levels = (1..LEVELS).filter_map(|level| version.file_for(level, &record.key));
+        let l0 = version.l0_of(&record.key).iter().filter(|file| file.contains(&record.key));
+        for file in l0.chain(levels) {
+            let is_own = origin == Origin::Table(file.no);
+            // A table that cannot be read hides nothing.
+            if self.table_hides(file, record, &lookup, is_own).unwrap_or(false) {
+                return true;
+            }
+            if is_own {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Whether the table, which is `record`'s own or newer, says something newer about its key.
+    fn table_hides(
+        &self,
+        file: &Arc<LiveFile>,
+        record: &SampledKey,
+        lookup: &Lookup<'_>,
+        is_own: bool,
+    ) -> Result<bool> {
+        if is_own && file.range_deletions == 0 {
+            return Ok(false);
+        }
+        let table = self.inner.tables.load(file)?;
+        let covering = table.tombstones().max_covering(&record.key, self.visible);
+        if covering.is_some_and(|seq| seq > record.seq) {
+            return Ok(true);
+        }
+        if is_own || !table.may_contain(lookup.hash) {
+            return Ok(false);
+        }
+        let mut has_key = false;
+        let mut note = |_: &crate::lookup::Found<'_>| {
+            has_key = true;
+            ControlFlow::Break(())
+        };
+        let cached = TableReadOptions { cache_only: true, ..TableReadOptions::foreground() };
+        match table.lookup_filtered(lookup, &cached, &mut note) {
+            Ok(()) => Ok(has_key),
+            // Its blocks are not in memory: a filter of the whole table is believed.
+            Err(_) if table.has_whole_filter() => Ok(true),
+            Err(_) => {
+                table.lookup_filtered(lookup, &TableReadOptions::foreground(), &mut note)?;
+                Ok(has_key)
+            }
+        }
+    }
+
+    fn live_of_tables(&self) -> Live {
+        let version = Arc::clone(&self.picture.version);
+        let files: Vec<(usize, &Arc<LiveFile>)> =
+            version.files().filter(|(_, file)| keys_of(file) > 0).collect();
+        let step = files.len().div_ceil(TABLES_MAX).max(1);
+        let (mut live, mut share, mut share_of) = (Live::default(), Live::lasting(1.0), usize::MAX);
+        for (at, (level, file)) in files.into_iter().enumerate() {
+            if at % step == 0 || level != share_of {
+                (share, share_of) = (self.live_share(level, file), level);
+            }
+            live = live.plus(share.times(keys_of(file) as f64));
+        }
+        live
+    }
+
+    /// Shares of the table's keys: of those that are live there, and of those that expire.
+    fn live_share(&self, level: usize, file: &Arc<LiveFile>) -> Live {
+        let is_plain = file.deletions == 0 && file.content.expiring == 0;
+        if is_plain && file.range_deletions == 0 && !self.has_newer(level, file) {
+            return Live::lasting(1.0);
+        }
+        let (blocks, keys) = match self.exact {
+            true => (usize::MAX, usize::MAX),
+            false => {
+                let share = BLOCKS.saturating_mul(keys_of(file)) / self.total.max(1);
+                (1 + share as usize, KEYS_OF_BLOCK)
+            }
+        };
+        let table = self.inner.tables.get(file);
+        let sampled = table.and_then(|table| table.sample(blocks, keys));
+        let (mut live, mut all) = (Live::default(), 0.0);
+        for SampledBlock { keys, sampled } in sampled.unwrap_or_default() {
+            let origin = Origin::Table(file.no);
+            let of_sample = sampled.iter().map(|record| self.live_of(record, origin));
+            let of_sample = of_sample.fold(Live::default(), Live::plus);
+            live = live.plus(of_sample.times(keys as f64 / sampled.len().max(1) as f64));
+            all += keys as f64;
+        }
+        if all > 0.0 { live.times(1.0 / all) } else { self.share_by_metadata(file) }
+    }
+
+    /// Where no block may be read.
+    fn share_by_metadata(&self, file: &LiveFile) -> Live {
+        let expired = file.content.expiring * file.content.expired_quarters(self.now_ms) / 4;
+        let edge = |key: &[u8]| SampledKey {
+            key: key.to_vec(),
+            seq: file.largest_seq(),
+            kind: Kind::Put,
+            expiry: None,
+        };
+        let origin = Origin::Table(file.no);
+        let edges = [&file.smallest, &file.largest];
+        let hidden = edges.iter().filter(|key| self.is_hidden(&edge(key), origin)).count();
+        let keys = keys_of(file);
+        let left = keys.saturating_sub(file.deletions).saturating_sub(expired);
+        let expiring = file.content.expiring.saturating_sub(expired).min(left);
+        let middle = file.content.expiry_ms[2].max(self.now_ms);
+        let left = Live {
+            keys: left as f64,
+            expiring: expiring as f64,
+            ttl_ms: expiring as f64 * (middle - self.now_ms) as f64,
+        };
+        left.times((2 - hidden) as f64 / 2.0 / keys.max(1) as f64)
+    }
+
+    /// Whether a memtable or a newer table may say something about a key of the table.
+    fn has_newer(&self, level: usize, file: &Arc<LiveFile>) -> bool {
+        if shards(&self.picture).any(|(_, shard)| !shard.is_empty()) {
+            return true;
+        }
+        let version = &self.picture.version;
+        let mut end = file.largest.clone();
+        end.push(0);
+        let range = KeyRange { start: file.smallest.clone(), end: Some(end) };
+        let l0 = version.map().buckets_of(&range).flat_map(|bucket| version.l0(bucket));
+        let newer = |other: &Arc<LiveFile>| other.no != file.no && other.overlaps_file(file);
+        l0.into_iter().any(newer)
+            || (1..level).any(|above| !version.overlapping(above, &range).is_empty())
+    }
+}

@@ -1,0 +1,236 @@
+//! The newest record of a key, and whether anything in a range is newer than a moment.
+//!
+//! This is what a transaction compares with what it read. Both functions count records of every
+//! kind, and range deletes over the key, whether they are visible to readers yet or not. They load
+//! the family's super version, so they find every record that was visible before the call.
+//!
+//! Thread-safety: no locks. Failure: errors of the tables that are read.
+//! Cost: a search of the memtables, and of each table on the way to the newest record that may hold
+//! a record after the moment. For a range, a scan of the part of each memtable shard and of each
+//! table that lies in the range and has a record after the moment. Large values are not read.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use archipelago_base::{Result, SeqNo};
+
+use crate::db::inner::DbInner;
+use crate::db::read::get::table_options;
+use crate::db::read::options::ReadOptions;
+use crate::db::state::family::{Family, SuperVersion};
+use crate::db::write::check_key;
+use crate::iter::InternalIterator;
+use crate::key::{KeyRange, Kind, encode, trailer, trailer_seq, user_key};
+use crate::live_file::LiveFile;
+use crate::lookup::{Found, Lookup};
+use crate::memtable::Shard;
+use crate::options::LEVELS;
+use crate::tombstone::{TombstoneSet, TombstoneSpan};
+
+/// Which records a question is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Since {
+    /// All that are visible.
+    Ever,
+    /// Those with a larger sequence number, visible or not.
+    After(SeqNo),
+}
+
+impl Since {
+    /// Whether a table or shard whose largest sequence number is `largest` may have such records.
+    fn may_hold(self, largest: SeqNo) -> bool {
+        match self {
+            Self::Ever => true,
+            Self::After(seq) => largest > seq,
+        }
+    }
+
+    fn holds(self, seq: SeqNo) -> bool {
+        self.may_hold(seq)
+    }
+}
+
+/// Sequence number of the newest record of `key` since the moment; `None` if there is none.
+pub(crate) fn newest_record(
+    inner: &DbInner,
+    family: &Family,
+    key: &[u8],
+    since: Since,
+) -> Result<Option<SeqNo>> {
+    inner.check_open()?;
+    check_key(key)?;
+    // The super version first: what was visible before the call is in it.
+    let current = family.current.load();
+    let through = match since {
+        Since::Ever => inner.visible(),
+        Since::After(_) => SeqNo::MAX,
+    };
+    let lookup = Lookup::new(key, through);
+    let newest = std::cell::Cell::new(None);
+    let visit = |found: &Found<'_>| {
+        newest.set(newest.get().max(Some(found.seq)));
+        ControlFlow::Break(())
+    };
+    for shard in shards_of(&current, key) {
+        shard.lookup(&lookup, visit);
+        newest.set(newest.get().max(shard.newest_tombstone(key, through)));
+        if newest.get().is_some() {
+            return Ok(newest.get().filter(|&seq| since.holds(seq)));
+        }
+    }
+    let table_options = table_options(&ReadOptions::new().keys_only());
+    let version = &current.version;
+    let levels = (1..LEVELS).filter_map(|level| version.file_for(level, key));
+    let files = version.l0_of(key).iter().filter(|file| file.contains(key)).chain(levels);
+    for file in files.filter(|file| since.may_hold(file.largest_seq())) {
+        let table = inner.tables.get(file)?;
+        newest.set(newest.get().max(table.tombstones().max_covering(key, through)));
+        table.lookup(&lookup, &table_options, &mut |found| visit(found))?;
+        if newest.get().is_some() {
+            break;
+        }
+    }
+    Ok(newest.get().filter(|&seq| since.holds(seq)))
+}
+
+/// The shards that may hold `key`, newest first.
+fn shards_of<'a>(current: &'a SuperVersion, key: &'a [u8]) -> impl Iterator<Item = &'a Arc<Shard>> {
+    let active = &current.active;
+    let first = &active.shards[active.map.bucket_of(key)];
+    let immutables = current.immutables.iter().filter_map(move |immutable| immutable.shard_of(key));
+    std::iter::once(first).chain(immutables)
+}
+
+/// Whether a key of `range` has a record or range delete newer than `seq`.
+pub(crate) fn range_has_newer(
+    inner: &DbInner,
+    family: &Family,
+    range: &KeyRange,
+    seq: SeqNo,
+) -> Result<bool> {
+    inner.check_open()?;
+    if range.is_empty() {
+        return Ok(false);
+    }
+    let current = family.current.load_full();
+    let active = &current.active;
+    for bucket in active.map.buckets_of(range) {
+        if shard_has_newer(&active.shards[bucket], range, seq)? {
+            return Ok(true);
+        }
+    }
+    for immutable in &current.immutables {
+        for bucket in immutable.map.buckets_of(range) {
+            if let Some(shard) = &immutable.shards[bucket]
+                && shard_has_newer(shard, range, seq)?
+            {
+                return Ok(true);
+            }
+        }
+    }
+    let version = &current.version;
+    let l0 = version.map().buckets_of(range).flat_map(|bucket| version.l0(bucket));
+    let levels = (1..LEVELS).flat_map(|level| version.overlapping(level, range));
+    for file in l0.chain(levels) {
+        if file.largest_seq() > seq
+            && file.overlaps(range)
+            && file_has_newer(inner, file, range, seq)?
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn shard_has_newer(shard: &Arc<Shard>, range: &KeyRange, seq: SeqNo) -> Result<bool> {
+    if shard.largest_seq() <= seq {
+        return Ok(false);
+    }
+    if shard.has_tombstones() && set_has_newer(&shard.tombstones(), range, seq) {
+        return Ok(true);
+    }
+    cursor_has_newer(&mut shard.iter(), range, seq)
+}
+
+fn file_has_newer(
+    inner: &DbInner,
+    file: &Arc<LiveFile>,
+    range: &KeyRange,
+    seq: SeqNo,
+) -> Result<bool> {
+    let table = inner.tables.get(file)?;
+    if file.range_deletions > 0 && set_has_newer(table.tombstones(), range, seq) {
+        return Ok(true);
+    }
+    let options = table_options(&ReadOptions::new().keys_only());
+    cursor_has_newer(&mut table.iter(options), range, seq)
+}
+
+fn cursor_has_newer(
+    cursor: &mut impl InternalIterator,
+    range: &KeyRange,
+    seq: SeqNo,
+) -> Result<bool> {
+    cursor.seek(&encode(&range.start, SeqNo::MAX, Kind::SEEK));
+    while cursor.valid() {
+        let key = cursor.key();
+        if range.end.as_deref().is_some_and(|end| user_key(key) >= end) {
+            return Ok(false);
+        }
+        if trailer_seq(trailer(key)) > seq {
+            return Ok(true);
+        }
+        cursor.next();
+    }
+    cursor.status().map(|()| false)
+}
+
+fn set_has_newer(set: &TombstoneSet, range: &KeyRange, seq: SeqNo) -> bool {
+    let mut span = TombstoneSpan::default();
+    let mut at = range.start.clone();
+    loop {
+        span.reset();
+        set.add_to(&at, SeqNo::MAX, &mut span);
+        if span.newest() > seq {
+            return true;
+        }
+        match span.end() {
+            Some(end) if range.end.as_deref().is_none_or(|last| end < last) => {
+                assert!(end > at.as_slice(), "a span holds the asked key");
+                at = end.to_vec();
+            }
+            _ => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tombstone::RangeTombstone;
+
+    #[test]
+    fn newer_range_delete_is_found_where_it_meets_the_range() {
+        let tombstone = |start: &[u8], end: &[u8], seq| RangeTombstone {
+            start: start.into(),
+            end: end.into(),
+            seq: SeqNo(seq),
+        };
+        let set = TombstoneSet::new(&[
+            tombstone(b"c", b"f", 9),
+            tombstone(b"a", b"z", 3),
+            tombstone(b"m", b"p", 7),
+        ]);
+        let has = |start: &[u8], end: Option<&[u8]>, seq| {
+            let range = KeyRange { start: start.to_vec(), end: end.map(<[u8]>::to_vec) };
+            set_has_newer(&set, &range, SeqNo(seq))
+        };
+        assert!(has(b"a", Some(b"d"), 8));
+        assert!(!has(b"a", Some(b"c"), 8));
+        assert!(!has(b"f", None, 8));
+        assert!(has(b"f", None, 6));
+        assert!(!has(b"f", Some(b"m"), 6));
+        assert!(has(b"x", Some(b"y"), 2));
+        assert!(!has(b"z", None, 0));
+    }
+}

@@ -1,0 +1,520 @@
+//! Iterators over a column family: what the engine's iterators (`crate::iter`) are made of here.
+//!
+//! An iterator holds one super version (its memtables and files stay as long as it lives) and
+//! reads as of one sequence number: the current ones, or those of a snapshot. Its children, newest
+//! first: the active memtable, the immutable ones, L0, one per level with files in bounds.
+//! Memtables and L0 are opened bucket by bucket, levels file by file, as the iterator gets there;
+//! what lies outside the bounds is never opened. Range tombstones are asked by key of those shards
+//! and files that have any; where none has, they cost nothing.
+//!
+//! An iterator of a transaction has the transaction's own writes as its newest child. Their
+//! sequence numbers are above all others, so the view shows every number, and the other children
+//! and range tombstones are cut at the snapshot instead.
+
+use std::sync::Arc;
+
+use archipelago_base::{Error, Result, SeqNo};
+
+use crate::bucket::BucketMap;
+use crate::db::inner::DbInner;
+use crate::db::read::get::table_options;
+use crate::db::read::options::ReadOptions;
+use crate::db::read::snapshot::Snapshot;
+use crate::db::state::family::{Family, SuperVersion};
+use crate::db::{ColumnFamily, Db};
+use crate::indexed_batch::OwnRecords;
+use crate::iter::{
+    AsOfIterator, BucketTombstones, Child, FileOpener, InternalIterator, LevelIterator,
+    LevelTombstones, MergingIterator, TombstoneFile, TombstoneSource, UserIterator, View,
+};
+use crate::key::KeyRange;
+use crate::live_file::LiveFile;
+use crate::memtable::Shard;
+use crate::options::LEVELS;
+use crate::sst::{TableReadOptions, TableReader};
+use crate::stats::Ticker;
+use crate::table_cache::TableCache;
+use crate::tombstone::{TombstoneSet, TombstoneSpan};
+use crate::version::Version;
+
+/// A cursor over the live keys of a column family, in key order, as of one moment.
+///
+/// Not valid until the first seek. Returned keys and values hold until the cursor moves. An error
+/// makes it invalid: check [`Iter::status`] when a loop ends. While it lives, the files and
+/// memtables of its moment stay.
+///
+/// ```
+/// # use archipelago_engine::{db::{Db, ReadOptions}, options::DbOptions};
+/// # let dir = tempfile::tempdir()?;
+/// # let db = Db::open(dir.path(), DbOptions::default())?;
+/// db.put(b"user:1", b"ann")?;
+/// db.put(b"user:2", b"bob")?;
+/// let mut iter = db.iter(db.default_family(), &ReadOptions::new().prefix(b"user:"))?;
+/// iter.seek_to_first();
+/// while iter.valid() {
+///     println!("{:?} = {:?}", iter.key(), iter.value());
+///     iter.next();
+/// }
+/// iter.status()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Iter {
+    cursor: UserIterator,
+    inner: Arc<DbInner>,
+    _picture: Arc<SuperVersion>,
+    _snapshot: Option<Snapshot>,
+}
+
+impl std::fmt::Debug for Iter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Iter").field("valid", &self.cursor.valid()).finish_non_exhaustive()
+    }
+}
+
+impl Iter {
+    /// To the first key in bounds.
+    pub fn seek_to_first(&mut self) {
+        self.inner.stats.add(Ticker::Seeks, 1);
+        self.cursor.seek_to_first();
+    }
+
+    /// To the last key in bounds.
+    pub fn seek_to_last(&mut self) {
+        self.inner.stats.add(Ticker::Seeks, 1);
+        self.cursor.seek_to_last();
+    }
+
+    /// To the first key at or after `key`.
+    pub fn seek(&mut self, key: &[u8]) {
+        self.inner.stats.add(Ticker::Seeks, 1);
+        self.cursor.seek(key);
+    }
+
+    /// To the last key at or before `key`.
+    pub fn seek_for_prev(&mut self, key: &[u8]) {
+        self.inner.stats.add(Ticker::Seeks, 1);
+        self.cursor.seek_for_prev(key);
+    }
+
+    /// To the next key. Panics if the cursor is not valid.
+    #[inline]
+    pub fn next(&mut self) {
+        assert!(self.cursor.valid(), "next() on a cursor that stands on no key");
+        self.cursor.next();
+    }
+
+    /// To the previous key. Panics if the cursor is not valid.
+    #[inline]
+    pub fn prev(&mut self) {
+        assert!(self.cursor.valid(), "prev() on a cursor that stands on no key");
+        self.cursor.prev();
+    }
+
+    /// Whether the cursor stands on a key.
+    #[inline]
+    #[must_use]
+    pub fn valid(&self) -> bool {
+        self.cursor.valid()
+    }
+
+    /// The key. Panics if the cursor is not valid.
+    #[inline]
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        self.cursor.key()
+    }
+
+    /// The value; cut or empty if only keys were asked for. Panics if the cursor is not valid.
+    #[inline]
+    #[must_use]
+    pub fn value(&self) -> &[u8] {
+        self.cursor.value()
+    }
+
+    /// When the value expires (Unix milliseconds), if it does.
+    #[must_use]
+    pub fn expires_at_ms(&self) -> Option<u64> {
+        self.cursor.expires_at_ms()
+    }
+
+    /// Sequence number of the newest record that the value was made of.
+    #[must_use]
+    pub fn seq(&self) -> SeqNo {
+        self.cursor.seq()
+    }
+
+    /// The error that made the cursor invalid, if one did.
+    pub fn status(&self) -> Result<()> {
+        self.cursor.status()
+    }
+}
+
+impl Db {
+    /// An iterator over `cf`. `InvalidArgument` if the lower bound lies after the upper one.
+    pub fn iter(&self, cf: &ColumnFamily, options: &ReadOptions) -> Result<Iter> {
+        self.check_family(cf)?;
+        self.check_snapshot(options)?;
+        self.inner.check_open()?;
+        check_bounds(options)?;
+        let iter = scan(&self.inner, &cf.family, options, None);
+        // A family that was dropped meanwhile is empty.
+        cf.family.check_alive()?;
+        Ok(iter)
+    }
+}
+
+/// `InvalidArgument` if the lower bound lies after the upper one.
+pub(crate) fn check_bounds(options: &ReadOptions) -> Result<()> {
+    if let (Some(lower), Some(upper)) = (&options.lower_bound, &options.upper_bound)
+        && lower > upper
+    {
+        return Err(Error::invalid(format!(
+            "the lower bound \"{}\" is after the upper bound \"{}\"",
+            lower.escape_ascii(),
+            upper.escape_ascii()
+        )));
+    }
+    Ok(())
+}
+
+/// The keys that an iterator with these options may show.
+pub(crate) fn bounds_of(options: &ReadOptions) -> KeyRange {
+    let view = bounded(View::new(SeqNo::ZERO, 0), options);
+    KeyRange { start: view.lower, end: view.upper }
+}
+
+/// `view` within the bounds of `options`.
+fn bounded(mut view: View, options: &ReadOptions) -> View {
+    view.lower = options.lower_bound.clone().unwrap_or_default();
+    view.upper.clone_from(&options.upper_bound);
+    match &options.prefix {
+        Some(prefix) => view.with_prefix(prefix),
+        None => view,
+    }
+}
+
+/// What the parts of a scan are opened with.
+#[derive(Clone)]
+struct Opening {
+    picture: Arc<SuperVersion>,
+    tables: Arc<TableCache>,
+    options: TableReadOptions,
+    bounds: KeyRange,
+}
+
+impl Opening {
+    fn table(&self, file: &Arc<LiveFile>) -> Result<Arc<TableReader>> {
+        self.tables.get_for(file, self.options.cache_only)
+    }
+}
+
+/// An iterator over the family, with the `own` writes of a transaction above it.
+pub(crate) fn scan(
+    inner: &Arc<DbInner>,
+    family: &Arc<Family>,
+    options: &ReadOptions,
+    own: Option<OwnRecords>,
+) -> Iter {
+    inner.stats.add(Ticker::Iterators, 1);
+    let held = options.snapshot.as_ref().and_then(|snapshot| snapshot.held(family.id));
+    let picture = held.cloned().unwrap_or_else(|| family.current.load_full());
+    let snapshot = options.snapshot.as_ref().map_or_else(|| inner.visible(), Snapshot::seq);
+    let mut view = bounded(View::new(snapshot, inner.clock.unix_ms()), options);
+    view.operator.clone_from(&family.merge);
+    view.keys_only = options.keys_only;
+    let opening = Opening {
+        picture: Arc::clone(&picture),
+        tables: Arc::clone(&inner.tables),
+        options: table_options(options),
+        bounds: KeyRange { start: view.lower.clone(), end: view.upper.clone() },
+    };
+    let (mut children, mut tombstones) = (children(&opening), tombstones(&opening));
+    if let Some(own) = own {
+        (children, tombstones) = with_own(children, tombstones, snapshot, own);
+        view.snapshot = SeqNo::MAX;
+    }
+    let merge = MergingIterator::new(children);
+    let tombstones = (!tombstones.is_empty()).then(|| Box::new(tombstones) as _);
+    Iter {
+        cursor: UserIterator::new(merge, tombstones, view),
+        inner: Arc::clone(inner),
+        _picture: picture,
+        _snapshot: options.snapshot.clone(),
+    }
+}
+
+/// Puts a transaction's own writes above what the database has as of `through`.
+fn with_own(
+    committed: Vec<Child>,
+    deletes: Vec<Box<dyn TombstoneSource>>,
+    through: SeqNo,
+    own: OwnRecords,
+) -> (Vec<Child>, Vec<Box<dyn TombstoneSource>>) {
+    let cut = |child: Child| {
+        let max_seq = child.max_seq.min(through);
+        Child::new(Box::new(AsOfIterator::new(child.iter, through)), max_seq)
+    };
+    let newest = Child::new(Box::new(own.records), SeqNo::MAX);
+    let children = std::iter::once(newest).chain(committed.into_iter().map(cut)).collect();
+    let mut sources: Vec<Box<dyn TombstoneSource>> = Vec::with_capacity(deletes.len() + 1);
+    if !own.tombstones.is_empty() {
+        sources.push(Box::new(own.tombstones));
+    }
+    let cut = |source| Box::new(AsOfTombstones { source, through }) as Box<dyn TombstoneSource>;
+    sources.extend(deletes.into_iter().map(cut));
+    (children, sources)
+}
+
+/// The range tombstones of a source up to a sequence number.
+struct AsOfTombstones {
+    source: Box<dyn TombstoneSource>,
+    through: SeqNo,
+}
+
+impl TombstoneSource for AsOfTombstones {
+    fn is_empty(&self) -> bool {
+        self.source.is_empty()
+    }
+
+    fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()> {
+        self.source.covering(key, snapshot.min(self.through), span)
+    }
+}
+
+fn children(opening: &Opening) -> Vec<Child> {
+    let picture = &opening.picture;
+    let mut children = Vec::new();
+    let active = &picture.active;
+    let shards: Vec<_> = active.shards.iter().cloned().map(Some).collect();
+    children.extend(memtable_child(&active.map, &shards, &opening.bounds));
+    for immutable in &picture.immutables {
+        children.extend(memtable_child(&immutable.map, &immutable.shards, &opening.bounds));
+    }
+    let version = &picture.version;
+    if version.l0_layers_max() > 0 {
+        if version.map().len() == 1 {
+            children.extend(version.l0(0).iter().map(|file| l0_child(opening, file)));
+        } else {
+            let buckets: Vec<usize> = version
+                .map()
+                .buckets_of(&opening.bounds)
+                .filter(|&bucket| !version.l0(bucket).is_empty())
+                .collect();
+            let max_seq = buckets
+                .iter()
+                .flat_map(|&bucket| version.l0(bucket))
+                .map(|file| SeqNo(file.largest_seq))
+                .max();
+            if let Some(max_seq) = max_seq {
+                let parts = BucketParts { opening: opening.clone(), buckets };
+                children.push(Child::new(Box::new(LevelIterator::new(parts)), max_seq));
+            }
+        }
+    }
+    for level in 1..LEVELS {
+        let files = version.overlapping(level, &opening.bounds);
+        let Some(max_seq) = files.iter().map(|file| SeqNo(file.largest_seq)).max() else {
+            continue;
+        };
+        let parts = FileParts { opening: opening.clone(), files: files.to_vec() };
+        children.push(Child::new(Box::new(LevelIterator::new(parts)), max_seq));
+    }
+    children
+}
+
+fn memtable_child(
+    map: &Arc<BucketMap>,
+    shards: &[Option<Arc<Shard>>],
+    bounds: &KeyRange,
+) -> Option<Child> {
+    let parts: Vec<(usize, Arc<Shard>)> = map
+        .buckets_of(bounds)
+        .filter_map(|bucket| Some((bucket, Arc::clone(shards[bucket].as_ref()?))))
+        .collect();
+    match parts.as_slice() {
+        [] => None,
+        [(_, only)] => Some(Child::new(Box::new(only.iter()), SeqNo::MAX)),
+        _ => {
+            let parts = ShardParts { map: Arc::clone(map), parts };
+            Some(Child::new(Box::new(LevelIterator::new(parts)), SeqNo::MAX))
+        }
+    }
+}
+
+fn l0_child(opening: &Opening, file: &Arc<LiveFile>) -> Child {
+    let parts = FileParts { opening: opening.clone(), files: vec![Arc::clone(file)] };
+    Child::new(Box::new(LevelIterator::new(parts)), SeqNo(file.largest_seq))
+}
+
+/// The shards of one memtable.
+struct ShardParts {
+    map: Arc<BucketMap>,
+    parts: Vec<(usize, Arc<Shard>)>,
+}
+
+impl FileOpener for ShardParts {
+    fn count(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn ends_before(&self, index: usize, key: &[u8]) -> bool {
+        self.map.end(self.parts[index].0).is_some_and(|end| end <= key)
+    }
+
+    fn smallest(&self, index: usize) -> &[u8] {
+        self.map.start(self.parts[index].0)
+    }
+
+    fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
+        Ok(Box::new(self.parts[index].1.iter()))
+    }
+}
+
+/// L0: each part is the merge of one bucket's files.
+struct BucketParts {
+    opening: Opening,
+    buckets: Vec<usize>,
+}
+
+impl BucketParts {
+    fn version(&self) -> &Arc<Version> {
+        &self.opening.picture.version
+    }
+}
+
+impl FileOpener for BucketParts {
+    fn count(&self) -> usize {
+        self.buckets.len()
+    }
+
+    fn ends_before(&self, index: usize, key: &[u8]) -> bool {
+        self.version().map().end(self.buckets[index]).is_some_and(|end| end <= key)
+    }
+
+    fn smallest(&self, index: usize) -> &[u8] {
+        self.version().map().start(self.buckets[index])
+    }
+
+    fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
+        let files = self.version().l0(self.buckets[index]);
+        let mut children = Vec::with_capacity(files.len());
+        for file in files.iter().filter(|file| file.overlaps(&self.opening.bounds)) {
+            let table = self.opening.table(file)?;
+            let iter = Box::new(table.iter(self.opening.options));
+            children.push(Child::new(iter, SeqNo(file.largest_seq)));
+        }
+        Ok(Box::new(MergingIterator::new(children)))
+    }
+}
+
+/// The files of a level.
+struct FileParts {
+    opening: Opening,
+    files: Vec<Arc<LiveFile>>,
+}
+
+impl FileOpener for FileParts {
+    fn count(&self) -> usize {
+        self.files.len()
+    }
+
+    fn ends_before(&self, index: usize, key: &[u8]) -> bool {
+        self.files[index].ends_before(key)
+    }
+
+    fn smallest(&self, index: usize) -> &[u8] {
+        &self.files[index].smallest
+    }
+
+    fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>> {
+        let table = self.opening.table(&self.files[index])?;
+        Ok(Box::new(table.iter(self.opening.options)))
+    }
+}
+
+/// The range tombstones that a scan has to ask, newest first: of memtables, L0 and levels.
+fn tombstones(opening: &Opening) -> Vec<Box<dyn TombstoneSource>> {
+    let picture = &opening.picture;
+    let mut sources: Vec<Box<dyn TombstoneSource>> = Vec::new();
+    let active = &picture.active;
+    sources.extend(bucket_tombstones(&active.map, &opening.bounds, |bucket| {
+        shard_tombstones(&active.shards[bucket])
+    }));
+    for immutable in &picture.immutables {
+        sources.extend(bucket_tombstones(&immutable.map, &opening.bounds, |bucket| {
+            immutable.shards[bucket].as_ref().and_then(shard_tombstones)
+        }));
+    }
+    let version = &picture.version;
+    if version.l0_layers_max() > 0 {
+        sources.extend(bucket_tombstones(version.map(), &opening.bounds, |bucket| {
+            let files = version.l0(bucket).iter();
+            let files: Vec<Box<dyn TombstoneSource>> = files
+                .filter_map(|file| file_tombstones(opening, std::slice::from_ref(file)))
+                .collect();
+            (!files.is_empty()).then(|| Box::new(files) as _)
+        }));
+    }
+    for level in 1..LEVELS {
+        sources.extend(file_tombstones(opening, version.overlapping(level, &opening.bounds)));
+    }
+    sources
+}
+
+/// The range tombstones of those buckets of `map` that have keys in `bounds`.
+fn bucket_tombstones(
+    map: &Arc<BucketMap>,
+    bounds: &KeyRange,
+    of_bucket: impl FnMut(usize) -> Option<Box<dyn TombstoneSource>>,
+) -> Option<Box<dyn TombstoneSource>> {
+    let buckets = map.buckets_of(bounds);
+    let mut parts: Vec<_> = buckets.clone().map(of_bucket).collect();
+    if parts.iter().all(Option::is_none) {
+        return None;
+    }
+    match parts.as_mut_slice() {
+        [only] if map.len() == 1 => only.take(),
+        _ => Some(Box::new(BucketTombstones::new(Arc::clone(map), buckets.start, parts))),
+    }
+}
+
+fn shard_tombstones(shard: &Arc<Shard>) -> Option<Box<dyn TombstoneSource>> {
+    shard.has_tombstones().then(|| Box::new(shard.tombstones()) as _)
+}
+
+fn file_tombstones(opening: &Opening, files: &[Arc<LiveFile>]) -> Option<Box<dyn TombstoneSource>> {
+    let with: Vec<WithTombstones> = files
+        .iter()
+        .filter(|file| file.range_deletions > 0)
+        .map(|file| WithTombstones {
+            file: Arc::clone(file),
+            tables: Arc::clone(&opening.tables),
+            cache_only: opening.options.cache_only,
+        })
+        .collect();
+    (!with.is_empty()).then(|| Box::new(LevelTombstones::new(with)) as _)
+}
+
+struct WithTombstones {
+    file: Arc<LiveFile>,
+    tables: Arc<TableCache>,
+    cache_only: bool,
+}
+
+impl TombstoneFile for WithTombstones {
+    fn smallest(&self) -> &[u8] {
+        &self.file.smallest
+    }
+
+    fn largest(&self) -> &[u8] {
+        &self.file.largest
+    }
+
+    fn newest(&self) -> SeqNo {
+        self.file.largest_seq()
+    }
+
+    fn tombstones(&self) -> Result<Arc<TombstoneSet>> {
+        Ok(Arc::clone(self.tables.get_for(&self.file, self.cache_only)?.tombstones()))
+    }
+}

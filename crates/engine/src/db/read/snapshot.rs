@@ -1,0 +1,229 @@
+//! Snapshots: points of the commit order as of which users read.
+//!
+//! A snapshot keeps what it sees in two ways. Its sequence number is registered, so that jobs keep
+//! the old versions of keys that a reader as of that number needs. And it holds the super version
+//! of each family that has a compaction filter, because a filter removes what is newest: jobs do
+//! not ask whether a snapshot sees a record before a filter removes it. Reads at the snapshot go to
+//! the super version that it holds. So they repeat, and snapshots that are taken all the time do
+//! not stop filters. A snapshot of a read-only database holds the super versions of all families,
+//! because [`Db::catch_up`](crate::db::Db::catch_up) replaces them.
+//!
+//! Invariants:
+//! 1. A sequence number is registered under the lock under which a job takes the list, and it was
+//!    the visible one then. A job that does not find the number in its list has a `visible` number
+//!    that is not larger, and keeps every record above that.
+//! 2. The super versions are loaded after the registration. They hold every record up to the
+//!    registered number that no filter had removed by then, because a record lies in the current
+//!    super version from before it is visible until a job that knows the snapshot drops it.
+//! 3. The families are listed after the registration, too. A family that is not among them has no
+//!    record that the snapshot sees.
+//!
+//! Thread-safety: any thread may call any method.
+//! Cost: O(log live snapshots) to take and to drop one. With families that have a filter, one
+//! allocation and one load a family more. Reads cost one comparison of pointers for each read, and
+//! a search among the families that have a filter.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use archipelago_base::{CfId, SeqNo};
+use parking_lot::Mutex;
+
+use crate::db::state::family::SuperVersion;
+use crate::memtable::Shard;
+
+/// The super version of a family that a snapshot reads.
+pub(crate) struct HeldFamily {
+    pub(crate) cf: CfId,
+    pub(crate) picture: Arc<SuperVersion>,
+}
+
+type HeldFamilies = Arc<[HeldFamily]>;
+
+/// All live snapshots of a database.
+#[derive(Default)]
+pub(crate) struct Snapshots {
+    live: Mutex<BTreeMap<SeqNo, usize>>,
+    held: Mutex<HeldBySnapshots>,
+}
+
+/// What live snapshots hold, by a number of each snapshot that holds anything.
+#[derive(Default)]
+struct HeldBySnapshots {
+    next_id: u64,
+    families: BTreeMap<u64, HeldFamilies>,
+}
+
+/// Bytes that only snapshots keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HeldBytes {
+    /// Of tables.
+    pub(crate) tables: u64,
+    /// Of records in memtables.
+    pub(crate) memtables: u64,
+}
+
+impl std::fmt::Debug for Snapshots {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Snapshots").field("live", &self.live).finish_non_exhaustive()
+    }
+}
+
+impl Snapshots {
+    /// Registers the sequence number that `visible` returns under the lock, then holds what `hold`
+    /// returns.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        visible: impl FnOnce() -> SeqNo,
+        hold: impl FnOnce() -> Vec<HeldFamily>,
+    ) -> Snapshot {
+        let seq = {
+            let mut live = self.live.lock();
+            let seq = visible();
+            *live.entry(seq).or_insert(0) += 1;
+            seq
+        };
+        let mut registration = Registration { seq, held: None, snapshots: Arc::clone(self) };
+        let families = hold();
+        if !families.is_empty() {
+            let families: HeldFamilies = families.into();
+            let mut held = self.held.lock();
+            held.next_id += 1;
+            let id = held.next_id;
+            held.families.insert(id, Arc::clone(&families));
+            registration.held = Some((id, families));
+        }
+        Snapshot { registration: Arc::new(registration) }
+    }
+
+    /// The live sequence numbers, ascending, and the visible one, both as of one moment.
+    pub(crate) fn list(&self, visible: impl FnOnce() -> SeqNo) -> (Vec<SeqNo>, SeqNo) {
+        let live = self.live.lock();
+        (live.keys().copied().collect(), visible())
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.live.lock().values().sum()
+    }
+
+    /// What snapshots keep of the family beyond its `current` super version.
+    pub(crate) fn held_bytes(&self, cf: CfId, current: &SuperVersion) -> HeldBytes {
+        let held: Vec<HeldFamilies> = self.held.lock().families.values().cloned().collect();
+        let mut files: HashSet<u64> = current.version.files().map(|(_, file)| file.no).collect();
+        let mut shards: HashSet<*const Shard> = shards_of(current).map(Arc::as_ptr).collect();
+        let mut bytes = HeldBytes::default();
+        for HeldFamily { picture, .. } in
+            held.iter().flat_map(|families| families.iter()).filter(|family| family.cf == cf)
+        {
+            for (_, file) in picture.version.files().filter(|(_, file)| files.insert(file.no)) {
+                bytes.tables += file.size_bytes;
+            }
+            for shard in shards_of(picture).filter(|shard| shards.insert(Arc::as_ptr(shard))) {
+                bytes.memtables += shard.data_bytes();
+            }
+        }
+        bytes
+    }
+}
+
+fn shards_of(picture: &SuperVersion) -> impl Iterator<Item = &Arc<Shard>> {
+    let sealed = picture.immutables.iter().flat_map(|immutable| immutable.shards.iter().flatten());
+    picture.active.shards.iter().chain(sealed)
+}
+
+struct Registration {
+    seq: SeqNo,
+    held: Option<(u64, HeldFamilies)>,
+    snapshots: Arc<Snapshots>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some((id, _)) = &self.held {
+            // The files go with this snapshot's own reference, outside of the lock.
+            self.snapshots.held.lock().families.remove(id);
+        }
+        let mut live = self.snapshots.live.lock();
+        if let Some(count) = live.get_mut(&self.seq) {
+            *count -= 1;
+            if *count == 0 {
+                live.remove(&self.seq);
+            }
+        }
+    }
+}
+
+/// A point in time to read as of. Cheap to clone; what it sees is kept until the last clone is
+/// dropped.
+///
+/// Every read at one snapshot finds the same, whatever is written, flushed and compacted
+/// meanwhile. A value that expires is the only exception: from its expiry on no reader finds it.
+///
+/// Compactions keep the old versions of keys that a snapshot sees. Of a column family that has a
+/// compaction filter the snapshot holds the memtables and tables of its moment, as an iterator
+/// does, so that filters may go on. Their memory counts to the byte budget, and their disk space
+/// comes back when the snapshot is dropped; `Report` and properties tell how much that is.
+///
+/// A snapshot belongs to the open database that made it. Other databases refuse it, and so does
+/// the same database once it was closed and opened again.
+#[derive(Clone)]
+pub struct Snapshot {
+    registration: Arc<Registration>,
+}
+
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Snapshot").field("seq", &self.seq()).finish_non_exhaustive()
+    }
+}
+
+impl Snapshot {
+    /// The sequence number of the last write that it sees.
+    #[must_use]
+    pub fn seq(&self) -> SeqNo {
+        self.registration.seq
+    }
+
+    /// Whether it was taken from these snapshots.
+    #[inline]
+    pub(crate) fn is_of(&self, snapshots: &Arc<Snapshots>) -> bool {
+        Arc::ptr_eq(&self.registration.snapshots, snapshots)
+    }
+
+    /// The super version in which reads of the family find what the snapshot sees; `None`: the
+    /// current one.
+    pub(crate) fn held(&self, cf: CfId) -> Option<&Arc<SuperVersion>> {
+        let (_, families) = self.registration.held.as_ref()?;
+        families.iter().find(|family| family.cf == cf).map(|family| &family.picture)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_share_a_registration() {
+        let snapshots = Arc::new(Snapshots::default());
+        let first = snapshots.take(|| SeqNo(7), Vec::new);
+        let clone = first.clone();
+        let second = snapshots.take(|| SeqNo(7), Vec::new);
+        drop(first);
+        assert_eq!(snapshots.list(|| SeqNo(9)), (vec![SeqNo(7)], SeqNo(9)));
+        drop((clone, second));
+        assert_eq!(snapshots.count(), 0);
+    }
+
+    #[test]
+    fn number_is_registered_before_super_versions_are_held() {
+        let snapshots = Arc::new(Snapshots::default());
+        let seen = snapshots.take(
+            || SeqNo(3),
+            || {
+                assert_eq!(snapshots.list(|| SeqNo(4)), (vec![SeqNo(3)], SeqNo(4)));
+                Vec::new()
+            },
+        );
+        assert!(seen.is_of(&snapshots) && !seen.is_of(&Arc::default()));
+    }
+}

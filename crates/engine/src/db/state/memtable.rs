@@ -1,0 +1,274 @@
+//! A memtable: one shard per bucket of the map that it was born with, which is the version's, cut
+//! also where splits are being prepared ([`crate::db::background::rebalance`]).
+//!
+//! Active memtables belong to the commit lock (who may insert is decided there), immutable ones
+//! to their column family's flush tracker. Invariants:
+//! 1. Its map never changes; a shard holds only keys of its bucket of that map.
+//! 2. A writer that was granted a memtable under the commit lock is counted in `writers` until it
+//!    has inserted everything; a sealed memtable is flushed only when that count is zero.
+//! 3. Its sequence numbers are contiguous among those of its family: everything of the family up
+//!    to `last_seq` (set at the seal) lies in it or in an older one.
+//! 4. `oldest_log` is set, under the commit lock, before the first record of a log segment that
+//!    it depends on is inserted: it pins that segment.
+//!
+//! Cost: a write adds one shared counter up and down; finding the shard is a binary search over
+//! the boundaries.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use archipelago_base::{FileNo, SeqNo};
+
+use crate::bucket::BucketMap;
+use crate::key::{KeyRange, Kind};
+use crate::memtable::{Shard, SlabPool};
+use crate::tombstone::RangeTombstone;
+
+/// What a record costs beyond its key and value (header, index slot), for sizing.
+pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 48;
+
+/// What a range delete costs in each shard that it touches beyond its keys: itself and its share of
+/// two levels of the shard's tombstone set.
+const RANGE_DELETE_BYTES: u64 = 160;
+/// Range deletes of one shard at which the memtable is sealed: what a reader may have to put into
+/// the shard's tombstone set at once stays within some milliseconds.
+const RANGE_DELETES_MAX: usize = 32 << 10;
+
+/// So many records for each look-up that memtables answered, and each scan, and they count as read.
+const READ_SHARE: u64 = 16;
+
+const NO_LOG: u64 = u64::MAX;
+
+/// See the module.
+pub(crate) struct Memtable {
+    /// Unique within the open database; larger is younger.
+    pub(crate) id: u64,
+    pub(crate) map: Arc<BucketMap>,
+    pub(crate) shards: Box<[Arc<Shard>]>,
+    /// Size at which it is sealed.
+    limit_bytes: u64,
+    /// Time at which it was made, by the database's clock.
+    born_ns: u64,
+    writers: AtomicU64,
+    /// Bytes granted so far; changed only under the commit lock.
+    charged_bytes: AtomicU64,
+    /// Memory of range deletes in shards, counted as they are inserted.
+    range_delete_bytes: AtomicU64,
+    /// Whether a shard has [`RANGE_DELETES_MAX`] range deletes.
+    is_crowded: AtomicBool,
+    /// The map's boundaries as range deletes share them; made with the first one.
+    bounds: OnceLock<Box<[Arc<[u8]>]>>,
+    oldest_log: AtomicU64,
+    /// Whether it has records that no log has.
+    unlogged: AtomicBool,
+    last_seq: AtomicU64,
+    /// Whether people read in memory as it filled; set when it is sealed.
+    was_read: AtomicBool,
+}
+
+/// What is fixed when a memtable is made.
+#[derive(Clone, Copy)]
+pub(crate) struct Birth {
+    /// Unique within the open database; larger is younger.
+    pub(crate) id: u64,
+    /// Size at which it is sealed.
+    pub(crate) limit_bytes: u64,
+    /// Time of its making, by the database's clock.
+    pub(crate) born_ns: u64,
+}
+
+impl Memtable {
+    pub(crate) fn new(birth: Birth, map: Arc<BucketMap>, pool: &Arc<SlabPool>) -> Arc<Self> {
+        let Birth { id, limit_bytes, born_ns } = birth;
+        let shards = (0..map.len()).map(|_| Shard::new(pool)).collect();
+        Arc::new(Self {
+            id,
+            map,
+            shards,
+            limit_bytes,
+            born_ns,
+            writers: AtomicU64::new(0),
+            charged_bytes: AtomicU64::new(0),
+            range_delete_bytes: AtomicU64::new(0),
+            is_crowded: AtomicBool::new(false),
+            bounds: OnceLock::new(),
+            oldest_log: AtomicU64::new(NO_LOG),
+            unlogged: AtomicBool::new(false),
+            last_seq: AtomicU64::new(0),
+            was_read: AtomicBool::new(false),
+        })
+    }
+
+    /// Notes how many look-ups memtables answered, and how many scans began, since the one before
+    /// it was sealed: as many as a sixteenth of its records, and people will look for them in the
+    /// tables.
+    pub(crate) fn note_reads(&self, reads: u64) {
+        self.was_read.store(reads * READ_SHARE >= self.entries(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn was_read(&self) -> bool {
+        self.was_read.load(Ordering::Relaxed)
+    }
+
+    /// Counts a writer in (commit lock held) that will insert `bytes` logged in `log`.
+    pub(crate) fn grant(&self, bytes: u64, log: Option<FileNo>) {
+        self.writers.fetch_add(1, Ordering::Relaxed);
+        let charged = self.charged_bytes.load(Ordering::Relaxed);
+        self.charged_bytes.store(charged + bytes, Ordering::Relaxed);
+        match log {
+            Some(log) if log.0 < self.oldest_log.load(Ordering::Relaxed) => {
+                self.oldest_log.store(log.0, Ordering::Release);
+            }
+            Some(_) => {}
+            None => self.unlogged.store(true, Ordering::Release),
+        }
+    }
+
+    /// Whether `bytes` more fit; an empty memtable takes anything, a crowded one nothing.
+    #[inline]
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        let charged = self.charged_bytes();
+        charged == 0 || (charged + bytes <= self.limit_bytes && !self.is_crowded())
+    }
+
+    /// Whether it has so many range deletes that it is to be sealed whatever comes next.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.is_crowded.load(Ordering::Relaxed)
+    }
+
+    /// Counts bytes that recovery inserts.
+    pub(crate) fn charge_replayed(&self, bytes: u64) {
+        self.charged_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a writer out.
+    pub(crate) fn release(&self) {
+        let before = self.writers.fetch_sub(1, Ordering::Release);
+        debug_assert!(before > 0, "a writer left twice");
+    }
+
+    /// Whether every granted writer has inserted.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.writers.load(Ordering::Acquire) == 0
+    }
+
+    /// Bytes of records that were granted, and memory of range deletes that were inserted.
+    pub(crate) fn charged_bytes(&self) -> u64 {
+        self.charged_bytes.load(Ordering::Relaxed) + self.range_delete_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Time at which it was made, by the database's clock.
+    pub(crate) fn born_ns(&self) -> u64 {
+        self.born_ns
+    }
+
+    /// Memory that its shards hold, the unused part of their slabs included.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.memory_bytes()).sum()
+    }
+
+    /// Whether nothing was ever granted.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.charged_bytes() == 0
+    }
+
+    pub(crate) fn has_unlogged(&self) -> bool {
+        self.unlogged.load(Ordering::Acquire)
+    }
+
+    /// The oldest log segment that holds a record of this memtable.
+    pub(crate) fn oldest_log(&self) -> Option<FileNo> {
+        let no = self.oldest_log.load(Ordering::Acquire);
+        (no != NO_LOG).then_some(FileNo(no))
+    }
+
+    /// Sets the last sequence number, at the seal.
+    pub(crate) fn close_at(&self, last_seq: SeqNo) {
+        self.last_seq.store(last_seq.0, Ordering::Release);
+    }
+
+    pub(crate) fn last_seq(&self) -> SeqNo {
+        SeqNo(self.last_seq.load(Ordering::Acquire))
+    }
+
+    /// Inserts one record; a range tombstone is clipped into every shard that it touches.
+    pub(crate) fn insert(
+        &self,
+        seq: SeqNo,
+        kind: Kind,
+        key: &[u8],
+        value: &[u8],
+        log: Option<FileNo>,
+    ) {
+        if kind == Kind::RangeDelete {
+            self.insert_range_delete(seq, key, value, log);
+            return;
+        }
+        let shard = &self.shards[self.map.bucket_of(key)];
+        if let Some(log) = log {
+            shard.note_log(log.0);
+        }
+        shard.insert(key, seq, kind, value);
+    }
+
+    fn insert_range_delete(&self, seq: SeqNo, start: &[u8], end: &[u8], log: Option<FileNo>) {
+        let whole = RangeTombstone { start: start.into(), end: end.into(), seq };
+        if whole.is_empty() {
+            return;
+        }
+        let bounds = self.bounds.get_or_init(|| {
+            self.map.boundaries().iter().map(|boundary| boundary.as_slice().into()).collect()
+        });
+        let range = KeyRange { start: start.to_vec(), end: Some(end.to_vec()) };
+        for bucket in self.map.buckets_of(&range) {
+            let first = bucket.checked_sub(1).map_or(&whole.start, |before| &bounds[before]);
+            let Some(part) = whole.clone().clipped(first, bounds.get(bucket)) else { continue };
+            if let Some(log) = log {
+                self.shards[bucket].note_log(log.0);
+            }
+            self.shards[bucket].insert_tombstone(part);
+            if self.shards[bucket].tombstone_count() >= RANGE_DELETES_MAX {
+                self.is_crowded.store(true, Ordering::Relaxed);
+            }
+            self.range_delete_bytes.fetch_add(RANGE_DELETE_BYTES, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn entries(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.entries()).sum()
+    }
+}
+
+/// Counts a granted writer out when dropped, also on an early return.
+pub(crate) struct Granted(pub(crate) Arc<Memtable>);
+
+impl Drop for Granted {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+/// An immutable memtable as readers see it: the shards that are not installed yet.
+#[derive(Clone)]
+pub(crate) struct Immutable {
+    pub(crate) map: Arc<BucketMap>,
+    /// `None` once all of the shard's ranges are installed (or it was empty).
+    pub(crate) shards: Vec<Option<Arc<Shard>>>,
+}
+
+impl Immutable {
+    pub(crate) fn of(memtable: &Memtable) -> Self {
+        Self {
+            map: Arc::clone(&memtable.map),
+            shards: memtable.shards.iter().cloned().map(Some).collect(),
+        }
+    }
+
+    pub(crate) fn is_installed(&self) -> bool {
+        self.shards.iter().all(Option::is_none)
+    }
+
+    pub(crate) fn shard_of(&self, key: &[u8]) -> Option<&Arc<Shard>> {
+        self.shards[self.map.bucket_of(key)].as_ref()
+    }
+}

@@ -1,0 +1,696 @@
+//! The commit point: one order for all writes, one log, publication in that order.
+//!
+//! A write goes through four steps: *submit* (under the commit lock: room in the memtables,
+//! sequence numbers, log append), *insert* (no lock: many writers at once), *publish* (the visible
+//! sequence number moves over it, in order: `db::write::publication`), *sync* (if asked for; one
+//! leader syncs for all who wait). Thread-safe; every field says what guards it.
+//!
+//! Group commit: a writer that finds the commit lock taken leaves a ticket and waits for the lock;
+//! whoever gets the lock appends all tickets with one append call. One writer alone takes the
+//! lock, appends from its own buffer and copies nothing. A writer that sleeps by then is not waited
+//! for: who granted its write inserts it, too, behind the lock.
+//!
+//! Invariants:
+//! 1. Sequence numbers are given out under the lock and only after the append of their record
+//!    succeeded, so the sequence has no holes and publication cannot wait for ever.
+//! 2. `visible` only grows, and passes a write only when it and all before it are inserted.
+//! 3. A record is in the log before any reader can see it.
+//! 4. Who has a grant takes no lock before the write is published: holders of the commit lock may
+//!    wait for that (ingestion does).
+//! 5. A ticket is inserted once: by its owner, or by who changed it from asleep to claimed.
+//! 6. While a transaction is being checked, every write is noted in [`CommitState::recent`] in the
+//!    step that gives it its sequence numbers.
+//!
+//! Failure: an append that fails is told to every writer of its group and nothing of the group is
+//! inserted. A sync that fails makes the database read only (`db::state::health`): what was
+//! published stays readable, but nobody was told that it is durable.
+//!
+//! Cost: alone, one uncontended lock and one copy into the log; no allocation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use archipelago_base::{CfId, FileNo, Result, SeqNo};
+use crossbeam_utils::{Backoff, CachePadded};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::concurrency::RecentWrites;
+use crate::db::state::memtable::{Granted, Memtable};
+use crate::db::write::disk_room::Admission;
+use crate::db::write::group_sync::Leading;
+use crate::db::write::publication::Publication;
+use crate::disk_space::SpaceUse;
+use crate::wal::{Entry, LogSyncer, LogWriter};
+
+/// Tries for the commit lock before a writer leaves a ticket.
+const SPINS_BEFORE_TICKET: usize = 30;
+/// Spins before a waiter parks on the commit lock.
+const SPINS_MAX: usize = 40;
+/// How long a waiter waits for the commit lock before it looks at its ticket again.
+const TICKET_LOOK: Duration = Duration::from_micros(100);
+
+/// What the commit lock guards.
+pub(crate) struct CommitState {
+    /// The last sequence number given out.
+    pub(crate) last_seq: SeqNo,
+    /// The open log; `None` when the database is read only.
+    pub(crate) log: Option<LogWriter>,
+    /// Active memtables by column family id.
+    pub(crate) active: Vec<Option<Arc<Memtable>>>,
+    /// Keys of recent writes, for transactions that are being checked.
+    pub(crate) recent: RecentWrites,
+    /// Bytes that may be written before the disk is measured again.
+    pub(crate) credit_bytes: u64,
+    /// The same for writes that free space.
+    pub(crate) freeing_credit_bytes: u64,
+    /// Whether a write that frees space was admitted since writes were refused for want of room.
+    pub(crate) has_freed: bool,
+}
+
+impl CommitState {
+    pub(crate) fn active_of(&self, cf: CfId) -> Option<&Arc<Memtable>> {
+        self.active.get(cf.0 as usize)?.as_ref()
+    }
+
+    pub(crate) fn set_active(&mut self, cf: CfId, memtable: Option<Arc<Memtable>>) {
+        let index = cf.0 as usize;
+        if self.active.len() <= index {
+            self.active.resize(index + 1, None);
+        }
+        self.active[index] = memtable;
+    }
+}
+
+/// How many bytes of a write go to which column family.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    pub(crate) cf: CfId,
+    pub(crate) bytes: u64,
+}
+
+/// A write as the commit lock sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct Submission<'a> {
+    pub(crate) payload: &'a [u8],
+    pub(crate) payload_crc: u32,
+    pub(crate) records: u64,
+    pub(crate) shares: &'a [Share],
+    pub(crate) wal: bool,
+    pub(crate) space_use: SpaceUse,
+}
+
+impl Submission<'_> {
+    /// Bytes that the write takes in memory, which is no less than what it takes in the log.
+    fn bytes(&self) -> u64 {
+        self.shares.iter().map(|share| share.bytes).sum()
+    }
+}
+
+/// Leave to insert: the write's place in the order and the memtables that take it.
+pub(crate) struct Grant {
+    pub(crate) first_seq: SeqNo,
+    pub(crate) last_seq: SeqNo,
+    pub(crate) log: Option<FileNo>,
+    memtables: Memtables,
+}
+
+enum Memtables {
+    One(CfId, Granted),
+    Many(Vec<(CfId, Granted)>),
+}
+
+impl Grant {
+    /// The memtable of a column family of the write.
+    pub(crate) fn memtable(&self, cf: CfId) -> &Memtable {
+        match &self.memtables {
+            Memtables::One(id, granted) => {
+                assert_eq!(*id, cf, "the write has no grant for this family");
+                &granted.0
+            }
+            Memtables::Many(all) => {
+                let found = all.iter().find(|(id, _)| *id == cf);
+                &found.expect("every family of a write was granted").1.0
+            }
+        }
+    }
+}
+
+/// What came of a write.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// It is visible; its last sequence number.
+    Done(SeqNo),
+    /// The memtable of this family is full and cannot be sealed yet: wait, then commit again.
+    MustWait(CfId),
+    /// The disk has no room for it.
+    DiskFull,
+    /// Memory must be flushed first: the reserve of a small disk would not carry the write as well.
+    MustFlush,
+}
+
+/// What came of a submission.
+enum Answer {
+    Granted(Grant),
+    /// Somebody else inserted it; its last sequence number.
+    Inserted(SeqNo),
+    Held(Held),
+}
+
+/// Why a write is not granted now.
+#[derive(Clone, Copy)]
+enum Held {
+    /// The memtable of this family is full and cannot be sealed yet.
+    Memtable(CfId),
+    /// The disk has no room for it.
+    Disk,
+    /// Memory must be flushed first.
+    Flush,
+}
+
+/// What the committer needs from the database, under the commit lock.
+pub(crate) trait CommitHost {
+    /// Makes sure the open log takes an append: rotates a full or failed segment.
+    fn prepare_log(&self, state: &mut CommitState) -> Result<()>;
+    /// Whether the disk takes a write of `bytes` that exceeds the credit.
+    fn admit_by_measure(
+        &self,
+        state: &mut CommitState,
+        write: &Submission<'_>,
+        bytes: u64,
+    ) -> Admission;
+    /// Gives up what is kept in reserve for a full disk.
+    fn give_up_reserve(&self);
+    /// Makes sure that the family's active memtable takes `bytes` more: seals a full one.
+    /// `Ok(false)` if it is full and must not be sealed yet.
+    fn prepare_memtable(&self, state: &mut CommitState, share: &Share) -> Result<bool>;
+    /// Inserts the records of a granted write, whose batch is `payload`. Cannot fail: it was
+    /// checked.
+    fn insert(&self, grant: &Grant, payload: &[u8]);
+    /// Counts an append of `bytes` that took the records of `writes` writes.
+    fn appended(&self, bytes: u64, writes: u64);
+}
+
+/// A write that waits for another thread to append it.
+struct Ticket {
+    payload: Vec<u8>,
+    payload_crc: u32,
+    records: u64,
+    shares: Vec<Share>,
+    wal: bool,
+    space_use: SpaceUse,
+    answer: Mutex<Option<Result<Answer>>>,
+    state: AtomicU8,
+}
+
+/// States of a ticket: its owner looks at it often;
+const AWAKE: u8 = 0;
+/// its owner waits for the lock, which may take long;
+const ASLEEP: u8 = 1;
+/// its owner slept when it was granted, and somebody else inserts it;
+const CLAIMED: u8 = 2;
+/// the answer is there.
+const DONE: u8 = 3;
+
+/// Writes that were granted while their owners slept, in their order.
+type Claimed = Vec<(Grant, Arc<Ticket>)>;
+
+impl Ticket {
+    fn submission(&self) -> Submission<'_> {
+        Submission {
+            payload: &self.payload,
+            payload_crc: self.payload_crc,
+            records: self.records,
+            shares: &self.shares,
+            wal: self.wal,
+            space_use: self.space_use,
+        }
+    }
+
+    fn finish(&self, answer: Result<Answer>) {
+        *self.answer.lock() = Some(answer);
+        self.state.store(DONE, Ordering::Release);
+    }
+
+    /// Moves from one state to the next; whether it was in that one.
+    fn turn(&self, from: u8, to: u8) -> bool {
+        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn is(&self, state: u8) -> bool {
+        self.state.load(Ordering::Acquire) == state
+    }
+
+    fn take(&self) -> Option<Result<Answer>> {
+        if !self.is(DONE) {
+            return None;
+        }
+        Some(self.answer.lock().take().expect("a ticket is taken once, by its owner"))
+    }
+}
+
+/// See the module.
+pub(crate) struct Committer {
+    state: CachePadded<Mutex<CommitState>>,
+    waiting: CachePadded<Mutex<Vec<Arc<Ticket>>>>,
+    /// At least as many as wait; counted up before a ticket is left, whose owner then looks for
+    /// the lock.
+    tickets: CachePadded<AtomicU64>,
+    publication: Publication,
+    /// The last sequence number given out; stored under the commit lock.
+    appended: CachePadded<AtomicU64>,
+    /// Syncs the open log and its predecessors; set with the log.
+    syncer: Mutex<Option<LogSyncer>>,
+    /// Through which sequence number the log is known durable.
+    durable: Leading,
+    /// Through which one the device has it, where writes are written through.
+    through: Leading,
+}
+
+impl Committer {
+    pub(crate) fn new(last_seq: SeqNo) -> Self {
+        let state = CommitState {
+            last_seq,
+            log: None,
+            active: Vec::new(),
+            recent: RecentWrites::default(),
+            credit_bytes: 0,
+            freeing_credit_bytes: 0,
+            has_freed: false,
+        };
+        Self {
+            state: CachePadded::new(Mutex::new(state)),
+            waiting: CachePadded::new(Mutex::new(Vec::new())),
+            tickets: CachePadded::new(AtomicU64::new(0)),
+            publication: Publication::new(last_seq.0),
+            appended: CachePadded::new(AtomicU64::new(last_seq.0)),
+            syncer: Mutex::new(None),
+            durable: Leading::default(),
+            through: Leading::default(),
+        }
+    }
+
+    /// The last sequence number that readers see.
+    #[inline]
+    pub(crate) fn visible(&self) -> SeqNo {
+        SeqNo(self.publication.get())
+    }
+
+    /// Takes the commit lock.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, CommitState> {
+        self.state.lock()
+    }
+
+    /// Waits until everything through `seq`, which was given out, is visible.
+    pub(crate) fn wait_visible(&self, seq: SeqNo) {
+        self.publication.wait(seq.0);
+    }
+
+    /// Moves the visible sequence number (commit lock held, everything before is visible).
+    pub(crate) fn set_visible(&self, seq: SeqNo) {
+        self.publication.set(seq.0);
+    }
+
+    /// Sets the open log.
+    pub(crate) fn set_log(&self, log: LogWriter) {
+        *self.syncer.lock() = Some(log.syncer());
+        self.state.lock().log = Some(log);
+    }
+
+    /// Sets what syncs the log (commit lock held by a caller that sets the log itself).
+    pub(crate) fn set_syncer(&self, syncer: LogSyncer) {
+        *self.syncer.lock() = Some(syncer);
+    }
+
+    /// What syncs the log, if there is one.
+    pub(crate) fn syncer(&self) -> Option<LogSyncer> {
+        self.syncer.lock().clone()
+    }
+
+    /// Takes the commit lock if it becomes free within `patience`.
+    pub(crate) fn try_lock_for(&self, patience: Duration) -> Option<MutexGuard<'_, CommitState>> {
+        self.state.try_lock_for(patience)
+    }
+
+    /// Sets where the order starts, after recovery.
+    pub(crate) fn start_at(&self, last_seq: SeqNo) {
+        self.state.lock().last_seq = last_seq;
+        self.appended.store(last_seq.0, Ordering::Release);
+        self.publication.set(last_seq.0);
+    }
+
+    /// Gives a write its place in the order, appends it to the log, inserts it and makes it
+    /// visible.
+    pub(crate) fn commit(&self, host: &dyn CommitHost, write: &Submission<'_>) -> Result<Outcome> {
+        let (answer, claimed) = match self.try_lock_briefly() {
+            Some(mut state) => {
+                let answer = grant_one(&mut state, host, write);
+                (answer, self.serve_tickets(state, host))
+            }
+            None => self.submit_as_ticket(host, write),
+        };
+        self.finish(host, write, answer, claimed)
+    }
+
+    /// [`Committer::commit`] if `may_commit`, which is called once, under the commit lock, says so;
+    /// `None` if it does not.
+    pub(crate) fn commit_if(
+        &self,
+        host: &dyn CommitHost,
+        write: &Submission<'_>,
+        may_commit: impl FnOnce(&mut CommitState) -> bool,
+    ) -> Result<Option<Outcome>> {
+        let mut state = self.state.lock();
+        let answer = may_commit(&mut state).then(|| grant_one(&mut state, host, write));
+        let claimed = self.serve_tickets(state, host);
+        match answer {
+            Some(answer) => self.finish(host, write, answer, claimed).map(Some),
+            None => {
+                claimed.into_iter().for_each(|of| self.insert_claimed(host, of));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Inserts a write that was granted, and those of others that it was left with, in their order.
+    fn finish(
+        &self,
+        host: &dyn CommitHost,
+        write: &Submission<'_>,
+        answer: Result<Answer>,
+        claimed: Claimed,
+    ) -> Result<Outcome> {
+        let mut claimed = claimed.into_iter().peekable();
+        let outcome = match answer {
+            Ok(Answer::Granted(grant)) => {
+                // In their order: what is complete may have to wait for what is not.
+                let is_earlier = |(other, _): &(Grant, _)| other.first_seq < grant.first_seq;
+                while let Some(earlier) = claimed.next_if(is_earlier) {
+                    self.insert_claimed(host, earlier);
+                }
+                host.insert(&grant, write.payload);
+                Ok(Outcome::Done(self.complete(grant)))
+            }
+            Ok(Answer::Inserted(last_seq)) => Ok(Outcome::Done(last_seq)),
+            Ok(Answer::Held(Held::Memtable(cf))) => Ok(Outcome::MustWait(cf)),
+            Ok(Answer::Held(Held::Disk)) => Ok(Outcome::DiskFull),
+            Ok(Answer::Held(Held::Flush)) => Ok(Outcome::MustFlush),
+            Err(error) => Err(error),
+        };
+        claimed.for_each(|later| self.insert_claimed(host, later));
+        if let Ok(Outcome::Done(last_seq)) = outcome {
+            self.publication.wait(last_seq.0);
+        }
+        outcome
+    }
+
+    /// The lock, if it is or soon gets free: its holder copies one record, most often.
+    #[inline]
+    fn try_lock_briefly(&self) -> Option<MutexGuard<'_, CommitState>> {
+        for _ in 0..SPINS_BEFORE_TICKET {
+            if let Some(state) = self.state.try_lock() {
+                return Some(state);
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+
+    /// The answer, and what is to be inserted for others.
+    fn submit_as_ticket(
+        &self,
+        host: &dyn CommitHost,
+        write: &Submission<'_>,
+    ) -> (Result<Answer>, Claimed) {
+        let ticket = Arc::new(Ticket {
+            payload: write.payload.to_vec(),
+            payload_crc: write.payload_crc,
+            records: write.records,
+            shares: write.shares.to_vec(),
+            wal: write.wal,
+            space_use: write.space_use,
+            answer: Mutex::new(None),
+            state: AtomicU8::new(AWAKE),
+        });
+        self.tickets.fetch_add(1, Ordering::AcqRel);
+        self.waiting.lock().push(Arc::clone(&ticket));
+        let mut looks = 0;
+        loop {
+            let state = if looks < SPINS_MAX {
+                looks += 1;
+                std::hint::spin_loop();
+                self.state.try_lock()
+            } else if ticket.turn(AWAKE, ASLEEP) || ticket.is(CLAIMED) {
+                // Not a plain lock: who has it now may wait for the very write that the holder
+                // before it granted (`wait_all_visible`).
+                let state = self.state.try_lock_for(TICKET_LOOK);
+                ticket.turn(ASLEEP, AWAKE);
+                state
+            } else {
+                None
+            };
+            let claimed = state.map(|state| self.serve_tickets(state, host)).unwrap_or_default();
+            if let Some(answer) = ticket.take() {
+                return (answer, claimed);
+            }
+            claimed.into_iter().for_each(|of| self.insert_claimed(host, of));
+        }
+    }
+
+    /// Appends what others left while the lock was taken, and gives the lock back; what is to be
+    /// inserted for those who sleep.
+    fn serve_tickets(
+        &self,
+        mut state: MutexGuard<'_, CommitState>,
+        host: &dyn CommitHost,
+    ) -> Claimed {
+        let mut claimed = Claimed::new();
+        while self.tickets.load(Ordering::Acquire) > 0 {
+            let tickets = std::mem::take(&mut *self.waiting.lock());
+            self.tickets.fetch_sub(tickets.len() as u64, Ordering::AcqRel);
+            match tickets.as_slice() {
+                [] => break,
+                [one] => match grant_one(&mut state, host, &one.submission()) {
+                    Ok(Answer::Granted(grant)) => hand_over(one, grant, &mut claimed),
+                    other => one.finish(other),
+                },
+                many => grant_group(&mut state, host, many, &mut claimed),
+            }
+        }
+        self.appended.store(state.last_seq.0, Ordering::Release);
+        claimed
+    }
+
+    fn insert_claimed(&self, host: &dyn CommitHost, (grant, ticket): (Grant, Arc<Ticket>)) {
+        host.insert(&grant, &ticket.payload);
+        ticket.finish(Ok(Answer::Inserted(self.complete(grant))));
+    }
+
+    /// An inserted write is visible once all before it are; its last sequence number.
+    fn complete(&self, grant: Grant) -> SeqNo {
+        let (first, last) = (grant.first_seq, grant.last_seq);
+        // A full memtable is flushed when nobody has a grant any more.
+        drop(grant);
+        self.publication.complete(first.0, last.0);
+        last
+    }
+
+    /// Waits until everything given out so far is visible (the caller holds the commit lock, so
+    /// nothing new is given out).
+    pub(crate) fn wait_all_visible(&self, state: &CommitState) {
+        let backoff = Backoff::new();
+        while self.visible() < state.last_seq {
+            backoff.snooze();
+        }
+    }
+
+    /// Makes the log durable at least through `seq`; one caller syncs for all who wait. Returns
+    /// whether this caller had to sync.
+    pub(crate) fn sync_through(&self, seq: SeqNo) -> Result<bool> {
+        self.reach(&self.durable, seq, |syncer| syncer.sync().map(drop))
+    }
+
+    /// Has the device take the log at least through `seq`; one caller for all who wait. Returns
+    /// whether this caller had to.
+    pub(crate) fn write_through(&self, seq: SeqNo) -> Result<bool> {
+        self.reach(&self.through, seq, LogSyncer::write_through)
+    }
+
+    fn reach(
+        &self,
+        leading: &Leading,
+        seq: SeqNo,
+        act: impl FnOnce(&LogSyncer) -> Result<()>,
+    ) -> Result<bool> {
+        leading.reach(seq, || {
+            // Everything given out was appended before, so what is done now covers it.
+            let target = SeqNo(self.appended.load(Ordering::Acquire)).max(seq);
+            if let Some(syncer) = self.syncer() {
+                act(&syncer)?;
+            }
+            Ok(target)
+        })
+    }
+}
+
+fn prepare(
+    state: &mut CommitState,
+    host: &dyn CommitHost,
+    write: &Submission<'_>,
+) -> Result<Option<Held>> {
+    for share in write.shares {
+        if !host.prepare_memtable(state, share)? {
+            return Ok(Some(Held::Memtable(share.cf)));
+        }
+    }
+    // Afterwards, because a new memtable has to be flushed to tables of its own.
+    Ok(match admit(state, host, write) {
+        Admission::Admitted => None,
+        Admission::Waits => Some(Held::Flush),
+        Admission::Full => Some(Held::Disk),
+    })
+}
+
+/// Whether the disk takes the write: within the credit, or by a measurement.
+#[inline]
+fn admit(state: &mut CommitState, host: &dyn CommitHost, write: &Submission<'_>) -> Admission {
+    let bytes = write.bytes();
+    state.has_freed |= write.space_use == SpaceUse::Frees;
+    let credit = match write.space_use {
+        SpaceUse::Frees if state.credit_bytes < bytes => &mut state.freeing_credit_bytes,
+        _ => &mut state.credit_bytes,
+    };
+    if bytes <= *credit {
+        *credit -= bytes;
+        return Admission::Admitted;
+    }
+    host.admit_by_measure(state, write, bytes)
+}
+
+/// Appends to the log. If the disk is full, the reserve is given up and the append is tried once
+/// more, in a new segment.
+fn append(
+    state: &mut CommitState,
+    host: &dyn CommitHost,
+    act: impl Fn(&mut LogWriter) -> Result<()>,
+) -> Result<()> {
+    let try_once = |state: &mut CommitState| {
+        host.prepare_log(state)?;
+        state.log.as_mut().map_or(Ok(()), &act)
+    };
+    match try_once(state) {
+        Err(first) if first.is_no_space() => {
+            (state.credit_bytes, state.freeing_credit_bytes) = (0, 0);
+            host.give_up_reserve();
+            // The file system may have another device for the next segment.
+            try_once(state)
+        }
+        done => done,
+    }
+}
+
+fn grant_one(
+    state: &mut CommitState,
+    host: &dyn CommitHost,
+    write: &Submission<'_>,
+) -> Result<Answer> {
+    if let Some(held) = prepare(state, host, write)? {
+        return Ok(Answer::Held(held));
+    }
+    if write.wal {
+        let entry = Entry {
+            first_seq: state.last_seq.next(),
+            payload: write.payload,
+            payload_crc: write.payload_crc,
+        };
+        append(state, host, |log| log.append(&entry).map(drop))?;
+        host.appended(write.payload.len() as u64, 1);
+    }
+    Ok(Answer::Granted(take_grant(state, write)))
+}
+
+/// Gives the grant to the ticket's owner, or to who serves it if the owner sleeps.
+fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
+    if ticket.turn(ASLEEP, CLAIMED) {
+        claimed.push((grant, Arc::clone(ticket)));
+    } else {
+        ticket.finish(Ok(Answer::Granted(grant)));
+    }
+}
+
+/// Appends a group with one call. A write that must wait is left out of the group.
+fn grant_group(
+    state: &mut CommitState,
+    host: &dyn CommitHost,
+    tickets: &[Arc<Ticket>],
+    claimed: &mut Claimed,
+) {
+    let mut group: Vec<&Arc<Ticket>> = Vec::with_capacity(tickets.len());
+    for ticket in tickets {
+        match prepare(state, host, &ticket.submission()) {
+            Ok(None) => group.push(ticket),
+            Ok(Some(held)) => ticket.finish(Ok(Answer::Held(held))),
+            Err(error) => ticket.finish(Err(error)),
+        }
+    }
+    if let Err(error) = append_group(state, host, &group) {
+        group.iter().for_each(|ticket| ticket.finish(Err(error.clone())));
+        return;
+    }
+    for ticket in group {
+        hand_over(ticket, take_grant(state, &ticket.submission()), claimed);
+    }
+}
+
+fn append_group(
+    state: &mut CommitState,
+    host: &dyn CommitHost,
+    group: &[&Arc<Ticket>],
+) -> Result<()> {
+    if !group.iter().any(|ticket| ticket.wal) {
+        return Ok(());
+    }
+    let mut next = state.last_seq.next();
+    let mut records = Vec::with_capacity(group.len());
+    let mut bytes = 0;
+    for ticket in group {
+        if ticket.wal {
+            records.push(Entry {
+                first_seq: next,
+                payload: &ticket.payload,
+                payload_crc: ticket.payload_crc,
+            });
+            bytes += ticket.payload.len() as u64;
+        }
+        next = SeqNo(next.0 + ticket.records);
+    }
+    append(state, host, |log| log.append_many(&records).map(drop))?;
+    host.appended(bytes, records.len() as u64);
+    Ok(())
+}
+
+/// Gives out sequence numbers and memtables to a write whose record is in the log.
+fn take_grant(state: &mut CommitState, write: &Submission<'_>) -> Grant {
+    let first_seq = state.last_seq.next();
+    let last_seq = SeqNo(state.last_seq.0 + write.records);
+    assert!(last_seq <= SeqNo::MAX, "sequence numbers exhausted");
+    state.last_seq = last_seq;
+    state.recent.note(write.payload);
+    let log = match (&state.log, write.wal) {
+        (Some(log), true) => Some(log.position().no),
+        _ => None,
+    };
+    let grant = |state: &CommitState, share: &Share| {
+        let memtable = state.active_of(share.cf).expect("prepared under this lock");
+        memtable.grant(share.bytes, log);
+        (share.cf, Granted(Arc::clone(memtable)))
+    };
+    let memtables = match write.shares {
+        [only] => {
+            let (cf, granted) = grant(state, only);
+            Memtables::One(cf, granted)
+        }
+        many => Memtables::Many(many.iter().map(|share| grant(state, share)).collect()),
+    };
+    Grant { first_seq, last_seq, log, memtables }
+}

@@ -8,7 +8,7 @@ use archipelago_base::runtime::Runtime as _;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
-use archipelago_flexkv::directory::offloaded_bytes;
+use archipelago_flexkv::sharers::offloaded_bytes;
 use archipelago_flexkv::{
     ComputeNode, FlexKvSettings, Sabotage, Set, Surroundings, WriteEffect, WriteError,
 };

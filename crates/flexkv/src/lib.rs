@@ -7,8 +7,8 @@
 //! only the index goes through proxies.
 //!
 //! The modules here are the parts without I/O, clock, lock or async: formats ([`mod@format`]), what
-//! the manager decides ([`hotness`], [`knob`]), what a compute node keeps ([`cache`],
-//! [`directory`], [`reads`]) and how long it may believe it ([`lease`]). Time comes in as a number.
+//! the manager decides ([`hotness`], [`offload_ratio`]), what a compute node keeps ([`cache`],
+//! [`sharers`], [`read_reports`]) and how long it may believe it ([`lease`]). Time comes in as a number.
 //! The protocol stands on top of them.
 //!
 //! Layer 4: stands on the pool.
@@ -18,27 +18,31 @@ mod client;
 mod combining;
 mod contended;
 pub mod coordinator;
-pub mod directory;
+mod expiry;
 pub mod format;
 mod gates;
 pub mod hotness;
 mod ids;
 mod keyed;
-pub mod knob;
 pub mod lease;
+mod membership;
 mod node;
+pub mod offload_ratio;
 mod onesided;
 mod proxy;
-pub mod reads;
+pub mod read_reports;
 mod rivals;
 mod settings;
+pub mod sharers;
+mod sweep;
 mod table;
 pub mod wire;
 mod write_error;
 
 pub use client::{AT_ONCE_MAX, Destination, Renamed, ScanLimits, ScanStep, ScannedKey, Set, Value};
 pub use ids::{ComputeId, PartitionId};
-pub use node::{CacheStatus, ComputeNode, MapStatus, NodeStatus, Surroundings, fabric_id};
+pub use membership::MapStatus;
+pub use node::{CacheStatus, ComputeNode, NodeStatus, Surroundings, fabric_id};
 pub use rivals::Rival;
 pub use settings::{CacheMode, FlexKvSettings, Sabotage};
 pub use write_error::{WriteEffect, WriteError};

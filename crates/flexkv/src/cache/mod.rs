@@ -29,7 +29,7 @@
 
 mod fetch;
 mod nodes;
-mod several;
+mod multi;
 #[cfg(test)]
 mod tests;
 

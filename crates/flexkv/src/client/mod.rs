@@ -24,11 +24,12 @@
 //! it looks: its record is in the index, or was (whoever superseded it cleared its valid bit), or
 //! never was and never will be.
 
-mod at_once;
+mod fast_path;
 mod cached;
 mod delegated;
 mod keys;
 mod look;
+mod notify;
 mod rename;
 mod scan;
 mod submit;
@@ -53,7 +54,7 @@ use cached::Served;
 use look::{Found, Looked};
 use submit::{Submitted, Unsettled};
 
-pub use at_once::{AT_ONCE_MAX, Set};
+pub use fast_path::{AT_ONCE_MAX, Set};
 pub use rename::{Destination, Renamed};
 pub use scan::{ScanLimits, ScanStep, ScannedKey};
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use archipelago_base::runtime::together;
 use archipelago_fabric::{Attached, Batch, Call, ClientId, Link};
 
-use super::host::{Desk, ORDER};
+use super::rpc::{Desk, ORDER};
 use crate::format::{Counts, counters_bytes};
 use crate::wire::{Member, Message};
 

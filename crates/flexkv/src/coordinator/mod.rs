@@ -7,7 +7,7 @@
 //! ([`Coordinator::on_entries`]): it has what nobody who is left may know, a subtable that was made
 //! larger, or everything if nobody is left. Only if nothing was ever in use there, the index is
 //! made. A change of the map goes through three steps, each of which all living nodes must confirm:
-//! *pause*, *prepare*, *resume* (`node/changing.rs`). A node that dies while it is under way is
+//! *pause*, *prepare*, *resume* (`membership.rs`). A node that dies while it is under way is
 //! left out, and the change begins anew under a larger version with that node's partitions in it.
 //!
 //! Invariants: 1. one change at a time; 2. a partition gets a new node only when the old one has
@@ -21,7 +21,7 @@
 //! §4.2, §4.5.
 
 mod change;
-mod host;
+mod rpc;
 mod measuring;
 mod shares;
 #[cfg(test)]
@@ -34,11 +34,11 @@ use archipelago_pool::{BlockId, ClientId};
 
 use crate::format::{Counts, Geometry};
 use crate::ids::PartitionId;
-use crate::knob::Ratio;
+use crate::offload_ratio::Ratio;
 use crate::settings::FlexKvSettings;
 use crate::wire::{Assigned, ComputeStatus, Grant, Member, Message, Shaped, StoreStatus, Why};
 
-pub use host::{Desk, Rhythm, directory_label};
+pub use rpc::{Desk, Rhythm, directory_label};
 pub use tuning::{Cause, Changed, Report, Tuning};
 
 use change::Change;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Coordinator;
-use crate::directory::offloaded_bytes;
+use crate::sharers::offloaded_bytes;
 use crate::hotness::{Assignment, Ranking, assign, offloaded, partitions_max};
 use crate::ids::{ComputeId, PartitionId};
 use crate::wire::Assigned;

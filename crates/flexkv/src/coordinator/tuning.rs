@@ -27,7 +27,7 @@ use std::time::Duration;
 use crate::format::Counts;
 use crate::hotness::{Detection, INTERVAL_NS, NOISE_SIGMAS_DEFAULT, Ranking, Window, detect};
 use crate::ids::ComputeId;
-use crate::knob::{Knob, Ratio, STEP_PERMILLE};
+use crate::offload_ratio::{Knob, Ratio, STEP_PERMILLE};
 use crate::wire::Figure;
 
 /// Changes that a report remembers.

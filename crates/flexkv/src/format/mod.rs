@@ -4,7 +4,7 @@
 //! Everything is little-endian. The decoders take what a one-sided read brought, torn or hostile,
 //! and answer with a value or a reason; they never panic and allocate nothing.
 
-mod counters;
+mod load_counters;
 mod partition;
 mod record;
 mod roster;
@@ -12,8 +12,8 @@ mod scan_position;
 mod slot;
 mod table;
 
-pub use counters::{Counts, counters_bytes};
-pub(crate) use counters::{READS_OFFSET, WRITES_OFFSET, counter_place, counters_magic};
+pub use load_counters::{Counts, counters_bytes};
+pub(crate) use load_counters::{READS_OFFSET, WRITES_OFFSET, counter_place, counters_magic};
 pub use partition::{
     Access, ENTRY_BYTES, EPOCH_MAX, EntryRefused, LOG2_BUCKETS_MAX, Owner, PartitionEntry, Shape,
     entry_offset,

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use super::Ranking;
 use crate::ids::{ComputeId, PartitionId};
-use crate::knob::Ratio;
+use crate::offload_ratio::Ratio;
 
 /// What a partition weighs at least, in mean ones.
 const LEAST_WEIGHT: f64 = 1.0 / 16.0;

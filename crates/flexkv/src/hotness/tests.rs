@@ -8,7 +8,7 @@ use super::{
     offloaded, partitions_max,
 };
 use crate::ids::{ComputeId, PartitionId};
-use crate::knob::Ratio;
+use crate::offload_ratio::Ratio;
 
 fn nodes(count: u32) -> Vec<ComputeId> {
     (1..=count).map(ComputeId).collect()

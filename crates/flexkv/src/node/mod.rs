@@ -5,27 +5,23 @@
 //! | --- | --- |
 //! | what callers see: get, set, insert, update, delete | `client/` |
 //! | requests of other nodes to the partitions that it serves | `proxy/` |
-//! | the map, and how it changes | `changing.rs` |
-//! | records: room, what is given back, what was lost, what expired | `records.rs`, `pieces.rs`, `frees.rs`, `sweep.rs`, `expiry.rs` |
+//! | the map, and how it changes | `membership.rs` |
+//! | records: room, what is given back, what was lost, what expired | `records.rs`, `pieces.rs`, `reclaim.rs`, `sweep.rs`, `expiry.rs` |
 //! | what is cached, on which leases, within how many bytes | `caching.rs` |
 //! | other nodes, and how they are asked | `peers.rs` |
-//! | what it counts | `counts.rs` |
+//! | what it counts | `stats.rs` |
 //!
 //! Thread-safety: all of it; no lock is held over an await. Failure: a node that lost its place in
 //! the pool serves nothing any more and ends its calls as fenced: start another. Cost: state per
 //! partition is some 40 bytes, and its slots while it is its proxy.
 
 pub(crate) mod caching;
-mod changing;
-mod counters;
-mod counts;
-mod expiry;
-pub(crate) mod frees;
+pub(crate) mod load_counters;
 pub(crate) mod peers;
-mod pieces;
+pub(crate) mod pieces;
+pub(crate) mod reclaim;
 pub(crate) mod records;
-mod sweep;
-mod telling;
+mod stats;
 
 use std::fmt;
 use std::future::Future;
@@ -53,11 +49,10 @@ use crate::wire::{Assigned, Figure, Grant, Member, Message, Why};
 
 pub use caching::CacheStatus;
 use caching::{Caching, count};
-pub use changing::MapStatus;
-use changing::Standing;
-use counters::Counters;
-pub(crate) use counts::{Count, Counts};
-use frees::Frees;
+use crate::membership::{MapStatus, Standing};
+use load_counters::Counters;
+pub(crate) use stats::{Count, Counts};
+use reclaim::Frees;
 use peers::{Class, Peers};
 use records::Records;
 
@@ -83,7 +78,7 @@ pub(crate) struct Joined {
     pub(crate) geometry: Geometry,
     pub(crate) gates: Gates,
     pub(crate) map: RwLock<Arc<Map>>,
-    counters: Option<Counters>,
+    pub(crate) counters: Option<Counters>,
 }
 
 pub(crate) struct Inner {
@@ -99,20 +94,20 @@ pub(crate) struct Inner {
     pub(crate) peers: Peers,
     pub(crate) standing: Mutex<Standing>,
     /// Partitions are taken for one change at a time.
-    taking: Gate,
+    pub(crate) taking: Gate,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) counts: Counts,
     /// Writes of this node's clients, by key.
     pub(crate) combining: Arc<Combining>,
     pub(crate) contended: Contended,
     pub(crate) endpoints: Vec<String>,
-    announcing: AtomicBool,
+    pub(crate) announcing: AtomicBool,
     pub(crate) frees: Arc<Frees>,
     /// Sweeps that are to come.
-    wants_sweep: AtomicU32,
-    joined: OnceLock<Joined>,
+    pub(crate) wants_sweep: AtomicU32,
+    pub(crate) joined: OnceLock<Joined>,
     /// What counters are lent from.
-    lends: OnceLock<Weak<Node>>,
+    pub(crate) lends: OnceLock<Weak<Node>>,
 }
 
 /// See the module.

@@ -106,7 +106,7 @@ pub(crate) struct Peers {
     reach: Arc<dyn Reach>,
     me: ClientId,
     known: Mutex<BTreeMap<ClientId, Arc<Peer>>>,
-    pub(super) coordinator: Arc<Peer>,
+    pub(crate) coordinator: Arc<Peer>,
 }
 
 /// A question that was begun and not answered; to be asked again.
@@ -148,7 +148,7 @@ impl Asked {
 impl Peers {
     /// `asker`: as whom the coordinator is asked. Another than `me`: it may be reached at the
     /// pool's manager, of whom `me` asks other things under numbers of its own.
-    pub(super) fn new(
+    pub(crate) fn new(
         reach: &Arc<dyn Reach>,
         me: ClientId,
         asker: ClientId,
@@ -170,7 +170,7 @@ impl Peers {
     /// Hangs up on who is no member, and forgets who is gone. Others are kept: one who has just
     /// joined is known to some before the map names him, and were he forgotten and then known
     /// again, he would refuse the numbers of the new session, since he knows those of the old one.
-    pub(super) fn retain(&self, members: &[Member], gone: &[ClientId]) {
+    pub(crate) fn retain(&self, members: &[Member], gone: &[ClientId]) {
         let stays = |client: &ClientId| members.iter().any(|member| member.client == *client);
         let left: Vec<Arc<Peer>> = {
             let mut known = self.known.lock();

@@ -24,12 +24,10 @@
 //! swap: begin again), another one (superseded if somebody cleared the new record's valid bit, lost
 //! if not). Copies are equal when an epoch of the block begins. A writer that dies leaves a pending
 //! slot: once it is evicted, the partition's node takes it forward ([`Table::settled`]). One that
-//! has no time left goes on behind its caller's back (`later.rs`).
+//! has no time left goes on behind its caller's back (`proxy/unfinished.rs`).
 //!
 //! Cost: three round trips behind the record's, one swap. The paper (§4.5) leaves this path to
 //! FUSEE, which swaps every copy.
-
-mod later;
 
 use std::sync::Arc;
 
@@ -41,8 +39,6 @@ use crate::format::{INVALID_WORD, Slot};
 use crate::rivals::Rival;
 use crate::table::{Range, Table};
 use crate::write_error::WriteError;
-
-pub(crate) use later::Unfinished;
 
 /// A change of one slot.
 #[derive(Clone, Copy, Debug)]

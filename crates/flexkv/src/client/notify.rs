@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use archipelago_base::Result;
 
-use super::Inner;
-use super::peers::{Asked, Peer};
-use crate::reads::Counted;
+use crate::node::Inner;
+use crate::node::peers::{Asked, Peer};
+use crate::read_reports::Counted;
 use crate::settings::CacheMode;
 use crate::wire::{Assigned, Message, ReadCount};
 
@@ -23,7 +23,7 @@ const EVERY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mi
 
 impl Inner {
     /// For as long as the node lives.
-    pub(super) fn keep_telling(self: &Arc<Self>) {
+    pub(crate) fn keep_telling(self: &Arc<Self>) {
         if self.caching.mode() == CacheMode::Off {
             return;
         }

@@ -23,8 +23,8 @@ use std::sync::atomic::Ordering;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_pool::{Address, BlockId, Owned};
 
-use super::Inner;
-use super::peers::{Asked, Peer};
+use crate::node::Inner;
+use crate::node::peers::{Asked, Peer};
 use crate::format::{BUCKET_BYTES, Header, LENGTH_UNITS_MAX, Slot, SlotIndex, UNIT_BYTES};
 use crate::ids::PartitionId;
 use crate::proxy::Served;
@@ -67,7 +67,7 @@ impl Inner {
 
     /// A question for room that was sent and not answered may have been granted: the node that was
     /// asked is told to sweep. Best effort: if this node dies first, everybody sweeps.
-    pub(super) fn have_member_swept(self: &Arc<Self>, peer: &Arc<Peer>) {
+    pub(crate) fn have_member_swept(self: &Arc<Self>, peer: &Arc<Peer>) {
         let (inner, peer) = (Arc::clone(self), Arc::clone(peer));
         let task = async move {
             let sweep = Message::Sweep {};
@@ -97,7 +97,7 @@ impl Inner {
     }
 
     /// Sweeps when it is wanted, for as long as the node lives.
-    pub(super) fn keep_sweeping(self: &Arc<Self>) {
+    pub(crate) fn keep_sweeping(self: &Arc<Self>) {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
         let task = async move {
             loop {
@@ -260,14 +260,14 @@ impl Inner {
     }
 
     /// What this node holds in blocks.
-    pub(super) fn what_is_held(&self, blocks: &[BlockId]) -> Message {
+    pub(crate) fn what_is_held(&self, blocks: &[BlockId]) -> Message {
         Message::Referred { words: self.held_in(&blocks.iter().copied().collect()) }
     }
 
     /// What a partition of this node's refers to in blocks: what is being written into it first,
     /// then its slots. Who was taken for dead may have given a write up after it was on the copies
     /// in the pool, which its slots do not show: it has nothing to say.
-    pub(super) async fn what_refers(self: &Arc<Self>, refers: &Message) -> Message {
+    pub(crate) async fn what_refers(self: &Arc<Self>, refers: &Message) -> Message {
         let Message::Refers { partition, epoch, blocks } = refers else {
             return self.declined(Why::Malformed);
         };

@@ -33,11 +33,11 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_pool::{BlockId, ClientId, Sharing};
 use parking_lot::RwLock;
 
-use super::caching::{Charge, count};
-use super::counters::Counters;
-use super::peers::Asked;
-use super::{Inner, Joined, Map, PAUSE};
-use crate::directory::offloaded_bytes;
+use crate::node::caching::{Charge, count};
+use crate::node::load_counters::Counters;
+use crate::node::peers::Asked;
+use crate::node::{Inner, Joined, Map, PAUSE};
+use crate::sharers::offloaded_bytes;
 use crate::format::{
     Access, BUCKET_BYTES, Geometry, Owner, PartitionEntry, Shape, Slot, entry_offset,
 };
@@ -57,7 +57,7 @@ const TAKEN_AT_ONCE: usize = 32;
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
     term: u64,
-    pub(super) directory: BlockId,
+    pub(crate) directory: BlockId,
     /// The change that is under way.
     staged: Option<Staged>,
 }
@@ -86,7 +86,7 @@ pub struct MapStatus {
 }
 
 impl Inner {
-    pub(super) fn map_status(&self) -> Option<MapStatus> {
+    pub(crate) fn map_status(&self) -> Option<MapStatus> {
         let joined = self.joined().ok()?;
         let map = joined.map.read();
         Some(MapStatus {
@@ -97,7 +97,7 @@ impl Inner {
         })
     }
 
-    pub(super) async fn join(self: &Arc<Self>) -> Result<()> {
+    pub(crate) async fn join(self: &Arc<Self>) -> Result<()> {
         let until_ns = self.until_ns();
         let message = Message::Join {
             client: self.pool.client(),
@@ -154,7 +154,7 @@ impl Inner {
 
     /// Says where it is, for as long as it lives: a coordinator that starts anew knows it by name
     /// alone.
-    pub(super) fn keep_announcing(self: &Arc<Self>) {
+    pub(crate) fn keep_announcing(self: &Arc<Self>) {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
         let task = async move {
             while let Some(inner) = weak.upgrade().filter(|inner| !inner.pool.is_evicted()) {
@@ -175,7 +175,7 @@ impl Inner {
         self.runtime.spawn("flex-here", Box::pin(task));
     }
 
-    pub(super) async fn obey(self: &Arc<Self>, message: Message) -> Message {
+    pub(crate) async fn obey(self: &Arc<Self>, message: Message) -> Message {
         let (Message::Create { term, .. }
         | Message::Pause { term, .. }
         | Message::Prepare { term, .. }

@@ -10,7 +10,7 @@
 //! under a mutex, with the metadata. Cost: a lock and two look-ups in a set of requests in flight
 //! per write; a lock, two cache lines of slots and one of metadata per search.
 
-mod at_once;
+mod fast_path;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::candidates_in;
-use crate::directory::{MetadataTable, PARTITION_BYTES, Told};
+use crate::sharers::{MetadataTable, PARTITION_BYTES, Told};
 use crate::format::{BUCKET_SLOTS, Candidates, KeyHash, Slot, SlotIndex};
 use crate::gates::Gates;
 use crate::ids::{ComputeId, PartitionId};
@@ -28,7 +28,7 @@ use crate::node::caching::Charge;
 use crate::table::Image;
 use crate::wire::{Assigned, Candidate, ReadCount, WriteKind};
 
-pub(crate) use at_once::{Ahead, AtOnce, Due, Overwrite, Target, Writer, overwrite};
+pub(crate) use fast_path::{Ahead, AtOnce, Due, Overwrite, Target, Writer, overwrite};
 
 /// The slots of an offloaded partition.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
 //! The state machine against a cluster of scripted nodes: what they answer is what
-//! `node/changing.rs` answers, without the work.
+//! `membership.rs` answers, without the work.
 //!
 //! Messages lie in a bag until a test delivers, doubles or loses them. After each step the cluster
 //! is looked at: whoever has a partition open agrees on whose it is, and at which epoch.
@@ -311,7 +311,7 @@ fn a_death_spreads_its_partitions_alone_and_lists_stay_from_hot_to_cold() {
 #[test]
 fn a_node_gets_as_many_slots_as_its_memory_limit_holds_and_is_not_asked_again() {
     let mut cluster = Cluster::new();
-    cluster.index_bytes = 3 * crate::directory::offloaded_bytes(PLAN.log2_buckets) + 1;
+    cluster.index_bytes = 3 * crate::sharers::offloaded_bytes(PLAN.log2_buckets) + 1;
     cluster.join();
     cluster.settle();
     cluster.core.set_offload(1000);

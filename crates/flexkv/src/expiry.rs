@@ -23,7 +23,7 @@ use archipelago_base::Result;
 use archipelago_base::runtime::together;
 use archipelago_pool::Address;
 
-use super::Inner;
+use crate::node::Inner;
 use crate::format::{Head, Header, KeyHash, Slot, UNIT_BYTES};
 use crate::table::Range;
 use crate::write_error::WriteError;
@@ -46,7 +46,7 @@ struct Looked {
 
 impl Inner {
     /// Looks for expired records for as long as the node lives.
-    pub(super) fn keep_expiring(self: &Arc<Self>) {
+    pub(crate) fn keep_expiring(self: &Arc<Self>) {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
         let task = async move {
             loop {

@@ -1,7 +1,7 @@
 //! Records: room for new ones, and what becomes of old ones.
 //!
 //! A node allocates from blocks that it owns (`pieces.rs`). A record that was superseded is given
-//! back to the node that owns its block, by whoever committed the write (`frees.rs`), and is used
+//! back to the node that owns its block, by whoever committed the write (`reclaim.rs`), and is used
 //! again an address lease later: nobody acts on its address then. What gets lost on the way is
 //! found by sweeps (`sweep.rs`).
 //!
@@ -12,7 +12,7 @@
 //! [`crate::proxy`]), so memory that is full can always be emptied, whichever node a client is
 //! connected to. Cost: a question to each node per write that is refused.
 
-mod at_once;
+mod fast_path;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,12 +35,12 @@ const RELEASE_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Records {
-    pub(super) pieces: Mutex<Pieces>,
+    pub(crate) pieces: Mutex<Pieces>,
     growing: Gate,
     /// Whether records with an expiry may lie in this node's blocks.
     pub(crate) has_expiring: AtomicBool,
-    /// Whether the pool refused a block since [`super::expiry`] looked.
-    pub(super) memory_is_short: AtomicBool,
+    /// Whether the pool refused a block since [`crate::expiry`] looked.
+    pub(crate) memory_is_short: AtomicBool,
 }
 
 /// A record that was written to the pool and is not in the index.
@@ -53,7 +53,7 @@ pub(crate) struct Written {
 }
 
 impl Records {
-    pub(super) fn new(block_bytes: u64) -> Self {
+    pub(crate) fn new(block_bytes: u64) -> Self {
         Self {
             pieces: Mutex::new(Pieces::new(block_bytes)),
             growing: Gate::default(),
@@ -62,7 +62,7 @@ impl Records {
         }
     }
 
-    pub(super) fn stats(&self) -> HeapStats {
+    pub(crate) fn stats(&self) -> HeapStats {
         self.pieces.lock().stats()
     }
 }
@@ -113,7 +113,7 @@ impl Inner {
     }
 
     /// Another node's question for room. It gets what is at hand, and no new block.
-    pub(super) fn lend_room(&self, bytes: u64, expires: bool) -> Message {
+    pub(crate) fn lend_room(&self, bytes: u64, expires: bool) -> Message {
         let now_ns = self.now_ns();
         let mut pieces = self.records.pieces.lock();
         let at_hand = pieces.allocate(bytes, now_ns).transpose();
@@ -208,7 +208,7 @@ impl Inner {
 
     /// Blocks in which nothing lives any more go back to the pool, now and then, for as long as the
     /// node lives.
-    pub(super) fn keep_releasing(self: &Arc<Self>) {
+    pub(crate) fn keep_releasing(self: &Arc<Self>) {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
         let task = async move {
             loop {
@@ -227,7 +227,7 @@ impl Inner {
         self.runtime.spawn("flex-release", Box::pin(task));
     }
 
-    pub(super) fn peer_of(&self, client: ClientId) -> Option<Arc<super::peers::Peer>> {
+    pub(crate) fn peer_of(&self, client: ClientId) -> Option<Arc<super::peers::Peer>> {
         let map = Arc::clone(&self.joined().ok()?.map.read());
         let member = map.members.iter().find(|member| member.client == client)?;
         Some(self.peers.peer(member))

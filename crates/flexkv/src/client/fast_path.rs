@@ -37,7 +37,7 @@ use archipelago_pool::{Address, BlockId, OpenBlock};
 
 use super::expired;
 use crate::cache::Place;
-use crate::directory::EXACT_NODES;
+use crate::sharers::EXACT_NODES;
 use crate::format::{INVALID_WORD, KeyHash, Record, Slot, SlotIndex, key_hash};
 use crate::gates::Inside;
 use crate::ids::{ComputeId, PartitionId};

@@ -14,7 +14,7 @@ use parking_lot::MutexGuard;
 use super::{Asker, Caching, State, count, may_serve, take_due};
 use crate::cache::{Cached, Finished, Hit, Place};
 use crate::format::{KeyHash, SlotIndex};
-use crate::reads::Counted;
+use crate::read_reports::Counted;
 use crate::settings::CacheMode;
 
 /// See the module.

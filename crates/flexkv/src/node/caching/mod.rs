@@ -3,7 +3,7 @@
 //!
 //! Owned by the compute node. Under one lock: the [`LocalCache`] with the account of the memory
 //! limit, the reads that it served and the proxies have not heard of, and the leases that this node
-//! *holds* (those that it gives are in `proxy/sharers.rs`).
+//! *holds* (those that it gives are in `proxy/invalidation.rs`).
 //!
 //! **What may be served.** A pair, or an address of a proxied partition: while the lease of that
 //! partition's proxy holds under the session that it was cached in; of this node's own partitions
@@ -23,7 +23,7 @@
 //! held over an await. Cost of a hit: one lock, two or three entries looked at, a copy of the
 //! value. Paper: §4.4 and Figure 8; leases are ours.
 
-mod several;
+mod multi;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,11 +38,11 @@ use crate::contended::CONTENDED_BYTES;
 use crate::format::{KeyHash, Slot};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::{Adopted, Granted, Holder, Terms};
-use crate::reads::{Counted, READS_WAIT_NS, Reads};
+use crate::read_reports::{Counted, READS_WAIT_NS, Reads};
 use crate::settings::{CacheMode, FlexKvSettings};
 use crate::wire::{Assigned, Grant, Member};
 
-pub(crate) use several::Several;
+pub(crate) use multi::Several;
 
 /// Counts of reads that are due wait for so many others before they are sent at once.
 const DUE_MAX: usize = 64;
@@ -514,7 +514,7 @@ mod tests {
     use super::*;
     use crate::format::{SlotIndex, key_hash};
     use crate::lease::Stamp;
-    use crate::reads::READS_DUE;
+    use crate::read_reports::READS_DUE;
     use crate::wire::Shaped;
 
     const ME: ComputeId = ComputeId(1);

@@ -25,7 +25,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(super) fn new(node: &Weak<Node>, partitions: u32) -> Result<Option<Self>> {
+    pub(crate) fn new(node: &Weak<Node>, partitions: u32) -> Result<Option<Self>> {
         let Some(node) = node.upgrade() else { return Ok(None) };
         // Others never change it, so it does not matter how their atomics would be executed.
         let region = node.allocate(counters_bytes(partitions) as usize, AtomicPath::Processor)?;
@@ -34,7 +34,7 @@ impl Counters {
         Ok(Some(Self { region, key }))
     }
 
-    pub(super) fn key(&self) -> RemoteKey {
+    pub(crate) fn key(&self) -> RemoteKey {
         self.key
     }
 

@@ -25,7 +25,7 @@ use archipelago_base::runtime::together;
 use archipelago_fabric::ClientId;
 use parking_lot::Mutex;
 
-use crate::directory::Sharers;
+use crate::sharers::Sharers;
 use crate::format::KeyHash;
 use crate::ids::ComputeId;
 use crate::lease::{Granted, Granter, Terms, Waiting};

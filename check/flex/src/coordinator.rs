@@ -7,14 +7,16 @@ use archipelago_base::random::Rng;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
-use archipelago_flexkv::coordinator::{Coordinator, Desk, Plan, Rhythm, Tuning, directory_label};
+use archipelago_flexkv::coordinator::{
+    Coordinator, CoordinatorRpc, Plan, Rhythm, Tuning, directory_label,
+};
 use archipelago_flexkv::wire::Assigned;
 use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
 
 use crate::node::{COORDINATOR, LABEL, join_pool};
 
-type Kept = (Arc<Desk>, Arc<Node>, Box<dyn Listener>);
+type Kept = (Arc<CoordinatorRpc>, Arc<Node>, Box<dyn Listener>);
 
 /// See the module.
 pub(crate) struct CoordinatorActor {
@@ -35,7 +37,7 @@ impl CoordinatorActor {
         // part of it.
         let tuning = Tuning {
             hotness: rng.bool(),
-            knob: rng.bool(),
+            adapt_ratio: rng.bool(),
             interval: Duration::from_millis(rng.u64(5..30)),
             ..Tuning::default()
         };
@@ -61,7 +63,7 @@ impl CoordinatorActor {
         let task = async move {
             let pool = join_pool(&sim, directory_label(LABEL)).await;
             let runtime = Arc::new(sim.host().clone());
-            let (desk, door) = Desk::new(plan, runtime, Arc::new(sim.clone()), pool);
+            let (desk, door) = CoordinatorRpc::new(plan, runtime, Arc::new(sim.clone()), pool);
             let node = sim.network().node(NodeId(u64::MAX - 1), life, Some(door));
             let node = node.expect("a node in memory");
             let listener = sim.serve(&node, COORDINATOR).expect("a host serves at its name");

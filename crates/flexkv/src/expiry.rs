@@ -23,8 +23,8 @@ use archipelago_base::Result;
 use archipelago_base::runtime::together;
 use archipelago_pool::Address;
 
-use crate::node::Inner;
 use crate::format::{Head, Header, KeyHash, Slot, UNIT_BYTES};
+use crate::node::Inner;
 use crate::table::Range;
 use crate::write_error::WriteError;
 

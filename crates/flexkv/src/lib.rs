@@ -8,8 +8,8 @@
 //!
 //! The modules here are the parts without I/O, clock, lock or async: formats ([`mod@format`]), what
 //! the manager decides ([`hotness`], [`offload_ratio`]), what a compute node keeps ([`cache`],
-//! [`sharers`], [`read_reports`]) and how long it may believe it ([`lease`]). Time comes in as a number.
-//! The protocol stands on top of them.
+//! [`sharers`], [`read_reports`]) and how long it may believe it ([`lease`]). Time comes in as a
+//! number. The protocol stands on top of them.
 //!
 //! Layer 4: stands on the pool.
 

@@ -33,18 +33,18 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_pool::{BlockId, ClientId, Sharing};
 use parking_lot::RwLock;
 
-use crate::node::caching::{Charge, count};
-use crate::node::load_counters::Counters;
-use crate::node::peers::Asked;
-use crate::node::{Inner, Joined, Map, PAUSE};
-use crate::sharers::offloaded_bytes;
 use crate::format::{
     Access, BUCKET_BYTES, Geometry, Owner, PartitionEntry, Shape, Slot, entry_offset,
 };
 use crate::gates::Gates;
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::SlotLease;
+use crate::node::caching::{Charge, count};
+use crate::node::load_counters::Counters;
+use crate::node::peers::Asked;
+use crate::node::{Inner, Joined, Map, PAUSE};
 use crate::proxy::{Offloaded, Served};
+use crate::sharers::offloaded_bytes;
 use crate::table::{Image, Range, Repaired, Swapped};
 use crate::wire::{Assigned, Member, Message, Shaped, Why};
 

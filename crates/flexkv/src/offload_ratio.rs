@@ -1,7 +1,7 @@
 //! How much of the index is offloaded: the throughput-guided knob (Algorithm 2) as a state machine.
 //!
 //! Every Δ the manager hands in the throughput of the interval that just ended
-//! ([`Knob::on_sample`]) and sets the ratio that comes back, if one does. A **round**:
+//! ([`RatioController::on_sample`]) and sets the ratio that comes back, if one does. A **round**:
 //!
 //! 1. *Base*: the throughput at the current ratio is the best so far.
 //! 2. *First probe*, a step of δ = 0.1 in the direction of the last round: if it is worse, the
@@ -101,7 +101,7 @@ enum Phase {
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub struct Knob {
+pub struct RatioController {
     ratio: Ratio,
     step: u16,
     direction: Direction,
@@ -115,13 +115,13 @@ pub struct Knob {
     rounds: u64,
 }
 
-impl Default for Knob {
+impl Default for RatioController {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Knob {
+impl RatioController {
     /// At ratio 0, going up by δ.
     #[must_use]
     pub fn new() -> Self {
@@ -299,10 +299,10 @@ mod tests {
     }
 
     /// Samples until the knob is steady, at most 40.
-    fn settle(knob: &mut Knob, reads: f64, load: &dyn Fn(Ratio) -> f64) -> u32 {
+    fn settle(controller: &mut RatioController, reads: f64, load: &dyn Fn(Ratio) -> f64) -> u32 {
         for sample in 1..=40 {
-            knob.on_sample(load(knob.ratio()), reads, false);
-            if knob.is_steady() {
+            controller.on_sample(load(controller.ratio()), reads, false);
+            if controller.is_steady() {
                 return sample;
             }
         }
@@ -311,27 +311,32 @@ mod tests {
 
     #[test]
     fn the_papers_switch_takes_at_most_seven_samples() {
-        let mut knob = Knob::new();
+        let mut controller = RatioController::new();
         let b = curve(300, 8.0, 6.0);
-        assert_eq!(settle(&mut knob, 0.95, &b), 6, "0, 10, 20, 30 and two beyond");
-        assert_eq!(knob.ratio(), Ratio::from_permille(300));
+        assert_eq!(settle(&mut controller, 0.95, &b), 6, "0, 10, 20, 30 and two beyond");
+        assert_eq!(controller.ratio(), Ratio::from_permille(300));
         let a = curve(600, 9.0, 5.0);
         for _ in 0..8 {
-            assert_eq!(knob.on_sample(b(knob.ratio()), 0.95, false), None, "steady");
+            assert_eq!(controller.on_sample(b(controller.ratio()), 0.95, false), None, "steady");
         }
-        let samples = settle(&mut knob, 0.5, &a);
-        assert_eq!((samples, knob.ratio()), (6, Ratio::from_permille(600)));
+        let samples = settle(&mut controller, 0.5, &a);
+        assert_eq!((samples, controller.ratio()), (6, Ratio::from_permille(600)));
         // The switch falls into an interval: whatever its mixture, six intervals behind it are
         // enough, and eight if the last round ended going down.
         for (start, most) in [(0, 6), (300, 8)] {
             for percent in (0..=100).step_by(5) {
-                let mut knob = Knob::starting_at(Ratio::from_permille(start), STEP_PERMILLE);
-                settle(&mut knob, 0.95, &b);
+                let mut controller =
+                    RatioController::starting_at(Ratio::from_permille(start), STEP_PERMILLE);
+                settle(&mut controller, 0.95, &b);
                 let new = f64::from(percent) / 100.0;
-                let mixed = b(knob.ratio()) * (1.0 - new) + a(knob.ratio()) * new;
-                knob.on_sample(mixed, 0.95 * (1.0 - new) + 0.5 * new, false);
-                let after = settle(&mut knob, 0.5, &a);
-                assert_eq!(knob.ratio(), Ratio::from_permille(600), "{percent} % of the new load");
+                let mixed = b(controller.ratio()) * (1.0 - new) + a(controller.ratio()) * new;
+                controller.on_sample(mixed, 0.95 * (1.0 - new) + 0.5 * new, false);
+                let after = settle(&mut controller, 0.5, &a);
+                assert_eq!(
+                    controller.ratio(),
+                    Ratio::from_permille(600),
+                    "{percent} % of the new load"
+                );
                 assert!(after <= most, "{percent} % of the new load: {after} more intervals");
             }
         }
@@ -339,45 +344,49 @@ mod tests {
 
     #[test]
     fn a_steady_knob_moves_only_on_a_shift() {
-        let mut knob = Knob::new();
+        let mut controller = RatioController::new();
         let load = curve(500, 5.0, 5.0);
-        settle(&mut knob, 0.9, &load);
+        settle(&mut controller, 0.9, &load);
         let mut rng = Rng::with_seed(1);
         for _ in 0..100 {
-            let noisy = load(knob.ratio()) * (0.8 + 0.4 * rng.f64());
-            assert_eq!(knob.on_sample(noisy, 0.9 + 0.09 * rng.f64(), false), None);
+            let noisy = load(controller.ratio()) * (0.8 + 0.4 * rng.f64());
+            assert_eq!(controller.on_sample(noisy, 0.9 + 0.09 * rng.f64(), false), None);
         }
-        assert!(knob.on_sample(9.0, 0.8, false).is_some(), "from 9:1 to 8:2");
+        assert!(controller.on_sample(9.0, 0.8, false).is_some(), "from 9:1 to 8:2");
     }
 
     #[test]
     fn a_reassignment_begins_a_round_one_sample_later() {
-        let mut knob = Knob::new();
+        let mut controller = RatioController::new();
         let load = curve(500, 5.0, 5.0);
-        settle(&mut knob, 0.9, &load);
-        assert_eq!(knob.on_sample(99.0, 0.9, true), None, "that was measured with the old owners");
-        assert!(!knob.is_steady());
-        assert!(knob.on_sample(load(knob.ratio()), 0.9, false).is_some());
+        settle(&mut controller, 0.9, &load);
+        assert_eq!(
+            controller.on_sample(99.0, 0.9, true),
+            None,
+            "that was measured with the old owners"
+        );
+        assert!(!controller.is_steady());
+        assert!(controller.on_sample(load(controller.ratio()), 0.9, false).is_some());
         // One that comes during the round waits for its end.
-        knob.on_sample(load(knob.ratio()), 0.9, true);
-        let rounds = knob.rounds();
-        settle(&mut knob, 0.9, &load);
-        assert_eq!(knob.rounds(), rounds + 2);
-        assert_eq!(knob.ratio(), Ratio::from_permille(500));
+        controller.on_sample(load(controller.ratio()), 0.9, true);
+        let rounds = controller.rounds();
+        settle(&mut controller, 0.9, &load);
+        assert_eq!(controller.rounds(), rounds + 2);
+        assert_eq!(controller.ratio(), Ratio::from_permille(500));
     }
 
     #[test]
     fn at_the_ends_the_direction_turns_and_one_bad_probe_is_not_the_last() {
-        let mut knob = Knob::starting_at(Ratio::ALL, STEP_PERMILLE);
-        assert_eq!(knob.on_sample(5.0, 0.5, false), Some(Ratio::from_permille(900)));
-        assert_eq!(knob.on_sample(4.0, 0.5, false), Some(Ratio::from_permille(800)));
-        assert_eq!(knob.on_sample(4.0, 0.5, false), Some(Ratio::ALL));
-        assert!(knob.is_steady());
-        let mut up = Knob::starting_at(Ratio::from_permille(950), STEP_PERMILLE);
+        let mut controller = RatioController::starting_at(Ratio::ALL, STEP_PERMILLE);
+        assert_eq!(controller.on_sample(5.0, 0.5, false), Some(Ratio::from_permille(900)));
+        assert_eq!(controller.on_sample(4.0, 0.5, false), Some(Ratio::from_permille(800)));
+        assert_eq!(controller.on_sample(4.0, 0.5, false), Some(Ratio::ALL));
+        assert!(controller.is_steady());
+        let mut up = RatioController::starting_at(Ratio::from_permille(950), STEP_PERMILLE);
         assert_eq!(up.on_sample(5.0, 0.5, false), Some(Ratio::ALL), "stops at the end");
         assert_eq!(up.on_sample(6.0, 0.5, false), None, "and is done there");
         assert!(up.is_steady());
-        let nan = Knob::new().on_sample(f64::NAN, 0.5, false);
+        let nan = RatioController::new().on_sample(f64::NAN, 0.5, false);
         assert_eq!(nan, Some(Ratio::from_permille(100)));
     }
 
@@ -386,17 +395,19 @@ mod tests {
         let mut rng = Rng::with_seed(6);
         for run in 0..500 {
             let load = curve(rng.u16(0..=1000), 6.0, 4.0);
-            let mut knob =
-                Knob::starting_at(Ratio::from_permille(rng.u16(0..=10) * 100), STEP_PERMILLE);
-            while !knob.is_steady() {
-                let noisy = load(knob.ratio()) * (0.99 + 0.02 * rng.f64());
-                knob.on_sample(noisy, 0.5, false);
+            let mut controller = RatioController::starting_at(
+                Ratio::from_permille(rng.u16(0..=10) * 100),
+                STEP_PERMILLE,
+            );
+            while !controller.is_steady() {
+                let noisy = load(controller.ratio()) * (0.99 + 0.02 * rng.f64());
+                controller.on_sample(noisy, 0.5, false);
             }
             assert!(
-                load(knob.ratio()) > 9.0,
+                load(controller.ratio()) > 9.0,
                 "run {run}: {} at {}",
-                load(knob.ratio()),
-                knob.ratio()
+                load(controller.ratio()),
+                controller.ratio()
             );
         }
     }
@@ -407,12 +418,12 @@ mod tests {
             start in 0u16..=1000, peak in 0u16..=1000, rise in 0.5f64..20.0, fall in 0.5f64..20.0, down: bool,
         ) {
             let load = curve(peak, rise, fall);
-            let mut knob = Knob::starting_at(Ratio::from_permille(start), STEP_PERMILLE);
+            let mut controller = RatioController::starting_at(Ratio::from_permille(start), STEP_PERMILLE);
             if down {
-                knob.direction = Direction::Down;
+                controller.direction = Direction::Down;
             }
-            let samples = settle(&mut knob, 0.5, &load);
-            prop_assert!(knob.ratio().permille().abs_diff(peak) <= STEP_PERMILLE, "{} for {peak}", knob.ratio());
+            let samples = settle(&mut controller, 0.5, &load);
+            prop_assert!(controller.ratio().permille().abs_diff(peak) <= STEP_PERMILLE, "{} for {peak}", controller.ratio());
             prop_assert!(samples <= 14, "{samples}");
         }
     }

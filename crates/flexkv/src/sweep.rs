@@ -23,10 +23,10 @@ use std::sync::atomic::Ordering;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_pool::{Address, BlockId, Owned};
 
-use crate::node::Inner;
-use crate::node::peers::{Asked, Peer};
 use crate::format::{BUCKET_BYTES, Header, LENGTH_UNITS_MAX, Slot, SlotIndex, UNIT_BYTES};
 use crate::ids::PartitionId;
+use crate::node::Inner;
+use crate::node::peers::{Asked, Peer};
 use crate::proxy::Served;
 use crate::table::Range;
 use crate::wire::{Assigned, Message, Place, Shaped, Why};

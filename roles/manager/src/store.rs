@@ -23,7 +23,7 @@ use archipelago_base::Result;
 use archipelago_base::runtime::{Runtime, ThreadRuntime};
 use archipelago_fabric::{Handler, Reply, Request};
 use archipelago_flexkv::FlexKvSettings;
-use archipelago_flexkv::coordinator::{Coordinator, Desk, Plan, Rhythm, directory_label};
+use archipelago_flexkv::coordinator::{Coordinator, CoordinatorRpc, Plan, Rhythm, directory_label};
 use archipelago_flexkv::wire::{Grant, Message, Why, is_ours};
 use archipelago_pool::{Endpoints, PoolClient, PoolOptions};
 use parking_lot::RwLock;
@@ -38,7 +38,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 struct Hosted {
     /// Ticks for as long as this is there.
-    desk: Arc<Desk>,
+    desk: Arc<CoordinatorRpc>,
     handler: Box<dyn Handler>,
 }
 
@@ -144,7 +144,7 @@ impl Store {
                 runtime.sleep(AGAIN).await;
             };
             let Some(store) = weak.upgrade() else { return };
-            let (desk, handler) = Desk::new(plan, runtime, endpoints, pool);
+            let (desk, handler) = CoordinatorRpc::new(plan, runtime, endpoints, pool);
             desk.start(RHYTHM);
             let over = store.hosted.write().replace(Arc::new(Hosted { desk, handler }));
             store.beginning.store(false, Ordering::SeqCst);

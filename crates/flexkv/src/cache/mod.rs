@@ -28,8 +28,8 @@
 //! 8.
 
 mod fetch;
-mod nodes;
 mod multi;
+mod nodes;
 #[cfg(test)]
 mod tests;
 

@@ -37,7 +37,6 @@ use archipelago_pool::{Address, BlockId, OpenBlock};
 
 use super::expired;
 use crate::cache::Place;
-use crate::sharers::EXACT_NODES;
 use crate::format::{INVALID_WORD, KeyHash, Record, Slot, SlotIndex, key_hash};
 use crate::gates::Inside;
 use crate::ids::{ComputeId, PartitionId};
@@ -47,6 +46,7 @@ use crate::node::records::Written;
 use crate::node::{ComputeNode, Count, Inner, Joined};
 use crate::proxy::{Ahead, AtOnce, Due, Overwrite, Served, Target, Writer, overwrite};
 use crate::settings::{CacheMode, Sabotage};
+use crate::sharers::EXACT_NODES;
 use crate::wire::Assigned;
 
 /// So many keys are read or set in one call, at most.

@@ -24,9 +24,9 @@
 //! it looks: its record is in the index, or was (whoever superseded it cleared its valid bit), or
 //! never was and never will be.
 
-mod fast_path;
 mod cached;
 mod delegated;
+mod fast_path;
 mod keys;
 mod look;
 mod notify;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use archipelago_base::runtime::together;
 use archipelago_fabric::{Attached, Batch, Call, ClientId, Link};
 
-use super::rpc::{Desk, ORDER};
+use super::rpc::{CoordinatorRpc, ORDER};
 use crate::format::{Counts, counters_bytes};
 use crate::wire::{Member, Message};
 
@@ -29,27 +29,27 @@ pub(super) struct Meter {
     partitions: u32,
 }
 
-impl Desk {
-    /// Follows the load for as long as the desk is there.
+impl CoordinatorRpc {
+    /// Follows the load for as long as the rpc is there.
     pub(super) fn start_measuring(self: &Arc<Self>) {
         let (weak, runtime) = (Arc::downgrade(self), Arc::clone(&self.runtime));
         let measuring = async move {
             loop {
-                let Some(desk) = weak.upgrade() else { return };
-                let tuning = desk.look(super::Coordinator::tuning);
-                let moving = desk.look(super::Coordinator::is_moving);
+                let Some(rpc) = weak.upgrade() else { return };
+                let tuning = rpc.look(super::Coordinator::tuning);
+                let moving = rpc.look(super::Coordinator::is_moving);
                 let pause = if moving {
                     LOOK
-                } else if tuning.hotness || tuning.knob {
-                    let readings = desk.readings().await;
-                    desk.with(|core| core.on_counts(&readings));
+                } else if tuning.hotness || tuning.adapt_ratio {
+                    let readings = rpc.readings().await;
+                    rpc.with(|core| core.on_counts(&readings));
                     // A change that this led to is waited for; the next reading begins an interval.
-                    let moving = desk.look(super::Coordinator::is_moving);
+                    let moving = rpc.look(super::Coordinator::is_moving);
                     if moving { LOOK } else { tuning.interval }
                 } else {
                     IDLE
                 };
-                drop(desk);
+                drop(rpc);
                 runtime.sleep(pause).await;
             }
         };

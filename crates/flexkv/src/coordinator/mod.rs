@@ -21,8 +21,8 @@
 //! §4.2, §4.5.
 
 mod change;
-mod rpc;
 mod measuring;
+mod rpc;
 mod shares;
 #[cfg(test)]
 mod tests;
@@ -38,7 +38,7 @@ use crate::offload_ratio::Ratio;
 use crate::settings::FlexKvSettings;
 use crate::wire::{Assigned, ComputeStatus, Grant, Member, Message, Shaped, StoreStatus, Why};
 
-pub use rpc::{Desk, Rhythm, directory_label};
+pub use rpc::{CoordinatorRpc, Rhythm, directory_label};
 pub use tuning::{Cause, Changed, Report, Tuning};
 
 use change::Change;
@@ -160,7 +160,7 @@ impl Coordinator {
     /// One that knows nothing yet, and does nothing before [`Coordinator::take_office`].
     #[must_use]
     pub fn new(plan: Plan) -> Self {
-        let tuning = Tuning { knob: !plan.fixed, ..Tuning::default() };
+        let tuning = Tuning { adapt_ratio: !plan.fixed, ..Tuning::default() };
         Self {
             term: 0,
             plan,

@@ -95,7 +95,7 @@ struct State {
 }
 
 /// See the module.
-pub struct Desk {
+pub struct CoordinatorRpc {
     state: Mutex<State>,
     pub(super) runtime: Arc<dyn Runtime>,
     reach: Arc<dyn Reach>,
@@ -110,19 +110,19 @@ pub struct Desk {
     looking: AtomicBool,
 }
 
-impl fmt::Debug for Desk {
+impl fmt::Debug for CoordinatorRpc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Desk")
+        f.write_str("CoordinatorRpc")
     }
 }
 
-struct Door(Weak<Desk>);
+struct CoordinatorHandler(Weak<CoordinatorRpc>);
 
-impl Handler for Door {
+impl Handler for CoordinatorHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
-        let Some(desk) = self.0.upgrade() else { return };
+        let Some(rpc) = self.0.upgrade() else { return };
         match Message::decode(request.body) {
-            Ok(message) => desk.ask(&message, reply),
+            Ok(message) => rpc.ask(&message, reply),
             Err(malformed) => {
                 tracing::warn!(client = %request.client, %malformed, "a request was refused");
                 let grant = Grant::default();
@@ -132,9 +132,10 @@ impl Handler for Door {
     }
 }
 
-impl Desk {
+impl CoordinatorRpc {
     /// A coordinator that is not in office yet, and the handler for the fabric's node that it is
-    /// reached by. Work begins with [`Desk::start`]. `pool`: a client of [`directory_label`].
+    /// reached by. Work begins with [`CoordinatorRpc::start`]. `pool`: a client of
+    /// [`directory_label`].
     #[must_use]
     pub fn new(
         plan: Plan,
@@ -144,7 +145,7 @@ impl Desk {
     ) -> (Arc<Self>, Box<dyn Handler>) {
         let core = Coordinator::new(plan);
         let state = State { core, replies: BTreeMap::new(), next_ticket: 1 };
-        let desk = Arc::new(Self {
+        let rpc = Arc::new(Self {
             state: Mutex::new(state),
             runtime,
             reach,
@@ -155,18 +156,18 @@ impl Desk {
             directory: Mutex::default(),
             looking: AtomicBool::new(false),
         });
-        let door = Box::new(Door(Arc::downgrade(&desk)));
-        (desk, door)
+        let handler = Box::new(CoordinatorHandler(Arc::downgrade(&rpc)));
+        (rpc, handler)
     }
 
-    /// Takes office, ticks and watches for as long as the desk is there and the pool takes it for
+    /// Takes office, ticks and watches for as long as the rpc is there and the pool takes it for
     /// alive.
     pub fn start(self: &Arc<Self>, rhythm: Rhythm) {
-        self.keep("flex-tick", rhythm.tick, |desk| {
-            desk.with(Coordinator::on_tick);
+        self.keep("flex-tick", rhythm.tick, |rpc| {
+            rpc.with(Coordinator::on_tick);
             Box::pin(std::future::ready(Ok(())))
         });
-        self.keep("flex-watch", rhythm.watch, |desk| Box::pin(desk.watch()));
+        self.keep("flex-watch", rhythm.watch, |rpc| Box::pin(rpc.watch()));
         self.start_measuring();
     }
 
@@ -185,8 +186,8 @@ impl Desk {
             let mut obstacle = Obstacle::default();
             loop {
                 runtime.sleep(pause).await;
-                let Some(desk) = weak.upgrade().filter(|desk| !desk.is_over()) else { return };
-                if let Some(error) = obstacle.met(runtime.now_ns(), work(&desk).await.err()) {
+                let Some(rpc) = weak.upgrade().filter(|rpc| !rpc.is_over()) else { return };
+                if let Some(error) = obstacle.met(runtime.now_ns(), work(&rpc).await.err()) {
                     tracing::warn!(error, name, "the store's coordinator does not get on");
                 }
             }
@@ -217,9 +218,9 @@ impl Desk {
 
     fn ask(self: &Arc<Self>, message: &Message, reply: Reply) {
         if matches!(message, Message::Status {}) {
-            let desk = Arc::clone(self);
+            let rpc = Arc::clone(self);
             let task = async move {
-                let status = desk.status().await;
+                let status = rpc.status().await;
                 reply.send(Message::StatusIs { status }.encode());
             };
             self.runtime.spawn("flex-status", Box::pin(task));
@@ -272,13 +273,13 @@ impl Desk {
 
     /// Reads the directory and tells what is there; if that fails the next tick wants it again.
     fn look_up(self: &Arc<Self>) {
-        let desk = Arc::clone(self);
+        let rpc = Arc::clone(self);
         let task = async move {
-            let looked = desk.read_directory().await;
-            desk.looking.store(false, Ordering::SeqCst);
+            let looked = rpc.read_directory().await;
+            rpc.looking.store(false, Ordering::SeqCst);
             match looked {
                 Ok((bits, entries)) => {
-                    desk.with(|core| core.on_entries(bits, entries.as_deref()));
+                    rpc.with(|core| core.on_entries(bits, entries.as_deref()));
                 }
                 Err(error) => tracing::debug!(%error, "the directory"),
             }
@@ -375,19 +376,19 @@ impl Desk {
         if !self.sending.lock().insert(order.clone()) {
             return;
         }
-        let desk = Arc::clone(self);
+        let rpc = Arc::clone(self);
         let task = async move {
-            let answer = desk.ask_node(to, &endpoints, &order.1, ORDER).await;
-            desk.sending.lock().remove(&order);
+            let answer = rpc.ask_node(to, &endpoints, &order.1, ORDER).await;
+            rpc.sending.lock().remove(&order);
             tracing::debug!(
-                at_us = desk.runtime.now_ns() / 1000,
+                at_us = rpc.runtime.now_ns() / 1000,
                 node = %to,
                 ?message,
                 ?answer,
                 "order"
             );
             if let Some(answer) = answer {
-                desk.with(|core| core.on_answer(to, &message, &answer));
+                rpc.with(|core| core.on_answer(to, &message, &answer));
             }
         };
         self.runtime.spawn("flex-order", Box::pin(task));

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::Coordinator;
-use crate::sharers::offloaded_bytes;
 use crate::hotness::{Assignment, Ranking, assign, offloaded, partitions_max};
 use crate::ids::{ComputeId, PartitionId};
+use crate::sharers::offloaded_bytes;
 use crate::wire::Assigned;
 
 impl Coordinator {

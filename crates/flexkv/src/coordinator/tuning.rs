@@ -2,10 +2,10 @@
 //!
 //! An **interval** of Δ gives a sample: accesses by partition for [`hotness`](crate::hotness)
 //! (Algorithm 1: who is to have which partition), operations a second and the share of reads for
-//! the [`Knob`] (Algorithm 2: how many partitions are proxied). What comes of both is one change of
-//! the map. An interval in which such a change, or one for a node that joined or died, was under
-//! way gives no sample: what was measured belongs to no map. Subtables that grow disturb nothing.
-//! So a round takes Δ per sample and the durations of its changes.
+//! the [`RatioController`] (Algorithm 2: how many partitions are proxied). What comes of both is
+//! one change of the map. An interval in which such a change, or one for a node that joined or
+//! died, was under way gives no sample: what was measured belongs to no map. Subtables that grow
+//! disturb nothing. So a round takes Δ per sample and the durations of its changes.
 //!
 //! A node that is the only one has no request to send: what it proxies it reads and writes in its
 //! own memory first, so it is to be the proxy of all that fits. The knob has nothing to find out
@@ -27,7 +27,7 @@ use std::time::Duration;
 use crate::format::Counts;
 use crate::hotness::{Detection, INTERVAL_NS, NOISE_SIGMAS_DEFAULT, Ranking, Window, detect};
 use crate::ids::ComputeId;
-use crate::offload_ratio::{Knob, Ratio, STEP_PERMILLE};
+use crate::offload_ratio::{Ratio, RatioController, STEP_PERMILLE};
 use crate::wire::Figure;
 
 /// Changes that a report remembers.
@@ -41,7 +41,7 @@ pub struct Tuning {
     pub hotness: bool,
     /// The knob sets the share of proxied partitions (Algorithm 2); otherwise it stays as it was
     /// set. Default: yes.
-    pub knob: bool,
+    pub adapt_ratio: bool,
     /// Δ. Default: 1 s.
     pub interval: Duration,
     /// Standard deviations of a count that are taken for noise. Default: 3; the paper's algorithm
@@ -53,7 +53,7 @@ impl Default for Tuning {
     fn default() -> Self {
         Self {
             hotness: true,
-            knob: true,
+            adapt_ratio: true,
             interval: Duration::from_nanos(INTERVAL_NS),
             noise_sigmas: NOISE_SIGMAS_DEFAULT,
         }
@@ -64,7 +64,7 @@ impl Tuning {
     /// Nothing follows the load: the ratio stays as it is set, partitions where they are.
     pub const FIXED: Self = Self {
         hotness: false,
-        knob: false,
+        adapt_ratio: false,
         interval: Duration::from_nanos(INTERVAL_NS),
         noise_sigmas: NOISE_SIGMAS_DEFAULT,
     };
@@ -165,7 +165,7 @@ pub(super) struct Decision {
 pub(super) struct Tuner {
     tuning: Tuning,
     /// `None`: the ratio is fixed.
-    knob: Option<Knob>,
+    controller: Option<RatioController>,
     /// In force, once there is one.
     ranking: Option<Ranking>,
     window: Option<Window>,
@@ -181,14 +181,16 @@ impl Tuner {
     pub(super) fn new(tuning: Tuning, ratio: Ratio) -> Self {
         Self {
             tuning,
-            knob: tuning.knob.then(|| Knob::starting_at(ratio, STEP_PERMILLE)),
+            controller: tuning
+                .adapt_ratio
+                .then(|| RatioController::starting_at(ratio, STEP_PERMILLE)),
             ranking: None,
             window: None,
             totals: BTreeMap::new(),
             reads: 0,
             writes: 0,
             began_ns: None,
-            report: Report { steady: !tuning.knob, ..Report::default() },
+            report: Report { steady: !tuning.adapt_ratio, ..Report::default() },
         }
     }
 
@@ -202,13 +204,13 @@ impl Tuner {
         let report = std::mem::take(&mut self.report);
         let totals = std::mem::take(&mut self.totals);
         *self = Self { ranking, window, totals, ..Self::new(tuning, ratio) };
-        self.report = Report { steady: !tuning.knob, ..report };
+        self.report = Report { steady: !tuning.adapt_ratio, ..report };
     }
 
     /// The ratio is somebody else's matter from now on.
     pub(super) fn fix(&mut self) {
-        self.knob = None;
-        self.tuning.knob = false;
+        self.controller = None;
+        self.tuning.adapt_ratio = false;
         self.report.steady = true;
     }
 
@@ -256,19 +258,23 @@ impl Tuner {
         let alone = nodes == 1;
         if operations == 0 {
             // Who is alone has nothing to wait for.
-            let ratio = self.knob.as_mut().filter(|_| alone).and_then(|knob| knob.hold(Ratio::ALL));
+            let ratio = self
+                .controller
+                .as_mut()
+                .filter(|_| alone)
+                .and_then(|controller| controller.hold(Ratio::ALL));
             return Decision { ratio, ..Decision::default() };
         }
         let reassign = self.tuning.hotness && self.rank(&counts, nodes);
         let throughput = operations as f64 * 1e9 / took_ns as f64;
         let read_share = reads as f64 / operations as f64;
-        let ratio = self.knob.as_mut().and_then(|knob| {
+        let ratio = self.controller.as_mut().and_then(|controller| {
             let ratio = if alone {
-                knob.hold(Ratio::ALL)
+                controller.hold(Ratio::ALL)
             } else {
-                knob.on_sample(throughput, read_share, reassign)
+                controller.on_sample(throughput, read_share, reassign)
             };
-            self.report.steady = alone || knob.is_steady();
+            self.report.steady = alone || controller.is_steady();
             ratio
         });
         self.report.samples += 1;
@@ -319,7 +325,7 @@ mod tests {
 
     #[test]
     fn hot_partitions_get_a_ranking_and_the_same_load_keeps_it() {
-        let mut tuner = Tuner::new(Tuning { knob: false, ..Tuning::default() }, Ratio::NONE);
+        let mut tuner = Tuner::new(Tuning { adapt_ratio: false, ..Tuning::default() }, Ratio::NONE);
         for round in 0..5 {
             for node in 1..=2 {
                 assert!(tuner.read(node, 1, &counted(round, 6)));

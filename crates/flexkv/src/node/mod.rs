@@ -47,14 +47,14 @@ use crate::settings::FlexKvSettings;
 use crate::table::Table;
 use crate::wire::{Assigned, Figure, Grant, Member, Message, Why};
 
+use crate::membership::{MapStatus, Standing};
 pub use caching::CacheStatus;
 use caching::{Caching, count};
-use crate::membership::{MapStatus, Standing};
 use load_counters::Counters;
-pub(crate) use stats::{Count, Counts};
-use reclaim::Frees;
 use peers::{Class, Peers};
+use reclaim::Frees;
 use records::Records;
+pub(crate) use stats::{Count, Counts};
 
 /// A request to another node is sent again after so long.
 pub(crate) const REQUEST: Duration = Duration::from_millis(50);
@@ -153,9 +153,9 @@ pub fn fabric_id(client: ClientId) -> (NodeId, Epoch) {
 }
 
 /// The fabric's handler of a node's requests.
-struct Door(Weak<Inner>);
+struct RequestHandler(Weak<Inner>);
 
-impl Handler for Door {
+impl Handler for RequestHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         let Some(inner) = self.0.upgrade() else { return };
         let message = match Message::decode(request.body) {
@@ -225,7 +225,7 @@ impl ComputeNode {
             peers,
             endpoints,
         });
-        let door = Box::new(Door(Arc::downgrade(&inner)));
+        let door = Box::new(RequestHandler(Arc::downgrade(&inner)));
         Ok((Self(inner), door))
     }
 

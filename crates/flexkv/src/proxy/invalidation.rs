@@ -25,7 +25,6 @@ use archipelago_base::runtime::together;
 use archipelago_fabric::ClientId;
 use parking_lot::Mutex;
 
-use crate::sharers::Sharers;
 use crate::format::KeyHash;
 use crate::ids::ComputeId;
 use crate::lease::{Granted, Granter, Terms, Waiting};
@@ -33,6 +32,7 @@ use crate::node::caching::count;
 use crate::node::peers::{Asked, Peer};
 use crate::node::{Inner, REQUEST};
 use crate::settings::CacheMode;
+use crate::sharers::Sharers;
 use crate::wire::{Grant, Member, Message};
 
 /// An invalidation is sent again after this part of a lease.

@@ -15,8 +15,8 @@
 //!    always if an insert wrote it or a deletion removes it.
 //! 2. The new word is written on all copies of the index.
 //! 3. Everybody who may have cached the old pair, or is one of a few who may have the address,
-//!    acknowledges that it is gone, or its lease has run out (`invalidation.rs`): behind 2 if somebody
-//!    has the pair, so that it serves that long; otherwise beside it.
+//!    acknowledges that it is gone, or its lease has run out (`invalidation.rs`): behind 2 if
+//!    somebody has the pair, so that it serves that long; otherwise beside it.
 //! 4. The word is swapped here: the commit point. If somebody was told the old address since its
 //!    bit was left, that is cleared first. 5. The answer.
 //!
@@ -44,9 +44,9 @@
 //!
 //! [decision 0021]: ../../../../docs/decisions/0021-flexkv-invalidation-of-cached-addresses.md
 
+mod invalidation;
 mod served;
 mod unfinished;
-mod invalidation;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -58,24 +58,24 @@ use archipelago_pool::Address;
 use parking_lot::Mutex;
 use std::hint::black_box;
 
-use crate::sharers::Told;
 use crate::format::{Bucket, Candidates, KeyHash, Slot, SlotIndex};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::Stamp;
 use crate::node::Inner;
 use crate::onesided::{Change, Put};
 use crate::rivals::Rival;
+use crate::sharers::Told;
 use crate::table::FromCopy;
 use crate::wire::{
     Assigned, Candidate, Grant, Message, Place, ReadCount, SLOTS_BUCKETS_MAX, Why, WriteKind,
 };
 use crate::write_error::WriteEffect;
 
+pub(crate) use invalidation::Leases;
 use served::Locked;
 pub(crate) use served::{
     Ahead, AtOnce, Due, Offloaded, Overwrite, Served, Target, Writer, overwrite,
 };
-pub(crate) use invalidation::Leases;
 pub(crate) use unfinished::Unfinished;
 
 type Preparing<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;

@@ -2,8 +2,8 @@
 //!
 //! A caller has patience for so long, and is then told that nobody knows whether its write
 //! happened. By that time the slot may be pending, and only its writer takes it further while that
-//! lives ([`crate::onesided`]). So it does: until the slot has its final word or the change turns out never
-//! to have begun. What the change names stays held meanwhile, for sweeps.
+//! lives ([`crate::onesided`]). So it does: until the slot has its final word or the change turns
+//! out never to have begun. What the change names stays held meanwhile, for sweeps.
 //!
 //! Invariants: 1. it acts within the partition's door, at the entry of the map that the change was
 //! begun under: once the partition is changed, whoever changes it takes pending slots forward; 2.
@@ -17,11 +17,11 @@ use std::sync::Arc;
 use archipelago_base::ErrorKind::{Fenced, NotFound, Unsupported};
 use archipelago_base::Result;
 
-use crate::onesided::{Change, Put};
 use crate::format::SlotIndex;
 use crate::ids::PartitionId;
 use crate::node::Inner;
 use crate::node::reclaim::Held;
+use crate::onesided::{Change, Put};
 use crate::proxy::Served;
 use crate::wire::Assigned;
 

@@ -125,7 +125,7 @@ impl Testbed {
         while self.now_ns() < end_ns {
             self.simulation.run_for(tuning.interval);
             let report = self.report();
-            let ranked = tuning.knob || report.reassignments > reassigned;
+            let ranked = tuning.adapt_ratio || report.reassignments > reassigned;
             if report.steady && ranked && report.samples > rounds + 3 {
                 break;
             }

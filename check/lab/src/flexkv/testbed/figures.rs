@@ -84,7 +84,7 @@ impl System {
         let tuning = Tuning { interval: DELTA, ..Tuning::default() };
         match self {
             Self::FlexKv | Self::Ownership => Some(tuning),
-            Self::Rank | Self::Pairs => Some(Tuning { knob: false, ..tuning }),
+            Self::Rank | Self::Pairs => Some(Tuning { adapt_ratio: false, ..tuning }),
             _ => None,
         }
     }
@@ -199,7 +199,7 @@ impl Bed {
         match self.system.tuning() {
             Some(tuning) => {
                 let interval = tuning.interval * self.testbed.setup.stretch;
-                let longest = interval * if tuning.knob { 40 } else { 12 };
+                let longest = interval * if tuning.adapt_ratio { 40 } else { 12 };
                 self.testbed.adapt(Arc::clone(load), Tuning { interval, ..tuning }, longest)
             }
             None => self.testbed.offload(),

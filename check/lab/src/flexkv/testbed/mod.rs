@@ -35,7 +35,7 @@ use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::sim::{Model, Network, Sim, Work};
 use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_flexkv::coordinator::{
-    Coordinator, Desk, Plan, Report, Rhythm, Tuning, directory_label,
+    Coordinator, CoordinatorRpc, Plan, Report, Rhythm, Tuning, directory_label,
 };
 use archipelago_flexkv::{CacheMode, ComputeNode, FlexKvSettings, Rival, Surroundings};
 use archipelago_manager::core::Terms;
@@ -139,7 +139,7 @@ struct Machine {
     _kept: (Arc<Node>, Box<dyn Listener>),
 }
 
-type Coordinating = (Arc<Desk>, Arc<Node>, Box<dyn Listener>);
+type Coordinating = (Arc<CoordinatorRpc>, Arc<Node>, Box<dyn Listener>);
 
 /// A store that runs, with all its keys.
 pub struct Testbed {
@@ -225,7 +225,7 @@ async fn start_coordinator(
 ) -> Result<()> {
     let pool = join_pool(&sim, directory_label(LABEL)).await;
     let runtime = Arc::new(sim.host().clone());
-    let (desk, door) = Desk::new(plan, runtime, Arc::new(sim.clone()), pool);
+    let (desk, door) = CoordinatorRpc::new(plan, runtime, Arc::new(sim.clone()), pool);
     desk.tune(Tuning::FIXED);
     let node = sim.network().node(NodeId(u64::MAX - 1), Epoch(1), Some(door))?;
     let listener = sim.serve(&node, COORDINATOR)?;
@@ -311,7 +311,7 @@ impl Testbed {
         Ok(testbed)
     }
 
-    fn desk(&self) -> Arc<Desk> {
+    fn desk(&self) -> Arc<CoordinatorRpc> {
         let kept = self.coordinator.lock();
         let (desk, ..) = kept.as_ref().expect("it was started");
         Arc::clone(desk)

@@ -294,7 +294,7 @@ fn the_load_moves_partitions_and_sets_the_ratio_until_somebody_fixes_it() {
 fn a_death_spreads_its_partitions_alone_and_lists_stay_from_hot_to_cold() {
     let mut cluster = settled(4);
     let mut rng = archipelago_base::random::Rng::with_seed(2);
-    cluster.core.tune(Tuning { knob: false, ..Tuning::default() });
+    cluster.core.tune(Tuning { adapt_ratio: false, ..Tuning::default() });
     for _ in 0..3 {
         cluster.count(3, &mut rng);
         cluster.settle();

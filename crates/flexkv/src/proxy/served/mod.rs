@@ -19,12 +19,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::candidates_in;
-use crate::sharers::{MetadataTable, PARTITION_BYTES, Told};
 use crate::format::{BUCKET_SLOTS, Candidates, KeyHash, Slot, SlotIndex};
 use crate::gates::Gates;
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::SlotLease;
 use crate::node::caching::Charge;
+use crate::sharers::{MetadataTable, PARTITION_BYTES, Told};
 use crate::table::Image;
 use crate::wire::{Assigned, Candidate, ReadCount, WriteKind};
 

@@ -36,10 +36,12 @@ mod machines;
 pub mod measure;
 mod run;
 mod scenarios;
+mod seeds;
 
 pub use archipelago_base::simulation::Simulation;
 pub use machines::{Action, Cluster, Protocol};
 pub use run::{
     Failure, Report, Scenario, Summary, replay_command, run, run_noted, run_seeds, same_twice,
 };
-pub use scenarios::{Expect, SCENARIOS, find};
+pub use scenarios::{Expect, SCENARIOS, find, flexkv, pool};
+pub use seeds::{POOL_FLAGS, Seeds, named, words_of};

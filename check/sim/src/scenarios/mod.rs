@@ -2,6 +2,8 @@
 
 mod election;
 mod fabric;
+pub mod flexkv;
+pub mod pool;
 mod words;
 
 use std::sync::LazyLock;

@@ -41,7 +41,7 @@ use archipelago_flexkv::{CacheMode, ComputeNode, FlexKvSettings, Rival, Surround
 use archipelago_manager::core::Terms;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
-use archipelago_pool_check::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
+use archipelago_sim::pool::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
 use parking_lot::Mutex;
 
 use threads::Threaded;

@@ -1,17 +1,10 @@
 //! Seeds of the store's protocol, and proof that the check would see what is wrong.
 
-mod cuts;
-mod full_memory;
-mod keys;
-mod processes;
-mod scans;
-mod standby;
-
 use std::ops::Range;
 
-use archipelago_flex_check::{Cached, Outcome, Settings, replay_command, run, weaker};
 use archipelago_flexkv::Sabotage;
-use archipelago_pool_check::named;
+use archipelago_sim::flexkv::{Cached, Outcome, Settings, replay_command, run, weaker};
+use archipelago_sim::named;
 
 const SEEDS: u64 = 60;
 

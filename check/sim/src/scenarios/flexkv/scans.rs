@@ -16,7 +16,7 @@ use archipelago_base::simulation::Host;
 use archipelago_flexkv::{ComputeNode, ScanLimits, ScanStep};
 use parking_lot::Mutex;
 
-use crate::node::Shared;
+use crate::scenarios::flexkv::node::Shared;
 
 /// Keys that stay, at most.
 const STAYING_MAX: u64 = 60;

@@ -1,8 +1,8 @@
 //! Seeds in which nodes scan all keys while others come and go.
 
-use archipelago_flex_check::{Outcome, Settings, replay_command, run};
 use archipelago_flexkv::Sabotage;
-use archipelago_pool_check::named;
+use archipelago_sim::flexkv::{Outcome, Settings, replay_command, run};
+use archipelago_sim::named;
 
 const SEEDS: u64 = 20;
 

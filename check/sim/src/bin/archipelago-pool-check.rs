@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use archipelago_pool_check::{POOL_FLAGS, Seeds, Settings, replay_command, run};
+use archipelago_sim::pool::{Settings, replay_command, run};
+use archipelago_sim::{POOL_FLAGS, Seeds};
 
 const USAGE: &str = "\
            runs N seeds (1000 by default) from SEED on (0), each a cluster in virtual time in which nodes, clients

@@ -31,8 +31,8 @@ pub fn replay_command(
 ) -> String {
     let flag = |left_out, flag| if left_out { flag } else { "" };
     format!(
-        "cargo run -p archipelago-flex-check -- --from {seed} --seeds 1 --trace{}{}{}{}{}{}{}{}",
-        archipelago_pool_check::words_of(sabotage),
+        "cargo run -p archipelago-sim --bin archipelago-flex-check -- --from {seed} --seeds 1 --trace{}{}{}{}{}{}{}{}",
+        crate::seeds::words_of(sabotage),
         flag(flex.no_lease, " --no-lease"),
         flag(flex.early_commit, " --early-commit"),
         flag(flex.no_repair, " --no-repair"),

@@ -3,20 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::scenarios::pool::{Cluster, revive};
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, HostClock};
 use archipelago_fabric::sim::{Faults, Sim};
 use archipelago_flexkv::ComputeNode;
 use archipelago_memory::core::{Limits, Sabotage};
-use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
 
-use crate::audit::audit;
-use crate::coordinator::CoordinatorActor;
-use crate::history::History;
-use crate::judge::{calls_max, judge};
-use crate::node::{COORDINATOR, Cached, KEYS, NodeActor, Shared, get, misaccounted};
-use crate::scans::ScanFigures;
+use crate::scenarios::flexkv::audit::audit;
+use crate::scenarios::flexkv::coordinator::CoordinatorActor;
+use crate::scenarios::flexkv::history::History;
+use crate::scenarios::flexkv::judge::{calls_max, judge};
+use crate::scenarios::flexkv::node::{
+    COORDINATOR, Cached, KEYS, NodeActor, Shared, get, misaccounted,
+};
+use crate::scenarios::flexkv::scans::ScanFigures;
 
 /// What a run is made of.
 #[derive(Clone, Copy, Debug)]

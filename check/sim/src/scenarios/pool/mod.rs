@@ -24,20 +24,22 @@ mod client;
 mod cluster;
 mod office;
 mod oracle;
-mod seeds;
 mod world;
 
 pub use actors::{MANAGER, ManagerActor, MemoryActor, REQUEST, start_manager, start_memory};
 pub use cluster::{Cluster, revive};
 pub use office::{OfficeOutcome, run_office};
-pub use seeds::{POOL_FLAGS, Seeds, named, words_of};
 pub use world::{Outcome, Settings, run};
 
 use archipelago_memory::core::Sabotage;
+
+use crate::seeds::words_of;
 
 /// The command that repeats one seed's run, step by step, and prints what happens in it.
 #[must_use]
 pub fn replay_command(seed: u64, sabotage: Sabotage) -> String {
     let flags = words_of(sabotage);
-    format!("cargo run -p archipelago-pool-check -- --from {seed} --seeds 1 --trace{flags}")
+    format!(
+        "cargo run -p archipelago-sim --bin archipelago-pool-check -- --from {seed} --seeds 1 --trace{flags}"
+    )
 }

@@ -17,7 +17,9 @@ use archipelago_manager::core::Terms;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool::{BlockId, Config};
 
-use crate::actors::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
+use crate::scenarios::pool::actors::{
+    MANAGER, ManagerActor, MemoryActor, start_manager, start_memory,
+};
 
 /// Share of batches on mapped memory that are refused, at most.
 const REFUSED_MAX: f64 = 0.2;

@@ -4,7 +4,7 @@
 //! happened.
 //!
 //! One short history is an ordinary test. `ARCHIPELAGO_FLEX_CUTS=200x60 cargo test -p
-//! archipelago-flex-check --test it cuts -- --nocapture` runs 200 of 60 seconds. `51-100x60` runs
+//! archipelago-sim --test it cuts -- --nocapture` runs 200 of 60 seconds. `51-100x60` runs
 //! the histories 51 to 100, so that several processes can divide the work.
 
 use std::collections::BTreeSet;

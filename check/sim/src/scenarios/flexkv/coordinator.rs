@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::scenarios::pool::{Cluster, revive};
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
@@ -11,10 +12,9 @@ use archipelago_flexkv::coordinator::{
     Coordinator, CoordinatorRpc, Plan, Rhythm, Tuning, directory_label,
 };
 use archipelago_flexkv::wire::Assigned;
-use archipelago_pool_check::{Cluster, revive};
 use parking_lot::Mutex;
 
-use crate::node::{COORDINATOR, LABEL, join_pool};
+use crate::scenarios::flexkv::node::{COORDINATOR, LABEL, join_pool};
 
 type Kept = (Arc<CoordinatorRpc>, Arc<Node>, Box<dyn Listener>);
 

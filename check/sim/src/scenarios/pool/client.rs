@@ -13,8 +13,8 @@ use archipelago_fabric::{Batch, ClientId};
 use archipelago_pool::{Address, BlockId, Pace, PoolClient, PoolOptions, Sharing};
 use parking_lot::Mutex;
 
-use crate::actors::{MANAGER, REQUEST};
-use crate::oracle::{Oracle, Word};
+use crate::scenarios::pool::actors::{MANAGER, REQUEST};
+use crate::scenarios::pool::oracle::{Oracle, Word};
 
 /// Blocks that a client wants to have.
 const BLOCKS: usize = 3;

@@ -13,9 +13,9 @@ use archipelago_memory::core::{Limits, MemoryCore, Sabotage};
 use archipelago_pool::{BlockId, Config};
 use parking_lot::Mutex;
 
-use crate::client::{ClientActor, Joined, Known, WORDS};
-use crate::cluster::{Cluster, revive};
-use crate::oracle::Oracle;
+use crate::scenarios::pool::client::{ClientActor, Joined, Known, WORDS};
+use crate::scenarios::pool::cluster::{Cluster, revive};
+use crate::scenarios::pool::oracle::Oracle;
 
 /// What a run is made of.
 #[derive(Clone, Copy, Debug)]

@@ -24,7 +24,7 @@ use std::sync::LazyLock;
 use parking_lot::Mutex;
 use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialSpec};
 
-use crate::history::{Event, Op, Ret, told};
+use crate::scenarios::flexkv::history::{Event, Op, Ret, told};
 
 /// Calls of one client, at most, that stateright's tester can judge in time.
 const CALLS_WITHOUT_PORCUPINE: u64 = 40;

@@ -17,7 +17,6 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::{Rng, entropy_seed};
 use archipelago_compute::flexkv::{FlexKvNode, FlexKvNodeSettings, FlexKvSettings};
 use archipelago_fabric::NodeId;
-use archipelago_flex_check::{History, Op, Ret, judge};
 use archipelago_flexkv::WriteEffect;
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
@@ -26,6 +25,7 @@ use archipelago_pool::wire::{BlockState, Message};
 use archipelago_pool::{ClientId, Line};
 use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Server, ServerOptions};
+use archipelago_sim::flexkv::{History, Op, Ret, judge};
 
 const VARIABLE: &str = "ARCHIPELAGO_FLEX_NODE";
 const BLOCK_BYTES: u64 = 1 << 20;

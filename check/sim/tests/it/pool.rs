@@ -1,11 +1,10 @@
 //! A few hundred seeds of the pool's protocol, and proof that the check would see what is wrong.
 
-mod office;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use archipelago_memory::core::Sabotage;
-use archipelago_pool_check::{Outcome, Settings, named, replay_command, run};
+use archipelago_sim::named;
+use archipelago_sim::pool::{Outcome, Settings, replay_command, run};
 
 fn with(seed: u64, sabotage: Sabotage) -> Outcome {
     named(

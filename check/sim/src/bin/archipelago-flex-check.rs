@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use archipelago_flex_check::{Settings, replay_command, run, weaker};
-use archipelago_pool_check::{POOL_FLAGS, Seeds};
+use archipelago_sim::flexkv::{Settings, replay_command, run, weaker};
+use archipelago_sim::{POOL_FLAGS, Seeds};
 
 const USAGE: &str = "\
            runs N seeds (1000 by default) from SEED on (0), each a store in virtual time in which compute nodes,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::scenarios::pool::{MANAGER, REQUEST};
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::Runtime as _;
 use archipelago_base::simulation::Host;
@@ -13,11 +14,10 @@ use archipelago_flexkv::{
     ComputeNode, FlexKvSettings, Sabotage, Set, Surroundings, WriteEffect, WriteError,
 };
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
-use archipelago_pool_check::{MANAGER, REQUEST};
 use parking_lot::Mutex;
 
-use crate::history::{Call, History, Op, Ret};
-use crate::scans::{Scans, change_keys, scan};
+use crate::scenarios::flexkv::history::{Call, History, Op, Ret};
+use crate::scenarios::flexkv::scans::{Scans, change_keys, scan};
 
 /// The coordinator's host and address.
 pub(crate) const COORDINATOR: &str = "coordinator";

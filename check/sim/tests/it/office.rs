@@ -3,7 +3,7 @@
 
 use archipelago_manager::office::OfficeSabotage;
 use archipelago_memory::promise::PromiseSabotage;
-use archipelago_pool_check::{OfficeOutcome, run_office};
+use archipelago_sim::pool::{OfficeOutcome, run_office};
 
 const SEEDS: u64 = 400;
 

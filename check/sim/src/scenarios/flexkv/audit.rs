@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::scenarios::pool::Cluster;
 use archipelago_flexkv::coordinator::directory_label;
 use archipelago_flexkv::format::{BUCKET_BYTES, ENTRY_BYTES, Owner, Slot, entry_offset, packing};
 use archipelago_flexkv::{ComputeNode, PartitionId};
 use archipelago_pool::{Address, BlockId, Config};
-use archipelago_pool_check::Cluster;
 
-use crate::coordinator::CoordinatorActor;
-use crate::node::LABEL;
+use crate::scenarios::flexkv::coordinator::CoordinatorActor;
+use crate::scenarios::flexkv::node::LABEL;
 
 /// The pool as it is.
 struct Rest<'a> {

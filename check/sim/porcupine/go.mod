@@ -1,4 +1,4 @@
-module archipelago/check/flex/porcupine
+module archipelago/check/sim/porcupine
 
 go 1.21
 

@@ -17,6 +17,7 @@ mod fs;
 pub mod fuzz;
 mod history;
 pub mod migrate;
+mod mover;
 mod namespace;
 pub mod place;
 pub mod profile;
@@ -24,8 +25,7 @@ pub mod scheme;
 pub mod settings;
 mod slowness;
 pub mod stats;
-mod turns;
-mod work;
+mod write_slots;
 
 pub use fs::{
     Components, DeviceParts, Emptied, FaultPoint, Offline, TierFile, TieredFs, Whereabouts,

@@ -41,7 +41,7 @@ const DRIFT_READS_MIN: f64 = 8.0;
 /// What chance adds is taken off: reads vary by their number, and so does what is expected of them,
 /// by `variance` (of the accesses of before, of their mean; times the file's scale) as much for
 /// each time that there are as many reads as before; all of it times `dispersion`
-/// ([`super::alike::Dispersion`]). So are [`SURE`] standard deviations of that, as this is asked at
+/// ([`super::dispersion::Dispersion`]). So are [`SURE`] standard deviations of that, as this is asked at
 /// every look. 0 while there are hardly any reads.
 pub(crate) fn drift(
     files: impl Iterator<Item = Baseline> + Clone,
@@ -88,7 +88,7 @@ pub(crate) struct Interval {
     pub(crate) ranges: u64,
     /// How far files are read otherwise than when the baseline was taken; see [`drift`].
     pub(crate) drift: f64,
-    /// By how many times their mean counts of files vary ([`super::alike::Dispersion`]); less than
+    /// By how many times their mean counts of files vary ([`super::dispersion::Dispersion`]); less than
     /// 1 counts as 1.
     pub(crate) dispersion: f64,
 }

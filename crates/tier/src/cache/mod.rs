@@ -1,18 +1,18 @@
 //! The persistent read-only cache: copies of hot files, or of their hot ranges, on faster devices
-//! (Keigo §4.3). This module decides, purely; `crate::work` does, [`format`] is what a copy looks
+//! (Keigo §4.3). This module decides, purely; `crate::mover` does, [`format`] is what a copy looks
 //! like.
 //!
 //! Which: by aged accesses per byte, hottest first; to the fastest device the hottest parts of
-//! files (`parts.rs`). When: while the device serves less than its target of the foreground reads
+//! files (`hot_ranges/mod.rs`). When: while the device serves less than its target of the foreground reads
 //! that it could. How many at once: as many as the device takes writers beside those that it has
 //! ([`crate::migrate::threads`]), and more into free room where copies pay (`payback.rs`). Out goes
 //! what is clearly colder than what comes in, tables of the device's own below L0 among it, and
 //! whatever stands in the way of files.
 
 pub(crate) mod ageing;
-pub(crate) mod alike;
+pub(crate) mod dispersion;
 pub(crate) mod format;
-pub(crate) mod parts;
+pub(crate) mod hot_ranges;
 pub(crate) mod payback;
 pub(crate) mod ranges;
 

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use crate::namespace::record::Place;
 use crate::scheme::DeviceProfile;
 use crate::settings::{DeviceKind, DeviceSettings};
-use crate::turns::Turns;
+use crate::write_slots::Turns;
 
 /// After so many errors in a row a device counts as failing.
 const ERRORS_IN_A_ROW: u32 = 3;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::cache::ageing::{BASELINE_SCALE_MAX, Baseline, Look};
 use crate::cache::density;
-use crate::cache::parts::FileReads;
+use crate::cache::hot_ranges::FileReads;
 use crate::cache::ranges::RangeReads;
 
 /// Fewer accesses than this age to none.

@@ -21,7 +21,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, RandomFile};
 use parking_lot::Mutex;
 
 use super::accesses::Accesses;
-use super::copy::Physical;
+use super::physical::Physical;
 use super::shared::Shared;
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, TRAILER_BYTES};
 use crate::device::{Count, Device};

@@ -1,7 +1,7 @@
 //! The tiers as one [`FileSystem`].
 //!
 //! Every operation on a path below the root is one on the namespace; where the bytes lie is decided
-//! when a file is created ([`crate::place`]) and changed in the background ([`crate::work`]). Paths
+//! when a file is created ([`crate::place`]) and changed in the background ([`crate::mover`]). Paths
 //! outside of the root go to the file system outside, so that a checkpoint can be made into a plain
 //! directory.
 //!
@@ -11,17 +11,18 @@
 //! atomic load more.
 
 pub(crate) mod accesses;
-pub(crate) mod copy;
+mod discovery;
 pub(crate) mod entry;
-mod found;
-mod giving_way;
-mod offline;
+mod exclusive;
+mod inspect;
+pub(crate) mod job_queue;
+mod make_room;
 mod open;
+pub(crate) mod physical;
 mod removal;
 pub(crate) mod shared;
 #[cfg(test)]
 mod tests;
-mod whereabouts;
 pub(crate) mod writer;
 
 use std::ops::Range;
@@ -38,20 +39,20 @@ use archipelago_env::{
 };
 use parking_lot::{Mutex, MutexGuard};
 
-use self::copy::{Physical, Role};
 use self::entry::Entry;
-pub use self::offline::Offline;
+pub use self::exclusive::Offline;
+pub use self::inspect::{TierFile, Whereabouts};
 pub use self::open::{Components, DeviceParts};
+use self::physical::{Physical, Role};
 pub use self::removal::{Emptied, forget_device};
 pub use self::shared::FaultPoint;
 use self::shared::{Names, Shared};
-pub use self::whereabouts::{TierFile, Whereabouts};
 use self::writer::{TierLog, TierWriter, Writing};
 use crate::activity::kind_of;
 use crate::device::{Device, Writer};
 use crate::namespace::record::{FileRecord, Place, Record};
 use crate::namespace::state::plain;
-use crate::turns::Turn;
+use crate::write_slots::Turn;
 
 /// Tiers, open; see the module. Closed by [`TieredFs::close`] or the drop.
 #[derive(Debug)]

@@ -20,12 +20,12 @@ use archipelago_env::local::LocalFs;
 use archipelago_env::{FileSystem, GroupAccess};
 use parking_lot::Mutex;
 
-use super::copy::{Physical, Role, Trash};
-use super::entry::{CachedCopy, Entry};
-use super::found::{
+use super::discovery::{
     Contents, Found, check_directories, check_missing, check_nothing_lies_there, find_devices,
     find_home, list_device, lock_devices, lock_new_devices,
 };
+use super::entry::{CachedCopy, Entry};
+use super::physical::{Physical, Role, Trash};
 use super::shared::{FaultPoint, Names, Parts, Shared};
 use super::{TieredFs, note_level};
 use crate::base_levels::BaseLevels;
@@ -176,7 +176,7 @@ impl TieredFs {
             locks,
         });
         let threads = match components.spawn {
-            Some(spawn) => crate::work::start(&shared, &*spawn)?,
+            Some(spawn) => crate::mover::start(&shared, &*spawn)?,
             None => Vec::new(),
         };
         Ok(Arc::new(Self { shared, threads: Mutex::new(threads) }))

@@ -1,7 +1,7 @@
 //! Taking a device out of the tiers, in two steps.
 //!
 //! 1. [`TieredFs::empty_device`] moves every file off it: tables, logs and bookkeeping, each by the
-//!    steps of any move ([`crate::work`]), so that at every moment one copy of each file counts.
+//!    steps of any move ([`crate::mover`]), so that at every moment one copy of each file counts.
 //!    Nothing new is placed there meanwhile. What was moved stays moved if it is interrupted.
 //! 2. [`forget_device`] works on tiers that nobody has open: if the namespace lies on the device it
 //!    moves to another one first; then everything is removed, `DEVICE` and `LOCK` last, so that the
@@ -28,8 +28,8 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileSystem, GroupAccess, IoContext, IoPurpose};
 
 use super::TieredFs;
+use super::discovery::{Found, LOCK_NAME, files_only_on, find_devices, find_home, lock_devices};
 use super::entry::{Entry, Inside};
-use super::found::{Found, LOCK_NAME, files_only_on, find_devices, find_home, lock_devices};
 use super::open::{
     DeviceParts, Known, NAMES_DIR, SCHEME_NAME, make_devices, read_namespace, sync_names,
     write_identities,
@@ -38,10 +38,10 @@ use super::shared::{FaultPoint, Shared};
 use crate::device::file_system;
 use crate::device::identity::{DEVICE_NAME, Home, Identity};
 use crate::history::Reason;
+use crate::mover::move_now;
 use crate::namespace::Namespace;
 use crate::place::place;
 use crate::settings::{DeviceSettings, validate};
-use crate::work::move_now;
 
 /// How far [`TieredFs::empty_device`] is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -19,20 +19,20 @@ use archipelago_env::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use super::copy::{Physical, Trash};
 use super::entry::{CachedCopy, Entry};
-use super::giving_way::GivingWay;
+use super::make_room::GivingWay;
+use super::physical::{Physical, Trash};
 use crate::activity::Activity;
 use crate::base_levels::BaseLevels;
 use crate::device::{Count, Device, Unsynced};
 use crate::history::History;
+use crate::mover::{Pace, Queue};
 use crate::namespace::record::Record;
 use crate::namespace::state::Gone;
 use crate::namespace::{Moment, Namespace};
 use crate::place::{DeviceView, PlaceInput, place};
 use crate::settings::{DeviceKind, Policy};
-use crate::turns::{self, Turn};
-use crate::work::{Pace, Queue};
+use crate::write_slots::{self, Turn};
 
 /// Writes of tables and copies are cut to lengths between these, whatever a profile says.
 const IO_BYTES: RangeInclusive<u64> = 16 << 10..=1 << 20;
@@ -270,7 +270,8 @@ impl Shared {
 
     /// Waits until a file may be written to a device; `None` if that does not matter.
     pub(crate) fn turn(&self, device: &Device, context: IoContext) -> Option<Turn> {
-        let kind = turns::kind_of(context).filter(|_| self.is_tiered && self.policy.in_turn)?;
+        let kind =
+            write_slots::kind_of(context).filter(|_| self.is_tiered && self.policy.in_turn)?;
         let asked_ns = self.now_ns();
         let turn = device.turns.begin(kind, device.limit.load(Ordering::Relaxed));
         if turn.waited {

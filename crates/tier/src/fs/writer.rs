@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering;
 use archipelago_base::{Error, Result};
 use archipelago_env::{FileClass, LogFile, LogSync, WritableFile};
 
-use super::copy::Physical;
 use super::entry::{Entry, take_carried};
+use super::physical::Physical;
 use super::shared::Shared;
 use crate::device::{Count, WriterGuard};
-use crate::turns::Turn;
+use crate::write_slots::Turn;
 
 /// What a writer tells when it begins and ends.
 #[derive(Debug)]

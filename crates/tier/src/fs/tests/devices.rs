@@ -338,10 +338,10 @@ fn devices_that_others_took_before_they_were_locked_are_refused() {
         fs: Arc::clone(&world.disk),
         is_local: false,
     };
-    let seen = found::find_devices(world.devices.iter().map(parts).collect()).unwrap();
+    let seen = discovery::find_devices(world.devices.iter().map(parts).collect()).unwrap();
     write(&world.open(), "1.sst", 0, &filled(1, 100));
     let before = names_below(&*world.disk, Path::new("/"));
-    let error = found::lock_new_devices(&seen).unwrap_err();
+    let error = discovery::lock_new_devices(&seen).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     assert!(error.to_string().contains("\"dev0\""), "{error}");
     assert_eq!(names_below(&*world.disk, Path::new("/")), before);

@@ -1,4 +1,4 @@
-//! Background work: one thread looks at the tiers every interval and decides ([`tick`]), removes
+//! Background work: one thread looks at the tiers every interval and decides ([`control_loop`]), removes
 //! what may go, and keeps the namespace's ballast, and several copy and move ([`transfer`]) as far
 //! as the devices' writers allow.
 //!
@@ -8,10 +8,9 @@
 //! at growing intervals from then on, until the tiers are closed. A file has at most one job at a
 //! time (`Entry::busy`).
 
-mod copies;
-mod queue;
-mod seen;
-mod tick;
+mod control_loop;
+mod copy_planner;
+mod observed_file;
 mod transfer;
 
 use std::sync::Arc;
@@ -22,11 +21,11 @@ use archipelago_base::spawn::{Joiner, Spawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{IoContext, IoPurpose};
 
-pub(crate) use self::queue::{Job, JobKind, Queue};
-pub(crate) use self::tick::Pace;
+pub(crate) use self::control_loop::Pace;
 use crate::device::Writer;
 use crate::fs::TieredFs;
 use crate::fs::entry::Entry;
+pub(crate) use crate::fs::job_queue::{Job, JobKind, Queue};
 use crate::fs::shared::Shared;
 use crate::history::Reason;
 use crate::migrate::threads;
@@ -241,7 +240,7 @@ fn look(shared: &Arc<Shared>) {
         let now_ms = shared.now_ms();
         if now_ms >= next_ms {
             next_ms = now_ms + shared.policy.interval_ms.max(1);
-            tick::tick(shared);
+            control_loop::tick(shared);
         }
         sweep(shared);
         let left = Duration::from_millis(next_ms.saturating_sub(shared.now_ms()).max(1));
@@ -299,14 +298,14 @@ fn work(shared: &Arc<Shared>) {
 /// Decides and queues, for tests that come between that and the work.
 #[cfg(test)]
 pub(crate) fn look_only(shared: &Arc<Shared>) {
-    tick::tick(shared);
+    control_loop::tick(shared);
 }
 
 impl TieredFs {
     /// One round of background work, for tests and for those who bring no threads: looks,
     /// decides, runs every job that may run, removes what may go.
     pub fn step(&self) {
-        tick::tick(&self.shared);
+        control_loop::tick(&self.shared);
         while self.shared.run_one() {}
         sweep(&self.shared);
     }

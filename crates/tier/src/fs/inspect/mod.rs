@@ -152,7 +152,7 @@ impl TieredFs {
         entry.note_family(context.family);
         let context = IoContext { family: entry.family(), ..context };
         self.shared.base_levels.lock().note(context);
-        crate::work::level_changed(&self.shared, &entry, level, context)
+        crate::mover::level_changed(&self.shared, &entry, level, context)
     }
 
     /// Whether `path`, a path below the root, is a directory.

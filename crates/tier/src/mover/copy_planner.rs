@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::seen::{Seen, served_by};
-use super::tick::roomy;
+use super::control_loop::roomy;
+use super::observed_file::{Seen, served_by};
 use super::{Job, JobKind};
-use crate::cache::parts::{CopyPlan, FileReads, plan, worth};
+use crate::cache::hot_ranges::{CopyPlan, FileReads, plan, worth};
 use crate::cache::payback::Payback;
 use crate::cache::{
     CacheAction, CacheInput, Candidate, Held, Refill, choose, density, is_worth_renewing,

@@ -26,11 +26,11 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, RandomFile, 
 
 use super::{Job, JobKind};
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, Extent, lay_out};
-use crate::cache::parts::CopyPlan;
+use crate::cache::hot_ranges::CopyPlan;
 use crate::device::{Count, Device, Writer};
-use crate::fs::copy::{Physical, Role};
 use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::note_level;
+use crate::fs::physical::{Physical, Role};
 use crate::fs::shared::{Shared, is_direct};
 use crate::history::Reason;
 use crate::namespace::Moment;

@@ -7,7 +7,7 @@ use archipelago_base::Result;
 use archipelago_base::clock::Clock;
 use archipelago_env::{FileLock, GroupAccess};
 
-use super::found::{find_devices, find_home, lock_devices, lock_new_devices};
+use super::discovery::{find_devices, find_home, lock_devices, lock_new_devices};
 use super::open::{DeviceParts, NAMES_DIR, SCHEME_NAME, read_namespace};
 use crate::device::file_system;
 use crate::settings::{DeviceSettings, validate};

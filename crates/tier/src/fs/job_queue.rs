@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::cache::parts::CopyPlan;
+use crate::cache::hot_ranges::CopyPlan;
 use crate::fs::entry::Entry;
 use crate::fs::shared::Shared;
 use crate::history::Reason;
@@ -61,7 +61,7 @@ impl Queue {
 
     /// Takes a file for a move: it has no job, or one that is a copy and has not begun, which is
     /// forgotten.
-    pub(super) fn claim(&self, entry: &Arc<Entry>) -> bool {
+    pub(crate) fn claim(&self, entry: &Arc<Entry>) -> bool {
         if !entry.busy.swap(true, Ordering::AcqRel) {
             return true;
         }
@@ -128,7 +128,7 @@ impl Queue {
         Some(job)
     }
 
-    pub(super) fn begun(&self, job: &Job) {
+    pub(crate) fn begun(&self, job: &Job) {
         self.running[job.to].fetch_add(1, Ordering::AcqRel);
         if matches!(job.kind, JobKind::Move) {
             self.moving[job.to].fetch_add(1, Ordering::AcqRel);
@@ -144,7 +144,7 @@ impl Queue {
     }
 
     /// Whether a file waits to move to a device, or does.
-    pub(super) fn moves_to(&self, to: usize) -> bool {
+    pub(crate) fn moves_to(&self, to: usize) -> bool {
         self.waiting(to).0 > 0 || self.moving[to].load(Ordering::Acquire) > 0
     }
 
@@ -154,7 +154,7 @@ impl Queue {
     }
 
     /// Forgets what waits.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         for job in self.jobs.lock().drain(..) {
             free(&job.entry);
         }

@@ -179,14 +179,14 @@ fn accesses_that_were_taken_over_are_no_baseline_and_those_that_were_kept_are() 
 #[test]
 fn a_move_takes_the_place_of_a_copy_that_waits_and_removed_files_leave_the_queue() {
     use crate::history::Reason;
-    use crate::work::{Job, JobKind};
+    use crate::mover::{Job, JobKind};
     let (_world, fs, names) = tables(&[(6, 3)]);
     let entry = |at: usize| fs.shared.entry("find", &path(&names[0][at])).unwrap();
     let queue = &fs.shared.queue;
     let copy = |at: usize| {
         let spans = vec![crate::cache::ranges::Span { start: 0, len: 4096, reads: 9, odd: 0 }];
-        let reads = crate::cache::parts::FileReads::new(LEN as u64, 0.0, 4096, spans);
-        let kind = JobKind::Copy(crate::cache::parts::CopyPlan::whole(&reads));
+        let reads = crate::cache::hot_ranges::FileReads::new(LEN as u64, 0.0, 4096, spans);
+        let kind = JobKind::Copy(crate::cache::hot_ranges::CopyPlan::whole(&reads));
         Job { entry: entry(at), to: 0, kind, reason: Reason::HitRatio }
     };
     let move_to = |at: usize, to: usize| Job {
@@ -208,7 +208,7 @@ fn a_move_takes_the_place_of_a_copy_that_waits_and_removed_files_leave_the_queue
     assert_eq!(queue.waiting(0), (1, 1));
     assert!(!removed.busy.load(Ordering::Relaxed));
     // Who moves a file himself does not wait for its copy either.
-    crate::work::move_now(&fs.shared, &entry(2), 0, Reason::SpaceLow).unwrap();
+    crate::mover::move_now(&fs.shared, &entry(2), 0, Reason::SpaceLow).unwrap();
     assert_eq!((holders(&fs.stats(), "L6"), queue.waiting(0)), (vec![0, 1], (1, 0)));
     let first = queue.take(&fs.shared).unwrap();
     assert!(matches!(first.kind, JobKind::Move));

@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering;
 
 use archipelago_env::FileClass;
 
-use super::copies::{Wish, fill_cache};
-use super::seen::{Seen, judge, share_of_copies};
+use super::copy_planner::{Wish, fill_cache};
+use super::observed_file::{Seen, judge, share_of_copies};
 use super::{Job, JobKind, restore, retry_moves};
 use crate::activity::Totals;
 use crate::cache::ageing::{Ageing, Interval, drift};
-use crate::cache::alike::Dispersion;
+use crate::cache::dispersion::Dispersion;
 use crate::cache::payback::Payback;
 use crate::cache::{READS_MIN, wants_copies};
 use crate::device::{Count, Device};

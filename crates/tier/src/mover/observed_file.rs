@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 
 use archipelago_env::FileClass;
 
-use crate::cache::alike::Cohort;
-use crate::cache::parts::{FileReads, trust};
+use crate::cache::dispersion::Cohort;
+use crate::cache::hot_ranges::{FileReads, trust};
 use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::shared::Shared;
 

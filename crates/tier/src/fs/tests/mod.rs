@@ -1,14 +1,14 @@
 //! The tiers over disks in memory: placement, moves, copies, refusals, failing devices, and power
 //! loss and kills at every sync and fault point against a simple map.
 
-mod alike;
 mod crashes;
 mod devices;
-mod giving_way;
+mod dispersion;
 mod heat;
 mod kept;
 mod kinds;
 mod lost;
+mod make_room;
 mod moving;
 mod online;
 mod page_cache;

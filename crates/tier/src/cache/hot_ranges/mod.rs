@@ -6,8 +6,8 @@
 //! fit, where most of a file is hot, and where reads are so long that they overlap. Decision 0022
 //! has the figures. Cost: each function is linear in the spans of the files that it looks at.
 
-use super::alike::{Counted, Expected};
 use super::density;
+use super::dispersion::{Counted, Expected};
 use super::format::CopyIndex;
 use super::ranges::Span;
 use crate::settings::CacheBy;

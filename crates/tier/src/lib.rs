@@ -28,7 +28,7 @@ pub mod stats;
 mod write_slots;
 
 pub use fs::{
-    Components, DeviceParts, Emptied, FaultPoint, Offline, TierFile, TieredFs, Whereabouts,
+    Components, DeviceParts, Emptied, ExclusiveDevices, FaultPoint, FileInfo, TierFile, TieredFs,
     forget_device,
 };
 pub use history::{Event, Reason};

@@ -132,7 +132,7 @@ impl TieredFs {
                 writers: [Writer::Caller, Writer::Copy, Writer::Move]
                     .map(|writer| device.writers_of(writer)),
                 limit: device.limit.load(Ordering::Relaxed),
-                turns_waiting: device.turns.waiting(),
+                turns_waiting: device.write_slots.waiting(),
                 turns_waited: (
                     device.get(Count::TurnsWaited),
                     device.get(Count::TurnsWaitedNs) / 1_000_000,

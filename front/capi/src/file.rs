@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use archipelago_env::{CreateOptions, IoContext, OpenOptions, RandomFile};
-use archipelago_tier::{TierFile, Whereabouts};
+use archipelago_tier::{FileInfo, TierFile};
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -121,7 +121,7 @@ impl File {
         context: Context,
     ) -> Outcome<Arc<Growing>> {
         if !flags.contains(OFlags::CREATE) {
-            space.whereabouts(path)?;
+            space.file_info(path)?;
         }
         let direct = flags.contains(OFlags::DIRECT);
         let options = CreateOptions {
@@ -266,8 +266,8 @@ impl File {
     }
 
     /// Where it lies, if it still has a name.
-    pub(crate) fn whereabouts(&self) -> Option<Whereabouts> {
-        self.file.whereabouts().ok()
+    pub(crate) fn info(&self) -> Option<FileInfo> {
+        self.file.info().ok()
     }
 
     /// What kind of file it was opened as, for when it has no name any more.

@@ -22,7 +22,7 @@ use archipelago_env::{
     CreateOptions, DirEntry, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
     WritableFile,
 };
-use archipelago_tier::{Components, DeviceSettings, Policy, TierFile, TieredFs, Whereabouts};
+use archipelago_tier::{Components, DeviceSettings, FileInfo, Policy, TierFile, TieredFs};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -234,10 +234,10 @@ impl Space {
     }
 
     /// Where a file lies; as long as what was appended to it.
-    pub(crate) fn whereabouts(&self, path: &Path) -> Outcome<Whereabouts> {
+    pub(crate) fn file_info(&self, path: &Path) -> Outcome<FileInfo> {
         let (file, growing) = self.find(path)?;
-        let found = file.whereabouts()?;
-        Ok(Whereabouts { len: growing.map_or(found.len, |growing| growing.len()), ..found })
+        let found = file.info()?;
+        Ok(FileInfo { len: growing.map_or(found.len, |growing| growing.len()), ..found })
     }
 
     /// The file at `path`, and who is writing it: while somebody is, its device may have it longer

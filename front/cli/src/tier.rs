@@ -13,7 +13,7 @@ use archipelago::tier::profile::{
 };
 use archipelago::tier::scheme::{DeviceProfile, Scheme};
 use archipelago::tier::{
-    Components as TierComponents, DeviceKind, DeviceSettings, Offline, Policy,
+    Components as TierComponents, DeviceKind, DeviceSettings, ExclusiveDevices, Policy,
 };
 use archipelago::{
     CfOptions, Clock, Components, Db, DbOptions, Error, Joiner, Result, Rng, Settings, Spawn as _,
@@ -170,7 +170,7 @@ impl Profile {
     fn run(&self) -> Result<()> {
         let devices = devices_of(self.config.as_deref(), &self.dir)?;
         let clock = SystemClock::shared();
-        let held = Offline::hold(&devices, &clock, self.known(&devices)?.as_deref())?;
+        let held = ExclusiveDevices::hold(&devices, &clock, self.known(&devices)?.as_deref())?;
         let mut profiles = Vec::with_capacity(devices.len());
         for (place, device) in devices.iter().enumerate() {
             let profile = self.measure(place, device, &clock)?;

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use crate::namespace::record::Place;
 use crate::scheme::DeviceProfile;
 use crate::settings::{DeviceKind, DeviceSettings};
-use crate::write_slots::Turns;
+use crate::write_slots::WriteSlots;
 
 /// After so many errors in a row a device counts as failing.
 const ERRORS_IN_A_ROW: u32 = 3;
@@ -123,7 +123,7 @@ pub(crate) struct Device {
     /// Bytes that logs are going to take here, as it seemed at the last look.
     pub(crate) log_room: AtomicU64,
     writers: [AtomicUsize; 3],
-    pub(crate) turns: Arc<Turns>,
+    pub(crate) write_slots: Arc<WriteSlots>,
     counters: Counters<COUNTS>,
     unsynced: Mutex<Unsynced>,
     made: Mutex<BTreeSet<PathBuf>>,
@@ -188,7 +188,7 @@ impl Device {
             hot_room: AtomicU64::new(0),
             log_room: AtomicU64::new(0),
             writers: Default::default(),
-            turns: Arc::default(),
+            write_slots: Arc::default(),
             counters: Counters::default(),
             unsynced: Mutex::default(),
             made: Mutex::default(),

@@ -14,18 +14,20 @@ use crate::settings::{DeviceSettings, validate};
 
 /// See the module. As long as it lives nobody else opens the devices. New devices get their
 /// directories and lock files, and nothing else.
-pub struct Offline {
+pub struct ExclusiveDevices {
     scheme_path: PathBuf,
     _locks: Vec<Box<dyn FileLock>>,
 }
 
-impl std::fmt::Debug for Offline {
+impl std::fmt::Debug for ExclusiveDevices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Offline").field("scheme_path", &self.scheme_path).finish_non_exhaustive()
+        f.debug_struct("ExclusiveDevices")
+            .field("scheme_path", &self.scheme_path)
+            .finish_non_exhaustive()
     }
 }
 
-impl Offline {
+impl ExclusiveDevices {
     /// Holds the devices of `settings`. `must_exist`: see [`super::Components::must_exist`].
     /// Errors: those of [`super::TieredFs::open`] for foreign, missing and open devices.
     pub fn hold(

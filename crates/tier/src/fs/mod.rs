@@ -40,8 +40,8 @@ use archipelago_env::{
 use parking_lot::{Mutex, MutexGuard};
 
 use self::entry::Entry;
-pub use self::exclusive::Offline;
-pub use self::inspect::{TierFile, Whereabouts};
+pub use self::exclusive::ExclusiveDevices;
+pub use self::inspect::{FileInfo, TierFile};
 pub use self::open::{Components, DeviceParts};
 use self::physical::{Physical, Role};
 pub use self::removal::{Emptied, forget_device};
@@ -52,7 +52,7 @@ use crate::activity::kind_of;
 use crate::device::{Device, Writer};
 use crate::namespace::record::{FileRecord, Place, Record};
 use crate::namespace::state::plain;
-use crate::write_slots::Turn;
+use crate::write_slots::WriteSlot;
 
 /// Tiers, open; see the module. Closed by [`TieredFs::close`] or the drop.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ struct Made<T> {
     inner: T,
     physical: Arc<Physical>,
     place: Place,
-    turn: Option<Turn>,
+    slot: Option<WriteSlot>,
 }
 
 impl TieredFs {
@@ -107,7 +107,7 @@ impl TieredFs {
         let mut tried = Vec::new();
         let mut first_error = None;
         for _ in 0..shared.devices.len() {
-            let (index, is_avoided, turn) = shared.choose(context, size_hint_bytes, &tried);
+            let (index, is_avoided, slot) = shared.choose(context, size_hint_bytes, &tried);
             let device = &shared.devices[index];
             let number = shared.names.lock().space.allocate();
             let place = Place { device: device.no, number, dir };
@@ -127,7 +127,7 @@ impl TieredFs {
                         Role::File,
                         trash,
                     );
-                    return Ok(Made { inner, physical, place, turn });
+                    return Ok(Made { inner, physical, place, slot });
                 }
                 Err(error) => {
                     if error.is_no_space() {
@@ -149,9 +149,9 @@ impl TieredFs {
         &self,
         path: &Path,
         context: IoContext,
-        made: (&Arc<Physical>, Place, Option<Turn>),
+        made: (&Arc<Physical>, Place, Option<WriteSlot>),
     ) -> Result<Writing> {
-        let (physical, place, turn) = made;
+        let (physical, place, slot) = made;
         let shared = &self.shared;
         let record = FileRecord {
             id: physical.number,
@@ -163,7 +163,7 @@ impl TieredFs {
         };
         let IoContext { class, level, family, .. } = context;
         let entry = Entry::new(record.id, class, level, family, Arc::clone(physical));
-        let writing = self.writing(&entry, Arc::clone(physical), context, turn);
+        let writing = self.writing(&entry, Arc::clone(physical), context, slot);
         let mut names = shared.names.lock();
         names.entries.insert(entry.id, Arc::clone(&entry));
         let id = entry.id;
@@ -184,11 +184,11 @@ impl TieredFs {
         entry: &Arc<Entry>,
         physical: Arc<Physical>,
         context: IoContext,
-        turn: Option<Turn>,
+        slot: Option<WriteSlot>,
     ) -> Writing {
         let shared = &self.shared;
         let guard = Device::writing(&shared.devices, physical.device, Writer::Caller);
-        let guard = (guard, turn);
+        let guard = (guard, slot);
         if let Some(level) = context.level.filter(|_| context.class == FileClass::Sst) {
             note_level(physical.device(), level);
         }
@@ -222,8 +222,8 @@ impl TieredFs {
         let inner = physical.device().fs.create_log(&physical.path, context, options);
         physical.device().note(&inner, shared.now_ns());
         let inner = inner?;
-        let turn = shared.turn(physical.device(), context);
-        let writing = self.writing(&entry, physical, context, turn);
+        let slot = shared.write_slot(physical.device(), context);
+        let writing = self.writing(&entry, physical, context, slot);
         let record = Record::Rename { from: old.to_owned(), to: path.to_owned() };
         shared.commit(&mut shared.names.lock(), &record)?;
         Ok(Some(Box::new(TierLog::new(inner, writing))))
@@ -320,7 +320,7 @@ impl FileSystem for TieredFs {
             };
             device.fs.create(physical, context, options)
         })?;
-        let writing = self.enter(&path, context, (&made.physical, made.place, made.turn))?;
+        let writing = self.enter(&path, context, (&made.physical, made.place, made.slot))?;
         Ok(Box::new(TierWriter::new(made.inner, writing)))
     }
 
@@ -357,7 +357,7 @@ impl FileSystem for TieredFs {
             let options = LogOptions { recycle: None, ..options.clone() };
             device.fs.create_log(physical, context, options)
         })?;
-        let writing = self.enter(&path, context, (&made.physical, made.place, made.turn))?;
+        let writing = self.enter(&path, context, (&made.physical, made.place, made.slot))?;
         if let Some(old) = old {
             self.remove(&old)?;
         }

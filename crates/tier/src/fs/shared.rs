@@ -32,7 +32,7 @@ use crate::namespace::state::Gone;
 use crate::namespace::{Moment, Namespace};
 use crate::place::{DeviceView, PlaceInput, place};
 use crate::settings::{DeviceKind, Policy};
-use crate::write_slots::{self, Turn};
+use crate::write_slots::{self, WriteSlot};
 
 /// Writes of tables and copies are cut to lengths between these, whatever a profile says.
 const IO_BYTES: RangeInclusive<u64> = 16 << 10..=1 << 20;
@@ -185,7 +185,7 @@ impl Shared {
         context: IoContext,
         size_hint_bytes: u64,
         tried: &[usize],
-    ) -> (usize, bool, Option<Turn>) {
+    ) -> (usize, bool, Option<WriteSlot>) {
         let look = || {
             let mut devices = self.views();
             tried.iter().for_each(|&index| devices[index].avoid = true);
@@ -193,9 +193,9 @@ impl Shared {
             (index, devices[index].avoid)
         };
         let (mut index, mut is_avoided) = look();
-        let mut turn = self.turn(&self.devices[index], context);
+        let mut slot = self.write_slot(&self.devices[index], context);
         for _ in 1..self.devices.len() {
-            if !turn.as_ref().is_some_and(|turn| turn.waited) {
+            if !slot.as_ref().is_some_and(|slot| slot.waited) {
                 break;
             }
             let (now, is_avoided_now) = look();
@@ -203,11 +203,11 @@ impl Shared {
             if now == index {
                 break;
             }
-            drop(turn.take());
+            drop(slot.take());
             index = now;
-            turn = self.turn(&self.devices[index], context);
+            slot = self.write_slot(&self.devices[index], context);
         }
-        (index, is_avoided, turn)
+        (index, is_avoided, slot)
     }
 
     /// Whether a log over the space of an old one, of `len` bytes on the device at `index`, stays
@@ -269,16 +269,16 @@ impl Shared {
     }
 
     /// Waits until a file may be written to a device; `None` if that does not matter.
-    pub(crate) fn turn(&self, device: &Device, context: IoContext) -> Option<Turn> {
+    pub(crate) fn write_slot(&self, device: &Device, context: IoContext) -> Option<WriteSlot> {
         let kind =
             write_slots::kind_of(context).filter(|_| self.is_tiered && self.policy.in_turn)?;
         let asked_ns = self.now_ns();
-        let turn = device.turns.begin(kind, device.limit.load(Ordering::Relaxed));
-        if turn.waited {
+        let slot = device.write_slots.begin(kind, device.limit.load(Ordering::Relaxed));
+        if slot.waited {
             device.add(Count::TurnsWaited, 1);
             device.add(Count::TurnsWaitedNs, self.now_ns().saturating_sub(asked_ns));
         }
-        Some(turn)
+        Some(slot)
     }
 
     /// The entry of a name.

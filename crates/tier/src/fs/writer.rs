@@ -16,7 +16,7 @@ use super::entry::{Entry, take_carried};
 use super::physical::Physical;
 use super::shared::Shared;
 use crate::device::{Count, WriterGuard};
-use crate::write_slots::Turn;
+use crate::write_slots::WriteSlot;
 
 /// What a writer tells when it begins and ends.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct Writing {
     kind: Option<usize>,
     /// Whether it takes over the heat of what its thread merges.
     inherits: bool,
-    guard: Option<(WriterGuard, Option<Turn>)>,
+    guard: Option<(WriterGuard, Option<WriteSlot>)>,
 }
 
 impl Writing {
@@ -38,7 +38,7 @@ impl Writing {
         physical: Arc<Physical>,
         kind: Option<usize>,
         inherits: bool,
-        guard: (WriterGuard, Option<Turn>),
+        guard: (WriterGuard, Option<WriteSlot>),
     ) -> Self {
         entry.writers.fetch_add(1, Ordering::AcqRel);
         if let Some(kind) = kind {

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use archipelago_env::FileClass;
 
 use super::copy_planner::{Wish, fill_cache};
-use super::observed_file::{Seen, judge, share_of_copies};
+use super::observed_file::{ObservedFile, judge, share_of_copies};
 use super::{Job, JobKind, restore, retry_moves};
 use crate::activity::Totals;
 use crate::cache::ageing::{Ageing, Interval, drift};
@@ -147,7 +147,7 @@ pub(super) fn tick(shared: &Arc<Shared>) {
 }
 
 /// Takes every file's reads since the last look.
-fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen> {
+fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<ObservedFile> {
     let entries: Vec<_> = shared.names.lock().entries.values().cloned().collect();
     let mut interval = Interval::default();
     let mut pairs = Vec::with_capacity(entries.len());
@@ -188,7 +188,7 @@ fn look_at_files(shared: &Arc<Shared>, pace: &mut Pace, now_ms: u64) -> Vec<Seen
             let known = &mut deepest[device];
             *known = if *known == u8::MAX { level } else { level.max(*known) };
         }
-        seen.push(Seen { entry, device, len, reads, copies, missing });
+        seen.push(ObservedFile { entry, device, len, reads, copies, missing });
     }
     for (device, deepest) in shared.devices.iter().zip(deepest) {
         device.deepest.store(deepest, Ordering::Relaxed);
@@ -206,7 +206,7 @@ const PEAK_KEPT: f64 = 0.99;
 /// bookkeeping and the levels of the scheme leave when they need most (they are rewritten into each
 /// other, and have their room twice meanwhile), and no more than the share for what is read often:
 /// where there are to be no copies, no table stays for being hot either.
-fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
+fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
     let fastest = &shared.devices[0];
     let fast_levels = shared.fast_levels.load(Ordering::Relaxed);
     let base_levels = shared.base_levels.lock().clone();
@@ -214,7 +214,7 @@ fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
         let depth = entry.level().map(|level| base_levels.depth(entry.family(), level));
         depth.is_none_or(|depth| depth >= fast_levels)
     };
-    let beyond = |file: &&Seen| {
+    let beyond = |file: &&ObservedFile| {
         file.device == 0 && file.entry.class == FileClass::Sst && is_beyond(&file.entry)
     };
     let hot: u64 = seen.iter().filter(beyond).map(|file| file.len).sum();
@@ -230,7 +230,7 @@ fn note_hot_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
 
 /// How much room tables leave to logs on the fastest device: as much as logs took at their largest,
 /// and the one that is open and counts as it grows, less those that lie there.
-fn note_log_room(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
+fn note_log_room(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
     let logs = || seen.iter().filter(|file| file.entry.class == FileClass::Wal);
     let all: u64 = logs().map(|file| file.len).sum();
     let one = logs().map(|file| file.len).max().unwrap_or(0);
@@ -290,7 +290,7 @@ fn note_slowness(shared: &Shared, pace: &mut Pace, passed_ms: u64) {
 }
 
 /// Queues moves off a device that has little room.
-fn relieve(shared: &Arc<Shared>, index: usize, seen: &[Seen], now_ms: u64) {
+fn relieve(shared: &Arc<Shared>, index: usize, seen: &[ObservedFile], now_ms: u64) {
     let device = &shared.devices[index];
     let capacity = device.capacity.load(Ordering::Relaxed);
     let (low, forced) = (shared.policy.migrate_below, shared.policy.force_below);
@@ -340,7 +340,7 @@ pub(super) fn roomy(shared: &Shared, from: usize, len: u64) -> Option<usize> {
 }
 
 /// Follows what was observed with the scheme.
-fn follow(shared: &Shared, pace: &mut Pace, seen: &[Seen]) {
+fn follow(shared: &Shared, pace: &mut Pace, seen: &[ObservedFile]) {
     let totals = shared.activity.totals(shared.now_ns());
     let (log_writers, level_writers) = totals.since(&pace.totals);
     pace.totals = totals;

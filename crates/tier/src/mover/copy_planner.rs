@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::control_loop::roomy;
-use super::observed_file::{Seen, served_by};
+use super::observed_file::{ObservedFile, served_by};
 use super::{Job, JobKind};
 use crate::cache::hot_ranges::{CopyPlan, FileReads, plan, worth};
 use crate::cache::payback::Payback;
@@ -47,7 +47,7 @@ struct Copies<'a> {
     candidates: Vec<Candidate>,
     plans: HashMap<u64, CopyPlan>,
     held: Vec<Held>,
-    by_number: HashMap<u64, (&'a Seen, &'a Arc<CachedCopy>)>,
+    by_number: HashMap<u64, (&'a ObservedFile, &'a Arc<CachedCopy>)>,
 }
 
 impl<'a> Copies<'a> {
@@ -56,12 +56,13 @@ impl<'a> Copies<'a> {
     fn of(
         shared: &Shared,
         index: usize,
-        seen: &'a [Seen],
+        seen: &'a [ObservedFile],
         variance: f64,
         room: Option<(i64, bool)>,
     ) -> Self {
         let mut copies = Self::default();
-        let own_of = |file: &'a Seen| file.copies.iter().find(|copy| copy.physical.device == index);
+        let own_of =
+            |file: &'a ObservedFile| file.copies.iter().find(|copy| copy.physical.device == index);
         // What copies on faster devices serve is no reason for another one here.
         let reads: Vec<Cow<'a, FileReads>> = seen.iter().map(|file| file.left_to(index)).collect();
         let (mut cached, mut demotable) = (0, 0);
@@ -122,7 +123,7 @@ impl<'a> Copies<'a> {
     /// Makes a candidate of the file if what is planned is better than the copy that there is.
     fn consider(
         &mut self,
-        (file, reads): (&Seen, &FileReads),
+        (file, reads): (&ObservedFile, &FileReads),
         own: Option<&Arc<CachedCopy>>,
         plan: Option<CopyPlan>,
         (aged, files): (f64, usize),
@@ -161,7 +162,7 @@ pub(super) struct Wish {
 pub(super) fn fill_cache(
     shared: &Arc<Shared>,
     index: usize,
-    seen: &[Seen],
+    seen: &[ObservedFile],
     wish: Wish,
     payback: &mut Payback,
 ) {
@@ -226,7 +227,7 @@ pub(super) fn fill_cache(
 }
 
 /// Queues the move of a cold file to a slower device.
-fn queue_move(shared: &Shared, from: usize, seen: &[Seen], id: u64) {
+fn queue_move(shared: &Shared, from: usize, seen: &[ObservedFile], id: u64) {
     let Some(file) = seen.iter().find(|file| file.entry.id == id) else { return };
     let Some(to) = roomy(shared, from + 1, file.len) else { return };
     let entry = Arc::clone(&file.entry);
@@ -234,7 +235,13 @@ fn queue_move(shared: &Shared, from: usize, seen: &[Seen], id: u64) {
 }
 
 /// Queues a copy; the bytes that are to be copied.
-fn queue_copy(shared: &Shared, to: usize, seen: &[Seen], id: u64, plan: Option<CopyPlan>) -> u64 {
+fn queue_copy(
+    shared: &Shared,
+    to: usize,
+    seen: &[ObservedFile],
+    id: u64,
+    plan: Option<CopyPlan>,
+) -> u64 {
     let (Some(file), Some(plan)) = (seen.iter().find(|file| file.entry.id == id), plan) else {
         return 0;
     };

@@ -13,7 +13,7 @@ use crate::fs::entry::{CachedCopy, Entry};
 use crate::fs::shared::Shared;
 
 /// A file as this look sees it.
-pub(super) struct Seen {
+pub(super) struct ObservedFile {
     pub(super) entry: Arc<Entry>,
     pub(super) device: usize,
     pub(super) len: u64,
@@ -23,7 +23,7 @@ pub(super) struct Seen {
     pub(super) missing: bool,
 }
 
-impl Seen {
+impl ObservedFile {
     /// The fastest device that serves all of it.
     pub(super) fn served_by(&self) -> usize {
         let whole = self.copies.iter().filter(|copy| copy.whole);
@@ -70,10 +70,11 @@ impl Seen {
 }
 
 /// Says how far counts are believed, of parts of files and of whole ones.
-pub(super) fn judge(seen: &mut [Seen], aged: f64, dispersion: f64) {
+pub(super) fn judge(seen: &mut [ObservedFile], aged: f64, dispersion: f64) {
     let trust = trust(seen.iter().map(|file| &file.reads));
-    let cohort_of = |file: &Seen| (file.entry.family(), file.entry.level());
-    let counted = |file: &Seen| file.reads.counted(dispersion * file.counted_variance(aged));
+    let cohort_of = |file: &ObservedFile| (file.entry.family(), file.entry.level());
+    let counted =
+        |file: &ObservedFile| file.reads.counted(dispersion * file.counted_variance(aged));
     let mut cohorts: HashMap<_, Vec<_>> = HashMap::new();
     for file in seen.iter().filter(|file| file.is_whole_table()) {
         cohorts.entry(cohort_of(file)).or_default().push(counted(file));
@@ -92,8 +93,8 @@ pub(super) fn judge(seen: &mut [Seen], aged: f64, dispersion: f64) {
 }
 
 /// The part of all aged accesses that the copies there are would serve.
-pub(super) fn share_of_copies(seen: &[Seen]) -> f64 {
-    let served = |file: &Seen| {
+pub(super) fn share_of_copies(seen: &[ObservedFile]) -> f64 {
+    let served = |file: &ObservedFile| {
         file.copies.iter().map(|copy| served_by(&file.reads, copy)).fold(0.0, f64::max)
     };
     let (held, all) = seen

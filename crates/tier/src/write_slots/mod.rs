@@ -97,21 +97,21 @@ impl State {
 
 /// The turns of one device; see the module.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct WriteSlots {
     state: Mutex<State>,
     changed: Condvar,
     patience: Duration,
 }
 
-impl Default for Turns {
+impl Default for WriteSlots {
     fn default() -> Self {
         Self { state: Mutex::default(), changed: Condvar::new(), patience: PATIENCE }
     }
 }
 
-impl Turns {
+impl WriteSlots {
     /// Waits until a file of this kind may be written to a device that takes `limit` writers.
-    pub(crate) fn begin(self: &Arc<Self>, kind: Kind, limit: u32) -> Turn {
+    pub(crate) fn begin(self: &Arc<Self>, kind: Kind, limit: u32) -> WriteSlot {
         let thread = thread::current().id();
         let mut state = self.state.lock();
         let mut waited = false;
@@ -122,7 +122,7 @@ impl Turns {
             *state.writing.entry(thread).or_default() += 1;
         }
         *state.count(kind) += 1;
-        Turn { turns: Arc::clone(self), kind, thread, limit: limit as usize, waited }
+        WriteSlot { slots: Arc::clone(self), kind, thread, limit: limit as usize, waited }
     }
 
     /// How many wait.
@@ -164,8 +164,8 @@ impl Turns {
 
 /// A file is being written until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    turns: Arc<Turns>,
+pub(crate) struct WriteSlot {
+    slots: Arc<WriteSlots>,
     kind: Kind,
     /// Which it counts for; it may be dropped by another.
     thread: ThreadId,
@@ -173,9 +173,9 @@ pub(crate) struct Turn {
     pub(crate) waited: bool,
 }
 
-impl Drop for Turn {
+impl Drop for WriteSlot {
     fn drop(&mut self) {
-        let mut state = self.turns.state.lock();
+        let mut state = self.slots.state.lock();
         *state.count(self.kind) -= 1;
         if let Kind::Compaction(_) = self.kind {
             // The log and a flush write beside them.
@@ -190,7 +190,7 @@ impl Drop for Turn {
             }
         }
         if !state.waiting.is_empty() {
-            self.turns.changed.notify_all();
+            self.slots.changed.notify_all();
         }
     }
 }

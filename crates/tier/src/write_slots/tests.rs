@@ -7,50 +7,50 @@ const DEEP: Kind = Kind::Compaction(6);
 /// Begins in threads of their own, one after another; each tells its kind when its turn comes,
 /// and hands the turn over.
 struct World {
-    turns: Arc<Turns>,
-    tell: mpsc::Sender<(Kind, Turn)>,
-    told: mpsc::Receiver<(Kind, Turn)>,
+    slots: Arc<WriteSlots>,
+    tell: mpsc::Sender<(Kind, WriteSlot)>,
+    told: mpsc::Receiver<(Kind, WriteSlot)>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
 impl World {
     fn new() -> Self {
         let (tell, told) = mpsc::channel();
-        Self { turns: Arc::default(), tell, told, threads: Vec::new() }
+        Self { slots: Arc::default(), tell, told, threads: Vec::new() }
     }
 
     #[expect(clippy::disallowed_methods, reason = "a test of threads")]
     fn ask(&mut self, kind: Kind, limit: u32) {
-        let (turns, tell) = (Arc::clone(&self.turns), self.tell.clone());
-        let asked = self.turns.state.lock().next_ticket;
+        let (slots, tell) = (Arc::clone(&self.slots), self.tell.clone());
+        let asked = self.slots.state.lock().next_ticket;
         self.threads.push(thread::spawn(move || {
-            let turn = turns.begin(kind, limit);
+            let turn = slots.begin(kind, limit);
             tell.send((kind, turn)).expect("the test listens");
         }));
-        while self.turns.state.lock().next_ticket == asked {
+        while self.slots.state.lock().next_ticket == asked {
             thread::yield_now();
         }
     }
 
-    fn next(&self) -> (Kind, Turn) {
+    fn next(&self) -> (Kind, WriteSlot) {
         self.told.recv().expect("a turn")
     }
 
     /// Whose turn it became, in order, while so many wait on.
-    fn began(&self, kinds: &[Kind], waiting: usize) -> Vec<Turn> {
-        let turns = kinds.iter().map(|&kind| {
+    fn began(&self, kinds: &[Kind], waiting: usize) -> Vec<WriteSlot> {
+        let slots = kinds.iter().map(|&kind| {
             let (began, turn) = self.next();
             assert_eq!(began, kind);
             turn
         });
-        let turns = turns.collect();
-        assert_eq!(self.turns.waiting(), waiting);
-        turns
+        let slots = slots.collect();
+        assert_eq!(self.slots.waiting(), waiting);
+        slots
     }
 
     fn end(self) {
         self.threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        let state = self.turns.state.lock();
+        let state = self.slots.state.lock();
         let left = (state.urgent, state.flushes, state.compactions, state.writing.len());
         assert_eq!((left, state.waiting.len()), ((0, 0, 0, 0), 0));
     }
@@ -61,7 +61,7 @@ const LIMIT: u32 = 4;
 #[test]
 fn tables_wait_for_one_another_flushes_go_first_and_then_the_highest_level() {
     let mut world = World::new();
-    let log = world.turns.begin(Kind::Urgent, LIMIT);
+    let log = world.slots.begin(Kind::Urgent, LIMIT);
     for level in [6, 5, 6, 4] {
         world.ask(Kind::Compaction(level), LIMIT);
     }
@@ -87,19 +87,19 @@ fn tables_wait_for_one_another_flushes_go_first_and_then_the_highest_level() {
 #[expect(clippy::disallowed_methods, reason = "a test of threads")]
 fn a_job_that_has_begun_goes_on_before_another_begins() {
     let mut world = World::new();
-    let (turns, tell) = (Arc::clone(&world.turns), world.tell.clone());
+    let (slots, tell) = (Arc::clone(&world.slots), world.tell.clone());
     let (again, may) = mpsc::channel();
     world.threads.push(thread::spawn(move || {
-        tell.send((Kind::Flush, turns.begin(DEEP, 1))).expect("the test listens");
+        tell.send((Kind::Flush, slots.begin(DEEP, 1))).expect("the test listens");
         may.recv().expect("the test goes on");
-        tell.send((Kind::Flush, turns.begin(DEEP, 1))).expect("the test listens");
+        tell.send((Kind::Flush, slots.begin(DEEP, 1))).expect("the test listens");
     }));
     drop(world.began(&[Kind::Flush], 0));
     world.ask(DEEP, 1);
     let blocker = world.began(&[DEEP], 0);
     world.ask(DEEP, 1);
     again.send(()).expect("it waits");
-    while world.turns.waiting() < 2 {
+    while world.slots.waiting() < 2 {
         thread::yield_now();
     }
     drop(blocker);
@@ -124,7 +124,7 @@ fn as_many_go_on_as_write_at_once() {
 #[test]
 fn a_flush_and_a_compaction_write_whatever_else_does() {
     let mut world = World::new();
-    let others: Vec<Turn> = (0..9).map(|_| world.turns.begin(Kind::Urgent, LIMIT)).collect();
+    let others: Vec<WriteSlot> = (0..9).map(|_| world.slots.begin(Kind::Urgent, LIMIT)).collect();
     world.ask(Kind::Flush, LIMIT);
     let flush = world.began(&[Kind::Flush], 0);
     world.ask(Kind::Flush, LIMIT);
@@ -132,7 +132,7 @@ fn a_flush_and_a_compaction_write_whatever_else_does() {
     world.ask(Kind::Compaction(0), LIMIT);
     let compaction = world.began(&[Kind::Compaction(0)], 1);
     world.ask(DEEP, LIMIT);
-    assert_eq!(world.turns.waiting(), 2);
+    assert_eq!(world.slots.waiting(), 2);
     drop(flush);
     let flush = world.began(&[Kind::Flush], 1);
     drop(compaction);
@@ -144,9 +144,9 @@ fn a_flush_and_a_compaction_write_whatever_else_does() {
 fn a_thread_gets_its_second_turn_at_once_and_patience_ends() {
     let mut world = World::new();
     let patience = Duration::from_millis(20);
-    world.turns = Arc::new(Turns { patience, ..Turns::default() });
-    let held = [world.turns.begin(DEEP, 1), world.turns.begin(DEEP, 1)];
-    assert_eq!(world.turns.state.lock().compactions, 2);
+    world.slots = Arc::new(WriteSlots { patience, ..WriteSlots::default() });
+    let held = [world.slots.begin(DEEP, 1), world.slots.begin(DEEP, 1)];
+    assert_eq!(world.slots.state.lock().compactions, 2);
     world.ask(DEEP, 1);
     let (_, turn) = world.next();
     drop((held, turn));

@@ -138,7 +138,7 @@ pub(crate) extern "C" fn archipelago_ftruncate(file: c_int, length: u64) -> c_in
 pub(crate) unsafe extern "C" fn archipelago_fstat(file: c_int, out: *mut RawStat) -> c_int {
     guard(-1, || {
         let file = FILES.get(file)?;
-        let stat = RawStat::of_open(file.whereabouts().as_ref(), file.len(), file.context());
+        let stat = RawStat::of_open(file.info().as_ref(), file.len(), file.context());
         // SAFETY: the contract of the calls.
         unsafe { give("stat", out, stat)? };
         Ok(0)

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 use std::path::Path;
 
 use archipelago_env::{DirEntry, FileClass, FileSystem as _, IoContext, IoPurpose};
-use archipelago_tier::Whereabouts;
+use archipelago_tier::FileInfo;
 use rustix::io::Errno;
 
 use crate::border::{context, give, path};
@@ -46,7 +46,7 @@ impl RawStat {
         is_written: 0,
     };
 
-    fn of(found: &Whereabouts) -> Self {
+    fn of(found: &FileInfo) -> Self {
         Self {
             size: found.len,
             file_id: found.id,
@@ -63,7 +63,7 @@ impl RawStat {
     }
 
     /// Of an open file, which may have no name any more.
-    pub(crate) fn of_open(found: Option<&Whereabouts>, len: u64, context: IoContext) -> Self {
+    pub(crate) fn of_open(found: Option<&FileInfo>, len: u64, context: IoContext) -> Self {
         let nameless = Self { file_class: class_number(context.class), ..Self::NOWHERE };
         Self { size: len, ..found.map_or(nameless, Self::of) }
     }
@@ -112,7 +112,7 @@ pub(crate) unsafe extern "C" fn archipelago_stat(
         let stat = if space.tiers.is_dir(name)? {
             RawStat { is_directory: 1, links: 1, ..RawStat::NOWHERE }
         } else {
-            RawStat::of(&space.whereabouts(name)?)
+            RawStat::of(&space.file_info(name)?)
         };
         // SAFETY: the contract of the calls.
         unsafe { give("stat", out, stat)? };
@@ -244,7 +244,7 @@ pub(crate) unsafe extern "C" fn archipelago_set_level(
         let Some(level) = level_of(level)? else {
             return Err(Failure::invalid("level -1: a table cannot lose its level"));
         };
-        refuse_others(space.whereabouts(name)?.class, name)?;
+        refuse_others(space.file_info(name)?.class, name)?;
         // Nothing is said of the level that it comes from.
         space.tiers.set_level(name, IoContext::sst(IoPurpose::Maintenance, level))?;
         Ok(0)
@@ -266,7 +266,7 @@ pub(crate) unsafe extern "C" fn archipelago_reassign(
         if context.io.level.is_none() {
             return Err(Failure::invalid("the context has no level: a table cannot lose its own"));
         }
-        refuse_others(space.whereabouts(name)?.class, name)?;
+        refuse_others(space.file_info(name)?.class, name)?;
         space.tiers.set_level(name, context.io)?;
         Ok(0)
     })

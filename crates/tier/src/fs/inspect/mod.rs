@@ -20,7 +20,7 @@ use crate::settings::DeviceKind;
 
 /// Where a file lies, and what it is known to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whereabouts {
+pub struct FileInfo {
     /// Its unique id in the namespace: never used for another file.
     pub id: u64,
     /// The device of the original: its place in the list of devices, 0 for the fastest.
@@ -87,7 +87,7 @@ impl TierFile {
     }
 
     /// Where it lies. Errors: `NotFound` if it has no name any more.
-    pub fn whereabouts(&self) -> Result<Whereabouts> {
+    pub fn info(&self) -> Result<FileInfo> {
         let entry = &self.entry;
         let names = {
             let names = self.shared.names.lock();
@@ -102,7 +102,7 @@ impl TierFile {
             (inside.main.device, copies.collect::<Vec<_>>())
         };
         copies.sort_unstable();
-        Ok(Whereabouts {
+        Ok(FileInfo {
             id: entry.id,
             device,
             class: entry.class,
@@ -133,8 +133,8 @@ impl TieredFs {
 
     /// Where the file at `path`, a path below the root, lies. Errors: `NotFound`; `Io` for a
     /// directory.
-    pub fn whereabouts(&self, path: &Path) -> Result<Whereabouts> {
-        self.file(path)?.whereabouts()
+    pub fn file_info(&self, path: &Path) -> Result<FileInfo> {
+        self.file(path)?.info()
     }
 
     /// What [`archipelago_env::FileSystem::reassign`] does, for who wants to know whether it was

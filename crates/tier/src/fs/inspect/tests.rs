@@ -32,15 +32,15 @@ fn a_file_is_found_with_all_that_is_known_of_it() {
     let context = IoContext::sst(IoPurpose::Compaction { from: 4, to: 5 }, 5);
     let mut file = tiers.create(&path, context, CreateOptions::default()).unwrap();
     file.append(b"four").and_then(|()| file.flush()).unwrap();
-    assert!(tiers.whereabouts(&path).unwrap().is_written);
+    assert!(tiers.file_info(&path).unwrap().is_written);
     drop(file);
     tiers.link(&path, &dir.join("8.sst")).unwrap();
-    let found = tiers.whereabouts(&dir.join("8.sst")).unwrap();
+    let found = tiers.file_info(&dir.join("8.sst")).unwrap();
     assert_eq!((found.device, found.level, found.len), (1, Some(5), 4));
     assert_eq!((found.names, found.class, found.is_written), (2, FileClass::Sst, false));
-    assert_eq!(found.id, tiers.whereabouts(&path).unwrap().id);
+    assert_eq!(found.id, tiers.file_info(&path).unwrap().id);
     assert_eq!(found.copies, Vec::<usize>::new());
-    assert!(tiers.whereabouts(Path::new("/elsewhere")).unwrap_err().to_string().contains("tiers:"));
+    assert!(tiers.file_info(Path::new("/elsewhere")).unwrap_err().to_string().contains("tiers:"));
 }
 
 #[test]
@@ -53,9 +53,9 @@ fn a_file_that_is_held_can_be_opened_and_grows_whatever_its_names_become() {
     let file = tiers.file(path).unwrap();
     writer.append(b"one,").and_then(|()| writer.flush()).unwrap();
     tiers.rename(path, other).unwrap();
-    assert_eq!((file.id(), file.whereabouts().unwrap().len), (file.id(), 4));
+    assert_eq!((file.id(), file.info().unwrap().len), (file.id(), 4));
     tiers.remove(other).unwrap();
-    assert_eq!(file.whereabouts().unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(file.info().unwrap_err().kind(), ErrorKind::NotFound);
     writer.append(b"two").and_then(|()| writer.sync()).unwrap();
     assert!(file.is_written());
     drop(writer);
@@ -104,13 +104,13 @@ fn a_level_that_could_not_be_recorded_is_an_error() {
     disk.add(Rule::on_any(&refused).path("/names/"));
     assert_eq!(tiers.set_level(path, deeper).unwrap_err().kind(), ErrorKind::Io);
     tiers.reassign(path, deeper);
-    assert_eq!(tiers.whereabouts(path).unwrap().level, Some(1));
+    assert_eq!(tiers.file_info(path).unwrap().level, Some(1));
     disk.clear();
     drop(tiers);
     let tiers = tiers_over(&(Arc::new(disk) as Arc<dyn FileSystem>));
-    assert_eq!(tiers.whereabouts(path).unwrap().level, Some(1), "after the next open, too");
+    assert_eq!(tiers.file_info(path).unwrap().level, Some(1), "after the next open, too");
     tiers.set_level(path, deeper).unwrap();
-    assert_eq!(tiers.whereabouts(path).unwrap().level, Some(2));
+    assert_eq!(tiers.file_info(path).unwrap().level, Some(2));
     let none = tiers.set_level(Path::new("tiers:/none"), deeper).unwrap_err();
     assert_eq!(none.kind(), ErrorKind::NotFound);
     let no_level = IoContext { level: None, ..deeper };
@@ -171,7 +171,7 @@ fn a_directory_takes_what_lies_in_it_along() {
         let read = |path: &str| tiers.read(Path::new(path), context).unwrap();
         assert_eq!(read("tiers:/d/b/1.sst"), b"one,two");
         assert_eq!(read("tiers:/d/2.sst"), b"one");
-        let found = tiers.whereabouts(Path::new("tiers:/d/2.sst")).unwrap();
+        let found = tiers.file_info(Path::new("tiers:/d/2.sst")).unwrap();
         assert_eq!((found.names, found.level), (2, Some(0)));
         assert_eq!(tiers.list(new).unwrap().len(), 2);
     };
@@ -209,7 +209,7 @@ fn a_device_that_cannot_tell_the_time_is_no_reason_not_to_be_found() {
     let context = IoContext::sst(IoPurpose::Flush, 0);
     drop(tiers.create(path, context, CreateOptions::default()).unwrap());
     disk.add(Rule::on_any(&[Operation::Stat]));
-    assert_eq!(tiers.whereabouts(path).unwrap().modified_ms, None);
+    assert_eq!(tiers.file_info(path).unwrap().modified_ms, None);
     assert_eq!(tiers.modified_ms(path).unwrap_err().kind(), ErrorKind::Io);
 }
 

@@ -234,6 +234,6 @@ fn a_table_that_was_never_read_does_not_stay_for_its_cohort() {
         fs.reassign(&path(name), table(5));
     }
     fs.settle();
-    let device = |name: &String| fs.whereabouts(&path(name)).unwrap().device;
+    let device = |name: &String| fs.file_info(&path(name)).unwrap().device;
     assert_eq!((device(&names[3]), device(&names[4])), (0, 1));
 }

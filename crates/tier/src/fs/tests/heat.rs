@@ -43,7 +43,7 @@ fn each_column_family_has_its_own_base_level() {
         let mut file = fs.create(&path(name), context, CreateOptions::default()).unwrap();
         file.append(&filled(1, 1000)).and_then(|()| file.sync()).unwrap();
         drop(file);
-        fs.whereabouts(&path(name)).unwrap().device
+        fs.file_info(&path(name)).unwrap().device
     };
     // A large one and a small one, in turn.
     assert_eq!((make("1.sst", 0, 4, 1), make("2.sst", 0, 6, 2)), (0, 0));
@@ -60,7 +60,7 @@ fn each_column_family_has_its_own_base_level() {
     fs.reassign(&path("1.sst"), IoContext::sst(IoPurpose::Compaction { from: 4, to: 5 }, 5));
     fs.reassign(&path("2.sst"), IoContext::sst(IoPurpose::Compaction { from: 5, to: 6 }, 6));
     fs.settle();
-    let device = |name: &str| fs.whereabouts(&path(name)).unwrap().device;
+    let device = |name: &str| fs.file_info(&path(name)).unwrap().device;
     assert_eq!((device("1.sst"), device("2.sst")), (1, 0));
 }
 

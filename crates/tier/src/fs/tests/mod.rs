@@ -11,10 +11,7 @@ mod lost;
 mod make_room;
 mod moving;
 mod online;
-mod page_cache;
 mod removal;
-mod scheme_file;
-mod slower;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,12 +1,18 @@
 //! A device that writes slower than its profile says.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use archipelago_env::{WritableFile, forward_fs};
+use archipelago_base::Result;
+use archipelago_base::clock::ManualClock;
+use archipelago_env::mem::MemFs;
+use archipelago_env::{CreateOptions, FileSystem, IoContext, WritableFile, forward_fs};
+use archipelago_tier::Reason;
+use archipelago_tier::scheme::{DeviceProfile, Point, Scheme};
 
-use super::*;
-use crate::history::Reason;
-use crate::scheme::{DeviceProfile, Point, Scheme};
+use crate::world::{World, filled, path, write};
 
 /// A file system whose writes take time of the test's clock.
 #[derive(Debug)]

@@ -1,7 +1,14 @@
 //! `scheme.toml` as it lies on devices.
 
-use super::*;
-use crate::scheme::DeviceProfile;
+use std::path::Path;
+use std::sync::Arc;
+
+use archipelago_env::mem::MemFs;
+use archipelago_env::{CreateOptions, FileSystem, IoContext, IoPurpose};
+use archipelago_tier::DeviceSettings;
+use archipelago_tier::scheme::{DeviceProfile, Scheme};
+
+use crate::world::{READ, World};
 
 /// Writes a scheme of so many fast levels onto a device, by which that takes so many writers.
 fn write_scheme(world: &World, device: &DeviceSettings, fast_levels: u8, writers_max: u32) {

@@ -1,10 +1,16 @@
 //! What moves and copies tell the page cache: what they are going to read, and that they will not
 //! again.
 
-use archipelago_env::{RandomFile, forward_fs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::*;
-use crate::settings::CacheBy;
+use archipelago_base::Result;
+use archipelago_env::mem::MemFs;
+use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile, forward_fs};
+use archipelago_tier::{CacheBy, Policy};
+use parking_lot::Mutex;
+
+use crate::world::{READ, World, filled, holders, path, table, write};
 
 const MIB: u64 = 1 << 20;
 

@@ -16,6 +16,7 @@ mod device;
 mod fs;
 pub mod fuzz;
 mod history;
+mod lifecycle;
 pub mod migrate;
 mod mover;
 mod namespace;

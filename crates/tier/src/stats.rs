@@ -118,7 +118,7 @@ impl TieredFs {
     pub fn stats(&self) -> TierStats {
         let shared = &self.shared;
         let now_ns = shared.now_ns();
-        let ratios = shared.pace.lock().ratios.clone();
+        let ratios = shared.mover.read_ratios();
         let report = |(index, device): (usize, &crate::device::Device)| {
             let (leaving, leaving_bytes) = shared.trash.waiting_on(index);
             DeviceReport {

@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use super::entry::Entry;
+use super::shared::Shared;
 use crate::cache::hot_ranges::CopyPlan;
-use crate::fs::entry::Entry;
-use crate::fs::shared::Shared;
+use crate::device::Writer;
 use crate::history::Reason;
+use crate::migrate::threads;
 use crate::settings::DEVICES_MAX;
 
 /// Something to copy or move.
@@ -33,7 +35,7 @@ pub(crate) enum JobKind {
 
 /// What waits and what runs.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
+pub(crate) struct JobQueue {
     jobs: Mutex<VecDeque<Job>>,
     /// Jobs that write to each device now.
     running: [AtomicUsize; DEVICES_MAX],
@@ -43,7 +45,7 @@ pub(crate) struct Queue {
     pub(crate) errors: Mutex<Option<String>>,
 }
 
-impl Queue {
+impl JobQueue {
     /// Puts a job at the end, unless its file has one already; whether it was taken.
     pub(crate) fn push(&self, job: Job) -> bool {
         let is_copy = matches!(job.kind, JobKind::Copy(_));
@@ -158,6 +160,23 @@ impl Queue {
         for job in self.jobs.lock().drain(..) {
             free(&job.entry);
         }
+    }
+}
+
+impl Shared {
+    /// Whether a file moves, or is about to, to a device slower than this one.
+    pub(crate) fn moves_below(&self, index: usize) -> bool {
+        (index + 1..self.devices.len()).any(|to| self.queue.moves_to(to))
+    }
+
+    /// How many threads may copy and move to a device now.
+    pub(crate) fn threads_for(&self, to: usize, forced: bool) -> usize {
+        if forced || self.policy.threads_fixed {
+            return self.policy.threads_max;
+        }
+        let device = &self.devices[to];
+        let limit = device.limit.load(Ordering::Relaxed);
+        threads(limit, device.writers_of(Writer::Caller), self.policy.threads_max)
     }
 }
 

@@ -17,7 +17,7 @@ mod exclusive;
 mod inspect;
 pub(crate) mod job_queue;
 mod make_room;
-mod open;
+pub(crate) mod open;
 pub(crate) mod physical;
 mod removal;
 pub(crate) mod shared;

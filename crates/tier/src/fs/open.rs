@@ -18,19 +18,18 @@ use archipelago_base::spawn::{Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::local::LocalFs;
 use archipelago_env::{FileSystem, GroupAccess};
-use parking_lot::Mutex;
 
 use super::discovery::{
     Contents, Found, check_directories, check_missing, check_nothing_lies_there, find_devices,
     find_home, list_device, lock_devices, lock_new_devices,
 };
 use super::entry::{CachedCopy, Entry};
+use super::note_level;
 use super::physical::{Physical, Role, Trash};
-use super::shared::{FaultPoint, Names, Parts, Shared};
-use super::{TieredFs, note_level};
+use super::shared::{BackgroundWork, FaultPoint, MoverStart, Names, Parts, Shared};
 use crate::base_levels::BaseLevels;
+use crate::device::Device;
 use crate::device::identity::{Home, Identity};
-use crate::device::{Device, file_system};
 use crate::namespace::Namespace;
 use crate::namespace::log;
 use crate::namespace::record::{DeviceRecord, Record};
@@ -50,7 +49,7 @@ const UNLIMITED: u64 = 1 << 60;
 pub struct Components {
     /// What time it is. Default: the system's clock.
     pub clock: Arc<dyn Clock>,
-    /// Who starts the background threads; `None`: nobody, [`TieredFs::step`] does their work.
+    /// Who starts the background threads; `None`: nobody, [`super::TieredFs::step`] does their work.
     /// Default: the system.
     pub spawn: Option<Arc<dyn Spawn>>,
     /// Where paths outside of the root lie. Default: the local file system.
@@ -63,7 +62,7 @@ pub struct Components {
     /// all empty become new ones. Default: nobody.
     pub must_exist: Option<String>,
     /// What the group may do with the files that are created on the devices of
-    /// [`TieredFs::open`]. Default: nothing.
+    /// [`super::TieredFs::open`]. Default: nothing.
     pub group_access: GroupAccess,
     /// Fault points, for tests.
     pub fault_point: Option<FaultPoint>,
@@ -104,83 +103,60 @@ pub struct DeviceParts {
     pub is_local: bool,
 }
 
-impl TieredFs {
-    /// Opens the tiers over the devices of `settings`, fastest first; makes them if the devices are
-    /// empty. Paths below `root` are theirs. Errors: `InvalidArgument` for settings that make no
-    /// sense and for directories that belong to something else, `Unsupported` for another
-    /// format version, `NotFound` for a missing device (with what lies there), `Busy` if another
-    /// process has them open. Nothing is changed by a refused open.
-    pub fn open(
-        root: impl AsRef<Path>,
-        settings: &[DeviceSettings],
-        components: Components,
-    ) -> Result<Arc<Self>> {
-        validate(settings)?;
-        let parts = settings.iter().map(|settings| {
-            let fs = file_system(settings, &components.clock, components.group_access)?;
-            Ok(DeviceParts { settings: settings.clone(), fs, is_local: true })
-        });
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        Self::open_over(root, parts, components)
-    }
-
-    /// The same over file systems that the caller brings.
-    pub fn open_over(
-        root: impl AsRef<Path>,
-        devices: Vec<DeviceParts>,
-        components: Components,
-    ) -> Result<Arc<Self>> {
-        let settings: Vec<_> = devices.iter().map(|parts| parts.settings.clone()).collect();
-        validate(&settings)?;
-        let mut found = find_devices(devices)?;
-        let home = find_home(&found, components.must_exist.as_deref())?;
-        let mut locks = lock_devices(&found, true)?;
-        let names_dir = found[home].parts.settings.path.join(NAMES_DIR);
-        let known = read_namespace(&found, home, &names_dir)?;
-        let Known { contents, id, generation, mut state } = known;
-        let id = id.unwrap_or_else(|| new_id(components.seed));
-        check_directories(&found)?;
-        locks.extend(lock_new_devices(&found)?);
-        join_devices(&mut found, &mut state, id, home)?;
-        let devices: Arc<[Device]> = make_devices(&found).into();
-        write_identities(&found, &devices, id, home)?;
-        drop_unsound_copies(&mut state, &devices, &contents);
-        let trash = Arc::new(Trash::default());
-        let entries = make_entries(&state, &devices, &contents, &trash);
-        set_capacities(&devices);
-        let strays = find_strays(&state, &devices, &contents);
-        let home_fs = Arc::clone(&devices[home].fs);
-        let scheme = match components.scheme {
-            Some(scheme) => Some(scheme),
-            None => load_scheme(&*home_fs, &devices[home].root)?,
-        };
-        sync_names(&devices)?;
-        remove_old_namespaces(&devices, home);
-        home_fs.create_dir_all(&names_dir)?;
-        let space = Namespace::begin(home_fs, names_dir, id, generation + 1, state)?;
-        remove_strays(&strays);
-        let (base_level, level_bytes) = find_levels(&entries);
-        let fast_levels = set_limits(&devices, scheme.as_ref(), &components.policy, &level_bytes);
-        let shared = Shared::new(Parts {
-            devices,
-            home,
-            root: plain(root.as_ref()),
-            outside: components.outside,
-            policy: components.policy,
-            clock: components.clock,
-            fault: components.fault_point,
-            fast_levels,
-            base_level,
-            names: Names { space, entries },
-            trash,
-            locks,
-        });
-        let threads = match components.spawn {
-            Some(spawn) => crate::mover::start(&shared, &*spawn)?,
-            None => Vec::new(),
-        };
-        Ok(Arc::new(Self { shared, threads: Mutex::new(threads) }))
-    }
+/// Opens the tiers over `devices`, fastest first, without background threads. `new_mover` makes
+/// what does the background work. Errors: those of [`super::TieredFs::open`].
+pub(crate) fn open_shared(
+    root: &Path,
+    devices: Vec<DeviceParts>,
+    components: Components,
+    new_mover: impl FnOnce(&MoverStart) -> Box<dyn BackgroundWork>,
+) -> Result<Arc<Shared>> {
+    let settings: Vec<_> = devices.iter().map(|parts| parts.settings.clone()).collect();
+    validate(&settings)?;
+    let mut found = find_devices(devices)?;
+    let home = find_home(&found, components.must_exist.as_deref())?;
+    let mut locks = lock_devices(&found, true)?;
+    let names_dir = found[home].parts.settings.path.join(NAMES_DIR);
+    let known = read_namespace(&found, home, &names_dir)?;
+    let Known { contents, id, generation, mut state } = known;
+    let id = id.unwrap_or_else(|| new_id(components.seed));
+    check_directories(&found)?;
+    locks.extend(lock_new_devices(&found)?);
+    join_devices(&mut found, &mut state, id, home)?;
+    let devices: Arc<[Device]> = make_devices(&found).into();
+    write_identities(&found, &devices, id, home)?;
+    drop_unsound_copies(&mut state, &devices, &contents);
+    let trash = Arc::new(Trash::default());
+    let entries = make_entries(&state, &devices, &contents, &trash);
+    set_capacities(&devices);
+    let strays = find_strays(&state, &devices, &contents);
+    let home_fs = Arc::clone(&devices[home].fs);
+    let scheme = match components.scheme {
+        Some(scheme) => Some(scheme),
+        None => load_scheme(&*home_fs, &devices[home].root)?,
+    };
+    sync_names(&devices)?;
+    remove_old_namespaces(&devices, home);
+    home_fs.create_dir_all(&names_dir)?;
+    let space = Namespace::begin(home_fs, names_dir, id, generation + 1, state)?;
+    remove_strays(&strays);
+    let (base_level, level_bytes) = find_levels(&entries);
+    let fast_levels = set_limits(&devices, scheme.as_ref(), &components.policy, &level_bytes);
+    let parts = Parts {
+        devices,
+        home,
+        root: plain(root),
+        outside: components.outside,
+        policy: components.policy,
+        clock: components.clock,
+        fault: components.fault_point,
+        fast_levels,
+        base_level,
+        names: Names { space, entries },
+        trash,
+        locks,
+    };
+    Ok(Shared::new(parts, new_mover))
 }
 
 /// What lies on the devices, and what their namespace says.

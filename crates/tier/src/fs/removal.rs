@@ -38,7 +38,6 @@ use super::shared::{FaultPoint, Shared};
 use crate::device::file_system;
 use crate::device::identity::{DEVICE_NAME, Home, Identity};
 use crate::history::Reason;
-use crate::mover::move_now;
 use crate::namespace::Namespace;
 use crate::place::place;
 use crate::settings::{DeviceSettings, validate};
@@ -184,7 +183,7 @@ fn restore_missing(shared: &Arc<Shared>, index: usize) -> (usize, Option<Error>)
         let (missing, to) = (inside.missing && !inside.is_lost(), inside.main.device);
         drop(inside);
         if missing && to != index {
-            let made = move_now(shared, &entry, to, Reason::Missing);
+            let made = shared.mover.move_now(shared, &entry, to, Reason::Missing);
             let is_copy_here = |inside: &Inside| {
                 let whole = inside.copies.iter().filter(|copy| copy.whole);
                 whole.map(|copy| copy.physical.device).all(|device| device == index)
@@ -254,7 +253,7 @@ fn move_away(shared: &Arc<Shared>, entry: &Arc<Entry>, from: usize) -> Result<()
     if to == from || views[to].avoid || views[to].free < len {
         return Err(no_space(format!("no device has room for {} ({len} bytes)", name())));
     }
-    move_now(shared, entry, to, Reason::DeviceLeaves)?;
+    shared.mover.move_now(shared, entry, to, Reason::DeviceLeaves)?;
     if entry.inside.lock().main.device == from {
         return Err(Error::busy(format!("{} is being written: close the database first", name())));
     }

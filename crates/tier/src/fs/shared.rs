@@ -1,6 +1,6 @@
 //! What the handles and threads of open tiers share: devices, namespace, entries, trash.
 //!
-//! Locks, in the order in which they may be taken: `pace` (one look at a time), an order of
+//! Locks, in the order in which they may be taken: the mover's `pace` (one look at a time), an order of
 //! [`GivingWay`], `syncing` (one sync at a time), `names` (the namespace and the entries), an
 //! entry's `inside`, or `locks`. `base_levels` is taken with no other one after it. No read of a
 //! file takes one. `names` is held over appends to the namespace's log, never over its sync, but
@@ -20,13 +20,13 @@ use archipelago_env::{
 use parking_lot::{Condvar, Mutex};
 
 use super::entry::{CachedCopy, Entry};
+use super::job_queue::JobQueue;
 use super::make_room::GivingWay;
 use super::physical::{Physical, Trash};
-use crate::activity::Activity;
+use crate::activity::{Activity, Totals};
 use crate::base_levels::BaseLevels;
 use crate::device::{Count, Device, Unsynced};
-use crate::history::History;
-use crate::mover::{Pace, Queue};
+use crate::history::{History, Reason};
 use crate::namespace::record::Record;
 use crate::namespace::state::Gone;
 use crate::namespace::{Moment, Namespace};
@@ -44,6 +44,43 @@ const LEAVING_BYTES: u64 = 64 << 20;
 
 /// A named place in background work where a test can make a step fail, or end the process.
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
+
+/// The background work as the modules of `fs/` call it. [`crate::mover`] stands above them and
+/// implements this trait.
+pub(crate) trait BackgroundWork: Send + Sync {
+    /// Runs one iteration of the control loop: ages accesses, decides on copies, moves and the
+    /// scheme, and queues the jobs. One thread at a time runs it.
+    fn iterate(&self, shared: &Arc<Shared>);
+
+    /// Moves a file to the device at `to` on the calling thread, ahead of all queued jobs. A file
+    /// that is being written stays where it is. Errors: `Busy` if the file has a job; those of the
+    /// devices.
+    fn move_now(
+        &self,
+        shared: &Arc<Shared>,
+        entry: &Arc<Entry>,
+        to: usize,
+        reason: Reason,
+    ) -> Result<()>;
+
+    /// Queues the move of a file whose level changed to that of `context`, if the file belongs on
+    /// another device now.
+    fn level_changed(&self, shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext);
+
+    /// For each device, the foreground reads that it served in the last iteration, and those that
+    /// it could have served: reads of files on this device and on slower ones.
+    fn read_ratios(&self) -> Vec<(u64, u64)>;
+}
+
+/// The state of open tiers from which the background work begins.
+pub(crate) struct MoverStart {
+    /// Number of devices.
+    pub(crate) devices: usize,
+    pub(crate) fast_levels: u8,
+    pub(crate) totals: Totals,
+    /// Aged accesses of all files that the namespace kept over the restart.
+    pub(crate) kept_accesses: f64,
+}
 
 /// The namespace and the runtime side of its files.
 #[derive(Debug)]
@@ -74,8 +111,9 @@ pub(crate) struct Shared {
     pub(crate) activity: Activity,
     pub(crate) history: History,
     pub(crate) giving_way: GivingWay,
-    pub(crate) queue: Queue,
-    pub(crate) pace: Mutex<Pace>,
+    pub(crate) queue: JobQueue,
+    /// What moves and copies files in the background.
+    pub(crate) mover: Box<dyn BackgroundWork>,
     /// Wakes the background threads.
     pub(crate) wake: (Mutex<u64>, Condvar),
     pub(crate) closing: AtomicBool,
@@ -109,16 +147,25 @@ pub(crate) struct Parts {
 }
 
 impl Shared {
-    pub(crate) fn new(parts: Parts) -> Arc<Self> {
+    /// `new_mover` makes what does the background work.
+    pub(crate) fn new(
+        parts: Parts,
+        new_mover: impl FnOnce(&MoverStart) -> Box<dyn BackgroundWork>,
+    ) -> Arc<Self> {
         let is_tiered = parts.devices.len() > 1;
         let now_ns = parts.clock.now_ns();
         let activity = Activity::new(now_ns);
-        let kept = parts.names.entries.values().map(|entry| entry.accesses.heat()).sum();
-        let pace = Pace::new(parts.devices.len(), parts.fast_levels, activity.totals(now_ns), kept);
+        let kept = parts.names.entries.values().map(|entry| entry.accesses.heat());
+        let start = MoverStart {
+            devices: parts.devices.len(),
+            fast_levels: parts.fast_levels,
+            totals: activity.totals(now_ns),
+            kept_accesses: kept.sum(),
+        };
         Arc::new(Self {
             id: parts.names.space.id(),
             activity,
-            pace: Mutex::new(pace),
+            mover: new_mover(&start),
             devices: parts.devices,
             home: parts.home,
             root: parts.root,
@@ -134,7 +181,7 @@ impl Shared {
             trash: parts.trash,
             history: History::default(),
             giving_way: GivingWay::default(),
-            queue: Queue::default(),
+            queue: JobQueue::default(),
             wake: (Mutex::new(0), Condvar::new()),
             closing: AtomicBool::new(false),
             ballast_at_ms: AtomicU64::new(0),

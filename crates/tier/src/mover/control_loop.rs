@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use archipelago_env::FileClass;
+use parking_lot::Mutex;
 
 use super::copy_planner::{Wish, fill_cache};
 use super::observed_file::{ObservedFile, judge, share_of_copies};
-use super::{Job, JobKind, restore, retry_moves};
+use super::{restore, retry_moves};
 use crate::activity::Totals;
 use crate::cache::ageing::{Ageing, Interval, drift};
 use crate::cache::dispersion::Dispersion;
@@ -20,7 +21,8 @@ use crate::cache::payback::Payback;
 use crate::cache::{READS_MIN, wants_copies};
 use crate::device::{Count, Device};
 use crate::fs::entry::Entry;
-use crate::fs::shared::Shared;
+use crate::fs::job_queue::{Job, JobKind};
+use crate::fs::shared::{MoverStart, Shared};
 use crate::history::Reason;
 use crate::migrate::{Pressure, Resident, excess, pick, pressure};
 use crate::scheme::{Follower, Name, Observed, SchemeInput};
@@ -35,7 +37,7 @@ const KEEP_HEAT_MS: u64 = 300_000;
 
 /// What is remembered from one look to the next.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(super) struct Pace {
     at_ms: u64,
     /// When accesses were put into the namespace last, and reads since.
     kept_ms: u64,
@@ -55,7 +57,7 @@ pub(crate) struct Pace {
     /// Bytes and busy time of writes on each device until the last look, and what was concluded.
     writes: Vec<(u64, u64, Watch)>,
     /// Served and possible foreground reads of each device in the last interval with any.
-    pub(crate) ratios: Vec<(u64, u64)>,
+    pub(super) ratios: Vec<(u64, u64)>,
     /// What logs, bookkeeping and levels of the scheme took of the fastest device at their largest,
     /// lately; bytes.
     peak: f64,
@@ -64,21 +66,21 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Of tiers whose files have `kept` accesses of before the restart.
-    pub(crate) fn new(devices: usize, fast_levels: u8, totals: Totals, kept: f64) -> Self {
+    pub(super) fn new(start: &MoverStart) -> Self {
+        let devices = start.devices;
         Self {
             at_ms: 0,
             kept_ms: 0,
             reads_unkept: 0,
-            ageing: Ageing::with_kept(kept),
+            ageing: Ageing::with_kept(start.kept_accesses),
             dispersion: Dispersion::default(),
             hits: 0,
             foreground: vec![0; devices],
-            totals,
+            totals: start.totals,
             written: 0,
             done: vec![0; devices],
             payback: vec![(0, Payback::default()); devices],
-            follower: Follower::new(fast_levels),
+            follower: Follower::new(start.fast_levels),
             writes: vec![(0, 0, Watch::default()); devices],
             ratios: vec![(0, 0); devices],
             peak: 0.0,
@@ -99,8 +101,8 @@ impl Pace {
     }
 }
 
-pub(super) fn tick(shared: &Arc<Shared>) {
-    let mut pace = shared.pace.lock();
+pub(super) fn tick(shared: &Arc<Shared>, state: &Mutex<Pace>) {
+    let mut pace = state.lock();
     let now_ms = shared.now_ms();
     let passed_ms = now_ms.saturating_sub(std::mem::replace(&mut pace.at_ms, now_ms));
     shared.devices.iter().for_each(Device::refresh_free);
@@ -142,7 +144,7 @@ pub(super) fn tick(shared: &Arc<Shared>) {
     // Who asks for statistics does not wait for the device.
     drop(pace);
     if reads > 0 && !shared.keep_heat() {
-        shared.pace.lock().reads_unkept += reads;
+        state.lock().reads_unkept += reads;
     }
 }
 

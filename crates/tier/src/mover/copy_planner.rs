@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 
 use super::control_loop::roomy;
 use super::observed_file::{ObservedFile, served_by};
-use super::{Job, JobKind};
 use crate::cache::hot_ranges::{CopyPlan, FileReads, plan, worth};
 use crate::cache::payback::Payback;
 use crate::cache::{
@@ -18,6 +17,7 @@ use crate::cache::{
 };
 use crate::device::Device;
 use crate::fs::entry::{CachedCopy, Entry};
+use crate::fs::job_queue::{Job, JobKind};
 use crate::fs::shared::Shared;
 use crate::history::Reason;
 use crate::migrate::queue_room;

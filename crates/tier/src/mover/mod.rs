@@ -2,7 +2,7 @@
 //! what may go, and keeps the namespace's ballast, and several copy and move ([`transfer`]) as far
 //! as the devices' writers allow.
 //!
-//! Without threads (`Components::spawn` is `None`) [`TieredFs::step`] does one round of all of it.
+//! Without threads (`Components::spawn` is `None`) [`crate::TieredFs::step`] does one round of all of it.
 //! A job that fails leaves the file where it was and is decided anew if its reason persists: copies
 //! and what leaves for them at the next look, moves after a change of level ten seconds later and
 //! at growing intervals from then on, until the tiers are closed. A file has at most one job at a
@@ -20,61 +20,73 @@ use std::time::Duration;
 use archipelago_base::spawn::{Joiner, Spawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{IoContext, IoPurpose};
+use parking_lot::Mutex;
 
-pub(crate) use self::control_loop::Pace;
-use crate::device::Writer;
-use crate::fs::TieredFs;
+use self::control_loop::Pace;
 use crate::fs::entry::Entry;
-pub(crate) use crate::fs::job_queue::{Job, JobKind, Queue};
-use crate::fs::shared::Shared;
+use crate::fs::job_queue::{Job, JobKind};
+use crate::fs::shared::{BackgroundWork, MoverStart, Shared};
 use crate::history::Reason;
-use crate::migrate::threads;
 use crate::namespace::ballast;
-use crate::namespace::record::Record;
 use crate::place::{AfterMove, Heat, place_after_move};
 
-impl Shared {
-    /// Whether a file moves, or is about to, to a device slower than this one.
-    pub(crate) fn moves_below(&self, index: usize) -> bool {
-        (index + 1..self.devices.len()).any(|to| self.queue.moves_to(to))
+/// What the tiers do in the background, with what it remembers from one iteration of the control
+/// loop to the next.
+pub(crate) struct Mover {
+    pace: Mutex<Pace>,
+}
+
+impl Mover {
+    pub(crate) fn new(start: &MoverStart) -> Self {
+        Self { pace: Mutex::new(Pace::new(start)) }
+    }
+}
+
+impl BackgroundWork for Mover {
+    fn iterate(&self, shared: &Arc<Shared>) {
+        control_loop::tick(shared, &self.pace);
     }
 
-    /// How many threads may copy and move to a device now.
-    pub(crate) fn threads_for(&self, to: usize, forced: bool) -> usize {
-        if forced || self.policy.threads_fixed {
-            return self.policy.threads_max;
-        }
-        let device = &self.devices[to];
-        let limit = device.limit.load(Ordering::Relaxed);
-        threads(limit, device.writers_of(Writer::Caller), self.policy.threads_max)
+    fn move_now(
+        &self,
+        shared: &Arc<Shared>,
+        entry: &Arc<Entry>,
+        to: usize,
+        reason: Reason,
+    ) -> Result<()> {
+        move_now(shared, entry, to, reason)
     }
 
-    /// Runs the first job that may run; whether there was one.
-    pub(crate) fn run_one(self: &Arc<Self>) -> bool {
-        let Some(job) = self.queue.take(self) else { return false };
-        let outcome = transfer::run(self, &job);
-        self.queue.done(&job);
-        if let Err(error) = outcome {
-            if error.kind() == ErrorKind::Fenced {
-                tracing::debug!(%error, "a move or copy between devices became pointless");
-                return true;
-            }
-            self.queue.failed.fetch_add(1, Ordering::Relaxed);
-            *self.queue.errors.lock() = Some(error.to_string());
-            tracing::warn!(%error, reason = %job.reason, "a move or copy between devices failed");
-        }
-        true
+    fn level_changed(&self, shared: &Arc<Shared>, entry: &Arc<Entry>, context: IoContext) {
+        entry.move_tries.store(0, Ordering::Relaxed);
+        move_by_level(shared, entry, context);
     }
+
+    fn read_ratios(&self) -> Vec<(u64, u64)> {
+        self.pace.lock().ratios.clone()
+    }
+}
+
+/// Runs the first job that may run; whether there was one.
+pub(crate) fn run_one(shared: &Arc<Shared>) -> bool {
+    let Some(job) = shared.queue.take(shared) else { return false };
+    let outcome = transfer::run(shared, &job);
+    shared.queue.done(&job);
+    if let Err(error) = outcome {
+        if error.kind() == ErrorKind::Fenced {
+            tracing::debug!(%error, "a move or copy between devices became pointless");
+            return true;
+        }
+        shared.queue.failed.fetch_add(1, Ordering::Relaxed);
+        *shared.queue.errors.lock() = Some(error.to_string());
+        tracing::warn!(%error, reason = %job.reason, "a move or copy between devices failed");
+    }
+    true
 }
 
 /// Moves a file on this thread, whatever waits. Errors: `Busy` if it has a job; those of the
 /// devices. A file that is being written stays.
-pub(crate) fn move_now(
-    shared: &Arc<Shared>,
-    entry: &Arc<Entry>,
-    to: usize,
-    reason: Reason,
-) -> Result<()> {
+fn move_now(shared: &Arc<Shared>, entry: &Arc<Entry>, to: usize, reason: Reason) -> Result<()> {
     if !shared.queue.claim(entry) {
         return Err(Error::busy("the file is being moved or copied: try again"));
     }
@@ -83,34 +95,6 @@ pub(crate) fn move_now(
     let outcome = transfer::run(shared, &job);
     shared.queue.done(&job);
     outcome
-}
-
-/// A file's level changed without a rewrite: takes note, and moves it if it belongs elsewhere now.
-pub(crate) fn level_changed(
-    shared: &Arc<Shared>,
-    entry: &Arc<Entry>,
-    level: u8,
-    context: IoContext,
-) -> Result<()> {
-    if entry.level() != Some(level) {
-        let mut names = shared.names.lock();
-        if !names.entries.contains_key(&entry.id) {
-            return Ok(());
-        }
-        let before = names.space.state.files.get(&entry.id).and_then(|file| file.level);
-        if let Err(error) = shared.commit(&mut names, &Record::Level { file: entry.id, level }) {
-            // Neither the log nor a new generation has it: the next generation is to have the level
-            // of before.
-            if let Some(file) = names.space.state.files.get_mut(&entry.id) {
-                file.level = before;
-            }
-            return Err(error);
-        }
-        entry.set_level(level);
-    }
-    entry.move_tries.store(0, Ordering::Relaxed);
-    move_by_level(shared, entry, context);
-    Ok(())
 }
 
 /// A move after a change of level that was not made is decided anew after this long, then after
@@ -240,7 +224,7 @@ fn look(shared: &Arc<Shared>) {
         let now_ms = shared.now_ms();
         if now_ms >= next_ms {
             next_ms = now_ms + shared.policy.interval_ms.max(1);
-            control_loop::tick(shared);
+            shared.mover.iterate(shared);
         }
         sweep(shared);
         let left = Duration::from_millis(next_ms.saturating_sub(shared.now_ms()).max(1));
@@ -277,7 +261,7 @@ fn keep_ballast(shared: &Shared) {
 }
 
 /// Makes way for logs, and removes what may go; syncs the namespace for it.
-fn sweep(shared: &Arc<Shared>) {
+pub(crate) fn sweep(shared: &Arc<Shared>) {
     (0..shared.devices.len()).for_each(|index| shared.make_way(index, 0));
     if let Err(error) = shared.empty_trash(true) {
         tracing::warn!(%error, "the tier namespace could not be synced; removed files keep their space");
@@ -289,55 +273,8 @@ fn work(shared: &Arc<Shared>) {
     let mut seen = 0;
     let interval = Duration::from_millis(shared.policy.interval_ms.max(1));
     while !shared.closing.load(Ordering::Acquire) {
-        if !shared.run_one() {
+        if !run_one(shared) {
             wait(shared, &mut seen, interval);
-        }
-    }
-}
-
-/// Decides and queues, for tests that come between that and the work.
-#[cfg(test)]
-pub(crate) fn look_only(shared: &Arc<Shared>) {
-    control_loop::tick(shared);
-}
-
-impl TieredFs {
-    /// One round of background work, for tests and for those who bring no threads: looks,
-    /// decides, runs every job that may run, removes what may go.
-    pub fn step(&self) {
-        control_loop::tick(&self.shared);
-        while self.shared.run_one() {}
-        sweep(&self.shared);
-    }
-
-    /// Runs what was queued (moves after trivial moves) and removes what may go, without looking
-    /// for more.
-    pub fn settle(&self) {
-        while self.shared.run_one() {}
-        sweep(&self.shared);
-    }
-
-    /// Ends background work and makes the namespace durable. Files may still be read and written
-    /// afterwards, without copies and moves. Errors: those of the home device.
-    pub fn close(&self) -> Result<()> {
-        self.shared.closing.store(true, Ordering::Release);
-        self.shared.wake_workers();
-        let threads = std::mem::take(&mut *self.threads.lock());
-        let joined = threads.into_iter().try_for_each(Joiner::join);
-        self.shared.queue.clear();
-        self.shared.keep_heat();
-        self.shared.empty_trash(true)?;
-        self.shared.sync()?;
-        self.shared.names.lock().space.finish()?;
-        joined
-    }
-}
-
-impl Drop for TieredFs {
-    fn drop(&mut self) {
-        let was_closed = self.shared.closing.load(Ordering::Acquire);
-        if !was_closed && let Err(error) = self.close() {
-            tracing::warn!(%error, "the tiers could not be closed in order");
         }
     }
 }

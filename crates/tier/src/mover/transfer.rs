@@ -24,11 +24,11 @@ use archipelago_base::checksum::crc_append;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, RandomFile, WritableFile};
 
-use super::{Job, JobKind};
 use crate::cache::format::{CHUNK_BYTES, CopyIndex, Extent, lay_out};
 use crate::cache::hot_ranges::CopyPlan;
 use crate::device::{Count, Device, Writer};
 use crate::fs::entry::{CachedCopy, Entry};
+use crate::fs::job_queue::{Job, JobKind};
 use crate::fs::note_level;
 use crate::fs::physical::{Physical, Role};
 use crate::fs::shared::{Shared, is_direct};

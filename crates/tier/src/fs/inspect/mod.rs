@@ -152,7 +152,10 @@ impl TieredFs {
         entry.note_family(context.family);
         let context = IoContext { family: entry.family(), ..context };
         self.shared.base_levels.lock().note(context);
-        crate::mover::level_changed(&self.shared, &entry, level, context)
+        if record_level(&self.shared, &entry, level)? {
+            self.shared.mover.level_changed(&self.shared, &entry, context);
+        }
+        Ok(())
     }
 
     /// Whether `path`, a path below the root, is a directory.
@@ -263,6 +266,29 @@ impl TieredFs {
             ))
         })
     }
+}
+
+/// Records that a file's level changed without a rewrite. `false` if the file was removed
+/// meanwhile.
+fn record_level(shared: &Shared, entry: &Entry, level: u8) -> Result<bool> {
+    if entry.level() == Some(level) {
+        return Ok(true);
+    }
+    let mut names = shared.names.lock();
+    if !names.entries.contains_key(&entry.id) {
+        return Ok(false);
+    }
+    let before = names.space.state.files.get(&entry.id).and_then(|file| file.level);
+    if let Err(error) = shared.commit(&mut names, &Record::Level { file: entry.id, level }) {
+        // Neither the log nor a new generation has it: the next generation is to have the level
+        // of before.
+        if let Some(file) = names.space.state.files.get_mut(&entry.id) {
+            file.level = before;
+        }
+        return Err(error);
+    }
+    entry.set_level(level);
+    Ok(true)
 }
 
 #[cfg(test)]

@@ -178,8 +178,8 @@ fn accesses_that_were_taken_over_are_no_baseline_and_those_that_were_kept_are() 
 
 #[test]
 fn a_move_takes_the_place_of_a_copy_that_waits_and_removed_files_leave_the_queue() {
+    use crate::fs::job_queue::{Job, JobKind};
     use crate::history::Reason;
-    use crate::mover::{Job, JobKind};
     let (_world, fs, names) = tables(&[(6, 3)]);
     let entry = |at: usize| fs.shared.entry("find", &path(&names[0][at])).unwrap();
     let queue = &fs.shared.queue;
@@ -208,7 +208,7 @@ fn a_move_takes_the_place_of_a_copy_that_waits_and_removed_files_leave_the_queue
     assert_eq!(queue.waiting(0), (1, 1));
     assert!(!removed.busy.load(Ordering::Relaxed));
     // Who moves a file himself does not wait for its copy either.
-    crate::mover::move_now(&fs.shared, &entry(2), 0, Reason::SpaceLow).unwrap();
+    fs.shared.mover.move_now(&fs.shared, &entry(2), 0, Reason::SpaceLow).unwrap();
     assert_eq!((holders(&fs.stats(), "L6"), queue.waiting(0)), (vec![0, 1], (1, 0)));
     let first = queue.take(&fs.shared).unwrap();
     assert!(matches!(first.kind, JobKind::Move));

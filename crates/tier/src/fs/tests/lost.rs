@@ -104,7 +104,7 @@ fn the_copy_goes_only_once_a_power_loss_does_not_take_the_new_file_back() {
     let (world, bytes) = with_a_lost_table(&disk);
     let fs = world.open();
     let entry = fs.shared.entry("look at", &path("1.sst")).unwrap();
-    crate::mover::move_now(&fs.shared, &entry, 1, crate::Reason::Missing).unwrap();
+    fs.shared.mover.move_now(&fs.shared, &entry, 1, crate::Reason::Missing).unwrap();
     let copy = Arc::clone(&entry.inside.lock().copies[0]);
     assert!(fs.shared.drop_copy(&entry, &copy));
     drop(copy);

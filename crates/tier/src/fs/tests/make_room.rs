@@ -102,7 +102,7 @@ fn a_copy_whose_room_files_took_is_not_begun() {
         read_often(&fs, "hot.sst", n);
     }
     world.pass(500);
-    crate::mover::look_only(&fs.shared);
+    fs.shared.mover.iterate(&fs.shared);
     assert!(fs.shared.queue.has_jobs());
     write(&fs, "new.sst", 1, &filled(1, 80_000));
     fs.settle();

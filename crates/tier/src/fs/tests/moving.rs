@@ -197,9 +197,9 @@ fn copies_on_two_devices_stay_beside_each_other_and_are_not_made_again_and_again
     let names: Vec<_> = (0..3).map(|n| format!("{n}.sst")).collect();
     for (n, name) in names.iter().enumerate() {
         write(&fs, name, 5, &filled(n as u64, 120_000));
-        let (entry, kind) = (entry(&fs, name), crate::mover::JobKind::Move);
+        let (entry, kind) = (entry(&fs, name), job_queue::JobKind::Move);
         let reason = Reason::SpaceLow;
-        fs.shared.queue.push(crate::mover::Job { entry, to: 2, kind, reason });
+        fs.shared.queue.push(job_queue::Job { entry, to: 2, kind, reason });
         fs.settle();
     }
     assert_eq!(holders(&fs.stats(), "L5"), [2]);

@@ -14,6 +14,7 @@ mod base_levels;
 pub mod cache;
 mod device;
 mod fs;
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod history;
 mod lifecycle;

@@ -90,6 +90,7 @@ fn frame(id: &[u8; 16], offset: u64, record: &Record, out: &mut Vec<u8>) {
 }
 
 /// The same for a payload that may be no record.
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn frame_payload(id: &[u8; 16], offset: u64, payload: &[u8], out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + FRAME_BYTES, 0);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use archipelago_env::mem::MemFs;
-use archipelago_env::{CreateOptions, FileSystem, IoContext, IoPurpose};
+use archipelago_env::{CreateOptions, IoContext, IoPurpose};
 use archipelago_tier::DeviceSettings;
 use archipelago_tier::scheme::{DeviceProfile, Scheme};
 

@@ -15,10 +15,10 @@
 
 use std::future::{Future as _, pending, poll_fn};
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use archipelago_base::budget::MemoryClass;
@@ -249,8 +249,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         if bytes.len() as u64 > client.reply_bytes_peak.load(Ordering::Relaxed) {
             client.reply_bytes_peak.store(bytes.len() as u64, Ordering::Relaxed);
         }
+        // A socket takes almost every reply immediately. Therefore the first attempt prepares
+        // nothing for a client that does not read.
+        let sent = poll_once(|context| Pin::new(&mut self.stream).poll_write(context, bytes)).await;
+        let (mut left, mut since) = (&bytes[taken(sent)?..], None);
         let holds = self.pipeline.outgoing.is_some();
-        let (mut left, mut since) = (bytes, None);
         while !left.is_empty() {
             let sent = tokio::select! {
                 biased;
@@ -266,10 +269,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             (left, since) = (&left[sent..], None);
         }
         // TLS may keep the last record; a socket keeps nothing.
-        tokio::select! {
-            biased;
-            flushed = self.stream.flush() => flushed?,
-            () = stalled(client) => return Err(cut_off(shared)),
+        match poll_once(|context| Pin::new(&mut self.stream).poll_flush(context)).await {
+            Some(flushed) => flushed?,
+            None => tokio::select! {
+                biased;
+                flushed = self.stream.flush() => flushed?,
+                () = stalled(client) => return Err(cut_off(shared)),
+            },
         }
         client.output_bytes.store(0, Ordering::Relaxed);
         shared.add(Stat::OutputBytes, bytes.len() as u64);
@@ -309,11 +315,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         // A task that has used up its turn would be told that nothing has arrived.
         let read = tokio::task::unconstrained(self.stream.read_buf(&mut self.pipeline.input));
         let mut read = pin!(read);
-        poll_fn(|context| match read.as_mut().poll(context) {
-            Poll::Ready(read) => Poll::Ready(read.map(|read| read > 0)),
-            Poll::Pending => Poll::Ready(Ok(false)),
-        })
-        .await
+        match poll_once(|context| read.as_mut().poll(context)).await {
+            Some(read) => Ok(read? > 0),
+            None => Ok(false),
+        }
+    }
+}
+
+/// Polls once and returns the result, or `None` if there is none yet. The caller has to poll again
+/// then, because the waker of this poll belongs to its task.
+async fn poll_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
+    poll_fn(|context| match poll(context) {
+        Poll::Ready(result) => Poll::Ready(Some(result)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
+}
+
+/// Bytes that the first attempt to send has sent: none if it has no result yet.
+fn taken(sent: Option<io::Result<usize>>) -> io::Result<usize> {
+    match sent {
+        None => Ok(0),
+        Some(Ok(0)) => Err(io::ErrorKind::WriteZero.into()),
+        Some(sent) => sent,
     }
 }
 

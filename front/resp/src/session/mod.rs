@@ -653,7 +653,9 @@ impl Session {
         shared.add(Stat::Misses, self.tally.misses.take());
         shared.add(Stat::ErrorReplies, self.tally.errors.take());
         let order = std::sync::atomic::Ordering::Relaxed;
-        self.client.commands.fetch_add(commands, order);
+        // Only this task writes it, so it needs no atomic addition.
+        let commands_before = self.client.commands.load(order);
+        self.client.commands.store(commands_before + commands, order);
         self.client.active_ms.store(shared.now_ms(), order);
     }
 }

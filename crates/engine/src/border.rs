@@ -44,7 +44,7 @@ struct Slots {
 /// The extension behind a border.
 #[derive(Debug)]
 struct Callee {
-    /// "merge operator", "compaction filter", …
+    /// Noun for the kind of extension, such as "merge operator" or "compaction filter".
     what: &'static str,
     name: String,
     family: Option<String>,
@@ -84,7 +84,7 @@ impl fmt::Display for EnginePanic {
 
 impl std::error::Error for EnginePanic {}
 
-/// See the module.
+/// The boundary to one extension of the user, across which panics become errors.
 #[derive(Debug)]
 pub(crate) struct Border {
     callee: Arc<Callee>,

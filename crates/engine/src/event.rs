@@ -14,27 +14,27 @@ use crate::key::KeyRange;
 pub enum Event {
     /// A memtable was sealed.
     MemtableSealed {
-        /// Column family.
+        /// Id of the column family.
         cf: CfId,
         /// Bytes of its records.
         bytes: u64,
     },
     /// A flush was installed.
     FlushInstalled {
-        /// Column family.
+        /// Id of the column family.
         cf: CfId,
         /// Keys that it covered.
         range: KeyRange,
         /// Numbers of the files it made.
         files: Vec<u64>,
-        /// Their bytes.
+        /// Size of those files together, in bytes.
         bytes: u64,
         /// How long the job ran.
         duration_ns: u64,
     },
     /// A compaction was installed (a trivial move is one that wrote nothing).
     CompactionInstalled {
-        /// Column family.
+        /// Id of the column family.
         cf: CfId,
         /// Level of the upper inputs.
         from: usize,
@@ -46,9 +46,9 @@ pub enum Event {
         inputs: Vec<u64>,
         /// Numbers of the outputs.
         outputs: Vec<u64>,
-        /// Bytes read.
+        /// Size of the input files together, in bytes.
         bytes_read: u64,
-        /// Bytes written.
+        /// Size of the output files together, in bytes.
         bytes_written: u64,
         /// How long the job ran.
         duration_ns: u64,
@@ -57,7 +57,7 @@ pub enum Event {
     },
     /// The bucket map of a family changed.
     BucketMapChanged {
-        /// Column family.
+        /// Id of the column family.
         cf: CfId,
         /// The new map's epoch.
         epoch: Epoch,
@@ -74,23 +74,23 @@ pub enum Event {
     },
     /// A column family was created or dropped.
     ColumnFamilyChanged {
-        /// Column family.
+        /// Id of the column family.
         cf: CfId,
         /// Whether it was created (else dropped).
         created: bool,
     },
     /// Files were ingested.
     Ingested {
-        /// Column family.
+        /// Id of the column family.
         cf: CfId,
         /// Numbers of the files.
         files: Vec<u64>,
     },
     /// A background job failed; it is tried again or the database goes read only.
     BackgroundError {
-        /// What failed.
+        /// Description of the job that failed.
         job: String,
-        /// Why.
+        /// The error that ended the job.
         error: Error,
     },
 }
@@ -105,7 +105,7 @@ pub trait EventListener: Send + Sync + 'static {
     fn name(&self) -> &str {
         std::any::type_name::<Self>()
     }
-    /// Something happened.
+    /// Receives one event, on the thread that caused it.
     fn on_event(&self, event: &Event);
 }
 

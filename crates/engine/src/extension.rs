@@ -34,7 +34,7 @@ pub trait MergeOperator: Send + Sync + 'static {
 /// What a compaction filter decides about a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FilterDecision {
-    /// Keep it.
+    /// The record stays as it is.
     Keep,
     /// Remove it; older versions stay hidden.
     Remove,
@@ -115,7 +115,7 @@ impl FamilyFilter {
         Self { filter, border }
     }
 
-    /// [`CompactionFilter::name`].
+    /// Name of the filter, from [`CompactionFilter::name`].
     #[must_use]
     pub fn name(&self) -> &str {
         self.filter.name()

@@ -31,11 +31,11 @@ pub struct FileMeta {
     pub smallest_seq: u64,
     /// Largest sequence number in the file.
     pub largest_seq: u64,
-    /// Point records.
+    /// Number of point records.
     pub entries: u64,
     /// Point records that delete.
     pub deletions: u64,
-    /// Range tombstones.
+    /// Number of range tombstones.
     pub range_deletions: u64,
     /// Bytes of user keys and values before encoding.
     pub raw_bytes: u64,

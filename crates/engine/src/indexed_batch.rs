@@ -72,7 +72,7 @@ pub(crate) struct OwnView<'a> {
 
 /// Own writes of one column family in a range, for an iterator.
 pub(crate) struct OwnRecords {
-    /// The records.
+    /// The point records, in key order.
     pub(crate) records: VecIterator,
     /// The range deletes.
     pub(crate) tombstones: Arc<TombstoneSet>,
@@ -88,7 +88,7 @@ pub(crate) struct IndexedBatch {
 }
 
 impl IndexedBatch {
-    /// The batch.
+    /// The writes as the batch that a commit applies.
     pub(crate) fn batch(&self) -> &WriteBatch {
         &self.batch
     }

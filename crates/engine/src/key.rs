@@ -13,7 +13,7 @@ use archipelago_base::SeqNo;
 pub const TRAILER_BYTES: usize = 8;
 /// Longest user key.
 pub const KEY_BYTES_MAX: usize = 64 << 10;
-/// Longest value.
+/// Largest length of a value, in bytes.
 pub const VALUE_BYTES_MAX: usize = 1 << 30;
 
 /// Bytes of the expiry before the value of a [`Kind::PutExpiring`] record.
@@ -152,7 +152,7 @@ pub struct KeyRange {
 }
 
 impl KeyRange {
-    /// Every key.
+    /// The range that contains every key.
     #[must_use]
     pub fn all() -> Self {
         Self::default()

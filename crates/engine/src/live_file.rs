@@ -45,7 +45,7 @@ impl Trash {
     }
 }
 
-/// See the module.
+/// A table that a version names. Its file is deleted when the last owner drops it.
 pub struct LiveFile {
     meta: FileMeta,
     /// The open table, kept here so that a read finds it without a look-up; managed by

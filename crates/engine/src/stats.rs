@@ -29,19 +29,19 @@ macro_rules! tickers {
 }
 
 tickers! {
-    /// Write calls.
+    /// Calls that write.
     Writes = "writes",
-    /// Records written.
+    /// Records that users wrote.
     RecordsWritten = "records.written",
     /// Bytes of keys and values that users wrote.
     UserBytesWritten = "user.bytes.written",
     /// Bytes appended to the log.
     WalBytes = "wal.bytes",
-    /// Log syncs.
+    /// Syncs of the log.
     WalSyncs = "wal.syncs",
     /// Writes whose log record another thread appended for them.
     WritesGrouped = "writes.grouped",
-    /// Point look-ups.
+    /// Look-ups of single keys.
     Gets = "gets",
     /// Point look-ups that found a value.
     GetsFound = "gets.found",
@@ -51,7 +51,7 @@ tickers! {
     TablesSearched = "gets.tables.searched",
     /// Tables that a filter spared.
     FilterUseful = "filter.useful",
-    /// Iterators made.
+    /// Iterators that were made.
     Iterators = "iterators",
     /// Seeks of iterators.
     Seeks = "seeks",

@@ -29,7 +29,7 @@ const SHARDS: usize = 16;
 /// Readers that an open closes at most while the budget is under pressure.
 const CLOSE_UNDER_PRESSURE: usize = 2;
 
-/// See the module.
+/// The table cache: bounds the number of open table readers.
 pub struct TableCache {
     fs: Arc<dyn FileSystem>,
     dir: PathBuf,

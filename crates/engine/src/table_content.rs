@@ -42,7 +42,8 @@ pub struct CoveredRange {
     pub newest_seq: u64,
 }
 
-/// See the module. Bytes are those of user keys and values before encoding.
+/// What the records of a table could give back. Bytes are those of user keys and values before
+/// encoding.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TableContent {
     /// Number of different user keys of point records.

@@ -36,7 +36,7 @@ pub use slots::{BlockGuard, Home, Slots, Spot};
 
 /// Smallest shard: a smaller cache has fewer shards.
 const SHARD_BYTES_MIN: u64 = 512 << 10;
-/// Most shards.
+/// Largest number of shards of a cache.
 const SHARDS_MAX: u64 = 64;
 /// Epochs while as much is evicted as the cache holds.
 const EPOCHS_PER_TURN: u64 = 16;
@@ -46,7 +46,7 @@ const BLOCK_BYTES_EXPECTED: u64 = 4 << 10;
 /// What a block is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockKind {
-    /// Records.
+    /// A block of records.
     Data,
     /// A partition of an index.
     Index,
@@ -207,7 +207,7 @@ pub struct CacheStats {
     pub evictions: u64,
 }
 
-/// See the module.
+/// The block cache: checked blocks of open tables in a bounded number of bytes.
 pub struct BlockCache<B: CachedBlock> {
     cache: Cache<BlockKey, Arc<B>, ByMemory, Passing, Evictions>,
     capacity_bytes: AtomicU64,

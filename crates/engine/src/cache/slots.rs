@@ -48,7 +48,7 @@ impl<B> std::fmt::Debug for Slots<B> {
     }
 }
 
-/// One slot.
+/// One slot of a table, named by its position.
 #[derive(Debug)]
 pub struct Spot<'a, B> {
     slots: &'a Arc<Slots<B>>,

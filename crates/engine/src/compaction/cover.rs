@@ -20,10 +20,10 @@ use crate::job::below::Below;
 use crate::key::KeyRange;
 use crate::tombstone::{RangeTombstone, Skyline};
 
-/// See the module.
+/// The range tombstones of a job's inputs, as one skyline per stripe.
 #[derive(Debug, Default)]
 pub(super) struct Cover {
-    /// Ascending.
+    /// The stripes that have tombstones, in ascending order of sequence numbers.
     stripes: Vec<StripeCover>,
     /// Those above `visible`, which hide nothing yet.
     latest: Vec<RangeTombstone>,

@@ -44,7 +44,7 @@ pub(crate) struct Touch<'a> {
 /// The notes of one column family.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FamilyFootprint {
-    /// Keys.
+    /// The keys that were read one by one, each with what the read found.
     pub(crate) keys: BTreeMap<Vec<u8>, KeyRead>,
     /// Keys that were read as parts of ranges.
     pub(crate) ranges: RangeSet,

@@ -28,7 +28,7 @@ use crate::job::spec::OutputSpec;
 use crate::job::{JobContext, JobOutput};
 use crate::key::KeyRange;
 
-/// See the module.
+/// Runs flush and compaction jobs that are given as values, here or in another process.
 pub trait JobExecutor: Send + Sync + 'static {
     /// What errors call it. Default: the name of its type.
     fn name(&self) -> &str {

@@ -22,7 +22,7 @@ use crate::key::{Kind, TRAILER_BYTES, compare, encode_into, user_key};
 
 /// One input of a merge.
 pub struct Child {
-    /// Its records.
+    /// Cursor over the records of the input.
     pub iter: Box<dyn InternalIterator>,
     /// Largest sequence number among its records; [`SeqNo::MAX`] where it is not known or may
     /// still grow. A range delete newer than that lets the merge jump over the range in this child.
@@ -40,7 +40,7 @@ impl Child {
 /// A child in the heap.
 #[derive(Clone, Copy)]
 struct Entry {
-    /// See [`prefix`].
+    /// First bytes of the current key as a number, from [`prefix`].
     prefix: u64,
     child: u32,
 }

@@ -7,7 +7,7 @@ use archipelago_base::{Error, Result};
 
 use crate::extension::FamilyMerge;
 
-/// See the module.
+/// Collects the merge operands of the current key.
 #[derive(Default)]
 pub(super) struct Operands {
     bytes: Vec<u8>,

@@ -1,4 +1,4 @@
-//! "Which range delete covers this key?", for a scan.
+//! Answers for a scan which range delete covers a key.
 //!
 //! A range tombstone of a file covers keys of older levels wherever the cursors stand: the file may
 //! hold no point record near them, or none at all. So a scan does not collect tombstones from the

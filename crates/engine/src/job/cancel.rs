@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use archipelago_base::{Error, ErrorKind, Result};
 
-/// See the module. The default is a flag of its own.
+/// A flag that ends a job. [`Cancel::default`] makes a flag of its own.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel {
     own: Arc<AtomicBool>,

@@ -33,7 +33,7 @@ use crate::tombstone::RangeTombstone;
 /// An output overlaps at most about this many target sizes of the level below.
 pub const GRANDPARENT_TARGETS: u64 = 10;
 
-/// See the module.
+/// Writes the output files of one job.
 pub struct OutputWriter<'a> {
     spec: &'a OutputSpec,
     cf: CfId,

@@ -32,9 +32,9 @@ pub struct Retention {
 /// not used are lost, which costs nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileNumbers {
-    /// The first.
+    /// The smallest of the numbers.
     pub first: u64,
-    /// How many.
+    /// How many numbers there are.
     pub count: u64,
 }
 

@@ -88,7 +88,7 @@ impl ShardSource for VecShards {
     }
 }
 
-/// Runs jobs.
+/// Runs jobs of tests on the calling thread.
 pub(crate) struct Executor {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) shards: VecShards,

@@ -32,17 +32,17 @@ pub enum Change {
         cf: CfId,
         /// Unique among those that live.
         name: String,
-        /// Its settings.
+        /// Settings of the column family.
         options: Box<CfOptions>,
     },
     /// A column family ends, and its files with it.
     DropCf {
-        /// Which.
+        /// Id of the column family.
         cf: CfId,
     },
-    /// Settings change.
+    /// The settings of a column family change.
     SetCfOptions {
-        /// Whose.
+        /// Id of the column family.
         cf: CfId,
         /// All of them.
         options: Box<CfOptions>,
@@ -51,7 +51,7 @@ pub enum Change {
     AddFile {
         /// Of which column family.
         cf: CfId,
-        /// Where.
+        /// Level that the file joins.
         level: usize,
         /// What is known of it.
         meta: Box<FileMeta>,
@@ -62,7 +62,7 @@ pub enum Change {
         cf: CfId,
         /// Where it is.
         level: usize,
-        /// Which.
+        /// Number of the file.
         no: FileNo,
     },
     /// The bucket map changes.
@@ -76,7 +76,7 @@ pub enum Change {
     FlushedThrough {
         /// Of which column family.
         cf: CfId,
-        /// Which keys.
+        /// The range of user keys.
         range: KeyRange,
         /// Through which sequence number.
         seq: SeqNo,
@@ -98,7 +98,7 @@ pub enum Change {
 /// Changes that apply together; see the module.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VersionEdit {
-    /// The changes.
+    /// The changes, in the order in which they apply.
     pub changes: Vec<Change>,
 }
 

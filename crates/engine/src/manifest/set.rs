@@ -63,7 +63,7 @@ impl FileNumbers {
     }
 }
 
-/// See the module.
+/// The current versions of all column families, and the manifest that keeps them.
 #[derive(Debug)]
 pub struct VersionSet {
     fs: Arc<dyn FileSystem>,

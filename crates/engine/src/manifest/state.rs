@@ -21,7 +21,7 @@ pub(crate) struct CfState {
     pub(crate) version: Arc<Version>,
 }
 
-/// See the module.
+/// Everything that the manifest says: column families, counters and floors.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) cfs: BTreeMap<CfId, CfState>,

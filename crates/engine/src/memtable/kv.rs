@@ -49,7 +49,7 @@ const CRC_BYTES: usize = 4;
 
 /// Slab number and offset of a record.
 pub(super) type RecordRef = u32;
-/// No record.
+/// Value of a reference that names no record.
 pub(super) const NO_RECORD: RecordRef = u32::MAX;
 
 /// Slab number and offset in bytes of a reference.

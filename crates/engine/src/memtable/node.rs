@@ -47,7 +47,7 @@ pub(super) trait Cells {
     fn order(&self, buffer: usize, at: usize) -> u64;
     /// Stores a word of a buffer (Relaxed).
     fn set_order(&self, buffer: usize, at: usize, word: u64);
-    /// A fence.
+    /// Executes a memory fence with `ordering`.
     fn fence(&self, ordering: Ordering);
 }
 
@@ -127,7 +127,7 @@ pub(super) struct Node {
 /// order; the first in order has no lower bound, its record is not looked at.
 #[repr(C, align(64))]
 pub(super) struct Inner {
-    /// Separators.
+    /// The separators, as the records of a node.
     pub(super) node: Node,
     children: [AtomicU32; SLOTS],
 }

@@ -193,7 +193,7 @@ impl Tree {
         unsafe { &*self.address(node).cast() }
     }
 
-    /// Writer only.
+    /// Allocates `bytes` in the writer's slab. Only the writer calls this.
     fn allocate(&self, bytes: usize) -> (u32, *mut u8) {
         let writer = &*self.writer;
         let mut at = writer.at.load(Ordering::Relaxed) as usize;
@@ -234,7 +234,7 @@ impl Tree {
         (root != u64::MAX).then_some(((root >> 32) as usize, root as u32))
     }
 
-    /// Writer only.
+    /// Publishes a new root. Only the writer calls this.
     pub(super) fn set_root(&self, height: usize, node: u32) {
         assert!(height < HEIGHT_MAX, "the index of a memtable shard has grown too high");
         self.root.store((height as u64) << 32 | u64::from(node), Ordering::Release);

@@ -155,7 +155,7 @@ struct RepairRun<'a> {
     meter: Meter<'a>,
 }
 
-/// One repair.
+/// Inputs and options of one repair.
 struct RepairJob<'a> {
     fs: &'a Arc<dyn FileSystem>,
     survey: &'a Survey,

@@ -61,7 +61,7 @@ struct RebuiltFamily {
     inputs: Vec<MergeInput>,
 }
 
-/// See the module. `why` says why there is no manifest.
+/// Rebuilds the database from its tables and logs. `why` says why there is no manifest.
 pub(super) fn rebuild(
     job: &RepairJob<'_>,
     why: String,
@@ -72,7 +72,7 @@ pub(super) fn rebuild(
     run.report.losses.push(Loss {
         file: "MANIFEST".to_owned(),
         what:
-            "without it nobody knows which tables were replaced and which keys were deleted since"
+            "without it, repair cannot tell which tables were replaced and which keys were deleted since"
                 .to_owned(),
         effect: LossEffect::Stale,
         scope: LossScope { cf: None, range: KeyRange::all() },

@@ -11,7 +11,7 @@ use crate::key::KeyRange;
 pub struct LossScope {
     /// The column family; `None`: any.
     pub cf: Option<CfId>,
-    /// The keys.
+    /// The keys that the loss touches.
     pub range: KeyRange,
 }
 
@@ -47,16 +47,16 @@ pub struct Loss {
     pub what: String,
     /// What may be wrong with the keys.
     pub effect: LossEffect,
-    /// Which keys.
+    /// Column family and keys that the loss touches.
     pub scope: LossScope,
 }
 
 /// A column family of the repaired database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepairedFamily {
-    /// Its id.
+    /// Id of the column family.
     pub cf: CfId,
-    /// Its name.
+    /// Name of the column family.
     pub name: String,
     /// Tables that were taken over whole.
     pub tables_whole: u64,

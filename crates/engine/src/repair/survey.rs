@@ -45,7 +45,7 @@ pub(super) struct Facts {
     pub(super) last_seq: SeqNo,
 }
 
-/// The manifest.
+/// The manifest, as far as it can be read.
 #[derive(Debug)]
 pub(super) enum ManifestFound {
     Whole(Box<State>),
@@ -53,7 +53,7 @@ pub(super) enum ManifestFound {
     Unusable(String),
 }
 
-/// See the module.
+/// Everything that the files of a database's directory say about it.
 #[derive(Debug)]
 pub(super) struct Survey {
     pub(super) dir: PathBuf,

@@ -24,7 +24,7 @@ use crate::sst::read_foreign_table;
 pub struct DamageReport {
     /// Tables that were read.
     pub tables: u64,
-    /// Their bytes.
+    /// Size of those tables together, in bytes.
     pub bytes: u64,
     /// Records of the log that were checked.
     pub log_records: u64,

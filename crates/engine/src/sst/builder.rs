@@ -93,7 +93,7 @@ pub struct RecordRole {
     pub is_shadowed: bool,
 }
 
-/// See the module.
+/// Writes one table file, record by record.
 pub struct TableBuilder {
     out: Output,
     no: FileNo,

@@ -258,7 +258,7 @@ impl DataBlock {
         Ok(block)
     }
 
-    /// The payload.
+    /// The payload of the block, without its frame.
     #[inline]
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -377,7 +377,7 @@ impl DataBlock {
     }
 }
 
-/// See [`DataBlock::versions`].
+/// Iterator over the versions of one user key, made by [`DataBlock::versions`].
 #[derive(Debug)]
 pub(super) struct Versions<'a> {
     block: &'a DataBlock,

@@ -34,7 +34,7 @@ impl BloomBuilder {
         }
     }
 
-    /// Keys added.
+    /// Number of keys that were added.
     #[must_use]
     pub fn len(&self) -> usize {
         self.hashes.len()

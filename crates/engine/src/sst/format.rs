@@ -241,7 +241,7 @@ pub(super) struct Footer {
     pub(super) index: Handle,
     /// Range tombstones, if there are any.
     pub(super) tombstones: Handle,
-    /// Properties.
+    /// Where the properties block lies.
     pub(super) properties: Handle,
     /// Whether the index has two levels.
     pub(super) partitioned: bool,

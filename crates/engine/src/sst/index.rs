@@ -188,7 +188,7 @@ impl IndexBuilder {
 /// Where the block of an entry lies.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
-    /// The block.
+    /// Offset and length of the block.
     pub(super) handle: Handle,
     /// Whether the next block begins with the same user key.
     pub(super) continues: bool,

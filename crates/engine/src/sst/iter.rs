@@ -29,7 +29,7 @@ use crate::cache::BlockKind;
 use crate::iter::InternalIterator;
 use crate::key::{self, Kind};
 
-/// See the module.
+/// A cursor over the records of one table.
 #[derive(Debug)]
 pub struct TableIter {
     table: Arc<TableReader>,

@@ -18,14 +18,14 @@ const TAG_OPTIONAL: u8 = 128;
 /// The file was made for ingestion. Absent otherwise.
 const TAG_FOR_INGESTION: u8 = 128;
 
-/// See the module.
+/// The properties block of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Properties {
-    /// Point records.
+    /// Number of point records.
     pub entries: u64,
     /// Point records that delete.
     pub deletions: u64,
-    /// Range tombstones.
+    /// Number of range tombstones.
     pub range_deletions: u64,
     /// Bytes of user keys before encoding.
     pub raw_key_bytes: u64,
@@ -33,7 +33,7 @@ pub struct Properties {
     pub raw_value_bytes: u64,
     /// Bytes of data blocks as stored.
     pub data_bytes: u64,
-    /// Data blocks.
+    /// Number of data blocks.
     pub data_blocks: u64,
     /// Bytes of index blocks as stored.
     pub index_bytes: u64,

@@ -78,7 +78,7 @@ impl TableReadOptions {
     }
 }
 
-/// See the module.
+/// An open table, ready to answer look-ups and scans.
 pub struct TableReader {
     pub(super) file: Arc<dyn RandomFile>,
     pub(super) path: PathBuf,

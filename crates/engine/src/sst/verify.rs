@@ -117,7 +117,7 @@ struct Check<'a> {
     /// Blocks behind the data, to be checked for gaps.
     others: Vec<Handle>,
     last_key: Vec<u8>,
-    /// See [`ForeignTable::unfit`].
+    /// First record that no `SstWriter` writes, as in [`ForeignTable::unfit`].
     unfit: Option<String>,
     seen: Properties,
     filter: Option<Vec<u8>>,

@@ -41,7 +41,7 @@ impl SstWriter {
         self.add(key, Kind::Put, value)
     }
 
-    /// Deletes `key`.
+    /// Adds a delete of `key`.
     pub fn delete(&mut self, key: &[u8]) -> Result<()> {
         self.add(key, Kind::Delete, b"")
     }

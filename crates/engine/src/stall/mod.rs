@@ -153,18 +153,18 @@ impl StallInput {
 /// What writers are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StallDecision {
-    /// Full speed.
+    /// Writers go on at full speed.
     None,
     /// All writers together at most this fast.
     Delay {
-        /// Why.
+        /// The cause of the delay.
         cause: StallCause,
         /// Bytes a second.
         bytes_per_s: u64,
     },
     /// Wait until the state has changed.
     Stop {
-        /// Why.
+        /// The cause of the stop.
         cause: StallCause,
     },
 }
@@ -300,7 +300,7 @@ impl RateMeter {
         Self { clock, window, total: AtomicU64::new(0), state }
     }
 
-    /// Counts bytes.
+    /// Adds `bytes` to the count.
     pub fn add(&self, bytes: u64) {
         self.total.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -99,7 +99,7 @@ fn key_bytes(key: &[u8]) -> u64 {
 /// What the blocks of a set charge their memory to.
 #[derive(Clone, Debug)]
 pub struct TombstoneAccount {
-    /// The budget.
+    /// The budget that is charged.
     pub budget: Arc<ByteBudget>,
     /// The class of memory.
     pub class: MemoryClass,

@@ -46,7 +46,7 @@ struct Cut {
 /// A range of keys and the newest tombstone that covers all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece<'a> {
-    /// First key.
+    /// First key of the range.
     pub(crate) start: &'a [u8],
     /// First key past it; `None` if it has no end, which is never so for a covered piece.
     pub(crate) end: Option<&'a [u8]>,
@@ -54,7 +54,7 @@ pub(crate) struct Piece<'a> {
     pub(crate) newest: Option<SeqNo>,
 }
 
-/// See the module.
+/// The newest tombstone over every key, as a list of cuts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Skyline {
     cuts: Vec<Cut>,

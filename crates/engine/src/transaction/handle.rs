@@ -149,7 +149,7 @@ impl Db {
     }
 }
 
-/// Reads.
+/// Reads of the transaction.
 impl Transaction {
     /// Takes the snapshot of the transaction now, if it has none. The first read does so as well.
     pub fn set_snapshot(&mut self) {
@@ -362,7 +362,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Deletes `key`.
+    /// Deletes `key` when the transaction commits.
     pub fn delete(&mut self, cf: &ColumnFamily, key: &[u8]) -> Result<()> {
         self.prepare(cf, Kind::Delete, key, &[])?;
         self.writes.batch_mut().delete_cf(cf.id(), key);
@@ -440,7 +440,7 @@ impl Transaction {
     }
 }
 
-/// Row locks.
+/// Row locks of the transaction.
 impl Transaction {
     /// Locks a row, in addition to what is locked.
     fn lock(&mut self, row_key: &Arc<RowKey>, mode: LockMode) -> Result<()> {

@@ -169,7 +169,7 @@ impl Check<'_> {
         })
     }
 
-    /// Step 2.
+    /// Step 2: checks the keys and ranges that were read, without the commit lock.
     fn without_lock(&self) -> Result<()> {
         self.inner.committer.wait_visible(self.through);
         for (cf, notes) in self.footprint.families() {

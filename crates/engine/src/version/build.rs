@@ -32,7 +32,7 @@ pub struct Built {
     pub removed: Vec<Arc<LiveFile>>,
 }
 
-/// See the module.
+/// Collects the changes from one version to the next.
 #[derive(Debug)]
 pub struct VersionBuilder {
     base: Arc<Version>,

@@ -12,7 +12,7 @@ use crate::key::KeyRange;
 /// A map from key ranges to sequence numbers; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlushedThrough {
-    /// (first key, number) of every range; it reaches to the next entry's first key.
+    /// First key and sequence number of every range. A range ends at the next entry's first key.
     entries: Vec<(Vec<u8>, SeqNo)>,
 }
 

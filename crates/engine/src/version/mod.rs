@@ -72,7 +72,7 @@ pub struct Version {
     scores: [f64; LEVELS],
     pending_bytes: u64,
     l0_layers_max: usize,
-    /// See [`Version::reclaimable`].
+    /// Files that may give back space, as [`Version::reclaimable`] returns them.
     reclaimable: Vec<(usize, Arc<LiveFile>)>,
 }
 

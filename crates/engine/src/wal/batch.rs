@@ -85,7 +85,7 @@ impl WriteBatch {
         self.push(cf, Kind::PutExpiring, key, &expires_at_ms.to_le_bytes(), value);
     }
 
-    /// Removes `key`.
+    /// Removes `key` from the column family.
     #[inline]
     pub fn delete_cf(&mut self, cf: CfId, key: &[u8]) {
         self.push(cf, Kind::Delete, key, &[], &[]);
@@ -276,7 +276,7 @@ impl<'a> BatchView<'a> {
     }
 }
 
-/// See [`BatchView::iter`].
+/// Iterator over the operations of a batch, made by [`BatchView::iter`].
 #[derive(Clone, Debug)]
 pub struct BatchIter<'a> {
     reader: Reader<'a>,

@@ -49,9 +49,9 @@ const SEARCH_BYTES: u64 = 256 << 10;
 /// A segment of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentFile {
-    /// Its number.
+    /// Number of the segment.
     pub no: FileNo,
-    /// Its path.
+    /// Path of the segment's file.
     pub path: PathBuf,
 }
 

@@ -63,7 +63,7 @@ pub fn payload_crc(payload: &[u8]) -> u32 {
 pub struct Entry<'a> {
     /// Sequence number of its first operation.
     pub first_seq: SeqNo,
-    /// [`super::WriteBatch::data`].
+    /// Encoded operations, from [`super::WriteBatch::data`].
     pub payload: &'a [u8],
     /// [`payload_crc`] of `payload`, computed outside the commit lock.
     pub payload_crc: u32,

@@ -51,7 +51,7 @@ pub struct LogConfig {
 /// Where an append ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
-    /// The segment.
+    /// Number of the segment that holds the record.
     pub segment: FileNo,
     /// The offset in the segment behind the record.
     pub end_offset: u64,
@@ -60,7 +60,7 @@ pub struct Appended {
 /// How far the log is durable: every earlier segment, and this one through `offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Durable {
-    /// The segment.
+    /// Number of the newest segment that is durable in part.
     pub segment: FileNo,
     /// Bytes of it.
     pub offset: u64,

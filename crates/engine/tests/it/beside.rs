@@ -12,7 +12,7 @@ use archipelago_base::Result;
 use archipelago_engine::db::{ColumnFamily, Db, FaultPoint, IngestOptions};
 use parking_lot::Mutex;
 
-/// See the module.
+/// Runs background steps on another thread while an ingestion waits at its fault point.
 #[derive(Default)]
 pub(crate) struct Beside(Mutex<Option<Ends>>);
 

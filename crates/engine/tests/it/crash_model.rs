@@ -226,7 +226,7 @@ fn merged(family: &str, old: Option<&[u8]>, operand: &[u8]) -> Vec<u8> {
     whole
 }
 
-/// Makes operations.
+/// Makes the operations of one random run.
 pub(crate) struct Script {
     pub(crate) rng: Rng,
     made: u64,
@@ -372,7 +372,7 @@ impl Script {
         Op::Flush { family }
     }
 
-    /// Any operation.
+    /// Makes the next operation at random.
     pub(crate) fn op(&mut self, model: &Model) -> Op {
         if let Some(op) = self.queued.pop_front() {
             return op;

@@ -12,7 +12,7 @@ use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// `LIMIT:CASE`.
+/// Environment variable of a child process. It holds `LIMIT:CASE`.
 const CHILD: &str = "ARCHIPELAGO_TEST_DESCRIPTORS";
 /// Keys of a file, which every file has.
 const KEYS: u32 = 20;

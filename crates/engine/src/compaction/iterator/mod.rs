@@ -78,7 +78,7 @@ enum Current {
     Queue,
 }
 
-/// See the module.
+/// Iterates over the records that a flush or compaction writes, by the rules of the module.
 pub struct CompactionIterator<'a, I> {
     pub(super) input: I,
     pub(super) rules: Rules<'a>,

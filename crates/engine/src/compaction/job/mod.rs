@@ -33,7 +33,7 @@ use crate::sst::{BlockCache, TableReadOptions, TableReader};
 pub struct Input {
     /// Level that the file is in.
     pub level: u8,
-    /// The file.
+    /// Metadata of the input file.
     pub meta: FileMeta,
 }
 
@@ -199,7 +199,7 @@ struct Tables {
     direct: bool,
 }
 
-/// An input.
+/// An input file while the job runs.
 struct InputFile {
     level: u8,
     io: IoContext,

@@ -83,7 +83,7 @@ pub struct PickInput<'a> {
 pub enum Pick {
     /// A bucket's L0 files into the base level.
     L0ToBase {
-        /// The bucket.
+        /// Index of the bucket.
         bucket: usize,
         /// L0 inputs, newest first.
         l0: Vec<Arc<LiveFile>>,
@@ -97,7 +97,7 @@ pub enum Pick {
     },
     /// A bucket's newest L0 files into one, because the way down is blocked.
     IntraL0 {
-        /// The bucket.
+        /// Index of the bucket.
         bucket: usize,
         /// The inputs, newest first; neighbours by age.
         files: Vec<Arc<LiveFile>>,
@@ -119,12 +119,12 @@ pub enum Pick {
         from: usize,
         /// Where they go.
         to: usize,
-        /// The files.
+        /// The files that move.
         files: Vec<Arc<LiveFile>>,
     },
     /// Neighbours of one level below L0, to be written again without what no reader needs.
     Rewrite {
-        /// The level.
+        /// Level of the files.
         level: usize,
         /// The files, in key order.
         files: Vec<Arc<LiveFile>>,

@@ -258,7 +258,7 @@ fn deletes(cover: &Cover<'_>, file: &FileMeta, input: &PickInput<'_>) -> bool {
 /// What the range tombstones of the tables of one level delete.
 #[derive(Default)]
 struct LevelCovers<'a> {
-    /// By start.
+    /// The tombstones, ordered by their start.
     covers: Vec<Cover<'a>>,
     /// For each cover, the largest end up to it.
     reached: Vec<&'a [u8]>,
@@ -335,7 +335,7 @@ impl<'a> Covers<'a> {
 pub struct RangeInput<'a> {
     /// What it is decided from. `jobs_max` and `loading` do not count.
     pub input: PickInput<'a>,
-    /// The keys.
+    /// The keys to compact.
     pub range: &'a crate::key::KeyRange,
     /// What was written later need not be compacted.
     pub through: archipelago_base::SeqNo,

@@ -141,7 +141,7 @@ impl fmt::Display for ChangeKind {
 pub struct Reason {
     /// The bucket that is too hot (the hottest of those that are cut) or too cold.
     pub bucket: usize,
-    /// Its temperature.
+    /// Temperature of that bucket.
     pub temperature: f64,
     /// Bytes that the window saw in it.
     pub bytes: u64,
@@ -181,9 +181,9 @@ impl fmt::Display for Size {
 /// A change that the window asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MapChange {
-    /// What.
+    /// The change of the map.
     pub kind: ChangeKind,
-    /// Why.
+    /// The figures that led to it.
     pub reason: Reason,
 }
 

@@ -34,7 +34,7 @@ impl AddAssign for Did {
     }
 }
 
-/// See the module.
+/// A database over two tiers whose steps the test calls.
 #[derive(Clone)]
 pub(crate) struct Tiered {
     seed: u64,

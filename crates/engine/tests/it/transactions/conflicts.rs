@@ -333,7 +333,7 @@ fn dropped_family_ends_the_transactions_that_used_it() {
     }
 }
 
-/// Removes everything.
+/// A compaction filter that removes every record.
 struct RemoveAll;
 
 impl CompactionFilter for RemoveAll {

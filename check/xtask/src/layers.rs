@@ -1,8 +1,8 @@
 //! Layers: who may depend on whom.
 //!
 //! 1. A crate depends only on crates of lower layers; so roles never depend on roles.
-//! 2. What stands in `check/` may use everything; nothing outside it depends on it, except
-//!    `archipelago-cli`, which offers the benchmark as a subcommand.
+//! 2. What stands in `check/` or `examples/` may use everything; nothing outside of them depends on
+//!    it, except `archipelago-cli`, which offers the benchmark as a subcommand.
 //! 3. The engine and all below it never reach tokio, not even through others: it is synchronous.
 //!
 //! The numbers are those of ARCHITECTURE.md. Tests count: a test of a low layer that needs a high
@@ -51,7 +51,7 @@ pub(crate) fn check(workspace: &Workspace) -> Vec<Finding> {
     for member in &workspace.members {
         let manifest = member.dir.join("Cargo.toml");
         let mut find = |message: String| findings.push(Finding::new(&manifest, 0, message));
-        if in_check(member) {
+        if has_no_layer(member) {
             continue;
         }
         let Some(layer) = layer(member) else {
@@ -83,13 +83,14 @@ pub(crate) fn check(workspace: &Workspace) -> Vec<Finding> {
 }
 
 fn edge(member: &Member, from: u32, on: &Member) -> Result<(), String> {
-    if in_check(on) {
+    if has_no_layer(on) {
         let allowed = CHECK_EXCEPTIONS.contains(&(member.name.as_str(), on.name.as_str()));
         return if allowed {
             Ok(())
         } else {
             Err(format!(
-                "`{}` depends on `{}`: what stands in check/ is for checking, nothing is built on it",
+                "`{}` depends on `{}`: what stands in check/ or examples/ is for checking and showing, \
+                 nothing is built on it",
                 member.name, on.name
             ))
         };
@@ -107,8 +108,9 @@ fn edge(member: &Member, from: u32, on: &Member) -> Result<(), String> {
     Err(format!("`{}` (layer {from}) depends on `{}` (layer {to}); {hint}", member.name, on.name))
 }
 
-fn in_check(member: &Member) -> bool {
-    member.dir.starts_with("check")
+/// Whether a crate stands beside the layers.
+fn has_no_layer(member: &Member) -> bool {
+    member.dir.starts_with("check") || member.dir.starts_with("examples")
 }
 
 fn layer(member: &Member) -> Option<u32> {

@@ -5,11 +5,13 @@ use std::process::Command;
 
 use crate::{crate_dir, library, library_dir, output};
 
-/// Compiles a program, strictly; linked with the shared library, or the static one.
+/// Compiles a program with all warnings, and links it with the shared or the static library.
+/// `CFLAGS` adds options: `.ci/nightly sanitizer` sets it.
 fn compile(source: &Path, program: &Path, shared: bool) {
     let mut cc = Command::new("cc");
     cc.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g"]);
     cc.arg("-I").arg(crate_dir().join("include")).arg(source).arg("-o").arg(program);
+    cc.args(std::env::var("CFLAGS").unwrap_or_default().split_whitespace());
     if shared {
         cc.arg(library()).arg(format!("-Wl,-rpath,{}", library_dir().display()));
     } else {

@@ -1,7 +1,8 @@
-//! The glossary: its entries are sorted, and no word has two entries.
+//! The glossary: the entries of each table are sorted, and no word has two entries on the page.
 //!
-//! An entry is a row of a table whose first cell starts with a bold word. The order is that of the
-//! bold words in lower case. A word with several meanings has one entry that names them all.
+//! An entry is a row of a table whose first cell starts with a bold word. A heading begins a new
+//! table. The order is that of the bold words in lower case. A word with several meanings has one
+//! entry that names them all.
 
 use std::collections::BTreeMap;
 
@@ -18,6 +19,9 @@ pub(crate) fn check(pages: &[Page]) -> Vec<Finding> {
     let mut last: Option<String> = None;
     for page in pages.iter().filter(|page| page.path.ends_with(PATH)) {
         for (at, line) in page.text.lines().enumerate() {
+            if line.starts_with('#') {
+                last = None;
+            }
             let Some(word) = word(line) else { continue };
             let mut find = |message| findings.push(Finding::new(&page.path, at + 1, message));
             if let Some(first) = lines.insert(word.clone(), at + 1) {
@@ -59,5 +63,11 @@ mod tests {
         let text = "| **anchor** | see **zebra** |\n| **L0** | l |\n| **level** | l |\n";
         assert_eq!(lines(text), Vec::<usize>::new());
         assert_eq!(check(&[page("docs/other.md", "| **b** | |\n| **a** | |\n")]), []);
+    }
+
+    #[test]
+    fn heading_begins_another_order_but_no_second_entry() {
+        let text = "## A\n| **log** | l |\n## B\n| **cache** | c |\n| **log** | l |\n";
+        assert_eq!(lines(text), [5]);
     }
 }

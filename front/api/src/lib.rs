@@ -124,3 +124,8 @@ pub mod inspect {
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The guide's program, which compiles as a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/rust.md")]
+struct RustGuide;

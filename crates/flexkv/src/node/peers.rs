@@ -34,7 +34,7 @@ pub(crate) struct Peer {
     routes: [Route; Class::ALL.len()],
     endpoints: Vec<String>,
     /// Its clock in µs, as its last answer said, and when that was here.
-    heard: Mutex<Option<(u64, u64)>>,
+    heard: Mutex<Option<Heard>>,
 }
 
 /// What the answers to questions of a session wait for, at most.
@@ -70,6 +70,23 @@ impl Class {
     }
 }
 
+/// The newest answer of a peer.
+#[derive(Clone, Copy, Debug)]
+struct Heard {
+    /// The peer's clock before it answered, in microseconds.
+    stamp_us: u64,
+    /// This node's clock when the answer arrived, in nanoseconds.
+    at_ns: u64,
+}
+
+impl Heard {
+    /// Whether the answer arrived less than `fresh_ns` before `now_ns`. Another thread may note an
+    /// answer after the caller has read the clock, so `at_ns` may be the later of the two.
+    fn is_fresh(self, now_ns: u64, fresh_ns: u64) -> bool {
+        now_ns.saturating_sub(self.at_ns) < fresh_ns
+    }
+}
+
 impl Peer {
     /// `asker`: as whom its sessions are begun.
     fn new(
@@ -87,16 +104,17 @@ impl Peer {
         self.who.1 == ClientId(0)
     }
 
-    /// Its clock, if it was heard within `fresh_ns`. It is later there by now.
+    /// The peer's clock in microseconds, if the peer answered within `fresh_ns` before `now_ns`. Its
+    /// clock shows a later time by now.
     pub(crate) fn heard(&self, now_ns: u64, fresh_ns: u64) -> Option<u64> {
         let heard = *self.heard.lock();
-        heard.filter(|(_, at_ns)| now_ns - at_ns < fresh_ns).map(|(stamp_us, _)| stamp_us)
+        heard.filter(|heard| heard.is_fresh(now_ns, fresh_ns)).map(|heard| heard.stamp_us)
     }
 
     fn hear(&self, now_ns: u64, grant: Grant) {
         let mut heard = self.heard.lock();
-        if heard.is_none_or(|(stamp_us, _)| stamp_us < grant.stamp_us) {
-            *heard = Some((grant.stamp_us, now_ns));
+        if heard.is_none_or(|heard| heard.stamp_us < grant.stamp_us) {
+            *heard = Some(Heard { stamp_us: grant.stamp_us, at_ns: now_ns });
         }
     }
 }
@@ -288,6 +306,14 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::wire::{Payload, Place};
+
+    #[test]
+    fn answer_noted_after_the_clock_was_read_is_fresh() {
+        let heard = Heard { stamp_us: 7, at_ns: 1_000 };
+        assert!(heard.is_fresh(900, 50));
+        assert!(heard.is_fresh(1_049, 50));
+        assert!(!heard.is_fresh(1_050, 50));
+    }
 
     #[test]
     fn a_write_asks_in_one_session_and_in_none_that_a_write_waits_for() {

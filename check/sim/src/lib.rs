@@ -1,16 +1,18 @@
-//! Scenarios: protocols that run in virtual time under a seed, with faults, and say what must hold.
+//! Scenarios: protocols that run in virtual time under a seed, with faults, and what must hold in
+//! each run.
 //!
-//! A [`Scenario`] is a function of a [`Simulation`] that builds a cluster in it, runs it and checks
-//! it. [`run`] runs one seed of it, [`run_seeds`] many; a run that fails, by an `Err` or a panic,
-//! becomes a [`Failure`], which prints the command that replays it. [`same_twice`] is the
-//! self-test: two runs of one seed must take the same steps. The program `archipelago-sim` is all
-//! of that on a command line.
+//! A [`Scenario`] builds a cluster in a [`Simulation`], runs it and checks it. [`Scenario::check`]
+//! runs one seed, and [`run_seeds`] runs many. A run that fails, by a violation or a panic, becomes
+//! a [`Failure`], which prints the command that repeats it. [`same_twice`] is the self-test: two
+//! runs of one seed must take the same steps. A scenario can name [`Step`]s of its protocol that a
+//! run leaves out, and tests prove that the check notices each omission. The program
+//! `archipelago-sim` does all of this from a command line.
 //!
-//! The scheduler is `archipelago_base::simulation`, the network and its faults
-//! `archipelago_fabric::sim`: low crates, because providers and components need them. Here is what
-//! stands above all crates. **To add a scenario** for a crate, make this crate depend on it, write
-//! a module in `scenarios/` and give it a line in [`SCENARIOS`]; tests and program then know it. To
-//! run something of one's own, a closure will do:
+//! The scheduler is `archipelago_base::simulation`, and the network with its faults is
+//! `archipelago_fabric::sim`. They stand in low crates, because providers and components need them.
+//! This crate stands above all others. **To add a scenario** for a crate, let this crate depend on
+//! it, write a module in `scenarios/` and add a line to [`SCENARIOS`]. Tests and the program then
+//! know the scenario. A closure suffices for a run of your own:
 //!
 //! ```
 //! use archipelago_sim::{Scenario, run_seeds};
@@ -27,10 +29,12 @@
 //! assert_eq!(summary.runs, 100);
 //! ```
 //!
-//! Rules for a scenario, so that its runs repeat: sessions and nodes come from the network
-//! (`Network::session`, `Network::node`), random numbers from `Scheduler::rng`, time from the
-//! scheduler; no thread, no iteration over a `HashMap`, no `Promise::wait` in a task.
-//! [`same_twice`] finds who breaks them.
+//! Invariants of a scenario, so that its runs repeat:
+//! 1. Sessions and nodes come from the network (`Network::session`, `Network::node`).
+//! 2. Random numbers come from `Scheduler::rng`, and time comes from the scheduler.
+//! 3. No thread runs, nothing iterates over a `HashMap`, and no task calls `Promise::wait`.
+//!
+//! [`same_twice`] notices a scenario that breaks them.
 
 mod machines;
 pub mod measure;
@@ -41,7 +45,8 @@ mod seeds;
 pub use archipelago_base::simulation::Simulation;
 pub use machines::{Action, Cluster, Protocol};
 pub use run::{
-    Failure, Report, Scenario, Summary, replay_command, run, run_noted, run_seeds, same_twice,
+    Failure, Figure, RunOutcome, RunRequest, Scenario, Step, Summary, Trace, replay_command,
+    run_seeds, same_twice,
 };
 pub use scenarios::{Expect, SCENARIOS, find, flexkv, pool};
-pub use seeds::{POOL_FLAGS, Seeds, named, words_of};
+pub use seeds::{Seeds, print_replay_on_panic};

@@ -1,6 +1,10 @@
-//! Protocol state machines under the scheduler: values that turn messages and timers into actions,
-//! without a clock, a socket or a lock of their own. What drives them in production is their
-//! crate's affair; here messages are lost, doubled and overtaken by the seed, and hosts crash.
+//! Protocol state machines under the scheduler.
+//!
+//! A state machine turns messages and timers into actions, and has no clock, no socket and no lock
+//! of its own. In production its crate drives it. Here the seed decides which messages are lost,
+//! doubled and overtaken, and hosts crash.
+//!
+//! Thread-safety: one simulation calls everything; locks only satisfy the compiler.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,42 +14,42 @@ use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, Life, Simulation};
 use parking_lot::Mutex;
 
-/// What a state machine wants done.
+/// Action that a state machine asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action<M, T> {
     /// Send `message` to the machine at place `to`.
     Send {
-        /// Whom.
+        /// Place of the machine that gets the message.
         to: usize,
-        /// What.
+        /// Message to send.
         message: M,
     },
     /// Call `on_timer` with `timer` after `delay`.
     After {
-        /// How long.
+        /// Time until the call.
         delay: Duration,
-        /// Which.
+        /// Value that `on_timer` gets.
         timer: T,
     },
 }
 
-/// A state machine.
+/// A state machine of a protocol.
 pub trait Protocol: Send + 'static {
-    /// What is sent.
+    /// Message between machines.
     type Message: Clone + fmt::Debug + Send + 'static;
-    /// What a timer carries.
+    /// Value that a timer carries.
     type Timer: fmt::Debug + Send + 'static;
 
-    /// Its host has started, or started again: `self` is what survived the crash.
+    /// The host has started or restarted. `self` is the state that survived the crash.
     fn on_start(&mut self, now_ns: u64) -> Vec<Action<Self::Message, Self::Timer>>;
-    /// A message has come.
+    /// A message has arrived.
     fn on_message(
         &mut self,
         now_ns: u64,
         from: usize,
         message: Self::Message,
     ) -> Vec<Action<Self::Message, Self::Timer>>;
-    /// A timer is due. Timers do not survive a crash.
+    /// A timer is due. Timers do not survive a crash of the host.
     fn on_timer(
         &mut self,
         now_ns: u64,
@@ -53,7 +57,7 @@ pub trait Protocol: Send + 'static {
     ) -> Vec<Action<Self::Message, Self::Timer>>;
 }
 
-/// What the network does to messages.
+/// Faults of the network.
 #[derive(Clone, Copy, Debug)]
 struct Weather {
     loss: f64,
@@ -68,7 +72,7 @@ struct Inner<P: Protocol> {
     rng: Mutex<Rng>,
 }
 
-/// State machines on hosts of their own.
+/// State machines, each on a host of its own.
 pub struct Cluster<P: Protocol>(Arc<Inner<P>>);
 
 impl<P: Protocol> fmt::Debug for Cluster<P> {
@@ -78,8 +82,8 @@ impl<P: Protocol> fmt::Debug for Cluster<P> {
 }
 
 impl<P: Protocol> Cluster<P> {
-    /// Starts the machines, on hosts named `name-0` and so on. Messages take 0.1 to 2 ms; none is
-    /// lost or doubled yet.
+    /// Starts the machines, on hosts named `name-0` and so on. Messages take 0.1 to 2 ms. At first,
+    /// no message is lost or doubled.
     pub fn start(simulation: &Simulation, name: &str, machines: Vec<P>) -> Self {
         let hosts = (0..machines.len()).map(|at| simulation.host(&format!("{name}-{at}")));
         let weather = Weather { loss: 0.0, duplicate: 0.0, delay_ns: (100_000, 2_000_000) };
@@ -96,37 +100,38 @@ impl<P: Protocol> Cluster<P> {
         cluster
     }
 
-    /// From now on this share of messages is lost, and this share arrives twice.
+    /// Sets the fraction of messages that are lost from now on, and of those that arrive twice.
     pub fn weather(&self, loss: f64, duplicate: f64) {
         let mut weather = self.0.weather.lock();
         (weather.loss, weather.duplicate) = (loss, duplicate);
     }
 
-    /// How many machines.
+    /// Number of machines.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.machines.len()
     }
 
-    /// Whether there are none.
+    /// Whether the cluster has no machine.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.machines.is_empty()
     }
 
-    /// Looks at a machine.
+    /// Calls `look` with a machine.
     pub fn look<T>(&self, at: usize, look: impl FnOnce(&P) -> T) -> T {
         look(&self.0.machines[at].lock())
     }
 
-    /// Crashes a machine's host: timers and messages on their way to it are gone. The state stays,
-    /// as if all of it were durable; a machine that keeps some in memory only drops that in
-    /// `on_start`.
+    /// Crashes a machine's host. Its timers and the messages on their way to it are lost.
+    ///
+    /// The state stays, as if all of it were durable. A machine that keeps a part of its state in
+    /// memory drops that part in `on_start`.
     pub fn crash(&self, at: usize) {
         self.0.hosts[at].crash();
     }
 
-    /// Starts it again.
+    /// Starts a crashed host again.
     pub fn restart(&self, at: usize) {
         self.0.hosts[at].restart();
         self.0.begin(at);

@@ -1,131 +1,166 @@
-//! `archipelago-sim`: scenarios in virtual time, by seed.
+//! `archipelago-sim`: protocols in virtual time, by seed.
 //!
-//! `--scenario NAME --seed N` replays one run, `--seeds COUNT` runs many; a failure prints its seed
-//! and the command that replays it, also where a panic ends the program at once (release builds
-//! abort).
+//! The library runs the seeds. This program reads the command line, chooses the scenarios and
+//! prints what they came to. Exit code 0 says that everything held, 1 that a run failed, and 2 that
+//! the command line was wrong.
 
 use std::process::ExitCode;
 
 use archipelago_base::random::entropy_seed;
 use archipelago_sim::{
-    Expect, Failure, SCENARIOS, Scenario, find, measure, replay_command, run_noted, run_seeds,
-    same_twice,
+    Expect, SCENARIOS, Scenario, Seeds, Step, find, measure, print_replay_on_panic,
 };
-use clap::Parser;
-use parking_lot::Mutex;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 
-/// Run protocols in virtual time under a seed, with faults.
+const TEACH: &str = "\
+A run follows from its seed alone. If something does not hold, the program prints what happened and
+the command that repeats the run, and it goes on with the next seed.
+
+  archipelago-sim                                      100 seeds of every scenario
+  archipelago-sim --scenario pool --seeds 10000        more seeds of one scenario
+  archipelago-sim --scenario pool --from 17 --trace    one run, and what happens in it
+  archipelago-sim --scenario flexkv --twice            also: two runs of a seed are the same
+  archipelago-sim --scenario pool --without fencing    must fail: the check notices the omission
+  archipelago-sim --list                               scenarios, and the steps of each";
+
+/// Number of seeds without `--seeds` and `--trace`.
+const SEEDS: u64 = 100;
+
+/// Run protocols in virtual time under a seed, with faults, and check what must hold.
 #[derive(Parser, Debug)]
-#[command(name = "archipelago-sim")]
+#[command(name = "archipelago-sim", after_help = TEACH)]
 struct Arguments {
-    /// One scenario; without it, all that must hold.
-    #[arg(long)]
-    scenario: Option<String>,
-    /// The first seed; a random one if it is left out.
-    #[arg(long)]
-    seed: Option<u64>,
-    /// How many seeds, from the first on.
-    #[arg(long, default_value_t = 1)]
-    seeds: u64,
+    /// Run this scenario instead of all that must hold.
+    #[arg(long, value_name = "NAME", value_parser = scenario)]
+    scenario: Option<&'static Scenario>,
+    /// First seed, or `random`.
+    #[arg(long, value_name = "SEED", default_value = "0", value_parser = first_seed)]
+    from: u64,
+    /// Number of seeds: 100 by default, and 1 with `--trace`.
+    #[arg(long, value_name = "N")]
+    seeds: Option<u64>,
     /// Print what happens in each run.
     #[arg(long)]
-    notes: bool,
+    trace: bool,
     /// Run each seed twice and compare the steps.
     #[arg(long)]
     twice: bool,
-    /// List the scenarios.
+    /// Leave out a step of the protocol. The flag may be repeated.
+    #[arg(long, value_name = "STEP", requires = "scenario")]
+    without: Vec<String>,
+    /// List the scenarios and their steps.
     #[arg(long)]
     list: bool,
-    /// Measure the simulator's own speed with this many READs.
+    /// Measure the speed of the simulator with this number of READs.
     #[arg(long, value_name = "OPERATIONS", num_args = 0..=1, default_missing_value = "1000000")]
     measure: Option<u64>,
 }
 
-/// What runs now, for a panic that ends the program.
-static RUNNING: Mutex<Option<(&'static str, u64)>> = Mutex::new(None);
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let before = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        before(info);
-        if let Some((scenario, seed)) = *RUNNING.lock() {
-            eprintln!("replay: {}", replay_command(scenario, seed));
+    if arguments.list {
+        print!("{}", list());
+        return ExitCode::SUCCESS;
+    }
+    if let Some(operations) = arguments.measure {
+        return measure_speed(operations);
+    }
+    let without = left_out(&arguments).unwrap_or_else(|wrong| {
+        Arguments::command().error(ErrorKind::InvalidValue, wrong).exit();
+    });
+    let Arguments { from, seeds, trace, twice, .. } = arguments;
+    let count = seeds.unwrap_or(if trace { 1 } else { SEEDS });
+    let seeds = Seeds { from, count, trace, twice, without };
+    if trace {
+        tracing_subscriber::fmt()
+            .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+            .without_time()
+            .init();
+    }
+    print_replay_on_panic();
+    run(&chosen(arguments.scenario), &seeds)
+}
+
+/// The scenario of that name.
+fn scenario(name: &str) -> Result<&'static Scenario, String> {
+    let names: Vec<&str> = SCENARIOS.iter().map(|(scenario, _)| scenario.name()).collect();
+    find(name).ok_or_else(|| format!("the scenarios are {}", names.join(", ")))
+}
+
+fn first_seed(text: &str) -> Result<u64, String> {
+    match text {
+        // Short enough to be typed again.
+        "random" => Ok(entropy_seed() >> 16),
+        number => number.parse().map_err(|_| "a seed is a number or the word random".to_owned()),
+    }
+}
+
+/// The steps that `--without` names.
+fn left_out(arguments: &Arguments) -> Result<Vec<&'static str>, String> {
+    let Some(scenario) = arguments.scenario else { return Ok(Vec::new()) };
+    let steps: &'static [Step] = scenario.steps();
+    let known = |name: &String| match steps.iter().find(|step| step.name == *name) {
+        Some(step) => Ok(step.name),
+        None if steps.is_empty() => {
+            Err(format!("scenario {} has no step that can be left out", scenario.name()))
         }
-    }));
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            eprintln!("{message}");
+        None => {
+            let names: Vec<&str> = steps.iter().map(|step| step.name).collect();
+            let (of, names) = (scenario.name(), names.join(", "));
+            Err(format!("scenario {of} has no step `{name}`; its steps are {names}"))
+        }
+    };
+    arguments.without.iter().map(known).collect()
+}
+
+/// The scenario that was named, or all that must hold.
+fn chosen(named: Option<&'static Scenario>) -> Vec<&'static Scenario> {
+    let holds = SCENARIOS.iter().filter(|(_, expect)| *expect == Expect::Holds);
+    named.map_or_else(|| holds.map(|(scenario, _)| scenario).collect(), |one| vec![one])
+}
+
+fn run(scenarios: &[&'static Scenario], seeds: &Seeds) -> ExitCode {
+    let mut caveats: Vec<String> = scenarios.iter().filter_map(|one| one.caveat()).collect();
+    caveats.dedup();
+    caveats.iter().for_each(|caveat| eprintln!("{caveat}"));
+    let mut failed = 0;
+    for scenario in scenarios {
+        let summary = seeds.run(scenario);
+        println!("{}", seeds.line(scenario, &summary));
+        failed += summary.failed;
+    }
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn list() -> String {
+    let mut text = String::new();
+    for (scenario, _) in SCENARIOS.iter() {
+        text += &format!("{:<14} {}\n", scenario.name(), scenario.about());
+        for step in scenario.steps() {
+            text += &format!("    --without {:<13} {}\n", step.name, step.about);
+        }
+    }
+    text
+}
+
+fn measure_speed(operations: u64) -> ExitCode {
+    match measure::reads(operations) {
+        Ok(speed) => {
+            println!(
+                "{} READs in {} events, {:.2} s: {:.2} million events a second; {:.4} s of \
+                 virtual time",
+                speed.operations,
+                speed.events,
+                speed.real_ns as f64 / 1e9,
+                speed.events_per_s() / 1e6,
+                speed.virtual_ns as f64 / 1e9
+            );
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
             ExitCode::FAILURE
         }
     }
-}
-
-fn run(arguments: &Arguments) -> Result<(), String> {
-    if arguments.list {
-        for (scenario, _) in SCENARIOS.iter() {
-            println!("{:<14} {}", scenario.name(), scenario.about());
-        }
-        return Ok(());
-    }
-    if let Some(operations) = arguments.measure {
-        return print_speed(operations);
-    }
-    let chosen: Vec<&Scenario> = match &arguments.scenario {
-        Some(name) => {
-            let unknown = || format!("no scenario {name}: --list has them");
-            vec![find(name).ok_or_else(unknown)?]
-        }
-        None => {
-            let holds = SCENARIOS.iter().filter(|(_, expect)| *expect == Expect::Holds);
-            holds.map(|(scenario, _)| scenario).collect()
-        }
-    };
-    let first = arguments.seed.unwrap_or_else(|| entropy_seed() >> 16);
-    for scenario in chosen {
-        seeds_of(scenario, first, arguments).map_err(|failure| failure.to_string())?;
-    }
-    Ok(())
-}
-
-fn seeds_of(scenario: &'static Scenario, first: u64, arguments: &Arguments) -> Result<(), Failure> {
-    let (mut events, mut virtual_ns) = (0, 0);
-    for seed in first..first + arguments.seeds {
-        *RUNNING.lock() = Some((scenario.name(), seed));
-        if arguments.notes {
-            let (notes, outcome) = run_noted(scenario, seed);
-            if outcome.is_ok() {
-                notes.iter().for_each(|note| println!("{note}"));
-            }
-            outcome?;
-        }
-        let summary = run_seeds(scenario, seed..seed + 1)?;
-        if arguments.twice {
-            same_twice(scenario, seed)?;
-        }
-        events += summary.events;
-        virtual_ns += summary.virtual_ns;
-    }
-    *RUNNING.lock() = None;
-    println!(
-        "{}: {} seeds from {first}, {events} events, {:.3} s of virtual time, all hold",
-        scenario.name(),
-        arguments.seeds,
-        virtual_ns as f64 / 1e9
-    );
-    Ok(())
-}
-
-fn print_speed(operations: u64) -> Result<(), String> {
-    let speed = measure::reads(operations).map_err(|error| error.to_string())?;
-    println!(
-        "{} READs in {} events, {:.2} s: {:.2} million events a second; {:.4} s of virtual time",
-        speed.operations,
-        speed.events,
-        speed.real_ns as f64 / 1e9,
-        speed.events_per_s() / 1e6,
-        speed.virtual_ns as f64 / 1e9
-    );
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! How fast the simulator is: steps of the scheduler a second of real time.
+//! Speed of the simulator: steps of the scheduler per second of real time.
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::simulation::Simulation;
@@ -6,12 +6,12 @@ use archipelago_base::{Epoch, Error, Result};
 use archipelago_fabric::sim::{Model, Network};
 use archipelago_fabric::{Batch, Connect, NodeId, Provider, Rights};
 
-/// What was measured.
+/// Result of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Speed {
-    /// Steps.
+    /// Number of steps.
     pub events: u64,
-    /// Operations of the fabric in them.
+    /// Operations of the fabric in these steps.
     pub operations: u64,
     /// Real time, in nanoseconds.
     pub real_ns: u64,
@@ -20,7 +20,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// Steps a second of real time.
+    /// Steps per second of real time.
     #[must_use]
     pub fn events_per_s(&self) -> f64 {
         self.events as f64 * 1e9 / self.real_ns.max(1) as f64
@@ -29,7 +29,7 @@ impl Speed {
 
 const CLIENTS: u64 = 64;
 
-/// READs of 128 bytes by 64 tasks on four hosts from one node, about `operations` of them.
+/// Measures about `operations` READs of 128 bytes, by 64 tasks on four hosts from one node.
 pub fn reads(operations: u64) -> Result<Speed> {
     let simulation = Simulation::new(1);
     let network = Network::new(&simulation);

@@ -1,128 +1,88 @@
-//! Seeds, one run each: the command line that all checks of this kind share, and who is named when
-//! a run panics.
+//! Runs of a scenario over a range of seeds, as the program makes them.
+//!
+//! [`Seeds::run`] goes on after a failure, so that a summary says how many seeds fail. If a panic
+//! ends the whole program, as it does in release builds, a hook prints the command that repeats
+//! the run.
+//!
+//! Thread-safety: the hook and the run that it names are global, so one thread runs seeds.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::ExitCode;
+use std::panic;
 
-use archipelago_memory::core::Sabotage;
 use parking_lot::Mutex;
 
-/// The flags that leave a step of the pool's protocol out.
-pub const POOL_FLAGS: &str = "[--no-fencing] [--no-fill] [--no-eviction]";
+use crate::run::{RunRequest, Scenario, Summary, replay_command, same_twice};
 
-/// Which seeds are run, and how.
-#[derive(Clone, Copy, Debug)]
+/// Seeds to run, and how.
+#[derive(Clone, Debug)]
 pub struct Seeds {
-    /// The first.
+    /// Seed of the first run.
     pub from: u64,
-    /// How many.
-    pub seeds: u64,
-    /// Prints what happens in each run.
+    /// Number of seeds.
+    pub count: u64,
+    /// Whether to print what happens in each run.
     pub trace: bool,
-    /// Steps of the pool's protocol that are left out.
-    pub sabotage: Sabotage,
+    /// Whether to run each seed twice and to compare the steps.
+    pub twice: bool,
+    /// Names of the steps that every run leaves out.
+    pub without: Vec<&'static str>,
+}
+
+/// Run that is in progress: its scenario and its command.
+static RUNNING: Mutex<Option<String>> = Mutex::new(None);
+
+/// Makes a panic print the command that repeats the run in which it happened.
+pub fn print_replay_on_panic() {
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        before(info);
+        if let Some(command) = RUNNING.lock().as_ref() {
+            eprintln!("replay: {command}");
+        }
+    }));
 }
 
 impl Seeds {
-    /// Reads the program's words; `other` takes those that are the program's own, and says whether
-    /// it did. Where nothing is to be run, it prints why, or the usage if that was asked for, and
-    /// gives how the program ends.
-    pub fn asked(usage: &str, other: impl FnMut(&str) -> bool) -> Result<Self, ExitCode> {
-        match Self::from_words(std::env::args().skip(1), other) {
-            Ok(Some(seeds)) => Ok(seeds),
-            Ok(None) => {
-                println!("{usage}");
-                Err(ExitCode::SUCCESS)
-            }
-            Err(wrong) => {
-                eprintln!("{wrong}\n{usage}");
-                Err(ExitCode::FAILURE)
-            }
-        }
-    }
-
-    /// `None`: the usage was asked for.
-    fn from_words(
-        words: impl IntoIterator<Item = String>,
-        mut other: impl FnMut(&str) -> bool,
-    ) -> Result<Option<Self>, String> {
-        let mut parsed = Self { from: 0, seeds: 1000, trace: false, sabotage: Sabotage::default() };
-        let mut words = words.into_iter();
-        while let Some(word) = words.next() {
-            let mut number = || {
-                let text = words.next().ok_or(format!("{word}: a number is missing"))?;
-                text.parse::<u64>().map_err(|_| format!("{word}: `{text}` is not a number"))
+    /// Runs every seed. Notes of sound runs go to standard output, failures to standard error.
+    pub fn run(&self, scenario: &Scenario) -> Summary {
+        let mut summary = Summary::default();
+        for seed in self.from..self.from.saturating_add(self.count) {
+            let without = self.without.clone();
+            let request = RunRequest { seed, trace: self.trace, without };
+            *RUNNING.lock() = Some(replay_command(scenario.name(), &request));
+            let checked = match self.twice {
+                true => same_twice(scenario, &request),
+                false => scenario.check(&request),
             };
-            match word.as_str() {
-                "--seeds" => parsed.seeds = number()?,
-                "--from" => parsed.from = number()?,
-                "--trace" => parsed.trace = true,
-                "--no-fencing" => parsed.sabotage.no_fencing = true,
-                "--no-fill" => parsed.sabotage.no_fill = true,
-                "--no-eviction" => parsed.sabotage.no_eviction = true,
-                "--help" | "-h" => return Ok(None),
-                own if other(own) => {}
-                unknown => return Err(format!("unknown argument `{unknown}`")),
-            }
-        }
-        Ok(Some(parsed))
-    }
-
-    /// Runs each seed and prints its notes, what must not be, and the command that repeats it; also
-    /// of a run that panics, which ends the program at once in release builds. `run` gives notes
-    /// and violations. How many failed.
-    pub fn run(
-        &self,
-        replay: impl Fn(u64) -> String,
-        mut run: impl FnMut(u64) -> (Vec<String>, Vec<String>),
-    ) -> u64 {
-        let before = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            before(info);
-            if let Some((seed, replay)) = RUNNING.lock().as_ref() {
-                eprintln!("seed {seed} panicked\n    repeat: {replay}");
-            }
-        }));
-        let mut failed = 0;
-        for seed in self.from..self.from + self.seeds {
-            *RUNNING.lock() = Some((seed, replay(seed)));
-            let (notes, violations) = run(seed);
             *RUNNING.lock() = None;
-            for note in notes {
-                println!("{note}");
-            }
-            if !violations.is_empty() {
-                failed += 1;
-                println!("seed {seed}: {}", violations.join("\n    "));
-                println!("    repeat: {}", replay(seed));
+            match checked {
+                Ok(outcome) => {
+                    outcome.notes.iter().for_each(|note| println!("{note}"));
+                    summary.add(&outcome);
+                }
+                Err(failure) => {
+                    eprintln!("{failure}");
+                    summary.add(&failure.outcome);
+                }
             }
         }
-        failed
+        summary
     }
-}
 
-/// The seed that runs now and how to repeat it, for a panic that ends the program.
-static RUNNING: Mutex<Option<(u64, String)>> = Mutex::new(None);
-
-/// The words that leave steps of the pool's protocol out, each behind a space.
-#[must_use]
-pub fn words_of(sabotage: Sabotage) -> String {
-    let flag = |left_out, flag| if left_out { flag } else { "" };
-    format!(
-        "{}{}{}",
-        flag(sabotage.no_fencing, " --no-fencing"),
-        flag(sabotage.no_fill, " --no-fill"),
-        flag(sabotage.no_eviction, " --no-eviction")
-    )
-}
-
-/// What `body` gives for a seed; should it panic, this does with the seed and the command that
-/// repeats it.
-pub fn named<T>(seed: u64, replay: impl FnOnce() -> String, body: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|cause| {
-        let text = cause.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| cause.downcast_ref::<&str>().map(ToString::to_string));
-        let text = text.unwrap_or_else(|| "a panic without words".into());
-        panic!("seed {seed} panicked: {text}\nrepeat: {}", replay())
-    })
+    /// One line that says what the runs came to.
+    #[must_use]
+    pub fn line(&self, scenario: &Scenario, summary: &Summary) -> String {
+        let mut line = format!(
+            "{}: {} seeds from {}, {} failed; {} events, {:.3} s of virtual time",
+            scenario.name(),
+            summary.runs,
+            self.from,
+            summary.failed,
+            summary.events,
+            summary.virtual_ns as f64 / 1e9
+        );
+        for figure in &summary.figures {
+            line += &format!(", {} {}", figure.count, figure.name);
+        }
+        line
+    }
 }

@@ -35,14 +35,16 @@ const LAYERS: &[(&str, u32)] = &[
     ("front/cli", 8),
 ];
 
-/// (who, on what): the only dependencies on `check/` from outside it.
+/// The only dependencies on `check/` from outside it: the package, and the package it depends on.
 const CHECK_EXCEPTIONS: &[(&str, &str)] = &[("archipelago-cli", "archipelago-bench")];
 
-/// (package, what it must never reach, why).
+/// Dependencies that must not exist, even by way of others: a package, the forbidden package, and
+/// the reason.
 const NEVER: &[(&str, &str, &str)] = &[
     ("archipelago-engine", "tokio", "the engine is synchronous; async is the front ends' matter"),
     ("archipelago-cli", "archipelago-lab", "the laboratory is no part of the product"),
     ("archipelago-cli", "archipelago-sim", "simulations are no part of the product"),
+    ("archipelago-bench", "archipelago-sim", "the benchmark is a part of the product"),
 ];
 
 /// Checks every dependency between crates of the workspace.
@@ -162,6 +164,18 @@ mod tests {
         assert!(found.iter().any(|m| m.contains("roles never depend on roles")), "{found:?}");
         assert!(found.iter().any(|m| m.contains("nothing is built on it")), "{found:?}");
         assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn simulator_is_found_below_the_program() {
+        let workspace = sample(&[
+            ("archipelago-cli", "front/cli", &["archipelago-bench"]),
+            ("archipelago-bench", "check/bench", &["archipelago-sim"]),
+            ("archipelago-sim", "check/sim", &[]),
+        ]);
+        let found = messages(&workspace);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found.iter().all(|m| m.contains("reaches `archipelago-sim`")), "{found:?}");
     }
 
     #[test]

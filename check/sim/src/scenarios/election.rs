@@ -1,5 +1,6 @@
-//! Machines that elect a leader by majority: no term has two, whatever is lost, doubled or crashes.
-//! Small, and there to show state machines under the scheduler.
+//! Machines that elect a leader by majority. No term has two leaders, although messages are lost
+//! and doubled and machines crash. The scenario is small: it shows state machines under the
+//! scheduler.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,12 +26,12 @@ enum Message {
 
 struct Machine {
     me: usize,
-    /// The highest term in which it voted; durable.
+    /// The highest term in which this machine voted. It is durable.
     voted: u64,
     term: u64,
     votes: u32,
     heard_ns: u64,
-    /// Terms that it led.
+    /// Terms in which this machine led.
     led: Vec<u64>,
     leads: bool,
 }
@@ -91,7 +92,7 @@ impl Protocol for Machine {
         }
     }
 
-    fn on_timer(&mut self, now_ns: u64, (): ()) -> Actions {
+    fn on_timer(&mut self, now_ns: u64, _timer: ()) -> Actions {
         let mut actions = vec![Action::After { delay: self.patience(), timer: () }];
         if self.leads {
             actions.extend(self.everybody(Message::Leads { term: self.term }));

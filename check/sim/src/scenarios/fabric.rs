@@ -1,11 +1,15 @@
-//! The fabric's own promises under faults: clients add to a word, write and read records and send
-//! numbered requests, while packets are lost, doubled, delayed and torn, links are cut, clients
-//! crash and the memory node crashes and comes back empty.
+//! The fabric's own promises under faults.
 //!
-//! What must hold: 1. the word lies between the additions that were confirmed and those that were
-//! tried; 2. a client reads what it wrote, and of others no torn word; 3. a request is executed at
-//! most once, and exactly once if it was answered; 4. once the network is well, everybody gets
-//! through.
+//! Clients add to a word, write and read records and send numbered requests. Meanwhile packets are
+//! lost, doubled, delayed and torn, links are cut, clients crash, and the memory node crashes and
+//! returns empty.
+//!
+//! Invariants that the run checks:
+//! 1. The value of the word lies between the number of confirmed additions and the number of tried
+//!    additions.
+//! 2. A client reads what it wrote, and it reads no torn word of another client.
+//! 3. A request is executed at most once, and exactly once if it was answered.
+//! 4. After the faults end, every client makes progress.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +40,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// What clients did to one life of the node.
+/// Additions and requests of one life of the node.
 #[derive(Default)]
 struct Ledger {
     tried: u64,
@@ -44,7 +48,7 @@ struct Ledger {
     executed: BTreeMap<u64, u32>,
 }
 
-/// What everybody knows besides the network.
+/// State that all clients share outside the network.
 #[derive(Default)]
 struct Book {
     epoch: u64,
@@ -57,7 +61,7 @@ struct Book {
 
 type Shared = Arc<Mutex<Book>>;
 
-/// Counts executions, and takes its time for some.
+/// Handler that counts executions and delays some answers.
 struct Counts {
     shared: Shared,
     epoch: u64,
@@ -110,7 +114,7 @@ struct Client {
     session: Arc<Session>,
     shared: Shared,
     rng: Rng,
-    /// A request whose outcome is unknown: number, id, epoch in which it was sent first.
+    /// Request with an unknown outcome: number, id, and the epoch in which it was first sent.
     open: Option<(u64, u64, u64)>,
 }
 
@@ -131,7 +135,7 @@ impl Client {
 
     async fn all(mut self) {
         loop {
-            // A link that cannot be made, or went down, is made again after a moment.
+            // If a link cannot be made or went down, the client makes another one after a pause.
             let _down = self.link().await;
             self.scheduler.sleep(Duration::from_micros(self.rng.u64(10..2000))).await;
         }
@@ -172,8 +176,8 @@ impl Client {
         8 + (of * WORDS * 8) as u64
     }
 
-    /// Writes records of equal words, each of which names its writer, and reads each back, without
-    /// waiting in between.
+    /// Writes records of equal words that name their writer, and reads each record back without
+    /// waiting for the write.
     async fn write(&mut self, link: &dyn Link, memory: Attached) -> Result<u64, String> {
         let mut word = 0;
         let mut posted = Vec::new();
@@ -246,7 +250,7 @@ impl Client {
             Err(refusal) => {
                 let unknown = matches!(refusal.reason, Reason::Disconnected | Reason::Deadline);
                 if !unknown {
-                    // The node lost track; nobody asks again.
+                    // The node lost track of the request, so the client gives it up.
                     self.open = None;
                     self.session.give_up(number);
                 }
@@ -271,14 +275,14 @@ impl Client {
     }
 }
 
-/// Bad weather of some kind.
+/// Draws the faults of the network.
 fn faults(rng: &mut Rng) -> Faults {
     Faults {
         loss: [0.0, 0.02, 0.3][rng.usize(..3)],
         duplicate: [0.0, 0.1][rng.usize(..2)],
         delay_ns_max: [0, 5_000, 200_000][rng.usize(..3)],
         tear: [0.0, 0.5][rng.usize(..2)],
-        // Nothing is mapped.
+        // No memory is mapped, so nothing can be refused.
         refuse: 0.0,
     }
 }
@@ -327,7 +331,9 @@ fn run(simulation: &Simulation) -> Result<(), String> {
     simulation.run_for(Duration::from_millis(10));
     let after = progress(&shared);
     if after.0 <= before.0 || after.1 <= before.1 {
-        return Err(format!("the network is well, and nobody gets through: {before:?}, {after:?}"));
+        return Err(format!(
+            "the network has no faults, but no client makes progress: {before:?}, {after:?}"
+        ));
     }
     check_count(&life, &shared)?;
     let book = shared.lock();
@@ -339,7 +345,7 @@ fn run(simulation: &Simulation) -> Result<(), String> {
     }
 }
 
-/// Requests answered, additions confirmed.
+/// Number of answered requests, and of confirmed additions.
 fn progress(shared: &Shared) -> (u64, u64) {
     let book = shared.lock();
     (book.answered, book.ledgers.values().map(|ledger| ledger.confirmed).sum())

@@ -1,4 +1,4 @@
-//! The scenarios that tests and program know.
+//! The scenarios that tests and the program know.
 
 mod election;
 mod fabric;
@@ -8,23 +8,27 @@ mod words;
 
 use std::sync::LazyLock;
 
-use crate::run::Scenario;
+use crate::run::{Figure, Scenario};
 
-/// Whether a scenario must hold, or is there to show that failures are found.
+/// Expected result of a scenario's runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// In every run.
+    /// Every run holds.
     Holds,
-    /// It is wrong on purpose: some seed finds it.
+    /// Some seed fails, because the scenario is wrong on purpose.
     Fails,
 }
 
-/// All of them.
+/// All scenarios, each with its expected result.
 pub static SCENARIOS: LazyLock<Vec<(Scenario, Expect)>> = LazyLock::new(|| {
     vec![
         (fabric::scenario(), Expect::Holds),
         (words::locked(), Expect::Holds),
         (election::scenario(), Expect::Holds),
+        (pool::scenario(), Expect::Holds),
+        (pool::office_scenario(), Expect::Holds),
+        (flexkv::scenario(), Expect::Holds),
+        (flexkv::scan_scenario(), Expect::Holds),
         (words::lost_update(), Expect::Fails),
     ]
 });
@@ -33,4 +37,8 @@ pub static SCENARIOS: LazyLock<Vec<(Scenario, Expect)>> = LazyLock::new(|| {
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Scenario> {
     SCENARIOS.iter().map(|(scenario, _)| scenario).find(|scenario| scenario.name() == name)
+}
+
+fn figures<const N: usize>(counted: [(&'static str, u64); N]) -> Vec<Figure> {
+    counted.map(|(name, count)| Figure { name, count }).into()
 }

@@ -1,6 +1,7 @@
-//! Clients that count in a word of a memory node's: with a lock, which holds, and without, which
-//! does not. The second is wrong on purpose: a simulator that never finds it would be worth
-//! nothing.
+//! Clients that count in a word of a memory node, with a lock and without one.
+//!
+//! The scenario without a lock loses updates on purpose. It proves that the simulator finds
+//! failures.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ pub(super) fn locked() -> Scenario {
 }
 
 pub(super) fn lost_update() -> Scenario {
-    let about = "the same without the guard: wrong on purpose, to see that it is found";
+    let about = "the same without the guard, wrong on purpose: some seed must fail";
     Scenario::new("lost-update", about, |simulation| count(simulation, false))
 }
 

@@ -1,7 +1,7 @@
 //! Histories of real processes in which compute nodes are cut off from the manager and from other
-//! nodes, or stand still, for longer and for shorter than their leases. What an error says of its
-//! write is taken at its word, and counters must have grown by just the increments that may have
-//! happened.
+//! nodes, or stand still, for more and for less than their leases. Clients believe what an error
+//! says about the effect of its write. Counters must have grown by exactly the increments that may
+//! have happened.
 //!
 //! One short history is an ordinary test. `ARCHIPELAGO_FLEX_CUTS=200x60 cargo test -p
 //! archipelago-sim --test it cuts -- --nocapture` runs 200 of 60 seconds. `51-100x60` runs
@@ -23,10 +23,10 @@ use crate::processes::{End, Process, Redis, WORKERS, World, until};
 /// Environment variable with the number of histories, or the first and the last, and the seconds
 /// of each.
 const VARIABLE: &str = "ARCHIPELAGO_FLEX_CUTS";
-/// Cuts of a history without a duration.
+/// Number of cuts in a history without a duration.
 const CUTS: u64 = 5;
 
-/// Forwards connections to another address, unless the way is cut: then bytes wait.
+/// Forwards connections to another address. While the way is cut, bytes wait.
 struct Proxy {
     address: String,
     target: Arc<Mutex<String>>,
@@ -58,7 +58,7 @@ impl Proxy {
 }
 
 fn spawn(body: impl FnOnce() + Send + 'static) {
-    // It ends with its connection, or with this program.
+    // The thread ends with its connection or with this program.
     let _thread = std::thread::Builder::new().spawn(body).expect("a thread");
 }
 
@@ -87,7 +87,7 @@ impl CutNode {
         let is_cut = Arc::new(AtomicBool::new(false));
         let to_manager = Proxy::start(manager.trim_start_matches("tcp:"), &is_cut);
         let from_others = Proxy::start("127.0.0.1:9", &is_cut);
-        // A port that was free a moment ago.
+        // The port was free a moment ago.
         let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
         free.to_string().clone_into(&mut from_others.target.lock().expect("new"));
         let manager = format!("tcp:{}", to_manager.address);
@@ -101,7 +101,7 @@ impl CutNode {
     }
 }
 
-/// What increments of one counter were told.
+/// Answers to the increments of one counter.
 #[derive(Default)]
 struct Counted {
     done: BTreeSet<u64>,

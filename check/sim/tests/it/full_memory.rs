@@ -1,5 +1,5 @@
-//! A cluster whose memory is full: what is there stays readable, deletions work from every node,
-//! and memory that was given back takes writes again.
+//! A cluster whose memory is full. Its values stay readable, deletions work from every node, and
+//! freed memory takes writes again.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use archipelago_memory::{MemoryServer, MemorySettings};
 use crate::processes::{manager, start_manager, until};
 
 const BLOCK_BYTES: u64 = 1 << 20;
-/// Blocks of each memory node.
+/// Number of blocks of each memory node.
 const BLOCKS: u64 = 10;
 pub(crate) const ADDRESS_LEASE: Duration = Duration::from_secs(1);
 const VALUE: [u8; 1000] = [b'x'; 1000];
@@ -30,7 +30,7 @@ impl Cluster {
         Self::of(manager("tcp:127.0.0.1:0"))
     }
 
-    /// The same with proxies for so many of a thousand partitions.
+    /// The same with proxies for `offload` of a thousand partitions.
     pub(crate) fn with_proxies(offload: u32) -> Self {
         Self::of(start_manager("tcp:127.0.0.1:0", 0, offload, true))
     }
@@ -58,7 +58,7 @@ impl Cluster {
         Self { compute: compute.into(), _memory: memory.into(), _manager: manager }
     }
 
-    /// Sets keys through the first node until memory is full; how many, and why not more.
+    /// Sets keys through the first node until memory is full. Returns their number and the error.
     pub(crate) fn fill(&self) -> (usize, WriteError) {
         for number in 0.. {
             let key = format!("key{number}");
@@ -99,8 +99,8 @@ fn full_memory_can_be_emptied_and_filled_again() {
         assert!((0..gone).all(|number| !read(node, number)));
         assert!((gone..count).all(|number| read(node, number)));
     }
-    // Also through the node whose own blocks nothing was deleted from, and in pieces of another
-    // size.
+    // Writes also go through the node whose own blocks lost no record, and they need pieces of
+    // another size.
     let mut written = 0;
     until("memory takes writes again", || {
         let node = &cluster.compute[written % 2];
@@ -120,7 +120,7 @@ fn expired_records_give_their_memory_back_by_themselves() {
     #[expect(clippy::disallowed_methods, reason = "expiries are told by the wall clock")]
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let expires_ms = now.expect("after 1970").as_millis() as u64 + 3_000;
-    // Of these and those that follow, memory holds three quarters.
+    // Memory holds three quarters of these records and the following ones together.
     let count = 5000;
     for number in 0..count {
         let key = format!("key{number}");

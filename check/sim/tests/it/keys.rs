@@ -1,4 +1,4 @@
-//! All keys of a cluster in this process: listed, sampled and moved, by threads at two nodes.
+//! All keys of a cluster in this process, which threads at two nodes list, sample and move.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ use archipelago_flexkv::{WriteEffect, WriteError};
 use crate::full_memory::{ADDRESS_LEASE, Cluster, assert_is_full};
 use crate::processes::until;
 
-/// All keys that a scan returns whose steps go to the nodes in turn; and how many steps it took.
+/// All keys that a scan returns, and its number of steps. The nodes make the steps in turn.
 fn scan_all(nodes: &[FlexKvNode], records: usize) -> (BTreeSet<Vec<u8>>, usize) {
     let (mut keys, mut cursor, mut steps) = (BTreeSet::new(), 0, 0);
     loop {
@@ -131,7 +131,7 @@ fn value_is_never_lost_by_moves_of_two_nodes() {
 }
 
 #[test]
-fn keys_longer_than_a_slot_can_say_are_listed_and_cleared() {
+fn keys_longer_than_the_slot_length_are_listed_and_cleared() {
     let cluster = Cluster::start();
     let mut all = BTreeSet::new();
     for (nth, bytes) in [16_272, 16_273, 16_320, 20_000, 65_534, 65_535].into_iter().enumerate() {

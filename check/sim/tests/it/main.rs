@@ -9,4 +9,5 @@ mod pool;
 mod processes;
 mod scans;
 mod scenarios;
+mod seeds;
 mod standby;

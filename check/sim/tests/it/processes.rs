@@ -1,10 +1,10 @@
-//! Histories of real processes under `kill -9`: compute nodes, memory nodes and the manager are
-//! killed and started again while clients call through the servers that compute nodes are; every
-//! key's history must be linearizable.
+//! Histories of real processes under `kill -9`. Compute nodes, memory nodes and the manager are
+//! killed and restarted while clients call the servers of the compute nodes. The history of every
+//! key must be linearizable.
 //!
-//! All of them are this test program again, told by a variable what to be; each prints where it is
-//! reached and serves until it is killed or its standard input ends. A call without an answer, or
-//! with an error, may have happened at any time later.
+//! Each process runs this test program again, and an environment variable names its role. It prints
+//! its address and serves until it is killed or its standard input ends. A call without an answer,
+//! or with an error, may have happened at any later time.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -29,16 +29,16 @@ use archipelago_sim::flexkv::{History, Op, Ret, judge};
 
 const VARIABLE: &str = "ARCHIPELAGO_FLEX_NODE";
 const BLOCK_BYTES: u64 = 1 << 20;
-/// Keys at a time, and calls of one before the next is taken: histories must stay short enough to
-/// be judged.
+/// Number of keys in use at a time, and of calls of a key before the next key replaces it.
+/// Histories must stay short enough for the judge.
 const KEYS: u64 = 4;
 const CALLS: u64 = 36;
 pub(crate) const WORKERS: u64 = 4;
 
-/// A node in a process of its own; killed when it is dropped.
+/// A process with one role. It is killed when it is dropped.
 pub(crate) struct Process {
     pub(crate) child: Child,
-    /// Where Redis clients reach it, if it is a compute node.
+    /// Address of the server, for a compute node the one for Redis clients.
     pub(crate) address: String,
 }
 
@@ -60,7 +60,7 @@ impl Process {
                 said.clone_into(&mut address);
             }
         }
-        // What else it says nobody reads; the pipe holds it.
+        // The pipe holds the rest of its output, which this process does not read.
         std::mem::forget(output);
         Self { child, address }
     }
@@ -125,7 +125,7 @@ fn node() {
     let _ended = io::stdin().read_to_end(&mut nothing);
 }
 
-/// A connection that speaks RESP; replies without their first byte and end, `None` for nothing.
+/// A connection for Redis commands. It returns replies without their type byte and line end.
 pub(crate) struct Redis(BufReader<TcpStream>);
 
 impl Redis {
@@ -158,7 +158,7 @@ impl Redis {
     }
 }
 
-/// What all clients share.
+/// State that all clients share.
 pub(crate) struct World {
     pub(crate) history: History,
     pub(crate) addresses: Mutex<Vec<String>>,
@@ -180,13 +180,13 @@ impl World {
         }
     }
 
-    /// Waits for so many answers more.
+    /// Waits until clients have got 150 more answers.
     pub(crate) fn progress(&self, what: &str) {
         let before = self.history.answered();
         until(what, || self.history.answered() > before + 150);
     }
 
-    /// What must not be, by the judge.
+    /// Panics unless the judge finds every history linearizable.
     pub(crate) fn assert_linearizable(&self) {
         let verdict = judge(&self.history.keys());
         assert!(verdict.violations.is_empty(), "{}", verdict.violations.join("\n"));
@@ -198,8 +198,8 @@ impl World {
         addresses[rng.usize(..addresses.len())].clone()
     }
 
-    /// A client: one call after another, each through a connection to whichever node; another name
-    /// after a call without an answer.
+    /// Runs a client: one call after another, each over a connection to some node. After a call
+    /// without an answer, the client continues under another name.
     pub(crate) fn work(&self, seed: u64) {
         let mut rng = Rng::with_seed(seed);
         let (mut thread, mut link) = (self.history.thread(), None);
@@ -235,10 +235,10 @@ impl World {
                         _ => Ret::Done(told.as_deref() == Some("OK")),
                     };
                     self.history.end(&begun, ret);
-                    // Now and then by way of another node.
+                    // Now and then, the next call goes to another node.
                     link = (rng.u32(..8) > 0).then_some(redis);
                 }
-                // What an error says of its write is taken at its word.
+                // The client believes what the error says about the effect of its write.
                 Err(failed) if failed.to_string().ends_with(&WriteEffect::None.to_string()) => {
                     self.history.never(&begun);
                 }
@@ -247,13 +247,14 @@ impl World {
                     thread = self.history.thread();
                 }
             }
-            // As many calls as can be judged; what is killed meanwhile is what matters.
+            // The pause limits the number of calls, because the judge must finish. Kills matter
+            // more.
             SystemClock::new().sleep(Duration::from_micros(rng.u64(500..3000)));
         }
     }
 }
 
-/// Looks until it is so; what is not within a minute is not.
+/// Waits until `so` returns true, and panics after a minute.
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let clock = SystemClock::new();
     let began_ns = clock.now_ns();
@@ -287,8 +288,8 @@ pub(crate) fn manager(listen: &str) -> ManagerServer {
     start_manager(listen, 0, StorePlan::default().offload, false)
 }
 
-/// The same of one of several, for so many memory nodes; so many of a thousand partitions have a
-/// proxy at first, or for good.
+/// A manager that is one of several for `memory_nodes` nodes. `offload` is the number of partitions
+/// in a thousand that have a proxy, at first or, if `fixed` is set, for good.
 pub(crate) fn start_manager(
     listen: &str,
     memory_nodes: u32,
@@ -310,7 +311,7 @@ pub(crate) fn start_manager(
 }
 
 #[test]
-fn histories_are_linearizable_while_nodes_and_the_manager_are_killed() {
+fn histories_are_linearizable_while_processes_are_killed() {
     let dir = std::env::temp_dir().join(format!("archipelago-flexkv-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("a directory for sockets");
     let mut manager = Process::start("manager 0 tcp:127.0.0.1:0 0");
@@ -336,8 +337,8 @@ fn histories_are_linearizable_while_nodes_and_the_manager_are_killed() {
         progress("with everybody there");
         for round in 0..9 {
             if round % 3 == 2 {
-                // At the same address; what it must know it is told by the nodes, the store's
-                // coordinator included.
+                // It starts at the same address. The nodes report everything that it must know,
+                // also what the store's coordinator must know.
                 manager.kill();
                 manager = Process::start(&format!("manager 0 {at} 0"));
             } else if round % 3 == 0 {

@@ -1,5 +1,5 @@
-//! Managers are killed while clients call: another one takes over, and every key's history stays
-//! linearizable.
+//! A standby manager takes over when the acting manager is killed while clients call. The history
+//! of every key stays linearizable.
 
 use archipelago_base::random::entropy_seed;
 use archipelago_pool::wire::Message;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::processes::{End, Process, WORKERS, World, until};
 
-/// Whether a manager answers for the cluster, and does not stand by.
+/// Whether this manager acts for the cluster and does not stand by.
 fn acts(manager: &str) -> bool {
     let line = Line::new(&Arc::default(), vec![manager.to_owned()], ClientId(entropy_seed()), None);
     let answer = line.ask(&Message::Status {}, Duration::from_secs(3));
@@ -48,7 +48,7 @@ fn standby_manager_takes_over_while_clients_write() {
         }
     });
     drop((compute, memory, managers));
-    // Best effort: sockets of processes that were killed.
+    // Best effort: the sockets belong to processes that were killed.
     #[expect(clippy::disallowed_methods, reason = "sockets of processes, not files of a store")]
     let _removed = std::fs::remove_dir_all(&dir);
     world.assert_linearizable();

@@ -41,7 +41,9 @@ use archipelago_flexkv::{CacheMode, ComputeNode, FlexKvSettings, Rival, Surround
 use archipelago_manager::core::Terms;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
-use archipelago_sim::pool::{MANAGER, ManagerActor, MemoryActor, start_manager, start_memory};
+use archipelago_sim::pool::{
+    MANAGER, ManagerActor, ManagerLife, MemoryActor, MemoryLife, start_manager, start_memory,
+};
 use parking_lot::Mutex;
 
 use threads::Threaded;
@@ -92,13 +94,13 @@ pub struct Setup {
     /// writes that meet another of their key end at once, in every system; a short patience is
     /// that.
     pub patience: Duration,
-    /// What compute nodes cache.
+    /// Kinds of entries that compute nodes cache.
     pub cache: CacheMode,
     /// Another store than this one.
     pub rival: Option<Rival>,
     /// The share of proxied partitions after loading, in a thousand.
     pub offload: u32,
-    /// What everything follows from.
+    /// Seed from which everything follows.
     pub seed: u64,
     /// The load is watched and counted for so many times as long as small pairs need: of large ones
     /// the cards carry few in that time.
@@ -253,12 +255,18 @@ impl Testbed {
             fill_max: Duration::from_millis(60),
             audit: Duration::from_secs(10),
         };
-        let manager = start_manager(&network, &join(MANAGER), Epoch(1), (terms, setup.seed));
+        let life = ManagerLife { epoch: Epoch(1), terms, random: setup.seed };
+        let manager = start_manager(&network, &join(MANAGER), life);
         let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max: BLOCKS_MAX };
         let memory = (1..=setup.memory as u64).map(|number| {
             let sim = join(&format!("memory{number}"));
-            let life = (NodeId(number), Epoch(number + 1));
-            let actor = start_memory(&network, &sim, life, limits, Sabotage::default());
+            let life = MemoryLife {
+                node: NodeId(number),
+                epoch: Epoch(number + 1),
+                limits,
+                sabotage: Sabotage::default(),
+            };
+            let actor = start_memory(&network, &sim, life);
             (sim.host().clone(), actor)
         });
         let memory: Vec<(Host, MemoryActor)> = memory.collect();
@@ -348,7 +356,7 @@ impl Testbed {
         self.simulation.events()
     }
 
-    /// What the coordinator has done.
+    /// Decisions of the coordinator so far.
     #[must_use]
     pub fn report(&self) -> Report {
         self.desk().look(|core| core.report().clone())
@@ -366,7 +374,7 @@ impl Testbed {
         self.settle()
     }
 
-    /// How the load is followed from now on.
+    /// Sets the rules by which the map follows the load from now on.
     pub fn tune(&self, tuning: Tuning) {
         self.desk().tune(tuning);
     }
@@ -390,7 +398,7 @@ impl Testbed {
         self.machines.iter().map(|machine| machine._kept.0.stats().requests).collect()
     }
 
-    /// What every card, unit and thread has worked so far, in ns, by name.
+    /// Busy time of every card, unit and thread so far in nanoseconds, by name.
     fn work(&self) -> BTreeMap<String, u64> {
         let mut work = BTreeMap::new();
         for Work { machine, outbound_ns, inbound_ns, atomics_ns, thread_ns } in self.network.work()
@@ -422,7 +430,8 @@ impl Testbed {
                     for number in keys {
                         let key = workload::key(number, setup.key_bytes);
                         let value = workload::value(number, setup.value_bytes);
-                        // Busy: somebody else's key or a partition that grows was in the way.
+                        // The store is busy with another writer of the key or with a partition that
+                        // grows.
                         while node.set(&key, &value, 0).await.is_err() {
                             runtime.sleep(Duration::from_micros(50)).await;
                         }

@@ -1,5 +1,9 @@
-//! What lies in the pool once everything is at rest: one directory, every record in use named by
-//! one slot, and nothing else in use.
+//! Audit of the pool after the run has come to rest.
+//!
+//! Invariants that the audit checks:
+//! 1. The pool has one directory, and it agrees with the coordinator's map.
+//! 2. One slot names each record that is in use, and one entry of the map names each subtable.
+//! 3. Nothing else is in use, so nothing leaked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,14 +16,14 @@ use archipelago_pool::{Address, BlockId, Config};
 use crate::scenarios::flexkv::coordinator::CoordinatorActor;
 use crate::scenarios::flexkv::node::LABEL;
 
-/// The pool as it is.
+/// The blocks of the pool at rest.
 struct Rest<'a> {
     cluster: &'a Cluster,
     blocks: BTreeMap<BlockId, Config>,
 }
 
 impl Rest<'_> {
-    /// Bytes of a block's first copy.
+    /// Reads bytes of a block's first copy.
     fn read(&self, address: Address, len: u64) -> Option<Vec<u8>> {
         let config = self.blocks.get(&address.block)?;
         let (_, actor) = self.cluster.memory.get(&config.copies.first()?.node)?;
@@ -30,7 +34,7 @@ impl Rest<'_> {
     }
 }
 
-/// What must not be. `nodes`: all compute nodes.
+/// Violations. `nodes` are all compute nodes.
 pub(crate) fn audit(
     cluster: &Cluster,
     coordinator: &CoordinatorActor,

@@ -1,4 +1,4 @@
-//! The store's coordinator on its host: started, crashed, started again.
+//! The store's coordinator on its host, which the run starts and crashes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::scenarios::flexkv::node::{COORDINATOR, LABEL, join_pool};
 
 type Kept = (Arc<CoordinatorRpc>, Arc<Node>, Box<dyn Listener>);
 
-/// See the module.
+/// The coordinator on its host, in all its lives.
 pub(crate) struct CoordinatorActor {
     sim: Sim,
     plan: Plan,
@@ -33,8 +33,8 @@ impl CoordinatorActor {
         let log2_buckets = rng.u32(..2);
         let plan =
             Plan { partition_bits: rng.u32(1..=3), log2_buckets, offload, ..Plan::default() };
-        // The load is followed in half of the runs; a ratio that is set by hand ends the knob's
-        // part of it.
+        // In half of the runs, the coordinator assigns partitions by load. A ratio that the run
+        // sets ends the control of the ratio.
         let tuning = Tuning {
             hotness: rng.bool(),
             adapt_ratio: rng.bool(),
@@ -48,7 +48,7 @@ impl CoordinatorActor {
         self.sim.host()
     }
 
-    /// Starts it if it is not there, or was taken for dead.
+    /// Starts the coordinator if it is down or was declared dead.
     pub(crate) fn start(&mut self, cluster: &mut Cluster) {
         if self.kept.lock().as_ref().is_some_and(|(desk, ..)| desk.is_over()) {
             self.crash();
@@ -74,7 +74,7 @@ impl CoordinatorActor {
         let _ends_with_the_host = Host::spawn(&host, "coordinator", task);
     }
 
-    /// Whether it was there.
+    /// Crashes the coordinator, and returns whether it was up.
     pub(crate) fn crash(&mut self) -> bool {
         *self.kept.lock() = None;
         self.sim.host().crash();
@@ -89,13 +89,14 @@ impl CoordinatorActor {
         })
     }
 
-    /// The map's version; 0 while it is down.
+    /// Version of the map, or 0 while the coordinator is down.
     pub(crate) fn version(&self) -> u64 {
         let kept = self.kept.lock();
         kept.as_ref().map_or(0, |(desk, ..)| desk.look(Coordinator::version))
     }
 
-    /// Reassignments by load and moves of the knob of the one that runs.
+    /// Number of decisions by load that the running coordinator made: reassignments and changes of
+    /// the ratio.
     pub(crate) fn tuned(&self) -> u64 {
         let kept = self.kept.lock();
         let decisions = |core: &Coordinator| {
@@ -105,7 +106,7 @@ impl CoordinatorActor {
         kept.as_ref().map_or(0, |(desk, ..)| desk.look(decisions))
     }
 
-    /// The map; nothing while it is down.
+    /// The map, which is empty while the coordinator is down.
     pub(crate) fn map(&self) -> Vec<Assigned> {
         let kept = self.kept.lock();
         kept.as_ref().map_or_else(Vec::new, |(desk, ..)| desk.look(|core| core.map().to_vec()))

@@ -1,53 +1,57 @@
-//! What clients asked and were told, key by key.
+//! The history of a run: the calls of all clients and their answers, key by key.
 //!
-//! Keys are registers of their own: a history is linearizable if each key's is. A call that ended
-//! without an answer may have happened at any time after it began, or not at all: it stays in
-//! flight for good, and its client goes on under another name. A write that ended with an error
-//! which says that it did not happen is taken out: a value of it that is read later has no writer.
+//! Each key is a register of its own, so the whole history is linearizable if the history of every
+//! key is. A call that ended without an answer may have happened at any time after it began, or not
+//! at all. It stays in flight for ever, and its client continues under another name. A write that
+//! ended with an error which says that it had no effect is removed. If a client reads its value
+//! later, that value has no writer, and the judge reports it.
 //!
-//! Invariants: values are numbers above 0 that no two writes share; a thread has one call at a
-//! time.
+//! Invariants:
+//! 1. Values are numbers above 0, and no two writes share one.
+//! 2. A thread has at most one call in flight.
+//!
+//! Thread-safety: any thread may call any method.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// A call.
+/// Operation of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Read.
+    /// Read the value.
     Get,
-    /// Write, whether it is there or not.
+    /// Write in any case.
     Set(u64),
-    /// Write if it is not there.
+    /// Write if the key does not exist.
     Insert(u64),
-    /// Write if it is there.
+    /// Write if the key exists.
     Update(u64),
-    /// Remove.
+    /// Remove the key.
     Delete,
-    /// Write if it holds what was read.
+    /// Write if the key holds the value that was read.
     Swap(Option<u64>, u64),
 }
 
-/// What a call was told.
+/// Answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ret {
-    /// What was read.
+    /// Value that was read.
     Value(Option<u64>),
-    /// Whether it took place.
+    /// Whether the write took place.
     Done(bool),
 }
 
-/// Something that happened to a key.
+/// Begin or end of a call of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A thread calls.
+    /// A thread begins a call.
     Begin(u64, Op),
-    /// It is answered.
+    /// A thread gets the answer.
     End(u64, Ret),
 }
 
-/// See the module.
+/// Calls and answers of all clients, key by key.
 #[derive(Debug, Default)]
 pub struct History {
     keys: Mutex<BTreeMap<u64, Vec<Event>>>,
@@ -55,7 +59,7 @@ pub struct History {
     refused: Mutex<u64>,
 }
 
-/// A call that was begun.
+/// A call that has begun.
 #[derive(Debug)]
 pub struct Call {
     key: u64,
@@ -63,25 +67,25 @@ pub struct Call {
 }
 
 impl History {
-    /// A name for a client: one call at a time.
+    /// A new name for a client, which has one call at a time.
     pub fn thread(&self) -> u64 {
         let mut threads = self.threads.lock();
         *threads += 1;
         *threads
     }
 
-    /// A call begins.
+    /// Records that a call begins.
     pub fn begin(&self, thread: u64, key: u64, op: Op) -> Call {
         self.keys.lock().entry(key).or_default().push(Event::Begin(thread, op));
         Call { key, thread }
     }
 
-    /// It was answered.
+    /// Records the answer of a call.
     pub fn end(&self, call: &Call, ret: Ret) {
         self.keys.lock().entry(call.key).or_default().push(Event::End(call.thread, ret));
     }
 
-    /// It was refused, with the word that it did not happen.
+    /// Removes a call that was refused without effect.
     pub fn never(&self, call: &Call) {
         let mut keys = self.keys.lock();
         let events = keys.get_mut(&call.key).expect("the call was begun");
@@ -94,24 +98,24 @@ impl History {
         *self.refused.lock() += 1;
     }
 
-    /// Writes that were refused with the word that they did not happen.
+    /// Number of writes that were refused without effect.
     pub fn refused(&self) -> u64 {
         *self.refused.lock()
     }
 
-    /// Calls that were answered.
+    /// Number of calls that were answered.
     pub fn answered(&self) -> u64 {
         let keys = self.keys.lock();
         keys.values().flatten().filter(|event| matches!(event, Event::End(..))).count() as u64
     }
 
-    /// What happened to each key.
+    /// The events of each key, in order.
     pub fn keys(&self) -> BTreeMap<u64, Vec<Event>> {
         self.keys.lock().clone()
     }
 }
 
-/// A key's history, for who reads it.
+/// The history of a key as text.
 pub(crate) fn told(events: &[Event]) -> String {
     let line = |event: &Event| match event {
         Event::Begin(thread, op) => format!("    {thread:>4} begins {op:?}\n"),

@@ -1,19 +1,21 @@
-//! Who says whether a history could have happened one call after another. None of them was written
-//! here.
+//! Linearizability of histories, by a checker that was not written here.
 //!
-//! **Porcupine** (Go, as a child of this process: `porcupine/main.go`) judges histories of hundreds
-//! of calls: it remembers which sets of calls led nowhere. What never returned is no call that is
-//! in flight for good, which would double its work each time, but part of the state that its model
-//! keeps: what may still happen. **Stateright's** tester does not, and takes minutes for some
-//! histories of 160 calls; it stands in where there is no Go, and clients then make as few calls as
-//! it can judge. So a run without Go proves less, and says so.
+//! **Porcupine** is a Go program that runs as a child of this process (`porcupine/main.go`). It
+//! judges histories of hundreds of calls, because it remembers which sets of calls led nowhere. A
+//! call that never returned would double its work if it stayed in flight. Instead, the model keeps
+//! such calls in its state, as writes that may still happen.
 //!
-//! Porcupine's answer may be that the time was over first: that is counted ([`Verdict::unknown`])
-//! and is never taken for good.
+//! **Stateright's** tester replaces it on a machine without Go. It takes minutes for some histories
+//! of 160 calls, so clients then make only as many calls as it can judge. Such a run proves less,
+//! and the program says so.
 //!
-//! Thread-safety: one judge for the process, asked by one thread at a time. Failure: a judge that
-//! cannot be understood, or is gone, panics: nothing was checked. Cost: some milliseconds for a
-//! run's keys.
+//! Invariants:
+//! 1. A history that Porcupine did not finish in time is counted ([`Verdict::unknown`]). It never
+//!    counts as linearizable.
+//!
+//! Thread-safety: the process has one judge, and one thread at a time uses it.
+//! Failure: if the judge ends or answers nonsense, the caller panics, because nothing was checked.
+//! Cost: some milliseconds for the keys of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
@@ -26,15 +28,15 @@ use stateright::semantics::{ConsistencyTester, LinearizabilityTester, Sequential
 
 use crate::scenarios::flexkv::history::{Event, Op, Ret, told};
 
-/// Calls of one client, at most, that stateright's tester can judge in time.
+/// Calls per client that stateright's tester can judge in time.
 const CALLS_WITHOUT_PORCUPINE: u64 = 40;
 
-/// What was found.
+/// Result of judging a history.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// Keys whose history could not have happened, with it.
+    /// Keys whose history is not linearizable, each with its history.
     pub violations: Vec<String>,
-    /// Keys of which nobody knows: the time was over first.
+    /// Number of keys that the judge did not finish in time.
     pub unknown: u64,
 }
 
@@ -46,7 +48,7 @@ struct Porcupine {
 
 enum Judge {
     Porcupine(Box<Porcupine>),
-    /// And why it is not Porcupine.
+    /// The reason why Porcupine does not run.
     Stateright(String),
 }
 
@@ -57,18 +59,19 @@ static JUDGE: LazyLock<Mutex<Judge>> = LazyLock::new(|| {
     })
 });
 
-/// Why histories are judged by the weaker one; `None` if they are not.
+/// Reason why the weaker judge is in use, or `None` if Porcupine runs.
 #[must_use]
 pub fn weaker() -> Option<String> {
     match &*JUDGE.lock() {
         Judge::Porcupine(_) => None,
         Judge::Stateright(why) => Some(format!(
-            "Porcupine does not run ({why}): stateright judges, and clients make {CALLS_WITHOUT_PORCUPINE} calls at most"
+            "Porcupine does not run ({why}). Stateright judges the histories instead, so each \
+             client makes at most {CALLS_WITHOUT_PORCUPINE} calls, and the run proves less."
         )),
     }
 }
 
-/// Calls of one client, at most.
+/// Largest number of calls of one client.
 #[must_use]
 pub(crate) fn calls_max() -> u64 {
     match &*JUDGE.lock() {
@@ -77,7 +80,7 @@ pub(crate) fn calls_max() -> u64 {
     }
 }
 
-/// Judges each key's history.
+/// Judges the history of each key.
 #[must_use]
 pub fn judge(keys: &BTreeMap<u64, Vec<Event>>) -> Verdict {
     let mut verdict = Verdict::default();
@@ -99,14 +102,16 @@ pub fn judge(keys: &BTreeMap<u64, Vec<Event>>) -> Verdict {
     verdict
 }
 
-/// What narrows the search, and changes no answer: of calls that never returned, a read is nothing
-/// at all; a write whose value was seen did happen, before whoever saw it first was told.
+/// Facts about calls that never returned. They narrow the search and change no verdict.
+///
+/// Such a read can be left out. Such a write did happen if its value was seen, and it happened
+/// before the first call that saw the value got its answer.
 #[derive(Debug, Default)]
 struct Loose {
-    /// Threads whose last call was a read that never returned.
+    /// Threads whose last call was a read without an answer.
     reads: BTreeSet<u64>,
-    /// Threads whose last call was a write that never returned, by the place of the event before
-    /// which it took effect.
+    /// Threads whose last call was a write without an answer, by the index of the event before
+    /// which the write took effect.
     before: BTreeMap<usize, u64>,
 }
 
@@ -147,7 +152,7 @@ fn loose(events: &[Event]) -> Loose {
     loose
 }
 
-/// As `porcupine/main.go` reads it.
+/// The history as `porcupine/main.go` reads it.
 fn lines_of(key: u64, events: &[Event]) -> String {
     let mut lines = format!("history {key}\n");
     let loose = loose(events);
@@ -182,7 +187,7 @@ fn lines_of(key: u64, events: &[Event]) -> String {
 }
 
 impl Porcupine {
-    /// Builds it beside this program, and starts it.
+    /// Builds the program in the folder of this one, and starts it.
     fn start() -> Result<Self, String> {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("porcupine");
         let mut program = std::env::current_exe().map_err(|error| error.to_string())?;
@@ -226,7 +231,7 @@ impl Porcupine {
     }
 }
 
-/// The program runs on without its file.
+/// Removes the file of the program, which continues to run.
 #[expect(clippy::disallowed_methods, reason = "a file of the build, not of the store")]
 fn forget(program: &Path) {
     if let Err(error) = std::fs::remove_file(program) {
@@ -234,7 +239,7 @@ fn forget(program: &Path) {
     }
 }
 
-/// A key, as it should behave.
+/// Model of a key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Register(Option<u64>);
 
@@ -278,7 +283,7 @@ fn is_linearizable(events: &[Event]) -> bool {
 mod tests {
     use super::*;
 
-    /// What both say; they must agree.
+    /// The verdict of both judges, which must agree.
     fn history(events: &[(u64, Result<Op, Ret>)]) -> bool {
         let event = |(thread, what): &(u64, Result<Op, Ret>)| match what {
             Ok(op) => Event::Begin(*thread, *op),
@@ -299,7 +304,7 @@ mod tests {
     const OLD: Result<Op, Ret> = Err(Ret::Value(None));
 
     #[test]
-    fn a_stale_read_a_lost_update_and_a_value_that_goes_back_are_seen() {
+    fn stale_read_and_lost_update_are_not_linearizable() {
         assert!(history(&[(1, SET), (2, GET), (2, OLD), (1, DONE), (2, GET), (2, NEW)]));
         assert!(!history(&[(1, SET), (1, DONE), (2, GET), (2, OLD)]), "stale");
         let back = [(1, SET), (2, GET), (2, NEW), (3, GET), (3, OLD), (1, DONE)];
@@ -310,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_applies_when_it_should() {
+    fn conditional_write_applies_by_its_condition() {
         let (insert, update, delete) = (Ok(Op::Insert(1)), Ok(Op::Update(1)), Ok(Op::Delete));
         assert!(history(&[(1, update), (1, NOT), (1, insert), (1, DONE), (1, insert), (1, NOT)]));
         assert!(history(&[(1, delete), (1, NOT), (1, insert), (1, DONE), (1, update), (1, DONE)]));
@@ -322,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_an_answer_may_have_happened_or_not_but_not_twice() {
+    fn call_without_an_answer_happens_at_most_once() {
         assert!(history(&[(1, SET), (2, GET), (2, OLD), (2, GET), (2, NEW)]));
         assert!(history(&[(1, SET), (2, GET), (2, OLD)]));
         let (other, deleted) = (Ok(Op::Delete), Err(Ret::Done(true)));
@@ -330,10 +335,10 @@ mod tests {
         assert!(!history(&twice));
     }
 
-    /// What stateright's tester takes minutes for: two hundred calls, many at a time, a few of them
+    /// Stateright's tester would take minutes: hundreds of calls, four at a time, and a few of them
     /// without an answer.
     #[test]
-    fn a_long_history_is_judged_by_porcupine() {
+    fn porcupine_judges_a_long_history() {
         if weaker().is_some() {
             return;
         }

@@ -1,4 +1,7 @@
-//! A compute node and the clients that work through it.
+//! A compute node and the clients that call it.
+//!
+//! The node runs the code of the product on a simulated host. Each life of a host is one
+//! [`NodeActor`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,108 +14,33 @@ use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Listener, Node, Provider};
 use archipelago_flexkv::sharers::offloaded_bytes;
 use archipelago_flexkv::{
-    ComputeNode, FlexKvSettings, Sabotage, Set, Surroundings, WriteEffect, WriteError,
+    ComputeNode, FlexKvSettings, Sabotage, Set, Surroundings, Value, WriteEffect, WriteError,
 };
 use archipelago_pool::{Pace, PoolClient, PoolOptions};
 use parking_lot::Mutex;
 
-use crate::scenarios::flexkv::history::{Call, History, Op, Ret};
-use crate::scenarios::flexkv::scans::{Scans, change_keys, scan};
+use crate::scenarios::flexkv::history::{Op, Ret};
+use crate::scenarios::flexkv::scans::Scanner;
+use crate::scenarios::flexkv::shared::Shared;
 
 /// The coordinator's host and address.
 pub(crate) const COORDINATOR: &str = "coordinator";
-/// What the store is called.
+/// Label of the store in the pool.
 pub(crate) const LABEL: u64 = 7;
-/// Keys that are worked on.
+/// Number of keys that clients call.
 pub(crate) const KEYS: u64 = 12;
-/// Clients of a node that read and write, and those that only read: where a node is cut off, a
-/// write waits for long.
+/// Number of clients of a node that read and write, and of those that only read. A node that is cut
+/// off delays writes for long, so readers are clients of their own.
 const WORKERS: usize = 2;
 const READERS: usize = 1;
-/// Every so long other keys are the hot ones.
+/// Time after which other keys become hot.
 const HOT_FOR: Duration = Duration::from_millis(50);
-/// How long a rush lasts, at the end of each such time.
+/// Length of a rush, which ends each such time.
 const RUSH: Duration = Duration::from_millis(2);
-/// Hot keys at a time, which get half of the calls.
+/// Number of hot keys at a time. They get half of the calls.
 const HOT_KEYS: u64 = 2;
 
-/// What all clients share.
-#[derive(Clone)]
-pub(crate) struct Shared {
-    pub(crate) history: Arc<History>,
-    pub(crate) working: Arc<Mutex<bool>>,
-    pub(crate) values: Arc<Mutex<u64>>,
-    pub(crate) errors: Arc<Mutex<u64>>,
-    /// Calls of one client, at most.
-    pub(crate) calls: u64,
-    pub(crate) sabotage: Sabotage,
-    pub(crate) cached: Arc<Mutex<Cached>>,
-    /// Of a run with scans.
-    pub(crate) scans: Option<Arc<Scans>>,
-}
-
-/// What the caches of all nodes did, and proxies for others, in all their lives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cached {
-    /// Reads that a pair answered.
-    pub pair_hits: u64,
-    /// Reads that an address led to the record.
-    pub address_hits: u64,
-    /// Writes whose slot was cached.
-    pub resolved: u64,
-    /// Invalidations that were sent.
-    pub invalidations: u64,
-    /// Of those: the sharer's lease had to run out.
-    pub waited_out: u64,
-    /// Partitions that did not fit a node's memory limit.
-    pub partitions_refused: u64,
-    /// Sets that were left to the key's proxy.
-    pub delegated: u64,
-    /// Sets that waited for nobody.
-    pub set_at_once: u64,
-    /// Slots whose copies got back what they had, as such a set was not committed.
-    pub set_back: u64,
-}
-
-impl Shared {
-    /// A value that no other write has.
-    fn new_value(&self) -> u64 {
-        let mut values = self.values.lock();
-        *values += 1;
-        *values
-    }
-
-    /// A write ended with an error. What that says of its effect is taken at its word.
-    fn failed(&self, call: &Call, failed: &WriteError) -> WriteEffect {
-        *self.errors.lock() += 1;
-        if failed.effect() == WriteEffect::None {
-            self.history.never(call);
-        }
-        failed.effect()
-    }
-}
-
-impl Cached {
-    /// Adds what a node did.
-    pub(crate) fn add(&mut self, node: &ComputeNode) {
-        let status = node.status().cache;
-        let figures = node.figures();
-        let figure = |name: &str| {
-            let figure = figures.iter().find(|figure| figure.name == name);
-            figure.expect("a node counts it").value
-        };
-        self.delegated += figure("delegated");
-        self.set_back += figure("set_back");
-        self.pair_hits += status.pair_hits;
-        self.address_hits += status.address_hits;
-        self.resolved += status.resolved_writes;
-        self.invalidations += status.invalidations_sent;
-        self.waited_out += status.invalidations_waited_out;
-        self.partitions_refused += status.partitions_refused;
-    }
-}
-
-/// What the account of a node's memory says that must not be, once the map is at rest.
+/// Violation of the accounting of a node's memory, after the map has come to rest.
 pub(crate) fn misaccounted(node: &ComputeNode) -> Option<String> {
     let (map, cache) = (node.map_status()?, node.status().cache);
     let offloaded = map.entries.iter().filter(|e| e.node == map.number && e.offloaded);
@@ -121,12 +49,12 @@ pub(crate) fn misaccounted(node: &ComputeNode) -> Option<String> {
     (!sound).then(|| format!("the index takes {index} bytes, the account says {cache:?}"))
 }
 
-/// A life of a compute node.
+/// One life of a compute node.
 pub(crate) struct NodeActor {
     pub(crate) node: Arc<Mutex<Option<(ComputeNode, Kept)>>>,
 }
 
-/// The fabric's node and its door.
+/// The fabric's node and the listener that makes it reachable.
 pub(crate) type Kept = (Arc<Node>, Box<dyn Listener>);
 
 pub(crate) fn pace() -> Pace {
@@ -134,7 +62,7 @@ pub(crate) fn pace() -> Pace {
 }
 
 pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexKvSettings {
-    // Room for everything, for some entries beside the index, for a few partitions and no entry.
+    // Memory for everything; for the index and some entries; or for a few partitions and no entry.
     let memory_limit = [1 << 20, 32 << 10, 19 << 10][rng.usize(..3)];
     FlexKvSettings {
         sabotage,
@@ -147,7 +75,7 @@ pub(crate) fn settings(sabotage: Sabotage, rng: &mut Rng) -> FlexKvSettings {
     }
 }
 
-/// A client of the pool, once it has joined.
+/// Joins the pool, and tries again until that succeeds.
 pub(crate) async fn join_pool(sim: &Sim, label: u64) -> PoolClient {
     let mut options = PoolOptions::new(MANAGER, label);
     (options.patience, options.pace) = (Duration::from_millis(100), pace());
@@ -161,7 +89,7 @@ pub(crate) async fn join_pool(sim: &Sim, label: u64) -> PoolClient {
 }
 
 impl NodeActor {
-    /// Starts a node on its host; its clients begin when it has joined.
+    /// Starts a node on its host. Its clients begin after it has joined.
     pub(crate) fn start(sim: &Sim, shared: &Shared) -> Self {
         let actor = Self { node: Arc::default() };
         let (node, sim, shared) = (Arc::clone(&actor.node), sim.clone(), shared.clone());
@@ -193,18 +121,23 @@ impl NodeActor {
             while compute.join().await.is_err() {
                 sim.host().sleep(Duration::from_millis(1)).await;
             }
-            for number in 0..WORKERS + READERS {
+            for role in [Role::Writes; WORKERS].into_iter().chain([Role::Reads; READERS]) {
                 let rng = Rng::with_seed(sim.host().seed());
                 let (node, host) = (compute.clone(), sim.host().clone());
-                let worker = work(node, host, shared.clone(), (rng, number >= WORKERS));
-                let _ends_with_the_host = Host::spawn(sim.host(), "work", worker);
+                let worker = Worker { node, host, shared: shared.clone(), rng, role };
+                let _ends_with_the_host = Host::spawn(sim.host(), "work", worker.work());
             }
-            if shared.scans.is_some() {
-                let [scans, changes] = [(); 2].map(|()| Rng::with_seed(sim.host().seed()));
-                let (node, host) = (compute.clone(), sim.host().clone());
-                let scanning = scan(node.clone(), host.clone(), shared.clone(), scans);
+            if let Some(scans) = &shared.scans {
+                let [scan_rng, change_rng] = [(); 2].map(|()| Rng::with_seed(sim.host().seed()));
+                let scanner = Scanner {
+                    node: compute.clone(),
+                    host: sim.host().clone(),
+                    scans: Arc::clone(scans),
+                    working: Arc::clone(&shared.working),
+                };
+                let scanning = scanner.clone().scan(scan_rng);
                 let _ends_with_the_host = Host::spawn(sim.host(), "scan", scanning);
-                let changing = change_keys(node, host, shared.clone(), changes);
+                let changing = scanner.change_keys(change_rng);
                 let _ends_with_the_host = Host::spawn(sim.host(), "change", changing);
             }
         };
@@ -239,13 +172,16 @@ fn number_in(value: &[u8]) -> u64 {
     number
 }
 
-/// Reads a key and writes down what it was told.
+/// Key of a client's last read, with the number and the value that the read returned.
+type LastRead = (u64, Option<(u64, Value)>);
+
+/// Reads a key and records the answer.
 pub(crate) async fn get(
     node: &ComputeNode,
     shared: &Shared,
     thread: u64,
     number: u64,
-) -> Result<Option<(u64, archipelago_flexkv::Value)>, ()> {
+) -> Result<Option<(u64, Value)>, ()> {
     let mut call = shared.history.begin(thread, number, Op::Get);
     let (name, mut at_once) = (key(number), None);
     if node.get_some_at_once(&[&name], &mut |value| at_once = Some(value.map(number_in))) == 1 {
@@ -266,7 +202,8 @@ pub(crate) async fn get(
     }
 }
 
-/// Half of the calls go to keys that are hot for a while; in a rush all to one of them.
+/// Draws a key. Half of the calls go to keys that are hot for a while, and in a rush all calls go
+/// to one of them.
 fn some_key(rng: &mut Rng, now_ns: u64) -> u64 {
     let round = now_ns / HOT_FOR.as_nanos() as u64;
     if is_rush(now_ns) {
@@ -278,106 +215,143 @@ fn some_key(rng: &mut Rng, now_ns: u64) -> u64 {
     (round * HOT_KEYS + rng.u64(..HOT_KEYS)) % KEYS
 }
 
-/// Now and then everybody wants the same key at once: writes meet.
+/// Whether all clients call the same key at this time, so that writes meet.
 fn is_rush(now_ns: u64) -> bool {
     now_ns % HOT_FOR.as_nanos() as u64 > (HOT_FOR - RUSH).as_nanos() as u64
 }
 
-/// Sets a key, at once if that is possible; every other time some more with it, for others that
-/// call at the same moment.
-async fn set(
-    node: &ComputeNode,
-    shared: &Shared,
-    (number, new): (u64, u64),
-    rng: &mut Rng,
-) -> Result<bool, WriteError> {
-    let mut sets = vec![(number, value_of(new, rng), None)];
-    for _ in 0..if rng.bool() { rng.usize(..4) } else { 0 } {
-        let other = rng.u64(..KEYS);
-        if sets.iter().all(|(number, ..)| *number != other) {
-            let (new, thread) = (shared.new_value(), shared.history.thread());
-            let call = shared.history.begin(thread, other, Op::Set(new));
-            sets.push((other, value_of(new, rng), Some(call)));
-        }
-    }
-    let keys: Vec<Vec<u8>> = sets.iter().map(|(number, ..)| key(*number)).collect();
-    let asked = keys.iter().zip(&sets);
-    let asked: Vec<Set<'_>> =
-        asked.map(|(key, (_, value, _))| Set { key, value, expires_ms: 0 }).collect();
-    let at_once = node.set_some_at_once(&asked);
-    shared.cached.lock().set_at_once += u64::from(at_once.count_ones());
-    let mut mine = Ok(true);
-    for (nth, (set, (.., call))) in asked.iter().zip(&sets).enumerate() {
-        let done = match at_once >> nth & 1 {
-            1 => Ok(()),
-            _ => node.set(set.key, set.value, 0).await,
-        };
-        match (call, done) {
-            (None, done) => mine = done.map(|()| true),
-            (Some(call), Ok(())) => shared.history.end(call, Ret::Done(true)),
-            (Some(call), Err(failed)) => _ = shared.failed(call, &failed),
-        }
-    }
-    mine
+/// What a client's calls are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Writes,
+    Reads,
 }
 
-async fn work(node: ComputeNode, host: Host, shared: Shared, (mut rng, reads): (Rng, bool)) {
-    let mut thread = shared.history.thread();
-    let mut read = None;
-    for _ in 0..shared.calls {
-        let rush = is_rush(host.scheduler().now_ns());
-        let pause_us = if rush { rng.u64(..100) } else { rng.u64(20..2000) };
-        host.sleep(Duration::from_micros(pause_us)).await;
-        if !*shared.working.lock() {
-            return;
+/// A key and the new value of a write.
+#[derive(Clone, Copy, Debug)]
+struct NewValue {
+    key: u64,
+    value: u64,
+}
+
+/// One client of a node.
+struct Worker {
+    node: ComputeNode,
+    host: Host,
+    shared: Shared,
+    rng: Rng,
+    role: Role,
+}
+
+impl Worker {
+    /// Makes calls, one after another, until the run's time of faults is over.
+    async fn work(mut self) {
+        let mut thread = self.shared.history.thread();
+        let mut read = None;
+        for _ in 0..self.shared.calls_max {
+            let rush = is_rush(self.host.scheduler().now_ns());
+            let pause_us = if rush { self.rng.u64(..100) } else { self.rng.u64(20..2000) };
+            self.host.sleep(Duration::from_micros(pause_us)).await;
+            if !*self.shared.working.lock() {
+                return;
+            }
+            let number = some_key(&mut self.rng, self.host.scheduler().now_ns());
+            let op = self.draw_op(number, rush, read.as_ref());
+            if op == Op::Get {
+                match get(&self.node, &self.shared, thread, number).await {
+                    Ok(value) => read = Some((number, value)),
+                    Err(()) => thread = self.shared.history.thread(),
+                }
+                continue;
+            }
+            let call = self.shared.history.begin(thread, number, op);
+            let note = format!("{thread} {op:?} of key {number}");
+            let done = self.write(number, op, read.as_ref()).await;
+            self.host.scheduler().note(|| format!("{note}: {done:?}"));
+            match done {
+                Ok(done) => self.shared.history.end(&call, Ret::Done(done)),
+                Err(failed) => {
+                    if self.shared.failed(&call, &failed) == WriteEffect::Unknown {
+                        thread = self.shared.history.thread();
+                    }
+                }
+            }
         }
-        let number = some_key(&mut rng, host.scheduler().now_ns());
-        let fresh = || shared.new_value();
-        // Every other key is read far more often than written, so that pairs of it are cached.
+    }
+
+    /// The next call for key `number`.
+    fn draw_op(&mut self, number: u64, rush: bool, read: Option<&LastRead>) -> Op {
+        // Every other key is read far more often than written, so that nodes cache pairs of it.
         let more = if number.is_multiple_of(2) { 160 } else { 0 };
-        let op = match rng.u32(..20 + more) {
-            _ if reads => Op::Get,
-            _ if rush && rng.bool() => Op::Set(fresh()),
+        let shared = &self.shared;
+        let fresh = || shared.new_value();
+        match self.rng.u32(..20 + more) {
+            _ if self.role == Role::Reads => Op::Get,
+            _ if rush && self.rng.bool() => Op::Set(fresh()),
             0..8 | 20.. => Op::Get,
             8..12 => Op::Set(fresh()),
             12..14 => Op::Insert(fresh()),
             14..16 => Op::Update(fresh()),
             16..18 => Op::Delete,
-            _ => match &read {
+            _ => match read {
                 Some((of, Some((was, _)))) if *of == number => Op::Swap(Some(*was), fresh()),
                 _ => Op::Swap(None, fresh()),
             },
-        };
-        if op == Op::Get {
-            match get(&node, &shared, thread, number).await {
-                Ok(value) => read = Some((number, value)),
-                Err(()) => thread = shared.history.thread(),
-            }
-            continue;
         }
+    }
+
+    async fn write(
+        &mut self,
+        number: u64,
+        op: Op,
+        read: Option<&LastRead>,
+    ) -> Result<bool, WriteError> {
         let name = key(number);
-        let call = shared.history.begin(thread, number, op);
-        let note = format!("{thread} {op:?} of key {number}");
-        let done = match op {
-            Op::Set(new) => set(&node, &shared, (number, new), &mut rng).await,
-            Op::Insert(new) => node.insert(&name, &value_of(new, &mut rng), 0).await,
-            Op::Update(new) => node.update(&name, &value_of(new, &mut rng), 0).await,
+        match op {
+            Op::Set(value) => self.set(NewValue { key: number, value }).await,
+            Op::Insert(new) => self.node.insert(&name, &value_of(new, &mut self.rng), 0).await,
+            Op::Update(new) => self.node.update(&name, &value_of(new, &mut self.rng), 0).await,
             Op::Swap(was, new) => {
-                let value = value_of(new, &mut rng);
-                let of = read.as_ref().and_then(|(_, read)| read.as_ref()).map(|(_, value)| value);
+                let value = value_of(new, &mut self.rng);
+                let of = read.and_then(|(_, read)| read.as_ref()).map(|(_, value)| value);
                 let of = if was.is_some() { of } else { None };
-                node.compare_and_set(&name, of, &value, 0).await
+                self.node.compare_and_set(&name, of, &value, 0).await
             }
-            Op::Get | Op::Delete => node.delete(&name).await,
-        };
-        host.scheduler().note(|| format!("{note}: {done:?}"));
-        match done {
-            Ok(done) => shared.history.end(&call, Ret::Done(done)),
-            Err(failed) => {
-                if shared.failed(&call, &failed) == WriteEffect::Unknown {
-                    thread = shared.history.thread();
-                }
+            Op::Get | Op::Delete => self.node.delete(&name).await,
+        }
+    }
+
+    /// Sets a key, without waiting if that is possible. Every other time, it sets some more keys in
+    /// the same batch, as if for other clients.
+    async fn set(&mut self, new: NewValue) -> Result<bool, WriteError> {
+        let (shared, rng) = (&self.shared, &mut self.rng);
+        let mut sets = vec![(new.key, value_of(new.value, rng), None)];
+        for _ in 0..if rng.bool() { rng.usize(..4) } else { 0 } {
+            let other = rng.u64(..KEYS);
+            if sets.iter().all(|(number, ..)| *number != other) {
+                let (new, thread) = (shared.new_value(), shared.history.thread());
+                let call = shared.history.begin(thread, other, Op::Set(new));
+                sets.push((other, value_of(new, rng), Some(call)));
             }
         }
+        let keys: Vec<Vec<u8>> = sets.iter().map(|(number, ..)| key(*number)).collect();
+        let asked = keys.iter().zip(&sets);
+        let asked: Vec<Set<'_>> =
+            asked.map(|(key, (_, value, _))| Set { key, value, expires_ms: 0 }).collect();
+        let at_once = self.node.set_some_at_once(&asked);
+        shared.cached.lock().set_at_once += u64::from(at_once.count_ones());
+        let mut mine = Ok(true);
+        for (nth, (set, (.., call))) in asked.iter().zip(&sets).enumerate() {
+            let done = match at_once >> nth & 1 {
+                1 => Ok(()),
+                _ => self.node.set(set.key, set.value, 0).await,
+            };
+            match (call, done) {
+                (None, done) => mine = done.map(|()| true),
+                (Some(call), Ok(())) => shared.history.end(call, Ret::Done(true)),
+                (Some(call), Err(failed)) => _ = shared.failed(call, &failed),
+            }
+        }
+        mine
     }
 }

@@ -1,10 +1,15 @@
-//! Scans of all keys while keys come and go, partitions grow and move, and nodes die.
+//! Scans of all keys while clients add and remove keys, partitions grow and move, and nodes die.
 //!
-//! All nodes work on one iteration: each takes its cursor, makes a step, and gives the next cursor
-//! to all, so that an iteration goes on over nodes and over their deaths. Of two steps from one
-//! cursor the first one counts. Some keys **stay**: once they are set they are only overwritten.
-//! An iteration must return every key that stayed before its first step began, and no key that
-//! nobody ever wrote.
+//! All nodes work on one iteration. A node takes the cursor, makes a step, and publishes the next
+//! cursor for all nodes. So an iteration survives the death of a node. If two nodes make a step
+//! from the same cursor, the first step counts. Some keys **stay**: after they are set, clients
+//! only overwrite them.
+//!
+//! Invariants that the run checks:
+//! 1. An iteration returns every key that stayed before its first step began.
+//! 2. A scan returns no key that no client ever wrote.
+//!
+//! Thread-safety: all nodes share one [`Scans`], whose lock is never held over a call of the store.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,35 +18,35 @@ use std::time::Duration;
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::Runtime as _;
 use archipelago_base::simulation::Host;
+use archipelago_flexkv::wire::Assigned;
 use archipelago_flexkv::{ComputeNode, ScanLimits, ScanStep};
 use parking_lot::Mutex;
 
-use crate::scenarios::flexkv::node::Shared;
+use crate::run::Figure;
+use crate::scenarios::figures;
 
-/// Keys that stay, at most.
+/// Largest number of staying keys.
 const STAYING_MAX: u64 = 60;
-/// Keys that come and go: enough for a few doublings of each partition.
+/// Number of keys that clients add and remove, enough for a few doublings of each partition.
 const CHANGING: u64 = 300;
 
-/// What the scans of a run did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScanFigures {
+/// Counts of a run's scans.
+#[derive(Clone, Copy, Debug, Default)]
+struct ScanCounts {
     /// Iterations that came to their end.
-    pub iterations: u64,
+    iterations: u64,
     /// Steps that counted.
-    pub steps: u64,
+    steps: u64,
     /// Steps that ended with an error.
-    pub errors: u64,
-    /// Doublings of partitions in the run.
-    pub grown: u64,
+    errors: u64,
 }
 
-/// The iteration that is under way.
+/// The iteration in progress.
 #[derive(Debug, Default)]
 struct Iteration {
     number: u64,
     cursor: u64,
-    /// The keys that it must return; `None` before its first step.
+    /// Staying keys that the iteration must return. `None` before its first step.
     expected: Option<Vec<u64>>,
     found: BTreeSet<Vec<u8>>,
 }
@@ -49,14 +54,14 @@ struct Iteration {
 #[derive(Debug, Default)]
 struct ScansState {
     staying: Vec<u64>,
-    /// Number of keys that were begun to be set as staying ones.
+    /// Number of staying keys that clients began to set.
     begun: u64,
     iteration: Iteration,
-    figures: ScanFigures,
+    counts: ScanCounts,
     violations: Vec<String>,
 }
 
-/// What all nodes of a run share.
+/// Scans of a run, which all its nodes share.
 #[derive(Debug, Default)]
 pub(crate) struct Scans(Mutex<ScansState>);
 
@@ -65,15 +70,23 @@ fn staying_key(number: u64) -> Vec<u8> {
 }
 
 impl Scans {
-    pub(crate) fn figures(&self) -> ScanFigures {
-        self.0.lock().figures
+    /// What the scans did, and how often partitions of `map` were doubled.
+    pub(crate) fn figures(&self, map: &[Assigned]) -> Vec<Figure> {
+        let counts = self.0.lock().counts;
+        let grown = map.iter().map(|entry| u64::from(entry.shape.generation.saturating_sub(1)));
+        figures([
+            ("scan iterations", counts.iterations),
+            ("scan steps", counts.steps),
+            ("scan steps with an error", counts.errors),
+            ("partitions doubled", grown.sum()),
+        ])
     }
 
     pub(crate) fn violations(&self) -> Vec<String> {
         self.0.lock().violations.clone()
     }
 
-    /// The iteration's number and the cursor to go on with.
+    /// Begins a step: the number of the iteration and its cursor.
     fn begin_step(&self) -> (u64, u64) {
         let mut state = self.0.lock();
         let staying = state.staying.clone();
@@ -86,7 +99,7 @@ impl Scans {
         if (state.iteration.number, state.iteration.cursor) != began {
             return;
         }
-        state.figures.steps += 1;
+        state.counts.steps += 1;
         let known =
             |key: &[u8]| [&b"stay-"[..], b"change-", b"key-"].iter().any(|p| key.starts_with(p));
         for found in step.keys {
@@ -100,7 +113,7 @@ impl Scans {
             state.iteration.cursor = cursor;
             return;
         }
-        state.figures.iterations += 1;
+        state.counts.iterations += 1;
         let next = Iteration { number: began.0 + 1, ..Iteration::default() };
         let Iteration { number, expected, found, .. } =
             std::mem::replace(&mut state.iteration, next);
@@ -112,50 +125,62 @@ impl Scans {
     }
 }
 
-/// Makes steps of the iteration that is under way.
-pub(crate) async fn scan(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
-    let Some(scans) = shared.scans.clone() else { return };
-    while *shared.working.lock() {
-        host.sleep(Duration::from_micros(rng.u64(20..1500))).await;
-        let began = scans.begin_step();
-        let limits = ScanLimits { records: rng.usize(1..8), key_bytes: usize::MAX };
-        let stepped = node.scan(began.1, limits).await;
-        host.scheduler().note(|| format!("scan {began:?}: {stepped:?}"));
-        match stepped {
-            Ok(Some(step)) => scans.end_step(began, step),
-            Ok(None) => {
-                let what = format!("cursor {:#x} is refused", began.1);
-                scans.0.lock().violations.push(what);
-            }
-            Err(_) => scans.0.lock().figures.errors += 1,
-        }
-    }
+/// A node that scans, and a client of it that adds and removes keys.
+#[derive(Clone)]
+pub(crate) struct Scanner {
+    pub(crate) node: ComputeNode,
+    pub(crate) host: Host,
+    pub(crate) scans: Arc<Scans>,
+    /// Whether the run's time of faults lasts.
+    pub(crate) working: Arc<Mutex<bool>>,
 }
 
-/// Sets keys that stay, and has others come and go.
-pub(crate) async fn change_keys(node: ComputeNode, host: Host, shared: Shared, mut rng: Rng) {
-    let Some(scans) = shared.scans.clone() else { return };
-    while *shared.working.lock() {
-        host.sleep(Duration::from_micros(rng.u64(50..400))).await;
-        let changing = format!("change-{}", rng.u64(..CHANGING)).into_bytes();
-        let done = match rng.u32(..10) {
-            0 => set_staying(&node, &scans).await,
-            1 => {
-                let some = {
-                    let state = scans.0.lock();
-                    let nth = rng.usize(..state.staying.len().max(1));
-                    state.staying.get(nth).copied()
-                };
-                match some {
-                    Some(number) => node.set(&staying_key(number), b"again", 0).await,
-                    None => Ok(()),
+impl Scanner {
+    /// Makes steps of the iteration that is in progress.
+    pub(crate) async fn scan(self, mut rng: Rng) {
+        let Self { node, host, scans, working } = self;
+        while *working.lock() {
+            host.sleep(Duration::from_micros(rng.u64(20..1500))).await;
+            let began = scans.begin_step();
+            let limits = ScanLimits { records: rng.usize(1..8), key_bytes: usize::MAX };
+            let stepped = node.scan(began.1, limits).await;
+            host.scheduler().note(|| format!("scan {began:?}: {stepped:?}"));
+            match stepped {
+                Ok(Some(step)) => scans.end_step(began, step),
+                Ok(None) => {
+                    let what = format!("cursor {:#x} is refused", began.1);
+                    scans.0.lock().violations.push(what);
                 }
+                Err(_) => scans.0.lock().counts.errors += 1,
             }
-            2..8 => node.set(&changing, b"coral", 0).await,
-            _ => node.delete(&changing).await.map(drop),
-        };
-        if done.is_err() {
-            host.sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Sets staying keys, and adds and removes changing keys.
+    pub(crate) async fn change_keys(self, mut rng: Rng) {
+        let Self { node, host, scans, working } = self;
+        while *working.lock() {
+            host.sleep(Duration::from_micros(rng.u64(50..400))).await;
+            let changing = format!("change-{}", rng.u64(..CHANGING)).into_bytes();
+            let done = match rng.u32(..10) {
+                0 => set_staying(&node, &scans).await,
+                1 => {
+                    let some = {
+                        let state = scans.0.lock();
+                        let nth = rng.usize(..state.staying.len().max(1));
+                        state.staying.get(nth).copied()
+                    };
+                    match some {
+                        Some(number) => node.set(&staying_key(number), b"again", 0).await,
+                        None => Ok(()),
+                    }
+                }
+                2..8 => node.set(&changing, b"coral", 0).await,
+                _ => node.delete(&changing).await.map(drop),
+            };
+            if done.is_err() {
+                host.sleep(Duration::from_millis(1)).await;
+            }
         }
     }
 }

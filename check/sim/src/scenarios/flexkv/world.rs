@@ -1,95 +1,40 @@
-//! A run: a cluster, what goes wrong in it, a time of peace, and a look at everything.
+//! A run of the store: a cluster, a time of faults, a time of peace, and the final checks.
+//!
+//! One [`World`] owns everything in a run. Everything follows from the seed.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::scenarios::pool::{Cluster, revive};
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, HostClock};
 use archipelago_fabric::sim::{Faults, Sim};
 use archipelago_flexkv::ComputeNode;
-use archipelago_memory::core::{Limits, Sabotage};
-use parking_lot::Mutex;
+use archipelago_memory::core::Limits;
 
+use crate::run::{RunOutcome, RunRequest};
+use crate::scenarios::figures;
 use crate::scenarios::flexkv::audit::audit;
 use crate::scenarios::flexkv::coordinator::CoordinatorActor;
-use crate::scenarios::flexkv::history::History;
 use crate::scenarios::flexkv::judge::{calls_max, judge};
-use crate::scenarios::flexkv::node::{
-    COORDINATOR, Cached, KEYS, NodeActor, Shared, get, misaccounted,
-};
-use crate::scenarios::flexkv::scans::ScanFigures;
+use crate::scenarios::flexkv::node::{COORDINATOR, KEYS, NodeActor, get, misaccounted};
+use crate::scenarios::flexkv::sabotage;
+use crate::scenarios::flexkv::shared::Shared;
+use crate::scenarios::pool::{Cluster, revive};
 
-/// What a run is made of.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// What everything follows from.
-    pub seed: u64,
-    /// Virtual time in which things go wrong.
-    pub trouble: Duration,
-    /// Calls of one client, at most.
-    pub calls: u64,
-    /// Keep notes of what happens.
-    pub notes: bool,
-    /// Steps of the pool's protocol that are left out on purpose: the check must notice.
-    pub sabotage: Sabotage,
-    /// Steps of the store's.
-    pub flex: archipelago_flexkv::Sabotage,
-    /// Whether nodes scan all keys while others come and go.
-    pub scans: bool,
+/// Whether nodes scan all keys while clients add and remove keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scanning {
+    Off,
+    On,
 }
 
-impl Settings {
-    /// A sound run.
-    #[must_use]
-    pub fn new(seed: u64) -> Self {
-        Self {
-            seed,
-            trouble: Duration::from_millis(300),
-            calls: calls_max(),
-            notes: false,
-            sabotage: Sabotage::default(),
-            flex: archipelago_flexkv::Sabotage::default(),
-            scans: false,
-        }
-    }
-}
-
-/// What came of a run.
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// What must not be.
-    pub violations: Vec<String>,
-    /// Keys of which the judge did not know in time.
-    pub unknown: u64,
-    /// Calls that were answered.
-    pub answered: u64,
-    /// Calls that ended with an error.
-    pub errors: u64,
-    /// Of those: writes that said that they did not happen.
-    pub refused: u64,
-    /// Crashes, cuts, stops and moves.
-    pub faults: u64,
-    /// Changes of the map.
-    pub changes: u64,
-    /// How often partitions were assigned by a new ranking, or the knob set a ratio.
-    pub tuned: u64,
-    /// What the nodes' caches did.
-    pub cached: Cached,
-    /// What scans did.
-    pub scans: ScanFigures,
-    /// Steps of the scheduler.
-    pub events: u64,
-    /// The trace's hash: the same for the same seed.
-    pub trace: u64,
-    /// What happened, if it was asked for.
-    pub notes: Vec<String>,
-}
-
+/// Virtual time in which things go wrong.
+const TROUBLE: Duration = Duration::from_millis(300);
+/// Calls of one client in a run with scans, at most. Such a run is about the scans.
+const CALLS_WITH_SCANS: u64 = 40;
 const BLOCK_BYTES: u64 = 64 << 10;
-/// Blocks of a memory node that is full soon: the directory's and a few for each compute node.
+/// Blocks of a memory node that soon is full: one for the directory and a few per compute node.
 const BLOCKS_FEW: u64 = 6;
-/// Clocks of compute nodes and the coordinator run apart by so many millionths at most.
+/// Largest deviation of the clocks of compute nodes and the coordinator, in millionths.
 const DRIFT_PPM_MAX: i32 = 300;
 
 pub(crate) struct World {
@@ -98,40 +43,45 @@ pub(crate) struct World {
     pub(crate) compute: Vec<(Sim, Option<NodeActor>)>,
     shared: Shared,
     stopped: Vec<Host>,
-    /// Whether the ratio is set by hand now and then.
+    /// Whether the run sets the offload ratio now and then.
     meddled: bool,
 }
 
 /// Runs one seed.
-#[must_use]
-pub fn run(settings: Settings) -> Outcome {
-    let mut world = World::new(settings);
-    world.trouble(settings.trouble);
+pub(super) fn run(request: &RunRequest, scanning: Scanning) -> RunOutcome {
+    let mut world = World::new(request, scanning);
+    world.trouble();
     let mut violations = world.peace();
     let verdict = judge(&world.shared.history.keys());
     violations.extend(verdict.violations);
-    let mut scans = ScanFigures::default();
+    let cached = *world.shared.cached.lock();
+    let mut figures = figures([
+        ("calls answered", world.shared.history.answered()),
+        ("calls with an error", *world.shared.errors.lock()),
+        ("writes refused without effect", world.shared.history.refused()),
+        ("keys that the judge did not finish", verdict.unknown),
+        ("faults", world.cluster.faults),
+        ("changes of maps", world.coordinator.version()),
+        ("decisions by load", world.coordinator.tuned()),
+        ("reads from cached pairs", cached.pair_hits),
+        ("reads from cached addresses", cached.address_hits),
+        ("writes to cached slots", cached.resolved),
+        ("invalidations", cached.invalidations),
+        ("invalidations that waited for a lease", cached.waited_out),
+        ("partitions refused for memory", cached.partitions_refused),
+        ("sets delegated to proxies", cached.delegated),
+        ("sets on the fast path", cached.set_at_once),
+        ("slots set back", cached.set_back),
+    ]);
     if let Some(made) = &world.shared.scans {
-        scans = made.figures();
-        let map = world.coordinator.map();
-        let grown = map.iter().map(|entry| u64::from(entry.shape.generation.saturating_sub(1)));
-        scans.grown = grown.sum();
+        figures.extend(made.figures(&world.coordinator.map()));
         violations.extend(made.violations());
     }
-    Outcome {
+    RunOutcome {
         violations,
-        unknown: verdict.unknown,
-        answered: world.shared.history.answered(),
-        errors: *world.shared.errors.lock(),
-        refused: world.shared.history.refused(),
-        faults: world.cluster.faults,
-        changes: world.coordinator.version(),
-        tuned: world.coordinator.tuned(),
-        cached: *world.shared.cached.lock(),
-        scans,
-        events: world.cluster.simulation.events(),
-        trace: world.cluster.simulation.trace_hash(),
+        figures,
         notes: world.cluster.simulation.notes(),
+        trace: world.cluster.trace(),
     }
 }
 
@@ -140,17 +90,14 @@ fn some_clock(rng: &mut Rng) -> HostClock {
 }
 
 impl World {
-    fn new(settings: Settings) -> Self {
-        // In some runs memory is full most of the time.
-        let blocks_max = if settings.seed % 5 == 4 { BLOCKS_FEW } else { 64 };
+    fn new(request: &RunRequest, scanning: Scanning) -> Self {
+        // In a fifth of the runs, memory is full most of the time.
+        let blocks_max = if request.seed % 5 == 4 { BLOCKS_FEW } else { 64 };
         let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max };
         let draw = |_: &mut Rng| (1, limits);
-        let mut cluster = Cluster::new(settings.seed, "flex-check", settings.sabotage, draw);
-        if settings.notes {
-            cluster.simulation.keep_notes();
-        }
-        // Every other run is of one machine: writes are done at once where they can.
-        if settings.seed % 2 == 1 {
+        let mut cluster = Cluster::new(request, "flex-check", draw);
+        // Every other run simulates one machine, on which some writes need no wait.
+        if request.seed % 2 == 1 {
             cluster.network.share_memory();
         }
         let count = cluster.rng.usize(2..=4);
@@ -161,31 +108,28 @@ impl World {
         for host in hosts.chain([coordinator.host()]) {
             host.set_clock(some_clock(&mut cluster.rng));
         }
-        let shared = Shared {
-            history: Arc::new(History::default()),
-            working: Arc::new(Mutex::new(true)),
-            values: Arc::default(),
-            errors: Arc::default(),
-            calls: settings.calls,
-            sabotage: settings.flex,
-            cached: Arc::default(),
-            scans: settings.scans.then(Arc::default),
+        let shared = match scanning {
+            Scanning::Off => Shared::new(calls_max(), sabotage(request)),
+            Scanning::On => {
+                let calls = calls_max().min(CALLS_WITH_SCANS);
+                Shared::new(calls, sabotage(request)).with_scans()
+            }
         };
         let stopped = Vec::new();
-        let meddled = !settings.seed.is_multiple_of(3);
+        let meddled = !request.seed.is_multiple_of(3);
         let mut world = Self { cluster, coordinator, compute, shared, stopped, meddled };
         world.start_all();
         world
     }
 
-    /// Starts what is not there.
+    /// Starts everything that is down.
     fn start_all(&mut self) {
         self.cluster.start();
         self.coordinator.start(&mut self.cluster);
         for (sim, actor) in &mut self.compute {
             let over = actor.as_ref().and_then(NodeActor::node).is_some_and(|node| node.is_over());
             if over {
-                // A node that was taken for dead is started again, as an operator would.
+                // A node that was declared dead starts again, as if an operator did it.
                 sim.host().crash();
                 *actor = None;
             }
@@ -196,12 +140,12 @@ impl World {
         }
     }
 
-    fn trouble(&mut self, duration: Duration) {
-        // Let it come up first.
+    fn trouble(&mut self) {
+        // The cluster starts first.
         self.cluster.simulation.run_for(Duration::from_millis(120));
-        // Links on mapped memory end at any moment, also between a word's copies.
+        // Links on mapped memory end at any moment, even between the writes of a word's copies.
         self.cluster.network.set_faults(Faults { refuse: 0.1, ..Faults::default() });
-        let end_ns = self.cluster.simulation.now_ns() + duration.as_nanos() as u64;
+        let end_ns = self.cluster.simulation.now_ns() + TROUBLE.as_nanos() as u64;
         while self.cluster.simulation.now_ns() < end_ns {
             match self.cluster.rng.u32(..26) {
                 0..3 => self.crash_compute(),
@@ -212,8 +156,8 @@ impl World {
                 12 => self.cluster.set_faults(),
                 13..18 => self.start_all(),
                 18..22 => self.move_partitions(),
-                22 => self.stop_somebody(),
-                23..25 => self.go_on(),
+                22 => self.stop_host(),
+                23..25 => self.continue_stopped(),
                 _ => {}
             }
             let pause = self.cluster.rng.u64(1..20);
@@ -222,7 +166,7 @@ impl World {
     }
 
     fn move_partitions(&mut self) {
-        // In some runs nobody meddles with the knob.
+        // In a third of the runs, only the coordinator sets the ratio.
         if !self.meddled {
             return;
         }
@@ -232,7 +176,7 @@ impl World {
         }
     }
 
-    /// Hosts beside those of the pool: compute nodes first.
+    /// Hosts that are not part of the pool, compute nodes first.
     fn hosts(&self) -> Vec<Host> {
         let mut hosts: Vec<Host> = self.compute.iter().map(|(sim, _)| sim.host().clone()).collect();
         hosts.push(self.coordinator.host().clone());
@@ -244,13 +188,13 @@ impl World {
         if self.cluster.rng.bool() {
             return self.cluster.cut(&hosts);
         }
-        // Who is taken for dead and is not is the hard case.
+        // A node that the manager declares dead, although it runs, is the hard case.
         let compute = self.cluster.rng.usize(..self.compute.len());
         let manager = self.cluster.manager.0.host().clone();
         self.cluster.cut_between(&manager, &hosts[compute]);
     }
 
-    fn stop_somebody(&mut self) {
+    fn stop_host(&mut self) {
         let mut hosts = self.hosts();
         hosts.push(self.cluster.manager.0.host().clone());
         hosts.extend(self.cluster.memory.values().map(|(sim, _)| sim.host().clone()));
@@ -262,7 +206,7 @@ impl World {
         }
     }
 
-    fn go_on(&mut self) {
+    fn continue_stopped(&mut self) {
         self.stopped.drain(..).for_each(|host| host.go_on());
     }
 
@@ -278,7 +222,7 @@ impl World {
         }
     }
 
-    /// The pool's manager, the store's coordinator, or both.
+    /// Crashes the pool's manager, the store's coordinator, or both.
     fn crash_managers(&mut self) {
         let which = self.cluster.rng.u32(..3);
         if which != 0 {
@@ -289,11 +233,12 @@ impl World {
         }
     }
 
-    /// Everything comes back and is left alone; every node reads every key. What must not be.
+    /// Starts everything, lets it come to rest and reads every key from every node. Returns the
+    /// violations.
     fn peace(&mut self) -> Vec<String> {
         *self.shared.working.lock() = false;
         self.cluster.heal();
-        self.go_on();
+        self.continue_stopped();
         for _ in 0..8 {
             self.start_all();
             self.cluster.simulation.run_for(Duration::from_millis(100));

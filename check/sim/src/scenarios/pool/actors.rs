@@ -1,4 +1,7 @@
 //! Memory nodes and the manager, driven by tasks in virtual time.
+//!
+//! The tasks replace the threads of the product; the state machines and handlers are the product's.
+//! A dropped actor closes its state machine, as a crash of its host does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,10 +21,10 @@ use archipelago_pool::{Reach, Route, copier};
 
 /// The manager's host and address.
 pub const MANAGER: &str = "manager";
-/// A request is given up after this long.
-pub const REQUEST: Duration = Duration::from_millis(8);
+/// Time after which a request is given up.
+pub(crate) const REQUEST: Duration = Duration::from_millis(8);
 
-/// A way to the node at `address`, as `client`.
+/// A link to the node at `address`, as `client`.
 pub(crate) struct Line {
     route: Route,
     ways: Vec<String>,
@@ -38,9 +41,9 @@ impl Line {
     }
 }
 
-/// A memory node in one of its lives.
+/// One life of a memory node that runs.
 pub struct MemoryActor {
-    /// Its state machine.
+    /// State machine of the role.
     pub serving: Arc<Serving>,
     _door: Box<dyn Listener>,
 }
@@ -51,14 +54,22 @@ impl Drop for MemoryActor {
     }
 }
 
+/// One life of a memory node.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryLife {
+    /// Number of the node, the same in all its lives.
+    pub node: NodeId,
+    /// Epoch of this life.
+    pub epoch: Epoch,
+    /// Sizes of the node.
+    pub limits: Limits,
+    /// Steps of the protocol that the node leaves out.
+    pub sabotage: Sabotage,
+}
+
 /// Starts a memory node on its host.
-pub fn start_memory(
-    network: &Arc<Network>,
-    sim: &Sim,
-    (id, life): (NodeId, Epoch),
-    limits: Limits,
-    sabotage: Sabotage,
-) -> MemoryActor {
+pub fn start_memory(network: &Arc<Network>, sim: &Sim, life: MemoryLife) -> MemoryActor {
+    let MemoryLife { node: id, epoch: life, limits, sabotage } = life;
     let clock = sim.host().scheduler().clock();
     let make = |handler| network.node(id, life, Some(handler));
     let (serving, node) =
@@ -77,7 +88,7 @@ pub fn start_memory(
     });
     let (filling, sim) = (Arc::clone(&serving), sim.clone());
     let _ends_with_the_host = Host::spawn(&host, "fill", async move {
-        // One client of other nodes: a line per node and life, as its numbers go on.
+        // A client of other nodes has one line per node and life, because its numbers continue.
         let mut lines = BTreeMap::new();
         loop {
             while let Some(order) = filling.take_order(Duration::ZERO) {
@@ -96,7 +107,7 @@ pub fn start_memory(
     MemoryActor { serving, _door: door }
 }
 
-/// Bytes of one READ of a copy.
+/// Bytes that one READ of a copy transfers.
 const PART: u64 = 64;
 
 async fn copy(line: &Line, client: ClientId, serving: &Serving, order: &Order) -> Option<()> {
@@ -122,9 +133,9 @@ async fn copy(line: &Line, client: ClientId, serving: &Serving, order: &Order) -
     Some(())
 }
 
-/// A manager.
+/// One life of a manager that runs.
 pub struct ManagerActor {
-    /// Its state machine.
+    /// State machine of the role.
     pub desk: Arc<Desk>,
     _door: Box<dyn Listener>,
 }
@@ -135,13 +146,20 @@ impl Drop for ManagerActor {
     }
 }
 
-/// Starts a manager on its host; the random number is its id.
-pub fn start_manager(
-    network: &Arc<Network>,
-    sim: &Sim,
-    life: Epoch,
-    (terms, random): (Terms, u64),
-) -> ManagerActor {
+/// One life of a manager.
+#[derive(Clone, Copy, Debug)]
+pub struct ManagerLife {
+    /// Epoch of this life.
+    pub epoch: Epoch,
+    /// How patient the manager is, and how many copies blocks have.
+    pub terms: Terms,
+    /// Id of the manager, which no other life has.
+    pub random: u64,
+}
+
+/// Starts a manager on its host.
+pub fn start_manager(network: &Arc<Network>, sim: &Sim, life: ManagerLife) -> ManagerActor {
+    let ManagerLife { epoch: life, terms, random } = life;
     let host = sim.host().clone();
     let scheduler: &Scheduler = host.scheduler();
     let now_ns = scheduler.now_ns();
@@ -163,7 +181,7 @@ pub fn start_manager(
     ManagerActor { desk, _door: door }
 }
 
-/// Starts a task per node, which asks it one thing after another.
+/// Starts one task per node, which sends the orders for that node one after another.
 async fn send_orders(host: &Host, sim: &Sim, desk: &Arc<Desk>, me: ClientId) {
     let mut known: BTreeMap<(NodeId, Epoch), ()> = BTreeMap::new();
     loop {

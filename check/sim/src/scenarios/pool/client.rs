@@ -1,5 +1,5 @@
-//! What a client does: it joins, allocates, writes, reads and releases through the pool's own
-//! client, with two tasks at once, and tells the oracle.
+//! A client of a run. It joins the pool, and then it allocates, writes, reads and releases blocks
+//! with two parallel tasks. It uses the product's client, and reports every call to the oracle.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,36 +16,46 @@ use parking_lot::Mutex;
 use crate::scenarios::pool::actors::{MANAGER, REQUEST};
 use crate::scenarios::pool::oracle::{Oracle, Word};
 
-/// Blocks that a client wants to have.
+/// Number of blocks that a client tries to own.
 const BLOCKS: usize = 3;
-/// Words of a block that are written.
+/// Number of words per block that clients write.
 pub(crate) const WORDS: u64 = 6;
-/// Tasks of a client. Each writes words of its own: the oracle knows of one write to a word at a
-/// time.
+/// Number of tasks of a client. Each task writes words of its own, because the oracle expects at
+/// most one write of a word at a time.
 const TASKS: u64 = 2;
-/// All clients work on the same data.
+/// Label of all clients, so that they work on the same data.
 const LABEL: u64 = 7;
-/// One in so many steps of a task is an eviction.
+/// Average number of steps of a task between two evictions.
 const EVICTIONS: u32 = 400;
-/// Times that a write is posted over blocks that the task opened by itself.
+/// Number of attempts of a write to blocks that the task opened by itself.
 const TRIES: u32 = 200;
 
-/// What clients know of each other: blocks that anybody may read.
+/// Blocks that any client may read.
 pub(crate) type Known = Arc<Mutex<BTreeSet<BlockId>>>;
 
-/// Clients that have joined at some time, for who wants to evict one.
+/// Clients that have joined at some time. Tasks evict some of them.
 pub(crate) type Joined = Arc<Mutex<Vec<ClientId>>>;
 
-/// A client's place in the world.
+/// A client in a run.
 #[derive(Clone)]
 pub(crate) struct ClientActor {
     sim: Sim,
-    /// None until it has joined.
+    /// The product's client, or `None` until it has joined.
     joined: Arc<Mutex<Option<PoolClient>>>,
-    oracle: Arc<Oracle>,
-    known: Known,
-    everybody: Joined,
-    working: Arc<Mutex<bool>>,
+    shared: ClientWorld,
+}
+
+/// What all clients of a run share.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientWorld {
+    /// Judge of what clients write and read.
+    pub(crate) oracle: Arc<Oracle>,
+    /// Blocks that any client may read.
+    pub(crate) known: Known,
+    /// Clients that have joined at some time.
+    pub(crate) everybody: Joined,
+    /// Whether clients still work. They renew their leases in any case.
+    pub(crate) working: Arc<Mutex<bool>>,
 }
 
 /// One task of a client that has joined.
@@ -57,20 +67,10 @@ struct Worker {
 }
 
 impl ClientActor {
-    /// Starts a client on its host. It works until `working` is false, and renews for ever.
-    pub(crate) fn start(
-        sim: &Sim,
-        (oracle, known, everybody): (&Arc<Oracle>, &Known, &Joined),
-        working: &Arc<Mutex<bool>>,
-    ) -> Self {
-        let actor = Self {
-            sim: sim.clone(),
-            joined: Arc::default(),
-            oracle: Arc::clone(oracle),
-            known: Arc::clone(known),
-            everybody: Arc::clone(everybody),
-            working: Arc::clone(working),
-        };
+    /// Starts a client on its host. It works until `working` is false, and renews its lease for
+    /// ever.
+    pub(crate) fn start(sim: &Sim, shared: &ClientWorld) -> Self {
+        let actor = Self { sim: sim.clone(), joined: Arc::default(), shared: shared.clone() };
         let starting = actor.clone();
         let task = async move { starting.join().await };
         let _ends_with_the_host = Host::spawn(sim.host(), "join", task);
@@ -93,7 +93,7 @@ impl ClientActor {
             }
         };
         *self.joined.lock() = Some(client.clone());
-        self.everybody.lock().push(client.client());
+        self.shared.everybody.lock().push(client.client());
         for number in 0..TASKS {
             let rng = Rng::with_seed(host.seed());
             let (actor, client) = (self.clone(), client.clone());
@@ -125,7 +125,7 @@ impl Worker {
                 self.note(|| format!("{change:?}"));
             }
             let owned = self.client.owned();
-            if self.client.is_evicted() || !*self.actor.working.lock() {
+            if self.client.is_evicted() || !*self.actor.shared.working.lock() {
                 return;
             }
             if self.rng.u32(..EVICTIONS) == 0 {
@@ -144,7 +144,8 @@ impl Worker {
                     self.write(block, at).await;
                 }
                 _ => {
-                    let known: Vec<BlockId> = self.actor.known.lock().iter().copied().collect();
+                    let known: Vec<BlockId> =
+                        self.actor.shared.known.lock().iter().copied().collect();
                     if !known.is_empty() {
                         let block = known[self.rng.usize(..known.len())];
                         self.read(block).await;
@@ -157,19 +158,20 @@ impl Worker {
     async fn allocate(&mut self) {
         let sharing = if self.rng.u32(..8) == 0 { Sharing::All } else { Sharing::Owner };
         let host = self.actor.sim.host().clone();
-        // Sometimes it loses patience: the block, should there be one, is told as adopted.
+        // Sometimes the task gives up. If the block exists, the client learns of it as an adopted
+        // block.
         let patience = Duration::from_millis(self.rng.u64(1..60));
         let allocating = host.scheduler().timeout(patience, self.client.allocate(sharing));
         if let Ok(Ok(block)) = allocating.await {
             self.note(|| format!("has a new block {block}"));
-            self.actor.known.lock().insert(block);
+            self.actor.shared.known.lock().insert(block);
         }
     }
 
-    /// Deposes somebody: the one that joined last, or one that may be dead already.
+    /// Evicts a client: the last one that joined, or one that may be dead already.
     async fn evict(&mut self) {
         let victim = {
-            let everybody = self.actor.everybody.lock();
+            let everybody = self.actor.shared.everybody.lock();
             let place = if self.rng.bool() { 1 } else { self.rng.usize(1..=everybody.len()) };
             everybody[everybody.len() - place]
         };
@@ -186,11 +188,11 @@ impl Worker {
             return;
         }
         self.note(|| format!("{victim} is gone"));
-        self.actor.oracle.evicted(victim);
+        self.actor.shared.oracle.evicted(victim);
     }
 
     async fn release(&self, block: BlockId) {
-        self.actor.known.lock().remove(&block);
+        self.actor.shared.known.lock().remove(&block);
         self.note(|| format!("releases {block}"));
         let _told_with_the_renewals = self.client.release(block).await;
     }
@@ -202,8 +204,8 @@ impl Worker {
             return;
         }
         let word = (block, open.config.born, at);
-        let mine = self.actor.oracle.begin(word);
-        let gone = self.actor.oracle.is_gone(self.client.client());
+        let mine = self.actor.shared.oracle.begin(word);
+        let gone = self.actor.shared.oracle.is_gone(self.client.client());
         if self.rng.bool() {
             let address = Address { block, offset: at * 8 };
             match self.client.write(address, &mine.to_le_bytes()).await {
@@ -232,9 +234,9 @@ impl Worker {
     fn acknowledged(&self, word: Word, number: u64, gone: bool) {
         self.note(|| format!("{number} is in word {} of {}", word.2, word.0));
         if gone {
-            self.actor.oracle.wrote_late(self.client.client(), word.0);
+            self.actor.shared.oracle.wrote_late(self.client.client(), word.0);
         }
-        self.actor.oracle.acknowledge(word, number);
+        self.actor.shared.oracle.acknowledge(word, number);
     }
 
     async fn read(&mut self, block: BlockId) {
@@ -243,7 +245,7 @@ impl Worker {
         let word = (block, open.config.born, at);
         // Any copy has every acknowledged write.
         let copy = &open.copies[self.rng.usize(..open.copies.len())];
-        let floor = self.actor.oracle.floor(word);
+        let floor = self.actor.shared.oracle.floor(word);
         let mut batch = Batch::new();
         batch.set_deadline(REQUEST);
         batch.read(copy.region, at * 8, 8);
@@ -258,9 +260,9 @@ impl Worker {
             format!("read {number} of word {at} of {block} on {from}, at least {floor}")
         });
         // Released meanwhile, it may be another block by now.
-        if leased && self.actor.known.lock().contains(&block) {
+        if leased && self.actor.shared.known.lock().contains(&block) {
             let who = format!("client {} with a lease", self.client.client());
-            self.actor.oracle.saw(word, floor, number, &who);
+            self.actor.shared.oracle.saw(word, floor, number, &who);
         }
     }
 

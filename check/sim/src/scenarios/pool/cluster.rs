@@ -1,8 +1,7 @@
-//! Memory nodes and the manager as a world has them: started, crashed within what quorums survive,
-//! cut off, stopped for a while.
+//! Memory nodes and the manager of a run. The run starts them, crashes them within the limits of
+//! quorums, and cuts them off.
 //!
-//! What stands on the pool (its clients, or a store) has a cluster in its own world and adds its
-//! hosts to what is cut.
+//! The scenarios of the pool and of the store each own a [`Cluster`] and add their own hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,45 +16,49 @@ use archipelago_manager::core::Terms;
 use archipelago_memory::core::{Limits, Sabotage};
 use archipelago_pool::{BlockId, Config};
 
+use crate::run::{RunRequest, Trace};
 use crate::scenarios::pool::actors::{
-    MANAGER, ManagerActor, MemoryActor, start_manager, start_memory,
+    MANAGER, ManagerActor, ManagerLife, MemoryActor, MemoryLife, start_manager, start_memory,
 };
+use crate::scenarios::pool::sabotage;
 
-/// Share of batches on mapped memory that are refused, at most.
+/// Largest fraction of batches on mapped memory that are refused.
 const REFUSED_MAX: f64 = 0.2;
 
-/// See the module.
-pub struct Cluster {
-    /// Time and hosts.
-    pub simulation: Simulation,
-    /// What connects them.
-    pub network: Arc<Network>,
-    /// The world's own dice.
-    pub rng: Rng,
+/// Memory nodes and a manager, with what connects them.
+pub(crate) struct Cluster {
+    /// Virtual time and hosts.
+    pub(crate) simulation: Simulation,
+    /// Network between the hosts.
+    pub(crate) network: Arc<Network>,
+    /// Random numbers of the run itself.
+    pub(crate) rng: Rng,
     /// How patient the manager is, and how many copies blocks have.
-    pub terms: Terms,
-    /// Sizes of memory nodes.
-    pub limits: Limits,
-    /// The manager; `None` while it is down.
-    pub manager: (Sim, Option<ManagerActor>),
-    /// Memory nodes; `None` while one is down.
-    pub memory: BTreeMap<NodeId, (Sim, Option<MemoryActor>)>,
-    /// What went wrong so far.
-    pub faults: u64,
+    pub(crate) terms: Terms,
+    /// Sizes of the memory nodes.
+    pub(crate) limits: Limits,
+    /// Host of the manager, and the manager unless it is down.
+    pub(crate) manager: (Sim, Option<ManagerActor>),
+    /// Hosts of the memory nodes, and the nodes that are not down.
+    pub(crate) memory: BTreeMap<NodeId, (Sim, Option<MemoryActor>)>,
+    /// Number of faults so far.
+    pub(crate) faults: u64,
     sabotage: Sabotage,
     life: u64,
 }
 
 impl Cluster {
-    /// A world of `seed` in which nothing is started yet. `purpose` names its dice; `limits` and
-    /// the memory nodes beyond the number of copies are drawn by the caller.
-    pub fn new(
-        seed: u64,
+    /// A cluster in which nothing has started. `purpose` names its random numbers. `draw` chooses
+    /// the number of memory nodes beyond the number of copies, and their sizes.
+    pub(crate) fn new(
+        request: &RunRequest,
         purpose: &str,
-        sabotage: Sabotage,
         draw: impl FnOnce(&mut Rng) -> (u64, Limits),
     ) -> Self {
-        let simulation = Simulation::new(seed);
+        let simulation = Simulation::new(request.seed);
+        if request.trace {
+            simulation.keep_notes();
+        }
         let network = Network::new(&simulation);
         let mut rng = simulation.rng(purpose);
         let copies = rng.u32(1..=3);
@@ -72,29 +75,32 @@ impl Cluster {
         let manager = (join(MANAGER), None);
         let nodes = 1..=u64::from(copies) + more;
         let memory = nodes.map(|n| (NodeId(n), (join(&format!("memory{n}")), None))).collect();
-        let (faults, life) = (0, 0);
+        let (faults, life, sabotage) = (0, 0, sabotage(request));
         Self { simulation, network, rng, terms, limits, manager, memory, faults, sabotage, life }
     }
 
-    /// A new host on the network.
-    #[must_use]
-    pub fn join(&self, name: &str) -> Sim {
+    /// Adds a host to the network.
+    pub(crate) fn join(&self, name: &str) -> Sim {
         self.network.join(&self.simulation.host(name), Model::quick())
     }
 
-    /// An epoch that no life had.
-    pub fn next_life(&mut self) -> Epoch {
+    /// An epoch that no life had before.
+    pub(crate) fn next_life(&mut self) -> Epoch {
         self.life += 1;
         Epoch(self.life)
     }
 
     /// Starts the manager and the memory nodes that are down.
-    pub fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let (life, random) = (self.next_life(), self.rng.u64(..));
         let (sim, actor) = &mut self.manager;
         if actor.is_none() {
             revive(sim.host());
-            *actor = Some(start_manager(&self.network, sim, life, (self.terms, random)));
+            *actor = Some(start_manager(
+                &self.network,
+                sim,
+                ManagerLife { epoch: life, terms: self.terms, random },
+            ));
         }
         let nodes: Vec<NodeId> = self.memory.keys().copied().collect();
         for node in nodes {
@@ -102,14 +108,15 @@ impl Cluster {
             let Some((sim, actor)) = self.memory.get_mut(&node) else { continue };
             if actor.is_none() {
                 revive(sim.host());
-                let at = (node, life);
-                *actor = Some(start_memory(&self.network, sim, at, self.limits, self.sabotage));
+                let (limits, sabotage) = (self.limits, self.sabotage);
+                let life = MemoryLife { node, epoch: life, limits, sabotage };
+                *actor = Some(start_memory(&self.network, sim, life));
             }
         }
     }
 
-    /// Loss, delay and doubled messages, or none, until the next call.
-    pub fn set_faults(&mut self) {
+    /// Draws loss, delay and doubled messages, which last until the next call.
+    pub(crate) fn set_faults(&mut self) {
         let refuse = self.rng.f64() * REFUSED_MAX;
         let faults = match self.rng.u32(..3) {
             0 => Faults { refuse, ..Faults::default() },
@@ -124,10 +131,11 @@ impl Cluster {
         self.network.set_faults(faults);
     }
 
-    /// Cuts two hosts from each other, one way or both; often the manager and somebody, as who is
-    /// cut off from it but not from the others is the hard case. `others`: hosts beside manager and
-    /// memory nodes.
-    pub fn cut(&mut self, others: &[Host]) {
+    /// Cuts two hosts from each other, in one direction or both.
+    ///
+    /// One of them often is the manager, because a host that reaches all others but the manager is
+    /// the hard case. `others` are the hosts that the cluster does not own.
+    pub(crate) fn cut(&mut self, others: &[Host]) {
         let mut hosts: Vec<Host> = vec![self.manager.0.host().clone()];
         hosts.extend(self.memory.values().map(|(sim, _)| sim.host().clone()));
         hosts.extend_from_slice(others);
@@ -138,8 +146,8 @@ impl Cluster {
         }
     }
 
-    /// Cuts two hosts from each other, one way or both.
-    pub fn cut_between(&mut self, one: &Host, other: &Host) {
+    /// Cuts these two hosts from each other, in one direction or both.
+    pub(crate) fn cut_between(&mut self, one: &Host, other: &Host) {
         self.faults += 1;
         match self.rng.u32(..3) {
             0 => self.network.cut_one_way(one, other),
@@ -148,15 +156,15 @@ impl Cluster {
         }
     }
 
-    /// Ends what goes wrong by itself.
-    pub fn heal(&self) {
+    /// Ends the faults of the network.
+    pub(crate) fn heal(&self) {
         self.network.set_faults(Faults::default());
         self.network.heal_all();
     }
 
-    /// The manager goes while every block has a quorum: what it had not acted on yet is not known
-    /// to the next one.
-    pub fn crash_manager(&mut self) {
+    /// Crashes the manager if every block has a quorum. The next manager does not know what this
+    /// one had not acted on.
+    pub(crate) fn crash_manager(&mut self) {
         if !self.have_quorums(None, None) {
             return;
         }
@@ -167,11 +175,12 @@ impl Cluster {
         }
     }
 
-    /// Crashes a memory node, if every block keeps a quorum. While no manager lives, also of the
-    /// newest configuration that those who stay have installed: it is what the next manager will go
-    /// by, and a change that the last one left half done with what only the crashed node knew of it
-    /// waits for a person (`docs/design/pool.md`).
-    pub fn crash_memory(&mut self) {
+    /// Crashes a memory node if every block keeps a quorum.
+    ///
+    /// While no manager lives, the newest configuration that the other nodes have installed must
+    /// have a quorum, too, because the next manager starts from it. If only the crashed node knew
+    /// of a half-finished change, an operator would have to finish it (`docs/design/pool.md`).
+    pub(crate) fn crash_memory(&mut self) {
         let up: Vec<NodeId> =
             self.memory.iter().filter(|(_, (_, actor))| actor.is_some()).map(|(n, _)| *n).collect();
         if up.is_empty() {
@@ -190,10 +199,10 @@ impl Cluster {
         }
     }
 
-    /// Whether every block has a quorum on nodes that live, `without` one; by what all but
-    /// `unheard` say of the blocks.
+    /// Whether every block has a quorum on the living nodes except `without`, by the configurations
+    /// that all nodes except `unheard` report.
     fn have_quorums(&self, without: Option<NodeId>, unheard: Option<NodeId>) -> bool {
-        // The newest that is installed anywhere, and the newest that is being made.
+        // The newest configuration that is installed anywhere, and the newest one in preparation.
         let mut newest: BTreeMap<(BlockId, bool), Config> = BTreeMap::new();
         let mut there: BTreeSet<(BlockId, NodeId, Epoch)> = BTreeSet::new();
         for (id, (_, actor)) in self.memory.iter().filter(|(id, _)| Some(**id) != unheard) {
@@ -220,17 +229,25 @@ impl Cluster {
         })
     }
 
-    /// Blocks that can be used now, as the manager says.
-    #[must_use]
-    pub fn ready(&self) -> Vec<Config> {
+    /// Fingerprint of the run so far.
+    pub(crate) fn trace(&self) -> Trace {
+        Trace {
+            hash: self.simulation.trace_hash(),
+            events: self.simulation.events(),
+            virtual_ns: self.simulation.now_ns(),
+        }
+    }
+
+    /// Configurations of the blocks that are ready, by the manager.
+    pub(crate) fn ready(&self) -> Vec<Config> {
         let desk = self.manager.1.as_ref().map(|actor| &actor.desk);
         desk.and_then(|desk| desk.look(|core| core.ready_blocks().cloned().collect()))
             .unwrap_or_default()
     }
 }
 
-/// Starts a host that is down, without any task.
-pub fn revive(host: &Host) {
+/// Restarts a host if it is down. It has no task then.
+pub(crate) fn revive(host: &Host) {
     if !host.is_up() {
         host.restart();
     }

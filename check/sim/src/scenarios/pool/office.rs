@@ -1,13 +1,15 @@
-//! Seeded runs of the protocol by which one of several managers acts: the real state machines of
-//! managers and nodes, messages that are lost, late and doubled, clocks that run apart, nodes that
-//! lose their memory, managers that stop and go on.
+//! The protocol by which one of several managers acts (decision 0052).
 //!
-//! At each step of virtual time it is looked at which managers hold office by their own clocks; two
-//! at a time are a violation. A node also obeys an order of each manager that holds office, and it
-//! is a violation if it obeyed one of a larger term before. In the time of peace one manager must
-//! hold office within a few leases.
+//! The runs execute the state machines of managers and nodes. Messages are lost, late and doubled,
+//! clocks run apart, nodes lose their memory, and managers stop and continue. Everything follows
+//! from the seed.
 //!
-//! Everything follows from the seed. Cost: some milliseconds per seed.
+//! Invariants that the run checks at each step:
+//! 1. At most one manager holds office by its own clock.
+//! 2. A node that obeyed an order of a term does not obey an order of a smaller term later.
+//! 3. In the time of peace, one manager holds office within a few leases.
+//!
+//! Cost: some milliseconds per seed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,22 +21,29 @@ use archipelago_manager::office::{Office, OfficeSabotage, OfficeTerms};
 use archipelago_memory::promise::{Promise, PromiseSabotage};
 use archipelago_pool::wire::Message;
 
+use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
+use crate::scenarios::figures;
+
 const LEASE_NS: u64 = 100_000_000;
 const TROUBLE_NS: u64 = 40 * LEASE_NS;
 const PEACE_NS: u64 = 12 * LEASE_NS;
-/// Clocks run apart by so many thousandths at most.
+/// Largest deviation of a clock, in thousandths.
 const DRIFT_PERMILLE: u64 = 25;
 
-/// What came of a run.
-#[derive(Clone, Debug, Default)]
-pub struct OfficeOutcome {
-    /// What must not be.
-    pub violations: Vec<String>,
-    /// How often a manager took office.
-    pub terms: u64,
+/// Steps of the protocol that a run can leave out.
+const STEPS: [Step; 4] = [
+    Step { name: "majority", about: "a manager acts only with the promises of a majority" },
+    Step { name: "sent-time", about: "a manager counts a promise from when it sent the question" },
+    Step { name: "grace", about: "a node that has just started promises nothing for a lease" },
+    Step { name: "patience", about: "a node promises nothing while another promise lasts" },
+];
+
+pub(crate) fn scenario() -> Scenario {
+    let about = "several managers, of which one at a time acts, with clocks that run apart";
+    Scenario::with_steps("office", about, &STEPS, run)
 }
 
-/// A clock that runs at its own rate from its own beginning.
+/// A clock with its own rate and its own origin.
 #[derive(Clone, Copy, Debug)]
 struct SkewedClock {
     ahead_ns: u64,
@@ -55,7 +64,7 @@ impl SkewedClock {
 struct NodeHost {
     promise: Promise,
     clock: SkewedClock,
-    /// The largest term whose order was obeyed in this life.
+    /// Largest term whose order the node obeyed in this life.
     obeyed: u64,
     up: bool,
 }
@@ -64,7 +73,7 @@ struct ManagerHost {
     office: Office,
     me: ClientId,
     clock: SkewedClock,
-    /// Neither hears nor says anything before.
+    /// Until then, the manager neither receives nor sends anything.
     stopped_until_ns: u64,
     last_term: u64,
 }
@@ -80,7 +89,7 @@ enum Event {
         term: u64,
         held_ms: u64,
     },
-    /// A question of a manager, sent at that time of its clock, arrives at a node.
+    /// A question of a manager arrives at a node. `sent_ns` is the time of the manager's clock.
     Question {
         manager: usize,
         node: usize,
@@ -97,6 +106,13 @@ enum Event {
     Fault,
 }
 
+/// A manager and a node, by their places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pair {
+    manager: usize,
+    node: usize,
+}
+
 struct OfficeWorld {
     rng: Rng,
     now_ns: u64,
@@ -105,23 +121,33 @@ struct OfficeWorld {
     events: std::collections::BTreeMap<u64, Event>,
     nodes: Vec<NodeHost>,
     managers: Vec<ManagerHost>,
-    /// Pairs that do not reach each other.
-    cut: Vec<(usize, usize)>,
+    /// Pairs that cannot reach each other.
+    cut: Vec<Pair>,
     peace: bool,
     terms: OfficeTerms,
     of_managers: OfficeSabotage,
     of_nodes: PromiseSabotage,
-    outcome: OfficeOutcome,
+    /// Whether two managers held office at the last check.
+    has_two: bool,
+    noting: bool,
+    notes: Vec<String>,
+    violations: Vec<String>,
+    /// Number of times that a manager took office.
+    taken: u64,
+    trace: Trace,
 }
 
-/// Runs one seed.
-#[must_use]
-pub fn run_office(
-    seed: u64,
-    of_managers: OfficeSabotage,
-    of_nodes: PromiseSabotage,
-) -> OfficeOutcome {
-    let mut rng = Rng::with_seed(seed);
+/// Runs one seed of the protocol.
+fn run(request: &RunRequest) -> RunOutcome {
+    let mut rng = Rng::with_seed(request.seed);
+    let of_managers = OfficeSabotage {
+        no_majority: request.leaves_out("majority"),
+        counts_from_answer: request.leaves_out("sent-time"),
+    };
+    let of_nodes = PromiseSabotage {
+        no_grace: request.leaves_out("grace"),
+        no_patience: request.leaves_out("patience"),
+    };
     let count = [1, 3, 3, 5][rng.usize(..4)];
     let terms = OfficeTerms { nodes: count, lease: Duration::from_nanos(LEASE_NS) };
     let mut world = OfficeWorld {
@@ -136,7 +162,12 @@ pub fn run_office(
         terms,
         of_managers,
         of_nodes,
-        outcome: OfficeOutcome::default(),
+        has_two: false,
+        noting: request.trace,
+        notes: Vec::new(),
+        violations: Vec::new(),
+        taken: 0,
+        trace: Trace::default(),
         rng: Rng::with_seed(rng.u64(..)),
     };
     for node in 0..count as usize {
@@ -159,9 +190,14 @@ pub fn run_office(
     world.nodes.iter_mut().for_each(|node| node.up = true);
     world.run_until(TROUBLE_NS + PEACE_NS);
     if world.holders().is_empty() {
-        world.outcome.violations.push("nobody holds office in the time of peace".to_owned());
+        world.violations.push("no manager holds office in the time of peace".to_owned());
     }
-    world.outcome
+    RunOutcome {
+        violations: world.violations,
+        figures: figures([("terms of office", world.taken)]),
+        notes: world.notes,
+        trace: world.trace,
+    }
 }
 
 impl OfficeWorld {
@@ -177,9 +213,9 @@ impl OfficeWorld {
         self.events.insert(self.next, event);
     }
 
-    /// A message is lost, or arrives once or twice, after a while.
-    fn send(&mut self, (manager, node): (usize, usize), event: &Event) {
-        if self.cut.contains(&(manager, node)) || !self.nodes[node].up {
+    /// Sends a message, which is lost or arrives once or twice, after a delay.
+    fn send(&mut self, between: Pair, event: &Event) {
+        if self.cut.contains(&between) || !self.nodes[between.node].up {
             return;
         }
         let copies = match self.rng.u32(..20) {
@@ -202,9 +238,21 @@ impl OfficeWorld {
             self.queue.pop();
             self.now_ns = at_ns;
             if let Some(event) = self.events.remove(&number) {
+                self.record(number, &event);
                 self.step(event);
             }
-            self.look();
+            self.check();
+        }
+    }
+
+    /// Adds an event to the fingerprint and, if they are kept, to the notes.
+    fn record(&mut self, number: u64, event: &Event) {
+        let hash = [self.now_ns, number].into_iter().fold(self.trace.hash, |hash, word| {
+            (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31)
+        });
+        self.trace = Trace { hash, events: self.trace.events + 1, virtual_ns: self.now_ns };
+        if self.noting {
+            self.notes.push(format!("{:>12} ns  {event:?}", self.now_ns));
         }
     }
 
@@ -224,12 +272,12 @@ impl OfficeWorld {
                     return;
                 }
                 let now_ns = host.clock.now_ns(self.now_ns);
-                // It is reached by its beats, as the manager heard of it by one.
+                // The manager knows the node by one of its beats.
                 host.promise.meet(0, from, false);
                 let asked = host.promise.ask(now_ns, from, term, lease_ms * 1_000_000);
                 let answer = asked.map_or_else(Message::refuse, |()| Message::Promised { term });
                 let back = Event::Answer { manager, node, question, sent_ns, answer };
-                self.send((manager, node), &back);
+                self.send(Pair { manager, node }, &back);
             }
             Event::Answer { manager, node, question, sent_ns, answer } => {
                 let Some(now_ns) = self.manager_now(manager) else { return };
@@ -241,7 +289,7 @@ impl OfficeWorld {
         }
     }
 
-    /// A manager's clock, unless it stands still.
+    /// Time of a manager's clock, or `None` while the manager stands still.
     fn manager_now(&self, manager: usize) -> Option<u64> {
         let host = &self.managers[manager];
         (self.now_ns >= host.stopped_until_ns).then(|| host.clock.now_ns(self.now_ns))
@@ -254,7 +302,7 @@ impl OfficeWorld {
         for (node, question) in questions {
             let node = node.0 as usize - 1;
             let event = Event::Question { manager, node, question, sent_ns: now_ns };
-            self.send((manager, node), &event);
+            self.send(Pair { manager, node }, &event);
         }
     }
 
@@ -264,7 +312,7 @@ impl OfficeWorld {
         let left_ns = host.promise.left_ns(host.clock.now_ns(self.now_ns));
         let (term, held_ms) = (host.promise.term(), left_ns.div_ceil(1_000_000));
         for manager in 0..self.managers.len() {
-            self.send((manager, node), &Event::Heard { manager, node, term, held_ms });
+            self.send(Pair { manager, node }, &Event::Heard { manager, node, term, held_ms });
         }
     }
 
@@ -275,7 +323,7 @@ impl OfficeWorld {
         let node = self.rng.usize(..self.nodes.len());
         let manager = self.rng.usize(..self.managers.len());
         match self.rng.u32(..10) {
-            // The node's process starts anew, or stays down for a while.
+            // The node's process restarts, or stays down for a while.
             0..3 => {
                 self.nodes[node] = self.new_node();
                 self.nodes[node].up = self.rng.bool();
@@ -285,8 +333,8 @@ impl OfficeWorld {
                 let pause_ns = self.rng.u64(..3 * LEASE_NS);
                 self.managers[manager].stopped_until_ns = self.now_ns + pause_ns;
             }
-            7 => self.cut.push((manager, node)),
-            // The manager's process starts anew, and knows nothing.
+            7 => self.cut.push(Pair { manager, node }),
+            // The manager's process restarts and knows nothing.
             8 => {
                 let me = ClientId(self.rng.u64(1..));
                 let office = Office::new(me, self.terms, self.rng.u64(..));
@@ -299,8 +347,8 @@ impl OfficeWorld {
         self.after(pause_ns, Event::Fault);
     }
 
-    /// Managers that hold office by their own clocks: number and term. One that stands still holds
-    /// it, too.
+    /// Managers that hold office by their own clocks, with their terms. A manager that stands still
+    /// counts, too.
     fn holders(&self) -> Vec<(usize, u64)> {
         let of = |(manager, host): (usize, &ManagerHost)| {
             Some((manager, host.office.holds(host.clock.now_ns(self.now_ns))?))
@@ -308,16 +356,20 @@ impl OfficeWorld {
         self.managers.iter().enumerate().filter_map(of).collect()
     }
 
-    fn look(&mut self) {
+    fn check(&mut self) {
         let holders = self.holders();
-        if let [one, other, ..] = holders[..] {
+        let had_two = std::mem::replace(&mut self.has_two, holders.len() > 1);
+        // One violation says when two managers began to hold office, not each later step.
+        if let [one, other, ..] = holders[..]
+            && !had_two
+        {
             let at_ms = self.now_ns / 1_000_000;
             let what = format!("{one:?} and {other:?} hold office at {at_ms} ms");
-            self.outcome.violations.push(what);
+            self.violations.push(what);
         }
         for (manager, term) in holders {
             let host = &mut self.managers[manager];
-            self.outcome.terms += u64::from(host.last_term != term);
+            self.taken += u64::from(host.last_term != term);
             host.last_term = term;
             for node in &mut self.nodes {
                 if node.promise.obeys(host.me, term).is_err() {
@@ -325,7 +377,7 @@ impl OfficeWorld {
                 }
                 if term < node.obeyed {
                     let what = format!("a node obeys term {term} after {}", node.obeyed);
-                    self.outcome.violations.push(what);
+                    self.violations.push(what);
                 }
                 node.obeyed = term;
             }

@@ -1,8 +1,11 @@
-//! What was written and acknowledged, by everybody, and what a reader may see.
+//! The oracle knows which writes were acknowledged, and which values a reader may see.
 //!
-//! Each word of a block has a counter of writes; a write stores its number. Writers take numbers in
-//! the order in which they begin. A reader that begins after a number was acknowledged must see it
-//! or a later one that somebody began.
+//! Each word of a block has a counter of writes, and a write stores its number. Writers take
+//! numbers in the order in which they begin. A read that begins after a number was acknowledged
+//! must see that number or a later one that a writer has begun.
+//!
+//! Thread-safety: any thread may call any method. Failure: violations are collected, and the run
+//! reports them at its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +13,7 @@ use archipelago_base::Epoch;
 use archipelago_pool::{BlockId, ClientId};
 use parking_lot::Mutex;
 
-/// A word: of which block, in which of its lives, where.
+/// A word: its block, the epoch in which the block was born, and its place in the block.
 pub(crate) type Word = (BlockId, Epoch, u64);
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,22 +25,22 @@ struct Numbers {
 #[derive(Debug, Default)]
 struct State {
     words: BTreeMap<Word, Numbers>,
-    /// Clients of which somebody was told that they are gone, and blocks for which that says
-    /// nothing: the manager that said so had not heard of them. `None` until the world has looked.
+    /// Clients that the manager reported as evicted. The report does not cover blocks that the
+    /// manager had not heard of. `None` until the run has collected those blocks.
     gone: BTreeMap<ClientId, Option<BTreeSet<BlockId>>>,
-    /// What clients wrote that were gone when they began.
+    /// Blocks to which a client wrote after it was reported as evicted.
     late: Vec<(ClientId, BlockId)>,
     violations: Vec<String>,
     acknowledged: u64,
     reads: u64,
 }
 
-/// See the module.
+/// Judge of what clients write and read.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle(Mutex<State>);
 
 impl Oracle {
-    /// A write begins; its number.
+    /// Begins a write, and returns its number.
     pub(crate) fn begin(&self, word: Word) -> u64 {
         let mut state = self.0.lock();
         let numbers = state.words.entry(word).or_default();
@@ -45,13 +48,13 @@ impl Oracle {
         numbers.begun
     }
 
-    /// Somebody was told that none of the client's writes can take place any more.
+    /// Records the report that no write of the client can take place any more.
     pub(crate) fn evicted(&self, client: ClientId) {
         self.0.lock().gone.entry(client).or_default();
     }
 
-    /// Of clients that are gone since the last call: `unheard` are the blocks that the manager has
-    /// not heard of.
+    /// Collects the blocks that the manager has not heard of, for clients that were evicted since
+    /// the last call.
     pub(crate) fn look_at_evictions(&self, unheard: impl FnOnce() -> BTreeSet<BlockId>) {
         let mut state = self.0.lock();
         if state.gone.values().any(Option::is_none) {
@@ -62,34 +65,34 @@ impl Oracle {
         }
     }
 
-    /// Whether somebody was told that `client` is gone.
+    /// Whether `client` was reported as evicted.
     pub(crate) fn is_gone(&self, client: ClientId) -> bool {
         self.0.lock().gone.contains_key(&client)
     }
 
-    /// Whether that was said of `block`, too.
+    /// Whether the report about `client` covers `block`.
     pub(crate) fn is_out_of_reach(&self, client: ClientId, block: BlockId) -> bool {
         let state = self.0.lock();
         let excepted = state.gone.get(&client).and_then(Option::as_ref);
         excepted.is_some_and(|excepted| !excepted.contains(&block))
     }
 
-    /// A client that was gone when it began has written.
+    /// Records a write of a client that was evicted before the write began.
     pub(crate) fn wrote_late(&self, client: ClientId, block: BlockId) {
         self.0.lock().late.push((client, block));
     }
 
-    /// What clients wrote that were gone.
+    /// Writes of clients that were evicted before.
     pub(crate) fn late(&self) -> Vec<(ClientId, BlockId)> {
         self.0.lock().late.clone()
     }
 
-    /// Clients that are gone.
+    /// Number of evicted clients.
     pub(crate) fn evictions(&self) -> u64 {
         self.0.lock().gone.len() as u64
     }
 
-    /// The write of that number was acknowledged.
+    /// Records that the write of that number was acknowledged.
     pub(crate) fn acknowledge(&self, word: Word, number: u64) {
         let mut state = self.0.lock();
         state.acknowledged += 1;
@@ -97,12 +100,12 @@ impl Oracle {
         numbers.acknowledged = numbers.acknowledged.max(number);
     }
 
-    /// What a read that begins now must see at least.
+    /// Smallest number that a read may see if it begins now.
     pub(crate) fn floor(&self, word: Word) -> u64 {
         self.0.lock().words.get(&word).map_or(0, |numbers| numbers.acknowledged)
     }
 
-    /// A read saw `number`.
+    /// Checks that a read may see `number`.
     pub(crate) fn saw(&self, word: Word, floor: u64, number: u64, who: &str) {
         let mut state = self.0.lock();
         state.reads += 1;
@@ -110,7 +113,8 @@ impl Oracle {
         if number < floor || number > begun {
             let (block, _, at) = word;
             state.violations.push(format!(
-                "{who} saw {number} in word {at} of block {block}: {floor} was acknowledged, {begun} begun"
+                "{who} saw {number} in word {at} of block {block}: {floor} was acknowledged, and {begun} \
+                 was begun"
             ));
         }
     }
@@ -122,14 +126,14 @@ impl Oracle {
         }
     }
 
-    /// The words of a block and what each must hold at least.
+    /// The words of a block, and the smallest number that each of them may hold.
     pub(crate) fn words(&self, block: BlockId, born: Epoch) -> Vec<(Word, u64)> {
         let state = self.0.lock();
         let range = (block, born, 0)..=(block, born, u64::MAX);
         state.words.range(range).map(|(word, numbers)| (*word, numbers.acknowledged)).collect()
     }
 
-    /// Blocks that something was acknowledged in.
+    /// Blocks with at least one acknowledged write.
     pub(crate) fn blocks(&self) -> Vec<(BlockId, Epoch)> {
         let state = self.0.lock();
         let written = state.words.iter().filter(|(_, numbers)| numbers.acknowledged > 0);
@@ -142,7 +146,7 @@ impl Oracle {
         self.0.lock().violations.clone()
     }
 
-    /// Writes acknowledged, reads checked.
+    /// Number of acknowledged writes, and of checked reads.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let state = self.0.lock();
         (state.acknowledged, state.reads)

@@ -1,4 +1,6 @@
-//! A run: a cluster, what goes wrong in it, a time of peace, and a look at everything.
+//! A run of the pool: a cluster, a time of faults, a time of peace, and the final checks.
+//!
+//! One [`World`] owns everything in a run. Everything follows from the seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,123 +11,77 @@ use archipelago_base::simulation::Host;
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{ClientId, NodeId};
 use archipelago_manager::core::ManagerCore;
-use archipelago_memory::core::{Limits, MemoryCore, Sabotage};
+use archipelago_memory::core::{Limits, MemoryCore};
 use archipelago_pool::{BlockId, Config};
 use parking_lot::Mutex;
 
-use crate::scenarios::pool::client::{ClientActor, Joined, Known, WORDS};
+use crate::run::{RunOutcome, RunRequest};
+use crate::scenarios::figures;
+use crate::scenarios::pool::client::{ClientActor, ClientWorld, Joined, Known, WORDS};
 use crate::scenarios::pool::cluster::{Cluster, revive};
-use crate::scenarios::pool::oracle::Oracle;
 
-/// What a run is made of.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// What everything follows from.
-    pub seed: u64,
-    /// Steps that are left out on purpose.
-    pub sabotage: Sabotage,
-    /// Virtual time in which things go wrong.
-    pub trouble: Duration,
-    /// Keep notes of what happens.
-    pub notes: bool,
-}
-
-impl Settings {
-    /// A sound run.
-    #[must_use]
-    pub fn new(seed: u64) -> Self {
-        let trouble = Duration::from_millis(250);
-        Self { seed, sabotage: Sabotage::default(), trouble, notes: false }
-    }
-}
-
-/// What came of a run.
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// What must not be.
-    pub violations: Vec<String>,
-    /// Writes that were acknowledged.
-    pub acknowledged: u64,
-    /// Reads that were checked.
-    pub reads: u64,
-    /// Crashes of nodes, managers and clients, and cuts.
-    pub faults: u64,
-    /// Clients of which somebody was told that they are gone.
-    pub evictions: u64,
-    /// Blocks at the end.
-    pub blocks: u64,
-    /// Steps of the scheduler.
-    pub events: u64,
-    /// The trace's hash: the same for the same seed.
-    pub trace: u64,
-    /// What happened, if it was asked for.
-    pub notes: Vec<String>,
-}
-
+/// Virtual time in which things go wrong.
+const TROUBLE: Duration = Duration::from_millis(250);
 const BLOCK_BYTES: u64 = 256;
 
 struct World {
     cluster: Cluster,
-    settings: Settings,
+    noting: bool,
     clients: Vec<(Sim, Option<ClientActor>)>,
-    oracle: Arc<Oracle>,
-    known: Known,
-    everybody: Joined,
-    /// Blocks of which the manager, or the last one, has heard.
+    shared: ClientWorld,
+    /// Blocks that the newest manager has heard of.
     heard: BTreeSet<BlockId>,
-    working: Arc<Mutex<bool>>,
     noted: BTreeMap<(NodeId, BlockId), (Config, bool, bool)>,
 }
 
 /// Runs one seed.
-#[must_use]
-pub fn run(settings: Settings) -> Outcome {
-    let mut world = World::new(settings);
+pub(super) fn run(request: &RunRequest) -> RunOutcome {
+    let mut world = World::new(request);
     world.trouble();
     world.peace();
-    world.look();
-    let (acknowledged, reads) = world.oracle.counts();
-    Outcome {
-        violations: world.oracle.violations(),
-        acknowledged,
-        reads,
-        faults: world.cluster.faults,
-        evictions: world.oracle.evictions(),
-        blocks: world.cluster.ready().len() as u64,
-        events: world.cluster.simulation.events(),
-        trace: world.cluster.simulation.trace_hash(),
+    world.check_end();
+    let (acknowledged, reads) = world.shared.oracle.counts();
+    RunOutcome {
+        violations: world.shared.oracle.violations(),
+        figures: figures([
+            ("writes acknowledged", acknowledged),
+            ("reads checked", reads),
+            ("faults", world.cluster.faults),
+            ("evictions", world.shared.oracle.evictions()),
+            ("blocks at the end", world.cluster.ready().len() as u64),
+        ]),
         notes: world.cluster.simulation.notes(),
+        trace: world.cluster.trace(),
     }
 }
 
 impl World {
-    fn new(settings: Settings) -> Self {
+    fn new(request: &RunRequest) -> Self {
         let draw = |rng: &mut Rng| {
             let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max: rng.u64(4..=12) };
             (rng.u64(0..=2), limits)
         };
-        let mut cluster = Cluster::new(settings.seed, "pool-check", settings.sabotage, draw);
-        if settings.notes {
-            cluster.simulation.keep_notes();
-        }
+        let mut cluster = Cluster::new(request, "pool-check", draw);
         let count = cluster.rng.usize(2..=3);
         let clients = (0..count).map(|n| (cluster.join(&format!("client{n}")), None)).collect();
         let mut world = Self {
             cluster,
-            settings,
+            noting: request.trace,
             clients,
-            oracle: Arc::default(),
-            known: Known::default(),
-            everybody: Joined::default(),
+            shared: ClientWorld {
+                oracle: Arc::default(),
+                known: Known::default(),
+                everybody: Joined::default(),
+                working: Arc::new(Mutex::new(true)),
+            },
             heard: BTreeSet::new(),
-            working: Arc::new(Mutex::new(true)),
             noted: BTreeMap::new(),
         };
         world.start_all();
         world
     }
 
-    /// Starts what is not there.
+    /// Starts everything that is down.
     fn start_all(&mut self) {
         self.cluster.start();
         for client in 0..self.clients.len() {
@@ -137,14 +93,13 @@ impl World {
         let (sim, actor) = &mut self.clients[index];
         if actor.as_ref().is_none_or(ClientActor::is_evicted) {
             revive(sim.host());
-            let shared = (&self.oracle, &self.known, &self.everybody);
-            *actor = Some(ClientActor::start(sim, shared, &self.working));
+            *actor = Some(ClientActor::start(sim, &self.shared));
         }
     }
 
     fn trouble(&mut self) {
-        let end_ns = self.cluster.simulation.now_ns() + self.settings.trouble.as_nanos() as u64;
-        // Let it come up first.
+        let end_ns = self.cluster.simulation.now_ns() + TROUBLE.as_nanos() as u64;
+        // The cluster starts first.
         self.pass(Duration::from_millis(60));
         while self.cluster.simulation.now_ns() < end_ns {
             match self.cluster.rng.u32(..12) {
@@ -162,12 +117,12 @@ impl World {
         }
     }
 
-    /// Lets time pass, and looks at what must hold at any time.
+    /// Lets time pass, and checks every half millisecond what must hold at any time.
     fn pass(&mut self, duration: Duration) {
         let end_ns = self.cluster.simulation.now_ns() + duration.as_nanos() as u64;
         while self.cluster.simulation.now_ns() < end_ns {
             self.cluster.simulation.run_for(Duration::from_micros(500));
-            self.look_at_nodes();
+            self.check_nodes();
         }
     }
 
@@ -185,9 +140,9 @@ impl World {
         }
     }
 
-    /// Everything comes back and is left alone.
+    /// Starts everything and lets it come to rest.
     fn peace(&mut self) {
-        *self.working.lock() = false;
+        *self.shared.working.lock() = false;
         self.cluster.heal();
         for _ in 0..6 {
             self.start_all();
@@ -195,20 +150,20 @@ impl World {
         }
     }
 
-    /// At any time: no node over its size, no two clients that may write to a block of one owner,
-    /// nobody who is gone that may write to a copy in use.
-    fn look_at_nodes(&mut self) {
-        if self.settings.notes {
+    /// Checks what must hold at any time: no node exceeds its size, no two clients may write to a
+    /// block of one owner, and no evicted client may write to a copy in use.
+    fn check_nodes(&mut self) {
+        if self.noting {
             self.note_configs();
         }
-        self.look_for_the_dead();
+        self.check_evicted_clients();
         let mut writers: BTreeMap<(BlockId, NodeId), Vec<ClientId>> = BTreeMap::new();
         for (node, (_, actor)) in &self.cluster.memory {
             let Some(actor) = actor else { continue };
             actor.serving.look(|core| {
                 if core.blocks_used() > self.cluster.limits.blocks_max {
                     let what = format!("node {node} holds {} blocks", core.blocks_used());
-                    self.oracle.violation(what);
+                    self.shared.oracle.violation(what);
                 }
                 for (config, ..) in core.copies() {
                     if config.sharing == archipelago_pool::Sharing::Owner {
@@ -223,19 +178,21 @@ impl World {
         for ((block, node), clients) in writers {
             if clients.len() > 1 {
                 let what = format!("{} clients may write to {block} on {node}", clients.len());
-                self.oracle.violation(what);
+                self.shared.oracle.violation(what);
             }
         }
     }
 
-    /// A client that is gone has no key to change a copy that is in use. Its keys and not its
-    /// writes are looked at: a write needs all copies, an atomic only one.
-    fn look_for_the_dead(&mut self) {
-        // What the last manager knew is kept until there is another.
+    /// Checks that an evicted client has no key to change a copy in use.
+    ///
+    /// The check looks at keys and not at writes, because a write needs all copies, while an atomic
+    /// operation needs only one.
+    fn check_evicted_clients(&mut self) {
+        // The knowledge of the last manager counts until another one runs.
         if let Some(actor) = &self.cluster.manager.1 {
             self.heard = actor.desk.look(ManagerCore::heard_of).unwrap_or_default();
         }
-        self.oracle.look_at_evictions(|| {
+        self.shared.oracle.look_at_evictions(|| {
             let mut unheard = BTreeSet::new();
             for (_, actor) in self.cluster.memory.values() {
                 let of = |core: &MemoryCore| core.copies().map(|(c, ..)| c.block).collect();
@@ -255,18 +212,18 @@ impl World {
                     actor.serving.look(of).flatten()
                 });
                 for client in writers.into_iter().flatten() {
-                    if self.oracle.is_out_of_reach(client, config.block) {
+                    if self.shared.oracle.is_out_of_reach(client, config.block) {
                         let (block, node) = (config.block, copy.node);
                         let what =
                             format!("client {client} is gone and may write to {block} on {node}");
-                        self.oracle.violation(what);
+                        self.shared.oracle.violation(what);
                     }
                 }
             }
         }
     }
 
-    /// Notes what became of blocks since the last look.
+    /// Notes the changes of configurations since the last check.
     fn note_configs(&mut self) {
         for (node, (_, actor)) in &self.cluster.memory {
             let Some(actor) = actor else { continue };
@@ -278,7 +235,8 @@ impl World {
                         let copies: Vec<u64> = config.copies.iter().map(|c| c.node.0).collect();
                         self.cluster.simulation.note(|| {
                             format!(
-                                "node {node}: {} at {} of {:?} on {copies:?}, whole {whole}, installed {installed}",
+                                "node {node}: {} at {} of {:?} on {copies:?}, whole {whole}, installed \
+                                 {installed}",
                                 config.block, config.epoch, config.owner
                             )
                         });
@@ -288,11 +246,13 @@ impl World {
         }
     }
 
-    /// At the end.
-    fn look(&mut self) {
-        for (client, block) in self.oracle.late() {
-            if self.oracle.is_out_of_reach(client, block) {
-                self.oracle.violation(format!("client {client} wrote to {block} and was gone"));
+    /// Checks what must hold at the end of a run.
+    fn check_end(&mut self) {
+        for (client, block) in self.shared.oracle.late() {
+            if self.shared.oracle.is_out_of_reach(client, block) {
+                self.shared
+                    .oracle
+                    .violation(format!("client {client} wrote to {block} and was gone"));
             }
         }
         let ready: BTreeMap<BlockId, Config> =
@@ -303,31 +263,31 @@ impl World {
             desk.look(|core| (core.status(now_ns), core.lost()))
         });
         let Some((status, lost)) = status else {
-            return self.oracle.violation("there is no manager".to_owned());
+            return self.shared.oracle.violation("there is no manager".to_owned());
         };
         if lost > 0 {
-            self.oracle.violation(format!("{lost} blocks lost"));
+            self.shared.oracle.violation(format!("{lost} blocks lost"));
         }
         for block in &status.blocks {
             if !ready.contains_key(&block.config.block) {
-                self.oracle.violation(format!(
+                self.shared.oracle.violation(format!(
                     "block {} is not ready: {:?}, waits for {:?}; {:?}",
                     block.config.block, block.state, block.waits_for, block.config
                 ));
             }
         }
-        self.look_at_copies(&ready);
-        self.look_at_owners(&ready);
-        for (block, born) in self.oracle.blocks() {
+        self.check_copies(&ready);
+        self.check_owners(&ready);
+        for (block, born) in self.shared.oracle.blocks() {
             let there = ready.get(&block).is_some_and(|config| config.born == born);
-            if !there && self.known.lock().contains(&block) {
-                self.oracle.violation(format!("block {block} is lost"));
+            if !there && self.shared.known.lock().contains(&block) {
+                self.shared.oracle.violation(format!("block {block} is lost"));
             }
         }
     }
 
-    /// Every copy belongs to a block, and has everything that was acknowledged.
-    fn look_at_copies(&self, ready: &BTreeMap<BlockId, Config>) {
+    /// Checks that every copy belongs to a block and holds every acknowledged write.
+    fn check_copies(&self, ready: &BTreeMap<BlockId, Config>) {
         for (node, (_, actor)) in &self.cluster.memory {
             let Some(actor) = actor else { continue };
             let copies: Vec<(Config, bool, bool)> = actor
@@ -338,15 +298,16 @@ impl World {
                 let good = ready.get(&config.block) == Some(config) && *whole && *installed;
                 if !good {
                     let what = format!(
-                        "leaked: a copy of {} on node {node}, whole {whole}, installed {installed}: {config:?}",
+                        "leaked: a copy of {} on node {node}, whole {whole}, installed {installed}: \
+                         {config:?}",
                         config.block
                     );
-                    self.oracle.violation(what);
+                    self.shared.oracle.violation(what);
                 }
             }
             let used = actor.serving.look(|core| core.blocks_used()).unwrap_or_default();
             if used != copies.len() as u64 {
-                self.oracle.violation(format!("leaked: node {node} counts {used} blocks"));
+                self.shared.oracle.violation(format!("leaked: node {node} counts {used} blocks"));
             }
         }
         for config in ready.values() {
@@ -356,22 +317,22 @@ impl World {
                 let Some(region) = actor.and_then(|actor| actor.serving.region(config.block))
                 else {
                     let what = format!("no copy of {} on node {}", config.block, copy.node);
-                    self.oracle.violation(what);
+                    self.shared.oracle.violation(what);
                     continue;
                 };
-                for (word, floor) in self.oracle.words(config.block, config.born) {
+                for (word, floor) in self.shared.oracle.words(config.block, config.born) {
                     assert!(word.2 < WORDS, "a word of the block");
                     let mut bytes = [0; 8];
                     region.read(word.2 * 8, &mut bytes).expect("within the block");
                     let who = format!("the copy on node {}", copy.node);
-                    self.oracle.saw(word, floor, u64::from_le_bytes(bytes), &who);
+                    self.shared.oracle.saw(word, floor, u64::from_le_bytes(bytes), &who);
                 }
             }
         }
     }
 
-    /// Manager and clients agree on who owns what.
-    fn look_at_owners(&self, ready: &BTreeMap<BlockId, Config>) {
+    /// Checks that the manager and the clients agree about the owners of blocks.
+    fn check_owners(&self, ready: &BTreeMap<BlockId, Config>) {
         let mut owners: BTreeMap<BlockId, Vec<ClientId>> = BTreeMap::new();
         for actor in self.clients.iter().filter_map(|(_, actor)| actor.as_ref()) {
             for block in actor.owned() {
@@ -381,14 +342,16 @@ impl World {
         for (block, clients) in &owners {
             let said = ready.get(block).and_then(|config| config.owner);
             if clients.len() > 1 || said != clients.first().copied() {
-                self.oracle
+                self.shared
+                    .oracle
                     .violation(format!("{clients:?} own {block}, the manager says {said:?}"));
             }
         }
         for config in ready.values() {
             if !owners.contains_key(&config.block) {
-                let what = format!("nobody knows of owning {}: {:?}", config.block, config.owner);
-                self.oracle.violation(what);
+                let what =
+                    format!("no client knows that it owns {}: {:?}", config.block, config.owner);
+                self.shared.oracle.violation(what);
             }
         }
     }

@@ -1,11 +1,8 @@
-//! Targets that a paper or this project sets for a figure, and how a report shows the verdict. The
-//! functions do no I/O.
+//! Targets that a paper or this project sets for a figure. The functions are pure.
 
-use comfy_table::Table;
-use comfy_table::presets::ASCII_MARKDOWN;
 use serde::Serialize;
 
-/// What a figure should be.
+/// Bound of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Target {
@@ -14,7 +11,7 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// Whether `value` is so; a figure that is no number never is.
+    /// Whether `value` is within the bound. A figure that is not a number never is.
     pub(crate) fn is_met(self, value: f64) -> bool {
         match self {
             Self::AtLeast(least) => value >= least,
@@ -23,26 +20,7 @@ impl Target {
     }
 }
 
-/// A target as a cell; `show` writes a figure.
-pub(crate) fn target_cell(target: Option<Target>, show: impl Fn(f64) -> String) -> String {
-    match target {
-        None => "—".to_owned(),
-        Some(Target::AtLeast(least)) => format!("≥ {}", show(least)),
-        Some(Target::AtMost(most)) => format!("≤ {}", show(most)),
-    }
-}
-
-/// Whether a target is met, as a cell.
-pub(crate) fn met_cell(met: Option<bool>) -> String {
-    match met {
-        None => "—",
-        Some(true) => "yes",
-        Some(false) => "**no**",
-    }
-    .to_owned()
-}
-
-/// The middle of `values`; none without values.
+/// The median of `values`, or nothing if there are no values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -52,11 +30,4 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
         len if len.is_multiple_of(2) => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
         _ => Some(sorted[middle]),
     }
-}
-
-/// An empty Markdown table.
-pub(crate) fn markdown(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(ASCII_MARKDOWN).set_header(header.iter().copied());
-    table
 }

@@ -6,7 +6,8 @@
 //! `compare` runs a list of benchmarks on both sides, `rocksdb` all rows of the comparison with
 //! RocksDB, `bucketlsm` and `keigo` the comparisons of two papers, `model` the model of many cores,
 //! [`flexkv`] the testbed of another paper, and its `verbs` the calibration of the network card.
-//! `claim` judges a row, `plot` draws charts, and `program` finds the program to measure.
+//! `claim` holds targets, `page` renders results and writes the pages of `docs/benchmarks/`, `plot`
+//! draws charts, and `program` finds the program to measure.
 //!
 //! `compare`, `rocksdb`, `bucketlsm` and `keigo` start the `archipelago` program and read what it
 //! prints, so that they measure the program that people run.
@@ -17,6 +18,7 @@ mod compare;
 pub mod flexkv;
 mod keigo;
 mod model;
+mod page;
 mod plot;
 mod program;
 mod rocksdb;
@@ -27,34 +29,35 @@ use std::process::ExitCode;
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::store::Result;
 
-/// What a command does with the words behind its name.
+/// Function that runs a command with the words after its name.
 type Command = fn(&[OsString]) -> std::result::Result<Result<()>, Stop>;
 
 /// The commands, each with a line for the help.
 const COMMANDS: [(&str, &str, Command); 7] = [
-    ("rocksdb", "the whole comparison with db_bench as a table with targets", rocksdb::reproduce),
-    ("compare", "the same benchmarks here and in an installed db_bench, in turn", compare::compare),
-    ("bucketlsm", "the comparisons of BucketLSM's paper, beside its figures", bucketlsm::reproduce),
-    ("keigo", "the comparisons of Keigo's paper, beside its figures", keigo::reproduce),
-    ("model", "many cores, from measured costs", model::model),
-    ("flexkv", "figures of FlexKV's paper on its testbed, in virtual time", flexkv::main),
+    ("rocksdb", "compare all benchmarks with db_bench, with targets", rocksdb::reproduce),
+    ("compare", "compare some benchmarks with an installed db_bench", compare::compare),
+    ("bucketlsm", "repeat the comparisons of BucketLSM's paper", bucketlsm::reproduce),
+    ("keigo", "repeat the comparisons of Keigo's paper", keigo::reproduce),
+    ("model", "model many cores, from measured costs", model::model),
+    ("flexkv", "run figures of FlexKV's paper on its testbed in virtual time", flexkv::main),
     (
         "verbs",
-        "the experiment that the model of the network card was calibrated to",
+        "run the experiment that calibrated the model of the network card",
         flexkv::verbs::main,
     ),
 ];
 
 /// The text of `--help`.
 fn help() -> String {
-    let mut text = "Measurements beside the product: comparisons, papers, models.\n\n\
+    let mut text = "Measures Archipelago: comparisons, evaluations of papers, and models.\n\n\
                     Usage: archipelago-lab COMMAND [FLAGS]\n\nCommands:\n"
         .to_owned();
     for (name, about, _) in COMMANDS {
         text += &format!("  {name:10} {about}\n");
     }
-    text + "\n`archipelago-lab COMMAND --help` lists the flags of a command. Most commands start the program\n\
-            `archipelago` in the directory of this one:\n\
+    text + "\n`archipelago-lab COMMAND --help` lists the flags of a command. With `--page FILE`, the commands\n\
+            rocksdb, bucketlsm, keigo, flexkv and model write a page for docs/benchmarks.\n\n\
+            Most commands start the program `archipelago` in the directory of this one.\n\
             `cargo build --release -p archipelago-cli -p archipelago-lab` builds both.\n"
 }
 

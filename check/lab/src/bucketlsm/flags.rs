@@ -13,13 +13,13 @@ Runs the comparisons of BucketLSM's evaluation between modes of Archipelago and 
 beside the paper's.";
 
 const TEACH: &str = "\
-The modes are classic L0, classic with subcompactions, buckets with static and with dynamic boundaries,
-in alternating runs (each a process and a fresh directory of its own): throughput, stall time and
-latency of fillrandom, MixGraph1, MixGraph2, YCSB-GET and YCSB-SCAN on an emulated device, and
-throughput on the disk as it is.
+The modes are classic L0, classic with subcompactions, and buckets with static and with dynamic
+boundaries. Their runs alternate, and each has a process and a fresh directory of its own. The
+command measures throughput, stall time and latency of fillrandom, MixGraph1, MixGraph2, YCSB-GET
+and YCSB-SCAN on an emulated device, and throughput on the disk without emulation.
 
-Markdown goes to standard output; the directory of --out gets it as report.md, every figure as
-report.json, the device's description and plots as SVG.
+Tables go to standard output. The directory of --out gets them in Markdown as report.md, every
+figure as report.json, the device's description, and charts as SVG.
 
 Examples:
   archipelago-lab bucketlsm --quick
@@ -34,27 +34,30 @@ const MEMTABLE_QUICK: u64 = 2 << 20;
 const RUNS: u64 = 3;
 const RUNS_QUICK: u64 = 1;
 
-/// A reproduction.
+/// Flags of a reproduction.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "archipelago-lab bucketlsm", bin_name = "archipelago-lab bucketlsm",
           about = ABOUT, after_help = TEACH, rename_all = "snake_case",
           disable_version_flag = true)]
 pub(super) struct ReproduceFlags {
-    /// One run of each instead of three, a quarter of the operations, memtables half as large:
-    /// minutes, and noisier
+    /// Run each mode once instead of three times, with a quarter of the operations and memtables of
+    /// half the size; this takes minutes, and the figures are less exact
     #[arg(long)]
     pub(super) quick: bool,
     /// Emulate the device that this file describes; default: the cloud network volume of
     /// docs/devices
     #[arg(long, value_name = "FILE")]
     pub(super) device: Option<PathBuf>,
-    /// How fast the device is, as a part of what its file says: so slow that the processor is not
+    /// Speed of the device, as a fraction of what its file says, so low that the processor is not
     /// the bottleneck
     #[arg(long, default_value_t = 0.5, value_name = "F")]
     pub(super) device_scale: f64,
-    /// Directory of the reports and plots; made if it is missing
+    /// Directory of the reports and charts, which is made if it is missing
     #[arg(long, default_value = "reproduced-bucketlsm", value_name = "DIR")]
     pub(super) out: PathBuf,
+    /// Write the page of docs/benchmarks to this file
+    #[arg(long, value_name = "FILE")]
+    pub(super) page: Option<PathBuf>,
     /// Runs of each mode; default: 3, with --quick 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     runs: Option<u64>,
@@ -62,13 +65,13 @@ pub(super) struct ReproduceFlags {
     /// --quick 120000
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(100..))]
     num: Option<u64>,
-    /// Only these workloads
+    /// Run only these workloads
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES")]
     pub(super) only: Vec<Workload>,
-    /// Leave out the runs on the disk as it is
+    /// Leave out the runs on the disk without emulation
     #[arg(long)]
     pub(super) skip_plain: bool,
-    /// Also fillrandom with these numbers of background jobs, for buckets and subcompactions
+    /// Also run fillrandom with these numbers of background jobs, for buckets and subcompactions
     #[arg(long, value_delimiter = ',', value_name = "NUMBERS",
           value_parser = clap::value_parser!(u64).range(1..=64))]
     pub(super) jobs: Vec<u64>,
@@ -80,11 +83,11 @@ pub(super) struct ReproduceFlags {
     #[arg(long, default_value_t = 16, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(super) threads: u64,
-    /// Operations a second of the runs at a fixed load; default: 0.9 of what buckets reached, of
-    /// YCSB-SCAN what classic did
+    /// Operations a second of the runs at a fixed load; default: 0.9 of the rate of buckets, and for
+    /// YCSB-SCAN of the rate of classic
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) offered_load: Option<u64>,
-    /// Bytes of a memtable; the base level has as much, a table a quarter; default: 4 MiB, with
+    /// Bytes of a memtable and of the base level; a table has a quarter; default: 4 MiB, with
     /// --quick 2 MiB
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(65536..=1 << 32))]
     write_buffer_size: Option<u64>,
@@ -100,16 +103,16 @@ pub(super) struct ReproduceFlags {
     #[arg(long, default_value_t = 1, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     pub(super) seed: u64,
-    /// Where the runs' directories are made; default: in the temporary directory
+    /// Directory of the databases; default: in the temporary directory
     #[arg(long, value_name = "DIR")]
     pub(super) db: Option<PathBuf>,
-    /// The program to run; default: `archipelago` beside this program
+    /// Program to run; default: archipelago in the folder of archipelago-lab
     #[arg(long, value_name = "PROGRAM")]
     pub(super) archipelago: Option<PathBuf>,
 }
 
 impl ReproduceFlags {
-    /// Flags from `args`, everything behind the word `bucketlsm`.
+    /// Parses `args`, the words after `bucketlsm`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
         let name = std::iter::once(OsString::from("archipelago-lab bucketlsm"));
         Ok(Self::try_parse_from(name.chain(args.iter().map(with_underscores)))?)

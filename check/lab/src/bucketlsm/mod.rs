@@ -1,14 +1,17 @@
-//! `archipelago-lab bucketlsm`: a paper's comparisons between modes of this program, as ratios
-//! beside the paper's numbers.
+//! `archipelago-lab bucketlsm`: the comparisons of BucketLSM's evaluation between modes of this
+//! program, as ratios beside the paper's numbers.
 //!
-//! 1. Modes take turns within a round, each run in a process and on a fresh directory of its own,
-//!    which is removed after it; a round has one seed for all modes.
-//! 2. The device is emulated and fixed beforehand: its description and scale are in the report.
-//! 3. What is run and with which flags is a pure function of the flags (`plan`).
-//! 4. After an error the reports are written of what there is, and the error is returned.
+//! `flags` is the command line, `plan` chooses the runs, `run` starts a process and reads its
+//! files, `table` makes the report, and `plots` draws the charts.
 //!
-//! `flags` is the command line, `run` starts a process and reads its files, `table` makes the
-//! report, `plots` the pictures.
+//! Invariants:
+//! 1. Modes alternate within a round, and a round has one seed for all modes. Each run has a
+//!    process and a fresh directory of its own, which is removed after the run.
+//! 2. The device is emulated and fixed beforehand. Its description and scale are in the report.
+//! 3. The runs and their flags are a pure function of the command line.
+//!
+//! Failure: after an error, the reports are written with the runs that succeeded, and the command
+//! returns the error.
 
 mod flags;
 mod plan;
@@ -24,21 +27,22 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::claim::median;
+use crate::page::{self, Page, Style};
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::json;
 use archipelago_bench::harness::progress::runs_bar;
 use archipelago_bench::harness::report::say;
-use archipelago_bench::harness::store::{
-    DeviceSpec, Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
-};
+use archipelago_bench::harness::store::{DeviceSpec, Error, FileSystem, LocalFs, Result};
 use archipelago_bench::harness::tiers::read_device;
 use flags::ReproduceFlags;
-use plan::{Group, Mode, OFFERED_SHARE, Setting, Workload};
+use plan::{Case, Group, OFFERED_SHARE, Setting, Workload};
 use run::{Run, Stage};
 use table::{Row, Runs};
 
 /// The device unless another one is named.
 const NETWORK_VOLUME: &str = include_str!("../../../../docs/devices/network-volume.toml");
+/// Title of the report and of the page.
+const TITLE: &str = "Buckets and the classic L0: BucketLSM's comparisons";
 const MIB: f64 = 1_048_576.0;
 
 /// The file report.json.
@@ -54,10 +58,10 @@ struct Report<'a> {
 /// Runs what `args` ask for, everything behind the word `bucketlsm`.
 pub(crate) fn reproduce(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let flags = ReproduceFlags::read(args)?;
-    Ok(bucketlsm(&flags))
+    Ok(bucketlsm(&flags, args))
 }
 
-fn bucketlsm(flags: &ReproduceFlags) -> Result<()> {
+fn bucketlsm(flags: &ReproduceFlags, args: &[OsString]) -> Result<()> {
     let fs = LocalFs::for_reports();
     fs.create_dir_all(&flags.out)?;
     let (device_file, mut device) = device(flags)?;
@@ -78,11 +82,19 @@ fn bucketlsm(flags: &ReproduceFlags) -> Result<()> {
         return result;
     }
     let settings = settings(flags, &device);
-    let text = format!("{settings}\n{}", runner.runs.text());
-    say(&text);
-    write(&flags.out.join("report.md"), &text)?;
+    let sections = runner.runs.sections();
+    let text = |style| {
+        let parts: Vec<String> = sections.iter().map(|section| section.text(style)).collect();
+        format!("# {TITLE}\n\n{settings}\n{}\n", parts.join("\n\n"))
+    };
+    say(&text(Style::Terminal));
+    page::write(&flags.out.join("report.md"), &text(Style::Markdown))?;
+    if let Some(path) = &flags.page {
+        let page = Page::new(TITLE, "bucketlsm", args);
+        page.about(&settings).sections(sections.clone()).write(path)?;
+    }
     for (name, svg) in plots::all(&runner.runs, &flags.jobs) {
-        write(&flags.out.join(name), &svg)?;
+        page::write(&flags.out.join(name), &svg)?;
     }
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
@@ -103,17 +115,9 @@ fn device(flags: &ReproduceFlags) -> Result<(PathBuf, DeviceSpec)> {
         return Ok((path.clone(), read_device(path)?));
     }
     let file = flags.out.join("device.toml");
-    write(&file, NETWORK_VOLUME)?;
+    page::write(&file, NETWORK_VOLUME)?;
     let device = read_device(&file)?;
     Ok((file, device))
-}
-
-/// Writes a file for the user, whole or not at all.
-pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
-    let context = IoContext::new(FileClass::Other, IoPurpose::ForegroundWrite);
-    let path = std::path::absolute(path)
-        .map_err(|error| Error::invalid(format!("{} is not a path: {error}", path.display())))?;
-    LocalFs::for_reports().write_atomic(&path, text.as_bytes(), context)
 }
 
 /// Does the runs.
@@ -141,7 +145,7 @@ impl<'a> Runner<'a> {
             let offered = self.offered(group)?;
             for round in 0..rounds {
                 for &mode in &group.modes {
-                    self.run_one((group.workload, group.setting, mode), round, offered)?;
+                    self.run_one(group.case(mode), round, offered)?;
                 }
             }
         }
@@ -157,7 +161,7 @@ impl<'a> Runner<'a> {
         if let Some(ops_per_s) = self.flags.offered_load {
             return Ok(Some(ops_per_s));
         }
-        let case = (group.workload, Setting::Device, mode);
+        let case = Case { workload: group.workload, setting: Setting::Device, mode };
         let rates = self.runs.values(case, |figures| Some(figures.ops_per_s));
         let rate = median(&rates).ok_or_else(|| {
             Error::invalid(format!("no run of {} at full speed", group.workload.name()))
@@ -165,13 +169,8 @@ impl<'a> Runner<'a> {
         Ok(Some((rate * OFFERED_SHARE).max(1.0) as u64))
     }
 
-    fn run_one(
-        &mut self,
-        case: (Workload, Setting, Mode),
-        round: u64,
-        offered: Option<u64>,
-    ) -> Result<()> {
-        let (workload, setting, mode) = case;
+    fn run_one(&mut self, case: Case, round: u64, offered: Option<u64>) -> Result<()> {
+        let Case { workload, setting, mode } = case;
         let what = format!("{} ({setting:?}): {}", workload.name(), mode.name());
         self.bar.set_message(what.clone());
         let device = (setting != Setting::Plain).then(|| self.device.to_owned());
@@ -212,7 +211,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// What was run on what: the head of the report.
+/// Settings of the runs, for the head of the report.
 fn settings(flags: &ReproduceFlags, device: &DeviceSpec) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let entry = plan::entry_bytes(flags);
@@ -231,8 +230,7 @@ fn settings(flags: &ReproduceFlags, device: &DeviceSpec) -> String {
     };
     let latency = |us: u64| us as f64 / 1000.0 / device.scale;
     format!(
-        "# BucketLSM's comparisons, reproduced\n\n\
-         Modes of one program (archipelago {version}), in alternating runs, {runs} of each; medians. \
+        "Modes of one program (archipelago {version}), in alternating runs, {runs} of each; medians. \
          Ratios, not figures, are compared with the paper's: its machine has 40 cores and an NVMe \
          drive, and its memtables are {times:.0} times as large.\n\n\
          - **Emulated**: the device \"{name}\" at a scale of {scale}: {total} in all, {read} of reads, {write} \

@@ -1,8 +1,8 @@
-//! What a reproduction runs: pure values, from the flags to the words of each process.
+//! The runs of a reproduction, from the flags to the words of each process. Pure.
 //!
-//! Sizes are the paper's, divided by one factor: what a memtable holds gives the size of the base
-//! level (as much) and of a table (a quarter), which is what RocksDB's defaults are to the paper's
-//! memtables of 256 MB. The L0 triggers are RocksDB's own and the same for every mode.
+//! Sizes are the paper's, divided by one factor. The base level has the size of a memtable, and a
+//! table has a quarter of it, as RocksDB's defaults are to the paper's memtables of 256 MB. The L0
+//! triggers are RocksDB's own and the same for every mode.
 
 use serde::Serialize;
 
@@ -69,7 +69,7 @@ impl Workload {
     pub(super) const ALL: [Self; 5] =
         [Self::FillRandom, Self::MixGraph1, Self::MixGraph2, Self::YcsbGet, Self::YcsbScan];
 
-    /// As the paper calls it.
+    /// Name in the paper.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::FillRandom => "fillrandom",
@@ -80,7 +80,7 @@ impl Workload {
         }
     }
 
-    /// As `archipelago bench` calls it.
+    /// Name of the benchmark in `archipelago bench`.
     pub(super) fn benchmark(self) -> &'static str {
         match self {
             Self::FillRandom => "fillrandom",
@@ -91,12 +91,12 @@ impl Workload {
         }
     }
 
-    /// Only writes.
+    /// Whether the workload only writes.
     fn is_write_only(self) -> bool {
         matches!(self, Self::FillRandom | Self::MixGraph1)
     }
 
-    /// Of a hundred operations, those that write.
+    /// Percentage of the operations that write.
     fn write_percent(self) -> u64 {
         match self {
             Self::FillRandom | Self::MixGraph1 => 100,
@@ -145,6 +145,13 @@ pub(super) struct Group {
     pub(super) modes: Vec<Mode>,
 }
 
+impl Group {
+    /// The case of this group with that mode.
+    pub(super) fn case(&self, mode: Mode) -> Case {
+        Case { workload: self.workload, setting: self.setting, mode }
+    }
+}
+
 /// Everything that is run, in order; full speed before the offered load that is derived from it.
 pub(super) fn groups(flags: &ReproduceFlags) -> Vec<Group> {
     use Mode::{Buckets, Classic, Static, Subcompactions};
@@ -175,7 +182,7 @@ pub(super) fn groups(flags: &ReproduceFlags) -> Vec<Group> {
     groups
 }
 
-/// How much of what one workload does.
+/// Numbers of keys and operations of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Load {
     pub(super) threads: u64,
@@ -193,7 +200,7 @@ pub(super) fn load(flags: &ReproduceFlags, workload: Workload) -> Load {
     let (keys, ops) = match workload {
         Workload::FillRandom | Workload::MixGraph1 => (num, num),
         Workload::MixGraph2 => (num, num / 2),
-        // As many memtables as matter: seven and nine of ten operations write.
+        // Enough operations for a number of memtables: seven and nine of ten operations write.
         Workload::YcsbGet => (num / 2, num),
         Workload::YcsbScan => (num / 2, num / 4),
     };
@@ -205,13 +212,22 @@ pub(super) fn entry_bytes(flags: &ReproduceFlags) -> u64 {
     KEY_BYTES + flags.value_size
 }
 
+/// What one run measures: a workload, in a setting, with a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) workload: Workload,
+    pub(super) setting: Setting,
+    pub(super) mode: Mode,
+}
+
 /// Words of a process, without the program, the directory and the files it writes.
 pub(super) fn words(
     flags: &ReproduceFlags,
-    (workload, setting, mode): (Workload, Setting, Mode),
+    case: Case,
     round: u64,
     offered_ops_per_s: Option<u64>,
 ) -> Vec<String> {
+    let Case { workload, setting, mode } = case;
     let jobs = if let Setting::Jobs(jobs) = setting { jobs } else { flags.background_jobs };
     let load = load(flags, workload);
     let memtable = flags.memtable_bytes();

@@ -1,6 +1,6 @@
-//! The plots of a reproduction, as names of files and what goes into them.
+//! The charts of a reproduction: names of files and their SVG texts. Pure.
 
-use super::plan::{Mode, Setting, Workload};
+use super::plan::{Case, Mode, Setting, Workload};
 use super::run::{Run, l0_inputs};
 use super::table::Runs;
 use crate::claim::median;
@@ -17,7 +17,7 @@ const MODES: [Mode; 4] = [Mode::Classic, Mode::Subcompactions, Mode::Static, Mod
 pub(super) fn all(runs: &Runs, jobs: &[u64]) -> Vec<(String, String)> {
     let mut plots = Vec::new();
     for workload in [Workload::FillRandom, Workload::MixGraph1] {
-        let of = |mode| runs.middle(workload, Setting::Device, mode);
+        let of = |mode| runs.middle(Case { workload, setting: Setting::Device, mode });
         let shown: Vec<&Run> = MODES.into_iter().filter_map(of).collect();
         if shown.is_empty() {
             continue;
@@ -66,7 +66,7 @@ fn l0_files(workload: Workload, shown: &[&Run]) -> String {
     chart.svg()
 }
 
-/// How large the inputs of L0 compactions are: the share of them that is at most so large.
+/// Distribution of the input sizes of L0 compactions: the share of inputs up to each size.
 fn l0_input(workload: Workload, shown: &[&Run]) -> String {
     let title = format!("{}: input of compactions out of L0", workload.name());
     let mut chart = Chart::new(&title, "input, MiB", "share of the compactions up to this size");
@@ -98,7 +98,8 @@ fn by_jobs(runs: &Runs, jobs: &[u64]) -> String {
     jobs.sort_unstable();
     for mode in [Mode::Subcompactions, Mode::Buckets] {
         let point = |&jobs: &u64| {
-            let case = (Workload::FillRandom, Setting::Jobs(jobs), mode);
+            let (workload, setting) = (Workload::FillRandom, Setting::Jobs(jobs));
+            let case = Case { workload, setting, mode };
             let rates = runs.values(case, |figures| Some(figures.ops_per_s));
             Some((jobs as f64, median(&rates)?))
         };

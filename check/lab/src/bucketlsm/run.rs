@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::plan::{self, Mode, Setting, Workload};
+use super::plan::{self, Case, Mode, Setting, Workload};
 use archipelago_bench::harness::samples::{Series, Stalls, Window};
 use archipelago_bench::harness::store::{
     Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
@@ -21,7 +21,7 @@ pub(super) struct Latency {
     pub(super) p99_us: f64,
 }
 
-/// What one run gave.
+/// Figures of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Figures {
     pub(super) ops_per_s: f64,
@@ -67,6 +67,13 @@ pub(super) struct Run {
     pub(super) series: Series,
 }
 
+impl Run {
+    /// The case that the run measured.
+    pub(super) fn case(&self) -> Case {
+        Case { workload: self.workload, setting: self.setting, mode: self.mode }
+    }
+}
+
 /// The parts of a result file that are used here.
 #[derive(Debug, Deserialize)]
 struct ResultFile {
@@ -103,11 +110,11 @@ impl LatencyEntry {
     }
 }
 
-/// What to start, and where.
+/// Program to start, and where.
 #[derive(Clone, Debug)]
 pub(super) struct Stage {
     pub(super) program: PathBuf,
-    /// Of the run; must not exist.
+    /// Directory of the run, which must not exist yet.
     pub(super) dir: PathBuf,
     /// The emulated device, if the workload runs on one.
     pub(super) device: Option<PathBuf>,

@@ -1,13 +1,13 @@
 //! `archipelago-lab compare`: the same benchmarks here and in RocksDB's db_bench.
 //!
-//! 1. Sides take turns, A B A B, so that what else the machine does hits both; each run has a
-//!    process and a fresh directory of its own, which is removed after it.
-//! 2. Every flag goes to both sides with its value, given or default; db_bench gets the flags that
-//!    it has. What both promise is therefore equal: the log is written with each write, and synced
-//!    with `--sync`.
-//! 3. `waitforcompaction` ends each run, so that the debt is paid before sizes and bytes are read.
+//! `run` starts a side and observes it, `parse` reads its output, and `table` makes the report.
 //!
-//! `run` starts a side and watches it, `parse` reads what it prints, `table` makes the report.
+//! Invariants:
+//! 1. Sides alternate, so that other work of the machine affects both. Each run has a process and a
+//!    fresh directory of its own, which is removed after the run.
+//! 2. Every flag goes to both sides with its value, given or default; db_bench gets the flags that
+//!    it has. So both promise the same: each write is logged, and with `--sync` it is synced.
+//! 3. `waitforcompaction` ends each run, so that no debt is left when sizes and bytes are read.
 
 pub(crate) mod parse;
 pub(crate) mod run;
@@ -46,7 +46,7 @@ const SET_HERE: &[&str] = &[
     "help",
 ];
 
-/// What ends each run.
+/// Benchmark that ends each run.
 const SETTLE: &str = "waitforcompaction";
 
 /// Runs the comparison with `args`, everything behind the word `compare`.
@@ -77,7 +77,7 @@ fn check(flags: &CompareFlags) -> Result<()> {
     db_bench_version(&flags.db_bench).map(drop)
 }
 
-/// What `db_bench --version` says. An error says where the program comes from.
+/// Text of `db_bench --version`. An error says how to install the program.
 pub(crate) fn db_bench_version(program: &Path) -> Result<String> {
     let asked = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let output = asked.map_err(|error| {
@@ -132,7 +132,7 @@ fn run_both(flags: &CompareFlags, spelled: &Spelled) -> Result<()> {
     }
 }
 
-/// Where the sides' directories are made.
+/// Directory in which the sides' directories are made.
 fn directory(flags: &CompareFlags) -> PathBuf {
     flags.bench.storage.db.clone().unwrap_or_else(|| {
         std::env::temp_dir().join(format!("archipelago-compare-{:08x}", entropy_seed() as u32))

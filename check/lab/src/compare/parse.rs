@@ -1,4 +1,4 @@
-//! What a side prints, as values: result lines, distributions, and the times in RocksDB's log.
+//! Parsers of a side's output: result lines, distributions, and the times in RocksDB's log.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub(crate) struct ResultLine {
     pub(crate) seconds: f64,
     pub(crate) ops: u64,
     pub(crate) mb_per_s: Option<f64>,
-    /// What is in parentheses.
+    /// Text in parentheses.
     pub(crate) message: String,
     /// The distributions that follow it; with `--histogram`.
     pub(crate) latency: Vec<Latency>,
@@ -20,7 +20,7 @@ pub(crate) struct ResultLine {
 /// A distribution, in microseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Latency {
-    /// "read", "write", "seek".
+    /// Kind of operation: `read`, `write` or `seek`.
     pub(crate) kind: String,
     pub(crate) count: u64,
     pub(crate) p50_us: f64,

@@ -1,4 +1,4 @@
-//! One run of one side, and what is measured about its process from outside, alike for both.
+//! One run of one side, and the measurements of its process, which are the same for both sides.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -16,7 +16,7 @@ use archipelago_bench::harness::store::{
     Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
 };
 
-/// A side.
+/// A side of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Side {
     Archipelago,
@@ -24,7 +24,7 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    /// As the report says it.
+    /// Name in the report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Archipelago => "Archipelago",
@@ -32,7 +32,7 @@ impl Side {
         }
     }
 
-    /// As a directory is named.
+    /// Name of its directories.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Archipelago => "archipelago",
@@ -41,21 +41,21 @@ impl Side {
     }
 }
 
-/// What to start.
+/// Program to start, with its arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub(crate) path: PathBuf,
     pub(crate) args: Vec<String>,
 }
 
-/// How large what it writes is.
+/// Sizes of what a side writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntrySize {
     pub(crate) key_bytes: u64,
     pub(crate) value_bytes: u64,
 }
 
-/// Who looks on.
+/// Observer of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Onlooker<'a> {
     /// Told of every result line.
@@ -64,7 +64,7 @@ pub(crate) struct Onlooker<'a> {
     pub(crate) stop: &'a AtomicBool,
 }
 
-/// What one run gave.
+/// Figures of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SideRun {
     pub(crate) side: Side,
@@ -136,7 +136,7 @@ fn ratio(bytes_written: Option<u64>, user_bytes: Option<u64>) -> Option<f64> {
     (user > 0).then(|| written as f64 / user as f64)
 }
 
-/// What a process printed and used.
+/// Output and usage of a process.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// Result lines and the Unix time in microseconds at which each came.

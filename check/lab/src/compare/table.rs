@@ -45,7 +45,7 @@ pub(crate) struct Summary<'a> {
     settings: &'a str,
     /// Operations per second: more is better.
     benchmarks: Vec<Row>,
-    /// Of the whole run: less is better.
+    /// Figures of the whole run, of which less is better.
     process: Vec<Row>,
     runs: &'a [SideRun],
 }
@@ -84,7 +84,7 @@ impl Row {
 }
 
 impl Comparison {
-    /// Without runs.
+    /// A comparison without runs.
     pub(crate) fn new(flags: &CompareFlags) -> Self {
         let (load, storage) = (&flags.bench.load, &flags.bench.storage);
         let promise = match (load.disable_wal, load.sync) {
@@ -210,12 +210,12 @@ fn table(rows: &[Row], decimals: usize, markdown: bool) -> String {
     table.to_string()
 }
 
-/// "64 MiB", "100 KiB".
+/// Size as text, such as "64 MiB" or "100 KiB".
 fn size(bytes: u64) -> String {
     if bytes >= 1 << 20 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
 }
 
-/// "1.53×"; a dash where there is no ratio.
+/// Ratio as text, such as "1.53×", or a dash where there is no ratio.
 fn times(ratio: f64) -> String {
     if ratio.is_finite() { format!("{ratio:.2}×") } else { "—".to_owned() }
 }

@@ -1,9 +1,9 @@
-//! `archipelago-lab flexkv`: the memory-disaggregated store on FlexKV's testbed in virtual time,
-//! figure by figure, beside what the paper's text states.
+//! `archipelago-lab flexkv`: the store over remote memory on FlexKV's testbed in virtual time,
+//! figure by figure, beside the figures that the paper's text states.
 //!
-//! What is measured, and how, is in [`testbed`]; this prints tables and draws. The figure of
-//! Twitter's clusters is made here, since their workloads are. Every figure says what was smaller
-//! than on the testbed.
+//! [`testbed`] measures. This module prints tables and draws charts, and it makes the figure of
+//! Twitter's clusters. Every figure says in which respects the run is smaller than the paper's
+//! testbed.
 
 pub mod testbed;
 pub mod verbs;
@@ -18,14 +18,12 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::Rng;
 use archipelago_base::{Error, Result};
 use clap::Parser;
-use comfy_table::presets::{ASCII_MARKDOWN, UTF8_FULL_CONDENSED};
-use comfy_table::{CellAlignment, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::page::{self, Grid, Page, Row, Section, Style};
 use crate::plot::{Bars, Chart};
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::report::say;
-use archipelago_bench::harness::store::{FileSystem, LocalFs};
 use archipelago_bench::harness::twitter::{self, Cluster};
 
 const TWITTER: (&str, &str) = ("fig15", "Twitter's clusters");
@@ -40,11 +38,14 @@ struct Arguments {
     /// Write a picture of each to this directory.
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
+    /// Write the page of docs/benchmarks to this file.
+    #[arg(long, value_name = "FILE")]
+    page: Option<PathBuf>,
     /// Keys that are loaded (the paper: 10 million). Memory of compute nodes is 5 % of keys and
     /// values.
     #[arg(long, default_value_t = Setup::default().keys)]
     keys: u64,
-    /// What everything follows from.
+    /// Seed from which everything follows.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Print Markdown tables.
@@ -58,7 +59,7 @@ pub(crate) fn main(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     if arguments.keys < 1000 {
         return Ok(Err(Error::invalid("--keys is at least 1000")));
     }
-    Ok(run(&arguments))
+    Ok(run(&arguments, args))
 }
 
 fn known() -> Vec<(&'static str, &'static str)> {
@@ -68,7 +69,7 @@ fn known() -> Vec<(&'static str, &'static str)> {
     known
 }
 
-fn run(arguments: &Arguments) -> Result<()> {
+fn run(arguments: &Arguments, args: &[OsString]) -> Result<()> {
     let known = known();
     if arguments.figures.iter().any(|name| name == "list") {
         known.iter().for_each(|(name, what)| say(&format!("{name:8} {what}")));
@@ -81,6 +82,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     let setup = setup(arguments);
     say(&about(&setup));
+    let mut sections = Vec::new();
     for (name, _) in known {
         if !arguments.figures.is_empty() && !arguments.figures.iter().any(|wanted| wanted == name) {
             continue;
@@ -96,13 +98,21 @@ fn run(arguments: &Arguments) -> Result<()> {
         };
         going.finish_and_clear();
         let seconds = (clock.now_ns() - began_ns) as f64 / 1e9;
-        say(&text(&figure, arguments.markdown));
-        say(&format!("{name} took {seconds:.0} s\n"));
+        let section = section(&figure);
+        say(&section.text(Style::markdown_if(arguments.markdown)));
+        say(&format!("\n{name} took {seconds:.0} s\n"));
+        sections.push(section);
         if let Some(dir) = &arguments.svg {
             draw(&figure, dir, name)?;
         }
     }
-    Ok(())
+    match &arguments.page {
+        Some(path) => {
+            let page = Page::new("FlexKV on its testbed, in virtual time", "flexkv", args);
+            page.about(&about(&setup)).sections(sections).write(path)
+        }
+        None => Ok(()),
+    }
 }
 
 fn styled(error: impl std::fmt::Display) -> Error {
@@ -112,7 +122,7 @@ fn styled(error: impl std::fmt::Display) -> Error {
 fn setup(arguments: &Arguments) -> Setup {
     let default = Setup::default();
     let share = arguments.keys as f64 / default.keys as f64;
-    // As full as the default's.
+    // Partitions are as full as with the default.
     let bits = f64::from(default.partition_bits) + share.log2().round();
     Setup {
         keys: arguments.keys,
@@ -141,53 +151,41 @@ fn about(setup: &Setup) -> String {
     )
 }
 
-fn table(markdown: bool, header: Vec<String>) -> Table {
-    let mut table = Table::new();
-    table.load_preset(if markdown { ASCII_MARKDOWN } else { UTF8_FULL_CONDENSED });
-    table.set_header(header);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
 /// Rows of a table of lines have at most so many columns.
 const COLUMNS_MAX: usize = 12;
 
-fn text(figure: &Figure, markdown: bool) -> String {
+fn section(figure: &Figure) -> Section {
     let mut xs: Vec<f64> =
         figure.lines.iter().flat_map(|(_, points)| points.iter().map(|point| point.0)).collect();
     xs.sort_unstable_by(f64::total_cmp);
     xs.dedup();
-    let mut out = format!("## {}\n{} by {}\n", figure.title, figure.y, figure.x);
+    let mut grids = Vec::new();
     if xs.len() <= COLUMNS_MAX {
         let place = |x: &f64| figure.places.get(*x as usize).cloned().unwrap_or(format!("{x}"));
-        let mut header = vec![String::new()];
-        header.extend(xs.iter().map(place));
-        let mut values = table(markdown, header);
+        let first = format!("{} by {}", figure.y, figure.x);
+        let mut values = Grid::new(std::iter::once(first).chain(xs.iter().map(place)));
         for (name, points) in &figure.lines {
             let value = |x: &f64| {
                 let point = points.iter().find(|point| point.0 == *x);
                 point.map_or(String::new(), |point| format!("{:.2}", point.1))
             };
-            let mut row = vec![name.clone()];
-            row.extend(xs.iter().map(value));
-            values.add_row(row);
+            values.push(std::iter::once(name.clone()).chain(xs.iter().map(value)));
         }
-        out += &format!("{values}\n");
+        grids.push(values);
     }
-    if !figure.stated.is_empty() {
-        let header = ["", "paper's text", "here"].map(str::to_owned).to_vec();
-        let mut stated = table(markdown, header);
-        for Stated { what, paper, here } in &figure.stated {
-            stated.add_row([what.clone(), paper.clone(), format!("{here:.2}")]);
-        }
-        out += &format!("{stated}\n");
+    let stated = figure.stated.iter().map(|Stated { what, paper, here }| Row {
+        name: what.clone(),
+        decimals: 2,
+        measured: Some(*here),
+        paper: paper.clone(),
+        ..Row::default()
+    });
+    Section {
+        title: figure.title.clone(),
+        rows: stated.collect(),
+        grids,
+        notes: figure.notes.clone(),
     }
-    for note in &figure.notes {
-        out += &format!("{note}\n");
-    }
-    out
 }
 
 fn draw(figure: &Figure, dir: &Path, name: &str) -> Result<()> {
@@ -203,8 +201,7 @@ fn draw(figure: &Figure, dir: &Path, name: &str) -> Result<()> {
         };
         figure.lines.iter().fold(bars, series).svg()
     };
-    LocalFs::for_reports().create_dir_all(dir)?;
-    crate::bucketlsm::write(&dir.join(format!("flex-{name}.svg")), &svg)
+    page::write(&dir.join(format!("flex-{name}.svg")), &svg)
 }
 
 /// A cluster's requests.

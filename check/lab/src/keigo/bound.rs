@@ -1,4 +1,4 @@
-//! What a device's description allows, and how long a phase took to get to its speed. Pure.
+//! Bounds by a device's description, and the time until a phase reached its speed. Pure.
 
 use archipelago_env::device::Direction;
 
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_wait_for_latency_and_transfer_of_each_device() {
+    fn clients_wait_for_latency_and_transfer() {
         // At half the speed: 200 us and 40 us of latency, 100 MB/s and 1 GB/s.
         let slow = spec(100, 200_000_000, 0);
         let fast = spec(20, 2_000_000_000, 0);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_recovers_when_a_second_is_at_nine_tenths() {
+    fn phase_recovers_in_a_second_at_nine_tenths() {
         // 100 a second for five seconds, then 1000.
         let samples: Vec<(f64, u64)> = (0..=300u64)
             .map(|tenth| (tenth as f64 / 10.0, tenth.min(50) * 10 + tenth.saturating_sub(50) * 100))

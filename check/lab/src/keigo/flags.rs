@@ -25,9 +25,9 @@ Parts (--only):
   block         SATA alone, tiers of NVMe over SATA, NVMe alone; YCSB A and C
   instructions  only if named: instructions per operation of `single`, counted by valgrind
 
-Decision 0016 in docs/decisions fixes devices, sizes and bounds. Markdown goes to standard output;
-the directory of --out gets it as report.md, every figure as report.json, and plots as SVG.
-The whole table takes about two and a half hours, --quick about five minutes.
+Decision 0016 in docs/decisions fixes devices, sizes and bounds. Tables go to standard output. The
+directory of --out gets them in Markdown as report.md, every figure as report.json, and charts as
+SVG. All parts take about two and a half hours, and with --quick about five minutes.
 
 Examples:
   archipelago-lab keigo --quick
@@ -43,39 +43,41 @@ const SECONDS_QUICK: u64 = 2;
 const PHASE_SECONDS: u64 = 30;
 const PHASE_SECONDS_QUICK: u64 = 4;
 
-/// A reproduction.
+/// Flags of a reproduction.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "archipelago-lab keigo", bin_name = "archipelago-lab keigo",
           about = ABOUT, after_help = TEACH, rename_all = "snake_case",
           disable_version_flag = true)]
 pub(super) struct KeigoFlags {
-    /// A smoke run: one round, a tenth of the records, two seconds each, one distribution
+    /// Run one round with a tenth of the records, two seconds each and one distribution
     #[arg(long)]
     pub(super) quick: bool,
-    /// Only these parts
+    /// Run only these parts
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
     pub(super) only: Vec<Part>,
-    /// Only these workloads
+    /// Run only these workloads
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES")]
     pub(super) workloads: Vec<Workload>,
-    /// Only these distributions of keys
+    /// Run only these distributions of keys
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES")]
     pub(super) distributions: Vec<Keys>,
-    /// Only tiers, not what they are compared with: for bounds and hit ratios, which need no other
-    /// side
+    /// Run only the side of tiers, which suffices for bounds and hit ratios
     #[arg(long)]
     pub(super) tiers_alone: bool,
-    /// Not emulated: memory (--fast) above a directory on this disk, with O_DIRECT; parts that need
-    /// a third device have two
+    /// Use memory (--fast) above a directory on this disk, with O_DIRECT, and emulate nothing; parts
+    /// with a third device have two
     #[arg(long, value_name = "DIR")]
     pub(super) real: Option<PathBuf>,
-    /// Where the devices' directories are made, and the fast device with --real; default: /dev/shm
+    /// Directory of the devices, and of the fast device with --real; default: /dev/shm
     /// if there is one, else the temporary directory
     #[arg(long, value_name = "DIR")]
     pub(super) fast: Option<PathBuf>,
-    /// Directory of the reports and plots; made if it is missing
+    /// Directory of the reports and charts, which is made if it is missing
     #[arg(long, default_value = "reproduced-keigo", value_name = "DIR")]
     pub(super) out: PathBuf,
+    /// Write the page of docs/benchmarks to this file
+    #[arg(long, value_name = "FILE")]
+    pub(super) page: Option<PathBuf>,
     /// Runs of each side; default: 3, with --quick 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     runs: Option<u64>,
@@ -89,7 +91,7 @@ pub(super) struct KeigoFlags {
     /// Seconds of each phase of `switch`; default: 30, with --quick 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
     phase_seconds: Option<u64>,
-    /// How fast the emulated devices are, as a part of what their files say
+    /// Speed of the emulated devices, as a fraction of what their files say
     #[arg(long, default_value_t = 0.0625, value_name = "F")]
     pub(super) device_scale: f64,
     /// Clients; over NVMe and SATA twice as many
@@ -104,7 +106,7 @@ pub(super) struct KeigoFlags {
     #[arg(long, default_value_t = 1, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     pub(super) seed: u64,
-    /// The program to run; default: the one that runs
+    /// Program to run; default: archipelago in the folder of archipelago-lab
     #[arg(long, value_name = "PROGRAM")]
     pub(super) archipelago: Option<PathBuf>,
 }
@@ -133,7 +135,7 @@ impl KeigoFlags {
         self.phase_seconds.unwrap_or(default)
     }
 
-    /// Where directories are made.
+    /// Directory in which directories are made.
     pub(super) fn fast_dir(&self) -> PathBuf {
         let memory = PathBuf::from("/dev/shm");
         self.fast

@@ -1,15 +1,18 @@
 //! `archipelago-lab keigo`: the comparisons of Keigo's evaluation (VLDB 2025, §5 and §3.2) between
 //! ways to use a hierarchy of devices, beside the paper's numbers and this project's targets.
 //!
-//! 1. Sides take turns within a round; each run has processes and fresh directories of its own,
-//!    which are removed after it; a round has one seed for all sides.
-//! 2. Devices, sizes and bounds were fixed before results were looked at: decision 0016. What is
-//!    run is a pure function of the flags (`plan`).
-//! 3. A missed target is no error. A run that failed is: reports are written of what there is, and
-//!    the error is returned.
+//! `flags` is the command line, `plan` chooses the runs, and `run` makes the files of a run and
+//! starts its processes. `bound` computes what the devices allow, `claims` compares, and `report`
+//! and `plots` show the result.
 //!
-//! `flags` is the command line, `run` makes the files of a run and starts its processes, `bound`
-//! says what devices allow, `claims` compares, `report` and `plots` show.
+//! Invariants:
+//! 1. Sides alternate within a round, and a round has one seed for all sides. Each run has
+//!    processes and fresh directories of its own, which are removed after the run.
+//! 2. Devices, sizes and bounds were fixed before the results were known (decision 0016). The runs
+//!    are a pure function of the flags.
+//!
+//! Failure: a missed target is no error. After a run that failed, the reports are written with the
+//! runs that succeeded, and the command returns the error.
 
 mod bound;
 mod claims;
@@ -27,6 +30,7 @@ use archipelago_base::random::entropy_seed;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
+use crate::page::{self, Page, Style};
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::json;
 use archipelago_bench::harness::progress::runs_bar;
@@ -36,6 +40,9 @@ use claims::{Measured, Row};
 use flags::KeigoFlags;
 use plan::{Group, Medium, Side};
 use run::{Run, Specs, Stage};
+
+/// Title of the report and of the page.
+const TITLE: &str = "Hierarchies of devices: Keigo's comparisons";
 
 /// The file report.json.
 #[derive(Debug, Serialize)]
@@ -48,13 +55,13 @@ struct Report<'a> {
     runs: &'a [Run],
 }
 
-/// Runs what `args` ask for, everything behind `reproduce keigo`.
+/// Runs what `args` ask for, everything behind the word `keigo`.
 pub(crate) fn reproduce(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let flags = KeigoFlags::read(args)?;
-    Ok(make(&flags))
+    Ok(make(&flags, args))
 }
 
-fn make(flags: &KeigoFlags) -> Result<()> {
+fn make(flags: &KeigoFlags, args: &[OsString]) -> Result<()> {
     let fs = LocalFs::new();
     fs.create_dir_all(&flags.out)?;
     let specs = run::specs(flags.device_scale)?;
@@ -73,11 +80,19 @@ fn make(flags: &KeigoFlags) -> Result<()> {
     let measured: Vec<Measured<'_>> =
         (0..).zip(&groups).map(|(place, group)| Measured { group, place, runs: &runs }).collect();
     let settings = settings(flags, &specs, took_s);
-    let text = format!("{settings}\n{}", report::text(&measured));
-    say(&text);
-    run::write(&flags.out.join("report.md"), &text)?;
+    let sections = report::sections(&measured);
+    let text = |style| {
+        let parts: Vec<String> = sections.iter().map(|section| section.text(style)).collect();
+        format!("# {TITLE}\n\n{settings}\n{}\n", parts.join("\n\n"))
+    };
+    say(&text(Style::Terminal));
+    page::write(&flags.out.join("report.md"), &text(Style::Markdown))?;
+    if let Some(path) = &flags.page {
+        let page = Page::new(TITLE, "keigo", args);
+        page.about(&settings).sections(sections.clone()).write(path)?;
+    }
     for (name, svg) in plots::all(&measured) {
-        run::write(&flags.out.join(name), &svg)?;
+        page::write(&flags.out.join(name), &svg)?;
     }
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
@@ -181,7 +196,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// What was run on what: the head of the report.
+/// Settings of the runs, for the head of the report.
 fn settings(flags: &KeigoFlags, specs: &Specs, took_s: u64) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let mut devices = String::new();
@@ -215,8 +230,7 @@ fn settings(flags: &KeigoFlags, specs: &Specs, took_s: u64) -> String {
     };
     let data = plan::data_bytes(flags);
     format!(
-        "# Keigo's comparisons, reproduced\n\n\
-         Ways to use devices, in alternating runs of one program (archipelago {version}), {runs} of each; \
+        "Ways to use devices, in alternating runs of one program (archipelago {version}), {runs} of each; \
          medians. Ratios, not figures, are compared with the paper's: its data are 50 to 400 GiB.\n\n\
          {media}\
          - **Machine**: {cores} cores; the table took {minutes} minutes.\n\

@@ -1,4 +1,4 @@
-//! What is run: pure values, from the flags to the words and the devices of each process.
+//! The runs, from the flags to the words and the devices of each process. Pure.
 
 use archipelago_tier::scheme::LEVELS;
 use serde::Serialize;
@@ -98,7 +98,7 @@ impl Workload {
         }
     }
 
-    /// As `archipelago bench` calls it.
+    /// Name of the benchmark in `archipelago bench`.
     pub(super) fn benchmark(self) -> &'static str {
         match self {
             Self::A => "ycsba",
@@ -131,7 +131,7 @@ impl Workload {
     }
 }
 
-/// How records are picked.
+/// Distribution by which records are picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 #[value(rename_all = "lower")]
@@ -167,7 +167,7 @@ impl Keys {
     }
 }
 
-/// A device.
+/// Kind of device in the hierarchy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Medium {
@@ -205,7 +205,7 @@ pub(super) struct Layer {
     pub(super) cache_share: f64,
 }
 
-/// What the database lies on.
+/// Devices below the database.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) enum Layout {
     /// A directory, not emulated.
@@ -302,7 +302,7 @@ fn groups_of(flags: &KeigoFlags, part: Part) -> Vec<Group> {
     let wanted_keys = |k: &Keys| {
         *k == Keys::Own || flags.distributions.is_empty() || flags.distributions.contains(k)
     };
-    // How much there is to win: what no placement can surpass.
+    // No placement can surpass this ratio.
     let with_fast = |part, workload: Workload| {
         matches!(part, Part::Tiers | Part::Buffered) && !workload.is_read_mostly()
     };
@@ -349,7 +349,7 @@ pub(super) fn data_bytes(flags: &KeigoFlags) -> u64 {
     flags.records() * (KEY_BYTES + VALUE_BYTES)
 }
 
-/// What a side of a group lies on.
+/// Devices below a side of a group.
 pub(super) fn layout(flags: &KeigoFlags, group: &Group, side: Side) -> Layout {
     let data = data_bytes(flags);
     let plenty = data * 8;

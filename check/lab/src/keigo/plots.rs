@@ -1,4 +1,4 @@
-//! The plots of a reproduction, as names of files and what goes into them.
+//! The charts of a reproduction: names of files and their SVG texts. Pure.
 
 use super::claims::Measured;
 use super::plan::{Keys, Part, Side};
@@ -69,7 +69,7 @@ fn speed_up(measured: &[Measured<'_>]) -> Option<String> {
     bars("Tiers against the slow device alone", "times the throughput", measured, &series)
 }
 
-/// What the fastest device served, beside what an oracle would have.
+/// Hit ratio of the fastest device, and the hit ratio of an oracle.
 fn hit_ratio(measured: &[Measured<'_>]) -> Option<String> {
     let ratio = |one: &Measured<'_>, pick: fn(&Figures) -> Option<f64>| {
         (one.group.keys == Keys::Zipf80).then(|| one.middle(Side::Tiers, pick))?

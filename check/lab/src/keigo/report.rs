@@ -1,56 +1,37 @@
-//! The report as Markdown: rows beside the paper's numbers and the targets, then every figure.
-
-use std::fmt::Write as _;
-
-use comfy_table::CellAlignment;
+//! The sections of the report: rows beside the paper's numbers and the targets, then every figure.
+//! The functions are pure.
 
 use super::claims::{Measured, Row};
-use super::plan::Side;
+use super::plan::{Part, Side};
 use super::run::Figures;
-use crate::claim::{markdown, met_cell, target_cell};
+use crate::page::{Grid, Section};
 
-/// The tables.
-pub(super) fn text(measured: &[Measured<'_>]) -> String {
+/// The sections of the report: one per part, and then all figures.
+pub(super) fn sections(measured: &[Measured<'_>]) -> Vec<Section> {
     let rows: Vec<Row> = measured.iter().flat_map(Measured::rows).collect();
-    let mut out = String::new();
     let mut parts: Vec<_> = rows.iter().map(|row| row.part).collect();
     parts.dedup();
-    for part in parts {
-        let of_part: Vec<&Row> = rows.iter().filter(|row| row.part == part).collect();
-        let _ = writeln!(out, "## {}\n\n{}\n", part.title(), ratios(&of_part));
-    }
-    let _ = writeln!(out, "## The figures behind them (medians)\n\n{}", absolute(measured));
-    out
+    let of = |part: Part| {
+        let rows = || rows.iter().filter(|row: &&Row| row.part == part);
+        let explained = rows().filter(|row| !row.detail.is_empty());
+        Section {
+            title: part.title().to_owned(),
+            rows: rows().map(Row::page_row).collect(),
+            notes: explained.map(|row| format!("{}: {}.", row.what, row.detail)).collect(),
+            ..Section::default()
+        }
+    };
+    let mut sections: Vec<Section> = parts.into_iter().map(of).collect();
+    sections.push(Section {
+        title: "The figures behind them (medians)".to_owned(),
+        grids: vec![absolute(measured)],
+        ..Section::default()
+    });
+    sections
 }
 
-fn ratios(rows: &[&Row]) -> String {
-    let header =
-        ["compared", "result", "rounds, min – max", "figures", "the paper", "target", "met"];
-    let mut table = markdown(&header);
-    for row in rows {
-        let show = |value: f64| match (row.is_seconds, value.is_finite()) {
-            (_, false) => "—".to_owned(),
-            (true, _) => format!("{value:.1} s"),
-            (false, _) => format!("{value:.2}×"),
-        };
-        table.add_row([
-            row.what.clone(),
-            show(row.value),
-            format!("{} – {}", show(row.min), show(row.max)),
-            row.detail.clone(),
-            row.paper.to_owned(),
-            target_cell(row.target, show),
-            met_cell(row.met),
-        ]);
-    }
-    for column in table.column_iter_mut().skip(1).take(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.to_string()
-}
-
-fn absolute(measured: &[Measured<'_>]) -> String {
-    let mut table = markdown(&[
+fn absolute(measured: &[Measured<'_>]) -> Grid {
+    let mut table = Grid::new([
         "part",
         "workload",
         "keys",
@@ -72,11 +53,11 @@ fn absolute(measured: &[Measured<'_>]) -> String {
     for one in measured {
         for &side in &one.group.sides {
             if one.middle(side, |figures| Some(figures.ops_per_s)).is_some() {
-                table.add_row(absolute_row(one, side));
+                table.push(absolute_row(one, side));
             }
         }
     }
-    table.to_string()
+    table
 }
 
 fn absolute_row(one: &Measured<'_>, side: Side) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! One run: its directories, its devices' files, its processes, and the figures that they wrote.
+//! One run: its directories, the files of its devices, its processes and their figures.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use archipelago_bench::harness::store::{
 };
 use archipelago_bench::harness::tiers::{TierOutcome, TierPlan};
 
-/// What one run gave. What was not measured is null.
+/// Figures of one run. A figure that was not measured is null.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Figures {
     pub(super) ops_per_s: f64,
@@ -27,9 +27,9 @@ pub(super) struct Figures {
     pub(super) processors_busy: Option<f64>,
     pub(super) write_amplification: Option<f64>,
     pub(super) tiers: Option<TierOutcome>,
-    /// What the reads on their devices allow.
+    /// Bound of the rate by the devices of the reads.
     pub(super) bound_ops_per_s: Option<f64>,
-    /// Of each phase.
+    /// Figure of each phase.
     pub(super) recovered_s: Vec<Option<f64>>,
     pub(super) instructions_per_op: Option<f64>,
     /// Operations a second over time.
@@ -96,12 +96,12 @@ pub(super) fn specs(scale: f64) -> Result<Specs> {
     Medium::ALL.into_iter().map(spec).collect()
 }
 
-/// Where a run takes place.
+/// Directories and devices of a run.
 pub(super) struct Stage<'a> {
     pub(super) flags: &'a KeigoFlags,
     pub(super) specs: &'a Specs,
     pub(super) program: PathBuf,
-    /// Of the run, on the fast medium (or the only one); must not exist.
+    /// Directory of the run on the fast or only medium, which must not exist yet.
     pub(super) dir: PathBuf,
     /// The same on the disk, with `--real`.
     pub(super) disk: Option<PathBuf>,

@@ -9,12 +9,12 @@ use super::setting::Mode;
 const ABOUT: &str = "Models many cores: the engine's own decisions in virtual time, with costs measured on one core.";
 
 const TEACH: &str = "\
-Two sweeps are printed. In the first the background jobs are as many as the degree; in the second
-they stay at --background, as in the BucketLSM paper's Fig. 10. The degree is the number of buckets,
-or of the parts that an L0 compaction is cut into; classic has neither.
+The command prints two sweeps. In the first, the number of background jobs is the degree. In the
+second, it stays at --background, as in the BucketLSM paper's Fig. 10. The degree is the number of
+buckets, or of the parts into which an L0 compaction is cut; classic has neither.
 
-What the model assumes and what its costs are from: docs/guide/bench.md and decision 0009
-in docs/decisions. The same seed gives the same result on every machine.
+Decision 0009 in docs/decisions has the assumptions of the model and the source of its costs. The
+same seed gives the same result on every machine.
 
   archipelago-lab model
   archipelago-lab model --degrees=8,64 --modes=buckets --json=model.json --svg=charts
@@ -31,10 +31,10 @@ pub(crate) struct ModelFlags {
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64,80",
           value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(crate) degrees: Vec<u64>,
-    /// Background jobs of the second sweep; 0: without it
+    /// Background jobs of the second sweep; 0 leaves it out
     #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u64).range(0..=256))]
     pub(crate) background: u64,
-    /// Modes
+    /// Modes to compare
     #[arg(long, value_delimiter = ',', default_value = "classic,subcompactions,buckets")]
     pub(crate) modes: Vec<Mode>,
     /// Gigabytes (10^9) of keys and values to write; the key space has as many records
@@ -43,7 +43,7 @@ pub(crate) struct ModelFlags {
     /// Threads that write
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub(crate) writers: u64,
-    /// Seed of what is drawn
+    /// Seed of all random choices
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// A cost profile instead of the one that comes with the program
@@ -58,10 +58,13 @@ pub(crate) struct ModelFlags {
     /// Write charts as SVG into this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) svg: Option<PathBuf>,
+    /// Write the results as a benchmark page to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) page: Option<PathBuf>,
     /// Only measure this machine's costs and write them to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) measure: Option<PathBuf>,
-    /// What the measured profile says of its machine
+    /// Name of the machine in the measured profile
     #[arg(long, default_value = "not said", value_name = "TEXT")]
     pub(crate) machine: String,
 }

@@ -25,7 +25,7 @@ impl Run {
         (self.records / (self.hi - self.lo).max(1) as f64).min(1.0)
     }
 
-    /// What a file holds.
+    /// Records that a file holds.
     pub(crate) fn of(meta: &FileMeta) -> Self {
         Self {
             lo: number(&meta.smallest),
@@ -65,7 +65,7 @@ pub(crate) fn numbers(range: &KeyRange, space: u64) -> (u64, u64) {
     (number(&range.start), end.min(space))
 }
 
-/// How many different numbers `draws` from `width` numbers give.
+/// Expected number of different numbers among `draws` from `width` numbers.
 pub(crate) fn distinct(draws: f64, width: f64) -> f64 {
     if width <= 0.0 {
         return 0.0;
@@ -74,10 +74,10 @@ pub(crate) fn distinct(draws: f64, width: f64) -> f64 {
     -(-draws / width).exp_m1() * width
 }
 
-/// How a job cuts its outputs.
+/// Rules by which a job cuts its outputs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cutting {
-    /// Where an output always ends, ascending.
+    /// Keys at which an output always ends, in ascending order.
     pub(crate) cuts: Vec<u64>,
     /// Records that fill an output.
     pub(crate) records_max: f64,
@@ -87,7 +87,7 @@ pub(crate) struct Cutting {
     pub(crate) target_bytes: u64,
 }
 
-/// What merging `inputs` in `range` gives, cut as the engine's output writer cuts.
+/// Merges `inputs` in `range` and cuts the result as the engine's output writer does.
 pub(crate) fn merge(inputs: &[Run], range: (u64, u64), cutting: &Cutting) -> Vec<Run> {
     let inside: Vec<Run> = inputs.iter().filter_map(|run| run.within(range)).collect();
     let mut edges: Vec<u64> = inside.iter().flat_map(|run| [run.lo, run.hi]).collect();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_of_random_subsets_counts_as_drawing_them_does() {
+    fn merge_of_random_subsets_counts_as_one_drawing() {
         let mut rng = archipelago_base::random::Rng::with_seed(3);
         let space = 20_000u64;
         let mut sets = vec![std::collections::BTreeSet::new(); 3];
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_end_at_cuts_when_full_and_before_too_much_overlap() {
+    fn output_ends_at_cuts_and_limits() {
         let inputs = [run(0, 1000, 100.0), run(1000, 2000, 100.0)];
         let mut cutting = Cutting { records_max: 60.0, cuts: vec![500], ..Cutting::default() };
         let merged = merge(&inputs, (0, 2000), &cutting);

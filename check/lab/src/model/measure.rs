@@ -227,7 +227,7 @@ fn output_spec(level: u8, first: u64) -> OutputSpec {
     }
 }
 
-/// What opening or making a file, and removing it later, costs.
+/// Measures the cost of opening or making a file, and of removing it later.
 fn file_cost() -> Result<f64> {
     let bench = Bench::new(8, TINY_RECORDS);
     let mut least = f64::INFINITY;
@@ -248,7 +248,7 @@ fn file_cost() -> Result<f64> {
     Ok(least)
 }
 
-/// What one writer pays for a record, with the log.
+/// Measures the cost of a record for one writer, with the log.
 fn write_cost() -> Result<f64> {
     let mut least = f64::INFINITY;
     for _ in 0..ROUNDS {
@@ -277,7 +277,7 @@ fn write_cost() -> Result<f64> {
     Ok(least)
 }
 
-/// What an install costs in an empty version, and for each of its files.
+/// Measures the cost of an install in an empty version, and the cost that each file adds.
 fn install_costs() -> Result<(f64, f64)> {
     let fs: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let dir = Path::new("/db");

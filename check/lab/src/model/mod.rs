@@ -1,15 +1,17 @@
 //! `archipelago-lab model`: throughput of many cores, modelled.
 //!
-//! The engine's own pure decisions (which flush, which compaction, how far to slow writers) run in
-//! virtual time against a store without data, with costs that were measured on one core. So one
-//! sees what a machine with 80 threads would do without having it: how throughput grows with the
-//! parallelism of L0 compaction in three modes, as BucketLSM's Fig. 10 and 13 show it.
+//! The engine's own pure decisions choose flushes and compactions and slow writers down. Here they
+//! run in virtual time against a store without data, with costs that were measured on one core. The
+//! model shows how the throughput of a machine with 80 threads grows with the parallelism of L0
+//! compaction in three modes, as in BucketLSM's Fig. 10 and 13.
 //!
-//! [`profile`] is what work costs, [`measure`] measures it; [`keyspace`] says what files of random
-//! keys hold, [`split`] how a compaction is cut into parts, [`work`] what a job does; [`store`] is
-//! the modelled store, [`writer`] its writers, [`sim`] virtual time; [`sweep`] runs many settings,
-//! [`report`] prints. Everything but the command line and `measure` is deterministic from the seed.
-//! What the model assumes is in `docs/decisions/0009-many-core-model-assumptions.md`.
+//! [`profile`] holds the costs of work, and [`measure`] measures them. [`keyspace`] computes the
+//! contents of files of random keys, [`split`] cuts a compaction into parts, and [`work`] computes
+//! the work of a job. [`store`] is the modelled store, [`writer`] its writers, and [`sim`] runs
+//! them in virtual time. [`sweep`] runs many settings, and [`report`] shows the results.
+//!
+//! Invariant: everything but the command line and `measure` follows from the seed. The assumptions
+//! of the model are in `docs/decisions/0009-many-core-model-assumptions.md`.
 
 mod flags;
 mod keyspace;
@@ -33,6 +35,7 @@ use std::path::{Path, PathBuf};
 use archipelago_env::device::DeviceSpec;
 use clap::Parser;
 
+use crate::page::{self, Page, Style};
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::json;
 use archipelago_bench::harness::report::say;
@@ -47,10 +50,10 @@ use sweep::Sweep;
 pub(crate) fn model(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let name = OsString::from("archipelago-lab model");
     let flags = ModelFlags::try_parse_from(std::iter::once(name).chain(args.iter().cloned()))?;
-    Ok(run(&flags))
+    Ok(run(&flags, args))
 }
 
-fn run(flags: &ModelFlags) -> Result<()> {
+fn run(flags: &ModelFlags, args: &[OsString]) -> Result<()> {
     if let Some(path) = &flags.measure {
         let profile = measure::measure(flags.machine.clone())?;
         return json::write_file(path, &profile);
@@ -66,10 +69,16 @@ fn run(flags: &ModelFlags) -> Result<()> {
     };
     let sweep = Sweep::new(flags, cost, machine);
     let runs = sweep.run()?;
-    say(&report::text(&sweep, &runs));
+    let (about, sections) = (report::about(&sweep), report::sections(&sweep, &runs));
+    let parts = sections.iter().map(|section| section.text(Style::Markdown));
+    say(&format!("{about}\n{}", parts.collect::<Vec<_>>().join("\n\n")));
+    if let Some(path) = &flags.page {
+        let page = Page::new("Many cores, modelled", "model", args);
+        page.about(&about).sections(sections).write(path)?;
+    }
     if let Some(dir) = &flags.svg {
         for (name, svg) in report::charts(&runs) {
-            write(&dir.join(name), svg.as_bytes())?;
+            page::write(&dir.join(name), &svg)?;
         }
     }
     match &flags.json {
@@ -88,12 +97,4 @@ fn read(path: &Path) -> Result<String> {
     let bytes = LocalFs::new().read(&absolute(path)?, context)?;
     String::from_utf8(bytes.to_vec())
         .map_err(|_| Error::invalid(format!("{} is not text", path.display())))
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let (path, fs) = (absolute(path)?, LocalFs::for_reports());
-    if let Some(dir) = path.parent() {
-        fs.create_dir_all(dir)?;
-    }
-    fs.write_atomic(&path, bytes, IoContext::new(FileClass::Other, IoPurpose::ForegroundWrite))
 }

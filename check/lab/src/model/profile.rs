@@ -1,4 +1,4 @@
-//! What work costs: measured figures, and the machine that is modelled.
+//! Costs of work: measured figures, and the machine that is modelled.
 //!
 //! [`CostProfile`] is what `--measure` wrote on a real machine and is kept as a file;
 //! [`Machine`] is a description of somebody else's, from its data sheets. Neither is fitted to a
@@ -30,13 +30,13 @@ pub(crate) struct CostProfile {
     pub(crate) flush_ns_per_record: f64,
     /// Merge of two sorted runs, for each record read.
     pub(crate) merge_ns_per_record: f64,
-    /// What is added for each doubling of the runs.
+    /// Cost that each doubling of the number of runs adds.
     pub(crate) merge_ns_per_doubling: f64,
     /// Opening or making one table file.
     pub(crate) file_ns: f64,
     /// Installing an edit, without the sync.
     pub(crate) install_ns: f64,
-    /// What is added for each file of the version.
+    /// Cost that each file of the version adds.
     pub(crate) install_ns_per_file: f64,
 }
 
@@ -77,17 +77,17 @@ impl CostProfile {
 /// The machine that is modelled.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Machine {
-    /// Physical cores.
+    /// Number of physical cores.
     pub(crate) cores: f64,
-    /// Hardware threads.
+    /// Number of hardware threads.
     pub(crate) threads: f64,
-    /// What a second thread adds to a core, as a part of the core's speed.
+    /// Speed that a second thread adds to a core, as a fraction of the core's speed.
     pub(crate) smt_gain: f64,
     /// The device that files are on.
     pub(crate) device: DeviceSpec,
-    /// How much the device takes at first at `burst_bytes_per_s`: a cache of faster cells.
+    /// Bytes that the device first takes at `burst_bytes_per_s`, into a cache of faster cells.
     pub(crate) burst_bytes: f64,
-    /// See `burst_bytes`.
+    /// Bytes a second within a burst of `burst_bytes`.
     pub(crate) burst_bytes_per_s: f64,
     /// Memory that caches files: what fits is not read from the device.
     pub(crate) page_cache_bytes: f64,
@@ -128,7 +128,7 @@ impl Machine {
         self.on(device)
     }
 
-    /// What the device writes in a second, for `streams`.
+    /// Bytes that the device writes per second for `streams`.
     pub(crate) fn write_rate(&self, streams: usize, in_burst: bool) -> f64 {
         match in_burst {
             true => self.burst_bytes_per_s,
@@ -146,7 +146,7 @@ impl Machine {
             .min(part(self.device.direction_rate(Direction::Read, streams), demand.read))
     }
 
-    /// What `busy` threads get done, in cores: those beyond one for each core share them.
+    /// Work of `busy` threads, in cores. Threads beyond one per core share cores.
     fn core_capacity(&self, busy: f64) -> f64 {
         let shared = (busy.min(self.threads) - self.cores).max(0.0);
         busy.min(self.cores) + shared * self.smt_gain
@@ -175,10 +175,10 @@ fn samsung_990_pro() -> DeviceSpec {
     }
 }
 
-/// What work uses while it runs at full speed.
+/// Demand of work that runs at full speed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Demand {
-    /// Cores.
+    /// Number of cores.
     pub(crate) cores: f64,
     /// Device writes, bytes a second.
     pub(crate) write: f64,
@@ -221,7 +221,7 @@ impl Work {
         (self.cpu_s + io_s + self.wait_s).max(1e-6)
     }
 
-    /// What it uses meanwhile, on average.
+    /// Average demand meanwhile.
     pub(crate) fn demand(&self, machine: &Machine) -> Demand {
         let alone_s = self.alone_s(machine);
         Demand {

@@ -1,15 +1,12 @@
 //! Tables, charts and the result file.
 
-use std::fmt::Write as _;
-
-use comfy_table::presets::ASCII_MARKDOWN;
-use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
 use super::profile::{CostProfile, Machine};
 use super::setting::Mode;
 use super::sweep::{Runs, Sweep};
 use super::trace::Outcome;
+use crate::page::{Grid, Ratio, Row, Section};
 use crate::plot::Chart;
 
 /// The file of `--json`.
@@ -24,7 +21,7 @@ pub(super) struct Summary<'a> {
     machine: &'a Machine,
     /// Jobs are as many as the degree.
     by_jobs: &'a [Outcome],
-    /// Jobs stay.
+    /// Outcomes of the sweep with a fixed number of jobs.
     by_degree: &'a [Outcome],
 }
 
@@ -42,11 +39,11 @@ pub(super) fn summary<'a>(sweep: &'a Sweep, runs: &'a Runs) -> Summary<'a> {
     }
 }
 
-/// What is printed.
-pub(super) fn text(sweep: &Sweep, runs: &Runs) -> String {
+/// Settings of the sweep.
+pub(super) fn about(sweep: &Sweep) -> String {
     let base = &sweep.base;
     let machine = &base.machine;
-    let mut text = format!(
+    format!(
         "{:.0} GB fillrandom, {} B keys, {} B values, on a modelled {:.0} cores ({:.0} threads), {}\n\
          Costs: {}\n",
         base.records as f64 * base.cost.record_bytes() as f64 / 1e9,
@@ -56,46 +53,69 @@ pub(super) fn text(sweep: &Sweep, runs: &Runs) -> String {
         machine.threads,
         machine.device.name,
         base.cost.measured_on,
-    );
-    let _ = write!(text, "\nJobs as many as the degree, MB/s:\n\n{}", matrix(&runs.by_jobs));
-    let _ = write!(text, "\n\n{}", details(&runs.by_jobs));
-    if !runs.by_degree.is_empty() {
-        let jobs = sweep.background;
-        let _ = write!(text, "\n\n{jobs} jobs, MB/s:\n\n{}", matrix(&runs.by_degree));
-        let _ = write!(text, "\n\n{}", details(&runs.by_degree));
-    }
-    text
+    )
 }
 
-fn table(header: &[String]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(ASCII_MARKDOWN).set_header(header);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
+/// The sections of the report: one per sweep.
+pub(super) fn sections(sweep: &Sweep, runs: &Runs) -> Vec<Section> {
+    let section = |title: String, outcomes: &[Outcome]| Section {
+        title,
+        rows: rows(outcomes),
+        grids: vec![matrix(outcomes), details(outcomes)],
+        ..Section::default()
+    };
+    let mut sections = vec![section("As many jobs as the degree".to_owned(), &runs.by_jobs)];
+    if !runs.by_degree.is_empty() {
+        sections.push(section(format!("{} jobs", sweep.background), &runs.by_degree));
     }
-    table
+    sections
+}
+
+/// Buckets beside the other modes, at each degree.
+fn rows(outcomes: &[Outcome]) -> Vec<Row> {
+    let of = |mode: Mode| outcomes.iter().filter(move |outcome| outcome.mode == mode);
+    let row = |ours: &Outcome, theirs: &Outcome| {
+        let ratio = ours.mb_per_s / theirs.mb_per_s;
+        Row {
+            name: format!("degree {}: buckets / {}", ours.degree, theirs.mode.name()),
+            unit: "MB/s",
+            measured: Some(ours.mb_per_s),
+            peer: Some(theirs.mb_per_s),
+            ratio: Some(Ratio { median: ratio, min: f64::NAN, max: f64::NAN }),
+            ..Row::default()
+        }
+    };
+    let mut rows = Vec::new();
+    for ours in of(Mode::Buckets) {
+        for mode in Mode::ALL.into_iter().filter(|mode| *mode != Mode::Buckets) {
+            let theirs = of(mode).find(|theirs| theirs.degree == ours.degree);
+            rows.extend(theirs.map(|theirs| row(ours, theirs)));
+        }
+    }
+    rows
 }
 
 /// Throughput by mode and degree.
-fn matrix(outcomes: &[Outcome]) -> String {
+fn matrix(outcomes: &[Outcome]) -> Grid {
     let mut degrees: Vec<usize> = outcomes.iter().map(|outcome| outcome.degree).collect();
     degrees.sort_unstable();
     degrees.dedup();
-    let header = std::iter::once("degree".to_owned()).chain(degrees.iter().map(usize::to_string));
-    let mut table = table(&header.collect::<Vec<_>>());
+    let header =
+        std::iter::once("MB/s by degree".to_owned()).chain(degrees.iter().map(usize::to_string));
+    let mut table = Grid::new(header);
     for mode in Mode::ALL.into_iter().filter(|mode| outcomes.iter().any(|o| o.mode == *mode)) {
         let cell = |degree: &usize| {
             let found = outcomes.iter().find(|o| o.mode == mode && o.degree == *degree);
             found.map_or_else(String::new, |outcome| format!("{:.0}", outcome.mb_per_s))
         };
         let cells = std::iter::once(mode.name().to_owned()).chain(degrees.iter().map(cell));
-        table.add_row(cells);
+        table.push(cells);
     }
-    table.to_string()
+    table
 }
 
 /// Why: one row a run.
-fn details(outcomes: &[Outcome]) -> String {
+fn details(outcomes: &[Outcome]) -> Grid {
     let header = [
         "mode",
         "jobs",
@@ -113,10 +133,10 @@ fn details(outcomes: &[Outcome]) -> String {
         "cores full %",
         "device full %",
     ];
-    let mut table = table(&header.map(str::to_owned));
+    let mut table = Grid::new(header);
     for o in outcomes {
         let stalled: f64 = o.stalled_s.values().sum();
-        table.add_row([
+        table.push([
             o.mode.name().to_owned(),
             o.jobs.to_string(),
             o.degree.to_string(),
@@ -134,7 +154,7 @@ fn details(outcomes: &[Outcome]) -> String {
             format!("{:.0}", o.device_full_share * 100.0),
         ]);
     }
-    table.to_string()
+    table
 }
 
 /// File names and SVG texts.

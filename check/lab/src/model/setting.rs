@@ -1,18 +1,18 @@
-//! What is modelled: mode, parallelism, load, and the store's settings.
+//! Settings of a modelled run: mode, parallelism, load, and the store's settings.
 
 use archipelago_engine::options::{CfOptions, Compression};
 use serde::Serialize;
 
 use super::profile::{CostProfile, Machine};
 
-/// What the paper writes.
+/// Records that the paper writes.
 pub(crate) const DATA_BYTES: u64 = 100_000_000_000;
 /// Memtable size of the paper.
 const WRITE_BUFFER_BYTES: u64 = 256 << 20;
 /// Memtables of the paper, the active one included.
 const WRITE_BUFFERS: usize = 2;
 
-/// How L0 is compacted.
+/// Way in which L0 is compacted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
@@ -20,7 +20,7 @@ pub(crate) enum Mode {
     Classic,
     /// One bucket; an L0 compaction is cut into as many parts as the degree.
     Subcompactions,
-    /// As many buckets as the degree.
+    /// The number of buckets is the degree.
     Buckets,
 }
 
@@ -41,21 +41,21 @@ impl Mode {
 /// One run of the model.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
-    /// How L0 is compacted.
+    /// Way in which L0 is compacted.
     pub(crate) mode: Mode,
-    /// Background jobs.
+    /// Number of background jobs.
     pub(crate) jobs: usize,
     /// Parts of a compaction, or buckets.
     pub(crate) degree: usize,
     /// Records to write; the key space is as large.
     pub(crate) records: u64,
-    /// Writers' threads.
+    /// Number of threads that write.
     pub(crate) writers: usize,
     /// Seed of what is drawn.
     pub(crate) seed: u64,
-    /// What work costs.
+    /// Costs of work.
     pub(crate) cost: CostProfile,
-    /// What it runs on.
+    /// Machine that is modelled.
     pub(crate) machine: Machine,
 }
 
@@ -101,7 +101,7 @@ impl Setting {
         }
     }
 
-    /// What all writers together write at full speed, bytes a second.
+    /// Bytes per second that all writers together write at full speed.
     pub(crate) fn peak_bytes_per_s(&self) -> f64 {
         let per_writer = self.cost.record_bytes() as f64 * 1e9 / self.cost.write_ns_per_record;
         per_writer * self.writers as f64

@@ -32,7 +32,7 @@ use super::work::{self, Plan};
 use super::writer::{DELAYED_LOOK_NS, Writer};
 use archipelago_bench::harness::store::{Error, Result};
 
-/// What a job does.
+/// Task of a job.
 #[derive(Debug)]
 enum Task {
     Flush(Taken),
@@ -47,7 +47,7 @@ pub(super) struct Job {
     started_ns: u64,
 }
 
-/// See the module.
+/// A modelled store, its jobs and its writers in virtual time.
 #[derive(Debug)]
 pub(crate) struct Sim {
     pub(super) setting: Setting,
@@ -74,7 +74,7 @@ pub(crate) struct Sim {
     recorder: Recorder,
 }
 
-/// How far the next event is, and at what rates until then.
+/// Time until the next event, and the rates until then.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     seconds: f64,
@@ -205,7 +205,7 @@ impl Sim {
                 let boundaries = self.store.boundaries();
                 work::flush(setting, range, shards.len(), taken.drawn, boundaries)
             }
-            // Its files change their level: there is only the install.
+            // Only the level of the files changes, so the job consists of the install.
             Task::Compact(Pick::TrivialMove { .. }, _) => Plan::default(),
             Task::Compact(pick, _) => {
                 let (version, cuts) = (&self.store.version, self.store.boundaries());
@@ -298,7 +298,7 @@ impl Sim {
         next
     }
 
-    /// Time passes.
+    /// Lets the time of one step pass.
     fn pass(&mut self, step: Step) {
         let ns = ((step.seconds * 1e9).ceil() as u64).max(1);
         let seconds = ns as f64 / 1e9;
@@ -314,7 +314,7 @@ impl Sim {
         let writable = step.seconds.min(seconds);
         self.writer.write(writable, step.writes_per_s);
         self.burst_left = (self.burst_left - seconds * step.device_bytes_per_s).max(0.0);
-        // What is left of a burst by rounding is nothing.
+        // A rest of the burst that is due to rounding counts as nothing.
         if self.burst_left < 1.0 {
             self.burst_left = 0.0;
         }

@@ -35,7 +35,7 @@ pub(super) struct Sealed {
     last_seq: u64,
 }
 
-/// What a flush takes.
+/// Memtables that one flush takes.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) plan: FlushPlan,
@@ -45,7 +45,7 @@ pub(super) struct Taken {
     pub(super) seqs: (u64, u64),
 }
 
-/// See the module.
+/// The modelled store: memtables, files and their sizes.
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) version: Arc<Version>,

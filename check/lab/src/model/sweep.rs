@@ -12,7 +12,7 @@ use super::sim::Sim;
 use super::trace::Outcome;
 use archipelago_bench::harness::store::Result;
 
-/// What is swept.
+/// Settings of a sweep.
 #[derive(Debug)]
 pub(super) struct Sweep {
     pub(super) degrees: Vec<usize>,

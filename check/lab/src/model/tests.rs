@@ -15,7 +15,7 @@ fn setting(mode: Mode, degree: usize, gigabytes: u64) -> Setting {
 }
 
 #[test]
-fn a_seed_gives_the_same_trace_and_another_one_another() {
+fn runs_of_one_seed_have_one_trace() {
     let run = |mode, seed| {
         let setting = Setting { seed, ..setting(mode, 8, 6) };
         Sim::new(setting).run().expect("runs").trace

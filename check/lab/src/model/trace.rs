@@ -1,4 +1,4 @@
-//! What a run tells: totals, and how things were over time.
+//! Outcome of a run: totals, and the state over time.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(crate) struct Outcome {
     /// Threads of jobs that were busy, on average and at most.
     pub(crate) threads_mean: f64,
     pub(crate) threads_max: usize,
-    /// What all jobs' threads would take alone, and installs.
+    /// Time that the threads of all jobs would take alone, and installs.
     pub(crate) work_s: f64,
     pub(crate) install_s: f64,
     /// Device writes by jobs for each byte written.
@@ -36,7 +36,7 @@ pub(crate) struct Outcome {
     pub(crate) l0_compactions: usize,
     pub(crate) l0_compaction_s_mean: f64,
     pub(crate) l0_compaction_s_std: f64,
-    /// Of the parts of L0 compactions: slowest over mean, averaged over compactions.
+    /// Ratio of the slowest to the mean part of an L0 compaction, averaged over compactions.
     pub(crate) straggler_ratio: f64,
     /// Compactions of other kinds.
     pub(crate) level_compactions: usize,
@@ -56,7 +56,7 @@ pub(crate) struct Outcome {
     pub(crate) trace: u64,
 }
 
-/// How things were at a time.
+/// State at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Point {
     pub(crate) at_s: f64,

@@ -1,4 +1,4 @@
-//! What a flush or a compaction does: its outputs, and the work of each of its threads. Pure.
+//! Work of a flush or a compaction: its outputs, and the work of each of its threads. Pure.
 
 use archipelago_base::random::Rng;
 use archipelago_engine::compaction::pick::Pick;
@@ -15,7 +15,7 @@ use super::split::plan_parts;
 pub(super) struct Plan {
     /// One for each thread.
     pub(super) threads: Vec<Work>,
-    /// Its output files, in key order.
+    /// Output files of the job, in key order.
     pub(super) outputs: Vec<Run>,
 }
 
@@ -111,7 +111,7 @@ fn output_work(
     }
 }
 
-/// Where the engine ends this job's outputs.
+/// Keys at which the engine ends this job's outputs.
 fn cutting(setting: &Setting, version: &Version, pick: &Pick, boundaries: Vec<u64>) -> Cutting {
     let to = pick.to();
     let target_bytes = version.options().target_file_bytes;

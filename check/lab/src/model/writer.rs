@@ -16,10 +16,10 @@ use archipelago_engine::stall::{
 use super::setting::Setting;
 use super::store::Store;
 
-/// How often delayed writers look again: the engine's longest single delay.
+/// Interval at which delayed writers check again: the engine's longest single delay.
 pub(super) const DELAYED_LOOK_NS: u64 = 20_000_000;
 
-/// See the module.
+/// The writers, as one stream of records.
 #[derive(Debug)]
 pub(super) struct Writer {
     /// Records of the active memtable, and of all.

@@ -33,7 +33,7 @@ impl Bars {
         self
     }
 
-    /// The picture.
+    /// The chart as SVG.
     pub(crate) fn svg(&self) -> String {
         let heights = self.series.iter().flat_map(|(_, heights)| heights).flatten();
         let highest = heights.copied().fold(0.0, f64::max);
@@ -109,7 +109,7 @@ mod tests {
     use crate::plot::tests::elements;
 
     #[test]
-    fn every_bar_is_drawn_once_and_none_without_a_height() {
+    fn bar_without_a_height_is_not_drawn() {
         let svg = Bars::new("a < b", "times", &["A", "B"])
             .series("one", &[Some(2.0), None])
             .series("two", &[Some(1.0), Some(f64::NAN)])

@@ -45,7 +45,7 @@ pub(crate) struct Chart {
     x_doubling: bool,
 }
 
-/// What is drawn from where to where on an axis.
+/// Range of an axis.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     doubling: bool,
@@ -110,7 +110,7 @@ fn lines_across(out: &mut String, y: Axis) {
     }
 }
 
-/// "0", "0.25", "1500", "150k", "2M".
+/// Number as text, such as "0", "0.25", "1500", "150k" or "2M".
 fn number(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
         size if size >= 1e6 => (value / 1e6, "M"),
@@ -154,7 +154,7 @@ impl Chart {
         self
     }
 
-    /// The picture.
+    /// The chart as SVG.
     pub(crate) fn svg(&self) -> String {
         let (legend, rows) = self.legend();
         let top = LEGEND_Y + LEGEND_ROW * rows as f64;

@@ -1,4 +1,4 @@
-//! The command line of `archipelago-lab rocksdb`, and the settings that it comes to.
+//! The command line of `archipelago-lab rocksdb`, and the settings that follow from it.
 //!
 //! [`Settings`] is everything that decides what is run. It stands at the head of the journal, so
 //! that a run that was cut short goes on as it began.
@@ -17,17 +17,17 @@ const ABOUT: &str = "Measures Archipelago against RocksDB's db_bench and prints 
                      targets and verdicts.";
 
 const TEACH: &str = "\
-Both sides get the same keys, values, memory, cache, jobs and promise, run in turn, and are measured
-from outside. The plan and its estimated time go to standard error first, progress after that, the
-table in Markdown to standard output, every run to --json. The default is 10 million keys of 16
-bytes, values of 100 bytes, 1 million reads and five runs a side; the runs of the slowest rows are
-lowered, not below three, until the estimate fits --minutes. The machine should do nothing else.
+Both sides get the same keys, values, memory, cache, jobs and durability. They run in turn and are
+measured from outside. The plan with its estimated time and the progress go to standard error, the
+table goes to standard output, and every run goes to --json. The default is 10 million keys of 16
+bytes, values of 100 bytes, 1 million reads and five runs a side. If the estimate exceeds --minutes,
+the slowest rows get fewer runs, but at least three. The machine should do nothing else.
 
-Every result is appended to a journal beside the --json file as it comes; --resume goes on with it.
+Every result is appended to a journal next to the --json file; --resume continues with it.
 
 Rows: fillseq, fillrandom, overwrite, fillrandom2, readrandom, readmissing, readrandom2,
 readmissing2, readcold, seekrandom, seekrandom10, readseq, readreverse, readwhilewriting, fillsync,
-throttled (a 2 behind the name: two threads).
+throttled (a name that ends with 2 has two threads).
 
 Examples:
   archipelago-lab rocksdb
@@ -37,7 +37,7 @@ Examples:
 
 db_bench is in Debian's package rocksdb-tools.";
 
-/// The command line.
+/// Flags of the command.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "archipelago-lab rocksdb", about = ABOUT, after_help = TEACH,
           bin_name = "archipelago-lab rocksdb", rename_all = "snake_case",
@@ -58,38 +58,41 @@ pub(crate) struct TableFlags {
     /// Synced writes of fillsync [default: 100000; 2000 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) syncs: Option<u64>,
-    /// Only these rows
+    /// Measure only these rows
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) rows: Vec<String>,
-    /// Fit the estimated time into so many minutes by fewer runs of slow rows; 0: no limit
+    /// Limit of the estimated time, which gives slow rows fewer runs; 0: no limit
     #[arg(long, value_name = "N", default_value_t = 60)]
     pub(crate) minutes: u64,
-    /// A small table to see that all works; its figures mean nothing
+    /// Make a small table as a test of the command; its figures mean nothing
     #[arg(long)]
     pub(crate) quick: bool,
-    /// The result file; the journal beside it ends in .jsonl
+    /// Result file; the journal next to it ends in .jsonl
     #[arg(long, value_name = "FILE", default_value = "reproduce-rocksdb.json")]
     pub(crate) json: PathBuf,
-    /// Go on with the journal of a run that was cut short; its settings hold
+    /// Continue with the journal of an interrupted run and its settings
     #[arg(long, value_name = "FILE", conflicts_with_all = ["runs", "num", "reads", "seconds",
           "syncs", "rows", "minutes", "quick", "json", "db", "db_bench", "db_bench_flags",
           "archipelago"])]
     pub(crate) resume: Option<PathBuf>,
-    /// Where the databases are made, and removed afterwards [default: in the temporary directory]
+    /// Write the page of docs/benchmarks to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) page: Option<PathBuf>,
+    /// Directory of the databases, which are removed [default: in the temporary directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) db: Option<PathBuf>,
-    /// The other side's program
+    /// Program of the other side
     #[arg(long, value_name = "PROGRAM", default_value = "/usr/bin/db_bench")]
     pub(crate) db_bench: PathBuf,
     /// More flags for db_bench alone, space-separated
     #[arg(long, value_name = "FLAGS", default_value = "", allow_hyphen_values = true)]
     pub(crate) db_bench_flags: String,
-    /// This side's program; default: the one that runs
+    /// Program of this side; default: archipelago in the folder of archipelago-lab
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) archipelago: Option<PathBuf>,
 }
 
-/// What is run.
+/// Settings of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) runs: u64,
@@ -97,13 +100,13 @@ pub(crate) struct Settings {
     pub(crate) reads: u64,
     /// Length of the row under a rate limit.
     pub(crate) throttled_seconds: u64,
-    /// Length of the reads beside a writer, and of what runs with them.
+    /// Length of the reads in parallel with a writer, and of the rows that run with them.
     pub(crate) mixed_seconds: u64,
     pub(crate) syncs: u64,
     pub(crate) rows: Vec<String>,
-    /// 0: no limit.
+    /// Limit of the estimated time, or 0 for no limit.
     pub(crate) minutes: u64,
-    /// All other seeds come from it, alike on both sides.
+    /// Seed from which all other seeds follow, the same on both sides.
     pub(crate) seed: u64,
     pub(crate) db: PathBuf,
     pub(crate) db_bench: PathBuf,
@@ -111,7 +114,7 @@ pub(crate) struct Settings {
     pub(crate) archipelago: Option<PathBuf>,
 }
 
-/// Parses `args`, everything behind the word `rocksdb`.
+/// Parses `args`, the words after `rocksdb`.
 pub(crate) fn read(args: &[OsString]) -> Result<TableFlags, Stop> {
     let words = std::iter::once("reproduce rocksdb".into()).chain(args.iter().cloned());
     let flags = TableFlags::try_parse_from(words)?;

@@ -1,4 +1,4 @@
-//! What a reader of the table must know about where and when it was made.
+//! The machine, the programs and the time of a comparison.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,41 +8,38 @@ use serde::{Deserialize, Serialize};
 
 use super::flags::Settings;
 use crate::compare::db_bench_version;
+use crate::page::{Machine, date};
+use crate::program::named_or_beside;
 use archipelago_bench::harness::store::Result;
 
 /// Machine, programs, time.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Host {
-    /// As `--version` says.
+    /// Text of `--version`.
     pub(super) archipelago: String,
     pub(super) db_bench: String,
     pub(super) cores: u64,
     pub(super) processor: String,
     pub(super) memory_bytes: u64,
     pub(super) kernel: String,
-    /// Of the databases.
+    /// File system of the databases.
     pub(super) file_system: String,
     pub(super) started_unix_ms: u64,
-    /// Of the last 1, 5 and 15 minutes at the start.
+    /// Load averages of 1, 5 and 15 minutes at the start.
     pub(super) load_average: String,
 }
 
 impl Host {
     /// This machine, with the programs of `settings`.
     pub(super) fn look(settings: &Settings) -> Result<Self> {
-        let memory = line_of("/proc/meminfo", "MemTotal:");
-        let kib: u64 = memory.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
-        let processor = line_of("/proc/cpuinfo", "model name");
+        let machine = Machine::look();
         Ok(Self {
-            archipelago: match &settings.archipelago {
-                Some(program) => version_of(program),
-                None => concat!("archipelago ", env!("CARGO_PKG_VERSION")).to_owned(),
-            },
+            archipelago: version_of(&named_or_beside(settings.archipelago.as_ref())?),
             db_bench: db_bench_version(&settings.db_bench)?,
-            cores: std::thread::available_parallelism().map_or(0, |n| n.get() as u64),
-            processor: processor.trim_start_matches([' ', '\t', ':']).to_owned(),
-            memory_bytes: kib * 1024,
-            kernel: read("/proc/sys/kernel/osrelease"),
+            cores: machine.cores,
+            processor: machine.processor,
+            memory_bytes: machine.memory_bytes,
+            kernel: machine.kernel,
             file_system: file_system(&read("/proc/self/mountinfo"), &settings.db),
             started_unix_ms: SystemClock::new().unix_ms(),
             load_average: load_average(),
@@ -51,15 +48,18 @@ impl Host {
 
     /// Lines of a Markdown list.
     pub(super) fn text(&self, load_at_end: &str) -> String {
+        let machine = Machine {
+            cores: self.cores,
+            processor: self.processor.clone(),
+            memory_bytes: self.memory_bytes,
+            kernel: self.kernel.clone(),
+        };
         format!(
-            "- {} against {}\n- {} cores ({}), {:.1} GiB of memory, Linux {}, {}\n- {}; load average \
-             {} at the start, {load_at_end} at the end\n",
+            "- {} against {}\n- {}, {}\n- {}; load average {} at the start, {load_at_end} at the \
+             end\n",
             self.archipelago,
             self.db_bench,
-            self.cores,
-            self.processor,
-            self.memory_bytes as f64 / 1_073_741_824.0,
-            self.kernel,
+            machine.text(),
             self.file_system,
             date(self.started_unix_ms),
             self.load_average,
@@ -75,13 +75,6 @@ pub(super) fn load_average() -> String {
 /// A file of the kernel's; empty where there is none.
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
-}
-
-/// What follows `name` in the first line of `path` that begins with it.
-fn line_of(path: &str, name: &str) -> String {
-    let text = read(path);
-    let found = text.lines().find_map(|line| line.strip_prefix(name));
-    found.unwrap_or_default().trim().to_owned()
 }
 
 fn version_of(program: &Path) -> String {
@@ -107,44 +100,12 @@ fn file_system(mounts: &str, dir: &Path) -> String {
     best.1
 }
 
-/// "2026-11-21 15:04 UTC".
-pub(super) fn date(unix_ms: u64) -> String {
-    let minutes = unix_ms / 60_000;
-    let (days, minute) = (minutes / 1440, minutes % 1440);
-    let (mut year, mut left) = (1970, days);
-    let leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    let days_of_year = |year| if leap(year) { 366 } else { 365 };
-    while left >= days_of_year(year) {
-        left -= days_of_year(year);
-        year += 1;
-    }
-    let february = if leap(year) { 29 } else { 28 };
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if left < length {
-            break;
-        }
-        left -= length;
-        month += 1;
-    }
-    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", left + 1, minute / 60, minute % 60)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn dates() {
-        assert_eq!(date(0), "1970-01-01 00:00 UTC");
-        assert_eq!(date(951_782_400_000), "2000-02-29 00:00 UTC");
-        assert_eq!(date(1_735_689_599_000), "2024-12-31 23:59 UTC");
-    }
-
-    #[test]
-    fn the_innermost_mount_holds_the_directory() {
+    fn innermost_mount_holds_the_directory() {
         let mounts = "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
                       40 22 0:35 / /data rw - xfs /dev/vdb rw\n\
                       41 22 0:36 / /dat rw - tmpfs tmpfs rw\n";

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_appended_comes_back_but_for_a_torn_line() {
+    fn journal_returns_all_but_a_torn_line() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("x.jsonl");
         let mut journal = Journal::create(&path, &head()).expect("a journal");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_result_is_an_error_with_its_number() {
+    fn journal_line_without_a_result_is_an_error() {
         let head = serde_json::to_string(&head()).expect("JSON");
         let error = parse(&format!("{head}\n{{\"rounds\":1}}\n")).expect_err("no entry");
         assert!(error.starts_with("line 2: "), "{error}");

@@ -1,12 +1,18 @@
 //! `archipelago-lab rocksdb`: the whole comparison with RocksDB's db_bench as one table
 //! with targets and verdicts.
 //!
-//! 1. `flags` settles what is run, `plan` how often, `steps` what each process is told; `session`
-//!    runs the steps in rounds, sides in turn; `rows` picks figures, `report` judges and prints.
-//! 2. Every result is in the `journal` before the next step starts: nothing that was measured is
-//!    lost when the program ends, whatever ends it, and `--resume` goes on from there.
-//! 3. A figure counts only in a round in which both sides gave it. A step that failed leaves a row
-//!    with fewer runs, or marked as failed, never one with figures of something else.
+//! `flags` is the command line. `plan` chooses the steps and the number of their runs, and `steps`
+//! the words of each process. `session` runs the steps in rounds, in which the sides alternate.
+//! `rows` picks figures, and `report` judges them.
+//!
+//! Invariants:
+//! 1. The `journal` holds every result before the next step starts. So no result is lost when the
+//!    program ends, and `--resume` continues from there.
+//! 2. A figure counts only in a round in which both sides gave it. A step that failed leaves a row
+//!    with fewer runs or a row marked as failed. It never leaves a row with other figures.
+//!
+//! Failure: a missed target is no error. A step that failed is one, after the table was printed.
+//! Cost: about an hour with the default flags.
 
 mod flags;
 mod host;
@@ -26,6 +32,7 @@ use archipelago_base::spawn::{Spawn as _, SystemSpawn};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::page::{self, Page, Style};
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::json;
 use archipelago_bench::harness::process;
@@ -40,10 +47,10 @@ use session::Session;
 /// error; a step that failed is, after the table was printed.
 pub(crate) fn reproduce(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let flags = flags::read(args)?;
-    Ok(make(&flags))
+    Ok(make(&flags, args))
 }
 
-fn make(flags: &TableFlags) -> Result<()> {
+fn make(flags: &TableFlags, args: &[OsString]) -> Result<()> {
     let (mut journal, head, mut entries) = match &flags.resume {
         Some(path) => Journal::resume(path)?,
         None => {
@@ -62,7 +69,7 @@ fn make(flags: &TableFlags) -> Result<()> {
             head.settings.db.display()
         )));
     }
-    // What failed gets another chance.
+    // Steps that failed run again.
     entries.retain(|entry| entry.error.is_none());
     let settings = &head.settings;
     let costs = plan::costs(&plan::steps(settings), settings);
@@ -77,7 +84,14 @@ fn make(flags: &TableFlags) -> Result<()> {
     let entries = Session::new(settings, &mut journal, entries, stop, bar).run()?;
     let load_at_end = host::load_average();
     let lines = report::lines(settings, &entries);
-    say(&report::markdown(settings, &head.host, &load_at_end, &lines, &entries));
+    let about = report::about(settings, &head.host, &load_at_end, &entries);
+    let section = report::section(&lines, &entries);
+    let verdict = page::verdict_line(section.rows.iter());
+    say(&format!("{about}\n{}\n\n{verdict}", section.text(Style::Terminal)));
+    if let Some(path) = &flags.page {
+        let page = Page::new("Archipelago and RocksDB", "rocksdb", args);
+        page.about(&about).sections(vec![section]).write(path)?;
+    }
     let failures = report::failures(&entries);
     let failed = failures.len();
     let file = report::File {
@@ -132,7 +146,7 @@ fn watch_signals(stop: Arc<AtomicBool>) -> Result<()> {
         });
         stop.store(true, Ordering::Release);
     };
-    // It waits for as long as the program runs; nobody joins it.
+    // The thread waits until the program ends, so no thread joins it.
     SystemSpawn.spawn("signals", Box::new(body)).map(drop)
 }
 

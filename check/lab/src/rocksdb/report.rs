@@ -9,20 +9,10 @@ use super::rows::{ROWS, Row, Target};
 use super::steps::{
     self, Step, THROTTLED_BYTES_PER_S, WRITER_BYTES_PER_S, cold_reads, overwrites, writes_of_two,
 };
+use crate::claim;
 use crate::compare::run::Side;
 use crate::compare::table::Row as Figures;
-
-/// How a row ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Verdict {
-    Pass,
-    Miss,
-    /// No round in which both sides gave the figure.
-    Failed,
-    /// There is no target.
-    None,
-}
+use crate::page::{self, Ratio, RowTarget, Section, Verdict};
 
 /// A row with its figures.
 #[derive(Clone, Debug, Serialize)]
@@ -71,11 +61,11 @@ fn line(row: &Row, entries: &[Entry]) -> Line {
     let figures = Figures::of(row.what, &ours, &theirs);
     let verdict = match &figures {
         None => Verdict::Failed,
-        Some(_) if row.target == Target::Nothing => Verdict::None,
+        Some(_) if row.target == Target::Nothing => Verdict::NoTarget,
         Some(found) if row.target.is_reached(found.ratio_of_medians, found.archipelago.max) => {
-            Verdict::Pass
+            Verdict::Met
         }
-        Some(_) => Verdict::Miss,
+        Some(_) => Verdict::Missed,
     };
     Line {
         name: row.name,
@@ -88,7 +78,7 @@ fn line(row: &Row, entries: &[Entry]) -> Line {
     }
 }
 
-/// What failed, one text per step, side and round.
+/// Failures, with one text per step, side and round.
 pub(super) fn failures(entries: &[Entry]) -> Vec<String> {
     let said = |entry: &Entry| {
         let error = entry.error.as_ref()?;
@@ -98,16 +88,14 @@ pub(super) fn failures(entries: &[Entry]) -> Vec<String> {
     entries.iter().filter_map(said).collect()
 }
 
-/// The report.
-pub(super) fn markdown(
+/// Settings of the runs, as lines of a Markdown list.
+pub(super) fn about(
     settings: &Settings,
     host: &Host,
     load_at_end: &str,
-    lines: &[Line],
     entries: &[Entry],
 ) -> String {
-    let mut out = format!("## Archipelago against RocksDB\n\n{}", host.text(load_at_end));
-    out += &options(settings);
+    let mut out = host.text(load_at_end) + &options(settings);
     let asserts =
         |side| entries.iter().any(|e| e.side == side && e.run.as_ref().is_some_and(|r| r.asserts));
     for side in [Side::Archipelago, Side::RocksDb] {
@@ -116,56 +104,51 @@ pub(super) fn markdown(
                 &format!("- {} says that its assertions are on, which slow it down\n", side.name());
         }
     }
-    out += "\n| row | Archipelago | RocksDB | ratio (pairs) | target | verdict | runs |\n\
-            | --- | ---: | ---: | ---: | --- | --- | ---: |\n";
-    for line in lines {
-        out += &markdown_row(line);
-    }
-    let reached = lines.iter().filter(|line| line.verdict == Verdict::Pass).count();
-    let targets = lines.iter().filter(|line| line.row.target != Target::Nothing).count();
-    out += &format!("\n{reached} of {targets} targets reached.");
-    for failure in failures(entries) {
-        out += &format!("\n\nFailed: {}", failure.replace('\n', " "));
-    }
     out
 }
 
-fn markdown_row(line: &Line) -> String {
-    let Line { what, target, runs, .. } = line;
-    let verdict = match line.verdict {
-        Verdict::Pass => "pass",
-        Verdict::Miss => "**miss**",
-        Verdict::Failed => "**failed**",
-        Verdict::None => "—",
-    };
-    let Some(figures) = &line.figures else {
-        return format!("| {what} | — | — | — | {target} | {verdict} | {runs} |\n");
-    };
-    let digits = line.row.metric.decimals();
-    let ratio = figures.ratio_of_medians;
-    let shown = (ratio * 100.0).round() / 100.0;
-    let reached = |ratio| line.row.target.is_reached(ratio, figures.archipelago.max);
-    // Two digits must not show a narrow miss as a hit.
-    let fine = if reached(shown) == reached(ratio) { 2 } else { 5 };
-    let worst = match line.row.target {
-        Target::WorstAtMost(_) => format!(" (most {:.digits$})", figures.archipelago.max),
-        Target::AtLeast(_) | Target::AtMost(_) | Target::Nothing => String::new(),
-    };
-    format!(
-        "| {what} | {:.digits$}{worst} | {:.digits$} | {} ({} – {}) | {target} | {verdict} | {runs} |\n",
-        figures.archipelago.median,
-        figures.rocksdb.median,
-        times(ratio, fine),
-        times(figures.ratio_min, 2),
-        times(figures.ratio_max, 2),
-    )
+/// The table and what failed.
+pub(super) fn section(lines: &[Line], entries: &[Entry]) -> Section {
+    let failed = failures(entries).into_iter();
+    Section {
+        title: "Archipelago and RocksDB".to_owned(),
+        rows: lines.iter().map(Line::page_row).collect(),
+        notes: failed.map(|failure| format!("Failed: {}", failure.replace('\n', " "))).collect(),
+        ..Section::default()
+    }
 }
 
-fn times(ratio: f64, digits: usize) -> String {
-    if ratio.is_finite() { format!("{ratio:.digits$}×") } else { "—".to_owned() }
+impl Line {
+    fn page_row(&self) -> page::Row {
+        let worst = self.figures.as_ref().map_or(f64::NAN, |figures| figures.archipelago.max);
+        let target = match self.row.target {
+            Target::AtLeast(bound) => Some(RowTarget::Ratio(claim::Target::AtLeast(bound))),
+            Target::AtMost(bound) => Some(RowTarget::Ratio(claim::Target::AtMost(bound))),
+            Target::WorstAtMost(at_most) => Some(RowTarget::Worst { at_most, worst }),
+            Target::Nothing => None,
+        };
+        let figures = self.figures.as_ref();
+        page::Row {
+            name: self.what.to_owned(),
+            unit: self.row.metric.unit(),
+            decimals: self.row.metric.decimals(),
+            measured: figures.map(|figures| figures.archipelago.median),
+            peer: figures.map(|figures| figures.rocksdb.median),
+            ratio: figures.map(|figures| Ratio {
+                median: figures.ratio_of_medians,
+                min: figures.ratio_min,
+                max: figures.ratio_max,
+            }),
+            paper: String::new(),
+            target,
+            verdict: self.verdict,
+            runs: Some(self.runs),
+            cause: self.row.cause(),
+        }
+    }
 }
 
-/// What both sides were told, as lines of a Markdown list.
+/// Options of both sides, as lines of a Markdown list.
 fn options(settings: &Settings) -> String {
     let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
     let num = settings.num;

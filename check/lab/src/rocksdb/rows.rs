@@ -28,11 +28,11 @@ pub(crate) const NAMES: &[&str] = &[
 pub(super) enum Metric {
     /// Operations per second of a benchmark, the last of that name.
     Rate(&'static str),
-    /// Its operations per second when the time until nothing is left to compact counts too.
+    /// The same rate if the time until nothing is left to compact counts, too.
     SettledRate(&'static str),
     /// 99th percentile of a kind of operation of a benchmark, in microseconds.
     P99(&'static str, &'static str),
-    /// Its longest, in milliseconds.
+    /// Longest operation of a kind in a benchmark, in milliseconds.
     Longest(&'static str, &'static str),
     WriteAmplification,
     SettledMib,
@@ -43,7 +43,7 @@ pub(super) enum Metric {
     BytesPerGet,
 }
 
-/// What is to be reached.
+/// Target of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Target {
     /// Ratio of the medians.
@@ -55,10 +55,10 @@ pub(super) enum Target {
     Nothing,
 }
 
-/// A row.
+/// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
-    /// Its name in `--rows`; several rows may share one.
+    /// Name in `--rows`, which several rows may share.
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     pub(super) step: Step,
@@ -85,7 +85,7 @@ use Step::{
 };
 use Target::{AtLeast, AtMost, Nothing, WorstAtMost};
 
-/// The table.
+/// Rows of the table, in order.
 #[rustfmt::skip]
 pub(super) const ROWS: &[Row] = &[
     row("fillseq", "fillseq, ops/s", FillSeq, Rate("fillseq"), AtLeast(5.0)),
@@ -153,7 +153,19 @@ impl Metric {
         }
     }
 
-    /// Digits behind the point that its figures have in the table.
+    /// Unit of the figure.
+    pub(super) fn unit(self) -> &'static str {
+        match self {
+            Self::Rate(_) | Self::SettledRate(_) => "ops/s",
+            Self::P99(..) => "µs",
+            Self::Longest(..) => "ms",
+            Self::SettledMib | Self::PeakMib => "MiB",
+            Self::BytesPerGet => "B",
+            Self::WriteAmplification | Self::ReadCallsPerGet => "",
+        }
+    }
+
+    /// Number of digits after the decimal point in the table.
     pub(super) fn decimals(self) -> usize {
         match self {
             Self::Rate(_) | Self::SettledRate(_) | Self::SettledMib | Self::PeakMib => 0,
@@ -164,8 +176,21 @@ impl Metric {
     }
 }
 
+impl Row {
+    /// Cause of a miss that was seen and understood.
+    pub(super) fn cause(&self) -> &'static str {
+        match (self.step, self.metric) {
+            (FillRandom, PeakMib) => {
+                "Archipelago writes faster, so a second memtable fills before the first one is \
+                 flushed."
+            }
+            _ => "",
+        }
+    }
+}
+
 impl Target {
-    /// In the table.
+    /// Text in the result file.
     pub(super) fn text(self) -> String {
         match self {
             Self::AtLeast(ratio) => format!("≥ {ratio}×"),

@@ -19,7 +19,7 @@ use super::steps::{self, Needs, Step};
 use crate::compare::run::{self, Onlooker, Program, Side, SideRun};
 use archipelago_bench::harness::store::{Error, FileSystem, LocalFs, Result};
 
-/// What is in the directory of the loaded database.
+/// State of the directory of the loaded database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loaded {
     Nothing,
@@ -30,13 +30,13 @@ enum Loaded {
 /// A signal that reached the step's process has reached this one by then.
 const SIGNAL_DELAY: Duration = Duration::from_millis(300);
 
-/// A session.
+/// Runs of all steps, in rounds.
 #[derive(Debug)]
 pub(super) struct Session<'a> {
     settings: &'a Settings,
     journal: &'a mut Journal,
     entries: Vec<Entry>,
-    /// Of Archipelago, of RocksDB.
+    /// Directories of Archipelago and of RocksDB.
     loaded: [Loaded; 2],
     stop: Arc<AtomicBool>,
     clock: SystemClock,

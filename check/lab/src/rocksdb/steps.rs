@@ -7,7 +7,7 @@
 //!    same side; all others on one of their own.
 //! 3. What settles ends with a flush: no side keeps a part of its data in memory, where it costs
 //!    neither writes nor space, and both read from tables only.
-//! 4. A cache that is warm was filled by random reads of the same process that nobody counts.
+//! 4. A cache that is warm was filled by random reads of the same process that are not counted.
 
 use std::path::Path;
 
@@ -19,9 +19,9 @@ use crate::compare::run::{EntrySize, Side};
 const KEY_BYTES: u64 = 16;
 const VALUE_BYTES: u64 = 100;
 const THROTTLED_VALUE_BYTES: u64 = 1024;
-/// Of the writer beside readers: 20 thousand writes a second.
+/// Rate of the writer that runs in parallel with readers: 20 thousand writes a second.
 pub(super) const WRITER_BYTES_PER_S: u64 = 20_000 * (KEY_BYTES + VALUE_BYTES);
-/// Of flushes and compactions in the row under a rate limit.
+/// Rate of flushes and compactions in the row under a rate limit.
 pub(super) const THROTTLED_BYTES_PER_S: u64 = 40_000_000;
 
 /// A process of each side. The order is that of a round.
@@ -41,7 +41,7 @@ pub(crate) enum Step {
     Throttled,
 }
 
-/// What a step works on.
+/// Database that a step needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Needs {
     /// An empty directory; what is made there goes afterwards.
@@ -68,7 +68,7 @@ impl Step {
         Self::Throttled,
     ];
 
-    /// As the plan and messages name it.
+    /// Name of the step in plans and messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::FillSeq => "fillseq",
@@ -99,7 +99,7 @@ impl Step {
         EntrySize { key_bytes: KEY_BYTES, value_bytes }
     }
 
-    /// What the process runs, in order.
+    /// Benchmarks of the process, in order.
     fn benchmarks(self) -> &'static str {
         match self {
             Self::FillSeq => "fillseq,flush,waitforcompaction",

@@ -74,7 +74,7 @@ impl Workload for Rush {
 }
 
 #[test]
-fn writes_of_two_nodes_do_not_keep_each_other_from_telling_who_caches() {
+fn parallel_writes_of_two_nodes_notify_all_sharers() {
     let crowd = Setup { compute: 2, clients: 10, coroutines: 40, offload: 1000, ..small() };
     let setup = Setup { keys: 200, patience: MS, ..crowd };
     let testbed = Testbed::start(&setup).expect("it starts");
@@ -107,7 +107,7 @@ fn sets_of_one_key_by_all_nodes_are_combined_at_its_proxy() {
 }
 
 #[test]
-fn who_does_not_reach_the_first_copy_of_a_slot_does_not_read_another() {
+fn reader_without_the_first_copy_reads_no_other_copy() {
     // Nothing is proxied or cached: each read looks at a slot's first copy, which has the last
     // word, and at a record, on whichever copy.
     let setup = Setup { compute: 2, offload: 0, cache: CacheMode::Off, ..small() };
@@ -145,7 +145,7 @@ impl Workload for Churn {
 }
 
 #[test]
-fn a_key_that_is_set_and_deleted_all_the_time_makes_no_subtable_grow() {
+fn repeated_set_and_delete_of_a_key_grows_no_subtable() {
     for offload in [0, 1000] {
         let setup = Setup { offload, keys: 100, ..small() };
         let testbed = Testbed::start(&setup).expect("it starts");
@@ -157,7 +157,7 @@ fn a_key_that_is_set_and_deleted_all_the_time_makes_no_subtable_grow() {
 }
 
 #[test]
-fn the_coordinator_finds_hot_partitions_and_a_ratio_and_changes_take_milliseconds() {
+fn coordinator_finds_hot_partitions_and_a_ratio() {
     let setup = small();
     let testbed = Testbed::start(&setup).expect("it starts");
     let load = Arc::new(Ycsb::named('b', setup.keys, Ycsb::ALPHA).expect("a workload"));

@@ -57,7 +57,7 @@ fn row<'v>(report: &'v Value, what: &str) -> &'v Value {
 }
 
 #[test]
-fn tiers_are_compared_with_the_slow_device_by_bound_and_oracle() {
+fn tiers_are_compared_with_the_slow_device() {
     let dir = tempfile::tempdir().expect("a directory");
     let words = ["--only=tiers,switch", "--workloads=a,c", "--device-scale=1", "--phase-seconds=2"];
     let (report, text, plots) = reproduce(dir.path(), &words);

@@ -103,7 +103,7 @@ fn runs_of(dir: &Path, side: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_table_has_every_row_with_its_verdict() {
+fn table_has_every_row_with_its_verdict() {
     let _alone = alone();
     let dir = tempfile::tempdir().expect("a directory");
     assert_eq!(reproduce(&words(dir.path())), ExitCode::SUCCESS);
@@ -137,7 +137,31 @@ fn the_table_has_every_row_with_its_verdict() {
 }
 
 #[test]
-fn a_step_that_fails_leaves_the_rest_and_is_tried_again_by_resume() {
+fn page_has_the_command_and_the_verdicts() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().expect("a directory");
+    let page = dir.path().join("pages").join("rocksdb.md");
+    let mut words = words(dir.path());
+    words.push("--rows=fillseq,fillsync".to_owned());
+    words.push(format!("--page={}", page.display()));
+    assert_eq!(reproduce(&words), ExitCode::SUCCESS);
+    let text = std::fs::read_to_string(&page).expect("the page");
+    for part in [
+        "# Archipelago and RocksDB\n",
+        "| commit | ",
+        "| command | `archipelago-lab rocksdb --quick --num=1000",
+        "| fillseq, ops/s ",
+        "**missed**",
+        "The cause is not known.",
+        " of 3 targets reached.",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("--page"), "the command does not name the page: {text}");
+}
+
+#[test]
+fn failed_step_runs_again_with_resume() {
     let _alone = alone();
     let dir = tempfile::tempdir().expect("a directory");
     let stumbling_block = dir.path().join("fillsync.fails");
@@ -162,7 +186,7 @@ fn a_step_that_fails_leaves_the_rest_and_is_tried_again_by_resume() {
 }
 
 #[test]
-fn a_run_that_was_cut_short_goes_on_and_loads_what_it_needs() {
+fn resumed_run_loads_what_it_needs() {
     let _alone = alone();
     let dir = tempfile::tempdir().expect("a directory");
     // Something fails, so that the journal stays; then it is cut off behind the first results.
@@ -187,7 +211,7 @@ fn a_run_that_was_cut_short_goes_on_and_loads_what_it_needs() {
 }
 
 #[test]
-fn a_process_that_an_earlier_run_left_behind_is_not_measured_beside() {
+fn process_left_by_an_earlier_run_blocks_a_new_run() {
     let _alone = alone();
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::create_dir(dir.path().join("fillsync.fails")).expect("a directory");

@@ -1,4 +1,4 @@
-//! Clients: each coroutine has one request after another; what is counted of them.
+//! Clients, each of whose coroutines makes one request after another, and their counts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,30 +17,30 @@ use super::{Request, Setup, Testbed, Workload, workload};
 /// Clients that stop have so long for their last requests.
 const LAST: Duration = Duration::from_millis(2);
 
-/// What came of a time.
+/// Result of a measured time.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Virtual seconds.
+    /// Virtual time, in seconds.
     pub seconds: f64,
     /// Requests that were answered.
     pub operations: u64,
-    /// Of them, reads.
+    /// Requests that were reads.
     pub reads: u64,
-    /// Of them, reads that found no key.
+    /// Reads that found no key.
     pub missing: u64,
-    /// Of them, writes that met another of their key and ended without having written.
+    /// Writes that met another write of their key and ended without an effect.
     pub met: u64,
     /// Requests that ended with another error; not among those that were answered.
     pub errors: u64,
-    /// Of every request, in ns, ascending.
+    /// Latency of every request in nanoseconds, in ascending order.
     pub latencies_ns: Vec<u64>,
-    /// Of every read, in ns, ascending.
+    /// Latency of every read in nanoseconds, in ascending order.
     pub reads_ns: Vec<u64>,
     /// Messages that each compute node was asked.
     pub asked: Vec<u64>,
     /// Reads that a cached pair served, a cached address, and neither.
     pub hits: [u64; 3],
-    /// What worked most of the time, and for what share of it.
+    /// Busiest component, and the fraction of the time for which it worked.
     pub busiest: Vec<(String, f64)>,
 }
 

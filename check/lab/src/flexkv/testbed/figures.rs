@@ -1,8 +1,9 @@
-//! FlexKV's figures: what is measured for each, and what the paper's text states.
+//! FlexKV's figures: the measurements for each, and the figures that the paper's text states.
 //!
-//! Every figure starts its own testbeds, as many at a time as there are processors; those of one
-//! system share one where only the load differs. Before a system with a knob is measured, its
-//! coordinator finds the ratio for that load, at a Δ of [`DELTA`]; then the ratio stays.
+//! Every figure starts its own testbeds, one per processor at a time. Runs of one system that
+//! differ only in the load share a testbed. Before a system that adapts its offload ratio is
+//! measured, its coordinator finds the ratio for that load, at a Δ of [`DELTA`]. Then the ratio
+//! stays.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ const WARM_UP: Duration = Duration::from_millis(2);
 const COUNTED: Duration = Duration::from_millis(2);
 const LOADS: [char; 4] = ['a', 'b', 'c', 'd'];
 
-/// What is compared.
+/// System that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// This store, with everything.
@@ -39,17 +40,17 @@ pub enum System {
     Proxy,
     /// With the hottest fifth proxied.
     Rank,
-    /// With pairs.
+    /// The same with cached pairs.
     Pairs,
 }
 
 impl System {
-    /// Those of the paper's comparisons.
+    /// Systems of the paper's comparisons.
     pub const RIVALS: [Self; 4] = [Self::FlexKv, Self::Base, Self::Fusee, Self::Clover];
-    /// Those of its ablation, in order.
+    /// Steps of the paper's ablation, in order.
     pub const STEPS: [Self; 5] = [Self::Bare, Self::Proxy, Self::Rank, Self::Pairs, Self::FlexKv];
 
-    /// For tables.
+    /// Name of the system in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -79,7 +80,7 @@ impl System {
         Setup { rival, cache, offload, ..setup.clone() }
     }
 
-    /// How its map follows the load; `None`: not at all.
+    /// Rules by which the map follows the load, or `None` if it does not.
     fn tuning(self) -> Option<Tuning> {
         let tuning = Tuning { interval: DELTA, ..Tuning::default() };
         match self {
@@ -93,22 +94,22 @@ impl System {
 /// A figure that the paper's text states, and what came out.
 #[derive(Clone, Debug)]
 pub struct Stated {
-    /// What.
+    /// Name of the figure.
     pub what: String,
     /// In the paper's text.
     pub paper: String,
-    /// Here.
+    /// Figure that was measured here.
     pub here: f64,
 }
 
-/// What came of a figure.
+/// Result of a figure.
 #[derive(Clone, Debug, Default)]
 pub struct Figure {
-    /// Its title.
+    /// Title of the figure.
     pub title: String,
-    /// What x is.
+    /// Quantity on the x axis.
     pub x: String,
-    /// What y is.
+    /// Quantity on the y axis.
     pub y: String,
     /// Names of the places on x, where they are no numbers.
     pub places: Vec<String>,
@@ -116,7 +117,7 @@ pub struct Figure {
     pub lines: Vec<(String, Vec<(f64, f64)>)>,
     /// Beside the paper.
     pub stated: Vec<Stated>,
-    /// What a reader must know.
+    /// Notes for readers.
     pub notes: Vec<String>,
 }
 
@@ -194,7 +195,7 @@ impl Bed {
         Ok(Self { system, testbed: Testbed::start(&setup)?, loads })
     }
 
-    /// Its coordinator looks at the load.
+    /// Its coordinator observes the load.
     fn adapt(&self, load: &Arc<dyn Workload>) -> u32 {
         match self.system.tuning() {
             Some(tuning) => {
@@ -217,12 +218,12 @@ impl Bed {
     }
 }
 
-/// A system under a load of somebody else's, on a testbed of its own.
+/// Measures a system under a load of the caller, on a testbed of its own.
 pub fn compare(system: System, setup: &Setup, load: &Arc<dyn Workload>) -> Result<Measured> {
     Ok(Bed::start(system, setup, &[], 0.0)?.adapted(load))
 }
 
-/// What works most of the time, for people.
+/// Busiest component as text.
 fn busiest(measured: &Measured) -> String {
     let shown = |(name, share): &(String, f64)| format!("{name} {:.0} %", share * 100.0);
     measured.busiest.iter().map(shown).collect::<Vec<_>>().join(", ")

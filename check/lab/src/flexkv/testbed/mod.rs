@@ -240,9 +240,19 @@ fn ended(crashed: impl std::fmt::Display) -> Error {
     Error::invalid(crashed.to_string())
 }
 
+/// The only life of the memory node of that number.
+fn memory_life(number: u64) -> MemoryLife {
+    MemoryLife {
+        node: NodeId(number),
+        epoch: Epoch(number + 1),
+        limits: Limits { block_bytes: BLOCK_BYTES, blocks_max: BLOCKS_MAX },
+        sabotage: Sabotage::default(),
+    }
+}
+
 impl Testbed {
-    /// Starts everything and loads the keys, all at ratio 0; then sets the ratio and how the load
-    /// is followed.
+    /// Starts everything and loads the keys, all at ratio 0. Then it sets the ratio and the rules by
+    /// which the map follows the load.
     pub fn start(setup: &Setup) -> Result<Self> {
         let simulation = Simulation::new(setup.seed);
         let network = Network::new(&simulation);
@@ -257,16 +267,9 @@ impl Testbed {
         };
         let life = ManagerLife { epoch: Epoch(1), terms, random: setup.seed };
         let manager = start_manager(&network, &join(MANAGER), life);
-        let limits = Limits { block_bytes: BLOCK_BYTES, blocks_max: BLOCKS_MAX };
         let memory = (1..=setup.memory as u64).map(|number| {
             let sim = join(&format!("memory{number}"));
-            let life = MemoryLife {
-                node: NodeId(number),
-                epoch: Epoch(number + 1),
-                limits,
-                sabotage: Sabotage::default(),
-            };
-            let actor = start_memory(&network, &sim, life);
+            let actor = start_memory(&network, &sim, memory_life(number));
             (sim.host().clone(), actor)
         });
         let memory: Vec<(Host, MemoryActor)> = memory.collect();

@@ -1,9 +1,10 @@
-//! Runs that know nothing of each other, as many at a time as there are processors.
+//! Independent runs, one per processor at a time.
 //!
-//! Each job starts its own testbed, whose course follows from its seed alone, so what comes out
-//! does not depend on how many run at once. Results are in the order of the jobs. Failure: the
-//! first error in that order; all jobs run to their ends. A job that panics does so here. Cost: a
-//! thread and a testbed per processor.
+//! Each job starts its own testbed, which follows from its seed alone. So the results do not depend
+//! on the number of processors. They are in the order of the jobs.
+//!
+//! Failure: the first error in that order is returned after all jobs have ended. A job that panics
+//! makes the caller panic. Cost: a thread and a testbed per processor.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_in_the_order_of_jobs_and_the_first_error_is_told() {
+    fn results_and_the_first_error_follow_the_order_of_jobs() {
         let jobs: Vec<u64> = (0..50).collect();
         let doubled = side_by_side(&jobs, |job| Ok(job * 2)).expect("no errors");
         assert_eq!(doubled, jobs.iter().map(|job| job * 2).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! What clients ask for.
+//! Requests of clients.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,15 +9,15 @@ use archipelago_bench::harness::skew::{Skew, scramble};
 /// A request, of the key with a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// SEARCH.
+    /// SEARCH of this key.
     Read(u64),
     /// UPDATE, or INSERT if the key is not there.
     Write(u64),
-    /// DELETE.
+    /// DELETE of this key.
     Delete(u64),
 }
 
-/// Where requests come from.
+/// Source of requests.
 pub trait Workload: Send + Sync + std::fmt::Debug {
     /// The next one.
     fn next(&self, rng: &mut Rng) -> Request;
@@ -35,7 +35,7 @@ pub struct Ycsb {
 }
 
 impl Ycsb {
-    /// Its skew.
+    /// Skew of the Zipfian distribution.
     pub const ALPHA: f64 = 0.99;
 
     /// A share of updates among reads, over so many keys that are loaded.

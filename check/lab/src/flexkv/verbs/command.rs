@@ -1,4 +1,4 @@
-//! `archipelago-lab verbs`: prints the experiment, and two hosts of the same model.
+//! `archipelago-lab verbs`: prints the experiment, and the figures of two hosts of the model.
 
 use std::ffi::OsString;
 
@@ -7,10 +7,9 @@ use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::report::say;
 use archipelago_bench::simulated_table;
 use clap::Parser;
-use comfy_table::presets::{ASCII_MARKDOWN, UTF8_FULL_CONDENSED};
-use comfy_table::{CellAlignment, Table};
 
 use super::{Effort, experiment};
+use crate::page::{Grid, Style};
 
 /// Run the experiment of FlexKV's section 3 in virtual time, on a model of 23 machines.
 #[derive(Parser, Debug)]
@@ -22,7 +21,7 @@ struct Arguments {
     /// Multiply every time by this, divide rates and bandwidth. Ratios stay.
     #[arg(long, default_value_t = 1)]
     scale: u64,
-    /// What drawn targets and orders follow from.
+    /// Seed of drawn targets and orders.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Print Markdown tables.
@@ -50,19 +49,20 @@ fn run(arguments: &Arguments) -> Result<()> {
     };
     let outcome = experiment(&effort)?;
     let columns = ["FlexKV's testbed, virtual time", "a second", "median", "p99"];
-    let mut table = table(arguments.markdown, &columns);
+    let style = Style::markdown_if(arguments.markdown);
+    let mut table = Grid::new(columns);
     for verb in &outcome.measured {
         let rate = format!("{:.2} M", verb.per_s / 1e6);
         let row = [verb.verb.name().to_owned(), rate, micros(verb.median_ns), micros(verb.p99_ns)];
-        table.add_row(row);
+        table.push(row);
     }
-    say(&table.to_string());
-    let mut table = self::table(arguments.markdown, &["throughput", "FlexKV §3", "sim"]);
+    say(&table.text(style));
+    let mut table = Grid::new(["throughput", "FlexKV §3", "sim"]);
     for (verb, to, stated, came_out) in &outcome.ratios {
         let what = format!("{} : {}", verb.name(), to.name());
-        table.add_row([what, format!("{stated:.1}×"), format!("{came_out:.2}×")]);
+        table.push([what, format!("{stated:.1}×"), format!("{came_out:.2}×")]);
     }
-    say(&table.to_string());
+    say(&table.text(style));
     let events: u64 = outcome.measured.iter().map(|verb| verb.events).sum();
     say(&format!(
         "20 compute and 3 memory nodes with one ConnectX-3 each, modelled; {} operations of each \
@@ -75,17 +75,6 @@ fn run(arguments: &Arguments) -> Result<()> {
         if scale == 1 { "" } else { "; the first table shows that, the others are converted back" },
     ));
     Ok(())
-}
-
-/// A table whose columns from the second on are aligned to the right.
-fn table(markdown: bool, header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(if markdown { ASCII_MARKDOWN } else { UTF8_FULL_CONDENSED });
-    table.set_header(header);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }
 
 fn micros(ns: f64) -> String {

@@ -1,10 +1,10 @@
-//! The experiment of FlexKV §3.1 and §3.2 on its testbed, in virtual time: what each operation's
-//! throughput is to that of another, as a total of the cluster.
+//! The experiment of FlexKV §3.1 and §3.2 on its testbed in virtual time: the ratios between the
+//! throughputs of its operations, over the whole cluster.
 //!
-//! Decision 0012 has the model, the arithmetic and what is expected; it was written before this was
-//! run. 20 compute nodes and 3 memory nodes; 200 clients with 8 coroutines; each coroutine has one
-//! operation in flight, on a word and a node that are drawn uniformly. Operations go through `Link`
-//! and touch memory; local ones take a thread of the compute node.
+//! Decision 0012 has the model, the arithmetic and the expected ratios; it was written before the
+//! first run. The testbed has 20 compute nodes, 3 memory nodes and 200 clients with 8 coroutines.
+//! Each coroutine has one operation in flight, on a word and a node that are drawn uniformly.
+//! Operations go through `Link` and access memory. Local ones take a thread of the compute node.
 
 mod command;
 
@@ -31,7 +31,7 @@ const COROUTINES: usize = 8;
 const REGION_BYTES: usize = 4 << 20;
 const DEADLINE: std::time::Duration = std::time::Duration::from_secs(1 << 20);
 
-/// What is measured.
+/// Verb that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Compare-and-swap of a word of a memory node.
@@ -49,7 +49,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// As the paper names it.
+    /// Name in the paper.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ pub const STATED: [(Verb, Verb, f64); 4] = [
     (Verb::LocalRead, Verb::RemoteRead, 38.2),
 ];
 
-/// How much to run.
+/// Number of operations to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Operations that count, of each verb.
@@ -80,7 +80,7 @@ pub struct Effort {
     pub warm_up: u64,
     /// By how much every time is multiplied, and rates and bandwidth divided.
     pub scale: u64,
-    /// What the drawn targets and orders follow from.
+    /// Seed of drawn targets and orders.
     pub seed: u64,
 }
 
@@ -90,10 +90,10 @@ impl Default for Effort {
     }
 }
 
-/// What one verb came to. Times are those of scale 1.
+/// Result of one verb. Times are converted to scale 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
-    /// What.
+    /// Verb that was measured.
     pub verb: Verb,
     /// Operations a virtual second, of the whole cluster.
     pub per_s: f64,
@@ -126,7 +126,7 @@ pub fn measure(verb: Verb, effort: &Effort) -> Result<Measured> {
     })
 }
 
-/// What a run counted.
+/// Counts of a run.
 struct Counted {
     start_ns: u64,
     end_ns: u64,
@@ -201,7 +201,7 @@ struct Client {
     tally: Arc<Mutex<Tally>>,
 }
 
-/// The testbed.
+/// Hosts of the modelled testbed.
 struct Testbed {
     compute: Vec<Machine>,
     memory: Vec<Machine>,
@@ -219,7 +219,7 @@ impl Testbed {
         Ok(Self { compute, memory: memory.collect::<Result<Vec<_>>>()? })
     }
 
-    /// Where `verb` goes from the compute node at place `from`, and with which keys.
+    /// Targets of `verb` from the compute node at place `from`, and the keys for them.
     fn targets(&self, verb: Verb, from: usize) -> Vec<(String, Option<RemoteKey>)> {
         let of = |machine: &Machine| (machine.host.name().to_owned(), machine.key);
         match verb {
